@@ -1,0 +1,152 @@
+# gpt2_zero. `make help` lists the targets; CC, CFLAGS, ARCH and the URLs below can be overridden.
+
+# sha256 of what the two downloads must be
+VOCAB_URL ?= https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe
+VOCAB_SUM := 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
+DATA_URL  ?= https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
+DATA_SUM  := 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
+
+# With nvcc and a GPU: nvcc, for that GPU. Hopper needs 90a, the name with wgmma. Else the C compiler.
+NVCC   ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+FOUND  := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
+ARCH   ?= $(patsubst 90,90a,$(FOUND))
+CFLAGS ?= -O3 -march=native
+OPENMP := $(shell echo 'int omp_get_max_threads(void); int main(void) { return omp_get_max_threads() < 1; }' | \
+                  $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
+COMMIT := $(shell git describe --always --dirty --abbrev=40 2>/dev/null)
+DEFINE := $(if $(COMMIT),-DG2Z_GIT_COMMIT='"$(COMMIT)"')
+HOST    = $(CC) -std=c11 $(CFLAGS) $(OPENMP)
+ifneq ($(and $(NVCC),$(ARCH)),)
+BUILD   = $(NVCC) -std=c++17 -O3 -arch=sm_$(ARCH) -Xcompiler -march=native,-fopenmp -x cu
+else
+BUILD   = $(HOST) -x c
+endif
+LIBS    = -lm -lpthread
+
+all: train prepare_data $(CURDIR)/bench ## the programs (the default)
+
+# $(CURDIR)/bench is the program; `bench` alone is the target that runs it.
+train: train.cu
+test_gpt2: test_gpt2.cu
+$(CURDIR)/bench: bench.cu
+train test_gpt2 $(CURDIR)/bench: gpt2_zero.h $(wildcard gpt2_zero_kernels.cuh)
+	$(BUILD) $(DEFINE) $(@F).cu -o $@ $(LIBS)
+prepare_data: prepare_data.c gpt2_zero.h
+	$(HOST) $< -o $@ $(LIBS)
+
+# ----- run --------------------------------------------------------------------------------------
+
+SOURCES := gpt2_zero.h train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md
+RUN     := --layers 4 --channels 128 --context 128 --batch 16 --steps 600 --lr 2e-3
+
+run: train prepare_data ## train a GPT-2 on these sources, save it, let it write (2 minutes, no download)
+	rm -rf data/sources runs/sources
+	./prepare_data --train-bpe 1024 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
+	./train --train 'data/sources/sources_train_*.bin' --val 'data/sources/sources_val_*.bin' \
+	  --vocab data/sources/merges.txt $(RUN) --val-every 200 --prompt 'static' --sample-tokens 200 \
+	  --run-dir runs/sources --save-weights runs/sources/weights
+	@echo
+	@echo 'the text and its vocabulary   data/sources'
+	@echo 'loss, log and metrics         runs/sources'
+	@echo 'the model                     runs/sources/weights'
+	@echo 'let it write again:           ./train --init-from runs/sources/weights --prompt "if (" --temperature 0.5'
+
+# ----- test -------------------------------------------------------------------------------------
+
+test: test_gpt2 prepare_data train ## everything that this machine can prove; the last line counts it
+	./test_gpt2
+
+bench: $(CURDIR)/bench ## time training steps, and each op against this machine's limits
+	./bench
+
+# The quick tests under AddressSanitizer and UBSan.
+sanitize: build/test_sanitized train prepare_data ## the tests under AddressSanitizer and UBSan
+	ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 ./build/test_sanitized
+build/test_sanitized: test_gpt2.cu gpt2_zero.h
+	@mkdir -p build
+	$(CC) -std=c11 -O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all \
+	  -x c $< -o $@ $(LIBS)
+
+WARN  := -Wall -Wextra -Wpedantic -Werror
+C     := "gcc -std=c11 -x c" "clang -std=c11 -x c"
+CXX17 := "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
+
+check: check-compilers check-contents check-flags sanitize ## no warning, in any way to compile; contents and flags true; sanitizers
+
+# The header alone and included twice (all), beside a second file without the implementation (all,
+# user), static in two files that are linked (copy, copy2), and the programs: each with each compiler.
+check-compilers:
+	@mkdir -p build/check
+	@printf '#define GPT2_ZERO_IMPLEMENTATION\n#include "gpt2_zero.h"\n#include "gpt2_zero.h"\n' > build/check/all.c
+	@printf '#include "gpt2_zero.h"\n#include "gpt2_zero.h"\nint main(void) { return g2z_status_text(G2Z_OK) == 0; }\n' > build/check/user.c
+	@printf '#define G2Z_STATIC\n#define GPT2_ZERO_IMPLEMENTATION\n#include "gpt2_zero.h"\nint main(void) { return g2z_status_text(G2Z_OK) == 0; }\n' > build/check/copy.c
+	@printf '#define G2Z_STATIC\n#define GPT2_ZERO_IMPLEMENTATION\n#include "gpt2_zero.h"\n' > build/check/copy2.c
+	@for compile in $(C) $(CXX17); do \
+	  set -- $$compile; \
+	  if ! command -v $$1 >/dev/null; then echo "skip  $$1 is not here"; continue; fi; \
+	  for file in build/check/all.c build/check/user.c build/check/copy.c build/check/copy2.c \
+	              train.cu bench.cu test_gpt2.cu prepare_data.c; do \
+	    $$1 $$2 $(WARN) -O1 -I. -c $$3 $$4 $$file -o build/check/$$(basename $$file).o || exit 1; \
+	  done; \
+	  $$1 build/check/all.c.o build/check/user.c.o $(LIBS) -o build/check/linked && ./build/check/linked && \
+	  $$1 build/check/copy.c.o build/check/copy2.c.o $(LIBS) -o build/check/linked && ./build/check/linked || exit 1; \
+	  echo "ok    $$1 $$2: the header alone, twice, in two files, static; the programs"; \
+	done
+	@if [ -n "$(NVCC)" ]; then \
+	  for file in train.cu bench.cu test_gpt2.cu; do \
+	    $(NVCC) -std=c++17 -Werror all-warnings -x cu -c $$file -o build/check/nvcc.o || exit 1; \
+	  done; \
+	  echo "ok    nvcc: the programs"; \
+	else echo "skip  nvcc is not here"; fi
+
+# Every tag of the header's table of contents heads one room, and every room is in the table.
+check-contents:
+	@awk '{ line = $$0; \
+	        while (match(line, />>[di][0-9][0-9]/)) { \
+	          tag = substr(line, RSTART, RLENGTH); line = substr(line, RSTART + RLENGTH); \
+	          if ($$0 ~ /===== >>/) rooms[tag]++; else listed[tag]++; } } \
+	      END { for (tag in rooms)  if (rooms[tag] != 1 || listed[tag] != 1) { print tag ": " rooms[tag] + 0 " rooms, listed " listed[tag] + 0 " times"; bad = 1 } \
+	            for (tag in listed) if (!rooms[tag]) { print tag ": listed, but there is no such room"; bad = 1 } \
+	            if (!bad) print "ok    table of contents"; exit bad }' gpt2_zero.h
+
+# The README quotes --help.
+check-flags: train
+	@mkdir -p build
+	@./train --help > build/help.txt
+	@sed -n '/^<!-- flags -->/,/^<!-- \/flags -->/p' README.md | sed '/^<!--/d; /^```/d' | diff - build/help.txt \
+	  && echo 'ok    README: flags of ./train' \
+	  || { echo 'README.md: put the output of ./train --help between its flags marks'; exit 1; }
+
+# ----- data -------------------------------------------------------------------------------------
+
+# $(call fetch,URL,SHA256) makes $@, which has that name only when its sum is right.
+define fetch
+@mkdir -p $(@D)
+@echo 'fetching $1'
+@if command -v curl >/dev/null; then curl -fsSL '$1' -o $@.partial; else wget -q '$1' -O $@.partial; fi \
+  || { rm -f $@.partial; echo 'cannot fetch $1: check the network, or give another URL (see the Makefile)'; exit 1; }
+@sum=$$( (sha256sum $@.partial || shasum -a 256 $@.partial) 2>/dev/null | cut -d ' ' -f 1); \
+  if [ "$$sum" != $2 ]; then rm -f $@.partial; \
+  echo "$1 has sha256 $$sum, expected $2: another file, or a damaged one"; exit 1; fi
+@mv $@.partial $@
+endef
+
+vocab: data/vocab.bpe ## download GPT-2's merge list
+data/vocab.bpe:
+	$(call fetch,$(VOCAB_URL),$(VOCAB_SUM))
+
+data: data/tinyshakespeare_train_000000.bin ## download a small public text and make shards of it
+data/tinyshakespeare.txt:
+	$(call fetch,$(DATA_URL),$(DATA_SUM))
+data/tinyshakespeare_train_000000.bin: data/tinyshakespeare.txt data/vocab.bpe prepare_data
+	./prepare_data --vocab data/vocab.bpe --out data --name tinyshakespeare --val-fraction 0.1 $<
+
+# ----- the rest ---------------------------------------------------------------------------------
+
+clean: ## remove what was built and what `make run` left; downloads and other runs stay
+	rm -rf train bench prepare_data test_gpt2 build data/sources runs/sources
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: all run test bench sanitize check check-compilers check-contents check-flags vocab data clean help

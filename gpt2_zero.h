@@ -1,0 +1,8767 @@
+/* gpt2_zero.h: GPT-2, from text to a trained model that writes, in one header. MIT licence.
+ *
+ * QUICK START
+ *     #define GPT2_ZERO_IMPLEMENTATION
+ *     #include "gpt2_zero.h"
+ *     int main(void) {
+ *       static g2z_services services;                            // malloc, no log
+ *       g2z_context *context = NULL;  g2z_trainer *trainer = NULL;  g2z_report report;
+ *       g2z_context_config cc = g2z_context_config_default(&services);
+ *       g2z_train_config tc = g2z_train_config_default();        // GPT-2 124M
+ *       tc.train_glob = "data/text_train.bin";                    // from prepare_data
+ *       g2z_status status = g2z_context_create(&cc, &context);
+ *       if (status == G2Z_OK) status = g2z_trainer_create(context, &tc, &trainer);
+ *       for (int i = 0; i < 1000 && status == G2Z_OK; i++) status = g2z_trainer_step(trainer, &report);
+ *       if (status == G2Z_OK) status = g2z_trainer_save_weights(trainer, "gpt2-mine");
+ *       if (status != G2Z_OK) puts(services.error);              // a sentence with the values
+ *       g2z_trainer_free(trainer);  g2z_context_free(context);  return status != G2Z_OK; }
+ *     cc -O3 -march=native -fopenmp main.c -lm -lpthread
+ *
+ * LEVELS, each built only on the one below
+ *     run a whole training          g2z_run_*      rooms 15 to 16: what train.cu shows
+ *     drive a trainer               g2z_trainer_*  rooms 11 to 14
+ *     use a piece alone             the plan, the tokenizer, the loader, one op: rooms 03 to 10
+ *
+ * DOES NOT
+ *     - train on more than one rank yet: the plan knows any world, the context takes only one;
+ *     - keep a key-value cache: a generated token costs a forward pass over the window;
+ *     - read tokens wider than 16 bits, or sharded safetensors;
+ *     - exit, abort or print: it returns a status, and the log is a callback.
+ *
+ * BUILD SWITCHES, before the include
+ *     GPT2_ZERO_IMPLEMENTATION   in one file of the program: the implementation too
+ *     G2Z_STATIC                 everything is static; each file that includes it has its own copy
+ *     G2Z_API                    your own linkage for public functions
+ *     G2Z_ASSERT(condition)      a caller's bug; default assert()
+ *     G2Z_GIT_COMMIT             a string for the artifacts of a run
+ *     Include it before any system header, or compile with -D_GNU_SOURCE: it needs POSIX.1-2008.
+ *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc).
+ *
+ * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order in which data flows
+@TOC@
+ *
+ * VOCABULARY
+ *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
+ *     NH heads, HS = C/NH channels per head, V vocabulary, Vp = V padded to a multiple of 128.
+ *     micro-step   forward and backward over [B,T]; a step is `accum` of them and one AdamW update
+ *     unit         the final LayerNorm, a block, wpe or wte: what the plan lays out as one piece
+ *     bucket       a contiguous range of the gradient buffer that is reduced in one collective
+ *     slice        a rank's part of a bucket;  shard: all its slices, one after the other
+ *     canonical    an element's index in the unpadded list of parameters; what files speak
+ *     master       fp32 weights that AdamW updates; `params` are these, rounded to dtype
+ *
+ * PIPELINE
+ *     text --g2z_encode--> ids --g2z_shard_writer--> shards --g2z_loader--> x[B,T], y[B,T]
+ *       --> embed --> L x { LN, QKV, attention, proj + residual, LN, fc + GELU, fcproj + residual }
+ *       --> LN --> LM head and loss, in chunks of tokens
+ *       --> backward, into one flat buffer in the order in which gradients complete
+ *       --> bucket complete: sum of squares, while it is warm
+ *       --> verdict: finite?, norm, clip factor, learning rate, loss scale: g2z_step_state
+ *       --> AdamW on the fp32 shard --> params = round(master)
+ *     The host enqueues all that and reads g2z_step_state one step late.
+ *
+ * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
+@MEMORY@
+ *
+ * NUMERICS: what is computed in which type, and every place where it rounds ("act" is --dtype)
+ *     parameters                    act        once, from the master weights, after AdamW
+ *     every op's output             act        once; inside an op all is fp32
+ *     residual stream               act        after each addition
+ *     LayerNorm mean, rstd          fp32       never rounded
+ *     attention scores, softmax     fp32       lse is fp32; out is act. On tensor cores the weights
+ *                                              are rounded to act before they meet V
+ *     logits                        act        the softmax starts from the rounded logits
+ *     gradient of logits            act        after it was multiplied with the loss scale
+ *     weight and bias gradients     grad type  act with one micro-step, fp32 when accum > 1: then
+ *                                              micro-steps add up in fp32
+ *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast to
+ *                                              the grad type once, at the end
+ *     token losses                  fp32       their sum is fp64
+ *     sum of squares of gradients   fp64
+ *     master, m, v, AdamW           fp32
+ *     fp16 has 5 exponent bits, so the loss is multiplied with a scale (Micikevicius et al. 2018,
+ *     arXiv:1710.03740): 2^16 first, doubled after loss_scale_window good steps, halved when a
+ *     gradient is not finite (from the loss_scale_hysteresis-th time on), never below 1. A step whose
+ *     gradients are not finite is skipped in every type: weights, m, v, AdamW's count and the
+ *     schedule stay. After 50 skips in a row at a scale that cannot shrink a step returns
+ *     G2Z_DIVERGED. A loss of NaN is a result, not an error.
+ *     tf32 is fp32 with the inputs of products rounded to 10 bits of mantissa: GPUs only.
+ *
+ * DETERMINISM
+ *     The same binary, config, kind of machine and world give bit-identical losses, weights and
+ *     files, run after run, whatever the number of threads. Every sum has an order that depends on
+ *     shapes alone; random numbers are keyed by (seed, step, sequence in the global batch, layer,
+ *     element), never by rank or thread. Another bucket size or micro-batch size adds up in another
+ *     order: equal within rounding.
+ *
+ * ERRORS
+ *     What can fail returns g2z_status, and writes a sentence with the values and the remedy to
+ *     g2z_services.error. Outputs come last and are NULL on failure. _free takes NULL. Files are
+ *     checked before they are believed. A file gets its final name only when it is whole: until then
+ *     it is "NAME.partial". Failures of the caller's own logic hit G2Z_ASSERT.
+ *
+ * THREADS
+ *     An object is used by one thread at a time. A g2z_tokenizer is immutable and may be shared. The
+ *     loader has one thread of its own that only reads files. OpenMP threads live inside CPU ops.
+ *
+ * FILE FORMATS (little-endian)
+ *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens
+ *     token shard, raw      uint16 tokens, nothing else
+ *     vocabulary            vocab.bpe / merges.txt: "#version: 0.2", then "LEFT RIGHT" per merge, bytes
+ *                           in GPT-2's printable alphabet. Ids: 0..255 are the bytes 33-126, 161-172,
+ *                           174-255 and then the other 68; merge i is 256 + i; <|endoftext|> is last
+ *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data; names
+ *                           and shapes of Hugging Face's GPT2LMHeadModel; weights are [in, out]
+ *     config.json           its GPT2Config
+ *
+ * RUN DIRECTORY, written by g2z_run_*
+ *     metrics.jsonl           a line per step, as it happens
+ *     train.log               what the console said
+ *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
+ *     RUN_COMPLETE.txt        written last: a run without it did not end
+ *
+ * PAPERS
+ *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
+ *     Sennrich et al. 2016, arXiv:1508.07909 (BPE)
+ *     Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO)
+ *     Loshchilov and Hutter 2019, arXiv:1711.05101 (AdamW)
+ *     Micikevicius et al. 2018, arXiv:1710.03740 (mixed precision)
+ *     Dao et al. 2022, arXiv:2205.14135 (FlashAttention)
+ *     Salmon et al. 2011, doi:10.1145/2063384.2063405 (Philox) */
+
+#ifndef G2Z_INCLUDED
+#define G2Z_INCLUDED
+
+/* The implementation needs POSIX.1-2008 (pread, glob, threads); strict C modes hide it unless this
+ * stands before the first system header. */
+#if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE
+#endif
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef G2Z_API
+#ifdef G2Z_STATIC
+#define G2Z_API static
+#else
+#define G2Z_API extern
+#endif
+#endif
+
+#if defined(__CUDACC__)
+#define G2Z_HOST_DEVICE __host__ __device__
+#else
+#define G2Z_HOST_DEVICE
+#endif
+
+#if defined(__GNUC__)
+#define G2Z_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define G2Z_PRINTF(text, first)
+#endif
+
+/* ===== >>d01 status ======================================================
+ * Every call that can fail returns one of these. The sentence with the values is in the
+ * g2z_services that the call was given (room 02): services->error. */
+
+#define G2Z_STATUS_LIST(X)                                                                        \
+  /*  name           meaning */                                                                   \
+  X(OK,           "success")                                                                      \
+  X(BAD_ARGUMENT, "a value that the call cannot accept")                                          \
+  X(IO,           "a file or directory cannot be opened, read or written")                        \
+  X(FORMAT,       "a file's content is not what its format promises")                             \
+  X(NO_MEMORY,    "host or device memory ran out")                                                \
+  X(UNSUPPORTED,  "known, but not to be had in this build or on this machine")                    \
+  X(DEVICE,       "a CUDA, cuBLAS or NCCL call failed")                                           \
+  X(DIVERGED,     "50 steps in a row were skipped at the minimum loss scale")                     \
+  X(STOPPED,      "a stop was requested")
+
+typedef enum g2z_status {
+#define X(name, meaning) G2Z_##name,
+  G2Z_STATUS_LIST(X)
+#undef X
+  G2Z_STATUS_COUNT
+} g2z_status;
+
+/* The meaning of a status, never NULL. */
+G2Z_API const char *g2z_status_text(g2z_status status);
+
+/* ===== >>d02 services and files ==========================================
+ * What the library asks of the program that embeds it. All zero means: malloc and free, no log.
+ * One g2z_services belongs to one thread at a time; objects keep the pointer, so it must outlive
+ * them. After a call that failed, `error` holds a sentence that names the values and the remedy. */
+
+#define G2Z_ERROR_BYTES 768
+
+typedef enum g2z_log_level { G2Z_LOG_INFO, G2Z_LOG_WARNING } g2z_log_level;
+
+typedef struct g2z_services {
+  void *(*allocate)(void *user, size_t bytes);  /* NULL: malloc; a block aligned as malloc's */
+  void (*release)(void *user, void *memory);    /* NULL: free; memory is never NULL */
+  void (*log)(void *user, g2z_log_level level, const char *sentence); /* NULL: silent */
+  void *user;                                   /* handed to the three above */
+  char error[G2Z_ERROR_BYTES];                  /* the sentence of the last failure */
+} g2z_services;
+
+/* Seconds on a monotonic clock; only differences mean anything. */
+G2Z_API double g2z_seconds(void);
+/* Now, as "2026-01-31T23:59:59Z". */
+G2Z_API void g2z_utc_now(char text[32]);
+
+/* A file under construction: it grows beside its final name ("PATH.partial") and takes that name
+ * only in g2z_writer_commit, after an fsync. Freed without a commit, it leaves nothing behind.
+ * A write error (full disk) sticks: every later call returns it again. */
+typedef struct g2z_writer g2z_writer;
+G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out);
+G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count);
+G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...) G2Z_PRINTF(2, 3);
+/* Overwrites `count` bytes at `offset`, all of which were put before: headers with counts. */
+G2Z_API g2z_status g2z_writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
+                                    size_t count);
+G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer); /* flush, fsync, rename */
+G2Z_API void g2z_writer_free(g2z_writer *writer);         /* NULL is fine; removes if uncommitted */
+
+/* A whole file in memory, followed by one NUL that `*bytes` does not count. Refuses files over
+ * `limit` bytes. The caller frees it with g2z_release. */
+G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
+                                 char **text, size_t *bytes);
+G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine */
+/* mkdir -p. */
+G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
+
+/* ===== >>d03 random numbers ==============================================
+ * Counter-based: a number is a pure function of (seed, stream, counter), so nothing has to be
+ * stored, any rank can compute any number, and a resumed run draws what the unbroken one would.
+ * Philox4x32-10 of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". */
+
+typedef enum g2z_random_stream {
+  G2Z_RANDOM_INIT = 1,  /* counter: canonical element / 4 (low, high), 0, 0 */
+  G2Z_RANDOM_DROPOUT,   /* counter: element / 4, sequence in the global batch, site, step */
+  G2Z_RANDOM_SHUFFLE,   /* counter: half, round, epoch (low, high) */
+  G2Z_RANDOM_SAMPLE,    /* counter: index of the drawn token, 0, 0, 0 */
+  G2Z_RANDOM_SYNTHETIC  /* counter: index of a made-up token / 4 (low, high), 0, 0 */
+} g2z_random_stream;
+
+/* out[4] = Philox4x32-10(counter), keyed by the seed with the stream mixed in. */
+static inline G2Z_HOST_DEVICE void g2z_philox(uint64_t seed, g2z_random_stream stream,
+                                              const uint32_t counter[4], uint32_t out[4]) {
+  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ ((uint32_t)stream * 0x85ebca6bu);
+  uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+  for (int round = 0; round < 10; round++) {
+    uint64_t p0 = (uint64_t)0xd2511f53u * c0, p1 = (uint64_t)0xcd9e8d57u * c2;
+    uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+    c0 = n0;
+    c1 = (uint32_t)p1;
+    c2 = n2;
+    c3 = (uint32_t)p0;
+    k0 += 0x9e3779b9u;
+    k1 += 0xbb67ae85u;
+  }
+  out[0] = c0;
+  out[1] = c1;
+  out[2] = c2;
+  out[3] = c3;
+}
+/* Uniform in [0, 1) with 24 bits: exact in fp32. */
+static inline G2Z_HOST_DEVICE float g2z_uniform(uint32_t bits) {
+  return (float)(bits >> 8) * 5.9604644775390625e-8f;
+}
+
+/* ===== >>d04 JSON ========================================================
+ * A reader without allocation that walks a text in place, and a writer. They serve config.json,
+ * safetensors headers, tokenizer.json, .jsonl documents and the artifacts of a run.
+ *
+ *   g2z_json json;  g2z_json_text key;
+ *   g2z_json_open(&json, services, "config.json", text, bytes);
+ *   if (g2z_json_enter(&json, '{'))
+ *     while (g2z_json_next(&json, '}', &key))
+ *       if (g2z_json_is(&key, "n_layer")) layers = g2z_json_integer(&json);
+ *       else g2z_json_skip(&json);
+ *   status = g2z_json_close(&json);   the first error, with label, line and column; or OK
+ *
+ * After an error every call is harmless: enter and next return 0, values are 0. Nesting is limited
+ * to G2Z_JSON_DEPTH. Strings must be valid (RFC 8259, UTF-8 is not checked here); a lone surrogate
+ * escape becomes U+FFFD. */
+
+#define G2Z_JSON_DEPTH 64
+
+typedef struct g2z_json {
+  g2z_services *services;
+  const char *label;                      /* what the text is, for error sentences */
+  const unsigned char *begin, *at, *end;
+  int depth;
+  int first;                              /* next() has not been called in this container yet */
+  g2z_status status;
+} g2z_json;
+
+typedef struct g2z_json_text {            /* a string as it stands, escaped, without its quotes */
+  const unsigned char *at;
+  size_t bytes;
+} g2z_json_text;
+
+G2Z_API void g2z_json_open(g2z_json *json, g2z_services *services, const char *label,
+                           const void *text, size_t bytes);
+G2Z_API int g2z_json_enter(g2z_json *json, char open);  /* '{' or '['; 1 on success */
+/* 1: positioned at the next value (key filled in objects; NULL for arrays). 0: container closed. */
+G2Z_API int g2z_json_next(g2z_json *json, char close, g2z_json_text *key);
+G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name);
+/* The first character of the value: { [ " t f n - or a digit; 0 after an error or at the end. */
+G2Z_API char g2z_json_peek(g2z_json *json);
+G2Z_API int64_t g2z_json_integer(g2z_json *json);       /* an error unless it is an int64 */
+G2Z_API double g2z_json_number(g2z_json *json);
+G2Z_API int g2z_json_bool(g2z_json *json);
+G2Z_API g2z_json_text g2z_json_string(g2z_json *json);
+/* The unescaped UTF-8 of a string, never longer than text->bytes; returns its length. */
+G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out);
+G2Z_API void g2z_json_skip(g2z_json *json);             /* any value */
+G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) G2Z_PRINTF(2, 3);
+G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text after the value */
+
+/* The writer: commas, indentation and escapes are its business. key is NULL inside arrays. Numbers
+ * that JSON lacks (NaN, infinities) become null. indent 0 writes one line. Errors stick in the
+ * g2z_writer and come out of g2z_writer_commit. */
+typedef struct g2z_json_out {
+  g2z_writer *writer;
+  int indent;                             /* spaces per level */
+  int depth;                              /* start with 0 */
+  int filled;                             /* the open container has a member already */
+} g2z_json_out;
+G2Z_API void g2z_json_begin(g2z_json_out *out, const char *key, char open);
+G2Z_API void g2z_json_end(g2z_json_out *out, char close);
+G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char *text); /* NULL: null */
+G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t value);
+G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value); /* %.9g */
+G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
+G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
+
+/* ===== >>d05 config ======================================================
+ * Start from a _default() and change what you want: 0 is a legal warm-up, weight decay and seed. */
+
+#define G2Z_MODEL_LIST(X)                                                                         \
+  /*  name           layers heads channels */                                                     \
+  X("gpt2",            12,   12,    768)                                                          \
+  X("gpt2-medium",     24,   16,   1024)                                                          \
+  X("gpt2-large",      36,   20,   1280)                                                          \
+  X("gpt2-xl",         48,   25,   1600)
+
+#define G2Z_DTYPE_LIST(X)                                                                         \
+  /*  name   text    bytes */                                                                     \
+  X(FP32,  "fp32",   4)                                                                           \
+  X(TF32,  "tf32",   4)                                                                           \
+  X(FP16,  "fp16",   2)                                                                           \
+  X(BF16,  "bf16",   2)
+
+#define G2Z_SCHEDULE_LIST(X)                                                                      \
+  X(COSINE,   "cosine")   /* half a cosine from lr to min_lr */                                   \
+  X(LINEAR,   "linear")   /* a line from lr to min_lr */                                          \
+  X(CONSTANT, "constant") /* lr */                                                                \
+  X(WSD,      "wsd")      /* warmup-stable-decay: lr, then a line to min_lr in the last fifth */
+
+#define G2Z_DEVICE_LIST(X)                                                                        \
+  X(CPU,  "cpu")                                                                                  \
+  X(CUDA, "cuda")
+
+typedef enum g2z_dtype {
+#define X(name, text, bytes) G2Z_##name,
+  G2Z_DTYPE_LIST(X)
+#undef X
+  G2Z_DTYPE_COUNT
+} g2z_dtype;
+typedef enum g2z_schedule {
+#define X(name, text) G2Z_SCHEDULE_##name,
+  G2Z_SCHEDULE_LIST(X)
+#undef X
+  G2Z_SCHEDULE_COUNT
+} g2z_schedule;
+typedef enum g2z_device_kind {
+#define X(name, text) G2Z_DEVICE_##name,
+  G2Z_DEVICE_LIST(X)
+#undef X
+  G2Z_DEVICE_COUNT
+} g2z_device_kind;
+
+G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
+G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
+G2Z_API const char *g2z_device_text(g2z_device_kind kind);
+
+/* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
+ * as in every GPT-2 that was published. */
+#define G2Z_LAYERNORM_EPS 1e-5f
+#define G2Z_MAX_HEAD_SIZE 128
+typedef struct g2z_model_config {
+  int layers;    /* L */
+  int heads;     /* NH; divides channels; channels / heads = HS, a multiple of 8 up to 128 */
+  int channels;  /* C */
+  int context;   /* positions in wpe: the longest sequence */
+  int vocab;     /* V; in memory padded to Vp, the next multiple of 128 */
+} g2z_model_config;
+
+G2Z_API g2z_model_config g2z_model_config_default(void); /* gpt2: 12 x 12 x 768, 1024, 50257 */
+/* One of G2Z_MODEL_LIST by name, with context 1024 and vocab 50257. */
+G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
+                                          g2z_model_config *out);
+G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_model_config *config);
+
+typedef struct g2z_optimizer_config {     /* AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101 */
+  float lr, min_lr;                       /* peak and final learning rate */
+  float beta1, beta2, eps;
+  float weight_decay;                     /* decoupled; on matrices only, never biases, LayerNorm */
+  float clip;                             /* global gradient norm; 0: no clipping */
+  g2z_schedule schedule;
+  int64_t warmup;                         /* applied steps of linear warm-up */
+  int64_t steps;                          /* the schedule's horizon, in applied steps */
+  int loss_scale_dynamic;                 /* fp16 only; in other types the scale is 1 and stays 1 */
+  float loss_scale;                       /* the first, or the fixed one */
+  int loss_scale_window;                  /* good steps before it doubles */
+  int loss_scale_hysteresis;              /* the overflow at which it halves: 1 the first, 2 ... */
+} g2z_optimizer_config;
+
+typedef struct g2z_train_config {
+  uint32_t stamp;               /* set by _default(): catches a config that was never initialised */
+  g2z_model_config model;
+  int batch;                    /* B: sequences per micro-step and rank */
+  int seq;                      /* T: tokens per sequence, at most model.context */
+  int accum;                    /* micro-steps per step */
+  g2z_optimizer_config optimizer;
+  g2z_dtype dtype;
+  float dropout;                /* embedding, attention weights, both projections; 0: none */
+  uint64_t seed;
+  int zero_stage;               /* 0 or 1: see room 06 */
+  double bucket_mb;             /* MiB per gradient bucket; 0: max(16 MiB, 2 MB x world) */
+  const char *train_glob;       /* token shards; NULL: the caller brings batches */
+  const char *init_from;        /* directory with model.safetensors and config.json; NULL: fresh */
+} g2z_train_config;
+
+G2Z_API g2z_train_config g2z_train_config_default(void);
+/* Checks every value against every other; the sentence names both and the remedy. */
+G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_train_config *config);
+
+/* The learning rate of applied step `applied` (0 is the first): warm-up, then the schedule. */
+static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *config,
+                                                    int64_t applied) {
+  if (applied < config->warmup)
+    return (float)(config->lr * (double)(applied + 1) / (double)config->warmup);
+  double span = (double)(config->steps - config->warmup);
+  double done = span > 0 ? (double)(applied - config->warmup) / span : 1.0;
+  double left = 1.0 - (done < 1.0 ? done : 1.0);  /* 1 at the end of warm-up, 0 at the horizon */
+  switch (config->schedule) {
+    case G2Z_SCHEDULE_COSINE: left = 0.5 + 0.5 * cos(3.14159265358979323846 * (1.0 - left)); break;
+    case G2Z_SCHEDULE_CONSTANT: left = 1.0; break;
+    case G2Z_SCHEDULE_WSD: left = left < 0.2 ? left / 0.2 : 1.0; break;
+    case G2Z_SCHEDULE_LINEAR:
+    case G2Z_SCHEDULE_COUNT: break;
+  }
+  return (float)(config->min_lr + (double)(config->lr - config->min_lr) * left);
+}
+
+/* ===== >>d06 plan ========================================================
+ * Where everything lies, as a pure function of config, world size, stage and type. The allocator,
+ * --dry-run, the files and the tests read this one value. It owns no memory.
+ *
+ * Parameters and gradients are one flat buffer each, in the order in which backward completes
+ * them: unit 0 is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a
+ * unit parameters stand in G2Z_PARAM_LIST order, which is the order of completion too.
+ * canonical   the element's index in the unpadded list: the same for every world, stage and bucket
+ *             size. Files speak only of canonical ranges.
+ * memory      the element's index in this run's buffers. wte comes last and its rows V..Vp-1 are
+ *             zero, so up to stage 2 both are equal, and only the buffer's end is padded.
+ * bucket k    memory from k*bucket_elements on, cut at multiples of 8*world: each of the `world`
+ *             equal slices of a bucket starts on 16 bytes. Rank r owns slice r of every bucket; its
+ *             master, m and v shards hold those slices one after the other.
+ * Model code reaches a tensor only as g2z_plan_unit(plan, unit) + g2z_plan_offset(plan, param). */
+
+#define G2Z_PARAM_LIST(X)                                                                         \
+  /*  name      unit   rank  rows  cols  init       decay  Hugging Face name */                   \
+  X(LNFW,      LNF,    1,    1,    C,    ONES,      0,     "ln_f.weight")                         \
+  X(LNFB,      LNF,    1,    1,    C,    ZEROS,     0,     "ln_f.bias")                           \
+  X(FCPROJB,   BLOCK,  1,    1,    C,    ZEROS,     0,     "mlp.c_proj.bias")                     \
+  X(FCPROJW,   BLOCK,  2,    4*C,  C,    RESIDUAL,  1,     "mlp.c_proj.weight")                   \
+  X(FCB,       BLOCK,  1,    1,    4*C,  ZEROS,     0,     "mlp.c_fc.bias")                       \
+  X(FCW,       BLOCK,  2,    C,    4*C,  NORMAL,    1,     "mlp.c_fc.weight")                     \
+  X(LN2W,      BLOCK,  1,    1,    C,    ONES,      0,     "ln_2.weight")                         \
+  X(LN2B,      BLOCK,  1,    1,    C,    ZEROS,     0,     "ln_2.bias")                           \
+  X(ATTPROJB,  BLOCK,  1,    1,    C,    ZEROS,     0,     "attn.c_proj.bias")                    \
+  X(ATTPROJW,  BLOCK,  2,    C,    C,    RESIDUAL,  1,     "attn.c_proj.weight")                  \
+  X(QKVB,      BLOCK,  1,    1,    3*C,  ZEROS,     0,     "attn.c_attn.bias")                    \
+  X(QKVW,      BLOCK,  2,    C,    3*C,  NORMAL,    1,     "attn.c_attn.weight")                  \
+  X(LN1W,      BLOCK,  1,    1,    C,    ONES,      0,     "ln_1.weight")                         \
+  X(LN1B,      BLOCK,  1,    1,    C,    ZEROS,     0,     "ln_1.bias")                           \
+  X(WPE,       WPE,    2,    CTX,  C,    NORMAL,    1,     "wpe.weight")                          \
+  X(WTE,       WTE,    2,    V,    C,    NORMAL,    1,     "wte.weight")
+
+typedef enum g2z_unit_kind {
+  G2Z_UNIT_LNF,
+  G2Z_UNIT_BLOCK,
+  G2Z_UNIT_WPE,
+  G2Z_UNIT_WTE
+} g2z_unit_kind;
+typedef enum g2z_init {
+  G2Z_INIT_ZEROS,
+  G2Z_INIT_ONES,
+  G2Z_INIT_NORMAL,              /* standard deviation 0.02 */
+  G2Z_INIT_RESIDUAL             /* 0.02 / sqrt(2 L) */
+} g2z_init;
+typedef enum g2z_param {
+#define X(name, unit, rank, rows, cols, init, decay, hf_name) G2Z_##name,
+  G2Z_PARAM_LIST(X)
+#undef X
+  G2Z_PARAM_COUNT
+} g2z_param;
+
+typedef struct g2z_param_info { /* a row of the table, for one model */
+  const char *name;             /* "QKVW" */
+  const char *hf_name;          /* "attn.c_attn.weight"; in files a block's have "h.N." before it */
+  g2z_unit_kind unit;
+  g2z_init init;
+  int decay;                    /* 1: AdamW decays it */
+  int rank;                     /* dimensions: 1 or 2 */
+  size_t rows, cols, elements;  /* unpadded */
+} g2z_param_info;
+G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_param param);
+
+/* What memory is spent on, in bytes per rank. */
+#define G2Z_MEMORY_LIST(X)                                                                        \
+  X(PARAMS,      "parameters")                                                                    \
+  X(GRADS,       "gradients")                                                                     \
+  X(OPTIMIZER,   "master weights, m and v in fp32")                                               \
+  X(ACTIVATIONS, "activations")                                                                   \
+  X(HEAD,        "LM head: chunk of logits, wte gradient in fp32")                                \
+  X(BATCHES,     "token batches and step state")
+typedef enum g2z_memory {
+#define X(name, text) G2Z_MEMORY_##name,
+  G2Z_MEMORY_LIST(X)
+#undef X
+  G2Z_MEMORY_COUNT
+} g2z_memory;
+G2Z_API const char *g2z_memory_text(g2z_memory category);
+
+typedef struct g2z_plan {
+  g2z_model_config model;
+  g2z_device_kind device;
+  int vocab_padded;               /* Vp */
+  int batch, seq, accum;          /* B, T, micro-steps */
+  int rank, world, zero_stage;
+  g2z_dtype dtype;                /* of parameters and activations */
+  g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
+  int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
+  int units;                      /* L + 3 */
+  size_t block_elements;          /* 12 C^2 + 13 C */
+  size_t parameters;              /* canonical: what the model has */
+  size_t elements;                /* memory: wte's rows and the buffer's end padded */
+  size_t bucket_elements;         /* of every bucket but the last */
+  int buckets;
+  size_t shard_elements;          /* this rank's slices together */
+  int head_chunk;                 /* tokens whose logits exist at one time */
+  size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
+  size_t bytes_total;
+} g2z_plan;
+
+typedef struct g2z_range {
+  size_t begin, elements;
+} g2z_range;
+
+/* The plan of a config for rank `rank` of `world`. Checks the config first. */
+G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config *config,
+                                 g2z_device_kind device, int rank, int world, g2z_plan *out);
+/* The largest B whose plan fits into `free_bytes`; 0 when none does. */
+G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
+/* The plan as a table for people, line by line, against `free_bytes` of memory (0: unknown). */
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
+                            void (*line)(void *user, const char *text), void *user);
+
+static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
+  return plan->model.layers - layer;
+}
+static inline int g2z_plan_unit_of_wpe(const g2z_plan *plan) { return plan->model.layers + 1; }
+static inline int g2z_plan_unit_of_wte(const g2z_plan *plan) { return plan->model.layers + 2; }
+G2Z_API g2z_unit_kind g2z_plan_unit_kind(const g2z_plan *plan, int unit);
+G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit);           /* memory begin */
+G2Z_API size_t g2z_plan_unit_canonical(const g2z_plan *plan, int unit); /* canonical begin */
+G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param);  /* inside its unit */
+G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket);    /* memory */
+G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank); /* memory */
+G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket); /* of a slice in a shard */
+
+/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. */
+typedef struct g2z_update_range {
+  size_t memory;     /* begin in parameters and gradients */
+  size_t shard;      /* begin in master, m and v */
+  size_t elements;
+  int decay;
+} g2z_update_range;
+/* Writes up to `limit` ranges, returns how many there are. */
+G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *out, size_t limit);
+
+/* ===== >>d07 tokenizer ===================================================
+ * GPT-2's byte-level BPE, exact over Unicode 16.0. A g2z_tokenizer is immutable once created and
+ * may be shared between threads; each thread that encodes has a g2z_encoder of its own, which holds
+ * scratch memory and caches. */
+
+typedef struct g2z_tokenizer g2z_tokenizer;
+typedef struct g2z_encoder g2z_encoder;
+
+/* From a file: vocab.bpe / merges.txt, *.tiktoken, tokenizer.json, llm.c's gpt2_tokenizer.bin, told
+ * apart by content. path NULL: the byte-level vocabulary, 256 tokens and the end of text. */
+G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path,
+                                        g2z_tokenizer **out);
+/* The same from memory. `label` names it in errors. */
+G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
+                                       size_t bytes, g2z_tokenizer **out);
+G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer); /* NULL is fine */
+/* The number of ids: 256 + merges + 1. GPT-2: 50257. */
+G2Z_API int g2z_tokenizer_vocab(const g2z_tokenizer *tokenizer);
+/* The id of <|endoftext|>: the last one. */
+G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer);
+/* The bytes of a token; NULL and 0 for an id that does not exist. <|endoftext|> has 13. */
+G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer, int id,
+                                                 size_t *bytes);
+/* merges.txt: a version line, then a merge per line, as Hugging Face and OpenAI write it. */
+G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
+                                              const g2z_tokenizer *tokenizer, const char *path);
+/* vocab.json: token to id, so that transformers' GPT2Tokenizer opens the pair. */
+G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services,
+                                             const g2z_tokenizer *tokenizer, const char *path);
+
+typedef enum g2z_encode_flags {
+  G2Z_ENCODE_DEFAULT = 0,       /* invalid UTF-8 becomes U+FFFD; <|endoftext|> is ordinary text */
+  G2Z_ENCODE_STRICT = 1,        /* invalid UTF-8 is G2Z_FORMAT; the sentence names the byte offset */
+  G2Z_ENCODE_ALLOW_SPECIAL = 2  /* <|endoftext|> in the text becomes its id */
+} g2z_encode_flags;
+
+typedef struct g2z_tokens {     /* a growable list of ids; zero it to start */
+  int32_t *ids;
+  size_t count, capacity;
+  g2z_services *services;       /* set by the first call that appends */
+} g2z_tokens;
+G2Z_API void g2z_tokens_free(g2z_tokens *tokens);
+
+G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
+                                      g2z_encoder **out);
+G2Z_API void g2z_encoder_free(g2z_encoder *encoder); /* NULL is fine */
+/* Appends the ids of `text`, a text that is complete: its end is an end for the pattern. `flags` is
+ * a sum of g2z_encode_flags. */
+G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
+                              g2z_tokens *out);
+/* The largest p up to `bytes` where the character before is not white space and the one at p is;
+ * 0 when there is none. Encoding [0, p) and the rest on their own gives the ids of the whole: so a
+ * text of any length is cut. */
+G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes);
+/* The bytes of ids one after the other (not necessarily valid UTF-8), a NUL behind the last; freed
+ * with g2z_release. An id outside the vocabulary is G2Z_BAD_ARGUMENT. */
+G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *tokenizer,
+                              const int32_t *ids, size_t count, char **text, size_t *bytes);
+
+/* Learns a vocabulary: GPT-2's pre-tokenization, then the most frequent pair first, ties by the
+ * smaller pair of ids, as Hugging Face's trainer. Texts are fed one complete document a call. Stops
+ * early when no pair is left. */
+typedef struct g2z_bpe_trainer g2z_bpe_trainer;
+G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out);
+G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes);
+/* `vocab` counts the 256 bytes and <|endoftext|>: at most vocab - 257 merges. */
+G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
+                                          g2z_tokenizer **out);
+G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
+
+/* ===== >>d08 shards and loader ===========================================
+ * Shards are files of uint16 tokens, with llm.c's header (256 int32: 20240520, 1, count) or raw,
+ * told apart by content. A sequence is T+1 consecutive tokens of one shard: x, and y one token
+ * later. Sequence i of a shard starts at token i*T, so a shard of n tokens holds (n-1)/T sequences
+ * and a rest of fewer than T+1 tokens is not used.
+ *
+ * An epoch takes every sequence of all shards in an order that is a permutation keyed by (seed,
+ * epoch), or file order. Step s of an epoch takes positions [s*G, (s+1)*G) of that order, where
+ * G = batch * accum * world; of those, position j goes to rank j % world. The last N % G sequences
+ * of an epoch's order are left out: with shuffling, others in each epoch.
+ *
+ * A prefetch thread reads ahead; an error in it (a file that shrank, a token beyond the vocabulary)
+ * is returned by the call that needs the data. */
+
+typedef enum g2z_shard_format { G2Z_SHARD_LLMC, G2Z_SHARD_RAW } g2z_shard_format;
+
+typedef struct g2z_shard_writer g2z_shard_writer;
+G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *path,
+                                           g2z_shard_format format, g2z_shard_writer **out);
+/* ids are 0..65535. */
+G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
+                                           size_t count);
+/* All of a commit but the rename: a program that writes several shards finishes each in its turn,
+ * which closes the file, and commits them together at the end. Nothing may be appended after it. */
+G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer);
+G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer); /* header, fsync, rename */
+G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer); /* uncommitted: leaves nothing */
+
+typedef enum g2z_order { G2Z_ORDER_FILE, G2Z_ORDER_SHUFFLED } g2z_order;
+
+typedef struct g2z_loader_config {
+  const char *glob;             /* a file or a pattern; files are taken in name order */
+  int batch, seq, accum;        /* B, T, micro-steps */
+  int rank, world;
+  int vocab;                    /* every token must be smaller */
+  g2z_order order;
+  uint64_t seed;
+} g2z_loader_config;
+
+typedef struct g2z_loader_position { /* what a checkpoint keeps: the step that is read next */
+  int64_t epoch, step;
+} g2z_loader_position;
+
+typedef struct g2z_loader g2z_loader;
+G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
+                                     g2z_loader **out);
+G2Z_API void g2z_loader_free(g2z_loader *loader); /* NULL is fine */
+/* The tokens of the next step: x and y point to [accum, B, T] and stay valid until the next call. */
+G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y);
+G2Z_API g2z_loader_position g2z_loader_tell(const g2z_loader *loader);
+G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
+G2Z_API int64_t g2z_loader_tokens(const g2z_loader *loader);          /* in all shards */
+G2Z_API int64_t g2z_loader_sequences(const g2z_loader *loader);       /* N */
+G2Z_API int64_t g2z_loader_steps_per_epoch(const g2z_loader *loader); /* N / G, at least 1 */
+/* The order of an epoch as a pure function: which of `count` sequences stands at `position`. */
+G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position);
+
+/* ===== >>d09 op table ====================================================
+ * The model is written once, against these ops; CPU and CUDA each fill the table. An op enqueues
+ * its work and returns; results are there after wait() or synchronize(). All pointers but those
+ * marked host are device memory.
+ *
+ * Types: "act" is the device's dtype, "grad" its grad_dtype, f32 and f64 what they say. On the CPU
+ * act and grad are stored as fp32 and every output is rounded to a value of its type.
+ * Layouts are row-major, outputs come first, N = B*T. Weights are [in, out], as Hugging Face's
+ * Conv1D. G2Z_OVERWRITE means =, G2Z_ACCUMULATE means +=; a bias or norm gradient goes with the
+ * mode of its op. Sums run in an order that depends on the shapes alone: bitwise repeatable. */
+
+typedef enum g2z_write { G2Z_OVERWRITE, G2Z_ACCUMULATE } g2z_write;
+
+/* What the step knows about itself, in device memory: no op and no decision waits for the host. */
+typedef struct g2z_step_state {
+  int64_t step;              /* steps finished, applied or skipped; keys dropout */
+  int64_t applied;           /* AdamW steps taken: bias correction, schedule */
+  int64_t skipped;           /* steps skipped in all */
+  int32_t skipped_at_minimum;/* in a row, while the loss scale could not shrink further */
+  int32_t good_steps;        /* since the loss scale last changed */
+  int32_t hysteresis;        /* overflows left before the scale halves */
+  int32_t skip;              /* verdict of the last step: 1, its gradients were not finite */
+  float loss_scale;          /* multiplies the loss gradient of the step that runs */
+  float grad_multiplier;     /* clip factor / loss scale: what AdamW multiplies gradients with */
+  double loss_sum;           /* sum of token losses of the step that runs */
+  float loss;                /* last step: mean loss over its tokens */
+  float grad_norm;           /* last step: global norm, unscaled, before clipping */
+  float lr;                  /* last step: learning rate (of a skipped one: what it would have been) */
+  float used_loss_scale;     /* last step */
+} g2z_step_state;
+
+/* Dropout, regenerated wherever it is needed and never stored. Element e of sequence s at a site is
+ * kept when g2z_uniform(philox(seed, DROPOUT, {e / 4, s, site, step})[e % 4]) >= probability, and
+ * scaled by 1 / (1 - probability). e = t*C + c for rows, (h*T + query)*T + key for attention. */
+typedef struct g2z_dropout {
+  float probability;             /* 0: off, and nothing below is read */
+  uint32_t site;                 /* which dropout of the model */
+  uint32_t first, stride;        /* sequence b of the op is sequence first + b*stride of the step */
+  int seq;                       /* T: rows per sequence */
+  uint64_t seed;
+  const g2z_step_state *state;   /* device: the step */
+} g2z_dropout;
+
+typedef struct g2z_device g2z_device;
+
+typedef struct g2z_ops {
+  /* Memory and order. allocate() zeroes. Host memory from allocate_host may be the source of an
+   * upload that is still under way. mark(event) notes a place in the queue, wait(event) lets the
+   * host wait until the device has passed it; events are 0..7. */
+  g2z_status (*allocate)(g2z_device *device, size_t bytes, void **out);
+  void (*release)(g2z_device *device, void *memory);
+  g2z_status (*allocate_host)(g2z_device *device, size_t bytes, void **out);
+  void (*release_host)(g2z_device *device, void *memory);
+  g2z_status (*upload)(g2z_device *device, void *to, const void *host_from, size_t bytes);
+  g2z_status (*download)(g2z_device *device, void *host_to, const void *from, size_t bytes);
+  g2z_status (*zero)(g2z_device *device, void *memory, size_t bytes);
+  g2z_status (*mark)(g2z_device *device, int event);
+  g2z_status (*wait)(g2z_device *device, int event);
+  g2z_status (*synchronize)(g2z_device *device);
+  void (*close)(g2z_device *device);
+
+  /* out[N,C] act = dropout(wte[token] + wpe[t]) */
+  g2z_status (*embed_fwd)(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
+                          const void *wpe, const g2z_dropout *dropout, int B, int T, int C);
+  /* dwte[Vp,C] f32 += ; dwpe[T,C] grad, rows of the sequence length only. dout[N,C] act. */
+  g2z_status (*embed_bwd)(g2z_device *device, float *dwte, void *dwpe, const void *dout,
+                          const int32_t *tokens, g2z_write mode, const g2z_dropout *dropout, int B,
+                          int T, int C);
+
+  /* y[N,C] act = (x - mean) * rstd * w + b; mean[N], rstd[N] f32 are kept for backward. */
+  g2z_status (*layernorm_fwd)(g2z_device *device, void *y, float *mean, float *rstd, const void *x,
+                              const void *w, const void *b, int N, int C);
+  /* dres[N,C] act: = dx or += dx (res_mode); dw[C], db[C] grad (mode). dbias[C] grad, if not NULL:
+   * column sums of dropped[N,C] = dropout'(dres), the gradient that the projection which was added
+   * into this residual sees; without dropout `dropped` is not written: dres is that gradient. */
+  g2z_status (*layernorm_bwd)(g2z_device *device, void *dres, void *dropped, void *dw, void *db,
+                              void *dbias, const void *dy, const void *x, const void *w,
+                              const float *mean, const float *rstd, g2z_write res_mode,
+                              g2z_write mode, const g2z_dropout *dropout, int N, int C);
+
+  /* y[N,O] act = x[N,I] w[I,O] + bias[O], and then
+   *   pre not NULL:      pre[N,O] = that, y = gelu(pre)
+   *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual */
+  g2z_status (*linear_fwd)(g2z_device *device, void *y, void *pre, const void *x, const void *w,
+                           const void *bias, const void *residual, const g2z_dropout *dropout,
+                           int N, int I, int O);
+  /* dx[N,I] act = dy[N,O] w^T; pre[N,I] not NULL: times gelu'(pre), and dbias[I] grad = column
+   * sums of dx. */
+  g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
+                                const void *w, const void *pre, g2z_write mode, int N, int I,
+                                int O);
+  /* dw[I,O] grad = x^T dy */
+  g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
+                                  g2z_write mode, int N, int I, int O);
+
+  /* Causal self-attention on packed qkv[B,T,3,NH,HS] act: out[B,T,NH,HS] act, lse[B,NH,T] f32 =
+   * log sum exp of the scaled scores. Dao et al. 2022, arXiv:2205.14135. */
+  g2z_status (*attention_fwd)(g2z_device *device, void *out, float *lse, const void *qkv,
+                              const g2z_dropout *dropout, int B, int T, int C, int NH);
+  /* dqkv[B,T,3,NH,HS] act; dbias[3C] grad: its column sums. */
+  g2z_status (*attention_bwd)(g2z_device *device, void *dqkv, void *dbias, const void *dout,
+                              const void *out, const float *lse, const void *qkv, g2z_write mode,
+                              const g2z_dropout *dropout, int B, int T, int C, int NH);
+
+  /* LM head and cross-entropy, `chunk` tokens of logits at a time. losses[N] f32: each token's;
+   * *loss_sum f64 += their sum. dh not NULL: dh[N,C] act, and dwte[Vp,C] f32 (mode), of the loss
+   * times dloss * state->loss_scale. logits[chunk,Vp] act: scratch. Rows V..Vp-1 of wte never
+   * reach the softmax; those of dwte are written as 0. */
+  g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
+                          float *dwte, void *logits, const void *h, const void *wte,
+                          const int32_t *targets, float dloss, const g2z_step_state *state,
+                          g2z_write mode, int N, int C, int V, int Vp, int chunk);
+  /* logits[n,V] f32 = h[n,C] wte^T */
+  g2z_status (*head_logits)(g2z_device *device, float *logits, const void *h, const void *wte,
+                            int n, int C, int V);
+
+  /* to[n] act = round(from[n]); to[n] grad = round(from[n]) */
+  g2z_status (*cast_act)(g2z_device *device, void *to, const float *from, size_t n);
+  g2z_status (*cast_grad)(g2z_device *device, void *to, const float *from, size_t n);
+
+  /* *sum f64 = sum of squares of grads[n]; not finite when one of them is not. */
+  g2z_status (*grad_sumsq)(g2z_device *device, double *sum, const void *grads, size_t n);
+  /* Ends a step: the verdict from the sums, loss scale, clip factor, learning rate, counters.
+   * `tokens` is the number of tokens that loss_sum covers. */
+  g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const double *sums, int count,
+                       const g2z_optimizer_config *config, int64_t tokens);
+  /* AdamW on the ranges, or nothing when state->skip; params = round(master). `ranges` is device
+   * memory, host_ranges the same in host memory. */
+  g2z_status (*adamw)(g2z_device *device, void *params, float *master, float *m, float *v,
+                      const void *grads, const g2z_update_range *ranges,
+                      const g2z_update_range *host_ranges, size_t count,
+                      const g2z_optimizer_config *config, const g2z_step_state *state);
+} g2z_ops;
+
+struct g2z_device {
+  const g2z_ops *ops;
+  g2z_services *services;
+  g2z_device_kind kind;
+  g2z_dtype dtype, grad_dtype;
+  void *backend;               /* what the backend keeps for itself */
+};
+
+/* Opens a device for one type of numbers. */
+G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
+                                     g2z_dtype grad_dtype, g2z_device **out);
+G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
+/* CUDA when this build has it and a GPU answers, else the CPU. */
+G2Z_API g2z_device_kind g2z_device_default(void);
+/* Free and total memory in bytes that a device of this kind has now. */
+G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
+                                     size_t *free_bytes, size_t *total_bytes);
+
+/* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which one
+ * it is changes the order of addition: a rerun that must be bit-equal reads the table that the first
+ * run wrote, before its first step. `on` 0 takes the library's first choice instead of the clock's.
+ * `text` ends with a NUL. The CPU has nothing to tune: its table is empty. */
+G2Z_API void g2z_device_tune(g2z_device *device, int on);
+G2Z_API g2z_status g2z_device_tuning_write(g2z_device *device, g2z_writer *writer);
+G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text);
+
+/* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
+G2Z_API float g2z_round(g2z_dtype dtype, float x);
+
+/* ===== >>d10 CPU ops =====================================================
+ * The oracle of every other backend, and fast enough to train a small model: fp32 arithmetic,
+ * blocked so that compilers vectorise it, OpenMP threads when the compiler has them. No result
+ * depends on the number of threads. */
+
+G2Z_API const g2z_ops *g2z_cpu_ops(void);
+
+/* ===== >>d11 context and model ===========================================
+ * The context is this process's place in the job: services, device, rank. */
+
+typedef struct g2z_context g2z_context;
+typedef struct g2z_context_config {
+  g2z_services *services;         /* must outlive the context; never NULL */
+  g2z_device_kind device;
+  int rank, world;
+} g2z_context_config;
+
+/* Rank 0 of 1 on the default device. */
+G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services);
+G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out);
+G2Z_API void g2z_context_free(g2z_context *context); /* NULL is fine */
+G2Z_API g2z_services *g2z_context_services(const g2z_context *context);
+G2Z_API g2z_device_kind g2z_context_device(const g2z_context *context);
+G2Z_API int g2z_context_rank(const g2z_context *context);
+G2Z_API int g2z_context_world(const g2z_context *context);
+
+/* ===== >>d12 trainer =====================================================
+ * A model in training, driven step by step. A step is enqueued and its results are read one step
+ * later: report.loss belongs to report.loss_step. flush() drains. */
+
+typedef struct g2z_trainer g2z_trainer;
+
+typedef struct g2z_report {
+  int64_t step;          /* steps enqueued so far, this one included */
+  int64_t loss_step;     /* the step that the fields below belong to; 0: none is finished yet */
+  float loss;            /* mean over the global batch */
+  float grad_norm;       /* before clipping; not finite when the step was skipped */
+  float lr;
+  float loss_scale;      /* that the step ran with */
+  int skipped;           /* 1: gradients were not finite, the weights did not move */
+  int64_t skipped_total;
+  int64_t applied;       /* AdamW steps taken up to loss_step */
+} g2z_report;
+
+G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
+                                      g2z_trainer **out);
+G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
+/* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. */
+G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
+/* One step on the caller's tokens, x and y [accum, B, T] in host memory. */
+G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
+                                          g2z_report *report);
+/* Waits for all enqueued steps; the report is the last one's. */
+G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
+/* Mean loss, without dropout, of `steps` batches of a loader with the trainer's B and T and
+ * accum 1, from where it stands. */
+G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
+                                        double *loss);
+/* logits[count,V] in host memory of one sequence of up to `context` tokens; last_only: [1,V]. */
+G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
+                                      int last_only, float *logits);
+G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *trainer);
+G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *trainer);
+G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *trainer);
+G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *trainer); /* NULL without shards */
+
+/* Canonical ranges of what the trainer holds, as fp32 in host memory. */
+typedef enum g2z_buffer {
+  G2Z_BUFFER_MASTER,
+  G2Z_BUFFER_M,
+  G2Z_BUFFER_V,
+  G2Z_BUFFER_GRADS    /* of the last step, times its loss scale; cannot be written */
+} g2z_buffer;
+G2Z_API g2z_status g2z_trainer_read(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
+                                    size_t count, float *out);
+/* Writing MASTER also sets the parameters of that range. */
+G2Z_API g2z_status g2z_trainer_write(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
+                                     size_t count, const float *values);
+/* model.safetensors and config.json of the master weights in Hugging Face's form. */
+G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *directory);
+
+/* ===== >>d13 generation ==================================================
+ * Sampling without a key-value cache: each token runs the model over the whole window again. */
+
+typedef struct g2z_sampling {
+  float temperature;   /* 0: always the likeliest token */
+  int top_k;           /* 0: all */
+  float top_p;         /* 1: all; else the smallest set of likeliest tokens with that mass */
+  uint64_t seed;
+} g2z_sampling;
+G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
+/* The token drawn from logits[vocab], as a pure function of them, the sampling and `index`. */
+G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
+                       uint32_t index, float *scratch /* [2 * vocab] */);
+/* Appends up to `count` tokens to `tokens`, which holds the prompt (at least one token). Stops
+ * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. */
+G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, g2z_tokens *tokens, int count,
+                                const g2z_sampling *sampling, int stop,
+                                int (*token)(void *user, int id), void *user);
+
+
+/* ===== >>d14 weights =====================================================
+ * safetensors files, which know nothing of the model, and GPT-2 in them, with the names and shapes
+ * of Hugging Face's GPT2LMHeadModel. A file is checked completely before any of it is believed. */
+
+#define G2Z_TENSOR_LIST(X)                                                                        \
+  /*  name     bytes per element; the first four can be read as numbers */                        \
+  X(F64,     8)                                                                                   \
+  X(F32,     4)                                                                                   \
+  X(F16,     2)                                                                                   \
+  X(BF16,    2)                                                                                   \
+  X(I64,     8)                                                                                   \
+  X(U64,     8)                                                                                   \
+  X(C64,     8)                                                                                   \
+  X(I32,     4)                                                                                   \
+  X(U32,     4)                                                                                   \
+  X(I16,     2)                                                                                   \
+  X(U16,     2)                                                                                   \
+  X(I8,      1)                                                                                   \
+  X(U8,      1)                                                                                   \
+  X(BOOL,    1)                                                                                   \
+  X(F8_E4M3, 1)                                                                                   \
+  X(F8_E5M2, 1)                                                                                   \
+  X(F8_E8M0, 1)
+typedef enum g2z_tensor_type {
+#define X(name, bytes) G2Z_TENSOR_##name,
+  G2Z_TENSOR_LIST(X)
+#undef X
+  G2Z_TENSOR_COUNT
+} g2z_tensor_type;
+
+#define G2Z_TENSOR_RANK 8
+typedef struct g2z_safetensor {
+  const char *name;             /* lives as long as its file */
+  g2z_tensor_type type;
+  int rank;                     /* dimensions; 0: a scalar */
+  uint64_t shape[G2Z_TENSOR_RANK];
+  size_t elements;
+  uint64_t begin, bytes;        /* in the file */
+} g2z_safetensor;
+
+typedef struct g2z_safetensors g2z_safetensors;
+G2Z_API g2z_status g2z_safetensors_open(g2z_services *services, const char *path,
+                                        g2z_safetensors **out);
+G2Z_API void g2z_safetensors_free(g2z_safetensors *file); /* NULL is fine */
+G2Z_API int g2z_safetensors_count(const g2z_safetensors *file);
+/* The index of a tensor, -1: the file has none of that name. Indices are in the order of names. */
+G2Z_API int g2z_safetensors_find(const g2z_safetensors *file, const char *name);
+G2Z_API g2z_safetensor g2z_safetensors_tensor(const g2z_safetensors *file, int index);
+/* Elements [first, first + count) of a tensor as fp32, from F32, F16, BF16 or F64. */
+G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, size_t first,
+                                        size_t count, float *out);
+
+/* A file of F32 tensors. name, rank and shape of each are read, the other fields are not; then all
+ * elements are put in this order, in portions of any size. */
+typedef struct g2z_safetensors_writer g2z_safetensors_writer;
+G2Z_API g2z_status g2z_safetensors_create(g2z_services *services, const char *path,
+                                          const g2z_safetensor *tensors, size_t count,
+                                          g2z_safetensors_writer **out);
+G2Z_API g2z_status g2z_safetensors_put(g2z_safetensors_writer *writer, const float *values,
+                                       size_t count);
+G2Z_API g2z_status g2z_safetensors_commit(g2z_safetensors_writer *writer);
+G2Z_API void g2z_safetensors_writer_free(g2z_safetensors_writer *writer); /* NULL is fine */
+
+/* Give or take canonical elements [canonical, canonical + count); calls come in canonical order. */
+typedef g2z_status (*g2z_weights_give)(void *user, size_t canonical, size_t count, float *out);
+typedef g2z_status (*g2z_weights_take)(void *user, size_t canonical, size_t count,
+                                       const float *values);
+
+/* DIRECTORY/model.safetensors and config.json, as save_pretrained writes them. Both get their names
+ * when both are complete. */
+G2Z_API g2z_status g2z_weights_write(g2z_services *services, const char *directory,
+                                     const g2z_model_config *model, g2z_weights_give give,
+                                     void *user);
+/* The model of DIRECTORY/config.json; refuses what is no GPT-2 as published. */
+G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
+                                      g2z_model_config *out);
+/* DIRECTORY/model.safetensors into `take`. All names and shapes are compared before the first
+ * call. */
+G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *directory,
+                                    const g2z_model_config *model, g2z_weights_take take,
+                                    void *user);
+
+/* ===== >>d15 run =========================================================
+ * A whole training from a config into a run directory: steps, validation, samples, metrics and
+ * artifacts (manual: RUN DIRECTORY). The caller turns a crank and shows what it is handed:
+ *
+ *   g2z_run_config config = g2z_run_config_default();  config.train.train_glob = "train.bin";
+ *   g2z_run *run;  g2z_run_event event;
+ *   status = g2z_run_create(context, &config, &run);
+ *   while (status == G2Z_OK && (status = g2z_run_next(run, &event)) == G2Z_OK) {
+ *     puts(event.line);
+ *     if (event.kind == G2Z_RUN_DONE) break;
+ *   }
+ *   g2z_run_free(run);
+ *
+ * Strings in the config are borrowed and must outlive the run. */
+
+typedef struct g2z_run_config {
+  g2z_train_config train;      /* train_glob NULL: no steps, only validation and a sample.
+                                * optimizer.warmup < 0: a tenth of the steps, at most 1000;
+                                * optimizer.min_lr < 0: a tenth of lr */
+  const char *val_glob;        /* NULL: no validation */
+  const char *vocab;           /* tokenizer file for samples; NULL: byte-level where vocab is 257 */
+  const char *prompt;          /* NULL or "": the end-of-text token */
+  const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused */
+  const char *save_weights;    /* directory for the weights at the end; NULL: none */
+  const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
+  const char *dataset_name;    /* NULL: from the shards' names */
+  const char *command_line;    /* NULL: null */
+  const char *git_commit;      /* NULL: null */
+  int64_t epochs;              /* > 0: optimizer.steps becomes epochs * steps per epoch */
+  int64_t max_train_steps;     /* > 0: stop after that many; the schedule keeps its horizon */
+  int64_t max_val_steps;       /* > 0: the most batches of one validation */
+  int64_t val_every;           /* steps; 0: at the end of each epoch and of the run only */
+  int64_t val_steps;           /* batches of one validation; 0: all */
+  int64_t sample_every;        /* steps; 0: at the end only, and only with a prompt or a vocab */
+  int sample_tokens;           /* tokens of one sample; 0: no samples */
+  g2z_sampling sampling;
+} g2z_run_config;
+/* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; else NULL, 0 or g2z_*_default. */
+G2Z_API g2z_run_config g2z_run_config_default(void);
+
+/* One line of metrics.jsonl, written when the step's loss is known. */
+#define G2Z_METRIC_LIST(X)                                                                        \
+  /*  type     name             meaning; a number that is not known is null in the file */        \
+  X(INTEGER, step,            "from 1")                                                           \
+  X(INTEGER, tokens,          "trained on so far, over all ranks")                                \
+  X(NUMBER,  loss,            "mean over the global batch, in nats per token")                    \
+  X(NUMBER,  lr,              "learning rate of the step")                                        \
+  X(NUMBER,  grad_norm,       "global norm before clipping; null: not finite")                    \
+  X(NUMBER,  loss_scale,      "that the step ran with")                                           \
+  X(INTEGER, skipped,         "1: gradients were not finite and the weights did not move")        \
+  X(NUMBER,  step_ms,         "wall time of the step, data_ms included")                          \
+  X(NUMBER,  tok_s,           "tokens of the step over step_ms")                                  \
+  X(NUMBER,  mfu,             "model flops utilisation; null: the device's peak is not known")    \
+  X(NUMBER,  exposed_comm_ms, "communication that hid under no computation")                      \
+  X(NUMBER,  data_ms,         "waiting for tokens")                                               \
+  X(NUMBER,  mem_gib,         "device memory that the plan holds")
+
+#define G2Z_METRIC_INTEGER int64_t
+#define G2Z_METRIC_NUMBER double
+typedef struct g2z_metrics {
+#define X(type, name, meaning) G2Z_METRIC_##type name;
+  G2Z_METRIC_LIST(X)
+#undef X
+} g2z_metrics;
+
+typedef enum g2z_run_kind {
+  G2Z_RUN_STEP,        /* the loss of a step became known */
+  G2Z_RUN_VALIDATION,
+  G2Z_RUN_SAMPLE,
+  G2Z_RUN_DONE         /* all artifacts are written, RUN_COMPLETE.txt last */
+} g2z_run_kind;
+
+typedef struct g2z_run_event {
+  g2z_run_kind kind;
+  const char *line;             /* the event for people; valid until the next call, as is sample */
+  g2z_metrics metrics;          /* of the last step whose loss is known */
+  int64_t steps;                /* of the whole run */
+  double tokens_per_second;     /* smoothed over the last steps */
+  double eta_seconds;           /* with validation and samples as seen so far */
+  double val_loss;              /* of a VALIDATION */
+  const char *sample;           /* of a SAMPLE: prompt and continuation */
+} g2z_run_event;
+
+typedef struct g2z_run g2z_run;
+/* Checks everything that can be checked before the first step; on failure no file is left. */
+G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
+                                  g2z_run **out);
+/* Works until there is something to show. After G2Z_RUN_DONE it returns that again. */
+G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
+G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; an unfinished run's files stay as they are */
+G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
+
+/* ===== >>d16 flags =======================================================
+ * Command lines for programs around the library: one table is the parser, --help and the README.
+ * A flag is written --name VALUE or --name=VALUE; the last of several counts. */
+
+typedef enum g2z_flag_kind {
+  G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
+  G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
+  G2Z_FLAG_TEXT,     /* const char *: points into argv */
+  G2Z_FLAG_CHOICE,   /* int or enum: the index of the value among the words of `value` */
+  G2Z_FLAG_INT,      /* int */
+  G2Z_FLAG_INT64,    /* int64_t */
+  G2Z_FLAG_UINT64,   /* uint64_t; any value, minimum and maximum are not looked at */
+  G2Z_FLAG_FLOAT     /* float */
+} g2z_flag_kind;
+
+typedef struct g2z_flag {
+  const char *name;          /* without dashes */
+  g2z_flag_kind kind;
+  void *destination;         /* holds the default, which --help shows when it is in the range */
+  double minimum, maximum;   /* of a number, both allowed */
+  const char *value;         /* what --help calls the value: "N", "DIR"; of a choice "|cpu|cuda" */
+  const char *help;
+} g2z_flag;
+
+/* Arguments that are no flags are moved to argv[1..*rest], in their order; with rest NULL they are
+ * an error. The sentence of an unknown flag names the nearest one. */
+G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
+                                   int argc, char **argv, int *rest);
+/* The table for people. Print it before parsing: it shows what the destinations hold. */
+G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
+                             void (*line)(void *user, const char *text), void *user);
+/* argv as one line that a shell would take apart in the same way; freed with g2z_release. */
+G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
+                                  char **line);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_INCLUDED */
+
+#if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_IMPLEMENTED)
+#define G2Z_IMPLEMENTED
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#if defined(__GLIBC__) && !defined(__USE_XOPEN2K8)
+#error "gpt2_zero.h: a system header was included before it without _GNU_SOURCE: include gpt2_zero.h first, or compile with -D_GNU_SOURCE"
+#endif
+
+/* A caller's bug, not an input: overridable, and never has a side effect. */
+#ifndef G2Z_ASSERT
+#define G2Z_ASSERT(condition) assert(condition)
+#endif
+
+/* In static mode a program may leave most of the library unused. */
+#if defined(__GNUC__)
+#define G2Z__PRIVATE static __attribute__((unused))
+#else
+#define G2Z__PRIVATE static
+#endif
+
+#define G2Z__TRY(call)                        \
+  do {                                        \
+    g2z_status try_status_ = (call);          \
+    if (try_status_ != G2Z_OK) return try_status_; \
+  } while (0)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== >>i01 status ======================================================
+ * In:  a status code. Out: its meaning. */
+
+G2Z_API const char *g2z_status_text(g2z_status status) {
+  switch (status) {
+#define X(name, meaning) \
+  case G2Z_##name: return meaning;
+    G2Z_STATUS_LIST(X)
+#undef X
+    case G2Z_STATUS_COUNT: break;
+  }
+  return "not a g2z_status";
+}
+
+/* ===== >>i02 services and files ==========================================
+ * In:  requests for memory, log lines, files. Out: the same, with every failure as a sentence.
+ * Law: nothing below this room calls malloc, free or printf itself. */
+
+/* Stores the sentence of a failure and hands the status back, so that call sites read
+ * `return g2z__fail(services, G2Z_BAD_ARGUMENT, "channels=%d must divide by heads=%d", ...)`. */
+G2Z_PRINTF(3, 4)
+G2Z__PRIVATE g2z_status g2z__fail(g2z_services *services, g2z_status status, const char *format,
+                                  ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(services->error, sizeof services->error, format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+G2Z_PRINTF(3, 4)
+G2Z__PRIVATE void g2z__log(g2z_services *services, g2z_log_level level, const char *format, ...) {
+  if (!services->log) return;
+  char sentence[G2Z_ERROR_BYTES];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(sentence, sizeof sentence, format, arguments);
+  va_end(arguments);
+  services->log(services->user, level, sentence);
+}
+
+/* `count` zeroed elements of `size` bytes. *out is NULL on failure. */
+G2Z__PRIVATE g2z_status g2z__alloc(g2z_services *services, size_t count, size_t size, void **out) {
+  *out = NULL;
+  if (size && count > SIZE_MAX / size)
+    return g2z__fail(services, G2Z_NO_MEMORY, "%zu elements of %zu bytes exceed the address space",
+                     count, size);
+  size_t bytes = count * size;
+  if (bytes == 0) bytes = 1;
+  *out = services->allocate ? services->allocate(services->user, bytes) : malloc(bytes);
+  if (!*out)
+    return g2z__fail(services, G2Z_NO_MEMORY, "no memory for %zu bytes (%.1f MiB)", bytes,
+                     (double)bytes / 1048576.0);
+  memset(*out, 0, bytes);
+  return G2Z_OK;
+}
+
+/* Grows a list so that `need` elements fit; the content is kept, also on failure. */
+G2Z__PRIVATE g2z_status g2z__grow(g2z_services *services, void **list, size_t *capacity,
+                                  size_t used, size_t need, size_t size) {
+  if (need <= *capacity) return G2Z_OK;
+  size_t larger = *capacity + *capacity / 2;
+  if (larger < need) larger = need;
+  if (larger < 64) larger = 64;
+  void *moved;
+  G2Z__TRY(g2z__alloc(services, larger, size, &moved));
+  if (used) memcpy(moved, *list, used * size);
+  g2z_release(services, *list);
+  *list = moved;
+  *capacity = larger;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_release(g2z_services *services, void *memory) {
+  if (!memory) return;
+  if (services->release) services->release(services->user, memory);
+  else free(memory);
+}
+
+G2Z_API double g2z_seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+G2Z_API void g2z_utc_now(char text[32]) {
+  time_t now = time(NULL);
+  struct tm utc;
+  gmtime_r(&now, &utc);
+  strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
+
+
+/* ----- files -------------------------------------------------------------
+ * Readers use pread, so that several may share a descriptor; writers never show a half-written file
+ * under its final name. */
+
+static_assert(sizeof(off_t) == 8, "compile with -D_FILE_OFFSET_BITS=64: shards exceed 2 GiB");
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "gpt2_zero.h: its file formats are little-endian and are read in place; so must the host be"
+#endif
+
+/* "cannot write runs/a.bin: No space left on device; free some space or ...". */
+G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const char *action,
+                                       const char *path) {
+  const char *remedy = "check the path and the device";
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT: remedy = "free some space or choose another directory"; break;
+    case EFBIG: remedy = "raise the limit of file sizes (ulimit -f) or write less"; break;
+    case EACCES:
+    case EPERM: remedy = "change its permissions or choose another directory"; break;
+    case EROFS: remedy = "choose a directory on a writable file system"; break;
+    case ENOENT: remedy = "check the name and the directory"; break;
+    case ENOTDIR:
+    case EEXIST: remedy = "a file stands where a directory is needed: choose another path"; break;
+    case EISDIR: remedy = "it is a directory: name a file"; break;
+    case ENAMETOOLONG: remedy = "choose a shorter path"; break;
+    case EMFILE:
+    case ENFILE: remedy = "raise the limit of open files (ulimit -n)"; break;
+    default: break;
+  }
+  /* glibc's strerror is thread-safe for every errno that exists; strerror_r has two signatures. */
+  return g2z__fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path, strerror(error), remedy);
+}
+
+/* "DIRECTORY/name"; freed with g2z_release. */
+G2Z__PRIVATE g2z_status g2z__join_path(g2z_services *services, const char *directory,
+                                       const char *name, char **out) {
+  size_t length = strlen(directory), rest = strlen(name) + 1;
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, length + 1 + rest, 1, &memory));
+  char *path = (char *)memory;
+  memcpy(path, directory, length);
+  path[length] = '/';
+  memcpy(path + length + 1, name, rest);
+  *out = path;
+  return G2Z_OK;
+}
+
+/* Reads up to `count` bytes at `offset`; fewer only at the end of the file, -1 with errno. */
+G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offset) {
+  size_t done = 0;
+  while (done < count) {
+    ssize_t got = pread(file, (char *)out + done, count - done, (off_t)(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return -1;
+    if (got == 0) break;
+    done += (size_t)got;
+  }
+  return (int64_t)done;
+}
+
+/* A new name is durable only once its directory is. Directories that cannot be opened or synced
+ * (some network and FUSE file systems) are left to the system: the file itself is complete. */
+G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *path) {
+  const char *slash = strrchr(path, '/');
+  size_t length = slash ? (size_t)(slash - path) : 0;
+  void *memory;
+  G2Z__TRY(g2z__alloc(services, length + 2, 1, &memory));
+  char *directory = (char *)memory;
+  if (length) memcpy(directory, path, length);
+  else directory[0] = slash ? '/' : '.';
+  g2z_status status = G2Z_OK;
+  int file = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file >= 0) {
+    if (fsync(file) != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+      status = g2z__fail_file(services, errno, "sync the directory", directory);
+    close(file);
+  }
+  g2z_release(services, memory);
+  return status;
+}
+
+#define G2Z__WRITER_BUFFER 65536
+
+struct g2z_writer {
+  g2z_services *services;
+  int file;                        /* -1 once it is complete */
+  int pending;                     /* PATH.partial exists */
+  g2z_status status;               /* the first failure, which sticks, */
+  char sentence[G2Z_ERROR_BYTES];  /* and what it said */
+  uint64_t written;                /* bytes that left the buffer */
+  size_t filled;
+  unsigned char buffer[G2Z__WRITER_BUFFER];
+  char *path, *partial;            /* behind the struct, in the same block */
+};
+
+/* Makes the failure in services->error the one that sticks. */
+G2Z__PRIVATE g2z_status g2z__writer_stick(g2z_writer *writer, g2z_status status) {
+  writer->status = status;
+  memcpy(writer->sentence, writer->services->error, sizeof writer->sentence);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__writer_status(g2z_writer *writer) {
+  if (writer->status != G2Z_OK)
+    memcpy(writer->services->error, writer->sentence, sizeof writer->sentence);
+  return writer->status;
+}
+
+G2Z__PRIVATE g2z_status g2z__writer_fail(g2z_writer *writer, int error, const char *action) {
+  return g2z__writer_stick(writer, g2z__fail_file(writer->services, error, action, writer->path));
+}
+
+G2Z__PRIVATE g2z_status g2z__writer_write(g2z_writer *writer, const void *bytes, size_t count,
+                                          uint64_t offset) {
+  size_t done = 0;
+  while (done < count) {
+    ssize_t put = pwrite(writer->file, (const char *)bytes + done, count - done,
+                         (off_t)(offset + done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return g2z__writer_fail(writer, errno, "write");
+    done += (size_t)put;
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__writer_flush(g2z_writer *writer) {
+  G2Z__TRY(g2z__writer_status(writer));
+  G2Z__TRY(g2z__writer_write(writer, writer->buffer, writer->filled, writer->written));
+  writer->written += writer->filled;
+  writer->filled = 0;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out) {
+  *out = NULL;
+  size_t length = strlen(path);
+  /* A rename over /dev/null would replace the device; over a directory it would fail at the end. */
+  struct stat there;
+  if (length && stat(path, &there) == 0 && !S_ISREG(there.st_mode))
+    return g2z__fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
+                     S_ISDIR(there.st_mode) ? "a directory" : "not a regular file");
+  void *memory;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_writer) + 2 * length + sizeof ".partial" + 1,
+                      &memory));
+  g2z_writer *writer = (g2z_writer *)memory;
+  writer->services = services;
+  writer->path = (char *)(writer + 1);
+  writer->partial = writer->path + length + 1;
+  memcpy(writer->path, path, length);
+  memcpy(writer->partial, path, length);
+  memcpy(writer->partial + length, ".partial", sizeof ".partial");
+  /* An empty path would create ".partial" and fail only at the rename. */
+  const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
+  writer->file = length ? open(writer->partial, flags, 0666) : -1;
+  if (writer->file < 0) {
+    g2z_status status = g2z__fail_file(services, length ? errno : ENOENT, "create", path);
+    g2z_writer_free(writer);
+    return status;
+  }
+  writer->pending = 1;
+  *out = writer;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count) {
+  G2Z__TRY(g2z__writer_status(writer));
+  if (count > sizeof writer->buffer - writer->filled) {
+    G2Z__TRY(g2z__writer_flush(writer));
+    if (count >= sizeof writer->buffer) {
+      G2Z__TRY(g2z__writer_write(writer, bytes, count, writer->written));
+      writer->written += count;
+      return G2Z_OK;
+    }
+  }
+  if (count) memcpy(writer->buffer + writer->filled, bytes, count);
+  writer->filled += count;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...) {
+  G2Z__TRY(g2z__writer_status(writer));
+  size_t room = sizeof writer->buffer - writer->filled;
+  va_list arguments;
+  va_start(arguments, format);
+  int length = vsnprintf((char *)writer->buffer + writer->filled, room, format, arguments);
+  va_end(arguments);
+  if (length < 0) return g2z__writer_fail(writer, errno, "format text for");
+  if ((size_t)length < room) {
+    writer->filled += (size_t)length;
+    return G2Z_OK;
+  }
+  void *text; /* longer than the buffer's rest: this happens once in many calls */
+  g2z_status status = g2z__alloc(writer->services, (size_t)length + 1, 1, &text);
+  if (status != G2Z_OK) return g2z__writer_stick(writer, status);
+  va_start(arguments, format);
+  vsnprintf((char *)text, (size_t)length + 1, format, arguments);
+  va_end(arguments);
+  status = g2z_writer_put(writer, text, (size_t)length);
+  g2z_release(writer->services, text);
+  return status;
+}
+
+G2Z_API g2z_status g2z_writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
+                                    size_t count) {
+  G2Z__TRY(g2z__writer_flush(writer));
+  G2Z_ASSERT(count <= writer->written && offset <= writer->written - count);
+  return g2z__writer_write(writer, bytes, count, offset);
+}
+
+/* The first half of a commit: everything is on the disk, under the name PATH.partial. */
+G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer) {
+  G2Z__TRY(g2z__writer_flush(writer));
+  if (writer->file < 0) return G2Z_OK;
+  if (fsync(writer->file) != 0) return g2z__writer_fail(writer, errno, "sync");
+  int closed = close(writer->file);
+  writer->file = -1;
+  if (closed != 0) return g2z__writer_fail(writer, errno, "close");
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
+  G2Z__TRY(g2z__writer_finish(writer));
+  if (rename(writer->partial, writer->path) != 0)
+    return g2z__writer_fail(writer, errno, "rename a complete file to");
+  writer->pending = 0;
+  return g2z__sync_parent(writer->services, writer->path);
+}
+
+G2Z_API void g2z_writer_free(g2z_writer *writer) {
+  if (!writer) return;
+  if (writer->file >= 0) close(writer->file);
+  if (writer->pending) unlink(writer->partial);
+  g2z_release(writer->services, writer);
+}
+
+G2Z__PRIVATE g2z_status g2z__read_file(g2z_services *services, const char *path, int file,
+                                       size_t limit, char **text, size_t *bytes) {
+  struct stat info;
+  if (fstat(file, &info) != 0) return g2z__fail_file(services, errno, "read", path);
+  size_t expected = S_ISREG(info.st_mode) && info.st_size > 0 ? (size_t)info.st_size : 0;
+  size_t used = 0, capacity = 0;
+  void *list = NULL;
+  g2z_status status = G2Z_OK;
+  for (;;) { /* pipes have no size and files may grow: the end is where read() says 0 */
+    if (used > limit || expected > limit) {
+      status = g2z__fail(services, G2Z_FORMAT,
+                         "%s has more than %zu bytes, the limit for a file of this kind: check "
+                         "that it is the right file", path, limit);
+      break;
+    }
+    size_t need = (used > expected ? used : expected) + 2;
+    status = g2z__grow(services, &list, &capacity, used, need, 1);
+    if (status != G2Z_OK) break;
+    ssize_t got = read(file, (char *)list + used, capacity - used - 1);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) status = g2z__fail_file(services, errno, "read", path);
+    if (got <= 0) break;
+    used += (size_t)got;
+  }
+  if (status != G2Z_OK) {
+    g2z_release(services, list);
+    return status;
+  }
+  ((char *)list)[used] = 0;
+  *text = (char *)list;
+  *bytes = used;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
+                                 char **text, size_t *bytes) {
+  *text = NULL;
+  *bytes = 0;
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return g2z__fail_file(services, errno, "open", path);
+  g2z_status status = g2z__read_file(services, path, file, limit, text, bytes);
+  close(file);
+  return status;
+}
+
+G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) {
+  size_t length = strlen(path);
+  void *memory;
+  G2Z__TRY(g2z__alloc(services, length + 1, 1, &memory));
+  char *prefix = (char *)memory;
+  g2z_status status = length ? G2Z_OK : g2z__fail_file(services, ENOENT, "create", "\"\"");
+  for (size_t i = 1; i <= length && status == G2Z_OK; i++) {
+    if (path[i] != '/' && path[i] != 0) continue;
+    memcpy(prefix, path, i); /* the rest is zero from the allocation */
+    /* mkdir's errno on a directory that exists is not always EEXIST (read-only mounts). */
+    struct stat info;
+    if (mkdir(prefix, 0777) == 0) continue;
+    int error = errno;
+    if (stat(prefix, &info) != 0 || !S_ISDIR(info.st_mode))
+      status = g2z__fail_file(services, error, "create the directory", prefix);
+  }
+  g2z_release(services, memory);
+  return status;
+}
+
+/* ===== >>i04 JSON ========================================================
+ * In:  any bytes that claim to be JSON, or values to write. Out: values in place, or a text.
+ * Law: no allocation, no recursion, nothing read beyond `end`, no locale; what RFC 8259 forbids is
+ * an error with its line and column. */
+
+G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
+  if (json->status != G2Z_OK) return json->status; /* the first error explains the others */
+  char what[G2Z_ERROR_BYTES];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(what, sizeof what, format, arguments);
+  va_end(arguments);
+  size_t line = 1;
+  const unsigned char *start = json->begin;
+  for (const unsigned char *c = json->begin; c < json->at; c++)
+    if (*c == '\n') {
+      line++;
+      start = c + 1;
+    }
+  json->status = g2z__fail(json->services, G2Z_FORMAT, "%s, line %zu, column %zu: %s", json->label,
+                           line, (size_t)(json->at - start) + 1, what);
+  return json->status;
+}
+
+/* Complains that something else stands here than `expected`. */
+G2Z__PRIVATE void g2z__json_expected(g2z_json *json, const char *expected) {
+  if (json->at == json->end) g2z_json_fail(json, "expected %s, found the text's end", expected);
+  else if (*json->at > 0x20 && *json->at < 0x7f)
+    g2z_json_fail(json, "expected %s, found '%c'", expected, *json->at);
+  else g2z_json_fail(json, "expected %s, found byte 0x%02x", expected, *json->at);
+}
+
+G2Z_API void g2z_json_open(g2z_json *json, g2z_services *services, const char *label,
+                           const void *text, size_t bytes) {
+  memset(json, 0, sizeof *json);
+  json->services = services;
+  json->label = label;
+  json->begin = json->at = (const unsigned char *)text;
+  json->end = json->begin + bytes;
+  /* A byte order mark is not JSON, but RFC 8259 lets a reader ignore it, and editors write it. */
+  if (bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) json->at += 3;
+}
+
+/* Skips white space; the byte that follows, or 0 at the end and after an error. */
+G2Z__PRIVATE unsigned char g2z__json_space(g2z_json *json) {
+  if (json->status != G2Z_OK) return 0;
+  while (json->at < json->end &&
+         (*json->at == ' ' || *json->at == '\n' || *json->at == '\r' || *json->at == '\t'))
+    json->at++;
+  return (unsigned char)(json->at < json->end ? *json->at : 0);
+}
+
+G2Z_API char g2z_json_peek(g2z_json *json) {
+  unsigned char c = g2z__json_space(json);
+  return (char)(c && strchr("{[\"tfn-0123456789", c) ? c : 0);
+}
+
+G2Z_API int g2z_json_enter(g2z_json *json, char open) {
+  if (g2z__json_space(json) != (unsigned char)open) {
+    g2z__json_expected(json, open == '{' ? "an object" : "an array");
+    return 0;
+  }
+  if (json->depth == G2Z_JSON_DEPTH) {
+    g2z_json_fail(json, "nested deeper than %d levels: flatten it", G2Z_JSON_DEPTH);
+    return 0;
+  }
+  json->at++;
+  json->depth++;
+  json->first = 1;
+  return 1;
+}
+
+G2Z_API int g2z_json_next(g2z_json *json, char close, g2z_json_text *key) {
+  unsigned char c = g2z__json_space(json);
+  if (json->status != G2Z_OK) return 0;
+  if (c == (unsigned char)close) {
+    json->at++;
+    json->depth--;
+    json->first = 0;
+    return 0;
+  }
+  if (!json->first) {
+    if (c != ',') {
+      g2z__json_expected(json, close == '}' ? "',' or '}'" : "',' or ']'");
+      return 0;
+    }
+    json->at++;
+  }
+  json->first = 0;
+  if (close == '}') {
+    if (g2z__json_space(json) != '"') {
+      g2z__json_expected(json, "a name in quotes");
+      return 0;
+    }
+    *key = g2z_json_string(json);
+    if (g2z__json_space(json) != ':') {
+      g2z__json_expected(json, "':'");
+      return 0;
+    }
+    json->at++;
+  }
+  return json->status == G2Z_OK;
+}
+
+/* The value of four hexadecimal digits, or -1. */
+G2Z__PRIVATE int g2z__json_hex4(const unsigned char *at, const unsigned char *end) {
+  if (end - at < 4) return -1;
+  int value = 0;
+  for (int i = 0; i < 4; i++) {
+    int c = at[i], lower = c | 0x20;
+    if (c >= '0' && c <= '9') value = value * 16 + (c - '0');
+    else if (lower >= 'a' && lower <= 'f') value = value * 16 + (lower - 'a' + 10);
+    else return -1;
+  }
+  return value;
+}
+
+G2Z_API g2z_json_text g2z_json_string(g2z_json *json) {
+  g2z_json_text text = {NULL, 0};
+  if (g2z__json_space(json) != '"') {
+    g2z__json_expected(json, "a string");
+    return text;
+  }
+  const unsigned char *c = json->at + 1, *end = json->end;
+  for (; c < end && *c != '"'; c++) {
+    const char *wrong = NULL;
+    if (*c < 0x20) wrong = "a control character in a string: escape it";
+    else if (*c == '\\') {
+      if (++c == end) break;
+      if (*c == 'u' && g2z__json_hex4(c + 1, end) < 0) wrong = "\\u needs four hexadecimal digits";
+      else if (*c == 0 || !strchr("\"\\/bfnrtu", *c)) wrong = "no such escape in JSON";
+    }
+    if (wrong) {
+      json->at = c;
+      g2z_json_fail(json, "%s", wrong);
+      return text;
+    }
+  }
+  if (c >= end) {
+    g2z_json_fail(json, "this string has no closing quote");
+    return text;
+  }
+  text.at = json->at + 1;
+  text.bytes = (size_t)(c - text.at);
+  json->at = c + 1;
+  return text;
+}
+
+/* Decodes what stands at *at, a byte or an escape, to UTF-8; returns its 1 to 4 bytes. The text
+ * came from g2z_json_string, so that escapes are complete. */
+G2Z__PRIVATE size_t g2z__json_decode(const unsigned char **at, const unsigned char *end,
+                                     unsigned char out[4]) {
+  unsigned char c = *(*at)++;
+  out[0] = c;
+  if (c != '\\' || *at == end) return 1;
+  c = *(*at)++;
+  if (c != 'u') {
+    const char *names = "bfnrt", *found = strchr(names, c);
+    out[0] = found ? (unsigned char)"\b\f\n\r\t"[found - names] : c;
+    return 1;
+  }
+  int code = g2z__json_hex4(*at, end);
+  *at += code < 0 ? 0 : 4;
+  if (code >= 0xd800 && code < 0xdc00 && end - *at >= 6 && (*at)[0] == '\\' && (*at)[1] == 'u') {
+    int low = g2z__json_hex4(*at + 2, end);
+    if (low >= 0xdc00 && low < 0xe000) {
+      code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+      *at += 6;
+    }
+  }
+  if (code < 0 || (code >= 0xd800 && code < 0xe000)) code = 0xfffd; /* a lone surrogate */
+  if (code < 0x80) {
+    out[0] = (unsigned char)code;
+    return 1;
+  }
+  size_t bytes = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+  for (size_t i = bytes - 1; i > 0; i--, code >>= 6) out[i] = (unsigned char)(0x80 | (code & 0x3f));
+  out[0] = (unsigned char)((0xf00 >> bytes & 0xf0) | code);
+  return bytes;
+}
+
+G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name) {
+  const unsigned char *at = text->at, *end = at + text->bytes, *want = (const unsigned char *)name;
+  unsigned char got[4];
+  while (at < end) {
+    size_t bytes = g2z__json_decode(&at, end, got);
+    for (size_t i = 0; i < bytes; i++, want++) /* an escaped NUL must not match the name's end */
+      if (*want == 0 || *want != got[i]) return 0;
+  }
+  return *want == 0;
+}
+
+G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out) {
+  const unsigned char *at = text->at, *end = at + text->bytes;
+  unsigned char *to = out;
+  while (at < end) {
+    const void *escape = memchr(at, '\\', (size_t)(end - at));
+    size_t plain = (size_t)((escape ? (const unsigned char *)escape : end) - at);
+    memcpy(to, at, plain);
+    to += plain;
+    at += plain;
+    if (at == end) break;
+    unsigned char got[4];
+    size_t bytes = g2z__json_decode(&at, end, got);
+    memcpy(to, got, bytes);
+    to += bytes;
+  }
+  return (size_t)(to - out);
+}
+
+/* What a number consists of; digits are counted so that callers need not look again. */
+typedef struct g2z__json_digits {
+  const unsigned char *at;      /* the number, */
+  size_t bytes;                 /* 0 after an error */
+  int integral;                 /* neither fraction nor exponent */
+} g2z__json_digits;
+
+G2Z__PRIVATE size_t g2z__json_run(const g2z_json *json, const unsigned char *c) {
+  const unsigned char *begin = c;
+  while (c < json->end && *c >= '0' && *c <= '9') c++;
+  return (size_t)(c - begin);
+}
+
+G2Z__PRIVATE g2z__json_digits g2z__json_scan(g2z_json *json, const char *expected) {
+  g2z__json_digits number = {NULL, 0, 1};
+  unsigned char start = g2z__json_space(json);
+  if (start != '-' && (start < '0' || start > '9')) {
+    g2z__json_expected(json, expected);
+    return number;
+  }
+  const unsigned char *c = json->at + (start == '-'), *end = json->end;
+  size_t run = g2z__json_run(json, c);
+  int valid = run == 1 || (run > 1 && *c != '0');
+  c += run;
+  if (valid && c < end && *c == '.') {
+    number.integral = 0;
+    run = g2z__json_run(json, c + 1);
+    valid = run > 0;
+    c += 1 + run;
+  }
+  if (valid && c < end && (*c == 'e' || *c == 'E')) {
+    number.integral = 0;
+    c += 1 + (c + 1 < end && (c[1] == '+' || c[1] == '-'));
+    run = g2z__json_run(json, c);
+    valid = run > 0;
+    c += run;
+  }
+  if (!valid) {
+    g2z_json_fail(json, "not a number as JSON writes it (such as 12, -0.5 or 1e-5)");
+    return number;
+  }
+  number.at = json->at;
+  number.bytes = (size_t)(c - json->at);
+  json->at = c;
+  return number;
+}
+
+G2Z_API int64_t g2z_json_integer(g2z_json *json) {
+  g2z__json_digits number = g2z__json_scan(json, "an integer");
+  if (!number.bytes) return 0;
+  int show = (int)(number.bytes < 40 ? number.bytes : 40);
+  const unsigned char *c = number.at, *end = c + number.bytes;
+  int negative = *c == '-';
+  int64_t value = 0; /* kept negative: INT64_MIN has no positive counterpart */
+  int fits = number.integral;
+  for (c += negative; c < end && fits; c++) {
+    int digit = *c - '0';
+    fits = value > INT64_MIN / 10 || (value == INT64_MIN / 10 && digit <= 8);
+    if (fits) value = value * 10 - digit;
+  }
+  if (fits && !negative) {
+    fits = value != INT64_MIN;
+    if (fits) value = -value;
+  }
+  if (fits) return value;
+  json->at = number.at;
+  g2z_json_fail(json, number.integral ? "%.*s does not fit into 64 bits" : "%.*s is not an integer",
+                show, (const char *)number.at);
+  return 0;
+}
+
+/* strtod without its decimal point, which is a matter of the locale: 12.5e3 goes in as 125e2. 767
+ * digits decide how a double rounds; of the digits beyond only their being non-zero counts. */
+G2Z_API double g2z_json_number(g2z_json *json) {
+  g2z__json_digits number = g2z__json_scan(json, "a number");
+  if (!number.bytes) return 0;
+  enum { DIGITS = 770 };
+  char text[DIGITS + 32];
+  size_t length = 0, digits = 0;
+  int64_t exponent = 0, written = 0;
+  int fraction = 0;
+  const unsigned char *c = number.at, *end = c + number.bytes;
+  if (*c == '-') text[length++] = (char)*c++;
+  for (; c < end && *c != 'e' && *c != 'E'; c++) {
+    if (*c == '.') {
+      fraction = 1;
+      continue;
+    }
+    exponent -= fraction;
+    if (digits < DIGITS) {
+      if (*c == '0' && digits == 0) continue;
+      text[length++] = (char)*c;
+      digits++;
+    } else {
+      exponent++;
+      if (*c != '0') text[length - 1] |= 1; /* '0', '2' ... become odd: never a tie */
+    }
+  }
+  if (digits == 0) text[length++] = '0';
+  if (c < end) {
+    int down = *++c == '-';
+    for (c += down || *c == '+'; c < end; c++)
+      if (written < 1000000000000) written = written * 10 + (*c - '0');
+    exponent += down ? -written : written;
+  }
+  snprintf(text + length, sizeof text - length, "e%" PRId64, exponent);
+  double value = strtod(text, NULL);
+  if (isfinite(value)) return value;
+  json->at = number.at;
+  g2z_json_fail(json, "%.*s is too large for a double",
+                (int)(number.bytes < 40 ? number.bytes : 40), (const char *)number.at);
+  return 0;
+}
+
+G2Z__PRIVATE int g2z__json_word(g2z_json *json, const char *word) {
+  size_t length = strlen(word);
+  if ((size_t)(json->end - json->at) < length || memcmp(json->at, word, length) != 0) return 0;
+  json->at += length;
+  return 1;
+}
+
+G2Z_API int g2z_json_bool(g2z_json *json) {
+  char c = g2z_json_peek(json);
+  if (c == 't' && g2z__json_word(json, "true")) return 1;
+  if (c != 'f' || !g2z__json_word(json, "false")) g2z__json_expected(json, "true or false");
+  return 0;
+}
+
+G2Z_API void g2z_json_skip(g2z_json *json) {
+  char closers[G2Z_JSON_DEPTH];
+  int open = 0;
+  do {
+    char c = g2z_json_peek(json);
+    if (c == '{' || c == '[') {
+      if (!g2z_json_enter(json, c)) return;
+      closers[open++] = c == '{' ? '}' : ']';
+    } else if (c == '"') g2z_json_string(json);
+    else if (c == 't' || c == 'f') g2z_json_bool(json);
+    else if (c != 'n' || !g2z__json_word(json, "null")) g2z__json_scan(json, "a value");
+    g2z_json_text key;
+    while (open > 0 && !g2z_json_next(json, closers[open - 1], &key)) {
+      if (json->status != G2Z_OK) return;
+      open--;
+    }
+  } while (open > 0);
+}
+
+G2Z_API g2z_status g2z_json_close(g2z_json *json) {
+  g2z__json_space(json);
+  if (json->status == G2Z_OK && json->at < json->end) g2z__json_expected(json, "the end");
+  return json->status;
+}
+
+/* ----- writer ----- */
+
+/* The length of the valid UTF-8 character at `at` (RFC 3629), 0 when there is none. */
+G2Z__PRIVATE size_t g2z__utf8_length(const unsigned char *at, const unsigned char *end) {
+  unsigned char c = *at;
+  if (c < 0x80) return 1;
+  if (c < 0xc2 || c > 0xf4) return 0;
+  size_t bytes = c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+  if ((size_t)(end - at) < bytes) return 0;
+  for (size_t i = 1; i < bytes; i++)
+    if ((at[i] & 0xc0) != 0x80) return 0;
+  /* Overlong forms, surrogates and codes beyond U+10FFFF show in the second byte. */
+  if ((c == 0xe0 && at[1] < 0xa0) || (c == 0xed && at[1] > 0x9f)) return 0;
+  if ((c == 0xf0 && at[1] < 0x90) || (c == 0xf4 && at[1] > 0x8f)) return 0;
+  return bytes;
+}
+
+/* A command line may hold any bytes, but a JSON text must be UTF-8: what is not becomes U+FFFD. */
+G2Z__PRIVATE void g2z__json_quote(g2z_writer *writer, const char *text) {
+  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  g2z_writer_put(writer, "\"", 1);
+  while (at < end) {
+    const unsigned char *plain = at;
+    size_t bytes = 1;
+    while (at < end && *at >= 0x20 && *at != '"' && *at != '\\' &&
+           (bytes = g2z__utf8_length(at, end)) > 0)
+      at += bytes;
+    g2z_writer_put(writer, plain, (size_t)(at - plain));
+    if (at == end) break;
+    if (bytes == 0) g2z_writer_put(writer, "\xef\xbf\xbd", 3);
+    else if (*at == '"' || *at == '\\') g2z_writer_printf(writer, "\\%c", *at);
+    else if (*at == '\n') g2z_writer_put(writer, "\\n", 2);
+    else if (*at == '\t') g2z_writer_put(writer, "\\t", 2);
+    else g2z_writer_printf(writer, "\\u%04x", *at);
+    at++;
+  }
+  g2z_writer_put(writer, "\"", 1);
+}
+
+G2Z__PRIVATE void g2z__json_line(g2z_json_out *out) {
+  if (out->indent > 0) g2z_writer_printf(out->writer, "\n%*s", out->indent * out->depth, "");
+}
+
+/* What stands before a value: the comma, the line and the name. */
+G2Z__PRIVATE void g2z__json_member(g2z_json_out *out, const char *key) {
+  if (out->filled) g2z_writer_put(out->writer, ", ", out->indent > 0 ? 1 : 2);
+  if (out->depth > 0) g2z__json_line(out);
+  if (key) {
+    g2z__json_quote(out->writer, key);
+    g2z_writer_put(out->writer, ": ", 2);
+  }
+  out->filled = 1;
+}
+
+G2Z_API void g2z_json_begin(g2z_json_out *out, const char *key, char open) {
+  g2z__json_member(out, key);
+  g2z_writer_put(out->writer, &open, 1);
+  out->depth++;
+  out->filled = 0;
+}
+
+G2Z_API void g2z_json_end(g2z_json_out *out, char close) {
+  out->depth--;
+  if (out->filled) g2z__json_line(out);
+  g2z_writer_put(out->writer, &close, 1);
+  out->filled = out->depth > 0; /* another text may follow at level 0: .jsonl */
+}
+
+G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char *text) {
+  g2z__json_member(out, key);
+  if (text) g2z__json_quote(out->writer, text);
+  else g2z_writer_put(out->writer, "null", 4);
+}
+
+G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t value) {
+  g2z__json_member(out, key);
+  g2z_writer_printf(out->writer, "%" PRId64, value);
+}
+
+G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value) {
+  g2z__json_member(out, key);
+  if (!isfinite(value)) {
+    g2z_writer_put(out->writer, "null", 4);
+    return;
+  }
+  char text[32], plain[32];
+  size_t length = 0;
+  snprintf(text, sizeof text, "%.9g", value);
+  for (const char *c = text; *c; c++) { /* the locale's decimal point may take several bytes */
+    int foreign = !strchr("0123456789+-e", *c);
+    if (!foreign) plain[length++] = *c;
+    else if (plain[length - 1] != '.') plain[length++] = '.';
+  }
+  g2z_writer_put(out->writer, plain, length);
+}
+
+G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
+  g2z__json_member(out, key);
+  g2z_writer_put(out->writer, value ? "true" : "false", value ? 4 : 5);
+}
+
+G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key) {
+  g2z_json_put_string(out, key, NULL);
+}
+/* ===== >>i05 config ======================================================
+ * In:  what the user wants. Out: a config whose values agree with each other, or a sentence.
+ * Law: every value is checked here, once; the rooms below take them as sound. */
+
+#define G2Z__STAMP 0x67327a63u
+/* Limits that keep every index inside its type: rows in int, elements in size_t, files in int64. */
+#define G2Z__MAX_LAYERS 1024
+#define G2Z__MAX_CHANNELS 65536
+#define G2Z__MAX_CONTEXT (1 << 20)
+#define G2Z__MAX_VOCAB (1 << 24)
+
+G2Z_API const char *g2z_dtype_text(g2z_dtype dtype) {
+  switch (dtype) {
+#define X(name, text, bytes) \
+  case G2Z_##name: return text;
+    G2Z_DTYPE_LIST(X)
+#undef X
+    case G2Z_DTYPE_COUNT: break;
+  }
+  return "?";
+}
+
+/* The value of 16 bits that hold an FP16 or a BF16 number. */
+G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
+  uint32_t bits = (uint32_t)half << 16;
+  float value;
+  if (dtype == G2Z_FP16) {
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = half & 0x7fffu;
+    if (rest < 0x400u) { /* zero or subnormal: a multiple of 2^-24 */
+      value = (float)rest * 5.9604644775390625e-8f;
+      return sign ? -value : value;
+    }
+    bits = sign | (rest >= 0x7c00u ? (rest << 13) + 0x70000000u : (rest << 13) + 0x38000000u);
+  }
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+G2Z_API const char *g2z_schedule_text(g2z_schedule schedule) {
+  switch (schedule) {
+#define X(name, text) \
+  case G2Z_SCHEDULE_##name: return text;
+    G2Z_SCHEDULE_LIST(X)
+#undef X
+    case G2Z_SCHEDULE_COUNT: break;
+  }
+  return "?";
+}
+
+G2Z_API const char *g2z_device_text(g2z_device_kind kind) {
+  switch (kind) {
+#define X(name, text) \
+  case G2Z_DEVICE_##name: return text;
+    G2Z_DEVICE_LIST(X)
+#undef X
+    case G2Z_DEVICE_COUNT: break;
+  }
+  return "?";
+}
+
+G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int channels) {
+  g2z_model_config config;
+  config.layers = layers;
+  config.heads = heads;
+  config.channels = channels;
+  config.context = 1024;
+  config.vocab = 50257;
+  return config;
+}
+
+G2Z_API g2z_model_config g2z_model_config_default(void) { return g2z__model_config(12, 12, 768); }
+
+G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
+                                          g2z_model_config *out) {
+#define X(known, layers, heads, channels)                  \
+  if (strcmp(name, known) == 0) {                          \
+    *out = g2z__model_config(layers, heads, channels);     \
+    return G2Z_OK;                                         \
+  }
+  G2Z_MODEL_LIST(X)
+#undef X
+#define X(known, layers, heads, channels) " " known
+  return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                   "no model is called \"%.64s\": take one of" G2Z_MODEL_LIST(X)
+                   ", or give layers, heads and channels", name);
+#undef X
+}
+
+/* `value` of `name` must lie in [least, most]. */
+G2Z__PRIVATE g2z_status g2z__check_range(g2z_services *services, const char *name, int64_t value,
+                                         int64_t least, int64_t most) {
+  if (value >= least && value <= most) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                   "%s=%" PRId64 " must lie between %" PRId64 " and %" PRId64, name, value, least,
+                   most);
+}
+
+/* The same for reals; `open` excludes `most` itself. NaN is outside. */
+G2Z__PRIVATE g2z_status g2z__check_real(g2z_services *services, const char *name, double value,
+                                        double least, double most, int open) {
+  if (value >= least && (open ? value < most : value <= most)) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT, "%s=%g must be at least %g and %s %g", name, value,
+                   least, open ? "below" : "at most", most);
+}
+
+G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_model_config *config) {
+  G2Z__TRY(g2z__check_range(services, "layers", config->layers, 1, G2Z__MAX_LAYERS));
+  G2Z__TRY(g2z__check_range(services, "channels", config->channels, 8, G2Z__MAX_CHANNELS));
+  G2Z__TRY(g2z__check_range(services, "heads", config->heads, 1, config->channels));
+  G2Z__TRY(g2z__check_range(services, "context", config->context, 1, G2Z__MAX_CONTEXT));
+  G2Z__TRY(g2z__check_range(services, "vocab", config->vocab, 2, G2Z__MAX_VOCAB));
+  if (config->channels % config->heads)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "channels=%d must divide by heads=%d: change one of them", config->channels,
+                     config->heads);
+  int head_size = config->channels / config->heads;
+  if (head_size % 8 || head_size > G2Z_MAX_HEAD_SIZE)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "channels=%d / heads=%d gives a head size of %d, which must be a multiple of 8 "
+                     "up to %d: with these channels, heads=%d would give %d",
+                     config->channels, config->heads, head_size, G2Z_MAX_HEAD_SIZE,
+                     config->channels % 64 ? config->channels / 8 : config->channels / 64,
+                     config->channels % 64 ? 8 : 64);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_train_config g2z_train_config_default(void) {
+  g2z_train_config config;
+  memset(&config, 0, sizeof config);
+  config.stamp = G2Z__STAMP;
+  config.model = g2z_model_config_default();
+  config.batch = 8;
+  config.seq = 1024;
+  config.accum = 1;
+  config.optimizer.lr = 6e-4f;
+  config.optimizer.min_lr = 6e-5f;
+  config.optimizer.beta1 = 0.9f;
+  config.optimizer.beta2 = 0.95f;
+  config.optimizer.eps = 1e-8f;
+  config.optimizer.weight_decay = 0.1f;
+  config.optimizer.clip = 1.0f;
+  config.optimizer.schedule = G2Z_SCHEDULE_COSINE;
+  config.optimizer.warmup = 100;
+  config.optimizer.steps = 1000;
+  config.optimizer.loss_scale_dynamic = 1;
+  config.optimizer.loss_scale = 65536.0f;
+  config.optimizer.loss_scale_window = 1000;
+  config.optimizer.loss_scale_hysteresis = 2;
+  config.dtype = G2Z_FP32;
+  config.seed = 1337;
+  config.zero_stage = 1;
+  return config;
+}
+
+G2Z__PRIVATE g2z_status g2z__optimizer_config_check(g2z_services *services,
+                                                    const g2z_optimizer_config *config) {
+  G2Z__TRY(g2z__check_real(services, "lr", config->lr, 0, 1e6, 0));
+  G2Z__TRY(g2z__check_real(services, "min_lr", config->min_lr, 0, config->lr, 0));
+  G2Z__TRY(g2z__check_real(services, "beta1", config->beta1, 0, 1, 1));
+  G2Z__TRY(g2z__check_real(services, "beta2", config->beta2, 0, 1, 1));
+  G2Z__TRY(g2z__check_real(services, "eps", config->eps, 1e-30, 1, 0));
+  G2Z__TRY(g2z__check_real(services, "weight_decay", config->weight_decay, 0, 1e6, 0));
+  G2Z__TRY(g2z__check_real(services, "clip", config->clip, 0, 1e30, 0));
+  G2Z__TRY(g2z__check_range(services, "steps", config->steps, 1, INT64_C(1) << 40));
+  G2Z__TRY(g2z__check_range(services, "warmup", config->warmup, 0, INT64_C(1) << 40));
+  G2Z__TRY(g2z__check_real(services, "loss_scale", config->loss_scale, 1, 16777216, 0));
+  G2Z__TRY(g2z__check_range(services, "loss_scale_window", config->loss_scale_window, 1, 1 << 30));
+  return g2z__check_range(services, "loss_scale_hysteresis", config->loss_scale_hysteresis, 1,
+                          1 << 30);
+}
+
+G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_train_config *config) {
+  if (config->stamp != G2Z__STAMP)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "this g2z_train_config was never initialised: start from "
+                     "g2z_train_config_default()");
+  G2Z__TRY(g2z_model_config_check(services, &config->model));
+  G2Z__TRY(g2z__check_range(services, "batch", config->batch, 1, 1 << 20));
+  G2Z__TRY(g2z__check_range(services, "accum", config->accum, 1, 1 << 20));
+  G2Z__TRY(g2z__check_range(services, "seq", config->seq, 1, G2Z__MAX_CONTEXT));
+  if (config->seq > config->model.context)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "seq=%d is longer than the model's context=%d: shorten seq or raise context",
+                     config->seq, config->model.context);
+  if ((int64_t)config->batch * config->seq > (1 << 28))
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "batch=%d x seq=%d is more than 2^28 tokens in one micro-step: lower batch and "
+                     "raise accum", config->batch, config->seq);
+  G2Z__TRY(g2z__optimizer_config_check(services, &config->optimizer));
+  if ((unsigned)config->dtype >= (unsigned)G2Z_DTYPE_COUNT)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "dtype=%d is none of g2z_dtype",
+                     (int)config->dtype);
+  G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
+  G2Z__TRY(g2z__check_range(services, "zero_stage", config->zero_stage, 0, 3));
+  if (config->zero_stage > 1)
+    return g2z__fail(services, G2Z_UNSUPPORTED,
+                     "zero_stage=%d is not in this version: take 0 or 1", config->zero_stage);
+  return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
+}
+
+/* ===== >>i06 plan ========================================================
+ * In:  a config, a device kind, a rank of a world. Out: where everything lies and what it weighs.
+ * Law: pure. Whoever allocates, prints or reshards asks here and computes nothing of its own. */
+
+/* Activations of a forward pass that backward needs, and backward's own scratch. LAYER buffers exist
+ * once per layer. Types: A the plan's dtype, F fp32. Some live a second life:
+ *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
+ *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output
+ *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C)  */
+#define G2Z__ACTIVATION_LIST(X)                                          \
+  /*  name      scope   type  elements */                                \
+  X(EMBED,     ONCE,    A,    (N) * C)      /* residual stream at block 0 */ \
+  X(LN1,       LAYER,   A,    (N) * C)                                   \
+  X(LN1_MEAN,  LAYER,   F,    (N))                                       \
+  X(LN1_RSTD,  LAYER,   F,    (N))                                       \
+  X(QKV,       LAYER,   A,    (N) * 3 * C)                               \
+  X(ATT,       LAYER,   A,    (N) * C)                                   \
+  X(LSE,       LAYER,   F,    (N) * NH)                                  \
+  X(RES2,      LAYER,   A,    (N) * C)      /* residual stream behind attention */ \
+  X(LN2,       LAYER,   A,    (N) * C)                                   \
+  X(LN2_MEAN,  LAYER,   F,    (N))                                       \
+  X(LN2_RSTD,  LAYER,   F,    (N))                                       \
+  X(FCPRE,     LAYER,   A,    (N) * 4 * C)  /* GELU's input */           \
+  X(FC,        LAYER,   A,    (N) * 4 * C)  /* GELU's output */          \
+  X(RES3,      LAYER,   A,    (N) * C)      /* residual stream behind the block */ \
+  X(LNF,       ONCE,    A,    (N) * C)                                   \
+  X(LNF_MEAN,  ONCE,    F,    (N))                                       \
+  X(LNF_RSTD,  ONCE,    F,    (N))                                       \
+  X(LOSSES,    ONCE,    F,    (N))                                       \
+  X(DRES,      ONCE,    A,    (N) * C)      /* gradient of the residual stream */ \
+  X(WIDE,      ONCE,    A,    (N) * 4 * C)
+
+typedef enum g2z__activation {
+#define X(name, scope, type, elements) G2Z__ACT_##name,
+  G2Z__ACTIVATION_LIST(X)
+#undef X
+  G2Z__ACT_COUNT
+} g2z__activation;
+
+/* Buffers start on multiples of this many bytes: wide enough for every vector and TMA access. */
+#define G2Z__ALIGN 256
+G2Z__PRIVATE size_t g2z__align(size_t bytes) {
+  return (bytes + G2Z__ALIGN - 1) / G2Z__ALIGN * G2Z__ALIGN;
+}
+
+/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. LAYER
+ * buffers of one layer lie together, the ONCE buffers behind those of all layers. */
+G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation which, int layer) {
+  size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
+  size_t NH = (size_t)plan->model.heads, A = (size_t)plan->dtype_bytes, F = sizeof(float);
+  enum { ONCE, LAYER };
+  size_t in_layer = 0, once = 0, layer_bytes = 0;
+  int scope_of_which = ONCE;
+#define X(name, scope, type, elements)                                  \
+  {                                                                     \
+    size_t bytes = g2z__align((elements) * type);                       \
+    if (scope == LAYER) layer_bytes += bytes;                           \
+    if (which == G2Z__ACT_##name) scope_of_which = scope;               \
+    if (G2Z__ACT_##name < which) *(scope == LAYER ? &in_layer : &once) += bytes; \
+  }
+  G2Z__ACTIVATION_LIST(X)
+#undef X
+  if (scope_of_which == LAYER) return (size_t)layer * layer_bytes + in_layer;
+  return (size_t)plan->model.layers * layer_bytes + once;
+}
+
+G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_param param) {
+  size_t C = (size_t)model->channels, CTX = (size_t)model->context, V = (size_t)model->vocab;
+  g2z_param_info info;
+  memset(&info, 0, sizeof info);
+  switch (param) {
+#define X(id, unit_, rank_, rows_, cols_, init_, decay_, hf)   \
+  case G2Z_##id:                                               \
+    info.name = #id;                                           \
+    info.hf_name = hf;                                         \
+    info.unit = G2Z_UNIT_##unit_;                              \
+    info.init = G2Z_INIT_##init_;                              \
+    info.decay = decay_;                                       \
+    info.rank = rank_;                                         \
+    info.rows = rows_;                                         \
+    info.cols = cols_;                                         \
+    break;
+    G2Z_PARAM_LIST(X)
+#undef X
+    case G2Z_PARAM_COUNT: break;
+  }
+  info.elements = info.rows * info.cols;
+  return info;
+}
+
+G2Z_API const char *g2z_memory_text(g2z_memory category) {
+  switch (category) {
+#define X(name, text) \
+  case G2Z_MEMORY_##name: return text;
+    G2Z_MEMORY_LIST(X)
+#undef X
+    case G2Z_MEMORY_COUNT: break;
+  }
+  return "?";
+}
+
+G2Z_API g2z_unit_kind g2z_plan_unit_kind(const g2z_plan *plan, int unit) {
+  if (unit == 0) return G2Z_UNIT_LNF;
+  if (unit <= plan->model.layers) return G2Z_UNIT_BLOCK;
+  return unit == g2z_plan_unit_of_wpe(plan) ? G2Z_UNIT_WPE : G2Z_UNIT_WTE;
+}
+
+G2Z_API size_t g2z_plan_unit_canonical(const g2z_plan *plan, int unit) {
+  size_t C = (size_t)plan->model.channels, blocks = (size_t)plan->model.layers;
+  if (unit == 0) return 0;
+  if (unit <= plan->model.layers) return 2 * C + (size_t)(unit - 1) * plan->block_elements;
+  size_t behind_blocks = 2 * C + blocks * plan->block_elements;
+  return behind_blocks + (unit == g2z_plan_unit_of_wte(plan) ? (size_t)plan->model.context * C : 0);
+}
+
+/* Padding only follows the last unit, so memory and canonical order agree. */
+G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit) {
+  return g2z_plan_unit_canonical(plan, unit);
+}
+
+G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param) {
+  g2z_unit_kind unit = g2z_param_describe(&plan->model, param).unit;
+  size_t offset = 0;
+  for (int p = 0; p < (int)param; p++) {
+    g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+    if (info.unit == unit) offset += info.elements;
+  }
+  return offset;
+}
+
+G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket) {
+  g2z_range range;
+  range.begin = (size_t)bucket * plan->bucket_elements;
+  size_t left = plan->elements - range.begin;
+  range.elements = left < plan->bucket_elements ? left : plan->bucket_elements;
+  return range;
+}
+
+G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
+  g2z_range range = g2z_plan_bucket(plan, bucket);
+  if (plan->zero_stage == 0) return range; /* every rank owns all */
+  range.elements /= (size_t)plan->world;
+  range.begin += (size_t)rank * range.elements;
+  return range;
+}
+
+/* All buckets before `bucket` are full ones. */
+G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
+  size_t owners = plan->zero_stage == 0 ? 1 : (size_t)plan->world;
+  return (size_t)bucket * (plan->bucket_elements / owners);
+}
+
+/* Cuts [begin, end) of memory at the borders of parameters; `visit` gets each piece. */
+typedef struct g2z__piece {
+  int unit;
+  g2z_param param;
+  size_t memory, elements;    /* the piece */
+  size_t parameter;           /* memory begin of the parameter it belongs to */
+} g2z__piece;
+
+/* The piece that starts at memory `at`; 0 where only padding follows. A parameter's own padding does
+ * not exist: the rows behind wte's V are the first of the padding. */
+G2Z__PRIVATE int g2z__plan_piece(const g2z_plan *plan, size_t at, size_t end, g2z__piece *piece) {
+  int unit = plan->units - 1;
+  while (unit > 0 && g2z_plan_unit(plan, unit) > at) unit--;
+  size_t begin = g2z_plan_unit(plan, unit);
+  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+    g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+    if (info.unit != g2z_plan_unit_kind(plan, unit)) continue;
+    if (at < begin + info.elements) {
+      piece->unit = unit;
+      piece->param = (g2z_param)p;
+      piece->memory = at;
+      piece->parameter = begin;
+      size_t stop = begin + info.elements < end ? begin + info.elements : end;
+      piece->elements = stop - at;
+      return at < end;
+    }
+    begin += info.elements;
+  }
+  return 0;
+}
+
+G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *out, size_t limit) {
+  size_t count = 0;
+  g2z_update_range open;
+  memset(&open, 0, sizeof open);
+  for (int bucket = 0; bucket < plan->buckets; bucket++) {
+    g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
+    size_t shard = g2z_plan_shard_offset(plan, bucket), at = slice.begin;
+    g2z__piece piece;
+    while (g2z__plan_piece(plan, at, slice.begin + slice.elements, &piece)) {
+      int decay = g2z_param_describe(&plan->model, piece.param).decay;
+      int joins = open.elements > 0 && open.decay == decay &&
+                  open.memory + open.elements == at &&
+                  open.shard + open.elements == shard + (at - slice.begin);
+      if (!joins) {
+        if (open.elements > 0 && count++ < limit) out[count - 1] = open;
+        open.memory = at;
+        open.shard = shard + (at - slice.begin);
+        open.elements = 0;
+        open.decay = decay;
+      }
+      open.elements += piece.elements;
+      at += piece.elements;
+    }
+  }
+  if (open.elements > 0 && count++ < limit) out[count - 1] = open;
+  return count;
+}
+
+/* Upper bound of what g2z_plan_update_ranges finds: borders of decay and of buckets. */
+G2Z__PRIVATE size_t g2z__plan_update_ranges_limit(const g2z_plan *plan) {
+  return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
+}
+
+/* A chunk of logits; room for one row in fp32, which generation wants. */
+G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
+  size_t row = (size_t)plan->head_chunk * (size_t)plan->dtype_bytes;
+  return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
+}
+
+G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
+  size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
+  size_t Vp = (size_t)plan->vocab_padded;
+  size_t *bytes = plan->bytes;
+  bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->elements * (size_t)plan->dtype_bytes);
+  bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->elements * (size_t)plan->grad_bytes);
+  bytes[G2Z_MEMORY_OPTIMIZER] = 3 * g2z__align(plan->shard_elements * sizeof(float));
+  bytes[G2Z_MEMORY_ACTIVATIONS] = g2z__activation_offset(plan, G2Z__ACT_COUNT, 0);
+  bytes[G2Z_MEMORY_HEAD] = g2z__plan_logits_bytes(plan);
+  if (plan->grad_dtype != G2Z_FP32) bytes[G2Z_MEMORY_HEAD] += g2z__align(Vp * C * sizeof(float));
+  bytes[G2Z_MEMORY_BATCHES] =
+      2 * g2z__align((size_t)plan->accum * N * sizeof(int32_t)) +
+      g2z__align(sizeof(g2z_step_state)) + g2z__align((size_t)plan->buckets * sizeof(double)) +
+      g2z__align(g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range)) +
+      g2z__align(sizeof(double));
+  plan->bytes_total = 0;
+  for (int i = 0; i < G2Z_MEMORY_COUNT; i++) plan->bytes_total += bytes[i];
+}
+
+/* Tokens whose logits exist at one time: on a GPU 4,096, where the three products run at full rate;
+ * on a CPU as many as stay in the caches with the rows of wte that they meet. */
+G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
+  int limit = plan->device == G2Z_DEVICE_CUDA ? 4096 : 256;
+  plan->batch = batch;
+  plan->head_chunk = batch * plan->seq < limit ? batch * plan->seq : limit;
+  g2z__plan_bytes(plan);
+}
+
+G2Z__PRIVATE size_t g2z__plan_bucket_elements(const g2z_plan *plan, double bucket_mb) {
+  double bytes = bucket_mb > 0 ? bucket_mb * 1048576.0 : 16.0 * 1048576.0;
+  if (bucket_mb <= 0 && bytes < 2e6 * plan->world) bytes = 2e6 * plan->world;
+  size_t grain = 8 * (size_t)plan->world, elements = (size_t)(bytes / plan->grad_bytes);
+  elements = elements / grain * grain;
+  if (elements < grain) elements = grain;
+  return elements < plan->elements ? elements : plan->elements;
+}
+
+G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config *config,
+                                 g2z_device_kind device, int rank, int world, g2z_plan *out) {
+  memset(out, 0, sizeof *out);
+  G2Z__TRY(g2z_train_config_check(services, config));
+  G2Z__TRY(g2z__check_range(services, "world", world, 1, 1 << 16));
+  G2Z__TRY(g2z__check_range(services, "rank", rank, 0, world - 1));
+  g2z_plan plan = *out;
+  plan.model = config->model;
+  plan.device = device;
+  plan.vocab_padded = (config->model.vocab + 127) / 128 * 128;
+  plan.seq = config->seq;
+  plan.accum = config->accum;
+  plan.rank = rank;
+  plan.world = world;
+  plan.zero_stage = config->zero_stage;
+  plan.dtype = config->dtype;
+  plan.grad_dtype = config->accum > 1 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
+  int halves = device == G2Z_DEVICE_CUDA;
+  plan.dtype_bytes = halves && (plan.dtype == G2Z_FP16 || plan.dtype == G2Z_BF16) ? 2 : 4;
+  plan.grad_bytes = halves && plan.grad_dtype != G2Z_FP32 ? 2 : 4;
+  plan.units = config->model.layers + 3;
+  size_t C = (size_t)config->model.channels, grain = 8 * (size_t)world;
+  plan.block_elements = 12 * C * C + 13 * C;
+  size_t wte = g2z_plan_unit_canonical(&plan, g2z_plan_unit_of_wte(&plan));
+  plan.parameters = wte + (size_t)config->model.vocab * C;
+  plan.elements = (wte + (size_t)plan.vocab_padded * C + grain - 1) / grain * grain;
+  plan.bucket_elements = g2z__plan_bucket_elements(&plan, config->bucket_mb);
+  size_t buckets = (plan.elements + plan.bucket_elements - 1) / plan.bucket_elements;
+  if (buckets > 1 << 20)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "bucket_mb=%g cuts %zu gradients into %zu buckets: take a larger one",
+                     config->bucket_mb, plan.elements, buckets);
+  plan.buckets = (int)buckets;
+  plan.shard_elements = plan.zero_stage == 0 ? plan.elements : plan.elements / (size_t)world;
+  g2z__plan_batch(&plan, config->batch);
+  *out = plan;
+  return G2Z_OK;
+}
+
+G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
+  g2z_plan trial = *plan;
+  int fits = 0, limit = (1 << 28) / plan->seq;
+  for (int step = 1 << 20; step > 0; step /= 2) { /* the bytes grow with B: a binary search */
+    if (fits + step > limit) continue;
+    g2z__plan_batch(&trial, fits + step);
+    if (trial.bytes_total <= free_bytes) fits += step;
+  }
+  return fits;
+}
+
+G2Z__PRIVATE double g2z__gib(size_t bytes) { return (double)bytes / 1073741824.0; }
+
+G2Z_PRINTF(3, 4)
+G2Z__PRIVATE void g2z__plan_line(void (*line)(void *user, const char *text), void *user,
+                                 const char *format, ...) {
+  char text[256];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  line(user, text);
+}
+
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
+                            void (*line)(void *user, const char *text), void *user) {
+  const g2z_model_config *m = &plan->model;
+  g2z__plan_line(line, user,
+                 "model       %d layers, %d heads, %d channels, context %d, vocab %d (padded to %d): "
+                 "%.2f M parameters", m->layers, m->heads, m->channels, m->context, m->vocab,
+                 plan->vocab_padded, (double)plan->parameters * 1e-6);
+  g2z__plan_line(line, user, "step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens",
+                 plan->batch, plan->seq, plan->accum, plan->world,
+                 (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
+  g2z__plan_line(line, user, "types       %s parameters, %s gradients, on %s", 
+                 g2z_dtype_text(plan->dtype), g2z_dtype_text(plan->grad_dtype),
+                 g2z_device_text(plan->device));
+  g2z__plan_line(line, user, "ZeRO        stage %d, rank %d of %d, %d buckets of %.2f MiB",
+                 plan->zero_stage, plan->rank, plan->world, plan->buckets,
+                 (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
+  for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
+    g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]),
+                   g2z_memory_text((g2z_memory)i));
+  g2z__plan_line(line, user, "memory      %9.3f GiB  total per rank", g2z__gib(plan->bytes_total));
+  if (!free_bytes) return;
+  g2z__plan_line(line, user, "free        %9.3f GiB  on this device: %s", g2z__gib(free_bytes),
+                 plan->bytes_total <= free_bytes ? "it fits" : "IT DOES NOT FIT");
+  g2z__plan_line(line, user, "largest B   %9d      micro-batch that fits",
+                 g2z_plan_largest_batch(plan, free_bytes));
+}
+
+/* ===== >>i07 tokenizer ===================================================
+ * In:  text as bytes; a vocabulary from one of four file formats, or learnt from texts.
+ * Out: token ids, the bytes that they stand for, the vocabulary as files.
+ * Law: text -> valid UTF-8 -> pieces -> merges inside a piece, the smallest id first. Each stage
+ *      knows nothing of the others. Ids follow from the merges alone: 0-255 are the bytes in
+ *      GPT-2's order, merge i makes 256 + i, the last is <|endoftext|>. A merge joins older tokens,
+ *      so its id exceeds theirs: what a merge makes possible always comes later. */
+
+#define G2Z__TOKEN_BYTES 1024      /* GPT-2's longest token has 128 bytes */
+#define G2Z__VOCAB_MAX 1048576     /* with the line above: tokens take at most 1 GiB */
+#define G2Z__EOT "<|endoftext|>"
+#define G2Z__EOT_BYTES (sizeof G2Z__EOT - 1)
+
+/* g2z__grow for a list of `type`; returns from the function that it stands in when it fails. */
+#define G2Z__GROW(services, type, list, capacity, used, need)                                \
+  do {                                                                                       \
+    void *grown_ = (list);                                                                   \
+    g2z_status grow_ = g2z__grow(services, &grown_, &(capacity), used, need, sizeof(type));  \
+    (list) = (type *)grown_;                                                                 \
+    if (grow_ != G2Z_OK) return grow_;                                                       \
+  } while (0)
+
+/* ----- UTF-8 and classes ------------------------------------------------- */
+
+enum { G2Z__OTHER, G2Z__LETTER, G2Z__NUMBER, G2Z__WHITE };
+
+/* The classes of Unicode 16.0 from U+0000 on, as run lengths: o others, l letters (general category
+ * L), n numbers (N), w White_Space. What lies beyond the last run is o. */
+#define G2Z__CLASSIFIED 0x323B0
+static const char g2z__class_runs[] =
+    "o9w5o18w1o15n10o7l26o6l26o10w1o26w1o9l1o7n2o1l1o3n1l1o1n3o1l23o1l31o1l458o4l12o14l5o7l1o1l1"
+    "o129l5o1l2o2l4o1l1o6l1o1l3o1l1o1l20o1l83o1l139o8l166o1l38o2l1o6l41o71l27o4l4o45l43o21n10o4l2o1"
+    "l99o1l1o15l2o7l2n10l3o2l1o16l1o1l30o29l89o11l1o14n10l33o9l2o4l1o5l22o4l1o9l1o3l1o23l25o7l11o5"
+    "l24o1l6o17l42o58l54o3l1o18l1o7l10o4n10o1l16o4l8o2l2o2l22o1l7o1l1o3l4o3l1o16l1o13l2o1l3o4n10l2"
+    "o2n6o2l1o8l6o4l2o2l22o1l7o1l2o1l2o1l2o31l4o1l1o7n10o2l3o16l9o1l3o1l22o1l7o1l2o1l5o3l1o18l1o15"
+    "l2o4n10o9l1o11l8o2l2o2l22o1l7o1l2o1l5o3l1o30l2o1l3o4n10o1l1n6o11l1o1l6o3l3o1l4o3l2o1l1o1l2o3l2"
+    "o3l3o3l12o22l1o21n13o18l8o1l3o1l23o1l16o3l1o26l3o2l1o2l2o4n10o8n7o1l1o4l8o1l3o1l23o1l10o1l5o3"
+    "l1o31l2o1l2o4n10o1l2o17l9o1l3o1l41o2l1o16l1o5l3o1n7l3o4n19o1l6o5l18o3l24o1l9o1l1o2l7o31n10o17"
+    "l48o1l2o12l7o9n10o39l2o1l1o1l5o1l24o1l1o1l10o1l2o9l1o2l5o1l1o9n10o2l4o32l1o31n20o12l8o1l36o27"
+    "l5o115l43o20l1n10o6l6o4l4o3l1o3l2o7l3o4l13o12l1o1n10o6l38o1l1o5l1o2l43o1l333o1l4o2l7o1l1o1l4o2"
+    "l41o1l4o2l33o1l4o2l7o1l1o1l4o2l15o1l57o1l4o2l67o14n20o3l16o16l86o2l6o3l620o2l17w1l26o5l75o3n3"
+    "l8o7l18o13l19o14l18o14l13o1l3o15l52o35l1o4l1o3n10o6n10o22n10o6l89o7l5o2l34o1l1o5l70o10l31o39"
+    "n10l30o2l5o11l44o4l26o6n11o37l23o9l53o43n10o6n10o13l1o93l47o17l8o3n10o41l30o13l2n10l44o26l36"
+    "o28n10o3l3n10l36o2l11o5l43o2l3o41l4o1l6o1l2o3l1o5l192o64l278o2l6o2l38o2l6o2l8o1l1o1l1o1l1o1l31"
+    "o2l53o1l7o1l1o3l3o1l7o3l4o2l6o4l13o5l3o1l7o3w11o29w2o5w1o47w1o16n1l1o2n6o5l1n10o6l13o101l1o4l1"
+    "o2l10o1l1o3l5o6l1o1l1o1l1o1l4o1l11o2l4o5l5o4l1o1n51l2n5o726n60o78n22o630n30o1132l229o6l4o3l2o9"
+    "n1o2l38o1l1o5l1o2l56o7l1o16l23o9l7o1l7o1l7o1l7o1l7o1l7o1l7o1l7o80l1o464w1o4l2n1o25n9o7l5o2n3l2"
+    "o4l86o6l3o1l90o1l4o5l43o1l94o3n4o10l32o48l16o32n10o30n8o1n15o32n10o39n15o320l6592o64l22157o67"
+    "l46o2l269o3l16n10l2o20l47o16l31o2l70n10o39l9o2l103o2l67o2l2o1l1o1l8o21l16o1l3o1l4o1l23o13n6o10"
+    "l52o14l50o28n10o24l6o3l1o1l2o1n10l28o10l23o25l29o7l47o28l1n10o6l5o1l10n10l5o1l41o23l3o1l8o4n10"
+    "o6l23o3l1o3l50o1l1o3l2o2l5o2l1o1l1o24l3o2l11o7l3o12l6o2l6o2l6o9l7o1l7o1l43o1l14o6l115o13n10o6"
+    "l11172o12l23o4l49o8452l366o2l106o38l7o12l5o5l1o1l10o1l13o1l5o1l1o1l2o1l2o1l108o33l363o18l64o2"
+    "l54o40l12o116l5o1l135o19n10o7l26o6l26o11l89o3l6o2l6o2l6o2l3o35l12o1l26o1l19o1l2o1l15o2l14o34"
+    "l123o12n45o12n57o17n2o244l29o3l49o16n27o4l32n4o9l20n1l8n1o5l38o10l30o2l36o4l8o1n5o42l158o2n10"
+    "o6l36o4l36o4l40o8l52o12l11o1l15o1l7o1l2o1l11o1l15o1l7o1l2o3l52o12l311o9l22o10l8o24l6o1l42o1l9"
+    "o69l6o2l1o1l44o1l2o3l1o2l23o2n8l23o2n7l31o8n9o48l19o1l2o5n5l22n6o4l26o70l56o4n2l2n16o2n46l1o15"
+    "l4o1l3o1l29o10n9o23l29n2o1l29n3o32l8o1l28o6n5o16l54o10l22o2n8l19o5n8l18o23n7o80l73o55l51o13l51"
+    "o7n6l36o12n10o6n10l28o9l23o218n31o1l42o6l2o16l3o59l29n10l1o8l22o11n4o27l18o46l21n7o20l23o12l53"
+    "o26n30o1l2o2l1o13l45o32l25o7n10o9l36o15n10o4l1o2l1o8l35o3l1o12l48o14l4o11n10l1o1l1o4n20o11l18"
+    "o1l25o19l2o63l7o1l1o1l4o1l15o1l10o7l47o17n10o11l8o2l2o2l22o1l7o1l2o1l5o3l1o18l1o12l5o30l10o1l1"
+    "o2l1o1l38o1l1o25l1o1l1o44l53o18l4o5n10o5l3o30l48o20l2o1l1o8n10o166l47o41l4o36l48o20l1o11n10o38"
+    "l43o13l1o7n10o6n20o28l27o21n12o4l7o185l44o116l64n19o12l8o2l1o2l8o1l2o1l24o15l1o1l1o14n10o70l8"
+    "o2l39o16l1o1l1o28l1o10l40o7l1o21l1o11l46o19l1o18l73o199l33o15n10o6l9o1l37o17l1o15n29o5l30o112"
+    "l7o1l2o1l38o21l1o9n10o6l6o1l2o1l32o14l1o7n10o310l19o15l1o1l13o1l34o28n10o86l1o15n21o43l922o102"
+    "n111o17l196o2636l97o15l1072o17l6o25l3995o5l583o6841l30o18n10o1734l569o7l31o1n10o6l79o1n10o6l30"
+    "o18l48o16l4o12n10o1n7o1l21o5l19o432l45o3n10o198l64n23o105l75o5l1o66l13o64l2o1l1o28l6136o8l1238"
+    "o41l10o8935l4o1l7o1l2o1l291o15l1o29l3o2l1o14l4o8l396o2308l107o5l13o3l9o7l10o4182n10o1478n20o12"
+    "n20o108n25o135l85o1l71o1l2o2l1o2l2o2l4o1l12o1l1o1l7o1l65o1l4o2l8o1l7o1l28o1l4o1l5o1l1o3l7o1"
+    "l340o2l25o1l25o1l31o1l25o1l31o1l25o1l31o1l25o1l31o1l25o1l8o2n50o1792l31o6l6o261l62o146l45o10l7"
+    "o2n10o4l1o321l30o18l44o4n10o470l28o4n10o214l30o2l1n10o485l7o1l4o1l2o1l15o1l197o2n9o48l68o7l1o4"
+    "n10o791n59o1n3o1n4o76n45o1n15o194l4o1l27o1l2o1l1o2l1o1l10o1l4o1l1o1l1o6l1o4l1o1l1o1l1o1l3o1l2"
+    "o1l1o2l1o1l1o1l1o1l1o1l1o1l2o1l1o2l4o1l7o1l4o1l4o1l1o1l10o1l17o5l3o1l5o1l17o580n13o2787n10"
+    "o1030l42720o32l4154o6l222o2l5762o14l7473o15l622o2466l542o1506l4939o5l4192";
+
+/* One byte per code point: a table of 201 KiB, of which a text touches a few cache lines. */
+G2Z__PRIVATE g2z_status g2z__classes_create(g2z_services *services, unsigned char **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, G2Z__CLASSIFIED, 1, &memory));
+  *out = (unsigned char *)memory;
+  size_t at = 0;
+  for (const char *run = g2z__class_runs; *run;) {
+    int letter = *run++, class_of_run = letter == 'l'   ? G2Z__LETTER
+                                        : letter == 'n' ? G2Z__NUMBER
+                                        : letter == 'w' ? G2Z__WHITE
+                                                        : G2Z__OTHER;
+    size_t count = 0;
+    while (*run >= '0' && *run <= '9') count = count * 10 + (size_t)(*run++ - '0');
+    memset(*out + at, class_of_run, count);
+    at += count;
+  }
+  G2Z_ASSERT(at == G2Z__CLASSIFIED);
+  return G2Z_OK;
+}
+
+/* The length of the character at p, or, where UTF-8 is invalid, minus the length of what one U+FFFD
+ * replaces: the longest beginning of a character, at least one byte (Unicode's "maximal subpart",
+ * as Python and Rust have it). */
+G2Z__PRIVATE int g2z__utf8_step(const unsigned char *p, const unsigned char *end) {
+  unsigned lead = *p;
+  if (lead < 0x80) return 1;
+  if (lead < 0xC2 || lead > 0xF4) return -1;
+  int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  /* Only the second byte depends on the first: no overlong forms, surrogates, or > U+10FFFF. */
+  unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  for (int i = 1; i < length; i++) {
+    if (p + i == end || p[i] < low || p[i] > high) return -i;
+    low = 0x80;
+    high = 0xBF;
+  }
+  return length;
+}
+
+/* The bytes up to the first that is not valid UTF-8. */
+G2Z__PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
+  const unsigned char *p = text, *end = text + bytes;
+  while (p < end) {
+    uint64_t eight;
+    if (end - p >= 8 && (memcpy(&eight, p, 8), (eight & 0x8080808080808080u) == 0)) {
+      p += 8;
+      continue;
+    }
+    int step = g2z__utf8_step(p, end);
+    if (step < 0) break;
+    p += step;
+  }
+  return (size_t)(p - text);
+}
+
+/* Copies text with U+FFFD for what is invalid; returns the length. out NULL: only the length. */
+G2Z__PRIVATE size_t g2z__utf8_repair(const unsigned char *text, size_t bytes, unsigned char *out) {
+  size_t made = 0;
+  for (size_t at = 0; at < bytes;) {
+    int step = g2z__utf8_step(text + at, text + bytes);
+    size_t count = step < 0 ? 3 : (size_t)step;
+    if (out) memcpy(out + made, step < 0 ? (const void *)"\xEF\xBF\xBD" : text + at, count);
+    made += count;
+    at += (size_t)(step < 0 ? -step : step);
+  }
+  return made;
+}
+
+typedef struct g2z__repair { /* room for texts that need one */
+  unsigned char *bytes;
+  size_t capacity;
+} g2z__repair;
+
+/* Points *text at valid UTF-8: itself, or a repaired copy in `repair`. strict: fails instead. */
+G2Z__PRIVATE g2z_status g2z__valid_text(g2z_services *services, g2z__repair *repair, int strict,
+                                        const unsigned char **text, size_t *bytes) {
+  size_t valid = g2z__utf8_valid(*text, *bytes);
+  if (valid == *bytes) return G2Z_OK;
+  if (strict)
+    return g2z__fail(services, G2Z_FORMAT,
+                     "invalid UTF-8: byte 0x%02x at offset %zu; convert the text to UTF-8, or "
+                     "encode without G2Z_ENCODE_STRICT (--strict) to have it replaced by U+FFFD",
+                     (*text)[valid], valid);
+  size_t repaired = g2z__utf8_repair(*text, *bytes, NULL);
+  G2Z__GROW(services, unsigned char, repair->bytes, repair->capacity, 0, repaired);
+  g2z__utf8_repair(*text, *bytes, repair->bytes);
+  *text = repair->bytes;
+  *bytes = repaired;
+  return G2Z_OK;
+}
+
+/* The class of the character at p, which is valid; *next is the one behind it. */
+static inline int g2z__class_at(const unsigned char *classes, const unsigned char *p,
+                                const unsigned char **next) {
+  uint32_t c = p[0];
+  if (c < 0x80) {
+    *next = p + 1;
+  } else if (c < 0xE0) {
+    c = (c & 0x1Fu) << 6 | (p[1] & 0x3Fu);
+    *next = p + 2;
+  } else if (c < 0xF0) {
+    c = (c & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
+    *next = p + 3;
+  } else {
+    c = (c & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
+    *next = p + 4;
+  }
+  return c < G2Z__CLASSIFIED ? classes[c] : (int)G2Z__OTHER;
+}
+
+/* ----- pieces ------------------------------------------------------------ */
+
+/* The bytes of a contraction behind the apostrophe at p; 0: none. */
+G2Z__PRIVATE int g2z__contraction(const unsigned char *p, const unsigned char *end) {
+  int one = end - p > 1 ? p[1] : 0, two = end - p > 2 ? p[2] : 0;
+  if (one == 's' || one == 'd' || one == 'm' || one == 't') return 2;
+  return (one == 'l' && two == 'l') || ((one == 'v' || one == 'r') && two == 'e') ? 3 : 0;
+}
+
+/* The end of the piece that starts at p < end. This is GPT-2's pattern,
+ *   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+ * as a scanner. `end` is an end for the pattern too: white space there stays one piece. */
+G2Z__PRIVATE const unsigned char *g2z__piece_end(const unsigned char *classes,
+                                                 const unsigned char *p,
+                                                 const unsigned char *end) {
+  const unsigned char *at = p, *next, *last = p;
+  int contraction = *p == '\'' ? g2z__contraction(p, end) : 0;
+  if (contraction) return p + contraction;
+  if (*p == ' ' && p + 1 < end) at = p + 1; /* one space joins the run behind it */
+  int kind = g2z__class_at(classes, at, &next);
+  if (kind != G2Z__WHITE) {
+    do at = next;
+    while (at < end && g2z__class_at(classes, at, &next) == kind);
+    return at;
+  }
+  for (at = p; at < end && g2z__class_at(classes, at, &next) == G2Z__WHITE; at = next) last = at;
+  return at == end || last == p ? at : last; /* the last of a run splits off before a word */
+}
+
+/* The bytes of the White_Space character at p; 0: another character, or an incomplete one. It needs
+ * no table, and no valid text around it. */
+G2Z__PRIVATE size_t g2z__white_bytes(const unsigned char *p, const unsigned char *end) {
+  if (p == end) return 0;
+  if (*p == ' ' || (*p >= 0x09 && *p <= 0x0D)) return 1;
+  if (end - p >= 2 && p[0] == 0xC2) return p[1] == 0x85 || p[1] == 0xA0 ? 2 : 0;
+  if (end - p < 3 || p[0] < 0xE1 || p[0] > 0xE3) return 0;
+  uint32_t c = (p[0] & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
+  int valid = (p[1] & 0xC0) == 0x80 && (p[2] & 0xC0) == 0x80;
+  return valid && (c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
+                   c == 0x202F || c == 0x205F || c == 0x3000)
+             ? 3
+             : 0;
+}
+
+G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
+  const unsigned char *begin = (const unsigned char *)text, *end = begin + bytes;
+  for (size_t p = bytes; p-- > 1;) {
+    if (!g2z__white_bytes(begin + p, end)) continue;
+    int white_before = 0; /* these bytes start characters, whatever stands around them */
+    for (size_t back = 1; back <= 3 && back <= p; back++)
+      white_before |= g2z__white_bytes(begin + p - back, begin + p) == back;
+    if (!white_before) return p;
+  }
+  return 0;
+}
+
+/* ----- words and pairs: the two hash tables ------------------------------ */
+
+typedef struct g2z__words { /* a set of byte strings, numbered as they come */
+  unsigned char *bytes;     /* one after the other */
+  size_t bytes_capacity;
+  uint32_t *starts;         /* [count + 1] */
+  size_t starts_capacity;
+  uint32_t *table;          /* number + 1; 0: empty */
+  size_t slots;             /* a power of two, at least twice count */
+  size_t count;
+} g2z__words;
+
+G2Z__PRIVATE void g2z__words_free(g2z_services *services, g2z__words *words) {
+  g2z_release(services, words->bytes);
+  g2z_release(services, words->starts);
+  g2z_release(services, words->table);
+}
+
+static inline size_t g2z__word_bytes(const g2z__words *words, size_t word) {
+  return words->starts[word + 1] - words->starts[word];
+}
+
+G2Z__PRIVATE size_t g2z__words_slot(const g2z__words *words, const unsigned char *bytes,
+                                    size_t count) {
+  const uint64_t odd = 0x9E3779B97F4A7C15u;
+  uint64_t hash = count * odd, eight;
+  const unsigned char *p = bytes;
+  for (size_t left = count; left; p += left < 8 ? left : 8, left -= left < 8 ? left : 8) {
+    eight = 0;
+    memcpy(&eight, p, left < 8 ? left : 8);
+    hash = (hash ^ eight) * odd;
+    hash ^= hash >> 29;
+  }
+  size_t slot = (size_t)(hash ^ hash >> 32) & (words->slots - 1);
+  for (; words->table[slot]; slot = (slot + 1) & (words->slots - 1)) {
+    size_t word = words->table[slot] - 1;
+    if (g2z__word_bytes(words, word) == count &&
+        memcmp(words->bytes + words->starts[word], bytes, count) == 0)
+      break;
+  }
+  return slot;
+}
+
+/* The number of a word, or -1. */
+G2Z__PRIVATE int64_t g2z__words_find(const g2z__words *words, const unsigned char *bytes,
+                                     size_t count) {
+  return words->slots ? (int64_t)words->table[g2z__words_slot(words, bytes, count)] - 1 : -1;
+}
+
+G2Z__PRIVATE g2z_status g2z__words_widen(g2z_services *services, g2z__words *words) {
+  size_t slots = words->slots ? words->slots * 2 : 1024;
+  void *memory;
+  G2Z__TRY(g2z__alloc(services, slots, sizeof *words->table, &memory));
+  g2z_release(services, words->table);
+  words->table = (uint32_t *)memory;
+  words->slots = slots;
+  for (size_t word = 0; word < words->count; word++)
+    words->table[g2z__words_slot(words, words->bytes + words->starts[word],
+                                 g2z__word_bytes(words, word))] = (uint32_t)word + 1;
+  return G2Z_OK;
+}
+
+/* Adds a word that is not in the set; its number is the count before. */
+G2Z__PRIVATE g2z_status g2z__words_add(g2z_services *services, g2z__words *words,
+                                       const unsigned char *bytes, size_t count) {
+  size_t used = words->count ? words->starts[words->count] : 0;
+  /* 2^32 - 2 leaves room for the barriers of g2z__site lists, which also count in 32 bits. */
+  if (used + words->count + count >= UINT32_MAX - 2)
+    return g2z__fail(services, G2Z_UNSUPPORTED,
+                     "more than 4 GiB of different words; train on a part of the text");
+  if (words->count * 2 >= words->slots) G2Z__TRY(g2z__words_widen(services, words));
+  G2Z__GROW(services, unsigned char, words->bytes, words->bytes_capacity, used, used + count);
+  G2Z__GROW(services, uint32_t, words->starts, words->starts_capacity,
+            words->count ? words->count + 1 : 0, words->count + 2);
+  memcpy(words->bytes + used, bytes, count);
+  words->starts[words->count] = (uint32_t)used;
+  words->starts[words->count + 1] = (uint32_t)(used + count);
+  words->table[g2z__words_slot(words, bytes, count)] = (uint32_t)words->count + 1;
+  words->count++;
+  return G2Z_OK;
+}
+
+typedef struct g2z__pair { /* two neighbours, and what the table's owner knows of them */
+  int32_t left, right;
+  uint32_t value;          /* 0: an empty slot */
+} g2z__pair;
+
+typedef struct g2z__pairs {
+  g2z__pair *slots;
+  size_t count, capacity;  /* a power of two, at least twice count; 0 before the first */
+} g2z__pairs;
+
+static inline g2z__pair *g2z__pairs_slot(const g2z__pairs *pairs, int32_t left, int32_t right) {
+  uint64_t hash = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9E3779B97F4A7C15u;
+  size_t mask = pairs->capacity - 1, at = (size_t)(hash ^ hash >> 32) & mask;
+  while (pairs->slots[at].value &&
+         (pairs->slots[at].left != left || pairs->slots[at].right != right))
+    at = (at + 1) & mask;
+  return &pairs->slots[at];
+}
+
+/* The value of a pair; 0: not in the table. */
+static inline uint32_t g2z__pairs_find(const g2z__pairs *pairs, int32_t left, int32_t right) {
+  return pairs->capacity ? g2z__pairs_slot(pairs, left, right)->value : 0;
+}
+
+/* Adds a pair that is not in the table. */
+G2Z__PRIVATE g2z_status g2z__pairs_add(g2z_services *services, g2z__pairs *pairs, int32_t left,
+                                       int32_t right, uint32_t value) {
+  if (pairs->count * 2 >= pairs->capacity) {
+    g2z__pairs larger = *pairs;
+    void *memory;
+    larger.capacity = pairs->capacity ? pairs->capacity * 2 : 1024;
+    G2Z__TRY(g2z__alloc(services, larger.capacity, sizeof *larger.slots, &memory));
+    larger.slots = (g2z__pair *)memory;
+    for (size_t i = 0; i < pairs->capacity; i++)
+      if (pairs->slots[i].value)
+        *g2z__pairs_slot(&larger, pairs->slots[i].left, pairs->slots[i].right) = pairs->slots[i];
+    g2z_release(services, pairs->slots);
+    *pairs = larger;
+  }
+  g2z__pair *slot = g2z__pairs_slot(pairs, left, right);
+  slot->left = left;
+  slot->right = right;
+  slot->value = value;
+  pairs->count++;
+  return G2Z_OK;
+}
+
+/* ----- the vocabulary ---------------------------------------------------- */
+
+struct g2z_tokenizer {
+  g2z_services *services;
+  g2z__words tokens;        /* all but <|endoftext|>, in the order of their ids */
+  g2z__pairs pairs;         /* two ids -> the id of their merge */
+  g2z__pair *merges;        /* [tokens.count - 256]: the same in order */
+  size_t merges_capacity;
+  int32_t byte_ids[256];
+  unsigned char *classes;   /* [G2Z__CLASSIFIED] */
+};
+
+/* GPT-2's order of the bytes: those that print in Latin-1 first, and then the other 68. */
+G2Z__PRIVATE int g2z__byte_of_id(int id) {
+  if (id < 94) return id + 33;         /* !..~ */
+  if (id < 106) return id - 94 + 161;  /* inverted exclamation mark..not sign */
+  if (id < 188) return id - 106 + 174; /* registered sign..y with diaeresis */
+  if (id < 221) return id - 188;       /* controls and the space */
+  return id < 255 ? id - 221 + 127 : 173;
+}
+
+/* In files a byte stands as a character that can be seen: itself when it prints, else U+0100 +
+ * its place among the other 68. Writes its UTF-8, returns the length. */
+G2Z__PRIVATE size_t g2z__byte_put(const g2z_tokenizer *tokenizer, unsigned char byte, char *out) {
+  int id = tokenizer->byte_ids[byte], c = id < 188 ? byte : id - 188 + 256;
+  if (c < 0x80) {
+    out[0] = (char)c;
+    return 1;
+  }
+  out[0] = (char)(0xC0 | c >> 6);
+  out[1] = (char)(0x80 | (c & 0x3F));
+  return 2;
+}
+
+/* A token as files show it, NUL behind it. */
+G2Z__PRIVATE void g2z__token_put(const g2z_tokenizer *tokenizer, int id,
+                                 char out[2 * G2Z__TOKEN_BYTES + 1]) {
+  size_t bytes, length = 0;
+  const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &bytes);
+  for (size_t i = 0; i < bytes; i++)
+    length += g2z__byte_put(tokenizer, token[i], out + length);
+  out[length] = 0;
+}
+
+/* The inverse: the bytes that `count` bytes of UTF-8 in a file stand for; 0 when they are not such
+ * a text, or longer than a token may be. */
+G2Z__PRIVATE size_t g2z__token_get(const g2z_tokenizer *tokenizer, const unsigned char *text,
+                                   size_t count, unsigned char out[G2Z__TOKEN_BYTES]) {
+  size_t length = 0;
+  for (size_t at = 0; at < count; length++) {
+    int step = g2z__utf8_step(text + at, text + count);
+    if (step < 1 || step > 2 || length == G2Z__TOKEN_BYTES) return 0;
+    int c = step == 1 ? text[at] : (text[at] & 0x1F) << 6 | (text[at + 1] & 0x3F);
+    if (c < 256 ? tokenizer->byte_ids[c] >= 188 : c >= 256 + 68) return 0;
+    out[length] = (unsigned char)(c < 256 ? c : g2z__byte_of_id(188 + c - 256));
+    at += (size_t)step;
+  }
+  return length;
+}
+
+/* The byte-level vocabulary, to which merges may be added. */
+G2Z__PRIVATE g2z_status g2z__tokenizer_new(g2z_services *services, g2z_tokenizer **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof **out, &memory));
+  g2z_tokenizer *tokenizer = (g2z_tokenizer *)memory;
+  tokenizer->services = services;
+  g2z_status status = g2z__classes_create(services, &tokenizer->classes);
+  for (int id = 0; id < 256 && status == G2Z_OK; id++) {
+    unsigned char byte = (unsigned char)g2z__byte_of_id(id);
+    tokenizer->byte_ids[byte] = id;
+    status = g2z__words_add(services, &tokenizer->tokens, &byte, 1);
+  }
+  if (status != G2Z_OK) {
+    g2z_tokenizer_free(tokenizer);
+    return status;
+  }
+  *out = tokenizer;
+  return G2Z_OK;
+}
+
+/* The next id is the merge of two that exist. G2Z_FORMAT's sentence is only the reason. */
+G2Z__PRIVATE g2z_status g2z__tokenizer_join(g2z_tokenizer *tokenizer, int32_t left, int32_t right) {
+  g2z_services *services = tokenizer->services;
+  g2z__words *tokens = &tokenizer->tokens;
+  size_t merge = tokens->count - 256, a = g2z__word_bytes(tokens, (size_t)left);
+  size_t b = g2z__word_bytes(tokens, (size_t)right);
+  unsigned char joined[G2Z__TOKEN_BYTES];
+  if (a + b > sizeof joined)
+    return g2z__fail(services, G2Z_FORMAT, "a token of %zu bytes; at most %d are supported", a + b,
+                     G2Z__TOKEN_BYTES);
+  if (tokens->count + 1 >= G2Z__VOCAB_MAX)
+    return g2z__fail(services, G2Z_FORMAT, "more than %d tokens", G2Z__VOCAB_MAX);
+  memcpy(joined, tokens->bytes + tokens->starts[left], a);
+  memcpy(joined + a, tokens->bytes + tokens->starts[right], b);
+  int64_t twin = g2z__words_find(tokens, joined, a + b);
+  if (twin >= 0)
+    return g2z__fail(services, G2Z_FORMAT, "makes the token that has id %d already", (int)twin);
+  G2Z__GROW(services, g2z__pair, tokenizer->merges, tokenizer->merges_capacity, merge, merge + 1);
+  tokenizer->merges[merge].left = left;
+  tokenizer->merges[merge].right = right;
+  tokenizer->merges[merge].value = (uint32_t)tokens->count;
+  G2Z__TRY(g2z__pairs_add(services, &tokenizer->pairs, left, right, (uint32_t)tokens->count));
+  return g2z__words_add(services, tokens, joined, a + b);
+}
+
+G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer) {
+  if (!tokenizer) return;
+  g2z_services *services = tokenizer->services;
+  g2z__words_free(services, &tokenizer->tokens);
+  g2z_release(services, tokenizer->pairs.slots);
+  g2z_release(services, tokenizer->merges);
+  g2z_release(services, tokenizer->classes);
+  g2z_release(services, tokenizer);
+}
+
+G2Z_API int g2z_tokenizer_vocab(const g2z_tokenizer *tokenizer) {
+  return (int)tokenizer->tokens.count + 1;
+}
+
+G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer) {
+  return (int)tokenizer->tokens.count;
+}
+
+G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer, int id,
+                                                 size_t *bytes) {
+  const g2z__words *tokens = &tokenizer->tokens;
+  *bytes = 0;
+  if (id < 0 || (size_t)id > tokens->count) return NULL;
+  int eot = (size_t)id == tokens->count;
+  *bytes = eot ? G2Z__EOT_BYTES : g2z__word_bytes(tokens, (size_t)id);
+  return eot ? (const unsigned char *)G2Z__EOT : tokens->bytes + tokens->starts[id];
+}
+
+/* ----- merging: one piece of valid text -> ids ---------------------------
+ * Both ways apply the merge with the smallest id first, the leftmost of equals first. */
+
+#define G2Z__PIECE_SHORT 128  /* where looking at every pair for every merge gets slower */
+#define G2Z__PIECE_CACHED 15  /* bytes: with the length one 16-byte key */
+#define G2Z__CACHE_SLOTS 32768
+#define G2Z__CACHE_IDS 7
+
+/* A text as a row of symbols in place: a symbol of n bytes is n sites, and its id stands in the
+ * first and in the last of them, so that both neighbours are found without links. A barrier (id -1)
+ * stands before, between and behind words. The sites where the same pair of symbols starts form a
+ * doubly linked list, so that a merge visits exactly those, and nothing is ever searched. */
+typedef struct g2z__site {
+  int32_t id;              /* -1: a barrier, or inside a symbol */
+  uint32_t list;           /* the list that this site is in; 0: none */
+  uint32_t before, after;  /* in the list; 0: none, as site 0 is a barrier */
+} g2z__site;
+
+static inline void g2z__site_link(g2z__site *sites, uint32_t *first, uint32_t at, uint32_t list) {
+  sites[at].list = list;
+  sites[at].before = 0;
+  sites[at].after = *first;
+  if (*first) sites[*first].before = at;
+  *first = at;
+}
+
+static inline void g2z__site_unlink(g2z__site *sites, uint32_t *first, uint32_t at) {
+  uint32_t before = sites[at].before, after = sites[at].after;
+  if (before) sites[before].after = after;
+  else *first = after;
+  if (after) sites[after].before = before;
+  sites[at].list = 0;
+}
+
+/* The symbol behind the one at `at`; a barrier when there is none. */
+static inline uint32_t g2z__site_next(const g2z_tokenizer *tokenizer, const g2z__site *sites,
+                                      uint32_t at) {
+  return at + (uint32_t)g2z__word_bytes(&tokenizer->tokens, (size_t)sites[at].id);
+}
+
+/* The symbol before the one at `at`; 0 when there is none. */
+static inline uint32_t g2z__site_previous(const g2z_tokenizer *tokenizer, const g2z__site *sites,
+                                          uint32_t at) {
+  int32_t id = sites[at - 1].id;
+  return id < 0 ? 0 : at - (uint32_t)g2z__word_bytes(&tokenizer->tokens, (size_t)id);
+}
+
+/* The symbol at `at` and the next become `id`; neither may be in a list. */
+static inline void g2z__site_merge(const g2z_tokenizer *tokenizer, g2z__site *sites, uint32_t at,
+                                   int32_t id) {
+  uint32_t second = g2z__site_next(tokenizer, sites, at);
+  sites[second - 1].id = sites[second].id = -1;
+  sites[at].id = id;
+  sites[g2z__site_next(tokenizer, sites, at) - 1].id = id;
+}
+
+/* The first of the sites that overlap `at` in its list: of the pair (x, x) in a run of x. There,
+ * merges must go from left to right; taking a run whole visits each of its symbols only a few
+ * times. */
+static inline uint32_t g2z__site_run(const g2z_tokenizer *tokenizer, const g2z__site *sites,
+                                     uint32_t at) {
+  uint32_t previous;
+  while ((previous = g2z__site_previous(tokenizer, sites, at)) &&
+         sites[previous].list == sites[at].list)
+    at = previous;
+  return at;
+}
+
+typedef struct g2z__cached { /* a piece and its ids; zero bytes in the key mark an empty slot */
+  unsigned char key[G2Z__PIECE_CACHED + 1]; /* the bytes, zeros, and their number in the last */
+  int32_t count, ids[G2Z__CACHE_IDS];
+} g2z__cached;
+
+struct g2z_encoder {
+  g2z_services *services;
+  const g2z_tokenizer *tokenizer;
+  g2z__repair repair;
+  g2z__cached *cache;       /* [G2Z__CACHE_SLOTS]; a piece has one place, the last comer stays */
+  uint32_t *firsts;         /* [vocab] the first site where a merge can make this id */
+  uint64_t *waiting;        /* [vocab / 64 + 1] a bit per id whose list may have sites */
+};
+
+/* O(n^2), for short pieces. Merges ids[0..count) in place, returns how many are left. */
+G2Z__PRIVATE size_t g2z__merge_short(const g2z_tokenizer *tokenizer, int32_t *ids, size_t count) {
+  uint32_t joins[G2Z__PIECE_SHORT]; /* what ids[i] and ids[i + 1] make; 0: nothing */
+  for (size_t i = 0; i + 1 < count; i++)
+    joins[i] = g2z__pairs_find(&tokenizer->pairs, ids[i], ids[i + 1]);
+  while (count > 1) {
+    size_t best = 0;
+    uint32_t least = UINT32_MAX;
+    for (size_t i = 0; i + 1 < count; i++)
+      if (joins[i] - 1 < least) { /* 0 wraps around to the largest */
+        least = joins[i] - 1;
+        best = i;
+      }
+    if (least == UINT32_MAX) break;
+    ids[best] = (int32_t)joins[best];
+    count--;
+    memmove(ids + best + 1, ids + best + 2, (count - best - 1) * sizeof *ids);
+    memmove(joins + best, joins + best + 1, (count - best) * sizeof *joins);
+    if (best) joins[best - 1] = g2z__pairs_find(&tokenizer->pairs, ids[best - 1], ids[best]);
+    if (best + 1 < count)
+      joins[best] = g2z__pairs_find(&tokenizer->pairs, ids[best], ids[best + 1]);
+  }
+  return count;
+}
+
+/* Enters the symbol at `at` and its right neighbour in the list of what they make. */
+G2Z__PRIVATE void g2z__merge_link(g2z_encoder *encoder, g2z__site *sites, uint32_t at) {
+  int32_t right = sites[g2z__site_next(encoder->tokenizer, sites, at)].id;
+  if (right < 0) return;
+  uint32_t id = g2z__pairs_find(&encoder->tokenizer->pairs, sites[at].id, right);
+  if (!id) return;
+  g2z__site_link(sites, &encoder->firsts[id], at, id);
+  encoder->waiting[id / 64] |= (uint64_t)1 << id % 64;
+}
+
+G2Z__PRIVATE void g2z__merge_site(g2z_encoder *encoder, g2z__site *sites, uint32_t at) {
+  const g2z_tokenizer *tokenizer = encoder->tokenizer;
+  uint32_t id = sites[at].list, previous = g2z__site_previous(tokenizer, sites, at);
+  uint32_t touched[3] = {at, g2z__site_next(tokenizer, sites, at), previous};
+  for (int i = 0; i < 3; i++)
+    if (sites[touched[i]].list)
+      g2z__site_unlink(sites, &encoder->firsts[sites[touched[i]].list], touched[i]);
+  g2z__site_merge(tokenizer, sites, at, (int32_t)id);
+  g2z__merge_link(encoder, sites, at);
+  if (previous) g2z__merge_link(encoder, sites, previous);
+}
+
+/* O(n) in time and space: walks the ids upwards once, as a merge only makes merges with larger ids
+ * possible. Reads ids[0..count), which are bytes, and leaves the result there. */
+G2Z__PRIVATE g2z_status g2z__merge_long(g2z_encoder *encoder, int32_t *ids, size_t *count) {
+  const g2z_tokenizer *tokenizer = encoder->tokenizer;
+  if (*count >= UINT32_MAX - 2)
+    return g2z__fail(encoder->services, G2Z_UNSUPPORTED,
+                     "%zu bytes without a place to cut; at most 4 GiB are supported", *count);
+  void *memory;
+  G2Z__TRY(g2z__alloc(encoder->services, *count + 2, sizeof(g2z__site), &memory));
+  g2z__site *sites = (g2z__site *)memory;
+  uint32_t end = (uint32_t)*count + 1;
+  sites[0].id = sites[end].id = -1;
+  for (uint32_t at = 1; at < end; at++) sites[at].id = ids[at - 1];
+  for (uint32_t at = end; --at;) g2z__merge_link(encoder, sites, at);
+  for (size_t word = 0; word <= tokenizer->tokens.count / 64; word++)
+    while (encoder->waiting[word]) {
+      uint32_t id = (uint32_t)(word * 64) + (uint32_t)__builtin_ctzll(encoder->waiting[word]);
+      while (encoder->firsts[id]) {
+        uint32_t at = g2z__site_run(tokenizer, sites, encoder->firsts[id]);
+        do {
+          g2z__merge_site(encoder, sites, at);
+          at = g2z__site_next(tokenizer, sites, at);
+        } while (sites[at].list == id);
+      }
+      encoder->waiting[word] &= encoder->waiting[word] - 1;
+    }
+  *count = 0;
+  for (uint32_t at = 1; at < end; at = g2z__site_next(tokenizer, sites, at))
+    ids[(*count)++] = sites[at].id;
+  g2z_release(encoder->services, sites);
+  return G2Z_OK;
+}
+
+/* Turns bytes into ids; ids has room for `count`, *made is how many there are. */
+G2Z__PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned char *piece,
+                                         size_t count, int32_t *ids, size_t *made) {
+  for (size_t i = 0; i < count; i++) ids[i] = encoder->tokenizer->byte_ids[piece[i]];
+  *made = count;
+  if (count > G2Z__PIECE_SHORT) return g2z__merge_long(encoder, ids, made);
+  *made = g2z__merge_short(encoder->tokenizer, ids, count);
+  return G2Z_OK;
+}
+
+/* ----- encode and decode ------------------------------------------------- */
+
+/* An encoder for a vocabulary that may still grow to `vocab` ids. */
+G2Z__PRIVATE g2z_status g2z__encoder_new(g2z_services *services, const g2z_tokenizer *tokenizer,
+                                         size_t vocab, g2z_encoder **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof **out, &memory));
+  g2z_encoder *encoder = (g2z_encoder *)memory;
+  encoder->services = services;
+  encoder->tokenizer = tokenizer;
+  g2z_status status = g2z__alloc(services, G2Z__CACHE_SLOTS, sizeof *encoder->cache, &memory);
+  encoder->cache = (g2z__cached *)memory;
+  if (status == G2Z_OK) status = g2z__alloc(services, vocab, sizeof *encoder->firsts, &memory);
+  if (status == G2Z_OK) {
+    encoder->firsts = (uint32_t *)memory;
+    status = g2z__alloc(services, vocab / 64 + 1, sizeof *encoder->waiting, &memory);
+  }
+  if (status != G2Z_OK) {
+    g2z_encoder_free(encoder);
+    return status;
+  }
+  encoder->waiting = (uint64_t *)memory;
+  *out = encoder;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
+                                      g2z_encoder **out) {
+  return g2z__encoder_new(services, tokenizer, (size_t)g2z_tokenizer_vocab(tokenizer), out);
+}
+
+G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
+  if (!encoder) return;
+  g2z_services *services = encoder->services;
+  g2z_release(services, encoder->repair.bytes);
+  g2z_release(services, encoder->cache);
+  g2z_release(services, encoder->firsts);
+  g2z_release(services, encoder->waiting);
+  g2z_release(services, encoder);
+}
+
+G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
+  if (tokens->services) g2z_release(tokens->services, tokens->ids);
+  memset(tokens, 0, sizeof *tokens);
+}
+
+/* Appends the ids of one piece, from the cache when it came before. */
+G2Z__PRIVATE g2z_status g2z__encode_piece(g2z_encoder *encoder, const unsigned char *piece,
+                                          size_t bytes, g2z_tokens *out) {
+  G2Z__GROW(encoder->services, int32_t, out->ids, out->capacity, out->count, out->count + bytes);
+  int32_t *ids = out->ids + out->count;
+  size_t made;
+  if (bytes > G2Z__PIECE_CACHED) {
+    G2Z__TRY(g2z__merge_piece(encoder, piece, bytes, ids, &made));
+    out->count += made;
+    return G2Z_OK;
+  }
+  uint64_t key[2] = {0, 0};
+  memcpy(key, piece, bytes);
+  key[1] |= (uint64_t)bytes << 56;
+  uint64_t hash = (key[0] * 0x9E3779B97F4A7C15u) ^ (key[1] * 0xC2B2AE3D27D4EB4Fu);
+  g2z__cached *cached = &encoder->cache[(hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> 49];
+  if (memcmp(cached->key, key, sizeof key) == 0) {
+    memcpy(ids, cached->ids, (size_t)cached->count * sizeof *ids);
+    out->count += (size_t)cached->count;
+    return G2Z_OK;
+  }
+  G2Z__TRY(g2z__merge_piece(encoder, piece, bytes, ids, &made));
+  out->count += made;
+  if (made <= G2Z__CACHE_IDS) {
+    memcpy(cached->key, key, sizeof key);
+    memcpy(cached->ids, ids, made * sizeof *ids);
+    cached->count = (int32_t)made;
+  }
+  return G2Z_OK;
+}
+
+/* Appends the ids of valid text without special tokens. */
+G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigned char *p,
+                                             const unsigned char *end, g2z_tokens *out) {
+  while (p < end) {
+    const unsigned char *next = g2z__piece_end(encoder->tokenizer->classes, p, end);
+    G2Z__TRY(g2z__encode_piece(encoder, p, (size_t)(next - p), out));
+    p = next;
+  }
+  return G2Z_OK;
+}
+
+/* Appends the ids of valid text in which <|endoftext|> stands for its id. What is around it is
+ * encoded on its own, as tiktoken and Hugging Face do. */
+G2Z__PRIVATE g2z_status g2z__encode_special(g2z_encoder *encoder, const unsigned char *p,
+                                            const unsigned char *end, g2z_tokens *out) {
+  for (;;) {
+    const unsigned char *eot =
+        (const unsigned char *)memmem(p, (size_t)(end - p), G2Z__EOT, G2Z__EOT_BYTES);
+    G2Z__TRY(g2z__encode_ordinary(encoder, p, eot ? eot : end, out));
+    if (!eot) return G2Z_OK;
+    G2Z__GROW(encoder->services, int32_t, out->ids, out->capacity, out->count, out->count + 1);
+    out->ids[out->count++] = g2z_tokenizer_eot(encoder->tokenizer);
+    p = eot + G2Z__EOT_BYTES;
+  }
+}
+
+G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
+                              g2z_tokens *out) {
+  const unsigned char *valid = (const unsigned char *)text;
+  if (!out->services) out->services = encoder->services;
+  if (bytes == 0) return G2Z_OK;
+  G2Z__TRY(g2z__valid_text(encoder->services, &encoder->repair, flags & G2Z_ENCODE_STRICT, &valid,
+                           &bytes));
+  size_t before = out->count;
+  g2z_status status = flags & G2Z_ENCODE_ALLOW_SPECIAL
+                          ? g2z__encode_special(encoder, valid, valid + bytes, out)
+                          : g2z__encode_ordinary(encoder, valid, valid + bytes, out);
+  if (status != G2Z_OK) out->count = before;
+  return status;
+}
+
+G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *tokenizer,
+                              const int32_t *ids, size_t count, char **text, size_t *bytes) {
+  size_t total = 0, length;
+  void *memory;
+  *text = NULL;
+  *bytes = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (!g2z_tokenizer_token(tokenizer, ids[i], &length))
+      return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                       "id %" PRId32 " at position %zu is not below the vocabulary's %d; decode "
+                       "with the vocabulary that encoded",
+                       ids[i], i, g2z_tokenizer_vocab(tokenizer));
+    total += length;
+  }
+  G2Z__TRY(g2z__alloc(services, total + 1, 1, &memory));
+  *text = (char *)memory;
+  for (size_t i = 0; i < count; i++) {
+    const unsigned char *token = g2z_tokenizer_token(tokenizer, ids[i], &length);
+    memcpy(*text + *bytes, token, length);
+    *bytes += length;
+  }
+  return G2Z_OK;
+}
+
+/* ----- vocabulary files -------------------------------------------------- */
+
+typedef struct g2z__reading { /* where a vocabulary file is being read */
+  g2z_services *services;
+  const char *label;          /* "gpt2/vocab.bpe" */
+  const char *unit;           /* "line", "merge" or "token", */
+  size_t number;              /* and which one, for error sentences */
+  g2z_tokenizer *tokenizer;
+  unsigned char *text;        /* the last unescaped string */
+  size_t text_capacity;
+} g2z__reading;
+
+G2Z_PRINTF(2, 3)
+G2Z__PRIVATE g2z_status g2z__reading_fail(g2z__reading *reading, const char *format, ...) {
+  char reason[G2Z_ERROR_BYTES];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(reason, sizeof reason, format, arguments);
+  va_end(arguments);
+  return g2z__fail(reading->services, G2Z_FORMAT, "%s, %s %zu: %s", reading->label, reading->unit,
+                   reading->number, reason);
+}
+
+/* Up to 48 bytes of a file as something that may stand in a sentence. */
+typedef struct g2z__shown {
+  char text[48 * 4 + 4];
+} g2z__shown;
+G2Z__PRIVATE g2z__shown g2z__show(const unsigned char *bytes, size_t count) {
+  g2z__shown shown;
+  size_t length = 0;
+  for (size_t i = 0; i < count && i < 48; i++) {
+    int valid = g2z__utf8_step(bytes + i, bytes + count);
+    if (bytes[i] < 0x20 || bytes[i] == 0x7F || valid < 1) {
+      length += (size_t)snprintf(shown.text + length, 5, "\\x%02x", bytes[i]);
+      continue;
+    }
+    memcpy(shown.text + length, bytes + i, (size_t)valid);
+    length += (size_t)valid;
+    i += (size_t)valid - 1;
+  }
+  memcpy(shown.text + length, count > 48 ? "..." : "", count > 48 ? 4 : 1);
+  return shown;
+}
+
+/* Adds the merge of two ids, and says where in the file it stands when that is not possible. */
+G2Z__PRIVATE g2z_status g2z__read_join(g2z__reading *reading, int32_t left, int32_t right) {
+  g2z_status status = g2z__tokenizer_join(reading->tokenizer, left, right);
+  char reason[G2Z_ERROR_BYTES];
+  if (status != G2Z_FORMAT) return status;
+  memcpy(reason, reading->services->error, sizeof reason);
+  return g2z__reading_fail(reading, "%s", reason);
+}
+
+/* Adds a merge of two tokens as files show them. */
+G2Z__PRIVATE g2z_status g2z__read_merge(g2z__reading *reading, const unsigned char *left,
+                                        size_t left_bytes, const unsigned char *right,
+                                        size_t right_bytes) {
+  const unsigned char *texts[2] = {left, right};
+  size_t lengths[2] = {left_bytes, right_bytes};
+  int32_t ids[2];
+  for (int i = 0; i < 2; i++) {
+    unsigned char token[G2Z__TOKEN_BYTES];
+    size_t bytes = g2z__token_get(reading->tokenizer, texts[i], lengths[i], token);
+    ids[i] = bytes ? (int32_t)g2z__words_find(&reading->tokenizer->tokens, token, bytes) : -1;
+    if (ids[i] < 0)
+      return g2z__reading_fail(reading,
+                               "\"%s\" is neither a byte nor made by a merge before; give a "
+                               "byte-level BPE vocabulary as GPT-2's",
+                               g2z__show(texts[i], lengths[i]).text);
+  }
+  return g2z__read_join(reading, ids[0], ids[1]);
+}
+
+/* "left right". */
+G2Z__PRIVATE g2z_status g2z__read_merge_line(g2z__reading *reading, const unsigned char *line,
+                                             size_t bytes) {
+  const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
+  size_t left = space ? (size_t)(space - line) : 0;
+  if (!left || left + 1 == bytes || memchr(space + 1, ' ', bytes - left - 1))
+    return g2z__reading_fail(reading, "\"%s\" is not two tokens with a space between",
+                             g2z__show(line, bytes).text);
+  return g2z__read_merge(reading, line, left, space + 1, bytes - left - 1);
+}
+
+/* Takes the next line off a text, without its end. */
+G2Z__PRIVATE int g2z__read_line(g2z__reading *reading, const unsigned char **at,
+                                const unsigned char *end, const unsigned char **line,
+                                size_t *bytes) {
+  if (*at == end) return 0;
+  const unsigned char *newline = (const unsigned char *)memchr(*at, '\n', (size_t)(end - *at));
+  *line = *at;
+  *bytes = (size_t)((newline ? newline : end) - *at);
+  *at = newline ? newline + 1 : end;
+  if (*bytes && (*line)[*bytes - 1] == '\r') --*bytes;
+  reading->number++;
+  return 1;
+}
+
+/* vocab.bpe, merges.txt. */
+G2Z__PRIVATE g2z_status g2z__read_merges(g2z__reading *reading, const unsigned char *text,
+                                         const unsigned char *end) {
+  const unsigned char *line;
+  size_t bytes;
+  while (g2z__read_line(reading, &text, end, &line, &bytes)) {
+    if (reading->number == 1 && bytes >= 8 && memcmp(line, "#version", 8) == 0) continue;
+    G2Z__TRY(g2z__read_merge_line(reading, line, bytes));
+  }
+  return G2Z_OK;
+}
+
+/* Adds the token whose turn it is, given as bytes: the first 256 are checked, and the merge of a
+ * later one is what the vocabulary so far makes of it, two tokens. */
+G2Z__PRIVATE g2z_status g2z__read_token(g2z__reading *reading, g2z_encoder *encoder, size_t id,
+                                        const unsigned char *token, size_t bytes) {
+  int32_t ids[G2Z__TOKEN_BYTES];
+  size_t count;
+  if (bytes == 0 || bytes > G2Z__TOKEN_BYTES)
+    return g2z__reading_fail(reading, "a token of %zu bytes; 1 to %d are supported", bytes,
+                             G2Z__TOKEN_BYTES);
+  if (id < 256) {
+    int byte = g2z__byte_of_id((int)id);
+    if (bytes == 1 && token[0] == byte) return G2Z_OK;
+    return g2z__reading_fail(reading, "id %zu is not byte 0x%02x, as in GPT-2's order", id, byte);
+  }
+  G2Z__TRY(g2z__merge_piece(encoder, token, bytes, ids, &count));
+  if (count != 2)
+    return g2z__reading_fail(reading, "\"%s\" is not the merge of two tokens before it",
+                             g2z__show(token, bytes).text);
+  return g2z__read_join(reading, ids[0], ids[1]);
+}
+
+/* Bytes of a base64 text; 0 when it is none or has none, more than `limit` when they do not fit. */
+G2Z__PRIVATE size_t g2z__base64(const unsigned char *text, size_t count, unsigned char *out,
+                                size_t limit) {
+  static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  size_t made = 0, padding = 0;
+  uint32_t bits = 0;
+  if (count == 0 || count % 4) return 0;
+  if (text[count - 1] == '=') padding = text[count - 2] == '=' ? 2 : 1;
+  for (size_t i = 0; i < count - padding; i++) {
+    const char *digit = text[i] ? strchr(digits, text[i]) : NULL;
+    if (!digit) return 0;
+    bits = bits << 6 | (uint32_t)(digit - digits);
+    if (i % 4 == 0) continue;
+    if (made == limit) return limit + 1;
+    out[made++] = (unsigned char)(bits >> (6 - 2 * (i % 4)));
+  }
+  return made;
+}
+
+/* *.tiktoken: base64, a space, the rank; in the order of the ranks. */
+G2Z__PRIVATE g2z_status g2z__read_tiktoken(g2z__reading *reading, g2z_encoder *encoder,
+                                           const unsigned char *text, const unsigned char *end) {
+  const unsigned char *line;
+  size_t bytes, id = 0;
+  for (; g2z__read_line(reading, &text, end, &line, &bytes); id++) {
+    unsigned char token[G2Z__TOKEN_BYTES];
+    char rank[24];
+    const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
+    int digits = snprintf(rank, sizeof rank, "%zu", id);
+    if (!space || line + bytes - space - 1 != digits || memcmp(space + 1, rank, (size_t)digits))
+      return g2z__reading_fail(reading, "\"%s\" is not base64, a space and the rank %zu",
+                               g2z__show(line, bytes).text, id);
+    size_t length = g2z__base64(line, (size_t)(space - line), token, sizeof token);
+    if (length == 0)
+      return g2z__reading_fail(reading, "\"%s\" is not base64",
+                               g2z__show(line, (size_t)(space - line)).text);
+    G2Z__TRY(g2z__read_token(reading, encoder, id, token, length));
+  }
+  if (id < 256)
+    return g2z__fail(reading->services, G2Z_FORMAT,
+                     "%s ends after %zu tokens; a vocabulary starts with the 256 bytes",
+                     reading->label, id);
+  return G2Z_OK;
+}
+
+#define G2Z__LLMC_TOKENIZER 20240328u
+
+/* llm.c's gpt2_tokenizer.bin: 256 uint32 (magic, version 1 or 2, tokens, the end of text), then a
+ * length byte and the bytes of each token; the last is the end of text. */
+G2Z__PRIVATE g2z_status g2z__read_llmc(g2z__reading *reading, g2z_encoder *encoder,
+                                       const unsigned char *text, const unsigned char *end) {
+  uint32_t header[4];
+  reading->unit = "token";
+  if (end - text < 1024)
+    return g2z__fail(reading->services, G2Z_FORMAT,
+                     "%s ends in its header, after %zu bytes of 1024", reading->label,
+                     (size_t)(end - text));
+  memcpy(header, text, sizeof header);
+  if (header[1] < 1 || header[1] > 2 || header[2] < 257 ||
+      (header[1] == 2 && header[3] != header[2] - 1))
+    return g2z__fail(reading->services, G2Z_FORMAT,
+                     "%s: version %u with %u tokens, of which %u ends texts, is not supported: "
+                     "versions 1 and 2 with at least 257 tokens, of which the last ends texts, are",
+                     reading->label, header[1], header[2], header[3]);
+  text += 1024;
+  for (size_t id = 0; id < header[2]; id++) {
+    reading->number = id;
+    if (text == end || end - text < 1 + *text)
+      return g2z__reading_fail(reading, "the file ends before it, with %u tokens promised",
+                               header[2]);
+    if (id + 1 < header[2])
+      G2Z__TRY(g2z__read_token(reading, encoder, id, text + 1, *text));
+    else if (*text != G2Z__EOT_BYTES || memcmp(text + 1, G2Z__EOT, G2Z__EOT_BYTES) != 0)
+      return g2z__reading_fail(reading, "\"%s\" is not %s", g2z__show(text + 1, *text).text,
+                               G2Z__EOT);
+    text += 1 + *text;
+  }
+  if (text != end)
+    return g2z__fail(reading->services, G2Z_FORMAT, "%s: %zu bytes too many behind its %u tokens",
+                     reading->label, (size_t)(end - text), header[2]);
+  return G2Z_OK;
+}
+
+/* Unescapes a JSON string into memory that the reading keeps. */
+G2Z__PRIVATE g2z_status g2z__read_text(g2z__reading *reading, g2z_json_text text,
+                                       const unsigned char **out, size_t *bytes) {
+  *out = NULL;
+  *bytes = 0;
+  G2Z__GROW(reading->services, unsigned char, reading->text, reading->text_capacity, 0,
+            text.bytes);
+  *bytes = g2z_json_unescape(&text, reading->text);
+  *out = reading->text;
+  return G2Z_OK;
+}
+
+/* tokenizer.json, model.merges: "left right" or ["left", "right"]. */
+G2Z__PRIVATE g2z_status g2z__read_json_merges(g2z__reading *reading, g2z_json *json) {
+  const unsigned char *text;
+  size_t bytes;
+  if (!g2z_json_enter(json, '[')) return G2Z_OK;
+  for (; g2z_json_next(json, ']', NULL); reading->number++) {
+    if (g2z_json_peek(json) != '[') {
+      G2Z__TRY(g2z__read_text(reading, g2z_json_string(json), &text, &bytes));
+      if (json->status == G2Z_OK) G2Z__TRY(g2z__read_merge_line(reading, text, bytes));
+      continue;
+    }
+    unsigned char left[2 * G2Z__TOKEN_BYTES];
+    size_t count = 0, left_bytes = 0;
+    for (g2z_json_enter(json, '['); g2z_json_next(json, ']', NULL); count++) {
+      G2Z__TRY(g2z__read_text(reading, g2z_json_string(json), &text, &bytes));
+      if (json->status != G2Z_OK) return G2Z_OK;
+      if (count == 1) G2Z__TRY(g2z__read_merge(reading, left, left_bytes, text, bytes));
+      if (count > 0) continue;
+      left_bytes = bytes < sizeof left ? bytes : sizeof left; /* cut, it is no token either */
+      memcpy(left, text, left_bytes);
+    }
+    if (json->status == G2Z_OK && count != 2)
+      return g2z__reading_fail(reading, "joins %zu tokens; a merge joins 2", count);
+  }
+  return G2Z_OK;
+}
+
+/* tokenizer.json, model.vocab: it must give the ids that follow from the merges. */
+G2Z__PRIVATE g2z_status g2z__read_json_vocab(g2z__reading *reading, g2z_json *json) {
+  const g2z__words *tokens = &reading->tokenizer->tokens;
+  size_t known = 0;
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return G2Z_OK;
+  for (reading->number = 0; g2z_json_next(json, '}', &key); reading->number++) {
+    const unsigned char *text;
+    unsigned char token[G2Z__TOKEN_BYTES];
+    size_t bytes;
+    int64_t id = g2z_json_integer(json);
+    if (json->status != G2Z_OK) return G2Z_OK;
+    if (g2z_json_is(&key, G2Z__EOT) && id == (int64_t)tokens->count) continue;
+    G2Z__TRY(g2z__read_text(reading, key, &text, &bytes));
+    size_t count = g2z__token_get(reading->tokenizer, text, bytes, token);
+    int64_t expected = count ? g2z__words_find(tokens, token, count) : -1;
+    if (id != expected || id < 0)
+      return g2z__reading_fail(reading,
+                               "\"%s\" has id %" PRId64 ", which does not follow from the merges "
+                               "(256 bytes, then the merges in order, then " G2Z__EOT
+                               "); train it without special tokens, or use its merges.txt",
+                               g2z__show(text, bytes).text, id);
+    known++;
+  }
+  if (json->status == G2Z_OK && known != tokens->count)
+    return g2z__fail(reading->services, G2Z_FORMAT,
+                     "%s: model.vocab has %zu tokens, but bytes and merges make %zu",
+                     reading->label, known, tokens->count);
+  return G2Z_OK;
+}
+
+/* tokenizer.json, added_tokens: those beyond the vocabulary change nothing in ordinary text. */
+G2Z__PRIVATE g2z_status g2z__read_json_added(g2z__reading *reading, g2z_json *json) {
+  int eot = g2z_tokenizer_eot(reading->tokenizer);
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '[')) return G2Z_OK;
+  while (g2z_json_next(json, ']', NULL)) {
+    int64_t id = -1;
+    int is_eot = 0;
+    if (!g2z_json_enter(json, '{')) break;
+    while (g2z_json_next(json, '}', &key)) {
+      if (g2z_json_is(&key, "id")) {
+        id = g2z_json_integer(json);
+      } else if (g2z_json_is(&key, "content")) {
+        g2z_json_text content = g2z_json_string(json);
+        is_eot = g2z_json_is(&content, G2Z__EOT);
+      } else {
+        g2z_json_skip(json);
+      }
+    }
+    if (json->status == G2Z_OK && is_eot && id != eot)
+      return g2z_json_fail(json, "%s has id %" PRId64 " but must be the last, %d; use merges.txt",
+                           G2Z__EOT, id, eot);
+  }
+  return G2Z_OK;
+}
+
+/* tokenizer.json, pre_tokenizer: anything but GPT-2's would cut texts into other pieces. */
+G2Z__PRIVATE g2z_status g2z__read_json_pieces(g2z_json *json) {
+  static const char refusal[] =
+      "pre_tokenizer must be of type ByteLevel, without add_prefix_space and with use_regex, as "
+      "GPT-2's; other patterns are not supported";
+  int byte_level = 0;
+  g2z_json_text key;
+  if (g2z_json_peek(json) != '{') return g2z_json_fail(json, "%s", refusal);
+  g2z_json_enter(json, '{');
+  while (g2z_json_next(json, '}', &key)) {
+    if (g2z_json_is(&key, "type")) {
+      g2z_json_text type = g2z_json_string(json);
+      byte_level = g2z_json_is(&type, "ByteLevel");
+    } else if (g2z_json_is(&key, "add_prefix_space")) {
+      if (g2z_json_bool(json)) return g2z_json_fail(json, "%s", refusal);
+    } else if (g2z_json_is(&key, "use_regex")) {
+      if (!g2z_json_bool(json)) return g2z_json_fail(json, "%s", refusal);
+    } else {
+      g2z_json_skip(json);
+    }
+  }
+  return byte_level ? G2Z_OK : g2z_json_fail(json, "%s", refusal);
+}
+
+/* One walk through tokenizer.json. Its members come in any order and the rest is checked against
+ * the merges, so the first walk takes only these; the second (check = 1) all else that matters. */
+G2Z__PRIVATE g2z_status g2z__read_json_walk(g2z__reading *reading, int check, const void *text,
+                                            size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  int merges = 0, vocab = 0, pieces = 0;
+  g2z_json_open(&json, reading->services, reading->label, text, bytes);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (g2z_json_is(&key, "model") && g2z_json_peek(&json) == '{') {
+      g2z_json_enter(&json, '{');
+      while (g2z_json_next(&json, '}', &key)) {
+        if (g2z_json_is(&key, "merges") && !check && !merges++) {
+          G2Z__TRY(g2z__read_json_merges(reading, &json));
+        } else if (g2z_json_is(&key, "vocab") && check && !vocab++) {
+          G2Z__TRY(g2z__read_json_vocab(reading, &json));
+        } else {
+          g2z_json_skip(&json);
+        }
+      }
+    } else if (check && g2z_json_is(&key, "added_tokens")) {
+      G2Z__TRY(g2z__read_json_added(reading, &json));
+    } else if (check && g2z_json_is(&key, "pre_tokenizer")) {
+      G2Z__TRY(g2z__read_json_pieces(&json));
+      pieces = 1;
+    } else if (check && g2z_json_is(&key, "normalizer") && g2z_json_peek(&json) != 'n') {
+      return g2z_json_fail(&json, "a normalizer is not supported; GPT-2 has none (null)");
+    } else {
+      g2z_json_skip(&json);
+    }
+  }
+  G2Z__TRY(g2z_json_close(&json));
+  if (check ? vocab && pieces : merges) return G2Z_OK;
+  return g2z__fail(reading->services, G2Z_FORMAT,
+                   "%s is JSON without %s; give Hugging Face's tokenizer.json, or merges.txt",
+                   reading->label, check ? "model.vocab and pre_tokenizer" : "model.merges");
+}
+
+G2Z__PRIVATE g2z_status g2z__read_json(g2z__reading *reading, const void *text, size_t bytes) {
+  reading->unit = "merge";
+  G2Z__TRY(g2z__read_json_walk(reading, 0, text, bytes));
+  reading->unit = "token";
+  return g2z__read_json_walk(reading, 1, text, bytes);
+}
+
+/* Tells the formats apart by their first line. The first merge is of two bytes, so its line is at
+ * most 5 long: "IQ== 0" is the first line of *.tiktoken, and a longer one with a brace is JSON. */
+G2Z__PRIVATE g2z_status g2z__read_vocabulary(g2z__reading *reading, const unsigned char *text,
+                                             size_t bytes) {
+  uint32_t magic = 0;
+  if (bytes == 0)
+    return g2z__fail(reading->services, G2Z_FORMAT, "%s is empty; expected a vocabulary",
+                     reading->label);
+  if (bytes >= 4) memcpy(&magic, text, 4);
+  if (bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) { /* some editors' byte order mark */
+    text += 3;
+    bytes -= 3;
+  }
+  const unsigned char *end = text + bytes;
+  int is_llmc = magic == G2Z__LLMC_TOKENIZER;
+  int is_tiktoken = bytes >= 6 && text[4] == ' ' && text[5] == '0';
+  int is_json = bytes > 1 && text[0] == '{' &&
+                (text[1] != ' ' || !memchr(text, '\n', bytes < 6 ? bytes : 6));
+  if (is_json) return g2z__read_json(reading, text, bytes);
+  if (!is_llmc && !is_tiktoken) return g2z__read_merges(reading, text, end);
+  /* These two list tokens; an encoder finds which merge makes each. */
+  g2z_encoder *encoder;
+  size_t vocab = bytes < G2Z__VOCAB_MAX ? bytes : G2Z__VOCAB_MAX; /* a token takes some bytes */
+  G2Z__TRY(g2z__encoder_new(reading->services, reading->tokenizer, vocab, &encoder));
+  g2z_status status = is_llmc ? g2z__read_llmc(reading, encoder, text, end)
+                              : g2z__read_tiktoken(reading, encoder, text, end);
+  g2z_encoder_free(encoder);
+  return status;
+}
+
+G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
+                                       size_t bytes, g2z_tokenizer **out) {
+  g2z__reading reading;
+  memset(&reading, 0, sizeof reading);
+  reading.services = services;
+  reading.label = label;
+  reading.unit = "line";
+  *out = NULL;
+  G2Z__TRY(g2z__tokenizer_new(services, &reading.tokenizer));
+  g2z_status status = g2z__read_vocabulary(&reading, (const unsigned char *)text, bytes);
+  g2z_release(services, reading.text);
+  if (status == G2Z_OK) *out = reading.tokenizer;
+  else g2z_tokenizer_free(reading.tokenizer);
+  return status;
+}
+
+G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path,
+                                        g2z_tokenizer **out) {
+  char *text;
+  size_t bytes;
+  *out = NULL;
+  if (!path) return g2z__tokenizer_new(services, out);
+  G2Z__TRY(g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes));
+  g2z_status status = g2z_tokenizer_parse(services, path, text, bytes, out);
+  g2z_release(services, text);
+  return status;
+}
+
+G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
+                                              const g2z_tokenizer *tokenizer, const char *path) {
+  g2z_writer *writer;
+  char left[2 * G2Z__TOKEN_BYTES + 1], right[2 * G2Z__TOKEN_BYTES + 1];
+  G2Z__TRY(g2z_writer_create(services, path, &writer));
+  g2z_status status = g2z_writer_printf(writer, "#version: 0.2\n");
+  for (size_t i = 0; i + 256 < tokenizer->tokens.count && status == G2Z_OK; i++) {
+    g2z__token_put(tokenizer, tokenizer->merges[i].left, left);
+    g2z__token_put(tokenizer, tokenizer->merges[i].right, right);
+    status = g2z_writer_printf(writer, "%s %s\n", left, right);
+  }
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services,
+                                             const g2z_tokenizer *tokenizer, const char *path) {
+  g2z_json_out out;
+  char token[2 * G2Z__TOKEN_BYTES + 1];
+  memset(&out, 0, sizeof out);
+  G2Z__TRY(g2z_writer_create(services, path, &out.writer));
+  g2z_json_begin(&out, NULL, '{');
+  for (int id = 0; id < g2z_tokenizer_vocab(tokenizer); id++) {
+    g2z__token_put(tokenizer, id, token);
+    g2z_json_put_integer(&out, token, id);
+  }
+  g2z_json_end(&out, '}');
+  g2z_status status = g2z_writer_commit(out.writer);
+  g2z_writer_free(out.writer);
+  return status;
+}
+
+/* ----- learning a vocabulary --------------------------------------------- */
+
+struct g2z_bpe_trainer {
+  g2z_services *services;
+  unsigned char *classes;
+  g2z__repair repair;
+  g2z__words words;        /* the different pieces of all texts */
+  int64_t *counts;         /* [words.count] how often each occurred */
+  size_t counts_capacity;
+};
+
+typedef struct g2z__record { /* a pair of tokens, while a vocabulary is learnt */
+  int64_t count;             /* its occurrences in all texts */
+  int32_t left, right;
+  uint32_t first;            /* the list of its sites */
+} g2z__record;
+
+typedef struct g2z__candidate { /* a record as it was when it entered the heap */
+  int64_t count;
+  uint32_t record;
+} g2z__candidate;
+
+typedef struct g2z__learning {
+  g2z_services *services;
+  g2z_tokenizer *tokenizer;
+  const int64_t *counts;     /* of words */
+  g2z__site *sites;          /* all words, with barriers */
+  uint32_t *words;           /* of each site */
+  g2z__pairs pairs;          /* two ids -> index of their record */
+  g2z__record *records;      /* records[0] is nobody's: a site in list 0 is in none */
+  size_t record_count, records_capacity;
+  g2z__candidate *heap;      /* the best first */
+  size_t heap_count, heap_capacity;
+} g2z__learning;
+
+G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof **out, &memory));
+  g2z_bpe_trainer *trainer = (g2z_bpe_trainer *)memory;
+  trainer->services = services;
+  g2z_status status = g2z__classes_create(services, &trainer->classes);
+  if (status == G2Z_OK) *out = trainer;
+  else g2z_bpe_trainer_free(trainer);
+  return status;
+}
+
+G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer) {
+  if (!trainer) return;
+  g2z_services *services = trainer->services;
+  g2z_release(services, trainer->classes);
+  g2z_release(services, trainer->repair.bytes);
+  g2z__words_free(services, &trainer->words);
+  g2z_release(services, trainer->counts);
+  g2z_release(services, trainer);
+}
+
+G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes) {
+  const unsigned char *p = (const unsigned char *)text, *next;
+  if (bytes == 0) return G2Z_OK;
+  G2Z__TRY(g2z__valid_text(trainer->services, &trainer->repair, 0, &p, &bytes));
+  for (const unsigned char *end = p + bytes; p < end; p = next) {
+    next = g2z__piece_end(trainer->classes, p, end);
+    int64_t word = g2z__words_find(&trainer->words, p, (size_t)(next - p));
+    if (word < 0) {
+      word = (int64_t)trainer->words.count;
+      G2Z__GROW(trainer->services, int64_t, trainer->counts, trainer->counts_capacity,
+                (size_t)word, (size_t)word + 1);
+      G2Z__TRY(g2z__words_add(trainer->services, &trainer->words, p, (size_t)(next - p)));
+      trainer->counts[word] = 0;
+    }
+    trainer->counts[word]++;
+  }
+  return G2Z_OK;
+}
+
+/* Whether a merges before b. */
+G2Z__PRIVATE int g2z__candidate_before(const g2z__learning *learning, g2z__candidate a,
+                                       g2z__candidate b) {
+  const g2z__record *x = &learning->records[a.record], *y = &learning->records[b.record];
+  if (a.count != b.count) return a.count > b.count;
+  return x->left != y->left ? x->left < y->left : x->right < y->right;
+}
+
+/* Puts the candidate into the hole at the root of the heap. */
+G2Z__PRIVATE void g2z__heap_settle(g2z__learning *learning, g2z__candidate candidate) {
+  size_t hole = 0, child;
+  for (; (child = 2 * hole + 1) < learning->heap_count; hole = child) {
+    if (child + 1 < learning->heap_count &&
+        g2z__candidate_before(learning, learning->heap[child + 1], learning->heap[child]))
+      child++;
+    if (!g2z__candidate_before(learning, learning->heap[child], candidate)) break;
+    learning->heap[hole] = learning->heap[child];
+  }
+  learning->heap[hole] = candidate;
+}
+
+/* Enters the records from `first` on: those of the pairs that the last merge made. */
+G2Z__PRIVATE g2z_status g2z__heap_enter(g2z__learning *learning, size_t first) {
+  for (size_t i = first; i < learning->record_count; i++) {
+    g2z__candidate candidate = {learning->records[i].count, (uint32_t)i};
+    if (candidate.count == 0) continue;
+    G2Z__GROW(learning->services, g2z__candidate, learning->heap, learning->heap_capacity,
+              learning->heap_count, learning->heap_count + 1);
+    size_t hole = learning->heap_count++, parent;
+    for (; hole; hole = parent) {
+      parent = (hole - 1) / 2;
+      if (!g2z__candidate_before(learning, candidate, learning->heap[parent])) break;
+      learning->heap[hole] = learning->heap[parent];
+    }
+    learning->heap[hole] = candidate;
+  }
+  return G2Z_OK;
+}
+
+/* The most frequent pair; 0: none is left. Counts only fall once a record is in the heap, so one
+ * that is out of date sinks to where it belongs, and the first that is not is the best. */
+G2Z__PRIVATE uint32_t g2z__heap_best(g2z__learning *learning) {
+  while (learning->heap_count) {
+    g2z__candidate best = learning->heap[0];
+    int64_t count = learning->records[best.record].count;
+    int current = best.count == count;
+    best.count = count;
+    if (current || count == 0) {
+      g2z__candidate last = learning->heap[--learning->heap_count];
+      if (learning->heap_count) g2z__heap_settle(learning, last);
+      if (current) return best.record;
+    } else {
+      g2z__heap_settle(learning, best);
+    }
+  }
+  return 0;
+}
+
+/* Enters the symbol at `at` and its right neighbour in the record of their pair. */
+G2Z__PRIVATE g2z_status g2z__learn_link(g2z__learning *learning, uint32_t at) {
+  g2z__site *sites = learning->sites;
+  const g2z__words *tokens = &learning->tokenizer->tokens;
+  int32_t left = sites[at].id;
+  int32_t right = sites[g2z__site_next(learning->tokenizer, sites, at)].id;
+  if (right < 0 || g2z__word_bytes(tokens, (size_t)left) + g2z__word_bytes(tokens, (size_t)right) >
+                       G2Z__TOKEN_BYTES)
+    return G2Z_OK;
+  uint32_t index = g2z__pairs_find(&learning->pairs, left, right);
+  if (!index) {
+    g2z__record record = {0, left, right, 0};
+    index = (uint32_t)learning->record_count;
+    G2Z__GROW(learning->services, g2z__record, learning->records, learning->records_capacity,
+              learning->record_count, learning->record_count + 1);
+    G2Z__TRY(g2z__pairs_add(learning->services, &learning->pairs, left, right, index));
+    learning->records[learning->record_count++] = record;
+  }
+  learning->records[index].count += learning->counts[learning->words[at]];
+  g2z__site_link(sites, &learning->records[index].first, at, index);
+  return G2Z_OK;
+}
+
+/* Merges the symbol at `at` with the next. */
+G2Z__PRIVATE g2z_status g2z__learn_site(g2z__learning *learning, uint32_t at, int32_t id) {
+  g2z__site *sites = learning->sites;
+  uint32_t previous = g2z__site_previous(learning->tokenizer, sites, at);
+  uint32_t touched[3] = {at, g2z__site_next(learning->tokenizer, sites, at), previous};
+  for (int i = 0; i < 3; i++) {
+    g2z__record *record = &learning->records[sites[touched[i]].list];
+    if (!sites[touched[i]].list) continue;
+    record->count -= learning->counts[learning->words[at]];
+    g2z__site_unlink(sites, &record->first, touched[i]);
+  }
+  g2z__site_merge(learning->tokenizer, sites, at, id);
+  G2Z__TRY(g2z__learn_link(learning, at));
+  return previous ? g2z__learn_link(learning, previous) : G2Z_OK;
+}
+
+/* Lays the words out as sites of single bytes and counts their pairs. */
+G2Z__PRIVATE g2z_status g2z__learn_start(g2z__learning *learning, const g2z__words *words) {
+  size_t total = 1 + words->count + (words->count ? words->starts[words->count] : 0);
+  void *memory;
+  G2Z__TRY(g2z__alloc(learning->services, total, sizeof *learning->sites, &memory));
+  learning->sites = (g2z__site *)memory;
+  G2Z__TRY(g2z__alloc(learning->services, total, sizeof *learning->words, &memory));
+  learning->words = (uint32_t *)memory;
+  G2Z__GROW(learning->services, g2z__record, learning->records, learning->records_capacity, 0, 1);
+  learning->record_count = 1;
+  uint32_t at = 0;
+  learning->sites[at++].id = -1;
+  for (size_t word = 0; word < words->count; word++) {
+    for (size_t i = words->starts[word]; i < words->starts[word + 1]; i++, at++) {
+      learning->sites[at].id = learning->tokenizer->byte_ids[words->bytes[i]];
+      learning->words[at] = (uint32_t)word;
+    }
+    learning->sites[at++].id = -1;
+  }
+  while (--at)
+    if (learning->sites[at].id >= 0) G2Z__TRY(g2z__learn_link(learning, at));
+  return g2z__heap_enter(learning, 1);
+}
+
+G2Z__PRIVATE g2z_status g2z__learn(g2z__learning *learning, const g2z__words *words, int vocab) {
+  G2Z__TRY(g2z__learn_start(learning, words));
+  while (g2z_tokenizer_vocab(learning->tokenizer) < vocab) {
+    uint32_t best = g2z__heap_best(learning);
+    if (!best) break;
+    size_t known = learning->record_count;
+    int32_t id = (int32_t)learning->tokenizer->tokens.count;
+    G2Z__TRY(g2z__tokenizer_join(learning->tokenizer, learning->records[best].left,
+                                 learning->records[best].right));
+    while (learning->records[best].first) {
+      uint32_t at =
+          g2z__site_run(learning->tokenizer, learning->sites, learning->records[best].first);
+      do {
+        G2Z__TRY(g2z__learn_site(learning, at, id));
+        at = g2z__site_next(learning->tokenizer, learning->sites, at);
+      } while (learning->sites[at].list == best);
+    }
+    G2Z__TRY(g2z__heap_enter(learning, known));
+  }
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
+                                          g2z_tokenizer **out) {
+  g2z_services *services = trainer->services;
+  g2z__learning learning;
+  memset(&learning, 0, sizeof learning);
+  *out = NULL;
+  if (vocab < 257 || vocab > G2Z__VOCAB_MAX)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "a vocabulary of %d; choose 257 (the bytes and %s) to %d", vocab, G2Z__EOT,
+                     G2Z__VOCAB_MAX);
+  G2Z__TRY(g2z__tokenizer_new(services, &learning.tokenizer));
+  learning.services = services;
+  learning.counts = trainer->counts;
+  g2z_status status = g2z__learn(&learning, &trainer->words, vocab);
+  g2z_release(services, learning.sites);
+  g2z_release(services, learning.words);
+  g2z_release(services, learning.pairs.slots);
+  g2z_release(services, learning.records);
+  g2z_release(services, learning.heap);
+  if (status == G2Z_OK) *out = learning.tokenizer;
+  else g2z_tokenizer_free(learning.tokenizer);
+  return status;
+}
+
+
+/* ===== >>i08 shards and loader ===========================================
+ * In:  token shards on disk (byte layout: manual, FILE FORMATS).
+ * Out: x[accum,B,T] and y, which is x one token later, a few steps ahead of their use.
+ * Law: which tokens a step holds is a pure function of the files, the config and the position. A
+ * size, a count and a token are checked before they are believed. */
+
+#define G2Z__SHARD_MAGIC 20240520
+#define G2Z__SHARD_HEADER 1024   /* bytes: 256 int32 */
+
+/* ----- writing ----- */
+
+struct g2z_shard_writer {
+  g2z_services *services;
+  g2z_writer *file;
+  g2z_shard_format format;
+  uint64_t tokens;
+  int finished;
+};
+
+G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *path,
+                                           g2z_shard_format format, g2z_shard_writer **out) {
+  *out = NULL;
+  void *memory;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_shard_writer), &memory));
+  g2z_shard_writer *writer = (g2z_shard_writer *)memory;
+  writer->services = services;
+  writer->format = format;
+  g2z_status status = g2z_writer_create(services, path, &writer->file);
+  if (status == G2Z_OK && format == G2Z_SHARD_LLMC) {
+    /* The count stays 0 until the commit, so that no reader takes a part for the whole. */
+    int32_t header[G2Z__SHARD_HEADER / 4] = {G2Z__SHARD_MAGIC, 1, 0};
+    status = g2z_writer_put(writer->file, header, sizeof header);
+  }
+  if (status != G2Z_OK) {
+    g2z_shard_writer_free(writer);
+    return status;
+  }
+  *out = writer;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
+                                           size_t count) {
+  for (size_t i = 0; i < count; i++) /* before anything is written: an append is all or nothing */
+    if ((uint32_t)ids[i] > 65535)
+      return g2z__fail(writer->services, G2Z_BAD_ARGUMENT,
+                       "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
+                       "a smaller vocabulary", ids[i]);
+  if (writer->format == G2Z_SHARD_LLMC && count > INT32_MAX - writer->tokens)
+    return g2z__fail(writer->services, G2Z_BAD_ARGUMENT,
+                     "a shard with llm.c's header holds at most %d tokens, and this one would get "
+                     "%" PRIu64 ": write more shards", INT32_MAX, writer->tokens + count);
+  uint16_t narrow[4096];
+  for (size_t done = 0; done < count;) {
+    size_t n = count - done < 4096 ? count - done : 4096;
+    for (size_t i = 0; i < n; i++) narrow[i] = (uint16_t)ids[done + i];
+    G2Z__TRY(g2z_writer_put(writer->file, narrow, n * sizeof narrow[0]));
+    done += n;
+  }
+  writer->tokens += count;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
+  if (writer->finished) return G2Z_OK;
+  if (writer->format == G2Z_SHARD_LLMC) {
+    int32_t count = (int32_t)writer->tokens;
+    G2Z__TRY(g2z_writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
+  }
+  G2Z__TRY(g2z__writer_finish(writer->file));
+  writer->finished = 1;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer) {
+  G2Z__TRY(g2z_shard_writer_finish(writer));
+  return g2z_writer_commit(writer->file);
+}
+
+G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer) {
+  if (!writer) return;
+  g2z_writer_free(writer->file);
+  g2z_release(writer->services, writer);
+}
+
+/* ----- opening ----- */
+
+typedef struct g2z__shard {
+  char *path;
+  uint64_t begin;    /* of the tokens in the file */
+  uint64_t bytes;    /* of the file */
+  int64_t tokens;
+  int64_t first;     /* index of its first sequence among those of all shards */
+} g2z__shard;
+
+/* Text is the file that is named by mistake most often. Among GPT-2's tokens about one in thirty
+ * looks like two printable bytes, so that 32 of them in a row are not tokens. */
+G2Z__PRIVATE int g2z__looks_like_text(const unsigned char *bytes, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if ((bytes[i] < 0x20 || bytes[i] > 0x7e) && (bytes[i] < '\t' || bytes[i] > '\r')) return 0;
+  return count >= 64;
+}
+
+/* Says what a file holds, from its size and its first bytes: sets begin and tokens. */
+G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *shard,
+                                         const unsigned char *head, size_t head_bytes) {
+  int32_t header[3] = {0, 0, 0};
+  memcpy(header, head, head_bytes < sizeof header ? head_bytes : sizeof header);
+  if (shard->bytes == 0)
+    return g2z__fail(services, G2Z_FORMAT, "%s is empty: prepare it again", shard->path);
+  if (header[0] == G2Z__SHARD_MAGIC && head_bytes >= 4) {
+    if (shard->bytes < G2Z__SHARD_HEADER)
+      return g2z__fail(services, G2Z_FORMAT,
+                       "%s begins as a token shard but ends after %" PRIu64 " of the header's %d "
+                       "bytes: copy or prepare it again", shard->path, shard->bytes,
+                       G2Z__SHARD_HEADER);
+    if (header[1] != 1)
+      return g2z__fail(services, G2Z_UNSUPPORTED,
+                       header[1] == 7
+                       ? "%s is version %d of llm.c's shards, uint32 tokens of Llama 3: prepare "
+                         "the text with GPT-2's vocabulary"
+                       : "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) "
+                         "is known: prepare it again", shard->path, header[1]);
+    uint64_t promised = G2Z__SHARD_HEADER + 2 * (uint64_t)(header[2] > 0 ? header[2] : 0);
+    if (header[2] < 0 || promised != shard->bytes)
+      return g2z__fail(services, G2Z_FORMAT,
+                       "%s promises %d tokens in %" PRIu64 " bytes but has %" PRIu64 " bytes: it "
+                       "is unfinished or was cut; copy or prepare it again", shard->path,
+                       header[2], promised, shard->bytes);
+    shard->begin = G2Z__SHARD_HEADER;
+  } else {
+    if (g2z__looks_like_text(head, head_bytes))
+      return g2z__fail(services, G2Z_FORMAT,
+                       "%s holds text, not tokens: turn it into a shard with prepare_data",
+                       shard->path);
+    if (shard->bytes % 2)
+      return g2z__fail(services, G2Z_FORMAT,
+                       "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does "
+                       "not hold uint16 tokens: check that it is the right file, complete",
+                       shard->path, shard->bytes);
+    shard->begin = 0;
+  }
+  shard->tokens = (int64_t)((shard->bytes - shard->begin) / 2);
+  return G2Z_OK;
+}
+
+/* Opens and checks a shard; *file is the caller's to close, also after a failure (-1: none). */
+G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shard, int *file) {
+  struct stat info;
+  *file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
+  if (*file < 0 || fstat(*file, &info) != 0)
+    return g2z__fail_file(services, errno, "open the shard", shard->path);
+  if (!S_ISREG(info.st_mode))
+    return g2z__fail(services, G2Z_IO, "%s is %s, not a token shard: narrow the pattern",
+                     shard->path, S_ISDIR(info.st_mode) ? "a directory" : "no regular file");
+  shard->bytes = (uint64_t)info.st_size;
+  unsigned char head[256];
+  int64_t got = g2z__pread(*file, head, sizeof head, 0);
+  if (got < 0) return g2z__fail_file(services, errno, "read the shard", shard->path);
+  return g2z__shard_check(services, shard, head, (size_t)got);
+}
+
+/* ----- order ----- */
+
+/* A Feistel network over pairs of digits below `side`, the smallest number whose square holds
+ * count, walked until it lands below count: both are permutations, so the result is one, without
+ * memory, and a second walk is rare. Luby and Rackoff 1988, "How to construct pseudorandom
+ * permutations"; digits and walking: Black and Rogaway 2002, "Ciphers with arbitrary finite
+ * domains". Four rounds would do for large domains; eight mix a handful of sequences as well. */
+G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position) {
+  G2Z_ASSERT(position >= 0 && position < count);
+  uint64_t side = (uint64_t)sqrt((double)count), at = (uint64_t)position;
+  while (side * side < (uint64_t)count) side++;
+  do {
+    uint64_t left = at / side, right = at % side;
+    for (uint32_t round = 0; round < 8; round++) {
+      uint32_t counter[4], random[4];
+      counter[0] = (uint32_t)right; /* below 2^32, as count is below 2^63 */
+      counter[1] = round;
+      counter[2] = (uint32_t)epoch;
+      counter[3] = (uint32_t)((uint64_t)epoch >> 32);
+      g2z_philox(seed, G2Z_RANDOM_SHUFFLE, counter, random);
+      uint64_t next = (left + (random[0] * side >> 32)) % side;
+      left = right;
+      right = next;
+    }
+    at = left * side + right;
+  } while (at >= (uint64_t)count);
+  return (int64_t)at;
+}
+
+/* ----- the loader ----- */
+
+#define G2Z__LOADER_RING 3       /* steps: one at the caller, one ready, one being read */
+#define G2Z__LOADER_FILES 128    /* descriptors kept open; a process often has 1024 */
+
+struct g2z_loader {
+  g2z_services *services;        /* of the caller's thread */
+  g2z_loader_config config;      /* its glob is not kept */
+  g2z__shard *shards;
+  size_t shard_count, shard_capacity;
+  int64_t tokens, sequences;
+  int64_t rows;                  /* sequences of this rank in a step: accum * B */
+  int64_t global;                /* G: sequences of all ranks in a step */
+
+  /* The thread's own, once it runs. */
+  g2z_services reader;           /* holds the sentence of its failure; nothing else is used */
+  int files[G2Z__LOADER_FILES];  /* shard s has place s % G2Z__LOADER_FILES, -1: closed */
+  size_t owners[G2Z__LOADER_FILES];
+  uint16_t *raw;                 /* T+1 tokens as the file has them */
+
+  /* Shared, under the lock. */
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  pthread_t thread;
+  int started, quit;
+  uint64_t generation;           /* grows with each seek: what was read for an older one is void */
+  uint64_t produced, consumed;   /* steps; step i lies in ring[i % G2Z__LOADER_RING] */
+  int held;                      /* the caller reads step `consumed` */
+  g2z_status failed;             /* the step `produced` could not be read */
+  g2z_loader_position ahead;     /* the step that the thread reads next */
+  g2z_loader_position position;  /* the step that the caller gets next */
+  int32_t *ring[G2Z__LOADER_RING]; /* [2, rows, T]: x, then y */
+};
+
+G2Z__PRIVATE void g2z__loader_advance(const g2z_loader *loader, g2z_loader_position *position) {
+  if (++position->step < g2z_loader_steps_per_epoch(loader)) return;
+  position->step = 0;
+  position->epoch++;
+}
+
+/* The descriptor of a shard. With more shards than descriptors, one is closed for another, and a
+ * file that is opened again must still be the one that was checked. */
+G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s, int *file) {
+  int *place = &loader->files[s % G2Z__LOADER_FILES];
+  size_t *owner = &loader->owners[s % G2Z__LOADER_FILES];
+  if (*place < 0 || *owner != s) {
+    if (*place >= 0) close(*place);
+    *owner = SIZE_MAX; /* until the file has proved to be the same */
+    g2z__shard now = loader->shards[s];
+    G2Z__TRY(g2z__shard_open(&loader->reader, &now, place));
+    if (now.bytes != loader->shards[s].bytes || now.begin != loader->shards[s].begin)
+      return g2z__fail(&loader->reader, G2Z_FORMAT,
+                       "%s had %" PRIu64 " bytes when the run began and has %" PRIu64 " now: do "
+                       "not write shards while they are read", now.path, loader->shards[s].bytes,
+                       now.bytes);
+    *owner = s;
+  }
+  *file = *place;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__loader_bad_token(g2z_loader *loader, const g2z__shard *shard,
+                                              int64_t first) {
+  int64_t i = 0;
+  while (loader->raw[i] < loader->config.vocab) i++;
+  return g2z__fail(&loader->reader, G2Z_FORMAT,
+                   "%s: token %d at index %" PRId64 " is outside the vocabulary of %d: prepare the "
+                   "text with the model's vocabulary, or check that it is the right file",
+                   shard->path, loader->raw[i], first + i, loader->config.vocab);
+}
+
+/* Sequence `index` of all shards into x[T], y[T]. */
+G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, int32_t *x,
+                                             int32_t *y) {
+  size_t low = 0, high = loader->shard_count; /* the last shard whose first is not beyond index */
+  while (high - low > 1) {
+    size_t middle = low + (high - low) / 2;
+    if (loader->shards[middle].first <= index) low = middle;
+    else high = middle;
+  }
+  const g2z__shard *shard = &loader->shards[low];
+  const int64_t T = loader->config.seq, first = (index - shard->first) * T;
+  int file = -1;
+  G2Z__TRY(g2z__loader_file(loader, low, &file));
+  size_t bytes = (size_t)(T + 1) * 2;
+  int64_t got = g2z__pread(file, loader->raw, bytes, shard->begin + 2 * (uint64_t)first);
+  if (got < 0) return g2z__fail_file(&loader->reader, errno, "read the shard", shard->path);
+  if ((size_t)got < bytes)
+    return g2z__fail(&loader->reader, G2Z_FORMAT,
+                     "%s had %" PRId64 " tokens when the run began and now ends before token "
+                     "%" PRId64 ": do not write shards while they are read", shard->path,
+                     shard->tokens, first + T);
+  const uint16_t *raw = loader->raw;
+  int32_t largest = raw[T];
+  for (int64_t t = 0; t < T; t++) {
+    x[t] = raw[t];
+    y[t] = raw[t + 1];
+    largest = x[t] > largest ? x[t] : largest;
+  }
+  if (largest >= loader->config.vocab) return g2z__loader_bad_token(loader, shard, first);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader, g2z_loader_position position,
+                                         int32_t *out) {
+  const g2z_loader_config *config = &loader->config;
+  int32_t *x = out, *y = out + loader->rows * config->seq;
+  for (int64_t row = 0; row < loader->rows; row++, x += config->seq, y += config->seq) {
+    int64_t index = position.step * loader->global + row * config->world + config->rank;
+    if (config->order == G2Z_ORDER_SHUFFLED)
+      index = g2z_shuffle(config->seed, position.epoch, loader->sequences, index);
+    G2Z__TRY(g2z__loader_sequence(loader, index, x, y));
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE void *g2z__loader_thread(void *user) {
+  g2z_loader *loader = (g2z_loader *)user;
+  pthread_mutex_lock(&loader->lock);
+  while (!loader->quit) {
+    if (loader->failed != G2Z_OK || loader->produced - loader->consumed == G2Z__LOADER_RING) {
+      pthread_cond_wait(&loader->changed, &loader->lock);
+      continue;
+    }
+    const uint64_t generation = loader->generation;
+    const g2z_loader_position position = loader->ahead;
+    int32_t *out = loader->ring[loader->produced % G2Z__LOADER_RING];
+    pthread_mutex_unlock(&loader->lock);
+    g2z_status status = g2z__loader_read(loader, position, out);
+    pthread_mutex_lock(&loader->lock);
+    if (generation != loader->generation) continue;
+    loader->failed = status;
+    if (status == G2Z_OK) {
+      loader->produced++;
+      g2z__loader_advance(loader, &loader->ahead);
+    }
+    pthread_cond_broadcast(&loader->changed);
+  }
+  pthread_mutex_unlock(&loader->lock);
+  return NULL;
+}
+
+G2Z__PRIVATE g2z_status g2z__loader_add(g2z_loader *loader, const char *path) {
+  void *list = loader->shards, *text;
+  g2z_status status = g2z__grow(loader->services, &list, &loader->shard_capacity,
+                                loader->shard_count, loader->shard_count + 1, sizeof(g2z__shard));
+  loader->shards = (g2z__shard *)list;
+  G2Z__TRY(status);
+  size_t bytes = strlen(path) + 1;
+  G2Z__TRY(g2z__alloc(loader->services, bytes, 1, &text));
+  memcpy(text, path, bytes);
+  memset(&loader->shards[loader->shard_count], 0, sizeof(g2z__shard));
+  loader->shards[loader->shard_count++].path = (char *)text;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
+  return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Lists the shards, in an order that does not depend on the locale, as glob's own does. */
+G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *pattern) {
+  struct stat info;
+  if (stat(pattern, &info) == 0) return g2z__loader_add(loader, pattern); /* also "data[1].bin" */
+  glob_t found;
+  memset(&found, 0, sizeof found);
+  g2z_status status = G2Z_OK;
+  switch (glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, &found)) {
+    case 0: break;
+    case GLOB_NOMATCH:
+      status = g2z__fail(loader->services, G2Z_IO,
+                         "no file is called or matches \"%s\": check the path, and quote a pattern "
+                         "in the shell", pattern);
+      break;
+    case GLOB_NOSPACE:
+      status = g2z__fail(loader->services, G2Z_NO_MEMORY, "no memory to list the files of \"%s\"",
+                         pattern);
+      break;
+    default: status = g2z__fail_file(loader->services, errno, "list the files of", pattern);
+  }
+  if (status == G2Z_OK) qsort(found.gl_pathv, found.gl_pathc, sizeof(char *), g2z__loader_by_name);
+  for (size_t i = 0; i < found.gl_pathc && status == G2Z_OK; i++)
+    status = g2z__loader_add(loader, found.gl_pathv[i]);
+  globfree(&found);
+  return status;
+}
+
+/* Opens and counts every shard once, so that a damaged one is known before the training starts. */
+G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
+  const g2z_loader_config *config = &loader->config;
+  for (size_t s = 0; s < loader->shard_count; s++) {
+    g2z__shard *shard = &loader->shards[s];
+    int *place = &loader->files[s % G2Z__LOADER_FILES];
+    if (*place >= 0) close(*place);
+    loader->owners[s % G2Z__LOADER_FILES] = s;
+    G2Z__TRY(g2z__shard_open(loader->services, shard, place));
+    shard->first = loader->sequences;
+    loader->tokens += shard->tokens;
+    if (shard->tokens > config->seq) loader->sequences += (shard->tokens - 1) / config->seq;
+  }
+  if (loader->sequences >= loader->global) return G2Z_OK;
+  return g2z__fail(loader->services, G2Z_BAD_ARGUMENT,
+                   "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, "
+                   "but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
+                   "%.0f tokens: take more data, or lower batch, accum or seq",
+                   loader->shards[0].path, loader->shard_count > 1 ? " and others" : "",
+                   loader->tokens, loader->shard_count, loader->shard_count > 1 ? "s" : "",
+                   loader->sequences, config->seq, config->batch, config->accum, config->world,
+                   loader->global, (double)loader->global * config->seq + 1);
+}
+
+/* The thread takes no signals: handlers belong to the program's own threads. */
+G2Z__PRIVATE g2z_status g2z__loader_start(g2z_loader *loader) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(&loader->thread, NULL, g2z__loader_thread, loader);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (error)
+    return g2z__fail(loader->services, G2Z_NO_MEMORY,
+                     "cannot start the prefetch thread: %s; raise the limit of processes "
+                     "(ulimit -u)", strerror(error));
+  loader->started = 1;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
+  G2Z__TRY(g2z__loader_find(loader, pattern));
+  G2Z__TRY(g2z__loader_count(loader));
+  const size_t tokens = (size_t)loader->rows * (size_t)loader->config.seq;
+  void *memory;
+  for (int i = 0; i < G2Z__LOADER_RING; i++) {
+    G2Z__TRY(g2z__alloc(loader->services, 2 * tokens, sizeof(int32_t), &memory));
+    loader->ring[i] = (int32_t *)memory;
+  }
+  G2Z__TRY(g2z__alloc(loader->services, (size_t)loader->config.seq + 1, sizeof(uint16_t), &memory));
+  loader->raw = (uint16_t *)memory;
+  return g2z__loader_start(loader);
+}
+
+G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
+                                     g2z_loader **out) {
+  *out = NULL;
+  const int most = 1 << 20; /* G stays below 2^60 */
+  G2Z__TRY(g2z__check_range(services, "batch", config->batch, 1, most));
+  G2Z__TRY(g2z__check_range(services, "seq", config->seq, 1, most));
+  G2Z__TRY(g2z__check_range(services, "accum", config->accum, 1, most));
+  G2Z__TRY(g2z__check_range(services, "world", config->world, 1, most));
+  G2Z__TRY(g2z__check_range(services, "rank", config->rank, 0, config->world - 1));
+  G2Z__TRY(g2z__check_range(services, "vocab", config->vocab, 1, INT32_MAX));
+  if (!config->glob || !config->glob[0])
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "no token shards were named: give a file or a "
+                     "pattern such as \"data/train_*.bin\"");
+  void *memory;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_loader), &memory));
+  g2z_loader *loader = (g2z_loader *)memory;
+  loader->services = services;
+  loader->config = *config;
+  loader->config.glob = NULL;
+  loader->rows = (int64_t)config->batch * config->accum;
+  loader->global = loader->rows * config->world;
+  for (int i = 0; i < G2Z__LOADER_FILES; i++) loader->files[i] = -1;
+  pthread_mutex_init(&loader->lock, NULL);
+  pthread_cond_init(&loader->changed, NULL);
+  g2z_status status = g2z__loader_build(loader, config->glob);
+  if (status != G2Z_OK) {
+    g2z_loader_free(loader);
+    return status;
+  }
+  *out = loader;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_loader_free(g2z_loader *loader) {
+  if (!loader) return;
+  if (loader->started) {
+    pthread_mutex_lock(&loader->lock);
+    loader->quit = 1;
+    pthread_cond_broadcast(&loader->changed);
+    pthread_mutex_unlock(&loader->lock);
+    pthread_join(loader->thread, NULL);
+  }
+  pthread_cond_destroy(&loader->changed);
+  pthread_mutex_destroy(&loader->lock);
+  for (int i = 0; i < G2Z__LOADER_FILES; i++)
+    if (loader->files[i] >= 0) close(loader->files[i]);
+  for (int i = 0; i < G2Z__LOADER_RING; i++) g2z_release(loader->services, loader->ring[i]);
+  g2z_release(loader->services, loader->raw);
+  for (size_t s = 0; s < loader->shard_count; s++)
+    g2z_release(loader->services, loader->shards[s].path);
+  g2z_release(loader->services, loader->shards);
+  g2z_release(loader->services, loader);
+}
+
+G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y) {
+  *x = *y = NULL;
+  pthread_mutex_lock(&loader->lock);
+  if (loader->held) { /* the caller is done with the last step: its place is free */
+    loader->held = 0;
+    loader->consumed++;
+    pthread_cond_broadcast(&loader->changed);
+  }
+  while (loader->produced == loader->consumed && loader->failed == G2Z_OK)
+    pthread_cond_wait(&loader->changed, &loader->lock);
+  g2z_status status = G2Z_OK;
+  if (loader->produced == loader->consumed) {
+    status = loader->failed;
+    memcpy(loader->services->error, loader->reader.error, sizeof loader->reader.error);
+  } else {
+    *x = loader->ring[loader->consumed % G2Z__LOADER_RING];
+    *y = *x + loader->rows * loader->config.seq;
+    loader->held = 1;
+    g2z__loader_advance(loader, &loader->position);
+  }
+  pthread_mutex_unlock(&loader->lock);
+  return status;
+}
+
+G2Z_API g2z_loader_position g2z_loader_tell(const g2z_loader *loader) { return loader->position; }
+
+G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position) {
+  const int64_t steps = g2z_loader_steps_per_epoch(loader);
+  if (position.epoch < 0 || position.epoch > INT64_MAX / 2 || position.step < 0 ||
+      position.step >= steps)
+    return g2z__fail(loader->services, G2Z_BAD_ARGUMENT,
+                     "no step %" PRId64 " of epoch %" PRId64 " in this data, whose epochs have "
+                     "%" PRId64 " steps: resume with the data and the global batch of before",
+                     position.step, position.epoch, steps);
+  pthread_mutex_lock(&loader->lock);
+  loader->generation++;
+  loader->produced = loader->consumed = 0;
+  loader->held = 0;
+  loader->failed = G2Z_OK;
+  loader->ahead = loader->position = position;
+  pthread_cond_broadcast(&loader->changed);
+  pthread_mutex_unlock(&loader->lock);
+  return G2Z_OK;
+}
+
+G2Z_API int64_t g2z_loader_tokens(const g2z_loader *loader) { return loader->tokens; }
+
+G2Z_API int64_t g2z_loader_sequences(const g2z_loader *loader) { return loader->sequences; }
+
+G2Z_API int64_t g2z_loader_steps_per_epoch(const g2z_loader *loader) {
+  return loader->sequences / loader->global;
+}
+/* ===== >>i09 op table ====================================================
+ * In:  a kind of device and the types of its numbers. Out: a g2z_device, whose table the model calls.
+ * Law: what every backend must compute alike stands here, once, and runs on host and device: the
+ *      rounding to a type, dropout, the verdict that ends a step, AdamW. */
+
+/* ----- rounding --------------------------------------------------------- */
+
+static inline G2Z_HOST_DEVICE uint32_t g2z__bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+static inline G2Z_HOST_DEVICE float g2z__from_bits(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+/* The nearest fp16, ties to even. There are no branches, so that loops over it vectorise: the three
+ * cases are computed side by side and selected. */
+static inline G2Z_HOST_DEVICE float g2z__round_fp16(float x) {
+  uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu;
+  /* fp16 keeps 10 of the 23 fraction bits. A carry may run into the exponent, which is right. */
+  uint32_t rounded = (magnitude + 0xfffu + ((magnitude >> 13) & 1u)) & ~0x1fffu;
+  rounded = rounded >= 0x47800000u ? 0x7f800000u : rounded; /* 65536: one past the largest, 65504 */
+  /* Below 2^-14 fp16 counts in steps of 2^-24, which is the spacing of fp32 in [0.5, 1). */
+  uint32_t subnormal = g2z__bits_of((g2z__from_bits(magnitude) + 0.5f) - 0.5f);
+  rounded = magnitude < 0x38800000u ? subnormal : rounded;
+  rounded = magnitude > 0x7f800000u ? 0x7fc00000u : rounded; /* NaN */
+  return g2z__from_bits(rounded | (bits & 0x80000000u));
+}
+
+/* The nearest bf16, ties to even: the upper half of an fp32. */
+static inline G2Z_HOST_DEVICE float g2z__round_bf16(float x) {
+  uint32_t bits = g2z__bits_of(x);
+  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+  /* The carry of a NaN would run through its exponent and leave a zero. */
+  rounded = (bits & 0x7fffffffu) > 0x7f800000u ? (bits | 0x400000u) & 0xffff0000u : rounded;
+  return g2z__from_bits(rounded);
+}
+
+G2Z_API float g2z_round(g2z_dtype dtype, float x) {
+  switch (dtype) {
+    case G2Z_FP16: return g2z__round_fp16(x);
+    case G2Z_BF16: return g2z__round_bf16(x);
+    case G2Z_FP32:
+    case G2Z_TF32: /* a product's inputs are cut to tf32 inside the tensor core; stored is fp32 */
+    case G2Z_DTYPE_COUNT: break;
+  }
+  return x;
+}
+
+/* ----- dropout ---------------------------------------------------------- */
+
+static inline G2Z_HOST_DEVICE int g2z__dropout_on(const g2z_dropout *dropout) {
+  return dropout && dropout->probability > 0;
+}
+
+/* What elements 4 * group .. 4 * group + 3 of a sequence are multiplied with, in forward as in
+ * backward: 0 or 1 / (1 - probability). */
+static inline G2Z_HOST_DEVICE void g2z__dropout_group(const g2z_dropout *dropout,
+                                                      uint32_t sequence, uint32_t group,
+                                                      float factors[4]) {
+  uint32_t counter[4] = {group, sequence, dropout->site, (uint32_t)dropout->state->step};
+  uint32_t bits[4];
+  g2z_philox(dropout->seed, G2Z_RANDOM_DROPOUT, counter, bits);
+  float kept = 1.0f / (1.0f - dropout->probability);
+  for (int i = 0; i < 4; i++)
+    factors[i] = g2z_uniform(bits[i]) >= dropout->probability ? kept : 0.0f;
+}
+
+/* ----- the end of a step ------------------------------------------------ */
+
+#define G2Z__LOSS_SCALE_MAX 16777216.0f /* 2^24 */
+
+/* An overflow. The hysteresis-th one halves the scale, and so does each after it until a whole
+ * window of good steps has passed, as in DeepSpeed: a scale that is far too high comes down fast. */
+static inline G2Z_HOST_DEVICE void g2z__decide_skip(g2z_step_state *state, int dynamic) {
+  state->skip = 1;
+  state->skipped++;
+  state->grad_multiplier = 0;
+  state->good_steps = 0;
+  int can_shrink = dynamic && state->loss_scale > 1.0f;
+  state->skipped_at_minimum = can_shrink ? 0 : state->skipped_at_minimum + 1;
+  if (!can_shrink) return;
+  if (state->hysteresis > 1) state->hysteresis--;
+  else state->loss_scale = state->loss_scale > 2.0f ? 0.5f * state->loss_scale : 1.0f;
+}
+
+/* The verdict on the gradients of a step from sums of their squares, and all that follows from it.
+ * `dynamic`: the type is fp16 and the config wants a dynamic loss scale. */
+static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const double *sums,
+                                               int count, const g2z_optimizer_config *config,
+                                               int dynamic, int64_t tokens) {
+  double sum = 0;
+  for (int i = 0; i < count; i++) sum += sums[i];
+  float norm = (float)(sqrt(sum) / (double)state->loss_scale);
+  state->loss = (float)(state->loss_sum / (double)tokens);
+  state->loss_sum = 0;
+  state->grad_norm = norm;
+  state->lr = g2z_schedule_lr(config, state->applied);
+  state->used_loss_scale = state->loss_scale;
+  state->step++;
+  if (!(norm <= 3.40282347e38f)) { /* infinite or NaN */
+    g2z__decide_skip(state, dynamic);
+    return;
+  }
+  /* As torch.nn.utils.clip_grad_norm_, 1e-6 included. */
+  float clip = config->clip > 0 ? config->clip / (norm + 1e-6f) : 1.0f;
+  state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale;
+  state->skip = 0;
+  state->skipped_at_minimum = 0;
+  state->applied++;
+  state->good_steps++;
+  if (!dynamic || state->good_steps < config->loss_scale_window) return;
+  state->good_steps = 0;
+  state->hysteresis = config->loss_scale_hysteresis;
+  if (state->loss_scale < G2Z__LOSS_SCALE_MAX) state->loss_scale *= 2.0f;
+}
+
+/* AdamW's factors of one step, the same for all elements of a range. */
+typedef struct g2z__adamw_factors {
+  float gradient;         /* clip factor / loss scale */
+  float decay;            /* 1 - lr * weight_decay, or 1 */
+  float beta2;
+  float new_m, new_v;     /* 1 - beta1, 1 - beta2 */
+  float step;             /* lr / (1 - beta1^t) */
+  float root;             /* sqrt(1 - beta2^t) */
+  float eps;
+} g2z__adamw_factors;
+
+/* state->applied already counts the step that is taken: its t, 1 for the first. */
+static inline G2Z_HOST_DEVICE g2z__adamw_factors
+g2z__adamw_prepare(const g2z_optimizer_config *config, const g2z_step_state *state, int decay) {
+  double t = (double)state->applied;
+  g2z__adamw_factors factors;
+  factors.gradient = state->grad_multiplier;
+  factors.decay = decay ? (float)(1.0 - (double)state->lr * config->weight_decay) : 1.0f;
+  factors.beta2 = config->beta2;
+  factors.new_m = (float)(1.0 - (double)config->beta1);
+  factors.new_v = (float)(1.0 - (double)config->beta2);
+  factors.step = (float)((double)state->lr / (1.0 - pow((double)config->beta1, t)));
+  factors.root = (float)sqrt(1.0 - pow((double)config->beta2, t));
+  factors.eps = config->eps;
+  return factors;
+}
+
+/* torch.optim.AdamW's arithmetic for one element; returns the new master weight. */
+static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors *factors,
+                                                       float weight, float *m, float *v,
+                                                       float gradient) {
+  gradient *= factors->gradient;
+  float m1 = *m + factors->new_m * (gradient - *m);
+  float v1 = factors->beta2 * *v + factors->new_v * (gradient * gradient);
+  *m = m1;
+  *v = v1;
+  return weight * factors->decay - factors->step * (m1 / (sqrtf(v1) / factors->root + factors->eps));
+}
+
+/* ----- devices ---------------------------------------------------------- */
+
+#if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
+static int g2z__cuda_present(void);
+static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
+static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
+static void g2z__cuda_tune(g2z_device *device, int on);
+static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer);
+static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
+#else
+G2Z__PRIVATE int g2z__cuda_present(void) { return 0; }
+G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
+                                         size_t *total_bytes) {
+  *free_bytes = *total_bytes = 0;
+  return g2z__fail(services, G2Z_UNSUPPORTED,
+                   "this build has no CUDA: compile with nvcc, or use --device cpu");
+}
+G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
+  size_t none;
+  return g2z__cuda_memory(device->services, &none, &none);
+}
+G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int on) { (void)device, (void)on; }
+G2Z__PRIVATE g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer) {
+  (void)device, (void)writer;
+  return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
+  (void)device, (void)text;
+  return G2Z_OK;
+}
+#endif
+
+G2Z_API g2z_device_kind g2z_device_default(void) {
+  return g2z__cuda_present() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+}
+
+G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
+                                     g2z_dtype grad_dtype, g2z_device **out) {
+  *out = NULL;
+  if ((unsigned)dtype >= G2Z_DTYPE_COUNT || (grad_dtype != dtype && grad_dtype != G2Z_FP32))
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "a device cannot have type %d with gradients of type %d: gradients have the "
+                     "same type or fp32", (int)dtype, (int)grad_dtype);
+  if (kind == G2Z_DEVICE_CPU && dtype == G2Z_TF32)
+    return g2z__fail(services, G2Z_UNSUPPORTED,
+                     "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
+  void *memory;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_device), &memory));
+  g2z_device *device = (g2z_device *)memory;
+  device->ops = g2z_cpu_ops();
+  device->services = services;
+  device->kind = kind;
+  device->dtype = dtype;
+  device->grad_dtype = grad_dtype;
+  if (kind == G2Z_DEVICE_CUDA) {
+    g2z_status status = g2z__cuda_open(device);
+    if (status != G2Z_OK) {
+      g2z_release(services, device);
+      return status;
+    }
+  }
+  *out = device;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_device_free(g2z_device *device) {
+  if (!device) return;
+  device->ops->close(device);
+  g2z_release(device->services, device);
+}
+
+G2Z_API void g2z_device_tune(g2z_device *device, int on) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, on);
+}
+
+G2Z_API g2z_status g2z_device_tuning_write(g2z_device *device, g2z_writer *writer) {
+  return device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_tuning_write(device, writer) : G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) {
+  return device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_tuning_read(device, text) : G2Z_OK;
+}
+
+/* The number behind `name` in /proc/meminfo, in bytes; 0 when it is not there. */
+G2Z__PRIVATE size_t g2z__meminfo(const char *text, const char *name) {
+  const char *at = strstr(text, name);
+  return at ? (size_t)strtoull(at + strlen(name), NULL, 10) * 1024 : 0;
+}
+
+G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
+                                     size_t *free_bytes, size_t *total_bytes) {
+  *free_bytes = *total_bytes = 0;
+  if (kind == G2Z_DEVICE_CUDA) return g2z__cuda_memory(services, free_bytes, total_bytes);
+  char *text;
+  size_t bytes;
+  if (g2z_read_file(services, "/proc/meminfo", 65536, &text, &bytes) == G2Z_OK) {
+    *free_bytes = g2z__meminfo(text, "MemAvailable:");
+    *total_bytes = g2z__meminfo(text, "MemTotal:");
+    g2z_release(services, text);
+  }
+  if (*free_bytes && *total_bytes) return G2Z_OK;
+  /* No Linux, or one before 3.14: all of the memory is the best answer that POSIX systems give. */
+  long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page <= 0)
+    return g2z__fail(services, G2Z_UNSUPPORTED,
+                     "this system does not tell how much memory it has: plan without it");
+  *free_bytes = *total_bytes = (size_t)pages * (size_t)page;
+  return G2Z_OK;
+}
+
+/* ===== >>i10 CPU ops =====================================================
+ * In:  tensors as fp32 in host memory. Out: the same; outputs hold values of the device's types.
+ * Law: a thread owns the elements that it writes, and each element's sum runs in an order that
+ *      depends on the shapes alone. So no result depends on the number of threads. */
+
+#if defined(_OPENMP)
+#define G2Z__PARALLEL_FOR _Pragma("omp parallel for schedule(static)")
+#define G2Z__PARALLEL_TASKS _Pragma("omp parallel for schedule(dynamic, 1)")
+#else
+#define G2Z__PARALLEL_FOR
+#define G2Z__PARALLEL_TASKS
+#endif
+
+G2Z__PRIVATE int g2z__threads(void) {
+#if defined(_OPENMP)
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+/* One register of floats. Sums are written with it, because a compiler may not reorder additions
+ * into lanes by itself; element-wise loops are left to the compiler. */
+#if defined(__AVX512F__)
+#define G2Z__LANES 16
+#elif defined(__AVX__)
+#define G2Z__LANES 8
+#else
+#define G2Z__LANES 4
+#endif
+typedef float g2z__vec __attribute__((vector_size(4 * G2Z__LANES)));
+typedef float g2z__vec_memory
+    __attribute__((vector_size(4 * G2Z__LANES), aligned(4), may_alias)); /* anywhere in memory */
+
+static inline g2z__vec g2z__load(const float *from) { return *(const g2z__vec_memory *)from; }
+static inline void g2z__store(float *to, g2z__vec x) { *(g2z__vec_memory *)to = x; }
+
+static inline float g2z__add_lanes(g2z__vec x) {
+  float sum = 0;
+  for (int i = 0; i < G2Z__LANES; i++) sum += x[i];
+  return sum;
+}
+
+/* ----- element-wise ----------------------------------------------------- */
+
+/* e^x within 2 ulp, without a branch or a call, so that loops over it vectorise; 0 below -87.3,
+ * where the result would be subnormal, and about 2e38 above 88.3. */
+static inline float g2z__exp(float x) {
+  float y = x > 88.3f ? 88.3f : x;
+  y = y < -87.3f ? -87.3f : y;
+  /* Adding 1.5 * 2^23 rounds to an integer n, which then stands in the lowest bits. */
+  float shifted = y * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+  float r = (y - n * 0.693359375f) + n * 2.12194440e-4f; /* y - n ln 2; ln 2 in two parts */
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  float power = g2z__from_bits((g2z__bits_of(shifted) + 127u) << 23);
+  return x < -87.3f ? 0.0f : p * power;
+}
+
+#define G2Z__GELU_SCALE 0.797884561f /* sqrt(2 / pi) */
+#define G2Z__GELU_CUBE 0.044715f
+
+/* 0.5 x (1 + tanh u) is x sigmoid(2u), which does not cancel where tanh u is near -1. */
+static inline float g2z__gelu(float x) {
+  float u = G2Z__GELU_SCALE * (x + G2Z__GELU_CUBE * x * x * x);
+  return x / (1.0f + g2z__exp(-2.0f * u));
+}
+
+static inline float g2z__gelu_slope(float x) {
+  float u = G2Z__GELU_SCALE * (x + G2Z__GELU_CUBE * x * x * x);
+  float du = G2Z__GELU_SCALE * (1.0f + 3.0f * G2Z__GELU_CUBE * x * x);
+  float s = 1.0f / (1.0f + g2z__exp(-2.0f * u));
+  return s + 2.0f * x * s * (1.0f - s) * du;
+}
+
+/* Rounds in place; free for fp32. */
+G2Z__PRIVATE void g2z__round_row(g2z_dtype dtype, float *x, size_t count) {
+  if (dtype == G2Z_FP16)
+    for (size_t i = 0; i < count; i++) x[i] = g2z__round_fp16(x[i]);
+  else if (dtype == G2Z_BF16)
+    for (size_t i = 0; i < count; i++) x[i] = g2z__round_bf16(x[i]);
+}
+
+/* Dropout's factors for `count` elements of sequence b of the op, from element `first` on. Groups
+ * of four are drawn whole, so `room` needs count + 6 floats; returns the factor of `first`. */
+G2Z__PRIVATE const float *g2z__dropout_run(const g2z_dropout *dropout, int b, uint64_t first,
+                                           int count, float *room) {
+  uint32_t sequence = dropout->first + (uint32_t)b * dropout->stride;
+  uint32_t group = (uint32_t)(first / 4);
+  int skipped = (int)(first % 4), groups = (skipped + count + 3) / 4;
+  for (int i = 0; i < groups; i++)
+    g2z__dropout_group(dropout, sequence, group + (uint32_t)i, room + 4 * i);
+  return room + skipped;
+}
+
+/* ----- products ---------------------------------------------------------
+ * Every matrix product is sums[M,N] = a[M,K] b[K,N], tile by tile: a tile's blocks of a and b are
+ * copied into buffers that stay in the second-level cache, a kernel that keeps MR x NR sums in
+ * registers runs over them, and `finish` takes each row of the tile to where it belongs while it is
+ * still in the cache: that is where bias, GELU, residual and rounding happen.
+ *
+ * An element's sum is a chain over k in blocks of KC, wherever the tile's borders lie: the tiles
+ * may be cut to suit the number of threads. */
+
+#if defined(__AVX512F__)
+#define G2Z__MR 12 /* 24 of the 32 registers are sums */
+#else
+#define G2Z__MR 6  /* 12 of the 16 */
+#endif
+#define G2Z__NR (2 * G2Z__LANES)
+#define G2Z__MC 144             /* rows of a tile, a multiple of MR */
+#define G2Z__NC 256             /* its columns, a multiple of NR */
+#define G2Z__KC 192             /* of K at a time: NR columns of b are at most 24 KiB */
+#define G2Z__LD (G2Z__KC + 16)  /* rows of a in the buffer: no power of two apart */
+
+/* gcc leaves the sums in memory at -O2 unless it is told to unroll, and fuses multiply and add in
+ * -std=c11 only when asked; clang halves 512-bit registers unless told that they are wanted. */
+#if defined(__CUDACC__)
+#define G2Z__UNROLL
+#define G2Z__KERNEL
+#elif defined(__clang__)
+#define G2Z__UNROLL _Pragma("clang loop unroll(full)")
+#define G2Z__KERNEL __attribute__((min_vector_width(512)))
+#else
+#define G2Z__UNROLL _Pragma("GCC unroll 16")
+#define G2Z__KERNEL __attribute__((optimize("fp-contract=fast")))
+#endif
+
+/* c[MR,NR] = (or +=) a b, where a's element (i,k) is a[i * a_row + k * a_step] and b is [K,NR]. */
+G2Z__KERNEL G2Z__PRIVATE void g2z__kernel(int K, const float *a, ptrdiff_t a_row,
+                                          ptrdiff_t a_step, const float *b, float *c,
+                                          ptrdiff_t c_row, g2z_write mode) {
+  g2z__vec sums[G2Z__MR][2];
+  memset(sums, 0, sizeof sums);
+  for (int k = 0; k < K; k++) {
+    g2z__vec b0 = *(const g2z__vec_memory *)b, b1 = *(const g2z__vec_memory *)(b + G2Z__LANES);
+    G2Z__UNROLL
+    for (int i = 0; i < G2Z__MR; i++) {
+      float x = a[i * a_row];
+      sums[i][0] += x * b0;
+      sums[i][1] += x * b1;
+    }
+    a += a_step;
+    b += G2Z__NR;
+  }
+  G2Z__UNROLL
+  for (int i = 0; i < G2Z__MR; i++) {
+    g2z__vec_memory *row = (g2z__vec_memory *)(c + i * c_row);
+    g2z__vec_memory *next = (g2z__vec_memory *)(c + i * c_row + G2Z__LANES);
+    if (mode == G2Z_ACCUMULATE) {
+      sums[i][0] += *row;
+      sums[i][1] += *next;
+    }
+    *row = sums[i][0];
+    *next = sums[i][1];
+  }
+}
+
+/* to[rows_to,columns_to] = from[rows,columns], 0 beyond it. */
+G2Z__PRIVATE void g2z__copy_block(float *to, ptrdiff_t to_row, const float *from,
+                                  ptrdiff_t from_row, int rows, int columns, int rows_to,
+                                  int columns_to) {
+  for (int i = 0; i < rows_to; i++) {
+    int filled = i < rows ? columns : 0;
+    if (filled) memcpy(to + i * to_row, from + i * from_row, (size_t)filled * sizeof *to);
+    for (int j = filled; j < columns_to; j++) to[i * to_row + j] = 0;
+  }
+}
+
+/* to[columns_to / NR][K][NR] = from[K,columns], 0 beyond it: what the kernel wants as b. One of the
+ * strides is 1. */
+G2Z__PRIVATE void g2z__copy_strips(float *to, const float *from, ptrdiff_t from_row,
+                                   ptrdiff_t from_column, int K, int columns) {
+  for (int j = 0; j < columns; j += G2Z__NR, to += (ptrdiff_t)K * G2Z__NR) {
+    const float *strip = from + j * from_column;
+    int width = columns - j < G2Z__NR ? columns - j : G2Z__NR;
+    if (from_column == 1) {
+      g2z__copy_block(to, G2Z__NR, strip, from_row, K, width, K, G2Z__NR);
+      continue;
+    }
+    for (int i = 0; i < width; i++)
+      for (int k = 0; k < K; k++) to[k * G2Z__NR + i] = strip[i * from_column + k];
+    for (int i = width; i < G2Z__NR; i++)
+      for (int k = 0; k < K; k++) to[k * G2Z__NR + i] = 0;
+  }
+}
+
+typedef struct g2z__product g2z__product;
+struct g2z__product {
+  int M, N, K;
+  const float *a;                        /* element (i,k) at a[i * a_row + k * a_column] */
+  ptrdiff_t a_row, a_column;             /* one of them is 1 */
+  const float *b;                        /* element (k,j) at b[k * b_row + j * b_column] */
+  ptrdiff_t b_row, b_column;             /* one of them is 1 */
+  /* Takes sums[count] of row `row`, columns `column` and on; may use the array as scratch. */
+  void (*finish)(const g2z__product *product, float *sums, int row, int column, int count);
+  float *out;                            /* [M,out_row]; the rest is read by some finishes only */
+  ptrdiff_t out_row;
+  g2z_dtype dtype;                       /* of out */
+  g2z_write mode;
+  float *pre;
+  const float *bias, *residual, *slope_of;
+  const g2z_dropout *dropout;
+};
+
+G2Z__PRIVATE g2z__product g2z__product_zero(void) {
+  g2z__product product;
+  memset(&product, 0, sizeof product);
+  return product;
+}
+
+G2Z__PRIVATE int g2z__min(int a, int b) { return a < b ? a : b; }
+G2Z__PRIVATE int g2z__round_up(int n, int step) { return (n + step - 1) / step * step; }
+
+G2Z__PRIVATE void g2z__product_tile(const g2z__product *p, int row, int rows, int column,
+                                    int columns) {
+  float a[G2Z__MC * G2Z__LD] __attribute__((aligned(64)));
+  float b[G2Z__KC * G2Z__NC] __attribute__((aligned(64)));
+  float sums[G2Z__MC * G2Z__NC] __attribute__((aligned(64)));
+  int rows_up = g2z__round_up(rows, G2Z__MR);
+  int by_rows = p->a_column == 1; /* else a is transposed and its buffer is [KC,MC] */
+  ptrdiff_t a_row = by_rows ? G2Z__LD : 1, a_step = by_rows ? 1 : G2Z__MC;
+  for (int k = 0; k < p->K; k += G2Z__KC) {
+    int K = g2z__min(G2Z__KC, p->K - k);
+    const float *from = p->a + row * p->a_row + k * p->a_column;
+    if (by_rows) g2z__copy_block(a, G2Z__LD, from, p->a_row, rows, K, rows_up, K);
+    else g2z__copy_block(a, G2Z__MC, from, p->a_column, K, rows, K, rows_up);
+    g2z__copy_strips(b, p->b + k * p->b_row + column * p->b_column, p->b_row, p->b_column, K,
+                     columns);
+    for (int j = 0; j < columns; j += G2Z__NR)
+      for (int i = 0; i < rows; i += G2Z__MR)
+        g2z__kernel(K, a + i * a_row, a_row, a_step, b + (ptrdiff_t)j * K,
+                    sums + i * G2Z__NC + j, G2Z__NC, k ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
+  }
+  for (int i = 0; i < rows; i++) p->finish(p, sums + i * G2Z__NC, row + i, column, columns);
+}
+
+/* Cuts `size` into equal parts of at most `limit`, in multiples of `step`. */
+G2Z__PRIVATE int g2z__part(int size, int limit, int step) {
+  int parts = (size + limit - 1) / limit;
+  return g2z__round_up((size + parts - 1) / parts, step);
+}
+
+G2Z__PRIVATE void g2z__multiply(const g2z__product *p) {
+  int M = g2z__part(p->M, G2Z__MC, G2Z__MR), N = g2z__part(p->N, G2Z__NC, G2Z__NR);
+  int down, across, threads = g2z__threads();
+  for (;;) { /* smaller tiles until every thread gets some */
+    down = (p->M + M - 1) / M;
+    across = (p->N + N - 1) / N;
+    if (threads == 1 || (int64_t)down * across >= 3 * threads) break;
+    if (N > 2 * G2Z__NR && N >= M) N = g2z__round_up(N / 2, G2Z__NR);
+    else if (M > 2 * G2Z__MR) M = g2z__round_up(M / 2, G2Z__MR);
+    else break;
+  }
+  int64_t tiles = (int64_t)down * across;
+  G2Z__PARALLEL_TASKS
+  for (int64_t tile = 0; tile < tiles; tile++) {
+    int row = (int)(tile % down) * M, column = (int)(tile / down) * N;
+    g2z__product_tile(p, row, g2z__min(M, p->M - row), column, g2z__min(N, p->N - column));
+  }
+}
+
+G2Z__PRIVATE void g2z__finish_store(const g2z__product *p, float *sums, int row, int column,
+                                    int count) {
+  float *out = p->out + row * p->out_row + column;
+  if (p->mode == G2Z_ACCUMULATE)
+    for (int i = 0; i < count; i++) sums[i] += out[i];
+  g2z__round_row(p->dtype, sums, (size_t)count);
+  memcpy(out, sums, (size_t)count * sizeof *out);
+}
+
+G2Z__PRIVATE void g2z__finish_linear(const g2z__product *p, float *sums, int row, int column,
+                                     int count) {
+  ptrdiff_t at = row * p->out_row + column;
+  for (int i = 0; i < count; i++) sums[i] += p->bias[column + i];
+  if (p->pre) {
+    g2z__round_row(p->dtype, sums, (size_t)count);
+    memcpy(p->pre + at, sums, (size_t)count * sizeof *sums);
+    for (int i = 0; i < count; i++) sums[i] = g2z__gelu(sums[i]);
+  }
+  if (p->residual) {
+    if (g2z__dropout_on(p->dropout)) {
+      float room[G2Z__NC + 6];
+      int seq = p->dropout->seq;
+      const float *factors = g2z__dropout_run(
+          p->dropout, row / seq, (uint64_t)(row % seq) * (uint64_t)p->N + (uint64_t)column, count,
+          room);
+      for (int i = 0; i < count; i++) sums[i] *= factors[i];
+    }
+    for (int i = 0; i < count; i++) sums[i] += p->residual[at + i];
+  }
+  g2z__round_row(p->dtype, sums, (size_t)count);
+  memcpy(p->out + at, sums, (size_t)count * sizeof *sums);
+}
+
+G2Z__PRIVATE void g2z__finish_gelu_slope(const g2z__product *p, float *sums, int row, int column,
+                                         int count) {
+  const float *x = p->slope_of + row * p->out_row + column;
+  for (int i = 0; i < count; i++) sums[i] *= g2z__gelu_slope(x[i]);
+  g2z__finish_store(p, sums, row, column, count);
+}
+
+/* ----- sums over rows --------------------------------------------------- */
+
+#define G2Z__COLUMNS 32 /* a thread's share of a column sum: two cache lines of each row */
+#define G2Z__ROWS 128   /* of a partial sum, so that long sums lose little */
+
+/* out[C] = (or +=) the column sums of x[N,C] * y[N,C], or of x alone when y is NULL. */
+G2Z__PRIVATE void g2z__column_sums(g2z_dtype dtype, float *out, g2z_write mode, const float *x,
+                                   int N, int C) {
+  G2Z__PARALLEL_FOR
+  for (int c = 0; c < C; c += G2Z__COLUMNS) {
+    int width = g2z__min(G2Z__COLUMNS, C - c);
+    float total[G2Z__COLUMNS] = {0};
+    for (int n = 0; n < N; n += G2Z__ROWS) {
+      float part[G2Z__COLUMNS] = {0};
+      for (int i = n; i < g2z__min(n + G2Z__ROWS, N); i++)
+        for (int j = 0; j < width; j++) part[j] += x[(size_t)i * (size_t)C + (size_t)(c + j)];
+      for (int j = 0; j < width; j++) total[j] += part[j];
+    }
+    if (mode == G2Z_ACCUMULATE)
+      for (int j = 0; j < width; j++) total[j] += out[c + j];
+    g2z__round_row(dtype, total, (size_t)width);
+    memcpy(out + c, total, (size_t)width * sizeof *out);
+  }
+}
+
+/* ----- memory and order -------------------------------------------------- */
+
+G2Z__PRIVATE g2z_status g2z__cpu_allocate(g2z_device *device, size_t bytes, void **out) {
+  return g2z__alloc(device->services, bytes, 1, out);
+}
+
+G2Z__PRIVATE void g2z__cpu_release(g2z_device *device, void *memory) {
+  g2z_release(device->services, memory);
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_copy(g2z_device *device, void *to, const void *from,
+                                      size_t bytes) {
+  (void)device;
+  if (bytes) memcpy(to, from, bytes);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_zero(g2z_device *device, void *memory, size_t bytes) {
+  (void)device;
+  if (bytes) memset(memory, 0, bytes);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_event(g2z_device *device, int event) {
+  (void)device;
+  (void)event;
+  return G2Z_OK; /* every op has finished when it returns */
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_synchronize(g2z_device *device) {
+  (void)device;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
+
+/* ----- embedding -------------------------------------------------------- */
+
+G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const int32_t *tokens,
+                                           const void *wte, const void *wpe,
+                                           const g2z_dropout *dropout, int B, int T, int C) {
+  G2Z__PARALLEL_FOR
+  for (int n = 0; n < B * T; n++) {
+    float *to = (float *)out + (size_t)n * (size_t)C;
+    const float *token = (const float *)wte + (size_t)tokens[n] * (size_t)C;
+    const float *position = (const float *)wpe + (size_t)(n % T) * (size_t)C;
+    for (int c = 0; c < C; c++) to[c] = token[c] + position[c];
+    for (int c = 0; c < C && g2z__dropout_on(dropout); c += G2Z__NC) {
+      int width = g2z__min(G2Z__NC, C - c);
+      float room[G2Z__NC + 6];
+      const float *factors = g2z__dropout_run(
+          dropout, n / T, (uint64_t)(n % T) * (uint64_t)C + (uint64_t)c, width, room);
+      for (int i = 0; i < width; i++) to[c + i] *= factors[i];
+    }
+    g2z__round_row(device->dtype, to, (size_t)C);
+  }
+  return G2Z_OK;
+}
+
+/* Tokens meet in rows of dwte, channels never meet: so threads share out the channels. */
+G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void *dwpe,
+                                           const void *dout, const int32_t *tokens,
+                                           g2z_write mode, const g2z_dropout *dropout, int B,
+                                           int T, int C) {
+  G2Z__PARALLEL_FOR
+  for (int c = 0; c < C; c += G2Z__COLUMNS) {
+    int width = g2z__min(G2Z__COLUMNS, C - c);
+    for (int t = 0; t < T; t++) {
+      float *to = (float *)dwpe + (size_t)t * (size_t)C + c;
+      float total[G2Z__COLUMNS] = {0};
+      for (int b = 0; b < B; b++) {
+        size_t n = (size_t)b * (size_t)T + (size_t)t;
+        float *row = dwte + (size_t)tokens[n] * (size_t)C + c;
+        float gradient[G2Z__COLUMNS], room[G2Z__COLUMNS + 6];
+        memcpy(gradient, (const float *)dout + n * (size_t)C + c, (size_t)width * sizeof *row);
+        if (g2z__dropout_on(dropout)) {
+          const float *factors = g2z__dropout_run(
+              dropout, b, (uint64_t)t * (uint64_t)C + (uint64_t)c, width, room);
+          for (int i = 0; i < width; i++) gradient[i] *= factors[i];
+        }
+        for (int i = 0; i < width; i++) row[i] += gradient[i];
+        for (int i = 0; i < width; i++) total[i] += gradient[i];
+      }
+      for (int i = 0; i < width && mode == G2Z_ACCUMULATE; i++) total[i] += to[i];
+      g2z__round_row(device->grad_dtype, total, (size_t)width);
+      memcpy(to, total, (size_t)width * sizeof *to);
+    }
+  }
+  return G2Z_OK;
+}
+
+/* ----- LayerNorm -------------------------------------------------------- */
+
+G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, float *mean,
+                                               float *rstd, const void *x, const void *w,
+                                               const void *b, int N, int C) {
+  const float *scale = (const float *)w, *shift = (const float *)b;
+  G2Z__PARALLEL_FOR
+  for (int n = 0; n < N; n++) {
+    const float *from = (const float *)x + (size_t)n * (size_t)C;
+    float *to = (float *)y + (size_t)n * (size_t)C;
+    g2z__vec lanes, squares;
+    memset(&lanes, 0, sizeof lanes);
+    squares = lanes;
+    float rest = 0, rest_of_squares = 0;
+    int c = 0;
+    for (; c + G2Z__LANES <= C; c += G2Z__LANES) lanes += g2z__load(from + c);
+    for (; c < C; c++) rest += from[c];
+    float m = (g2z__add_lanes(lanes) + rest) / (float)C;
+    for (c = 0; c + G2Z__LANES <= C; c += G2Z__LANES) {
+      g2z__vec d = g2z__load(from + c) - m;
+      squares += d * d;
+    }
+    for (; c < C; c++) rest_of_squares += (from[c] - m) * (from[c] - m);
+    float variance = (g2z__add_lanes(squares) + rest_of_squares) / (float)C;
+    float r = 1.0f / sqrtf(variance + G2Z_LAYERNORM_EPS);
+    for (c = 0; c < C; c++) to[c] = (from[c] - m) * r * scale[c] + shift[c];
+    g2z__round_row(device->dtype, to, (size_t)C);
+    mean[n] = m;
+    rstd[n] = r;
+  }
+  return G2Z_OK;
+}
+
+/* dx = rstd * (g - average(g) - xhat * average(g * xhat)), g = dy * w. */
+G2Z__PRIVATE void g2z__layernorm_row(float *dres, const float *dy, const float *x, const float *w,
+                                     float mean, float rstd, g2z_write mode, int C) {
+  g2z__vec sum_g, sum_gx;
+  memset(&sum_g, 0, sizeof sum_g);
+  sum_gx = sum_g;
+  float rest_g = 0, rest_gx = 0;
+  int c = 0;
+  for (; c + G2Z__LANES <= C; c += G2Z__LANES) {
+    g2z__vec g = g2z__load(dy + c) * g2z__load(w + c);
+    sum_g += g;
+    sum_gx += g * (g2z__load(x + c) - mean);
+  }
+  for (; c < C; c++) {
+    rest_g += dy[c] * w[c];
+    rest_gx += dy[c] * w[c] * (x[c] - mean);
+  }
+  float average_g = (g2z__add_lanes(sum_g) + rest_g) / (float)C;
+  float average_gx = (g2z__add_lanes(sum_gx) + rest_gx) * rstd / (float)C;
+  if (mode == G2Z_OVERWRITE) memset(dres, 0, (size_t)C * sizeof *dres);
+  for (c = 0; c < C; c++) {
+    float xhat = (x[c] - mean) * rstd;
+    dres[c] += rstd * (dy[c] * w[c] - average_g - xhat * average_gx);
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, void *dropped,
+                                               void *dw, void *db, void *dbias, const void *dy,
+                                               const void *x, const void *w, const float *mean,
+                                               const float *rstd, g2z_write res_mode,
+                                               g2z_write mode, const g2z_dropout *dropout, int N,
+                                               int C) {
+  int drops = dbias && g2z__dropout_on(dropout);
+  G2Z__PARALLEL_FOR
+  for (int n = 0; n < N; n++) {
+    size_t at = (size_t)n * (size_t)C;
+    float *to = (float *)dres + at;
+    g2z__layernorm_row(to, (const float *)dy + at, (const float *)x + at, (const float *)w,
+                       mean[n], rstd[n], res_mode, C);
+    g2z__round_row(device->dtype, to, (size_t)C);
+    for (int c = 0; c < C && drops; c += G2Z__NC) {
+      int width = g2z__min(G2Z__NC, C - c), seq = dropout->seq;
+      float room[G2Z__NC + 6], *cut = (float *)dropped + at + c;
+      const float *factors = g2z__dropout_run(
+          dropout, n / seq, (uint64_t)(n % seq) * (uint64_t)C + (uint64_t)c, width, room);
+      for (int i = 0; i < width; i++) cut[i] = to[c + i] * factors[i];
+      g2z__round_row(device->dtype, cut, (size_t)width);
+    }
+  }
+  G2Z__PARALLEL_FOR
+  for (int c = 0; c < C; c += G2Z__COLUMNS) {
+    int width = g2z__min(G2Z__COLUMNS, C - c);
+    float scale[G2Z__COLUMNS] = {0}, shift[G2Z__COLUMNS] = {0};
+    for (int n = 0; n < N; n += G2Z__ROWS) {
+      float part_scale[G2Z__COLUMNS] = {0}, part_shift[G2Z__COLUMNS] = {0};
+      for (int i = n; i < g2z__min(n + G2Z__ROWS, N); i++) {
+        const float *g = (const float *)dy + (size_t)i * (size_t)C + c;
+        const float *v = (const float *)x + (size_t)i * (size_t)C + c;
+        for (int j = 0; j < width; j++) {
+          part_scale[j] += g[j] * ((v[j] - mean[i]) * rstd[i]);
+          part_shift[j] += g[j];
+        }
+      }
+      for (int j = 0; j < width; j++) {
+        scale[j] += part_scale[j];
+        shift[j] += part_shift[j];
+      }
+    }
+    float *to_w = (float *)dw + c, *to_b = (float *)db + c;
+    for (int j = 0; j < width && mode == G2Z_ACCUMULATE; j++) {
+      scale[j] += to_w[j];
+      shift[j] += to_b[j];
+    }
+    g2z__round_row(device->grad_dtype, scale, (size_t)width);
+    g2z__round_row(device->grad_dtype, shift, (size_t)width);
+    memcpy(to_w, scale, (size_t)width * sizeof *to_w);
+    memcpy(to_b, shift, (size_t)width * sizeof *to_b);
+  }
+  if (dbias)
+    g2z__column_sums(device->grad_dtype, (float *)dbias, mode,
+                     (const float *)(drops ? dropped : dres), N, C);
+  return G2Z_OK;
+}
+
+/* ----- linear ----------------------------------------------------------- */
+
+G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *pre, const void *x,
+                                            const void *w, const void *bias, const void *residual,
+                                            const g2z_dropout *dropout, int N, int I, int O) {
+  g2z__product p = g2z__product_zero();
+  p.M = N, p.N = O, p.K = I;
+  p.a = (const float *)x, p.a_row = I, p.a_column = 1;
+  p.b = (const float *)w, p.b_row = O, p.b_column = 1;
+  p.out = (float *)y, p.out_row = O, p.dtype = device->dtype;
+  p.pre = (float *)pre, p.bias = (const float *)bias, p.residual = (const float *)residual;
+  p.dropout = dropout;
+  p.finish = g2z__finish_linear;
+  g2z__multiply(&p);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
+                                                 const void *dy, const void *w, const void *pre,
+                                                 g2z_write mode, int N, int I, int O) {
+  g2z__product p = g2z__product_zero();
+  p.M = N, p.N = I, p.K = O;
+  p.a = (const float *)dy, p.a_row = O, p.a_column = 1;
+  p.b = (const float *)w, p.b_row = 1, p.b_column = O;
+  p.out = (float *)dx, p.out_row = I, p.dtype = device->dtype;
+  p.slope_of = (const float *)pre;
+  p.finish = pre ? g2z__finish_gelu_slope : g2z__finish_store;
+  g2z__multiply(&p);
+  if (dbias) g2z__column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, I);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
+                                                   const void *dy, g2z_write mode, int N, int I,
+                                                   int O) {
+  g2z__product p = g2z__product_zero();
+  p.M = I, p.N = O, p.K = N;
+  p.a = (const float *)x, p.a_row = 1, p.a_column = I;
+  p.b = (const float *)dy, p.b_row = O, p.b_column = 1;
+  p.out = (float *)dw, p.out_row = O, p.dtype = device->grad_dtype, p.mode = mode;
+  p.finish = g2z__finish_store;
+  g2z__multiply(&p);
+  return G2Z_OK;
+}
+
+/* ----- attention -------------------------------------------------------- */
+
+/* XXX first version: simple */
+G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, float *lse,
+                                               const void *qkv, const g2z_dropout *dropout, int B,
+                                               int T, int C, int NH) {
+  int HS = C / NH;
+  float root = 1.0f / sqrtf((float)HS);
+  G2Z__PARALLEL_TASKS
+  for (int head = 0; head < B * NH; head++) {
+    int b = head / NH, h = head % NH;
+    float p[8192 + 6], room[8192 + 6];
+    const float *base = (const float *)qkv + (size_t)b * T * 3 * C + h * HS;
+    for (int t = 0; t < T; t++) {
+      const float *q = base + (size_t)t * 3 * C;
+      float max = -INFINITY, sum = 0;
+      for (int s = 0; s <= t; s++) {
+        const float *k = base + (size_t)s * 3 * C + C;
+        float dot = 0;
+        for (int i = 0; i < HS; i++) dot += q[i] * k[i];
+        p[s] = dot * root;
+        max = p[s] > max ? p[s] : max;
+      }
+      for (int s = 0; s <= t; s++) sum += p[s] = g2z__exp(p[s] - max);
+      lse[(size_t)head * T + t] = max + logf(sum);
+      const float *f = g2z__dropout_on(dropout)
+        ? g2z__dropout_run(dropout, b, ((uint64_t)h * T + t) * T, t + 1, room) : NULL;
+      float o[G2Z_MAX_HEAD_SIZE] = {0};
+      for (int s = 0; s <= t; s++) {
+        const float *v = base + (size_t)s * 3 * C + 2 * C;
+        float weight = p[s] / sum * (f ? f[s] : 1.0f);
+        for (int i = 0; i < HS; i++) o[i] += weight * v[i];
+      }
+      g2z__round_row(device->dtype, o, HS);
+      memcpy((float *)out + ((size_t)b * T + t) * C + h * HS, o, HS * sizeof *o);
+    }
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, void *dbias,
+                                               const void *dout, const void *out,
+                                               const float *lse, const void *qkv, g2z_write mode,
+                                               const g2z_dropout *dropout, int B, int T, int C,
+                                               int NH) {
+  int HS = C / NH;
+  float root = 1.0f / sqrtf((float)HS);
+  G2Z__PARALLEL_TASKS
+  for (int head = 0; head < B * NH; head++) {
+    int b = head / NH, h = head % NH;
+    float room[8192 + 6];
+    const float *base = (const float *)qkv + (size_t)b * T * 3 * C + h * HS;
+    float *dbase = (float *)dqkv + (size_t)b * T * 3 * C + h * HS;
+    for (int t = 0; t < T; t++)
+      for (int i = 0; i < 3; i++) memset(dbase + (size_t)t * 3 * C + i * C, 0, HS * sizeof(float));
+    for (int t = 0; t < T; t++) {
+      const float *q = base + (size_t)t * 3 * C;
+      float *dq = dbase + (size_t)t * 3 * C;
+      const float *d = (const float *)dout + ((size_t)b * T + t) * C + h * HS;
+      const float *o = (const float *)out + ((size_t)b * T + t) * C + h * HS;
+      float D = 0;
+      for (int i = 0; i < HS; i++) D += d[i] * o[i];
+      const float *f = g2z__dropout_on(dropout)
+        ? g2z__dropout_run(dropout, b, ((uint64_t)h * T + t) * T, t + 1, room) : NULL;
+      for (int s = 0; s <= t; s++) {
+        const float *k = base + (size_t)s * 3 * C + C, *v = k + C;
+        float *dk = dbase + (size_t)s * 3 * C + C, *dv = dk + C;
+        float dot = 0, dp = 0;
+        for (int i = 0; i < HS; i++) dot += q[i] * k[i];
+        for (int i = 0; i < HS; i++) dp += d[i] * v[i];
+        float p = g2z__exp(dot * root - lse[(size_t)head * T + t]);
+        float factor = f ? f[s] : 1.0f;
+        float ds = p * (dp * factor - D) * root;
+        for (int i = 0; i < HS; i++) dv[i] += p * factor * d[i];
+        for (int i = 0; i < HS; i++) dq[i] += ds * k[i];
+        for (int i = 0; i < HS; i++) dk[i] += ds * q[i];
+      }
+    }
+    for (int t = 0; t < T; t++)
+      for (int i = 0; i < 3; i++) g2z__round_row(device->dtype, dbase + (size_t)t * 3 * C + i * C, HS);
+  }
+  g2z__column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dqkv, B * T, 3 * C);
+  return G2Z_OK;
+}
+
+/* ----- LM head ---------------------------------------------------------- */
+
+/* x[n] = exp(x - shift); returns the sum. 64 partial sums: a vocabulary of 50,000 loses no digits. */
+G2Z__PRIVATE float g2z__exp_row(float *x, int count, float shift) {
+  float part[64] = {0};
+  int i = 0;
+  for (; i + 64 <= count; i += 64)
+    for (int j = 0; j < 64; j++) part[j] += x[i + j] = g2z__exp(x[i + j] - shift);
+  for (int j = 0; i + j < count; j++) part[j] += x[i + j] = g2z__exp(x[i + j] - shift);
+  float sum = 0;
+  for (int j = 0; j < 64; j++) sum += part[j];
+  return sum;
+}
+
+G2Z__PRIVATE float g2z__max_row(const float *x, int count) {
+  float part[64];
+  for (int j = 0; j < 64; j++) part[j] = -INFINITY;
+  int i = 0;
+  for (; i + 64 <= count; i += 64)
+    for (int j = 0; j < 64; j++) part[j] = x[i + j] > part[j] ? x[i + j] : part[j];
+  for (int j = 0; i + j < count; j++) part[j] = x[i + j] > part[j] ? x[i + j] : part[j];
+  float max = part[0];
+  for (int j = 1; j < 64; j++) max = part[j] > max ? part[j] : max;
+  return max;
+}
+
+/* logits[n,row] = h[n,C] wte[V,C]^T */
+G2Z__PRIVATE void g2z__head_product(float *logits, ptrdiff_t row, g2z_dtype dtype, const float *h,
+                                    const float *wte, int n, int C, int V) {
+  g2z__product p = g2z__product_zero();
+  p.M = n, p.N = V, p.K = C;
+  p.a = h, p.a_row = C, p.a_column = 1;
+  p.b = wte, p.b_row = 1, p.b_column = C;
+  p.out = logits, p.out_row = row, p.dtype = dtype;
+  p.finish = g2z__finish_store;
+  g2z__multiply(&p);
+}
+
+/* dh[n,C] = dlogits[n,Vp] wte[V,C]; dwte[V,C] = (or +=) dlogits^T h */
+G2Z__PRIVATE void g2z__head_backward(g2z_device *device, float *dh, float *dwte,
+                                     const float *dlogits, const float *h, const float *wte,
+                                     g2z_write mode, int n, int C, int V, int Vp) {
+  g2z__product p = g2z__product_zero();
+  p.M = n, p.N = C, p.K = V;
+  p.a = dlogits, p.a_row = Vp, p.a_column = 1;
+  p.b = wte, p.b_row = C, p.b_column = 1;
+  p.out = dh, p.out_row = C, p.dtype = device->dtype;
+  p.finish = g2z__finish_store;
+  g2z__multiply(&p);
+  p.M = V, p.N = C, p.K = n;
+  p.a = dlogits, p.a_row = 1, p.a_column = Vp;
+  p.b = h, p.b_row = C, p.b_column = 1;
+  p.out = dwte, p.dtype = G2Z_FP32, p.mode = mode;
+  g2z__multiply(&p);
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
+                                           void *dh, float *dwte, void *logits, const void *h,
+                                           const void *wte, const int32_t *targets, float dloss,
+                                           const g2z_step_state *state, g2z_write mode, int N,
+                                           int C, int V, int Vp, int chunk) {
+  const float *hidden = (const float *)h, *words = (const float *)wte;
+  float gradient = dh ? dloss * state->loss_scale : 0.0f;
+  for (int first = 0; first < N; first += chunk) {
+    int n = g2z__min(chunk, N - first);
+    const float *from = hidden + (size_t)first * (size_t)C;
+    g2z__head_product((float *)logits, Vp, device->dtype, from, words, n, C, V);
+    G2Z__PARALLEL_FOR
+    for (int i = 0; i < n; i++) {
+      float *row = (float *)logits + (size_t)i * (size_t)Vp;
+      int32_t target = targets[first + i];
+      float max = g2z__max_row(row, V), at_target = row[target];
+      float sum = g2z__exp_row(row, V, max);
+      losses[first + i] = (float)(log((double)sum) + ((double)max - (double)at_target));
+      if (!dh) continue;
+      float factor = gradient / sum;
+      float rest = row[target] / sum - 1.0f; /* scaled only here: p - 1 cancels */
+      for (int j = 0; j < V; j++) row[j] *= factor;
+      row[target] = rest * gradient;
+      g2z__round_row(device->dtype, row, (size_t)V);
+    }
+    if (dh)
+      g2z__head_backward(device, (float *)dh + (size_t)first * (size_t)C, dwte,
+                         (const float *)logits, from, words, first ? G2Z_ACCUMULATE : mode, n, C,
+                         V, Vp);
+  }
+  for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
+  if (dh && mode == G2Z_OVERWRITE)
+    memset(dwte + (size_t)V * (size_t)C, 0, (size_t)(Vp - V) * (size_t)C * sizeof *dwte);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, const void *h,
+                                             const void *wte, int n, int C, int V) {
+  (void)device;
+  g2z__head_product(logits, V, G2Z_FP32, (const float *)h, (const float *)wte, n, C, V);
+  return G2Z_OK;
+}
+
+/* ----- types ------------------------------------------------------------ */
+
+#define G2Z__RUN 4096 /* elements that one task of a flat loop takes */
+
+G2Z__PRIVATE void g2z__cast(g2z_dtype dtype, float *to, const float *from, size_t n) {
+  int64_t runs = (int64_t)((n + G2Z__RUN - 1) / G2Z__RUN);
+  G2Z__PARALLEL_FOR
+  for (int64_t run = 0; run < runs; run++) {
+    size_t at = (size_t)run * G2Z__RUN, count = n - at < G2Z__RUN ? n - at : G2Z__RUN;
+    memmove(to + at, from + at, count * sizeof *to);
+    g2z__round_row(dtype, to + at, count);
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_cast_act(g2z_device *device, void *to, const float *from,
+                                          size_t n) {
+  g2z__cast(device->dtype, (float *)to, from, n);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const float *from,
+                                           size_t n) {
+  g2z__cast(device->grad_dtype, (float *)to, from, n);
+  return G2Z_OK;
+}
+
+/* ----- optimizer -------------------------------------------------------- */
+
+#define G2Z__SUMSQ_PARTS 64
+
+G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, const void *grads,
+                                            size_t n) {
+  (void)device;
+  double parts[G2Z__SUMSQ_PARTS];
+  size_t size = (n + G2Z__SUMSQ_PARTS - 1) / G2Z__SUMSQ_PARTS;
+  G2Z__PARALLEL_FOR
+  for (int part = 0; part < G2Z__SUMSQ_PARTS; part++) {
+    size_t i = (size_t)part * size < n ? (size_t)part * size : n;
+    size_t end = n - i < size ? n : i + size;
+    double lanes[8] = {0};
+    for (; i + 8 <= end; i += 8)
+      for (int j = 0; j < 8; j++) {
+        double g = (double)((const float *)grads)[i + (size_t)j];
+        lanes[j] += g * g;
+      }
+    for (; i < end; i++) {
+      double g = (double)((const float *)grads)[i];
+      lanes[0] += g * g;
+    }
+    parts[part] = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
+                  ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+  }
+  *sum = 0;
+  for (int part = 0; part < G2Z__SUMSQ_PARTS; part++) *sum += parts[part];
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_decide(g2z_device *device, g2z_step_state *state,
+                                        const double *sums, int count,
+                                        const g2z_optimizer_config *config, int64_t tokens) {
+  g2z__decide(state, sums, count, config,
+              device->dtype == G2Z_FP16 && config->loss_scale_dynamic, tokens);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, void *params, float *master, float *m,
+                                       float *v, const void *grads, const g2z_update_range *ranges,
+                                       const g2z_update_range *host_ranges, size_t count,
+                                       const g2z_optimizer_config *config,
+                                       const g2z_step_state *state) {
+  (void)host_ranges;
+  if (state->skip) return G2Z_OK;
+  for (size_t i = 0; i < count; i++) {
+    g2z_update_range range = ranges[i];
+    g2z__adamw_factors factors = g2z__adamw_prepare(config, state, range.decay);
+    float *weights = (float *)params + range.memory, *masters = master + range.shard;
+    float *first = m + range.shard, *second = v + range.shard;
+    const float *gradients = (const float *)grads + range.memory;
+    int64_t runs = (int64_t)((range.elements + G2Z__RUN - 1) / G2Z__RUN);
+    G2Z__PARALLEL_FOR
+    for (int64_t run = 0; run < runs; run++) {
+      size_t at = (size_t)run * G2Z__RUN;
+      size_t end = range.elements - at < G2Z__RUN ? range.elements : at + G2Z__RUN;
+      for (size_t e = at; e < end; e++)
+        weights[e] = masters[e] =
+            g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
+      g2z__round_row(device->dtype, weights + at, end - at);
+    }
+  }
+  return G2Z_OK;
+}
+
+/* ----- the table -------------------------------------------------------- */
+
+G2Z_API const g2z_ops *g2z_cpu_ops(void) {
+  static const g2z_ops ops = {
+    g2z__cpu_allocate,    g2z__cpu_release,
+    g2z__cpu_allocate,    g2z__cpu_release,
+    g2z__cpu_copy,        g2z__cpu_copy,
+    g2z__cpu_zero,
+    g2z__cpu_event,       g2z__cpu_event,
+    g2z__cpu_synchronize, g2z__cpu_close,
+    g2z__cpu_embed_fwd,   g2z__cpu_embed_bwd,
+    g2z__cpu_layernorm_fwd, g2z__cpu_layernorm_bwd,
+    g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data, g2z__cpu_linear_bwd_weight,
+    g2z__cpu_attention_fwd, g2z__cpu_attention_bwd,
+    g2z__cpu_head_loss, g2z__cpu_head_logits,
+    g2z__cpu_cast_act, g2z__cpu_cast_grad,
+    g2z__cpu_grad_sumsq, g2z__cpu_decide, g2z__cpu_adamw,
+  };
+  return &ops;
+}
+
+/* ===== >>i11 context and model ===========================================
+ * In:  tokens and the flat buffers. Out: loss, logits, gradients in the order of the plan.
+ * Law: the model names ops and parameters, never a device and never an address: a tensor is the
+ *      unit's base, asked of the model, plus the plan's offset. */
+
+struct g2z_context {
+  g2z_services *services;
+  g2z_device_kind device;
+  int rank, world;
+};
+
+G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
+  g2z_context_config config;
+  memset(&config, 0, sizeof config);
+  config.services = services;
+  config.device = g2z_device_default();
+  config.world = 1;
+  return config;
+}
+
+/* Launchers that start several ranks, by the variable that holds their number. One of N processes
+ * must never take itself for the only one. */
+G2Z__PRIVATE g2z_status g2z__check_launcher(g2z_services *services, int world) {
+  static const char *const sizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+                                      "SLURM_STEP_NUM_TASKS"};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    const char *text = getenv(sizes[i]);
+    if (text && atoi(text) > world)
+      return g2z__fail(services, G2Z_UNSUPPORTED,
+                       "%s=%.16s says that a launcher started several ranks, but world=%d: this "
+                       "version trains on one rank, start it without the launcher", sizes[i], text,
+                       world);
+  }
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out) {
+  *out = NULL;
+  g2z_services *services = config->services;
+  if (config->world != 1 || config->rank != 0)
+    return g2z__fail(services, G2Z_UNSUPPORTED,
+                     "rank=%d of world=%d: this version trains on one rank, take rank 0 of 1",
+                     config->rank, config->world);
+  G2Z__TRY(g2z__check_launcher(services, config->world));
+  void *memory;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_context), &memory));
+  g2z_context *context = (g2z_context *)memory;
+  context->services = services;
+  context->device = config->device;
+  context->rank = config->rank;
+  context->world = config->world;
+  *out = context;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_context_free(g2z_context *context) {
+  if (context) g2z_release(context->services, context);
+}
+
+G2Z_API g2z_services *g2z_context_services(const g2z_context *context) { return context->services; }
+G2Z_API g2z_device_kind g2z_context_device(const g2z_context *context) { return context->device; }
+G2Z_API int g2z_context_rank(const g2z_context *context) { return context->rank; }
+G2Z_API int g2z_context_world(const g2z_context *context) { return context->world; }
+
+/* ----- the model: pointers into the buffers that the trainer owns -------- */
+
+typedef struct g2z__model {
+  const g2z_plan *plan;
+  g2z_device *device;
+  char *params, *grads;     /* flat, in memory order */
+  char *activations;
+  char *logits;             /* [head_chunk, Vp] act */
+  float *dwte;              /* [Vp, C] f32: inside grads where those are fp32 */
+  /* Called when every gradient in memory [0, end) has its final value for this micro-step. */
+  g2z_status (*complete)(void *user, size_t end);
+  void *user;
+} g2z__model;
+
+G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param param) {
+  size_t element = g2z_plan_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
+  return model->params + element * (size_t)model->plan->dtype_bytes;
+}
+
+G2Z__PRIVATE void *g2z__grad(const g2z__model *model, int unit, g2z_param param) {
+  size_t element = g2z_plan_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
+  return model->grads + element * (size_t)model->plan->grad_bytes;
+}
+
+G2Z__PRIVATE void *g2z__activation_at(const g2z__model *model, g2z__activation which, int layer) {
+  return model->activations + g2z__activation_offset(model->plan, which, layer);
+}
+
+/* One pass over a micro-batch: what forward and backward both need to know. */
+typedef struct g2z__pass {
+  const int32_t *x;         /* device, [B,T] */
+  const int32_t *y;         /* device, [B,T]; NULL: no loss wanted */
+  int B, T;
+  g2z_dropout dropout;      /* `site` is set for each use */
+} g2z__pass;
+
+/* Dropout sites: 0 the embedding; then three a layer. */
+enum { G2Z__SITE_EMBED = 0, G2Z__SITE_ATTENTION = 1, G2Z__SITE_ATTPROJ = 2, G2Z__SITE_FCPROJ = 3 };
+
+G2Z__PRIVATE g2z_dropout g2z__dropout_at(const g2z__pass *pass, int layer, int site) {
+  g2z_dropout dropout = pass->dropout;
+  dropout.site = (uint32_t)(site == G2Z__SITE_EMBED ? 0 : 3 * layer + site);
+  return dropout;
+}
+
+/* The residual stream that enters layer `layer`; for layer L, the one that leaves the last. */
+G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
+  return layer == 0 ? g2z__activation_at(model, G2Z__ACT_EMBED, 0)
+                    : g2z__activation_at(model, G2Z__ACT_RES3, layer - 1);
+}
+
+#define G2Z__A(name) g2z__activation_at(model, G2Z__ACT_##name, layer)
+#define G2Z__F(name) ((float *)g2z__activation_at(model, G2Z__ACT_##name, layer))
+#define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
+#define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
+
+G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__pass *pass,
+                                           int layer) {
+  g2z_device *dev = model->device;
+  const g2z_ops *op = dev->ops;
+  int unit = g2z_plan_unit_of_block(model->plan, layer);
+  int C = model->plan->model.channels, NH = model->plan->model.heads, N = pass->B * pass->T;
+  g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
+  g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
+  g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
+  void *res = g2z__residual(model, layer);
+
+  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
+                             G2Z__W(LN1W), G2Z__W(LN1B), N, C));
+  G2Z__TRY(op->linear_fwd(dev, G2Z__A(QKV), NULL, G2Z__A(LN1), G2Z__W(QKVW), G2Z__W(QKVB), NULL,
+                          NULL, N, C, 3 * C));
+  G2Z__TRY(op->attention_fwd(dev, G2Z__A(ATT), G2Z__F(LSE), G2Z__A(QKV), &drop_att, pass->B,
+                             pass->T, C, NH));
+  G2Z__TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, G2Z__A(ATT), G2Z__W(ATTPROJW),
+                          G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
+  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD), G2Z__A(RES2),
+                             G2Z__W(LN2W), G2Z__W(LN2B), N, C));
+  G2Z__TRY(op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCPRE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
+                          NULL, NULL, N, C, 4 * C));
+  return op->linear_fwd(dev, G2Z__A(RES3), NULL, G2Z__A(FC), G2Z__W(FCPROJW), G2Z__W(FCPROJB),
+                        G2Z__A(RES2), &drop_fcproj, N, 4 * C, C);
+}
+
+/* From tokens to the output of the final LayerNorm. */
+G2Z__PRIVATE g2z_status g2z__forward(const g2z__model *model, const g2z__pass *pass) {
+  g2z_device *dev = model->device;
+  const g2z_plan *plan = model->plan;
+  int C = plan->model.channels, L = plan->model.layers, layer = 0, unit = 0;
+  g2z_dropout dropout = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
+  G2Z__TRY(dev->ops->embed_fwd(dev, g2z__residual(model, 0), pass->x,
+                               g2z__parameter(model, g2z_plan_unit_of_wte(plan), G2Z_WTE),
+                               g2z__parameter(model, g2z_plan_unit_of_wpe(plan), G2Z_WPE), &dropout,
+                               pass->B, pass->T, C));
+  for (int l = 0; l < L; l++) G2Z__TRY(g2z__block_forward(model, pass, l));
+  return dev->ops->layernorm_fwd(dev, G2Z__A(LNF), G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
+                                 g2z__residual(model, L), G2Z__W(LNFW), G2Z__W(LNFB),
+                                 pass->B * pass->T, C);
+}
+
+/* The loss of a forward pass. backward: also dh into WIDE and the head's part of dwte; `dloss`
+ * multiplies the gradient beside the loss scale. */
+typedef enum g2z__head_mode { G2Z__HEAD_LOSS_ONLY, G2Z__HEAD_WITH_GRADIENT } g2z__head_mode;
+G2Z__PRIVATE g2z_status g2z__head(const g2z__model *model, const g2z__pass *pass, double *loss_sum,
+                                  g2z__head_mode head, float dloss, const g2z_step_state *state,
+                                  g2z_write mode) {
+  const g2z_plan *plan = model->plan;
+  int layer = 0, backward = head == G2Z__HEAD_WITH_GRADIENT;
+  return model->device->ops->head_loss(
+      model->device, G2Z__F(LOSSES), loss_sum, backward ? G2Z__A(WIDE) : NULL,
+      backward ? model->dwte : NULL, model->logits, G2Z__A(LNF),
+      g2z__parameter(model, g2z_plan_unit_of_wte(plan), G2Z_WTE), pass->y, dloss, state, mode,
+      pass->B * pass->T, plan->model.channels, plan->model.vocab, plan->vocab_padded,
+      plan->head_chunk);
+}
+
+/* Gradients up to and including `param` of `unit` have their final value. */
+G2Z__PRIVATE g2z_status g2z__complete(const g2z__model *model, int unit, g2z_param param) {
+  if (!model->complete) return G2Z_OK;
+  size_t end = g2z_plan_unit(model->plan, unit) + g2z_plan_offset(model->plan, param) +
+               g2z_param_describe(&model->plan->model, param).elements;
+  return model->complete(model->user, end);
+}
+
+/* In: DRES, the gradient of the stream behind the block, and `dproj`, the same behind the dropout of
+ * its projection. Out: DRES, the gradient of the stream before the block; *dproj of the block below.
+ * LNF takes what lies behind a dropout, FC takes ln2's gradient: both are dead by then. */
+G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__pass *pass,
+                                            int layer, g2z_write mode, const void *dproj) {
+  g2z_device *dev = model->device;
+  const g2z_ops *op = dev->ops;
+  const g2z_plan *plan = model->plan;
+  int unit = g2z_plan_unit_of_block(plan, layer);
+  int C = plan->model.channels, NH = plan->model.heads, N = pass->B * pass->T;
+  g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
+  g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
+  g2z_dropout drop_below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
+  void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF), *dfc = G2Z__A(WIDE), *dln2 = G2Z__A(FC);
+  void *dqkv = G2Z__A(WIDE);
+  char *datt = (char *)dqkv + (size_t)N * 3 * (size_t)C * (size_t)plan->dtype_bytes;
+  char *dln1 = datt; /* datt is read for the last time before dln1 is written */
+
+  G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
+  G2Z__TRY(g2z__complete(model, unit, G2Z_FCPROJW));
+  G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCPRE), mode,
+                               N, 4 * C, C));
+  G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, mode, N, C, 4 * C));
+  G2Z__TRY(g2z__complete(model, unit, G2Z_FCW));
+  G2Z__TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, mode, N, C, 4 * C));
+  G2Z__TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN2W), G2Z__G(LN2B), G2Z__G(ATTPROJB), dln2,
+                             G2Z__A(RES2), G2Z__W(LN2W), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
+                             G2Z_ACCUMULATE, mode, &drop_attproj, N, C));
+  const void *dattproj = drop_attproj.probability > 0 ? dropped : dres;
+  G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(ATTPROJW), G2Z__A(ATT), dattproj, mode, N, C, C));
+  G2Z__TRY(g2z__complete(model, unit, G2Z_ATTPROJW));
+  G2Z__TRY(op->linear_bwd_data(dev, datt, NULL, dattproj, G2Z__W(ATTPROJW), NULL, mode, N, C, C));
+  G2Z__TRY(op->attention_bwd(dev, dqkv, G2Z__G(QKVB), datt, G2Z__A(ATT), G2Z__F(LSE), G2Z__A(QKV),
+                             mode, &drop_att, pass->B, pass->T, C, NH));
+  G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv, mode, N, C, 3 * C));
+  G2Z__TRY(g2z__complete(model, unit, G2Z_QKVW));
+  G2Z__TRY(op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, mode, N, C, 3 * C));
+  void *bias_below = layer == 0 ? NULL : g2z__grad(model, unit + 1, G2Z_FCPROJB);
+  G2Z__TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN1W), G2Z__G(LN1B), bias_below, dln1,
+                             g2z__residual(model, layer), G2Z__W(LN1W), G2Z__F(LN1_MEAN),
+                             G2Z__F(LN1_RSTD), G2Z_ACCUMULATE, mode, &drop_below, N, C));
+  return g2z__complete(model, unit, G2Z_LN1B);
+}
+
+/* After g2z__forward and g2z__head with gradient. */
+G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *pass,
+                                      g2z_write mode) {
+  g2z_device *dev = model->device;
+  const g2z_plan *plan = model->plan;
+  int C = plan->model.channels, L = plan->model.layers, N = pass->B * pass->T, layer = 0, unit = 0;
+  int wpe = g2z_plan_unit_of_wpe(plan), wte = g2z_plan_unit_of_wte(plan);
+  g2z_dropout drop_fcproj = g2z__dropout_at(pass, L - 1, G2Z__SITE_FCPROJ);
+  g2z_dropout drop_embed = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
+  void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF);
+  G2Z__TRY(dev->ops->layernorm_bwd(
+      dev, dres, dropped, G2Z__G(LNFW), G2Z__G(LNFB), g2z__grad(model, 1, G2Z_FCPROJB),
+      G2Z__A(WIDE), g2z__residual(model, L), G2Z__W(LNFW), G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
+      G2Z_OVERWRITE, mode, &drop_fcproj, N, C));
+  G2Z__TRY(g2z__complete(model, 0, G2Z_LNFB));
+  const void *dproj = pass->dropout.probability > 0 ? dropped : dres;
+  for (int l = L - 1; l >= 0; l--)
+    G2Z__TRY(g2z__block_backward(model, pass, l, mode, dproj));
+  G2Z__TRY(dev->ops->embed_bwd(dev, model->dwte, g2z__grad(model, wpe, G2Z_WPE), dres, pass->x,
+                               mode, &drop_embed, pass->B, pass->T, C));
+  G2Z__TRY(g2z__complete(model, wpe, G2Z_WPE));
+  if (plan->grad_dtype != G2Z_FP32)
+    G2Z__TRY(dev->ops->cast_grad(dev, g2z__grad(model, wte, G2Z_WTE), model->dwte,
+                                 (size_t)plan->vocab_padded * (size_t)C));
+  if (!model->complete) return G2Z_OK;
+  return model->complete(model->user, plan->elements);
+}
+
+#undef G2Z__A
+#undef G2Z__F
+#undef G2Z__W
+#undef G2Z__G
+
+/* ===== >>i12 trainer =====================================================
+ * In:  a config, then batches. Out: weights that fit the text, and a report per step.
+ * Law: a step only enqueues. What it decides, it decides on the device from g2z_step_state; the
+ *      host reads that state one step late, and never to decide about the step that runs. */
+
+/* Places in the queue that the host may wait for. Two of each: one is in flight, one is read. */
+enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
+
+struct g2z_trainer {
+  g2z_context *context;
+  g2z_services *services;
+  g2z_train_config config;
+  g2z_plan plan;
+  g2z_device *device;
+  g2z__model model;
+  g2z_loader *loader;
+  float *master, *m, *v;             /* [shard_elements] */
+  g2z_step_state *state;             /* device */
+  g2z_step_state *reported[2];       /* host copies, by parity of the step */
+  double *sums;                      /* [buckets] sum of squares of each bucket's slice */
+  double *eval_sum;
+  g2z_update_range *ranges, *host_ranges;
+  size_t range_count;
+  int32_t *x, *y;                    /* device, [accum, B, T] */
+  int32_t *staged[2];                /* host, x and y of one step one after the other */
+  int64_t stagings, enqueued;
+  int buckets_complete;              /* of the step that is being enqueued */
+};
+
+/* 50: a healthy run skips one step now and then; halving from 2^24 to 1 takes 24. */
+#define G2Z__SKIPS_AT_MINIMUM 50
+
+G2Z__PRIVATE g2z_status g2z__device_zeroed(g2z_trainer *t, size_t bytes, void **out) {
+  return t->device->ops->allocate(t->device, bytes, out);
+}
+
+/* Everything that the plan lists, from the device. */
+G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
+  const g2z_plan *plan = &t->plan;
+  size_t C = (size_t)plan->model.channels, Vp = (size_t)plan->vocab_padded;
+  size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
+  size_t shard = plan->shard_elements * sizeof(float);
+  g2z__model *model = &t->model;
+  void *memory;
+#define G2Z__DEVICE(pointer, type, bytes)             \
+  G2Z__TRY(g2z__device_zeroed(t, bytes, &memory));    \
+  pointer = (type *)memory
+  G2Z__DEVICE(model->params, char, plan->elements * (size_t)plan->dtype_bytes);
+  G2Z__DEVICE(model->grads, char, plan->elements * (size_t)plan->grad_bytes);
+  G2Z__DEVICE(t->master, float, shard);
+  G2Z__DEVICE(t->m, float, shard);
+  G2Z__DEVICE(t->v, float, shard);
+  G2Z__DEVICE(model->activations, char, plan->bytes[G2Z_MEMORY_ACTIVATIONS]);
+  G2Z__DEVICE(model->logits, char, g2z__plan_logits_bytes(plan));
+  if (plan->grad_dtype == G2Z_FP32) {
+    model->dwte = (float *)g2z__grad(model, g2z_plan_unit_of_wte(plan), G2Z_WTE);
+  } else {
+    G2Z__DEVICE(model->dwte, float, Vp * C * sizeof(float));
+  }
+  G2Z__DEVICE(t->x, int32_t, tokens * sizeof(int32_t));
+  G2Z__DEVICE(t->y, int32_t, tokens * sizeof(int32_t));
+  G2Z__DEVICE(t->state, g2z_step_state, sizeof(g2z_step_state));
+  G2Z__DEVICE(t->sums, double, (size_t)plan->buckets * sizeof(double));
+  G2Z__DEVICE(t->eval_sum, double, sizeof(double));
+  G2Z__DEVICE(t->ranges, g2z_update_range,
+              g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range));
+#undef G2Z__DEVICE
+  for (int i = 0; i < 2; i++) {
+    const g2z_ops *ops = t->device->ops;
+    G2Z__TRY(ops->allocate_host(t->device, 2 * tokens * sizeof(int32_t), &memory));
+    t->staged[i] = (int32_t *)memory;
+    G2Z__TRY(ops->allocate_host(t->device, sizeof(g2z_step_state), &memory));
+    t->reported[i] = (g2z_step_state *)memory;
+  }
+  return G2Z_OK;
+}
+
+/* The plan against the memory that is free, before anything is taken. */
+G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
+  size_t free_bytes, total_bytes;
+  G2Z__TRY(g2z_device_memory(t->services, t->plan.device, &free_bytes, &total_bytes));
+  if (t->plan.bytes_total <= free_bytes) return G2Z_OK;
+  int largest = g2z_plan_largest_batch(&t->plan, free_bytes);
+  if (largest > 0)
+    return g2z__fail(t->services, G2Z_NO_MEMORY,
+                     "batch=%d needs %.2f GiB and %.2f GiB are free: batch=%d fits, with accum "
+                     "raised to keep the global batch", t->plan.batch, g2z__gib(t->plan.bytes_total),
+                     g2z__gib(free_bytes), largest);
+  return g2z__fail(t->services, G2Z_NO_MEMORY,
+                   "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free "
+                   "even at batch=1: take a smaller model or a shorter seq",
+                   g2z__gib(t->plan.bytes_total), t->plan.batch, g2z__gib(free_bytes));
+}
+
+/* Calls `visit` for each part of canonical [begin, begin+count) that this rank's shard holds. */
+typedef struct g2z__shard_part {
+  size_t memory, shard, from_begin, elements;
+} g2z__shard_part;
+G2Z__PRIVATE int g2z__shard_part_next(const g2z_plan *plan, size_t begin, size_t count, int *bucket,
+                                      g2z__shard_part *part) {
+  for (; *bucket < plan->buckets; ++*bucket) {
+    g2z_range slice = g2z_plan_slice(plan, *bucket, plan->rank);
+    size_t low = slice.begin > begin ? slice.begin : begin;
+    size_t slice_end = slice.begin + slice.elements, end = begin + count;
+    size_t high = slice_end < end ? slice_end : end;
+    if (low >= high) continue;
+    part->memory = low;
+    part->shard = g2z_plan_shard_offset(plan, *bucket) + (low - slice.begin);
+    part->from_begin = low - begin;
+    part->elements = high - low;
+    ++*bucket;
+    return 1;
+  }
+  return 0;
+}
+
+G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_t count) {
+  if (begin <= t->plan.parameters && count <= t->plan.parameters - begin) return G2Z_OK;
+  return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
+                   "elements [%zu, %zu) lie outside the model's %zu parameters", begin,
+                   begin + count, t->plan.parameters);
+}
+
+G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer) {
+  return buffer == G2Z_BUFFER_MASTER ? t->master : buffer == G2Z_BUFFER_M ? t->m : t->v;
+}
+
+G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t canonical,
+                                     size_t count, const float *values) {
+  g2z_device *dev = t->device;
+  G2Z__TRY(g2z__check_canonical(t, canonical, count));
+  if (buffer == G2Z_BUFFER_GRADS)
+    return g2z__fail(t->services, G2Z_BAD_ARGUMENT, "gradients belong to the step: they are read, "
+                     "not written");
+  float *shard = g2z__trainer_shard(t, buffer);
+  g2z__shard_part part;
+  for (int bucket = 0; g2z__shard_part_next(&t->plan, canonical, count, &bucket, &part);) {
+    G2Z__TRY(dev->ops->upload(dev, shard + part.shard, values + part.from_begin,
+                              part.elements * sizeof(float)));
+    if (buffer == G2Z_BUFFER_MASTER)
+      G2Z__TRY(dev->ops->cast_act(
+          dev, t->model.params + part.memory * (size_t)t->plan.dtype_bytes, shard + part.shard,
+          part.elements));
+  }
+  return dev->ops->synchronize(dev);
+}
+
+/* Gradients in their own type, widened in place from the back: out holds count floats. */
+G2Z__PRIVATE g2z_status g2z__trainer_read_grads(g2z_trainer *t, size_t canonical, size_t count,
+                                                float *out) {
+  g2z_device *dev = t->device;
+  size_t size = (size_t)t->plan.grad_bytes;
+  char *raw = (char *)out + count * (sizeof(float) - size);
+  G2Z__TRY(dev->ops->download(dev, raw, t->model.grads + canonical * size, count * size));
+  G2Z__TRY(dev->ops->synchronize(dev));
+  if (size == sizeof(float)) return G2Z_OK;
+  for (size_t i = 0; i < count; i++) {
+    uint16_t bits;
+    memcpy(&bits, raw + i * size, sizeof bits);
+    out[i] = g2z__widen(t->plan.grad_dtype, bits);
+  }
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t canonical,
+                                    size_t count, float *out) {
+  g2z_device *dev = t->device;
+  G2Z__TRY(g2z__check_canonical(t, canonical, count));
+  if (buffer == G2Z_BUFFER_GRADS) return g2z__trainer_read_grads(t, canonical, count, out);
+  const float *shard = g2z__trainer_shard(t, buffer);
+  g2z__shard_part part;
+  for (int bucket = 0; g2z__shard_part_next(&t->plan, canonical, count, &bucket, &part);)
+    G2Z__TRY(dev->ops->download(dev, out + part.from_begin, shard + part.shard,
+                                part.elements * sizeof(float)));
+  return dev->ops->synchronize(dev);
+}
+
+/* Four normal numbers for canonical elements 4*quad .. 4*quad+3: Box and Muller 1958, in double so
+ * that the float result does not depend on how a libm rounds. */
+G2Z__PRIVATE void g2z__normal4(uint64_t seed, uint64_t quad, double out[4]) {
+  uint32_t counter[4], bits[4];
+  counter[0] = (uint32_t)quad;
+  counter[1] = (uint32_t)(quad >> 32);
+  counter[2] = counter[3] = 0;
+  g2z_philox(seed, G2Z_RANDOM_INIT, counter, bits);
+  for (int i = 0; i < 4; i += 2) {
+    double radius = sqrt(-2.0 * log(1.0 - (double)g2z_uniform(bits[i])));
+    double angle = 6.28318530717958647692 * (double)g2z_uniform(bits[i + 1]);
+    out[i] = radius * cos(angle);
+    out[i + 1] = radius * sin(angle);
+  }
+}
+
+/* One parameter's first values, a chunk at a time. Every parameter begins at a multiple of 8
+ * canonical elements, because C is one: so a quad never straddles two chunks. */
+G2Z__PRIVATE g2z_status g2z__trainer_init_parameter(g2z_trainer *t, g2z_param_info info,
+                                                    size_t canonical, float *chunk, size_t limit) {
+  double scale = info.init == G2Z_INIT_RESIDUAL ? 0.02 / sqrt(2.0 * t->plan.model.layers) : 0.02;
+  int drawn = info.init == G2Z_INIT_NORMAL || info.init == G2Z_INIT_RESIDUAL;
+  for (size_t done = 0; done < info.elements;) {
+    size_t count = info.elements - done < limit ? info.elements - done : limit;
+    int64_t quads = (int64_t)(count / 4);
+#pragma omp parallel for
+    for (int64_t quad = 0; quad < quads; quad++) {
+      double four[4] = {0, 0, 0, 0};
+      if (drawn) g2z__normal4(t->config.seed, (canonical + done) / 4 + (uint64_t)quad, four);
+      for (int i = 0; i < 4; i++)
+        chunk[4 * quad + i] = info.init == G2Z_INIT_ONES ? 1.0f : (float)(scale * four[i]);
+    }
+    G2Z__TRY(g2z_trainer_write(t, G2Z_BUFFER_MASTER, canonical + done, count, chunk));
+    done += count;
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
+  const size_t limit = 1 << 16;
+  void *chunk;
+  G2Z__TRY(g2z__alloc(t->services, limit, sizeof(float), &chunk));
+  g2z_status status = G2Z_OK;
+  for (int unit = 0; unit < t->plan.units && status == G2Z_OK; unit++) {
+    size_t canonical = g2z_plan_unit_canonical(&t->plan, unit);
+    for (int p = 0; p < G2Z_PARAM_COUNT && status == G2Z_OK; p++) {
+      g2z_param_info info = g2z_param_describe(&t->plan.model, (g2z_param)p);
+      if (info.unit != g2z_plan_unit_kind(&t->plan, unit)) continue;
+      status = g2z__trainer_init_parameter(t, info, canonical, (float *)chunk, limit);
+      canonical += info.elements;
+    }
+  }
+  g2z_release(t->services, chunk);
+  return status;
+}
+
+/* Weights from the sink of g2z_weights_read, and for g2z_weights_write. */
+G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t count,
+                                          const float *values) {
+  return g2z_trainer_write((g2z_trainer *)user, G2Z_BUFFER_MASTER, canonical, count, values);
+}
+G2Z__PRIVATE g2z_status g2z__trainer_give(void *user, size_t canonical, size_t count, float *out) {
+  return g2z_trainer_read((g2z_trainer *)user, G2Z_BUFFER_MASTER, canonical, count, out);
+}
+
+G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *directory) {
+  return g2z_weights_write(t->services, directory, &t->plan.model, g2z__trainer_give, t);
+}
+
+/* As gradients complete, so do buckets: each one's sum of squares is taken while it is warm. */
+G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
+  g2z_trainer *t = (g2z_trainer *)user;
+  while (t->buckets_complete < t->plan.buckets) {
+    g2z_range bucket = g2z_plan_bucket(&t->plan, t->buckets_complete);
+    if (bucket.begin + bucket.elements > end) break;
+    g2z_range slice = g2z_plan_slice(&t->plan, t->buckets_complete, t->plan.rank);
+    G2Z__TRY(t->device->ops->grad_sumsq(t->device, t->sums + t->buckets_complete,
+                                        t->model.grads + slice.begin * (size_t)t->plan.grad_bytes,
+                                        slice.elements));
+    t->buckets_complete++;
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
+  const g2z_train_config *config = &t->config;
+  G2Z__TRY(g2z_plan_make(t->services, config, g2z_context_device(t->context),
+                         g2z_context_rank(t->context), g2z_context_world(t->context), &t->plan));
+  if (config->train_glob) {
+    g2z_loader_config shards;
+    memset(&shards, 0, sizeof shards);
+    shards.glob = config->train_glob;
+    shards.batch = config->batch;
+    shards.seq = config->seq;
+    shards.accum = config->accum;
+    shards.rank = t->plan.rank;
+    shards.world = t->plan.world;
+    shards.vocab = config->model.vocab;
+    shards.order = G2Z_ORDER_SHUFFLED;
+    shards.seed = config->seed;
+    G2Z__TRY(g2z_loader_create(t->services, &shards, &t->loader));
+  }
+  G2Z__TRY(g2z_device_create(t->services, t->plan.device, t->plan.dtype, t->plan.grad_dtype,
+                             &t->device));
+  G2Z__TRY(g2z__trainer_fits(t));
+  t->model.plan = &t->plan;
+  t->model.device = t->device;
+  t->model.user = t;
+  G2Z__TRY(g2z__trainer_allocate(t));
+
+  void *memory;
+  size_t limit = g2z__plan_update_ranges_limit(&t->plan);
+  G2Z__TRY(g2z__alloc(t->services, limit, sizeof(g2z_update_range), &memory));
+  t->host_ranges = (g2z_update_range *)memory;
+  t->range_count = g2z_plan_update_ranges(&t->plan, t->host_ranges, limit);
+  G2Z_ASSERT(t->range_count <= limit);
+  G2Z__TRY(t->device->ops->upload(t->device, t->ranges, t->host_ranges,
+                                  t->range_count * sizeof(g2z_update_range)));
+  g2z_step_state first;
+  memset(&first, 0, sizeof first);
+  first.loss_scale = config->dtype == G2Z_FP16 ? config->optimizer.loss_scale : 1.0f;
+  first.hysteresis = config->optimizer.loss_scale_hysteresis;
+  G2Z__TRY(t->device->ops->upload(t->device, t->state, &first, sizeof first));
+  G2Z__TRY(t->device->ops->synchronize(t->device));
+  if (config->init_from)
+    return g2z_weights_read(t->services, config->init_from, &t->plan.model, g2z__trainer_take, t);
+  return g2z__trainer_init(t);
+}
+
+G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
+                                      g2z_trainer **out) {
+  *out = NULL;
+  void *memory;
+  g2z_services *services = g2z_context_services(context);
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_trainer), &memory));
+  g2z_trainer *t = (g2z_trainer *)memory;
+  t->context = context;
+  t->services = services;
+  t->config = *config;
+  g2z_status status = g2z__trainer_open(t);
+  if (status != G2Z_OK) g2z_trainer_free(t);
+  else *out = t;
+  return status;
+}
+
+G2Z_API void g2z_trainer_free(g2z_trainer *t) {
+  if (!t) return;
+  g2z_loader_free(t->loader);
+  if (t->device) {
+    const g2z_ops *ops = t->device->ops;
+    void *held[] = {t->model.params, t->model.grads, t->master, t->m, t->v, t->model.activations,
+                    t->model.logits, t->plan.grad_dtype == G2Z_FP32 ? NULL : t->model.dwte, t->x,
+                    t->y, t->state, t->sums, t->eval_sum, t->ranges};
+    ops->synchronize(t->device);
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
+      if (held[i]) ops->release(t->device, held[i]);
+    for (int i = 0; i < 2; i++) {
+      if (t->staged[i]) ops->release_host(t->device, t->staged[i]);
+      if (t->reported[i]) ops->release_host(t->device, t->reported[i]);
+    }
+  }
+  g2z_device_free(t->device);
+  g2z_release(t->services, t->host_ranges);
+  g2z_release(t->services, t);
+}
+
+/* Copies tokens behind everything enqueued; y NULL: only x. The caller's memory is free at once. */
+G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, const int32_t *y,
+                                           size_t count) {
+  g2z_device *dev = t->device;
+  int slot = (int)(t->stagings++ % 2);
+  int32_t *host = t->staged[slot];
+  G2Z__TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
+  memcpy(host, x, count * sizeof(int32_t));
+  G2Z__TRY(dev->ops->upload(dev, t->x, host, count * sizeof(int32_t)));
+  if (y) {
+    memcpy(host + count, y, count * sizeof(int32_t));
+    G2Z__TRY(dev->ops->upload(dev, t->y, host + count, count * sizeof(int32_t)));
+  }
+  return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
+}
+
+G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int micro_step) {
+  const g2z_plan *plan = &t->plan;
+  size_t tokens = (size_t)plan->batch * (size_t)plan->seq;
+  g2z__pass pass;
+  memset(&pass, 0, sizeof pass);
+  pass.x = t->x + (size_t)micro_step * tokens;
+  pass.y = t->y + (size_t)micro_step * tokens;
+  pass.B = plan->batch;
+  pass.T = plan->seq;
+  pass.dropout.probability = t->config.dropout;
+  pass.dropout.first = (uint32_t)(micro_step * plan->batch * plan->world + plan->rank);
+  pass.dropout.stride = (uint32_t)plan->world;
+  pass.dropout.seq = plan->seq;
+  pass.dropout.seed = t->config.seed;
+  pass.dropout.state = t->state;
+  return pass;
+}
+
+G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
+  const g2z_plan *plan = &t->plan;
+  g2z_device *dev = t->device;
+  int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum;
+  float dloss = (float)(1.0 / ((double)tokens * plan->world));
+  t->buckets_complete = 0;
+  for (int micro_step = 0; micro_step < plan->accum; micro_step++) {
+    g2z_write mode = micro_step == 0 ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
+    g2z__pass pass = g2z__trainer_pass(t, micro_step);
+    t->model.complete = micro_step == plan->accum - 1 ? g2z__trainer_complete : NULL;
+    G2Z__TRY(g2z__forward(&t->model, &pass));
+    G2Z__TRY(g2z__head(&t->model, &pass, &t->state->loss_sum, G2Z__HEAD_WITH_GRADIENT, dloss,
+                       t->state, mode));
+    G2Z__TRY(g2z__backward(&t->model, &pass, mode));
+  }
+  G2Z__TRY(dev->ops->decide(dev, t->state, t->sums, plan->buckets, &t->config.optimizer, tokens));
+  return dev->ops->adamw(dev, t->model.params, t->master, t->m, t->v, t->model.grads, t->ranges,
+                         t->host_ranges, t->range_count, &t->config.optimizer, t->state);
+}
+
+/* The report of step `loss_step`, whose state has arrived on the host. */
+G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g2z_report *report) {
+  memset(report, 0, sizeof *report);
+  report->step = t->enqueued;
+  report->loss_step = loss_step;
+  if (loss_step == 0) return G2Z_OK;
+  int slot = (int)(loss_step % 2);
+  G2Z__TRY(t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot));
+  const g2z_step_state *state = t->reported[slot];
+  report->loss = state->loss;
+  report->grad_norm = state->grad_norm;
+  report->lr = state->lr;
+  report->loss_scale = state->used_loss_scale;
+  report->skipped = state->skip;
+  report->skipped_total = state->skipped;
+  report->applied = state->applied;
+  if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
+  return g2z__fail(t->services, G2Z_DIVERGED,
+                   "%d steps in a row up to step %" PRId64 " had gradients that are not finite at "
+                   "loss scale %g: lower lr=%g, raise warmup=%" PRId64 ", or go back to an earlier "
+                   "checkpoint", (int)state->skipped_at_minimum, loss_step,
+                   (double)state->used_loss_scale, (double)t->config.optimizer.lr,
+                   t->config.optimizer.warmup);
+}
+
+G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *t, const int32_t *x, const int32_t *y,
+                                          g2z_report *report) {
+  const g2z_plan *plan = &t->plan;
+  g2z_device *dev = t->device;
+  memset(report, 0, sizeof *report);
+  G2Z__TRY(g2z__trainer_stage(t, x, y,
+                              (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq));
+  G2Z__TRY(g2z__trainer_enqueue(t));
+  int64_t step = ++t->enqueued;
+  int slot = (int)(step % 2);
+  G2Z__TRY(dev->ops->download(dev, t->reported[slot], t->state, sizeof(g2z_step_state)));
+  G2Z__TRY(dev->ops->mark(dev, G2Z__EVENT_REPORT + slot));
+  return g2z__trainer_report(t, step - 1, report);
+}
+
+G2Z_API g2z_status g2z_trainer_step(g2z_trainer *t, g2z_report *report) {
+  const int32_t *x, *y;
+  memset(report, 0, sizeof *report);
+  if (!t->loader)
+    return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
+                     "this trainer has no train_glob: give it one, or call g2z_trainer_step_batch");
+  G2Z__TRY(g2z_loader_next(t->loader, &x, &y));
+  return g2z_trainer_step_batch(t, x, y, report);
+}
+
+G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
+  return g2z__trainer_report(t, t->enqueued, report);
+}
+
+G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
+                                        double *loss) {
+  g2z_device *dev = t->device;
+  size_t tokens = (size_t)t->plan.batch * (size_t)t->plan.seq;
+  *loss = 0;
+  g2z__pass pass = g2z__trainer_pass(t, 0);
+  pass.dropout.probability = 0;
+  G2Z__TRY(dev->ops->zero(dev, t->eval_sum, sizeof(double)));
+  for (int64_t step = 0; step < steps; step++) {
+    const int32_t *x, *y;
+    G2Z__TRY(g2z_loader_next(loader, &x, &y));
+    G2Z__TRY(g2z__trainer_stage(t, x, y, tokens));
+    G2Z__TRY(g2z__forward(&t->model, &pass));
+    G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state,
+                       G2Z_OVERWRITE));
+  }
+  double sum;
+  G2Z__TRY(dev->ops->download(dev, &sum, t->eval_sum, sizeof sum));
+  G2Z__TRY(dev->ops->synchronize(dev));
+  *loss = steps > 0 ? sum / ((double)steps * (double)tokens) : NAN;
+  return G2Z_OK;
+}
+
+/* The longest sequence that wpe has positions and the activations have room for. */
+G2Z__PRIVATE int g2z__trainer_window(const g2z_trainer *t) {
+  int room = t->plan.batch * t->plan.seq;
+  return t->plan.model.context < room ? t->plan.model.context : room;
+}
+
+G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
+                                      int last_only, float *logits) {
+  const g2z_plan *plan = &t->plan;
+  g2z_device *dev = t->device;
+  int limit = g2z__trainer_window(t), C = plan->model.channels, V = plan->model.vocab;
+  G2Z__TRY(g2z__check_range(t->services, "tokens", count, 1, limit));
+  for (int i = 0; i < count; i++)
+    G2Z__TRY(g2z__check_range(t->services, "token", tokens[i], 0, V - 1));
+  g2z__pass pass = g2z__trainer_pass(t, 0);
+  pass.B = 1;
+  pass.T = count;
+  pass.dropout.probability = 0;
+  G2Z__TRY(g2z__trainer_stage(t, tokens, NULL, (size_t)count));
+  G2Z__TRY(g2z__forward(&t->model, &pass));
+  const char *h = (const char *)g2z__activation_at(&t->model, G2Z__ACT_LNF, 0);
+  const void *wte = g2z__parameter(&t->model, g2z_plan_unit_of_wte(plan), G2Z_WTE);
+  int chunk = (int)(g2z__plan_logits_bytes(plan) / ((size_t)V * sizeof(float)));
+  for (int row = last_only ? count - 1 : 0; row < count; row += chunk) {
+    int rows = count - row < chunk ? count - row : chunk;
+    size_t bytes = (size_t)rows * (size_t)V * sizeof(float);
+    G2Z__TRY(dev->ops->head_logits(dev, (float *)t->model.logits,
+                                   h + (size_t)row * (size_t)C * (size_t)plan->dtype_bytes, wte,
+                                   rows, C, V));
+    G2Z__TRY(dev->ops->download(dev, logits, t->model.logits, bytes));
+    G2Z__TRY(dev->ops->synchronize(dev));
+    logits += (size_t)rows * (size_t)V;
+  }
+  return G2Z_OK;
+}
+
+G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *t) { return &t->plan; }
+G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *t) { return &t->config; }
+G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *t) { return t->context; }
+G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *t) { return t->loader; }
+
+/* ===== >>i13 generation ==================================================
+ * In:  a prompt's tokens. Out: the tokens that the model would write behind them.
+ * Law: the draw is a pure function of logits, sampling and index; no generator has a state. */
+
+G2Z_API g2z_sampling g2z_sampling_default(void) {
+  g2z_sampling sampling;
+  sampling.temperature = 1.0f;
+  sampling.top_k = 0;
+  sampling.top_p = 1.0f;
+  sampling.seed = 1;
+  return sampling;
+}
+
+typedef struct g2z__draw {
+  float probability;     /* relative to the likeliest token's, until the sum is known */
+  int32_t id;
+} g2z__draw;
+
+/* Likeliest first; equals by id, so that the order is total. */
+G2Z__PRIVATE int g2z__draw_order(const void *a, const void *b) {
+  const g2z__draw *left = (const g2z__draw *)a, *right = (const g2z__draw *)b;
+  if (left->probability != right->probability)
+    return left->probability < right->probability ? 1 : -1;
+  return left->id < right->id ? -1 : left->id > right->id;
+}
+
+G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
+                       uint32_t index, float *scratch) {
+  g2z__draw *candidates = (g2z__draw *)(void *)scratch;
+  int best = 0;
+  for (int i = 1; i < vocab; i++)
+    if (logits[i] > logits[best]) best = i;
+  if (!(sampling->temperature > 0)) return best;
+  for (int i = 0; i < vocab; i++) {
+    float p = expf((logits[i] - logits[best]) / sampling->temperature);
+    candidates[i].probability = p > 0 ? p : 0; /* also of a NaN: it is never drawn */
+    candidates[i].id = i;
+  }
+  int kept = vocab;
+  if (sampling->top_k > 0 || sampling->top_p < 1) {
+    qsort(candidates, (size_t)vocab, sizeof *candidates, g2z__draw_order);
+    if (sampling->top_k > 0 && sampling->top_k < kept) kept = sampling->top_k;
+  }
+  double sum = 0;
+  for (int i = 0; i < kept; i++) sum += (double)candidates[i].probability;
+  if (sampling->top_p < 1) {
+    double mass = 0;
+    int count = 0;
+    while (count < kept && (count == 0 || mass < (double)sampling->top_p * sum))
+      mass += (double)candidates[count++].probability;
+    kept = count;
+    sum = mass;
+  }
+  uint32_t counter[4] = {0, 0, 0, 0}, bits[4];
+  counter[0] = index;
+  g2z_philox(sampling->seed, G2Z_RANDOM_SAMPLE, counter, bits);
+  double draw = (double)g2z_uniform(bits[0]) * sum;
+  for (int i = 0; i < kept; i++) {
+    draw -= (double)candidates[i].probability;
+    if (draw < 0) return candidates[i].id;
+  }
+  return best; /* a sum of 0 or NaN, or the last rounding */
+}
+
+G2Z__PRIVATE g2z_status g2z__sampling_check(g2z_services *services, const g2z_sampling *sampling) {
+  G2Z__TRY(g2z__check_real(services, "temperature", sampling->temperature, 0, 1e6, 0));
+  G2Z__TRY(g2z__check_range(services, "top_k", sampling->top_k, 0, INT_MAX));
+  if (sampling->top_p > 0 && sampling->top_p <= 1) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT, "top_p=%g must be above 0 and at most 1",
+                   (double)sampling->top_p);
+}
+
+G2Z__PRIVATE g2z_status g2z__tokens_append(g2z_services *services, g2z_tokens *tokens, int id) {
+  void *ids = tokens->ids;
+  tokens->services = services;
+  g2z_status status = g2z__grow(services, &ids, &tokens->capacity, tokens->count,
+                                tokens->count + 1, sizeof(int32_t));
+  tokens->ids = (int32_t *)ids;
+  if (status == G2Z_OK) tokens->ids[tokens->count++] = id;
+  return status;
+}
+
+G2Z_API g2z_status g2z_generate(g2z_trainer *t, g2z_tokens *tokens, int count,
+                                const g2z_sampling *sampling, int stop,
+                                int (*token)(void *user, int id), void *user) {
+  int V = t->plan.model.vocab, window = g2z__trainer_window(t);
+  G2Z__TRY(g2z__sampling_check(t->services, sampling));
+  if (tokens->count == 0)
+    return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
+                     "the prompt has no tokens: begin with the end-of-text token");
+  void *memory;
+  G2Z__TRY(g2z__alloc(t->services, 3 * (size_t)V, sizeof(float), &memory));
+  float *logits = (float *)memory, *scratch = logits + V;
+  g2z_status status = G2Z_OK;
+  for (int i = 0; i < count && status == G2Z_OK; i++) {
+    int seen = tokens->count < (size_t)window ? (int)tokens->count : window;
+    status = g2z_trainer_logits(t, tokens->ids + tokens->count - seen, seen, 1, logits);
+    if (status != G2Z_OK) break;
+    int id = g2z_sample(logits, V, sampling, (uint32_t)i, scratch);
+    status = g2z__tokens_append(t->services, tokens, id);
+    if (id == stop || (token && status == G2Z_OK && !token(user, id))) break;
+  }
+  g2z_release(t->services, memory);
+  return status;
+}
+
+
+/* ===== >>i14 weights =====================================================
+ * In:  model.safetensors and config.json of GPT-2, or canonical ranges of fp32 weights.
+ * Out: the other of the two.
+ * Law: a header is checked completely before a tensor is read; files speak canonical ranges. */
+
+#define G2Z__TENSOR_HEADER_MOST 100000000u /* bytes; the limit of the reference implementation */
+
+struct g2z_safetensors {
+  g2z_services *services;
+  char *path;
+  int file;
+  char *names;                  /* of all tensors, one after the other */
+  g2z_safetensor *tensors;      /* by name */
+  size_t count, capacity;
+};
+
+G2Z__PRIVATE const char *g2z__tensor_text(g2z_tensor_type type) {
+  switch (type) {
+#define X(name, bytes) \
+  case G2Z_TENSOR_##name: return #name;
+    G2Z_TENSOR_LIST(X)
+#undef X
+    case G2Z_TENSOR_COUNT: break;
+  }
+  return "?";
+}
+
+G2Z__PRIVATE uint64_t g2z__tensor_bytes(g2z_tensor_type type) {
+  switch (type) {
+#define X(name, bytes) \
+  case G2Z_TENSOR_##name: return bytes;
+    G2Z_TENSOR_LIST(X)
+#undef X
+    case G2Z_TENSOR_COUNT: break;
+  }
+  return 0;
+}
+
+/* ----- reading a header ----- */
+
+G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z_safetensor *tensor) {
+  g2z_json_text text = g2z_json_string(json);
+  if (json->status != G2Z_OK) return;
+#define X(known, bytes)              \
+  if (g2z_json_is(&text, #known)) {  \
+    tensor->type = G2Z_TENSOR_##known; \
+    return;                          \
+  }
+  G2Z_TENSOR_LIST(X)
+#undef X
+  g2z_json_fail(json, "tensor \"%.200s\" has dtype %.*s, which is not known: save it as F32",
+                tensor->name, (int)(text.bytes < 20 ? text.bytes : 20), (const char *)text.at);
+}
+
+/* Up to `most` numbers that are not negative; returns how many there were. */
+G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z_safetensor *tensor,
+                                        const char *what, uint64_t *out, int most) {
+  int count = 0;
+  if (!g2z_json_enter(json, '[')) return 0;
+  while (g2z_json_next(json, ']', NULL)) {
+    int64_t value = g2z_json_integer(json);
+    if (value < 0 || count == most) {
+      g2z_json_fail(json, "tensor \"%.200s\" has a %s %s: the file is damaged", tensor->name, what,
+                    value < 0 ? "below zero" : "with too many numbers");
+      return 0;
+    }
+    out[count++] = (uint64_t)value;
+  }
+  return count;
+}
+
+/* One entry of the header. `begin` counts from the end of the header here. */
+G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z_safetensor *tensor) {
+  enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
+  int seen = 0;
+  uint64_t offsets[2] = {0, 0};
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    if (g2z_json_is(&key, "dtype")) {
+      seen |= DTYPE;
+      g2z__tensor_parse_type(json, tensor);
+    } else if (g2z_json_is(&key, "shape")) {
+      seen |= SHAPE;
+      tensor->rank =
+          g2z__tensor_parse_list(json, tensor, "shape", tensor->shape, G2Z_TENSOR_RANK);
+    } else if (g2z_json_is(&key, "data_offsets")) {
+      if (g2z__tensor_parse_list(json, tensor, "pair of data_offsets", offsets, 2) == 2)
+        seen |= OFFSETS;
+    } else g2z_json_skip(json);
+  }
+  if (json->status != G2Z_OK) return;
+  if (seen != (DTYPE | SHAPE | OFFSETS)) {
+    g2z_json_fail(json, "tensor \"%.200s\" lacks its dtype, shape or pair of data_offsets: the "
+                  "file is damaged", tensor->name);
+    return;
+  }
+  uint64_t elements = 1, most = (uint64_t)INT64_MAX / g2z__tensor_bytes(tensor->type);
+  for (int i = 0; i < tensor->rank; i++) {
+    if (tensor->shape[i] && elements > most / tensor->shape[i]) {
+      g2z_json_fail(json, "tensor \"%.200s\" has more than 2^63 bytes: the file is damaged",
+                    tensor->name);
+      return;
+    }
+    elements *= tensor->shape[i];
+  }
+  tensor->elements = (size_t)elements;
+  tensor->begin = offsets[0];
+  tensor->bytes = elements * g2z__tensor_bytes(tensor->type);
+  if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != tensor->bytes)
+    g2z_json_fail(json, "tensor \"%.200s\" has data_offsets from %" PRIu64 " to %" PRIu64
+                  ", but its shape takes %" PRIu64 " bytes: the file is damaged", tensor->name,
+                  offsets[0], offsets[1], tensor->bytes);
+}
+
+/* __metadata__ is a table of strings, which nothing here needs. */
+G2Z__PRIVATE void g2z__tensor_parse_metadata(g2z_json *json) {
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) g2z_json_string(json);
+}
+
+G2Z__PRIVATE g2z_status g2z__tensors_parse(g2z_safetensors *file, const char *text, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  char *name = file->names; /* as many bytes as the header: unescaped names and NULs fit */
+  g2z_json_open(&json, file->services, file->path, text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+      if (g2z_json_is(&key, "__metadata__")) {
+        g2z__tensor_parse_metadata(&json);
+        continue;
+      }
+      void *list = file->tensors;
+      g2z_status status = g2z__grow(file->services, &list, &file->capacity, file->count,
+                                    file->count + 1, sizeof(g2z_safetensor));
+      file->tensors = (g2z_safetensor *)list;
+      G2Z__TRY(status);
+      g2z_safetensor *tensor = &file->tensors[file->count++];
+      memset(tensor, 0, sizeof *tensor);
+      size_t length = g2z_json_unescape(&key, (unsigned char *)name);
+      name[length] = 0;
+      tensor->name = name;
+      name += length + 1;
+      if (strlen(tensor->name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
+      g2z__tensor_parse(&json, tensor);
+    }
+  return g2z_json_close(&json);
+}
+
+G2Z__PRIVATE int g2z__tensor_by_begin(const void *a, const void *b) {
+  const g2z_safetensor *x = (const g2z_safetensor *)a, *y = (const g2z_safetensor *)b;
+  if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+  return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* empty ones before the one they touch */
+}
+
+G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
+  return strcmp(((const g2z_safetensor *)a)->name, ((const g2z_safetensor *)b)->name);
+}
+
+/* The tensors must tile the bytes behind the header, without a gap and without an overlap, and
+ * every name must be there once. Leaves them in the order of names. */
+G2Z__PRIVATE g2z_status g2z__tensors_check(g2z_safetensors *file, uint64_t data, uint64_t bytes) {
+  uint64_t end = 0;
+  if (file->count)
+    qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_begin);
+  for (size_t i = 0; i < file->count; i++) {
+    g2z_safetensor *tensor = &file->tensors[i];
+    if (tensor->begin != end)
+      return g2z__fail(file->services, G2Z_FORMAT,
+                       "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
+                       "it end at %" PRIu64 ": the file is damaged", file->path, tensor->name,
+                       tensor->begin, end);
+    end += tensor->bytes; /* as data_offsets has it: below 2^63 */
+    if (end > bytes - data) break;
+    tensor->begin += data;
+  }
+  if (end != bytes - data)
+    return g2z__fail(file->services, G2Z_FORMAT,
+                     "%s promises %s%" PRIu64 " bytes of tensors behind its header and has %" PRIu64
+                     ": it was cut or is unfinished; copy it again", file->path,
+                     end > bytes - data ? "at least " : "", end, bytes - data);
+  if (file->count)
+    qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_name);
+  for (size_t i = 1; i < file->count; i++)
+    if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
+      return g2z__fail(file->services, G2Z_FORMAT,
+                       "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
+                       file->tensors[i].name);
+  return G2Z_OK;
+}
+
+/* Reads and checks the header of the open file. */
+G2Z__PRIVATE g2z_status g2z__tensors_load(g2z_safetensors *file) {
+  struct stat info;
+  if (fstat(file->file, &info) != 0)
+    return g2z__fail_file(file->services, errno, "open", file->path);
+  if (!S_ISREG(info.st_mode))
+    return g2z__fail(file->services, G2Z_IO, "%s is no regular file: name a safetensors file",
+                     file->path);
+  uint64_t length = 0, bytes = (uint64_t)info.st_size;
+  int64_t got = g2z__pread(file->file, &length, sizeof length, 0);
+  if (got < 0) return g2z__fail_file(file->services, errno, "read", file->path);
+  if (got < 8)
+    return g2z__fail(file->services, G2Z_FORMAT,
+                     "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
+                     file->path, bytes);
+  if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8)
+    return g2z__fail(file->services, G2Z_FORMAT,
+                     "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
+                     "it was cut, or it is no safetensors file", file->path, length, bytes);
+  void *text;
+  G2Z__TRY(g2z__alloc(file->services, (size_t)length + 1, 1, &text));
+  file->names = (char *)text;
+  G2Z__TRY(g2z__alloc(file->services, (size_t)length + 1, 1, &text));
+  g2z_status status = G2Z_OK;
+  got = g2z__pread(file->file, text, (size_t)length, 8);
+  if (got < 0) status = g2z__fail_file(file->services, errno, "read", file->path);
+  else if ((uint64_t)got < length)
+    status = g2z__fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
+                       file->path);
+  else status = g2z__tensors_parse(file, (const char *)text, (size_t)length);
+  g2z_release(file->services, text);
+  G2Z__TRY(status);
+  return g2z__tensors_check(file, 8 + length, bytes);
+}
+
+G2Z_API g2z_status g2z_safetensors_open(g2z_services *services, const char *path,
+                                        g2z_safetensors **out) {
+  *out = NULL;
+  size_t length = strlen(path) + 1;
+  void *memory;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_safetensors) + length, &memory));
+  g2z_safetensors *file = (g2z_safetensors *)memory;
+  file->services = services;
+  file->path = (char *)(file + 1);
+  memcpy(file->path, path, length);
+  file->file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
+  g2z_status status = file->file < 0 ? g2z__fail_file(services, errno, "open", path)
+                                     : g2z__tensors_load(file);
+  if (status != G2Z_OK) {
+    g2z_safetensors_free(file);
+    return status;
+  }
+  *out = file;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_safetensors_free(g2z_safetensors *file) {
+  if (!file) return;
+  if (file->file >= 0) close(file->file);
+  g2z_release(file->services, file->names);
+  g2z_release(file->services, file->tensors);
+  g2z_release(file->services, file);
+}
+
+G2Z_API int g2z_safetensors_count(const g2z_safetensors *file) { return (int)file->count; }
+
+G2Z_API int g2z_safetensors_find(const g2z_safetensors *file, const char *name) {
+  size_t low = 0, high = file->count;
+  while (low < high) {
+    size_t middle = low + (high - low) / 2;
+    int order = strcmp(file->tensors[middle].name, name);
+    if (order == 0) return (int)middle;
+    if (order < 0) low = middle + 1;
+    else high = middle;
+  }
+  return -1;
+}
+
+G2Z_API g2z_safetensor g2z_safetensors_tensor(const g2z_safetensors *file, int index) {
+  G2Z_ASSERT(index >= 0 && (size_t)index < file->count);
+  return file->tensors[index];
+}
+
+/* ----- reading numbers ----- */
+
+G2Z__PRIVATE void g2z__tensor_widen(g2z_tensor_type type, const unsigned char *from, size_t count,
+                                    float *out) {
+  for (size_t i = 0; i < count; i++) {
+    double wide;
+    uint16_t half;
+    if (type == G2Z_TENSOR_F64) {
+      memcpy(&wide, from + 8 * i, sizeof wide);
+      out[i] = (float)wide;
+    } else {
+      memcpy(&half, from + 2 * i, sizeof half);
+      out[i] = g2z__widen(type == G2Z_TENSOR_F16 ? G2Z_FP16 : G2Z_BF16, half);
+    }
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z_safetensors *file, const g2z_safetensor *tensor,
+                                          uint64_t offset, void *out, size_t bytes) {
+  int64_t got = g2z__pread(file->file, out, bytes, tensor->begin + offset);
+  if (got < 0) return g2z__fail_file(file->services, errno, "read", file->path);
+  if ((size_t)got == bytes) return G2Z_OK;
+  return g2z__fail(file->services, G2Z_FORMAT,
+                   "%s shrank while tensor \"%.200s\" was read: copy it again", file->path,
+                   tensor->name);
+}
+
+G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, size_t first,
+                                        size_t count, float *out) {
+  const g2z_safetensor tensor = g2z_safetensors_tensor(file, index);
+  const size_t size = (size_t)g2z__tensor_bytes(tensor.type);
+  if (count > tensor.elements || first > tensor.elements - count)
+    return g2z__fail(file->services, G2Z_BAD_ARGUMENT,
+                     "%s: tensor \"%.200s\" has %zu elements, and %zu from %zu on were asked for",
+                     file->path, tensor.name, tensor.elements, count, first);
+  if (tensor.type == G2Z_TENSOR_F32)
+    return g2z__tensor_pread(file, &tensor, first * size, out, count * size);
+  if (tensor.type != G2Z_TENSOR_F16 && tensor.type != G2Z_TENSOR_BF16 &&
+      tensor.type != G2Z_TENSOR_F64)
+    return g2z__fail(file->services, G2Z_UNSUPPORTED,
+                     "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
+                     "read: save it as F32", file->path, tensor.name,
+                     g2z__tensor_text(tensor.type));
+  unsigned char raw[8192];
+  for (size_t done = 0; done < count;) {
+    size_t n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
+    G2Z__TRY(g2z__tensor_pread(file, &tensor, (first + done) * size, raw, n * size));
+    g2z__tensor_widen(tensor.type, raw, n, out + done);
+    done += n;
+  }
+  return G2Z_OK;
+}
+
+/* ----- writing ----- */
+
+struct g2z_safetensors_writer {
+  g2z_services *services;
+  g2z_writer *file;
+  uint64_t promised, put;       /* elements */
+};
+
+/* The header, padded with spaces so that the data begins at a multiple of 8, as the reference
+ * implementation does. */
+G2Z__PRIVATE g2z_status g2z__tensors_header(g2z_safetensors_writer *writer,
+                                            const g2z_safetensor *tensors, size_t count) {
+  uint64_t length = 0, offset = 0;
+  g2z_json_out json;
+  memset(&json, 0, sizeof json);
+  json.writer = writer->file;
+  g2z_writer_put(writer->file, &length, sizeof length);
+  g2z_json_begin(&json, NULL, '{');
+  g2z_json_begin(&json, "__metadata__", '{');
+  g2z_json_put_string(&json, "format", "pt"); /* transformers refuses a file without it */
+  g2z_json_end(&json, '}');
+  for (size_t i = 0; i < count; i++) {
+    uint64_t elements = 1;
+    G2Z_ASSERT(tensors[i].rank >= 0 && tensors[i].rank <= G2Z_TENSOR_RANK);
+    g2z_json_begin(&json, tensors[i].name, '{');
+    g2z_json_put_string(&json, "dtype", "F32");
+    g2z_json_begin(&json, "shape", '[');
+    for (int k = 0; k < tensors[i].rank; k++) {
+      g2z_json_put_integer(&json, NULL, (int64_t)tensors[i].shape[k]);
+      elements *= tensors[i].shape[k];
+    }
+    g2z_json_end(&json, ']');
+    g2z_json_begin(&json, "data_offsets", '[');
+    g2z_json_put_integer(&json, NULL, (int64_t)offset);
+    offset += 4 * elements;
+    g2z_json_put_integer(&json, NULL, (int64_t)offset);
+    g2z_json_end(&json, ']');
+    g2z_json_end(&json, '}');
+  }
+  g2z_json_end(&json, '}');
+  uint64_t end = writer->file->written + writer->file->filled;
+  g2z_writer_put(writer->file, "       ", (size_t)(-end & 7));
+  length = end + (-end & 7) - sizeof length;
+  writer->promised = offset / 4;
+  return g2z_writer_patch(writer->file, 0, &length, sizeof length);
+}
+
+G2Z_API g2z_status g2z_safetensors_create(g2z_services *services, const char *path,
+                                          const g2z_safetensor *tensors, size_t count,
+                                          g2z_safetensors_writer **out) {
+  *out = NULL;
+  void *memory;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_safetensors_writer), &memory));
+  g2z_safetensors_writer *writer = (g2z_safetensors_writer *)memory;
+  writer->services = services;
+  g2z_status status = g2z_writer_create(services, path, &writer->file);
+  if (status == G2Z_OK) status = g2z__tensors_header(writer, tensors, count);
+  if (status != G2Z_OK) {
+    g2z_safetensors_writer_free(writer);
+    return status;
+  }
+  *out = writer;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_safetensors_put(g2z_safetensors_writer *writer, const float *values,
+                                       size_t count) {
+  writer->put += count;
+  return g2z_writer_put(writer->file, values, count * sizeof(float));
+}
+
+/* Everything but the name. */
+G2Z__PRIVATE g2z_status g2z__tensors_finish(g2z_safetensors_writer *writer) {
+  if (writer->put != writer->promised)
+    return g2z__fail(writer->services, G2Z_BAD_ARGUMENT,
+                     "%s was given %" PRIu64 " elements, but its tensors have %" PRIu64
+                     ": put each element once", writer->file->path, writer->put, writer->promised);
+  return g2z__writer_finish(writer->file);
+}
+
+G2Z_API g2z_status g2z_safetensors_commit(g2z_safetensors_writer *writer) {
+  G2Z__TRY(g2z__tensors_finish(writer));
+  return g2z_writer_commit(writer->file);
+}
+
+G2Z_API void g2z_safetensors_writer_free(g2z_safetensors_writer *writer) {
+  if (!writer) return;
+  g2z_writer_free(writer->file);
+  g2z_release(writer->services, writer);
+}
+
+/* ----- GPT-2 in files ----- */
+
+#define G2Z__WEIGHTS_PREFIX "transformer."
+#define G2Z__WEIGHTS_CHUNK 65536 /* elements in flight between a file and a model */
+
+typedef struct g2z__weight {
+  char name[64];                /* with the prefix: "transformer.h.0.ln_1.weight" */
+  g2z_safetensor tensor;        /* as it should be; then: as the file has it */
+  int index;                    /* in the file */
+} g2z__weight;
+
+G2Z__PRIVATE void g2z__weights_add(const g2z_model_config *model, g2z_unit_kind unit, int layer,
+                                   g2z__weight *list, size_t *count) {
+  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+    g2z_param_info info = g2z_param_describe(model, (g2z_param)p);
+    if (info.unit != unit) continue;
+    g2z__weight *weight = &list[(*count)++];
+    if (unit == G2Z_UNIT_BLOCK)
+      snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "h.%d.%s", layer,
+               info.hf_name);
+    else snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "%s", info.hf_name);
+    weight->tensor.name = weight->name;
+    weight->tensor.rank = info.rank;
+    weight->tensor.shape[0] = info.rank == 2 ? info.rows : info.cols;
+    weight->tensor.shape[1] = info.rank == 2 ? info.cols : 0;
+    weight->tensor.elements = info.elements;
+  }
+}
+
+/* Every tensor of the model, in canonical order; freed with g2z_release. */
+G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_model_config *model,
+                                          g2z__weight **list, size_t *count) {
+  void *memory;
+  *count = 0;
+  G2Z__TRY(g2z_model_config_check(services, model));
+  G2Z__TRY(g2z__alloc(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT, sizeof(g2z__weight),
+                      &memory));
+  *list = (g2z__weight *)memory;
+  g2z__weights_add(model, G2Z_UNIT_LNF, 0, *list, count);
+  for (int layer = model->layers - 1; layer >= 0; layer--)
+    g2z__weights_add(model, G2Z_UNIT_BLOCK, layer, *list, count);
+  g2z__weights_add(model, G2Z_UNIT_WPE, 0, *list, count);
+  g2z__weights_add(model, G2Z_UNIT_WTE, 0, *list, count);
+  return G2Z_OK;
+}
+
+/* ----- config.json ----- */
+
+/* What GPT2Config may say besides the sizes, and the only value that this kit computes. */
+#define G2Z__WEIGHTS_FLAG_LIST(X)       \
+  X(scale_attn_weights, 1)              \
+  X(scale_attn_by_inverse_layer_idx, 0) \
+  X(reorder_and_upcast_attn, 0)         \
+  X(add_cross_attention, 0)             \
+  X(tie_word_embeddings, 1)
+
+G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model) {
+  g2z_json_out json;
+  memset(&json, 0, sizeof json);
+  json.writer = writer;
+  json.indent = 2;
+  g2z_json_begin(&json, NULL, '{');
+  g2z_json_begin(&json, "architectures", '[');
+  g2z_json_put_string(&json, NULL, "GPT2LMHeadModel");
+  g2z_json_end(&json, ']');
+  g2z_json_put_string(&json, "model_type", "gpt2");
+  g2z_json_put_integer(&json, "n_layer", model->layers);
+  g2z_json_put_integer(&json, "n_head", model->heads);
+  g2z_json_put_integer(&json, "n_embd", model->channels);
+  g2z_json_put_integer(&json, "n_positions", model->context);
+  g2z_json_put_integer(&json, "n_ctx", model->context); /* readers before 2021 look here */
+  g2z_json_put_integer(&json, "vocab_size", model->vocab);
+  g2z_json_put_null(&json, "n_inner");
+  g2z_json_put_string(&json, "activation_function", "gelu_new");
+  g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
+  g2z_json_put_number(&json, "initializer_range", 0.02);
+  g2z_json_put_number(&json, "attn_pdrop", 0.1); /* as published; only training in Python uses it */
+  g2z_json_put_number(&json, "embd_pdrop", 0.1);
+  g2z_json_put_number(&json, "resid_pdrop", 0.1);
+#define X(name, value) g2z_json_put_bool(&json, #name, value);
+  G2Z__WEIGHTS_FLAG_LIST(X)
+#undef X
+  g2z_json_put_integer(&json, "bos_token_id", model->vocab - 1); /* <|endoftext|>, the last id */
+  g2z_json_put_integer(&json, "eos_token_id", model->vocab - 1);
+  g2z_json_put_string(&json, "dtype", "float32");
+  g2z_json_end(&json, '}');
+  return g2z_writer_put(writer, "\n", 1);
+}
+
+G2Z__PRIVATE int g2z__weights_config_size(g2z_json *json, const char *name) {
+  int64_t value = g2z_json_integer(json);
+  if (value >= 0 && value <= INT32_MAX) return (int)value;
+  g2z_json_fail(json, "%s=%" PRId64 " is not the size of a model", name, value);
+  return 0;
+}
+
+G2Z__PRIVATE void g2z__weights_config_flag(g2z_json *json, const char *name, int only) {
+  int value = g2z_json_bool(json);
+  if (value != only)
+    g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s", name,
+                  value ? "true" : "false", only ? "true" : "false");
+}
+
+/* One of the names in `known`, which is a list that ends with NULL. */
+G2Z__PRIVATE void g2z__weights_config_word(g2z_json *json, const char *name,
+                                           const char *const *known) {
+  g2z_json_text text = g2z_json_string(json);
+  for (int i = 0; known[i]; i++)
+    if (json->status == G2Z_OK && g2z_json_is(&text, known[i])) return;
+  g2z_json_fail(json, "%s is \"%.*s\", and this kit computes \"%s\"", name,
+                (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known[0]);
+}
+
+G2Z__PRIVATE void g2z__weights_parse_config(g2z_json *json, g2z_model_config *model, int *inner) {
+  static const char *const types[] = {"gpt2", NULL};
+  static const char *const activations[] = {"gelu_new", "gelu_pytorch_tanh", NULL};
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    if (g2z_json_is(&key, "n_layer")) model->layers = g2z__weights_config_size(json, "n_layer");
+    else if (g2z_json_is(&key, "n_head")) model->heads = g2z__weights_config_size(json, "n_head");
+    else if (g2z_json_is(&key, "n_embd"))
+      model->channels = g2z__weights_config_size(json, "n_embd");
+    else if (g2z_json_is(&key, "n_positions"))
+      model->context = g2z__weights_config_size(json, "n_positions");
+    else if (g2z_json_is(&key, "vocab_size"))
+      model->vocab = g2z__weights_config_size(json, "vocab_size");
+    else if (g2z_json_is(&key, "n_inner") && g2z_json_peek(json) != 'n')
+      *inner = g2z__weights_config_size(json, "n_inner");
+    else if (g2z_json_is(&key, "model_type")) g2z__weights_config_word(json, "model_type", types);
+    else if (g2z_json_is(&key, "activation_function"))
+      g2z__weights_config_word(json, "activation_function", activations);
+    else if (g2z_json_is(&key, "layer_norm_epsilon")) {
+      double eps = g2z_json_number(json);
+      if (!(fabs(eps - 1e-5) < 1e-12))
+        g2z_json_fail(json, "layer_norm_epsilon is %g, and this kit computes GPT-2's 1e-05", eps);
+    }
+#define X(name, only) \
+    else if (g2z_json_is(&key, #name)) g2z__weights_config_flag(json, #name, only);
+    G2Z__WEIGHTS_FLAG_LIST(X)
+#undef X
+    else g2z_json_skip(json);
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__weights_check_config(g2z_services *services, const char *path,
+                                                  const g2z_model_config *model, int inner) {
+  const char *missing = !model->layers   ? "n_layer"
+                        : !model->heads    ? "n_head"
+                        : !model->channels ? "n_embd"
+                        : !model->context  ? "n_positions"
+                        : !model->vocab    ? "vocab_size"
+                                           : NULL;
+  if (missing)
+    return g2z__fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
+                     path, missing);
+  if (inner && inner != 4 * (int64_t)model->channels)
+    return g2z__fail(services, G2Z_UNSUPPORTED,
+                     "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
+                     4 * (int64_t)model->channels);
+  return g2z_model_config_check(services, model);
+}
+
+G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
+                                      g2z_model_config *out) {
+  memset(out, 0, sizeof *out);
+  char *path, *text = NULL;
+  size_t bytes;
+  int inner = 0;
+  g2z_model_config model;
+  memset(&model, 0, sizeof model);
+  G2Z__TRY(g2z__join_path(services, directory, "config.json", &path));
+  g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
+  if (status == G2Z_OK) {
+    g2z_json json;
+    g2z_json_open(&json, services, path, text, bytes);
+    g2z__weights_parse_config(&json, &model, &inner);
+    status = g2z_json_close(&json);
+  }
+  if (status == G2Z_OK) status = g2z__weights_check_config(services, path, &model, inner);
+  if (status == G2Z_OK) *out = model;
+  g2z_release(services, text);
+  g2z_release(services, path);
+  return status;
+}
+
+/* ----- writing a model ----- */
+
+G2Z__PRIVATE g2z_status g2z__weights_put(g2z_services *services, const char *path,
+                                         const g2z_model_config *model, g2z_weights_give give,
+                                         void *user, g2z_safetensors_writer **out) {
+  g2z__weight *list;
+  size_t count, total = 0;
+  void *tensors = NULL, *chunk = NULL;
+  G2Z__TRY(g2z__weights_list(services, model, &list, &count));
+  g2z_status status = g2z__alloc(services, count, sizeof(g2z_safetensor), &tensors);
+  if (status == G2Z_OK)
+    status = g2z__alloc(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk);
+  if (status == G2Z_OK) {
+    for (size_t i = 0; i < count; i++) {
+      ((g2z_safetensor *)tensors)[i] = list[i].tensor;
+      total += list[i].tensor.elements;
+    }
+    status = g2z_safetensors_create(services, path, (const g2z_safetensor *)tensors, count, out);
+  }
+  /* The file keeps canonical order, so that tensors need not be told apart any more. */
+  for (size_t at = 0; at < total && status == G2Z_OK;) {
+    size_t n = total - at < G2Z__WEIGHTS_CHUNK ? total - at : G2Z__WEIGHTS_CHUNK;
+    status = give(user, at, n, (float *)chunk);
+    if (status == G2Z_OK) status = g2z_safetensors_put(*out, (const float *)chunk, n);
+    at += n;
+  }
+  g2z_release(services, chunk);
+  g2z_release(services, tensors);
+  g2z_release(services, list);
+  return status;
+}
+
+G2Z_API g2z_status g2z_weights_write(g2z_services *services, const char *directory,
+                                     const g2z_model_config *model, g2z_weights_give give,
+                                     void *user) {
+  char *weights_path = NULL, *config_path = NULL;
+  g2z_safetensors_writer *weights = NULL;
+  g2z_writer *config = NULL;
+  g2z_status status = g2z_make_directory(services, directory);
+  if (status == G2Z_OK)
+    status = g2z__join_path(services, directory, "model.safetensors", &weights_path);
+  if (status == G2Z_OK) status = g2z__join_path(services, directory, "config.json", &config_path);
+  if (status == G2Z_OK) status = g2z_writer_create(services, config_path, &config);
+  if (status == G2Z_OK) status = g2z__weights_put_config(config, model);
+  if (status == G2Z_OK)
+    status = g2z__weights_put(services, weights_path, model, give, user, &weights);
+  /* Both are on the disk before the first takes its name: a full disk leaves the old pair. */
+  if (status == G2Z_OK) status = g2z__tensors_finish(weights);
+  if (status == G2Z_OK) status = g2z__writer_finish(config);
+  if (status == G2Z_OK) status = g2z_safetensors_commit(weights);
+  if (status == G2Z_OK) status = g2z_writer_commit(config);
+  g2z_safetensors_writer_free(weights);
+  g2z_writer_free(config);
+  g2z_release(services, config_path);
+  g2z_release(services, weights_path);
+  return status;
+}
+
+/* ----- reading a model ----- */
+
+/* "[50257, 768]" */
+G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z_safetensor *tensor, char text[200]) {
+  size_t length = 0;
+  text[length++] = '[';
+  for (int i = 0; i < tensor->rank; i++)
+    length += (size_t)snprintf(text + length, 200 - length, "%s%" PRIu64, i ? ", " : "",
+                               tensor->shape[i]);
+  text[length++] = ']';
+  text[length] = 0;
+  return text;
+}
+
+/* The tensor of the file must have the shape of `want`. */
+G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z_safetensors *file, int index,
+                                                 const g2z_safetensor *want) {
+  const g2z_safetensor *got = &file->tensors[index];
+  char got_text[200], want_text[200];
+  if (got->rank == want->rank &&
+      memcmp(got->shape, want->shape, (size_t)want->rank * sizeof want->shape[0]) == 0)
+    return G2Z_OK;
+  return g2z__fail(file->services, G2Z_FORMAT,
+                   "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
+                   "config.json that belongs to it", file->path, got->name,
+                   g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
+}
+
+/* Buffers that Hugging Face stores with the weights: h.N.attn.bias, h.N.attn.masked_bias. */
+G2Z__PRIVATE int g2z__weights_ignored(const char *name) {
+  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
+  if (strncmp(name, G2Z__WEIGHTS_PREFIX, prefix) == 0) name += prefix;
+  if (strncmp(name, "h.", 2) != 0) return 0;
+  size_t digits = strspn(name + 2, "0123456789");
+  name += 2 + digits;
+  return digits > 0 && (strcmp(name, ".attn.bias") == 0 || strcmp(name, ".attn.masked_bias") == 0);
+}
+
+/* Finds every weight in the file, and nothing else there. */
+G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int layers,
+                                           g2z__weight *list, size_t count, unsigned char *used) {
+  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
+  for (size_t i = 0; i < count; i++) {
+    int with = g2z_safetensors_find(file, list[i].name);
+    int without = g2z_safetensors_find(file, list[i].name + prefix);
+    if (with >= 0 && without >= 0)
+      return g2z__fail(file->services, G2Z_FORMAT,
+                       "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
+                       list[i].name, list[i].name + prefix);
+    list[i].index = with >= 0 ? with : without;
+    if (list[i].index < 0)
+      return g2z__fail(file->services, G2Z_FORMAT,
+                       "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
+                       "config.json that belongs to it", file->path, list[i].name, layers);
+    G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
+    used[list[i].index] = 1;
+  }
+  int head = g2z_safetensors_find(file, "lm_head.weight");
+  if (head >= 0) {
+    G2Z__TRY(g2z__weights_check_shape(file, head, &list[count - 1].tensor)); /* wte */
+    used[head] = 1;
+  }
+  for (size_t i = 0; i < file->count; i++)
+    if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
+      return g2z__fail(file->services, G2Z_FORMAT,
+                       "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
+                       "the config.json that belongs to it", file->path, file->tensors[i].name,
+                       layers);
+  return G2Z_OK;
+}
+
+/* GPT-2's head is its token embedding. A file that stores the head must store the same numbers. */
+G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z_safetensors *file, const g2z__weight *wte,
+                                                float *chunk) {
+  const int head = g2z_safetensors_find(file, "lm_head.weight");
+  const size_t half = G2Z__WEIGHTS_CHUNK / 2, total = wte->tensor.elements;
+  for (size_t at = 0, n; head >= 0 && at < total; at += n) {
+    n = total - at < half ? total - at : half;
+    G2Z__TRY(g2z_safetensors_read(file, head, at, n, chunk));
+    G2Z__TRY(g2z_safetensors_read(file, wte->index, at, n, chunk + half));
+    if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
+      return g2z__fail(file->services, G2Z_UNSUPPORTED,
+                       "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
+                       "the model with tie_word_embeddings", file->path);
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z_safetensors *file, int layers,
+                                              g2z__weight *list, size_t count,
+                                              g2z_weights_take take, void *user) {
+  g2z_services *services = file->services;
+  void *used, *chunk = NULL;
+  G2Z__TRY(g2z__alloc(services, file->count, 1, &used));
+  g2z_status status = g2z__weights_match(file, layers, list, count, (unsigned char *)used);
+  g2z_release(services, used);
+  G2Z__TRY(status);
+  G2Z__TRY(g2z__alloc(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
+  status = g2z__weights_check_tied(file, &list[count - 1], (float *)chunk);
+  size_t canonical = 0;
+  for (size_t i = 0; i < count && status == G2Z_OK; i++)
+    for (size_t at = 0, n; at < list[i].tensor.elements && status == G2Z_OK; at += n) {
+      n = list[i].tensor.elements - at;
+      if (n > G2Z__WEIGHTS_CHUNK) n = G2Z__WEIGHTS_CHUNK;
+      status = g2z_safetensors_read(file, list[i].index, at, n, (float *)chunk);
+      if (status == G2Z_OK) status = take(user, canonical, n, (const float *)chunk);
+      canonical += n;
+    }
+  g2z_release(services, chunk);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *directory,
+                                         const char *name, int *there) {
+  char *path;
+  G2Z__TRY(g2z__join_path(services, directory, name, &path));
+  *there = access(path, F_OK) == 0;
+  g2z_release(services, path);
+  return G2Z_OK;
+}
+
+/* A directory without model.safetensors may hold the weights in a form that is not read. */
+G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char *directory) {
+  int split, pickle;
+  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors.index.json", &split));
+  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &pickle));
+  if (split)
+    return g2z__fail(services, G2Z_UNSUPPORTED,
+                     "the weights in %s are split into several files: save them as one, with "
+                     "save_pretrained(..., max_shard_size=\"100GB\")", directory);
+  if (pickle)
+    return g2z__fail(services, G2Z_UNSUPPORTED,
+                     "the weights in %s are a pickle, pytorch_model.bin: save them as "
+                     "model.safetensors, with save_pretrained(..., safe_serialization=True)",
+                     directory);
+  return g2z__fail(services, G2Z_IO,
+                   "%s has no model.safetensors: name a directory that save_pretrained or "
+                   "--save-weights wrote", directory);
+}
+
+G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *directory,
+                                    const g2z_model_config *model, g2z_weights_take take,
+                                    void *user) {
+  char *path;
+  g2z_safetensors *file;
+  g2z__weight *list;
+  size_t count;
+  int there;
+  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &there));
+  if (!there) return g2z__weights_missing(services, directory);
+  G2Z__TRY(g2z__join_path(services, directory, "model.safetensors", &path));
+  g2z_status status = g2z_safetensors_open(services, path, &file);
+  g2z_release(services, path);
+  G2Z__TRY(status);
+  status = g2z__weights_list(services, model, &list, &count);
+  if (status == G2Z_OK) {
+    status = g2z__weights_take_all(file, model->layers, list, count, take, user);
+    g2z_release(services, list);
+  }
+  g2z_safetensors_free(file);
+  return status;
+}
+/* ===== >>i15 run =========================================================
+ * In:  a config. Out: events for people, and a run directory for programs.
+ * Law: metrics.jsonl and train.log grow line by line and hold whatever happened; every other file
+ *      appears complete or not at all, and RUN_COMPLETE.txt comes after all of them. */
+
+typedef struct g2z__epoch {
+  int64_t index, steps, skipped, tokens;
+  double started;                    /* g2z_seconds() */
+  double wall_s;                     /* with validation and samples */
+  double train_s, data_s;            /* of its steps: all of it, and waiting for tokens */
+  double loss_sum;                   /* over steps that were not skipped */
+  double val_loss;                   /* the last one; NaN without */
+  double p50_s, p95_s;               /* step time */
+} g2z__epoch;
+
+enum { /* what has to happen before the next step, in this order */
+  G2Z__DUE_VALIDATION = 1,
+  G2Z__DUE_SAMPLE = 2,
+  G2Z__DUE_EPOCH_END = 4,
+  G2Z__DUE_FINISH = 8
+};
+
+struct g2z_run {
+  g2z_services *services;
+  g2z_context *context;
+  g2z_run_config config;
+  g2z_trainer *trainer;
+  g2z_loader *val;
+  g2z_tokenizer *tokenizer;
+  g2z_tokens prompt, sample;
+  char *sample_text;
+  g2z_writer *metrics, *log;
+  char line[640], dataset[128], id[128], started_utc[32];
+  double started;
+  int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
+  int64_t step;                      /* steps enqueued */
+  int due;
+  struct {
+    double step_s, data_s;
+  } timing[2];                       /* of the last two steps, by parity: losses come one late */
+  g2z_metrics known;                 /* of the last step whose loss is known */
+  double smooth_s, smooth_weight;    /* step time, exponentially weighted */
+  double pause_s;                    /* validation and samples so far */
+  double train_s;                    /* steps so far */
+  double best_val_loss, val_entropy; /* NaN: none */
+  int64_t val_steps;
+  double *step_s;                    /* of this epoch's steps */
+  size_t step_s_capacity;
+  g2z__epoch *epoch;                 /* all of them; the last one is running */
+  size_t epoch_count, epoch_capacity;
+  int finished;
+};
+
+G2Z_API g2z_run_config g2z_run_config_default(void) {
+  g2z_run_config config;
+  memset(&config, 0, sizeof config);
+  config.train = g2z_train_config_default();
+  config.train.optimizer.min_lr = -1;
+  config.train.optimizer.warmup = -1;
+  config.sampling = g2z_sampling_default();
+  config.sampling.temperature = 0.8f;
+  config.sample_tokens = 64;
+  return config;
+}
+
+/* ----- files ----- */
+
+/* A file that is read while it grows: it has its final name from the start. */
+G2Z__PRIVATE g2z_status g2z__stream_create(g2z_services *services, const char *path,
+                                           g2z_writer **out) {
+  g2z_writer *writer;
+  *out = NULL;
+  G2Z__TRY(g2z_writer_create(services, path, &writer));
+  g2z_status status = G2Z_OK;
+  if (rename(writer->partial, path) != 0)
+    status = g2z__writer_fail(writer, errno, "rename a file to");
+  else
+    writer->pending = 0;
+  if (status != G2Z_OK) g2z_writer_free(writer);
+  else *out = writer;
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_log(g2z_run *run, const char *line) {
+  if (!run->log) return G2Z_OK;
+  char now[32];
+  g2z_utc_now(now);
+  g2z_writer_printf(run->log, "%s  %s\n", now, line);
+  return g2z__writer_flush(run->log);
+}
+
+/* A line for train.log and for the program's log. */
+G2Z_PRINTF(2, 3)
+G2Z__PRIVATE g2z_status g2z__run_say(g2z_run *run, const char *format, ...) {
+  char line[G2Z_ERROR_BYTES];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  g2z__log(run->services, G2Z_LOG_INFO, "%s", line);
+  return g2z__run_log(run, line);
+}
+
+G2Z__PRIVATE g2z_status g2z__run_refuse_old(g2z_run *run, const char *name) {
+  char *path;
+  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, name, &path));
+  int there = access(path, F_OK) == 0;
+  g2z_release(run->services, path);
+  if (!there) return G2Z_OK;
+  return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                   "%s holds a run already (%s): choose another run directory, or remove it",
+                   run->config.run_dir, name);
+}
+
+G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name, g2z_writer **out) {
+  char *path;
+  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, name, &path));
+  g2z_status status = g2z__stream_create(run->services, path, out);
+  g2z_release(run->services, path);
+  return status;
+}
+
+/* Hours of training must not end at a directory that cannot be written: a file is created there,
+ * and removed again. */
+G2Z__PRIVATE g2z_status g2z__probe_directory(g2z_services *services, const char *directory) {
+  char *path;
+  g2z_writer *writer;
+  G2Z__TRY(g2z_make_directory(services, directory));
+  G2Z__TRY(g2z__join_path(services, directory, "model.safetensors", &path));
+  g2z_status status = g2z_writer_create(services, path, &writer);
+  g2z_writer_free(writer);
+  g2z_release(services, path);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
+  if (g2z_context_rank(run->context) != 0) return G2Z_OK;
+  if (run->config.save_weights)
+    G2Z__TRY(g2z__probe_directory(run->services, run->config.save_weights));
+  if (!run->config.run_dir) return G2Z_OK;
+  G2Z__TRY(g2z_make_directory(run->services, run->config.run_dir));
+  G2Z__TRY(g2z__run_open_stream(run, "metrics.jsonl", &run->metrics));
+  return g2z__run_open_stream(run, "train.log", &run->log);
+}
+
+/* ----- metrics and artifacts ----- */
+
+G2Z__PRIVATE g2z_status g2z__run_write_metrics(g2z_run *run) {
+  if (!run->metrics) return G2Z_OK;
+  g2z_json_out out;
+  memset(&out, 0, sizeof out);
+  out.writer = run->metrics;
+  const g2z_metrics *m = &run->known;
+  g2z_json_begin(&out, NULL, '{');
+#define G2Z__PUT_INTEGER g2z_json_put_integer
+#define G2Z__PUT_NUMBER g2z_json_put_number
+#define X(type, name, meaning) G2Z__PUT_##type(&out, #name, m->name);
+  G2Z_METRIC_LIST(X)
+#undef X
+#undef G2Z__PUT_INTEGER
+#undef G2Z__PUT_NUMBER
+  g2z_json_end(&out, '}');
+  g2z_writer_put(run->metrics, "\n", 1);
+  return g2z__writer_flush(run->metrics);
+}
+
+G2Z__PRIVATE g2z_status g2z__run_write_val_loss(g2z_run *run, double loss, double seconds) {
+  if (!run->metrics) return G2Z_OK;
+  g2z_json_out out;
+  memset(&out, 0, sizeof out);
+  out.writer = run->metrics;
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_integer(&out, "step", run->known.step);
+  g2z_json_put_integer(&out, "tokens", run->known.tokens);
+  g2z_json_put_number(&out, "val_loss", loss);
+  g2z_json_put_number(&out, "val_ms", seconds * 1e3);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(run->metrics, "\n", 1);
+  return g2z__writer_flush(run->metrics);
+}
+
+G2Z__PRIVATE void g2z__put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
+  for (size_t i = 0; i < count; i++) g2z_json_put_null(out, names[i]);
+}
+#define G2Z__PUT_NULLS(out, names) g2z__put_nulls(out, names, sizeof names / sizeof *(names))
+
+G2Z__PRIVATE void g2z__put_environment_integer(g2z_json_out *out, const char *key,
+                                               const char *variable) {
+  const char *text = getenv(variable);
+  char *end = NULL;
+  long long value = text ? strtoll(text, &end, 10) : 0;
+  if (text && end != text && !*end) g2z_json_put_integer(out, key, value);
+  else g2z_json_put_null(out, key);
+}
+
+G2Z__PRIVATE void g2z__put_host(const g2z_run *run, g2z_json_out *out) {
+  static const char *const env[] = {"python_version",    "torch_version", "transformers_version",
+                                    "deepspeed_version", "cuda_version",  "nccl_version"};
+  struct utsname name;
+  char os[2 * sizeof name.release];
+  memset(&name, 0, sizeof name);
+  uname(&name);
+  snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
+  g2z_json_begin(out, "env", '{');
+  G2Z__PUT_NULLS(out, env);
+  g2z_json_end(out, '}');
+  g2z_json_begin(out, "host", '{');
+  g2z_json_put_string(out, "hostname", name.nodename);
+  g2z_json_put_string(out, "os", os);
+  g2z_json_end(out, '}');
+  g2z_json_begin(out, "hardware", '{');
+  g2z_json_put_null(out, "gpu_name");
+  g2z_json_put_integer(out, "gpu_count_visible", 0);
+  g2z_json_put_integer(out, "world_size", g2z_context_world(run->context));
+  g2z_json_put_null(out, "cuda_version");
+  if (getenv("SLURM_JOB_ID")) {
+    g2z_json_begin(out, "cluster", '{');
+    g2z_json_put_string(out, "name", getenv("SLURM_CLUSTER_NAME"));
+    g2z_json_put_string(out, "nodelist", getenv("SLURM_JOB_NODELIST"));
+    g2z__put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
+    g2z_json_end(out, '}');
+  }
+  g2z_json_end(out, '}');
+}
+
+/* The decimal that was meant: 0.0003 and not 0.000300000014, which is the float. */
+G2Z__PRIVATE double g2z__decimal(float value) {
+  char text[32];
+  snprintf(text, sizeof text, "%.6g", (double)value);
+  return strtod(text, NULL);
+}
+
+G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out) {
+  static const char *const deepspeed[] = {"path", "sha256", "selected"};
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_train_config *train = &run->config.train;
+  char size[96];
+  snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
+           plan->model.heads, plan->model.channels);
+  g2z_json_begin(out, "training_config", '{');
+  g2z_json_put_string(out, "model_name",
+                      run->config.model_name ? run->config.model_name : "custom");
+  g2z_json_put_string(out, "model_size", size);
+  g2z_json_put_integer(out, "seq_len", plan->seq);
+  g2z_json_put_integer(out, "epochs", run->epochs);
+  g2z_json_put_integer(out, "micro_batch_size_per_gpu", plan->batch);
+  g2z_json_put_integer(out, "grad_accum_steps", plan->accum);
+  g2z_json_put_integer(out, "global_batch_size",
+                       (int64_t)plan->batch * plan->accum * plan->world);
+  g2z_json_put_number(out, "lr", g2z__decimal(train->optimizer.lr));
+  g2z_json_put_string(out, "optimizer", "AdamW");
+  g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
+  g2z_json_put_bool(out, "deepspeed_enabled", 0);
+  g2z_json_put_integer(out, "zero_stage", plan->zero_stage);
+  g2z_json_put_string(out, "dataset_name", run->dataset);
+  g2z_json_begin(out, "dataset_subset_sizes", '{');
+  g2z_json_put_integer(out, "train", run->train_sequences);
+  g2z_json_put_integer(out, "val", run->val ? g2z_loader_sequences(run->val) : 0);
+  g2z_json_end(out, '}');
+  g2z_json_end(out, '}');
+  g2z_json_begin(out, "deepspeed_config", '{');
+  G2Z__PUT_NULLS(out, deepspeed);
+  g2z_json_end(out, '}');
+}
+
+G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2z__epoch *epoch) {
+  static const char *const memory[] = {
+      "max_cuda_mem_allocated_bytes_rank0", "max_cuda_mem_reserved_bytes_rank0",
+      "max_cuda_mem_allocated_bytes_global", "max_cuda_mem_reserved_bytes_global"};
+  double steps = (double)epoch->steps;
+  int64_t applied = epoch->steps - epoch->skipped;
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_integer(out, "epoch_idx", epoch->index);
+  g2z_json_put_number(out, "epoch_wall_time_sec", epoch->wall_s);
+  g2z_json_put_integer(out, "steps", epoch->steps);
+  g2z_json_put_integer(out, "micro_steps", epoch->steps * run->config.train.accum);
+  g2z_json_put_integer(out, "optimizer_steps", applied);
+  g2z_json_put_integer(out, "tokens_processed_global", epoch->tokens);
+  /* Of an epoch without steps these are 0 / 0, which the writer turns into null. */
+  g2z_json_put_number(out, "tokens_per_sec_global", (double)epoch->tokens / epoch->train_s);
+  g2z_json_put_number(out, "train_loss_avg_global", epoch->loss_sum / (double)applied);
+  g2z_json_put_number(out, "val_loss_avg_global", epoch->val_loss);
+  G2Z__PUT_NULLS(out, memory);
+  g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
+  g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
+  g2z_json_put_number(out, "step_time_p95_sec", epoch->p95_s);
+  g2z_json_put_number(out, "dataload_time_mean_sec", epoch->data_s / steps);
+  g2z_json_end(out, '}');
+}
+
+G2Z__PRIVATE void g2z__put_ending(g2z_json_out *out, const char *now) {
+  g2z_json_begin(out, "shutdown", '{');
+  g2z_json_put_string(out, "reason", "completed");
+  g2z_json_put_null(out, "signal");
+  g2z_json_end(out, '}');
+  g2z_json_begin(out, "completion", '{');
+  g2z_json_put_string(out, "run_complete_file", "RUN_COMPLETE.txt");
+  g2z_json_put_string(out, "printed_marker", "RUN_COMPLETE");
+  g2z_json_put_string(out, "timestamp_utc", now);
+  g2z_json_end(out, '}');
+  if (!getenv("SLURM_JOB_ID")) return;
+  g2z_json_begin(out, "scheduler", '{');
+  g2z_json_put_string(out, "type", "slurm");
+  g2z_json_put_string(out, "job_id", getenv("SLURM_JOB_ID"));
+  g2z_json_put_string(out, "nodelist", getenv("SLURM_JOB_NODELIST"));
+  g2z__put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
+  g2z__put_environment_integer(out, "procid", "SLURM_PROCID");
+  g2z__put_environment_integer(out, "localid", "SLURM_LOCALID");
+  g2z_json_put_string(out, "partition", getenv("SLURM_JOB_PARTITION"));
+  g2z_json_end(out, '}');
+}
+
+/* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
+G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer, const char *now,
+                                                double wall_s) {
+  g2z_json_out json, *out = &json;
+  memset(out, 0, sizeof json);
+  out->writer = writer;
+  out->indent = 2;
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "schema_version", "2.0");
+  g2z_json_put_string(out, "run_id", run->id);
+  g2z_json_put_string(out, "timestamp_utc", run->started_utc);
+  g2z_json_put_string(out, "git_commit", run->config.git_commit);
+  g2z_json_put_string(out, "command_line", run->config.command_line);
+  g2z__put_host(run, out);
+  g2z__put_training_config(run, out);
+  g2z_json_put_string(out, "schema_notes",
+                      "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len tokens. "
+                      "tokens_per_sec_global is tokens over the time of training steps; wall times "
+                      "include validation and samples. null: not measured on this device.");
+  g2z_json_begin(out, "epochs", '[');
+  for (size_t i = 0; i < run->epoch_count; i++) g2z__put_epoch(run, out, &run->epoch[i]);
+  g2z_json_end(out, ']');
+  g2z_json_begin(out, "summary", '{');
+  g2z_json_put_number(out, "total_wall_time_sec", wall_s);
+  g2z_json_put_number(out, "best_val_loss", run->best_val_loss);
+  g2z_json_put_number(out, "mean_tokens_per_sec_global",
+                      (double)run->known.tokens / run->train_s);
+  g2z_json_end(out, '}');
+  g2z__put_ending(out, now);
+  g2z_json_end(out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  return g2z_writer_commit(writer);
+}
+
+/* Weights, training_metrics.json, RUN_COMPLETE.txt. run->line becomes the latter's. */
+G2Z__PRIVATE g2z_status g2z__run_finish(g2z_run *run) {
+  const char *saved = run->config.save_weights;
+  if (saved) {
+    G2Z__TRY(g2z_trainer_save_weights(run->trainer, saved));
+    if (run->tokenizer) {
+      char *path;
+      G2Z__TRY(g2z__join_path(run->services, saved, "merges.txt", &path));
+      g2z_status status = g2z_tokenizer_write_merges(run->services, run->tokenizer, path);
+      g2z_release(run->services, path);
+      G2Z__TRY(status);
+      G2Z__TRY(g2z__join_path(run->services, saved, "vocab.json", &path));
+      status = g2z_tokenizer_write_vocab(run->services, run->tokenizer, path);
+      g2z_release(run->services, path);
+      G2Z__TRY(status);
+    }
+    G2Z__TRY(g2z__run_say(run, "weights saved in %s", saved));
+  }
+  char now[32];
+  double wall_s = g2z_seconds() - run->started;
+  g2z_utc_now(now);
+  snprintf(run->line, sizeof run->line,
+           "[Rank 0] RUN_COMPLETE checkpoint_path=%.300s world_size=%d tokens_per_sec=%.2f "
+           "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
+           g2z_context_world(run->context),
+           run->train_s > 0 ? (double)run->known.tokens / run->train_s : 0.0, wall_s, now);
+  if (!run->log) return G2Z_OK;
+  G2Z__TRY(g2z__run_log(run, run->line));
+  char *path;
+  g2z_writer *writer;
+  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "training_metrics.json", &path));
+  g2z_status status = g2z_writer_create(run->services, path, &writer);
+  if (status == G2Z_OK) status = g2z__run_write_artifact(run, writer, now, wall_s);
+  g2z_writer_free(writer);
+  g2z_release(run->services, path);
+  G2Z__TRY(status);
+  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "RUN_COMPLETE.txt", &path));
+  status = g2z_writer_create(run->services, path, &writer);
+  if (status == G2Z_OK) {
+    g2z_writer_printf(writer, "%s\n", run->line);
+    status = g2z_writer_commit(writer);
+  }
+  g2z_writer_free(writer);
+  g2z_release(run->services, path);
+  return status;
+}
+
+/* ----- opening ----- */
+
+/* "openwebtext" from "data/openwebtext_train_*.bin". */
+G2Z__PRIVATE void g2z__dataset_name(const char *shards, char out[128]) {
+  const char *slash = strrchr(shards, '/'), *name = slash ? slash + 1 : shards;
+  size_t length = strcspn(name, "*?[.");
+  const char *split = strstr(name, "_train");
+  if (!split) split = strstr(name, "_val");
+  if (split && (size_t)(split - name) < length) length = (size_t)(split - name);
+  while (length > 0 && strchr("_-", name[length - 1])) length--;
+  snprintf(out, 128, "%.*s", (int)(length < 127 ? length : 127), name);
+  if (!length) snprintf(out, 128, "custom");
+}
+
+G2Z__PRIVATE g2z_loader_config g2z__run_shards(const g2z_run *run, const char *glob, int accum,
+                                               g2z_order order) {
+  const g2z_train_config *train = &run->config.train;
+  g2z_loader_config shards;
+  memset(&shards, 0, sizeof shards);
+  shards.glob = glob;
+  shards.batch = train->batch;
+  shards.seq = train->seq;
+  shards.accum = accum;
+  shards.rank = g2z_context_rank(run->context);
+  shards.world = g2z_context_world(run->context);
+  shards.vocab = train->model.vocab;
+  shards.order = order;
+  shards.seed = train->seed;
+  return shards;
+}
+
+/* How many steps there will be: the schedule's horizon follows from it, and must be known when the
+ * trainer is made. */
+G2Z__PRIVATE g2z_status g2z__run_count_steps(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  g2z_optimizer_config *optimizer = &config->train.optimizer;
+  run->steps_per_epoch = 1;
+  if (config->train.train_glob) {
+    g2z_loader *loader;
+    g2z_loader_config shards = g2z__run_shards(run, config->train.train_glob, config->train.accum,
+                                               G2Z_ORDER_SHUFFLED);
+    G2Z__TRY(g2z_loader_create(run->services, &shards, &loader));
+    run->steps_per_epoch = g2z_loader_steps_per_epoch(loader);
+    run->train_sequences = g2z_loader_sequences(loader);
+    g2z_loader_free(loader);
+    if (config->epochs > 0) optimizer->steps = config->epochs * run->steps_per_epoch;
+    run->steps = optimizer->steps;
+    if (config->max_train_steps > 0 && run->steps > config->max_train_steps)
+      run->steps = config->max_train_steps;
+  }
+  run->epochs = (run->steps + run->steps_per_epoch - 1) / run->steps_per_epoch;
+  if (optimizer->warmup < 0) {
+    optimizer->warmup = optimizer->steps / 10;
+    if (optimizer->warmup > 1000) optimizer->warmup = 1000;
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  g2z_optimizer_config *optimizer = &config->train.optimizer;
+  const int64_t most = INT64_C(1) << 40;
+  G2Z__TRY(g2z__check_range(run->services, "epochs", config->epochs, 0, 1 << 20));
+  G2Z__TRY(g2z__check_range(run->services, "max_train_steps", config->max_train_steps, 0, most));
+  G2Z__TRY(g2z__check_range(run->services, "max_val_steps", config->max_val_steps, 0, most));
+  G2Z__TRY(g2z__check_range(run->services, "val_every", config->val_every, 0, most));
+  G2Z__TRY(g2z__check_range(run->services, "val_steps", config->val_steps, 0, most));
+  G2Z__TRY(g2z__check_range(run->services, "sample_every", config->sample_every, 0, most));
+  G2Z__TRY(g2z__check_range(run->services, "sample_tokens", config->sample_tokens, 0, 1 << 20));
+  G2Z__TRY(g2z__sampling_check(run->services, &config->sampling));
+  if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
+  if (!config->train.train_glob && !config->val_glob && !config->prompt)
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                     "there is nothing to do: name token shards to train on, or to validate on, or "
+                     "give a prompt to continue");
+  g2z_train_config probe = config->train; /* warmup is settled once the steps are known */
+  if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
+  if (config->epochs > 0) probe.optimizer.steps = 1;
+  g2z_plan plan;
+  G2Z__TRY(g2z_plan_make(run->services, &probe, g2z_context_device(run->context),
+                         g2z_context_rank(run->context), g2z_context_world(run->context), &plan));
+  if (!config->run_dir) return G2Z_OK;
+  G2Z__TRY(g2z__run_refuse_old(run, "RUN_COMPLETE.txt"));
+  return g2z__run_refuse_old(run, "metrics.jsonl");
+}
+
+G2Z__PRIVATE g2z_status g2z__run_open_prompt(g2z_run *run) {
+  const char *prompt = run->config.prompt;
+  g2z_encoder *encoder;
+  if (!prompt || !*prompt)
+    return g2z__tokens_append(run->services, &run->prompt, g2z_tokenizer_eot(run->tokenizer));
+  G2Z__TRY(g2z_encoder_create(run->services, run->tokenizer, &encoder));
+  g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL,
+                                 &run->prompt);
+  g2z_encoder_free(encoder);
+  return status;
+}
+
+/* Samples need a tokenizer whose ids the model has. Without a file the byte-level vocabulary stands
+ * in, but only for a model of its size: another model's ids would decode to noise. */
+G2Z__PRIVATE g2z_status g2z__run_open_tokenizer(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  int vocab = config->train.model.vocab;
+  int wanted = config->prompt || config->sample_every > 0 || config->vocab;
+  if (!config->vocab && vocab != 257) {
+    if (!wanted || config->sample_tokens == 0) {
+      config->sample_tokens = 0;
+      return G2Z_OK;
+    }
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                     "samples need the tokenizer file (vocab.bpe, merges.txt) that the shards were "
+                     "made with: the model has %d tokens, and only 257 could be bytes", vocab);
+  }
+  G2Z__TRY(g2z_tokenizer_create(run->services, config->vocab, &run->tokenizer));
+  if (g2z_tokenizer_vocab(run->tokenizer) > vocab)
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                     "%.300s has %d tokens, but the model only %d: give the model that vocabulary, "
+                     "or the tokenizer file that it was trained with", config->vocab,
+                     g2z_tokenizer_vocab(run->tokenizer), vocab);
+  if (!wanted) config->sample_tokens = 0;
+  return g2z__run_open_prompt(run);
+}
+
+/* Entropy of the validated tokens' own frequencies: the loss of a model that knows nothing else. */
+G2Z__PRIVATE g2z_status g2z__run_val_entropy(g2z_run *run) {
+  size_t vocab = (size_t)run->config.train.model.vocab;
+  int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq, total = 0;
+  void *memory;
+  G2Z__TRY(g2z__alloc(run->services, vocab, sizeof(int64_t), &memory));
+  int64_t *counts = (int64_t *)memory;
+  g2z_status status = G2Z_OK;
+  for (int64_t step = 0; step < run->val_steps && status == G2Z_OK; step++) {
+    const int32_t *x, *y;
+    status = g2z_loader_next(run->val, &x, &y);
+    for (int64_t i = 0; status == G2Z_OK && i < tokens; i++) counts[y[i]]++;
+    total += tokens;
+  }
+  double sum = 0;
+  for (size_t i = 0; i < vocab; i++)
+    if (counts[i]) sum += (double)counts[i] * log((double)total / (double)counts[i]);
+  run->val_entropy = sum / (double)total;
+  g2z_release(run->services, memory);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_open_val(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  if (!config->val_glob) return G2Z_OK;
+  g2z_loader_config shards = g2z__run_shards(run, config->val_glob, 1, G2Z_ORDER_FILE);
+  G2Z__TRY(g2z_loader_create(run->services, &shards, &run->val));
+  run->val_steps = g2z_loader_steps_per_epoch(run->val);
+  if (config->val_steps > 0 && run->val_steps > config->val_steps)
+    run->val_steps = config->val_steps;
+  if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
+    run->val_steps = config->max_val_steps;
+  return g2z__run_val_entropy(run);
+}
+
+/* What is going to happen, for people. */
+G2Z__PRIVATE g2z_status g2z__run_introduce(g2z_run *run) {
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_train_config *train = &run->config.train;
+  const g2z_model_config *model = &plan->model;
+  G2Z__TRY(g2z__run_say(run, "model: %d layers, %d heads, %d channels, context %d, vocabulary %d: "
+                        "%.2f M parameters%s%s", model->layers, model->heads, model->channels,
+                        model->context, model->vocab, (double)plan->parameters * 1e-6,
+                        train->init_from ? " from " : "", train->init_from ? train->init_from : ""));
+  G2Z__TRY(g2z__run_say(run, "device: %s, %s, %.2f GiB in the plan",
+                        g2z_device_text(plan->device), g2z_dtype_text(plan->dtype),
+                        (double)plan->bytes_total / 1073741824.0));
+  if (run->steps > 0) {
+    G2Z__TRY(g2z__run_say(run, "training: %" PRId64 " steps of %d x %d x %d x %d = %" PRId64
+                          " tokens (batch, sequence, micro-steps, ranks), %.2f epochs of %" PRId64
+                          " steps", run->steps, plan->batch, plan->seq, plan->accum, plan->world,
+                          run->tokens_per_step,
+                          (double)run->steps / (double)run->steps_per_epoch,
+                          run->steps_per_epoch));
+    G2Z__TRY(g2z__run_say(run, "schedule: %s, lr %g to %g, %" PRId64 " steps of warm-up",
+                          g2z_schedule_text(train->optimizer.schedule),
+                          (double)train->optimizer.lr, (double)train->optimizer.min_lr,
+                          train->optimizer.warmup));
+  }
+  if (run->val)
+    G2Z__TRY(g2z__run_say(run, "validation: %" PRId64 " batches, %" PRId64 " tokens; unigram "
+                          "entropy of the validation tokens: %.4f nats", run->val_steps,
+                          run->val_steps * plan->batch * plan->seq * plan->world,
+                          run->val_entropy));
+  if (run->config.run_dir) G2Z__TRY(g2z__run_say(run, "run directory: %s", run->config.run_dir));
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_begin_epoch(g2z_run *run, int64_t index) {
+  void *list = run->epoch;
+  g2z_status status = g2z__grow(run->services, &list, &run->epoch_capacity, run->epoch_count,
+                                run->epoch_count + 1, sizeof(g2z__epoch));
+  run->epoch = (g2z__epoch *)list;
+  G2Z__TRY(status);
+  g2z__epoch *epoch = &run->epoch[run->epoch_count++];
+  memset(epoch, 0, sizeof *epoch);
+  epoch->index = index;
+  epoch->started = g2z_seconds();
+  epoch->val_loss = epoch->p50_s = epoch->p95_s = NAN;
+  return G2Z_OK;
+}
+
+/* Files come last: whatever else fails leaves none behind. */
+G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
+  const g2z_train_config *train = &run->config.train;
+  struct utsname name;
+  memset(&name, 0, sizeof name);
+  uname(&name);
+  g2z_utc_now(run->started_utc);
+  snprintf(run->id, sizeof run->id, "%s_%.64s_%ld", run->started_utc, name.nodename,
+           (long)getpid());
+  run->started = g2z_seconds();
+  run->best_val_loss = run->val_entropy = NAN;
+  G2Z__TRY(g2z__run_check(run));
+  G2Z__TRY(g2z__run_count_steps(run));
+  G2Z__TRY(g2z__run_open_tokenizer(run));
+  G2Z__TRY(g2z__run_open_val(run));
+  run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
+                         g2z_context_world(run->context);
+  const char *shards = train->train_glob ? train->train_glob : run->config.val_glob;
+  if (run->config.dataset_name)
+    snprintf(run->dataset, sizeof run->dataset, "%s", run->config.dataset_name);
+  else g2z__dataset_name(shards ? shards : "", run->dataset);
+  G2Z__TRY(g2z_trainer_create(run->context, train, &run->trainer));
+  G2Z__TRY(g2z__run_begin_epoch(run, 0));
+  if (run->steps == 0)
+    run->due = (run->val ? G2Z__DUE_VALIDATION : 0) |
+               (run->config.sample_tokens > 0 ? G2Z__DUE_SAMPLE : 0) | G2Z__DUE_EPOCH_END |
+               G2Z__DUE_FINISH;
+  G2Z__TRY(g2z__run_open_files(run));
+  return g2z__run_introduce(run);
+}
+
+G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
+                                  g2z_run **out) {
+  *out = NULL;
+  void *memory;
+  g2z_services *services = g2z_context_services(context);
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_run), &memory));
+  g2z_run *run = (g2z_run *)memory;
+  run->services = services;
+  run->context = context;
+  run->config = *config;
+  g2z_status status = g2z__run_open(run);
+  if (status != G2Z_OK) { /* empty streams would pass for a run */
+    if (run->metrics) unlink(run->metrics->path);
+    if (run->log) unlink(run->log->path);
+    g2z_run_free(run);
+  } else *out = run;
+  return status;
+}
+
+G2Z_API void g2z_run_free(g2z_run *run) {
+  if (!run) return;
+  g2z_trainer_free(run->trainer);
+  g2z_loader_free(run->val);
+  g2z_tokenizer_free(run->tokenizer);
+  g2z_tokens_free(&run->prompt);
+  g2z_tokens_free(&run->sample);
+  g2z_writer_free(run->metrics);
+  g2z_writer_free(run->log);
+  g2z_release(run->services, run->sample_text);
+  g2z_release(run->services, run->step_s);
+  g2z_release(run->services, run->epoch);
+  g2z_release(run->services, run);
+}
+
+G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run) { return run->trainer; }
+
+/* ----- the crank ----- */
+
+/* Enqueues a step; notes how long it took and what is due behind it. */
+G2Z__PRIVATE g2z_status g2z__run_train(g2z_run *run, g2z_report *report) {
+  const g2z_run_config *config = &run->config;
+  const int32_t *x, *y;
+  double begin = g2z_seconds();
+  G2Z__TRY(g2z_loader_next(g2z_trainer_loader(run->trainer), &x, &y));
+  double ready = g2z_seconds();
+  G2Z__TRY(g2z_trainer_step_batch(run->trainer, x, y, report));
+  double end = g2z_seconds();
+  int64_t step = ++run->step;
+  run->timing[step % 2].step_s = end - begin;
+  run->timing[step % 2].data_s = ready - begin;
+  int last = step == run->steps, epoch_end = last || step % run->steps_per_epoch == 0;
+  if (run->val && (epoch_end || (config->val_every > 0 && step % config->val_every == 0)))
+    run->due |= G2Z__DUE_VALIDATION;
+  if (config->sample_tokens > 0 &&
+      (last || (config->sample_every > 0 && step % config->sample_every == 0)))
+    run->due |= G2Z__DUE_SAMPLE;
+  if (epoch_end) run->due |= G2Z__DUE_EPOCH_END;
+  if (last) run->due |= G2Z__DUE_FINISH;
+  return G2Z_OK;
+}
+
+/* A step's loss is known: its metrics, its share of the epoch, its line. */
+G2Z__PRIVATE g2z_status g2z__run_learn(g2z_run *run, const g2z_report *report) {
+  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
+  g2z_metrics *m = &run->known;
+  double step_s = run->timing[report->loss_step % 2].step_s;
+  m->step = report->loss_step;
+  m->tokens = m->step * run->tokens_per_step;
+  m->loss = (double)report->loss;
+  m->lr = (double)report->lr;
+  m->grad_norm = (double)report->grad_norm;
+  m->loss_scale = (double)report->loss_scale;
+  m->skipped = report->skipped;
+  m->step_ms = step_s * 1e3;
+  m->tok_s = (double)run->tokens_per_step / step_s;
+  m->mfu = NAN; /* nobody publishes a CPU's peak */
+  m->exposed_comm_ms = 0;
+  m->data_ms = run->timing[report->loss_step % 2].data_s * 1e3;
+  m->mem_gib = (double)g2z_trainer_plan(run->trainer)->bytes_total / 1073741824.0;
+
+  void *list = run->step_s;
+  g2z_status status = g2z__grow(run->services, &list, &run->step_s_capacity, (size_t)epoch->steps,
+                                (size_t)epoch->steps + 1, sizeof(double));
+  run->step_s = (double *)list;
+  G2Z__TRY(status);
+  run->step_s[epoch->steps++] = step_s;
+  epoch->skipped += report->skipped;
+  epoch->tokens += run->tokens_per_step;
+  epoch->train_s += step_s;
+  epoch->data_s += m->data_ms * 1e-3;
+  if (!report->skipped) epoch->loss_sum += m->loss;
+  run->train_s += step_s;
+  run->smooth_s = 0.95 * run->smooth_s + 0.05 * step_s;
+  run->smooth_weight = 0.95 * run->smooth_weight + 0.05;
+  return g2z__run_write_metrics(run);
+}
+
+/* "59 s", "12:34", "1:02:03". */
+G2Z__PRIVATE void g2z__duration_text(double seconds, char out[32]) {
+  int64_t s = (int64_t)(seconds + 0.5);
+  if (s < 60) snprintf(out, 32, "%" PRId64 " s", s);
+  else if (s < 3600) snprintf(out, 32, "%" PRId64 ":%02d", s / 60, (int)(s % 60));
+  else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
+}
+
+G2Z__PRIVATE g2z_status g2z__run_step_event(g2z_run *run, g2z_run_event *event) {
+  const g2z_metrics *m = &run->known;
+  double step_s = run->smooth_s / run->smooth_weight;
+  event->kind = G2Z_RUN_STEP;
+  event->tokens_per_second = (double)run->tokens_per_step / step_s;
+  event->eta_seconds = (double)(run->steps - m->step) * (step_s + run->pause_s / (double)m->step);
+  char eta[32], scale[48] = "";
+  g2z__duration_text(event->eta_seconds, eta);
+  if (run->config.train.dtype == G2Z_FP16)
+    snprintf(scale, sizeof scale, " | scale %.0f%s", m->loss_scale, m->skipped ? ", skipped" : "");
+  else if (m->skipped) snprintf(scale, sizeof scale, " | skipped");
+  snprintf(run->line, sizeof run->line,
+           "step %" PRId64 "/%" PRId64 " | loss %.4f | lr %.2e | norm %.3f%s | %.1f ms | "
+           "%.0f tok/s | eta %s", m->step, run->steps, m->loss, m->lr, m->grad_norm, scale,
+           m->step_ms, event->tokens_per_second, eta);
+  return g2z__run_log(run, run->line);
+}
+
+G2Z__PRIVATE g2z_status g2z__run_validate(g2z_run *run, g2z_run_event *event) {
+  g2z_loader_position first = {0, 0};
+  double loss, begin = g2z_seconds();
+  G2Z__TRY(g2z_loader_seek(run->val, first));
+  G2Z__TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
+  double seconds = g2z_seconds() - begin;
+  run->pause_s += seconds;
+  run->epoch[run->epoch_count - 1].val_loss = loss;
+  if (!(run->best_val_loss <= loss)) run->best_val_loss = loss; /* the first one: against NaN */
+  event->kind = G2Z_RUN_VALIDATION;
+  event->val_loss = loss;
+  snprintf(run->line, sizeof run->line,
+           "step %" PRId64 "/%" PRId64 " | val loss %.4f | %.4f nats %s the unigram entropy | "
+           "perplexity %.2f | %.2f s", run->step, run->steps, loss, fabs(run->val_entropy - loss),
+           loss <= run->val_entropy ? "under" : "over", exp(loss), seconds);
+  G2Z__TRY(g2z__run_write_val_loss(run, loss, seconds));
+  return g2z__run_log(run, run->line);
+}
+
+/* Text that a terminal can take: what is not valid UTF-8, and control characters other than tab and
+ * line feed, become U+FFFD. `to` has room for 3 bytes per byte and a NUL. */
+G2Z__PRIVATE void g2z__printable(const char *text, size_t bytes, char *to) {
+  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+  while (at < end) {
+    size_t length = g2z__utf8_length(at, end);
+    int control = *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
+                  (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
+    int keep = length > 0 && !control;
+    memcpy(to, keep ? (const char *)at : "\xef\xbf\xbd", keep ? length : 3);
+    to += keep ? length : 3;
+    at += length ? length : 1;
+  }
+  *to = 0;
+}
+
+/* Leaves "sample after step N:", a line feed and the text in run->sample_text. */
+G2Z__PRIVATE g2z_status g2z__run_sample_text(g2z_run *run, g2z_run_event *event) {
+  char *text;
+  size_t bytes;
+  void *memory;
+  G2Z__TRY(g2z_decode(run->services, run->tokenizer, run->sample.ids, run->sample.count, &text,
+                      &bytes));
+  g2z_release(run->services, run->sample_text);
+  run->sample_text = NULL;
+  g2z_status status = g2z__alloc(run->services, 3 * bytes + 64, 1, &memory);
+  if (status == G2Z_OK) {
+    run->sample_text = (char *)memory;
+    int head = snprintf(run->sample_text, 64, "sample after step %" PRId64 ":\n", run->step);
+    g2z__printable(text, bytes, run->sample_text + head);
+    event->kind = G2Z_RUN_SAMPLE;
+    event->sample = run->sample_text + head;
+  }
+  g2z_release(run->services, text);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_write_sample(g2z_run *run, g2z_run_event *event) {
+  double begin = g2z_seconds();
+  g2z_tokens *sample = &run->sample;
+  sample->count = 0;
+  for (size_t i = 0; i < run->prompt.count; i++)
+    G2Z__TRY(g2z__tokens_append(run->services, sample, run->prompt.ids[i]));
+  G2Z__TRY(g2z_generate(run->trainer, sample, run->config.sample_tokens, &run->config.sampling,
+                        g2z_tokenizer_eot(run->tokenizer), NULL, NULL));
+  /* A model may have more ids than its tokenizer, where its vocabulary was rounded up. */
+  size_t kept = 0;
+  for (size_t i = 0; i < sample->count; i++)
+    if (sample->ids[i] < g2z_tokenizer_vocab(run->tokenizer)) sample->ids[kept++] = sample->ids[i];
+  sample->count = kept;
+  G2Z__TRY(g2z__run_sample_text(run, event));
+  run->pause_s += g2z_seconds() - begin;
+  return g2z__run_log(run, run->sample_text);
+}
+
+G2Z__PRIVATE int g2z__double_order(const void *a, const void *b) {
+  double left = *(const double *)a, right = *(const double *)b;
+  return left < right ? -1 : left > right;
+}
+
+/* Settles the epoch that ended, and begins the next unless the run ends with it. */
+G2Z__PRIVATE g2z_status g2z__run_end_epoch(g2z_run *run) {
+  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
+  size_t steps = (size_t)epoch->steps;
+  epoch->wall_s = g2z_seconds() - epoch->started;
+  if (steps > 0) { /* nearest rank: the smallest time that so many percent do not exceed */
+    qsort(run->step_s, steps, sizeof(double), g2z__double_order);
+    epoch->p50_s = run->step_s[(steps * 50 + 99) / 100 - 1];
+    epoch->p95_s = run->step_s[(steps * 95 + 99) / 100 - 1];
+  }
+  if (run->step == run->steps) return G2Z_OK;
+  return g2z__run_begin_epoch(run, epoch->index + 1);
+}
+
+/* Does what is due behind the last step; 1 in *shown when the event is filled. */
+G2Z__PRIVATE g2z_status g2z__run_due(g2z_run *run, g2z_run_event *event, int *shown) {
+  int now = run->due & -run->due; /* the lowest bit */
+  *shown = now != G2Z__DUE_EPOCH_END;
+  event->line = run->line;
+  if (now == G2Z__DUE_VALIDATION) G2Z__TRY(g2z__run_validate(run, event));
+  if (now == G2Z__DUE_SAMPLE) {
+    G2Z__TRY(g2z__run_write_sample(run, event));
+    event->line = run->sample_text;
+  }
+  if (now == G2Z__DUE_EPOCH_END) G2Z__TRY(g2z__run_end_epoch(run));
+  if (now == G2Z__DUE_FINISH) {
+    if (!run->finished) G2Z__TRY(g2z__run_finish(run));
+    run->finished = 1;
+    event->kind = G2Z_RUN_DONE;
+    return G2Z_OK; /* stays due: the next call says the same */
+  }
+  run->due &= ~now;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
+  for (int shown = 0; !shown;) {
+    g2z_report report;
+    memset(&report, 0, sizeof report);
+    if (!run->due) G2Z__TRY(g2z__run_train(run, &report));
+    else if (run->known.step < run->step) G2Z__TRY(g2z_trainer_flush(run->trainer, &report));
+    if (report.loss_step > run->known.step) {
+      event->line = run->line;
+      G2Z__TRY(g2z__run_learn(run, &report));
+      G2Z__TRY(g2z__run_step_event(run, event));
+      shown = 1;
+    } else if (run->due) G2Z__TRY(g2z__run_due(run, event, &shown));
+  }
+  event->metrics = run->known;
+  event->steps = run->steps;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
+  memset(event, 0, sizeof *event);
+  g2z_status status = g2z__run_advance(run, event);
+  if (status != G2Z_OK) { /* into train.log as well, but a failure to write must not replace it */
+    char sentence[G2Z_ERROR_BYTES];
+    memcpy(sentence, run->services->error, sizeof sentence);
+    g2z__run_log(run, sentence);
+    memcpy(run->services->error, sentence, sizeof sentence);
+  }
+  return status;
+}
+
+/* ===== >>i16 flags =======================================================
+ * In:  a table of flags and argv. Out: values behind the table's destinations.
+ * Law: a value is taken whole or refused; nothing is guessed, and what is unknown is named. */
+
+/* What keeps `name` and `other` apart: Levenshtein's edits, for names of up to 63 characters. */
+G2Z__PRIVATE int g2z__edits(const char *name, size_t length, const char *other) {
+  int row[64];
+  size_t width = strlen(other);
+  if (length > 63 || width > 63) return INT_MAX;
+  for (size_t j = 0; j <= width; j++) row[j] = (int)j;
+  for (size_t i = 1; i <= length; i++) {
+    int diagonal = row[0];
+    row[0] = (int)i;
+    for (size_t j = 1; j <= width; j++) {
+      int replace = diagonal + (name[i - 1] != other[j - 1]);
+      int insert_delete = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
+      diagonal = row[j];
+      row[j] = replace < insert_delete ? replace : insert_delete;
+    }
+  }
+  return row[width];
+}
+
+G2Z__PRIVATE const g2z_flag *g2z__flag_find(const g2z_flag *flags, int count, const char *name,
+                                            size_t length) {
+  for (int i = 0; i < count; i++)
+    if (flags[i].kind != G2Z_FLAG_GROUP && strlen(flags[i].name) == length &&
+        memcmp(flags[i].name, name, length) == 0)
+      return &flags[i];
+  return NULL;
+}
+
+G2Z__PRIVATE g2z_status g2z__flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
+                                          const char *name, size_t length) {
+  const char *nearest = NULL;
+  int least = 3; /* more edits than this are another word, not a slip */
+  for (int i = 0; i < count; i++) {
+    if (flags[i].kind == G2Z_FLAG_GROUP) continue;
+    int edits = g2z__edits(name, length, flags[i].name);
+    /* Half a name that begins a flag was likely meant to be it: --checkpoint, --profile. */
+    if (length >= 3 && strncmp(flags[i].name, name, length) == 0) edits = 0;
+    if (edits >= (nearest ? least : least + 1)) continue;
+    least = edits;
+    nearest = flags[i].name;
+  }
+  if (nearest)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "there is no flag --%.*s; did you mean --%s? --help lists them all",
+                     (int)length, name, nearest);
+  return g2z__fail(services, G2Z_BAD_ARGUMENT, "there is no flag --%.*s; --help lists them all",
+                   (int)length, name);
+}
+
+/* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a person would write them. */
+G2Z__PRIVATE void g2z__number_text(double number, char text[32]) {
+  if (number == floor(number) && fabs(number) < 1e15) snprintf(text, 32, "%.0f", number);
+  else snprintf(text, 32, "%.6g", number);
+}
+
+G2Z__PRIVATE g2z_status g2z__flag_number(g2z_services *services, const g2z_flag *flag,
+                                         const char *text) {
+  int whole = flag->kind != G2Z_FLAG_FLOAT, negative = text[0] == '-', in_range = 1;
+  char *end = NULL;
+  int64_t integer = 0;
+  uint64_t natural = 0;
+  double number = 0;
+  errno = 0;
+  if (flag->kind == G2Z_FLAG_UINT64) {
+    natural = strtoull(text, &end, 10);
+    in_range = !negative; /* strtoull would wrap -1 around */
+  } else if (whole) number = (double)(integer = strtoll(text, &end, 10));
+  else number = strtod(text, &end);
+  int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* what strtoll skips */
+  if (end == text || *end || space)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: not %s; write --%s %s", flag->name,
+                     text, whole ? "a whole number" : "a number", flag->name,
+                     whole ? "12" : "0.5, or 5e-1");
+  if (whole && errno == ERANGE) in_range = 0;
+  if (flag->kind != G2Z_FLAG_UINT64) /* written so that a NaN is out of range */
+    in_range = in_range && number >= flag->minimum && number <= flag->maximum;
+  if (!in_range) {
+    char least[32], most[32];
+    g2z__number_text(flag->minimum, least);
+    g2z__number_text(flag->maximum, most);
+    if (flag->kind == G2Z_FLAG_UINT64) snprintf(most, sizeof most, "%" PRIu64, UINT64_MAX);
+    if (flag->kind == G2Z_FLAG_INT64 && flag->maximum >= 9e18)
+      snprintf(most, sizeof most, "%" PRId64, INT64_MAX);
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be from %s to %s", flag->name,
+                     text, flag->kind == G2Z_FLAG_UINT64 ? "0" : least, most);
+  }
+  if (flag->kind == G2Z_FLAG_UINT64) *(uint64_t *)flag->destination = natural;
+  else if (flag->kind == G2Z_FLAG_INT64) *(int64_t *)flag->destination = integer;
+  else if (flag->kind == G2Z_FLAG_INT) *(int *)flag->destination = (int)integer;
+  else *(float *)flag->destination = (float)number;
+  return G2Z_OK;
+}
+
+/* The choice's word number `index` in "|a|b|c"; NULL when there are fewer. */
+G2Z__PRIVATE const char *g2z__flag_word(const g2z_flag *flag, int index, size_t *length) {
+  const char *word = flag->value;
+  for (; word && index >= 0; index--) {
+    word = strchr(word, '|');
+    if (word) word++;
+  }
+  if (word) *length = strcspn(word, "|");
+  return word;
+}
+
+/* Moved as bytes: an enum's type may differ from int in sign. */
+G2Z__PRIVATE int g2z__flag_choice(const g2z_flag *flag) {
+  int index;
+  memcpy(&index, flag->destination, sizeof index);
+  return index;
+}
+
+G2Z__PRIVATE g2z_status g2z__flag_set(g2z_services *services, const g2z_flag *flag,
+                                      const char *text) {
+  if (flag->kind == G2Z_FLAG_TEXT) {
+    *(const char **)flag->destination = text;
+    return G2Z_OK;
+  }
+  if (flag->kind != G2Z_FLAG_CHOICE) return g2z__flag_number(services, flag, text);
+  size_t length;
+  const char *word;
+  for (int i = 0; (word = g2z__flag_word(flag, i, &length)) != NULL; i++) {
+    if (strlen(text) != length || memcmp(text, word, length) != 0) continue;
+    memcpy(flag->destination, &i, sizeof i);
+    return G2Z_OK;
+  }
+  return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be one of %s", flag->name, text,
+                   flag->value + 1);
+}
+
+/* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
+G2Z__PRIVATE g2z_status g2z__flag_take(g2z_services *services, const g2z_flag *flags, int count,
+                                       int argc, char **argv, int *at) {
+  const char *name = argv[*at] + 2;
+  size_t length = strcspn(name, "=");
+  const char *value = name[length] ? name + length + 1 : NULL;
+  const g2z_flag *flag = g2z__flag_find(flags, count, name, length);
+  if (!flag) return g2z__flag_unknown(services, flags, count, name, length);
+  if (flag->kind == G2Z_FLAG_SWITCH) {
+    if (value)
+      return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s takes no value: leave =%.80s away",
+                       flag->name, value);
+    *(int *)flag->destination = 1;
+    return G2Z_OK;
+  }
+  if (!value && *at + 1 < argc) {
+    const char *next = argv[*at + 1];
+    int is_flag = next[0] == '-' && next[1] == '-' &&
+                  g2z__flag_find(flags, count, next + 2, strcspn(next + 2, "="));
+    if (!is_flag) value = argv[++*at];
+  }
+  if (!value)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s needs a value: --%s %s", flag->name,
+                     flag->name, flag->value + (flag->kind == G2Z_FLAG_CHOICE));
+  return g2z__flag_set(services, flag, value);
+}
+
+G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
+                                   int argc, char **argv, int *rest) {
+  int kept = 0;
+  for (int i = 1; i < argc; i++) {
+    char *argument = argv[i];
+    if (argument[0] == '-' && argument[1] == '-' && argument[2]) {
+      G2Z__TRY(g2z__flag_take(services, flags, count, argc, argv, &i));
+      continue;
+    }
+    /* A lone - is standard input; -h and -x are slips. */
+    if (argument[0] == '-' && argument[1])
+      return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                       "%.80s: flags are written with two dashes; --help lists them", argument);
+    if (!rest)
+      return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                       "%.80s: this program takes flags only; --help lists them", argument);
+    argv[++kept] = argument;
+  }
+  if (rest) *rest = kept;
+  return G2Z_OK;
+}
+
+/* The default as text; empty when the destination holds none. */
+G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
+  text[0] = 0;
+  double number = 0;
+  switch (flag->kind) {
+    case G2Z_FLAG_GROUP:
+    case G2Z_FLAG_SWITCH: return;
+    case G2Z_FLAG_TEXT: {
+      const char *value = *(const char **)flag->destination;
+      if (value && *value) snprintf(text, 64, "%s", value);
+      return;
+    }
+    case G2Z_FLAG_CHOICE: {
+      size_t length;
+      const char *word = g2z__flag_word(flag, g2z__flag_choice(flag), &length);
+      if (word && g2z__flag_choice(flag) >= 0) snprintf(text, 64, "%.*s", (int)length, word);
+      return;
+    }
+    case G2Z_FLAG_UINT64:
+      snprintf(text, 64, "%" PRIu64, *(uint64_t *)flag->destination);
+      return;
+    case G2Z_FLAG_INT: number = *(int *)flag->destination; break;
+    case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
+    case G2Z_FLAG_FLOAT: number = *(float *)flag->destination; break;
+  }
+  if (number >= flag->minimum && number <= flag->maximum) g2z__number_text(number, text);
+}
+
+G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
+                             void (*line)(void *user, const char *text), void *user) {
+  for (int i = 0; i < count; i++) {
+    const g2z_flag *flag = &flags[i];
+    char name[96], value[64], text[512];
+    if (flag->kind == G2Z_FLAG_GROUP) {
+      if (i) line(user, "");
+      line(user, flag->help);
+      continue;
+    }
+    const char *placeholder = flag->value ? flag->value : "";
+    snprintf(name, sizeof name, "--%s %s", flag->name,
+             placeholder + (flag->kind == G2Z_FLAG_CHOICE));
+    if (strlen(name) > 30) { /* too wide for its column */
+      snprintf(text, sizeof text, "  %s", name);
+      line(user, text);
+      name[0] = 0;
+    }
+    g2z__flag_default(flag, value);
+    snprintf(text, sizeof text, value[0] ? "  %-30s %s [%s]" : "  %-30s %s", name, flag->help,
+             value);
+    line(user, text);
+  }
+}
+
+G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
+                                  char **line) {
+  size_t bytes = 1;
+  for (int i = 0; i < argc; i++) bytes += 4 * strlen(argv[i]) + 3; /* ' becomes '\'' */
+  void *memory;
+  *line = NULL;
+  G2Z__TRY(g2z__alloc(services, bytes, 1, &memory));
+  char *to = *line = (char *)memory;
+  for (int i = 0; i < argc; i++) {
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+                                "_-+=:,./@%";
+    const char *from = argv[i];
+    int quote = !*from || from[strspn(from, plain)] != 0;
+    if (i) *to++ = ' ';
+    if (quote) *to++ = '\'';
+    for (; *from; from++) {
+      if (*from == '\'') {
+        memcpy(to, "'\\'", 3);
+        to += 3;
+      }
+      *to++ = *from;
+    }
+    if (quote) *to++ = '\'';
+  }
+  *to = 0;
+  return G2Z_OK;
+}
+
+
+#ifdef __cplusplus
+}
+#endif
+
+#if defined(__CUDACC__)
+#include "gpt2_zero_kernels.cuh"
+#endif
+#endif /* GPT2_ZERO_IMPLEMENTATION */

@@ -1,0 +1,3482 @@
+/* gpt2_zero_kernels.cuh: the CUDA op table of gpt2_zero
+ *
+ * gpt2_zero.h includes this file inside its implementation when nvcc compiles it; nothing else needs
+ * to. It fills the op table of room 09 for fp16, bf16, tf32 and fp32: sm_75 and newer, tuned on
+ * sm_90a. Products go through cuBLASLt, everything else is written here.
+ *
+ * CONTENTS, in the order of the forward pass
+ *   >>k10 base        errors, the backend, opening a device, memory and order, graphs, ranges
+ *   >>k20 numbers     16-byte packs of numbers, reductions over a warp and a block, dropout
+ *   >>k21 columns     column sums: in tiles first, then over the tiles
+ *   >>k22 embedding   wte[token] + wpe[t]; backward through a sort of the tokens
+ *   >>k23 layernorm   a warp or a block per row
+ *   >>k24 pointwise   GELU, residual behind dropout, casts
+ *   >>k30 linear      cuBLASLt: products, timed once per shape, and the ops made of them
+ *   >>k40 attention   flash attention on packed qkv
+ *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
+ *   >>k60 optimizer   sum of squares, the verdict, AdamW
+ *   >>k90 table       the ops of each dtype, and what room 09 calls
+ *
+ * NAMES    g2z_cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the table.
+ *          A is the type of activations and parameters, G of gradients.
+ * STREAM   All work of a device runs on one stream, in the order of the calls. No op waits for the
+ *          host or allocates, but on the first use of a shape: then scratch grows and the products
+ *          are timed. Whoever captures a graph runs the same work once before.
+ * ORDER    No atomics on numbers. Every sum runs in an order that depends on the shapes, the GPU's
+ *          number of multiprocessors and the tuning table alone. */
+
+#ifndef G2Z_KERNELS_INCLUDED
+#define G2Z_KERNELS_INCLUDED
+
+#include <cub/device/device_radix_sort.cuh>
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_pipeline.h>
+#include <cuda_runtime.h>
+
+/* ===== >>k10 base ========================================================
+ * In:  g2z_device_create for CUDA. Out: a device whose backend is a g2z__cuda.
+ * Law: a CUDA error becomes a sentence where it is seen; scratch belongs to the op that runs. */
+
+#define G2Z__EVENTS 8            /* what mark() and wait() number */
+#define G2Z__SCRATCH_BLOCKS 64   /* each half as large again as the last: no memory holds more */
+#define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training has about 20 */
+#define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* as good as 256 MiB on an H200 */
+
+struct g2z__lt_product;             /* room k30: a shape and its algorithm */
+static g2z_status g2z__lt_open(g2z_device *device);
+static void g2z__lt_close(g2z_device *device);
+static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops); /* room k90 */
+
+typedef struct g2z__cuda {       /* device->backend */
+  g2z_ops ops;
+  int ordinal;                   /* CUDA's number of the GPU */
+  int sms;                       /* multiprocessors */
+  int capability;                /* 90: sm_90 */
+  int built_for;                 /* architecture of the code that runs here, such as 90 */
+  int shared_limit;              /* bytes of shared memory that a block may ask for */
+  char gpu[256];
+  cudaStream_t stream;
+  cudaEvent_t events[G2Z__EVENTS];
+  cudaEvent_t begin, end;        /* with times: for tuning */
+  cublasLtHandle_t lt;
+  void *lt_workspace;
+  struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
+  int product_count;
+  int tune;                      /* 0: take the heuristic's first choice */
+  /* Scratch that was outgrown stays: a captured graph may still write to it. */
+  void *scratch[G2Z__SCRATCH_BLOCKS];
+  size_t scratch_bytes[G2Z__SCRATCH_BLOCKS];
+  int scratch_count;
+} g2z__cuda;
+
+static inline g2z__cuda *g2z__cuda_of(const g2z_device *device) {
+  return (g2z__cuda *)device->backend;
+}
+
+/* What the user can do about an error, or what it means. */
+static const char *g2z__cuda_remedy(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation: return "lower the batch, or free the GPU of other programs";
+    case cudaErrorInsufficientDriver:
+    case cudaErrorCompatNotSupportedOnDevice:
+    case cudaErrorUnsupportedPtxVersion:
+      return "the driver is older than the CUDA toolkit of this build: update it, or build with an "
+             "older toolkit";
+    case cudaErrorNoDevice: return "there is no NVIDIA GPU, or CUDA_VISIBLE_DEVICES hides it: use the CPU";
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+      return "the program was not built for this GPU: build with nvcc -arch=native, or make ARCH=";
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorLaunchFailure:
+      return "a kernel failed: compute-sanitizer on the same command names it";
+    case cudaErrorECCUncorrectable: return "the GPU's memory is faulty: take another GPU";
+    default: return "nvidia-smi and dmesg may say more";
+  }
+}
+
+static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, const char *what) {
+  g2z_status status = error == cudaErrorMemoryAllocation ? G2Z_NO_MEMORY : G2Z_DEVICE;
+  (void)cudaGetLastError(); /* errors that do not stick must not be blamed on the next launch */
+  return g2z__fail(services, status, "%s: %s; %s", what, cudaGetErrorString(error),
+                   g2z__cuda_remedy(error));
+}
+
+#define G2Z__CUDA(device, call)                                              \
+  do {                                                                       \
+    cudaError_t cuda_error_ = (call);                                        \
+    if (cuda_error_ != cudaSuccess)                                          \
+      return g2z__cuda_fail((device)->services, cuda_error_, #call);         \
+  } while (0)
+
+/* After a launch: a bad grid, too much shared memory or an earlier kernel's fault. */
+static g2z_status g2z__launched(g2z_device *device, const char *kernel) {
+  cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, kernel);
+}
+
+static int g2z__capturing(const g2z_device *device) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(g2z__cuda_of(device)->stream, &status);
+  return status != cudaStreamCaptureStatusNone;
+}
+
+static inline size_t g2z__blocks(size_t items, size_t per_block) {
+  return (items + per_block - 1) / per_block;
+}
+
+/* Memory for the op that runs, until it returns: the next op's work follows on the same stream. Each
+ * op asks once, for all it needs. */
+static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  int last = cuda->scratch_count - 1;
+  if (last >= 0 && cuda->scratch_bytes[last] >= bytes) {
+    *out = cuda->scratch[last];
+    return G2Z_OK;
+  }
+  *out = NULL;
+  if (g2z__capturing(device))
+    return g2z__fail(device->services, G2Z_DEVICE,
+                     "%zu bytes of scratch are wanted while a graph is captured: run the same step "
+                     "once before the capture", bytes);
+  G2Z_ASSERT(cuda->scratch_count < G2Z__SCRATCH_BLOCKS);
+  size_t least = last >= 0 ? cuda->scratch_bytes[last] + cuda->scratch_bytes[last] / 2 : 1 << 20;
+  if (bytes < least) bytes = least;
+  void *memory = NULL;
+  G2Z__CUDA(device, cudaMalloc(&memory, bytes));
+  cuda->scratch[cuda->scratch_count] = memory;
+  cuda->scratch_bytes[cuda->scratch_count++] = bytes;
+  *out = memory;
+  return G2Z_OK;
+}
+
+/* ----- memory and order -------------------------------------------------- */
+
+static g2z_status g2z_cuda_allocate(g2z_device *device, size_t bytes, void **out) {
+  *out = NULL;
+  void *memory = NULL;
+  cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
+  if (error == cudaErrorMemoryAllocation) {
+    size_t free_bytes = 0, total_bytes = 0;
+    (void)cudaGetLastError();
+    cudaMemGetInfo(&free_bytes, &total_bytes);
+    return g2z__fail(device->services, G2Z_NO_MEMORY,
+                     "%s has no room for %.1f MiB: %.1f of its %.1f MiB are free; lower the batch",
+                     g2z__cuda_of(device)->gpu, (double)bytes / 1048576.0,
+                     (double)free_bytes / 1048576.0, (double)total_bytes / 1048576.0);
+  }
+  if (error != cudaSuccess) return g2z__cuda_fail(device->services, error, "cudaMalloc");
+  error = cudaMemsetAsync(memory, 0, bytes ? bytes : 1, g2z__cuda_of(device)->stream);
+  if (error != cudaSuccess) {
+    cudaFree(memory);
+    return g2z__cuda_fail(device->services, error, "cudaMemsetAsync");
+  }
+  *out = memory;
+  return G2Z_OK;
+}
+
+static void g2z_cuda_release(g2z_device *device, void *memory) {
+  (void)device;
+  cudaFree(memory); /* waits for the work that uses it */
+}
+
+static g2z_status g2z_cuda_allocate_host(g2z_device *device, size_t bytes, void **out) {
+  *out = NULL;
+  void *memory = NULL;
+  cudaError_t error = cudaMallocHost(&memory, bytes ? bytes : 1);
+  if (error != cudaSuccess)
+    return g2z__cuda_fail(device->services, error, "cudaMallocHost, host memory that stays in place");
+  memset(memory, 0, bytes);
+  *out = memory;
+  return G2Z_OK;
+}
+
+static void g2z_cuda_release_host(g2z_device *device, void *memory) {
+  (void)device;
+  cudaFreeHost(memory);
+}
+
+/* From memory that is not pinned, CUDA copies to a buffer of its own before it returns. */
+static g2z_status g2z_cuda_upload(g2z_device *device, void *to, const void *host_from,
+                                  size_t bytes) {
+  G2Z__CUDA(device, cudaMemcpyAsync(to, host_from, bytes, cudaMemcpyHostToDevice,
+                                    g2z__cuda_of(device)->stream));
+  return G2Z_OK;
+}
+
+static g2z_status g2z_cuda_download(g2z_device *device, void *host_to, const void *from,
+                                    size_t bytes) {
+  G2Z__CUDA(device, cudaMemcpyAsync(host_to, from, bytes, cudaMemcpyDeviceToHost,
+                                    g2z__cuda_of(device)->stream));
+  return G2Z_OK;
+}
+
+static g2z_status g2z_cuda_zero(g2z_device *device, void *memory, size_t bytes) {
+  G2Z__CUDA(device, cudaMemsetAsync(memory, 0, bytes, g2z__cuda_of(device)->stream));
+  return G2Z_OK;
+}
+
+/* Inside a capture the event must be one that the host can wait for, not an edge of the graph. */
+static g2z_status g2z_cuda_mark(g2z_device *device, int event) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  G2Z_ASSERT(event >= 0 && event < G2Z__EVENTS);
+  unsigned flags = g2z__capturing(device) ? cudaEventRecordExternal : cudaEventRecordDefault;
+  G2Z__CUDA(device, cudaEventRecordWithFlags(cuda->events[event], cuda->stream, flags));
+  return G2Z_OK;
+}
+
+static g2z_status g2z_cuda_wait(g2z_device *device, int event) {
+  G2Z_ASSERT(event >= 0 && event < G2Z__EVENTS);
+  G2Z__CUDA(device, cudaEventSynchronize(g2z__cuda_of(device)->events[event]));
+  return G2Z_OK;
+}
+
+static g2z_status g2z_cuda_synchronize(g2z_device *device) {
+  G2Z__CUDA(device, cudaStreamSynchronize(g2z__cuda_of(device)->stream));
+  return G2Z_OK;
+}
+
+/* Takes half-open devices. */
+static void g2z_cuda_close(g2z_device *device) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  if (!cuda) return;
+  if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+  g2z__lt_close(device);
+  for (int i = 0; i < cuda->scratch_count; i++) cudaFree(cuda->scratch[i]);
+  for (int i = 0; i < G2Z__EVENTS; i++)
+    if (cuda->events[i]) cudaEventDestroy(cuda->events[i]);
+  if (cuda->begin) cudaEventDestroy(cuda->begin);
+  if (cuda->end) cudaEventDestroy(cuda->end);
+  if (cuda->stream) cudaStreamDestroy(cuda->stream);
+  g2z_release(device->services, cuda);
+  device->backend = NULL;
+}
+
+/* ----- opening ----------------------------------------------------------- */
+
+/* Asked for its attributes: they tell what the driver would load on this GPU. */
+static __global__ void g2z_k_probe(void) {}
+
+/* The architecture of the machine code or PTX that runs here, such as 90; 0: none does. */
+static int g2z__built_for(void) {
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, g2z_k_probe) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  return attributes.ptxVersion;
+}
+
+static int g2z__cuda_present(void) {
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  (void)cudaGetLastError();
+  return error == cudaSuccess && count > 0;
+}
+
+static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
+                                   size_t *total_bytes) {
+  cudaError_t error = cudaMemGetInfo(free_bytes, total_bytes);
+  return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(services, error, "cudaMemGetInfo");
+}
+
+/* One line that says what runs where, and a warning when the build leaves speed behind. */
+static void g2z__cuda_report(const g2z_device *device) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  int driver = 0, runtime = 0;
+  size_t free_bytes = 0, total_bytes = 0, lt = cublasLtGetVersion();
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  cudaMemGetInfo(&free_bytes, &total_bytes);
+  g2z__log(device->services, G2Z_LOG_INFO,
+           "%s: sm_%d, built for sm_%d; %d SMs, %.1f of %.1f GiB free; CUDA %d.%d, driver for %d.%d, "
+           "cuBLASLt %zu.%zu.%zu; %s, gradients %s", cuda->gpu, cuda->capability, cuda->built_for,
+           cuda->sms, (double)free_bytes / 1073741824.0, (double)total_bytes / 1073741824.0,
+           runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, lt / 10000,
+           lt / 100 % 100, lt % 100, g2z_dtype_text(device->dtype),
+           g2z_dtype_text(device->grad_dtype));
+  if (cuda->built_for < cuda->capability)
+    g2z__log(device->services, G2Z_LOG_WARNING,
+             "this program was built for sm_%d and runs on sm_%d: build with nvcc -arch=sm_%d%s, or "
+             "make, for full speed", cuda->built_for, cuda->capability, cuda->capability,
+             cuda->capability == 90 ? "a" : "");
+}
+
+static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  cudaDeviceProp properties;
+  G2Z__CUDA(device, cudaGetDevice(&cuda->ordinal));
+  G2Z__CUDA(device, cudaGetDeviceProperties(&properties, cuda->ordinal));
+  cuda->sms = properties.multiProcessorCount;
+  cuda->capability = properties.major * 10 + properties.minor;
+  cuda->shared_limit = (int)properties.sharedMemPerBlockOptin;
+  snprintf(cuda->gpu, sizeof cuda->gpu, "%s", properties.name);
+  cuda->built_for = g2z__built_for();
+  if (!cuda->built_for)
+    return g2z__fail(device->services, G2Z_UNSUPPORTED,
+                     "this program has no code for %s (sm_%d): build with nvcc -arch=sm_%d%s, or make",
+                     cuda->gpu, cuda->capability, cuda->capability,
+                     cuda->capability == 90 ? "a" : "");
+  /* Apart from the default stream, which would wait for other streams and cannot be captured. */
+  G2Z__CUDA(device, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
+  for (int i = 0; i < G2Z__EVENTS; i++)
+    G2Z__CUDA(device, cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming));
+  G2Z__CUDA(device, cudaEventCreate(&cuda->begin));
+  G2Z__CUDA(device, cudaEventCreate(&cuda->end));
+  G2Z__TRY(g2z__lt_open(device));
+  g2z__cuda_report(device);
+  return G2Z_OK;
+}
+
+/* Opens the current GPU for a device whose services, dtype and grad_dtype are set. */
+static g2z_status g2z__cuda_open(g2z_device *device) {
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess)
+    return g2z__cuda_fail(device->services, error, "device cuda cannot be opened");
+  void *memory;
+  G2Z__TRY(g2z__alloc(device->services, 1, sizeof(g2z__cuda), &memory));
+  g2z__cuda *cuda = (g2z__cuda *)memory;
+  device->backend = cuda;
+  cuda->tune = 1;
+  g2z_status status = g2z__cuda_fill_ops(device, &cuda->ops);
+  if (status == G2Z_OK) status = g2z__cuda_open_gpu(device);
+  if (status != G2Z_OK) g2z_cuda_close(device);
+  else device->ops = &cuda->ops;
+  return status;
+}
+
+/* ===== >>k20 numbers =====================================================
+ * In:  memory of A or G. Out: registers of fp32, and back.
+ * Law: numbers are stored in A or G and computed in fp32. A row is read in packs of 16 bytes: rows
+ *      start on 16 bytes because C is a multiple of 8. */
+
+#define G2Z__WARP 32u
+#define G2Z__ALL_LANES 0xffffffffu
+
+/* How many numbers of type A one 16-byte pack holds. */
+template <typename A>
+static constexpr int g2z__lanes = 16 / (int)sizeof(A);
+
+static __device__ inline float g2z__to_float(float x) { return x; }
+static __device__ inline float g2z__to_float(__half x) { return __half2float(x); }
+static __device__ inline float g2z__to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+/* The conversions of two numbers side by side are one instruction. */
+template <typename A>
+struct g2z__pair_of;
+template <>
+struct g2z__pair_of<__half> {
+  static __device__ inline float2 unpack(uint32_t bits) {
+    __half2 pair;
+    memcpy(&pair, &bits, sizeof pair);
+    return __half22float2(pair);
+  }
+  static __device__ inline uint32_t pack(float low, float high) {
+    __half2 pair = __floats2half2_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+  }
+};
+template <>
+struct g2z__pair_of<__nv_bfloat16> {
+  static __device__ inline float2 unpack(uint32_t bits) {
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+  }
+  static __device__ inline uint32_t pack(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+  }
+};
+
+template <typename A>
+static __device__ inline void g2z__unpack(float (&out)[g2z__lanes<A>], uint4 pack) {
+  const uint32_t words[4] = {pack.x, pack.y, pack.z, pack.w};
+  if constexpr (sizeof(A) == 4) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) out[i] = __uint_as_float(words[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float2 pair = g2z__pair_of<A>::unpack(words[i]);
+      out[2 * i] = pair.x;
+      out[2 * i + 1] = pair.y;
+    }
+  }
+}
+
+/* Rounds to nearest even. */
+template <typename A>
+static __device__ inline uint4 g2z__pack(const float (&in)[g2z__lanes<A>]) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if constexpr (sizeof(A) == 4) words[i] = __float_as_uint(in[i]);
+    else words[i] = g2z__pair_of<A>::pack(in[2 * i], in[2 * i + 1]);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* The value that a number has once it is stored. */
+template <typename A>
+static __device__ inline float g2z__rounded(float x) {
+  if constexpr (sizeof(A) == 4) return x;
+  else return g2z__to_float((A)x);
+}
+
+/* Pack number `index` of memory that starts on 16 bytes. */
+template <typename A>
+static __device__ inline uint4 g2z__get(const A *from, size_t index) {
+  return reinterpret_cast<const uint4 *>(from)[index];
+}
+template <typename A>
+static __device__ inline void g2z__put(A *to, size_t index, uint4 pack) {
+  reinterpret_cast<uint4 *>(to)[index] = pack;
+}
+/* The same for what is not read again soon: it should not push out what is. */
+template <typename A>
+static __device__ inline uint4 g2z__get_once(const A *from, size_t index) {
+  return __ldcs(reinterpret_cast<const uint4 *>(from) + index);
+}
+template <typename A>
+static __device__ inline void g2z__put_once(A *to, size_t index, uint4 pack) {
+  __stcs(reinterpret_cast<uint4 *>(to) + index, pack);
+}
+
+/* = or += of one number, rounded once. */
+template <typename G>
+static __device__ inline void g2z__write(G *to, float value, g2z_write mode) {
+  *to = (G)(mode == G2Z_ACCUMULATE ? g2z__to_float(*to) + value : value);
+}
+
+#define G2Z__LOG2E 1.4426950408889634f
+
+/* 2^x, within 2 units of the last place; below 2^-126 it is 0. */
+static __device__ inline float g2z__exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+/* ----- reductions: the same tree for every launch ------------------------ */
+
+static __device__ inline float g2z__warp_sum(float x) {
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) x += __shfl_xor_sync(G2Z__ALL_LANES, x, lanes);
+  return x;
+}
+
+/* Who works on one row. */
+typedef enum g2z__team { G2Z__TEAM_WARP, G2Z__TEAM_BLOCK } g2z__team;
+
+/* The sum over a team, in all of its threads. `shared` has room for 32 floats; a block may use it
+ * again only behind another barrier. */
+template <g2z__team TEAM>
+static __device__ inline float g2z__team_sum(float x, float *shared) {
+  x = g2z__warp_sum(x);
+  if constexpr (TEAM == G2Z__TEAM_BLOCK) {
+    if (threadIdx.x % G2Z__WARP == 0) shared[threadIdx.x / G2Z__WARP] = x;
+    __syncthreads();
+    x = 0;
+    for (unsigned warp = 0; warp < blockDim.x / G2Z__WARP; warp++) x += shared[warp];
+  }
+  return x;
+}
+
+/* ----- dropout ----------------------------------------------------------- */
+
+typedef enum g2z__drop { G2Z__DROP_OFF, G2Z__DROP_ON } g2z__drop;
+
+/* What a kernel is handed: the step is read once, not for every group of elements. */
+static g2z_dropout g2z__dropout_value(const g2z_dropout *dropout) {
+  g2z_dropout value;
+  memset(&value, 0, sizeof value);
+  return g2z__dropout_on(dropout) ? *dropout : value;
+}
+
+/* The factors of pack `index` of row `row` of rows[N,C]. */
+template <typename A>
+static __device__ inline void g2z__dropout_pack(float (&factors)[g2z__lanes<A>],
+                                                const g2z_dropout &dropout, size_t row, int index,
+                                                int C) {
+  uint32_t sequence = (uint32_t)(row / (uint32_t)dropout.seq);
+  uint32_t t = (uint32_t)(row % (uint32_t)dropout.seq);
+  size_t element = (size_t)t * (size_t)C + (size_t)index * g2z__lanes<A>;
+  g2z_step_state state;
+  state.step = dropout.state->step;
+  g2z_dropout local = dropout;
+  local.state = &state;
+#pragma unroll
+  for (int i = 0; i < g2z__lanes<A>; i += 4)
+    g2z__dropout_group(&local, dropout.first + sequence * dropout.stride,
+                       (uint32_t)((element + (size_t)i) / 4), factors + i);
+}
+
+/* ===== >>k21 columns =====================================================
+ * In:  a tensor of N rows. Out: the sums of its columns, in G.
+ * Law: rows are cut into slabs by the shape alone; each slab's sums are made in fp32, then added in
+ *      the order of the slabs. */
+
+#define G2Z__SLABS 256           /* most slabs of a column sum: enough blocks for any GPU */
+
+static int g2z__slab_rows(int N) {
+  int rows = (int)g2z__blocks((size_t)N, G2Z__SLABS);
+  return (rows + 7) / 8 * 8;     /* the 8 warps of a block take the rows in turn */
+}
+static int g2z__slabs(int N) { return (int)g2z__blocks((size_t)N, (size_t)g2z__slab_rows(N)); }
+
+/* g2z_k_add_slabs: out_k[c] = or += sum over p of partial[p][k][c].
+ *   partial      [P,K,C] f32 in   K = gridDim.y
+ *   out0..out2   [C] G out        out_k, k < K
+ * Launch  grid (ceil(C/32), K), block (32,16)
+ * Cost    4PKC bytes: P=264, K=3, C=768 is 2.4 MB, out of L2
+ * Order   thread row r adds p = r, r+16, ...; then the 16 rows in order */
+template <typename G>
+static __global__ void g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P,
+                                       int C, g2z_write mode) {
+  __shared__ float rows[16][32];
+  int c = (int)(blockIdx.x * 32 + threadIdx.x), K = (int)gridDim.y, k = (int)blockIdx.y;
+  float sum = 0;
+  if (c < C) {
+    const float *at = partial + (size_t)k * (size_t)C + (size_t)c;
+#pragma unroll 4
+    for (int p = (int)threadIdx.y; p < P; p += 16) sum += at[(size_t)p * (size_t)K * (size_t)C];
+  }
+  rows[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || c >= C) return;
+  for (int r = 1; r < 16; r++) sum += rows[r][threadIdx.x];
+  g2z__write((k == 0 ? out0 : k == 1 ? out1 : out2) + c, sum, mode);
+}
+
+/* Adds [P,K,C] partial sums into up to three outputs of C columns: out1 and out2 may be NULL, from
+ * the last. */
+template <typename G>
+static g2z_status g2z__add_slabs(g2z_device *device, G *out0, G *out1, G *out2,
+                                 const float *partial, int P, int C, g2z_write mode) {
+  dim3 grid((unsigned)g2z__blocks((size_t)C, 32), out2 ? 3u : out1 ? 2u : 1u);
+  g2z_k_add_slabs<G><<<grid, dim3(32, 16), 0, g2z__cuda_of(device)->stream>>>(out0, out1, out2,
+                                                                            partial, P, C, mode);
+  return g2z__launched(device, "g2z_k_add_slabs");
+}
+
+static __device__ inline float g2z__k_gelu_gradient(float x);
+
+typedef enum g2z__columns { G2Z__COLUMNS_PLAIN, G2Z__COLUMNS_TIMES_GELU_GRADIENT } g2z__columns;
+
+/* g2z_k_column_sums: partial[slab][c] = sum over the slab's rows of x[row][c].
+ * With TIMES_GELU_GRADIENT: x *= gelu'(pre) first, in place, and sums of what was stored.
+ *   x        [N,C] A in (or in place)   C % 8 == 0; 16-byte aligned
+ *   pre      [N,C] A in                 NULL for PLAIN
+ *   partial  [slabs,C] f32 out
+ * Launch  grid (ceil(C / 32 packs), slabs), block (32,8): a lane keeps one pack of columns
+ * Cost    sizeof(A) NC bytes, three times that with GELU: N=32768, C=3072, fp16 is 604 MB, 141 us at
+ *         4.28 TB/s
+ * Order   warp w adds rows w, w+8, ... of its slab; then the 8 warps in order */
+template <typename A, g2z__columns COLUMNS>
+static __global__ void __launch_bounds__(256)
+g2z_k_column_sums(float *partial, A *x, const A *pre, int N, int C, int slab_rows) {
+  constexpr int L = g2z__lanes<A>;
+  __shared__ float sums[8][32 * L];
+  int pack = (int)(blockIdx.x * 32 + threadIdx.x), packs = C / L;
+  int first = (int)blockIdx.y * slab_rows + (int)threadIdx.y;
+  int end = min(N, ((int)blockIdx.y + 1) * slab_rows);
+  float sum[L] = {};
+  if (pack < packs) {
+#pragma unroll 4
+    for (int row = first; row < end; row += 8) {
+      size_t at = (size_t)row * (size_t)packs + (size_t)pack;
+      float value[L];
+      g2z__unpack<A>(value, g2z__get(x, at));
+      if constexpr (COLUMNS == G2Z__COLUMNS_TIMES_GELU_GRADIENT) {
+        float input[L];
+        g2z__unpack<A>(input, g2z__get_once(pre, at));
+#pragma unroll
+        for (int i = 0; i < L; i++) value[i] *= g2z__k_gelu_gradient(input[i]);
+        uint4 stored = g2z__pack<A>(value);
+        g2z__put(x, at, stored);
+        g2z__unpack<A>(value, stored);
+      }
+#pragma unroll
+      for (int i = 0; i < L; i++) sum[i] += value[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < L; i++) sums[threadIdx.y][threadIdx.x * L + (unsigned)i] = sum[i];
+  __syncthreads();
+  for (unsigned i = threadIdx.y * 32 + threadIdx.x; i < 32 * L; i += 256) {
+    int c = (int)(blockIdx.x * 32 * L + i);
+    if (c >= C) continue;
+    float total = 0;
+    for (int warp = 0; warp < 8; warp++) total += sums[warp][i];
+    partial[(size_t)blockIdx.y * (size_t)C + (size_t)c] = total;
+  }
+}
+
+/* sums[C] G = or += column sums of x[N,C]. `partial` has room for g2z__slabs(N) * C floats. */
+template <typename A, typename G, g2z__columns COLUMNS>
+static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, const A *pre, float *partial,
+                                   g2z_write mode, int N, int C) {
+  dim3 grid((unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32), (unsigned)g2z__slabs(N));
+  g2z_k_column_sums<A, COLUMNS><<<grid, dim3(32, 8), 0, g2z__cuda_of(device)->stream>>>(
+      partial, x, pre, N, C, g2z__slab_rows(N));
+  G2Z__TRY(g2z__launched(device, "g2z_k_column_sums"));
+  return g2z__add_slabs<G>(device, sums, (G *)NULL, (G *)NULL, partial, g2z__slabs(N), C, mode);
+}
+
+/* ===== >>k22 embedding ===================================================
+ * In:  tokens[B,T]. Out: rows of the residual stream; backward, the gradients of wte and wpe.
+ * Law: backward sorts the positions by token, stably, so that each token's rows are added in the
+ *      order of the batch: no atomics, and no token waits for another. */
+
+/* g2z_k_embed_fwd: out = dropout(wte[token] + wpe[t])
+ *   tokens   [N] i32 in
+ *   wte,wpe  [Vp,C] [T,C] A in
+ *   out      [N,C] A out
+ * Launch  a thread per pack, blocks of 256
+ * Cost    3 sizeof(A) NC bytes; wte's frequent rows and wpe come out of L2
+ * Oracle  g2z_cpu_embed_fwd */
+template <typename A, g2z__drop DROP>
+static __global__ void g2z_k_embed_fwd(A *out, const int32_t *tokens, const A *wte, const A *wpe,
+                                       g2z_dropout dropout, size_t packs_in_all, int T, int C) {
+  constexpr int L = g2z__lanes<A>;
+  size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= packs_in_all) return;
+  size_t packs = (size_t)(C / L), row = at / packs, pack = at % packs;
+  float token[L], position[L];
+  g2z__unpack<A>(token, g2z__get(wte, (size_t)tokens[row] * packs + pack));
+  g2z__unpack<A>(position, g2z__get(wpe, row % (size_t)T * packs + pack));
+#pragma unroll
+  for (int i = 0; i < L; i++) token[i] += position[i];
+  if constexpr (DROP == G2Z__DROP_ON) {
+    float factors[L];
+    g2z__dropout_pack<A>(factors, dropout, row, (int)pack, C);
+#pragma unroll
+    for (int i = 0; i < L; i++) token[i] *= factors[i];
+  }
+  g2z__put(out, at, g2z__pack<A>(token));
+}
+
+template <typename A>
+static g2z_status g2z_cuda_embed_fwd(g2z_device *device, void *out, const int32_t *tokens,
+                                     const void *wte, const void *wpe, const g2z_dropout *dropout,
+                                     int B, int T, int C) {
+  size_t packs = (size_t)B * (size_t)T * (size_t)(C / g2z__lanes<A>);
+  auto kernel = g2z__dropout_on(dropout) ? g2z_k_embed_fwd<A, G2Z__DROP_ON>
+                                         : g2z_k_embed_fwd<A, G2Z__DROP_OFF>;
+  kernel<<<(unsigned)g2z__blocks(packs, 256), 256, 0, g2z__cuda_of(device)->stream>>>(
+      (A *)out, tokens, (const A *)wte, (const A *)wpe, g2z__dropout_value(dropout), packs, T, C);
+  return g2z__launched(device, "g2z_k_embed_fwd");
+}
+
+/* One row's pack of the gradient, behind the dropout. */
+template <typename A, g2z__drop DROP>
+static __device__ inline void g2z__embed_gradient(float (&out)[g2z__lanes<A>], uint4 raw,
+                                                  const g2z_dropout &dropout, size_t row, int pack,
+                                                  int C) {
+  g2z__unpack<A>(out, raw);
+  if constexpr (DROP == G2Z__DROP_ON) {
+    float factors[g2z__lanes<A>];
+    g2z__dropout_pack<A>(factors, dropout, row, pack, C);
+#pragma unroll
+    for (int i = 0; i < g2z__lanes<A>; i++) out[i] *= factors[i];
+  }
+}
+
+/* g2z_k_embed_bwd_wpe: dwpe[t] = or += sum over b of dout[b,t].
+ *   dout  [B,T,C] A in
+ *   dwpe  [T,C] G out
+ * Launch  a thread per pack of dwpe, blocks of 128
+ * Order   b = 0, 1, ... */
+template <typename A, typename G, g2z__drop DROP>
+static __global__ void g2z_k_embed_bwd_wpe(G *dwpe, const A *dout, g2z_dropout dropout,
+                                           g2z_write mode, int B, int T, int C) {
+  constexpr int L = g2z__lanes<A>;
+  size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x, packs = (size_t)(C / L);
+  if (at >= (size_t)T * packs) return;
+  size_t t = at / packs, pack = at % packs;
+  float sum[L] = {};
+#pragma unroll 4
+  for (int b = 0; b < B; b++) {
+    size_t row = (size_t)b * (size_t)T + t;
+    float value[L];
+    g2z__embed_gradient<A, DROP>(value, g2z__get(dout, row * packs + pack), dropout, row, (int)pack,
+                                 C);
+#pragma unroll
+    for (int i = 0; i < L; i++) sum[i] += value[i];
+  }
+#pragma unroll
+  for (int i = 0; i < L; i++) g2z__write(dwpe + at * L + i, sum[i], mode);
+}
+
+static __global__ void g2z_k_count(int32_t *out, int n) {
+  int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) out[i] = i;
+}
+
+#define G2Z__RUN_ROWS 32 /* sorted positions that one warp adds up */
+
+/* g2z_k_embed_bwd_runs: dwte[token] += the sum of each run of equal tokens.
+ *   sorted  [N] i32 in           tokens in ascending order
+ *   order   [N] i32 in           where each stood in the batch
+ *   dout    [N,C] A in
+ *   dwte    [Vp,C] f32 in place  runs that lie inside one chunk of RUN_ROWS positions
+ *   heads   [chunks,C] f32 out   what a chunk has of a run that began before it
+ *   tails   [chunks,C] f32 out   what a chunk has of a run that begins in it and goes on behind it
+ * Launch  grid (ceil(chunks/8), ceil(packs/32)), block (32,8): a warp per chunk and 32 packs
+ * Cost    sizeof(A) NC bytes + 8C per distinct token; frequent tokens are spread over many warps
+ * Order   the order of the batch */
+template <typename A, g2z__drop DROP>
+static __global__ void __launch_bounds__(256)
+g2z_k_embed_bwd_runs(float *dwte, float *heads, float *tails, const int32_t *sorted,
+                     const int32_t *order, const A *dout, g2z_dropout dropout, int N, int C) {
+  constexpr int L = g2z__lanes<A>, GROUP = 4;
+  int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * G2Z__RUN_ROWS;
+  int pack = (int)(blockIdx.y * 32 + threadIdx.x), packs = C / L;
+  if (first >= N || pack >= packs) return;
+  int end = min(N, first + G2Z__RUN_ROWS), token = sorted[first];
+  bool began_before = first > 0 && sorted[first - 1] == token;
+  float sum[L] = {};
+  size_t column = (size_t)pack * L;
+  for (int group = first; group < end; group += GROUP) {
+    uint4 raw[GROUP];
+    int keys[GROUP], rows[GROUP];
+#pragma unroll
+    for (int j = 0; j < GROUP; j++) { /* all loads of a group are under way together */
+      int i = min(group + j, end - 1);
+      keys[j] = sorted[i];
+      rows[j] = order[i];
+      raw[j] = g2z__get(dout, (size_t)rows[j] * (size_t)packs + (size_t)pack);
+    }
+#pragma unroll
+    for (int j = 0; j < GROUP; j++) {
+      if (group + j >= end) break;
+      if (keys[j] != token) {
+        float *to = began_before ? heads + (size_t)chunk * (size_t)C + column
+                                 : dwte + (size_t)token * (size_t)C + column;
+#pragma unroll
+        for (int i = 0; i < L; i++) {
+          g2z__write(to + i, sum[i], began_before ? G2Z_OVERWRITE : G2Z_ACCUMULATE);
+          sum[i] = 0;
+        }
+        began_before = false;
+        token = keys[j];
+      }
+      float value[L];
+      g2z__embed_gradient<A, DROP>(value, raw[j], dropout, (size_t)rows[j], pack, C);
+#pragma unroll
+      for (int i = 0; i < L; i++) sum[i] += value[i];
+    }
+  }
+  bool goes_on = end < N && sorted[end] == token;
+  float *to = began_before ? heads + (size_t)chunk * (size_t)C + column
+              : goes_on    ? tails + (size_t)chunk * (size_t)C + column
+                           : dwte + (size_t)token * (size_t)C + column;
+#pragma unroll
+  for (int i = 0; i < L; i++)
+    g2z__write(to + i, sum[i], began_before || goes_on ? G2Z_OVERWRITE : G2Z_ACCUMULATE);
+}
+
+/* g2z_k_embed_bwd_seams: dwte[token] += tail + heads, for the runs that cross chunks.
+ * Launch  grid (ceil(chunks/8), ceil(C/32)), block (32,8): a warp per chunk whose last run goes on
+ * Order   the order of the chunks */
+static __global__ void g2z_k_embed_bwd_seams(float *dwte, const float *heads, const float *tails,
+                                             const int32_t *sorted, int N, int C) {
+  int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * G2Z__RUN_ROWS;
+  int end = first + G2Z__RUN_ROWS, c = (int)(blockIdx.y * 32 + threadIdx.x);
+  if (end >= N || c >= C) return;
+  int token = sorted[end - 1];
+  if (sorted[end] != token) return;
+  if (first > 0 && sorted[first - 1] == token) return; /* began before: another warp's run */
+  float sum = tails[(size_t)chunk * (size_t)C + (size_t)c];
+  for (int at = end; at < N && sorted[at] == token; at += G2Z__RUN_ROWS)
+    sum += heads[(size_t)(at / G2Z__RUN_ROWS) * (size_t)C + (size_t)c];
+  dwte[(size_t)token * (size_t)C + (size_t)c] += sum;
+}
+
+/* Scratch of embed_bwd: CUB's, three lists of N, two buffers of chunks. */
+typedef struct g2z__embed_scratch {
+  void *cub;
+  size_t cub_bytes;
+  int32_t *count, *sorted, *order;
+  float *heads, *tails;
+} g2z__embed_scratch;
+
+static g2z_status g2z__embed_sort(g2z_device *device, g2z__embed_scratch *scratch,
+                                  const int32_t *tokens, int N) {
+  int bits = 0;
+  while ((1 << bits) < G2Z__MAX_VOCAB) bits++;
+  G2Z__CUDA(device, cub::DeviceRadixSort::SortPairs(
+                        scratch->cub, scratch->cub_bytes, tokens, scratch->sorted, scratch->count,
+                        scratch->order, N, 0, bits, g2z__cuda_of(device)->stream));
+  return G2Z_OK;
+}
+
+static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tokens, int N, int C,
+                                          g2z__embed_scratch *out) {
+  memset(out, 0, sizeof *out);
+  G2Z__TRY(g2z__embed_sort(device, out, tokens, N)); /* without memory, it only says how much */
+  size_t list = g2z__align((size_t)N * sizeof(int32_t)), cub_bytes = g2z__align(out->cub_bytes);
+  size_t chunks = g2z__blocks((size_t)N, G2Z__RUN_ROWS);
+  size_t buffer = g2z__align(chunks * (size_t)C * sizeof(float));
+  void *memory;
+  G2Z__TRY(g2z__scratch(device, cub_bytes + 3 * list + 2 * buffer, &memory));
+  char *at = (char *)memory;
+  out->cub = at;
+  out->count = (int32_t *)(at + cub_bytes);
+  out->sorted = (int32_t *)(at + cub_bytes + list);
+  out->order = (int32_t *)(at + cub_bytes + 2 * list);
+  out->heads = (float *)(at + cub_bytes + 3 * list);
+  out->tails = (float *)(at + cub_bytes + 3 * list + buffer);
+  return G2Z_OK;
+}
+
+template <typename A, typename G, g2z__drop DROP>
+static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const A *dout,
+                                 const int32_t *tokens, g2z_write mode, g2z_dropout dropout, int B,
+                                 int T, int C) {
+  cudaStream_t stream = g2z__cuda_of(device)->stream;
+  int N = B * T, packs = C / g2z__lanes<A>;
+  g2z__embed_scratch scratch;
+  G2Z__TRY(g2z__embed_scratch_take(device, tokens, N, C, &scratch));
+  g2z_k_embed_bwd_wpe<A, G, DROP>
+      <<<(unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, stream>>>(
+          dwpe, dout, dropout, mode, B, T, C);
+  G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_wpe"));
+  g2z_k_count<<<(unsigned)g2z__blocks((size_t)N, 256), 256, 0, stream>>>(scratch.count, N);
+  G2Z__TRY(g2z__launched(device, "g2z_k_count"));
+  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N));
+  unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * G2Z__RUN_ROWS);
+  g2z_k_embed_bwd_runs<A, DROP>
+      <<<dim3(chunks, (unsigned)g2z__blocks((size_t)packs, 32)), dim3(32, 8), 0, stream>>>(
+          dwte, scratch.heads, scratch.tails, scratch.sorted, scratch.order, dout, dropout, N, C);
+  G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_runs"));
+  g2z_k_embed_bwd_seams<<<dim3(chunks, (unsigned)g2z__blocks((size_t)C, 32)), dim3(32, 8), 0,
+                          stream>>>(dwte, scratch.heads, scratch.tails, scratch.sorted, N, C);
+  return g2z__launched(device, "g2z_k_embed_bwd_seams");
+}
+
+template <typename A, typename G>
+static g2z_status g2z_cuda_embed_bwd(g2z_device *device, float *dwte, void *dwpe, const void *dout,
+                                     const int32_t *tokens, g2z_write mode,
+                                     const g2z_dropout *dropout, int B, int T, int C) {
+  auto launch = g2z__dropout_on(dropout) ? g2z__embed_bwd<A, G, G2Z__DROP_ON>
+                                         : g2z__embed_bwd<A, G, G2Z__DROP_OFF>;
+  return launch(device, dwte, (G *)dwpe, (const A *)dout, tokens, mode,
+                g2z__dropout_value(dropout), B, T, C);
+}
+
+/* ===== >>k23 layernorm ===================================================
+ * In:  rows x[N,C]. Out: their normal form; backward, the gradients of rows, weight and bias.
+ * Law: a row is read once and stays in registers. Up to 128 packs (C = 1024 in fp16) one warp holds a
+ *      row; wider ones take a block, up to 16 KiB. Ba et al. 2016, arXiv:1607.06450. */
+
+#define G2Z__ROW_THREADS 512     /* most threads of a block that holds a row */
+
+/* How a row of C numbers is spread: over `threads`, K packs each. */
+typedef struct g2z__row_shape {
+  g2z__team team;
+  int packs_per_thread; /* K: 1, 2, 3, 4 for a warp; 1, 2 for a block */
+  int threads;
+} g2z__row_shape;
+
+static g2z_status g2z__row_shape_make(g2z_device *device, int packs, g2z__row_shape *out) {
+  out->team = packs <= 4 * 32 ? G2Z__TEAM_WARP : G2Z__TEAM_BLOCK;
+  out->packs_per_thread = (packs + 31) / 32;
+  out->threads = 32;
+  if (out->team == G2Z__TEAM_WARP) return G2Z_OK;
+  out->packs_per_thread = packs <= G2Z__ROW_THREADS ? 1 : 2;
+  int threads = (packs + out->packs_per_thread - 1) / out->packs_per_thread;
+  out->threads = (threads + 31) / 32 * 32;
+  if (out->threads <= G2Z__ROW_THREADS) return G2Z_OK;
+  return g2z__fail(device->services, G2Z_UNSUPPORTED,
+                   "rows of %zu bytes are wider than the %d that the LayerNorm kernels take: use "
+                   "fewer channels, or a 16-bit dtype", (size_t)packs * 16,
+                   G2Z__ROW_THREADS * 2 * 16);
+}
+
+/* Calls `launch` of a class template at the row's K and team. */
+template <template <int, g2z__team> class LAUNCH, typename... Arguments>
+static void g2z__row_dispatch(const g2z__row_shape &shape, Arguments... arguments) {
+  switch (shape.packs_per_thread + (shape.team == G2Z__TEAM_BLOCK ? 10 : 0)) {
+    case 1: LAUNCH<1, G2Z__TEAM_WARP>::launch(arguments...); break;
+    case 2: LAUNCH<2, G2Z__TEAM_WARP>::launch(arguments...); break;
+    case 3: LAUNCH<3, G2Z__TEAM_WARP>::launch(arguments...); break;
+    case 4: LAUNCH<4, G2Z__TEAM_WARP>::launch(arguments...); break;
+    case 11: LAUNCH<1, G2Z__TEAM_BLOCK>::launch(arguments...); break;
+    case 12: LAUNCH<2, G2Z__TEAM_BLOCK>::launch(arguments...); break;
+    default: G2Z_ASSERT(!"a row shape without a kernel");
+  }
+}
+
+/* g2z_k_layernorm_fwd: y = (x - mean) * rstd * w + b
+ *   x     [N,C] A in    C % 8 == 0; 16-byte aligned
+ *   w,b   [C]   A in
+ *   y     [N,C] A out
+ *   mean  [N]   f32 out for backward
+ *   rstd  [N]   f32 out 1/sqrt(variance + eps)
+ * Math    f32, two-pass variance
+ * Launch  warps: grid ceil(N/8), block (32,8); blocks: grid N, block (threads,1)
+ * Cost    2 sizeof(A) NC bytes: N=32768, C=768, fp16 is 100.7 MB, 23.5 us at 4.28 TB/s
+ * Oracle  g2z_cpu_layernorm_fwd */
+template <typename A, int K, g2z__team TEAM>
+static __global__ void __launch_bounds__(TEAM == G2Z__TEAM_WARP ? 256 : G2Z__ROW_THREADS)
+g2z_k_layernorm_fwd(A *y, float *mean, float *rstd, const A *x, const A *w, const A *b, int N,
+                    int C) {
+  constexpr int L = g2z__lanes<A>;
+  __shared__ float shared[2][32];
+  int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), packs = C / L;
+  if (row >= N) return; /* whole teams leave */
+  size_t first = (size_t)row * (size_t)packs;
+  uint4 raw[K];
+  float sum = 0, squares = 0;
+#pragma unroll
+  for (int k = 0; k < K; k++) {
+    int pack = k * (int)blockDim.x + (int)threadIdx.x;
+    raw[k] = pack < packs ? g2z__get(x, first + (size_t)pack) : make_uint4(0, 0, 0, 0);
+  }
+#pragma unroll
+  for (int k = 0; k < K; k++) {
+    float value[L];
+    g2z__unpack<A>(value, raw[k]);
+#pragma unroll
+    for (int i = 0; i < L; i++) sum += value[i];
+  }
+  float center = g2z__team_sum<TEAM>(sum, shared[0]) / (float)C;
+#pragma unroll
+  for (int k = 0; k < K; k++) {
+    if (k * (int)blockDim.x + (int)threadIdx.x >= packs) continue; /* zeros that are no data */
+    float value[L];
+    g2z__unpack<A>(value, raw[k]);
+#pragma unroll
+    for (int i = 0; i < L; i++) squares += (value[i] - center) * (value[i] - center);
+  }
+  float variance = g2z__team_sum<TEAM>(squares, shared[1]) / (float)C;
+  float scale = 1.0f / sqrtf(variance + G2Z_LAYERNORM_EPS);
+#pragma unroll
+  for (int k = 0; k < K; k++) {
+    int pack = k * (int)blockDim.x + (int)threadIdx.x;
+    if (pack >= packs) continue;
+    float value[L], weight[L], bias[L];
+    g2z__unpack<A>(value, raw[k]);
+    g2z__unpack<A>(weight, g2z__get(w, (size_t)pack));
+    g2z__unpack<A>(bias, g2z__get(b, (size_t)pack));
+#pragma unroll
+    for (int i = 0; i < L; i++) value[i] = (value[i] - center) * scale * weight[i] + bias[i];
+    g2z__put(y, first + (size_t)pack, g2z__pack<A>(value));
+  }
+  if (threadIdx.x != 0) return;
+  mean[row] = center;
+  rstd[row] = scale;
+}
+
+template <typename A>
+struct g2z__layernorm_fwd {
+  template <int K, g2z__team TEAM>
+  struct kernel {
+    static void launch(cudaStream_t stream, int threads, A *y, float *mean, float *rstd,
+                       const A *x, const A *w, const A *b, int N, int C) {
+      int rows = TEAM == G2Z__TEAM_WARP ? 8 : 1;
+      g2z_k_layernorm_fwd<A, K, TEAM>
+          <<<(unsigned)g2z__blocks((size_t)N, (size_t)rows), dim3((unsigned)threads, (unsigned)rows),
+             0, stream>>>(y, mean, rstd, x, w, b, N, C);
+    }
+  };
+};
+
+template <typename A>
+static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, float *mean, float *rstd,
+                                         const void *x, const void *w, const void *b, int N,
+                                         int C) {
+  g2z__row_shape shape;
+  G2Z__TRY(g2z__row_shape_make(device, C / g2z__lanes<A>, &shape));
+  g2z__row_dispatch<g2z__layernorm_fwd<A>::template kernel>(
+      shape, g2z__cuda_of(device)->stream, shape.threads, (A *)y, mean, rstd, (const A *)x,
+      (const A *)w, (const A *)b, N, C);
+  return g2z__launched(device, "g2z_k_layernorm_fwd");
+}
+
+/* What backward reads and writes; see g2z_k_layernorm_bwd. */
+template <typename A>
+struct g2z__layernorm_bwd_data {
+  A *dres, *dropped;
+  float *partial;
+  const A *dy, *x, *w;
+  const float *mean, *rstd;
+  g2z_write res_mode;
+  int with_bias;        /* 1: a third row of partial sums */
+  g2z_dropout dropout;
+  int N, C;
+};
+
+/* Adds the sums of a block's teams: partial[c] for the columns of one of dw, db, dbias. */
+template <int K, int L, g2z__team TEAM>
+static __device__ inline void g2z__layernorm_partial(float *partial, float *shared,
+                                                     const float (&sums)[K][L], int packs) {
+  if constexpr (TEAM == G2Z__TEAM_BLOCK) { /* each column has one thread already */
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      int pack = k * (int)blockDim.x + (int)threadIdx.x;
+      if (pack >= packs) continue;
+#pragma unroll
+      for (int i = 0; i < L; i++) partial[pack * L + i] = sums[k][i];
+    }
+  } else {
+    constexpr int COLUMNS = 32 * L; /* of one k: 8 warps x COLUMNS floats of shared memory */
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < L; i++) /* lane after lane: no bank is hit twice */
+        shared[(int)threadIdx.y * COLUMNS + i * 32 + (int)threadIdx.x] = sums[k][i];
+      __syncthreads();
+      for (int j = (int)(threadIdx.y * 32 + threadIdx.x); j < COLUMNS; j += 256) {
+        int pack = k * 32 + j % 32;
+        if (pack >= packs) continue;
+        float total = 0;
+        for (int warp = 0; warp < 8; warp++) total += shared[warp * COLUMNS + j];
+        partial[pack * L + j / 32] = total;
+      }
+    }
+  }
+}
+
+/* g2z_k_layernorm_bwd: dres = or += dx, and per block the column sums that dw, db and dbias are.
+ *   dy, x      [N,C] A in
+ *   w          [C]   A in
+ *   mean,rstd  [N]   f32 in
+ *   dres       [N,C] A out or in place (res_mode)
+ *   dropped    [N,C] A out           dropout'(dres); only with dropout
+ *   partial    [blocks,2 or 3,C] f32 out
+ * Math    g = dy w; dx = rstd (g - mean(g) - xhat mean(g xhat)); dw += dy xhat; db += dy;
+ *         dbias += what was stored in dres, or in dropped
+ * Launch  persistent: block (32,8), a warp per row, or (threads,1), a block per row
+ * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB, 47 us at 4.28 TB/s
+ * Order   a team adds its rows in ascending order; then the 8 warps in order
+ * Oracle  g2z_cpu_layernorm_bwd */
+template <typename A, int K, g2z__team TEAM, g2z__drop DROP>
+static __global__ void __launch_bounds__(TEAM == G2Z__TEAM_WARP ? 256 : G2Z__ROW_THREADS)
+g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
+  constexpr int L = g2z__lanes<A>;
+  __shared__ float shared[TEAM == G2Z__TEAM_WARP ? 8 * 32 * L : 2 * 32];
+  int packs = data.C / L;
+  float dw[K][L] = {}, db[K][L] = {}, dbias[K][L] = {};
+  for (int row = (int)(blockIdx.x * blockDim.y + threadIdx.y); row < data.N;
+       row += (int)(gridDim.x * blockDim.y)) {
+    size_t first = (size_t)row * (size_t)packs;
+    uint4 raw_x[K], raw_dy[K], raw_dres[K];
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      int pack = k * (int)blockDim.x + (int)threadIdx.x;
+      size_t at = first + (size_t)pack;
+      bool inside = pack < packs;
+      raw_dy[k] = inside ? g2z__get_once(data.dy, at) : zero;
+      raw_x[k] = inside ? g2z__get_once(data.x, at) : zero;
+      raw_dres[k] = inside && data.res_mode == G2Z_ACCUMULATE ? g2z__get(data.dres, at) : zero;
+    }
+    float mean = data.mean[row], rstd = data.rstd[row], sum_g = 0, sum_gx = 0;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      int pack = k * (int)blockDim.x + (int)threadIdx.x;
+      float x[L], dy[L], w[L];
+      g2z__unpack<A>(x, raw_x[k]);
+      g2z__unpack<A>(dy, raw_dy[k]);
+      g2z__unpack<A>(w, pack < packs ? g2z__get(data.w, (size_t)pack) : zero);
+#pragma unroll
+      for (int i = 0; i < L; i++) {
+        float hat = (x[i] - mean) * rstd, g = dy[i] * w[i]; /* outside the row, g is 0 */
+        sum_g += g;
+        sum_gx += g * hat;
+        dw[k][i] += dy[i] * hat;
+        db[k][i] += dy[i];
+      }
+    }
+    /* Each sum's barrier also ends the reading of the other's buffer. */
+    float mean_g = g2z__team_sum<TEAM>(sum_g, shared) / (float)data.C;
+    float mean_gx = g2z__team_sum<TEAM>(sum_gx, shared + 32) / (float)data.C;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      int pack = k * (int)blockDim.x + (int)threadIdx.x;
+      if (pack >= packs) continue;
+      float x[L], dy[L], w[L], out[L];
+      g2z__unpack<A>(x, raw_x[k]);
+      g2z__unpack<A>(dy, raw_dy[k]);
+      g2z__unpack<A>(w, g2z__get(data.w, (size_t)pack));
+      g2z__unpack<A>(out, raw_dres[k]);
+#pragma unroll
+      for (int i = 0; i < L; i++) {
+        float hat = (x[i] - mean) * rstd;
+        out[i] += rstd * (dy[i] * w[i] - mean_g - hat * mean_gx);
+      }
+      uint4 stored = g2z__pack<A>(out);
+      g2z__put(data.dres, first + (size_t)pack, stored);
+      g2z__unpack<A>(out, stored);
+      if constexpr (DROP == G2Z__DROP_ON) {
+        float factors[L];
+        g2z__dropout_pack<A>(factors, data.dropout, (size_t)row, pack, data.C);
+#pragma unroll
+        for (int i = 0; i < L; i++) out[i] *= factors[i];
+        stored = g2z__pack<A>(out);
+        g2z__put(data.dropped, first + (size_t)pack, stored);
+        g2z__unpack<A>(out, stored);
+      }
+#pragma unroll
+      for (int i = 0; i < L; i++) dbias[k][i] += out[i];
+    }
+  }
+  int rows = 2 + data.with_bias;
+  float *partial = data.partial + (size_t)blockIdx.x * (size_t)rows * (size_t)data.C;
+  g2z__layernorm_partial<K, L, TEAM>(partial, shared, dw, packs);
+  g2z__layernorm_partial<K, L, TEAM>(partial + data.C, shared, db, packs);
+  if (data.with_bias)
+    g2z__layernorm_partial<K, L, TEAM>(partial + 2 * (size_t)data.C, shared, dbias, packs);
+}
+
+/* With blocks 0: only says in *blocks how many run at once. */
+template <typename A, g2z__drop DROP>
+struct g2z__layernorm_bwd {
+  template <int K, g2z__team TEAM>
+  struct kernel {
+    static void launch(cudaStream_t stream, int threads, int *blocks,
+                       const g2z__layernorm_bwd_data<A> &data) {
+      int rows = TEAM == G2Z__TEAM_WARP ? 8 : 1;
+      if (*blocks == 0) {
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+            blocks, g2z_k_layernorm_bwd<A, K, TEAM, DROP>, threads * rows, 0);
+        return;
+      }
+      g2z_k_layernorm_bwd<A, K, TEAM, DROP>
+          <<<(unsigned)*blocks, dim3((unsigned)threads, (unsigned)rows), 0, stream>>>(data);
+    }
+  };
+};
+
+template <typename A, typename G, g2z__drop DROP>
+static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_data<A> data,
+                                         G *dw, G *db, G *dbias, g2z_write mode) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  g2z__row_shape shape;
+  G2Z__TRY(g2z__row_shape_make(device, data.C / g2z__lanes<A>, &shape));
+  int blocks = 0, rows = 2 + data.with_bias;
+  g2z__row_dispatch<g2z__layernorm_bwd<A, DROP>::template kernel>(shape, cuda->stream,
+                                                                   shape.threads, &blocks, data);
+  int wanted = (int)g2z__blocks((size_t)data.N, shape.team == G2Z__TEAM_WARP ? 8 : 1);
+  blocks = blocks < 1 ? cuda->sms : blocks * cuda->sms;
+  if (blocks > wanted) blocks = wanted;
+  void *memory;
+  G2Z__TRY(g2z__scratch(device, (size_t)blocks * (size_t)rows * (size_t)data.C * sizeof(float),
+                        &memory));
+  data.partial = (float *)memory;
+  g2z__row_dispatch<g2z__layernorm_bwd<A, DROP>::template kernel>(shape, cuda->stream,
+                                                                   shape.threads, &blocks, data);
+  G2Z__TRY(g2z__launched(device, "g2z_k_layernorm_bwd"));
+  return g2z__add_slabs<G>(device, dw, db, dbias, data.partial, blocks, data.C, mode);
+}
+
+template <typename A, typename G>
+static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *dropped, void *dw,
+                                         void *db, void *dbias, const void *dy, const void *x,
+                                         const void *w, const float *mean, const float *rstd,
+                                         g2z_write res_mode, g2z_write mode,
+                                         const g2z_dropout *dropout, int N, int C) {
+  g2z__layernorm_bwd_data<A> data;
+  data.dres = (A *)dres;
+  data.dropped = (A *)dropped;
+  data.partial = NULL;
+  data.dy = (const A *)dy;
+  data.x = (const A *)x;
+  data.w = (const A *)w;
+  data.mean = mean;
+  data.rstd = rstd;
+  data.res_mode = res_mode;
+  data.with_bias = dbias != NULL;
+  data.dropout = g2z__dropout_value(dropout);
+  data.N = N;
+  data.C = C;
+  auto run = g2z__dropout_on(dropout) && dbias ? g2z__layernorm_bwd_run<A, G, G2Z__DROP_ON>
+                                               : g2z__layernorm_bwd_run<A, G, G2Z__DROP_OFF>;
+  return run(device, data, (G *)dw, (G *)db, (G *)dbias, mode);
+}
+
+/* ===== >>k24 pointwise ===================================================
+ * In:  tensors. Out: tensors of the same shape, each element by itself.
+ * Law: one launch, a thread per pack, nothing is kept between elements. */
+
+/* GELU in its tanh form, 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), is x times the
+ * logistic function of 2u. Written so, small results keep their digits: 1 + tanh u would lose them.
+ * Hendrycks and Gimpel 2016, arXiv:1606.08415. */
+static __device__ inline float g2z__k_gelu_gate(float x) {
+  float u2 = 1.5957691216057308f * x * (1.0f + 0.044715f * x * x);
+  return 1.0f / (1.0f + expf(-u2));
+}
+static __device__ inline float g2z__k_gelu(float x) { return x * g2z__k_gelu_gate(x); }
+static __device__ inline float g2z__k_gelu_gradient(float x) {
+  float gate = g2z__k_gelu_gate(x);
+  float slope = 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * x * x);
+  return gate + x * gate * (1.0f - gate) * slope;
+}
+
+/* g2z_k_gelu_fwd: y = gelu(x)
+ *   x  [n] A in    n % 8 == 0; 16-byte aligned
+ *   y  [n] A out
+ * Cost    2 sizeof(A) n bytes: 32768 x 3072 in fp16 is 403 MB, 94 us at 4.28 TB/s
+ * Oracle  g2z_cpu_linear_fwd with pre */
+template <typename A>
+static __global__ void g2z_k_gelu_fwd(A *y, const A *x, size_t packs) {
+  constexpr int L = g2z__lanes<A>;
+  size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= packs) return;
+  float value[L];
+  g2z__unpack<A>(value, g2z__get(x, at));
+#pragma unroll
+  for (int i = 0; i < L; i++) value[i] = g2z__k_gelu(value[i]);
+  g2z__put(y, at, g2z__pack<A>(value));
+}
+
+template <typename A>
+static g2z_status g2z__gelu_fwd(g2z_device *device, A *y, const A *x, size_t n) {
+  size_t packs = n / (size_t)g2z__lanes<A>;
+  g2z_k_gelu_fwd<A>
+      <<<(unsigned)g2z__blocks(packs, 256), 256, 0, g2z__cuda_of(device)->stream>>>(y, x, packs);
+  return g2z__launched(device, "g2z_k_gelu_fwd");
+}
+
+/* g2z_k_residual_dropout: y = residual + dropout(x)
+ *   x, residual  [N,C] A in
+ *   y            [N,C] A out   may be x or residual
+ * Cost    3 sizeof(A) NC bytes
+ * Oracle  g2z_cpu_linear_fwd with residual and dropout */
+template <typename A>
+static __global__ void g2z_k_residual_dropout(A *y, const A *x, const A *residual,
+                                              g2z_dropout dropout, size_t packs_in_all, int C) {
+  constexpr int L = g2z__lanes<A>;
+  size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x, packs = (size_t)(C / L);
+  if (at >= packs_in_all) return;
+  float value[L], stream[L], factors[L];
+  g2z__unpack<A>(value, g2z__get(x, at));
+  g2z__unpack<A>(stream, g2z__get(residual, at));
+  g2z__dropout_pack<A>(factors, dropout, at / packs, (int)(at % packs), C);
+#pragma unroll
+  for (int i = 0; i < L; i++) value[i] = stream[i] + value[i] * factors[i];
+  g2z__put(y, at, g2z__pack<A>(value));
+}
+
+template <typename A>
+static g2z_status g2z__residual_dropout(g2z_device *device, A *y, const A *x, const A *residual,
+                                        const g2z_dropout *dropout, int N, int C) {
+  size_t packs = (size_t)N * (size_t)(C / g2z__lanes<A>);
+  g2z_k_residual_dropout<A>
+      <<<(unsigned)g2z__blocks(packs, 256), 256, 0, g2z__cuda_of(device)->stream>>>(
+          y, x, residual, *dropout, packs, C);
+  return g2z__launched(device, "g2z_k_residual_dropout");
+}
+
+/* g2z_k_cast: to[i] = round(from[i])
+ *   from  [n] f32 in
+ *   to    [n] A out
+ * Launch  a thread per pack of `to`; what is not aligned or fills no pack goes one by one
+ * Cost    (4 + sizeof(A)) n bytes
+ * Oracle  g2z_cpu_cast_act, g2z_cpu_cast_grad */
+template <typename A>
+static __global__ void g2z_k_cast(A *to, const float *from, size_t n, int aligned) {
+  constexpr int L = g2z__lanes<A>;
+  size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * L;
+  if (!aligned || first + L > n) {
+    for (size_t i = first; i < min(n, first + L); i++) to[i] = (A)from[i];
+    return;
+  }
+  float value[L];
+#pragma unroll
+  for (int i = 0; i < L; i += 4) {
+    float4 four = __ldcs(reinterpret_cast<const float4 *>(from + first + i));
+    value[i] = four.x;
+    value[i + 1] = four.y;
+    value[i + 2] = four.z;
+    value[i + 3] = four.w;
+  }
+  g2z__put(to, first / L, g2z__pack<A>(value));
+}
+
+template <typename A>
+static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from, size_t n) {
+  if (n == 0) return G2Z_OK;
+  int aligned = ((uintptr_t)to | (uintptr_t)from) % 16 == 0;
+  size_t threads = g2z__blocks(n, (size_t)g2z__lanes<A>);
+  g2z_k_cast<A><<<(unsigned)g2z__blocks(threads, 256), 256, 0, g2z__cuda_of(device)->stream>>>(
+      (A *)to, from, n, aligned);
+  return g2z__launched(device, "g2z_k_cast");
+}
+
+/* ===== >>k30 linear ======================================================
+ * In:  a product's shape, types and epilogue. Out: the product, by an algorithm chosen once.
+ * Law: products accumulate in fp32. Split sums are kept in fp32 too: the reduction schemes that round
+ *      partial sums to the output's type are left out. A choice changes the order of addition, so
+ *      it is made once per shape, kept, and can be written down and read back (g2z_device_tuning_write).
+ *
+ * cuBLASLt speaks column-major: our row-major y[N,O] is its y'[O,N], so a product of rows is asked
+ * for with its operands exchanged: y' = w' x'. */
+
+#define G2Z__CANDIDATES 24       /* algorithms that are timed for a shape */
+
+typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, all int32 */
+  int32_t m, n, k;
+  int32_t transpose_a, transpose_b;
+  int32_t ld_a, ld_b, ld_d;
+  int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D */
+  int32_t compute;                 /* cublasComputeType_t */
+  int32_t epilogue;                /* cublasLtEpilogue_t */
+} g2z__lt_key;
+#define G2Z__KEY_FIELDS ((int)(sizeof(g2z__lt_key) / sizeof(int32_t)))
+
+typedef struct g2z__lt_product {
+  g2z__lt_key key;
+  cublasLtMatmulDesc_t desc;
+  cublasLtMatrixLayout_t a, b, d;
+  cublasLtMatmulAlgo_t algo;
+  float us;                        /* as timed; 0: not timed */
+} g2z__lt_product;
+
+typedef struct g2z__lt_operands {
+  void *d;
+  const void *a, *b;
+  const void *c;                   /* added, of D's layout: NULL, D itself or another */
+  const void *bias;                /* [m], with an epilogue that has one */
+  void *aux;                       /* [m,n] of D's layout: GELU's input */
+} g2z__lt_operands;
+
+static g2z_status g2z__lt_fail(g2z_device *device, cublasStatus_t status, const char *what,
+                               const g2z__lt_key *key) {
+  return g2z__fail(device->services, status == CUBLAS_STATUS_ALLOC_FAILED ? G2Z_NO_MEMORY : G2Z_DEVICE,
+                   "%s of the product [%d,%d] = [%d,%d] [%d,%d] (epilogue %d, dtype %s): cuBLASLt "
+                   "says %s; CUBLASLT_LOG_LEVEL=2 says more", what, key->n, key->m, key->n, key->k,
+                   key->k, key->m, key->epilogue, g2z_dtype_text(device->dtype),
+                   cublasLtGetStatusString(status));
+}
+
+#define G2Z__LT(device, key, call)                                        \
+  do {                                                                    \
+    cublasStatus_t lt_status_ = (call);                                   \
+    if (lt_status_ != CUBLAS_STATUS_SUCCESS)                              \
+      return g2z__lt_fail(device, lt_status_, #call, key);                \
+  } while (0)
+
+static g2z_status g2z__lt_open(g2z_device *device) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  void *memory;
+  G2Z__TRY(g2z__alloc(device->services, G2Z__PRODUCTS, sizeof(g2z__lt_product), &memory));
+  cuda->products = (g2z__lt_product *)memory;
+  cublasStatus_t status = cublasLtCreate(&cuda->lt);
+  if (status != CUBLAS_STATUS_SUCCESS)
+    return g2z__fail(device->services, G2Z_DEVICE,
+                     "cuBLASLt %zu does not start: %s; check that it fits the driver",
+                     cublasLtGetVersion(), cublasLtGetStatusString(status));
+  G2Z__CUDA(device, cudaMalloc(&cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE));
+  return G2Z_OK;
+}
+
+static void g2z__lt_free(g2z__lt_product *product) {
+  if (product->desc) cublasLtMatmulDescDestroy(product->desc);
+  if (product->a) cublasLtMatrixLayoutDestroy(product->a);
+  if (product->b) cublasLtMatrixLayoutDestroy(product->b);
+  if (product->d) cublasLtMatrixLayoutDestroy(product->d);
+  product->desc = NULL;
+  product->a = product->b = product->d = NULL;
+}
+
+static void g2z__lt_close(g2z_device *device) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  for (int i = 0; i < cuda->product_count; i++) g2z__lt_free(&cuda->products[i]);
+  g2z_release(device->services, cuda->products);
+  if (cuda->lt) cublasLtDestroy(cuda->lt);
+  cudaFree(cuda->lt_workspace);
+}
+
+/* The descriptors of a key. */
+static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product) {
+  const g2z__lt_key *key = &product->key;
+  cublasOperation_t op_a = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+  cublasOperation_t op_b = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+  cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)key->epilogue;
+  cudaDataType_t type = (cudaDataType_t)key->type, type_d = (cudaDataType_t)key->type_d;
+  uint64_t m = (uint64_t)key->m, n = (uint64_t)key->n, k = (uint64_t)key->k;
+  int64_t ld_aux = key->ld_d;
+  G2Z__LT(device, key, cublasLtMatmulDescCreate(&product->desc, (cublasComputeType_t)key->compute,
+                                                CUDA_R_32F));
+  G2Z__LT(device, key, cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_TRANSA,
+                                                      &op_a, sizeof op_a));
+  G2Z__LT(device, key, cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_TRANSB,
+                                                      &op_b, sizeof op_b));
+  G2Z__LT(device, key, cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_EPILOGUE,
+                                                      &epilogue, sizeof epilogue));
+  if (epilogue & 128) /* the epilogues with an auxiliary tensor */
+    G2Z__LT(device, key,
+            cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
+                                           &ld_aux, sizeof ld_aux));
+  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->a, type, key->transpose_a ? k : m,
+                                                  key->transpose_a ? m : k, key->ld_a));
+  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->b, type, key->transpose_b ? n : k,
+                                                  key->transpose_b ? k : n, key->ld_b));
+  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->d, type_d, m, n, key->ld_d));
+  return G2Z_OK;
+}
+
+/* The addresses that the epilogue wants live in the descriptor. */
+static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product,
+                                   const g2z__lt_operands *on) {
+  if (on->bias)
+    G2Z__LT(device, &product->key,
+            cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                           &on->bias, sizeof on->bias));
+  if (on->aux)
+    G2Z__LT(device, &product->key,
+            cublasLtMatmulDescSetAttribute(product->desc,
+                                           CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &on->aux,
+                                           sizeof on->aux));
+  return G2Z_OK;
+}
+
+static cublasStatus_t g2z__lt_run(g2z_device *device, const g2z__lt_product *product,
+                                       const g2z__lt_operands *on, const cublasLtMatmulAlgo_t *algo) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  const float one = 1, beta = on->c ? 1.0f : 0.0f;
+  return cublasLtMatmul(cuda->lt, product->desc, &one, on->a, product->a, on->b, product->b, &beta,
+                        on->c ? on->c : on->d, product->d, on->d, product->d, algo,
+                        cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE, cuda->stream);
+}
+
+/* The heuristic's algorithms for a shape, its favourite first. */
+static g2z_status g2z__lt_candidates(g2z_device *device, const g2z__lt_product *product,
+                                          cublasLtMatmulHeuristicResult_t *out, int *count) {
+  const g2z__lt_key *key = &product->key;
+  cublasLtMatmulPreference_t preference;
+  const uint64_t workspace = G2Z__PRODUCT_WORKSPACE;
+  const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  const uint32_t alignment = 16; /* what all our tensors have; the default promises 256 */
+  static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+  *count = 0;
+  cublasStatus_t status = cublasLtMatmulPreferenceCreate(&preference);
+  if (status != CUBLAS_STATUS_SUCCESS)
+    return g2z__lt_fail(device, status, "cublasLtMatmulPreferenceCreate", key);
+  status = cublasLtMatmulPreferenceSetAttribute(
+      preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+  if (status == CUBLAS_STATUS_SUCCESS)
+    status = cublasLtMatmulPreferenceSetAttribute(
+        preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
+  for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
+    status = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &alignment,
+                                                  sizeof alignment);
+  if (status == CUBLAS_STATUS_SUCCESS)
+    status = cublasLtMatmulAlgoGetHeuristic(g2z__cuda_of(device)->lt, product->desc, product->a,
+                                            product->b, product->d, product->d, preference,
+                                            G2Z__CANDIDATES, out, count);
+  cublasLtMatmulPreferenceDestroy(preference);
+  if (status == CUBLAS_STATUS_SUCCESS && *count == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
+  return status == CUBLAS_STATUS_SUCCESS
+             ? G2Z_OK
+             : g2z__lt_fail(device, status, "the choice of an algorithm", key);
+}
+
+/* Best of three runs behind one that warms up; negative when the algorithm does not run. */
+static float g2z__lt_time_us(g2z_device *device, const g2z__lt_product *product,
+                                  const g2z__lt_operands *on, const cublasLtMatmulAlgo_t *algo) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  float best_ms = -1;
+  for (int run = 0; run < 4; run++) {
+    float ms = -1;
+    if (cudaEventRecord(cuda->begin, cuda->stream) != cudaSuccess ||
+        g2z__lt_run(device, product, on, algo) != CUBLAS_STATUS_SUCCESS ||
+        cudaEventRecord(cuda->end, cuda->stream) != cudaSuccess ||
+        cudaEventSynchronize(cuda->end) != cudaSuccess ||
+        cudaEventElapsedTime(&ms, cuda->begin, cuda->end) != cudaSuccess)
+      return -1;
+    if (run > 0 && (best_ms < 0 || ms < best_ms)) best_ms = ms;
+  }
+  return best_ms * 1000;
+}
+
+/* Chooses by the clock. Trials must not change a C that D overwrites: then they write elsewhere, and
+ * where there is no room for that, the heuristic decides. */
+static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
+                                    const g2z__lt_operands *on) {
+  cublasLtMatmulHeuristicResult_t candidates[G2Z__CANDIDATES];
+  int count;
+  G2Z__TRY(g2z__lt_candidates(device, product, candidates, &count));
+  product->algo = candidates[0].algo;
+  if (!g2z__cuda_of(device)->tune || g2z__capturing(device)) return G2Z_OK;
+  g2z__lt_operands trial = *on;
+  void *elsewhere = NULL;
+  if (on->c == on->d) {
+    size_t bytes = (size_t)product->key.ld_d * (size_t)product->key.n *
+                   (product->key.type_d == CUDA_R_32F ? 4 : 2);
+    if (cudaMalloc(&elsewhere, bytes) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return G2Z_OK;
+    }
+    trial.d = elsewhere;
+  }
+  for (int i = 0; i < count; i++) {
+    if (candidates[i].state != CUBLAS_STATUS_SUCCESS) continue;
+    float us = g2z__lt_time_us(device, product, &trial, &candidates[i].algo);
+    if (us <= 0 || (product->us > 0 && us >= product->us)) continue;
+    product->us = us;
+    product->algo = candidates[i].algo;
+  }
+  cudaFree(elsewhere);
+  return G2Z_OK;
+}
+
+static g2z_status g2z__lt_add(g2z_device *device, const g2z__lt_key *key,
+                                   g2z__lt_product **out) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  if (cuda->product_count == G2Z__PRODUCTS)
+    return g2z__fail(device->services, G2Z_UNSUPPORTED,
+                     "more than %d shapes of products: use fewer batch sizes in one process",
+                     G2Z__PRODUCTS);
+  g2z__lt_product *product = &cuda->products[cuda->product_count];
+  memset(product, 0, sizeof *product);
+  product->key = *key;
+  g2z_status status = g2z__lt_describe(device, product);
+  if (status == G2Z_OK) *out = product;
+  else g2z__lt_free(product);
+  return status;
+}
+
+/* D = op(A) op(B) (+ C), with the epilogue. Row-major callers exchange their operands. */
+static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
+                                const g2z__lt_operands *on) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  g2z__lt_product *product = NULL;
+  for (int i = 0; i < cuda->product_count && !product; i++)
+    if (memcmp(&cuda->products[i].key, key, sizeof *key) == 0) product = &cuda->products[i];
+  if (!product) {
+    G2Z__TRY(g2z__lt_add(device, key, &product));
+    g2z_status status = g2z__lt_aim(device, product, on);
+    if (status == G2Z_OK) status = g2z__lt_tune(device, product, on);
+    if (status != G2Z_OK) {
+      g2z__lt_free(product);
+      return status;
+    }
+    cuda->product_count++;
+  } else {
+    G2Z__TRY(g2z__lt_aim(device, product, on));
+  }
+  cublasStatus_t status = g2z__lt_run(device, product, on, &product->algo);
+  return status == CUBLAS_STATUS_SUCCESS
+             ? G2Z_OK
+             : g2z__lt_fail(device, status, "cublasLtMatmul", key);
+}
+
+/* ----- the tuning table as text ------------------------------------------ */
+
+/* A line says what the table holds for: another GPU or cuBLAS has other algorithms. */
+static void g2z__lt_table_head(const g2z_device *device, char *text, size_t bytes) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  snprintf(text, bytes, "gpt2_zero tuning 1, cuBLASLt %zu, %d SMs, %s", cublasLtGetVersion(),
+           cuda->sms, cuda->gpu);
+}
+
+static void g2z__cuda_tune(g2z_device *device, int on) { g2z__cuda_of(device)->tune = on; }
+
+/* One line a product: the key's fields, the algorithm in hexadecimal, microseconds when timed. */
+static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  char head[512];
+  g2z__lt_table_head(device, head, sizeof head);
+  G2Z__TRY(g2z_writer_printf(writer, "%s\n", head));
+  for (int i = 0; i < cuda->product_count; i++) {
+    const g2z__lt_product *product = &cuda->products[i];
+    int32_t fields[G2Z__KEY_FIELDS];
+    memcpy(fields, &product->key, sizeof fields);
+    for (int f = 0; f < G2Z__KEY_FIELDS; f++)
+      G2Z__TRY(g2z_writer_printf(writer, "%" PRId32 " ", fields[f]));
+    for (size_t word = 0; word < sizeof product->algo.data / sizeof product->algo.data[0]; word++)
+      G2Z__TRY(g2z_writer_printf(writer, "%016" PRIx64 " ", product->algo.data[word]));
+    G2Z__TRY(g2z_writer_printf(writer, "%.2f\n", (double)product->us));
+  }
+  return G2Z_OK;
+}
+
+/* Reads one line behind the head into a product; 0 when it is not one. */
+static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, cublasLtMatmulAlgo_t *algo,
+                             float *us) {
+  int32_t fields[G2Z__KEY_FIELDS];
+  char *end;
+  for (int f = 0; f < G2Z__KEY_FIELDS; f++) {
+    long value = strtol(line, &end, 10);
+    if (end == line || *end != ' ' || value < INT32_MIN || value > INT32_MAX) return 0;
+    fields[f] = (int32_t)value;
+    line = end;
+  }
+  memcpy(key, fields, sizeof fields);
+  for (size_t word = 0; word < sizeof algo->data / sizeof algo->data[0]; word++) {
+    algo->data[word] = strtoull(line, &end, 16);
+    if (end == line || *end != ' ') return 0;
+    line = end;
+  }
+  *us = strtof(line, &end);
+  return end != line && *end == '\n';
+}
+
+/* Whether this cuBLAS can run an algorithm that a file names: a damaged one must not be launched. */
+static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product,
+                                const cublasLtMatmulAlgo_t *algo) {
+  cublasLtMatmulHeuristicResult_t result;
+  memset(&result, 0, sizeof result);
+  cublasStatus_t status =
+      cublasLtMatmulAlgoCheck(g2z__cuda_of(device)->lt, product->desc, product->a, product->b,
+                              product->d, product->d, algo, &result);
+  return status == CUBLAS_STATUS_SUCCESS && result.state == CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= G2Z__PRODUCT_WORKSPACE;
+}
+
+/* `text` ends with a NUL. Shapes that the device has settled already keep their algorithm. */
+static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  char head[512];
+  g2z__lt_table_head(device, head, sizeof head);
+  size_t length = strlen(head);
+  if (strncmp(text, head, length) != 0 || text[length] != '\n')
+    return g2z__fail(device->services, G2Z_FORMAT,
+                     "the tuning table begins with \"%.*s\" and not with \"%s\": it was made on "
+                     "another GPU or cuBLAS, remove it to tune anew", (int)strcspn(text, "\n"), text,
+                     head);
+  int number = 2;
+  for (const char *line = text + length + 1; *line; number++) {
+    g2z__lt_key key;
+    cublasLtMatmulAlgo_t algo;
+    float us;
+    const char *next = strchr(line, '\n');
+    if (!next || !g2z__lt_table_parse(line, &key, &algo, &us))
+      return g2z__fail(device->services, G2Z_FORMAT,
+                       "line %d of the tuning table is no product: remove the table to tune anew",
+                       number);
+    line = next + 1;
+    int known = 0;
+    for (int i = 0; i < cuda->product_count && !known; i++)
+      known = memcmp(&cuda->products[i].key, &key, sizeof key) == 0;
+    if (known) continue;
+    g2z__lt_product *product;
+    G2Z__TRY(g2z__lt_add(device, &key, &product));
+    if (!g2z__lt_accepts(device, product, &algo)) {
+      g2z__lt_free(product);
+      return g2z__fail(device->services, G2Z_FORMAT,
+                       "line %d of the tuning table names an algorithm that this cuBLAS does not "
+                       "run: remove the table to tune anew", number);
+    }
+    product->algo = algo;
+    product->us = us;
+    cuda->product_count++;
+  }
+  return G2Z_OK;
+}
+
+/* ----- row-major products ------------------------------------------------ */
+
+template <typename A>
+static constexpr cudaDataType_t g2z__cuda_type = CUDA_R_32F;
+template <>
+constexpr cudaDataType_t g2z__cuda_type<__half> = CUDA_R_16F;
+template <>
+constexpr cudaDataType_t g2z__cuda_type<__nv_bfloat16> = CUDA_R_16BF;
+
+typedef enum g2z__transposed { G2Z__AS_IT_IS, G2Z__TRANSPOSED } g2z__transposed;
+
+/* The key of rows[n,m] = left[n,k] right[k,m], either of them stored transposed, all row-major. A is
+ * the type of left and right, D of the result. `ld` is the result's row length, at least m. */
+template <typename A, typename D>
+static g2z__lt_key g2z__lt_rows_key(const g2z_device *device, int n, int k, int m,
+                                      g2z__transposed left, g2z__transposed right, int ld,
+                                      cublasLtEpilogue_t epilogue) {
+  g2z__lt_key key;
+  memset(&key, 0, sizeof key);
+  key.m = m;
+  key.n = n;
+  key.k = k;
+  key.transpose_a = right == G2Z__TRANSPOSED; /* right is cuBLAS's A: the operands are exchanged */
+  key.transpose_b = left == G2Z__TRANSPOSED;
+  key.ld_a = right == G2Z__TRANSPOSED ? k : m;
+  key.ld_b = left == G2Z__TRANSPOSED ? n : k;
+  key.ld_d = ld;
+  key.type = g2z__cuda_type<A>;
+  key.type_d = g2z__cuda_type<D>;
+  key.compute = device->dtype == G2Z_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  key.epilogue = epilogue;
+  return key;
+}
+
+static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *right) {
+  g2z__lt_operands on;
+  memset(&on, 0, sizeof on);
+  on.d = d;
+  on.a = right;
+  on.b = left;
+  return on;
+}
+
+/* y = x w + bias, and gelu or residual. The residual is the product's C, added in fp32 before the one
+ * rounding; behind a dropout it takes a kernel of its own, and where y is the residual itself, the
+ * product waits in scratch. */
+template <typename A>
+static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *pre, const void *x,
+                                      const void *w, const void *bias, const void *residual,
+                                      const g2z_dropout *dropout, int N, int I, int O) {
+  g2z__lt_key key = g2z__lt_rows_key<A, A>(device, N, I, O, G2Z__AS_IT_IS, G2Z__AS_IT_IS, O,
+                                             CUBLASLT_EPILOGUE_BIAS);
+  g2z__lt_operands on = g2z__lt_rows(pre ? pre : y, x, w);
+  on.bias = bias;
+  int drops = residual && g2z__dropout_on(dropout);
+  if (!drops) on.c = residual;
+  else if (y == residual)
+    G2Z__TRY(g2z__scratch(device, (size_t)N * (size_t)O * sizeof(A), &on.d));
+  G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+  if (pre) return g2z__gelu_fwd<A>(device, (A *)y, (const A *)pre, (size_t)N * (size_t)O);
+  if (!drops) return G2Z_OK;
+  return g2z__residual_dropout<A>(device, (A *)y, (const A *)on.d, (const A *)residual, dropout, N,
+                                  O);
+}
+
+/* dx = dy w^T; with pre, times gelu'(pre) in the kernel that sums the columns. */
+template <typename A, typename G>
+static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
+                                           const void *dy, const void *w, const void *pre,
+                                           g2z_write mode, int N, int I, int O) {
+  g2z__lt_key key = g2z__lt_rows_key<A, A>(device, N, O, I, G2Z__AS_IT_IS, G2Z__TRANSPOSED, I,
+                                             CUBLASLT_EPILOGUE_DEFAULT);
+  g2z__lt_operands on = g2z__lt_rows(dx, dy, w);
+  G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+  if (!pre) return G2Z_OK;
+  void *partial;
+  G2Z__TRY(g2z__scratch(device, (size_t)g2z__slabs(N) * (size_t)I * sizeof(float), &partial));
+  return g2z__add_columns<A, G, G2Z__COLUMNS_TIMES_GELU_GRADIENT>(
+      device, (G *)dbias, (A *)dx, (const A *)pre, (float *)partial, mode, N, I);
+}
+
+/* dw = or += x^T dy */
+template <typename A, typename G>
+static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
+                                             const void *dy, g2z_write mode, int N, int I, int O) {
+  g2z__lt_key key = g2z__lt_rows_key<A, G>(device, I, N, O, G2Z__TRANSPOSED, G2Z__AS_IT_IS, O,
+                                             CUBLASLT_EPILOGUE_DEFAULT);
+  g2z__lt_operands on = g2z__lt_rows(dw, x, dy);
+  if (mode == G2Z_ACCUMULATE) on.c = dw;
+  return g2z__lt_multiply(device, &key, &on);
+}
+/* ===== >>k40 attention ===================================================
+ * In:  packed qkv[B,T,3,NH,HS]. Out: out[B,T,NH,HS] and lse; backward dqkv and its column sums.
+ * Law: no T x T matrix ever lies in memory; scores, statistics and sums are fp32; every output
+ *      element is written by one thread, which adds in the order of the sequence. No atomics.
+ *
+ * FlashAttention-2 (Dao 2023, arXiv:2307.08691) on mma.sync, cp.async and ldmatrix for fp16 and bf16
+ * on sm_80 and newer; plain fp32 arithmetic for everything else; for Hopper, room k41 goes first.
+ *
+ * BLOCKS   A block of threads owns 128 rows of one (b,h): queries in the forward and the dQ kernel,
+ *          keys in the dK and dV kernel. What it owns lies in registers from its first to its last
+ *          instruction; what it walks over streams through two stages of shared memory.
+ * BACKWARD Scores and their gradients are computed twice, once for dQ and once for dK and dV: 7
+ *          products instead of 5. In return no two blocks add to the same number, nothing but the
+ *          statistics goes through memory, and the probabilities stay in the registers that the next
+ *          product reads them from.
+ * MASK     Key <= query. Blocks beyond the diagonal are never visited, 16 x 16 tiles beyond it are
+ *          skipped, and only the tiles on it compare.
+ * HS       Padded with zeros to 64 or 128 on the way into registers and shared memory.
+ * SCRATCH  g2z__attention_scratch says how much backward takes. */
+
+#define G2Z__LN2 0.6931471805599453f
+
+#define G2Z__ATT_ROWS 128        /* rows that a block of a tensor-core kernel owns */
+#define G2Z__ATT_STEP 64         /* rows that it loads at a time */
+
+/* Scratch of backward: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column
+ * sums of dQ over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12,
+ * C=768: 3.1 + 0.8 + 3.1 MB. The plain kernels leave the sums to room k21. */
+static size_t g2z__attention_stats_bytes(int B, int T, int NH) {
+  return g2z__blocks((size_t)B * (size_t)T * (size_t)NH * sizeof(float2), 256) * 256;
+}
+static size_t g2z__attention_slabs(int B, int T, int rows) {
+  return (size_t)B * g2z__blocks((size_t)T, (size_t)rows);
+}
+static size_t g2z__attention_scratch(int B, int T, int C, int NH) {
+  size_t slabs = g2z__attention_slabs(B, T, G2Z__ATT_ROWS) +
+                 2 * g2z__attention_slabs(B, T, G2Z__ATT_STEP);
+  slabs = max(slabs, 3 * (size_t)g2z__slabs(B * T));
+  return g2z__attention_stats_bytes(B, T, NH) + slabs * (size_t)C * sizeof(float);
+}
+
+/* ----- fragments ---------------------------------------------------------
+ * mma.m16n8k16 spreads its operands over a warp. With g = lane / 4 and t = lane % 4, a lane holds
+ *   A 16x16  a0 (g, 2t..2t+1)  a1 (g+8, 2t..)  a2 (g, 2t+8..)  a3 (g+8, 2t+8..)
+ *   B 16x8   b0 (2t..2t+1, g)  b1 (2t+8.., g)
+ *   C 16x8   c0 c1 (g, 2t..2t+1)   c2 c3 (g+8, 2t..)
+ * so the C of two neighbouring tiles, rounded, is the A of the next product. */
+
+static __device__ inline int g2z__lane(void) { return (int)(threadIdx.x % G2Z__WARP); }
+static __device__ inline int g2z__lane_row(void) { return g2z__lane() / 4; }
+static __device__ inline int g2z__lane_column(void) { return g2z__lane() % 4 * 2; }
+
+/* c += a b */
+template <typename A>
+static __device__ inline void g2z__mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                       uint32_t b1) {
+  if constexpr (std::is_same<A, __half>::value)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* A rectangle of qkv, out or their gradients: T rows, HS columns, `stride` numbers apart. */
+template <typename A>
+struct g2z__rows {
+  A *at;
+  size_t stride;
+  int T, HS;
+};
+
+template <typename A>
+static __device__ inline g2z__rows<A> g2z__rows_of(A *base, int b, int h, int part, int parts,
+                                                   int T, int NH, int HS) {
+  size_t C = (size_t)NH * (size_t)HS, stride = C * (size_t)parts;
+  return {base + (size_t)b * (size_t)T * stride + (size_t)part * C + (size_t)(h * HS), stride, T,
+          HS};
+}
+
+/* 16 rows of a rectangle from row `row` on, as A of a product over HS; zero outside. */
+template <int HSP, typename A>
+static __device__ inline void g2z__load_a(uint32_t (&a)[HSP / 16][4], const g2z__rows<const A> &from,
+                                          int row) {
+#pragma unroll
+  for (int k = 0; k < HSP / 16; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int y = row + g2z__lane_row() + i % 2 * 8, x = k * 16 + g2z__lane_column() + i / 2 * 8;
+      a[k][i] = y < from.T && x < from.HS
+                    ? *reinterpret_cast<const uint32_t *>(from.at + (size_t)y * from.stride + x)
+                    : 0u;
+    }
+}
+
+/* Rounds two neighbouring C tiles to one A. */
+template <typename A>
+static __device__ inline void g2z__as_a(uint32_t (&a)[4], const float (&left)[4],
+                                        const float (&right)[4]) {
+  a[0] = g2z__pair_of<A>::pack(left[0], left[1]);
+  a[1] = g2z__pair_of<A>::pack(left[2], left[3]);
+  a[2] = g2z__pair_of<A>::pack(right[0], right[1]);
+  a[3] = g2z__pair_of<A>::pack(right[2], right[3]);
+}
+
+/* Four lanes, STEP and 2 STEP apart, transpose the 4x4 words that they hold: lane i's word k goes to
+ * lane k's word i. */
+template <int STEP>
+static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    int high = g2z__lane() & (bit * STEP);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (i & bit) continue;
+      uint32_t got = __shfl_xor_sync(G2Z__ALL_LANES, high ? words[i] : words[i + bit], bit * STEP);
+      if (high) words[i] = got;
+      else words[i + bit] = got;
+    }
+  }
+}
+
+/* Rounds the 16 rows in `c`, each times a factor, and writes those inside the rectangle: lanes first
+ * exchange their pairs, so that each writes 16 bytes. */
+template <int HSP, typename A>
+static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (&c)[HSP / 8][4],
+                                           int row, float factor_low, float factor_high) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int y = row + g2z__lane_row() + half * 8;
+    float factor = half ? factor_high : factor_low;
+#pragma unroll
+    for (int n = 0; n < HSP / 8; n += 4) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        words[i] = g2z__pair_of<A>::pack(c[n + i][half * 2] * factor, c[n + i][half * 2 + 1] * factor);
+      g2z__transpose<1>(words);
+      int x = n * 8 + g2z__lane() % 4 * 8;
+      if (y < to.T && x < to.HS)
+        *reinterpret_cast<uint4 *>(to.at + (size_t)y * to.stride + x) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+}
+
+/* ----- shared memory -----------------------------------------------------
+ * A tile is G2Z__ATT_STEP rows of HSP numbers. Inside each 128 bytes of row r, the 16-byte piece p
+ * lies at p ^ (r % 8): eight rows of one column, which is what ldmatrix reads at a time, then touch
+ * all 32 banks once. */
+
+template <int HSP>
+static constexpr int g2z__tile_bytes = G2Z__ATT_STEP *HSP * 2;
+
+/* Starts copying rows [row, row + 64) of a rectangle into a tile; zero outside. */
+template <int HSP, int THREADS, typename A>
+static __device__ inline void g2z__load_tile(uint32_t tile, const g2z__rows<const A> &from,
+                                             int row) {
+  constexpr int PIECES = HSP / 8, TOGETHER = THREADS / PIECES; /* rows at once */
+  static_assert(TOGETHER % 8 == 0, "a thread's place in its row is the same in all its rows");
+  int y = (int)threadIdx.x / PIECES, piece = (int)threadIdx.x % PIECES;
+  uint32_t to = tile + (uint32_t)(y * HSP * 2 + ((piece ^ (y % 8)) * 16));
+  const A *source = from.at + (size_t)(row + y) * from.stride + piece * 8;
+#pragma unroll
+  for (int i = 0; i < G2Z__ATT_STEP; i += TOGETHER) {
+    int inside = row + y + i < from.T && piece * 8 < from.HS;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + (uint32_t)(i * HSP * 2)),
+                 "l"(inside ? source : from.at), "r"(inside ? 16 : 0)
+                 : "memory");
+    source += TOGETHER * from.stride;
+  }
+}
+
+static __device__ inline void g2z__copies_commit(void) {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+static __device__ inline void g2z__copies_wait(void) {
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
+/* A lane's share of the addresses for ldmatrix.x4, which hands out four 8x8 matrices; the lanes name
+ * the 32 rows. */
+struct g2z__reader {
+  uint32_t row, swizzle; /* bytes */
+};
+
+/* B from tile[n][k], for two n-tiles: {b0, b1} of the first, {b0, b1} of the second. */
+template <int HSP>
+static __device__ inline g2z__reader g2z__reader_b(void) {
+  int lane = g2z__lane(), row = lane % 8 + lane / 16 * 8;
+  return {(uint32_t)(row * HSP * 2), (uint32_t)((lane / 8 % 2 ^ row % 8) * 16)};
+}
+/* B from tile[k][n], transposed on the way: the same four registers. */
+template <int HSP>
+static __device__ inline g2z__reader g2z__reader_b_transposed(void) {
+  int lane = g2z__lane(), row = lane % 16;
+  return {(uint32_t)(row * HSP * 2), (uint32_t)((lane / 16 ^ row % 8) * 16)};
+}
+
+/* Rows from `row`, columns from `column` on, both multiples of 16. */
+template <int HSP>
+static __device__ inline uint32_t g2z__tile_at(uint32_t tile, g2z__reader reader, int row,
+                                               int column) {
+  return tile + (uint32_t)(row * HSP * 2) + reader.row + (reader.swizzle ^ (uint32_t)(column * 2));
+}
+
+static __device__ inline void g2z__read_b(uint32_t (&b)[4], uint32_t at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+               : "r"(at)
+               : "memory");
+}
+static __device__ inline void g2z__read_b_transposed(uint32_t (&b)[4], uint32_t at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+               : "r"(at)
+               : "memory");
+}
+
+/* ----- products of a warp ------------------------------------------------ */
+
+/* c[m][n] += a[m] tile[rows]^T over HS: N / 8 tiles of scores of MT x 16 rows. */
+template <typename A, int HSP, int MT, int N>
+static __device__ inline void g2z__scores(float (&c)[MT][N / 8][4],
+                                          const uint32_t (&a)[MT][HSP / 16][4], uint32_t tile,
+                                          g2z__reader reader, int row) {
+#pragma unroll
+  for (int k = 0; k < HSP / 16; k++)
+#pragma unroll
+    for (int n = 0; n < N; n += 16) {
+      uint32_t b[4];
+      g2z__read_b(b, g2z__tile_at<HSP>(tile, reader, row + n, k * 16));
+#pragma unroll
+      for (int m = 0; m < MT; m++) {
+        g2z__mma<A>(c[m][n / 8], a[m][k], b[0], b[1]);
+        g2z__mma<A>(c[m][n / 8 + 1], a[m][k], b[2], b[3]);
+      }
+    }
+}
+
+/* c[m] += a[m] tile[row..row+15]: 16 rows of the tile are summed over. */
+template <typename A, int HSP, int MT>
+static __device__ inline void g2z__weighted(float (&c)[MT][HSP / 8][4], const uint32_t (&a)[MT][4],
+                                            uint32_t tile, g2z__reader reader, int row) {
+#pragma unroll
+  for (int n = 0; n < HSP; n += 16) {
+    uint32_t b[4];
+    g2z__read_b_transposed(b, g2z__tile_at<HSP>(tile, reader, row, n));
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+      g2z__mma<A>(c[m][n / 8], a[m], b[0], b[1]);
+      g2z__mma<A>(c[m][n / 8 + 1], a[m], b[2], b[3]);
+    }
+  }
+}
+
+/* ----- dropout of a tile ------------------------------------------------- */
+
+struct g2z__att_drop {
+  g2z_dropout dropout;
+  g2z_step_state state;  /* only the step is set: it is read from memory once */
+  uint32_t sequence;
+  size_t head;           /* element of query 0 and key 0 */
+  int T;
+};
+
+static __device__ inline void g2z__att_drop_open(g2z__att_drop &drop, const g2z_dropout &dropout,
+                                                 int b, int h, int T) {
+  drop.dropout = dropout;
+  drop.state.step = dropout.state->step;
+  drop.sequence = dropout.first + (uint32_t)b * dropout.stride;
+  drop.head = (size_t)h * (size_t)T * (size_t)T;
+  drop.T = T;
+}
+
+static __device__ inline void g2z__att_drop_group(float (&factors)[4], const g2z__att_drop &drop,
+                                                  size_t element) {
+  g2z_dropout local = drop.dropout;
+  local.state = &drop.state;
+  g2z__dropout_group(&local, drop.sequence, (uint32_t)(element / 4), factors);
+}
+
+static __device__ inline float g2z__att_drop_one(const g2z__att_drop &drop, int query, int key) {
+  size_t element = drop.head + (size_t)query * (size_t)drop.T + (size_t)key;
+  float factors[4];
+  g2z__att_drop_group(factors, drop, element);
+  float low = element % 2 ? factors[1] : factors[0], high = element % 2 ? factors[3] : factors[2];
+  return element % 4 < 2 ? low : high; /* an index would move the factors out of registers */
+}
+
+typedef enum g2z__att_side { G2Z__ROWS_ARE_QUERIES, G2Z__ROWS_ARE_KEYS } g2z__att_side;
+
+/* The factors of a C tile whose first element is (row, column). A draw makes the factors of four
+ * neighbouring keys: where T is a multiple of 4 these lie in the same tile, and the lanes that share
+ * them draw one group each and exchange. Otherwise each element is drawn alone. */
+template <g2z__att_side SIDE>
+static __device__ inline void g2z__att_drop_tile(float (&factors)[4], const g2z__att_drop &drop,
+                                                 int row, int column) {
+  int g = g2z__lane_row(), t = g2z__lane() % 4;
+  if (drop.T % 4) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int y = row + g + i / 2 * 8, x = column + t * 2 + i % 2;
+      factors[i] = SIDE == G2Z__ROWS_ARE_QUERIES ? g2z__att_drop_one(drop, y, x)
+                                                 : g2z__att_drop_one(drop, x, y);
+    }
+    return;
+  }
+  float drawn[4];
+  if constexpr (SIDE == G2Z__ROWS_ARE_QUERIES) {
+    /* Lanes t and t^1 share two groups: the even one draws that of row g, the odd one of g + 8. */
+    int query = row + g + t % 2 * 8, key = column + t / 2 * 4;
+    g2z__att_drop_group(drawn, drop, drop.head + (size_t)query * (size_t)drop.T + (size_t)key);
+    float got0 = __shfl_xor_sync(G2Z__ALL_LANES, t % 2 ? drawn[0] : drawn[2], 1);
+    float got1 = __shfl_xor_sync(G2Z__ALL_LANES, t % 2 ? drawn[1] : drawn[3], 1);
+    factors[0] = t % 2 ? got0 : drawn[0];
+    factors[1] = t % 2 ? got1 : drawn[1];
+    factors[2] = t % 2 ? drawn[2] : got0;
+    factors[3] = t % 2 ? drawn[3] : got1;
+  } else {
+    /* Four lanes, g % 4 = 0..3, share four groups: that of c0, c1, c2 and c3. */
+    int query = column + t * 2 + g % 2, key = row + g % 4 / 2 * 8 + g / 4 * 4;
+    g2z__att_drop_group(drawn, drop, drop.head + (size_t)query * (size_t)drop.T + (size_t)key);
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) words[i] = __float_as_uint(drawn[i]);
+    g2z__transpose<4>(words);
+#pragma unroll
+    for (int i = 0; i < 4; i++) factors[i] = __uint_as_float(words[i]);
+  }
+}
+
+#ifndef G2Z__ATT_UNROLL
+#define G2Z__ATT_UNROLL 1
+#endif
+static constexpr int g2z__att_unroll = G2Z__ATT_UNROLL;
+
+/* ----- kernels for tensor cores ------------------------------------------ */
+
+/* How 128 rows are spread over warps. With HS up to 64 a warp takes 32 rows, so that each piece of
+ * shared memory it reads feeds two products; beyond, 16, for the registers. */
+template <int HSP>
+static constexpr int g2z__att_mt = HSP == 64 ? 2 : 1;
+template <int HSP>
+static constexpr int g2z__att_threads = G2Z__ATT_ROWS / (16 * g2z__att_mt<HSP>) * 32;
+
+/* Whether a score counts. */
+typedef enum g2z__att_mask { G2Z__MASK_NONE, G2Z__MASK_CAUSAL } g2z__att_mask;
+
+/* One step of the softmax over a warp's rows and 64 keys: scores become probabilities relative to the
+ * largest score so far, and what was summed before is scaled to match. */
+template <int HSP, int MT>
+static __device__ inline void g2z__softmax_step(float (&s)[MT][G2Z__ATT_STEP / 8][4],
+                                                float (&o)[MT][HSP / 8][4], float (&largest)[MT][2],
+                                                float (&sum)[MT][2], float scale) {
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float top = largest[m][half];
+#pragma unroll
+      for (int n = 0; n < G2Z__ATT_STEP / 8; n++)
+        top = fmaxf(top, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
+      top = fmaxf(top, __shfl_xor_sync(G2Z__ALL_LANES, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(G2Z__ALL_LANES, top, 2));
+      float shrink = g2z__exp2((largest[m][half] - top) * scale), offset = top * scale, added = 0;
+      largest[m][half] = top;
+#pragma unroll
+      for (int n = 0; n < G2Z__ATT_STEP / 8; n++)
+#pragma unroll
+        for (int i = half * 2; i < half * 2 + 2; i++) {
+          s[m][n][i] = g2z__exp2(s[m][n][i] * scale - offset);
+          added += s[m][n][i];
+        }
+      sum[m][half] = sum[m][half] * shrink + added;
+#pragma unroll
+      for (int n = 0; n < HSP / 8; n++) {
+        o[m][n][half * 2] *= shrink;
+        o[m][n][half * 2 + 1] *= shrink;
+      }
+    }
+}
+
+/* g2z_k_attention_fwd: out = softmax(mask(Q K^T / sqrt(HS))) V, 128 queries of one (b,h) per block.
+ *   out     [B,T,NH,HS] A out
+ *   lse     [B,NH,T] f32 out   natural log of the sum of exp of the scaled scores
+ *   qkv     [B,T,3,NH,HS] A in    HS % 8 == 0, HS <= HSP; 16-byte aligned
+ * Math    fp32 scores and sums; exp2 of scores scaled by log2(e); P rounded to A for P V. Keys go
+ *         upwards: the first block holds key 0, so no row's maximum is ever -infinity.
+ * Launch  grid B*NH*ceil(T/128), the longest rows of a head first; 128 (HSP 64) or 256 threads;
+ *         two stages of K and V: 32 or 64 KB of dynamic shared memory
+ * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12, HS=64 is 51.5 GFLOP
+ * Order   keys upwards in blocks of 64; bitwise repeatable
+ * Source  FlashAttention-2, arXiv:2307.08691
+ * Oracle  g2z_cpu_attention_fwd; test attention_fwd */
+template <typename A, int HSP, g2z__drop DROP>
+static __global__ void __launch_bounds__(g2z__att_threads<HSP>, HSP == 64 ? 2 : 1)
+g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T, int NH, int HS,
+                    float scale) {
+#if __CUDA_ARCH__ >= 800
+  constexpr int MT = g2z__att_mt<HSP>, THREADS = g2z__att_threads<HSP>, STEP = G2Z__ATT_STEP;
+  extern __shared__ __align__(128) unsigned char g2z__shared[];
+  uint32_t tiles = (uint32_t)__cvta_generic_to_shared(g2z__shared);
+  int blocks = (T + G2Z__ATT_ROWS - 1) / G2Z__ATT_ROWS, bh = (int)blockIdx.x / blocks;
+  int block = blocks - 1 - (int)blockIdx.x % blocks, b = bh / NH, h = bh % NH;
+  int row = block * G2Z__ATT_ROWS + (int)(threadIdx.x / G2Z__WARP) * 16 * MT;
+  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
+  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
+  g2z__att_drop drop;
+  if constexpr (DROP == G2Z__DROP_ON) g2z__att_drop_open(drop, dropout, b, h, T);
+  int steps = (min(T, (block + 1) * G2Z__ATT_ROWS) + STEP - 1) / STEP;
+  g2z__load_tile<HSP, THREADS>(tiles, k, 0);
+  g2z__load_tile<HSP, THREADS>(tiles + 2 * g2z__tile_bytes<HSP>, v, 0);
+  g2z__copies_commit();
+  uint32_t qa[MT][HSP / 16][4];
+#pragma unroll
+  for (int m = 0; m < MT; m++) g2z__load_a<HSP>(qa[m], q, row + m * 16);
+  float o[MT][HSP / 8][4] = {}, largest[MT][2], sum[MT][2] = {};
+#pragma unroll
+  for (int m = 0; m < MT; m++) largest[m][0] = largest[m][1] = -INFINITY;
+  g2z__reader reader = g2z__reader_b<HSP>(), transposed = g2z__reader_b_transposed<HSP>();
+  for (int step = 0; step < steps; step++) {
+    uint32_t k_tile = tiles + (uint32_t)(step % 2 * g2z__tile_bytes<HSP>);
+    uint32_t v_tile = k_tile + 2 * g2z__tile_bytes<HSP>;
+    g2z__copies_wait();
+    __syncthreads(); /* this stage is there, and nobody reads the other one any more */
+    if (step + 1 < steps) {
+      uint32_t next = tiles + (uint32_t)((step + 1) % 2 * g2z__tile_bytes<HSP>);
+      g2z__load_tile<HSP, THREADS>(next, k, (step + 1) * STEP);
+      g2z__load_tile<HSP, THREADS>(next + 2 * g2z__tile_bytes<HSP>, v, (step + 1) * STEP);
+      g2z__copies_commit();
+    }
+    int key0 = step * STEP;
+    if (key0 >= row + 16 * MT) continue; /* the last keys are beyond the first warps' queries */
+    float s[MT][STEP / 8][4] = {};
+    g2z__scores<A, HSP, MT, STEP>(s, qa, k_tile, reader, 0);
+    if (key0 + STEP > row) {
+#pragma unroll
+      for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            int query = row + m * 16 + g2z__lane_row() + i / 2 * 8;
+            if (key0 + n * 8 + g2z__lane_column() + i % 2 > query) s[m][n][i] = -INFINITY;
+          }
+    }
+    g2z__softmax_step<HSP, MT>(s, o, largest, sum, scale * G2Z__LOG2E);
+#pragma unroll
+    for (int n = 0; n < STEP / 8; n += 2) {
+      uint32_t p[MT][4];
+#pragma unroll
+      for (int m = 0; m < MT; m++) {
+        if constexpr (DROP == G2Z__DROP_ON) {
+#pragma unroll
+          for (int i = n; i < n + 2; i++) {
+            float factors[4];
+            g2z__att_drop_tile<G2Z__ROWS_ARE_QUERIES>(factors, drop, row + m * 16, key0 + i * 8);
+#pragma unroll
+            for (int j = 0; j < 4; j++) s[m][i][j] *= factors[j];
+          }
+        }
+        g2z__as_a<A>(p[m], s[m][n], s[m][n + 1]);
+      }
+      g2z__weighted<A, HSP, MT>(o, p, v_tile, transposed, n * 8);
+    }
+  }
+  auto to = g2z__rows_of(out, b, h, 0, 1, T, NH, HS);
+#pragma unroll
+  for (int m = 0; m < MT; m++) {
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float total = sum[m][half];
+      total += __shfl_xor_sync(G2Z__ALL_LANES, total, 1);
+      total += __shfl_xor_sync(G2Z__ALL_LANES, total, 2);
+      inverse[half] = 1.0f / total;
+      int query = row + m * 16 + g2z__lane_row() + half * 8;
+      if (g2z__lane() % 4 == 0 && query < T)
+        lse[(size_t)bh * (size_t)T + (size_t)query] = largest[m][half] * scale + logf(total);
+    }
+    g2z__store_c<HSP>(to, o[m], row + m * 16, inverse[0], inverse[1]);
+  }
+#else
+  (void)out, (void)lse, (void)qkv, (void)dropout, (void)T, (void)NH, (void)HS, (void)scale;
+#endif
+}
+
+/* Column sums of the block's rows, in the order of its warps. `shared` holds [warps][HSP] floats. */
+template <int HSP, int MT, int THREADS>
+static __device__ inline void g2z__column_slab(float *to, float *shared,
+                                               const float (&c)[MT][HSP / 8][4], float factor,
+                                               int HS) {
+  constexpr int WARPS = THREADS / 32;
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < HSP / 8; n++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float sum = 0;
+#pragma unroll
+      for (int m = 0; m < MT; m++) sum += c[m][n][i] + c[m][n][i + 2];
+#pragma unroll
+      for (int lanes = 4; lanes < 32; lanes *= 2)
+        sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
+      if (g2z__lane_row() == 0)
+        shared[(int)(threadIdx.x / 32) * HSP + n * 8 + g2z__lane_column() + i] = sum;
+    }
+  __syncthreads();
+  for (int x = (int)threadIdx.x; x < HS; x += THREADS) {
+    float sum = 0;
+    for (int warp = 0; warp < WARPS; warp++) sum += shared[warp * HSP + x];
+    to[x] = sum * factor;
+  }
+}
+
+/* sum over a row of dout * out, from A fragments of both: for rows g and g + 8. */
+template <typename A, int HSP>
+static __device__ inline void g2z__row_products(float (&sums)[2],
+                                                const uint32_t (&x)[HSP / 16][4],
+                                                const uint32_t (&y)[HSP / 16][4]) {
+  sums[0] = sums[1] = 0;
+#pragma unroll
+  for (int k = 0; k < HSP / 16; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float2 p = g2z__pair_of<A>::unpack(x[k][i]), q = g2z__pair_of<A>::unpack(y[k][i]);
+      sums[i % 2] += p.x * q.x + p.y * q.y;
+    }
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    sums[half] += __shfl_xor_sync(G2Z__ALL_LANES, sums[half], 1);
+    sums[half] += __shfl_xor_sync(G2Z__ALL_LANES, sums[half], 2);
+  }
+}
+
+/* What a warp of the dQ kernel does with 64 keys: 16 at a time, so that scores take few registers. */
+template <typename A, int HSP, g2z__drop DROP, g2z__att_mask MASK, int MT>
+static __device__ inline void
+g2z__dq_step(float (&dq)[MT][HSP / 8][4], const uint32_t (&q)[MT][HSP / 16][4],
+             const uint32_t (&dout)[MT][HSP / 16][4], const float (&lse2)[MT][2],
+             const float (&d)[MT][2], uint32_t k_tile, uint32_t v_tile, g2z__reader reader,
+             g2z__reader transposed, const g2z__att_drop &drop, int row, int key0, float scale2) {
+#pragma unroll g2z__att_unroll
+  for (int key = 0; key < G2Z__ATT_STEP; key += 16) {
+    if (MASK == G2Z__MASK_CAUSAL && key0 + key >= row + 16 * MT) break;
+    float s[MT][2][4] = {}, dp[MT][2][4] = {};
+    g2z__scores<A, HSP, MT, 16>(s, q, k_tile, reader, key);
+    g2z__scores<A, HSP, MT, 16>(dp, dout, v_tile, reader, key);
+    uint32_t ds[MT][4];
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+        float factors[4];
+        if constexpr (DROP == G2Z__DROP_ON)
+          g2z__att_drop_tile<G2Z__ROWS_ARE_QUERIES>(factors, drop, row + m * 16,
+                                                    key0 + key + n * 8);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          int x = key0 + key + n * 8 + g2z__lane_column() + i % 2;
+          int y = row + m * 16 + g2z__lane_row() + i / 2 * 8;
+          float p = g2z__exp2(s[m][n][i] * scale2 - lse2[m][i / 2]);
+          if (MASK == G2Z__MASK_CAUSAL && x > y) p = 0;
+          if constexpr (DROP == G2Z__DROP_ON) dp[m][n][i] *= factors[i];
+          s[m][n][i] = p * (dp[m][n][i] - d[m][i / 2]);
+        }
+      }
+      g2z__as_a<A>(ds[m], s[m][0], s[m][1]);
+    }
+    g2z__weighted<A, HSP, MT>(dq, ds, k_tile, transposed, key);
+  }
+}
+
+/* g2z_k_attention_bwd_q: dQ of 128 queries of one (b,h) per block, and the statistics that
+ * g2z_k_attention_bwd_kv, which runs next, reads.
+ *   dqkv    [B,T,3,NH,HS] A out   part 0
+ *   stats   [B,NH,T] float2 out   {lse * log2(e), sum over HS of dout * out}
+ *   sums    [slabs,C] f32 out     columns of part 0; slab = b*ceil(T/128) + block
+ * Math    P = exp2(S - lse), dS = P (dP - D) rounded to A, dQ = dS K / sqrt(HS) in fp32
+ * Launch  as g2z_k_attention_fwd
+ * Cost    three products: 3 * B*NH*T^2*HS flops */
+template <typename A, int HSP, g2z__drop DROP>
+static __global__ void __launch_bounds__(g2z__att_threads<HSP>, HSP == 64 ? 2 : 1)
+g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const A *out,
+                      const float *lse, const A *qkv, g2z_dropout dropout, int T, int NH, int HS,
+                      float scale) {
+#if __CUDA_ARCH__ >= 800
+  constexpr int MT = g2z__att_mt<HSP>, THREADS = g2z__att_threads<HSP>, STEP = G2Z__ATT_STEP;
+  extern __shared__ __align__(128) unsigned char g2z__shared[];
+  uint32_t tiles = (uint32_t)__cvta_generic_to_shared(g2z__shared);
+  int blocks = (T + G2Z__ATT_ROWS - 1) / G2Z__ATT_ROWS, bh = (int)blockIdx.x / blocks;
+  int block = blocks - 1 - (int)blockIdx.x % blocks, b = bh / NH, h = bh % NH;
+  int row = block * G2Z__ATT_ROWS + (int)(threadIdx.x / G2Z__WARP) * 16 * MT;
+  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
+  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
+  auto o = g2z__rows_of(out, b, h, 0, 1, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  g2z__att_drop drop;
+  if constexpr (DROP == G2Z__DROP_ON) g2z__att_drop_open(drop, dropout, b, h, T);
+  int steps = (min(T, (block + 1) * G2Z__ATT_ROWS) + STEP - 1) / STEP;
+  g2z__load_tile<HSP, THREADS>(tiles, k, 0);
+  g2z__load_tile<HSP, THREADS>(tiles + 2 * g2z__tile_bytes<HSP>, v, 0);
+  g2z__copies_commit();
+  uint32_t qa[MT][HSP / 16][4], ga[MT][HSP / 16][4];
+  float lse2[MT][2], d[MT][2], dq[MT][HSP / 8][4] = {};
+#pragma unroll
+  for (int m = 0; m < MT; m++) {
+    g2z__load_a<HSP>(qa[m], o, row + m * 16);
+    g2z__load_a<HSP>(ga[m], g, row + m * 16);
+    g2z__row_products<A, HSP>(d[m], ga[m], qa[m]);
+    g2z__load_a<HSP>(qa[m], q, row + m * 16);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int query = row + m * 16 + g2z__lane_row() + half * 8;
+      size_t at = (size_t)bh * (size_t)T + (size_t)query;
+      lse2[m][half] = query < T ? lse[at] * G2Z__LOG2E : 0.0f;
+      if (g2z__lane() % 4 == 0 && query < T) stats[at] = make_float2(lse2[m][half], d[m][half]);
+    }
+  }
+  g2z__reader reader = g2z__reader_b<HSP>(), transposed = g2z__reader_b_transposed<HSP>();
+  for (int step = 0; step < steps; step++) {
+    uint32_t k_tile = tiles + (uint32_t)(step % 2 * g2z__tile_bytes<HSP>);
+    uint32_t v_tile = k_tile + 2 * g2z__tile_bytes<HSP>;
+    g2z__copies_wait();
+    __syncthreads(); /* this stage is there, and nobody reads the other one any more */
+    if (step + 1 < steps) {
+      uint32_t next = tiles + (uint32_t)((step + 1) % 2 * g2z__tile_bytes<HSP>);
+      g2z__load_tile<HSP, THREADS>(next, k, (step + 1) * STEP);
+      g2z__load_tile<HSP, THREADS>(next + 2 * g2z__tile_bytes<HSP>, v, (step + 1) * STEP);
+      g2z__copies_commit();
+    }
+    if (step * STEP + STEP <= row)
+      g2z__dq_step<A, HSP, DROP, G2Z__MASK_NONE>(dq, qa, ga, lse2, d, k_tile, v_tile, reader,
+                                                 transposed, drop, row, step * STEP,
+                                                 scale * G2Z__LOG2E);
+    else
+      g2z__dq_step<A, HSP, DROP, G2Z__MASK_CAUSAL>(dq, qa, ga, lse2, d, k_tile, v_tile, reader,
+                                                   transposed, drop, row, step * STEP,
+                                                   scale * G2Z__LOG2E);
+  }
+  auto to = g2z__rows_of(dqkv, b, h, 0, 3, T, NH, HS);
+#pragma unroll
+  for (int m = 0; m < MT; m++) g2z__store_c<HSP>(to, dq[m], row + m * 16, scale, scale);
+  size_t slab = (size_t)b * (size_t)blocks + (size_t)block;
+  g2z__column_slab<HSP, MT, THREADS>(sums + slab * (size_t)(NH * HS) + (size_t)(h * HS),
+                                     reinterpret_cast<float *>(g2z__shared), dq, scale, HS);
+#else
+  (void)dqkv, (void)stats, (void)sums, (void)dout, (void)out, (void)lse, (void)qkv;
+  (void)dropout, (void)T, (void)NH, (void)HS, (void)scale;
+#endif
+}
+
+/* What a warp of the dK and dV kernel, with its 16 keys, does with 64 queries. S^T and dP^T are
+ * computed, so that P^T and dS^T are A of the next two products without leaving their registers. */
+template <typename A, int HSP, g2z__drop DROP, g2z__att_mask MASK>
+static __device__ inline void
+g2z__dkv_step(float (&dk)[1][HSP / 8][4], float (&dv)[1][HSP / 8][4],
+              const uint32_t (&k)[1][HSP / 16][4], const uint32_t (&v)[1][HSP / 16][4],
+              uint32_t q_tile, uint32_t g_tile, const float2 *stats, g2z__reader reader,
+              g2z__reader transposed, const g2z__att_drop &drop, int row, int query0,
+              float scale2) {
+#pragma unroll g2z__att_unroll
+  for (int query = 0; query < G2Z__ATT_STEP; query += 16) {
+    if (MASK == G2Z__MASK_CAUSAL && query0 + query < row) continue;
+    float s[1][2][4] = {}, dp[1][2][4] = {};
+    g2z__scores<A, HSP, 1, 16>(s, k, q_tile, reader, query);
+    g2z__scores<A, HSP, 1, 16>(dp, v, g_tile, reader, query);
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      /* {lse2, D} of queries 2t and 2t + 1 */
+      float4 two = *reinterpret_cast<const float4 *>(stats + query + n * 8 + g2z__lane_column());
+      float factors[4];
+      if constexpr (DROP == G2Z__DROP_ON)
+        g2z__att_drop_tile<G2Z__ROWS_ARE_KEYS>(factors, drop, row, query0 + query + n * 8);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        int x = query0 + query + n * 8 + g2z__lane_column() + i % 2;
+        int y = row + g2z__lane_row() + i / 2 * 8;
+        float p = g2z__exp2(s[0][n][i] * scale2 - (i % 2 ? two.z : two.x));
+        if (MASK == G2Z__MASK_CAUSAL && y > x) p = 0;
+        s[0][n][i] = p;
+        if constexpr (DROP == G2Z__DROP_ON) {
+          s[0][n][i] *= factors[i];
+          dp[0][n][i] *= factors[i];
+        }
+        dp[0][n][i] = p * (dp[0][n][i] - (i % 2 ? two.w : two.y));
+      }
+    }
+    uint32_t a[1][4];
+    g2z__as_a<A>(a[0], s[0][0], s[0][1]);
+    g2z__weighted<A, HSP, 1>(dv, a, g_tile, transposed, query);
+    g2z__as_a<A>(a[0], dp[0][0], dp[0][1]);
+    g2z__weighted<A, HSP, 1>(dk, a, q_tile, transposed, query);
+  }
+}
+
+/* Starts copying the statistics of 64 queries; zero beyond T, where dout is zero too. */
+static __device__ inline void g2z__load_stats(float2 *to, const float2 *from, int row, int T) {
+  if (threadIdx.x >= G2Z__ATT_STEP) return;
+  int y = row + (int)threadIdx.x, inside = y < T;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(
+                   (uint32_t)__cvta_generic_to_shared(to + threadIdx.x)),
+               "l"(from + (inside ? y : 0)), "r"(inside ? 8 : 0)
+               : "memory");
+}
+
+#define G2Z__ATT_KV_THREADS 128  /* 4 warps of 16 keys */
+
+/* g2z_k_attention_bwd_kv: dK and dV of 64 keys of one (b,h) per block.
+ *   dqkv    [B,T,3,NH,HS] A out   parts 1 and 2
+ *   sums    [slabs,2C] f32 out    columns of parts 1 and 2; slab = b*ceil(T/64) + block
+ *   stats   [B,NH,T] float2 in    of g2z_k_attention_bwd_q
+ * Math    dV = P^T dout, dK = dS^T Q / sqrt(HS) in fp32; P and dS rounded to A
+ * Launch  grid B*NH*ceil(T/64), the longest columns of a head first; 128 threads; two stages of Q,
+ *         dout and stats: 33 or 65 KB of dynamic shared memory
+ * Cost    four products: 4 * B*NH*T^2*HS flops
+ * Order   queries upwards in blocks of 64
+ * Oracle  g2z_cpu_attention_bwd; test attention_bwd */
+template <typename A, int HSP, g2z__drop DROP>
+static __global__ void __launch_bounds__(G2Z__ATT_KV_THREADS, HSP == 64 ? 3 : 2)
+g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout, const A *qkv,
+                       g2z_dropout dropout, int T, int NH, int HS, float scale) {
+#if __CUDA_ARCH__ >= 800
+  constexpr int THREADS = G2Z__ATT_KV_THREADS, STEP = G2Z__ATT_STEP;
+  extern __shared__ __align__(128) unsigned char g2z__shared[];
+  uint32_t tiles = (uint32_t)__cvta_generic_to_shared(g2z__shared);
+  float2 *stats_tiles = reinterpret_cast<float2 *>(g2z__shared + 4 * g2z__tile_bytes<HSP>);
+  int blocks = (T + STEP - 1) / STEP, bh = (int)blockIdx.x / blocks;
+  int block = (int)blockIdx.x % blocks, b = bh / NH, h = bh % NH;
+  int row = block * STEP + (int)(threadIdx.x / G2Z__WARP) * 16;
+  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
+  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  stats += (size_t)bh * (size_t)T;
+  g2z__att_drop drop;
+  if constexpr (DROP == G2Z__DROP_ON) g2z__att_drop_open(drop, dropout, b, h, T);
+  g2z__load_tile<HSP, THREADS>(tiles, q, block * STEP);
+  g2z__load_tile<HSP, THREADS>(tiles + 2 * g2z__tile_bytes<HSP>, g, block * STEP);
+  g2z__load_stats(stats_tiles, stats, block * STEP, T);
+  g2z__copies_commit();
+  uint32_t ka[1][HSP / 16][4], va[1][HSP / 16][4];
+  float dk[1][HSP / 8][4] = {}, dv[1][HSP / 8][4] = {};
+  g2z__load_a<HSP>(ka[0], k, row);
+  g2z__load_a<HSP>(va[0], v, row);
+  g2z__reader reader = g2z__reader_b<HSP>(), transposed = g2z__reader_b_transposed<HSP>();
+  for (int step = block; step < blocks; step++) {
+    int stage = (step - block) % 2;
+    uint32_t q_tile = tiles + (uint32_t)(stage * g2z__tile_bytes<HSP>);
+    uint32_t g_tile = q_tile + 2 * g2z__tile_bytes<HSP>;
+    const float2 *stats_tile = stats_tiles + stage * STEP;
+    g2z__copies_wait();
+    __syncthreads(); /* this stage is there, and nobody reads the other one any more */
+    if (step + 1 < blocks) {
+      uint32_t next = tiles + (uint32_t)((1 - stage) * g2z__tile_bytes<HSP>);
+      g2z__load_tile<HSP, THREADS>(next, q, (step + 1) * STEP);
+      g2z__load_tile<HSP, THREADS>(next + 2 * g2z__tile_bytes<HSP>, g, (step + 1) * STEP);
+      g2z__load_stats(stats_tiles + (1 - stage) * STEP, stats, (step + 1) * STEP, T);
+      g2z__copies_commit();
+    }
+    if (step > block)
+      g2z__dkv_step<A, HSP, DROP, G2Z__MASK_NONE>(dk, dv, ka, va, q_tile, g_tile, stats_tile,
+                                                  reader, transposed, drop, row, step * STEP,
+                                                  scale * G2Z__LOG2E);
+    else
+      g2z__dkv_step<A, HSP, DROP, G2Z__MASK_CAUSAL>(dk, dv, ka, va, q_tile, g_tile, stats_tile,
+                                                    reader, transposed, drop, row, step * STEP,
+                                                    scale * G2Z__LOG2E);
+  }
+  auto dk_rows = g2z__rows_of(dqkv, b, h, 1, 3, T, NH, HS);
+  auto dv_rows = g2z__rows_of(dqkv, b, h, 2, 3, T, NH, HS);
+  g2z__store_c<HSP>(dk_rows, dk[0], row, scale, scale);
+  g2z__store_c<HSP>(dv_rows, dv[0], row, 1.0f, 1.0f);
+  size_t C = (size_t)(NH * HS), slab = (size_t)b * (size_t)blocks + (size_t)block;
+  float *to = sums + slab * 2 * C + (size_t)(h * HS);
+  float *shared = reinterpret_cast<float *>(g2z__shared);
+  g2z__column_slab<HSP, 1, THREADS>(to, shared, dk, scale, HS);
+  g2z__column_slab<HSP, 1, THREADS>(to + C, shared, dv, 1.0f, HS);
+#else
+  (void)dqkv, (void)sums, (void)stats, (void)dout, (void)qkv, (void)dropout, (void)T, (void)NH;
+  (void)HS, (void)scale;
+#endif
+}
+
+/* ----- kernels in plain fp32 ---------------------------------------------
+ * For fp32 and tf32, and for GPUs before sm_80. 256 threads as a 16 x 16 square own R rows of one
+ * (b,h) and walk over N at a time, both in shared memory as fp32. Thread (y,x) computes scores of
+ * rows y + 16i and columns x + 16j, and columns 4x.. of the same rows of the results: a row belongs
+ * to one half-warp throughout, so that its weights need no barrier on their way through memory. */
+
+template <int HSP>
+struct g2z__plain {
+  enum {
+    R = 4096 / HSP,              /* 64 rows of 64, 32 rows of 128 */
+    N = R / 2,
+    RM = R / 16, NM = N / 16,    /* of which one thread has */
+    STRIDE = HSP + 4,            /* eight rows of one 16-byte column touch all banks */
+    COLUMNS = HSP / 16,
+    WEIGHTS = R * (N + 1),
+    FWD_BYTES = ((R + 2 * N) * STRIDE + WEIGHTS) * 4,
+    BWD_BYTES = ((2 * R + 2 * N) * STRIDE + WEIGHTS) * 4 /* 60,672 and 52,864: sm_75 has 65,536 */
+  };
+};
+
+#define G2Z__PLAIN_THREADS 256
+
+template <int HSP, int ROWS, typename A>
+static __device__ inline void g2z__plain_load(float *tile, const g2z__rows<const A> &from,
+                                              int row) {
+  constexpr int L = g2z__lanes<A>, PIECES = HSP / L;
+  for (int i = (int)threadIdx.x; i < ROWS * PIECES; i += G2Z__PLAIN_THREADS) {
+    int y = i / PIECES, x = i % PIECES * L;
+    float values[L] = {};
+    if (row + y < from.T && x < from.HS)
+      g2z__unpack<A>(values, *reinterpret_cast<const uint4 *>(
+                                 from.at + (size_t)(row + y) * from.stride + x));
+#pragma unroll
+    for (int k = 0; k < L; k++) tile[y * g2z__plain<HSP>::STRIDE + x + k] = values[k];
+  }
+}
+
+/* s[i][j] += row y + 16i of `rows` times row x + 16j of `columns`. */
+template <int HSP>
+static __device__ inline void
+g2z__plain_scores(float (&s)[g2z__plain<HSP>::RM][g2z__plain<HSP>::NM], const float *rows,
+                  const float *columns) {
+  typedef g2z__plain<HSP> P;
+  int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+#pragma unroll 4
+  for (int d = 0; d < HSP; d += 4)
+#pragma unroll
+    for (int i = 0; i < P::RM; i++) {
+      float4 a = *reinterpret_cast<const float4 *>(rows + (y + 16 * i) * P::STRIDE + d);
+#pragma unroll
+      for (int j = 0; j < P::NM; j++) {
+        float4 b = *reinterpret_cast<const float4 *>(columns + (x + 16 * j) * P::STRIDE + d);
+        s[i][j] += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+      }
+    }
+}
+
+/* acc[i] += (weights of row y + 16i) times tile: the weights of the same half-warp's threads. */
+template <int HSP>
+static __device__ inline void
+g2z__plain_weighted(float (&acc)[g2z__plain<HSP>::RM][g2z__plain<HSP>::COLUMNS], float *weights,
+                    const float (&w)[g2z__plain<HSP>::RM][g2z__plain<HSP>::NM],
+                    const float *tile) {
+  typedef g2z__plain<HSP> P;
+  int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+  __syncwarp(); /* the last weights have been read */
+#pragma unroll
+  for (int i = 0; i < P::RM; i++)
+#pragma unroll
+    for (int j = 0; j < P::NM; j++) weights[(y + 16 * i) * (P::N + 1) + x + 16 * j] = w[i][j];
+  __syncwarp();
+#pragma unroll 4
+  for (int k = 0; k < P::N; k++)
+#pragma unroll
+    for (int c = 0; c < P::COLUMNS; c += 4) {
+      float4 b = *reinterpret_cast<const float4 *>(tile + k * P::STRIDE + c * 16 + x * 4);
+#pragma unroll
+      for (int i = 0; i < P::RM; i++) {
+        float a = weights[(y + 16 * i) * (P::N + 1) + k];
+        acc[i][c] += a * b.x;
+        acc[i][c + 1] += a * b.y;
+        acc[i][c + 2] += a * b.z;
+        acc[i][c + 3] += a * b.w;
+      }
+    }
+}
+
+template <int HSP, typename A>
+static __device__ inline void
+g2z__plain_store(const g2z__rows<A> &to,
+                 const float (&acc)[g2z__plain<HSP>::RM][g2z__plain<HSP>::COLUMNS], int row,
+                 const float (&factor)[g2z__plain<HSP>::RM]) {
+  typedef g2z__plain<HSP> P;
+#pragma unroll
+  for (int i = 0; i < P::RM; i++)
+#pragma unroll
+    for (int c = 0; c < P::COLUMNS; c++) {
+      int y = row + (int)threadIdx.x / 16 + 16 * i;
+      int x = c / 4 * 64 + (int)threadIdx.x % 16 * 4 + c % 4;
+      if (y < to.T && x < to.HS) to.at[(size_t)y * to.stride + x] = (A)(acc[i][c] * factor[i]);
+    }
+}
+
+/* Over the 16 threads that share rows. */
+static __device__ inline float g2z__plain_sum(float x) {
+#pragma unroll
+  for (int lanes = 8; lanes; lanes /= 2) x += __shfl_xor_sync(G2Z__ALL_LANES, x, lanes);
+  return x;
+}
+static __device__ inline float g2z__plain_largest(float x) {
+#pragma unroll
+  for (int lanes = 8; lanes; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(G2Z__ALL_LANES, x, lanes));
+  return x;
+}
+
+/* g2z_k_attention_plain_fwd: g2z_k_attention_fwd in fp32 arithmetic, R queries per block.
+ * Launch  grid B*NH*ceil(T/R), 256 threads, FWD_BYTES of dynamic shared memory
+ * Order   keys upwards in blocks of N; P is not rounded
+ * Oracle  g2z_cpu_attention_fwd; test attention_fwd */
+template <typename A, int HSP>
+static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
+g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T, int NH,
+                          int HS, float scale) {
+  typedef g2z__plain<HSP> P;
+  extern __shared__ __align__(128) unsigned char g2z__shared[];
+  float *q_tile = reinterpret_cast<float *>(g2z__shared), *k_tile = q_tile + P::R * P::STRIDE;
+  float *v_tile = k_tile + P::N * P::STRIDE, *weights = v_tile + P::N * P::STRIDE;
+  int blocks = (T + P::R - 1) / P::R, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
+  int block = blocks - 1 - (int)blockIdx.x % blocks;
+  int row = block * P::R, y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
+  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
+  g2z__att_drop drop;
+  if (dropout.probability > 0) g2z__att_drop_open(drop, dropout, b, h, T);
+  float o[P::RM][P::COLUMNS] = {}, largest[P::RM], sum[P::RM] = {};
+#pragma unroll
+  for (int i = 0; i < P::RM; i++) largest[i] = -INFINITY;
+  g2z__plain_load<HSP, P::R>(q_tile, q, row);
+  for (int key0 = 0; key0 < min(T, row + P::R); key0 += P::N) {
+    __syncthreads();
+    g2z__plain_load<HSP, P::N>(k_tile, k, key0);
+    g2z__plain_load<HSP, P::N>(v_tile, v, key0);
+    __syncthreads();
+    float s[P::RM][P::NM] = {};
+    g2z__plain_scores<HSP>(s, q_tile, k_tile);
+#pragma unroll
+    for (int i = 0; i < P::RM; i++) {
+      float top = largest[i];
+#pragma unroll
+      for (int j = 0; j < P::NM; j++) {
+        s[i][j] = key0 + x + 16 * j > y + 16 * i ? -INFINITY : s[i][j] * scale;
+        top = fmaxf(top, s[i][j]);
+      }
+      top = g2z__plain_largest(top);
+      float shrink = expf(largest[i] - top);
+      largest[i] = top;
+      sum[i] *= shrink;
+#pragma unroll
+      for (int j = 0; j < P::NM; j++) {
+        s[i][j] = expf(s[i][j] - top);
+        sum[i] += s[i][j];
+        if (dropout.probability > 0) s[i][j] *= g2z__att_drop_one(drop, y + 16 * i, key0 + x + 16 * j);
+      }
+#pragma unroll
+      for (int c = 0; c < P::COLUMNS; c++) o[i][c] *= shrink;
+    }
+    g2z__plain_weighted<HSP>(o, weights, s, v_tile);
+  }
+  float inverse[P::RM];
+#pragma unroll
+  for (int i = 0; i < P::RM; i++) {
+    float total = g2z__plain_sum(sum[i]);
+    inverse[i] = 1.0f / total;
+    if (x == 0 && y + 16 * i < T)
+      lse[(size_t)bh * (size_t)T + (size_t)(y + 16 * i)] = largest[i] + logf(total);
+  }
+  g2z__plain_store<HSP>(g2z__rows_of(out, b, h, 0, 1, T, NH, HS), o, row, inverse);
+}
+
+/* g2z_k_attention_plain_bwd_q: dQ of R queries per block, and stats {lse, sum of dout * out}.
+ * Launch  as the forward, BWD_BYTES of dynamic shared memory */
+template <typename A, int HSP>
+static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
+g2z_k_attention_plain_bwd_q(A *dqkv, float2 *stats, const A *dout, const A *out, const float *lse,
+                            const A *qkv, g2z_dropout dropout, int T, int NH, int HS,
+                            float scale) {
+  typedef g2z__plain<HSP> P;
+  extern __shared__ __align__(128) unsigned char g2z__shared[];
+  float *q_tile = reinterpret_cast<float *>(g2z__shared), *g_tile = q_tile + P::R * P::STRIDE;
+  float *k_tile = g_tile + P::R * P::STRIDE, *v_tile = k_tile + P::N * P::STRIDE;
+  float *weights = v_tile + P::N * P::STRIDE;
+  int blocks = (T + P::R - 1) / P::R, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
+  int block = blocks - 1 - (int)blockIdx.x % blocks;
+  int row = block * P::R, y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
+  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
+  auto o = g2z__rows_of(out, b, h, 0, 1, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  g2z__att_drop drop;
+  if (dropout.probability > 0) g2z__att_drop_open(drop, dropout, b, h, T);
+  g2z__plain_load<HSP, P::R>(q_tile, o, row); /* out first, for its products with dout */
+  g2z__plain_load<HSP, P::R>(g_tile, g, row);
+  __syncthreads();
+  float dq[P::RM][P::COLUMNS] = {}, row_lse[P::RM], d[P::RM], factor[P::RM];
+#pragma unroll
+  for (int i = 0; i < P::RM; i++) {
+    int at = ((int)threadIdx.x / 16 + 16 * i) * P::STRIDE;
+    float sum = 0;
+    for (int c = x; c < HSP; c += 16) sum += q_tile[at + c] * g_tile[at + c];
+    d[i] = g2z__plain_sum(sum);
+    size_t query = (size_t)bh * (size_t)T + (size_t)(y + 16 * i);
+    row_lse[i] = y + 16 * i < T ? lse[query] : 0.0f;
+    factor[i] = scale;
+    if (x == 0 && y + 16 * i < T) stats[query] = make_float2(row_lse[i], d[i]);
+  }
+  __syncthreads();
+  g2z__plain_load<HSP, P::R>(q_tile, q, row);
+  for (int key0 = 0; key0 < min(T, row + P::R); key0 += P::N) {
+    __syncthreads();
+    g2z__plain_load<HSP, P::N>(k_tile, k, key0);
+    g2z__plain_load<HSP, P::N>(v_tile, v, key0);
+    __syncthreads();
+    float s[P::RM][P::NM] = {}, dp[P::RM][P::NM] = {};
+    g2z__plain_scores<HSP>(s, q_tile, k_tile);
+    g2z__plain_scores<HSP>(dp, g_tile, v_tile);
+#pragma unroll
+    for (int i = 0; i < P::RM; i++)
+#pragma unroll
+      for (int j = 0; j < P::NM; j++) {
+        int query = y + 16 * i, key = key0 + x + 16 * j;
+        float p = key > query ? 0.0f : expf(s[i][j] * scale - row_lse[i]);
+        if (dropout.probability > 0) dp[i][j] *= g2z__att_drop_one(drop, query, key);
+        s[i][j] = p * (dp[i][j] - d[i]);
+      }
+    g2z__plain_weighted<HSP>(dq, weights, s, k_tile);
+  }
+  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 0, 3, T, NH, HS), dq, row, factor);
+}
+
+/* g2z_k_attention_plain_bwd_kv: dK and dV of R keys per block.
+ * Launch  as the forward, BWD_BYTES of dynamic shared memory
+ * Order   queries upwards in blocks of N
+ * Oracle  g2z_cpu_attention_bwd; test attention_bwd */
+template <typename A, int HSP>
+static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
+g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const A *qkv,
+                             g2z_dropout dropout, int T, int NH, int HS, float scale) {
+  typedef g2z__plain<HSP> P;
+  extern __shared__ __align__(128) unsigned char g2z__shared[];
+  float *k_tile = reinterpret_cast<float *>(g2z__shared), *v_tile = k_tile + P::R * P::STRIDE;
+  float *q_tile = v_tile + P::R * P::STRIDE, *g_tile = q_tile + P::N * P::STRIDE;
+  float *weights = g_tile + P::N * P::STRIDE;
+  int blocks = (T + P::R - 1) / P::R, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
+  int row = (int)blockIdx.x % blocks * P::R;
+  int y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
+  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  g2z__att_drop drop;
+  if (dropout.probability > 0) g2z__att_drop_open(drop, dropout, b, h, T);
+  float dk[P::RM][P::COLUMNS] = {}, dv[P::RM][P::COLUMNS] = {};
+  g2z__plain_load<HSP, P::R>(k_tile, k, row);
+  g2z__plain_load<HSP, P::R>(v_tile, v, row);
+  for (int query0 = row; query0 < T; query0 += P::N) {
+    __syncthreads();
+    g2z__plain_load<HSP, P::N>(q_tile, q, query0);
+    g2z__plain_load<HSP, P::N>(g_tile, g, query0);
+    __syncthreads();
+    float s[P::RM][P::NM] = {}, dp[P::RM][P::NM] = {};
+    g2z__plain_scores<HSP>(s, k_tile, q_tile);
+    g2z__plain_scores<HSP>(dp, v_tile, g_tile);
+#pragma unroll
+    for (int j = 0; j < P::NM; j++) {
+      int query = query0 + x + 16 * j;
+      float2 stat = query < T ? stats[(size_t)bh * (size_t)T + (size_t)query] : make_float2(0, 0);
+#pragma unroll
+      for (int i = 0; i < P::RM; i++) {
+        int key = y + 16 * i;
+        float p = key > query ? 0.0f : expf(s[i][j] * scale - stat.x);
+        float factor = dropout.probability > 0 ? g2z__att_drop_one(drop, query, key) : 1.0f;
+        s[i][j] = p * factor;
+        dp[i][j] = p * (dp[i][j] * factor - stat.y);
+      }
+    }
+    g2z__plain_weighted<HSP>(dv, weights, s, g_tile);
+    g2z__plain_weighted<HSP>(dk, weights, dp, q_tile);
+  }
+  float k_factor[P::RM], v_factor[P::RM];
+#pragma unroll
+  for (int i = 0; i < P::RM; i++) {
+    k_factor[i] = scale;
+    v_factor[i] = 1.0f;
+  }
+  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 1, 3, T, NH, HS), dk, row, k_factor);
+  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 2, 3, T, NH, HS), dv, row, v_factor);
+}
+
+/* ----- launchers --------------------------------------------------------- */
+
+static inline unsigned g2z__att_grid(int B, int T, int NH, int rows) {
+  return (unsigned)((size_t)B * (size_t)NH * g2z__blocks((size_t)T, (size_t)rows));
+}
+
+/* More than 48 KB of shared memory must be asked for. */
+template <typename K>
+static g2z_status g2z__att_shared(g2z_device *device, K kernel, int bytes) {
+  if (bytes > 48 * 1024)
+    G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           bytes));
+  return G2Z_OK;
+}
+
+/* What the launchers are handed, in the types of the kernels. */
+template <typename A>
+struct g2z__att_data {
+  A *out, *dqkv;             /* forward; backward */
+  float *lse;
+  const A *qkv, *dout, *forward;
+  float2 *stats;
+  float *q_sums, *kv_sums;
+  g2z_dropout dropout;
+  int B, T, C, NH;
+
+  int HS() const { return C / NH; }
+  float scale() const { return 1.0f / sqrtf((float)HS()); }
+};
+
+template <typename A, int HSP, g2z__drop DROP>
+static g2z_status g2z__attention_fwd_run(g2z_device *device, const g2z__att_data<A> &x) {
+  constexpr int BYTES = 4 * g2z__tile_bytes<HSP>;
+  auto kernel = g2z_k_attention_fwd<A, HSP, DROP>;
+  G2Z__TRY(g2z__att_shared(device, kernel, BYTES));
+  kernel<<<g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, BYTES,
+           g2z__cuda_of(device)->stream>>>(x.out, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(),
+                                           x.scale());
+  return g2z__launched(device, "g2z_k_attention_fwd");
+}
+
+template <typename A, int HSP, g2z__drop DROP>
+static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
+  constexpr int Q_BYTES = 4 * g2z__tile_bytes<HSP>;
+  constexpr int KV_BYTES = Q_BYTES + 2 * G2Z__ATT_STEP * (int)sizeof(float2);
+  cudaStream_t stream = g2z__cuda_of(device)->stream;
+  auto for_q = g2z_k_attention_bwd_q<A, HSP, DROP>;
+  auto for_kv = g2z_k_attention_bwd_kv<A, HSP, DROP>;
+  G2Z__TRY(g2z__att_shared(device, for_q, Q_BYTES));
+  G2Z__TRY(g2z__att_shared(device, for_kv, KV_BYTES));
+  for_q<<<g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, Q_BYTES, stream>>>(
+      x.dqkv, x.stats, x.q_sums, x.dout,
+                                                         x.forward, x.lse, x.qkv, x.dropout, x.T,
+                                                         x.NH, x.HS(), x.scale());
+  G2Z__TRY(g2z__launched(device, "g2z_k_attention_bwd_q"));
+  for_kv<<<g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_STEP), G2Z__ATT_KV_THREADS, KV_BYTES, stream>>>(
+      x.dqkv, x.kv_sums, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
+  return g2z__launched(device, "g2z_k_attention_bwd_kv");
+}
+
+template <typename A, int HSP>
+static g2z_status g2z__attention_plain_fwd_run(g2z_device *device, const g2z__att_data<A> &x) {
+  typedef g2z__plain<HSP> P;
+  auto kernel = g2z_k_attention_plain_fwd<A, HSP>;
+  G2Z__TRY(g2z__att_shared(device, kernel, P::FWD_BYTES));
+  kernel<<<g2z__att_grid(x.B, x.T, x.NH, P::R), G2Z__PLAIN_THREADS, P::FWD_BYTES,
+           g2z__cuda_of(device)->stream>>>(x.out, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(),
+                                           x.scale());
+  return g2z__launched(device, "g2z_k_attention_plain_fwd");
+}
+
+template <typename A, int HSP>
+static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
+  typedef g2z__plain<HSP> P;
+  unsigned grid = g2z__att_grid(x.B, x.T, x.NH, P::R);
+  cudaStream_t stream = g2z__cuda_of(device)->stream;
+  auto for_q = g2z_k_attention_plain_bwd_q<A, HSP>;
+  auto for_kv = g2z_k_attention_plain_bwd_kv<A, HSP>;
+  G2Z__TRY(g2z__att_shared(device, for_q, P::BWD_BYTES));
+  G2Z__TRY(g2z__att_shared(device, for_kv, P::BWD_BYTES));
+  for_q<<<grid, G2Z__PLAIN_THREADS, P::BWD_BYTES, stream>>>(x.dqkv, x.stats, x.dout, x.forward,
+                                                           x.lse, x.qkv, x.dropout, x.T, x.NH,
+                                                           x.HS(), x.scale());
+  G2Z__TRY(g2z__launched(device, "g2z_k_attention_plain_bwd_q"));
+  for_kv<<<grid, G2Z__PLAIN_THREADS, P::BWD_BYTES, stream>>>(
+      x.dqkv, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
+  return g2z__launched(device, "g2z_k_attention_plain_bwd_kv");
+}
+
+/* Whether the kernels for tensor cores have a body in this build and run on this GPU. */
+static int g2z__att_tensor(const g2z_device *device) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  return cuda->capability >= 80 && cuda->built_for >= 80;
+}
+
+template <typename A>
+static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, float *lse,
+                                         const void *qkv, const g2z_dropout *dropout, int B, int T,
+                                         int C, int NH) {
+  g2z__att_data<A> x;
+  memset(&x, 0, sizeof x);
+  x.out = (A *)out, x.lse = lse, x.qkv = (const A *)qkv;
+  x.dropout = g2z__dropout_value(dropout);
+  x.B = B, x.T = T, x.C = C, x.NH = NH;
+  int narrow = x.HS() <= 64;
+  if constexpr (sizeof(A) == 2) {
+    if (g2z__att_tensor(device)) {
+      if (g2z__dropout_on(dropout))
+        return narrow ? g2z__attention_fwd_run<A, 64, G2Z__DROP_ON>(device, x)
+                      : g2z__attention_fwd_run<A, 128, G2Z__DROP_ON>(device, x);
+      return narrow ? g2z__attention_fwd_run<A, 64, G2Z__DROP_OFF>(device, x)
+                    : g2z__attention_fwd_run<A, 128, G2Z__DROP_OFF>(device, x);
+    }
+  }
+  return narrow ? g2z__attention_plain_fwd_run<A, 64>(device, x)
+                : g2z__attention_plain_fwd_run<A, 128>(device, x);
+}
+
+template <typename A, typename G>
+static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *dbias,
+                                         const void *dout, const void *out, const float *lse,
+                                         const void *qkv, g2z_write mode,
+                                         const g2z_dropout *dropout, int B, int T, int C, int NH) {
+  g2z__att_data<A> x;
+  memset(&x, 0, sizeof x);
+  x.dqkv = (A *)dqkv, x.dout = (const A *)dout, x.forward = (const A *)out;
+  x.lse = (float *)lse, x.qkv = (const A *)qkv;
+  x.dropout = g2z__dropout_value(dropout);
+  x.B = B, x.T = T, x.C = C, x.NH = NH;
+  void *scratch;
+  G2Z__TRY(g2z__scratch(device, g2z__attention_scratch(B, T, C, NH), &scratch));
+  x.stats = (float2 *)scratch;
+  x.q_sums = (float *)((char *)scratch + g2z__attention_stats_bytes(B, T, NH));
+  size_t q_slabs = g2z__attention_slabs(B, T, G2Z__ATT_ROWS);
+  size_t kv_slabs = g2z__attention_slabs(B, T, G2Z__ATT_STEP);
+  x.kv_sums = x.q_sums + q_slabs * (size_t)C;
+  int narrow = x.HS() <= 64;
+  if constexpr (sizeof(A) == 2) {
+    if (g2z__att_tensor(device)) {
+      if (g2z__dropout_on(dropout))
+        G2Z__TRY((narrow ? g2z__attention_bwd_run<A, 64, G2Z__DROP_ON>
+                         : g2z__attention_bwd_run<A, 128, G2Z__DROP_ON>)(device, x));
+      else
+        G2Z__TRY((narrow ? g2z__attention_bwd_run<A, 64, G2Z__DROP_OFF>
+                         : g2z__attention_bwd_run<A, 128, G2Z__DROP_OFF>)(device, x));
+      G2Z__TRY(g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, x.q_sums, (int)q_slabs, C,
+                                 mode));
+      return g2z__add_slabs<G>(device, (G *)dbias + C, (G *)NULL, (G *)NULL, x.kv_sums,
+                               (int)kv_slabs, 2 * C, mode);
+    }
+  }
+  G2Z__TRY((narrow ? g2z__attention_plain_bwd_run<A, 64>
+                   : g2z__attention_plain_bwd_run<A, 128>)(device, x));
+  return g2z__add_columns<A, G, G2Z__COLUMNS_PLAIN>(device, (G *)dbias, x.dqkv, (const A *)NULL,
+                                                    x.q_sums, mode, B * T, 3 * C);
+}
+
+/* ===== >>k50 head ========================================================
+ * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
+ * Law: logits exist for `chunk` tokens at a time, in A; their gradients overwrite them; dwte adds up
+ *      over the chunks in fp32. */
+
+/* A softmax in the making: exp(x - max) add up to sum. */
+typedef struct g2z__softmax {
+  float max, sum;
+} g2z__softmax;
+
+static __device__ inline g2z__softmax g2z__softmax_join(g2z__softmax a, g2z__softmax b) {
+  g2z__softmax both;
+  both.max = fmaxf(a.max, b.max);
+  float shift_a = a.max == both.max ? 1.0f : g2z__exp2((a.max - both.max) * G2Z__LOG2E);
+  float shift_b = b.max == both.max ? 1.0f : g2z__exp2((b.max - both.max) * G2Z__LOG2E);
+  both.sum = a.sum * shift_a + b.sum * shift_b; /* an empty part: max -inf, sum 0 */
+  return both;
+}
+
+/* The block's softmax, in all of its threads, joined in the order of a tree. */
+static __device__ inline g2z__softmax g2z__softmax_block(g2z__softmax part, g2z__softmax *shared) {
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) {
+    g2z__softmax other;
+    other.max = __shfl_xor_sync(G2Z__ALL_LANES, part.max, lanes);
+    other.sum = __shfl_xor_sync(G2Z__ALL_LANES, part.sum, lanes);
+    part = g2z__softmax_join(part, other);
+  }
+  __syncthreads(); /* the row before has been read */
+  if (threadIdx.x % G2Z__WARP == 0) shared[threadIdx.x / G2Z__WARP] = part;
+  __syncthreads();
+  part = shared[threadIdx.x % G2Z__WARP];
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) {
+    g2z__softmax other;
+    other.max = __shfl_xor_sync(G2Z__ALL_LANES, part.max, lanes);
+    other.sum = __shfl_xor_sync(G2Z__ALL_LANES, part.sum, lanes);
+    part = g2z__softmax_join(part, other);
+  }
+  return part;
+}
+
+#define G2Z__ENTROPY_THREADS 1024
+
+/* Where a row waits between the two times that it is read. */
+typedef enum g2z__row_home {
+  G2Z__ROW_IN_MEMORY,            /* too wide for shared memory: read twice */
+  G2Z__ROW_SHARED,               /* copied to shared memory first */
+  G2Z__ROW_SHARED_AHEAD          /* two rows fit: the next one arrives meanwhile */
+} g2z__row_home;
+
+/* A thread touches the packs that it copied itself, so that no barrier stands between the copy and
+ * its use. */
+template <typename A>
+static __device__ inline void g2z__row_fetch(uint4 *to, const A *row, int packs) {
+  const uint4 *from = reinterpret_cast<const uint4 *>(row);
+  for (int i = (int)threadIdx.x; i < packs; i += G2Z__ENTROPY_THREADS)
+    __pipeline_memcpy_async(to + i, from + i, sizeof *to);
+}
+
+typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entropy;
+
+/* g2z_k_cross_entropy: losses[i] = log sum exp(logits[i]) - logits[i][target], and in place
+ * logits = (softmax - onehot) * dloss * loss_scale
+ *   logits   [n,Vp] A in (and out)   columns V..Vp-1 are no words: their gradient is 0
+ *   losses   [n] f32 out
+ *   targets  [n] i32 in
+ * Math    f32; softmax with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867); scaled
+ *         before the rounding, where small probabilities would go subnormal
+ * Launch  persistent blocks of 1024, one per multiprocessor; a row lies in shared memory, the next
+ *         one is copied meanwhile
+ * Cost    4 bytes per fp16 logit: V=50257 is 201 KB a token, 47 ns at 4.28 TB/s
+ * Oracle  g2z_cpu_head_loss */
+template <typename A, g2z__entropy ENTROPY, g2z__row_home HOME>
+static __global__ void __launch_bounds__(G2Z__ENTROPY_THREADS, 1)
+g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_step_state *state,
+                    float dloss, int n, int V, int Vp) {
+  constexpr int L = g2z__lanes<A>;
+  extern __shared__ uint4 g2z__entropy_rows[];
+  __shared__ g2z__softmax shared[32];
+  int packs = Vp / L, turn = 0;
+  float scale = 0;
+  if constexpr (ENTROPY == G2Z__LOSS_AND_GRADIENT) scale = dloss * state->loss_scale;
+  if constexpr (HOME == G2Z__ROW_SHARED_AHEAD) {
+    if ((int)blockIdx.x < n)
+      g2z__row_fetch(g2z__entropy_rows, logits + (size_t)blockIdx.x * (size_t)Vp, packs);
+    __pipeline_commit();
+  }
+  for (int row = (int)blockIdx.x; row < n; row += (int)gridDim.x) {
+    A *in_memory = logits + (size_t)row * (size_t)Vp;
+    uint4 *at = g2z__entropy_rows + turn * packs;
+    if constexpr (HOME == G2Z__ROW_SHARED_AHEAD) {
+      int next = row + (int)gridDim.x;
+      turn ^= 1;
+      if (next < n)
+        g2z__row_fetch(g2z__entropy_rows + turn * packs, logits + (size_t)next * (size_t)Vp, packs);
+      __pipeline_commit();
+      __pipeline_wait_prior(1);
+    } else if constexpr (HOME == G2Z__ROW_SHARED) {
+      g2z__row_fetch(at, in_memory, packs);
+      __pipeline_commit();
+      __pipeline_wait_prior(0);
+    } else {
+      at = reinterpret_cast<uint4 *>(in_memory);
+    }
+    g2z__softmax part;
+    part.max = -INFINITY;
+    part.sum = 0;
+    for (int i = (int)threadIdx.x; i * L < V; i += G2Z__ENTROPY_THREADS) {
+      float value[L];
+      g2z__unpack<A>(value, at[i]);
+      g2z__softmax pack;
+      pack.max = part.max;
+      pack.sum = 0;
+#pragma unroll
+      for (int j = 0; j < L; j++) {
+        if (i * L + j >= V) value[j] = -INFINITY;
+        pack.max = fmaxf(pack.max, value[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < L; j++) pack.sum += g2z__exp2((value[j] - pack.max) * G2Z__LOG2E);
+      part.sum = part.sum * g2z__exp2((part.max - pack.max) * G2Z__LOG2E) + pack.sum;
+      part.max = pack.max;
+    }
+    g2z__softmax all = g2z__softmax_block(part, shared);
+    int target = targets[row];
+    float factor = scale / all.sum;
+    for (int i = (int)threadIdx.x; i < packs; i += G2Z__ENTROPY_THREADS) {
+      bool has_target = i == target / L;
+      if (ENTROPY == G2Z__LOSS_ONLY && !has_target) continue;
+      float value[L];
+      g2z__unpack<A>(value, at[i]);
+#pragma unroll
+      for (int j = 0; j < L; j++) {
+        float shifted = value[j] - all.max, e = g2z__exp2(shifted * G2Z__LOG2E);
+        if (i * L + j == target) {
+          losses[row] = logf(all.sum) - shifted;
+          value[j] = (e / all.sum - 1.0f) * scale; /* scaled only here: p - 1 cancels */
+        } else {
+          value[j] = i * L + j < V ? e * factor : 0.0f;
+        }
+      }
+      if constexpr (ENTROPY == G2Z__LOSS_AND_GRADIENT)
+        g2z__put(in_memory, (size_t)i, g2z__pack<A>(value));
+    }
+  }
+}
+
+/* g2z_k_add_losses: *sum += losses, in fp64, by one block.
+ * Order  thread t adds losses t, t+1024, ...; then a tree */
+static __global__ void __launch_bounds__(1024)
+g2z_k_add_losses(double *sum, const float *losses, int n) {
+  __shared__ double parts[1024];
+  double part = 0;
+  for (int i = (int)threadIdx.x; i < n; i += 1024) part += (double)losses[i];
+  parts[threadIdx.x] = part;
+  for (unsigned half = 512; half; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) *sum += parts[0];
+}
+
+template <typename A, g2z__entropy ENTROPY, g2z__row_home HOME>
+static g2z_status g2z__cross_entropy_at(g2z_device *device, A *logits, float *losses,
+                                        const int32_t *targets, const g2z_step_state *state,
+                                        float dloss, int n, int V, int Vp) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  auto kernel = g2z_k_cross_entropy<A, ENTROPY, HOME>;
+  int rows = HOME == G2Z__ROW_SHARED_AHEAD ? 2 : HOME == G2Z__ROW_SHARED ? 1 : 0;
+  size_t shared = (size_t)rows * (size_t)Vp * sizeof(A);
+  if (shared > 0)
+    G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)shared));
+  int blocks = n < cuda->sms ? n : cuda->sms;
+  kernel<<<(unsigned)blocks, G2Z__ENTROPY_THREADS, shared, cuda->stream>>>(
+      logits, losses, targets, state, dloss, n, V, Vp);
+  return g2z__launched(device, "g2z_k_cross_entropy");
+}
+
+template <typename A, g2z__entropy ENTROPY>
+static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losses,
+                                     const int32_t *targets, const g2z_step_state *state,
+                                     float dloss, int n, int V, int Vp) {
+  size_t room = (size_t)g2z__cuda_of(device)->shared_limit - 1024; /* the kernel's own, and CUDA's */
+  size_t row = (size_t)Vp * sizeof(A);
+  auto run = 2 * row <= room ? g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_SHARED_AHEAD>
+             : row <= room   ? g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_SHARED>
+                             : g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_IN_MEMORY>;
+  return run(device, logits, losses, targets, state, dloss, n, V, Vp);
+}
+
+template <typename A>
+static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *loss_sum, void *dh,
+                                     float *dwte, void *logits, const void *h, const void *wte,
+                                     const int32_t *targets, float dloss,
+                                     const g2z_step_state *state, g2z_write mode, int N, int C,
+                                     int V, int Vp, int chunk) {
+  for (int first = 0; first < N; first += chunk) {
+    int n = N - first < chunk ? N - first : chunk;
+    size_t at = (size_t)first * (size_t)C;
+    g2z__lt_key key = g2z__lt_rows_key<A, A>(device, n, C, Vp, G2Z__AS_IT_IS, G2Z__TRANSPOSED, Vp,
+                                             CUBLASLT_EPILOGUE_DEFAULT);
+    g2z__lt_operands on = g2z__lt_rows(logits, (const A *)h + at, wte);
+    G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+    auto entropy = dh ? g2z__cross_entropy<A, G2Z__LOSS_AND_GRADIENT>
+                      : g2z__cross_entropy<A, G2Z__LOSS_ONLY>;
+    G2Z__TRY(entropy(device, (A *)logits, losses + first, targets + first, state, dloss, n, V, Vp));
+    if (!dh) continue;
+    key = g2z__lt_rows_key<A, A>(device, n, Vp, C, G2Z__AS_IT_IS, G2Z__AS_IT_IS, C,
+                                 CUBLASLT_EPILOGUE_DEFAULT);
+    on = g2z__lt_rows((A *)dh + at, logits, wte);
+    G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+    key = g2z__lt_rows_key<A, float>(device, Vp, n, C, G2Z__TRANSPOSED, G2Z__AS_IT_IS, C,
+                                     CUBLASLT_EPILOGUE_DEFAULT);
+    on = g2z__lt_rows(dwte, logits, (const A *)h + at);
+    if (first > 0 || mode == G2Z_ACCUMULATE) on.c = dwte;
+    G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+  }
+  g2z_k_add_losses<<<1, 1024, 0, g2z__cuda_of(device)->stream>>>(loss_sum, losses, N);
+  return g2z__launched(device, "g2z_k_add_losses");
+}
+
+template <typename A>
+static g2z_status g2z_cuda_head_logits(g2z_device *device, float *logits, const void *h,
+                                       const void *wte, int n, int C, int V) {
+  g2z__lt_key key = g2z__lt_rows_key<A, float>(device, n, C, V, G2Z__AS_IT_IS, G2Z__TRANSPOSED, V,
+                                               CUBLASLT_EPILOGUE_DEFAULT);
+  g2z__lt_operands on = g2z__lt_rows(logits, h, wte);
+  return g2z__lt_multiply(device, &key, &on);
+}
+
+/* ===== >>k60 optimizer ===================================================
+ * In:  gradients, masters, m and v. Out: the step's verdict; new masters and parameters.
+ * Law: what decides lies in g2z_step_state, in device memory; the arithmetic is room 09's, the same
+ *      as on the CPU. */
+
+#define G2Z__SUMSQ_BLOCKS 1024   /* partial sums: fixed, so that the order depends on n alone */
+
+/* g2z_k_sumsq: partial[block] = sum of squares of the block's packs, in fp64.
+ *   grads    [n] G in   may start anywhere: what is not aligned goes one by one
+ *   partial  [SUMSQ_BLOCKS] f64 out
+ * Math    squares of fp16 and bf16 are exact in fp32; eight are added there, the rest in fp64. Those
+ *         of fp32 are made in fp64, where they cannot overflow.
+ * Cost    sizeof(G) n bytes: 124M in fp16 is 249 MB, 58 us at 4.28 TB/s
+ * Order   a thread's packs in ascending order, then a tree
+ * Oracle  g2z_cpu_grad_sumsq */
+template <typename G>
+static __global__ void __launch_bounds__(256)
+g2z_k_sumsq(double *partial, const G *grads, size_t n, int aligned) {
+  constexpr int L = g2z__lanes<G>;
+  __shared__ double parts[256];
+  double sum = 0;
+  size_t packs = aligned ? n / L : 0, stride = (size_t)gridDim.x * 256;
+  size_t thread = (size_t)blockIdx.x * 256 + threadIdx.x;
+#pragma unroll 4
+  for (size_t at = thread; at < packs; at += stride) {
+    float value[L];
+    g2z__unpack<G>(value, g2z__get(grads, at));
+    if constexpr (sizeof(G) == 4) {
+#pragma unroll
+      for (int i = 0; i < L; i++) sum += (double)value[i] * (double)value[i];
+    } else {
+      float eight = 0;
+#pragma unroll
+      for (int i = 0; i < L; i++) eight += value[i] * value[i];
+      sum += (double)eight;
+    }
+  }
+  for (size_t at = packs * L + thread; at < n; at += stride) {
+    double value = (double)g2z__to_float(grads[at]);
+    sum += value * value;
+  }
+  parts[threadIdx.x] = sum;
+  for (unsigned half = 128; half; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) partial[blockIdx.x] = parts[0];
+}
+
+/* g2z_k_sumsq_end: *sum = the partial sums together, by one block. */
+static __global__ void __launch_bounds__(G2Z__SUMSQ_BLOCKS)
+g2z_k_sumsq_end(double *sum, const double *partial) {
+  __shared__ double parts[G2Z__SUMSQ_BLOCKS];
+  parts[threadIdx.x] = partial[threadIdx.x];
+  for (unsigned half = G2Z__SUMSQ_BLOCKS / 2; half; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) *sum = parts[0];
+}
+
+template <typename G>
+static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const void *grads,
+                                      size_t n) {
+  cudaStream_t stream = g2z__cuda_of(device)->stream;
+  void *partial;
+  G2Z__TRY(g2z__scratch(device, G2Z__SUMSQ_BLOCKS * sizeof(double), &partial));
+  g2z_k_sumsq<G><<<G2Z__SUMSQ_BLOCKS, 256, 0, stream>>>((double *)partial, (const G *)grads, n,
+                                                        (uintptr_t)grads % 16 == 0);
+  G2Z__TRY(g2z__launched(device, "g2z_k_sumsq"));
+  g2z_k_sumsq_end<<<1, G2Z__SUMSQ_BLOCKS, 0, stream>>>(sum, (const double *)partial);
+  return g2z__launched(device, "g2z_k_sumsq_end");
+}
+
+/* g2z_k_decide: the end of a step, by one thread. */
+static __global__ void g2z_k_decide(g2z_step_state *state, const double *sums, int count,
+                                    g2z_optimizer_config config, int dynamic, int64_t tokens) {
+  g2z__decide(state, sums, count, &config, dynamic, tokens);
+}
+
+static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state, const double *sums,
+                                  int count, const g2z_optimizer_config *config, int64_t tokens) {
+  int dynamic = device->dtype == G2Z_FP16 && config->loss_scale_dynamic;
+  g2z_k_decide<<<1, 1, 0, g2z__cuda_of(device)->stream>>>(state, sums, count, *config, dynamic,
+                                                          tokens);
+  return g2z__launched(device, "g2z_k_decide");
+}
+
+#define G2Z__ADAMW_CHUNK 2048    /* elements that a block of 256 threads takes at a time */
+
+/* Where an element's numbers lie. */
+template <typename A, typename G>
+struct g2z__adamw_data {
+  A *params;
+  float *master, *m, *v;
+  const G *grads;
+};
+
+/* Eight elements, with accesses as wide as 16 bytes. */
+template <typename A, typename G>
+static __device__ inline void g2z__adamw_eight(const g2z__adamw_factors &factors,
+                                               const g2z__adamw_data<A, G> &data) {
+  float weight[8], m[8], v[8], gradient[8];
+#pragma unroll
+  for (int i = 0; i < 8; i += 4) {
+    g2z__unpack<float>(*(float(*)[4])(weight + i), g2z__get_once(data.master, (size_t)i / 4));
+    g2z__unpack<float>(*(float(*)[4])(m + i), g2z__get_once(data.m, (size_t)i / 4));
+    g2z__unpack<float>(*(float(*)[4])(v + i), g2z__get_once(data.v, (size_t)i / 4));
+  }
+  constexpr int LG = g2z__lanes<G>, LA = g2z__lanes<A>;
+#pragma unroll
+  for (int i = 0; i < 8; i += LG)
+    g2z__unpack<G>(*(float(*)[LG])(gradient + i), g2z__get_once(data.grads, (size_t)(i / LG)));
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    weight[i] = g2z__adamw_element(&factors, weight[i], m + i, v + i, gradient[i]);
+#pragma unroll
+  for (int i = 0; i < 8; i += 4) {
+    g2z__put_once(data.master, (size_t)i / 4, g2z__pack<float>(*(float(*)[4])(weight + i)));
+    g2z__put_once(data.m, (size_t)i / 4, g2z__pack<float>(*(float(*)[4])(m + i)));
+    g2z__put_once(data.v, (size_t)i / 4, g2z__pack<float>(*(float(*)[4])(v + i)));
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i += LA)
+    g2z__put(data.params, (size_t)(i / LA), g2z__pack<A>(*(float(*)[LA])(weight + i)));
+}
+
+/* g2z_k_adamw: AdamW on the ranges, or nothing when state->skip.
+ *   params       A out   round(master)
+ *   master,m,v   f32 in place
+ *   grads        G in
+ * Launch  persistent blocks of 256; all walk the list of ranges, each takes every gridDim-th chunk
+ * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB, 814 us at 4.28 TB/s
+ * Source  Loshchilov and Hutter 2019, arXiv:1711.05101
+ * Oracle  g2z_cpu_adamw */
+template <typename A, typename G>
+static __global__ void __launch_bounds__(256)
+g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
+            const g2z_update_range *ranges, size_t count, g2z_optimizer_config config,
+            const g2z_step_state *state) {
+  __shared__ g2z__adamw_factors factors[2]; /* without and with decay: pow is slow, so once */
+  if (state->skip) return;
+  if (threadIdx.x < 2) factors[threadIdx.x] = g2z__adamw_prepare(&config, state, (int)threadIdx.x);
+  __syncthreads();
+  size_t turn = blockIdx.x; /* chunks until this block's next one, from the range's begin */
+  for (size_t r = 0; r < count; r++) {
+    g2z_update_range range = ranges[r];
+    size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
+    bool aligned = range.memory % 8 == 0 && range.shard % 4 == 0;
+    g2z__adamw_factors now = factors[range.decay != 0];
+    for (; turn < chunks; turn += gridDim.x) {
+      size_t first = turn * G2Z__ADAMW_CHUNK + threadIdx.x * 8;
+      size_t end = min(first + 8, range.elements);
+      g2z__adamw_data<A, G> data = {params + range.memory + first, master + range.shard + first,
+                                    m + range.shard + first, v + range.shard + first,
+                                    grads + range.memory + first};
+      if (aligned && first + 8 <= range.elements) {
+        g2z__adamw_eight<A, G>(now, data);
+        continue;
+      }
+      for (size_t i = 0; first + i < end; i++) {
+        data.master[i] = g2z__adamw_element(&now, data.master[i], data.m + i, data.v + i,
+                                            g2z__to_float(data.grads[i]));
+        data.params[i] = (A)data.master[i];
+      }
+    }
+    turn -= chunks;
+  }
+}
+
+template <typename A, typename G>
+static g2z_status g2z_cuda_adamw(g2z_device *device, void *params, float *master, float *m,
+                                 float *v, const void *grads, const g2z_update_range *ranges,
+                                 const g2z_update_range *host_ranges, size_t count,
+                                 const g2z_optimizer_config *config, const g2z_step_state *state) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  size_t chunks = 0, most = (size_t)cuda->sms * 8;
+  for (size_t r = 0; r < count; r++)
+    chunks += g2z__blocks(host_ranges[r].elements, G2Z__ADAMW_CHUNK);
+  if (chunks == 0) return G2Z_OK;
+  g2z_k_adamw<A, G><<<(unsigned)(chunks < most ? chunks : most), 256, 0, cuda->stream>>>(
+      (A *)params, master, m, v, (const G *)grads, ranges, count, *config, state);
+  return g2z__launched(device, "g2z_k_adamw");
+}
+
+/* ===== >>k90 table =======================================================
+ * In:  a dtype and a grad_dtype. Out: the ops for them.
+ * Law: what depends on the types is decided here, once; no op looks at them again, but for tf32,
+ *      which differs from fp32 in the products alone. */
+
+template <typename A, typename G>
+static void g2z__cuda_fill(g2z_ops *ops) {
+  ops->allocate = g2z_cuda_allocate;
+  ops->release = g2z_cuda_release;
+  ops->allocate_host = g2z_cuda_allocate_host;
+  ops->release_host = g2z_cuda_release_host;
+  ops->upload = g2z_cuda_upload;
+  ops->download = g2z_cuda_download;
+  ops->zero = g2z_cuda_zero;
+  ops->mark = g2z_cuda_mark;
+  ops->wait = g2z_cuda_wait;
+  ops->synchronize = g2z_cuda_synchronize;
+  ops->close = g2z_cuda_close;
+  ops->embed_fwd = g2z_cuda_embed_fwd<A>;
+  ops->embed_bwd = g2z_cuda_embed_bwd<A, G>;
+  ops->layernorm_fwd = g2z_cuda_layernorm_fwd<A>;
+  ops->layernorm_bwd = g2z_cuda_layernorm_bwd<A, G>;
+  ops->linear_fwd = g2z_cuda_linear_fwd<A>;
+  ops->linear_bwd_data = g2z_cuda_linear_bwd_data<A, G>;
+  ops->linear_bwd_weight = g2z_cuda_linear_bwd_weight<A, G>;
+  ops->attention_fwd = g2z_cuda_attention_fwd<A>;
+  ops->attention_bwd = g2z_cuda_attention_bwd<A, G>;
+  ops->head_loss = g2z_cuda_head_loss<A>;
+  ops->head_logits = g2z_cuda_head_logits<A>;
+  ops->cast_act = g2z_cuda_cast<A>;
+  ops->cast_grad = g2z_cuda_cast<G>;
+  ops->grad_sumsq = g2z_cuda_grad_sumsq<G>;
+  ops->decide = g2z_cuda_decide;
+  ops->adamw = g2z_cuda_adamw<A, G>;
+}
+
+static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops) {
+  int wide = device->grad_dtype == G2Z_FP32;
+  switch (device->dtype) {
+    case G2Z_FP32:
+    case G2Z_TF32: g2z__cuda_fill<float, float>(ops); return G2Z_OK;
+    case G2Z_FP16:
+      if (wide) g2z__cuda_fill<__half, float>(ops);
+      else g2z__cuda_fill<__half, __half>(ops);
+      return G2Z_OK;
+    case G2Z_BF16:
+      if (wide) g2z__cuda_fill<__nv_bfloat16, float>(ops);
+      else g2z__cuda_fill<__nv_bfloat16, __nv_bfloat16>(ops);
+      return G2Z_OK;
+    case G2Z_DTYPE_COUNT: break;
+  }
+  return g2z__fail(device->services, G2Z_BAD_ARGUMENT, "a device cannot have type %d",
+                   (int)device->dtype);
+}
+
+#endif /* G2Z_KERNELS_INCLUDED */

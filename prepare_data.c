@@ -1,0 +1,1133 @@
+/* prepare_data: text to shards of GPT-2 tokens; text to ids and back. It needs this file and
+ * gpt2_zero.h: cc -O3 prepare_data.c -lm -lpthread -o prepare_data
+ *
+ *   files --reader--> jobs of about 1 MiB --workers--> ids --in the order of the text--> shards
+ *
+ * One thread reads and writes, the workers encode. A job is cut where the encoding does not notice,
+ * so the output depends neither on the number of threads nor on the size of a job. */
+
+#define GPT2_ZERO_IMPLEMENTATION
+#include "gpt2_zero.h"
+
+#define TRY(call)                          \
+  do {                                     \
+    g2z_status status_ = (call);           \
+    if (status_ != G2Z_OK) return status_; \
+  } while (0)
+
+/* ----- options ----------------------------------------------------------- */
+
+typedef enum split_docs { SPLIT_NONE, SPLIT_EOT, SPLIT_BLANK } split_docs;
+typedef enum eot_place { EOT_FIRST, EOT_LAST, EOT_NONE } eot_place;
+enum { TRAIN, VAL, BY_DOCUMENT }; /* where a text goes; the last: its documents are dealt out */
+
+typedef struct options {
+  const char *vocab, *field, *out, *name;
+  int train_bpe, bytes, split_docs, universal_newlines, allow_special, strict, format, eot;
+  float val_fraction;
+  int64_t val_docs, val_tokens, train_docs, shard_tokens;
+  int encode, decode, threads, help;
+  int val_default;           /* nobody chose how to validate */
+  char name_text[256];
+} options;
+
+#define MANY 1e15
+
+/* Every option, once: the parser and --help are made from this list. A default is what
+ * default_options() leaves; one outside of its range is not shown, the text explains it. */
+#define FLAG_LIST(FLAG, GROUP)                                                                    \
+  GROUP("Vocabulary, one of these")                                                               \
+  /*   name  kind  destination  minimum  maximum  value  help */                                  \
+  FLAG("vocab", TEXT, vocab, 0, 0, "FILE",                                                        \
+       "vocab.bpe, merges.txt, *.tiktoken, tokenizer.json, gpt2_tokenizer.bin")                   \
+  FLAG("train-bpe", INT, train_bpe, 257, 65536, "N",                                              \
+       "learn N tokens from the text and write them to OUT/NAME.bpe")                             \
+  FLAG("bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|> [this one]")            \
+  GROUP("Text")                                                                                   \
+  FLAG("field", TEXT, field, 0, 0, "NAME", "that holds the text of .jsonl [text, then content]")  \
+  FLAG("split-docs", CHOICE, split_docs, 0, 0, "|none|eot|blank",                                 \
+       "a text is one document, has <|endoftext|> between, blank lines")                          \
+  FLAG("universal-newlines", SWITCH, universal_newlines, 0, 0, "",                                \
+       "CR LF and CR of texts become LF, as in Python's text files")                              \
+  FLAG("allow-special", SWITCH, allow_special, 0, 0, "",                                          \
+       "<|endoftext|> in a document is the token, not 7 ordinary ones")                           \
+  FLAG("strict", SWITCH, strict, 0, 0, "", "refuse invalid UTF-8, which else becomes U+FFFD")     \
+  GROUP("Shards")                                                                                 \
+  FLAG("format", CHOICE, format, 0, 0, "|llmc|raw", "uint16 tokens with llm.c's header, or bare") \
+  FLAG("eot", CHOICE, eot, 0, 0, "|first|last|none",                                              \
+       "<|endoftext|> of each document [first for llmc, last for raw]")                           \
+  FLAG("out", TEXT, out, 0, 0, "DIR", "directory of the shards, made when needed")                \
+  FLAG("name", TEXT, name, 0, 0, "NAME", "of the shards [the first FILE's]")                      \
+  FLAG("shard-tokens", INT64, shard_tokens, 1, 2147483647, "N",                                   \
+       "size of llmc's shards, cut through documents [100000000]")                                \
+  GROUP("Validation")                                                                             \
+  FLAG("val-fraction", FLOAT, val_fraction, 0, 0.999, "F", "see below [0.05]")                    \
+  FLAG("val-docs", INT64, val_docs, 0, MANY, "N", "instead: the first N documents")               \
+  FLAG("val-tokens", INT64, val_tokens, 0, MANY, "N",                                             \
+       "instead: the first N tokens, cut through documents")                                      \
+  FLAG("train-docs", INT64, train_docs, 1, MANY, "N", "stop after N documents for training")      \
+  GROUP("Instead of shards")                                                                      \
+  FLAG("encode", SWITCH, encode, 0, 0, "", "text on standard input to ids on standard output")    \
+  FLAG("decode", SWITCH, decode, 0, 0, "", "ids on standard input to text on standard output")    \
+  GROUP("Program")                                                                                \
+  FLAG("threads", INT, threads, 1, 256, "N", "that encode; the output is the same for any N")     \
+  FLAG("help", SWITCH, help, 0, 0, "", "print this")
+
+static const char help_begin[] =
+    "prepare_data: turns text into shards of GPT-2 tokens\n"
+    "  ./prepare_data --vocab data/vocab.bpe --out data FILE...\n"
+    "  ./prepare_data --vocab data/vocab.bpe --encode < text > ids\n"
+    "\n"
+    "FILE.jsonl holds a document per line; any other FILE is text. - is standard input: text,\n"
+    "or with --field documents per line.\n";
+
+static const char help_end[] =
+    "\n"
+    "Files:\n"
+    "  --format llmc   OUT/NAME_train_000000.bin ..., OUT/NAME_val_000000.bin ...\n"
+    "  --format raw    OUT/train.bin, OUT/val.bin; with --name OUT/train_NAME.bin, val_NAME.bin\n"
+    "They get these names together at the end; before, and after a failure, there is none.\n"
+    "\n"
+    "Validation: F of the documents, evenly dealt from the first on: with 0.05, each 20th. Texts of\n"
+    "one document each of which there are fewer than 10 / F give the last F of their bytes instead.\n"
+    "nanoGPT's split of a text: --format raw --eot none --val-fraction 0.1 TEXT\n"
+    "llm.c's split of a text:   --split-docs blank --val-tokens 32768 TEXT\n";
+
+static options default_options(void) {
+  options o;
+  memset(&o, 0, sizeof o);
+  o.out = ".";
+  o.eot = -1;
+  o.val_fraction = -1;
+  o.val_docs = o.val_tokens = -1;
+  long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  o.threads = cores < 1 ? 1 : cores > 256 ? 256 : (int)cores;
+  return o;
+}
+
+static void print_line(void *user, const char *text) {
+  (void)user;
+  puts(text);
+}
+
+G2Z_PRINTF(3, 4)
+static g2z_status fail(g2z_services *services, g2z_status status, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(services->error, sizeof services->error, format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+/* Fills the options from argv and leaves the inputs in argv[1..*inputs], or prints --help. */
+static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o,
+                             int *inputs) {
+#define FLAG(name, kind, destination, minimum, maximum, value, help) \
+  {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
+#define GROUP(title) {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", title ":"},
+  const g2z_flag flags[] = {FLAG_LIST(FLAG, GROUP)};
+#undef FLAG
+#undef GROUP
+  const int count = (int)(sizeof flags / sizeof *flags);
+  options defaults = *o;
+  g2z_status status = g2z_flags_parse(services, flags, count, argc, argv, inputs);
+  if (status != G2Z_OK || !o->help) return status;
+  *o = defaults;
+  puts(help_begin);
+  g2z_flags_print(flags, count, print_line, NULL);
+  fputs(help_end, stdout);
+  o->help = 1;
+  return G2Z_OK;
+}
+
+static int ends_with(const char *text, const char *ending) {
+  size_t length = strlen(text), tail = strlen(ending);
+  return length > tail && strcmp(text + length - tail, ending) == 0;
+}
+
+/* Checks what the options say together, and fills in what they leave open. */
+static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
+  if ((o->vocab != NULL) + (o->train_bpe != 0) + o->bytes > 1)
+    return fail(services, G2Z_BAD_ARGUMENT,
+                "--vocab, --train-bpe and --bytes each name a vocabulary: give one of them");
+  if (o->encode || o->decode) {
+    if (o->encode && o->decode)
+      return fail(services, G2Z_BAD_ARGUMENT, "--encode or --decode: give one of them");
+    if (count || o->train_bpe)
+      return fail(services, G2Z_BAD_ARGUMENT,
+                  "%s: --%s reads standard input and takes neither FILE nor --train-bpe",
+                  count ? inputs[0] : "--train-bpe", o->encode ? "encode" : "decode");
+    if (o->eot < 0) o->eot = EOT_NONE;
+    o->val_fraction = 0;
+    return G2Z_OK;
+  }
+  if (count == 0)
+    return fail(services, G2Z_BAD_ARGUMENT,
+                "no input: name text or .jsonl files, or - for standard input; --help explains");
+  if ((o->val_fraction >= 0) + (o->val_docs >= 0) + (o->val_tokens >= 0) > 1)
+    return fail(services, G2Z_BAD_ARGUMENT,
+                "--val-fraction, --val-docs and --val-tokens exclude each other: give one of them");
+  o->val_default = o->val_fraction < 0 && o->val_docs < 0 && o->val_tokens < 0;
+  if (o->val_default) o->val_fraction = 0.05f;
+  int raw = o->format == G2Z_SHARD_RAW;
+  if (raw && o->shard_tokens)
+    return fail(services, G2Z_BAD_ARGUMENT,
+                "--shard-tokens %" PRId64 ": --format raw has one file; leave it away, or take "
+                "--format llmc", o->shard_tokens);
+  if (!o->shard_tokens) o->shard_tokens = raw ? INT64_MAX : 100000000;
+  if (o->eot < 0) o->eot = raw ? EOT_LAST : EOT_FIRST;
+  if (o->name && (!*o->name || strlen(o->name) > 200 || strchr(o->name, '/')))
+    return fail(services, G2Z_BAD_ARGUMENT,
+                "--name %.80s: give 1 to 200 characters without a slash; --out takes the directory",
+                o->name);
+  const char *slash = strrchr(inputs[0], '/'), *first = slash ? slash + 1 : inputs[0];
+  const char *name = o->name ? o->name : strcmp(first, "-") ? first : "stdin";
+  const char *dot = o->name || strlen(name) < 2 ? NULL : strrchr(name + 1, '.');
+  snprintf(o->name_text, sizeof o->name_text, "%.*s",
+           dot && dot - name < 200 ? (int)(dot - name) : 200, name);
+  return G2Z_OK;
+}
+
+/* ----- reading: files -> jobs -------------------------------------------- */
+
+#define JOB_BYTES 1048576
+
+typedef struct source {      /* a file, or a part of one */
+  const char *path, *label;  /* the label stands in sentences */
+  int json;                  /* a document per line */
+  uint64_t begin, end;       /* of the bytes; UINT64_MAX: until there are no more */
+  int split;                 /* TRAIN, VAL or BY_DOCUMENT */
+} source;
+
+typedef struct segment {     /* a document, or as much of one as a job holds */
+  const char *label;
+  uint64_t place;            /* its line (json), or its offset in the file */
+  size_t begin, bytes;       /* in the job's text */
+  int json, split;
+  int starts, ends;          /* the document does here */
+  size_t text_bytes, tokens; /* what was encoded, and what it became with its <|endoftext|> */
+} segment;
+
+typedef struct job {
+  char *text;
+  size_t bytes, text_capacity;
+  segment *segments;
+  size_t count, segments_capacity;
+  uint64_t consumed;         /* bytes of the inputs, for progress */
+  g2z_tokens tokens;
+  g2z_status status;
+  char error[G2Z_ERROR_BYTES];
+  int done;
+} job;
+
+typedef struct reader {
+  const options *o;
+  g2z_services *services;
+  const source *sources;
+  int count, at;             /* the source that is read, or comes next */
+  int file;                  /* -1: none is open */
+  uint64_t offset;           /* of the next read in the file */
+  uint64_t place;            /* lines (json) or bytes of text before the rest */
+  char *rest;                /* text that was read and belongs to the next job */
+  size_t rest_bytes, rest_capacity;
+  int carriage_return;       /* the last character read was one, and became a newline */
+  int in_document, split;    /* of the document that the next segment continues */
+  int64_t documents, train_documents;
+  int finished;
+} reader;
+
+static volatile sig_atomic_t stop_signal;
+static void on_signal(int number) { stop_signal = number; }
+
+static g2z_status fail_stopped(g2z_services *services) {
+  return fail(services, G2Z_STOPPED, "stopped by signal %d; no file was written", (int)stop_signal);
+}
+
+/* A larger block with the same content; NULL, and the old one stays, when there is no memory. */
+static void *widen(void *list, size_t *capacity, size_t need, size_t size) {
+  if (need <= *capacity) return list;
+  size_t larger = *capacity + *capacity / 2 > need ? *capacity + *capacity / 2 : need;
+  void *moved = larger > SIZE_MAX / size ? NULL : realloc(list, larger * size);
+  if (moved) *capacity = larger;
+  return moved;
+}
+
+static g2z_status widen_text(g2z_services *services, char **text, size_t *capacity, size_t need) {
+  char *wider = (char *)widen(*text, capacity, need ? need : 1, 1);
+  if (!wider) return fail(services, G2Z_NO_MEMORY, "no memory for a text of %zu bytes", need);
+  *text = wider;
+  return G2Z_OK;
+}
+
+static g2z_status fail_input(g2z_services *services, const char *path, int error) {
+  return fail(services, G2Z_IO, "cannot read %s: %s; check the name and its permissions", path,
+              strerror(error));
+}
+
+/* Turns CR LF and CR into LF in place; returns the new length. */
+static size_t universal_newlines(char *text, size_t bytes, int *carriage_return) {
+  size_t made = 0;
+  for (size_t i = 0; i < bytes; i++) {
+    int second = text[i] == '\n' && *carriage_return;
+    *carriage_return = text[i] == '\r';
+    if (!second) text[made++] = text[i] == '\r' ? '\n' : text[i];
+  }
+  return made;
+}
+
+/* Appends up to `count` bytes of the open source to the job; *end: it has no more. */
+static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
+  const source *from = &r->sources[r->at];
+  if (count > from->end - r->offset) count = (size_t)(from->end - r->offset);
+  TRY(widen_text(r->services, &j->text, &j->text_capacity, j->bytes + count));
+  while (count) {
+    ssize_t got = read(r->file, j->text + j->bytes, count);
+    if (stop_signal) return fail_stopped(r->services);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return fail_input(r->services, from->label, errno);
+    if (got == 0 && from->end != UINT64_MAX)
+      return fail(r->services, G2Z_IO,
+                  "%s ends after %" PRIu64 " bytes of %" PRIu64 ": it changed while it was read",
+                  from->label, r->offset, from->end);
+    *end = got == 0;
+    if (*end) return G2Z_OK;
+    r->offset += (uint64_t)got;
+    j->consumed += (uint64_t)got;
+    j->bytes += r->o->universal_newlines && !from->json
+                    ? universal_newlines(j->text + j->bytes, (size_t)got, &r->carriage_return)
+                    : (size_t)got;
+    count = 0;
+  }
+  *end = r->offset == from->end;
+  return G2Z_OK;
+}
+
+/* Fills the job's text with whole lines, or up to a cut that the encoding does not notice, and
+ * keeps what was read beyond it for the next. *end: the source has no more. */
+static g2z_status read_chunk(reader *r, job *j, int *end) {
+  size_t want = JOB_BYTES, usable = 0;
+  *end = 0;
+  TRY(widen_text(r->services, &j->text, &j->text_capacity, r->rest_bytes));
+  if (r->rest_bytes) memcpy(j->text, r->rest, r->rest_bytes);
+  j->bytes = r->rest_bytes;
+  for (;; want *= 2) { /* twice as much when there is no place to cut: work stays linear */
+    while (!*end && j->bytes < want) TRY(read_some(r, j, want - j->bytes, end));
+    if (*end) usable = j->bytes;
+    else if (!r->sources[r->at].json) usable = g2z_encode_cut(j->text, j->bytes);
+    else for (usable = j->bytes; usable && j->text[usable - 1] != '\n';) usable--;
+    if (usable || *end) break;
+  }
+  r->rest_bytes = j->bytes - usable;
+  TRY(widen_text(r->services, &r->rest, &r->rest_capacity, r->rest_bytes));
+  if (r->rest_bytes) memcpy(r->rest, j->text + usable, r->rest_bytes);
+  j->bytes = usable;
+  return G2Z_OK;
+}
+
+/* F as it was written: the float 0.1f is a little more than 0.1. */
+static double val_fraction(const options *o) {
+  return o->val_fraction > 0 ? floor((double)o->val_fraction * 1e7 + 0.5) / 1e7 : 0;
+}
+
+/* A document begins: decides where it goes, or that the run has enough. */
+static void begin_document(reader *r) {
+  const options *o = r->o;
+  int64_t index = r->documents++;
+  r->split = r->sources[r->at].split;
+  if (r->split == BY_DOCUMENT && o->val_docs >= 0) r->split = index < o->val_docs ? VAL : TRAIN;
+  if (r->split == BY_DOCUMENT) {
+    double fraction = val_fraction(o);
+    int dealt = ceil((double)(index + 1) * fraction) > ceil((double)index * fraction);
+    r->split = dealt ? VAL : TRAIN;
+  }
+  if (r->split == TRAIN && o->train_docs && r->train_documents == o->train_docs) r->finished = 1;
+  else r->train_documents += r->split == TRAIN;
+  r->in_document = 1;
+}
+
+/* Adds a segment of the document that is open. */
+static g2z_status add_segment(reader *r, job *j, size_t begin, size_t bytes, int starts, int ends) {
+  segment *list = (segment *)widen(j->segments, &j->segments_capacity, j->count + 1, sizeof *list);
+  if (!list) return fail(r->services, G2Z_NO_MEMORY, "no memory for %zu documents", j->count + 1);
+  j->segments = list;
+  segment *added = &list[j->count++];
+  memset(added, 0, sizeof *added);
+  added->label = r->sources[r->at].label;
+  added->json = r->sources[r->at].json;
+  added->place = r->place + (added->json ? 0 : begin);
+  added->begin = begin;
+  added->bytes = bytes;
+  added->split = r->split;
+  added->starts = starts;
+  added->ends = ends;
+  r->in_document = !ends;
+  return G2Z_OK;
+}
+
+static int is_blank(const char *text, size_t bytes) {
+  while (bytes && (*text == ' ' || (*text >= '\t' && *text <= '\r'))) {
+    text++;
+    bytes--;
+  }
+  return bytes == 0;
+}
+
+/* Every line that is not blank is a document. */
+static g2z_status split_lines(reader *r, job *j) {
+  for (size_t at = 0; at < j->bytes && !r->finished;) {
+    const char *newline = (const char *)memchr(j->text + at, '\n', j->bytes - at);
+    size_t bytes = (newline ? (size_t)(newline - j->text) : j->bytes) - at;
+    r->place++;
+    if (!is_blank(j->text + at, bytes)) {
+      begin_document(r);
+      if (!r->finished) TRY(add_segment(r, j, at, bytes, 1, 1));
+    }
+    at += bytes + (newline != NULL);
+  }
+  return G2Z_OK;
+}
+
+/* Where the document that is open or begins at `at` ends in the text: *bytes of it lie there, and
+ * the next begins at *next. 0: it goes on behind the text. A marker never crosses the text's end:
+ * the cut there stands before white space, and not inside of it. */
+static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, size_t *next) {
+  static const char eot[] = "<|endoftext|>";
+  const char *text = j->text + at, *found = NULL;
+  size_t left = j->bytes - at;
+  *bytes = left;
+  *next = j->bytes;
+  if (r->o->split_docs == SPLIT_EOT) {
+    found = (const char *)memmem(text, left, eot, sizeof eot - 1);
+    if (!found) return 0;
+    *bytes = (size_t)(found - text);
+    *next = at + *bytes + sizeof eot - 1;
+    return 1;
+  }
+  if (r->o->split_docs != SPLIT_BLANK) return 0;
+  for (size_t from = 0; (found = (const char *)memmem(text + from, left - from, "\n\n", 2));) {
+    from = (size_t)(found - text);
+    while (from < left && text[from] == '\n') from++;
+    if (!r->in_document && is_blank(text, from)) continue; /* blank lines before the first */
+    *bytes = from;
+    *next = at + from;
+    return 1;
+  }
+  return 0;
+}
+
+/* Documents of a text, as --split-docs says; what is blank between markers is none. */
+static g2z_status split_text(reader *r, job *j, int end) {
+  for (size_t at = 0, next, bytes; at < j->bytes && !r->finished; at = next) {
+    int ends = find_end(r, j, at, &bytes, &next) || end, starts = !r->in_document;
+    if (starts) {
+      if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, bytes)) continue;
+      begin_document(r);
+      if (r->finished) break;
+    }
+    TRY(add_segment(r, j, at, bytes, starts, ends));
+  }
+  r->place += j->bytes;
+  return G2Z_OK;
+}
+
+static g2z_status open_source(reader *r) {
+  const source *from = &r->sources[r->at];
+  int is_stdin = strcmp(from->path, "-") == 0;
+  r->file = is_stdin ? dup(STDIN_FILENO) : open(from->path, O_RDONLY | O_CLOEXEC);
+  if (r->file < 0 || (from->begin && lseek(r->file, (off_t)from->begin, SEEK_SET) < 0))
+    return fail_input(r->services, from->label, errno);
+  r->offset = from->begin;
+  r->place = from->json ? 0 : from->begin;
+  r->carriage_return = r->in_document = 0;
+  return G2Z_OK;
+}
+
+static void close_source(reader *r) {
+  if (r->file >= 0) close(r->file);
+  r->file = -1;
+  r->rest_bytes = 0;
+}
+
+/* Fills a job with at least one segment; none: the inputs have no more. */
+static g2z_status read_job(reader *r, job *j) {
+  j->count = 0;
+  j->consumed = 0;
+  while (j->count == 0 && !r->finished) {
+    int end;
+    if (r->file < 0) {
+      if (r->at == r->count) break;
+      TRY(open_source(r));
+    }
+    TRY(read_chunk(r, j, &end));
+    TRY(r->sources[r->at].json ? split_lines(r, j) : split_text(r, j, end));
+    if (end) {
+      close_source(r);
+      r->at++;
+    }
+  }
+  return G2Z_OK;
+}
+
+/* ----- workers: jobs -> ids ---------------------------------------------- */
+
+typedef struct worker {
+  const options *o;
+  struct pool *pool;
+  g2z_services services;
+  g2z_encoder *encoder;
+  char *document;            /* the text of a JSON document */
+  size_t document_capacity;
+  pthread_t thread;
+} worker;
+
+typedef struct pool {
+  const options *o;
+  const g2z_tokenizer *tokenizer;
+  worker *workers;
+  int started;               /* workers whose threads run */
+  job *jobs;                 /* a ring: job number i has the place i % count */
+  size_t count;
+  size_t filled, taken, retired; /* numbers of the next job to fill, to encode and to write */
+  int closed;
+  pthread_mutex_t lock;
+  pthread_cond_t work, done;
+} pool;
+
+/* The text of a document in JSON, in the worker's memory. A sentence starts with ": " or as
+ * g2z_json's, ", line 1, column N: ", and the caller knows which line of the file it is. */
+static g2z_status json_document(worker *w, const char *line, size_t bytes, size_t *length) {
+  const char *field = w->o->field;
+  const char *names[2] = {field ? field : "text", field ? field : "content"};
+  g2z_json json;
+  g2z_json_text key, found[2];
+  int have[2] = {0, 0};
+  g2z_json_open(&json, &w->services, "", line, bytes);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    int which = g2z_json_is(&key, names[0]) ? 0 : g2z_json_is(&key, names[1]) ? 1 : -1;
+    if (which < 0 || have[which] || (which == 1 && g2z_json_peek(&json) != '"')) {
+      g2z_json_skip(&json);
+    } else {
+      found[which] = g2z_json_string(&json);
+      have[which] = 1;
+    }
+  }
+  TRY(g2z_json_close(&json));
+  if (!have[0] && !have[1])
+    return fail(&w->services, G2Z_FORMAT, ": no text in a field \"%s\"%s; --field names another",
+                names[0], field ? "" : " or \"content\"");
+  const g2z_json_text *text = &found[have[0] ? 0 : 1];
+  TRY(widen_text(&w->services, &w->document, &w->document_capacity, text->bytes));
+  *length = g2z_json_unescape(text, (unsigned char *)w->document);
+  return G2Z_OK;
+}
+
+/* The text of a segment, as it will be encoded. */
+static g2z_status segment_text(worker *w, const job *j, const segment *s, const char **text,
+                               size_t *bytes) {
+  *text = j->text + s->begin;
+  *bytes = s->bytes;
+  if (!s->json) return G2Z_OK;
+  g2z_status status = json_document(w, *text, s->bytes, bytes);
+  *text = w->document;
+  return status;
+}
+
+/* Puts the place in front of the sentence of a failure. */
+static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
+  static const char line_1[] = ", line 1";
+  char sentence[G2Z_ERROR_BYTES];
+  memcpy(sentence, w->services.error, sizeof sentence);
+  int known = strncmp(sentence, line_1, sizeof line_1 - 1) == 0;
+  const char *what = sentence + (known ? sizeof line_1 - 1 : 0);
+  const char *joint = *what == ',' || *what == ':' ? "" : ": ";
+  if (status == G2Z_NO_MEMORY) return status;
+  if (s->json)
+    return fail(&w->services, status, "%s, line %" PRIu64 "%s%s", s->label, s->place, joint, what);
+  return fail(&w->services, status, "%s, from byte %" PRIu64 " on: %s", s->label, s->place, what);
+}
+
+static g2z_status encode_segment(worker *w, const job *j, segment *s, g2z_tokens *out) {
+  static const char eot[] = "<|endoftext|>";
+  const options *o = w->o;
+  int flags = o->strict ? G2Z_ENCODE_STRICT : G2Z_ENCODE_DEFAULT;
+  const char *text;
+  if (o->allow_special) flags |= G2Z_ENCODE_ALLOW_SPECIAL;
+  if (s->starts && o->eot == EOT_FIRST)
+    TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
+  g2z_status status = segment_text(w, j, s, &text, &s->text_bytes);
+  if (status == G2Z_OK) status = g2z_encode(w->encoder, text, s->text_bytes, flags, out);
+  if (status != G2Z_OK) return place_error(w, s, status);
+  if (s->ends && o->eot == EOT_LAST)
+    TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
+  return G2Z_OK;
+}
+
+static void encode_job(worker *w, job *j) {
+  j->tokens.count = 0;
+  j->status = G2Z_OK;
+  for (size_t i = 0; i < j->count && j->status == G2Z_OK; i++) {
+    size_t before = j->tokens.count;
+    j->status = encode_segment(w, j, &j->segments[i], &j->tokens);
+    j->segments[i].tokens = j->tokens.count - before;
+  }
+  memcpy(j->error, w->services.error, sizeof j->error);
+}
+
+static void *work(void *user) {
+  worker *w = (worker *)user;
+  pool *p = w->pool;
+  pthread_mutex_lock(&p->lock);
+  for (;;) {
+    while (p->taken == p->filled && !p->closed) pthread_cond_wait(&p->work, &p->lock);
+    if (p->closed) break;
+    job *j = &p->jobs[p->taken++ % p->count];
+    pthread_mutex_unlock(&p->lock);
+    encode_job(w, j);
+    pthread_mutex_lock(&p->lock);
+    j->done = 1;
+    pthread_cond_signal(&p->done);
+  }
+  pthread_mutex_unlock(&p->lock);
+  return NULL;
+}
+
+static void pool_close(pool *p) {
+  pthread_mutex_lock(&p->lock);
+  p->closed = 1;
+  pthread_cond_broadcast(&p->work);
+  pthread_mutex_unlock(&p->lock);
+  for (int i = 0; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
+  for (size_t i = 0; p->jobs && i < p->count; i++) {
+    free(p->jobs[i].text);
+    free(p->jobs[i].segments);
+    g2z_tokens_free(&p->jobs[i].tokens);
+  }
+  for (int i = 0; p->workers && i < p->o->threads; i++) {
+    g2z_encoder_free(p->workers[i].encoder);
+    free(p->workers[i].document);
+  }
+  free(p->jobs);
+  free(p->workers);
+  pthread_mutex_destroy(&p->lock);
+  pthread_cond_destroy(&p->work);
+  pthread_cond_destroy(&p->done);
+}
+
+/* Starts the workers; pool_close ends them, also after a failure. */
+static g2z_status pool_open(pool *p, g2z_services *services, const options *o,
+                            const g2z_tokenizer *tokenizer) {
+  sigset_t all, before;
+  g2z_status status = G2Z_OK;
+  memset(p, 0, sizeof *p);
+  pthread_mutex_init(&p->lock, NULL);
+  pthread_cond_init(&p->work, NULL);
+  pthread_cond_init(&p->done, NULL);
+  p->o = o;
+  p->tokenizer = tokenizer;
+  p->count = (size_t)o->threads * 4;
+  p->jobs = (job *)calloc(p->count, sizeof *p->jobs);
+  p->workers = (worker *)calloc((size_t)o->threads, sizeof *p->workers);
+  if (!p->jobs || !p->workers)
+    return fail(services, G2Z_NO_MEMORY, "no memory for %d threads", o->threads);
+  sigfillset(&all); /* a signal must interrupt the thread that reads */
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  for (int i = 0; i < o->threads && status == G2Z_OK; i++) {
+    worker *w = &p->workers[i];
+    w->o = o;
+    w->pool = p;
+    status = g2z_encoder_create(&w->services, tokenizer, &w->encoder);
+    if (status != G2Z_OK) {
+      memcpy(services->error, w->services.error, sizeof services->error);
+      break;
+    }
+    int error = pthread_create(&w->thread, NULL, work, w);
+    if (error)
+      status = fail(services, G2Z_IO, "cannot start thread %d of %d: %s; give fewer --threads",
+                    i + 1, o->threads, strerror(error));
+    else p->started++;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return status;
+}
+
+/* ----- writing: ids -> shards -------------------------------------------- */
+
+typedef struct stream {      /* the shards of one split */
+  const char *split;         /* "train" or "val" */
+  g2z_shard_writer *shard;   /* the last, when it takes more; it belongs to the output */
+  int64_t in_shard, shards, tokens, documents;
+  char path[4608];           /* of the last */
+} stream;
+
+typedef struct output {
+  const options *o;
+  g2z_services *services;
+  stream streams[2];         /* TRAIN, VAL */
+  g2z_shard_writer **shards; /* all, in the order in which they were begun */
+  size_t count, capacity;
+  uint64_t bytes;            /* of the inputs, behind the ids so far, */
+  uint64_t text_bytes;       /* of documents among them, */
+  int64_t tokens;            /* and the ids */
+} output;
+
+static void shard_path(const options *o, const char *split, int64_t index, char *path,
+                       size_t bytes) {
+  if (o->format == G2Z_SHARD_LLMC)
+    snprintf(path, bytes, "%s/%s_%s_%06" PRId64 ".bin", o->out, o->name_text, split, index);
+  else if (o->name) snprintf(path, bytes, "%s/%s_%s.bin", o->out, split, o->name_text);
+  else snprintf(path, bytes, "%s/%s.bin", o->out, split);
+}
+
+/* Appends ids to a split, over as many shards as it takes. */
+static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t count) {
+  s->tokens += count;
+  while (count) {
+    if (s->shard && s->in_shard == to->o->shard_tokens) {
+      TRY(g2z_shard_writer_finish(s->shard));
+      s->shard = NULL;
+    }
+    if (!s->shard) {
+      g2z_shard_writer **list =
+          (g2z_shard_writer **)widen(to->shards, &to->capacity, to->count + 1, sizeof *list);
+      if (!list) return fail(to->services, G2Z_NO_MEMORY, "no memory for %zu shards", to->count);
+      to->shards = list;
+      shard_path(to->o, s->split, s->shards, s->path, sizeof s->path);
+      TRY(g2z_shard_writer_create(to->services, s->path, (g2z_shard_format)to->o->format,
+                                  &s->shard));
+      to->shards[to->count++] = s->shard;
+      s->shards++;
+      s->in_shard = 0;
+    }
+    int64_t room = to->o->shard_tokens - s->in_shard, take = count < room ? count : room;
+    TRY(g2z_shard_writer_append(s->shard, ids, (size_t)take));
+    s->in_shard += take;
+    ids += take;
+    count -= take;
+  }
+  return G2Z_OK;
+}
+
+/* --encode: the ids as text, with a space between. */
+static g2z_status print_ids(output *to, const g2z_tokens *tokens) {
+  for (size_t i = 0; i < tokens->count; i++)
+    printf(to->tokens + (int64_t)i ? " %" PRId32 : "%" PRId32, tokens->ids[i]);
+  return ferror(stdout) ? fail(to->services, G2Z_IO, "cannot write standard output: %s",
+                               strerror(errno))
+                        : G2Z_OK;
+}
+
+/* Takes the ids of a job, whose turn it is. */
+static g2z_status write_job(output *to, const job *j) {
+  const int32_t *ids = j->tokens.ids;
+  to->bytes += j->consumed;
+  for (size_t i = 0; i < j->count; i++) to->text_bytes += j->segments[i].text_bytes;
+  if (to->o->encode) TRY(print_ids(to, &j->tokens));
+  to->tokens += (int64_t)j->tokens.count;
+  for (size_t i = 0; i < j->count && !to->o->encode; i++) {
+    const segment *s = &j->segments[i];
+    int64_t count = (int64_t)s->tokens, val = s->split == VAL ? count : 0;
+    if (to->o->val_tokens >= 0) {
+      val = to->o->val_tokens - to->streams[VAL].tokens;
+      if (val > count) val = count;
+    }
+    to->streams[val ? VAL : TRAIN].documents += s->starts;
+    TRY(write_ids(to, &to->streams[VAL], ids, val));
+    TRY(write_ids(to, &to->streams[TRAIN], ids + val, count - val));
+    ids += count;
+  }
+  return G2Z_OK;
+}
+
+/* ----- the run ----------------------------------------------------------- */
+
+/* How far a run is, on a terminal, a few times a second. */
+typedef struct progress {
+  const char *verb;
+  double begin, next;
+  uint64_t total;            /* bytes of the inputs; 0: unknown */
+} progress;
+
+static void show_progress(progress *p, uint64_t bytes, int64_t tokens, int end) {
+  double now = g2z_seconds(), seconds = now - p->begin;
+  if (!isatty(STDERR_FILENO) || (now < p->next && !end)) return;
+  p->next = now + 0.2;
+  if (end) {
+    fprintf(stderr, "\r\033[K");
+    return;
+  }
+  double rate = (double)bytes / (seconds > 0 ? seconds : 1);
+  fprintf(stderr, "\r\033[K%s  %.1f MB", p->verb, (double)bytes / 1e6);
+  if (p->total) fprintf(stderr, " of %.1f MB", (double)p->total / 1e6);
+  if (tokens) fprintf(stderr, "  %.1f M tokens", (double)tokens / 1e6);
+  fprintf(stderr, "  %.1f MB/s", rate / 1e6);
+  if (p->total > bytes && rate > 0) {
+    int64_t left = (int64_t)((double)(p->total - bytes) / rate);
+    fprintf(stderr, "  %" PRId64 ":%02d left", left / 60, (int)(left % 60));
+  }
+  fflush(stderr);
+}
+
+static void reader_init(reader *r, g2z_services *services, const options *o,
+                        const source *sources, int count) {
+  memset(r, 0, sizeof *r);
+  r->o = o;
+  r->services = services;
+  r->sources = sources;
+  r->count = count;
+  r->file = -1;
+}
+
+static void reader_free(reader *r) {
+  close_source(r);
+  free(r->rest);
+}
+
+/* Waits for the oldest job and writes it. */
+static g2z_status retire_job(pool *p, output *to, progress *shown) {
+  job *j = &p->jobs[p->retired % p->count];
+  pthread_mutex_lock(&p->lock);
+  while (!j->done) pthread_cond_wait(&p->done, &p->lock);
+  pthread_mutex_unlock(&p->lock);
+  p->retired++;
+  if (j->status != G2Z_OK) {
+    memcpy(to->services->error, j->error, sizeof j->error);
+    return j->status;
+  }
+  TRY(write_job(to, j));
+  show_progress(shown, to->bytes, to->tokens, 0);
+  return stop_signal ? fail_stopped(to->services) : G2Z_OK;
+}
+
+/* Reads, encodes and writes everything. */
+static g2z_status encode_all(pool *p, reader *r, output *to, progress *shown) {
+  for (;;) {
+    if (p->filled - p->retired == p->count) TRY(retire_job(p, to, shown));
+    job *j = &p->jobs[p->filled % p->count]; /* no worker looks at it before it counts as filled */
+    j->done = 0;
+    TRY(read_job(r, j));
+    if (j->count == 0) break;
+    pthread_mutex_lock(&p->lock);
+    p->filled++;
+    pthread_cond_signal(&p->work);
+    pthread_mutex_unlock(&p->lock);
+  }
+  while (p->retired < p->filled) TRY(retire_job(p, to, shown));
+  return G2Z_OK;
+}
+
+static g2z_status encode_sources(g2z_services *services, const options *o,
+                                 const g2z_tokenizer *tokenizer, const source *sources, int count,
+                                 output *to, progress *shown) {
+  pool p;
+  reader r;
+  reader_init(&r, services, o, sources, count);
+  g2z_status status = pool_open(&p, services, o, tokenizer);
+  if (status == G2Z_OK) status = encode_all(&p, &r, to, shown);
+  show_progress(shown, to->bytes, to->tokens, 1);
+  pool_close(&p);
+  if (status == G2Z_OK && r.documents == 0 && !o->encode)
+    status = fail(services, G2Z_FORMAT, "%s: no document in it; check that it is the right file",
+                  sources[0].label);
+  reader_free(&r);
+  return status;
+}
+
+/* --train-bpe: learns from all of the text, on one thread. */
+static g2z_status learn_jobs(reader *r, worker *w, job *j, g2z_bpe_trainer *trainer,
+                             progress *shown) {
+  for (uint64_t bytes = 0;; bytes += j->consumed) {
+    TRY(read_job(r, j));
+    if (j->count == 0) return G2Z_OK;
+    for (size_t i = 0; i < j->count; i++) {
+      const char *text;
+      size_t length;
+      g2z_status status = segment_text(w, j, &j->segments[i], &text, &length);
+      if (status != G2Z_OK) {
+        place_error(w, &j->segments[i], status);
+        memcpy(r->services->error, w->services.error, sizeof w->services.error);
+        return status;
+      }
+      TRY(g2z_bpe_trainer_feed(trainer, text, length));
+    }
+    show_progress(shown, bytes, 0, 0);
+    if (stop_signal) return fail_stopped(r->services);
+  }
+}
+
+static g2z_status learn(g2z_services *services, const options *o, const source *sources, int count,
+                        progress *shown, g2z_tokenizer **out) {
+  g2z_bpe_trainer *trainer;
+  reader r;
+  job j;
+  worker w;
+  *out = NULL;
+  memset(&j, 0, sizeof j);
+  memset(&w, 0, sizeof w);
+  w.o = o;
+  reader_init(&r, services, o, sources, count);
+  g2z_status status = g2z_bpe_trainer_create(services, &trainer);
+  if (status == G2Z_OK) status = learn_jobs(&r, &w, &j, trainer, shown);
+  if (status == G2Z_OK) status = g2z_bpe_trainer_finish(trainer, o->train_bpe, out);
+  show_progress(shown, 0, 0, 1);
+  g2z_bpe_trainer_free(trainer);
+  reader_free(&r);
+  free(j.text);
+  free(j.segments);
+  free(w.document);
+  return status;
+}
+
+/* ----- what the inputs are ----------------------------------------------- */
+
+/* Checks that an input can be read, before anything is done. *bytes: 0 when only its end tells. */
+static g2z_status check_input(g2z_services *services, const char *path, uint64_t *bytes) {
+  struct stat info;
+  *bytes = 0;
+  if (strcmp(path, "-") == 0) return G2Z_OK;
+  if (ends_with(path, ".gz") || ends_with(path, ".zst"))
+    return fail(services, G2Z_UNSUPPORTED,
+                "%s is compressed: %s -dc %s | ./prepare_data ... - takes its text (with --field "
+                "text its JSON lines)", path, ends_with(path, ".gz") ? "gzip" : "zstd", path);
+  if (stat(path, &info) != 0 || access(path, R_OK) != 0) return fail_input(services, path, errno);
+  if (S_ISDIR(info.st_mode))
+    return fail(services, G2Z_IO, "%s is a directory: name its files, %s/*", path, path);
+  if (!S_ISREG(info.st_mode)) return G2Z_OK;
+  *bytes = (uint64_t)info.st_size;
+  if (*bytes) return G2Z_OK;
+  return fail(services, G2Z_FORMAT, "%s is empty: leave it away, or check how it was made", path);
+}
+
+/* Where the last `fraction` of a text begins: at a character, and not inside of CR LF. */
+static g2z_status find_tail(g2z_services *services, const char *path, uint64_t bytes,
+                            double fraction, uint64_t *begin) {
+  unsigned char around[4] = {0, 0, 0, 0};
+  *begin = (uint64_t)((double)bytes * (1 - fraction));
+  uint64_t from = *begin < 3 ? 0 : *begin - 3;
+  int file = open(path, O_RDONLY | O_CLOEXEC), at = (int)(*begin - from), back = 0;
+  ssize_t got = file < 0 ? -1 : pread(file, around, sizeof around, (off_t)from);
+  if (file >= 0) close(file);
+  if (got < 0) return fail_input(services, path, errno);
+  while (back < at && (around[at - back] & 0xC0) == 0x80) back++;
+  if (at && around[at] == '\n' && around[at - 1] == '\r') back = 1;
+  *begin -= (uint64_t)back;
+  return G2Z_OK;
+}
+
+/* Lists what is to be read, at most two sources for each input. */
+static g2z_status list_sources(g2z_services *services, const options *o, char **inputs, int count,
+                               source *list, int *sources, uint64_t *total) {
+  double fraction = val_fraction(o);
+  int texts = 0, unknown = 0;
+  uint64_t bytes;
+  *sources = 0;
+  *total = 0;
+  for (int i = 0; i < count; i++) {
+    TRY(check_input(services, inputs[i], &bytes));
+    texts += bytes && o->split_docs == SPLIT_NONE && !ends_with(inputs[i], ".jsonl");
+    unknown += bytes == 0;
+    *total += bytes;
+    if (strcmp(inputs[i], "-") == 0 && o->train_bpe)
+      return fail(services, G2Z_BAD_ARGUMENT,
+                  "--train-bpe reads its text twice, which standard input does not allow: name "
+                  "files");
+  }
+  if (unknown) *total = 0;
+  for (int i = 0; i < count; i++) {
+    source s = {inputs[i], inputs[i], 0, 0, UINT64_MAX, BY_DOCUMENT};
+    int is_stdin = strcmp(inputs[i], "-") == 0;
+    if (is_stdin) s.label = "standard input";
+    TRY(check_input(services, inputs[i], &bytes));
+    if (bytes) s.end = bytes;
+    s.json = ends_with(inputs[i], ".jsonl") || (is_stdin && o->field);
+    int whole = !s.json && o->split_docs == SPLIT_NONE && fraction > 0;
+    if (whole && !bytes && !o->val_default)
+      return fail(services, G2Z_BAD_ARGUMENT,
+                  "--val-fraction %g: how long %s is shows only at its end; give --val-tokens, "
+                  "--split-docs, or a file", (double)o->val_fraction, s.label);
+    if (whole && !bytes) s.split = TRAIN;
+    if (whole && bytes && texts * fraction < 10) {
+      source tail = s;
+      TRY(find_tail(services, inputs[i], bytes, fraction, &tail.begin));
+      s.end = tail.begin;
+      s.split = TRAIN;
+      tail.split = VAL;
+      if (s.end) list[(*sources)++] = s;
+      if (tail.begin == tail.end) continue;
+      s = tail;
+    }
+    list[(*sources)++] = s;
+  }
+  return G2Z_OK;
+}
+
+/* ----- the program ------------------------------------------------------- */
+
+/* Everything is complete: gives the files their names. */
+static g2z_status commit(const options *o, output *to, const g2z_tokenizer *tokenizer) {
+  char path[4608];
+  for (size_t i = 0; i < to->count; i++) TRY(g2z_shard_writer_finish(to->shards[i]));
+  snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
+  if (o->train_bpe) TRY(g2z_tokenizer_write_merges(to->services, tokenizer, path));
+  for (size_t i = 0; i < to->count; i++) TRY(g2z_shard_writer_commit(to->shards[i]));
+  return G2Z_OK;
+}
+
+static void print_summary(const options *o, const output *to, const g2z_tokenizer *tokenizer,
+                          double seconds) {
+  char path[4608];
+  int vocab = g2z_tokenizer_vocab(tokenizer);
+  snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
+  printf("vocabulary  %d tokens: %s%s\n", vocab,
+         o->train_bpe ? path : o->vocab ? o->vocab : "bytes",
+         o->train_bpe > vocab ? " (the text has no more pairs)" : "");
+  for (int i = 0; i < 2; i++) {
+    const stream *s = &to->streams[i];
+    printf("%-10s  %" PRId64 " document%s, %" PRId64 " tokens", s->split, s->documents,
+           s->documents == 1 ? "" : "s", s->tokens);
+    if (s->shards > 1) printf(", %" PRId64 " shards to", s->shards);
+    printf("%s%s\n", s->shards ? ": " : "", s->path);
+    shard_path(o, s->split, s->shards, path, sizeof path);
+    if ((s->shards == 0 || o->format == G2Z_SHARD_LLMC) && access(path, F_OK) == 0)
+      fprintf(stderr, "prepare_data: warning: %s is from an earlier run; remove it, or a pattern "
+              "for these shards finds it too\n", path);
+  }
+  printf("text        %.1f MB in %.2f s, %.1f MB/s with %d thread%s, %.2f bytes per token\n",
+         (double)to->bytes / 1e6, seconds, (double)to->bytes / 1e6 / seconds, o->threads,
+         o->threads == 1 ? "" : "s", (double)to->text_bytes / (double)to->tokens);
+}
+
+/* Encodes the sources into shards and names them. */
+static g2z_status write_shards(g2z_services *services, const options *o, const source *sources,
+                               int count, const g2z_tokenizer *tokenizer, progress *shown) {
+  output to;
+  memset(&to, 0, sizeof to);
+  to.o = o;
+  to.services = services;
+  to.streams[TRAIN].split = "train";
+  to.streams[VAL].split = "val";
+  g2z_status status = encode_sources(services, o, tokenizer, sources, count, &to, shown);
+  if (status == G2Z_OK && to.streams[TRAIN].tokens == 0)
+    status = fail(services, G2Z_BAD_ARGUMENT,
+                  "no token is left for training: all %" PRId64 " went to validation; lower "
+                  "--val-fraction, --val-docs or --val-tokens", to.streams[VAL].tokens);
+  if (status == G2Z_OK) status = commit(o, &to, tokenizer);
+  if (status == G2Z_OK) print_summary(o, &to, tokenizer, g2z_seconds() - shown->begin);
+  for (size_t i = 0; i < to.count; i++) g2z_shard_writer_free(to.shards[i]);
+  free(to.shards);
+  return status;
+}
+
+static g2z_status prepare(g2z_services *services, const options *o, char **inputs, int count) {
+  g2z_tokenizer *tokenizer = NULL;
+  progress shown;
+  int sources;
+  memset(&shown, 0, sizeof shown);
+  source *list = (source *)calloc((size_t)count * 2, sizeof *list);
+  if (!list) return fail(services, G2Z_NO_MEMORY, "no memory for %d inputs", count);
+  g2z_status status = list_sources(services, o, inputs, count, list, &sources, &shown.total);
+  if (status == G2Z_OK) status = g2z_make_directory(services, o->out);
+  shown.begin = g2z_seconds();
+  shown.verb = "learning";
+  if (status == G2Z_OK)
+    status = o->train_bpe ? learn(services, o, list, sources, &shown, &tokenizer)
+                          : g2z_tokenizer_create(services, o->vocab, &tokenizer);
+  if (status == G2Z_OK && g2z_tokenizer_vocab(tokenizer) > 65536)
+    status = fail(services, G2Z_UNSUPPORTED,
+                  "%s has %d tokens, and a shard holds ids up to 65535: take a vocabulary of at "
+                  "most 65536", o->vocab, g2z_tokenizer_vocab(tokenizer));
+  shown.begin = g2z_seconds();
+  shown.verb = "encoding";
+  if (status == G2Z_OK) status = write_shards(services, o, list, sources, tokenizer, &shown);
+  g2z_tokenizer_free(tokenizer);
+  free(list);
+  return status;
+}
+
+static g2z_status fail_output(g2z_services *services) {
+  return fail(services, G2Z_IO, "cannot write standard output: %s", strerror(errno));
+}
+
+/* Text on standard input, ids on standard output. */
+static g2z_status encode_filter(g2z_services *services, const options *o,
+                                const g2z_tokenizer *tokenizer) {
+  const source input = {"-", "standard input", o->field != NULL, 0, UINT64_MAX, TRAIN};
+  output to;
+  progress shown;
+  memset(&to, 0, sizeof to);
+  memset(&shown, 0, sizeof shown);
+  to.o = o;
+  to.services = services;
+  shown.verb = "encoding";
+  shown.begin = g2z_seconds();
+  TRY(encode_sources(services, o, tokenizer, &input, 1, &to, &shown));
+  putchar('\n');
+  return fflush(stdout) == 0 && !ferror(stdout) ? G2Z_OK : fail_output(services);
+}
+
+static g2z_status print_text(g2z_services *services, const g2z_tokenizer *tokenizer,
+                             const int32_t *ids, size_t count) {
+  char *text;
+  size_t bytes;
+  TRY(g2z_decode(services, tokenizer, ids, count, &text, &bytes));
+  size_t put = fwrite(text, 1, bytes, stdout);
+  g2z_release(services, text);
+  return put == bytes ? G2Z_OK : fail_output(services);
+}
+
+/* Ids on standard input, text on standard output. */
+static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tokenizer) {
+  int32_t ids[4096], id = -1; /* -1: between ids */
+  size_t count = 0;
+  uint64_t offset = 0;
+  for (int c = 0; c != EOF; offset++) {
+    c = getchar();
+    int digit = c >= '0' && c <= '9';
+    if (digit && id > (INT32_MAX - 9) / 10)
+      return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": an id beyond %d",
+                  offset, g2z_tokenizer_vocab(tokenizer) - 1);
+    if (digit) id = (id < 0 ? 0 : id * 10) + (c - '0');
+    else if (c != EOF && c != ' ' && (c < '\t' || c > '\r'))
+      return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": 0x%02x is no digit; "
+                  "ids are decimal numbers with white space between", offset, c);
+    if (digit) continue;
+    if (id >= 0) ids[count++] = id;
+    id = -1;
+    if (count < sizeof ids / sizeof *ids && c != EOF) continue;
+    TRY(print_text(services, tokenizer, ids, count));
+    count = 0;
+  }
+  if (ferror(stdin)) return fail_input(services, "standard input", errno);
+  return fflush(stdout) == 0 ? G2Z_OK : fail_output(services);
+}
+
+static g2z_status filter(g2z_services *services, const options *o) {
+  g2z_tokenizer *tokenizer;
+  TRY(g2z_tokenizer_create(services, o->vocab, &tokenizer));
+  g2z_status status = o->encode ? encode_filter(services, o, tokenizer)
+                                : decode_filter(services, tokenizer);
+  g2z_tokenizer_free(tokenizer);
+  return status;
+}
+
+int main(int argc, char **argv) {
+  g2z_services services;
+  struct sigaction stop;
+  memset(&services, 0, sizeof services);
+  memset(&stop, 0, sizeof stop);
+  stop.sa_handler = on_signal; /* without SA_RESTART: a read that waits must return */
+  sigaction(SIGINT, &stop, NULL);
+  sigaction(SIGTERM, &stop, NULL);
+  sigaction(SIGHUP, &stop, NULL);
+  options o = default_options();
+  int count = 0;
+  g2z_status status = read_flags(&services, argc, argv, &o, &count);
+  if (status == G2Z_OK && !o.help) {
+    status = settle(&services, &o, argv + 1, count);
+    if (status == G2Z_OK)
+      status = o.encode || o.decode ? filter(&services, &o)
+                                    : prepare(&services, &o, argv + 1, count);
+  }
+  if (status != G2Z_OK) fprintf(stderr, "prepare_data: %s\n", services.error);
+  return status == G2Z_OK ? 0 : 1;
+}

@@ -1,0 +1,3358 @@
+/* gpt2_zero tests: one table at the end of this file. `./test_gpt2 --list` shows it, `./test_gpt2
+ * NAME...` runs some of it. The last line of a run is "N passed, N failed, N skipped". */
+
+#ifndef G2Z_TEST_NO_IMPLEMENTATION
+#define GPT2_ZERO_IMPLEMENTATION
+#endif
+#include "gpt2_zero.h"
+
+#include <ftw.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+/* ----- harness ---------------------------------------------------------- */
+
+typedef struct g2z_test {
+  const char *name;
+  g2z_services services;
+  char directory[256];   /* an empty directory of this test, removed when it ends */
+  char skip[160];        /* why it was skipped; empty: it ran */
+  int checks, failures;
+  long allocations;      /* blocks that are live now */
+  long fail_at;          /* > 0: the allocation that many calls from now fails, and all after it */
+} g2z_test;
+
+static void *test_allocate(void *user, size_t bytes) {
+  g2z_test *t = (g2z_test *)user;
+  if (t->fail_at > 0 && --t->fail_at == 0) {
+    t->fail_at = 1; /* stays exhausted: retries must not hide a failure */
+    return NULL;
+  }
+  void *memory = malloc(bytes);
+  if (memory) __atomic_add_fetch(&t->allocations, 1, __ATOMIC_RELAXED);
+  return memory;
+}
+
+static void test_release(void *user, void *memory) {
+  g2z_test *t = (g2z_test *)user;
+  __atomic_sub_fetch(&t->allocations, 1, __ATOMIC_RELAXED);
+  free(memory);
+}
+
+G2Z_PRINTF(4, 5)
+static void test_fail(g2z_test *t, const char *file, int line, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  if (t->failures < 10) {
+    printf("    %s:%d: ", file, line);
+    vprintf(format, arguments);
+    printf("\n");
+  }
+  va_end(arguments);
+  t->failures++;
+}
+
+#define CHECK(t, condition)                                                       \
+  do {                                                                            \
+    (t)->checks++;                                                                \
+    if (!(condition)) test_fail(t, __FILE__, __LINE__, "not true: %s", #condition); \
+  } while (0)
+
+#define CHECK_NEAR(t, got, want, tolerance)                                                    \
+  do {                                                                                         \
+    double got_ = (got), want_ = (want), tolerance_ = (tolerance);                             \
+    (t)->checks++;                                                                             \
+    if (!(fabs(got_ - want_) <= tolerance_)) /* NaN fails */                                   \
+      test_fail(t, __FILE__, __LINE__, "%s is %.9g, expected %.9g within %.3g", #got, got_, want_, \
+                tolerance_);                                                                   \
+  } while (0)
+
+/* The call returns `want`, and its sentence contains `part` (NULL: any). */
+#define CHECK_STATUS(t, call, want, owner, part) \
+  test_status(t, __FILE__, __LINE__, #call, call, want, owner, part)
+static void test_status(g2z_test *t, const char *file, int line, const char *text, g2z_status got,
+                        g2z_status want, const g2z_services *services, const char *part) {
+  t->checks++;
+  if (got != want)
+    test_fail(t, file, line, "%s returned \"%s\" (%s), expected \"%s\"", text,
+              g2z_status_text(got), got ? services->error : "", g2z_status_text(want));
+  else if (part && !strstr(services->error, part))
+    test_fail(t, file, line, "%s said \"%s\", which lacks \"%s\"", text, services->error, part);
+}
+#define CHECK_OK(t, call) test_status(t, __FILE__, __LINE__, #call, call, G2Z_OK, &(t)->services, NULL)
+
+#define SKIP(t, reason)                                     \
+  do {                                                      \
+    snprintf((t)->skip, sizeof(t)->skip, "%s", reason);     \
+    return;                                                 \
+  } while (0)
+
+/* "DIRECTORY/name" in a buffer that the next three calls leave alone. */
+static const char *test_path(const g2z_test *t, const char *name) {
+  static char paths[4][512];
+  static int turn;
+  char *path = paths[turn++ % 4];
+  snprintf(path, 512, "%.250s/%.250s", t->directory, name);
+  return path;
+}
+
+static void test_write_file(g2z_test *t, const char *path, const void *bytes, size_t count) {
+  FILE *file = fopen(path, "wb");
+  CHECK(t, file != NULL);
+  if (!file) return;
+  CHECK(t, fwrite(bytes, 1, count, file) == count);
+  CHECK(t, fclose(file) == 0);
+}
+
+
+/* ----- files ------------------------------------------------------------- */
+
+/* How many entries the test's directory, or a directory in it, holds. */
+static int test_files_count(const g2z_test *t, const char *below) {
+  char pattern[600];
+  snprintf(pattern, sizeof pattern, "%.250s/%.250s*", t->directory, below);
+  glob_t found;
+  memset(&found, 0, sizeof found);
+  int count = glob(pattern, 0, NULL, &found) == 0 ? (int)found.gl_pathc : 0;
+  globfree(&found);
+  return count;
+}
+
+static int test_files_equal(g2z_test *t, const char *path, const void *bytes, size_t count) {
+  char *text;
+  size_t size;
+  if (g2z_read_file(&t->services, path, SIZE_MAX / 2, &text, &size) != G2Z_OK) return 0;
+  int equal = size == count && memcmp(text, bytes, count) == 0;
+  g2z_release(&t->services, text);
+  return equal;
+}
+
+static void test_files_writer(g2z_test *t) {
+  /* Puts around the buffer's size, text across its end, and a patch, against the same in memory. */
+  enum { BYTES = 400000 };
+  char *want = (char *)malloc(BYTES + 1), *path = strdup(test_path(t, "file.bin"));
+  uint32_t random = 1;
+  for (int i = 0; i < BYTES; i++) {
+    random = random * 1664525u + 1013904223u;
+    want[i] = (char)('a' + (random >> 24) % 26);
+  }
+  want[BYTES] = 0;
+  g2z_writer *writer;
+  CHECK_OK(t, g2z_writer_create(&t->services, path, &writer));
+  size_t at = 0;
+  for (size_t turn = 0; at < BYTES; turn++) {
+    static const size_t sizes[] = {1, 0, 7, 65535, 65536, 65537, 3000, 130000};
+    size_t n = sizes[turn % 8] < BYTES - at ? sizes[turn % 8] : BYTES - at;
+    if (turn % 3) CHECK_OK(t, g2z_writer_put(writer, want + at, n));
+    else CHECK_OK(t, g2z_writer_printf(writer, "%.*s", (int)n, want + at));
+    at += n;
+  }
+  memcpy(want + 65530, "PATCHED ACROSS", 14);
+  memcpy(want + BYTES - 3, "END", 3);
+  CHECK_OK(t, g2z_writer_patch(writer, 65530, "PATCHED ACROSS", 14));
+  CHECK_OK(t, g2z_writer_patch(writer, BYTES - 3, "END", 3));
+  CHECK(t, access(path, F_OK) != 0);             /* no name before the commit */
+  CHECK(t, test_files_count(t, "file.bin.partial") == 1);
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
+  CHECK(t, test_files_equal(t, path, want, BYTES));
+  CHECK(t, test_files_count(t, "") == 1);
+
+  /* Freed without a commit, the file of before stays. */
+  CHECK_OK(t, g2z_writer_create(&t->services, path, &writer));
+  CHECK_OK(t, g2z_writer_put(writer, "new", 3));
+  g2z_writer_free(writer);
+  CHECK(t, test_files_equal(t, path, want, BYTES));
+  CHECK(t, test_files_count(t, "") == 1);
+  g2z_writer_free(NULL);
+  free(want);
+  free(path);
+}
+
+static void test_files_refused(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_writer *writer;
+  char *text;
+  size_t bytes;
+  const char *deep = test_path(t, "a/b//c/");
+  CHECK_STATUS(t, g2z_writer_create(services, test_path(t, "none/x"), &writer), G2Z_IO, services,
+               "none/x: No such file or directory; check the name");
+  CHECK(t, writer == NULL);
+  CHECK_STATUS(t, g2z_writer_create(services, "", &writer), G2Z_IO, services, "No such file");
+  CHECK_STATUS(t, g2z_writer_create(services, t->directory, &writer), G2Z_IO, services,
+               "it is a directory");
+  CHECK_STATUS(t, g2z_writer_create(services, "/dev/null", &writer), G2Z_IO, services,
+               "not a regular file");
+  CHECK_STATUS(t, g2z_read_file(services, test_path(t, "none"), 10, &text, &bytes), G2Z_IO,
+               services, "No such file");
+  CHECK(t, text == NULL && bytes == 0);
+  CHECK_STATUS(t, g2z_read_file(services, t->directory, 10000, &text, &bytes), G2Z_IO, services,
+               "it is a directory: name a file");
+
+  CHECK_OK(t, g2z_make_directory(services, deep));
+  CHECK_OK(t, g2z_make_directory(services, deep)); /* exists */
+  CHECK_OK(t, g2z_make_directory(services, "/"));
+  CHECK(t, test_files_count(t, "a/b/c") == 1);
+  test_write_file(t, test_path(t, "a/file"), "12345", 5);
+  CHECK_STATUS(t, g2z_make_directory(services, test_path(t, "a/file/x")), G2Z_IO, services,
+               "a file stands where a directory is needed");
+  CHECK_STATUS(t, g2z_make_directory(services, ""), G2Z_IO, services, "\"\"");
+
+  CHECK_OK(t, g2z_read_file(services, test_path(t, "a/file"), 5, &text, &bytes));
+  CHECK(t, bytes == 5 && strcmp(text, "12345") == 0);
+  g2z_release(services, text);
+  CHECK_STATUS(t, g2z_read_file(services, test_path(t, "a/file"), 4, &text, &bytes), G2Z_FORMAT,
+               services, "more than 4 bytes");
+  test_write_file(t, test_path(t, "empty"), "", 0);
+  CHECK_OK(t, g2z_read_file(services, test_path(t, "empty"), 0, &text, &bytes));
+  CHECK(t, bytes == 0 && text[0] == 0);
+  g2z_release(services, text);
+}
+
+/* A pipe has no size: the reader grows its block until the end. */
+static void test_files_pipe(g2z_test *t) {
+  int ends[2];
+  CHECK(t, pipe(ends) == 0);
+  char path[64], block[1000];
+  memset(block, 'x', sizeof block);
+  for (int i = 0; i < 60; i++) CHECK(t, write(ends[1], block, sizeof block) == 1000);
+  close(ends[1]);
+  snprintf(path, sizeof path, "/dev/fd/%d", ends[0]);
+  char *text = NULL;
+  size_t bytes = 0;
+  CHECK_OK(t, g2z_read_file(&t->services, path, 100000, &text, &bytes));
+  CHECK(t, bytes == 60000 && text && text[0] == 'x' && text[59999] == 'x' && text[60000] == 0);
+  g2z_release(&t->services, text);
+  close(ends[0]);
+}
+
+/* Limits the size of files for as long as a full disk is played. */
+static struct rlimit test_files_limit(rlim_t bytes) {
+  struct rlimit before, now;
+  getrlimit(RLIMIT_FSIZE, &before);
+  now = before;
+  now.rlim_cur = bytes;
+  signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &now);
+  return before;
+}
+
+static void test_files_unlimit(const struct rlimit *before) {
+  setrlimit(RLIMIT_FSIZE, before);
+  signal(SIGXFSZ, SIG_DFL);
+}
+
+static void test_files_full_disk(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_writer *writer;
+  char path[512], block[10000];
+  snprintf(path, sizeof path, "%s", test_path(t, "file"));
+  memset(block, 'x', sizeof block);
+  test_write_file(t, path, "old", 3);
+  struct rlimit before = test_files_limit(100000);
+  CHECK_OK(t, g2z_writer_create(services, path, &writer));
+  g2z_status status = G2Z_OK;
+  for (int i = 0; i < 20; i++) {
+    g2z_status now = g2z_writer_put(writer, block, sizeof block);
+    CHECK(t, status == G2Z_OK || now == status); /* once failed, always failed */
+    status = now;
+  }
+  CHECK(t, status == G2Z_IO);
+  services->error[0] = 0;
+  CHECK_STATUS(t, g2z_writer_printf(writer, "%d", 1), G2Z_IO, services, "File too large; raise");
+  CHECK_STATUS(t, g2z_writer_patch(writer, 0, "x", 1), G2Z_IO, services, "cannot write");
+  services->error[0] = 0;
+  CHECK_STATUS(t, g2z_writer_commit(writer), G2Z_IO, services, path);
+  g2z_writer_free(writer);
+
+  /* What fails only when the buffer is flushed fails in the commit. */
+  test_files_limit(5000);
+  CHECK_OK(t, g2z_writer_create(services, path, &writer));
+  CHECK_OK(t, g2z_writer_put(writer, block, sizeof block));
+  CHECK_STATUS(t, g2z_writer_commit(writer), G2Z_IO, services, "File too large");
+  g2z_writer_free(writer);
+  test_files_unlimit(&before);
+  CHECK(t, test_files_equal(t, path, "old", 3));
+  CHECK(t, test_files_count(t, "") == 1);
+}
+
+/* Root may write anywhere, so it looks at its directory as nobody for a while. */
+static void test_files_unwritable(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_writer *writer;
+  const uid_t self = geteuid();
+  CHECK(t, chmod(t->directory, 0555) == 0);
+  if (self == 0 && seteuid(65534) != 0) SKIP(t, "root cannot become another user here");
+  CHECK_STATUS(t, g2z_writer_create(services, test_path(t, "file"), &writer), G2Z_IO, services,
+               "Permission denied; change its permissions or choose another directory");
+  CHECK_STATUS(t, g2z_make_directory(services, test_path(t, "a/b")), G2Z_IO, services,
+               "cannot create the directory");
+  CHECK(t, seteuid(self) == 0);
+  CHECK(t, chmod(t->directory, 0700) == 0);
+  CHECK(t, test_files_count(t, "") == 0);
+}
+
+static void test_files_no_memory(g2z_test *t) {
+  test_write_file(t, test_path(t, "file"), "text", 4);
+  for (int n = 1, done = 0; !done; n++) {
+    char *text = NULL;
+    size_t bytes;
+    g2z_writer *writer = NULL;
+    t->fail_at = n;
+    g2z_status status = g2z_make_directory(&t->services, test_path(t, "d/e"));
+    if (status == G2Z_OK)
+      status = g2z_read_file(&t->services, test_path(t, "file"), 10, &text, &bytes);
+    if (status == G2Z_OK) status = g2z_writer_create(&t->services, test_path(t, "new"), &writer);
+    if (status == G2Z_OK) status = g2z_writer_printf(writer, "%*d", 70000, 1);
+    if (status == G2Z_OK) status = g2z_writer_commit(writer);
+    t->fail_at = 0;
+    done = status == G2Z_OK;
+    CHECK(t, done || status == G2Z_NO_MEMORY);
+    g2z_writer_free(writer);
+    g2z_release(&t->services, text);
+    CHECK(t, t->allocations == 0);
+    CHECK(t, done ? n > 5 : n < 20);
+    if (n >= 20) break;
+  }
+  CHECK(t, test_files_count(t, "new.partial") == 0);
+}
+
+/* ----- JSON -------------------------------------------------------------- */
+
+/* Walks a text without a NUL behind it, so that the sanitizer sees a read beyond its end. */
+static g2z_status test_json_walk(g2z_test *t, const char *text, size_t bytes) {
+  char *exact = (char *)malloc(bytes ? bytes : 1);
+  if (bytes) memcpy(exact, text, bytes);
+  g2z_json json;
+  g2z_json_open(&json, &t->services, "text", exact, bytes);
+  g2z_json_skip(&json);
+  g2z_status status = g2z_json_close(&json);
+  free(exact);
+  return status;
+}
+
+static void test_json_grammar(g2z_test *t) {
+  static const char *const good[] = {
+      "0", "-0", "12", "-1.5e+10", "1E5", "0.25", "true", "false", "null", "\"\"", "[]", "{}", " [ ] ",
+      "[1,2]", "{\"a\":1}", "{\"a\":{\"b\":[1,{\"c\":null}]},\"d\":\"e\"}", "\t\r\n 1 \n",
+      "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\uD83D\\uDE00\"", "\"\\ud800\"", "\"\x7f\xc3\xa9\"",
+      "\xef\xbb\xbf{}", "{\"a\":1,\"a\":2}", "{\"\":0}"};
+  static const char *const bad[] = {
+      "", " ", "01", "-", "+1", ".5", "1.", "1.e5", "1e", "1e+", "0x10", "--1", "NaN", "Infinity", "tru",
+      "True", "nul", "falsee", "1 2", "[1,]", "[,1]", "[1 2]", "[", "]", "[1}", "{\"a\":1]", "{", "{a:1}",
+      "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{,}", "{\"a\" 1}", "{1:2}", "'a'", "\"", "\"\\\"", "\"\\x\"",
+      "\"\\u12\"", "\"\\u12g4\"", "\"a\nb\"", "\"\x1f\"", "[1]]", "{}{}", "\"a\"b", "// c\n1", "\\",
+      "\xef\xbb", "\xff", "[\"a\",\n\"b\"\n\"c\"]", "-a", "1e5.5", "{\"a\":1 \"b\":2}"};
+  for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+    if (test_json_walk(t, good[i], strlen(good[i])) != G2Z_OK)
+      test_fail(t, __FILE__, __LINE__, "refused %s: %s", good[i], t->services.error);
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+    if (test_json_walk(t, bad[i], strlen(bad[i])) != G2Z_FORMAT)
+      test_fail(t, __FILE__, __LINE__, "accepted %s", bad[i]);
+  CHECK(t, test_json_walk(t, "[1\0]", 4) == G2Z_FORMAT);
+  CHECK(t, test_json_walk(t, "\"\0\"", 3) == G2Z_FORMAT);
+  CHECK(t, test_json_walk(t, "\"\\\0\"", 4) == G2Z_FORMAT);
+  CHECK(t, test_json_walk(t, "\0", 1) == G2Z_FORMAT);
+
+  /* Every beginning of a text is an error, every change of a byte is survived. */
+  const char *text = "{\"k\\u00e9\":[true,false,null,-12.5e-3,\"x\\n\\ud83d\\ude00\"],\"o\":{}}";
+  const size_t bytes = strlen(text);
+  for (size_t n = 0; n < bytes; n++) CHECK(t, test_json_walk(t, text, n) == G2Z_FORMAT);
+  CHECK(t, test_json_walk(t, text, bytes) == G2Z_OK);
+  for (size_t n = 0; n < bytes; n++) {
+    char changed[128];
+    memcpy(changed, text, bytes);
+    for (int c = 0; c < 256; c++) {
+      changed[n] = (char)c;
+      g2z_status status = test_json_walk(t, changed, bytes);
+      CHECK(t, status == G2Z_OK || status == G2Z_FORMAT);
+    }
+  }
+
+  char deep[4 * G2Z_JSON_DEPTH + 8];
+  for (int over = 0; over < 2; over++) {
+    int levels = G2Z_JSON_DEPTH + over;
+    memset(deep, '[', (size_t)levels);
+    memset(deep + levels, ']', (size_t)levels);
+    CHECK_STATUS(t, test_json_walk(t, deep, 2 * (size_t)levels), over ? G2Z_FORMAT : G2Z_OK,
+                 &t->services, over ? "nested deeper than 64 levels" : NULL);
+  }
+  char *endless = (char *)malloc(1000000); /* a recursive reader would overflow its stack */
+  for (int i = 0; i < 1000000; i++) endless[i] = i % 2 ? '[' : '{';
+  CHECK(t, test_json_walk(t, endless, 1000000) == G2Z_FORMAT);
+  memset(endless, '[', 1000000);
+  CHECK(t, test_json_walk(t, endless, 1000000) == G2Z_FORMAT);
+  free(endless);
+}
+
+static void test_json_sentences(g2z_test *t) {
+  g2z_services *services = &t->services;
+  static const struct { const char *text, *sentence; } cases[] = {
+      {"[1,\n  2,\n  x]", "text, line 3, column 3: expected a value, found 'x'"},
+      {"{\"a\" 1}", "text, line 1, column 6: expected ':', found '1'"},
+      {"[1 2]", "expected ',' or ']', found '2'"},
+      {"{\"a\":1", "expected ',' or '}', found the text's end"},
+      {"[\"abc", "this string has no closing quote"},
+      {"[\"a\tc\"]", "column 4: a control character in a string"},
+      {"[\"a\\qc\"]", "no such escape"},
+      {"[\"\\u12x4\"]", "\\u needs four hexadecimal digits"},
+      {"[01]", "not a number as JSON writes it"},
+      {"[\xff]", "found byte 0xff"},
+      {"1 1", "expected the end, found '1'"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    CHECK_STATUS(t, test_json_walk(t, cases[i].text, strlen(cases[i].text)), G2Z_FORMAT, services,
+                 cases[i].sentence);
+
+  /* The first error stays, and every call after it is harmless. */
+  g2z_json json;
+  g2z_json_text key;
+  const char *text = "{\"n\": 1.5, \"m\": 2}";
+  g2z_json_open(&json, services, "config.json", text, strlen(text));
+  CHECK(t, g2z_json_enter(&json, '{') == 1);
+  CHECK(t, g2z_json_next(&json, '}', &key) == 1 && g2z_json_is(&key, "n"));
+  CHECK(t, g2z_json_integer(&json) == 0);
+  CHECK(t, g2z_json_next(&json, '}', &key) == 0 && g2z_json_enter(&json, '[') == 0);
+  CHECK(t, g2z_json_peek(&json) == 0 && g2z_json_number(&json) == 0 && g2z_json_bool(&json) == 0);
+  CHECK(t, g2z_json_string(&json).bytes == 0);
+  g2z_json_skip(&json);
+  CHECK_STATUS(t, g2z_json_fail(&json, "later"), G2Z_FORMAT, services, "1.5 is not an integer");
+  CHECK_STATUS(t, g2z_json_close(&json), G2Z_FORMAT, services,
+               "config.json, line 1, column 7: 1.5 is not an integer");
+  g2z_json_open(&json, services, "config.json", text, strlen(text));
+  CHECK(t, g2z_json_enter(&json, '[') == 0);
+  CHECK_STATUS(t, g2z_json_close(&json), G2Z_FORMAT, services, "expected an array, found '{'");
+  g2z_json_open(&json, services, "a", "[[[", 3);
+  CHECK_STATUS(t, g2z_json_fail(&json, "n_inner=%d", 7), G2Z_FORMAT, services,
+               "a, line 1, column 1: n_inner=7");
+}
+
+static int64_t test_json_int(g2z_test *t, const char *text, g2z_status *status) {
+  g2z_json json;
+  g2z_json_open(&json, &t->services, "int", text, strlen(text));
+  int64_t value = g2z_json_integer(&json);
+  *status = g2z_json_close(&json);
+  return value;
+}
+
+static double test_json_double(g2z_test *t, const char *text, g2z_status *status) {
+  g2z_json json;
+  g2z_json_open(&json, &t->services, "double", text, strlen(text));
+  double value = g2z_json_number(&json);
+  *status = g2z_json_close(&json);
+  return value;
+}
+
+static void test_json_numbers(g2z_test *t) {
+  g2z_status status;
+  CHECK(t, test_json_int(t, "9223372036854775807", &status) == INT64_MAX && status == G2Z_OK);
+  CHECK(t, test_json_int(t, "-9223372036854775808", &status) == INT64_MIN && status == G2Z_OK);
+  CHECK(t, test_json_int(t, "-0", &status) == 0 && status == G2Z_OK);
+  CHECK(t, test_json_int(t, "1024", &status) == 1024 && status == G2Z_OK);
+  static const char *const wrong[] = {"9223372036854775808", "-9223372036854775809", "1.0", "1e3",
+                                      "99999999999999999999999999999999999999999999999999", "\"1\""};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+    CHECK(t, test_json_int(t, wrong[i], &status) == 0 && status == G2Z_FORMAT);
+  CHECK_STATUS(t, (test_json_int(t, wrong[0], &status), status), G2Z_FORMAT, &t->services,
+               "9223372036854775808 does not fit into 64 bits");
+
+  /* As strtod reads them: ties, subnormals, the ends of the range, and needless length. */
+  static const char *const doubles[] = {
+      "0", "-0.0", "0.1", "1e23", "8.5e-5", "123456789012345678", "9007199254740993", "5e-324",
+      "2.4703282292062327208e-324", "2.4703282292062328e-324", "2.2250738585072011e-308",
+      "2.2250738585072014e-308", "1.7976931348623157e308", "4.35e-1", "0.000000000000000001e18",
+      "1e-400", "1e-99999999999999999999", "0e99999999999999999999", "100000000000000000000000e-23",
+      "1.00000000000000011102230246251565404236316680908203125",
+      "1.00000000000000011102230246251565404236316680908203124",
+      "1.000000000000000111022302462515654042363166809082031250000000000000000000000000000000001"};
+  for (size_t i = 0; i < sizeof doubles / sizeof *doubles; i++) {
+    double want = strtod(doubles[i], NULL), got = test_json_double(t, doubles[i], &status);
+    if (status != G2Z_OK || memcmp(&want, &got, sizeof want) != 0)
+      test_fail(t, __FILE__, __LINE__, "%s became %.17g, not %.17g", doubles[i], got, want);
+  }
+  /* 1 + 2^-53 is a tie; a digit far behind it decides. */
+  char longer[2100];
+  for (int digit = 0; digit < 2; digit++) {
+    snprintf(longer, sizeof longer,
+             "1.00000000000000011102230246251565404236316680908203125%01999d%d", 0, digit);
+    double got = test_json_double(t, longer, &status);
+    CHECK(t, status == G2Z_OK && got == (digit ? 1.0000000000000002 : 1.0));
+  }
+  /* The tie with most digits: 2^-1074 * (2^52 + 0.5) has 751. */
+  char tie[1200];
+  snprintf(tie, sizeof tie, "%.1090f", ldexp(4503599627370497.0, -1074));
+  CHECK(t, test_json_double(t, tie, &status) == ldexp(4503599627370497.0, -1074));
+  uint32_t random = 7;
+  for (int i = 0; i < 20000; i++) {
+    uint64_t bits = 0;
+    for (int k = 0; k < 3; k++) {
+      random = random * 1664525u + 1013904223u;
+      bits = bits << 24 | random >> 8;
+    }
+    double want, got;
+    memcpy(&want, &bits, sizeof want);
+    if (!isfinite(want)) continue;
+    char text[40];
+    snprintf(text, sizeof text, "%.17g", want);
+    got = test_json_double(t, text, &status);
+    CHECK(t, status == G2Z_OK && got == want);
+  }
+  CHECK_STATUS(t, (test_json_double(t, "1e309", &status), status), G2Z_FORMAT, &t->services,
+               "1e309 is too large for a double");
+  CHECK(t, (test_json_double(t, "-1e99999999999999999999", &status), status) == G2Z_FORMAT);
+}
+
+static void test_json_strings(g2z_test *t) {
+  static const struct { const char *json, *want; size_t bytes; } cases[] = {
+      {"\"\"", "", 0},
+      {"\"plain\"", "plain", 5},
+      {"\"a\\\"\\\\\\/\\b\\f\\n\\r\\tz\"", "a\"\\/\b\f\n\r\tz", 10},
+      {"\"\\u0041\\u00e9\\u20AC\"", "A\xc3\xa9\xe2\x82\xac", 6},
+      {"\"\\ud83d\\ude00\"", "\xf0\x9f\x98\x80", 4},
+      {"\"\\udbff\\udfff\"", "\xf4\x8f\xbf\xbf", 4},
+      {"\"\\ud83d\"", "\xef\xbf\xbd", 3},
+      {"\"\\ude00\\ud83d\"", "\xef\xbf\xbd\xef\xbf\xbd", 6},
+      {"\"\\ud83dx\"", "\xef\xbf\xbdx", 4},
+      {"\"\\ud83d\\n\"", "\xef\xbf\xbd\n", 4},
+      {"\"\\ud83d\\u0041\"", "\xef\xbf\xbd" "A", 4},
+      {"\"\\ud83d\\ud83d\\ude00\"", "\xef\xbf\xbd\xf0\x9f\x98\x80", 7},
+      {"\"a\\u0000b\"", "a\0b", 3}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_json json;
+    unsigned char out[64];
+    g2z_json_open(&json, &t->services, "string", cases[i].json, strlen(cases[i].json));
+    g2z_json_text text = g2z_json_string(&json);
+    CHECK_OK(t, g2z_json_close(&json));
+    size_t bytes = g2z_json_unescape(&text, out);
+    CHECK(t, bytes <= text.bytes && bytes == cases[i].bytes);
+    CHECK(t, memcmp(out, cases[i].want, bytes) == 0);
+    CHECK(t, g2z_json_is(&text, cases[i].want) == (strlen(cases[i].want) == cases[i].bytes));
+    CHECK(t, !g2z_json_is(&text, "something else"));
+  }
+  g2z_json_text key;
+  key.at = (const unsigned char *)"n_\\u006cayer";
+  key.bytes = 12;
+  CHECK(t, g2z_json_is(&key, "n_layer") && !g2z_json_is(&key, "n_laye") &&
+           !g2z_json_is(&key, "n_layers"));
+}
+
+static void test_json_writer(g2z_test *t) {
+  for (int indent = 0; indent <= 2; indent += 2) {
+    g2z_writer *writer;
+    CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "a.json"), &writer));
+    g2z_json_out out = {writer, indent, 0, 0};
+    g2z_json_begin(&out, NULL, '{');
+    g2z_json_put_string(&out, "text", "q\" b\\ n\n t\t \x01 \xc3\xa9 \xff\xc3 \xed\xa0\x80.");
+    g2z_json_put_string(&out, "none", NULL);
+    g2z_json_put_integer(&out, "least", INT64_MIN);
+    g2z_json_begin(&out, "list", '[');
+    g2z_json_put_number(&out, NULL, 0.1);
+    g2z_json_put_number(&out, NULL, -1e-30);
+    g2z_json_put_number(&out, NULL, 50257);
+    g2z_json_put_number(&out, NULL, NAN);
+    g2z_json_put_number(&out, NULL, -INFINITY);
+    g2z_json_begin(&out, NULL, '{');
+    g2z_json_end(&out, '}');
+    g2z_json_end(&out, ']');
+    g2z_json_begin(&out, "empty", '[');
+    g2z_json_end(&out, ']');
+    g2z_json_put_bool(&out, "yes", 2);
+    g2z_json_put_bool(&out, "no", 0);
+    g2z_json_put_null(&out, "key \"\n");
+    g2z_json_end(&out, '}');
+    CHECK_OK(t, g2z_writer_commit(writer));
+    g2z_writer_free(writer);
+    char *text = NULL;
+    size_t bytes = 0;
+    CHECK_OK(t, g2z_read_file(&t->services, test_path(t, "a.json"), 10000, &text, &bytes));
+    CHECK(t, test_json_walk(t, text, bytes) == G2Z_OK);
+    const char *line =
+        "{\"text\": \"q\\\" b\\\\ n\\n t\\t \\u0001 \xc3\xa9 \xef\xbf\xbd\xef\xbf\xbd "
+        "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd.\", \"none\": null, \"least\": "
+        "-9223372036854775808, \"list\": [0.1, -1e-30, 50257, null, null, {}], \"empty\": [], "
+        "\"yes\": true, \"no\": false, \"key \\\"\\n\": null}";
+    if (indent == 0) CHECK(t, strcmp(text, line) == 0);
+    else
+      CHECK(t, strstr(text, "{\n  \"text\": \"q") == text &&
+                   strstr(text, "  \"list\": [\n    0.1,\n    -1e-30,\n    50257,\n    null,\n"
+                                "    null,\n    {}\n  ],\n  \"empty\": [],\n  \"yes\": true,") &&
+                   strcmp(text + bytes - 8, ": null\n}") == 0);
+    g2z_release(&t->services, text);
+  }
+}
+/* ----- config ------------------------------------------------------------ */
+
+static void test_config_checks(g2z_test *t) {
+  g2z_services *s = &t->services;
+  g2z_model_config model;
+  CHECK_OK(t, g2z_model_config_named(s, "gpt2-xl", &model));
+  CHECK(t, model.layers == 48 && model.heads == 25 && model.channels == 1600);
+  CHECK_STATUS(t, g2z_model_config_named(s, "gpt3", &model), G2Z_BAD_ARGUMENT, s, "gpt2-medium");
+  model = g2z_model_config_default();
+  CHECK_OK(t, g2z_model_config_check(s, &model));
+  model.heads = 7;
+  CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s,
+               "channels=768 must divide by heads=7");
+  model.heads = 64; /* head size 12 */
+  CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "head size of 12");
+  model.heads = 4; /* head size 192 */
+  CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "up to 128");
+  model = g2z_model_config_default();
+  model.layers = 0;
+  CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "layers=0");
+
+  g2z_train_config config;
+  memset(&config, 0, sizeof config);
+  CHECK_STATUS(t, g2z_train_config_check(s, &config), G2Z_BAD_ARGUMENT, s, "never initialised");
+  config = g2z_train_config_default();
+  CHECK_OK(t, g2z_train_config_check(s, &config));
+  config.seq = 2048;
+  CHECK_STATUS(t, g2z_train_config_check(s, &config), G2Z_BAD_ARGUMENT, s, "context=1024");
+#define REFUSED(member, value, part)                                                          \
+  config = g2z_train_config_default();                                                        \
+  config.member = value;                                                                      \
+  CHECK_STATUS(t, g2z_train_config_check(s, &config), G2Z_BAD_ARGUMENT, s, part)
+  REFUSED(batch, 0, "batch=0");
+  REFUSED(batch, 1 << 20, "2^28 tokens");
+  REFUSED(accum, -1, "accum=-1");
+  REFUSED(optimizer.lr, NAN, "lr=");
+  REFUSED(optimizer.lr, -1.0f, "lr=-1");
+  REFUSED(optimizer.min_lr, 1.0f, "min_lr=1");
+  REFUSED(optimizer.beta2, 1.0f, "beta2=1");
+  REFUSED(optimizer.eps, 0.0f, "eps=0");
+  REFUSED(optimizer.clip, INFINITY, "clip=inf");
+  REFUSED(optimizer.steps, 0, "steps=0");
+  REFUSED(optimizer.loss_scale, 0.5f, "loss_scale=0.5");
+  REFUSED(dropout, 1.0f, "dropout=1");
+  REFUSED(zero_stage, 4, "zero_stage=4");
+#undef REFUSED
+}
+
+static void test_schedules(g2z_test *t) {
+  g2z_optimizer_config c = g2z_train_config_default().optimizer;
+  c.lr = 1.0f;
+  c.min_lr = 0.1f;
+  c.warmup = 10;
+  c.steps = 110;
+  for (int s = 0; s < G2Z_SCHEDULE_COUNT; s++) {
+    c.schedule = (g2z_schedule)s;
+    CHECK_NEAR(t, g2z_schedule_lr(&c, 0), 0.1, 1e-7); /* the first step of warm-up moves */
+    CHECK_NEAR(t, g2z_schedule_lr(&c, 9), 1.0, 1e-7);
+    CHECK_NEAR(t, g2z_schedule_lr(&c, 10), 1.0, 1e-7);
+    CHECK_NEAR(t, g2z_schedule_lr(&c, 110), s == G2Z_SCHEDULE_CONSTANT ? 1.0 : 0.1, 1e-7);
+    CHECK_NEAR(t, g2z_schedule_lr(&c, 5000), s == G2Z_SCHEDULE_CONSTANT ? 1.0 : 0.1, 1e-7);
+  }
+  c.schedule = G2Z_SCHEDULE_COSINE;
+  CHECK_NEAR(t, g2z_schedule_lr(&c, 60), 0.55, 1e-6);
+  CHECK_NEAR(t, g2z_schedule_lr(&c, 35), 0.1 + 0.9 * 0.5 * (1 + sqrt(0.5)), 1e-6);
+  c.schedule = G2Z_SCHEDULE_LINEAR;
+  CHECK_NEAR(t, g2z_schedule_lr(&c, 35), 0.1 + 0.9 * 0.75, 1e-6);
+  c.schedule = G2Z_SCHEDULE_WSD;
+  CHECK_NEAR(t, g2z_schedule_lr(&c, 90), 1.0, 1e-6);
+  CHECK_NEAR(t, g2z_schedule_lr(&c, 100), 0.55, 1e-6);
+  c.warmup = 0;
+  CHECK_NEAR(t, g2z_schedule_lr(&c, 0), 1.0, 1e-7);
+}
+
+/* Vectors of the Random123 distribution (kat_vectors, philox4x32 10). */
+static void test_philox(g2z_test *t) {
+  uint32_t counter[4] = {0, 0, 0, 0}, out[4];
+  uint32_t mixed = (uint32_t)G2Z_RANDOM_INIT * 0x85ebca6bu; /* undo the stream: key 0 */
+  g2z_philox((uint64_t)mixed << 32, G2Z_RANDOM_INIT, counter, out);
+  CHECK(t, out[0] == 0x6627e8d5u && out[1] == 0xe169c58du);
+  CHECK(t, out[2] == 0xbc57ac4cu && out[3] == 0x9b00dbd8u);
+  for (int i = 0; i < 4; i++) counter[i] = 0xffffffffu;
+  g2z_philox(((uint64_t)(0xffffffffu ^ mixed) << 32) | 0xffffffffu, G2Z_RANDOM_INIT, counter, out);
+  CHECK(t, out[0] == 0x408f276du && out[1] == 0x41c83b0eu);
+  CHECK(t, out[2] == 0xa20bc7c6u && out[3] == 0x6d5451fdu);
+  CHECK(t, g2z_uniform(0) == 0.0f && g2z_uniform(0xffffffffu) < 1.0f);
+}
+
+/* ----- plan -------------------------------------------------------------- */
+
+static g2z_train_config test_config_of(int layers, int heads, int channels, int context, int vocab) {
+  g2z_train_config config = g2z_train_config_default();
+  config.model.layers = layers;
+  config.model.heads = heads;
+  config.model.channels = channels;
+  config.model.context = context;
+  config.model.vocab = vocab;
+  config.seq = context;
+  config.batch = 2;
+  return config;
+}
+
+static void test_plan_of_published_models(g2z_test *t) {
+  static const struct { const char *name; size_t parameters; } known[] = {
+      {"gpt2", 124439808}, {"gpt2-medium", 354823168}, {"gpt2-large", 774030080},
+      {"gpt2-xl", 1557611200}};
+  for (int i = 0; i < 4; i++) {
+    g2z_train_config config = g2z_train_config_default();
+    g2z_plan plan;
+    CHECK_OK(t, g2z_model_config_named(&t->services, known[i].name, &config.model));
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+    CHECK(t, plan.parameters == known[i].parameters);
+    CHECK(t, plan.vocab_padded == 50304);
+  }
+}
+
+/* Tensors tile the canonical space in order; slices of all ranks tile the memory; shards have no
+ * holes; updates cover each parameter once, with its own decay, and no padding. */
+static void test_plan_tiles(g2z_test *t) {
+  static const int worlds[] = {1, 2, 3, 4, 9, 13};
+  static const double buckets[] = {0, 0.001, 0.01, 1};
+  g2z_train_config config = test_config_of(3, 2, 48, 24, 131);
+  for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
+    for (size_t b = 0; b < sizeof buckets / sizeof *buckets; b++)
+      for (int stage = 0; stage <= 1; stage++) {
+        config.zero_stage = stage;
+        config.bucket_mb = buckets[b];
+        g2z_plan plan;
+        CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, worlds[w], &plan));
+        size_t at = 0;
+        for (int unit = 0; unit < plan.units; unit++) {
+          CHECK(t, g2z_plan_unit_canonical(&plan, unit) == at && g2z_plan_unit(&plan, unit) == at);
+          for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+            g2z_param_info info = g2z_param_describe(&plan.model, (g2z_param)p);
+            if (info.unit != g2z_plan_unit_kind(&plan, unit)) continue;
+            CHECK(t, g2z_plan_unit(&plan, unit) + g2z_plan_offset(&plan, (g2z_param)p) == at);
+            at += info.elements;
+          }
+        }
+        CHECK(t, at == plan.parameters && plan.elements >= plan.parameters + 48 * (256 - 131));
+        unsigned char *seen = (unsigned char *)calloc(plan.elements, 1);
+        size_t updated = 0;
+        for (int rank = 0; rank < (stage == 0 ? 1 : worlds[w]); rank++) {
+          CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, rank, worlds[w], &plan));
+          size_t shard = 0;
+          for (int k = 0; k < plan.buckets; k++) {
+            g2z_range slice = g2z_plan_slice(&plan, k, rank);
+            CHECK(t, slice.begin % 8 == 0 && slice.elements % 8 == 0);
+            CHECK(t, g2z_plan_shard_offset(&plan, k) == shard);
+            shard += slice.elements;
+            for (size_t i = 0; i < slice.elements; i++) seen[slice.begin + i]++;
+          }
+          CHECK(t, shard == plan.shard_elements);
+          static g2z_update_range ranges[4096];
+          size_t count = g2z_plan_update_ranges(&plan, ranges, 4096);
+          CHECK(t, count > 0 && count <= g2z__plan_update_ranges_limit(&plan) && count <= 4096);
+          for (size_t i = 0; i < count && i < 4096; i++) {
+            for (size_t e = 0; e < ranges[i].elements; e++) seen[ranges[i].memory + e] |= 0x80;
+            updated += ranges[i].elements;
+            CHECK(t, ranges[i].shard + ranges[i].elements <= plan.shard_elements);
+            CHECK(t, i == 0 || ranges[i].decay != ranges[i - 1].decay ||
+                         ranges[i].memory != ranges[i - 1].memory + ranges[i - 1].elements ||
+                         ranges[i].shard != ranges[i - 1].shard + ranges[i - 1].elements);
+          }
+        }
+        CHECK(t, updated == plan.parameters);
+        size_t wrong = 0;
+        for (size_t i = 0; i < plan.elements; i++)
+          wrong += seen[i] != (i < plan.parameters ? 0x81 : 0x01);
+        CHECK(t, wrong == 0);
+        free(seen);
+      }
+}
+
+static void test_plan_update_decay(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 1, 8, 8, 10);
+  g2z_plan plan;
+  g2z_update_range ranges[64];
+  CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
+  size_t count = g2z_plan_update_ranges(&plan, ranges, 64), decayed = 0;
+  for (size_t i = 0; i < count; i++)
+    if (ranges[i].decay) decayed += ranges[i].elements;
+  CHECK(t, decayed == 12 * 8 * 8 + 8 * 8 + 10 * 8); /* four matrices, wpe, wte */
+}
+
+static void test_plan_largest_batch(g2z_test *t) {
+  g2z_train_config config = g2z_train_config_default();
+  g2z_plan plan;
+  CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+  size_t budget = (size_t)40 << 30;
+  int largest = g2z_plan_largest_batch(&plan, budget);
+  config.batch = largest;
+  CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+  CHECK(t, plan.bytes_total <= budget);
+  config.batch = largest + 1;
+  CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+  CHECK(t, plan.bytes_total > budget);
+  CHECK(t, g2z_plan_largest_batch(&plan, 1 << 20) == 0);
+}
+
+
+/* ----- shards and loader ------------------------------------------------- */
+
+/* A shard whose token i is first + i: a sequence is known by its first token. */
+static void test_loader_shard(g2z_test *t, const char *path, g2z_shard_format format, int first,
+                              int count) {
+  g2z_shard_writer *writer = NULL;
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, path, format, &writer));
+  if (!writer) return;
+  for (int i = 0; i < count; i++) {
+    int32_t id = first + i;
+    CHECK_OK(t, g2z_shard_writer_append(writer, &id, 1));
+  }
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+}
+
+static g2z_loader_config test_loader_config(const char *glob, int batch, int seq) {
+  g2z_loader_config config;
+  memset(&config, 0, sizeof config);
+  config.glob = glob;
+  config.batch = batch;
+  config.seq = seq;
+  config.accum = 1;
+  config.world = 1;
+  config.vocab = 65536;
+  config.order = G2Z_ORDER_SHUFFLED;
+  config.seed = 42;
+  return config;
+}
+
+/* One step: the first token of each row, after the row itself was found sound. */
+static void test_loader_step(g2z_test *t, g2z_loader *loader, const g2z_loader_config *config,
+                             int32_t *firsts) {
+  const int32_t *x, *y;
+  CHECK_OK(t, g2z_loader_next(loader, &x, &y));
+  if (!x) return;
+  for (int row = 0; row < config->batch * config->accum; row++) {
+    int wrong = 0;
+    for (int i = 0; i < config->seq; i++) {
+      int32_t first = x[row * config->seq];
+      wrong += x[row * config->seq + i] != first + i || y[row * config->seq + i] != first + i + 1;
+    }
+    CHECK(t, wrong == 0);
+    firsts[row] = x[row * config->seq];
+  }
+}
+
+static void test_shuffle(g2z_test *t) {
+  char *seen = (char *)malloc(70000);
+  int64_t sizes[330];
+  int count = 0;
+  for (int i = 1; i <= 300; i++) sizes[count++] = i;
+  static const int64_t larger[] = {1023, 1024, 1025, 4095, 4097, 65535, 65536, 65537};
+  for (int i = 0; i < 8; i++) sizes[count++] = larger[i];
+  for (int i = 0; i < count; i++) { /* a permutation */
+    const int64_t n = sizes[i];
+    memset(seen, 0, (size_t)n);
+    int64_t distinct = 0;
+    for (int64_t p = 0; p < n; p++) {
+      int64_t at = g2z_shuffle(3, i, n, p);
+      if (at >= 0 && at < n && !seen[at]) distinct++, seen[at] = 1;
+    }
+    CHECK(t, distinct == n);
+  }
+  free(seen);
+  int64_t same_epoch = 0, same_seed = 0, near = 0, still = 0;
+  for (int64_t p = 0; p < 10000; p++) {
+    int64_t at = g2z_shuffle(1, 0, 10000, p);
+    same_epoch += at == g2z_shuffle(1, (int64_t)1 << 32, 10000, p); /* the high word counts */
+    same_seed += at == g2z_shuffle(2, 0, 10000, p);
+    still += at == p;
+    if (p) near += llabs(at - g2z_shuffle(1, 0, 10000, p - 1)) == 1;
+    CHECK(t, at == g2z_shuffle(1, 0, 10000, p));
+  }
+  /* Of a random permutation about one position of 10000 is a fixed point, and about two follow
+   * their neighbour: 15 are out of the question. */
+  CHECK(t, same_epoch < 15 && same_seed < 15 && still < 15 && near < 15);
+
+  /* The first three of 5 are each of 60 triples equally often: chi-square with 59 degrees of freedom
+   * stays below 114 with a probability of 0.99998. */
+  int triples[125], epochs = 24000, distinct = 0;
+  memset(triples, 0, sizeof triples);
+  for (int epoch = 0; epoch < epochs; epoch++) {
+    int code = 0;
+    for (int64_t p = 0; p < 3; p++) code = code * 5 + (int)g2z_shuffle(9, epoch, 5, p);
+    triples[code]++;
+  }
+  double chi = 0, expected = epochs / 60.0;
+  for (int i = 0; i < 125; i++)
+    if (triples[i]) distinct++, chi += (triples[i] - expected) * (triples[i] - expected) / expected;
+  CHECK(t, distinct == 60);
+  CHECK_NEAR(t, chi, 59, 55);
+
+  int64_t huge = INT64_MAX, at = g2z_shuffle(5, 7, huge, 12345);
+  CHECK(t, at >= 0 && at < huge && at != g2z_shuffle(5, 7, huge, 12346));
+}
+
+static void test_shard_writer(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_shard_writer *writer;
+  int32_t ids[10000];
+  uint16_t want[512 + 10000];
+  memset(want, 0, sizeof want);
+  for (int i = 0; i < 10000; i++) ids[i] = want[512 + i] = (uint16_t)(i * 7);
+  int32_t header[3] = {20240520, 1, 10000};
+  memcpy(want, header, sizeof header);
+  for (int format = 0; format < 2; format++) {
+    const char *path = test_path(t, "shard.bin");
+    CHECK_OK(t, g2z_shard_writer_create(services, path, (g2z_shard_format)format, &writer));
+    CHECK_OK(t, g2z_shard_writer_append(writer, ids, 0));
+    CHECK_OK(t, g2z_shard_writer_append(writer, ids, 1));
+    CHECK_OK(t, g2z_shard_writer_append(writer, ids + 1, 9999));
+    int32_t wrong[3] = {1, 65536, -1}; /* refused as a whole: nothing is appended */
+    CHECK_STATUS(t, g2z_shard_writer_append(writer, wrong, 2), G2Z_BAD_ARGUMENT, services,
+                 "id 65536 does not fit");
+    CHECK_STATUS(t, g2z_shard_writer_append(writer, wrong + 2, 1), G2Z_BAD_ARGUMENT, services,
+                 "id -1 does not fit");
+    CHECK_OK(t, g2z_shard_writer_commit(writer));
+    g2z_shard_writer_free(writer);
+    CHECK(t, test_files_equal(t, path, format == G2Z_SHARD_RAW ? want + 512 : want,
+                              format == G2Z_SHARD_RAW ? 20000 : 21024));
+  }
+  CHECK_OK(t, g2z_shard_writer_create(services, test_path(t, "b"), G2Z_SHARD_LLMC, &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 100));
+  g2z_shard_writer_free(writer);
+  CHECK(t, test_files_count(t, "") == 1);
+  CHECK_STATUS(t, g2z_shard_writer_create(services, test_path(t, "no/b"), G2Z_SHARD_RAW, &writer),
+               G2Z_IO, services, "No such file");
+  CHECK(t, writer == NULL);
+  g2z_shard_writer_free(NULL);
+}
+
+/* Any number of ranks reads the same steps; an epoch reads no sequence twice; no row crosses from
+ * one shard to the next; what is left out is the end of the order. */
+static void test_loader_ranks(g2z_test *t) {
+  enum { T = 8, G = 12, SHARDS = 5 };
+  static const int tokens[SHARDS] = {400, 8, 9, 1003, 77}; /* 49 + 0 + 1 + 125 + 9 sequences */
+  int begin[SHARDS + 1] = {100, 0, 0, 0, 0, 0};
+  char expected[70000], glob_text[512];
+  int N = 0;
+  memset(expected, 0, sizeof expected);
+  for (int s = 0; s < SHARDS; s++) {
+    char name[32];
+    snprintf(name, sizeof name, "s%d.bin", s);
+    test_loader_shard(t, test_path(t, name), s % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC, begin[s],
+                      tokens[s]);
+    for (int i = 0; (i + 1) * T < tokens[s]; i++, N++) expected[begin[s] + i * T] = 1;
+    begin[s + 1] = begin[s] + tokens[s] + 1000; /* a crossing would be seen as a jump */
+  }
+  snprintf(glob_text, sizeof glob_text, "%s", test_path(t, "s?.bin"));
+  const int steps = 184 / G;
+  CHECK(t, N == 184);
+  static int32_t order[2][2][2][184 / G * G]; /* [world 1 or other][file, shuffled][epoch] */
+  for (int world = 1; world <= 4; world++)
+    for (int shuffled = 0; shuffled < 2; shuffled++)
+      for (int rank = 0; rank < world; rank++) {
+        g2z_loader_config config = test_loader_config(glob_text, G / world, T);
+        if (world == 2) config.batch = 3, config.accum = 2;
+        config.world = world;
+        config.rank = rank;
+        config.order = shuffled ? G2Z_ORDER_SHUFFLED : G2Z_ORDER_FILE;
+        g2z_loader *loader;
+        CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+        if (!loader) return;
+        CHECK(t, g2z_loader_sequences(loader) == N && g2z_loader_tokens(loader) == 1497);
+        CHECK(t, g2z_loader_steps_per_epoch(loader) == steps);
+        for (int step = 0; step < 2 * steps; step++) {
+          g2z_loader_position at = g2z_loader_tell(loader);
+          CHECK(t, at.epoch == step / steps && at.step == step % steps);
+          int32_t firsts[G];
+          test_loader_step(t, loader, &config, firsts);
+          for (int row = 0; row < G / world; row++)
+            order[world > 1][shuffled][step / steps][step % steps * G + row * world + rank] =
+                firsts[row];
+        }
+        g2z_loader_free(loader);
+        if (world > 1 && rank == world - 1)
+          CHECK(t, memcmp(order[1][shuffled], order[0][shuffled], sizeof order[0][0]) == 0);
+      }
+  for (int shuffled = 0; shuffled < 2; shuffled++)
+    for (int epoch = 0; epoch < 2; epoch++) {
+      const int32_t *now = order[0][shuffled][epoch];
+      char seen[70000];
+      int falls = 0;
+      memset(seen, 0, sizeof seen);
+      for (int i = 0; i < steps * G; i++) {
+        CHECK(t, expected[now[i]] && !seen[now[i]]);
+        seen[now[i]] = 1;
+        falls += i > 0 && now[i] < now[i - 1];
+      }
+      CHECK(t, shuffled ? falls > steps * G / 4 : falls == 0);
+    }
+  CHECK(t, memcmp(order[0][0][0], order[0][0][1], sizeof order[0][0][0]) == 0);
+  CHECK(t, memcmp(order[0][1][0], order[0][1][1], sizeof order[0][0][0]) != 0);
+}
+
+/* After a seek, in any state of the prefetch, the loader goes on as the unbroken run did. */
+static void test_loader_seek(g2z_test *t) {
+  enum { T = 4, B = 3, STEPS = 60 };
+  char path[512];
+  snprintf(path, sizeof path, "%s", test_path(t, "data[1].bin")); /* a name, not a pattern */
+  test_loader_shard(t, path, G2Z_SHARD_RAW, 1000, 4 * 100);
+  g2z_loader_config config = test_loader_config(path, B, T);
+  g2z_loader *loader;
+  g2z_loader_position at[STEPS];
+  int32_t first[STEPS][B], again[B];
+  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  if (!loader) return;
+  const int64_t steps = g2z_loader_steps_per_epoch(loader);
+  CHECK(t, g2z_loader_sequences(loader) == 99 && steps == 33);
+  for (int i = 0; i < STEPS; i++) {
+    at[i] = g2z_loader_tell(loader);
+    test_loader_step(t, loader, &config, first[i]);
+  }
+  uint32_t random = 1;
+  for (int turn = 0; turn < 300; turn++) {
+    random = random * 1664525u + 1013904223u;
+    int from = (int)(random >> 16) % STEPS, run = (int)(random >> 8) % 5;
+    CHECK_OK(t, g2z_loader_seek(loader, at[from]));
+    for (int i = from; i < STEPS && i < from + run; i++) {
+      test_loader_step(t, loader, &config, again);
+      CHECK(t, memcmp(again, first[i], sizeof again) == 0);
+    }
+  }
+  g2z_loader_position wrong = {0, steps}, negative = {-1, 0};
+  CHECK_STATUS(t, g2z_loader_seek(loader, wrong), G2Z_BAD_ARGUMENT, &t->services,
+               "no step 33 of epoch 0 in this data, whose epochs have 33 steps");
+  CHECK_STATUS(t, g2z_loader_seek(loader, negative), G2Z_BAD_ARGUMENT, &t->services, "epoch -1");
+  g2z_loader_free(loader);
+
+  /* A loader of its own, with pauses that change what the thread has ready. */
+  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  for (int i = 0; loader && i < STEPS; i++) {
+    struct timespec pause = {0, i % 7 == 0 ? 2000000 : 0};
+    nanosleep(&pause, NULL);
+    test_loader_step(t, loader, &config, again);
+    CHECK(t, memcmp(again, first[i], sizeof again) == 0);
+  }
+  g2z_loader_free(loader);
+  for (int i = 0; i < 50; i++) { /* freed while the thread is anywhere */
+    CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+    if (i % 2) test_loader_step(t, loader, &config, again);
+    g2z_loader_free(loader);
+  }
+  g2z_loader_free(NULL);
+}
+
+static void test_loader_refused(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_loader *loader;
+  const char *path = strdup(test_path(t, "shard.bin"));
+  g2z_loader_config config = test_loader_config(path, 2, 8);
+#define REFUSE(status, part) \
+  CHECK_STATUS(t, g2z_loader_create(services, &config, &loader), status, services, part); \
+  CHECK(t, loader == NULL)
+#define REFUSE_FILE(bytes, count, status, part) \
+  test_write_file(t, path, bytes, count);       \
+  REFUSE(status, part)
+  REFUSE(G2Z_IO, "no file is called or matches");
+  REFUSE_FILE("", 0, G2Z_FORMAT, "shard.bin is empty");
+  char text[200];
+  memset(text, 'a', sizeof text);
+  REFUSE_FILE(text, 199, G2Z_FORMAT, "holds text, not tokens: turn it into a shard");
+  text[0] = 1;
+  REFUSE_FILE(text, 199, G2Z_FORMAT, "an odd size of 199 bytes");
+  REFUSE_FILE(text, 24, G2Z_BAD_ARGUMENT, "12 tokens in 1 shard hold 1 sequences of 8+1, but a step "
+              "of batch 2 x accum 1 x world 1 needs 2, so at least 17 tokens");
+  int32_t header[300] = {20240520, 1, 88};
+  REFUSE_FILE(header, 1022, G2Z_FORMAT, "ends after 1022 of the header's 1024 bytes");
+  REFUSE_FILE(header, 1024, G2Z_FORMAT, "promises 88 tokens in 1200 bytes but has 1024");
+  REFUSE_FILE(header, 1198, G2Z_FORMAT, "unfinished or was cut");
+  header[2] = -1;
+  REFUSE_FILE(header, 1200, G2Z_FORMAT, "promises -1 tokens");
+  header[2] = INT32_MAX;
+  REFUSE_FILE(header, 1200, G2Z_FORMAT, "promises 2147483647 tokens in 4294968318 bytes");
+  header[1] = 7;
+  REFUSE_FILE(header, 1200, G2Z_UNSUPPORTED, "uint32 tokens of Llama 3");
+  header[1] = 2;
+  REFUSE_FILE(header, 1200, G2Z_UNSUPPORTED, "only version 1");
+  header[1] = 1;
+  header[2] = 88;
+  for (size_t n = 0; n < 1200; n++) { /* cut anywhere */
+    test_write_file(t, path, header, n);
+    CHECK(t, g2z_loader_create(services, &config, &loader) != G2Z_OK && loader == NULL);
+  }
+  test_write_file(t, path, header, 1200);
+  CHECK_OK(t, g2z_loader_create(services, &config, &loader));
+  g2z_loader_free(loader);
+
+  config.glob = t->directory;
+  REFUSE(G2Z_IO, "is a directory, not a token shard");
+  config.glob = "/dev/null";
+  REFUSE(G2Z_IO, "no regular file");
+  config.glob = "";
+  REFUSE(G2Z_BAD_ARGUMENT, "no token shards were named");
+  config.glob = NULL;
+  REFUSE(G2Z_BAD_ARGUMENT, "no token shards were named");
+  config.glob = path;
+  config.world = 3;
+  config.rank = 3;
+  REFUSE(G2Z_BAD_ARGUMENT, "rank=3 must lie between 0 and 2");
+  config.rank = 0;
+  config.batch = config.accum = config.world = config.seq = 1 << 20;
+  REFUSE(G2Z_BAD_ARGUMENT, "needs 1152921504606846976, so at least 1208925819614629174706176 tok");
+  config.batch = 0;
+  REFUSE(G2Z_BAD_ARGUMENT, "batch=0");
+#undef REFUSE
+#undef REFUSE_FILE
+  free((void *)path);
+}
+
+/* A token beyond the vocabulary, and a shard that shrinks, are told by the step that needs them. */
+static void test_loader_damage(g2z_test *t) {
+  enum { T = 8, B = 2 };
+  g2z_services *services = &t->services;
+  const int32_t *x = NULL, *y = NULL;
+  char path[512];
+  snprintf(path, sizeof path, "%s", test_path(t, "shard.bin"));
+  test_loader_shard(t, path, G2Z_SHARD_LLMC, 0, 1000);
+  g2z_loader_config config = test_loader_config(path, B, T);
+  g2z_loader *loader;
+  int32_t firsts[B];
+  config.order = G2Z_ORDER_FILE;
+  config.vocab = 500; /* token 500 stands at index 500: sequences 0..61 read tokens 0..496 */
+  CHECK_OK(t, g2z_loader_create(services, &config, &loader));
+  if (!loader) return;
+  for (int step = 0; step < 31; step++) test_loader_step(t, loader, &config, firsts);
+  for (int again = 0; again < 3; again++) {
+    services->error[0] = 0;
+    CHECK_STATUS(t, g2z_loader_next(loader, &x, &y), G2Z_FORMAT, services,
+                 "token 500 at index 500 is outside the vocabulary of 500");
+    CHECK(t, x == NULL && y == NULL);
+  }
+  g2z_loader_position start = {0, 30};
+  CHECK_OK(t, g2z_loader_seek(loader, start));
+  test_loader_step(t, loader, &config, firsts);
+  CHECK(t, firsts[0] == 480);
+  CHECK_STATUS(t, g2z_loader_next(loader, &x, &y), G2Z_FORMAT, services, "token 500");
+  g2z_loader_free(loader);
+  config.vocab = 1000; /* the largest token is 999 */
+  CHECK_OK(t, g2z_loader_create(services, &config, &loader));
+  for (int step = 0; step < 62; step++) test_loader_step(t, loader, &config, firsts);
+
+  /* Cut while it is read: what was read ahead still comes, then the sentence. */
+  CHECK(t, truncate(path, 1024 + 2 * 300) == 0);
+  g2z_loader_position behind = {0, 10};
+  CHECK_OK(t, g2z_loader_seek(loader, behind));
+  g2z_status status = G2Z_OK;
+  int steps = 0;
+  for (; status == G2Z_OK && steps < 100; steps++) status = g2z_loader_next(loader, &x, &y);
+  CHECK(t, steps == 300 / (B * T) - 10 + 1);
+  CHECK_STATUS(t, status, G2Z_FORMAT, services, "had 1000 tokens when the run began and now ends");
+  g2z_loader_free(loader);
+}
+
+/* More shards than descriptors are kept open, under a tight limit of descriptors. */
+static void test_loader_many_shards(g2z_test *t) {
+  enum { T = 4, B = 5, SHARDS = 300 };
+  char pattern[512], name[32];
+  struct rlimit before, now;
+  for (int s = 0; s < SHARDS; s++) {
+    uint16_t tokens[2 * T + 1];
+    for (int i = 0; i < 2 * T + 1; i++) tokens[i] = (uint16_t)(s * 100 + i);
+    snprintf(name, sizeof name, "s%03d", s);
+    test_write_file(t, test_path(t, name), tokens, sizeof tokens);
+  }
+  snprintf(pattern, sizeof pattern, "%s", test_path(t, "s*"));
+  getrlimit(RLIMIT_NOFILE, &before);
+  now = before;
+  now.rlim_cur = 160;
+  setrlimit(RLIMIT_NOFILE, &now);
+  g2z_loader_config config = test_loader_config(pattern, B, T);
+  g2z_loader *loader;
+  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  char *seen = (char *)calloc(1, SHARDS * 100);
+  for (int step = 0; loader && step < 2 * SHARDS / B; step++) {
+    int32_t firsts[B];
+    test_loader_step(t, loader, &config, firsts);
+    for (int row = 0; row < B; row++) {
+      CHECK(t, firsts[row] % 100 % T == 0 && !seen[firsts[row]]);
+      seen[firsts[row]] = 1;
+    }
+  }
+  free(seen);
+  /* A shard that is opened again and is another file by now. */
+  const int32_t *x, *y;
+  g2z_status status = G2Z_OK;
+  test_write_file(t, test_path(t, "s000"), pattern, 40);
+  test_write_file(t, test_path(t, "s128"), pattern, 40);
+  for (int step = 0; loader && status == G2Z_OK && step < 2 * SHARDS / B; step++)
+    status = g2z_loader_next(loader, &x, &y);
+  CHECK_STATUS(t, status, G2Z_FORMAT, &t->services, "had 18 bytes when the run began and has 40");
+  g2z_loader_free(loader);
+  setrlimit(RLIMIT_NOFILE, &before);
+}
+
+static void test_loader_no_memory(g2z_test *t) {
+  test_loader_shard(t, test_path(t, "a.bin"), G2Z_SHARD_LLMC, 0, 100);
+  test_loader_shard(t, test_path(t, "b.bin"), G2Z_SHARD_RAW, 500, 100);
+  char pattern[512];
+  snprintf(pattern, sizeof pattern, "%s", test_path(t, "*.bin"));
+  g2z_loader_config config = test_loader_config(pattern, 2, 8);
+  for (int n = 1, done = 0; !done && n < 30; n++) {
+    g2z_loader *loader = NULL;
+    g2z_shard_writer *writer = NULL;
+    t->fail_at = n;
+    g2z_status status = g2z_loader_create(&t->services, &config, &loader);
+    if (status == G2Z_OK)
+      status = g2z_shard_writer_create(&t->services, test_path(t, "c"), G2Z_SHARD_RAW, &writer);
+    t->fail_at = 0;
+    done = status == G2Z_OK;
+    CHECK(t, done ? n > 9 : status == G2Z_NO_MEMORY);
+    g2z_loader_free(loader);
+    g2z_shard_writer_free(writer);
+    CHECK(t, t->allocations == 0);
+  }
+}
+/* ----- CUDA ops against the CPU's ----------------------------------------
+ * Each op runs on both devices with the same inputs, exact in their type, and the outputs must agree:
+ *   |cuda - cpu| <= ulps * eps(type) * |cpu| + noise * scale
+ * ulps   roundings: two devices that round nearly equal values can land on neighbours (1), and an op
+ *        that rounds in between (a product before its GELU or dropout) adds one for each.
+ * noise  the order of additions: K terms of size s differ by about sqrt(K) * s * 2^-24; tensor cores
+ *        keep 2 bits less, tf32 takes inputs with 11 bits of precision.
+ * scale  the largest |cpu| of the tensor, or what the test says.
+ * On the GPU every output is poisoned with NaNs first and has guard bytes before and behind it. */
+
+typedef enum test_kind { TEST_ACT, TEST_GRAD, TEST_F32, TEST_F64, TEST_I32 } test_kind;
+
+enum { TEST_GUARD = 512, TEST_TWINS = 48 };
+
+typedef struct test_twin {   /* one tensor on both devices */
+  test_kind kind;
+  size_t n, bytes;           /* on the GPU */
+  size_t shift;              /* bytes that the tensor lies behind an aligned address */
+  void *cpu, *block, *gpu;   /* the GPU's tensor lies inside a guarded block */
+} test_twin;
+
+typedef struct test_pair {   /* both devices, and the tensors of one test */
+  g2z_test *t;
+  g2z_device *cpu, *gpu;
+  g2z_dtype dtype, grad_dtype;
+  test_twin twins[TEST_TWINS];
+  int count;
+} test_pair;
+
+static const struct {
+  g2z_dtype dtype, grad_dtype;
+} test_types[] = {{G2Z_FP32, G2Z_FP32}, {G2Z_TF32, G2Z_FP32}, {G2Z_FP16, G2Z_FP16},
+                  {G2Z_FP16, G2Z_FP32}, {G2Z_BF16, G2Z_BF16}, {G2Z_BF16, G2Z_FP32}};
+enum { TEST_TYPES = (int)(sizeof test_types / sizeof *test_types) };
+
+static int test_pair_open(test_pair *p, g2z_test *t, int types) {
+  memset(p, 0, sizeof *p);
+  p->t = t;
+  p->dtype = test_types[types].dtype;
+  p->grad_dtype = test_types[types].grad_dtype;
+  g2z_dtype cpu_dtype = p->dtype == G2Z_TF32 ? G2Z_FP32 : p->dtype;
+  CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, cpu_dtype, p->grad_dtype, &p->cpu));
+  CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, p->dtype, p->grad_dtype, &p->gpu));
+  return p->cpu && p->gpu;
+}
+
+/* Forgets the tensors, keeps the devices. */
+static void test_pair_clear(test_pair *p) {
+  for (int i = 0; i < p->count; i++) {
+    free(p->twins[i].cpu);
+    p->gpu->ops->release(p->gpu, p->twins[i].block);
+  }
+  p->count = 0;
+}
+
+static void test_pair_close(test_pair *p) {
+  if (p->gpu) test_pair_clear(p);
+  g2z_device_free(p->cpu);
+  g2z_device_free(p->gpu);
+}
+
+static g2z_dtype test_twin_dtype(const test_pair *p, test_kind kind) {
+  return kind == TEST_ACT ? p->dtype : kind == TEST_GRAD ? p->grad_dtype : G2Z_FP32;
+}
+
+static double test_eps(g2z_dtype dtype) {
+  return dtype == G2Z_FP16 ? 0x1p-10 : dtype == G2Z_BF16 ? 0x1p-7 : 0x1p-23;
+}
+
+/* A float that is a value of the type, as the GPU stores it, and back. */
+static void test_encode(g2z_dtype dtype, float x, void *to) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  uint16_t half = (uint16_t)(bits >> 16);
+  if (dtype == G2Z_FP16) {
+    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000u);
+    float magnitude = fabsf(x);
+    if (isnan(x)) half = 0x7e00u;
+    else if (magnitude > 65504.0f) half = 0x7c00u;
+    else if (magnitude < 0x1p-14f) half = (uint16_t)(magnitude * 0x1p24f);
+    else half = (uint16_t)(((bits & 0x7fffffffu) >> 13) - (112u << 10));
+    half = (uint16_t)(half | sign);
+  }
+  if (dtype == G2Z_FP16 || dtype == G2Z_BF16) memcpy(to, &half, sizeof half);
+  else memcpy(to, &x, sizeof x);
+}
+
+static float test_decode(g2z_dtype dtype, const void *from) {
+  uint16_t half;
+  uint32_t bits;
+  float x;
+  memcpy(&half, from, sizeof half);
+  if (dtype == G2Z_FP16) {
+    float sign = half & 0x8000u ? -1.0f : 1.0f;
+    int exponent = half >> 10 & 31, fraction = half & 1023;
+    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+    return sign * (exponent ? ldexpf((float)(1024 + fraction), exponent - 25)
+                            : ldexpf((float)fraction, -24));
+  }
+  if (dtype == G2Z_BF16) {
+    bits = (uint32_t)half << 16;
+    memcpy(&x, &bits, sizeof x);
+  } else {
+    memcpy(&x, from, sizeof x);
+  }
+  return x;
+}
+
+static size_t test_kind_size(const test_pair *p, test_kind kind) {
+  g2z_dtype dtype = test_twin_dtype(p, kind);
+  return kind == TEST_F64 ? 8 : dtype == G2Z_FP16 || dtype == G2Z_BF16 ? 2 : 4;
+}
+
+/* A tensor of n numbers, NaN (or -1) everywhere, `shift` elements behind an aligned address. */
+static test_twin *test_twin_at(test_pair *p, test_kind kind, size_t n, size_t shift) {
+  test_twin *twin = &p->twins[p->count];
+  size_t size = test_kind_size(p, kind), cpu_bytes = n * (kind == TEST_F64 ? 8 : 4);
+  memset(twin, 0, sizeof *twin);
+  twin->kind = kind;
+  twin->n = n;
+  twin->bytes = n * size;
+  twin->shift = shift * size;
+  size_t block = twin->bytes + twin->shift + 2 * TEST_GUARD;
+  twin->cpu = malloc(cpu_bytes + 1);
+  CHECK(p->t, twin->cpu && p->count < TEST_TWINS - 1);
+  CHECK_OK(p->t, p->gpu->ops->allocate(p->gpu, block, &twin->block));
+  p->count++;
+  if (!twin->cpu || !twin->block) return twin;
+  twin->gpu = (char *)twin->block + TEST_GUARD + twin->shift;
+  memset(twin->cpu, 0xff, cpu_bytes);
+  void *bytes = malloc(block);
+  memset(bytes, 0xff, block); /* NaN in every type; the guards too */
+  CHECK_OK(p->t, p->gpu->ops->upload(p->gpu, twin->block, bytes, block));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  free(bytes);
+  return twin;
+}
+static test_twin *test_twin_new(test_pair *p, test_kind kind, size_t n) {
+  return test_twin_at(p, kind, n, 0);
+}
+
+/* The CPU's values, copied to the GPU. Floats must be values of the type. */
+static void test_twin_send(test_pair *p, test_twin *twin) {
+  char *bytes = (char *)malloc(twin->bytes + 1);
+  size_t size = test_kind_size(p, twin->kind);
+  for (size_t i = 0; i < twin->n; i++) {
+    if (twin->kind == TEST_I32 || twin->kind == TEST_F64)
+      memcpy(bytes + i * size, (const char *)twin->cpu + i * size, size);
+    else
+      test_encode(test_twin_dtype(p, twin->kind), ((const float *)twin->cpu)[i], bytes + i * size);
+  }
+  CHECK_OK(p->t, p->gpu->ops->upload(p->gpu, twin->gpu, bytes, twin->bytes));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  free(bytes);
+}
+
+/* Normal numbers times `scale`, plus `shift`, rounded to the type. */
+static test_twin *test_twin_normal(test_pair *p, test_kind kind, size_t n, uint32_t seed,
+                                   double scale, double shift) {
+  test_twin *twin = test_twin_new(p, kind, n);
+  for (size_t i = 0; i < n; i++) {
+    uint32_t counter[4] = {(uint32_t)i, seed, 0, 0}, bits[4];
+    g2z_philox(7, G2Z_RANDOM_SYNTHETIC, counter, bits);
+    double radius = sqrt(-2.0 * log(1.0 - (double)g2z_uniform(bits[0])));
+    double normal = radius * cos(6.283185307179586 * (double)g2z_uniform(bits[1]));
+    ((float *)twin->cpu)[i] =
+        g2z_round(test_twin_dtype(p, kind), (float)(normal * scale + shift));
+  }
+  test_twin_send(p, twin);
+  return twin;
+}
+
+/* Tokens below `vocab`, small ones more often; vocab 1 makes one run of all of them. */
+static test_twin *test_twin_tokens(test_pair *p, size_t n, int vocab, uint32_t seed) {
+  test_twin *twin = test_twin_new(p, TEST_I32, n);
+  for (size_t i = 0; i < n; i++) {
+    uint32_t counter[4] = {(uint32_t)i, seed, 1, 0}, bits[4];
+    g2z_philox(7, G2Z_RANDOM_SYNTHETIC, counter, bits);
+    float u = g2z_uniform(bits[0]);
+    ((int32_t *)twin->cpu)[i] = (int32_t)((float)vocab * u * u * u);
+  }
+  test_twin_send(p, twin);
+  return twin;
+}
+
+/* The largest distance in units of the bound (1: just within), after checking the guards. */
+static double test_twin_compare(test_pair *p, const test_twin *twin, const char *what, double ulps,
+                                double noise) {
+  size_t size = test_kind_size(p, twin->kind);
+  size_t block = twin->bytes + twin->shift + 2 * TEST_GUARD;
+  unsigned char *bytes = (unsigned char *)malloc(block);
+  g2z_dtype dtype = test_twin_dtype(p, twin->kind);
+  double worst = 0, got = 0, want = 0, eps = test_eps(dtype);
+  size_t at = 0, broken = 0;
+  if (p->gpu->ops->download(p->gpu, bytes, twin->block, block) != G2Z_OK ||
+      p->gpu->ops->synchronize(p->gpu) != G2Z_OK)
+    test_fail(p->t, __FILE__, __LINE__, "%s: %s", what, p->t->services.error);
+  size_t begin = TEST_GUARD + twin->shift;
+  for (size_t i = 0; i < block; i++)
+    if ((i < begin || i >= begin + twin->bytes) && bytes[i] != 0xff) broken++;
+  p->t->checks += 2;
+  if (broken)
+    test_fail(p->t, __FILE__, __LINE__, "%s (%s, gradients %s): %zu guard bytes were overwritten",
+              what, g2z_dtype_text(p->dtype), g2z_dtype_text(p->grad_dtype), broken);
+  for (size_t i = 0; i < twin->n; i++) {
+    double x, y, step = 0;
+    if (twin->kind == TEST_F64) {
+      memcpy(&x, bytes + begin + i * size, sizeof x);
+      y = ((const double *)twin->cpu)[i];
+    } else {
+      x = (double)test_decode(dtype, bytes + begin + i * size);
+      y = (double)((const float *)twin->cpu)[i];
+    }
+    if (dtype == G2Z_FP16 && twin->kind != TEST_F64) step = 0x1p-24; /* subnormals */
+    double bound = ulps * (eps * fabs(y) + step) + noise + 1e-37;
+    double distance = x == y || (isnan(x) && isnan(y)) ? 0 : fabs(x - y) / bound;
+    if (isnan(distance)) distance = INFINITY;
+    if (distance > worst) worst = distance, at = i, got = x, want = y;
+  }
+  if (!(worst <= 1))
+    test_fail(p->t, __FILE__, __LINE__,
+              "%s (%s, gradients %s): element %zu of %zu is %.9g, expected %.9g: %.3g of the bound",
+              what, g2z_dtype_text(p->dtype), g2z_dtype_text(p->grad_dtype), at, twin->n, got, want,
+              worst);
+  free(bytes);
+  return worst;
+}
+
+/* What a product of K terms, each about `term`, may lose by the order of its additions. */
+static double test_product_noise(const test_pair *p, int K, double term) {
+  double bits = p->dtype == G2Z_TF32 ? 0x1p-11 : p->dtype == G2Z_FP32 ? 0x1p-24 : 0x1p-22;
+  return 8 * sqrt((double)K) * term * bits;
+}
+static double test_sum_noise(int K, double term) { return 8 * sqrt((double)K) * term * 0x1p-24; }
+
+/* A step state on both devices. */
+typedef struct test_state {
+  g2z_step_state *cpu;
+  g2z_step_state *gpu;
+} test_state;
+
+static test_state test_state_make(test_pair *p, float loss_scale, int64_t step) {
+  test_twin *twin = test_twin_new(p, TEST_F64, sizeof(g2z_step_state) / 8);
+  test_state state;
+  state.cpu = (g2z_step_state *)twin->cpu;
+  state.gpu = (g2z_step_state *)twin->gpu;
+  memset(state.cpu, 0, sizeof *state.cpu);
+  state.cpu->step = step;
+  state.cpu->loss_scale = loss_scale;
+  state.cpu->hysteresis = 2;
+  CHECK(p->t, sizeof(g2z_step_state) % 8 == 0);
+  test_twin_send(p, twin);
+  return state;
+}
+
+static g2z_dropout test_dropout(const g2z_step_state *state, float probability, int seq) {
+  g2z_dropout dropout;
+  memset(&dropout, 0, sizeof dropout);
+  dropout.probability = probability;
+  dropout.site = 5;
+  dropout.first = 3;
+  dropout.stride = 7;
+  dropout.seq = seq;
+  dropout.seed = 0x123456789abcdefull;
+  dropout.state = state;
+  return dropout;
+}
+
+#define CUDA_OR_SKIP(t) \
+  if (g2z_device_default() != G2Z_DEVICE_CUDA) SKIP(t, "no GPU that this build can use")
+
+static char test_cuda_lines[2048];
+static void test_cuda_log(void *user, g2z_log_level level, const char *sentence) {
+  (void)user;
+  (void)level;
+  size_t used = strlen(test_cuda_lines);
+  snprintf(test_cuda_lines + used, sizeof test_cuda_lines - used, "%s\n", sentence);
+}
+
+static void test_cuda_device(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  g2z_device *device;
+  size_t free_bytes = 0, total_bytes = 0;
+  test_cuda_lines[0] = 0;
+  t->services.log = test_cuda_log;
+  CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &device));
+  if (!device) return;
+  CHECK(t, strstr(test_cuda_lines, "sm_") && strstr(test_cuda_lines, "cuBLASLt") &&
+               strstr(test_cuda_lines, "fp16"));
+  const g2z_ops *ops = device->ops;
+  CHECK_OK(t, g2z_device_memory(&t->services, G2Z_DEVICE_CUDA, &free_bytes, &total_bytes));
+  CHECK(t, free_bytes > 0 && free_bytes <= total_bytes);
+  void *memory = NULL, *pinned = NULL;
+  enum { BYTES = 100003 };
+  CHECK_OK(t, ops->allocate(device, BYTES, &memory));
+  CHECK_OK(t, ops->allocate_host(device, BYTES, &pinned));
+  unsigned char *host = (unsigned char *)pinned, *back = (unsigned char *)malloc(BYTES);
+  CHECK_OK(t, ops->download(device, back, memory, BYTES));
+  CHECK_OK(t, ops->synchronize(device));
+  int zeros = 1, equal = 1;
+  for (int i = 0; i < BYTES; i++) zeros &= back[i] == 0 && host[i] == 0;
+  CHECK(t, zeros);
+  CHECK_OK(t, ops->wait(device, 3)); /* never marked: nothing to wait for */
+  for (int i = 0; i < BYTES; i++) host[i] = (unsigned char)(i * 31);
+  CHECK_OK(t, ops->upload(device, memory, host, BYTES));
+  CHECK_OK(t, ops->zero(device, (char *)memory + 77, 1001));
+  CHECK_OK(t, ops->mark(device, 3));
+  CHECK_OK(t, ops->download(device, back, memory, BYTES));
+  CHECK_OK(t, ops->wait(device, 3));
+  CHECK_OK(t, ops->synchronize(device));
+  for (int i = 0; i < BYTES; i++)
+    equal &= back[i] == (i >= 77 && i < 77 + 1001 ? 0 : (unsigned char)(i * 31));
+  CHECK(t, equal);
+  void *huge;
+  CHECK_STATUS(t, ops->allocate(device, (size_t)1 << 50, &huge), G2Z_NO_MEMORY, &t->services,
+               "lower the batch");
+  CHECK(t, huge == NULL);
+  CHECK_OK(t, ops->synchronize(device)); /* the failure has left nothing behind */
+  free(back);
+  ops->release(device, memory);
+  ops->release_host(device, pinned);
+  g2z_device_free(device);
+  CHECK_STATUS(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_BF16, &device),
+               G2Z_BAD_ARGUMENT, &t->services, "same type or fp32");
+}
+
+static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float probability) {
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  size_t N = (size_t)B * (size_t)T, width = (size_t)C;
+  test_twin *tokens = test_twin_tokens(p, N, V, (uint32_t)C);
+  test_twin *wte = test_twin_normal(p, TEST_ACT, (size_t)V * width, 1, 0.5, 0);
+  test_twin *wpe = test_twin_normal(p, TEST_ACT, (size_t)T * width, 2, 0.5, 0);
+  test_twin *out = test_twin_new(p, TEST_ACT, N * width);
+  test_state state = test_state_make(p, 1, 41);
+  g2z_dropout drop = test_dropout(state.cpu, probability, T), drop_gpu = drop;
+  drop_gpu.state = state.gpu;
+  CHECK_OK(p->t, cpu->embed_fwd(p->cpu, out->cpu, (const int32_t *)tokens->cpu, wte->cpu, wpe->cpu,
+                                &drop, B, T, C));
+  CHECK_OK(p->t, gpu->embed_fwd(p->gpu, out->gpu, (const int32_t *)tokens->gpu, wte->gpu, wpe->gpu,
+                                &drop_gpu, B, T, C));
+  test_twin_compare(p, out, "embed_fwd", 0, 0); /* one addition, one product: equal to the bit */
+
+  test_twin *dout = test_twin_normal(p, TEST_ACT, N * width, 3, 1, 0);
+  test_twin *dwte = test_twin_normal(p, TEST_F32, (size_t)V * width, 4, 1, 0);
+  test_twin *dwpe = test_twin_new(p, TEST_GRAD, (size_t)T * width);
+  for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
+    CHECK_OK(p->t, cpu->embed_bwd(p->cpu, (float *)dwte->cpu, dwpe->cpu, dout->cpu,
+                                  (const int32_t *)tokens->cpu, (g2z_write)mode, &drop, B, T, C));
+    CHECK_OK(p->t, gpu->embed_bwd(p->gpu, (float *)dwte->gpu, dwpe->gpu, dout->gpu,
+                                  (const int32_t *)tokens->gpu, (g2z_write)mode, &drop_gpu, B, T,
+                                  C));
+    test_twin_compare(p, dwte, "embed_bwd dwte", 2, test_sum_noise((int)N, 2));
+    test_twin_compare(p, dwpe, "embed_bwd dwpe", 2, test_sum_noise(B, 2));
+  }
+  test_pair_clear(p);
+}
+
+static void test_cuda_embed(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      test_cuda_embed_one(&p, 1, 1, 8, 5, 0);
+      test_cuda_embed_one(&p, 3, 37, 40, 11, 0.25f);
+      test_cuda_embed_one(&p, 2, 129, 264, 300, 0);
+      test_cuda_embed_one(&p, 5, 67, 776, 1, 0.5f); /* one token: its run crosses every chunk */
+    }
+    test_pair_close(&p);
+  }
+}
+
+static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probability) {
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  size_t width = (size_t)C, all = (size_t)N * width;
+  test_twin *x = test_twin_normal(p, TEST_ACT, all, 1, 2, 0.5);
+  test_twin *w = test_twin_normal(p, TEST_ACT, width, 2, 0.2, 1);
+  test_twin *b = test_twin_normal(p, TEST_ACT, width, 3, 0.2, 0);
+  test_twin *y = test_twin_new(p, TEST_ACT, all);
+  test_twin *mean = test_twin_new(p, TEST_F32, (size_t)N), *rstd = test_twin_new(p, TEST_F32, (size_t)N);
+  CHECK_OK(p->t, cpu->layernorm_fwd(p->cpu, y->cpu, (float *)mean->cpu, (float *)rstd->cpu, x->cpu,
+                                    w->cpu, b->cpu, N, C));
+  CHECK_OK(p->t, gpu->layernorm_fwd(p->gpu, y->gpu, (float *)mean->gpu, (float *)rstd->gpu, x->gpu,
+                                    w->gpu, b->gpu, N, C));
+  test_twin_compare(p, mean, "layernorm_fwd mean", 2, 2 * 0x1p-22);
+  test_twin_compare(p, rstd, "layernorm_fwd rstd", 16, 0);
+  test_twin_compare(p, y, "layernorm_fwd y", 1.01, 32 * 0x1p-23);
+
+  test_twin *dy = test_twin_normal(p, TEST_ACT, all, 4, 1, 0);
+  test_twin *dres = test_twin_normal(p, TEST_ACT, all, 5, 1, 0);
+  test_twin *dropped = test_twin_new(p, TEST_ACT, all);
+  test_twin *dw = test_twin_new(p, TEST_GRAD, width), *db = test_twin_new(p, TEST_GRAD, width);
+  test_twin *dbias = test_twin_new(p, TEST_GRAD, width);
+  test_state state = test_state_make(p, 1, 3);
+  g2z_dropout drop = test_dropout(state.cpu, probability, N > 2 ? N / 2 : 1), drop_gpu = drop;
+  drop_gpu.state = state.gpu;
+  for (int round = 0; round < 4; round++) {
+    g2z_write res_mode = round % 2 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+    g2z_write mode = round / 2 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+    void *no_bias = NULL;
+    int with_bias = round != 1;
+    CHECK_OK(p->t, cpu->layernorm_bwd(p->cpu, dres->cpu, dropped->cpu, dw->cpu, db->cpu,
+                                      with_bias ? dbias->cpu : no_bias, dy->cpu, x->cpu, w->cpu,
+                                      (const float *)mean->cpu, (const float *)rstd->cpu, res_mode,
+                                      mode, &drop, N, C));
+    CHECK_OK(p->t, gpu->layernorm_bwd(p->gpu, dres->gpu, dropped->gpu, dw->gpu, db->gpu,
+                                      with_bias ? dbias->gpu : no_bias, dy->gpu, x->gpu, w->gpu,
+                                      (const float *)mean->gpu, (const float *)rstd->gpu, res_mode,
+                                      mode, &drop_gpu, N, C));
+    double ulps = 1.01 + round; /* roundings of dres pile up over the rounds */
+    double stored = ulps * test_eps(p->dtype) * 4; /* what one row may be off */
+    test_twin_compare(p, dres, "layernorm_bwd dres", ulps, 64 * 0x1p-23);
+    if (probability > 0)
+      test_twin_compare(p, dropped, "layernorm_bwd dropped", ulps + 1, 64 * 0x1p-23);
+    test_twin_compare(p, dw, "layernorm_bwd dw", 2, test_sum_noise(N, 16));
+    test_twin_compare(p, db, "layernorm_bwd db", 2, test_sum_noise(N, 4));
+    if (with_bias) /* sums of values that may be neighbours: a few of them round differently */
+      test_twin_compare(p, dbias, "layernorm_bwd dbias", 2,
+                        sqrt((double)N) * stored + test_sum_noise(N, 4));
+  }
+  test_pair_clear(p);
+}
+
+static void test_cuda_layernorm(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      test_cuda_layernorm_one(&p, 1, 8, 0);
+      test_cuda_layernorm_one(&p, 7, 24, 0.5f);
+      test_cuda_layernorm_one(&p, 37, 264, 0);
+      test_cuda_layernorm_one(&p, 33, 520, 0.1f);
+      test_cuda_layernorm_one(&p, 3001, 768, 0);
+      test_cuda_layernorm_one(&p, 130, 1024, 0.1f);
+      test_cuda_layernorm_one(&p, 517, 1600, 0);
+      test_cuda_layernorm_one(&p, 19, 4104, 0.1f);
+      size_t least = p.dtype == G2Z_FP16 || p.dtype == G2Z_BF16 ? 8200 : 4104;
+      float *none = NULL;
+      if (least == 8200)
+        CHECK_STATUS(t, p.gpu->ops->layernorm_fwd(p.gpu, none, none, none, none, none, none, 1, 8200),
+                     G2Z_UNSUPPORTED, &t->services, "fewer channels");
+    }
+    test_pair_close(&p);
+  }
+}
+
+static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  size_t in = (size_t)N * (size_t)I, out = (size_t)N * (size_t)O, cells = (size_t)I * (size_t)O;
+  test_twin *x = test_twin_normal(p, TEST_ACT, in, 1, 1, 0);
+  test_twin *w = test_twin_normal(p, TEST_ACT, cells, 2, 1 / sqrt((double)I), 0);
+  test_twin *bias = test_twin_normal(p, TEST_ACT, (size_t)O, 3, 0.5, 0);
+  test_twin *residual = test_twin_normal(p, TEST_ACT, out, 4, 1, 0);
+  test_twin *stream = test_twin_normal(p, TEST_ACT, out, 4, 1, 0);
+  test_twin *y = test_twin_new(p, TEST_ACT, out), *pre = test_twin_new(p, TEST_ACT, out);
+  test_state state = test_state_make(p, 1, 9);
+  g2z_dropout drop = test_dropout(state.cpu, 0.3f, N), drop_gpu = drop;
+  drop_gpu.state = state.gpu;
+  double noise = test_product_noise(p, I, 1 / sqrt((double)I)), eps = test_eps(p->dtype);
+  enum { PLAIN, GELU, RESIDUAL, IN_PLACE, DROPOUT, DROPOUT_IN_PLACE, FORMS };
+  static const char *const names[] = {"linear_fwd",          "linear_fwd gelu",
+                                      "linear_fwd residual", "linear_fwd residual in place",
+                                      "linear_fwd dropout",  "linear_fwd dropout in place"};
+  for (int form = PLAIN; form < FORMS; form++) {
+    int in_place = form == IN_PLACE || form == DROPOUT_IN_PLACE, drops = form >= DROPOUT;
+    test_twin *to = in_place ? stream : y, *add = form < RESIDUAL ? NULL : in_place ? stream : residual;
+    CHECK_OK(p->t, cpu->linear_fwd(p->cpu, to->cpu, form == GELU ? pre->cpu : NULL, x->cpu, w->cpu,
+                                   bias->cpu, add ? add->cpu : NULL, drops ? &drop : NULL, N, I, O));
+    CHECK_OK(p->t, gpu->linear_fwd(p->gpu, to->gpu, form == GELU ? pre->gpu : NULL, x->gpu, w->gpu,
+                                   bias->gpu, add ? add->gpu : NULL, drops ? &drop_gpu : NULL, N, I,
+                                   O));
+    /* GELU of a neighbour (slope up to 1.13); a product rounded before its dropout, up to 6 times 1.43 */
+    double extra = form == GELU ? 4 * eps : drops ? 6 * eps : 0;
+    test_twin_compare(p, to, names[form], 1.01, 2 * noise + extra);
+    if (form == GELU) test_twin_compare(p, pre, "linear_fwd pre", 1.01, noise);
+    if (in_place && form == IN_PLACE) { /* both go on from the same numbers */
+      memcpy(stream->cpu, residual->cpu, out * sizeof(float));
+      test_twin_send(p, stream);
+    }
+  }
+  test_twin *dy = test_twin_normal(p, TEST_ACT, out, 5, 1, 0);
+  test_twin *dx = test_twin_new(p, TEST_ACT, in), *into = test_twin_normal(p, TEST_ACT, in, 6, 1, 0);
+  test_twin *dbias = test_twin_new(p, TEST_GRAD, (size_t)I), *dw = test_twin_new(p, TEST_GRAD, cells);
+  double term = 1 / sqrt((double)I), back = test_product_noise(p, O, term);
+  double largest = 6 * sqrt((double)O) * term; /* of dx */
+  CHECK_OK(p->t, cpu->linear_bwd_data(p->cpu, dx->cpu, NULL, dy->cpu, w->cpu, NULL, G2Z_OVERWRITE,
+                                      N, I, O));
+  CHECK_OK(p->t, gpu->linear_bwd_data(p->gpu, dx->gpu, NULL, dy->gpu, w->gpu, NULL, G2Z_OVERWRITE,
+                                      N, I, O));
+  test_twin_compare(p, dx, "linear_bwd_data", 1.01, back);
+  for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
+    CHECK_OK(p->t, cpu->linear_bwd_data(p->cpu, dx->cpu, dbias->cpu, dy->cpu, w->cpu, into->cpu,
+                                        (g2z_write)mode, N, I, O));
+    CHECK_OK(p->t, gpu->linear_bwd_data(p->gpu, dx->gpu, dbias->gpu, dy->gpu, w->gpu, into->gpu,
+                                        (g2z_write)mode, N, I, O));
+    test_twin_compare(p, dx, "linear_bwd_data gelu", 2.5, 1.2 * back + 16 * 0x1p-24 * largest);
+    test_twin_compare(p, dbias, "linear_bwd_data dbias", 2,
+                      (1 + mode) * 4 * sqrt((double)N) * (eps + 0x1p-22) * largest +
+                          sqrt((double)N) * 2 * back);
+    CHECK_OK(p->t, cpu->linear_bwd_weight(p->cpu, dw->cpu, x->cpu, dy->cpu, (g2z_write)mode, N, I, O));
+    CHECK_OK(p->t, gpu->linear_bwd_weight(p->gpu, dw->gpu, x->gpu, dy->gpu, (g2z_write)mode, N, I, O));
+    test_twin_compare(p, dw, "linear_bwd_weight", 1.01 + 2 * mode, (1 + mode) * test_product_noise(p, N, 2));
+  }
+  test_pair_clear(p);
+}
+
+static void test_cuda_linear(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      test_cuda_linear_one(&p, 1, 8, 24);
+      test_cuda_linear_one(&p, 37, 40, 120);
+      test_cuda_linear_one(&p, 131, 256, 768);
+      test_cuda_linear_one(&p, 515, 1032, 136);
+    }
+    test_pair_close(&p);
+  }
+}
+
+/* A tuning table goes to a file and comes back; what does not fit is refused. */
+static void test_cuda_tuning(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  test_pair p;
+  if (!test_pair_open(&p, t, 2)) return;
+  test_cuda_linear_one(&p, 131, 256, 768);
+  const char *path = test_path(t, "tuning.txt");
+  g2z_writer *writer;
+  CHECK_OK(t, g2z_writer_create(&t->services, path, &writer));
+  CHECK_OK(t, g2z_device_tuning_write(p.gpu, writer));
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
+  char *text, *again;
+  size_t bytes, bytes_again;
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  CHECK(t, bytes > 200);
+  test_pair_close(&p);
+
+  if (!test_pair_open(&p, t, 2)) return;
+  CHECK_OK(t, g2z_device_tuning_read(p.gpu, text));
+  test_cuda_linear_one(&p, 131, 256, 768); /* with the choices that were read */
+  CHECK_OK(t, g2z_writer_create(&t->services, path, &writer));
+  CHECK_OK(t, g2z_device_tuning_write(p.gpu, writer));
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &again, &bytes_again));
+  CHECK(t, bytes == bytes_again && memcmp(text, again, bytes) == 0);
+  test_pair_close(&p);
+
+  if (!test_pair_open(&p, t, 2)) return;
+  again[20] ^= 1;
+  CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "another GPU");
+  again[20] ^= 1;
+  again[bytes - 1] = 0;
+  CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
+  g2z_device_tune(p.gpu, 0);
+  test_cuda_linear_one(&p, 131, 256, 768); /* the heuristic's choices */
+  g2z_release(&t->services, text);
+  g2z_release(&t->services, again);
+  test_pair_close(&p);
+}
+
+static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk) {
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  int Vp = (V + 127) / 128 * 128;
+  size_t width = (size_t)C, all = (size_t)N * width, words = (size_t)Vp * width;
+  float dloss = 1.0f / (float)N, scale = p->dtype == G2Z_FP16 ? 1024.0f : 1.0f;
+  test_twin *h = test_twin_normal(p, TEST_ACT, all, 1, 1, 0);
+  test_twin *wte = test_twin_normal(p, TEST_ACT, words, 2, 2 / sqrt((double)C), 0);
+  memset((float *)wte->cpu + (size_t)V * width, 0, (size_t)(Vp - V) * width * sizeof(float));
+  test_twin_send(p, wte);
+  test_twin *targets = test_twin_tokens(p, (size_t)N, V, 3);
+  ((int32_t *)targets->cpu)[N - 1] = V - 1;
+  test_twin_send(p, targets);
+  test_twin *logits = test_twin_new(p, TEST_ACT, (size_t)chunk * (size_t)Vp);
+  test_twin *losses = test_twin_new(p, TEST_F32, (size_t)N), *sum = test_twin_new(p, TEST_F64, 1);
+  test_twin *dh = test_twin_new(p, TEST_ACT, all), *dwte = test_twin_new(p, TEST_F32, words);
+  test_state state = test_state_make(p, scale, 1);
+  double eps = test_eps(p->dtype);
+  /* A logit of size up to 12 that rounds differently moves a loss by eps * 12, and a probability as
+   * much of itself. */
+  double logit = 6 * eps + test_product_noise(p, C, 2 / sqrt((double)C));
+  for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
+    *(double *)sum->cpu = 0.5;
+    test_twin_send(p, sum);
+    CHECK_OK(p->t, cpu->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
+                                  (float *)dwte->cpu, logits->cpu, h->cpu, wte->cpu,
+                                  (const int32_t *)targets->cpu, dloss, state.cpu, (g2z_write)mode,
+                                  N, C, V, Vp, chunk));
+    CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
+                                  (float *)dwte->gpu, logits->gpu, h->gpu, wte->gpu,
+                                  (const int32_t *)targets->gpu, dloss, state.gpu, (g2z_write)mode,
+                                  N, C, V, Vp, chunk));
+    double g = (double)dloss * (double)scale;
+    test_twin_compare(p, losses, "head_loss losses", 8, 2 * logit + 1e-6);
+    test_twin_compare(p, sum, "head_loss sum", 0, N * (2 * logit + 1e-6));
+    test_twin_compare(p, dh, "head_loss dh", 2, g * (2 * logit + 4 * eps + 1e-6));
+    test_twin_compare(p, dwte, "head_loss dwte", 8,
+                      (1 + mode) * g * sqrt((double)N) * 4 * (2 * logit + 4 * eps + 1e-6));
+  }
+  CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, NULL, NULL,
+                                logits->gpu, h->gpu, wte->gpu, (const int32_t *)targets->gpu, 0,
+                                NULL, G2Z_OVERWRITE, N, C, V, Vp, chunk));
+  *(double *)sum->cpu += *(double *)sum->cpu - 0.5;
+  test_twin_compare(p, losses, "head_loss losses, no gradient", 8, 2 * logit + 1e-6);
+  test_twin_compare(p, sum, "head_loss sum, added to", 0, 2 * N * (2 * logit + 1e-6));
+  int n = N < 5 ? N : 5;
+  test_twin *rows = test_twin_new(p, TEST_F32, (size_t)n * (size_t)V);
+  CHECK_OK(p->t, cpu->head_logits(p->cpu, (float *)rows->cpu, h->cpu, wte->cpu, n, C, V));
+  CHECK_OK(p->t, gpu->head_logits(p->gpu, (float *)rows->gpu, h->gpu, wte->gpu, n, C, V));
+  test_twin_compare(p, rows, "head_logits", 4, test_product_noise(p, C, 2 / sqrt((double)C)));
+  test_pair_clear(p);
+}
+
+static void test_cuda_head(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      test_cuda_head_one(&p, 1, 8, 2, 16);
+      test_cuda_head_one(&p, 67, 40, 101, 32);
+      test_cuda_head_one(&p, 300, 136, 1003, 300);
+      test_cuda_head_one(&p, 9, 16, 50257, 4);   /* two rows in shared memory, or one in fp32 */
+      test_cuda_head_one(&p, 3, 16, 130001, 8);  /* none */
+    }
+    test_pair_close(&p);
+  }
+}
+
+static void test_cuda_cast(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      for (size_t shift = 0; shift < 3; shift++) {
+        size_t n = 4099 + shift;
+        test_twin *from = test_twin_normal(&p, TEST_F32, n, 1, 3000, 0);
+        static const float corners[] = {0.0f,    65504.0f, 65519.0f, 65520.0f, 1e30f,   -1e30f,
+                                        6e-8f,   2.98e-8f, 1e-40f,   1.0005f,  -0.333f, 3.0e38f};
+        for (size_t i = 0; i < sizeof corners / sizeof *corners; i++)
+          ((float *)from->cpu)[i * 7] = corners[i];
+        test_twin_send(&p, from);
+        test_twin *act = test_twin_at(&p, TEST_ACT, n, shift);
+        test_twin *grad = test_twin_at(&p, TEST_GRAD, n, shift);
+        CHECK_OK(t, p.cpu->ops->cast_act(p.cpu, act->cpu, (const float *)from->cpu, n));
+        CHECK_OK(t, p.gpu->ops->cast_act(p.gpu, act->gpu, (const float *)from->gpu, n));
+        CHECK_OK(t, p.cpu->ops->cast_grad(p.cpu, grad->cpu, (const float *)from->cpu, n));
+        CHECK_OK(t, p.gpu->ops->cast_grad(p.gpu, grad->gpu, (const float *)from->gpu, n));
+        test_twin_compare(&p, act, "cast_act", 0, 0);
+        test_twin_compare(&p, grad, "cast_grad", 0, 0);
+        test_pair_clear(&p);
+      }
+    }
+    test_pair_close(&p);
+  }
+}
+
+/* Ranges that start anywhere, with ends that fill no pack. */
+static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, test_state state) {
+  enum { COUNT = 5, ELEMENTS = 70000 };
+  static const g2z_update_range ranges[COUNT] = {
+      {0, 0, 4096, 1}, {4096, 4096, 5, 0}, {4104, 4101, 3, 1}, {4112, 4104, 60001, 0},
+      {64200, 64112, 4007, 1}};
+  test_twin *params = test_twin_new(p, TEST_ACT, ELEMENTS);
+  test_twin *grads = test_twin_normal(p, TEST_GRAD, ELEMENTS, 1, 4, 0);
+  test_twin *master = test_twin_normal(p, TEST_F32, ELEMENTS, 2, 1, 0);
+  test_twin *m = test_twin_normal(p, TEST_F32, ELEMENTS, 3, 0.01, 0);
+  test_twin *v = test_twin_new(p, TEST_F32, ELEMENTS);
+  for (int i = 0; i < ELEMENTS; i++) ((float *)v->cpu)[i] = 1e-4f * (float)(1 + i % 97);
+  test_twin_send(p, v);
+  void *on_gpu;
+  CHECK_OK(p->t, p->gpu->ops->allocate(p->gpu, sizeof ranges, &on_gpu));
+  CHECK_OK(p->t, p->gpu->ops->upload(p->gpu, on_gpu, ranges, sizeof ranges));
+  CHECK_OK(p->t, p->cpu->ops->adamw(p->cpu, params->cpu, (float *)master->cpu, (float *)m->cpu,
+                                    (float *)v->cpu, grads->cpu, ranges, ranges, COUNT, config,
+                                    state.cpu));
+  CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, params->gpu, (float *)master->gpu, (float *)m->gpu,
+                                    (float *)v->gpu, grads->gpu, (const g2z_update_range *)on_gpu,
+                                    ranges, COUNT, config, state.gpu));
+  /* Compilers may fuse a product and an addition, on either side. */
+  test_twin_compare(p, m, "adamw m", 2, 0x1p-24);
+  test_twin_compare(p, v, "adamw v", 4, 0);
+  test_twin_compare(p, master, "adamw master", 2, 0x1p-24);
+  test_twin_compare(p, params, "adamw params", 1.01, 0x1p-24);
+  p->gpu->ops->release(p->gpu, on_gpu);
+}
+
+static void test_cuda_state(test_pair *p, const g2z_step_state *want, const g2z_step_state *on_gpu) {
+  g2z_step_state got;
+  CHECK_OK(p->t, p->gpu->ops->download(p->gpu, &got, on_gpu, sizeof got));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  CHECK(p->t, got.step == want->step && got.applied == want->applied);
+  CHECK(p->t, got.skipped == want->skipped && got.skip == want->skip);
+  CHECK(p->t, got.good_steps == want->good_steps && got.hysteresis == want->hysteresis);
+  CHECK(p->t, got.skipped_at_minimum == want->skipped_at_minimum);
+  CHECK(p->t, got.loss_scale == want->loss_scale && got.used_loss_scale == want->used_loss_scale);
+  CHECK(p->t, got.loss_sum == 0);
+  CHECK_NEAR(p->t, got.loss, want->loss, 1e-6 * fabs((double)want->loss));
+  CHECK_NEAR(p->t, got.lr, want->lr, 1e-6 * fabs((double)want->lr));
+  CHECK_NEAR(p->t, got.grad_multiplier, want->grad_multiplier,
+             1e-6 * fabs((double)want->grad_multiplier));
+  if (isfinite(want->grad_norm))
+    CHECK_NEAR(p->t, got.grad_norm, want->grad_norm, 1e-6 * fabs((double)want->grad_norm));
+  else
+    CHECK(p->t, !isfinite(got.grad_norm));
+}
+
+static void test_cuda_optimizer(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (!test_pair_open(&p, t, types)) continue;
+    g2z_train_config train = g2z_train_config_default();
+    g2z_optimizer_config config = train.optimizer;
+    config.clip = 1.0f;
+    config.weight_decay = 0.1f;
+    config.warmup = 3;
+    config.steps = 100;
+    config.loss_scale_dynamic = 1;
+    config.loss_scale_window = 2;
+    config.loss_scale_hysteresis = 2;
+    test_state state = test_state_make(&p, p.dtype == G2Z_FP16 ? 8.0f : 1.0f, 0);
+    test_twin *sums = test_twin_new(&p, TEST_F64, 3);
+    for (int step = 0; step < 9; step++) {
+      int bad = step == 4 || step == 5 || step == 6;
+      for (int k = 0; k < 3; k++) {
+        size_t n = k == 0 ? 1 : k == 1 ? 1027 : 300001, shift = (size_t)(k + step) % 3;
+        test_twin *grads = test_twin_at(&p, TEST_GRAD, n, shift);
+        for (size_t i = 0; i < n; i++)
+          ((float *)grads->cpu)[i] = g2z_round(p.grad_dtype, (float)((int)(i % 23) - 11) * 0.37f);
+        if (bad) ((float *)grads->cpu)[n / 2] = step == 5 ? NAN : INFINITY;
+        test_twin_send(&p, grads);
+        CHECK_OK(t, p.cpu->ops->grad_sumsq(p.cpu, (double *)sums->cpu + k, grads->cpu, n));
+        CHECK_OK(t, p.gpu->ops->grad_sumsq(p.gpu, (double *)sums->gpu + k, grads->gpu, n));
+        p.count--; /* released here: 27 of them would not fit the list */
+        free(grads->cpu);
+        p.gpu->ops->release(p.gpu, grads->block);
+      }
+      if (!bad) test_twin_compare(&p, sums, "grad_sumsq", 8, 0);
+      CHECK_OK(t, p.cpu->ops->decide(p.cpu, state.cpu, (const double *)sums->cpu, 3, &config, 77));
+      CHECK_OK(t, p.gpu->ops->decide(p.gpu, state.gpu, (const double *)sums->gpu, 3, &config, 77));
+      test_cuda_state(&p, state.cpu, state.gpu);
+      CHECK(t, state.cpu->skip == bad);
+      if (step == 3 || step == 4) { /* applied, and skipped: nothing but NaN in params then */
+        int kept = p.count;
+        test_cuda_adamw(&p, &config, state);
+        for (; p.count > kept; p.count--) {
+          free(p.twins[p.count - 1].cpu);
+          p.gpu->ops->release(p.gpu, p.twins[p.count - 1].block);
+        }
+      }
+    }
+    test_pair_close(&p);
+  }
+}
+/* ----- runs, their artifacts, flags, the command line -------------------- */
+
+/* A shard of byte-level tokens, so regular that a tiny model learns it: "0 1 2 ... 9 0 1 ...". */
+static void test_run_shard(g2z_test *t, const char *name, int tokens) {
+  int32_t ids[2048];
+  g2z_shard_writer *writer = NULL;
+  for (int i = 0; i < tokens && i < 2048; i++)
+    ids[i] = i % 2 ? 220 : 15 + i / 2 % 10; /* a space; the digits */
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, name), G2Z_SHARD_LLMC, &writer));
+  if (writer) CHECK_OK(t, g2z_shard_writer_append(writer, ids, (size_t)tokens));
+  if (writer) CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+}
+
+/* 8 steps in 2 epochs of 4, two batches of validation. Paths are copied: they must outlive it. */
+typedef struct test_run_setup {
+  g2z_run_config config;
+  char train[512], val[512], run_dir[512], weights[512];
+} test_run_setup;
+
+static void test_run_prepare(g2z_test *t, test_run_setup *s, const char *run_dir) {
+  s->config = g2z_run_config_default();
+  snprintf(s->train, sizeof s->train, "%s", test_path(t, "digits_train_000000.bin"));
+  snprintf(s->val, sizeof s->val, "%s", test_path(t, "digits_val_000000.bin"));
+  snprintf(s->run_dir, sizeof s->run_dir, "%s", test_path(t, run_dir));
+  snprintf(s->weights, sizeof s->weights, "%.400s/weights", s->run_dir);
+  if (access(s->train, R_OK) != 0) {
+    test_run_shard(t, "digits_train_000000.bin", 4 * 2 * 4 * 16 + 1);
+    test_run_shard(t, "digits_val_000000.bin", 2 * 4 * 16 + 1);
+  }
+  g2z_model_config *model = &s->config.train.model;
+  model->layers = 1;
+  model->channels = 32;
+  model->heads = 2;
+  model->context = 16;
+  model->vocab = 257;
+  s->config.train.batch = 4;
+  s->config.train.seq = 16;
+  s->config.train.accum = 2;
+  s->config.train.optimizer.lr = 1e-2f;
+  s->config.train.train_glob = s->train;
+  s->config.val_glob = s->val;
+  s->config.run_dir = s->run_dir;
+  s->config.save_weights = s->weights;
+  s->config.prompt = "1 2 3";
+  s->config.sample_tokens = 12;
+  s->config.epochs = 2;
+  s->config.command_line = "./train --prompt \"1 2 3\"";
+}
+
+typedef struct test_run_seen {
+  int steps, validations, samples, done;
+  double first_loss, last_loss, val_loss;
+  int64_t last_step;
+  char sample[512], line[512];
+} test_run_seen;
+
+static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_run_seen *seen) {
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  g2z_context *context = NULL;
+  g2z_run *run = NULL;
+  g2z_run_event event;
+  cc.device = G2Z_DEVICE_CPU;
+  memset(seen, 0, sizeof *seen);
+  g2z_status status = g2z_context_create(&cc, &context);
+  if (status == G2Z_OK) status = g2z_run_create(context, config, &run);
+  while (status == G2Z_OK && !seen->done) {
+    status = g2z_run_next(run, &event);
+    if (status != G2Z_OK) break;
+    CHECK(t, event.line && *event.line);
+    if (event.kind == G2Z_RUN_STEP) {
+      if (seen->steps++ == 0) seen->first_loss = event.metrics.loss;
+      CHECK(t, event.metrics.step == seen->last_step + 1);
+      CHECK(t, event.eta_seconds >= 0 && event.tokens_per_second > 0);
+      seen->last_step = event.metrics.step;
+      seen->last_loss = event.metrics.loss;
+    } else if (event.kind == G2Z_RUN_VALIDATION) {
+      CHECK(t, event.metrics.step == seen->last_step);
+      seen->validations++;
+      seen->val_loss = event.val_loss;
+    } else if (event.kind == G2Z_RUN_SAMPLE) {
+      seen->samples++;
+      snprintf(seen->sample, sizeof seen->sample, "%s", event.sample);
+    } else {
+      seen->done = 1;
+      snprintf(seen->line, sizeof seen->line, "%s", event.line);
+    }
+  }
+  g2z_run_free(run);
+  g2z_context_free(context);
+  return status;
+}
+
+/* The whole of DIRECTORY/name; NULL counts as a failure. Freed with g2z_release. */
+static char *test_run_read(g2z_test *t, const char *directory, const char *name, size_t *bytes) {
+  char path[700], *text = NULL;
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  CHECK_OK(t, g2z_read_file(&t->services, path, (size_t)1 << 26, &text, bytes));
+  return text;
+}
+
+/* The first character of the value at "a.b.0.c" in a JSON text; 0 when there is none. */
+static char test_json_kind(g2z_test *t, const char *text, size_t bytes, const char *path) {
+  g2z_json json;
+  g2z_json_text key;
+  g2z_json_open(&json, &t->services, path, text, bytes);
+  while (*path) {
+    char part[64], open = g2z_json_peek(&json), close = open == '{' ? '}' : ']';
+    size_t length = strcspn(path, ".");
+    int found = 0, index = 0;
+    snprintf(part, sizeof part, "%.*s", (int)length, path);
+    if ((open != '{' && open != '[') || !g2z_json_enter(&json, open)) return 0;
+    while (!found && g2z_json_next(&json, close, &key)) {
+      found = open == '{' ? g2z_json_is(&key, part) : index++ == atoi(part);
+      if (!found) g2z_json_skip(&json);
+    }
+    if (!found) return 0;
+    path += length + (path[length] == '.');
+  }
+  return g2z_json_peek(&json);
+}
+
+/* Kinds: " string, 0 number (or null where nothing can be known), n null, t bool, { [. */
+static const char *const test_schema[] = {
+    "\" schema_version", "\" run_id", "\" timestamp_utc", "n git_commit", "\" command_line",
+    "n env.python_version", "n env.torch_version", "n env.transformers_version",
+    "n env.deepspeed_version", "n env.cuda_version", "n env.nccl_version", "\" host.hostname",
+    "\" host.os", "n hardware.gpu_name", "0 hardware.gpu_count_visible", "0 hardware.world_size",
+    "n hardware.cuda_version", "\" training_config.model_name", "\" training_config.model_size",
+    "0 training_config.seq_len", "0 training_config.epochs",
+    "0 training_config.micro_batch_size_per_gpu", "0 training_config.grad_accum_steps",
+    "0 training_config.global_batch_size", "0 training_config.lr", "\" training_config.optimizer",
+    "\" training_config.precision", "t training_config.deepspeed_enabled",
+    "0 training_config.zero_stage", "\" training_config.dataset_name",
+    "0 training_config.dataset_subset_sizes.train", "0 training_config.dataset_subset_sizes.val",
+    "n deepspeed_config.path", "n deepspeed_config.sha256", "n deepspeed_config.selected",
+    "\" schema_notes", "0 epochs.1.epoch_idx", "0 epochs.1.epoch_wall_time_sec",
+    "0 epochs.1.steps", "0 epochs.1.micro_steps", "0 epochs.1.optimizer_steps",
+    "0 epochs.1.tokens_processed_global", "0 epochs.1.tokens_per_sec_global",
+    "0 epochs.1.train_loss_avg_global", "0 epochs.1.val_loss_avg_global",
+    "n epochs.1.max_cuda_mem_allocated_bytes_rank0", "n epochs.1.max_cuda_mem_reserved_bytes_rank0",
+    "n epochs.1.max_cuda_mem_allocated_bytes_global",
+    "n epochs.1.max_cuda_mem_reserved_bytes_global", "0 epochs.1.step_time_mean_sec",
+    "0 epochs.1.step_time_p50_sec", "0 epochs.1.step_time_p95_sec",
+    "0 epochs.1.dataload_time_mean_sec", "0 summary.total_wall_time_sec",
+    "0 summary.best_val_loss", "0 summary.mean_tokens_per_sec_global", "{ shutdown",
+    "\" completion.run_complete_file", "\" completion.printed_marker",
+    "\" completion.timestamp_utc"};
+
+static const char *const test_slurm_schema[] = {
+    "{ hardware.cluster",     "\" scheduler.type", "\" scheduler.job_id", "\" scheduler.nodelist",
+    "0 scheduler.nnodes",     "0 scheduler.procid", "0 scheduler.localid",
+    "\" scheduler.partition"};
+
+static void test_run_schema(g2z_test *t, const char *text, size_t bytes, const char *const *schema,
+                            size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    char kind = test_json_kind(t, text, bytes, schema[i] + 2);
+    if (kind >= '0' && kind <= '9') kind = '0';
+    if (kind == 'f') kind = 't';
+    t->checks++;
+    if (kind != schema[i][0])
+      test_fail(t, __FILE__, __LINE__, "%s is '%c', expected '%c'", schema[i] + 2,
+                kind ? kind : '-', schema[i][0]);
+  }
+}
+
+static void test_run_artifacts(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  size_t bytes = 0, metrics_bytes = 0;
+  test_run_prepare(t, &s, "run");
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, seen.steps == 8 && seen.validations == 2 && seen.samples == 1 && seen.done);
+  CHECK(t, seen.last_loss < seen.first_loss - 1.0);
+  CHECK(t, strncmp(seen.sample, "1 2 3", 5) == 0 && strlen(seen.sample) > 5);
+
+  char *text = test_run_read(t, s.run_dir, "training_metrics.json", &bytes);
+  if (text) {
+    test_run_schema(t, text, bytes, test_schema, sizeof test_schema / sizeof *test_schema);
+    CHECK(t, strstr(text, "\"n_layer=1, n_head=2, n_embd=32\"") != NULL);
+    CHECK(t, strstr(text, "\"dataset_name\": \"digits\"") != NULL);
+    CHECK(t, strstr(text, "\"lr\": 0.01,") != NULL);
+    CHECK(t, strstr(text, "\"optimizer_steps\": 4,") && strstr(text, "\"micro_steps\": 8,"));
+    CHECK(t, test_json_kind(t, text, bytes, "epochs.2") == 0); /* two of them */
+    CHECK(t, test_json_kind(t, text, bytes, "scheduler") == 0);
+  }
+  g2z_release(&t->services, text);
+
+  /* One line, and it is what the last event said. */
+  char saved[300] = "", stamp[40] = "";
+  int world = 0, used = 0;
+  double rate = 0, wall = 0;
+  text = test_run_read(t, s.run_dir, "RUN_COMPLETE.txt", &bytes);
+  if (text) {
+    CHECK(t, sscanf(text, "[Rank 0] RUN_COMPLETE checkpoint_path=%299s world_size=%d "
+                          "tokens_per_sec=%lf total_wall_time_sec=%lf timestamp_utc=%39s%n",
+                    saved, &world, &rate, &wall, stamp, &used) == 5);
+    CHECK(t, (size_t)used + 1 == bytes && text[used] == '\n');
+    CHECK(t, strcmp(saved, s.weights) == 0 && world == 1 && rate > 0 && wall > 0);
+    CHECK(t, strlen(stamp) == 20 && stamp[19] == 'Z');
+    CHECK(t, strncmp(text, seen.line, strlen(seen.line)) == 0);
+  }
+  g2z_release(&t->services, text);
+
+  /* Each line of metrics.jsonl is one JSON text: 8 of steps, 2 of validations. */
+  int steps = 0, validations = 0;
+  text = test_run_read(t, s.run_dir, "metrics.jsonl", &metrics_bytes);
+  for (char *line = text, *next; line && *line; line = next) {
+    next = strchr(line, '\n');
+    CHECK(t, next != NULL);
+    next = next ? next + 1 : line + strlen(line);
+    size_t length = (size_t)(next - line);
+    if (test_json_kind(t, line, length, "val_loss")) validations++;
+    else {
+      steps++;
+#define X(type, name, meaning) CHECK(t, test_json_kind(t, line, length, #name) != 0);
+      G2Z_METRIC_LIST(X)
+#undef X
+    }
+  }
+  CHECK(t, steps == 8 && validations == 2);
+  g2z_release(&t->services, text);
+  text = test_run_read(t, s.run_dir, "train.log", &bytes);
+  CHECK(t, text && strstr(text, "step 8/8 | loss") && strstr(text, "RUN_COMPLETE"));
+  g2z_release(&t->services, text);
+
+  static const char *const weights[] = {"model.safetensors", "config.json", "merges.txt",
+                                        "vocab.json"};
+  for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
+    text = test_run_read(t, s.weights, weights[i], &bytes);
+    g2z_release(&t->services, text);
+  }
+}
+
+/* The line of text without what a clock puts into it. */
+static void test_run_untimed(char *text) {
+  for (char *line = text; line && *line;) {
+    char *cut = strstr(line, "\"step_ms\""), *other = strstr(line, "\"val_ms\"");
+    if (other && (!cut || other < cut)) cut = other;
+    char *end = strchr(line, '\n');
+    if (!end) break;
+    if (cut && cut < end) memset(cut, ' ', (size_t)(end - cut));
+    line = end + 1;
+  }
+}
+
+static void test_run_determinism(g2z_test *t) {
+  static const char *const files[] = {"metrics.jsonl", "weights/model.safetensors",
+                                      "weights/config.json", "weights/merges.txt"};
+  test_run_setup a, b;
+  test_run_seen seen[2];
+  test_run_prepare(t, &a, "a");
+  test_run_prepare(t, &b, "b");
+  a.config.train.dropout = b.config.train.dropout = 0.1f;
+  CHECK_OK(t, test_run_all(t, &a.config, &seen[0]));
+  CHECK_OK(t, test_run_all(t, &b.config, &seen[1]));
+  CHECK(t, strcmp(seen[0].sample, seen[1].sample) == 0);
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    size_t bytes_a = 0, bytes_b = 0;
+    char *left = test_run_read(t, a.run_dir, files[i], &bytes_a);
+    char *right = test_run_read(t, b.run_dir, files[i], &bytes_b);
+    if (left && right) {
+      if (i == 0) {
+        test_run_untimed(left);
+        test_run_untimed(right);
+        CHECK(t, strstr(left, "\"loss\"") != NULL);
+        CHECK(t, strlen(left) > 500); /* lengths differ by the digits of times: compare the words */
+        char *end_a, *end_b, *at_a = strtok_r(left, " \n", &end_a), *at_b = strtok_r(right, " \n", &end_b);
+        while (at_a && at_b && strcmp(at_a, at_b) == 0) {
+          at_a = strtok_r(NULL, " \n", &end_a);
+          at_b = strtok_r(NULL, " \n", &end_b);
+        }
+        CHECK(t, !at_a && !at_b);
+      } else {
+        CHECK(t, bytes_a == bytes_b && memcmp(left, right, bytes_a) == 0);
+      }
+    }
+    g2z_release(&t->services, left);
+    g2z_release(&t->services, right);
+  }
+}
+
+static void test_run_length(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  test_run_prepare(t, &s, "run");
+  s.config.save_weights = NULL;
+  s.config.run_dir = NULL;
+  s.config.epochs = 0;
+  s.config.train.optimizer.steps = 100;
+  s.config.max_train_steps = 6; /* in the second epoch, long before the schedule's end */
+  s.config.val_every = 3;
+  s.config.max_val_steps = 1;
+  s.config.sample_every = 2;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, seen.steps == 6);
+  CHECK(t, seen.validations == 3); /* 3, 4 (end of the epoch), 6 (and end of the run) */
+  CHECK(t, seen.samples == 3);
+  CHECK(t, strstr(seen.line, "checkpoint_path=none") != NULL);
+
+  /* Without shards to train on: validation and a sample of the fresh model. */
+  s.config.train.train_glob = NULL;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, seen.steps == 0 && seen.validations == 1 && seen.samples == 1);
+  CHECK_NEAR(t, seen.val_loss, log(257.0), 0.1);
+}
+
+/* Weights that a run saved continue where it ended. */
+static void test_run_init_from(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen first, second;
+  test_run_prepare(t, &s, "run");
+  CHECK_OK(t, test_run_all(t, &s.config, &first));
+  s.config.train.init_from = s.weights;
+  s.config.train.train_glob = NULL;
+  s.config.save_weights = s.config.run_dir = NULL;
+  CHECK_OK(t, test_run_all(t, &s.config, &second));
+  CHECK_NEAR(t, second.val_loss, first.val_loss, 1e-9);
+  CHECK(t, strcmp(first.sample, second.sample) == 0);
+}
+
+static void test_run_slurm(g2z_test *t) {
+  static const char *const variables[][2] = {
+      {"SLURM_JOB_ID", "4711"},        {"SLURM_JOB_NODELIST", "node[1-2]"},
+      {"SLURM_JOB_NUM_NODES", "2"},    {"SLURM_PROCID", "0"},
+      {"SLURM_LOCALID", "0"},          {"SLURM_JOB_PARTITION", "gpu"},
+      {"SLURM_CLUSTER_NAME", "alpha"}};
+  const size_t count = sizeof variables / sizeof *variables;
+  test_run_setup s;
+  test_run_seen seen;
+  size_t bytes = 0;
+  if (getenv("SLURM_JOB_ID")) SKIP(t, "this is a Slurm job: its variables stay as they are");
+  test_run_prepare(t, &s, "run");
+  s.config.save_weights = NULL;
+  for (size_t i = 0; i < count; i++) setenv(variables[i][0], variables[i][1], 1);
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  for (size_t i = 0; i < count; i++) unsetenv(variables[i][0]);
+  char *text = test_run_read(t, s.run_dir, "training_metrics.json", &bytes);
+  if (text)
+    test_run_schema(t, text, bytes, test_slurm_schema,
+                    sizeof test_slurm_schema / sizeof *test_slurm_schema);
+  g2z_release(&t->services, text);
+}
+
+static void test_run_refusals(g2z_test *t) {
+  test_run_setup s, wrong;
+  test_run_seen seen;
+  char path[600];
+  test_run_prepare(t, &s, "run");
+#define REFUSED(status, part) \
+  CHECK_STATUS(t, test_run_all(t, &wrong.config, &seen), status, &t->services, part); \
+  CHECK(t, access(s.run_dir, F_OK) != 0); /* nothing was left */                      \
+  wrong = s
+  wrong = s;
+  wrong.config.train.train_glob = wrong.config.val_glob = wrong.config.prompt = NULL;
+  REFUSED(G2Z_BAD_ARGUMENT, "nothing to do");
+  wrong.config.train.train_glob = "/nowhere/at/all_*.bin";
+  REFUSED(G2Z_IO, "/nowhere/at/all");
+  wrong.config.val_glob = "/nowhere/at/all_*.bin";
+  REFUSED(G2Z_IO, "/nowhere/at/all");
+  wrong.config.vocab = "/nowhere/vocab.bpe";
+  REFUSED(G2Z_IO, "/nowhere/vocab.bpe");
+  wrong.config.train.model.vocab = 300;
+  REFUSED(G2Z_BAD_ARGUMENT, "samples need the tokenizer");
+  wrong.config.train.model.vocab = 230; /* the shards hold 220 and less; byte-level has 257 */
+  wrong.config.prompt = NULL;
+  CHECK_OK(t, (wrong.config.run_dir = wrong.config.save_weights = NULL,
+               test_run_all(t, &wrong.config, &seen)));
+  CHECK(t, seen.samples == 0);
+  wrong = s;
+  wrong.config.train.model.vocab = 100;
+  wrong.config.prompt = NULL;
+  REFUSED(G2Z_FORMAT, "220");
+  wrong.config.train.model.heads = 3;
+  REFUSED(G2Z_BAD_ARGUMENT, "heads=3");
+  wrong.config.val_every = -1;
+  REFUSED(G2Z_BAD_ARGUMENT, "val_every=-1");
+  wrong.config.epochs = -1;
+  REFUSED(G2Z_BAD_ARGUMENT, "epochs=-1");
+  wrong.config.sampling.top_p = 0;
+  REFUSED(G2Z_BAD_ARGUMENT, "top_p=0");
+  wrong.config.train.batch = 64; /* more sequences than there are */
+  REFUSED(G2Z_BAD_ARGUMENT, "batch 64");
+
+  /* A file where a directory should be: unwritable for root too. */
+  test_write_file(t, test_path(t, "file"), "x", 1);
+  snprintf(path, sizeof path, "%s/run", test_path(t, "file"));
+  wrong.config.run_dir = path;
+  wrong.config.save_weights = NULL;
+  REFUSED(G2Z_IO, "file");
+  wrong.config.save_weights = path;
+  REFUSED(G2Z_IO, "file");
+
+  /* The directory of a run is not overwritten. */
+  s.config.save_weights = NULL;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "holds a run already");
+#undef REFUSED
+}
+
+/* A disk that fills while the run goes on: RLIMIT_FSIZE fails writes in the same place. */
+static void test_run_full_disk(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  struct rlimit before, small;
+  test_run_prepare(t, &s, "run");
+  s.config.save_weights = NULL;
+  CHECK(t, getrlimit(RLIMIT_FSIZE, &before) == 0);
+  small = before;
+  small.rlim_cur = 1000;
+  void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+  if (setrlimit(RLIMIT_FSIZE, &small) != 0) SKIP(t, "the limit of file sizes cannot be set here");
+  g2z_status status = test_run_all(t, &s.config, &seen);
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, handler);
+  CHECK_STATUS(t, status, G2Z_IO, &t->services, "s.jsonl");
+  snprintf(s.weights, sizeof s.weights, "%.400s/RUN_COMPLETE.txt", s.run_dir);
+  CHECK(t, access(s.weights, F_OK) != 0);
+}
+
+static void test_run_allocations(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  g2z_status status = G2Z_NO_MEMORY;
+  test_run_prepare(t, &s, "run");
+  s.config.run_dir = s.config.save_weights = NULL;
+  s.config.max_train_steps = 2;
+  int failed = 0;
+  for (long at = 1; at < 5000 && status == G2Z_NO_MEMORY; at++) {
+    t->fail_at = at;
+    status = test_run_all(t, &s.config, &seen);
+    failed += status == G2Z_NO_MEMORY;
+  }
+  t->fail_at = 0;
+  CHECK(t, failed > 20);
+  CHECK(t, status == G2Z_OK && seen.done);
+}
+
+/* ----- flags ----- */
+
+static int test_flag_lines, test_flag_defaults;
+static void test_flag_line(void *user, const char *text) {
+  (void)user;
+  test_flag_lines++;
+  test_flag_defaults += strchr(text, '[') != NULL;
+}
+
+static void test_flags(g2z_test *t) {
+  int number = 7, choice = 1, on = 0, unset = 0, rest = -1;
+  int64_t big = 0;
+  uint64_t seed = 3;
+  float real = 0.5f;
+  const char *text = NULL;
+  const g2z_flag flags[] = {
+      {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", "Numbers:"},
+      {"number", G2Z_FLAG_INT, &number, 1, 100, "N", "an int"},
+      {"unset", G2Z_FLAG_INT, &unset, 1, 100, "N", "an int without a default"},
+      {"big-number", G2Z_FLAG_INT64, &big, 0, 9.3e18, "N", "an int64"},
+      {"seed", G2Z_FLAG_UINT64, &seed, 0, 0, "N", "a uint64"},
+      {"real", G2Z_FLAG_FLOAT, &real, 0, 1, "X", "a float"},
+      {"choice", G2Z_FLAG_CHOICE, &choice, 0, 0, "|cpu|cuda", "a choice"},
+      {"text", G2Z_FLAG_TEXT, &text, 0, 0, "TEXT", "a text"},
+      {"on", G2Z_FLAG_SWITCH, &on, 0, 0, "", "a switch"}};
+  const int count = (int)(sizeof flags / sizeof *flags);
+  g2z_flags_print(flags, count, test_flag_line, NULL);
+  CHECK(t, test_flag_lines == 9 && test_flag_defaults == 5); /* number, big, seed, real, choice */
+  test_flag_lines = test_flag_defaults = 0;
+
+  char words[10][48] = {"program", "--number=12", "one", "--big-number", "9223372036854775807",
+                        "--seed=18446744073709551615", "--real=2.5e-1", "--choice=cpu",
+                        "--text=--on", "--on"};
+  char *argv[13];
+  for (int i = 0; i < 10; i++) argv[i] = words[i];
+  char dash[] = "-", number_word[] = "--number", ten[] = "10";
+  argv[10] = dash;
+  argv[11] = number_word;
+  argv[12] = ten;
+  CHECK_OK(t, g2z_flags_parse(&t->services, flags, count, 13, argv, &rest));
+  CHECK(t, number == 10 && big == INT64_MAX && seed == UINT64_MAX && choice == 0 && on == 1);
+  CHECK_NEAR(t, (double)real, 0.25, 0);
+  CHECK(t, text && strcmp(text, "--on") == 0);
+  CHECK(t, rest == 2 && strcmp(argv[1], "one") == 0 && strcmp(argv[2], "-") == 0);
+
+  static const char *const wrong[][2] = {
+      {"--nmuber=1", "did you mean --number?"}, {"--big=1", "did you mean --big-number?"},
+      {"--entirely-else", "--help lists them"}, {"--number", "--number needs a value: --number N"},
+      {"--number=", "not a whole number"},      {"--number=12x", "12x: not a whole number"},
+      {"--number= 12", "not a whole number"},   {"--number=0", "must be from 1 to 100"},
+      {"--number=-5", "must be from 1 to 100"}, {"--number=1e1", "not a whole number"},
+      {"--number=99999999999999999999", "must be from 1 to 100"},
+      {"--big-number=9223372036854775808", "must be from 0 to 9223372036854775807"},
+      {"--seed=-1", "must be from 0 to 18446744073709551615"},
+      {"--seed=18446744073709551616", "must be from 0 to"},
+      {"--real=nan", "must be from 0 to 1"},    {"--real=1e999", "must be from 0 to 1"},
+      {"--real=0.5.5", "not a number"},         {"--choice=gpu", "must be one of cpu|cuda"},
+      {"--choice=", "must be one of"},          {"--on=1", "takes no value"},
+      {"-n", "two dashes"},                     {"stray", "takes flags only"}};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    char word[64];
+    snprintf(word, sizeof word, "%s", wrong[i][0]);
+    argv[1] = word;
+    CHECK_STATUS(t, g2z_flags_parse(&t->services, flags, count, 2, argv, NULL), G2Z_BAD_ARGUMENT,
+                 &t->services, wrong[i][1]);
+  }
+  CHECK(t, number == 10); /* what is refused changes nothing */
+  char next_flag[] = "--on"; /* a flag is no value, unless it is written with = */
+  argv[1] = number_word;
+  argv[2] = next_flag;
+  CHECK_STATUS(t, g2z_flags_parse(&t->services, flags, count, 3, argv, NULL), G2Z_BAD_ARGUMENT,
+               &t->services, "--number needs a value");
+
+  char *line = NULL, quoted[] = "it's 5", empty[] = "";
+  argv[1] = quoted;
+  argv[2] = empty;
+  CHECK_OK(t, g2z_flags_line(&t->services, 3, argv, &line));
+  CHECK(t, line && strcmp(line, "program 'it'\\''s 5' ''") == 0);
+  g2z_release(&t->services, line);
+}
+
+/* ----- the command line of ./train ----- */
+
+/* Runs `train ARGUMENTS` through the shell; returns the exit code, -1 when it did not exit. */
+static int test_train(g2z_test *t, const char *arguments, char *output, size_t room) {
+  const char *program = getenv("G2Z_TRAIN"); /* another build of it, such as a sanitized one */
+  char command[2048];
+  size_t used = 0, got;
+  snprintf(command, sizeof command, "%s %s 2>&1", program ? program : "./train", arguments);
+  fflush(stdout);
+  FILE *pipe = popen(command, "r");
+  output[0] = 0;
+  CHECK(t, pipe != NULL);
+  if (!pipe) return -1;
+  while ((got = fread(output + used, 1, room - 1 - used, pipe)) > 0) used += got;
+  output[used] = 0;
+  int status = pclose(pipe);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int test_train_is_there(void) {
+  const char *program = getenv("G2Z_TRAIN");
+  return access(program ? program : "./train", X_OK) == 0;
+}
+
+static void test_train_help(g2z_test *t) {
+  static const char *const flags[] = {
+      "train", "val", "vocab", "model", "layers", "channels", "heads", "context", "batch", "seq",
+      "accum", "global-batch", "steps", "epochs", "lr", "schedule", "warmup", "min-lr",
+      "weight-decay", "beta1", "beta2", "eps", "clip", "dtype", "loss-scale", "loss-scale-window",
+      "dropout", "seed", "device", "zero", "val-every", "val-steps", "sample-every", "prompt",
+      "init-from", "save-weights", "run-dir", "dry-run", "max-train-steps", "max-val-steps",
+      "profile-mode", "help"};
+  char output[16384], flag[64];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  CHECK(t, test_train(t, "--help", output, sizeof output) == 0);
+  for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+    snprintf(flag, sizeof flag, "\n  --%s ", flags[i]);
+    t->checks++;
+    if (!strstr(output, flag)) test_fail(t, __FILE__, __LINE__, "--help lacks --%s", flags[i]);
+  }
+}
+
+static void test_train_refusals(g2z_test *t) {
+  /* Each ends with exit code 1 and one line that begins with "train: " and holds the words. */
+  static const char *const cases[][2] = {
+      {"--bathc 4", "did you mean --batch?"},
+      {"--batch four", "--batch four: not a whole number"},
+      {"--batch -4", "--batch -4: must be from 1"},
+      {"--batch 99999999999999999999", "must be from 1 to"},
+      {"--lr 1e", "--lr 1e: not a number"},
+      {"--lr nan", "--lr nan: must be from"},
+      {"--lr", "--lr needs a value"},
+      {"--steps 0", "--steps 0: must be from 1"},
+      {"--dtype fp8", "must be one of fp32|tf32|fp16|bf16"},
+      {"--schedule step", "must be one of cosine|"},
+      {"--model gpt3", "gpt2-medium"},
+      {"--model gpt2 x", "takes flags only"},
+      {"--train $SHARD --layers 2 --channels 60 --heads 7", "channels=60 must divide by heads=7"},
+      {"--train $SHARD --channels 36 --heads 3", "must be a multiple of 8"},
+      {"--train $SHARD --context 64 --seq 65", "seq=65"},
+      {"--train $SHARD --batch 4 --global-batch 6", "--global-batch 6 must divide by --batch 4"},
+      {"--train $SHARD --batch 4 --accum 2 --global-batch 8", "give one of them"},
+      {"--train $SHARD --steps 5 --epochs 1", "give one of them"},
+      {"--train $SHARD --lr 1e-3 --min-lr 1e-2", "min_lr"},
+      {"--train $SHARD --dtype tf32 --device cpu --steps 2", "tf32"},
+      {"--train $SHARD --zero 3", "zero_stage=3"},
+      {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
+      {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
+      {"--train $SHARD --init-from /nowhere", "/nowhere"},
+      {"--layers 1 --channels 64", "nothing to do"}};
+  char output[16384], arguments[900];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_run_shard(t, "shard.bin", 2000);
+  setenv("SHARD", test_path(t, "shard.bin"), 1);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(arguments, sizeof arguments, "--run-dir %s %s", test_path(t, "run"), cases[i][0]);
+    int code = test_train(t, arguments, output, sizeof output);
+    t->checks++;
+    if (code != 1 || strncmp(output, "train: ", 7) != 0 || !strstr(output, cases[i][1]))
+      test_fail(t, __FILE__, __LINE__, "train %s: exit code %d, \"%s\", which lacks \"%s\"",
+                cases[i][0], code, output, cases[i][1]);
+  }
+  unsetenv("SHARD");
+  CHECK(t, access(test_path(t, "run"), F_OK) != 0);
+}
+
+static void test_train_device(g2z_test *t) {
+  char output[16384];
+  size_t free_bytes, total_bytes;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  if (g2z_device_memory(&t->services, G2Z_DEVICE_CUDA, &free_bytes, &total_bytes) == G2Z_OK)
+    SKIP(t, "there is a GPU, so --device cuda is no error");
+  CHECK(t, test_train(t, "--device cuda --dry-run", output, sizeof output) == 1);
+  CHECK(t, strncmp(output, "train: ", 7) == 0 && (strstr(output, "CUDA") || strstr(output, "cuda")));
+}
+
+static void test_train_run(g2z_test *t) {
+  char output[16384], arguments[1800];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  CHECK(t, test_train(t, "--dry-run --device cpu --layers 2 --channels 64 --seq 32 --batch 2",
+                      output, sizeof output) == 0);
+  CHECK(t, strstr(output, "2 layers") && strstr(output, "largest"));
+  CHECK(t, access("runs/run_dry", F_OK) != 0);
+
+  test_run_shard(t, "x_train_0.bin", 2000);
+  test_run_shard(t, "x_val_0.bin", 200);
+  snprintf(arguments, sizeof arguments,
+           "--train '%s' --val=%s --vocab-size 257 --device cpu --layers 1 --channels 32 --heads 4 "
+           "--context 16 --batch 2 --global-batch 4 --steps 12 --max-train-steps 10 --lr 1e-2 "
+           "--val-every 5 --prompt '4 5' --sample-tokens 8 --dropout 0.1 --dtype bf16 --seed 7 "
+           "--run-dir %s --save-weights %s",
+           test_path(t, "x_train_*.bin"), test_path(t, "x_val_0.bin"), test_path(t, "run"),
+           test_path(t, "weights"));
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "step 10/10 | loss") && strstr(output, "val loss"));
+  CHECK(t, strstr(output, "unigram entropy") && strstr(output, "[Rank 0] RUN_COMPLETE"));
+  CHECK(t, access(test_path(t, "run/RUN_COMPLETE.txt"), R_OK) == 0);
+
+  /* The tokenizer lies beside the weights, so nothing else has to be said to let them write. */
+  snprintf(arguments, sizeof arguments,
+           "--init-from %s --prompt '1 2' --temperature 0 --sample-tokens 4 --run-dir none "
+           "--device cpu", test_path(t, "weights"));
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "sample after step 0:\n1 2") != NULL);
+}
+/* ----- model: golden values, finite differences -------------------------- */
+
+/* A trainer on rank 0 of 1 on the CPU, freed by test_trainer_close. */
+typedef struct test_trainer {
+  g2z_context *context;
+  g2z_trainer *trainer;
+} test_trainer;
+
+static g2z_status test_trainer_open(g2z_test *t, const g2z_train_config *config,
+                                    test_trainer *out) {
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  cc.device = G2Z_DEVICE_CPU;
+  memset(out, 0, sizeof *out);
+  g2z_status status = g2z_context_create(&cc, &out->context);
+  if (status == G2Z_OK) status = g2z_trainer_create(out->context, config, &out->trainer);
+  return status;
+}
+
+static void test_trainer_close(test_trainer *tt) {
+  g2z_trainer_free(tt->trainer);
+  g2z_context_free(tt->context);
+}
+
+/* Stops a test whose ground is missing: the failure is counted, the rest would only crash. */
+#define REQUIRE_OK(t, call)                                        \
+  do {                                                             \
+    g2z_status required_ = (call);                                 \
+    (t)->checks++;                                                 \
+    if (required_ != G2Z_OK) {                                     \
+      test_fail(t, __FILE__, __LINE__, "%s: %s", #call, (t)->services.error); \
+      return;                                                      \
+    }                                                              \
+  } while (0)
+
+static void test_tokens(int32_t *tokens, size_t count, int vocab, uint64_t seed) {
+  for (size_t i = 0; i < count; i++) {
+    uint32_t counter[4] = {0, 0, 0, 0}, out[4];
+    counter[0] = (uint32_t)i;
+    g2z_philox(seed, G2Z_RANDOM_SYNTHETIC, counter, out);
+    tokens[i] = (int32_t)(out[0] % (uint32_t)vocab);
+  }
+}
+
+/* The tensor `name` of golden/values.safetensors; freed with free. */
+static float *test_golden(g2z_test *t, const char *name, size_t *count) {
+  g2z_safetensors *file = NULL;
+  g2z_safetensor tensor;
+  float *values = NULL;
+  *count = 0;
+  CHECK_OK(t, g2z_safetensors_open(&t->services, "golden/values.safetensors", &file));
+  if (!file) return NULL;
+  int index = g2z_safetensors_find(file, name);
+  CHECK(t, index >= 0);
+  if (index >= 0) {
+    tensor = g2z_safetensors_tensor(file, index);
+    values = (float *)malloc(tensor.elements * sizeof(float));
+    CHECK_OK(t, g2z_safetensors_read(file, index, 0, tensor.elements, values));
+    *count = tensor.elements;
+  }
+  g2z_safetensors_free(file);
+  return values;
+}
+
+static int32_t *test_golden_tokens(g2z_test *t, const char *name, size_t *count) {
+  float *values = test_golden(t, name, count);
+  int32_t *tokens = (int32_t *)malloc((*count ? *count : 1) * sizeof(int32_t));
+  for (size_t i = 0; i < *count; i++) tokens[i] = (int32_t)values[i];
+  free(values);
+  return tokens;
+}
+
+/* The tiny model of golden/, at its batch of 3 x 20 tokens. */
+static g2z_status test_golden_config(g2z_test *t, g2z_train_config *config) {
+  *config = g2z_train_config_default();
+  config->init_from = "golden/tiny";
+  config->batch = 3;
+  config->seq = 20;
+  config->optimizer.schedule = G2Z_SCHEDULE_CONSTANT;
+  config->optimizer.warmup = 0;
+  config->optimizer.lr = 1e-3f;
+  config->optimizer.min_lr = 0;
+  return g2z_weights_config(&t->services, config->init_from, &config->model);
+}
+
+static void test_golden_forward(g2z_test *t) {
+  g2z_train_config config;
+  test_trainer tt;
+  REQUIRE_OK(t, test_golden_config(t, &config));
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  size_t count, logits_count;
+  int32_t *x = test_golden_tokens(t, "x", &count);
+  float *want = test_golden(t, "logits", &logits_count);
+  int V = config.model.vocab, T = config.seq;
+  float *got = (float *)malloc((size_t)T * (size_t)V * sizeof(float));
+  double worst = 0;
+  CHECK(t, count == 60 && logits_count == 60u * 131u);
+  for (int b = 0; b < config.batch && want; b++) {
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 0, got));
+    for (int i = 0; i < T * V; i++)
+      worst = fmax(worst, fabs((double)got[i] - (double)want[b * T * V + i]));
+    float last[131]; /* the same row alone */
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 1, last));
+    CHECK(t, memcmp(last, got + (T - 1) * V, sizeof last) == 0);
+  }
+  CHECK(t, worst > 0 && worst <= 1e-5);
+  free(got);
+  free(want);
+  free(x);
+  test_trainer_close(&tt);
+}
+
+/* L2 error of each gradient against its norm. Adding a constant to every key of a head shifts all
+ * scores of a query alike: the key bias has no gradient, and only its absolute size means anything. */
+static void test_golden_gradients(g2z_test *t) {
+  g2z_train_config config;
+  test_trainer tt;
+  g2z_report report;
+  size_t count;
+  REQUIRE_OK(t, test_golden_config(t, &config));
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
+  float *loss = test_golden(t, "loss", &count);
+  CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
+  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+  CHECK_NEAR(t, report.loss, loss[0], 1e-5);
+  const g2z_plan *plan = g2z_trainer_plan(tt.trainer);
+  size_t C = (size_t)config.model.channels;
+  for (int unit = 0; unit < plan->units; unit++) {
+    size_t at = g2z_plan_unit_canonical(plan, unit);
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
+      if (info.unit != g2z_plan_unit_kind(plan, unit)) continue;
+      char name[96], block[16] = "";
+      if (info.unit == G2Z_UNIT_BLOCK)
+        snprintf(block, sizeof block, "h.%d.", config.model.layers - unit);
+      snprintf(name, sizeof name, "grad.transformer.%s%s", block, info.hf_name);
+      float *want = test_golden(t, name, &count);
+      float *got = (float *)malloc(info.elements * sizeof(float));
+      CHECK(t, want && count == info.elements);
+      CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, info.elements, got));
+      double error = 0, norm = 0;
+      for (size_t i = 0; want && i < count; i++) {
+        if (p == G2Z_QKVB && i >= C && i < 2 * C) {
+          CHECK_NEAR(t, got[i], 0, 1e-6);
+          continue;
+        }
+        error += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+        norm += (double)want[i] * want[i];
+      }
+      CHECK(t, norm > 0);
+      if (!(sqrt(error) <= 1e-4 * sqrt(norm)))
+        test_fail(t, __FILE__, __LINE__, "%s: error %.3g of norm %.3g", name, sqrt(error),
+                  sqrt(norm));
+      at += info.elements;
+      free(got);
+      free(want);
+    }
+  }
+  free(loss);
+  free(x);
+  free(y);
+  test_trainer_close(&tt);
+}
+
+static void test_golden_adamw(g2z_test *t) {
+  g2z_train_config config;
+  test_trainer tt;
+  g2z_report report;
+  size_t count, steps;
+  REQUIRE_OK(t, test_golden_config(t, &config));
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  int32_t *x = test_golden_tokens(t, "step_x", &count), *y = test_golden_tokens(t, "step_y", &count);
+  float *want = test_golden(t, "step_loss", &steps);
+  CHECK(t, steps == 10 && count == 600);
+  for (size_t s = 0; s < steps; s++) {
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x + s * 60, y + s * 60, &report));
+    CHECK(t, report.step == (int64_t)s + 1 && report.loss_step == (int64_t)s); /* one step late */
+    if (s > 0) CHECK_NEAR(t, report.loss, want[s - 1], 1e-4);
+  }
+  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+  CHECK(t, report.loss_step == 10 && report.applied == 10);
+  CHECK_NEAR(t, report.loss, want[9], 1e-4);
+  free(want);
+  free(x);
+  free(y);
+  test_trainer_close(&tt);
+}
+
+/* Along a random direction in each tensor: (loss(w + h d) - loss(w - h d)) / 2h against grad . d.
+ * The loss has about 1e-7 of rounding: with h d of norm 1e-2 that is 1e-5 of slope. */
+static void test_finite_differences(g2z_test *t) {
+  g2z_train_config config = test_config_of(2, 2, 32, 12, 61);
+  config.optimizer.lr = config.optimizer.min_lr = 0; /* a step measures and does not move */
+  config.dropout = 0.2f; /* the mask is keyed by the step: each trainer's first step draws the same */
+  g2z_plan plan;
+  int32_t x[24], y[24];
+  test_tokens(x, 24, 61, 1);
+  test_tokens(y, 24, 61, 2);
+  REQUIRE_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
+  float *weights = (float *)malloc(plan.parameters * sizeof(float));
+  float *grads = (float *)malloc(plan.parameters * sizeof(float));
+  for (size_t i = 0; i < plan.parameters; i += 4) {
+    double four[4];
+    g2z__normal4(7, i / 4, four);
+    for (int k = 0; k < 4; k++) weights[i + (size_t)k] = (float)(0.15 * four[k]);
+  }
+  for (int unit = 0, probe = 0; unit < plan.units; unit++) {
+    size_t at = g2z_plan_unit_canonical(&plan, unit);
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
+      if (info.unit != g2z_plan_unit_kind(&plan, unit)) continue;
+      double losses[3], norm = 0, slope = 0, h = 2e-2;
+      for (size_t i = 0; i < info.elements; i++) {
+        double four[4];
+        g2z__normal4(100 + (uint64_t)probe, i, four);
+        norm += four[0] * four[0];
+      }
+      for (int side = -1; side <= 1; side++) {
+        test_trainer tt;
+        g2z_report report;
+        REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, plan.parameters, weights));
+        float *moved = (float *)malloc(info.elements * sizeof(float));
+        for (size_t i = 0; i < info.elements; i++) {
+          double four[4];
+          g2z__normal4(100 + (uint64_t)probe, i, four);
+          moved[i] = (float)((double)weights[at + i] + side * h * four[0] / sqrt(norm));
+        }
+        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, at, info.elements, moved));
+        CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
+        CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+        losses[side + 1] = (double)report.loss;
+        if (side == 0) {
+          CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, info.elements, grads));
+          for (size_t i = 0; i < info.elements; i++) {
+            double four[4];
+            g2z__normal4(100 + (uint64_t)probe, i, four);
+            slope += (double)grads[i] * four[0] / sqrt(norm);
+          }
+        }
+        free(moved);
+        test_trainer_close(&tt);
+      }
+      CHECK_NEAR(t, slope, (losses[2] - losses[0]) / (2 * h), 3e-5 + 0.01 * fabs(slope));
+      at += info.elements;
+      probe++;
+    }
+  }
+  free(weights);
+  free(grads);
+}
+
+/* No token sees a later one, in logits of any length. */
+static void test_causality(g2z_test *t) {
+  g2z_train_config config = test_config_of(2, 2, 32, 40, 61);
+  test_trainer tt;
+  int32_t x[40];
+  float whole[40 * 61], part[40 * 61];
+  test_tokens(x, 40, 61, 3);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, 40, 0, whole));
+  for (int count = 1; count < 40; count += 6) {
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, count, 0, part));
+    for (int i = 0; i < count * 61; i++) CHECK_NEAR(t, part[i], whole[i], 2e-6);
+  }
+  x[39] = (x[39] + 1) % 61;
+  CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, 40, 0, part));
+  CHECK(t, memcmp(part, whole, 39 * 61 * sizeof(float)) == 0);
+  CHECK(t, memcmp(part + 39 * 61, whole + 39 * 61, 61 * sizeof(float)) != 0);
+  x[5] = 61;
+  CHECK_STATUS(t, g2z_trainer_logits(tt.trainer, x, 40, 0, part), G2Z_BAD_ARGUMENT, &t->services,
+               "token=61");
+  CHECK_STATUS(t, g2z_trainer_logits(tt.trainer, x, 41, 0, part), G2Z_BAD_ARGUMENT, &t->services,
+               "tokens=41");
+  test_trainer_close(&tt);
+}
+
+/* ----- trainer ----------------------------------------------------------- */
+
+/* Runs `steps` steps on one batch; losses[i] is the loss of step i. */
+static void test_steps(g2z_test *t, g2z_trainer *trainer, const int32_t *x, const int32_t *y,
+                       int steps, float *losses, g2z_report *last) {
+  g2z_report report;
+  int64_t before = 0;
+  for (int s = 0; s <= steps; s++) {
+    if (s < steps) CHECK_OK(t, g2z_trainer_step_batch(trainer, x, y, &report));
+    else CHECK_OK(t, g2z_trainer_flush(trainer, &report));
+    if (s == 0) before = report.loss_step;
+    else if (losses) losses[report.loss_step - before - 1] = report.loss;
+  }
+  if (last) *last = report;
+}
+
+static void test_overfit(g2z_test *t) {
+  static const g2z_dtype dtypes[] = {G2Z_FP32, G2Z_FP16, G2Z_BF16};
+  for (int d = 0; d < 3; d++) {
+    g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
+    config.dtype = dtypes[d];
+    config.optimizer.lr = 3e-3f;
+    config.optimizer.warmup = 10;
+    config.optimizer.steps = 120;
+    test_trainer tt;
+    int32_t x[32], y[32];
+    float losses[120];
+    g2z_report last;
+    test_tokens(x, 32, 61, 5);
+    test_tokens(y, 32, 61, 6);
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    test_steps(t, tt.trainer, x, y, 120, losses, &last);
+    CHECK_NEAR(t, losses[0], log(61.0), 0.1); /* a fresh model knows nothing */
+    CHECK(t, losses[119] < 0.15f);
+    CHECK(t, last.applied + last.skipped_total == 120 && last.skipped_total <= 2);
+    test_trainer_close(&tt);
+  }
+}
+
+/* The weights after some steps with everything on: dropout, accumulation, clipping, fp16. */
+static void test_fingerprint(g2z_test *t, double bucket_mb, int stage, float *losses, float *out,
+                             size_t *count) {
+  g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
+  config.dtype = G2Z_FP16;
+  config.dropout = 0.1f;
+  config.accum = 3;
+  config.bucket_mb = bucket_mb;
+  config.zero_stage = stage;
+  test_trainer tt;
+  int32_t x[96], y[96];
+  test_tokens(x, 96, 61, 5);
+  test_tokens(y, 96, 61, 6);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_steps(t, tt.trainer, x, y, 12, losses, NULL);
+  *count = g2z_trainer_plan(tt.trainer)->parameters;
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, *count, out));
+  test_trainer_close(&tt);
+}
+
+static void test_determinism(g2z_test *t) {
+  enum { MOST = 40000 };
+  float *first = (float *)malloc(MOST * sizeof(float)), *again = (float *)malloc(MOST * sizeof(float));
+  float losses[2][12];
+  size_t count, other;
+  test_fingerprint(t, 0, 1, losses[0], first, &count);
+  CHECK(t, count > 0 && count <= MOST);
+  test_fingerprint(t, 0, 1, losses[1], again, &other);
+  CHECK(t, count == other && memcmp(first, again, count * sizeof(float)) == 0);
+  CHECK(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0);
+  test_fingerprint(t, 0, 0, losses[1], again, &other); /* one rank: the stage changes nothing */
+  CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
+#ifdef _OPENMP
+  int threads = omp_get_max_threads();
+  omp_set_num_threads(threads == 1 ? 3 : 1);
+  test_fingerprint(t, 0, 1, losses[1], again, &other);
+  omp_set_num_threads(threads);
+  CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
+#endif
+  /* Buckets change the order in which the norm is added up, in double: the clip factor may move by
+   * an ulp, and twelve AdamW steps of 6e-4 cannot carry that past 1e-5. */
+  test_fingerprint(t, 0.01, 1, losses[1], again, &other);
+  for (size_t i = 0; i < count; i++) CHECK_NEAR(t, again[i], first[i], 1e-5);
+  free(first);
+  free(again);
+}
+
+/* Three micro-steps of 2 sequences and one of 6 add up the same gradient. */
+static void test_accumulation(g2z_test *t) {
+  float losses[2][10];
+  int32_t x[96], y[96];
+  test_tokens(x, 96, 61, 5);
+  test_tokens(y, 96, 61, 6);
+  for (int i = 0; i < 2; i++) {
+    g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
+    config.batch = i ? 6 : 2;
+    config.accum = i ? 1 : 3;
+    config.optimizer.lr = 3e-3f;
+    config.optimizer.warmup = 0;
+    test_trainer tt;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    test_steps(t, tt.trainer, x, y, 10, losses[i], NULL);
+    test_trainer_close(&tt);
+  }
+  for (int s = 0; s < 10; s++) CHECK_NEAR(t, losses[1][s], losses[0][s], 2e-5);
+  CHECK(t, losses[0][9] < losses[0][0] - 0.5f);
+}
+
+/* A skipped step moves nothing but the scale: weights, m, v, AdamW's count and the schedule stay. */
+static void test_loss_scale(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
+  config.dtype = G2Z_FP16;
+  config.optimizer.loss_scale = 1024;
+  config.optimizer.loss_scale_window = 50;
+  config.optimizer.loss_scale_hysteresis = 1;
+  config.optimizer.lr = 1e-3f;
+  test_trainer tt;
+  int32_t x[16], y[16];
+  g2z_report last;
+  test_tokens(x, 16, 61, 5);
+  test_tokens(y, 16, 61, 6);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_steps(t, tt.trainer, x, y, 50, NULL, &last);
+  CHECK(t, last.loss_scale == 1024 && last.applied == 50 && last.skipped_total == 0);
+  test_steps(t, tt.trainer, x, y, 1, NULL, &last);
+  CHECK(t, last.loss_scale == 2048); /* after 50 good steps it doubled */
+
+  float good[16], huge[16], before[16], after[16], m_before[16], m_after[16];
+  size_t lnfw = 0; /* canonical begin of the final LayerNorm's weights */
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, lnfw, 16, good));
+  for (int i = 0; i < 16; i++) huge[i] = 60000.0f; /* logits and their gradients overflow fp16 */
+  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, lnfw, 16, huge));
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 64, 16, before));
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_M, 64, 16, m_before));
+  test_steps(t, tt.trainer, x, y, 3, NULL, &last);
+  CHECK(t, last.skipped == 1 && last.skipped_total == 3 && last.applied == 51);
+  CHECK(t, last.loss_scale == 512 && !isfinite(last.grad_norm)); /* 2048, 1024, 512 */
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 64, 16, after));
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_M, 64, 16, m_after));
+  CHECK(t, memcmp(before, after, sizeof before) == 0 && memcmp(m_before, m_after, sizeof after) == 0);
+
+  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, lnfw, 16, good));
+  test_steps(t, tt.trainer, x, y, 1, NULL, &last);
+  CHECK(t, last.skipped == 0 && last.applied == 52 && last.loss_scale == 256);
+  test_trainer_close(&tt);
+}
+
+static void test_divergence(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
+  config.dtype = G2Z_FP16;
+  config.optimizer.loss_scale = 2;
+  config.optimizer.loss_scale_hysteresis = 1;
+  test_trainer tt;
+  int32_t x[16], y[16];
+  g2z_report report;
+  float nan = NAN;
+  test_tokens(x, 16, 61, 5);
+  test_tokens(y, 16, 61, 6);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, 1, &nan));
+  g2z_status status = G2Z_OK;
+  int steps = 0;
+  while (status == G2Z_OK && steps < 80) {
+    status = g2z_trainer_step_batch(tt.trainer, x, y, &report);
+    steps++;
+    if (status == G2Z_OK && report.loss_step) CHECK(t, isnan(report.loss)); /* a result, no error */
+  }
+  CHECK(t, status == G2Z_DIVERGED && strstr(t->services.error, "50 steps in a row") != NULL);
+  CHECK(t, steps == 52); /* one halving, then fifty at the minimum, reported one step late */
+  test_trainer_close(&tt);
+}
+
+static void test_canonical_access(g2z_test *t) {
+  static const double buckets[] = {0, 0.003, 0.02};
+  for (int b = 0; b < 3; b++)
+    for (int stage = 0; stage <= 1; stage++) {
+      g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
+      config.bucket_mb = buckets[b];
+      config.zero_stage = stage;
+      test_trainer tt;
+      float values[300], back[300];
+      REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+      size_t parameters = g2z_trainer_plan(tt.trainer)->parameters;
+      for (int i = 0; i < 300; i++) values[i] = (float)i + 0.5f;
+      for (size_t at = 0; at + 300 <= parameters; at += 257) {
+        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_V, at, 300, values));
+        CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_V, at, 300, back));
+        CHECK(t, memcmp(values, back, sizeof back) == 0);
+      }
+      CHECK_STATUS(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_V, parameters, 1, back),
+                   G2Z_BAD_ARGUMENT, &t->services, "outside");
+      CHECK_STATUS(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_GRADS, 0, 1, values),
+                   G2Z_BAD_ARGUMENT, &t->services, "not written");
+      test_trainer_close(&tt);
+    }
+}
+
+/* Initialisation: the spread of each tensor, and the same numbers for the same seed. */
+static void test_initialisation(g2z_test *t) {
+  g2z_train_config config = test_config_of(2, 4, 64, 32, 500);
+  test_trainer tt;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  const g2z_plan *plan = g2z_trainer_plan(tt.trainer);
+  float *w = (float *)malloc(plan->parameters * sizeof(float));
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, w));
+  for (int unit = 0; unit < plan->units; unit++)
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
+      if (info.unit != g2z_plan_unit_kind(plan, unit)) continue;
+      const float *v = w + g2z_plan_unit_canonical(plan, unit) + g2z_plan_offset(plan, (g2z_param)p);
+      double sum = 0, square = 0, n = (double)info.elements;
+      for (size_t i = 0; i < info.elements; i++) {
+        sum += (double)v[i];
+        square += (double)v[i] * (double)v[i];
+      }
+      double spread = info.init == G2Z_INIT_NORMAL ? 0.02 : info.init == G2Z_INIT_RESIDUAL ? 0.01 : 0;
+      CHECK_NEAR(t, sum / n, info.init == G2Z_INIT_ONES, 5 * spread / sqrt(n));
+      if (spread > 0) CHECK_NEAR(t, sqrt(square / n), spread, 5 * spread / sqrt(2 * n));
+    }
+  free(w);
+  test_trainer_close(&tt);
+}
+
+/* Validation is the mean of the losses that steps without a learning rate report. */
+static void test_validation(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
+  config.optimizer.lr = config.optimizer.min_lr = 0;
+  int32_t ids[8 * 8 + 1];
+  test_tokens(ids, 65, 61, 9);
+  g2z_shard_writer *writer;
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "v.bin"), G2Z_SHARD_RAW, &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 65));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  test_trainer tt;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  g2z_loader_config lc;
+  memset(&lc, 0, sizeof lc);
+  lc.glob = test_path(t, "v.bin");
+  lc.batch = 2;
+  lc.seq = 8;
+  lc.accum = lc.world = 1;
+  lc.vocab = 61;
+  g2z_loader *loader = NULL;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
+  CHECK(t, g2z_loader_steps_per_epoch(loader) == 4);
+  double loss, sum = 0;
+  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, &loss));
+  for (int s = 0; s < 4; s++) {
+    g2z_report report;
+    int32_t x[16], y[16];
+    for (int i = 0; i < 16; i++) {
+      x[i] = ids[16 * s + i];
+      y[i] = ids[16 * s + i + 1];
+    }
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
+    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    sum += (double)report.loss;
+  }
+  CHECK_NEAR(t, loss, sum / 4, 1e-6);
+  g2z_loader_free(loader);
+  test_trainer_close(&tt);
+}
+
+/* Every allocation of a trainer's life fails once: a status each time, and nothing leaks. */
+static void test_allocation_failures(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
+  int failures = 0;
+  for (long at = 1; at < 200; at++) {
+    test_trainer tt;
+    t->fail_at = at;
+    g2z_status status = test_trainer_open(t, &config, &tt);
+    t->fail_at = 0;
+    test_trainer_close(&tt);
+    CHECK(t, t->allocations == 0);
+    if (status == G2Z_OK) break;
+    CHECK(t, status == G2Z_NO_MEMORY && tt.trainer == NULL);
+    failures++;
+  }
+  CHECK(t, failures >= 10 && failures < 199);
+}
+
+static void test_context_refusals(g2z_test *t) {
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  g2z_context *context;
+  cc.world = 2;
+  CHECK_STATUS(t, g2z_context_create(&cc, &context), G2Z_UNSUPPORTED, &t->services, "world=2");
+  cc.world = 1;
+  setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+  CHECK_STATUS(t, g2z_context_create(&cc, &context), G2Z_UNSUPPORTED, &t->services,
+               "OMPI_COMM_WORLD_SIZE=4");
+  unsetenv("OMPI_COMM_WORLD_SIZE");
+  CHECK(t, context == NULL);
+  g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
+  test_trainer tt;
+  config.dtype = G2Z_TF32;
+  CHECK_STATUS(t, test_trainer_open(t, &config, &tt), G2Z_UNSUPPORTED, &t->services, "tf32");
+  test_trainer_close(&tt);
+  config.dtype = G2Z_FP32;
+  config.batch = 1 << 20;
+  config.model.context = 256;
+  config.seq = 256;
+  config.model.layers = 500;
+  CHECK_STATUS(t, test_trainer_open(t, &config, &tt), G2Z_NO_MEMORY, &t->services, "fits");
+  test_trainer_close(&tt);
+}
+
+/* ----- generation -------------------------------------------------------- */
+
+static void test_sampling(g2z_test *t) {
+  const float logits[5] = {1.0f, 3.0f, 2.0f, 0.0f, 3.0f};
+  float scratch[10];
+  g2z_sampling s = g2z_sampling_default();
+  s.temperature = 0;
+  CHECK(t, g2z_sample(logits, 5, &s, 0, scratch) == 1); /* equals: the smaller id */
+  s.temperature = 1;
+  int count[5] = {0, 0, 0, 0, 0};
+  double sum = 0;
+  for (int i = 0; i < 5; i++) sum += exp((double)logits[i]);
+  for (uint32_t i = 0; i < 20000; i++) count[g2z_sample(logits, 5, &s, i, scratch)]++;
+  for (int i = 0; i < 5; i++) { /* five standard deviations of a binomial */
+    double p = exp((double)logits[i]) / sum;
+    CHECK_NEAR(t, count[i] / 20000.0, p, 5 * sqrt(p * (1 - p) / 20000));
+  }
+  s.top_k = 3;
+  for (uint32_t i = 0; i < 2000; i++) {
+    int id = g2z_sample(logits, 5, &s, i, scratch);
+    CHECK(t, id == 1 || id == 2 || id == 4);
+  }
+  s.top_k = 0;
+  s.top_p = 0.5f; /* ids 1 and 4 have 0.42 each */
+  memset(count, 0, sizeof count);
+  for (uint32_t i = 0; i < 2000; i++) count[g2z_sample(logits, 5, &s, i, scratch)]++;
+  CHECK(t, count[1] + count[4] == 2000 && count[1] > 800 && count[4] > 800);
+  s.top_p = 1e-9f;
+  CHECK(t, g2z_sample(logits, 5, &s, 9, scratch) == 1);
+  const float broken[3] = {NAN, NAN, NAN};
+  int id = g2z_sample(broken, 3, &s, 9, scratch);
+  CHECK(t, id >= 0 && id < 3);
+}
+
+/* A model that has learnt a cycle of tokens by heart writes it on, also past its context. */
+static void test_generate_cycle(g2z_test *t) {
+  enum { PERIOD = 7 };
+  g2z_train_config config = test_config_of(1, 2, 32, 16, 61);
+  config.optimizer.lr = 3e-3f;
+  config.optimizer.warmup = 5;
+  config.optimizer.steps = 80;
+  test_trainer tt;
+  int32_t x[32], y[32];
+  for (int i = 0; i < 32; i++) {
+    x[i] = 10 + 5 * (i % 16 % PERIOD);
+    y[i] = 10 + 5 * ((i % 16 + 1) % PERIOD);
+  }
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_steps(t, tt.trainer, x, y, 80, NULL, NULL);
+  g2z_tokens tokens;
+  memset(&tokens, 0, sizeof tokens);
+  g2z_sampling s = g2z_sampling_default();
+  s.temperature = 0;
+  CHECK_STATUS(t, g2z_generate(tt.trainer, &tokens, 4, &s, -1, NULL, NULL), G2Z_BAD_ARGUMENT,
+               &t->services, "no tokens");
+  for (int i = 0; i < 3; i++) CHECK_OK(t, g2z__tokens_append(&t->services, &tokens, x[i]));
+  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 13, &s, -1, NULL, NULL));
+  CHECK(t, tokens.count == 16);
+  for (size_t i = 0; i < tokens.count; i++) CHECK(t, tokens.ids[i] == 10 + 5 * (int)(i % PERIOD));
+  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 10, &s, -1, NULL, NULL));
+  CHECK(t, tokens.count == 26); /* the window slides: no position beyond the context is asked for */
+  s.temperature = 1;
+  size_t before = tokens.count;
+  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 500, &s, 10, NULL, NULL));
+  CHECK(t, tokens.ids[tokens.count - 1] == 10 || tokens.count == before + 500);
+  s.top_p = 0;
+  CHECK_STATUS(t, g2z_generate(tt.trainer, &tokens, 1, &s, -1, NULL, NULL), G2Z_BAD_ARGUMENT,
+               &t->services, "top_p=0");
+  g2z_tokens_free(&tokens);
+  test_trainer_close(&tt);
+}
+
+/* ----- the table --------------------------------------------------------- */
+
+typedef struct g2z_test_entry {
+  const char *name, *about;
+  void (*run)(g2z_test *t);
+} g2z_test_entry;
+
+static const g2z_test_entry test_table[] = {
+    {"philox", "random numbers equal the published vectors", test_philox},
+    {"config_checks", "each bad value is refused with a sentence that names it", test_config_checks},
+    {"schedules", "cosine, linear, constant and wsd at their corners", test_schedules},
+    {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
+    {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
+    {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
+    {"plan_batch", "the largest batch that fits is the largest", test_plan_largest_batch},
+    {"golden_forward", "logits equal Hugging Face's GPT-2", test_golden_forward},
+    {"golden_gradients", "loss and every gradient equal Hugging Face's", test_golden_gradients},
+    {"golden_adamw", "ten AdamW steps equal PyTorch's", test_golden_adamw},
+    {"finite_differences", "each tensor's gradient is the slope of the loss", test_finite_differences},
+    {"causality", "no token sees a later one", test_causality},
+    {"overfit", "one batch is learnt by heart in fp32, fp16 and bf16", test_overfit},
+    {"determinism", "two runs, stages and thread counts are bit-identical", test_determinism},
+    {"accumulation", "micro-steps add up to the larger batch", test_accumulation},
+    {"loss_scale", "the scale grows, halves, skips and recovers", test_loss_scale},
+    {"divergence", "fifty skips at the minimum scale end in a status", test_divergence},
+    {"canonical_access", "any canonical range is read and written", test_canonical_access},
+    {"initialisation", "each tensor starts with GPT-2's spread", test_initialisation},
+    {"validation", "validation is the mean of the steps' losses", test_validation},
+    {"allocation_failures", "every failing allocation is a status", test_allocation_failures},
+    {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
+    {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
+    {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
+};
+
+static int test_remove_entry(const char *path, const struct stat *info, int type,
+                             struct FTW *where) {
+  (void)info;
+  (void)type;
+  (void)where;
+  return remove(path);
+}
+
+static int test_selected(const char *name, int argc, char **argv) {
+  if (argc < 2) return 1;
+  for (int i = 1; i < argc; i++)
+    if (strcmp(argv[i], name) == 0) return 1;
+  return 0;
+}
+
+static void test_run(const g2z_test_entry *entry, int *passed, int *failed, int *skipped) {
+  static g2z_test t;
+  memset(&t, 0, sizeof t);
+  t.name = entry->name;
+  t.services.allocate = test_allocate;
+  t.services.release = test_release;
+  t.services.user = &t;
+  const char *scratch = getenv("TMPDIR");
+  snprintf(t.directory, sizeof t.directory, "%.200s/g2z_test_XXXXXX", scratch ? scratch : "/tmp");
+  if (!mkdtemp(t.directory)) {
+    fprintf(stderr, "cannot make %s: %s; set TMPDIR to a writable directory\n", t.directory,
+            strerror(errno));
+    exit(1);
+  }
+  double begin = g2z_seconds();
+  entry->run(&t);
+  if (t.allocations != 0) test_fail(&t, __FILE__, __LINE__, "%ld blocks leaked", t.allocations);
+  if (!t.skip[0] && t.checks == 0) test_fail(&t, __FILE__, __LINE__, "the test checked nothing");
+  nftw(t.directory, test_remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+  double seconds = g2z_seconds() - begin;
+  if (t.failures) {
+    printf("FAIL  %-28s %d of %d checks\n", t.name, t.failures, t.checks);
+    ++*failed;
+  } else if (t.skip[0]) {
+    printf("skip  %-28s %s\n", t.name, t.skip);
+    ++*skipped;
+  } else {
+    printf("ok    %-28s %d checks, %.2f s\n", t.name, t.checks, seconds);
+    ++*passed;
+  }
+  fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+  const int count = (int)(sizeof test_table / sizeof *test_table);
+  int passed = 0, failed = 0, skipped = 0;
+  if (argc == 2 && strcmp(argv[1], "--list") == 0) {
+    for (int i = 0; i < count; i++) printf("%-28s %s\n", test_table[i].name, test_table[i].about);
+    return 0;
+  }
+  for (int i = 1; i < argc; i++) {
+    int known = 0;
+    for (int k = 0; k < count; k++) known |= strcmp(argv[i], test_table[k].name) == 0;
+    if (!known) {
+      fprintf(stderr, "no test is called \"%s\": ./test_gpt2 --list shows them\n", argv[i]);
+      return 1;
+    }
+  }
+  for (int i = 0; i < count; i++)
+    if (test_selected(test_table[i].name, argc, argv))
+      test_run(&test_table[i], &passed, &failed, &skipped);
+  printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+  return failed > 0;
+}
