@@ -8,7 +8,8 @@ DATA_SUM  := 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
 
 # With nvcc and a GPU: nvcc, for that GPU. Hopper needs 90a, the name with wgmma. Else the C compiler.
 NVCC   ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
-FOUND  := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
+FOUND  := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+                  grep -x '[0-9]*\.[0-9]' | head -n 1 | tr -d .)
 ARCH   ?= $(patsubst 90,90a,$(FOUND))
 CFLAGS ?= -O3 -march=native
 OPENMP := $(shell echo 'int omp_get_max_threads(void); int main(void) { return omp_get_max_threads() < 1; }' | \
@@ -18,6 +19,7 @@ DEFINE := $(if $(COMMIT),-DG2Z_GIT_COMMIT='"$(COMMIT)"')
 HOST    = $(CC) -std=c11 $(CFLAGS) $(OPENMP)
 ifneq ($(and $(NVCC),$(ARCH)),)
 BUILD   = $(NVCC) -std=c++17 -O3 -arch=sm_$(ARCH) -Xcompiler -march=native,-fopenmp -x cu
+CUDA    = -lcublasLt -ldl
 else
 BUILD   = $(HOST) -x c
 endif
@@ -30,20 +32,24 @@ train: train.cu
 test_gpt2: test_gpt2.cu
 $(CURDIR)/bench: bench.cu
 train test_gpt2 $(CURDIR)/bench: gpt2_zero.h $(wildcard gpt2_zero_kernels.cuh)
-	$(BUILD) $(DEFINE) $(@F).cu -o $@ $(LIBS)
+	$(BUILD) $(DEFINE) $(@F).cu -o $@ $(LIBS) $(CUDA)
 prepare_data: prepare_data.c gpt2_zero.h
 	$(HOST) $< -o $@ $(LIBS)
 
 # ----- run --------------------------------------------------------------------------------------
 
 SOURCES := gpt2_zero.h train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md
-RUN     := --layers 4 --channels 128 --context 128 --batch 16 --steps 600 --lr 2e-3
+RUN     := --layers 4 --channels 128 --context 128 --batch 8 --steps 400 --lr 3e-3 --val-every 100 \
+           --prompt 'static g2z_status' --sample-tokens 200 --temperature 0.6
+
+# Threads that wait sleep: where something else runs on a core, spinning ones cost half of the speed.
+export OMP_WAIT_POLICY ?= passive
 
 run: train prepare_data ## train a GPT-2 on these sources, save it, let it write (2 minutes, no download)
 	rm -rf data/sources runs/sources
 	./prepare_data --train-bpe 1024 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
 	./train --train 'data/sources/sources_train_*.bin' --val 'data/sources/sources_val_*.bin' \
-	  --vocab data/sources/merges.txt $(RUN) --val-every 200 --prompt 'static' --sample-tokens 200 \
+	  --vocab data/sources/sources.bpe $(RUN) \
 	  --run-dir runs/sources --save-weights runs/sources/weights
 	@echo
 	@echo 'the text and its vocabulary   data/sources'

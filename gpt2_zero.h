@@ -885,6 +885,21 @@ G2Z_API void g2z_device_tune(g2z_device *device, int on);
 G2Z_API g2z_status g2z_device_tuning_write(g2z_device *device, g2z_writer *writer);
 G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text);
 
+/* A graph is work that is recorded once and then started as a whole, without the cost of its many
+ * launches. Between begin and end the ops and mark() are recorded and do not run; run the same work
+ * once before, so that scratch has its size and every product its algorithm. Uploads and downloads
+ * inside a graph use the same pinned memory each time. Nothing that the graph touches may be released
+ * before it. The CPU has no graphs: begin is G2Z_UNSUPPORTED. */
+typedef struct g2z_graph g2z_graph;
+G2Z_API g2z_status g2z_graph_begin(g2z_device *device);
+G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out);
+G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph);
+G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph); /* NULL is fine */
+
+/* Named spans that profilers show (NVTX); they may be nested. Nothing on the CPU and inside a graph. */
+G2Z_API void g2z_range_begin(const g2z_device *device, const char *name);
+G2Z_API void g2z_range_end(const g2z_device *device);
+
 /* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
 G2Z_API float g2z_round(g2z_dtype dtype, float x);
 
@@ -1160,7 +1175,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
                                   g2z_run **out);
 /* Works until there is something to show. After G2Z_RUN_DONE it returns that again. */
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
-G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; an unfinished run's files stay as they are */
+G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
 
 /* ===== >>d16 flags =======================================================
@@ -1280,6 +1295,8 @@ G2Z__PRIVATE g2z_status g2z__fail(g2z_services *services, g2z_status status, con
   va_start(arguments, format);
   vsnprintf(services->error, sizeof services->error, format, arguments);
   va_end(arguments);
+  for (char *c = services->error; *c; c++) /* quoted from a file, it must not steer a terminal */
+    if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
   return status;
 }
 
@@ -4292,8 +4309,8 @@ typedef struct g2z__shard {
   int64_t first;     /* index of its first sequence among those of all shards */
 } g2z__shard;
 
-/* Text is the file that is named by mistake most often. Among GPT-2's tokens about one in thirty
- * looks like two printable bytes, so that 32 of them in a row are not tokens. */
+/* Text is the file that is named by mistake most often. Of GPT-2's tokens in prose or code one in
+ * fifteen looks like two printable bytes, so that 32 of them in a row are not tokens. */
 G2Z__PRIVATE int g2z__looks_like_text(const unsigned char *bytes, size_t count) {
   for (size_t i = 0; i < count; i++)
     if ((bytes[i] < 0x20 || bytes[i] > 0x7e) && (bytes[i] < '\t' || bytes[i] > '\r')) return 0;
@@ -4735,7 +4752,7 @@ G2Z_API int64_t g2z_loader_steps_per_epoch(const g2z_loader *loader) {
   return loader->sequences / loader->global;
 }
 /* ===== >>i09 op table ====================================================
- * In:  a kind of device and the types of its numbers. Out: a g2z_device, whose table the model calls.
+ * In:  a kind of device and the types of its numbers. Out: a g2z_device with the table of ops.
  * Law: what every backend must compute alike stands here, once, and runs on host and device: the
  *      rounding to a type, dropout, the verdict that ends a step, AdamW. */
 
@@ -4810,8 +4827,8 @@ static inline G2Z_HOST_DEVICE void g2z__dropout_group(const g2z_dropout *dropout
 
 #define G2Z__LOSS_SCALE_MAX 16777216.0f /* 2^24 */
 
-/* An overflow. The hysteresis-th one halves the scale, and so does each after it until a whole
- * window of good steps has passed, as in DeepSpeed: a scale that is far too high comes down fast. */
+/* An overflow. The hysteresis-th one halves the scale, and so does each after it until a window of
+ * good steps has passed, as in DeepSpeed: a scale that is far too high comes down fast. */
 static inline G2Z_HOST_DEVICE void g2z__decide_skip(g2z_step_state *state, int dynamic) {
   state->skip = 1;
   state->skipped++;
@@ -4891,7 +4908,8 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
   float v1 = factors->beta2 * *v + factors->new_v * (gradient * gradient);
   *m = m1;
   *v = v1;
-  return weight * factors->decay - factors->step * (m1 / (sqrtf(v1) / factors->root + factors->eps));
+  float root = sqrtf(v1) / factors->root + factors->eps;
+  return weight * factors->decay - factors->step * (m1 / root);
 }
 
 /* ----- devices ---------------------------------------------------------- */
@@ -4903,6 +4921,11 @@ static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 static void g2z__cuda_tune(g2z_device *device, int on);
 static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer);
 static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
+static g2z_status g2z__cuda_graph_begin(g2z_device *device);
+static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out);
+static g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph);
+static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph);
+static void g2z__cuda_range(const g2z_device *device, const char *name); /* NULL ends one */
 #else
 G2Z__PRIVATE int g2z__cuda_present(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
@@ -4923,6 +4946,23 @@ G2Z__PRIVATE g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *w
 G2Z__PRIVATE g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
   (void)device, (void)text;
   return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__cuda_graph_begin(g2z_device *device) {
+  return g2z__cuda_open(device);
+}
+G2Z__PRIVATE g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out) {
+  (void)out;
+  return g2z__cuda_open(device);
+}
+G2Z__PRIVATE g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph) {
+  (void)graph;
+  return g2z__cuda_open(device);
+}
+G2Z__PRIVATE void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
+  (void)device, (void)graph;
+}
+G2Z__PRIVATE void g2z__cuda_range(const g2z_device *device, const char *name) {
+  (void)device, (void)name;
 }
 #endif
 
@@ -4977,6 +5017,41 @@ G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) 
   return device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_tuning_read(device, text) : G2Z_OK;
 }
 
+G2Z__PRIVATE g2z_status g2z__needs_graphs(const g2z_device *device) {
+  if (device->kind == G2Z_DEVICE_CUDA) return G2Z_OK;
+  return g2z__fail(device->services, G2Z_UNSUPPORTED,
+                   "device %s has no graphs: use --graph off, or a GPU",
+                   g2z_device_text(device->kind));
+}
+
+G2Z_API g2z_status g2z_graph_begin(g2z_device *device) {
+  G2Z__TRY(g2z__needs_graphs(device));
+  return g2z__cuda_graph_begin(device);
+}
+
+G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out) {
+  *out = NULL;
+  G2Z__TRY(g2z__needs_graphs(device));
+  return g2z__cuda_graph_end(device, out);
+}
+
+G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph) {
+  G2Z__TRY(g2z__needs_graphs(device));
+  return g2z__cuda_graph_run(device, graph);
+}
+
+G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph) {
+  if (graph) g2z__cuda_graph_free(device, graph);
+}
+
+G2Z_API void g2z_range_begin(const g2z_device *device, const char *name) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_range(device, name);
+}
+
+G2Z_API void g2z_range_end(const g2z_device *device) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_range(device, NULL);
+}
+
 /* The number behind `name` in /proc/meminfo, in bytes; 0 when it is not there. */
 G2Z__PRIVATE size_t g2z__meminfo(const char *text, const char *name) {
   const char *at = strstr(text, name);
@@ -5007,17 +5082,17 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
 /* ===== >>i10 CPU ops =====================================================
  * In:  tensors as fp32 in host memory. Out: the same; outputs hold values of the device's types.
  * Law: a thread owns the elements that it writes, and each element's sum runs in an order that
- *      depends on the shapes alone. So no result depends on the number of threads. */
+ *      depends on the shapes alone: no result depends on the number of threads. */
 
 #if defined(_OPENMP)
-#define G2Z__PARALLEL_FOR _Pragma("omp parallel for schedule(static)")
+#define G2Z__PARALLEL_ROWS _Pragma("omp parallel for schedule(static)")
 #define G2Z__PARALLEL_TASKS _Pragma("omp parallel for schedule(dynamic, 1)")
 #else
-#define G2Z__PARALLEL_FOR
+#define G2Z__PARALLEL_ROWS
 #define G2Z__PARALLEL_TASKS
 #endif
 
-G2Z__PRIVATE int g2z__threads(void) {
+G2Z__PRIVATE int g2z__cpu_threads(void) {
 #if defined(_OPENMP)
   return omp_get_max_threads();
 #else
@@ -5025,8 +5100,13 @@ G2Z__PRIVATE int g2z__threads(void) {
 #endif
 }
 
-/* One register of floats. Sums are written with it, because a compiler may not reorder additions
- * into lanes by itself; element-wise loops are left to the compiler. */
+static inline int g2z__cpu_min(int a, int b) { return a < b ? a : b; }
+static inline int g2z__cpu_round_up(int n, int step) { return (n + step - 1) / step * step; }
+
+/* ----- one register of floats --------------------------------------------
+ * What costs time is written with it: a compiler may not reorder a sum into lanes, nor select
+ * without a branch where a comparison could trap. The rest is left to the compiler. */
+
 #if defined(__AVX512F__)
 #define G2Z__LANES 16
 #elif defined(__AVX__)
@@ -5034,58 +5114,86 @@ G2Z__PRIVATE int g2z__threads(void) {
 #else
 #define G2Z__LANES 4
 #endif
-typedef float g2z__vec __attribute__((vector_size(4 * G2Z__LANES)));
-typedef float g2z__vec_memory
-    __attribute__((vector_size(4 * G2Z__LANES), aligned(4), may_alias)); /* anywhere in memory */
+typedef float g2z__cpu_vec __attribute__((vector_size(4 * G2Z__LANES)));
+typedef int32_t g2z__cpu_ints __attribute__((vector_size(4 * G2Z__LANES)));
+typedef float g2z__cpu_anywhere /* the same in memory that is aligned as floats are */
+    __attribute__((vector_size(4 * G2Z__LANES), aligned(4), may_alias));
 
-static inline g2z__vec g2z__load(const float *from) { return *(const g2z__vec_memory *)from; }
-static inline void g2z__store(float *to, g2z__vec x) { *(g2z__vec_memory *)to = x; }
+static inline g2z__cpu_vec g2z__cpu_all(float x) {
+  g2z__cpu_vec zero = {0};
+  return x - zero;
+}
 
-static inline float g2z__add_lanes(g2z__vec x) {
+static inline g2z__cpu_vec g2z__cpu_load(const float *from) {
+  return *(const g2z__cpu_anywhere *)from;
+}
+
+static inline void g2z__cpu_store(float *to, g2z__cpu_vec x) { *(g2z__cpu_anywhere *)to = x; }
+
+/* The same at the end of a row, where only `left` elements remain: the others read as `fill`. */
+static inline g2z__cpu_vec g2z__cpu_take(const float *from, int left, float fill) {
+  if (left >= G2Z__LANES) return g2z__cpu_load(from);
+  g2z__cpu_vec x = g2z__cpu_all(fill);
+  for (int i = 0; i < left; i++) x[i] = from[i];
+  return x;
+}
+
+static inline void g2z__cpu_put(float *to, g2z__cpu_vec x, int left) {
+  if (left >= G2Z__LANES) g2z__cpu_store(to, x);
+  else
+    for (int i = 0; i < left; i++) to[i] = x[i];
+}
+
+static inline g2z__cpu_vec g2z__cpu_select(g2z__cpu_ints mask, g2z__cpu_vec yes, g2z__cpu_vec no) {
+  return (g2z__cpu_vec)((mask & (g2z__cpu_ints)yes) | (~mask & (g2z__cpu_ints)no));
+}
+
+static inline g2z__cpu_vec g2z__cpu_larger(g2z__cpu_vec a, g2z__cpu_vec b) {
+  return g2z__cpu_select((g2z__cpu_ints)(a > b), a, b);
+}
+
+static inline float g2z__cpu_sum(g2z__cpu_vec x) {
   float sum = 0;
   for (int i = 0; i < G2Z__LANES; i++) sum += x[i];
   return sum;
 }
 
-/* ----- element-wise ----------------------------------------------------- */
-
-/* e^x within 2 ulp, without a branch or a call, so that loops over it vectorise; 0 below -87.3,
- * where the result would be subnormal, and about 2e38 above 88.3. */
-static inline float g2z__exp(float x) {
-  float y = x > 88.3f ? 88.3f : x;
-  y = y < -87.3f ? -87.3f : y;
+/* e^x within 2 ulp; 0 below -87.7, where results would be subnormal, and 2e38 above 88.3. */
+static inline g2z__cpu_vec g2z__cpu_exp(g2z__cpu_vec x) {
+  x = g2z__cpu_select((g2z__cpu_ints)(x > 88.3f), g2z__cpu_all(88.3f), x);
+  x = g2z__cpu_select((g2z__cpu_ints)(x < -88.0f), g2z__cpu_all(-88.0f), x);
   /* Adding 1.5 * 2^23 rounds to an integer n, which then stands in the lowest bits. */
-  float shifted = y * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-  float r = (y - n * 0.693359375f) + n * 2.12194440e-4f; /* y - n ln 2; ln 2 in two parts */
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
+  g2z__cpu_vec shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+  g2z__cpu_vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f; /* x - n ln 2, ln 2 in two parts */
+  g2z__cpu_vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  float power = g2z__from_bits((g2z__bits_of(shifted) + 127u) << 23);
-  return x < -87.3f ? 0.0f : p * power;
+  return p * (g2z__cpu_vec)(((g2z__cpu_ints)shifted + 127) << 23);
 }
 
 #define G2Z__GELU_SCALE 0.797884561f /* sqrt(2 / pi) */
 #define G2Z__GELU_CUBE 0.044715f
 
-/* 0.5 x (1 + tanh u) is x sigmoid(2u), which does not cancel where tanh u is near -1. */
-static inline float g2z__gelu(float x) {
-  float u = G2Z__GELU_SCALE * (x + G2Z__GELU_CUBE * x * x * x);
-  return x / (1.0f + g2z__exp(-2.0f * u));
+/* GELU's tanh form, 0.5 x (1 + tanh u), is x / (1 + e) with e = exp(-2u), which does not cancel
+ * where tanh u is near -1. */
+static inline g2z__cpu_vec g2z__cpu_gelu_exp(g2z__cpu_vec x) {
+  g2z__cpu_vec u = x * (x * x * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
+  return g2z__cpu_exp(-2.0f * u);
 }
 
-static inline float g2z__gelu_slope(float x) {
-  float u = G2Z__GELU_SCALE * (x + G2Z__GELU_CUBE * x * x * x);
-  float du = G2Z__GELU_SCALE * (1.0f + 3.0f * G2Z__GELU_CUBE * x * x);
-  float s = 1.0f / (1.0f + g2z__exp(-2.0f * u));
-  return s + 2.0f * x * s * (1.0f - s) * du;
+static inline g2z__cpu_vec g2z__cpu_gelu(g2z__cpu_vec x) { return x / (g2z__cpu_gelu_exp(x) + 1.0f); }
+
+static inline g2z__cpu_vec g2z__cpu_gelu_slope(g2z__cpu_vec x) {
+  g2z__cpu_vec e = g2z__cpu_gelu_exp(x), gate = 1.0f / (e + 1.0f);
+  g2z__cpu_vec du = x * x * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
+  return gate + 2.0f * x * du * gate * (e * gate);
 }
 
 /* Rounds in place; free for fp32. */
-G2Z__PRIVATE void g2z__round_row(g2z_dtype dtype, float *x, size_t count) {
+G2Z__PRIVATE void g2z__cpu_round(g2z_dtype dtype, float *x, size_t count) {
   if (dtype == G2Z_FP16)
     for (size_t i = 0; i < count; i++) x[i] = g2z__round_fp16(x[i]);
   else if (dtype == G2Z_BF16)
@@ -5093,58 +5201,74 @@ G2Z__PRIVATE void g2z__round_row(g2z_dtype dtype, float *x, size_t count) {
 }
 
 /* Dropout's factors for `count` elements of sequence b of the op, from element `first` on. Groups
- * of four are drawn whole, so `room` needs count + 6 floats; returns the factor of `first`. */
-G2Z__PRIVATE const float *g2z__dropout_run(const g2z_dropout *dropout, int b, uint64_t first,
+ * of four are drawn whole, so `room` needs count + 6 floats; returns where `first` is. */
+G2Z__PRIVATE const float *g2z__cpu_factors(const g2z_dropout *dropout, int b, uint64_t first,
                                            int count, float *room) {
   uint32_t sequence = dropout->first + (uint32_t)b * dropout->stride;
-  uint32_t group = (uint32_t)(first / 4);
   int skipped = (int)(first % 4), groups = (skipped + count + 3) / 4;
   for (int i = 0; i < groups; i++)
-    g2z__dropout_group(dropout, sequence, group + (uint32_t)i, room + 4 * i);
+    g2z__dropout_group(dropout, sequence, (uint32_t)(first / 4) + (uint32_t)i, room + 4 * i);
   return room + skipped;
 }
 
+/* x[count] *= dropout's factors from element (row, column) of [B*T,C] on; nothing when off. */
+G2Z__PRIVATE void g2z__cpu_drop(const g2z_dropout *dropout, float *x, int row, int column,
+                                int count, int C) {
+  if (!g2z__dropout_on(dropout)) return;
+  uint64_t first = (uint64_t)(row % dropout->seq) * (uint64_t)C + (uint64_t)column;
+  for (int i = 0; i < count; i += 64) {
+    int n = g2z__cpu_min(64, count - i);
+    float room[64 + 6];
+    const float *factors =
+        g2z__cpu_factors(dropout, row / dropout->seq, first + (uint64_t)i, n, room);
+    for (int j = 0; j < n; j++) x[i + j] *= factors[j];
+  }
+}
+
 /* ----- products ---------------------------------------------------------
- * Every matrix product is sums[M,N] = a[M,K] b[K,N], tile by tile: a tile's blocks of a and b are
- * copied into buffers that stay in the second-level cache, a kernel that keeps MR x NR sums in
- * registers runs over them, and `finish` takes each row of the tile to where it belongs while it is
- * still in the cache: that is where bias, GELU, residual and rounding happen.
+ * Every matrix product is sums[M,N] = a[M,K] b[K,N], tile by tile. A tile's blocks of a and b are
+ * copied into buffers that stay in the second-level cache, and a kernel that keeps MR x NR sums in
+ * registers runs over them. Then `finish` takes each row of the tile to where it belongs, while it
+ * is still in the cache: there bias, GELU, residual, dropout and rounding happen.
  *
- * An element's sum is a chain over k in blocks of KC, wherever the tile's borders lie: the tiles
- * may be cut to suit the number of threads. */
+ * An element's sum is a chain over k in blocks of KC, wherever the borders of its tile are, so the
+ * tiles may be cut to suit the number of threads. */
 
 #if defined(__AVX512F__)
-#define G2Z__MR 12 /* 24 of the 32 registers are sums */
+#define G2Z__MR 12 /* 24 of the 32 registers hold sums */
 #else
 #define G2Z__MR 6  /* 12 of the 16 */
 #endif
 #define G2Z__NR (2 * G2Z__LANES)
-#define G2Z__MC 144             /* rows of a tile, a multiple of MR */
-#define G2Z__NC 256             /* its columns, a multiple of NR */
+#define G2Z__MC 288             /* rows of a tile: many, since copying a transposed b is slow */
+#define G2Z__NC 128             /* columns of a tile */
 #define G2Z__KC 192             /* of K at a time: NR columns of b are at most 24 KiB */
-#define G2Z__LD (G2Z__KC + 16)  /* rows of a in the buffer: no power of two apart */
+#define G2Z__LD (G2Z__KC + 16)  /* from row to row of the copy of a: no power of two */
+static_assert(G2Z__MC % G2Z__MR == 0 && G2Z__NC % G2Z__NR == 0, "tiles hold whole kernels");
 
-/* gcc leaves the sums in memory at -O2 unless it is told to unroll, and fuses multiply and add in
- * -std=c11 only when asked; clang halves 512-bit registers unless told that they are wanted. */
-#if defined(__CUDACC__)
-#define G2Z__UNROLL
-#define G2Z__KERNEL
-#elif defined(__clang__)
+/* gcc keeps the sums in memory at -O2 unless it is told to unroll, and fuses a multiply and an add
+ * under -std=c11 only when asked; clang halves 512-bit registers unless told to use them. */
+#if defined(__clang__)
 #define G2Z__UNROLL _Pragma("clang loop unroll(full)")
 #define G2Z__KERNEL __attribute__((min_vector_width(512)))
 #else
 #define G2Z__UNROLL _Pragma("GCC unroll 16")
 #define G2Z__KERNEL __attribute__((optimize("fp-contract=fast")))
 #endif
+#if defined(__CUDACC__) /* its front end does not know the pragma */
+#undef G2Z__UNROLL
+#define G2Z__UNROLL
+#endif
 
-/* c[MR,NR] = (or +=) a b, where a's element (i,k) is a[i * a_row + k * a_step] and b is [K,NR]. */
-G2Z__KERNEL G2Z__PRIVATE void g2z__kernel(int K, const float *a, ptrdiff_t a_row,
-                                          ptrdiff_t a_step, const float *b, float *c,
-                                          ptrdiff_t c_row, g2z_write mode) {
-  g2z__vec sums[G2Z__MR][2];
+/* c[MR,NR] = (or +=) a[MR,K] b[K,NR]; a's element (i,k) is a[i * a_row + k * a_step]. */
+G2Z__KERNEL G2Z__PRIVATE void g2z__cpu_kernel(int K, const float *a, ptrdiff_t a_row,
+                                              ptrdiff_t a_step, const float *b, float *c,
+                                              ptrdiff_t c_row, g2z_write mode) {
+  g2z__cpu_vec sums[G2Z__MR][2];
   memset(sums, 0, sizeof sums);
   for (int k = 0; k < K; k++) {
-    g2z__vec b0 = *(const g2z__vec_memory *)b, b1 = *(const g2z__vec_memory *)(b + G2Z__LANES);
+    const g2z__cpu_anywhere *row = (const g2z__cpu_anywhere *)b;
+    g2z__cpu_vec b0 = row[0], b1 = row[1];
     G2Z__UNROLL
     for (int i = 0; i < G2Z__MR; i++) {
       float x = a[i * a_row];
@@ -5156,21 +5280,20 @@ G2Z__KERNEL G2Z__PRIVATE void g2z__kernel(int K, const float *a, ptrdiff_t a_row
   }
   G2Z__UNROLL
   for (int i = 0; i < G2Z__MR; i++) {
-    g2z__vec_memory *row = (g2z__vec_memory *)(c + i * c_row);
-    g2z__vec_memory *next = (g2z__vec_memory *)(c + i * c_row + G2Z__LANES);
+    g2z__cpu_anywhere *row = (g2z__cpu_anywhere *)(c + i * c_row);
     if (mode == G2Z_ACCUMULATE) {
-      sums[i][0] += *row;
-      sums[i][1] += *next;
+      sums[i][0] += row[0];
+      sums[i][1] += row[1];
     }
-    *row = sums[i][0];
-    *next = sums[i][1];
+    row[0] = sums[i][0];
+    row[1] = sums[i][1];
   }
 }
 
-/* to[rows_to,columns_to] = from[rows,columns], 0 beyond it. */
-G2Z__PRIVATE void g2z__copy_block(float *to, ptrdiff_t to_row, const float *from,
-                                  ptrdiff_t from_row, int rows, int columns, int rows_to,
-                                  int columns_to) {
+/* to[rows_to,columns_to] = from[rows,columns], and 0 beyond it. */
+G2Z__PRIVATE void g2z__cpu_copy_block(float *to, ptrdiff_t to_row, const float *from,
+                                      ptrdiff_t from_row, int rows, int columns, int rows_to,
+                                      int columns_to) {
   for (int i = 0; i < rows_to; i++) {
     int filled = i < rows ? columns : 0;
     if (filled) memcpy(to + i * to_row, from + i * from_row, (size_t)filled * sizeof *to);
@@ -5178,15 +5301,15 @@ G2Z__PRIVATE void g2z__copy_block(float *to, ptrdiff_t to_row, const float *from
   }
 }
 
-/* to[columns_to / NR][K][NR] = from[K,columns], 0 beyond it: what the kernel wants as b. One of the
- * strides is 1. */
-G2Z__PRIVATE void g2z__copy_strips(float *to, const float *from, ptrdiff_t from_row,
-                                   ptrdiff_t from_column, int K, int columns) {
+/* to[][K][NR] = from[K,columns] in strips of NR columns, as the kernel wants its b; 0 beyond the
+ * last column. One of the strides is 1. */
+G2Z__PRIVATE void g2z__cpu_copy_strips(float *to, const float *from, ptrdiff_t from_row,
+                                       ptrdiff_t from_column, int K, int columns) {
   for (int j = 0; j < columns; j += G2Z__NR, to += (ptrdiff_t)K * G2Z__NR) {
     const float *strip = from + j * from_column;
-    int width = columns - j < G2Z__NR ? columns - j : G2Z__NR;
+    int width = g2z__cpu_min(G2Z__NR, columns - j);
     if (from_column == 1) {
-      g2z__copy_block(to, G2Z__NR, strip, from_row, K, width, K, G2Z__NR);
+      g2z__cpu_copy_block(to, G2Z__NR, strip, from_row, K, width, K, G2Z__NR);
       continue;
     }
     for (int i = 0; i < width; i++)
@@ -5196,143 +5319,150 @@ G2Z__PRIVATE void g2z__copy_strips(float *to, const float *from, ptrdiff_t from_
   }
 }
 
-typedef struct g2z__product g2z__product;
-struct g2z__product {
+typedef struct g2z__cpu_product g2z__cpu_product;
+struct g2z__cpu_product {
   int M, N, K;
-  const float *a;                        /* element (i,k) at a[i * a_row + k * a_column] */
-  ptrdiff_t a_row, a_column;             /* one of them is 1 */
-  const float *b;                        /* element (k,j) at b[k * b_row + j * b_column] */
-  ptrdiff_t b_row, b_column;             /* one of them is 1 */
-  /* Takes sums[count] of row `row`, columns `column` and on; may use the array as scratch. */
-  void (*finish)(const g2z__product *product, float *sums, int row, int column, int count);
-  float *out;                            /* [M,out_row]; the rest is read by some finishes only */
+  const float *a;              /* element (i,k) at a[i * a_row + k * a_column] */
+  ptrdiff_t a_row, a_column;   /* one of them is 1 */
+  const float *b;              /* element (k,j) at b[k * b_row + j * b_column] */
+  ptrdiff_t b_row, b_column;   /* one of them is 1 */
+  /* Takes sums[count] of row `row`, columns from `column` on. The array is scratch of NC floats. */
+  void (*finish)(const g2z__cpu_product *product, float *sums, int row, int column, int count);
+  float *out;                  /* [M,out_row] */
   ptrdiff_t out_row;
-  g2z_dtype dtype;                       /* of out */
+  g2z_dtype dtype;             /* of out */
   g2z_write mode;
+  const float *bias;           /* the rest as in linear_fwd and linear_bwd_data */
   float *pre;
-  const float *bias, *residual, *slope_of;
+  const float *residual, *slope_of;
   const g2z_dropout *dropout;
 };
 
-G2Z__PRIVATE g2z__product g2z__product_zero(void) {
-  g2z__product product;
+G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_zero(void) {
+  g2z__cpu_product product;
   memset(&product, 0, sizeof product);
   return product;
 }
 
-G2Z__PRIVATE int g2z__min(int a, int b) { return a < b ? a : b; }
-G2Z__PRIVATE int g2z__round_up(int n, int step) { return (n + step - 1) / step * step; }
-
-G2Z__PRIVATE void g2z__product_tile(const g2z__product *p, int row, int rows, int column,
-                                    int columns) {
+G2Z__PRIVATE void g2z__cpu_tile(const g2z__cpu_product *p, int row, int rows, int column,
+                                int columns) {
   float a[G2Z__MC * G2Z__LD] __attribute__((aligned(64)));
   float b[G2Z__KC * G2Z__NC] __attribute__((aligned(64)));
   float sums[G2Z__MC * G2Z__NC] __attribute__((aligned(64)));
-  int rows_up = g2z__round_up(rows, G2Z__MR);
-  int by_rows = p->a_column == 1; /* else a is transposed and its buffer is [KC,MC] */
+  int rows_up = g2z__cpu_round_up(rows, G2Z__MR);
+  int by_rows = p->a_column == 1; /* the copy is [MC,LD]; else a is transposed and it is [KC,MC] */
   ptrdiff_t a_row = by_rows ? G2Z__LD : 1, a_step = by_rows ? 1 : G2Z__MC;
   for (int k = 0; k < p->K; k += G2Z__KC) {
-    int K = g2z__min(G2Z__KC, p->K - k);
+    int K = g2z__cpu_min(G2Z__KC, p->K - k);
     const float *from = p->a + row * p->a_row + k * p->a_column;
-    if (by_rows) g2z__copy_block(a, G2Z__LD, from, p->a_row, rows, K, rows_up, K);
-    else g2z__copy_block(a, G2Z__MC, from, p->a_column, K, rows, K, rows_up);
-    g2z__copy_strips(b, p->b + k * p->b_row + column * p->b_column, p->b_row, p->b_column, K,
-                     columns);
+    if (by_rows) g2z__cpu_copy_block(a, G2Z__LD, from, p->a_row, rows, K, rows_up, K);
+    else g2z__cpu_copy_block(a, G2Z__MC, from, p->a_column, K, rows, K, rows_up);
+    g2z__cpu_copy_strips(b, p->b + k * p->b_row + column * p->b_column, p->b_row, p->b_column, K,
+                         columns);
     for (int j = 0; j < columns; j += G2Z__NR)
       for (int i = 0; i < rows; i += G2Z__MR)
-        g2z__kernel(K, a + i * a_row, a_row, a_step, b + (ptrdiff_t)j * K,
-                    sums + i * G2Z__NC + j, G2Z__NC, k ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
+        g2z__cpu_kernel(K, a + i * a_row, a_row, a_step, b + (ptrdiff_t)j * K,
+                        sums + i * G2Z__NC + j, G2Z__NC, k ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
   }
   for (int i = 0; i < rows; i++) p->finish(p, sums + i * G2Z__NC, row + i, column, columns);
 }
 
 /* Cuts `size` into equal parts of at most `limit`, in multiples of `step`. */
-G2Z__PRIVATE int g2z__part(int size, int limit, int step) {
+G2Z__PRIVATE int g2z__cpu_part(int size, int limit, int step) {
   int parts = (size + limit - 1) / limit;
-  return g2z__round_up((size + parts - 1) / parts, step);
+  return g2z__cpu_round_up((size + parts - 1) / parts, step);
 }
 
-G2Z__PRIVATE void g2z__multiply(const g2z__product *p) {
-  int M = g2z__part(p->M, G2Z__MC, G2Z__MR), N = g2z__part(p->N, G2Z__NC, G2Z__NR);
-  int down, across, threads = g2z__threads();
-  for (;;) { /* smaller tiles until every thread gets some */
+G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
+  int M = g2z__cpu_part(p->M, G2Z__MC, G2Z__MR), N = g2z__cpu_part(p->N, G2Z__NC, G2Z__NR);
+  int64_t down, across, wanted = g2z__cpu_threads() == 1 ? 1 : 3 * g2z__cpu_threads();
+  for (;;) { /* smaller tiles, until there are enough to keep all threads busy to the end */
     down = (p->M + M - 1) / M;
     across = (p->N + N - 1) / N;
-    if (threads == 1 || (int64_t)down * across >= 3 * threads) break;
-    if (N > 2 * G2Z__NR && N >= M) N = g2z__round_up(N / 2, G2Z__NR);
-    else if (M > 2 * G2Z__MR) M = g2z__round_up(M / 2, G2Z__MR);
+    if (down * across >= wanted) break;
+    if (M > 2 * G2Z__MR && M >= N / 2) M = g2z__cpu_round_up(M / 2, G2Z__MR);
+    else if (N > 2 * G2Z__NR) N = g2z__cpu_round_up(N / 2, G2Z__NR);
     else break;
   }
-  int64_t tiles = (int64_t)down * across;
   G2Z__PARALLEL_TASKS
-  for (int64_t tile = 0; tile < tiles; tile++) {
+  for (int64_t tile = 0; tile < down * across; tile++) {
     int row = (int)(tile % down) * M, column = (int)(tile / down) * N;
-    g2z__product_tile(p, row, g2z__min(M, p->M - row), column, g2z__min(N, p->N - column));
+    g2z__cpu_tile(p, row, g2z__cpu_min(M, p->M - row), column, g2z__cpu_min(N, p->N - column));
   }
 }
 
-G2Z__PRIVATE void g2z__finish_store(const g2z__product *p, float *sums, int row, int column,
-                                    int count) {
+/* out = (or +=) sums */
+G2Z__PRIVATE void g2z__cpu_finish_store(const g2z__cpu_product *p, float *sums, int row,
+                                        int column, int count) {
   float *out = p->out + row * p->out_row + column;
   if (p->mode == G2Z_ACCUMULATE)
     for (int i = 0; i < count; i++) sums[i] += out[i];
-  g2z__round_row(p->dtype, sums, (size_t)count);
+  g2z__cpu_round(p->dtype, sums, (size_t)count);
   memcpy(out, sums, (size_t)count * sizeof *out);
 }
 
-G2Z__PRIVATE void g2z__finish_linear(const g2z__product *p, float *sums, int row, int column,
-                                     int count) {
+G2Z__PRIVATE void g2z__cpu_finish_linear(const g2z__cpu_product *p, float *sums, int row,
+                                         int column, int count) {
   ptrdiff_t at = row * p->out_row + column;
   for (int i = 0; i < count; i++) sums[i] += p->bias[column + i];
-  if (p->pre) {
-    g2z__round_row(p->dtype, sums, (size_t)count);
+  if (p->pre) { /* GELU takes the rounded input, because that is what its backward will see */
+    g2z__cpu_round(p->dtype, sums, (size_t)count);
     memcpy(p->pre + at, sums, (size_t)count * sizeof *sums);
-    for (int i = 0; i < count; i++) sums[i] = g2z__gelu(sums[i]);
+    for (int i = 0; i < count; i += G2Z__LANES)
+      g2z__cpu_store(sums + i, g2z__cpu_gelu(g2z__cpu_load(sums + i)));
   }
   if (p->residual) {
-    if (g2z__dropout_on(p->dropout)) {
-      float room[G2Z__NC + 6];
-      int seq = p->dropout->seq;
-      const float *factors = g2z__dropout_run(
-          p->dropout, row / seq, (uint64_t)(row % seq) * (uint64_t)p->N + (uint64_t)column, count,
-          room);
-      for (int i = 0; i < count; i++) sums[i] *= factors[i];
-    }
+    g2z__cpu_drop(p->dropout, sums, row, column, count, p->N);
     for (int i = 0; i < count; i++) sums[i] += p->residual[at + i];
   }
-  g2z__round_row(p->dtype, sums, (size_t)count);
+  g2z__cpu_round(p->dtype, sums, (size_t)count);
   memcpy(p->out + at, sums, (size_t)count * sizeof *sums);
 }
 
-G2Z__PRIVATE void g2z__finish_gelu_slope(const g2z__product *p, float *sums, int row, int column,
-                                         int count) {
+/* out = sums * gelu'(slope_of) */
+G2Z__PRIVATE void g2z__cpu_finish_slope(const g2z__cpu_product *p, float *sums, int row,
+                                        int column, int count) {
   const float *x = p->slope_of + row * p->out_row + column;
-  for (int i = 0; i < count; i++) sums[i] *= g2z__gelu_slope(x[i]);
-  g2z__finish_store(p, sums, row, column, count);
+  for (int i = 0; i < count; i += G2Z__LANES) {
+    g2z__cpu_vec slope = g2z__cpu_gelu_slope(g2z__cpu_take(x + i, count - i, 0));
+    g2z__cpu_store(sums + i, g2z__cpu_load(sums + i) * slope);
+  }
+  g2z__cpu_finish_store(p, sums, row, column, count);
 }
 
-/* ----- sums over rows --------------------------------------------------- */
+/* ----- sums over rows ---------------------------------------------------
+ * Parameters that are rows get their gradients from sums over all tokens. Threads share out the
+ * columns; sums of 128 rows each are added up, so that long sums lose few digits. */
 
-#define G2Z__COLUMNS 32 /* a thread's share of a column sum: two cache lines of each row */
-#define G2Z__ROWS 128   /* of a partial sum, so that long sums lose little */
+#define G2Z__SHARE 32 /* columns at a time: two cache lines of each row */
+#define G2Z__SHARE_VECS (G2Z__SHARE / G2Z__LANES)
+#define G2Z__PART_ROWS 128
 
-/* out[C] = (or +=) the column sums of x[N,C] * y[N,C], or of x alone when y is NULL. */
-G2Z__PRIVATE void g2z__column_sums(g2z_dtype dtype, float *out, g2z_write mode, const float *x,
-                                   int N, int C) {
-  G2Z__PARALLEL_FOR
-  for (int c = 0; c < C; c += G2Z__COLUMNS) {
-    int width = g2z__min(G2Z__COLUMNS, C - c);
-    float total[G2Z__COLUMNS] = {0};
-    for (int n = 0; n < N; n += G2Z__ROWS) {
-      float part[G2Z__COLUMNS] = {0};
-      for (int i = n; i < g2z__min(n + G2Z__ROWS, N); i++)
-        for (int j = 0; j < width; j++) part[j] += x[(size_t)i * (size_t)C + (size_t)(c + j)];
-      for (int j = 0; j < width; j++) total[j] += part[j];
+/* out[width] = (or +=) sums, rounded. */
+G2Z__PRIVATE void g2z__cpu_put_sums(g2z_dtype dtype, float *out, g2z_write mode,
+                                    const g2z__cpu_vec *sums, int width) {
+  float total[G2Z__SHARE];
+  memcpy(total, sums, sizeof total);
+  for (int j = 0; j < width && mode == G2Z_ACCUMULATE; j++) total[j] += out[j];
+  g2z__cpu_round(dtype, total, (size_t)width);
+  memcpy(out, total, (size_t)width * sizeof *out);
+}
+
+/* out[C] = (or +=) the column sums of x[N,C]. */
+G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, float *out, g2z_write mode, const float *x,
+                                       int N, int C) {
+  G2Z__PARALLEL_ROWS
+  for (int c = 0; c < C; c += G2Z__SHARE) {
+    g2z__cpu_vec total[G2Z__SHARE_VECS], part[G2Z__SHARE_VECS];
+    memset(total, 0, sizeof total);
+    for (int first = 0; first < N; first += G2Z__PART_ROWS) {
+      memset(part, 0, sizeof part);
+      for (int n = first; n < g2z__cpu_min(first + G2Z__PART_ROWS, N); n++)
+        for (int j = 0, at = c; j < G2Z__SHARE_VECS; j++, at += G2Z__LANES)
+          part[j] += g2z__cpu_take(x + (size_t)n * (size_t)C + at, C - at, 0);
+      for (int j = 0; j < G2Z__SHARE_VECS; j++) total[j] += part[j];
     }
-    if (mode == G2Z_ACCUMULATE)
-      for (int j = 0; j < width; j++) total[j] += out[c + j];
-    g2z__round_row(dtype, total, (size_t)width);
-    memcpy(out + c, total, (size_t)width * sizeof *out);
+    g2z__cpu_put_sums(dtype, out + c, mode, total, g2z__cpu_min(G2Z__SHARE, C - c));
   }
 }
 
@@ -5377,51 +5507,41 @@ G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
 G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const int32_t *tokens,
                                            const void *wte, const void *wpe,
                                            const g2z_dropout *dropout, int B, int T, int C) {
-  G2Z__PARALLEL_FOR
+  G2Z__PARALLEL_ROWS
   for (int n = 0; n < B * T; n++) {
     float *to = (float *)out + (size_t)n * (size_t)C;
     const float *token = (const float *)wte + (size_t)tokens[n] * (size_t)C;
     const float *position = (const float *)wpe + (size_t)(n % T) * (size_t)C;
     for (int c = 0; c < C; c++) to[c] = token[c] + position[c];
-    for (int c = 0; c < C && g2z__dropout_on(dropout); c += G2Z__NC) {
-      int width = g2z__min(G2Z__NC, C - c);
-      float room[G2Z__NC + 6];
-      const float *factors = g2z__dropout_run(
-          dropout, n / T, (uint64_t)(n % T) * (uint64_t)C + (uint64_t)c, width, room);
-      for (int i = 0; i < width; i++) to[c + i] *= factors[i];
-    }
-    g2z__round_row(device->dtype, to, (size_t)C);
+    g2z__cpu_drop(dropout, to, n, 0, C, C);
+    g2z__cpu_round(device->dtype, to, (size_t)C);
   }
   return G2Z_OK;
 }
 
-/* Tokens meet in rows of dwte, channels never meet: so threads share out the channels. */
+/* Tokens meet in the rows of dwte, channels never meet: threads share out the channels. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void *dwpe,
                                            const void *dout, const int32_t *tokens,
                                            g2z_write mode, const g2z_dropout *dropout, int B,
                                            int T, int C) {
-  G2Z__PARALLEL_FOR
-  for (int c = 0; c < C; c += G2Z__COLUMNS) {
-    int width = g2z__min(G2Z__COLUMNS, C - c);
+  G2Z__PARALLEL_ROWS
+  for (int c = 0; c < C; c += G2Z__SHARE) {
+    int width = g2z__cpu_min(G2Z__SHARE, C - c);
     for (int t = 0; t < T; t++) {
-      float *to = (float *)dwpe + (size_t)t * (size_t)C + c;
-      float total[G2Z__COLUMNS] = {0};
+      g2z__cpu_vec total[G2Z__SHARE_VECS];
+      memset(total, 0, sizeof total);
       for (int b = 0; b < B; b++) {
-        size_t n = (size_t)b * (size_t)T + (size_t)t;
-        float *row = dwte + (size_t)tokens[n] * (size_t)C + c;
-        float gradient[G2Z__COLUMNS], room[G2Z__COLUMNS + 6];
-        memcpy(gradient, (const float *)dout + n * (size_t)C + c, (size_t)width * sizeof *row);
-        if (g2z__dropout_on(dropout)) {
-          const float *factors = g2z__dropout_run(
-              dropout, b, (uint64_t)t * (uint64_t)C + (uint64_t)c, width, room);
-          for (int i = 0; i < width; i++) gradient[i] *= factors[i];
-        }
-        for (int i = 0; i < width; i++) row[i] += gradient[i];
-        for (int i = 0; i < width; i++) total[i] += gradient[i];
+        int n = b * T + t;
+        float *row = dwte + (size_t)tokens[n] * (size_t)C + c, gradient[G2Z__SHARE] = {0};
+        memcpy(gradient, (const float *)dout + (size_t)n * (size_t)C + c,
+               (size_t)width * sizeof *row);
+        g2z__cpu_drop(dropout, gradient, n, c, width, C);
+        for (int j = 0; j < width; j++) row[j] += gradient[j];
+        for (int j = 0; j < G2Z__SHARE_VECS; j++)
+          total[j] += g2z__cpu_load(gradient + j * G2Z__LANES);
       }
-      for (int i = 0; i < width && mode == G2Z_ACCUMULATE; i++) total[i] += to[i];
-      g2z__round_row(device->grad_dtype, total, (size_t)width);
-      memcpy(to, total, (size_t)width * sizeof *to);
+      g2z__cpu_put_sums(device->grad_dtype, (float *)dwpe + (size_t)t * (size_t)C + c, mode, total,
+                        width);
     }
   }
   return G2Z_OK;
@@ -5433,56 +5553,68 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, floa
                                                float *rstd, const void *x, const void *w,
                                                const void *b, int N, int C) {
   const float *scale = (const float *)w, *shift = (const float *)b;
-  G2Z__PARALLEL_FOR
+  G2Z__PARALLEL_ROWS
   for (int n = 0; n < N; n++) {
     const float *from = (const float *)x + (size_t)n * (size_t)C;
     float *to = (float *)y + (size_t)n * (size_t)C;
-    g2z__vec lanes, squares;
-    memset(&lanes, 0, sizeof lanes);
-    squares = lanes;
-    float rest = 0, rest_of_squares = 0;
-    int c = 0;
-    for (; c + G2Z__LANES <= C; c += G2Z__LANES) lanes += g2z__load(from + c);
-    for (; c < C; c++) rest += from[c];
-    float m = (g2z__add_lanes(lanes) + rest) / (float)C;
-    for (c = 0; c + G2Z__LANES <= C; c += G2Z__LANES) {
-      g2z__vec d = g2z__load(from + c) - m;
-      squares += d * d;
+    g2z__cpu_vec sum = {0}, squares = {0};
+    for (int c = 0; c < C; c += G2Z__LANES) sum += g2z__cpu_take(from + c, C - c, 0);
+    float m = g2z__cpu_sum(sum) / (float)C;
+    for (int c = 0; c < C; c += G2Z__LANES) {
+      g2z__cpu_vec difference = g2z__cpu_take(from + c, C - c, m) - m;
+      squares += difference * difference;
     }
-    for (; c < C; c++) rest_of_squares += (from[c] - m) * (from[c] - m);
-    float variance = (g2z__add_lanes(squares) + rest_of_squares) / (float)C;
-    float r = 1.0f / sqrtf(variance + G2Z_LAYERNORM_EPS);
-    for (c = 0; c < C; c++) to[c] = (from[c] - m) * r * scale[c] + shift[c];
-    g2z__round_row(device->dtype, to, (size_t)C);
+    float r = 1.0f / sqrtf(g2z__cpu_sum(squares) / (float)C + G2Z_LAYERNORM_EPS);
+    for (int c = 0; c < C; c++) to[c] = (from[c] - m) * r * scale[c] + shift[c];
+    g2z__cpu_round(device->dtype, to, (size_t)C);
     mean[n] = m;
     rstd[n] = r;
   }
   return G2Z_OK;
 }
 
-/* dx = rstd * (g - average(g) - xhat * average(g * xhat)), g = dy * w. */
-G2Z__PRIVATE void g2z__layernorm_row(float *dres, const float *dy, const float *x, const float *w,
-                                     float mean, float rstd, g2z_write mode, int C) {
-  g2z__vec sum_g, sum_gx;
-  memset(&sum_g, 0, sizeof sum_g);
-  sum_gx = sum_g;
-  float rest_g = 0, rest_gx = 0;
-  int c = 0;
-  for (; c + G2Z__LANES <= C; c += G2Z__LANES) {
-    g2z__vec g = g2z__load(dy + c) * g2z__load(w + c);
-    sum_g += g;
-    sum_gx += g * (g2z__load(x + c) - mean);
+/* dres = (or +=) rstd * (g - average(g) - xhat * average(g * xhat)), where g = dy * w. */
+G2Z__PRIVATE void g2z__cpu_layernorm_row(float *dres, const float *dy, const float *x,
+                                         const float *w, float mean, float rstd, g2z_write mode,
+                                         int C) {
+  g2z__cpu_vec sum = {0}, product = {0};
+  for (int c = 0; c < C; c += G2Z__LANES) {
+    g2z__cpu_vec g = g2z__cpu_take(dy + c, C - c, 0) * g2z__cpu_take(w + c, C - c, 0);
+    sum += g;
+    product += g * (g2z__cpu_take(x + c, C - c, 0) - mean);
   }
-  for (; c < C; c++) {
-    rest_g += dy[c] * w[c];
-    rest_gx += dy[c] * w[c] * (x[c] - mean);
-  }
-  float average_g = (g2z__add_lanes(sum_g) + rest_g) / (float)C;
-  float average_gx = (g2z__add_lanes(sum_gx) + rest_gx) * rstd / (float)C;
+  float average = g2z__cpu_sum(sum) / (float)C;
+  float slope = g2z__cpu_sum(product) * rstd * rstd / (float)C;
   if (mode == G2Z_OVERWRITE) memset(dres, 0, (size_t)C * sizeof *dres);
-  for (c = 0; c < C; c++) {
-    float xhat = (x[c] - mean) * rstd;
-    dres[c] += rstd * (dy[c] * w[c] - average_g - xhat * average_gx);
+  for (int c = 0; c < C; c++)
+    dres[c] += rstd * (dy[c] * w[c] - average - (x[c] - mean) * slope);
+}
+
+/* dw = (or +=) the column sums of dy * xhat, db of dy. */
+G2Z__PRIVATE void g2z__cpu_layernorm_params(g2z_dtype dtype, float *dw, float *db, g2z_write mode,
+                                            const float *dy, const float *x, const float *mean,
+                                            const float *rstd, int N, int C) {
+  G2Z__PARALLEL_ROWS
+  for (int c = 0; c < C; c += G2Z__SHARE) {
+    g2z__cpu_vec total[2][G2Z__SHARE_VECS], part[2][G2Z__SHARE_VECS];
+    memset(total, 0, sizeof total);
+    for (int first = 0; first < N; first += G2Z__PART_ROWS) {
+      memset(part, 0, sizeof part);
+      for (int n = first; n < g2z__cpu_min(first + G2Z__PART_ROWS, N); n++)
+        for (int j = 0, at = c; j < G2Z__SHARE_VECS; j++, at += G2Z__LANES) {
+          g2z__cpu_vec g = g2z__cpu_take(dy + (size_t)n * (size_t)C + at, C - at, 0);
+          g2z__cpu_vec v = g2z__cpu_take(x + (size_t)n * (size_t)C + at, C - at, 0);
+          part[0][j] += g * ((v - mean[n]) * rstd[n]);
+          part[1][j] += g;
+        }
+      for (int j = 0; j < G2Z__SHARE_VECS; j++) {
+        total[0][j] += part[0][j];
+        total[1][j] += part[1][j];
+      }
+    }
+    int width = g2z__cpu_min(G2Z__SHARE, C - c);
+    g2z__cpu_put_sums(dtype, dw + c, mode, total[0], width);
+    g2z__cpu_put_sums(dtype, db + c, mode, total[1], width);
   }
 }
 
@@ -5493,54 +5625,24 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
                                                g2z_write mode, const g2z_dropout *dropout, int N,
                                                int C) {
   int drops = dbias && g2z__dropout_on(dropout);
-  G2Z__PARALLEL_FOR
+  G2Z__PARALLEL_ROWS
   for (int n = 0; n < N; n++) {
     size_t at = (size_t)n * (size_t)C;
     float *to = (float *)dres + at;
-    g2z__layernorm_row(to, (const float *)dy + at, (const float *)x + at, (const float *)w,
-                       mean[n], rstd[n], res_mode, C);
-    g2z__round_row(device->dtype, to, (size_t)C);
-    for (int c = 0; c < C && drops; c += G2Z__NC) {
-      int width = g2z__min(G2Z__NC, C - c), seq = dropout->seq;
-      float room[G2Z__NC + 6], *cut = (float *)dropped + at + c;
-      const float *factors = g2z__dropout_run(
-          dropout, n / seq, (uint64_t)(n % seq) * (uint64_t)C + (uint64_t)c, width, room);
-      for (int i = 0; i < width; i++) cut[i] = to[c + i] * factors[i];
-      g2z__round_row(device->dtype, cut, (size_t)width);
-    }
+    g2z__cpu_layernorm_row(to, (const float *)dy + at, (const float *)x + at, (const float *)w,
+                           mean[n], rstd[n], res_mode, C);
+    g2z__cpu_round(device->dtype, to, (size_t)C);
+    if (!drops) continue;
+    float *cut = (float *)dropped + at;
+    memcpy(cut, to, (size_t)C * sizeof *to);
+    g2z__cpu_drop(dropout, cut, n, 0, C, C);
+    g2z__cpu_round(device->dtype, cut, (size_t)C);
   }
-  G2Z__PARALLEL_FOR
-  for (int c = 0; c < C; c += G2Z__COLUMNS) {
-    int width = g2z__min(G2Z__COLUMNS, C - c);
-    float scale[G2Z__COLUMNS] = {0}, shift[G2Z__COLUMNS] = {0};
-    for (int n = 0; n < N; n += G2Z__ROWS) {
-      float part_scale[G2Z__COLUMNS] = {0}, part_shift[G2Z__COLUMNS] = {0};
-      for (int i = n; i < g2z__min(n + G2Z__ROWS, N); i++) {
-        const float *g = (const float *)dy + (size_t)i * (size_t)C + c;
-        const float *v = (const float *)x + (size_t)i * (size_t)C + c;
-        for (int j = 0; j < width; j++) {
-          part_scale[j] += g[j] * ((v[j] - mean[i]) * rstd[i]);
-          part_shift[j] += g[j];
-        }
-      }
-      for (int j = 0; j < width; j++) {
-        scale[j] += part_scale[j];
-        shift[j] += part_shift[j];
-      }
-    }
-    float *to_w = (float *)dw + c, *to_b = (float *)db + c;
-    for (int j = 0; j < width && mode == G2Z_ACCUMULATE; j++) {
-      scale[j] += to_w[j];
-      shift[j] += to_b[j];
-    }
-    g2z__round_row(device->grad_dtype, scale, (size_t)width);
-    g2z__round_row(device->grad_dtype, shift, (size_t)width);
-    memcpy(to_w, scale, (size_t)width * sizeof *to_w);
-    memcpy(to_b, shift, (size_t)width * sizeof *to_b);
-  }
+  g2z__cpu_layernorm_params(device->grad_dtype, (float *)dw, (float *)db, mode, (const float *)dy,
+                            (const float *)x, mean, rstd, N, C);
   if (dbias)
-    g2z__column_sums(device->grad_dtype, (float *)dbias, mode,
-                     (const float *)(drops ? dropped : dres), N, C);
+    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode,
+                         (const float *)(drops ? dropped : dres), N, C);
   return G2Z_OK;
 }
 
@@ -5549,84 +5651,303 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
 G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *pre, const void *x,
                                             const void *w, const void *bias, const void *residual,
                                             const g2z_dropout *dropout, int N, int I, int O) {
-  g2z__product p = g2z__product_zero();
+  g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = N, p.N = O, p.K = I;
   p.a = (const float *)x, p.a_row = I, p.a_column = 1;
   p.b = (const float *)w, p.b_row = O, p.b_column = 1;
+  p.finish = g2z__cpu_finish_linear;
   p.out = (float *)y, p.out_row = O, p.dtype = device->dtype;
-  p.pre = (float *)pre, p.bias = (const float *)bias, p.residual = (const float *)residual;
-  p.dropout = dropout;
-  p.finish = g2z__finish_linear;
-  g2z__multiply(&p);
+  p.bias = (const float *)bias, p.pre = (float *)pre;
+  p.residual = (const float *)residual, p.dropout = dropout;
+  g2z__cpu_multiply(&p);
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                                  const void *dy, const void *w, const void *pre,
                                                  g2z_write mode, int N, int I, int O) {
-  g2z__product p = g2z__product_zero();
+  g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = N, p.N = I, p.K = O;
   p.a = (const float *)dy, p.a_row = O, p.a_column = 1;
   p.b = (const float *)w, p.b_row = 1, p.b_column = O;
+  p.finish = pre ? g2z__cpu_finish_slope : g2z__cpu_finish_store;
   p.out = (float *)dx, p.out_row = I, p.dtype = device->dtype;
   p.slope_of = (const float *)pre;
-  p.finish = pre ? g2z__finish_gelu_slope : g2z__finish_store;
-  g2z__multiply(&p);
-  if (dbias) g2z__column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, I);
+  g2z__cpu_multiply(&p);
+  if (pre)
+    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, I);
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
                                                    const void *dy, g2z_write mode, int N, int I,
                                                    int O) {
-  g2z__product p = g2z__product_zero();
+  g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = I, p.N = O, p.K = N;
   p.a = (const float *)x, p.a_row = 1, p.a_column = I;
   p.b = (const float *)dy, p.b_row = O, p.b_column = 1;
+  p.finish = g2z__cpu_finish_store;
   p.out = (float *)dw, p.out_row = O, p.dtype = device->grad_dtype, p.mode = mode;
-  p.finish = g2z__finish_store;
-  g2z__multiply(&p);
+  g2z__cpu_multiply(&p);
   return G2Z_OK;
 }
 
-/* ----- attention -------------------------------------------------------- */
+/* ----- attention --------------------------------------------------------
+ * Blocks of 64 queries meet blocks of 48 keys; a T x T matrix never exists. Scores are kept
+ * transposed, as strips s[keys][NR queries]: then softmax's maxima and sums are lane by lane, and a
+ * strip is what the kernel wants as its b for out^T = values^T s and dq^T = keys^T ds, and, with
+ * rows NR apart, as its a for dv = s dout and dk = ds q. */
 
-/* XXX first version: simple */
+#define G2Z__QUERIES 64
+#define G2Z__KEYS 48
+#define G2Z__HEAD_LD (G2Z_MAX_HEAD_SIZE + 16) /* holds a head's columns rounded up to MR */
+#define G2Z__STRIP (G2Z__KEYS * G2Z__NR)
+static_assert(G2Z__QUERIES % G2Z__NR == 0 && G2Z__KEYS % G2Z__MR == 0, "strips hold whole kernels");
+
+typedef struct g2z__cpu_head {  /* a (sequence, head) pair of an attention op */
+  int b, h, T, C, HS;
+  float scale;                  /* 1 / sqrt(HS) */
+  ptrdiff_t row;                /* 3C: from token to token in qkv */
+  const float *q, *k, *v;       /* of token 0 */
+  const g2z_dropout *dropout;
+  g2z_dtype dtype;
+} g2z__cpu_head;
+
+G2Z__PRIVATE g2z__cpu_head g2z__cpu_head_at(const g2z_device *device, int index, const void *qkv,
+                                            const g2z_dropout *dropout, int T, int C, int NH) {
+  g2z__cpu_head head;
+  head.b = index / NH, head.h = index % NH, head.T = T, head.C = C, head.HS = C / NH;
+  head.scale = 1.0f / sqrtf((float)head.HS);
+  head.row = 3 * (ptrdiff_t)C;
+  head.q = (const float *)qkv + (ptrdiff_t)head.b * T * head.row + (ptrdiff_t)head.h * head.HS;
+  head.k = head.q + C;
+  head.v = head.k + C;
+  head.dropout = dropout;
+  head.dtype = device->dtype;
+  return head;
+}
+
+/* s = keys queries^T for `count` keys from token `key` on and a strip of queries from `query` on;
+ * a key that comes after a query gets -inf. */
+G2Z__PRIVATE void g2z__cpu_scores(float *s, const float *keys, const float *queries, int HS,
+                                  int key, int count, int query) {
+  for (int i = 0; i < count; i += G2Z__MR)
+    g2z__cpu_kernel(HS, keys + i * G2Z__HEAD_LD, G2Z__HEAD_LD, 1, queries, s + i * G2Z__NR,
+                    G2Z__NR, G2Z_OVERWRITE);
+  for (int i = 0; i < count; i++)
+    for (int lane = 0; lane < g2z__cpu_min(key + i - query, G2Z__NR); lane++)
+      s[i * G2Z__NR + lane] = -INFINITY;
+}
+
+/* factors = dropout's, for a strip. Those of masked scores are 0: nothing is drawn for them. */
+G2Z__PRIVATE void g2z__cpu_strip_factors(const g2z__cpu_head *head, float *factors, int key,
+                                         int count, int query) {
+  memset(factors, 0, G2Z__STRIP * sizeof *factors);
+  for (int lane = 0; lane < G2Z__NR && query + lane < head->T; lane++) {
+    float room[G2Z__KEYS + 6];
+    int n = g2z__cpu_min(count, query + lane - key + 1);
+    if (n <= 0) continue;
+    uint64_t row = (uint64_t)head->h * (uint64_t)head->T + (uint64_t)(query + lane);
+    const float *from = g2z__cpu_factors(head->dropout, head->b,
+                                         row * (uint64_t)head->T + (uint64_t)key, n, room);
+    for (int i = 0; i < n; i++) factors[i * G2Z__NR + lane] = from[i];
+  }
+}
+
+/* Folds a strip into the running maximum and sum of each query: s becomes exp(scale * (s - max)),
+ * and what was summed up under earlier maxima must be multiplied with `shrink`. */
+G2Z__PRIVATE void g2z__cpu_softmax_strip(float *s, int count, float scale, float *max, float *sum,
+                                         float *shrink) {
+  for (int j = 0; j < G2Z__NR; j += G2Z__LANES) {
+    g2z__cpu_vec old = g2z__cpu_load(max + j), top = old;
+    for (int i = 0; i < count; i++)
+      top = g2z__cpu_larger(g2z__cpu_load(s + i * G2Z__NR + j), top);
+    g2z__cpu_vec less = g2z__cpu_exp((old - top) * scale), total = g2z__cpu_load(sum + j) * less;
+    for (int i = 0; i < count; i++) {
+      float *at = s + i * G2Z__NR + j;
+      g2z__cpu_vec p = g2z__cpu_exp((g2z__cpu_load(at) - top) * scale);
+      total += p;
+      g2z__cpu_store(at, p);
+    }
+    g2z__cpu_store(max + j, top);
+    g2z__cpu_store(sum + j, total);
+    g2z__cpu_store(shrink + j, less);
+  }
+}
+
+/* to[HS] = column `lane` of a transposed strip from[HS][NR], times `factor`, rounded. */
+G2Z__PRIVATE void g2z__cpu_put_lane(const g2z__cpu_head *head, float *to, const float *from,
+                                    int lane, float factor) {
+  for (int c = 0; c < head->HS; c++) to[c] = from[c * G2Z__NR + lane] * factor;
+  g2z__cpu_round(head->dtype, to, (size_t)head->HS);
+}
+
+/* Queries from `query` on, up to 64 of them. out and lse are the head's, of token 0. */
+G2Z__PRIVATE void g2z__cpu_attend(const g2z__cpu_head *head, float *out, float *lse, int query) {
+  float queries[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE] __attribute__((aligned(64)));
+  float keys[G2Z__KEYS * G2Z__HEAD_LD], values[G2Z__KEYS * G2Z__HEAD_LD];
+  float s[G2Z__STRIP] __attribute__((aligned(64))), factors[G2Z__STRIP];
+  float sums[G2Z__QUERIES * G2Z__HEAD_LD] __attribute__((aligned(64))); /* [strip][HS_up][NR] */
+  float max[G2Z__QUERIES], sum[G2Z__QUERIES] = {0}, shrink[G2Z__NR];
+  int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR);
+  int count = g2z__cpu_min(G2Z__QUERIES, head->T - query);
+  for (int i = 0; i < G2Z__QUERIES; i++) max[i] = -INFINITY;
+  g2z__cpu_copy_strips(queries, head->q + query * head->row, 1, head->row, HS, count);
+  for (int key = 0; key < query + count; key += G2Z__KEYS) {
+    int n = g2z__cpu_min(G2Z__KEYS, query + count - key);
+    g2z__cpu_copy_block(keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
+                        g2z__cpu_round_up(n, G2Z__MR), HS);
+    g2z__cpu_copy_block(values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS, n,
+                        HS_up);
+    int first = key > query ? (key - query) / G2Z__NR * G2Z__NR : 0; /* strip with a query >= key */
+    for (int j = first; j < count; j += G2Z__NR) {
+      float *o = sums + j * HS_up;
+      g2z__cpu_scores(s, keys, queries + j * HS, HS, key, n, query + j);
+      g2z__cpu_softmax_strip(s, n, head->scale, max + j, sum + j, shrink);
+      for (int i = 0; i < HS && key; i++)
+        for (int lane = 0; lane < G2Z__NR; lane++) o[i * G2Z__NR + lane] *= shrink[lane];
+      if (g2z__dropout_on(head->dropout)) {
+        g2z__cpu_strip_factors(head, factors, key, n, query + j);
+        for (int i = 0; i < n * G2Z__NR; i++) s[i] *= factors[i];
+      }
+      for (int i = 0; i < HS; i += G2Z__MR)
+        g2z__cpu_kernel(n, values + i, 1, G2Z__HEAD_LD, s, o + i * G2Z__NR, G2Z__NR,
+                        key ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
+    }
+  }
+  for (int i = 0; i < count; i++) {
+    int lane = i % G2Z__NR;
+    lse[query + i] = head->scale * max[i] + logf(sum[i]);
+    g2z__cpu_put_lane(head, out + (ptrdiff_t)(query + i) * head->C, sums + (i - lane) * HS_up,
+                      lane, 1.0f / sum[i]);
+  }
+}
+
 G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, float *lse,
                                                const void *qkv, const g2z_dropout *dropout, int B,
                                                int T, int C, int NH) {
-  int HS = C / NH;
-  float root = 1.0f / sqrtf((float)HS);
+  int blocks = (T + G2Z__QUERIES - 1) / G2Z__QUERIES;
   G2Z__PARALLEL_TASKS
-  for (int head = 0; head < B * NH; head++) {
-    int b = head / NH, h = head % NH;
-    float p[8192 + 6], room[8192 + 6];
-    const float *base = (const float *)qkv + (size_t)b * T * 3 * C + h * HS;
-    for (int t = 0; t < T; t++) {
-      const float *q = base + (size_t)t * 3 * C;
-      float max = -INFINITY, sum = 0;
-      for (int s = 0; s <= t; s++) {
-        const float *k = base + (size_t)s * 3 * C + C;
-        float dot = 0;
-        for (int i = 0; i < HS; i++) dot += q[i] * k[i];
-        p[s] = dot * root;
-        max = p[s] > max ? p[s] : max;
-      }
-      for (int s = 0; s <= t; s++) sum += p[s] = g2z__exp(p[s] - max);
-      lse[(size_t)head * T + t] = max + logf(sum);
-      const float *f = g2z__dropout_on(dropout)
-        ? g2z__dropout_run(dropout, b, ((uint64_t)h * T + t) * T, t + 1, room) : NULL;
-      float o[G2Z_MAX_HEAD_SIZE] = {0};
-      for (int s = 0; s <= t; s++) {
-        const float *v = base + (size_t)s * 3 * C + 2 * C;
-        float weight = p[s] / sum * (f ? f[s] : 1.0f);
-        for (int i = 0; i < HS; i++) o[i] += weight * v[i];
-      }
-      g2z__round_row(device->dtype, o, HS);
-      memcpy((float *)out + ((size_t)b * T + t) * C + h * HS, o, HS * sizeof *o);
-    }
+  for (int task = 0; task < B * NH * blocks; task++) {
+    int index = task / blocks;
+    g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
+    float *to = (float *)out + (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
+    g2z__cpu_attend(&head, to, lse + (ptrdiff_t)index * T, task % blocks * G2Z__QUERIES);
   }
   return G2Z_OK;
+}
+
+typedef struct g2z__cpu_back {  /* blocks of the backward pass; 64 queries against 48 keys */
+  float queries[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];      /* q^T and */
+  float gradients[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];    /* dout^T: [strip][HS][NR] */
+  float query_rows[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];   /* q and */
+  float gradient_rows[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];/* dout: [strip][HS / NR][queries][NR] */
+  float dq[G2Z__QUERIES * G2Z__HEAD_LD];                /* dq^T: [strip][HS_up][NR] */
+  float lse[G2Z__QUERIES], d[G2Z__QUERIES];             /* d: sum of dout * out */
+  float keys[G2Z__KEYS * G2Z__HEAD_LD], values[G2Z__KEYS * G2Z__HEAD_LD];
+  float dk[G2Z__KEYS * G2Z_MAX_HEAD_SIZE], dv[G2Z__KEYS * G2Z_MAX_HEAD_SIZE];
+  float p[G2Z__STRIP], ds[G2Z__STRIP], factors[G2Z__STRIP];
+} g2z__cpu_back;
+
+/* p = exp(scale * s - lse), the softmax of the forward pass; ds = scale * p * (dp - d). With
+ * dropout, dp is what arrives through it, and p leaves with it applied, as dv needs it. */
+G2Z__PRIVATE void g2z__cpu_softmax_back(g2z__cpu_back *w, int j, int count, float scale,
+                                        const float *factors) {
+  for (int i = 0; i < count * G2Z__NR; i += G2Z__LANES) {
+    int lane = i % G2Z__NR;
+    g2z__cpu_vec dp = g2z__cpu_load(w->ds + i);
+    g2z__cpu_vec p =
+        g2z__cpu_exp(g2z__cpu_load(w->p + i) * scale - g2z__cpu_load(w->lse + j + lane));
+    if (factors) dp *= g2z__cpu_load(factors + i);
+    g2z__cpu_store(w->ds + i, p * (dp - g2z__cpu_load(w->d + j + lane)) * scale);
+    g2z__cpu_store(w->p + i, factors ? p * g2z__cpu_load(factors + i) : p);
+  }
+}
+
+/* A strip of queries from `query + j` on against n keys from `key` on: adds to dq, dk and dv. */
+G2Z__PRIVATE void g2z__cpu_back_strip(const g2z__cpu_head *head, g2z__cpu_back *w, int query, int j,
+                                      int key, int n, g2z_write mode) {
+  int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR);
+  int queries = g2z__cpu_min(G2Z__NR, head->T - query - j), drops = g2z__dropout_on(head->dropout);
+  const float *query_rows = w->query_rows + j * g2z__cpu_round_up(HS, G2Z__NR);
+  const float *gradient_rows = w->gradient_rows + j * g2z__cpu_round_up(HS, G2Z__NR);
+  g2z__cpu_scores(w->p, w->keys, w->queries + j * HS, HS, key, n, query + j);
+  for (int i = 0; i < n; i += G2Z__MR)
+    g2z__cpu_kernel(HS, w->values + i * G2Z__HEAD_LD, G2Z__HEAD_LD, 1, w->gradients + j * HS,
+                    w->ds + i * G2Z__NR, G2Z__NR, G2Z_OVERWRITE);
+  if (drops) g2z__cpu_strip_factors(head, w->factors, key, n, query + j);
+  g2z__cpu_softmax_back(w, j, n, head->scale, drops ? w->factors : NULL);
+  for (int i = 0; i < HS; i += G2Z__MR)
+    g2z__cpu_kernel(n, w->keys + i, 1, G2Z__HEAD_LD, w->ds, w->dq + j * HS_up + i * G2Z__NR,
+                    G2Z__NR, key ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
+  for (int c = 0; c < HS; c += G2Z__NR)
+    for (int i = 0; i < n; i += G2Z__MR) {
+      g2z__cpu_kernel(queries, w->p + i * G2Z__NR, G2Z__NR, 1, gradient_rows + c * queries,
+                      w->dv + i * G2Z_MAX_HEAD_SIZE + c, G2Z_MAX_HEAD_SIZE, mode);
+      g2z__cpu_kernel(queries, w->ds + i * G2Z__NR, G2Z__NR, 1, query_rows + c * queries,
+                      w->dk + i * G2Z_MAX_HEAD_SIZE + c, G2Z_MAX_HEAD_SIZE, mode);
+    }
+}
+
+/* Copies of what a block of `count` queries from `query` on needs, against all keys. */
+G2Z__PRIVATE void g2z__cpu_back_load(const g2z__cpu_head *head, g2z__cpu_back *w,
+                                     const float *dout, const float *out, const float *lse,
+                                     int query, int count) {
+  const float *q = head->q + query * head->row;
+  ptrdiff_t C = head->C;
+  int HS = head->HS;
+  dout += query * C;
+  out += query * C;
+  g2z__cpu_copy_strips(w->queries, q, 1, head->row, HS, count);
+  g2z__cpu_copy_strips(w->gradients, dout, 1, C, HS, count);
+  for (int j = 0; j < count; j += G2Z__NR) {
+    int rows = g2z__cpu_min(G2Z__NR, count - j), at = j * g2z__cpu_round_up(HS, G2Z__NR);
+    g2z__cpu_copy_strips(w->query_rows + at, q + j * head->row, head->row, 1, rows, HS);
+    g2z__cpu_copy_strips(w->gradient_rows + at, dout + j * C, C, 1, rows, HS);
+  }
+  for (int i = 0; i < G2Z__QUERIES; i++) {
+    g2z__cpu_vec sum = {0};
+    for (int c = 0; c < HS && i < count; c += G2Z__LANES)
+      sum += g2z__cpu_take(dout + i * C + c, HS - c, 0) * g2z__cpu_take(out + i * C + c, HS - c, 0);
+    w->d[i] = g2z__cpu_sum(sum);
+    w->lse[i] = i < count ? lse[query + i] : INFINITY; /* beyond the last query p is 0 */
+  }
+}
+
+/* One head. dq, dk, dv, dout, out and lse are the head's, of token 0; dk and dv start as 0 and hold
+ * unrounded sums until the last block of queries is through. */
+G2Z__PRIVATE void g2z__cpu_attend_back(const g2z__cpu_head *head, float *dq, const float *dout,
+                                       const float *out, const float *lse) {
+  g2z__cpu_back w __attribute__((aligned(64)));
+  int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR), T = head->T;
+  float *dk = dq + head->C, *dv = dk + head->C;
+  for (int query = 0; query < T; query += G2Z__QUERIES) {
+    int count = g2z__cpu_min(G2Z__QUERIES, T - query);
+    g2z__cpu_back_load(head, &w, dout, out, lse, query, count);
+    for (int key = 0; key < query + count; key += G2Z__KEYS) {
+      int n = g2z__cpu_min(G2Z__KEYS, query + count - key);
+      g2z__cpu_copy_block(w.keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
+                          g2z__cpu_round_up(n, G2Z__MR), HS_up);
+      g2z__cpu_copy_block(w.values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS,
+                          g2z__cpu_round_up(n, G2Z__MR), HS);
+      int first = key > query ? (key - query) / G2Z__NR * G2Z__NR : 0;
+      for (int j = first; j < count; j += G2Z__NR)
+        g2z__cpu_back_strip(head, &w, query, j, key, n,
+                            j == first ? G2Z_OVERWRITE : G2Z_ACCUMULATE);
+      for (int i = 0; i < n; i++)
+        for (int c = 0; c < HS; c++) {
+          dk[(key + i) * head->row + c] += w.dk[i * G2Z_MAX_HEAD_SIZE + c];
+          dv[(key + i) * head->row + c] += w.dv[i * G2Z_MAX_HEAD_SIZE + c];
+        }
+    }
+    for (int i = 0; i < count; i++)
+      g2z__cpu_put_lane(head, dq + (query + i) * head->row,
+                        w.dq + (i - i % G2Z__NR) * HS_up, i % G2Z__NR, 1.0f);
+  }
+  for (int t = 0; t < T; t++) {
+    g2z__cpu_round(head->dtype, dk + t * head->row, (size_t)HS);
+    g2z__cpu_round(head->dtype, dv + t * head->row, (size_t)HS);
+  }
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, void *dbias,
@@ -5634,100 +5955,76 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
                                                const float *lse, const void *qkv, g2z_write mode,
                                                const g2z_dropout *dropout, int B, int T, int C,
                                                int NH) {
-  int HS = C / NH;
-  float root = 1.0f / sqrtf((float)HS);
+  memset(dqkv, 0, (size_t)B * (size_t)T * 3 * (size_t)C * sizeof(float));
   G2Z__PARALLEL_TASKS
-  for (int head = 0; head < B * NH; head++) {
-    int b = head / NH, h = head % NH;
-    float room[8192 + 6];
-    const float *base = (const float *)qkv + (size_t)b * T * 3 * C + h * HS;
-    float *dbase = (float *)dqkv + (size_t)b * T * 3 * C + h * HS;
-    for (int t = 0; t < T; t++)
-      for (int i = 0; i < 3; i++) memset(dbase + (size_t)t * 3 * C + i * C, 0, HS * sizeof(float));
-    for (int t = 0; t < T; t++) {
-      const float *q = base + (size_t)t * 3 * C;
-      float *dq = dbase + (size_t)t * 3 * C;
-      const float *d = (const float *)dout + ((size_t)b * T + t) * C + h * HS;
-      const float *o = (const float *)out + ((size_t)b * T + t) * C + h * HS;
-      float D = 0;
-      for (int i = 0; i < HS; i++) D += d[i] * o[i];
-      const float *f = g2z__dropout_on(dropout)
-        ? g2z__dropout_run(dropout, b, ((uint64_t)h * T + t) * T, t + 1, room) : NULL;
-      for (int s = 0; s <= t; s++) {
-        const float *k = base + (size_t)s * 3 * C + C, *v = k + C;
-        float *dk = dbase + (size_t)s * 3 * C + C, *dv = dk + C;
-        float dot = 0, dp = 0;
-        for (int i = 0; i < HS; i++) dot += q[i] * k[i];
-        for (int i = 0; i < HS; i++) dp += d[i] * v[i];
-        float p = g2z__exp(dot * root - lse[(size_t)head * T + t]);
-        float factor = f ? f[s] : 1.0f;
-        float ds = p * (dp * factor - D) * root;
-        for (int i = 0; i < HS; i++) dv[i] += p * factor * d[i];
-        for (int i = 0; i < HS; i++) dq[i] += ds * k[i];
-        for (int i = 0; i < HS; i++) dk[i] += ds * q[i];
-      }
-    }
-    for (int t = 0; t < T; t++)
-      for (int i = 0; i < 3; i++) g2z__round_row(device->dtype, dbase + (size_t)t * 3 * C + i * C, HS);
+  for (int index = 0; index < B * NH; index++) {
+    g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
+    ptrdiff_t at = (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
+    g2z__cpu_attend_back(&head, (float *)dqkv + (head.q - (const float *)qkv),
+                         (const float *)dout + at, (const float *)out + at,
+                         lse + (ptrdiff_t)index * T);
   }
-  g2z__column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dqkv, B * T, 3 * C);
+  g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dqkv, B * T,
+                       3 * C);
   return G2Z_OK;
 }
 
 /* ----- LM head ---------------------------------------------------------- */
 
-/* x[n] = exp(x - shift); returns the sum. 64 partial sums: a vocabulary of 50,000 loses no digits. */
-G2Z__PRIVATE float g2z__exp_row(float *x, int count, float shift) {
-  float part[64] = {0};
-  int i = 0;
-  for (; i + 64 <= count; i += 64)
-    for (int j = 0; j < 64; j++) part[j] += x[i + j] = g2z__exp(x[i + j] - shift);
-  for (int j = 0; i + j < count; j++) part[j] += x[i + j] = g2z__exp(x[i + j] - shift);
-  float sum = 0;
-  for (int j = 0; j < 64; j++) sum += part[j];
-  return sum;
-}
-
-G2Z__PRIVATE float g2z__max_row(const float *x, int count) {
-  float part[64];
-  for (int j = 0; j < 64; j++) part[j] = -INFINITY;
-  int i = 0;
-  for (; i + 64 <= count; i += 64)
-    for (int j = 0; j < 64; j++) part[j] = x[i + j] > part[j] ? x[i + j] : part[j];
-  for (int j = 0; i + j < count; j++) part[j] = x[i + j] > part[j] ? x[i + j] : part[j];
-  float max = part[0];
-  for (int j = 1; j < 64; j++) max = part[j] > max ? part[j] : max;
-  return max;
-}
-
 /* logits[n,row] = h[n,C] wte[V,C]^T */
-G2Z__PRIVATE void g2z__head_product(float *logits, ptrdiff_t row, g2z_dtype dtype, const float *h,
-                                    const float *wte, int n, int C, int V) {
-  g2z__product p = g2z__product_zero();
+G2Z__PRIVATE void g2z__cpu_head_product(g2z_dtype dtype, float *logits, ptrdiff_t row,
+                                        const float *h, const float *wte, int n, int C, int V) {
+  g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = n, p.N = V, p.K = C;
   p.a = h, p.a_row = C, p.a_column = 1;
   p.b = wte, p.b_row = 1, p.b_column = C;
+  p.finish = g2z__cpu_finish_store;
   p.out = logits, p.out_row = row, p.dtype = dtype;
-  p.finish = g2z__finish_store;
-  g2z__multiply(&p);
+  g2z__cpu_multiply(&p);
 }
 
 /* dh[n,C] = dlogits[n,Vp] wte[V,C]; dwte[V,C] = (or +=) dlogits^T h */
-G2Z__PRIVATE void g2z__head_backward(g2z_device *device, float *dh, float *dwte,
-                                     const float *dlogits, const float *h, const float *wte,
-                                     g2z_write mode, int n, int C, int V, int Vp) {
-  g2z__product p = g2z__product_zero();
+G2Z__PRIVATE void g2z__cpu_head_back(g2z_dtype dtype, float *dh, float *dwte, const float *dlogits,
+                                     const float *h, const float *wte, g2z_write mode, int n,
+                                     int C, int V, int Vp) {
+  g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = n, p.N = C, p.K = V;
   p.a = dlogits, p.a_row = Vp, p.a_column = 1;
   p.b = wte, p.b_row = C, p.b_column = 1;
-  p.out = dh, p.out_row = C, p.dtype = device->dtype;
-  p.finish = g2z__finish_store;
-  g2z__multiply(&p);
+  p.finish = g2z__cpu_finish_store;
+  p.out = dh, p.out_row = C, p.dtype = dtype;
+  g2z__cpu_multiply(&p);
   p.M = V, p.N = C, p.K = n;
   p.a = dlogits, p.a_row = 1, p.a_column = Vp;
   p.b = h, p.b_row = C, p.b_column = 1;
   p.out = dwte, p.dtype = G2Z_FP32, p.mode = mode;
-  g2z__multiply(&p);
+  g2z__cpu_multiply(&p);
+}
+
+/* The loss of one token. logits[V] become the gradient of the loss times `gradient`. */
+G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int32_t target,
+                                     float gradient) {
+  g2z__cpu_vec top = g2z__cpu_all(-INFINITY);
+  for (int i = 0; i < V; i += G2Z__LANES)
+    top = g2z__cpu_larger(g2z__cpu_take(logits + i, V - i, -INFINITY), top);
+  float max = top[0], at_target = logits[target];
+  for (int i = 1; i < G2Z__LANES; i++) max = top[i] > max ? top[i] : max;
+  double sum = 0; /* of partial sums, so that a vocabulary of 50,000 costs no digits */
+  for (int first = 0; first < V; first += 1024) {
+    g2z__cpu_vec part = {0};
+    for (int i = first; i < g2z__cpu_min(first + 1024, V); i += G2Z__LANES) {
+      g2z__cpu_vec p = g2z__cpu_exp(g2z__cpu_take(logits + i, V - i, -INFINITY) - max);
+      part += p;
+      g2z__cpu_put(logits + i, p, V - i);
+    }
+    sum += (double)g2z__cpu_sum(part);
+  }
+  float factor = gradient / (float)sum;
+  float at = (logits[target] / (float)sum - 1.0f) * gradient;
+  for (int i = 0; i < V; i++) logits[i] *= factor;
+  logits[target] = at;
+  g2z__cpu_round(dtype, logits, (size_t)V);
+  return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
@@ -5735,30 +6032,21 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
                                            const void *wte, const int32_t *targets, float dloss,
                                            const g2z_step_state *state, g2z_write mode, int N,
                                            int C, int V, int Vp, int chunk) {
-  const float *hidden = (const float *)h, *words = (const float *)wte;
   float gradient = dh ? dloss * state->loss_scale : 0.0f;
   for (int first = 0; first < N; first += chunk) {
-    int n = g2z__min(chunk, N - first);
-    const float *from = hidden + (size_t)first * (size_t)C;
-    g2z__head_product((float *)logits, Vp, device->dtype, from, words, n, C, V);
-    G2Z__PARALLEL_FOR
-    for (int i = 0; i < n; i++) {
-      float *row = (float *)logits + (size_t)i * (size_t)Vp;
-      int32_t target = targets[first + i];
-      float max = g2z__max_row(row, V), at_target = row[target];
-      float sum = g2z__exp_row(row, V, max);
-      losses[first + i] = (float)(log((double)sum) + ((double)max - (double)at_target));
-      if (!dh) continue;
-      float factor = gradient / sum;
-      float rest = row[target] / sum - 1.0f; /* scaled only here: p - 1 cancels */
-      for (int j = 0; j < V; j++) row[j] *= factor;
-      row[target] = rest * gradient;
-      g2z__round_row(device->dtype, row, (size_t)V);
-    }
+    int n = g2z__cpu_min(chunk, N - first);
+    size_t at = (size_t)first * (size_t)C;
+    g2z__cpu_head_product(device->dtype, (float *)logits, Vp, (const float *)h + at,
+                          (const float *)wte, n, C, V);
+    G2Z__PARALLEL_ROWS
+    for (int i = 0; i < n; i++)
+      losses[first + i] =
+          g2z__cpu_classify(device->dtype, (float *)logits + (size_t)i * (size_t)Vp, V,
+                            targets[first + i], gradient);
     if (dh)
-      g2z__head_backward(device, (float *)dh + (size_t)first * (size_t)C, dwte,
-                         (const float *)logits, from, words, first ? G2Z_ACCUMULATE : mode, n, C,
-                         V, Vp);
+      g2z__cpu_head_back(device->dtype, (float *)dh + at, dwte, (const float *)logits,
+                         (const float *)h + at, (const float *)wte, first ? G2Z_ACCUMULATE : mode,
+                         n, C, V, Vp);
   }
   for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
   if (dh && mode == G2Z_OVERWRITE)
@@ -5769,72 +6057,68 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
 G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, const void *h,
                                              const void *wte, int n, int C, int V) {
   (void)device;
-  g2z__head_product(logits, V, G2Z_FP32, (const float *)h, (const float *)wte, n, C, V);
+  g2z__cpu_head_product(G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n, C, V);
   return G2Z_OK;
 }
 
 /* ----- types ------------------------------------------------------------ */
 
-#define G2Z__RUN 4096 /* elements that one task of a flat loop takes */
+#define G2Z__RUN 4096 /* elements of a flat loop that a thread takes at a time */
 
-G2Z__PRIVATE void g2z__cast(g2z_dtype dtype, float *to, const float *from, size_t n) {
+G2Z__PRIVATE void g2z__cpu_cast(g2z_dtype dtype, float *to, const float *from, size_t n) {
   int64_t runs = (int64_t)((n + G2Z__RUN - 1) / G2Z__RUN);
-  G2Z__PARALLEL_FOR
+  G2Z__PARALLEL_ROWS
   for (int64_t run = 0; run < runs; run++) {
     size_t at = (size_t)run * G2Z__RUN, count = n - at < G2Z__RUN ? n - at : G2Z__RUN;
     memmove(to + at, from + at, count * sizeof *to);
-    g2z__round_row(dtype, to + at, count);
+    g2z__cpu_round(dtype, to + at, count);
   }
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_cast_act(g2z_device *device, void *to, const float *from,
                                           size_t n) {
-  g2z__cast(device->dtype, (float *)to, from, n);
+  g2z__cpu_cast(device->dtype, (float *)to, from, n);
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const float *from,
                                            size_t n) {
-  g2z__cast(device->grad_dtype, (float *)to, from, n);
+  g2z__cpu_cast(device->grad_dtype, (float *)to, from, n);
   return G2Z_OK;
 }
 
 /* ----- optimizer -------------------------------------------------------- */
 
-#define G2Z__SUMSQ_PARTS 64
+#define G2Z__SQUARES 64 /* partial sums of squares, whatever the number of threads */
 
+/* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
 G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                             size_t n) {
   (void)device;
-  double parts[G2Z__SUMSQ_PARTS];
-  size_t size = (n + G2Z__SUMSQ_PARTS - 1) / G2Z__SUMSQ_PARTS;
-  G2Z__PARALLEL_FOR
-  for (int part = 0; part < G2Z__SUMSQ_PARTS; part++) {
-    size_t i = (size_t)part * size < n ? (size_t)part * size : n;
-    size_t end = n - i < size ? n : i + size;
+  double parts[G2Z__SQUARES];
+  size_t size = (n + G2Z__SQUARES - 1) / G2Z__SQUARES;
+  G2Z__PARALLEL_ROWS
+  for (int part = 0; part < G2Z__SQUARES; part++) {
+    size_t begin = (size_t)part * size < n ? (size_t)part * size : n;
+    const float *from = (const float *)grads + begin;
+    size_t count = n - begin < size ? n - begin : size, i = 0;
     double lanes[8] = {0};
-    for (; i + 8 <= end; i += 8)
-      for (int j = 0; j < 8; j++) {
-        double g = (double)((const float *)grads)[i + (size_t)j];
-        lanes[j] += g * g;
-      }
-    for (; i < end; i++) {
-      double g = (double)((const float *)grads)[i];
-      lanes[0] += g * g;
-    }
+    for (; i + 8 <= count; i += 8)
+      for (size_t j = 0; j < 8; j++) lanes[j] += (double)from[i + j] * (double)from[i + j];
+    for (size_t j = 0; i + j < count; j++) lanes[j] += (double)from[i + j] * (double)from[i + j];
     parts[part] = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
                   ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
   }
   *sum = 0;
-  for (int part = 0; part < G2Z__SUMSQ_PARTS; part++) *sum += parts[part];
+  for (int part = 0; part < G2Z__SQUARES; part++) *sum += parts[part];
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_decide(g2z_device *device, g2z_step_state *state,
                                         const double *sums, int count,
                                         const g2z_optimizer_config *config, int64_t tokens) {
-  g2z__decide(state, sums, count, config,
-              device->dtype == G2Z_FP16 && config->loss_scale_dynamic, tokens);
+  int dynamic = device->dtype == G2Z_FP16 && config->loss_scale_dynamic;
+  g2z__decide(state, sums, count, config, dynamic, tokens);
   return G2Z_OK;
 }
 
@@ -5843,23 +6127,23 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, void *params, float *
                                        const g2z_update_range *host_ranges, size_t count,
                                        const g2z_optimizer_config *config,
                                        const g2z_step_state *state) {
-  (void)host_ranges;
+  (void)ranges; /* the same, twice in host memory */
   if (state->skip) return G2Z_OK;
   for (size_t i = 0; i < count; i++) {
-    g2z_update_range range = ranges[i];
+    g2z_update_range range = host_ranges[i];
     g2z__adamw_factors factors = g2z__adamw_prepare(config, state, range.decay);
     float *weights = (float *)params + range.memory, *masters = master + range.shard;
     float *first = m + range.shard, *second = v + range.shard;
     const float *gradients = (const float *)grads + range.memory;
     int64_t runs = (int64_t)((range.elements + G2Z__RUN - 1) / G2Z__RUN);
-    G2Z__PARALLEL_FOR
+    G2Z__PARALLEL_ROWS
     for (int64_t run = 0; run < runs; run++) {
       size_t at = (size_t)run * G2Z__RUN;
       size_t end = range.elements - at < G2Z__RUN ? range.elements : at + G2Z__RUN;
       for (size_t e = at; e < end; e++)
         weights[e] = masters[e] =
             g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
-      g2z__round_row(device->dtype, weights + at, end - at);
+      g2z__cpu_round(device->dtype, weights + at, end - at);
     }
   }
   return G2Z_OK;
@@ -5869,19 +6153,19 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, void *params, float *
 
 G2Z_API const g2z_ops *g2z_cpu_ops(void) {
   static const g2z_ops ops = {
-    g2z__cpu_allocate,    g2z__cpu_release,
-    g2z__cpu_allocate,    g2z__cpu_release,
-    g2z__cpu_copy,        g2z__cpu_copy,
-    g2z__cpu_zero,
-    g2z__cpu_event,       g2z__cpu_event,
-    g2z__cpu_synchronize, g2z__cpu_close,
-    g2z__cpu_embed_fwd,   g2z__cpu_embed_bwd,
-    g2z__cpu_layernorm_fwd, g2z__cpu_layernorm_bwd,
-    g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data, g2z__cpu_linear_bwd_weight,
-    g2z__cpu_attention_fwd, g2z__cpu_attention_bwd,
-    g2z__cpu_head_loss, g2z__cpu_head_logits,
-    g2z__cpu_cast_act, g2z__cpu_cast_grad,
-    g2z__cpu_grad_sumsq, g2z__cpu_decide, g2z__cpu_adamw,
+      g2z__cpu_allocate,       g2z__cpu_release,         /* device memory is host memory */
+      g2z__cpu_allocate,       g2z__cpu_release,
+      g2z__cpu_copy,           g2z__cpu_copy,            /* upload, download */
+      g2z__cpu_zero,
+      g2z__cpu_event,          g2z__cpu_event,           /* mark, wait */
+      g2z__cpu_synchronize,    g2z__cpu_close,
+      g2z__cpu_embed_fwd,      g2z__cpu_embed_bwd,
+      g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
+      g2z__cpu_linear_fwd,     g2z__cpu_linear_bwd_data, g2z__cpu_linear_bwd_weight,
+      g2z__cpu_attention_fwd,  g2z__cpu_attention_bwd,
+      g2z__cpu_head_loss,      g2z__cpu_head_logits,
+      g2z__cpu_cast_act,       g2z__cpu_cast_grad,
+      g2z__cpu_grad_sumsq,     g2z__cpu_decide,          g2z__cpu_adamw,
   };
   return &ops;
 }
@@ -6352,7 +6636,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_parameter(g2z_trainer *t, g2z_param_in
   for (size_t done = 0; done < info.elements;) {
     size_t count = info.elements - done < limit ? info.elements - done : limit;
     int64_t quads = (int64_t)(count / 4);
+#if defined(_OPENMP)
 #pragma omp parallel for
+#endif
     for (int64_t quad = 0; quad < quads; quad++) {
       double four[4] = {0, 0, 0, 0};
       if (drawn) g2z__normal4(t->config.seed, (canonical + done) / 4 + (uint64_t)quad, four);
@@ -6898,6 +7184,14 @@ G2Z__PRIVATE g2z_status g2z__tensors_parse(g2z_safetensors *file, const char *te
   g2z_json json;
   g2z_json_text key;
   char *name = file->names; /* as many bytes as the header: unescaped names and NULs fit */
+  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+  for (size_t step; at < end; at += step) {
+    step = g2z__utf8_length(at, end);
+    if (step == 0)
+      return g2z__fail(file->services, G2Z_FORMAT,
+                       "%s: byte %zu of the header is not UTF-8: the file is damaged", file->path,
+                       (size_t)(at - (const unsigned char *)text));
+  }
   g2z_json_open(&json, file->services, file->path, text, bytes);
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
@@ -7925,8 +8219,8 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer
   g2z__put_host(run, out);
   g2z__put_training_config(run, out);
   g2z_json_put_string(out, "schema_notes",
-                      "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len tokens. "
-                      "tokens_per_sec_global is tokens over the time of training steps; wall times "
+                      "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len "
+                      "tokens. tokens_per_sec_global is tokens over the time of training steps; wall times "
                       "include validation and samples. null: not measured on this device.");
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) g2z__put_epoch(run, out, &run->epoch[i]);
@@ -8153,10 +8447,11 @@ G2Z__PRIVATE g2z_status g2z__run_introduce(g2z_run *run) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
+  const char *from = train->init_from;
   G2Z__TRY(g2z__run_say(run, "model: %d layers, %d heads, %d channels, context %d, vocabulary %d: "
                         "%.2f M parameters%s%s", model->layers, model->heads, model->channels,
                         model->context, model->vocab, (double)plan->parameters * 1e-6,
-                        train->init_from ? " from " : "", train->init_from ? train->init_from : ""));
+                        from ? " from " : "", from ? from : ""));
   G2Z__TRY(g2z__run_say(run, "device: %s, %s, %.2f GiB in the plan",
                         g2z_device_text(plan->device), g2z_dtype_text(plan->dtype),
                         (double)plan->bytes_total / 1073741824.0));

@@ -88,8 +88,8 @@ static const char help_end[] =
     "  --format raw    OUT/train.bin, OUT/val.bin; with --name OUT/train_NAME.bin, val_NAME.bin\n"
     "They get these names together at the end; before, and after a failure, there is none.\n"
     "\n"
-    "Validation: F of the documents, evenly dealt from the first on: with 0.05, each 20th. Texts of\n"
-    "one document each of which there are fewer than 10 / F give the last F of their bytes instead.\n"
+    "Validation: F of the documents, dealt evenly from the first on: with 0.05, each 20th. Fewer\n"
+    "than 10 / F texts of one document each give the last F of their bytes instead.\n"
     "nanoGPT's split of a text: --format raw --eot none --val-fraction 0.1 TEXT\n"
     "llm.c's split of a text:   --split-docs blank --val-tokens 32768 TEXT\n";
 
@@ -405,9 +405,8 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
   }
   if (r->o->split_docs != SPLIT_BLANK) return 0;
   for (size_t from = 0; (found = (const char *)memmem(text + from, left - from, "\n\n", 2));) {
-    from = (size_t)(found - text);
-    while (from < left && text[from] == '\n') from++;
-    if (!r->in_document && is_blank(text, from)) continue; /* blank lines before the first */
+    from = (size_t)(found - text) + 2;
+    if (!r->in_document && is_blank(text, from)) continue; /* more blank lines before the first */
     *bytes = from;
     *next = at + from;
     return 1;
@@ -656,8 +655,9 @@ static g2z_status pool_open(pool *p, g2z_services *services, const options *o,
 typedef struct stream {      /* the shards of one split */
   const char *split;         /* "train" or "val" */
   g2z_shard_writer *shard;   /* the last, when it takes more; it belongs to the output */
-  int64_t in_shard, shards, tokens, documents;
-  char path[4608];           /* of the last */
+  int64_t in_shard, shards, tokens;
+  int64_t documents, document; /* whose ids it has, and the number of the last of them */
+  char path[4608];           /* of the last shard */
 } stream;
 
 typedef struct output {
@@ -668,7 +668,7 @@ typedef struct output {
   size_t count, capacity;
   uint64_t bytes;            /* of the inputs, behind the ids so far, */
   uint64_t text_bytes;       /* of documents among them, */
-  int64_t tokens;            /* and the ids */
+  int64_t documents, tokens; /* and what was made of it */
 } output;
 
 static void shard_path(const options *o, const char *split, int64_t index, char *path,
@@ -682,6 +682,8 @@ static void shard_path(const options *o, const char *split, int64_t index, char 
 /* Appends ids to a split, over as many shards as it takes. */
 static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t count) {
   s->tokens += count;
+  s->documents += count && s->document != to->documents;
+  if (count) s->document = to->documents;
   while (count) {
     if (s->shard && s->in_shard == to->o->shard_tokens) {
       TRY(g2z_shard_writer_finish(s->shard));
@@ -731,7 +733,7 @@ static g2z_status write_job(output *to, const job *j) {
       val = to->o->val_tokens - to->streams[VAL].tokens;
       if (val > count) val = count;
     }
-    to->streams[val ? VAL : TRAIN].documents += s->starts;
+    to->documents += s->starts;
     TRY(write_ids(to, &to->streams[VAL], ids, val));
     TRY(write_ids(to, &to->streams[TRAIN], ids + val, count - val));
     ids += count;
@@ -827,8 +829,8 @@ static g2z_status encode_sources(g2z_services *services, const options *o,
   show_progress(shown, to->bytes, to->tokens, 1);
   pool_close(&p);
   if (status == G2Z_OK && r.documents == 0 && !o->encode)
-    status = fail(services, G2Z_FORMAT, "%s: no document in it; check that it is the right file",
-                  sources[0].label);
+    status = fail(services, G2Z_FORMAT, "%s %s; check that it is what you meant", sources[0].label,
+                  to->bytes ? "holds no document" : "is empty");
   reader_free(&r);
   return status;
 }
@@ -1119,6 +1121,7 @@ int main(int argc, char **argv) {
   sigaction(SIGINT, &stop, NULL);
   sigaction(SIGTERM, &stop, NULL);
   sigaction(SIGHUP, &stop, NULL);
+  signal(SIGXFSZ, SIG_IGN); /* a file beyond `ulimit -f` becomes an error of the write */
   options o = default_options();
   int count = 0;
   g2z_status status = read_flags(&services, argc, argv, &o, &count);
