@@ -47,7 +47,7 @@ export OMP_WAIT_POLICY ?= passive
 
 run: train prepare_data ## train a GPT-2 on these sources, save it, let it write (2 minutes, no download)
 	rm -rf data/sources runs/sources
-	./prepare_data --train-bpe 1024 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
+	./prepare_data --train-bpe 4096 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
 	./train --train 'data/sources/sources_train_*.bin' --val 'data/sources/sources_val_*.bin' \
 	  --vocab data/sources/sources.bpe $(RUN) \
 	  --run-dir runs/sources --save-weights runs/sources/weights

@@ -38,7 +38,22 @@
  *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc).
  *
  * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order in which data flows
-@TOC@
+ *     >>d01 >>i01   status              one enum, one sentence each
+ *     >>d02 >>i02   services and files  allocator, log, clock; files that appear whole
+ *     >>d03         random numbers      counter-based: Philox
+ *     >>d04 >>i04   JSON                a reader without allocation, a writer
+ *     >>d05 >>i05   config              models, optimizer, training; schedules
+ *     >>d06 >>i06   plan                where everything lies, and what it weighs
+ *     >>d07 >>i07   tokenizer           byte-level BPE, exact; learning a vocabulary
+ *     >>d08 >>i08   shards and loader   token files, order of an epoch, prefetch
+ *     >>d09 >>i09   op table            what a device can do; the state of a step
+ *     >>d10 >>i10   CPU ops             the oracle of every other device
+ *     >>d11 >>i11   context and model   a process's place; forward and backward
+ *     >>d12 >>i12   trainer             one step after the other
+ *     >>d13 >>i13   generation          sampling, writing on
+ *     >>d14 >>i14   weights             safetensors; GPT-2 as Hugging Face stores it
+ *     >>d15 >>i15   run                 a whole training and its directory
+ *     >>d16 >>i16   flags               command lines from a table
  *
  * VOCABULARY
  *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
@@ -61,7 +76,11 @@
  *     The host enqueues all that and reads g2z_step_state one step late.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
-@MEMORY@
+ *     parameters, fp16                       0.232 GiB
+ *     gradients, fp16                        0.232 GiB   one bucket of 16 MiB after the other
+ *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
+ *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token
+ *     LM head: 4,096 logits, dwte in fp32    0.528 GiB
  *
  * NUMERICS: what is computed in which type, and every place where it rounds ("act" is --dtype)
  *     parameters                    act        once, from the master weights, after AdamW
@@ -147,7 +166,9 @@ extern "C" {
 #endif
 
 #ifndef G2Z_API
-#ifdef G2Z_STATIC
+#if defined(G2Z_STATIC) && defined(__GNUC__)
+#define G2Z_API static __attribute__((unused)) /* a program need not use all of it */
+#elif defined(G2Z_STATIC)
 #define G2Z_API static
 #else
 #define G2Z_API extern
@@ -434,6 +455,9 @@ typedef struct g2z_train_config {
   uint64_t seed;
   int zero_stage;               /* 0 or 1: see room 06 */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(16 MiB, 2 MB x world) */
+  int graph;                    /* 1: the step is one CUDA graph; needs a GPU */
+  int tune;                     /* 1: a GPU times the algorithms of each product once */
+  const char *tuning;           /* file with an earlier run's choices, to be repeated; or NULL */
   const char *train_glob;       /* token shards; NULL: the caller brings batches */
   const char *init_from;        /* directory with model.safetensors and config.json; NULL: fresh */
 } g2z_train_config;
@@ -607,7 +631,9 @@ typedef struct g2z_tokenizer g2z_tokenizer;
 typedef struct g2z_encoder g2z_encoder;
 
 /* From a file: vocab.bpe / merges.txt, *.tiktoken, tokenizer.json, llm.c's gpt2_tokenizer.bin, told
- * apart by content. path NULL: the byte-level vocabulary, 256 tokens and the end of text. */
+ * apart by content. path NULL: the byte-level vocabulary, 256 tokens and the end of text. Refused
+ * are ids that do not follow from the merges in GPT-2's way (the bytes in its order, the merges,
+ * <|endoftext|>), tokens of more than 1024 bytes, and more than 1048576 of them. */
 G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path,
                                         g2z_tokenizer **out);
 /* The same from memory. `label` names it in errors. */
@@ -645,7 +671,8 @@ G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenize
                                       g2z_encoder **out);
 G2Z_API void g2z_encoder_free(g2z_encoder *encoder); /* NULL is fine */
 /* Appends the ids of `text`, a text that is complete: its end is an end for the pattern. `flags` is
- * a sum of g2z_encode_flags. */
+ * a sum of g2z_encode_flags. Time and memory are linear in the length; a call that fails appends
+ * nothing. */
 G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                               g2z_tokens *out);
 /* The largest p up to `bytes` where the character before is not white space and the one at p is;
@@ -663,7 +690,8 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
 typedef struct g2z_bpe_trainer g2z_bpe_trainer;
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out);
 G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes);
-/* `vocab` counts the 256 bytes and <|endoftext|>: at most vocab - 257 merges. */
+/* `vocab` counts the 256 bytes and <|endoftext|>: at most vocab - 257 merges, whose tokens have at
+ * most 1024 bytes. The trainer keeps what it was fed, and may be fed on and finished again. */
 G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
                                           g2z_tokenizer **out);
 G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
@@ -981,6 +1009,8 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *trainer, g2z_buffer buffer, siz
 /* Writing MASTER also sets the parameters of that range. */
 G2Z_API g2z_status g2z_trainer_write(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
                                      size_t count, const float *values);
+/* The choices that a GPU's timings made, as a file for g2z_train_config.tuning; empty on a CPU. */
+G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *trainer, const char *path);
 /* model.safetensors and config.json of the master weights in Hugging Face's form. */
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *directory);
 
@@ -2282,6 +2312,7 @@ G2Z_API g2z_train_config g2z_train_config_default(void) {
   config.dtype = G2Z_FP32;
   config.seed = 1337;
   config.zero_stage = 1;
+  config.tune = 1;
   return config;
 }
 
@@ -2483,7 +2514,7 @@ G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
   return (size_t)bucket * (plan->bucket_elements / owners);
 }
 
-/* Cuts [begin, end) of memory at the borders of parameters; `visit` gets each piece. */
+/* A part of memory that belongs to one parameter. */
 typedef struct g2z__piece {
   int unit;
   g2z_param param;
@@ -3713,13 +3744,14 @@ G2Z__PRIVATE g2z_status g2z__read_llmc(g2z__reading *reading, g2z_encoder *encod
   return G2Z_OK;
 }
 
-/* Unescapes a JSON string into memory that the reading keeps. */
+/* Unescapes a JSON string into memory that the reading keeps; NULL and 0 after an error in JSON. */
 G2Z__PRIVATE g2z_status g2z__read_text(g2z__reading *reading, g2z_json_text text,
                                        const unsigned char **out, size_t *bytes) {
   *out = NULL;
   *bytes = 0;
+  if (!text.at) return G2Z_OK;
   G2Z__GROW(reading->services, unsigned char, reading->text, reading->text_capacity, 0,
-            text.bytes);
+            text.bytes + 1);
   *bytes = g2z_json_unescape(&text, reading->text);
   *out = reading->text;
   return G2Z_OK;
@@ -6449,6 +6481,7 @@ struct g2z_trainer {
   g2z_plan plan;
   g2z_device *device;
   g2z__model model;
+  g2z_graph *graph;                  /* of g2z__trainer_enqueue, once it was recorded */
   g2z_loader *loader;
   float *master, *m, *v;             /* [shard_elements] */
   g2z_step_state *state;             /* device */
@@ -6466,10 +6499,6 @@ struct g2z_trainer {
 /* 50: a healthy run skips one step now and then; halving from 2^24 to 1 takes 24. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
-G2Z__PRIVATE g2z_status g2z__device_zeroed(g2z_trainer *t, size_t bytes, void **out) {
-  return t->device->ops->allocate(t->device, bytes, out);
-}
-
 /* Everything that the plan lists, from the device. */
 G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
@@ -6478,8 +6507,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   size_t shard = plan->shard_elements * sizeof(float);
   g2z__model *model = &t->model;
   void *memory;
-#define G2Z__DEVICE(pointer, type, bytes)             \
-  G2Z__TRY(g2z__device_zeroed(t, bytes, &memory));    \
+#define G2Z__DEVICE(pointer, type, bytes)                              \
+  G2Z__TRY(t->device->ops->allocate(t->device, bytes, &memory));       \
   pointer = (type *)memory
   G2Z__DEVICE(model->params, char, plan->elements * (size_t)plan->dtype_bytes);
   G2Z__DEVICE(model->grads, char, plan->elements * (size_t)plan->grad_bytes);
@@ -6528,7 +6557,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
                    g2z__gib(t->plan.bytes_total), t->plan.batch, g2z__gib(free_bytes));
 }
 
-/* Calls `visit` for each part of canonical [begin, begin+count) that this rank's shard holds. */
+/* A part of canonical [begin, begin+count) that this rank's shard holds. */
 typedef struct g2z__shard_part {
   size_t memory, shard, from_begin, elements;
 } g2z__shard_part;
@@ -6697,6 +6726,27 @@ G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
   return G2Z_OK;
 }
 
+/* Which algorithm a product takes: timed, the library's first choice, or as an earlier run took it. */
+G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
+  char *text;
+  size_t bytes;
+  g2z_device_tune(t->device, t->config.tune);
+  if (!t->config.tuning) return G2Z_OK;
+  G2Z__TRY(g2z_read_file(t->services, t->config.tuning, 1 << 24, &text, &bytes));
+  g2z_status status = g2z_device_tuning_read(t->device, text);
+  g2z_release(t->services, text);
+  return status;
+}
+
+G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
+  g2z_writer *writer;
+  G2Z__TRY(g2z_writer_create(t->services, path, &writer));
+  g2z_status status = g2z_device_tuning_write(t->device, writer);
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
   G2Z__TRY(g2z_plan_make(t->services, config, g2z_context_device(t->context),
@@ -6717,6 +6767,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   }
   G2Z__TRY(g2z_device_create(t->services, t->plan.device, t->plan.dtype, t->plan.grad_dtype,
                              &t->device));
+  if (config->graph && t->plan.device == G2Z_DEVICE_CPU)
+    return g2z__fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
+  G2Z__TRY(g2z__trainer_tune(t));
   G2Z__TRY(g2z__trainer_fits(t));
   t->model.plan = &t->plan;
   t->model.device = t->device;
@@ -6767,6 +6820,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
                     t->model.logits, t->plan.grad_dtype == G2Z_FP32 ? NULL : t->model.dwte, t->x,
                     t->y, t->state, t->sums, t->eval_sum, t->ranges};
     ops->synchronize(t->device);
+    g2z_graph_free(t->device, t->graph);
     for (size_t i = 0; i < sizeof held / sizeof *held; i++)
       if (held[i]) ops->release(t->device, held[i]);
     for (int i = 0; i < 2; i++) {
@@ -6813,24 +6867,49 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int micro_step) {
   return pass;
 }
 
+/* Forward, loss and backward of one micro-step. */
+G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, float dloss) {
+  g2z_write mode = micro_step == 0 ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
+  g2z__pass pass = g2z__trainer_pass(t, micro_step);
+  t->model.complete = micro_step == t->plan.accum - 1 ? g2z__trainer_complete : NULL;
+  g2z_range_begin(t->device, "train/forward");
+  G2Z__TRY(g2z__forward(&t->model, &pass));
+  G2Z__TRY(g2z__head(&t->model, &pass, &t->state->loss_sum, G2Z__HEAD_WITH_GRADIENT, dloss,
+                     t->state, mode));
+  g2z_range_end(t->device);
+  g2z_range_begin(t->device, "train/backward");
+  G2Z__TRY(g2z__backward(&t->model, &pass, mode));
+  g2z_range_end(t->device);
+  return G2Z_OK;
+}
+
+/* A whole step, from tokens that lie in x and y to updated parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
   g2z_device *dev = t->device;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum;
   float dloss = (float)(1.0 / ((double)tokens * plan->world));
   t->buckets_complete = 0;
-  for (int micro_step = 0; micro_step < plan->accum; micro_step++) {
-    g2z_write mode = micro_step == 0 ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
-    g2z__pass pass = g2z__trainer_pass(t, micro_step);
-    t->model.complete = micro_step == plan->accum - 1 ? g2z__trainer_complete : NULL;
-    G2Z__TRY(g2z__forward(&t->model, &pass));
-    G2Z__TRY(g2z__head(&t->model, &pass, &t->state->loss_sum, G2Z__HEAD_WITH_GRADIENT, dloss,
-                       t->state, mode));
-    G2Z__TRY(g2z__backward(&t->model, &pass, mode));
-  }
+  for (int micro_step = 0; micro_step < plan->accum; micro_step++)
+    G2Z__TRY(g2z__trainer_micro_step(t, micro_step, dloss));
+  g2z_range_begin(dev, "train/optimizer_step");
   G2Z__TRY(dev->ops->decide(dev, t->state, t->sums, plan->buckets, &t->config.optimizer, tokens));
-  return dev->ops->adamw(dev, t->model.params, t->master, t->m, t->v, t->model.grads, t->ranges,
-                         t->host_ranges, t->range_count, &t->config.optimizer, t->state);
+  G2Z__TRY(dev->ops->adamw(dev, t->model.params, t->master, t->m, t->v, t->model.grads, t->ranges,
+                           t->host_ranges, t->range_count, &t->config.optimizer, t->state));
+  g2z_range_end(dev);
+  return G2Z_OK;
+}
+
+/* The same as one graph. The first step runs without, so that scratch and algorithms are there. */
+G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
+  if (t->enqueued == 0) return g2z__trainer_enqueue(t);
+  if (!t->graph) {
+    G2Z__TRY(g2z_graph_begin(t->device));
+    g2z_status status = g2z__trainer_enqueue(t);
+    g2z_status ended = g2z_graph_end(t->device, &t->graph);
+    if (status != G2Z_OK || ended != G2Z_OK) return status != G2Z_OK ? status : ended;
+  }
+  return g2z_graph_run(t->device, t->graph);
 }
 
 /* The report of step `loss_step`, whose state has arrived on the host. */
@@ -6865,7 +6944,7 @@ G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *t, const int32_t *x, cons
   memset(report, 0, sizeof *report);
   G2Z__TRY(g2z__trainer_stage(t, x, y,
                               (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq));
-  G2Z__TRY(g2z__trainer_enqueue(t));
+  G2Z__TRY(t->config.graph ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
   int64_t step = ++t->enqueued;
   int slot = (int)(step % 2);
   G2Z__TRY(dev->ops->download(dev, t->reported[slot], t->state, sizeof(g2z_step_state)));
@@ -6899,9 +6978,11 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
     const int32_t *x, *y;
     G2Z__TRY(g2z_loader_next(loader, &x, &y));
     G2Z__TRY(g2z__trainer_stage(t, x, y, tokens));
+    g2z_range_begin(dev, "val/forward");
     G2Z__TRY(g2z__forward(&t->model, &pass));
     G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state,
                        G2Z_OVERWRITE));
+    g2z_range_end(dev);
   }
   double sum;
   G2Z__TRY(dev->ops->download(dev, &sum, t->eval_sum, sizeof sum));

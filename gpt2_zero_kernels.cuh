@@ -2240,11 +2240,11 @@ static constexpr int g2z__att_threads = G2Z__ATT_ROWS / (16 * g2z__att_mt<HSP>) 
 typedef enum g2z__att_mask { G2Z__MASK_NONE, G2Z__MASK_CAUSAL } g2z__att_mask;
 
 /* One step of the softmax over a warp's rows and 64 keys: scores become probabilities relative to the
- * largest score so far, and what was summed before is scaled to match. */
-template <int HSP, int MT>
+ * largest score so far. What was summed before has to shrink by a factor for each row. */
+template <int MT>
 static __device__ inline void g2z__softmax_step(float (&s)[MT][G2Z__ATT_STEP / 8][4],
-                                                float (&o)[MT][HSP / 8][4], float (&largest)[MT][2],
-                                                float (&sum)[MT][2], float scale) {
+                                                float (&largest)[MT][2], float (&sum)[MT][2],
+                                                float (&shrink)[MT][2], float scale2) {
 #pragma unroll
   for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -2255,22 +2255,29 @@ static __device__ inline void g2z__softmax_step(float (&s)[MT][G2Z__ATT_STEP / 8
         top = fmaxf(top, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
       top = fmaxf(top, __shfl_xor_sync(G2Z__ALL_LANES, top, 1));
       top = fmaxf(top, __shfl_xor_sync(G2Z__ALL_LANES, top, 2));
-      float shrink = g2z__exp2((largest[m][half] - top) * scale), offset = top * scale, added = 0;
+      float offset = top * scale2, added = 0;
+      shrink[m][half] = g2z__exp2(largest[m][half] * scale2 - offset);
       largest[m][half] = top;
 #pragma unroll
       for (int n = 0; n < G2Z__ATT_STEP / 8; n++)
 #pragma unroll
         for (int i = half * 2; i < half * 2 + 2; i++) {
-          s[m][n][i] = g2z__exp2(s[m][n][i] * scale - offset);
+          s[m][n][i] = g2z__exp2(s[m][n][i] * scale2 - offset);
           added += s[m][n][i];
         }
-      sum[m][half] = sum[m][half] * shrink + added;
-#pragma unroll
-      for (int n = 0; n < HSP / 8; n++) {
-        o[m][n][half * 2] *= shrink;
-        o[m][n][half * 2 + 1] *= shrink;
-      }
+      sum[m][half] = sum[m][half] * shrink[m][half] + added;
     }
+}
+
+template <int HSP, int MT>
+static __device__ inline void g2z__shrink(float (&o)[MT][HSP / 8][4],
+                                          const float (&shrink)[MT][2]) {
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int n = 0; n < HSP / 8; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) o[m][n][i] *= shrink[m][i / 2];
 }
 
 /* 16 rows of out and lse. */
@@ -2357,7 +2364,9 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
             if (key0 + n * 8 + g2z__lane_column() + i % 2 > query) s[m][n][i] = -INFINITY;
           }
     }
-    g2z__softmax_step<HSP, MT>(s, o, largest, sum, scale * G2Z__LOG2E);
+    float shrink[MT][2];
+    g2z__softmax_step<MT>(s, largest, sum, shrink, scale * G2Z__LOG2E);
+    g2z__shrink<HSP, MT>(o, shrink);
 #pragma unroll
     for (int n = 0; n < STEP / 8; n += 2) {
       uint32_t p[MT][4];
@@ -3097,24 +3106,37 @@ static __device__ inline void g2z__settled(float (&c)[8][4]) {
 #define G2Z__C_TEXT                                                                             \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define G2Z__C_TILE(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-#define G2Z__C_LIST(c)                                                                        \
-  G2Z__C_TILE(c[0]), G2Z__C_TILE(c[1]), G2Z__C_TILE(c[2]), G2Z__C_TILE(c[3]),                 \
-      G2Z__C_TILE(c[4]), G2Z__C_TILE(c[5]), G2Z__C_TILE(c[6]), G2Z__C_TILE(c[7])
+#define G2Z__C_TILE(how, c) how(c[0]), how(c[1]), how(c[2]), how(c[3])
+#define G2Z__C_LIST(how, c)                                                           \
+  G2Z__C_TILE(how, c[0]), G2Z__C_TILE(how, c[1]), G2Z__C_TILE(how, c[2]),             \
+      G2Z__C_TILE(how, c[3]), G2Z__C_TILE(how, c[4]), G2Z__C_TILE(how, c[5]),         \
+      G2Z__C_TILE(how, c[6]), G2Z__C_TILE(how, c[7])
+
+/* c[64,64] = a[64,16] b[16,64], a in registers, the tile of b read by rows. */
+#define G2Z__WGMMA_FIRST(type)                                                            \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                 \
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
+               ", {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                              \
+               : G2Z__C_LIST("=f", c)                                                     \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+template <typename A>
+static __device__ inline void g2z__wgmma_first(float (&c)[8][4], const uint32_t (&a)[4],
+                                               uint64_t b) {
+  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_FIRST("f16");
+  else G2Z__WGMMA_FIRST("bf16");
+}
 
 /* How a tile is read. */
 typedef enum g2z__by { G2Z__BY_ROWS, G2Z__BY_COLUMNS } g2z__by;
 
-/* c[64,64] = or += a[64,16] b[16,64], a in registers. */
-#define G2Z__WGMMA_REGISTERS(type)                                                               \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                      \
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT       \
-               ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"                                   \
-               : G2Z__C_LIST(c)                                                                  \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"((int)BY))
+/* c[64,64] += a[64,16] b[16,64], a in registers. */
+#define G2Z__WGMMA_REGISTERS(type)                                                        \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
+               ", {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"                               \
+               : G2Z__C_LIST("+f", c)                                                     \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)BY))
 template <typename A, g2z__by BY>
-static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
+static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {
   if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_REGISTERS("f16");
   else G2Z__WGMMA_REGISTERS("bf16");
 }
@@ -3123,7 +3145,7 @@ static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4
 #define G2Z__WGMMA_SHARED(type)                                                            \
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
                ", %32, %33, 1, 1, 1, 1, 1;"                                                \
-               : G2Z__C_LIST(c)                                                            \
+               : G2Z__C_LIST("+f", c)                                                      \
                : "l"(a), "l"(b))
 template <typename A>
 static __device__ inline void g2z__wgmma_columns(float (&c)[8][4], uint64_t a, uint64_t b) {
@@ -3138,7 +3160,8 @@ static __device__ inline void g2z__wgmma_scores(float (&c)[8][4], const uint32_t
   g2z__wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    g2z__wgmma<A, G2Z__BY_ROWS>(c, a[k], g2z__operand(tile + (uint32_t)k * 32u), k > 0);
+    if (k == 0) g2z__wgmma_first<A>(c, a[k], g2z__operand(tile));
+    else g2z__wgmma<A, G2Z__BY_ROWS>(c, a[k], g2z__operand(tile + (uint32_t)k * 32u));
   g2z__wgmma_commit();
 }
 /* c += a tile: 64 rows are summed over. */
@@ -3148,7 +3171,7 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
   g2z__wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    g2z__wgmma<A, G2Z__BY_COLUMNS>(c, a[k], g2z__operand(tile + (uint32_t)k * 2048u), 1);
+    g2z__wgmma<A, G2Z__BY_COLUMNS>(c, a[k], g2z__operand(tile + (uint32_t)k * 2048u));
   g2z__wgmma_commit();
 }
 
@@ -3199,21 +3222,19 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
   uint32_t q[4][4], p[4][4];
   g2z__load_a<64>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, 64), row);
   float s[1][8][4], o[1][8][4] = {}, largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {};
-  g2z__turn<STAGES> turn = {0, 0};
-  g2z__barrier_wait(full, 0);
-  g2z__wgmma_scores<A>(s[0], q, tiles);
+  float shrink[1][2];
   for (int n = 0; n < mine; n++) {
-    g2z__wgmma_wait<1>(); /* the last P V: its stage is free */
-    if (n > 0) g2z__barrier_arrive_warp(empty + (n - 1) % STAGES);
-    /* Two blocks behind, so that the other warpgroup is not waited for. */
-    if (threadIdx.x == 0 && n > 1 && n - 2 + STAGES < count) {
-      g2z__barrier_wait(empty + (n - 2) % STAGES, (uint32_t)((n - 2) / STAGES % 2));
-      load(n - 2 + STAGES);
+    uint32_t stage = tiles + (uint32_t)(n % STAGES * 2 * G2Z__TILE_BYTES);
+    g2z__barrier_wait(full + n % STAGES, (uint32_t)(n / STAGES % 2));
+    g2z__wgmma_scores<A>(s[0], q, stage);
+    if (n > 0) { /* the last block's P V runs under this one's softmax */
+      uint32_t last = tiles + (uint32_t)((n - 1) % STAGES * 2 * G2Z__TILE_BYTES);
+      g2z__wgmma_weighted<A>(o[0], p, last + G2Z__TILE_BYTES);
+      g2z__wgmma_wait<1>();
+    } else {
+      g2z__wgmma_wait<0>();
     }
-    __syncwarp();
-    g2z__wgmma_wait<0>();
     g2z__settled(s[0]);
-    g2z__settled(o[0]);
     if (n * 64 + 63 > row) {
 #pragma unroll
       for (int i = 0; i < 8; i++)
@@ -3222,17 +3243,22 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
           if (n * 64 + i * 8 + g2z__lane_column() + j % 2 > row + g2z__lane_row() + j / 2 * 8)
             s[0][i][j] = -INFINITY;
     }
-    g2z__softmax_step<64, 1>(s, o, largest, sum, scale * G2Z__LOG2E);
+    g2z__softmax_step<1>(s, largest, sum, shrink, scale * G2Z__LOG2E);
+    g2z__wgmma_wait<0>();
+    g2z__settled(o[0]);
+    g2z__shrink<64, 1>(o, shrink);
 #pragma unroll
     for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[0][2 * k], s[0][2 * k + 1]);
-    uint32_t stage = tiles + (uint32_t)(turn.stage * 2 * G2Z__TILE_BYTES);
-    g2z__wgmma_weighted<A>(o[0], p, stage + G2Z__TILE_BYTES);
-    turn.next();
-    if (n + 1 < mine) {
-      g2z__barrier_wait(full + turn.stage, turn.phase);
-      g2z__wgmma_scores<A>(s[0], q, tiles + (uint32_t)(turn.stage * 2 * G2Z__TILE_BYTES));
+    if (n > 0) g2z__barrier_arrive_warp(empty + (n - 1) % STAGES);
+    /* Two blocks behind, so that the other warpgroup is not waited for. */
+    if (threadIdx.x == 0 && n > 1 && n - 2 + STAGES < count) {
+      g2z__barrier_wait(empty + (n - 2) % STAGES, (uint32_t)((n - 2) / STAGES % 2));
+      load(n - 2 + STAGES);
     }
+    __syncwarp();
   }
+  g2z__wgmma_weighted<A>(o[0], p, tiles + (uint32_t)((mine - 1) % STAGES * 2 * G2Z__TILE_BYTES) +
+                                      G2Z__TILE_BYTES);
   g2z__wgmma_wait<0>();
   g2z__settled(o[0]);
   g2z__att_finish<64>(out, lse, o[0], largest[0], sum[0], b, h, row, T, NH, 64, scale);
@@ -3391,10 +3417,16 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
         uint32_t ds_tile = shared + (uint32_t)(S::DS + ds.stage * 2 * S::TILE);
         g2z__wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 8; k++) /* the first tile sees only the first 64 keys */
-          if (k < 4 || i > 2 * j)
+        for (int k = 0; k < 4; k++)
+          g2z__wgmma_columns<A>(dq, g2z__operand(ds_tile + (uint32_t)k * 2048u),
+                                g2z__operand(k_tile + (uint32_t)k * 2048u));
+        if (i > 2 * j) { /* the first tile's queries see only the first 64 keys */
+          g2z__wgmma_fence();
+#pragma unroll
+          for (int k = 4; k < 8; k++)
             g2z__wgmma_columns<A>(dq, g2z__operand(ds_tile + (uint32_t)k * 2048u),
                                   g2z__operand(k_tile + (uint32_t)k * 2048u));
+        }
         g2z__wgmma_commit();
         g2z__wgmma_wait<0>();
         g2z__settled(dq);
@@ -3471,35 +3503,30 @@ g2z__hopper_scores(float (&s)[8][4], float (&dp)[8][4], const uint32_t (&k)[4][4
   g2z__wgmma_scores<A>(dp, v, tile + S::DOUT);
 }
 
-/* One tile of 64 queries, whose scores are under way: P^T and dS^T, dV and dK; dS^T goes to shared
- * memory for dQ. The last two products are still under way when it returns. */
-template <typename A>
+/* One tile of 64 queries, whose scores are under way: P^T, dS^T and dV; dS^T goes to shared memory for
+ * dQ, and to `g` for dK. */
+template <typename A, g2z__att_mask MASK>
 static __device__ inline void
-g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dk)[8][4], float (&dv)[8][4],
-                 uint32_t (&p)[4][4], uint32_t (&g)[4][4], g2z__hopper_keys &keys,
-                 const float *stats, g2z__att_mask mask, float scale2) {
+g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_t (&g)[4][4],
+                 const g2z__hopper_keys &keys, const float *stats, float scale2) {
   typedef g2z__hopper_shared S;
   const float *lse2 = stats + S::LSE2 / 4 + keys.q.stage * 64 + g2z__lane_column();
   const float *d = stats + S::D / 4 + keys.q.stage * 64 + g2z__lane_column();
-  uint32_t tile = keys.shared + (uint32_t)(keys.q.stage * S::TILE);
-  g2z__settled(s);
+  int row = keys.row % 64 + g2z__lane_row();
+  uint32_t p[4][4];
 #pragma unroll
   for (int n = 0; n < 8; n++) {
     float2 two = *reinterpret_cast<const float2 *>(lse2 + n * 8);
 #pragma unroll
-    for (int i = 0; i < 4; i++) s[n][i] = g2z__exp2(s[n][i] * scale2 - (i % 2 ? two.y : two.x));
-  }
-  if (mask == G2Z__MASK_CAUSAL) {
-    int row = keys.row % 64 + g2z__lane_row();
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        if (row + i / 2 * 8 > n * 8 + g2z__lane_column() + i % 2) s[n][i] = 0;
+    for (int i = 0; i < 4; i++) {
+      s[n][i] = g2z__exp2(s[n][i] * scale2 - (i % 2 ? two.y : two.x));
+      if (MASK == G2Z__MASK_CAUSAL && row + i / 2 * 8 > n * 8 + g2z__lane_column() + i % 2)
+        s[n][i] = 0;
+    }
   }
 #pragma unroll
   for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[2 * k], s[2 * k + 1]);
-  g2z__wgmma_weighted<A>(dv, p, tile + S::DOUT);
+  g2z__wgmma_weighted<A>(dv, p, keys.shared + (uint32_t)(S::DOUT + keys.q.stage * S::TILE));
   g2z__wgmma_wait<1>(); /* all but dV: dp is there */
   g2z__settled(dp);
 #pragma unroll
@@ -3514,11 +3541,45 @@ g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dk)[8][4], float (
   g2z__write_a(keys.shared + (uint32_t)(S::DS + keys.ds.stage * 2 * S::TILE), keys.row, g);
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* wgmma reads it next */
   g2z__barrier_arrive_warp(keys.barriers->ds_full + keys.ds.stage);
-  g2z__wgmma_weighted<A>(dk, g, tile + S::Q);
+  g2z__wgmma_wait<0>();
+  g2z__settled(dv);
 }
 
-/* dK and dV of a warpgroup's 64 keys. Each tile's scores are asked for before the last tile's dK is
- * waited for, so that the tensor cores go from one to the other. */
+/* dK and dV of a warpgroup's 64 keys over the tiles from the one on the diagonal on. A tile's dK is
+ * asked for together with the next tile's scores, so that the tensor cores go from one to the other. */
+template <typename A>
+static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8][4],
+                                                const uint32_t (&k)[4][4],
+                                                const uint32_t (&v)[4][4], g2z__hopper_keys &keys,
+                                                const float *stats, int count, float scale2) {
+  typedef g2z__hopper_shared S;
+  float s[8][4], dp[8][4];
+  uint32_t g[4][4];
+  g2z__hopper_scores<A>(s, dp, k, v, keys);
+  g2z__wgmma_wait<1>(); /* all but dp */
+  g2z__settled(s);
+  g2z__hopper_tile<A, G2Z__MASK_CAUSAL>(s, dp, dv, g, keys, stats, scale2);
+  for (int i = 1; i < count; i++) {
+    int last = keys.q.stage;
+    keys.q.next();
+    keys.ds.next();
+    g2z__wgmma_weighted<A>(dk, g, keys.shared + (uint32_t)(S::Q + last * S::TILE));
+    g2z__hopper_scores<A>(s, dp, k, v, keys);
+    g2z__wgmma_wait<1>();
+    g2z__settled(s);
+    g2z__settled(dk);
+    g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
+    g2z__hopper_tile<A, G2Z__MASK_NONE>(s, dp, dv, g, keys, stats, scale2);
+  }
+  g2z__wgmma_weighted<A>(dk, g, keys.shared + (uint32_t)(S::Q + keys.q.stage * S::TILE));
+  g2z__wgmma_wait<0>();
+  g2z__settled(dk);
+  g2z__barrier_arrive_warp(keys.barriers->q_empty + keys.q.stage);
+  keys.q.next();
+  keys.ds.next();
+}
+
+/* Two warpgroups compute dK and dV of 64 keys each. */
 template <typename A>
 static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint32_t shared,
                                               const float *stats, float *kv_sums,
@@ -3531,9 +3592,10 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
   G2Z__HOPPER_WALK_HEADS(x) {
     int b = bh / x.NH, h = bh % x.NH;
     for (int i = g2z__lane(); i < 128; i += 32) sums[i] = 0;
+    __syncwarp();
     G2Z__HOPPER_WALK_KEYS(x) {
-      uint32_t k[4][4], v[4][4], p[4][4], g[4][4];
-      float s[8][4], dp[8][4], dk[8][4] = {}, dv[8][4] = {};
+      uint32_t k[4][4], v[4][4];
+      float dk[8][4] = {}, dv[8][4] = {};
       g2z__barrier_wait(barriers->kv_full + kv.stage, kv.phase);
       uint32_t tile = shared + (uint32_t)(kv.stage * 2 * S::TILE);
       g2z__read_a(k, tile + S::K, keys.row);
@@ -3548,25 +3610,8 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
         keys.q.next();
         keys.ds.next();
       }
-      int first = 2 * j + group;
-      if (first < tiles) g2z__hopper_scores<A>(s, dp, k, v, keys);
-      for (int i = first; i < tiles; i++) {
-        g2z__wgmma_wait<1>(); /* all but dp of this tile */
-        g2z__hopper_tile<A>(s, dp, dk, dv, p, g, keys, stats,
-                            i == first ? G2Z__MASK_CAUSAL : G2Z__MASK_NONE, x.scale * G2Z__LOG2E);
-        const uint64_t *empty = barriers->q_empty + keys.q.stage;
-        keys.q.next();
-        keys.ds.next();
-        if (i + 1 < tiles) {
-          g2z__hopper_scores<A>(s, dp, k, v, keys);
-          g2z__wgmma_wait<2>(); /* all but these: the last tile is read */
-        } else {
-          g2z__wgmma_wait<0>();
-        }
-        g2z__barrier_arrive_warp(empty);
-      }
-      g2z__settled(dk);
-      g2z__settled(dv);
+      int count = tiles - (2 * j + group);
+      if (count > 0) g2z__hopper_tiles<A>(dk, dv, k, v, keys, stats, count, x.scale * G2Z__LOG2E);
       int row = j * 128 + keys.row;
       g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 1, 3, x.T, x.NH, 64), dk, row, x.scale, x.scale);
       g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 2, 3, x.T, x.NH, 64), dv, row, 1.0f, 1.0f);
@@ -3632,10 +3677,10 @@ g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
   __syncthreads();
   int group = g2z__warpgroup();
   if (group < 2) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
     g2z__hopper_dkv<A>(x, shared, floats, floats + S::KV_SUMS / 4, &barriers);
   } else if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     g2z__hopper_dq<A>(x, shared, floats + S::Q_SUMS / 4, &barriers);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");

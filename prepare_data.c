@@ -39,14 +39,14 @@ typedef struct options {
   GROUP("Vocabulary, one of these")                                                               \
   /*   name  kind  destination  minimum  maximum  value  help */                                  \
   FLAG("vocab", TEXT, vocab, 0, 0, "FILE",                                                        \
-       "vocab.bpe, merges.txt, *.tiktoken, tokenizer.json, gpt2_tokenizer.bin")                   \
+       "vocab.bpe, merges.txt, tokenizer.json, *.tiktoken, or llm.c's .bin")                      \
   FLAG("train-bpe", INT, train_bpe, 257, 65536, "N",                                              \
        "learn N tokens from the text and write them to OUT/NAME.bpe")                             \
   FLAG("bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|> [this one]")            \
   GROUP("Text")                                                                                   \
   FLAG("field", TEXT, field, 0, 0, "NAME", "that holds the text of .jsonl [text, then content]")  \
   FLAG("split-docs", CHOICE, split_docs, 0, 0, "|none|eot|blank",                                 \
-       "a text is one document, has <|endoftext|> between, blank lines")                          \
+       "a text is one document; or what parts its documents")                                     \
   FLAG("universal-newlines", SWITCH, universal_newlines, 0, 0, "",                                \
        "CR LF and CR of texts become LF, as in Python's text files")                              \
   FLAG("allow-special", SWITCH, allow_special, 0, 0, "",                                          \
@@ -481,7 +481,6 @@ typedef struct worker {
 
 typedef struct pool {
   const options *o;
-  const g2z_tokenizer *tokenizer;
   worker *workers;
   int started;               /* workers whose threads run */
   job *jobs;                 /* a ring: job number i has the place i % count */
@@ -623,7 +622,6 @@ static g2z_status pool_open(pool *p, g2z_services *services, const options *o,
   pthread_cond_init(&p->work, NULL);
   pthread_cond_init(&p->done, NULL);
   p->o = o;
-  p->tokenizer = tokenizer;
   p->count = (size_t)o->threads * 4;
   p->jobs = (job *)calloc(p->count, sizeof *p->jobs);
   p->workers = (worker *)calloc((size_t)o->threads, sizeof *p->workers);
