@@ -1,6 +1,6 @@
-# gpt2_zero. `make help` lists the targets; CC, CFLAGS, ARCH and the URLs below can be overridden.
+# gpt2_zero: `make help` lists the targets. Everything that is set with ?= can be overridden.
 
-# sha256 of what the two downloads must be
+# The two downloads, and what their sha256 must be.
 VOCAB_URL ?= https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe
 VOCAB_SUM := 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 DATA_URL  ?= https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
@@ -12,8 +12,8 @@ FOUND  := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/de
                   grep -x '[0-9]*\.[0-9]' | head -n 1 | tr -d .)
 ARCH   ?= $(patsubst 90,90a,$(FOUND))
 CFLAGS ?= -O3 -march=native
-OPENMP := $(shell echo 'int omp_get_max_threads(void); int main(void) { return omp_get_max_threads() < 1; }' | \
-                  $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
+OPENMP := $(shell echo 'int omp_get_max_threads(void); int main(void) { return !omp_get_max_threads(); }' \
+                  | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 COMMIT := $(shell git describe --always --dirty --abbrev=40 2>/dev/null)
 DEFINE := $(if $(COMMIT),-DG2Z_GIT_COMMIT='"$(COMMIT)"')
 HOST    = $(CC) -std=c11 $(CFLAGS) $(OPENMP)
@@ -65,63 +65,72 @@ test: test_gpt2 prepare_data train ## everything that this machine can prove; th
 bench: $(CURDIR)/bench ## time training steps, and each op against this machine's limits
 	./bench
 
-# The quick tests under AddressSanitizer and UBSan.
-sanitize: build/test_sanitized train prepare_data ## the tests under AddressSanitizer and UBSan
-	ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 ./build/test_sanitized
-build/test_sanitized: test_gpt2.cu gpt2_zero.h
-	@mkdir -p build
-	$(CC) -std=c11 -O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all \
-	  -x c $< -o $@ $(LIBS)
+# All of it once more under AddressSanitizer and UBSan; the tests start the programs named here.
+SANITIZE := -std=c11 -O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all
+sanitize: $(addprefix build/sanitized/,test_gpt2 train prepare_data) ## the tests under AddressSanitizer and UBSan
+	G2Z_TRAIN=build/sanitized/train G2Z_PREPARE_DATA=build/sanitized/prepare_data \
+	  build/sanitized/test_gpt2
+build/sanitized/%: %.cu gpt2_zero.h
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE) -x c $< -o $@ $(LIBS)
+build/sanitized/%: %.c gpt2_zero.h
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE) $< -o $@ $(LIBS)
 
-WARN  := -Wall -Wextra -Wpedantic -Werror
-C     := "gcc -std=c11 -x c" "clang -std=c11 -x c"
-CXX17 := "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
+check: check-compilers check-contents check-flags sanitize ## compile in every way without a warning; contents, flags, sanitizers
 
-check: check-compilers check-contents check-flags sanitize ## no warning, in any way to compile; contents and flags true; sanitizers
+WARN := -Wall -Wextra -Wpedantic -Werror
+WAYS := "gcc -std=c11 -x c" "clang -std=c11 -x c" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
+FILES := $(addprefix build/check/,one.c two.c static.c static2.c) train.cu bench.cu test_gpt2.cu prepare_data.c
 
-# The header alone and included twice (all), beside a second file without the implementation (all,
-# user), static in two files that are linked (copy, copy2), and the programs: each with each compiler.
+# one.c has the implementation and two.c has not: they are linked. static.c and static2.c each have
+# their own. All but the last include the header twice.
 check-compilers:
 	@mkdir -p build/check
-	@printf '#define GPT2_ZERO_IMPLEMENTATION\n#include "gpt2_zero.h"\n#include "gpt2_zero.h"\n' > build/check/all.c
-	@printf '#include "gpt2_zero.h"\n#include "gpt2_zero.h"\nint main(void) { return g2z_status_text(G2Z_OK) == 0; }\n' > build/check/user.c
-	@printf '#define G2Z_STATIC\n#define GPT2_ZERO_IMPLEMENTATION\n#include "gpt2_zero.h"\nint main(void) { return g2z_status_text(G2Z_OK) == 0; }\n' > build/check/copy.c
-	@printf '#define G2Z_STATIC\n#define GPT2_ZERO_IMPLEMENTATION\n#include "gpt2_zero.h"\n' > build/check/copy2.c
-	@for compile in $(C) $(CXX17); do \
-	  set -- $$compile; \
-	  if ! command -v $$1 >/dev/null; then echo "skip  $$1 is not here"; continue; fi; \
-	  for file in build/check/all.c build/check/user.c build/check/copy.c build/check/copy2.c \
-	              train.cu bench.cu test_gpt2.cu prepare_data.c; do \
+	@impl='#define GPT2_ZERO_IMPLEMENTATION' include='#include "gpt2_zero.h"' static='#define G2Z_STATIC'; \
+	main='int main(void) { return g2z_status_text(G2Z_OK) == 0; }'; cd build/check; \
+	printf '%s\n' "$$impl" "$$include" "$$include" > one.c; \
+	printf '%s\n' "$$include" "$$include" "$$main" > two.c; \
+	printf '%s\n' "$$static" "$$impl" "$$include" "$$include" "$$main" > static.c; \
+	printf '%s\n' "$$static" "$$impl" "$$include" > static2.c
+	@for way in $(WAYS); do \
+	  set -- $$way; \
+	  if ! command -v $$1 > /dev/null; then echo "skip  $$1 is not here"; continue; fi; \
+	  for file in $(FILES); do \
 	    $$1 $$2 $(WARN) -O1 -I. -c $$3 $$4 $$file -o build/check/$$(basename $$file).o || exit 1; \
 	  done; \
-	  $$1 build/check/all.c.o build/check/user.c.o $(LIBS) -o build/check/linked && ./build/check/linked && \
-	  $$1 build/check/copy.c.o build/check/copy2.c.o $(LIBS) -o build/check/linked && ./build/check/linked || exit 1; \
+	  for pair in one.c.o:two.c.o static.c.o:static2.c.o; do \
+	    $$1 build/check/$${pair%:*} build/check/$${pair#*:} $(LIBS) -o build/check/linked || exit 1; \
+	    ./build/check/linked || exit 1; \
+	  done; \
 	  echo "ok    $$1 $$2: the header alone, twice, in two files, static; the programs"; \
 	done
-	@if [ -n "$(NVCC)" ]; then \
-	  for file in train.cu bench.cu test_gpt2.cu; do \
-	    $(NVCC) -std=c++17 -Werror all-warnings -x cu -c $$file -o build/check/nvcc.o || exit 1; \
-	  done; \
-	  echo "ok    nvcc: the programs"; \
-	else echo "skip  nvcc is not here"; fi
+	@if [ -z "$(NVCC)" ]; then echo "skip  nvcc is not here"; exit; fi; \
+	for file in train.cu bench.cu test_gpt2.cu; do \
+	  $(NVCC) -std=c++17 -Werror all-warnings -x cu -c $$file -o build/check/nvcc.o || exit 1; \
+	done; \
+	echo "ok    nvcc: the programs"
 
 # Every tag of the header's table of contents heads one room, and every room is in the table.
 check-contents:
-	@awk '{ line = $$0; \
-	        while (match(line, />>[di][0-9][0-9]/)) { \
-	          tag = substr(line, RSTART, RLENGTH); line = substr(line, RSTART + RLENGTH); \
-	          if ($$0 ~ /===== >>/) rooms[tag]++; else listed[tag]++; } } \
-	      END { for (tag in rooms)  if (rooms[tag] != 1 || listed[tag] != 1) { print tag ": " rooms[tag] + 0 " rooms, listed " listed[tag] + 0 " times"; bad = 1 } \
-	            for (tag in listed) if (!rooms[tag]) { print tag ": listed, but there is no such room"; bad = 1 } \
-	            if (!bad) print "ok    table of contents"; exit bad }' gpt2_zero.h
+	@awk '{ for (line = $$0; match(line, />>[di][0-9][0-9]/); line = substr(line, RSTART + RLENGTH)) { \
+	          tag = substr(line, RSTART, RLENGTH); \
+	          if ($$0 ~ /===== >>/) rooms[tag]++; else listed[tag]++; \
+	          all[tag] } } \
+	      END { for (tag in all) if (rooms[tag] != 1 || listed[tag] != 1) { \
+	              print "gpt2_zero.h: " tag " heads " rooms[tag] + 0 " rooms, is listed " listed[tag] + 0 " times"; \
+	              bad = 1 } \
+	            if (!bad) print "ok    table of contents"; \
+	            exit bad }' gpt2_zero.h
 
 # The README quotes --help.
 check-flags: train
 	@mkdir -p build
 	@./train --help > build/help.txt
-	@sed -n '/^<!-- flags -->/,/^<!-- \/flags -->/p' README.md | sed '/^<!--/d; /^```/d' | diff - build/help.txt \
-	  && echo 'ok    README: flags of ./train' \
-	  || { echo 'README.md: put the output of ./train --help between its flags marks'; exit 1; }
+	@sed -n '/^<!-- flags -->/,/^<!-- \/flags -->/p' README.md | sed '/^<!--/d; /^```/d' \
+	  | diff - build/help.txt \
+	  || { echo 'README.md: put what ./train --help prints between its flags marks'; exit 1; }
+	@echo 'ok    README: the flags of ./train'
 
 # ----- data -------------------------------------------------------------------------------------
 
@@ -129,11 +138,13 @@ check-flags: train
 define fetch
 @mkdir -p $(@D)
 @echo 'fetching $1'
-@if command -v curl >/dev/null; then curl -fsSL '$1' -o $@.partial; else wget -q '$1' -O $@.partial; fi \
-  || { rm -f $@.partial; echo 'cannot fetch $1: check the network, or give another URL (see the Makefile)'; exit 1; }
-@sum=$$( (sha256sum $@.partial || shasum -a 256 $@.partial) 2>/dev/null | cut -d ' ' -f 1); \
-  if [ "$$sum" != $2 ]; then rm -f $@.partial; \
-  echo "$1 has sha256 $$sum, expected $2: another file, or a damaged one"; exit 1; fi
+@if command -v curl > /dev/null; then curl -fsSL '$1' -o $@.partial; else wget -q '$1' -O $@.partial; fi || { \
+  rm -f $@.partial; \
+  echo 'cannot fetch $1: check the network, or give another address (make help)'; exit 1; }
+@sum=$$( (sha256sum $@.partial || shasum -a 256 $@.partial) 2> /dev/null | cut -d ' ' -f 1); \
+if [ "$$sum" != $2 ]; then \
+  rm -f $@.partial; \
+  echo "$1 has sha256 $$sum, but $2 was expected: another file, or a damaged one"; exit 1; fi
 @mv $@.partial $@
 endef
 
@@ -146,6 +157,8 @@ data/tinyshakespeare.txt:
 	$(call fetch,$(DATA_URL),$(DATA_SUM))
 data/tinyshakespeare_train_000000.bin: data/tinyshakespeare.txt data/vocab.bpe prepare_data
 	./prepare_data --vocab data/vocab.bpe --out data --name tinyshakespeare --val-fraction 0.1 $<
+	@echo "./train --train 'data/tinyshakespeare_train_*.bin' --val 'data/tinyshakespeare_val_*.bin' \\"
+	@echo '        --vocab data/vocab.bpe --layers 4 --channels 128 --context 128'
 
 # ----- the rest ---------------------------------------------------------------------------------
 
@@ -154,5 +167,7 @@ clean: ## remove what was built and what `make run` left; downloads and other ru
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL: downloads'
 
-.PHONY: all run test bench sanitize check check-compilers check-contents check-flags vocab data clean help
+.PHONY: all run test bench sanitize fuzz check check-compilers check-contents check-flags vocab data clean help

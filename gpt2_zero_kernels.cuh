@@ -497,6 +497,25 @@ static __device__ inline void g2z__put_once(A *to, size_t index, uint4 pack) {
   __stcs(reinterpret_cast<uint4 *>(to) + index, pack);
 }
 
+/* L floats, 4 or 8, from and to an address on 16 bytes. */
+template <int L>
+static __device__ inline void g2z__get_floats(float (&out)[L], const float *from) {
+#pragma unroll
+  for (int i = 0; i < L; i += 4) {
+    float4 four = *(const float4 *)(from + i);
+    out[i] = four.x;
+    out[i + 1] = four.y;
+    out[i + 2] = four.z;
+    out[i + 3] = four.w;
+  }
+}
+template <int L>
+static __device__ inline void g2z__put_floats(float *to, const float (&in)[L]) {
+#pragma unroll
+  for (int i = 0; i < L; i += 4)
+    *(float4 *)(to + i) = make_float4(in[i], in[i + 1], in[i + 2], in[i + 3]);
+}
+
 /* = or += of one number, rounded once. */
 template <typename G>
 static __device__ inline void g2z__write(G *to, float value, g2z_write mode) {
@@ -582,24 +601,25 @@ static int g2z__slabs(int N) { return (int)g2z__blocks((size_t)N, (size_t)g2z__s
 /* g2z_k_add_slabs: out_k[c] = or += sum over p of partial[p][k][c].
  *   partial      [P,K,C] f32 in   K = gridDim.y
  *   out0..out2   [C] G out        out_k, k < K
- * Launch  grid (ceil(C/32), K), block (32,16)
- * Cost    4PKC bytes: P=264, K=3, C=768 is 2.4 MB, out of L2
- * Order   thread row r adds p = r, r+16, ...; then the 16 rows in order */
+ * Launch  grid (ceil(C/32), K), block (32,32)
+ * Cost    4PKC bytes: P=528, K=3, C=768 is 4.9 MB, out of L2
+ * Order   thread row r adds p = r, r+32, ...; then the 32 rows in order */
 template <typename G>
-static __global__ void g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P,
-                                       int C, g2z_write mode) {
-  __shared__ float rows[16][32];
+static __global__ void __launch_bounds__(1024)
+g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g2z_write mode) {
+  __shared__ float rows[32][32];
   int c = (int)(blockIdx.x * 32 + threadIdx.x), K = (int)gridDim.y, k = (int)blockIdx.y;
   float sum = 0;
   if (c < C) {
     const float *at = partial + (size_t)k * (size_t)C + (size_t)c;
-#pragma unroll 4
-    for (int p = (int)threadIdx.y; p < P; p += 16) sum += at[(size_t)p * (size_t)K * (size_t)C];
+#pragma unroll 8
+    for (int p = (int)threadIdx.y; p < P; p += 32) sum += at[(size_t)p * (size_t)K * (size_t)C];
   }
   rows[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || c >= C) return;
-  for (int r = 1; r < 16; r++) sum += rows[r][threadIdx.x];
+#pragma unroll
+  for (int r = 1; r < 32; r++) sum += rows[r][threadIdx.x];
   g2z__write((k == 0 ? out0 : k == 1 ? out1 : out2) + c, sum, mode);
 }
 
@@ -609,8 +629,8 @@ template <typename G>
 static g2z_status g2z__add_slabs(g2z_device *device, G *out0, G *out1, G *out2,
                                  const float *partial, int P, int C, g2z_write mode) {
   dim3 grid((unsigned)g2z__blocks((size_t)C, 32), out2 ? 3u : out1 ? 2u : 1u);
-  g2z_k_add_slabs<G><<<grid, dim3(32, 16), 0, g2z__cuda_of(device)->stream>>>(out0, out1, out2,
-                                                                            partial, P, C, mode);
+  g2z_k_add_slabs<G><<<grid, dim3(32, 32), 0, g2z__cuda_of(device)->stream>>>(out0, out1, out2,
+                                                                              partial, P, C, mode);
   return g2z__launched(device, "g2z_k_add_slabs");
 }
 
@@ -792,7 +812,7 @@ static __global__ void g2z_k_count(int32_t *out, int n) {
  * Cost    sizeof(A) NC bytes + 8C per distinct token; frequent tokens are spread over many warps
  * Order   the order of the batch */
 template <typename A, g2z__drop DROP>
-static __global__ void __launch_bounds__(256)
+static __global__ void __launch_bounds__(256, 2)
 g2z_k_embed_bwd_runs(float *dwte, float *heads, float *tails, const int32_t *sorted,
                      const int32_t *order, const A *dout, g2z_dropout dropout, int N, int C) {
   constexpr int L = g2z__lanes<A>, GROUP = 4;
@@ -801,10 +821,11 @@ g2z_k_embed_bwd_runs(float *dwte, float *heads, float *tails, const int32_t *sor
   if (first >= N || pack >= packs) return;
   int end = min(N, first + G2Z__RUN_ROWS), token = sorted[first];
   bool began_before = first > 0 && sorted[first - 1] == token;
-  float sum[L] = {};
-  size_t column = (size_t)pack * L;
+  size_t column = (size_t)pack * L, width = (size_t)C;
+  float sum[L] = {}, before[L] = {}; /* of the run so far, and dwte's row as it was */
   for (int group = first; group < end; group += GROUP) {
     uint4 raw[GROUP];
+    float row_before[GROUP][L];
     int keys[GROUP], rows[GROUP];
 #pragma unroll
     for (int j = 0; j < GROUP; j++) { /* all loads of a group are under way together */
@@ -812,34 +833,36 @@ g2z_k_embed_bwd_runs(float *dwte, float *heads, float *tails, const int32_t *sor
       keys[j] = sorted[i];
       rows[j] = order[i];
       raw[j] = g2z__get(dout, (size_t)rows[j] * (size_t)packs + (size_t)pack);
+      g2z__get_floats<L>(row_before[j], dwte + (size_t)keys[j] * width + column);
     }
 #pragma unroll
     for (int j = 0; j < GROUP; j++) {
       if (group + j >= end) break;
-      if (keys[j] != token) {
-        float *to = began_before ? heads + (size_t)chunk * (size_t)C + column
-                                 : dwte + (size_t)token * (size_t)C + column;
+      if (keys[j] != token) { /* a run has ended: write it, unless it goes to the seams */
 #pragma unroll
-        for (int i = 0; i < L; i++) {
-          g2z__write(to + i, sum[i], began_before ? G2Z_OVERWRITE : G2Z_ACCUMULATE);
-          sum[i] = 0;
-        }
+        for (int i = 0; i < L; i++) sum[i] += began_before ? 0.0f : before[i];
+        g2z__put_floats<L>(began_before ? heads + (size_t)chunk * width + column
+                                        : dwte + (size_t)token * width + column, sum);
+#pragma unroll
+        for (int i = 0; i < L; i++) sum[i] = 0;
         began_before = false;
         token = keys[j];
       }
       float value[L];
       g2z__embed_gradient<A, DROP>(value, raw[j], dropout, (size_t)rows[j], pack, C);
 #pragma unroll
-      for (int i = 0; i < L; i++) sum[i] += value[i];
+      for (int i = 0; i < L; i++) {
+        sum[i] += value[i];
+        before[i] = row_before[j][i];
+      }
     }
   }
   bool goes_on = end < N && sorted[end] == token;
-  float *to = began_before ? heads + (size_t)chunk * (size_t)C + column
-              : goes_on    ? tails + (size_t)chunk * (size_t)C + column
-                           : dwte + (size_t)token * (size_t)C + column;
 #pragma unroll
-  for (int i = 0; i < L; i++)
-    g2z__write(to + i, sum[i], began_before || goes_on ? G2Z_OVERWRITE : G2Z_ACCUMULATE);
+  for (int i = 0; i < L; i++) sum[i] += began_before || goes_on ? 0.0f : before[i];
+  g2z__put_floats<L>(began_before ? heads + (size_t)chunk * width + column
+                     : goes_on    ? tails + (size_t)chunk * width + column
+                                  : dwte + (size_t)token * width + column, sum);
 }
 
 /* g2z_k_embed_bwd_seams: dwte[token] += tail + heads, for the runs that cross chunks.
@@ -944,51 +967,23 @@ static g2z_status g2z_cuda_embed_bwd(g2z_device *device, float *dwte, void *dwpe
 
 /* ===== >>k23 layernorm ===================================================
  * In:  rows x[N,C]. Out: their normal form; backward, the gradients of rows, weight and bias.
- * Law: a row is read from memory once. One warp holds a row as long as its registers do (C = 2048 in
- *      fp16, backward 1024); wider ones take a block, up to 16 KiB. Ba et al. 2016,
- *      arXiv:1607.06450. */
+ * Law: a row is read from memory once, and is at most 16 KiB wide. Forward, a warp holds a row up to
+ *      4 KiB and a block a wider one; backward, which also keeps the sums of its columns in registers,
+ *      gives each thread one pack of a row, or two. Ba et al. 2016, arXiv:1607.06450. */
 
-#define G2Z__ROW_THREADS 512     /* most threads of a block that holds a row */
+#define G2Z__ROW_THREADS 512     /* most threads that hold a row */
+#define G2Z__ROW_WARP_PACKS 8    /* most packs of a lane where a warp holds a row */
 
-/* How a row of C numbers is spread: over `threads`, K packs each. */
-typedef struct g2z__row_shape {
-  g2z__team team;
-  int packs_per_thread; /* K: 1 .. WARP_K for a warp; 1, 2 for a block */
-  int threads;
-} g2z__row_shape;
-
-/* A warp holds up to warp_k packs a lane; backward has registers for fewer. */
-static g2z_status g2z__row_shape_make(g2z_device *device, int packs, int warp_k,
-                                      g2z__row_shape *out) {
-  out->team = packs <= warp_k * 32 ? G2Z__TEAM_WARP : G2Z__TEAM_BLOCK;
-  out->packs_per_thread = (packs + 31) / 32;
-  out->threads = 32;
-  if (out->team == G2Z__TEAM_WARP) return G2Z_OK;
-  out->packs_per_thread = packs <= G2Z__ROW_THREADS ? 1 : 2;
-  int threads = (packs + out->packs_per_thread - 1) / out->packs_per_thread;
-  out->threads = (threads + 31) / 32 * 32;
-  if (out->threads <= G2Z__ROW_THREADS) return G2Z_OK;
+/* How many threads a row takes where they hold 1 or 2 packs each: whole warps. Half of the most that
+ * are allowed hold one pack: so few leave each the registers that backward wants. */
+static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, int *K) {
+  *K = packs <= G2Z__ROW_THREADS / 2 ? 1 : 2;
+  *threads = (int)g2z__blocks((size_t)packs, (size_t)(32 * *K)) * 32;
+  if (*threads <= G2Z__ROW_THREADS) return G2Z_OK;
   return g2z__fail(device->services, G2Z_UNSUPPORTED,
                    "rows of %zu bytes are wider than the %d that the LayerNorm kernels take: use "
                    "fewer channels, or a 16-bit dtype", (size_t)packs * 16,
                    G2Z__ROW_THREADS * 2 * 16);
-}
-
-/* Calls `launch` of a class template at the row's K and team. */
-template <template <int, g2z__team> class LAUNCH, int WARP_K, typename... Arguments>
-static void g2z__row_dispatch(const g2z__row_shape &shape, Arguments... arguments) {
-  switch (shape.packs_per_thread + (shape.team == G2Z__TEAM_BLOCK ? 10 : 0)) {
-#define G2Z__ROW_CASE(k)                                                             \
-  case k:                                                                            \
-    if constexpr (k <= WARP_K) LAUNCH<k, G2Z__TEAM_WARP>::launch(arguments...);       \
-    break;
-    G2Z__ROW_CASE(1) G2Z__ROW_CASE(2) G2Z__ROW_CASE(3) G2Z__ROW_CASE(4)
-    G2Z__ROW_CASE(5) G2Z__ROW_CASE(6) G2Z__ROW_CASE(7) G2Z__ROW_CASE(8)
-#undef G2Z__ROW_CASE
-    case 11: LAUNCH<1, G2Z__TEAM_BLOCK>::launch(arguments...); break;
-    case 12: LAUNCH<2, G2Z__TEAM_BLOCK>::launch(arguments...); break;
-    default: G2Z_ASSERT(!"a row shape without a kernel");
-  }
 }
 
 /* g2z_k_layernorm_fwd: y = (x - mean) * rstd * w + b
@@ -1053,28 +1048,47 @@ g2z_k_layernorm_fwd(A *y, float *mean, float *rstd, const A *x, const A *w, cons
 }
 
 template <typename A>
-struct g2z__layernorm_fwd {
-  template <int K, g2z__team TEAM>
-  struct kernel {
-    static void launch(cudaStream_t stream, int threads, A *y, float *mean, float *rstd,
-                       const A *x, const A *w, const A *b, int N, int C) {
-      int rows = TEAM == G2Z__TEAM_WARP ? 8 : 1;
-      g2z_k_layernorm_fwd<A, K, TEAM>
-          <<<(unsigned)g2z__blocks((size_t)N, (size_t)rows), dim3((unsigned)threads, (unsigned)rows),
-             0, stream>>>(y, mean, rstd, x, w, b, N, C);
-    }
-  };
+struct g2z__layernorm_fwd_data {
+  A *y;
+  float *mean, *rstd;
+  const A *x, *w, *b;
+  int N, C;
 };
+
+template <typename A, int K, g2z__team TEAM>
+static void g2z__layernorm_fwd_run(cudaStream_t stream, int threads,
+                                   const g2z__layernorm_fwd_data<A> &d) {
+  unsigned rows = TEAM == G2Z__TEAM_WARP ? 8 : 1;
+  g2z_k_layernorm_fwd<A, K, TEAM>
+      <<<(unsigned)g2z__blocks((size_t)d.N, rows), dim3((unsigned)threads, rows), 0, stream>>>(
+          d.y, d.mean, d.rstd, d.x, d.w, d.b, d.N, d.C);
+}
 
 template <typename A>
 static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, float *mean, float *rstd,
                                          const void *x, const void *w, const void *b, int N,
                                          int C) {
-  g2z__row_shape shape;
-  G2Z__TRY(g2z__row_shape_make(device, C / g2z__lanes<A>, 8, &shape));
-  g2z__row_dispatch<g2z__layernorm_fwd<A>::template kernel, 8>(
-      shape, g2z__cuda_of(device)->stream, shape.threads, (A *)y, mean, rstd, (const A *)x,
-      (const A *)w, (const A *)b, N, C);
+  cudaStream_t stream = g2z__cuda_of(device)->stream;
+  int packs = C / g2z__lanes<A>, threads = 32, K = (packs + 31) / 32;
+  if (K > G2Z__ROW_WARP_PACKS) {
+    G2Z__TRY(g2z__row_threads(device, packs, &threads, &K));
+    K += G2Z__ROW_WARP_PACKS;
+  }
+  g2z__layernorm_fwd_data<A> d = {(A *)y,       mean,         rstd, (const A *)x,
+                                  (const A *)w, (const A *)b, N,    C};
+  switch (K) {
+    case 1: g2z__layernorm_fwd_run<A, 1, G2Z__TEAM_WARP>(stream, threads, d); break;
+    case 2: g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_WARP>(stream, threads, d); break;
+    case 3: g2z__layernorm_fwd_run<A, 3, G2Z__TEAM_WARP>(stream, threads, d); break;
+    case 4: g2z__layernorm_fwd_run<A, 4, G2Z__TEAM_WARP>(stream, threads, d); break;
+    case 5: g2z__layernorm_fwd_run<A, 5, G2Z__TEAM_WARP>(stream, threads, d); break;
+    case 6: g2z__layernorm_fwd_run<A, 6, G2Z__TEAM_WARP>(stream, threads, d); break;
+    case 7: g2z__layernorm_fwd_run<A, 7, G2Z__TEAM_WARP>(stream, threads, d); break;
+    case 8: g2z__layernorm_fwd_run<A, 8, G2Z__TEAM_WARP>(stream, threads, d); break;
+    case 9: g2z__layernorm_fwd_run<A, 1, G2Z__TEAM_BLOCK>(stream, threads, d); break;
+    case 10: g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_BLOCK>(stream, threads, d); break;
+    default: G2Z_ASSERT(!"a row width without a kernel");
+  }
   return g2z__launched(device, "g2z_k_layernorm_fwd");
 }
 
@@ -1095,10 +1109,15 @@ struct g2z__layernorm_bwd_data {
  * reads what it copied itself, so that no barrier stands between. */
 extern __shared__ uint4 g2z__row_ring[];
 
+static __device__ inline unsigned g2z__block_threads(void) { return blockDim.x * blockDim.y; }
+static __device__ inline unsigned g2z__block_thread(void) {
+  return threadIdx.y * blockDim.x + threadIdx.x;
+}
+
 template <int K>
 static __device__ inline uint4 *g2z__row_slot(int stage, int tensor, int k) {
-  unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
-  return g2z__row_ring + (unsigned)((stage * 3 + tensor) * K + k) * blockDim.x * blockDim.y + thread;
+  return g2z__row_ring + (unsigned)((stage * 3 + tensor) * K + k) * g2z__block_threads() +
+         g2z__block_thread();
 }
 
 template <typename A, int K>
@@ -1117,36 +1136,42 @@ static __device__ inline void g2z__row_fetch(const g2z__layernorm_bwd_data<A> &d
   }
 }
 
-/* Adds the sums of a block's teams: partial[c] for the columns of one of dw, db, dbias. */
-template <int K, int L, g2z__team TEAM>
-static __device__ inline void g2z__layernorm_partial(float *partial, const float (&sums)[K][L],
-                                                     int packs) {
-  if constexpr (TEAM == G2Z__TEAM_BLOCK) { /* each column has one thread already */
+/* Two sums over the threads of a team, in all of them, behind one barrier of the team alone. Every
+ * second row takes the other half of `shared`: the one before may still be read. */
+static __device__ inline float2 g2z__team_sums(float2 x, float2 (*shared)[32], int half) {
+  unsigned warps = blockDim.x / G2Z__WARP, warp = threadIdx.x / G2Z__WARP;
+  float2 *parts = &shared[half][threadIdx.y * warps];
+  x.x = g2z__warp_sum(x.x);
+  x.y = g2z__warp_sum(x.y);
+  if (threadIdx.x % G2Z__WARP == 0) parts[warp] = x;
+  __barrier_sync_count(1 + threadIdx.y, blockDim.x);
+  x = parts[0];
+  for (unsigned i = 1; i < warps; i++) {
+    x.x += parts[i].x;
+    x.y += parts[i].y;
+  }
+  return x;
+}
+
+/* partial[tensor][c] = the sums of all teams of a block, in the order of the teams. The ring holds
+ * them all: 3 x K x L floats a thread are no more than its 2 x 3 x K packs. */
+template <int K, int L>
+static __device__ inline void g2z__layernorm_partial(float *partial, const float (&sums)[3][K][L],
+                                                     int tensors, int C) {
+  float *shared = (float *)g2z__row_ring;
+  unsigned threads = g2z__block_threads();
+  __syncthreads();
 #pragma unroll
-    for (int k = 0; k < K; k++) {
-      int pack = k * (int)blockDim.x + (int)threadIdx.x;
-      if (pack >= packs) continue;
-#pragma unroll
-      for (int i = 0; i < L; i++) partial[pack * L + i] = sums[k][i];
-    }
-  } else {
-    constexpr int COLUMNS = 32 * L; /* of one k: a row of them for each warp */
-    float *shared = (float *)g2z__row_ring;
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < L; i++) /* lane beside lane: no bank is hit twice */
-        shared[(int)threadIdx.y * COLUMNS + i * 32 + (int)threadIdx.x] = sums[k][i];
-      __syncthreads();
-      for (int j = (int)(threadIdx.y * 32 + threadIdx.x); j < COLUMNS; j += (int)blockDim.y * 32) {
-        int pack = k * 32 + j % 32;
-        if (pack >= packs) continue;
-        float total = 0;
-        for (int warp = 0; warp < (int)blockDim.y; warp++) total += shared[warp * COLUMNS + j];
-        partial[pack * L + j / 32] = total;
-      }
-    }
+  for (int j = 0; j < 3 * K * L; j++)
+    shared[(unsigned)j * threads + g2z__block_thread()] = sums[j / (K * L)][j / L % K][j % L];
+  __syncthreads();
+  for (int j = (int)threadIdx.y; j < tensors * K * L; j += (int)blockDim.y) {
+    int c = (j / L % K * (int)blockDim.x + (int)threadIdx.x) * L + j % L;
+    if (c >= C) continue;
+    float total = 0;
+    for (unsigned team = 0; team < blockDim.y; team++)
+      total += shared[(unsigned)j * threads + team * blockDim.x + threadIdx.x];
+    partial[j / (K * L) * C + c] = total;
   }
 }
 
@@ -1159,20 +1184,21 @@ static __device__ inline void g2z__layernorm_partial(float *partial, const float
  *   partial    [blocks,2 or 3,C] f32 out
  * Math    g = dy w; dx = rstd (g - mean(g) - xhat mean(g xhat)); dw += dy xhat; db += dy;
  *         dbias += what was stored in dres, or in dropped
- * Launch  persistent: block (32,8), a warp per row, or (threads,1), a block per row; the next row
- *         is copied to shared memory meanwhile
+ * Launch  persistent: block (threads, teams), a team per row, a thread K packs of it; the next row is
+ *         copied to shared memory meanwhile
  * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB, 47 us at 4.28 TB/s
- * Order   a team adds its rows in ascending order; then the 8 warps in order
+ * Order   a team adds its rows in ascending order; then the teams in order
  * Oracle  g2z_cpu_layernorm_bwd */
-template <typename A, int K, g2z__team TEAM, g2z__drop DROP>
+template <typename A, int K, g2z__drop DROP>
 static __global__ void
-__launch_bounds__(TEAM == G2Z__TEAM_WARP ? 256 : G2Z__ROW_THREADS, TEAM == G2Z__TEAM_WARP && K < 4 ? 2 : 1)
+__launch_bounds__(K == 1 ? G2Z__ROW_THREADS / 2 : G2Z__ROW_THREADS, K == 2 ? 1 : DROP ? 2 : 3)
 g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   constexpr int L = g2z__lanes<A>;
-  __shared__ float shared[2][32];
+  enum { DW, DB, DBIAS };
+  __shared__ float2 shared[2][32];
   int packs = data.C / L, stage = 0, stride = (int)(gridDim.x * blockDim.y);
   int first = (int)(blockIdx.x * blockDim.y + threadIdx.y);
-  float dw[K][L] = {}, db[K][L] = {}, dbias[K][L] = {};
+  float sums[3][K][L] = {};
   uint4 raw_w[K];
 #pragma unroll
   for (int k = 0; k < K; k++) {
@@ -1184,7 +1210,8 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   for (int row = first; row < data.N; row += stride, stage ^= 1) {
     if (row + stride < data.N) g2z__row_fetch<A, K>(data, row + stride, stage ^ 1);
     __pipeline_commit();
-    float mean = data.mean[row], rstd = data.rstd[row], sum_g = 0, sum_gx = 0;
+    float mean = data.mean[row], rstd = data.rstd[row];
+    float2 means = make_float2(0, 0); /* of g and of g xhat */
     __pipeline_wait_prior(1);
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -1196,15 +1223,15 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
 #pragma unroll
       for (int i = 0; i < L; i++) {
         float hat = (x[i] - mean) * rstd, g = dy[i] * w[i];
-        sum_g += g;
-        sum_gx += g * hat;
-        dw[k][i] += dy[i] * hat;
-        db[k][i] += dy[i];
+        means.x += g;
+        means.y += g * hat;
+        sums[DW][k][i] += dy[i] * hat;
+        sums[DB][k][i] += dy[i];
       }
     }
-    /* Each sum's barrier also ends the reading of the other's buffer. */
-    float mean_g = g2z__team_sum<TEAM>(sum_g, shared[0]) / (float)data.C;
-    float mean_gx = g2z__team_sum<TEAM>(sum_gx, shared[1]) / (float)data.C;
+    means = g2z__team_sums(means, shared, stage);
+    means.x /= (float)data.C;
+    means.y /= (float)data.C;
 #pragma unroll
     for (int k = 0; k < K; k++) {
       int pack = k * (int)blockDim.x + (int)threadIdx.x;
@@ -1218,7 +1245,7 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
 #pragma unroll
       for (int i = 0; i < L; i++) {
         float hat = (x[i] - mean) * rstd;
-        out[i] += rstd * (dy[i] * w[i] - mean_g - hat * mean_gx);
+        out[i] += rstd * (dy[i] * w[i] - means.x - hat * means.y);
       }
       uint4 stored = g2z__pack<A>(out);
       g2z__put(data.dres, at, stored);
@@ -1233,55 +1260,34 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
         g2z__unpack<A>(out, stored);
       }
 #pragma unroll
-      for (int i = 0; i < L; i++) dbias[k][i] += out[i];
+      for (int i = 0; i < L; i++) sums[DBIAS][k][i] += out[i];
     }
   }
-  int rows = 2 + data.with_bias;
-  float *partial = data.partial + (size_t)blockIdx.x * (size_t)rows * (size_t)data.C;
-  g2z__layernorm_partial<K, L, TEAM>(partial, dw, packs);
-  g2z__layernorm_partial<K, L, TEAM>(partial + data.C, db, packs);
-  if (data.with_bias)
-    g2z__layernorm_partial<K, L, TEAM>(partial + 2 * (size_t)data.C, dbias, packs);
+  int tensors = 2 + data.with_bias;
+  float *partial = data.partial + (size_t)blockIdx.x * (size_t)tensors * (size_t)data.C;
+  g2z__layernorm_partial<K, L>(partial, sums, tensors, data.C);
 }
 
-/* With blocks 0: only says in *blocks how many run at once on a multiprocessor. */
-template <typename A, g2z__drop DROP>
-struct g2z__layernorm_bwd {
-  template <int K, g2z__team TEAM>
-  struct kernel {
-    static void launch(cudaStream_t stream, int threads, int *blocks,
-                       const g2z__layernorm_bwd_data<A> &data) {
-      auto run = g2z_k_layernorm_bwd<A, K, TEAM, DROP>;
-      int rows = TEAM == G2Z__TEAM_WARP ? 8 : 1;
-      size_t ring = (size_t)(2 * 3 * K * threads * rows) * sizeof(uint4);
-      if (*blocks == 0) {
-        cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring);
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, run, threads * rows, ring);
-        return;
-      }
-      run<<<(unsigned)*blocks, dim3((unsigned)threads, (unsigned)rows), ring, stream>>>(data);
-    }
-  };
-};
-
-template <typename A, typename G, g2z__drop DROP>
+/* As many blocks as run at once, of as many teams as make up to 8 warps. */
+template <typename A, typename G, int K, g2z__drop DROP>
 static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_data<A> data,
-                                         G *dw, G *db, G *dbias, g2z_write mode) {
-  g2z__cuda *cuda = g2z__cuda_of(device);
-  g2z__row_shape shape;
-  G2Z__TRY(g2z__row_shape_make(device, data.C / g2z__lanes<A>, 4, &shape));
-  int blocks = 0, rows = 2 + data.with_bias;
-  g2z__row_dispatch<g2z__layernorm_bwd<A, DROP>::template kernel, 4>(
-      shape, cuda->stream, shape.threads, &blocks, data);
-  int wanted = (int)g2z__blocks((size_t)data.N, shape.team == G2Z__TEAM_WARP ? 8 : 1);
-  blocks = blocks < 1 ? cuda->sms : blocks * cuda->sms;
-  if (blocks > wanted) blocks = wanted;
+                                         int threads, G *dw, G *db, G *dbias, g2z_write mode) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  auto kernel = g2z_k_layernorm_bwd<A, K, DROP>;
+  int teams = threads <= 128 ? 256 / threads : 1, tensors = 2 + data.with_bias, blocks = 0;
+  size_t ring = (size_t)(2 * 3 * K * threads * teams) * sizeof(uint4);
+  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)ring));
+  G2Z__CUDA(device, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads * teams,
+                                                                  ring));
+  size_t wanted = g2z__blocks((size_t)data.N, (size_t)teams);
+  blocks = (blocks < 1 ? 1 : blocks) * cuda->sms;
+  if ((size_t)blocks > wanted) blocks = (int)wanted;
   void *memory;
-  G2Z__TRY(g2z__scratch(device, (size_t)blocks * (size_t)rows * (size_t)data.C * sizeof(float),
+  G2Z__TRY(g2z__scratch(device, (size_t)blocks * (size_t)tensors * (size_t)data.C * sizeof(float),
                         &memory));
   data.partial = (float *)memory;
-  g2z__row_dispatch<g2z__layernorm_bwd<A, DROP>::template kernel, 4>(
-      shape, cuda->stream, shape.threads, &blocks, data);
+  kernel<<<(unsigned)blocks, dim3((unsigned)threads, (unsigned)teams), ring, cuda->stream>>>(data);
   G2Z__TRY(g2z__launched(device, "g2z_k_layernorm_bwd"));
   return g2z__add_slabs<G>(device, dw, db, dbias, data.partial, blocks, data.C, mode);
 }
@@ -1306,9 +1312,13 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
   data.dropout = g2z__dropout_value(dropout);
   data.N = N;
   data.C = C;
-  auto run = g2z__dropout_on(dropout) && dbias ? g2z__layernorm_bwd_run<A, G, G2Z__DROP_ON>
-                                               : g2z__layernorm_bwd_run<A, G, G2Z__DROP_OFF>;
-  return run(device, data, (G *)dw, (G *)db, (G *)dbias, mode);
+  int threads, K, drops = g2z__dropout_on(dropout) && dbias;
+  G2Z__TRY(g2z__row_threads(device, C / g2z__lanes<A>, &threads, &K));
+  auto run = K == 1 ? drops ? g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_ON>
+                            : g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_OFF>
+             : drops ? g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_ON>
+                     : g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_OFF>;
+  return run(device, data, threads, (G *)dw, (G *)db, (G *)dbias, mode);
 }
 
 /* ===== >>k24 pointwise ===================================================
@@ -1319,14 +1329,15 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
  * logistic function of 2u. Written so, small results keep their digits: 1 + tanh u would lose them.
  * Hendrycks and Gimpel 2016, arXiv:1606.08415. */
 static __device__ inline float g2z__k_gelu_gate(float x) {
-  float u2 = 1.5957691216057308f * x * (1.0f + 0.044715f * x * x);
-  return 1.0f / (1.0f + expf(-u2));
+  /* exp(-2u) as a power of 2; it may overflow to infinity, and then the gate is 0 */
+  float power = -1.5957691216057308f * G2Z__LOG2E * x * (1.0f + 0.044715f * x * x);
+  return __fdividef(1.0f, 1.0f + g2z__exp2(power));
 }
 static __device__ inline float g2z__k_gelu(float x) { return x * g2z__k_gelu_gate(x); }
 static __device__ inline float g2z__k_gelu_gradient(float x) {
   float gate = g2z__k_gelu_gate(x);
   float slope = 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * x * x);
-  return gate + x * gate * (1.0f - gate) * slope;
+  return gate + x * slope * (gate - gate * gate);
 }
 
 /* g2z_k_gelu_fwd: y = gelu(x)
@@ -2187,21 +2198,12 @@ static __device__ inline float g2z__att_drop_one(const g2z__att_drop &drop, int 
 typedef enum g2z__att_side { G2Z__ROWS_ARE_QUERIES, G2Z__ROWS_ARE_KEYS } g2z__att_side;
 
 /* The factors of a C tile whose first element is (row, column). A draw makes the factors of four
- * neighbouring keys: where T is a multiple of 4 these lie in the same tile, and the lanes that share
- * them draw one group each and exchange. Otherwise each element is drawn alone. */
+ * neighbouring keys, which lie in one tile because T is a multiple of 4 here: the lanes that share
+ * them draw one group each and exchange. */
 template <g2z__att_side SIDE>
 static __device__ inline void g2z__att_drop_tile(float (&factors)[4], const g2z__att_drop &drop,
                                                  int row, int column) {
   int g = g2z__lane_row(), t = g2z__lane() % 4;
-  if (drop.T % 4) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      int y = row + g + i / 2 * 8, x = column + t * 2 + i % 2;
-      factors[i] = SIDE == G2Z__ROWS_ARE_QUERIES ? g2z__att_drop_one(drop, y, x)
-                                                 : g2z__att_drop_one(drop, x, y);
-    }
-    return;
-  }
   uint32_t first = (uint32_t)(drop.head / 4), per_query = drop.T / 4;
   float drawn[4];
   if constexpr (SIDE == G2Z__ROWS_ARE_QUERIES) {
@@ -2982,806 +2984,6 @@ g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const 
   g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 1, 3, T, NH, HS), dk, row, k_factor);
   g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 2, 3, T, NH, HS), dv, row, v_factor);
 }
-
-/* ===== >>k41 attention on Hopper =========================================
- * In:  what room k40 takes, with HS = 64, no dropout, fp16 or bf16, on sm_90a.
- * Out: the same.
- * Law: a tile is 64 rows of 128 bytes in the TMA's 128-byte swizzle, which is room k40's: piece p of
- *      row r lies at p ^ (r % 8). wgmma's accumulators lie in registers as mma.sync's C does.
- *
- * wgmma runs while its warps do something else, and one tile in shared memory feeds a whole
- * warpgroup. Tiles come by TMA straight from the packed tensors; rows beyond T arrive as zeros.
- * An mbarrier per stage says "full" (bytes have landed) or "empty" (all its readers are done); the
- * n-th use of a stage waits for phase n. */
-
-#define G2Z__TILE_ROWS 64
-#define G2Z__TILE_BYTES 8192     /* 64 rows of 64 numbers of 2 bytes */
-
-/* Without wgmma the kernels below are empty and have room for one warp, so that the launcher can ask
- * what was compiled. */
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define G2Z__HOPPER_THREADS(threads) threads
-#else
-#define G2Z__HOPPER_THREADS(threads) 32
-#endif
-
-/* ----- barriers and copies ----------------------------------------------- */
-
-static __device__ inline uint32_t g2z__shared_at(const void *at) {
-  return (uint32_t)__cvta_generic_to_shared(at);
-}
-static __device__ inline void g2z__barrier_init(const uint64_t *barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(g2z__shared_at(barrier)),
-               "r"(arrivals)
-               : "memory");
-}
-static __device__ inline void g2z__barrier_arrive(const uint64_t *barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(g2z__shared_at(barrier)) : "memory");
-}
-/* One arrival for a whole warp, when all its lanes are there. */
-static __device__ inline void g2z__barrier_arrive_warp(const uint64_t *barrier) {
-  __syncwarp();
-  if (g2z__lane() == 0) g2z__barrier_arrive(barrier);
-}
-static __device__ inline void g2z__barrier_expect(const uint64_t *barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   g2z__shared_at(barrier)),
-               "r"(bytes)
-               : "memory");
-}
-static __device__ inline void g2z__barrier_wait(const uint64_t *barrier, uint32_t parity) {
-  uint32_t at = g2z__shared_at(barrier), done;
-  do {
-    asm volatile("{\n.reg .pred p;\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(at), "r"(parity)
-                 : "memory");
-  } while (!done);
-}
-
-/* The compiler must see that a warpgroup goes one way: then wgmma may stay under way across branches. */
-static __device__ inline int g2z__warpgroup(void) {
-  return __shfl_sync(G2Z__ALL_LANES, (int)(threadIdx.x / 128), 0);
-}
-
-/* Where the n-th tile of a stream lies, and which phase its barriers are in. */
-template <int STAGES>
-struct g2z__turn {
-  int stage;
-  uint32_t phase;
-  __device__ inline void next() {
-    if (++stage < STAGES) return;
-    stage = 0;
-    phase ^= 1;
-  }
-};
-
-/* 64 rows from `row` on of head `head` (of all heads in a token) of sequence `b`. */
-static __device__ inline void g2z__copy_tile(uint32_t to, const CUtensorMap *map, int head, int row,
-                                             int b, const uint64_t *full) {
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-               "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
-               "l"(map), "r"(0), "r"(head), "r"(row), "r"(b), "r"(g2z__shared_at(full))
-               : "memory");
-}
-static __device__ inline void g2z__copy_bytes(uint32_t to, const void *from, int bytes,
-                                              const uint64_t *full) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-               "[%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(g2z__shared_at(full))
-               : "memory");
-}
-
-/* ----- wgmma -------------------------------------------------------------
- * A tile as an operand: by rows when its rows are m or n and its columns are summed over, by columns
- * when its rows are summed over. Both ways groups of 8 rows are 1024 bytes apart; 16 terms of the sum
- * are 32 bytes along a row, or 16 rows. */
-
-static __device__ inline uint64_t g2z__operand(uint32_t at) {
-  return 1ull << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(1024 >> 4) << 16 |
-         (uint64_t)((at & 0x3ffffu) >> 4);
-}
-
-static __device__ inline void g2z__wgmma_fence(void) {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-static __device__ inline void g2z__wgmma_commit(void) {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-/* Until at most PENDING groups are under way; c must not be read before. */
-template <int PENDING>
-static __device__ inline void g2z__wgmma_wait(void) {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-/* The compiler does not know that wgmma is still writing: nothing that reads c may move up. */
-static __device__ inline void g2z__settled(float (&c)[8][4]) {
-#pragma unroll
-  for (int n = 0; n < 8; n++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i])::"memory");
-}
-
-#define G2Z__C_TEXT                                                                             \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define G2Z__C_TILE(how, c) how(c[0]), how(c[1]), how(c[2]), how(c[3])
-#define G2Z__C_LIST(how, c)                                                           \
-  G2Z__C_TILE(how, c[0]), G2Z__C_TILE(how, c[1]), G2Z__C_TILE(how, c[2]),             \
-      G2Z__C_TILE(how, c[3]), G2Z__C_TILE(how, c[4]), G2Z__C_TILE(how, c[5]),         \
-      G2Z__C_TILE(how, c[6]), G2Z__C_TILE(how, c[7])
-
-/* c[64,64] = a[64,16] b[16,64], a in registers, the tile of b read by rows. */
-#define G2Z__WGMMA_FIRST(type)                                                            \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                 \
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
-               ", {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                              \
-               : G2Z__C_LIST("=f", c)                                                     \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-template <typename A>
-static __device__ inline void g2z__wgmma_first(float (&c)[8][4], const uint32_t (&a)[4],
-                                               uint64_t b) {
-  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_FIRST("f16");
-  else G2Z__WGMMA_FIRST("bf16");
-}
-
-/* How a tile is read. */
-typedef enum g2z__by { G2Z__BY_ROWS, G2Z__BY_COLUMNS } g2z__by;
-
-/* c[64,64] += a[64,16] b[16,64], a in registers. */
-#define G2Z__WGMMA_REGISTERS(type)                                                        \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
-               ", {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"                               \
-               : G2Z__C_LIST("+f", c)                                                     \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)BY))
-template <typename A, g2z__by BY>
-static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_REGISTERS("f16");
-  else G2Z__WGMMA_REGISTERS("bf16");
-}
-
-/* c[64,64] += a[64,16] b[16,64], both in shared memory, read by columns. */
-#define G2Z__WGMMA_SHARED(type)                                                            \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
-               ", %32, %33, 1, 1, 1, 1, 1;"                                                \
-               : G2Z__C_LIST("+f", c)                                                      \
-               : "l"(a), "l"(b))
-template <typename A>
-static __device__ inline void g2z__wgmma_columns(float (&c)[8][4], uint64_t a, uint64_t b) {
-  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_SHARED("f16");
-  else G2Z__WGMMA_SHARED("bf16");
-}
-
-/* c = a tile^T: 64 columns are summed over. */
-template <typename A>
-static __device__ inline void g2z__wgmma_scores(float (&c)[8][4], const uint32_t (&a)[4][4],
-                                                uint32_t tile) {
-  g2z__wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-    if (k == 0) g2z__wgmma_first<A>(c, a[k], g2z__operand(tile));
-    else g2z__wgmma<A, G2Z__BY_ROWS>(c, a[k], g2z__operand(tile + (uint32_t)k * 32u));
-  g2z__wgmma_commit();
-}
-/* c += a tile: 64 rows are summed over. */
-template <typename A>
-static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32_t (&a)[4][4],
-                                                  uint32_t tile) {
-  g2z__wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-    g2z__wgmma<A, G2Z__BY_COLUMNS>(c, a[k], g2z__operand(tile + (uint32_t)k * 2048u));
-  g2z__wgmma_commit();
-}
-
-/* ----- forward ----------------------------------------------------------- */
-
-#define G2Z__HOPPER_FWD_STAGES 4
-#define G2Z__HOPPER_FWD_BYTES (1024 + G2Z__HOPPER_FWD_STAGES * 2 * G2Z__TILE_BYTES)
-
-/* g2z_k_attention_hopper_fwd: g2z_k_attention_fwd with wgmma; a warpgroup owns 64 queries.
- *   qkv_map  qkv as {64, 3 NH, T, B}
- * Math    as g2z_k_attention_fwd
- * Launch  grid B*NH*ceil(T/128), 256 threads, two blocks per multiprocessor: one warpgroup's softmax
- *         runs under the products of the other three. Four stages of K and V: 65 KB
- * Order   keys upwards in blocks of 64
- * Source  FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608) for the use of wgmma and TMA
- * Oracle  g2z_cpu_attention_fwd; test cuda_attention */
-template <typename A>
-static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(256), 2)
-g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
-                           const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
-                           float scale) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int STAGES = G2Z__HOPPER_FWD_STAGES;
-  extern __shared__ unsigned char g2z__shared_bytes[];
-  __shared__ uint64_t full[STAGES], empty[STAGES];
-  uint32_t tiles = (g2z__shared_at(g2z__shared_bytes) + 1023u) & ~1023u;
-  int blocks = (T + 127) / 128, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
-  int block = blocks - 1 - (int)blockIdx.x % blocks, group = g2z__warpgroup();
-  int row = block * 128 + (int)threadIdx.x / 32 * 16; /* of this warp */
-  int key_blocks = (T + 63) / 64;
-  int count = min(key_blocks, block * 2 + 2), mine = min(count, block * 2 + group + 1);
-  auto load = [&](int n) { /* key block n, by one thread */
-    const uint64_t *barrier = full + n % STAGES;
-    uint32_t to = tiles + (uint32_t)(n % STAGES * 2 * G2Z__TILE_BYTES);
-    g2z__barrier_expect(barrier, 2 * G2Z__TILE_BYTES);
-    g2z__copy_tile(to, &qkv_map, NH + h, n * 64, b, barrier);
-    g2z__copy_tile(to + G2Z__TILE_BYTES, &qkv_map, 2 * NH + h, n * 64, b, barrier);
-  };
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      g2z__barrier_init(full + i, 1);
-      g2z__barrier_init(empty + i, 8);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    for (int n = 0; n < min(count, STAGES); n++) load(n);
-  }
-  __syncthreads();
-  uint32_t q[4][4], p[4][4];
-  g2z__load_a<64>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, 64), row);
-  float s[1][8][4], o[1][8][4] = {}, largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {};
-  float shrink[1][2];
-  for (int n = 0; n < mine; n++) {
-    uint32_t stage = tiles + (uint32_t)(n % STAGES * 2 * G2Z__TILE_BYTES);
-    g2z__barrier_wait(full + n % STAGES, (uint32_t)(n / STAGES % 2));
-    g2z__wgmma_scores<A>(s[0], q, stage);
-    if (n > 0) { /* the last block's P V runs under this one's softmax */
-      uint32_t last = tiles + (uint32_t)((n - 1) % STAGES * 2 * G2Z__TILE_BYTES);
-      g2z__wgmma_weighted<A>(o[0], p, last + G2Z__TILE_BYTES);
-      g2z__wgmma_wait<1>();
-    } else {
-      g2z__wgmma_wait<0>();
-    }
-    g2z__settled(s[0]);
-    if (n * 64 + 63 > row) {
-#pragma unroll
-      for (int i = 0; i < 8; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-          if (n * 64 + i * 8 + g2z__lane_column() + j % 2 > row + g2z__lane_row() + j / 2 * 8)
-            s[0][i][j] = -INFINITY;
-    }
-    g2z__softmax_step<1>(s, largest, sum, shrink, scale * G2Z__LOG2E);
-    g2z__wgmma_wait<0>();
-    g2z__settled(o[0]);
-    g2z__shrink<64, 1>(o, shrink);
-#pragma unroll
-    for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[0][2 * k], s[0][2 * k + 1]);
-    if (n > 0) g2z__barrier_arrive_warp(empty + (n - 1) % STAGES);
-    /* Two blocks behind, so that the other warpgroup is not waited for. */
-    if (threadIdx.x == 0 && n > 1 && n - 2 + STAGES < count) {
-      g2z__barrier_wait(empty + (n - 2) % STAGES, (uint32_t)((n - 2) / STAGES % 2));
-      load(n - 2 + STAGES);
-    }
-    __syncwarp();
-  }
-  g2z__wgmma_weighted<A>(o[0], p, tiles + (uint32_t)((mine - 1) % STAGES * 2 * G2Z__TILE_BYTES) +
-                                      G2Z__TILE_BYTES);
-  g2z__wgmma_wait<0>();
-  g2z__settled(o[0]);
-  g2z__att_finish<64>(out, lse, o[0], largest[0], sum[0], b, h, row, T, NH, 64, scale);
-#else
-  (void)out, (void)lse, (void)qkv, (void)qkv_map, (void)T, (void)NH, (void)scale;
-#endif
-}
-
-/* ----- backward ---------------------------------------------------------- */
-
-#define G2Z__HOPPER_BWD_STAGES 4
-#define G2Z__HOPPER_STATS_BYTES 256 /* 64 floats */
-
-/* Rows of statistics are padded, so that every copy of 64 is whole. */
-static inline __host__ __device__ int g2z__hopper_pitch(int T) { return (T + 63) / 64 * 64; }
-
-/* g2z_k_attention_hopper_stats: lse2[row] = lse * log2(e), d[row] = sum over HS of dout * out; zero in
- * the padding of a row, where dout is zero too.
- *   lse2, d   [B*NH,pitch] f32 out
- *   dout,out  [B,T,NH,64] A in
- * Launch  grid (pitch*NH/32, B), 256 threads, 8 for each 64 numbers
- * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB, 24 us at 4.28 TB/s */
-template <typename A>
-static __global__ void __launch_bounds__(256)
-g2z_k_attention_hopper_stats(float *lse2, float *d, const A *dout, const A *out, const float *lse,
-                             int T, int NH) {
-  int pitch = g2z__hopper_pitch(T), item = (int)(blockIdx.x * 32 + threadIdx.x / 8);
-  int t = item / NH, h = item % NH, b = (int)blockIdx.y;
-  float sum = 0, x[8], y[8];
-  if (t < T) {
-    size_t at = (((size_t)b * (size_t)T + (size_t)t) * (size_t)NH + (size_t)h) * 8 + threadIdx.x % 8;
-    g2z__unpack<A>(x, g2z__get_once(dout, at));
-    g2z__unpack<A>(y, g2z__get_once(out, at));
-#pragma unroll
-    for (int i = 0; i < 8; i++) sum += x[i] * y[i];
-  }
-#pragma unroll
-  for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
-  if (threadIdx.x % 8) return;
-  size_t head = (size_t)(b * NH + h), to = head * (size_t)pitch + (size_t)t;
-  lse2[to] = t < T ? lse[head * (size_t)T + (size_t)t] * G2Z__LOG2E : 0.0f;
-  d[to] = sum;
-}
-
-/* What the backward kernel is handed. */
-template <typename A>
-struct g2z__hopper_bwd {
-  A *dqkv;             /* [B,T,3,NH,64] out */
-  float *sums;         /* [B,3C] out: columns of a sequence's dqkv */
-  float4 *dq;          /* [gridDim.x][ceil(T/64)][8][128]: each block's dQ while it is not complete */
-  const float *lse2, *d;
-  int B, T, NH;
-  float scale;
-};
-
-/* Shared memory, from an address that is a multiple of 1024. */
-struct g2z__hopper_shared {
-  enum {
-    STAGES = G2Z__HOPPER_BWD_STAGES,
-    TILE = G2Z__TILE_BYTES,
-    K = 0, V = K + 4 * TILE,           /* two stages of 128 keys */
-    Q = V + 4 * TILE,                  /* STAGES of 64 queries */
-    DOUT = Q + STAGES * TILE,
-    DS = DOUT + STAGES * TILE,         /* two of dS^T, 128 keys by 64 queries */
-    LSE2 = DS + 4 * TILE,
-    D = LSE2 + STAGES * G2Z__HOPPER_STATS_BYTES,
-    KV_SUMS = D + STAGES * G2Z__HOPPER_STATS_BYTES, /* [8 warps][128] */
-    Q_SUMS = KV_SUMS + 8 * 128 * 4,                 /* [4 warps][64] */
-    BYTES = Q_SUMS + 4 * 64 * 4 + 1024
-  };
-};
-
-struct g2z__hopper_barriers {
-  uint64_t kv_full[2], kv_empty[2];
-  uint64_t q_full[G2Z__HOPPER_BWD_STAGES], q_empty[G2Z__HOPPER_BWD_STAGES];
-  uint64_t ds_full[2], ds_empty[2];
-};
-
-/* Over the lanes of a C tile that hold the same columns. */
-static __device__ inline float g2z__sum_of_rows(float x) {
-#pragma unroll
-  for (int lanes = 4; lanes < 32; lanes *= 2) x += __shfl_xor_sync(G2Z__ALL_LANES, x, lanes);
-  return x;
-}
-
-/* The walk that all warpgroups of a block share: its heads, their blocks of 128 keys, and for each the
- * tiles of 64 queries from the first that sees one of its keys. */
-#define G2Z__HOPPER_WALK_HEADS(x) \
-  for (int bh = (int)blockIdx.x; bh < (x).B * (x).NH; bh += (int)gridDim.x)
-#define G2Z__HOPPER_WALK_KEYS(x) for (int j = 0; j * 128 < (x).T; j++)
-
-/* One thread asks for all tiles, as far ahead as there is room. */
-template <typename A>
-static __device__ inline void g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv,
-                                               const CUtensorMap *dout, uint32_t shared,
-                                               g2z__hopper_barriers *barriers) {
-  typedef g2z__hopper_shared S;
-  g2z__turn<2> kv = {0, 0};
-  g2z__turn<S::STAGES> q = {0, 0};
-  size_t pitch = (size_t)g2z__hopper_pitch(x.T);
-  G2Z__HOPPER_WALK_HEADS(x) {
-    int b = bh / x.NH, h = bh % x.NH;
-    G2Z__HOPPER_WALK_KEYS(x) {
-      g2z__barrier_wait(barriers->kv_empty + kv.stage, kv.phase ^ 1);
-      const uint64_t *full = barriers->kv_full + kv.stage;
-      g2z__barrier_expect(full, 4 * S::TILE);
-      for (int half = 0; half < 2; half++) {
-        uint32_t to = shared + (uint32_t)((kv.stage * 2 + half) * S::TILE);
-        g2z__copy_tile(to + S::K, qkv, x.NH + h, j * 128 + half * 64, b, full);
-        g2z__copy_tile(to + S::V, qkv, 2 * x.NH + h, j * 128 + half * 64, b, full);
-      }
-      kv.next();
-      for (int i = 2 * j; i * 64 < x.T; i++) {
-        g2z__barrier_wait(barriers->q_empty + q.stage, q.phase ^ 1);
-        full = barriers->q_full + q.stage;
-        g2z__barrier_expect(full, 2 * S::TILE + 2 * G2Z__HOPPER_STATS_BYTES);
-        g2z__copy_tile(shared + (uint32_t)(S::Q + q.stage * S::TILE), qkv, h, i * 64, b, full);
-        g2z__copy_tile(shared + (uint32_t)(S::DOUT + q.stage * S::TILE), dout, h, i * 64, b, full);
-        size_t at = (size_t)bh * pitch + (size_t)i * 64;
-        uint32_t stats = shared + (uint32_t)(q.stage * G2Z__HOPPER_STATS_BYTES);
-        g2z__copy_bytes(stats + S::LSE2, x.lse2 + at, G2Z__HOPPER_STATS_BYTES, full);
-        g2z__copy_bytes(stats + S::D, x.d + at, G2Z__HOPPER_STATS_BYTES, full);
-        q.next();
-      }
-    }
-  }
-}
-
-/* One warpgroup adds up dQ. A tile of it comes complete with the keys on its diagonal; until then it
- * lies in memory in the order of the registers, where each thread finds what it left. */
-template <typename A>
-static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32_t shared,
-                                             float *q_sums, g2z__hopper_barriers *barriers) {
-  typedef g2z__hopper_shared S;
-  g2z__turn<2> kv = {0, 0}, ds = {0, 0};
-  int thread = (int)threadIdx.x % 128, warp = thread / 32, tiles = (x.T + 63) / 64;
-  float4 *mine = x.dq + (size_t)blockIdx.x * (size_t)tiles * 1024 + (size_t)thread;
-  G2Z__HOPPER_WALK_HEADS(x) {
-    int b = bh / x.NH, h = bh % x.NH;
-    auto to = g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64);
-    float sums[8][2] = {};
-    G2Z__HOPPER_WALK_KEYS(x) {
-      g2z__barrier_wait(barriers->kv_full + kv.stage, kv.phase);
-      uint32_t k_tile = shared + (uint32_t)(S::K + kv.stage * 2 * S::TILE);
-      for (int i = 2 * j; i < tiles; i++) {
-        float dq[8][4] = {};
-        float4 *left = mine + (size_t)i * 1024;
-        if (j > 0) {
-#pragma unroll
-          for (int n = 0; n < 8; n++) {
-            float4 four = left[n * 128];
-            dq[n][0] = four.x, dq[n][1] = four.y, dq[n][2] = four.z, dq[n][3] = four.w;
-          }
-        }
-        g2z__barrier_wait(barriers->ds_full + ds.stage, ds.phase);
-        uint32_t ds_tile = shared + (uint32_t)(S::DS + ds.stage * 2 * S::TILE);
-        g2z__wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          g2z__wgmma_columns<A>(dq, g2z__operand(ds_tile + (uint32_t)k * 2048u),
-                                g2z__operand(k_tile + (uint32_t)k * 2048u));
-        if (i > 2 * j) { /* the first tile's queries see only the first 64 keys */
-          g2z__wgmma_fence();
-#pragma unroll
-          for (int k = 4; k < 8; k++)
-            g2z__wgmma_columns<A>(dq, g2z__operand(ds_tile + (uint32_t)k * 2048u),
-                                  g2z__operand(k_tile + (uint32_t)k * 2048u));
-        }
-        g2z__wgmma_commit();
-        g2z__wgmma_wait<0>();
-        g2z__settled(dq);
-        g2z__barrier_arrive_warp(barriers->ds_empty + ds.stage);
-        ds.next();
-        if (i / 2 > j) {
-#pragma unroll
-          for (int n = 0; n < 8; n++)
-            left[n * 128] = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
-          continue;
-        }
-        g2z__store_c<64>(to, dq, i * 64 + warp * 16, x.scale, x.scale);
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-          sums[n][0] += dq[n][0] + dq[n][2];
-          sums[n][1] += dq[n][1] + dq[n][3];
-        }
-      }
-      g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
-      kv.next();
-    }
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        float sum = g2z__sum_of_rows(sums[n][e]);
-        if (g2z__lane_row() == 0) q_sums[warp * 64 + n * 8 + g2z__lane_column() + e] = sum;
-      }
-    asm volatile("bar.sync 2, 128;" ::: "memory");
-    if (thread < 64)
-      x.sums[(size_t)b * 3 * (size_t)(x.NH * 64) + (size_t)(h * 64 + thread)] =
-          x.scale * (q_sums[thread] + q_sums[64 + thread] + q_sums[128 + thread] +
-                     q_sums[192 + thread]);
-    asm volatile("bar.sync 2, 128;" ::: "memory");
-  }
-}
-
-/* 16 rows of a tile in shared memory as A of a product over its columns. */
-static __device__ inline void g2z__read_a(uint32_t (&a)[4][4], uint32_t tile, int row) {
-  g2z__reader reader = g2z__reader_b_transposed<64>(); /* the same rows, but not transposed */
-#pragma unroll
-  for (int k = 0; k < 4; k++) g2z__read_b(a[k], g2z__tile_at<64>(tile, reader, row, k * 16));
-}
-
-/* 16 rows, as A, to a tile. */
-static __device__ inline void g2z__write_a(uint32_t tile, int row, const uint32_t (&a)[4][4]) {
-  g2z__reader reader = g2z__reader_b_transposed<64>();
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     g2z__tile_at<64>(tile, reader, row, k * 16)),
-                 "r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3])
-                 : "memory");
-}
-
-/* The part of a block's 128 keys that one warpgroup owns, and where its tiles lie. */
-struct g2z__hopper_keys {
-  uint32_t shared;
-  g2z__hopper_barriers *barriers;
-  g2z__turn<G2Z__HOPPER_BWD_STAGES> q;
-  g2z__turn<2> ds;
-  int row;             /* of this warp inside the 128 */
-};
-
-/* s = K Q^T and dp = V dout^T of the next tile, when it is there: two groups of wgmma. */
-template <typename A>
-static __device__ inline void
-g2z__hopper_scores(float (&s)[8][4], float (&dp)[8][4], const uint32_t (&k)[4][4],
-                   const uint32_t (&v)[4][4], const g2z__hopper_keys &keys) {
-  typedef g2z__hopper_shared S;
-  uint32_t tile = keys.shared + (uint32_t)(keys.q.stage * S::TILE);
-  g2z__barrier_wait(keys.barriers->q_full + keys.q.stage, keys.q.phase);
-  g2z__wgmma_scores<A>(s, k, tile + S::Q);
-  g2z__wgmma_scores<A>(dp, v, tile + S::DOUT);
-}
-
-/* One tile of 64 queries, whose scores are under way: P^T, dS^T and dV; dS^T goes to shared memory for
- * dQ, and to `g` for dK. */
-template <typename A, g2z__att_mask MASK>
-static __device__ inline void
-g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_t (&g)[4][4],
-                 const g2z__hopper_keys &keys, const float *stats, float scale2) {
-  typedef g2z__hopper_shared S;
-  const float *lse2 = stats + S::LSE2 / 4 + keys.q.stage * 64 + g2z__lane_column();
-  const float *d = stats + S::D / 4 + keys.q.stage * 64 + g2z__lane_column();
-  int row = keys.row % 64 + g2z__lane_row();
-  uint32_t p[4][4];
-#pragma unroll
-  for (int n = 0; n < 8; n++) {
-    float2 two = *reinterpret_cast<const float2 *>(lse2 + n * 8);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      s[n][i] = g2z__exp2(s[n][i] * scale2 - (i % 2 ? two.y : two.x));
-      if (MASK == G2Z__MASK_CAUSAL && row + i / 2 * 8 > n * 8 + g2z__lane_column() + i % 2)
-        s[n][i] = 0;
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[2 * k], s[2 * k + 1]);
-  g2z__wgmma_weighted<A>(dv, p, keys.shared + (uint32_t)(S::DOUT + keys.q.stage * S::TILE));
-  g2z__wgmma_wait<1>(); /* all but dV: dp is there */
-  g2z__settled(dp);
-#pragma unroll
-  for (int n = 0; n < 8; n++) {
-    float2 two = *reinterpret_cast<const float2 *>(d + n * 8);
-#pragma unroll
-    for (int i = 0; i < 4; i++) dp[n][i] = s[n][i] * (dp[n][i] - (i % 2 ? two.y : two.x));
-  }
-#pragma unroll
-  for (int k = 0; k < 4; k++) g2z__as_a<A>(g[k], dp[2 * k], dp[2 * k + 1]);
-  g2z__barrier_wait(keys.barriers->ds_empty + keys.ds.stage, keys.ds.phase ^ 1);
-  g2z__write_a(keys.shared + (uint32_t)(S::DS + keys.ds.stage * 2 * S::TILE), keys.row, g);
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* wgmma reads it next */
-  g2z__barrier_arrive_warp(keys.barriers->ds_full + keys.ds.stage);
-  g2z__wgmma_wait<0>();
-  g2z__settled(dv);
-}
-
-/* dK and dV of a warpgroup's 64 keys over the tiles from the one on the diagonal on. A tile's dK is
- * asked for together with the next tile's scores, so that the tensor cores go from one to the other. */
-template <typename A>
-static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8][4],
-                                                const uint32_t (&k)[4][4],
-                                                const uint32_t (&v)[4][4], g2z__hopper_keys &keys,
-                                                const float *stats, int count, float scale2) {
-  typedef g2z__hopper_shared S;
-  float s[8][4], dp[8][4];
-  uint32_t g[4][4];
-  g2z__hopper_scores<A>(s, dp, k, v, keys);
-  g2z__wgmma_wait<1>(); /* all but dp */
-  g2z__settled(s);
-  g2z__hopper_tile<A, G2Z__MASK_CAUSAL>(s, dp, dv, g, keys, stats, scale2);
-  for (int i = 1; i < count; i++) {
-    int last = keys.q.stage;
-    keys.q.next();
-    keys.ds.next();
-    g2z__wgmma_weighted<A>(dk, g, keys.shared + (uint32_t)(S::Q + last * S::TILE));
-    g2z__hopper_scores<A>(s, dp, k, v, keys);
-    g2z__wgmma_wait<1>();
-    g2z__settled(s);
-    g2z__settled(dk);
-    g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
-    g2z__hopper_tile<A, G2Z__MASK_NONE>(s, dp, dv, g, keys, stats, scale2);
-  }
-  g2z__wgmma_weighted<A>(dk, g, keys.shared + (uint32_t)(S::Q + keys.q.stage * S::TILE));
-  g2z__wgmma_wait<0>();
-  g2z__settled(dk);
-  g2z__barrier_arrive_warp(keys.barriers->q_empty + keys.q.stage);
-  keys.q.next();
-  keys.ds.next();
-}
-
-/* Two warpgroups compute dK and dV of 64 keys each. */
-template <typename A>
-static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint32_t shared,
-                                              const float *stats, float *kv_sums,
-                                              g2z__hopper_barriers *barriers) {
-  typedef g2z__hopper_shared S;
-  int group = g2z__warpgroup(), warp = (int)threadIdx.x / 32, tiles = (x.T + 63) / 64;
-  g2z__turn<2> kv = {0, 0};
-  g2z__hopper_keys keys = {shared, barriers, {0, 0}, {0, 0}, warp * 16};
-  float *sums = kv_sums + warp * 128;
-  G2Z__HOPPER_WALK_HEADS(x) {
-    int b = bh / x.NH, h = bh % x.NH;
-    for (int i = g2z__lane(); i < 128; i += 32) sums[i] = 0;
-    __syncwarp();
-    G2Z__HOPPER_WALK_KEYS(x) {
-      uint32_t k[4][4], v[4][4];
-      float dk[8][4] = {}, dv[8][4] = {};
-      g2z__barrier_wait(barriers->kv_full + kv.stage, kv.phase);
-      uint32_t tile = shared + (uint32_t)(kv.stage * 2 * S::TILE);
-      g2z__read_a(k, tile + S::K, keys.row);
-      g2z__read_a(v, tile + S::V, keys.row);
-      g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
-      kv.next();
-      if (group == 1) { /* the first tile's queries come before the upper 64 keys */
-        g2z__barrier_wait(barriers->q_full + keys.q.stage, keys.q.phase);
-        g2z__barrier_arrive_warp(barriers->q_empty + keys.q.stage);
-        g2z__barrier_wait(barriers->ds_empty + keys.ds.stage, keys.ds.phase ^ 1);
-        g2z__barrier_arrive_warp(barriers->ds_full + keys.ds.stage);
-        keys.q.next();
-        keys.ds.next();
-      }
-      int count = tiles - (2 * j + group);
-      if (count > 0) g2z__hopper_tiles<A>(dk, dv, k, v, keys, stats, count, x.scale * G2Z__LOG2E);
-      int row = j * 128 + keys.row;
-      g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 1, 3, x.T, x.NH, 64), dk, row, x.scale, x.scale);
-      g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 2, 3, x.T, x.NH, 64), dv, row, 1.0f, 1.0f);
-#pragma unroll
-      for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          float k_sum = g2z__sum_of_rows(dk[n][e] + dk[n][e + 2]);
-          float v_sum = g2z__sum_of_rows(dv[n][e] + dv[n][e + 2]);
-          if (g2z__lane_row() != 0) continue;
-          sums[n * 8 + g2z__lane_column() + e] += k_sum * x.scale;
-          sums[64 + n * 8 + g2z__lane_column() + e] += v_sum;
-        }
-    }
-    asm volatile("bar.sync 1, 256;" ::: "memory");
-    if (threadIdx.x < 128) {
-      float sum = 0;
-      for (int i = 0; i < 8; i++) sum += kv_sums[i * 128 + (int)threadIdx.x];
-      size_t C = (size_t)x.NH * 64, part = 1 + threadIdx.x / 64;
-      x.sums[(size_t)b * 3 * C + part * C + (size_t)h * 64 + threadIdx.x % 64] = sum;
-    }
-    asm volatile("bar.sync 1, 256;" ::: "memory");
-  }
-}
-
-/* g2z_k_attention_hopper_bwd: dQ, dK, dV of whole heads, each (b,h) by one block.
- *   x         g2z__hopper_bwd
- *   qkv_map   qkv as {64, 3 NH, T, B};   dout_map   dout as {64, NH, T, B}
- * Math    S^T = K Q^T, dP^T = V dout^T, P^T = exp2(S - lse), dS^T = P^T (dP^T - D), dV = P^T dout,
- *         dK = dS^T Q, dQ = dS K: 5 products. P and dS are rounded to A and stay in registers; dS
- *         also goes through shared memory, from which wgmma reads it transposed
- * Launch  grid at most one block per multiprocessor, 512 threads: warpgroups 0 and 1 own 64 keys each,
- *         2 adds up dQ, one thread of 3 loads. 170 KB of shared memory
- * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP. dQ's tiles pass through L2 once per
- *         block of keys: 0.7 GB
- * Order   keys upwards in blocks of 128, queries upwards in tiles of 64. No block adds to another's.
- * Source  FlashAttention-3, arXiv:2407.08608
- * Oracle  g2z_cpu_attention_bwd; test cuda_attention */
-template <typename A>
-static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(512), 1)
-g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
-                           const __grid_constant__ CUtensorMap qkv_map,
-                           const __grid_constant__ CUtensorMap dout_map) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  typedef g2z__hopper_shared S;
-  extern __shared__ unsigned char g2z__shared_bytes[];
-  __shared__ g2z__hopper_barriers barriers;
-  uint32_t begin = g2z__shared_at(g2z__shared_bytes), shared = (begin + 1023u) & ~1023u;
-  float *floats = reinterpret_cast<float *>(g2z__shared_bytes + (shared - begin));
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; i++) {
-      g2z__barrier_init(barriers.kv_full + i, 1);
-      g2z__barrier_init(barriers.kv_empty + i, 12); /* the warps of three warpgroups */
-      g2z__barrier_init(barriers.ds_full + i, 8);
-      g2z__barrier_init(barriers.ds_empty + i, 4);
-    }
-    for (int i = 0; i < S::STAGES; i++) {
-      g2z__barrier_init(barriers.q_full + i, 1);
-      g2z__barrier_init(barriers.q_empty + i, 8);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  __syncthreads();
-  int group = g2z__warpgroup();
-  if (group < 2) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
-    g2z__hopper_dkv<A>(x, shared, floats, floats + S::KV_SUMS / 4, &barriers);
-  } else if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-    g2z__hopper_dq<A>(x, shared, floats + S::Q_SUMS / 4, &barriers);
-  } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == 384) g2z__hopper_load<A>(x, &qkv_map, &dout_map, shared, &barriers);
-  }
-#else
-  (void)x, (void)qkv_map, (void)dout_map;
-#endif
-}
-
-/* ----- launchers --------------------------------------------------------- */
-
-/* How TMA reads x[B,T,heads,64]: tiles of 64 rows of one head. */
-template <typename A>
-static g2z_status g2z__hopper_map(g2z_device *device, CUtensorMap *map, const A *x, int heads,
-                                  int T, int B) {
-  void *function = NULL; /* a call of the driver: asked for, so that nobody has to link libcuda */
-  cudaDriverEntryPointQueryResult found;
-  G2Z__CUDA(device, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                     cudaEnableDefault, &found));
-  cuuint64_t row = (cuuint64_t)heads * 64 * sizeof(A);
-  cuuint64_t sizes[4] = {64, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)B};
-  cuuint64_t strides[3] = {64 * sizeof(A), row, row * (cuuint64_t)T};
-  cuuint32_t box[4] = {64, 1, G2Z__TILE_ROWS, 1}, steps[4] = {1, 1, 1, 1};
-  CUtensorMapDataType type = std::is_same<A, __half>::value ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                            : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  CUresult result = CUDA_ERROR_NOT_FOUND;
-  if (function)
-    result = ((decltype(&cuTensorMapEncodeTiled))function)(
-        map, type, 4, (void *)x, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result == CUDA_SUCCESS) return G2Z_OK;
-  return g2z__fail(device->services, G2Z_DEVICE,
-                   "the driver refuses a tensor map of [%d,%d,%d,64] (error %d): update the driver",
-                   B, T, heads, (int)result);
-}
-
-/* Whether `kernel` was compiled for sm_90a, and this is such a GPU. */
-template <typename K>
-static int g2z__hopper_has(const g2z_device *device, K kernel) {
-  cudaFuncAttributes attributes;
-  if (g2z__cuda_of(device)->capability != 90) return 0;
-  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return 0;
-  }
-  return attributes.maxThreadsPerBlock > 32;
-}
-
-template <typename A>
-static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, float *lse, const A *qkv, int B,
-                                      int T, int NH) {
-  CUtensorMap map;
-  G2Z__TRY(g2z__hopper_map(device, &map, qkv, 3 * NH, T, B));
-  auto kernel = g2z_k_attention_hopper_fwd<A>;
-  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         G2Z__HOPPER_FWD_BYTES));
-  kernel<<<(unsigned)(B * NH * ((T + 127) / 128)), 256, G2Z__HOPPER_FWD_BYTES,
-           g2z__cuda_of(device)->stream>>>(out, lse, qkv, map, T, NH, 0.125f);
-  return g2z__launched(device, "g2z_k_attention_hopper_fwd");
-}
-
-static inline int g2z__hopper_blocks(const g2z_device *device, int B, int NH) {
-  return B * NH < g2z__cuda_of(device)->sms ? B * NH : g2z__cuda_of(device)->sms;
-}
-
-/* Scratch of backward: lse2 and d; the sums of columns per sequence; a dQ in fp32 for each block that
- * runs. B=32, T=1024, NH=12 on 132 multiprocessors: 3.1 + 0.3 + 34.6 MB. */
-static size_t g2z__hopper_scratch(const g2z_device *device, int B, int T, int NH) {
-  size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
-  return (2 * heads * pitch + (size_t)B * 3 * (size_t)(NH * 64) +
-          (size_t)g2z__hopper_blocks(device, B, NH) * pitch * 64) * sizeof(float);
-}
-
-template <typename A, typename G>
-static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, const A *dout,
-                                      const A *out, const float *lse, const A *qkv, g2z_write mode,
-                                      int B, int T, int NH) {
-  cudaStream_t stream = g2z__cuda_of(device)->stream;
-  size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
-  int blocks = g2z__hopper_blocks(device, B, NH);
-  void *scratch;
-  G2Z__TRY(g2z__scratch(device, g2z__hopper_scratch(device, B, T, NH), &scratch));
-  float *dq = (float *)scratch, *lse2 = dq + (size_t)blocks * pitch * 64;
-  float *d = lse2 + heads * pitch, *sums = d + heads * pitch;
-  CUtensorMap qkv_map, dout_map;
-  G2Z__TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
-  G2Z__TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
-  g2z_k_attention_hopper_stats<A>
-      <<<dim3((unsigned)(pitch * (size_t)NH / 32), (unsigned)B), 256, 0, stream>>>(lse2, d, dout,
-                                                                                 out, lse, T, NH);
-  G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_stats"));
-  g2z__hopper_bwd<A> x = {dqkv, sums, (float4 *)dq, lse2, d, B, T, NH, 0.125f};
-  auto kernel = g2z_k_attention_hopper_bwd<A>;
-  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)g2z__hopper_shared::BYTES));
-  kernel<<<(unsigned)blocks, 512, (int)g2z__hopper_shared::BYTES, stream>>>(x, qkv_map, dout_map);
-  G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_bwd"));
-  return g2z__add_slabs<G>(device, dbias, (G *)NULL, (G *)NULL, sums, B, 3 * NH * 64, mode);
-}
 /* ----- launchers --------------------------------------------------------- */
 
 static inline unsigned g2z__att_grid(int B, int T, int NH, int rows) {
@@ -3871,9 +3073,11 @@ static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z__at
   return g2z__launched(device, "g2z_k_attention_plain_bwd_kv");
 }
 
-/* Whether the kernels for tensor cores have a body in this build and run on this GPU. */
-static int g2z__att_tensor(const g2z_device *device) {
+/* Whether the kernels for tensor cores have a body in this build, run on this GPU, and can draw this
+ * dropout. */
+static int g2z__att_tensor(const g2z_device *device, const g2z_dropout *dropout, int T) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
+  if (g2z__dropout_on(dropout) && T % 4) return 0;
   return cuda->capability >= 80 && cuda->built_for >= 80;
 }
 
@@ -3888,10 +3092,7 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, float *l
   x.B = B, x.T = T, x.C = C, x.NH = NH;
   int narrow = x.HS() <= 64;
   if constexpr (sizeof(A) == 2) {
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) &&
-        g2z__hopper_has(device, g2z_k_attention_hopper_fwd<A>))
-      return g2z__hopper_fwd_run<A>(device, x.out, lse, x.qkv, B, T, NH);
-    if (g2z__att_tensor(device)) {
+    if (g2z__att_tensor(device, dropout, T)) {
       if (g2z__dropout_on(dropout))
         return narrow ? g2z__attention_fwd_run<A, 64, G2Z__DROP_ON>(device, x)
                       : g2z__attention_fwd_run<A, 128, G2Z__DROP_ON>(device, x);
@@ -3914,11 +3115,6 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
   x.lse = (float *)lse, x.qkv = (const A *)qkv;
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
-  if constexpr (sizeof(A) == 2)
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) &&
-        g2z__hopper_has(device, g2z_k_attention_hopper_bwd<A>))
-      return g2z__hopper_bwd_run<A, G>(device, x.dqkv, (G *)dbias, x.dout, x.forward, lse, x.qkv, mode,
-                                       B, T, NH);
   void *scratch;
   G2Z__TRY(g2z__scratch(device, g2z__attention_scratch(B, T, C, NH), &scratch));
   x.stats = (float2 *)scratch;
@@ -3928,7 +3124,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
   x.kv_sums = x.q_sums + q_slabs * (size_t)C;
   int narrow = x.HS() <= 64;
   if constexpr (sizeof(A) == 2) {
-    if (g2z__att_tensor(device)) {
+    if (g2z__att_tensor(device, dropout, T)) {
       if (g2z__dropout_on(dropout))
         G2Z__TRY((narrow ? g2z__attention_bwd_run<A, 64, G2Z__DROP_ON>
                          : g2z__attention_bwd_run<A, 128, G2Z__DROP_ON>)(device, x));
