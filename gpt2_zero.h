@@ -137,6 +137,7 @@
  *     metrics.jsonl           a line per step, as it happens
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
+ *     tuning.txt              on a GPU: the algorithms that were chosen, for --tuning
  *     RUN_COMPLETE.txt        written last: a run without it did not end
  *
  * PAPERS
@@ -772,7 +773,7 @@ typedef struct g2z_step_state {
   int64_t applied;           /* AdamW steps taken: bias correction, schedule */
   int64_t skipped;           /* steps skipped in all */
   int32_t skipped_at_minimum;/* in a row, while the loss scale could not shrink further */
-  int32_t good_steps;        /* since the loss scale last changed */
+  int32_t good_steps;        /* in a row, since the scale grew or a step was skipped */
   int32_t hysteresis;        /* overflows left before the scale halves */
   int32_t skip;              /* verdict of the last step: 1, its gradients were not finite */
   float loss_scale;          /* multiplies the loss gradient of the step that runs */
@@ -4802,17 +4803,17 @@ static inline G2Z_HOST_DEVICE float g2z__from_bits(uint32_t bits) {
   return x;
 }
 
-/* The nearest fp16, ties to even. There are no branches, so that loops over it vectorise: the three
- * cases are computed side by side and selected. */
+/* The nearest fp16, ties to even. There are no branches, so that loops over it vectorise: the cases
+ * are computed side by side and selected, by signed comparisons, which SSE2 has. */
 static inline G2Z_HOST_DEVICE float g2z__round_fp16(float x) {
   uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu;
   /* fp16 keeps 10 of the 23 fraction bits. A carry may run into the exponent, which is right. */
   uint32_t rounded = (magnitude + 0xfffu + ((magnitude >> 13) & 1u)) & ~0x1fffu;
-  rounded = rounded >= 0x47800000u ? 0x7f800000u : rounded; /* 65536: one past the largest, 65504 */
+  rounded = (int32_t)rounded >= 0x47800000 ? 0x7f800000u : rounded; /* 65536 and on: infinity */
   /* Below 2^-14 fp16 counts in steps of 2^-24, which is the spacing of fp32 in [0.5, 1). */
   uint32_t subnormal = g2z__bits_of((g2z__from_bits(magnitude) + 0.5f) - 0.5f);
-  rounded = magnitude < 0x38800000u ? subnormal : rounded;
-  rounded = magnitude > 0x7f800000u ? 0x7fc00000u : rounded; /* NaN */
+  rounded = (int32_t)magnitude < 0x38800000 ? subnormal : rounded;
+  rounded = (int32_t)magnitude > 0x7f800000 ? 0x7fc00000u : rounded; /* NaN */
   return g2z__from_bits(rounded | (bits & 0x80000000u));
 }
 
@@ -5116,12 +5117,18 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
  * Law: a thread owns the elements that it writes, and each element's sum runs in an order that
  *      depends on the shapes alone: no result depends on the number of threads. */
 
+/* A loop in parallel, over rows that cost the same or over tasks that do not. `work` is in arithmetic
+ * operations: below about 20 us of it, waking the threads would cost more than they save. */
+#define G2Z__PRAGMA(text) _Pragma(#text)
+#define G2Z__WORTH_THREADS(work) ((double)(work) > 2e5)
 #if defined(_OPENMP)
-#define G2Z__PARALLEL_ROWS _Pragma("omp parallel for schedule(static)")
-#define G2Z__PARALLEL_TASKS _Pragma("omp parallel for schedule(dynamic, 1)")
+#define G2Z__PARALLEL_ROWS(work) \
+  G2Z__PRAGMA(omp parallel for schedule(static) if(G2Z__WORTH_THREADS(work)))
+#define G2Z__PARALLEL_TASKS(work) \
+  G2Z__PRAGMA(omp parallel for schedule(dynamic, 1) if(G2Z__WORTH_THREADS(work)))
 #else
-#define G2Z__PARALLEL_ROWS
-#define G2Z__PARALLEL_TASKS
+#define G2Z__PARALLEL_ROWS(work)
+#define G2Z__PARALLEL_TASKS(work)
 #endif
 
 G2Z__PRIVATE int g2z__cpu_threads(void) {
@@ -5272,11 +5279,13 @@ G2Z__PRIVATE void g2z__cpu_drop(const g2z_dropout *dropout, float *x, int row, i
 #define G2Z__MR 6  /* 12 of the 16 */
 #endif
 #define G2Z__NR (2 * G2Z__LANES)
-#define G2Z__MC 288             /* rows of a tile: many, since copying a transposed b is slow */
-#define G2Z__NC 128             /* columns of a tile */
-#define G2Z__KC 192             /* of K at a time: NR columns of b are at most 24 KiB */
-#define G2Z__LD (G2Z__KC + 16)  /* from row to row of the copy of a: no power of two */
+#define G2Z__MC 192             /* rows of a tile, */
+#define G2Z__NC 192             /* its columns, */
+#define G2Z__KC 128             /* and of K at a time: NR columns of b are at most 16 KiB */
+#define G2Z__LD (G2Z__KC + 16)  /* from row to row of the copy of a: an odd number of cache lines, */
+#define G2Z__LD_MC (G2Z__MC + 16) /* so that 12 rows, or 128 steps, do not fight for a cache set */
 static_assert(G2Z__MC % G2Z__MR == 0 && G2Z__NC % G2Z__NR == 0, "tiles hold whole kernels");
+static_assert(G2Z__KC * G2Z__LD_MC <= G2Z__MC * G2Z__LD, "both forms of a fit the same buffer");
 
 /* gcc keeps the sums in memory at -O2 unless it is told to unroll, and fuses a multiply and an add
  * under -std=c11 only when asked; clang halves 512-bit registers unless told to use them. */
@@ -5296,8 +5305,9 @@ static_assert(G2Z__MC % G2Z__MR == 0 && G2Z__NC % G2Z__NR == 0, "tiles hold whol
 G2Z__KERNEL G2Z__PRIVATE void g2z__cpu_kernel(int K, const float *a, ptrdiff_t a_row,
                                               ptrdiff_t a_step, const float *b, float *c,
                                               ptrdiff_t c_row, g2z_write mode) {
-  g2z__cpu_vec sums[G2Z__MR][2];
-  memset(sums, 0, sizeof sums);
+  g2z__cpu_vec sums[G2Z__MR][2], zero = {0};
+  G2Z__UNROLL
+  for (int i = 0; i < G2Z__MR; i++) sums[i][0] = sums[i][1] = zero;
   for (int k = 0; k < K; k++) {
     const g2z__cpu_anywhere *row = (const g2z__cpu_anywhere *)b;
     g2z__cpu_vec b0 = row[0], b1 = row[1];
@@ -5333,6 +5343,26 @@ G2Z__PRIVATE void g2z__cpu_copy_block(float *to, ptrdiff_t to_row, const float *
   }
 }
 
+/* to[K][NR] = from[K,NR] where a column's elements lie side by side and columns `stride` apart: in
+ * squares of 4 x 4, which compilers turn into shuffles. */
+typedef float g2z__cpu_quad __attribute__((vector_size(16)));
+typedef float g2z__cpu_quad_anywhere __attribute__((vector_size(16), aligned(4), may_alias));
+G2Z__PRIVATE void g2z__cpu_transpose(float *to, const float *from, ptrdiff_t stride, int K) {
+  int k = 0;
+  for (; k + 4 <= K; k += 4)
+    for (int i = 0; i < G2Z__NR; i += 4) {
+      g2z__cpu_quad in[4];
+      for (int j = 0; j < 4; j++)
+        in[j] = *(const g2z__cpu_quad_anywhere *)(from + (i + j) * stride + k);
+      for (int j = 0; j < 4; j++) {
+        g2z__cpu_quad out = {in[0][j], in[1][j], in[2][j], in[3][j]};
+        *(g2z__cpu_quad_anywhere *)(to + (k + j) * G2Z__NR + i) = out;
+      }
+    }
+  for (; k < K; k++)
+    for (int i = 0; i < G2Z__NR; i++) to[k * G2Z__NR + i] = from[i * stride + k];
+}
+
 /* to[][K][NR] = from[K,columns] in strips of NR columns, as the kernel wants its b; 0 beyond the
  * last column. One of the strides is 1. */
 G2Z__PRIVATE void g2z__cpu_copy_strips(float *to, const float *from, ptrdiff_t from_row,
@@ -5340,14 +5370,19 @@ G2Z__PRIVATE void g2z__cpu_copy_strips(float *to, const float *from, ptrdiff_t f
   for (int j = 0; j < columns; j += G2Z__NR, to += (ptrdiff_t)K * G2Z__NR) {
     const float *strip = from + j * from_column;
     int width = g2z__cpu_min(G2Z__NR, columns - j);
-    if (from_column == 1) {
-      g2z__cpu_copy_block(to, G2Z__NR, strip, from_row, K, width, K, G2Z__NR);
-      continue;
+    if (width == G2Z__NR && from_column == 1) {
+      for (int k = 0; k < K; k++) {
+        const float *row = strip + k * from_row;
+        g2z__cpu_store(to + k * G2Z__NR, g2z__cpu_load(row));
+        g2z__cpu_store(to + k * G2Z__NR + G2Z__LANES, g2z__cpu_load(row + G2Z__LANES));
+      }
+    } else if (width == G2Z__NR) {
+      g2z__cpu_transpose(to, strip, from_column, K);
+    } else {
+      for (int k = 0; k < K; k++)
+        for (int i = 0; i < G2Z__NR; i++)
+          to[k * G2Z__NR + i] = i < width ? strip[k * from_row + i * from_column] : 0.0f;
     }
-    for (int i = 0; i < width; i++)
-      for (int k = 0; k < K; k++) to[k * G2Z__NR + i] = strip[i * from_column + k];
-    for (int i = width; i < G2Z__NR; i++)
-      for (int k = 0; k < K; k++) to[k * G2Z__NR + i] = 0;
   }
 }
 
@@ -5382,13 +5417,13 @@ G2Z__PRIVATE void g2z__cpu_tile(const g2z__cpu_product *p, int row, int rows, in
   float b[G2Z__KC * G2Z__NC] __attribute__((aligned(64)));
   float sums[G2Z__MC * G2Z__NC] __attribute__((aligned(64)));
   int rows_up = g2z__cpu_round_up(rows, G2Z__MR);
-  int by_rows = p->a_column == 1; /* the copy is [MC,LD]; else a is transposed and it is [KC,MC] */
-  ptrdiff_t a_row = by_rows ? G2Z__LD : 1, a_step = by_rows ? 1 : G2Z__MC;
+  int by_rows = p->a_column == 1; /* the copy is [MC,LD]; of a transposed a it is [KC,LD_MC] */
+  ptrdiff_t a_row = by_rows ? G2Z__LD : 1, a_step = by_rows ? 1 : G2Z__LD_MC;
   for (int k = 0; k < p->K; k += G2Z__KC) {
     int K = g2z__cpu_min(G2Z__KC, p->K - k);
     const float *from = p->a + row * p->a_row + k * p->a_column;
     if (by_rows) g2z__cpu_copy_block(a, G2Z__LD, from, p->a_row, rows, K, rows_up, K);
-    else g2z__cpu_copy_block(a, G2Z__MC, from, p->a_column, K, rows, K, rows_up);
+    else g2z__cpu_copy_block(a, G2Z__LD_MC, from, p->a_column, K, rows, K, rows_up);
     g2z__cpu_copy_strips(b, p->b + k * p->b_row + column * p->b_column, p->b_row, p->b_column, K,
                          columns);
     for (int j = 0; j < columns; j += G2Z__NR)
@@ -5407,7 +5442,8 @@ G2Z__PRIVATE int g2z__cpu_part(int size, int limit, int step) {
 
 G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
   int M = g2z__cpu_part(p->M, G2Z__MC, G2Z__MR), N = g2z__cpu_part(p->N, G2Z__NC, G2Z__NR);
-  int64_t down, across, wanted = g2z__cpu_threads() == 1 ? 1 : 3 * g2z__cpu_threads();
+  int threads = G2Z__WORTH_THREADS(2.0 * p->M * p->N * p->K) ? g2z__cpu_threads() : 1;
+  int64_t down, across, wanted = threads == 1 ? 1 : 3 * threads;
   for (;;) { /* smaller tiles, until there are enough to keep all threads busy to the end */
     down = (p->M + M - 1) / M;
     across = (p->N + N - 1) / N;
@@ -5416,7 +5452,7 @@ G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
     else if (N > 2 * G2Z__NR) N = g2z__cpu_round_up(N / 2, G2Z__NR);
     else break;
   }
-  G2Z__PARALLEL_TASKS
+  G2Z__PARALLEL_TASKS(2.0 * p->M * p->N * p->K)
   for (int64_t tile = 0; tile < down * across; tile++) {
     int row = (int)(tile % down) * M, column = (int)(tile / down) * N;
     g2z__cpu_tile(p, row, g2z__cpu_min(M, p->M - row), column, g2z__cpu_min(N, p->N - column));
@@ -5483,7 +5519,7 @@ G2Z__PRIVATE void g2z__cpu_put_sums(g2z_dtype dtype, float *out, g2z_write mode,
 /* out[C] = (or +=) the column sums of x[N,C]. */
 G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, float *out, g2z_write mode, const float *x,
                                        int N, int C) {
-  G2Z__PARALLEL_ROWS
+  G2Z__PARALLEL_ROWS(2.0 * N * C)
   for (int c = 0; c < C; c += G2Z__SHARE) {
     g2z__cpu_vec total[G2Z__SHARE_VECS], part[G2Z__SHARE_VECS];
     memset(total, 0, sizeof total);
@@ -5539,7 +5575,7 @@ G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
 G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const int32_t *tokens,
                                            const void *wte, const void *wpe,
                                            const g2z_dropout *dropout, int B, int T, int C) {
-  G2Z__PARALLEL_ROWS
+  G2Z__PARALLEL_ROWS(2.0 * B * T * C)
   for (int n = 0; n < B * T; n++) {
     float *to = (float *)out + (size_t)n * (size_t)C;
     const float *token = (const float *)wte + (size_t)tokens[n] * (size_t)C;
@@ -5556,7 +5592,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void
                                            const void *dout, const int32_t *tokens,
                                            g2z_write mode, const g2z_dropout *dropout, int B,
                                            int T, int C) {
-  G2Z__PARALLEL_ROWS
+  G2Z__PARALLEL_ROWS(3.0 * B * T * C)
   for (int c = 0; c < C; c += G2Z__SHARE) {
     int width = g2z__cpu_min(G2Z__SHARE, C - c);
     for (int t = 0; t < T; t++) {
@@ -5585,7 +5621,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, floa
                                                float *rstd, const void *x, const void *w,
                                                const void *b, int N, int C) {
   const float *scale = (const float *)w, *shift = (const float *)b;
-  G2Z__PARALLEL_ROWS
+  G2Z__PARALLEL_ROWS(8.0 * N * C)
   for (int n = 0; n < N; n++) {
     const float *from = (const float *)x + (size_t)n * (size_t)C;
     float *to = (float *)y + (size_t)n * (size_t)C;
@@ -5626,7 +5662,7 @@ G2Z__PRIVATE void g2z__cpu_layernorm_row(float *dres, const float *dy, const flo
 G2Z__PRIVATE void g2z__cpu_layernorm_params(g2z_dtype dtype, float *dw, float *db, g2z_write mode,
                                             const float *dy, const float *x, const float *mean,
                                             const float *rstd, int N, int C) {
-  G2Z__PARALLEL_ROWS
+  G2Z__PARALLEL_ROWS(10.0 * N * C)
   for (int c = 0; c < C; c += G2Z__SHARE) {
     g2z__cpu_vec total[2][G2Z__SHARE_VECS], part[2][G2Z__SHARE_VECS];
     memset(total, 0, sizeof total);
@@ -5657,7 +5693,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
                                                g2z_write mode, const g2z_dropout *dropout, int N,
                                                int C) {
   int drops = dbias && g2z__dropout_on(dropout);
-  G2Z__PARALLEL_ROWS
+  G2Z__PARALLEL_ROWS(12.0 * N * C)
   for (int n = 0; n < N; n++) {
     size_t at = (size_t)n * (size_t)C;
     float *to = (float *)dres + at;
@@ -5859,7 +5895,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, fl
                                                const void *qkv, const g2z_dropout *dropout, int B,
                                                int T, int C, int NH) {
   int blocks = (T + G2Z__QUERIES - 1) / G2Z__QUERIES;
-  G2Z__PARALLEL_TASKS
+  G2Z__PARALLEL_TASKS(4.0 * B * T * T * C)
   for (int task = 0; task < B * NH * blocks; task++) {
     int index = task / blocks;
     g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
@@ -5988,7 +6024,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
                                                const g2z_dropout *dropout, int B, int T, int C,
                                                int NH) {
   memset(dqkv, 0, (size_t)B * (size_t)T * 3 * (size_t)C * sizeof(float));
-  G2Z__PARALLEL_TASKS
+  G2Z__PARALLEL_TASKS(10.0 * B * T * T * C)
   for (int index = 0; index < B * NH; index++) {
     g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
     ptrdiff_t at = (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
@@ -6070,7 +6106,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
     size_t at = (size_t)first * (size_t)C;
     g2z__cpu_head_product(device->dtype, (float *)logits, Vp, (const float *)h + at,
                           (const float *)wte, n, C, V);
-    G2Z__PARALLEL_ROWS
+    G2Z__PARALLEL_ROWS(30.0 * n * V)
     for (int i = 0; i < n; i++)
       losses[first + i] =
           g2z__cpu_classify(device->dtype, (float *)logits + (size_t)i * (size_t)Vp, V,
@@ -6099,7 +6135,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, 
 
 G2Z__PRIVATE void g2z__cpu_cast(g2z_dtype dtype, float *to, const float *from, size_t n) {
   int64_t runs = (int64_t)((n + G2Z__RUN - 1) / G2Z__RUN);
-  G2Z__PARALLEL_ROWS
+  G2Z__PARALLEL_ROWS((double)n)
   for (int64_t run = 0; run < runs; run++) {
     size_t at = (size_t)run * G2Z__RUN, count = n - at < G2Z__RUN ? n - at : G2Z__RUN;
     memmove(to + at, from + at, count * sizeof *to);
@@ -6129,7 +6165,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, con
   (void)device;
   double parts[G2Z__SQUARES];
   size_t size = (n + G2Z__SQUARES - 1) / G2Z__SQUARES;
-  G2Z__PARALLEL_ROWS
+  G2Z__PARALLEL_ROWS(2.0 * (double)n)
   for (int part = 0; part < G2Z__SQUARES; part++) {
     size_t begin = (size_t)part * size < n ? (size_t)part * size : n;
     const float *from = (const float *)grads + begin;
@@ -6168,7 +6204,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, void *params, float *
     float *first = m + range.shard, *second = v + range.shard;
     const float *gradients = (const float *)grads + range.memory;
     int64_t runs = (int64_t)((range.elements + G2Z__RUN - 1) / G2Z__RUN);
-    G2Z__PARALLEL_ROWS
+    G2Z__PARALLEL_ROWS(16.0 * (double)range.elements)
     for (int64_t run = 0; run < runs; run++) {
       size_t at = (size_t)run * G2Z__RUN;
       size_t end = range.elements - at < G2Z__RUN ? range.elements : at + G2Z__RUN;
@@ -8348,6 +8384,12 @@ G2Z__PRIVATE g2z_status g2z__run_finish(g2z_run *run) {
   G2Z__TRY(g2z__run_log(run, run->line));
   char *path;
   g2z_writer *writer;
+  if (g2z_context_device(run->context) == G2Z_DEVICE_CUDA) {
+    G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "tuning.txt", &path));
+    g2z_status written = g2z_trainer_write_tuning(run->trainer, path);
+    g2z_release(run->services, path);
+    G2Z__TRY(written);
+  }
   G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "training_metrics.json", &path));
   g2z_status status = g2z_writer_create(run->services, path, &writer);
   if (status == G2Z_OK) status = g2z__run_write_artifact(run, writer, now, wall_s);

@@ -2244,31 +2244,52 @@ typedef enum g2z__att_mask { G2Z__MASK_NONE, G2Z__MASK_CAUSAL } g2z__att_mask;
 /* One step of the softmax over a warp's rows and 64 keys: scores become probabilities relative to the
  * largest score so far. What was summed before has to shrink by a factor for each row. */
 template <int MT>
-static __device__ inline void g2z__softmax_step(float (&s)[MT][G2Z__ATT_STEP / 8][4],
-                                                float (&largest)[MT][2], float (&sum)[MT][2],
-                                                float (&shrink)[MT][2], float scale2) {
+static __device__ inline int g2z__softmax_step(float (&s)[MT][G2Z__ATT_STEP / 8][4],
+                                               float (&largest)[MT][2], float (&sum)[MT][2],
+                                               float (&shrink)[MT][2], float scale2) {
+  float top[MT][2];
+  int grows = 0;
 #pragma unroll
   for (int m = 0; m < MT; m++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      float top = largest[m][half];
+      float most = s[m][0][half * 2];
 #pragma unroll
       for (int n = 0; n < G2Z__ATT_STEP / 8; n++)
-        top = fmaxf(top, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
-      top = fmaxf(top, __shfl_xor_sync(G2Z__ALL_LANES, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(G2Z__ALL_LANES, top, 2));
-      float offset = top * scale2, added = 0;
-      shrink[m][half] = g2z__exp2(largest[m][half] * scale2 - offset);
-      largest[m][half] = top;
-#pragma unroll
-      for (int n = 0; n < G2Z__ATT_STEP / 8; n++)
-#pragma unroll
-        for (int i = half * 2; i < half * 2 + 2; i++) {
-          s[m][n][i] = g2z__exp2(s[m][n][i] * scale2 - offset);
-          added += s[m][n][i];
-        }
-      sum[m][half] = sum[m][half] * shrink[m][half] + added;
+        most = fmaxf(most, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
+      most = fmaxf(most, __shfl_xor_sync(G2Z__ALL_LANES, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(G2Z__ALL_LANES, most, 2));
+      top[m][half] = fmaxf(most, largest[m][half]);
+#if LAZY
+      grows |= (most - largest[m][half]) * scale2 > 8.0f;
+#else
+      grows = 1;
+#endif
     }
+#if LAZY
+  grows = __any_sync(G2Z__ALL_LANES, grows);
+#endif
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      if (grows) {
+        shrink[m][half] = g2z__exp2((largest[m][half] - top[m][half]) * scale2);
+        largest[m][half] = top[m][half];
+        sum[m][half] *= shrink[m][half];
+      }
+      float offset = largest[m][half] * scale2, added[2] = {0, 0};
+#pragma unroll
+      for (int n = 0; n < G2Z__ATT_STEP / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          float &p = s[m][n][half * 2 + i];
+          p = g2z__exp2(p * scale2 - offset);
+          added[i] += p;
+        }
+      sum[m][half] += added[0] + added[1];
+    }
+  return grows;
 }
 
 template <int HSP, int MT>
@@ -2367,8 +2388,8 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
           }
     }
     float shrink[MT][2];
-    g2z__softmax_step<MT>(s, largest, sum, shrink, scale * G2Z__LOG2E);
-    g2z__shrink<HSP, MT>(o, shrink);
+    if (g2z__softmax_step<MT>(s, largest, sum, shrink, scale * G2Z__LOG2E))
+      g2z__shrink<HSP, MT>(o, shrink);
 #pragma unroll
     for (int n = 0; n < STEP / 8; n += 2) {
       uint32_t p[MT][4];
