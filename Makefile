@@ -18,7 +18,7 @@ COMMIT := $(shell git describe --always --dirty --abbrev=40 2>/dev/null)
 DEFINE := $(if $(COMMIT),-DG2Z_GIT_COMMIT='"$(COMMIT)"')
 HOST    = $(CC) -std=c11 $(CFLAGS) $(OPENMP)
 ifneq ($(and $(NVCC),$(ARCH)),)
-BUILD   = $(NVCC) -std=c++17 -O3 -arch=sm_$(ARCH) -Xcompiler -march=native,-fopenmp -x cu
+BUILD   = $(NVCC) -std=c++17 -O3 -gencode arch=compute_$(ARCH),code=sm_$(ARCH) -Xcompiler -march=native,-fopenmp -x cu
 CUDA    = -lcublasLt -ldl
 else
 BUILD   = $(HOST) -x c
@@ -105,11 +105,22 @@ check-compilers:
 	  done; \
 	  echo "ok    $$1 $$2: the header alone, twice, in two files, static; the programs"; \
 	done
-	@if [ -z "$(NVCC)" ]; then echo "skip  nvcc is not here"; exit; fi; \
-	for file in train.cu bench.cu test_gpt2.cu; do \
-	  $(NVCC) -std=c++17 -Werror all-warnings -x cu -c $$file -o build/check/nvcc.o || exit 1; \
-	done; \
-	echo "ok    nvcc: the programs"
+
+# The same with nvcc, for each architecture that it is asked for (ten minutes on two cores), and a C
+# program beside an implementation that nvcc compiled.
+check-cuda: ## no warning from nvcc, for each architecture
+	@mkdir -p build/check
+	@for arch in 75 80 89 90a 100; do \
+	  $(NVCC) -std=c++17 -O3 -Werror all-warnings -gencode arch=compute_$$arch,code=sm_$$arch \
+	    -Xcompiler -Wall,-Wextra -x cu -c train.cu -o build/check/nvcc.o || exit 1; \
+	  echo "ok    nvcc: sm_$$arch"; \
+	done
+	@printf '%s\n' '#include "gpt2_zero.h"' 'int main(void) { return g2z_device_default() < 0; }' > build/check/main.c
+	@printf '%s\n' '#define GPT2_ZERO_IMPLEMENTATION' '#include "gpt2_zero.h"' > build/check/library.cu
+	@$(NVCC) -std=c++17 -O3 -I. -c build/check/library.cu -o build/check/library.o
+	@$(CC) -std=c11 -I. -c build/check/main.c -o build/check/main.o
+	@$(NVCC) build/check/main.o build/check/library.o -o build/check/linked -lcublasLt -ldl
+	@./build/check/linked && echo 'ok    a C program linked with what nvcc compiled'
 
 # Every tag of the header's table of contents heads one room, and every room is in the table.
 check-contents:
@@ -170,4 +181,4 @@ help: ## this list
 	@echo
 	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL: downloads'
 
-.PHONY: all run test bench sanitize fuzz check check-compilers check-contents check-flags vocab data clean help
+.PHONY: all run test bench sanitize fuzz check check-cuda check-compilers check-contents check-flags vocab data clean help
