@@ -467,7 +467,7 @@ static g2z_status run_bench(g2z_services *services, const options *o,
   bench b;
   double product_rate = 0;
   TRY(g2z_plan_make(services, &o->train, context_config->device, 0, 1, &plan));
-  g2z_plan_print(&plan, 0, print_line, NULL);
+  g2z_plan_print(&plan, 0, 0, print_line, NULL);
   TRY(g2z_context_create(context_config, &context));
   g2z_status status = time_steps(context, o, &steps);
   g2z_context_free(context);

@@ -557,7 +557,8 @@ G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_par
   X(OPTIMIZER,   "master weights, m and v in fp32")                                               \
   X(ACTIVATIONS, "activations")                                                                   \
   X(HEAD,        "LM head: chunk of logits, wte gradient in fp32")                                \
-  X(BATCHES,     "token batches and step state")
+  X(BATCHES,     "token batches and step state")                                                  \
+  X(SCRATCH,     "scratch of the ops")
 typedef enum g2z_memory {
 #define X(name, text) G2Z_MEMORY_##name,
   G2Z_MEMORY_LIST(X)
@@ -572,6 +573,7 @@ typedef struct g2z_plan {
   int vocab_padded;               /* Vp */
   int batch, seq, accum;          /* B, T, micro-steps */
   int rank, world, zero_stage;
+  int dropout;                    /* 1: there is some */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
@@ -596,8 +598,9 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
                                  g2z_device_kind device, int rank, int world, g2z_plan *out);
 /* The largest B whose plan fits into `free_bytes`; 0 when none does. */
 G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
-/* The plan as a table for people, line by line, against `free_bytes` of memory (0: unknown). */
-G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
+/* The plan as a table for people, line by line, with what the device takes beside it and against
+ * `free_bytes` of memory (0: unknown). */
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user);
 
 static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
@@ -906,9 +909,15 @@ G2Z_API g2z_device_kind g2z_device_default(void);
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
 
+/* What the process takes of the device beside the plan: CUDA's context and the libraries' code and
+ * workspaces, measured now; 0 where there is nothing to measure. Ask before anything else opens the
+ * device. */
+G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind, size_t *bytes);
+
 /* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which one
  * it is changes the order of addition: a rerun that must be bit-equal reads the table that the first
- * run wrote, before its first step. `on` 0 takes the library's first choice instead of the clock's.
+ * run wrote, before its first step. `on` 0 takes the library's first choice instead of the clock's,
+ * from then on and for shapes that are new: right for shapes that come once, as in generation.
  * `text` ends with a NUL. The CPU has nothing to tune: its table is empty. */
 G2Z_API void g2z_device_tune(g2z_device *device, int on);
 G2Z_API g2z_status g2z_device_tuning_write(g2z_device *device, g2z_writer *writer);
@@ -2585,6 +2594,17 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
   return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
 }
 
+/* What the CUDA ops ask for beside the plan's buffers: 32 MiB for products; then, of the op that asks
+ * for most: attention's row statistics and partial sums, the sort of the tokens, and with dropout a
+ * projection's output. Blocks that were outgrown stay, each 1.5 times the last: 3 times in all. */
+G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
+  if (plan->device != G2Z_DEVICE_CUDA) return 0;
+  size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
+  size_t most = N * (8 * (size_t)plan->model.heads + 40) + (N / 32 + 2048) * 4 * C;
+  if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
+  return ((size_t)32 << 20) + 3 * g2z__align(most);
+}
+
 G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t Vp = (size_t)plan->vocab_padded;
@@ -2600,6 +2620,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
       g2z__align(sizeof(g2z_step_state)) + g2z__align((size_t)plan->buckets * sizeof(double)) +
       g2z__align(g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range)) +
       g2z__align(sizeof(double));
+  bytes[G2Z_MEMORY_SCRATCH] = g2z__plan_scratch_bytes(plan);
   plan->bytes_total = 0;
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++) plan->bytes_total += bytes[i];
 }
@@ -2637,6 +2658,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.rank = rank;
   plan.world = world;
   plan.zero_stage = config->zero_stage;
+  plan.dropout = config->dropout > 0;
   plan.dtype = config->dtype;
   plan.grad_dtype = config->accum > 1 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
   int halves = device == G2Z_DEVICE_CUDA;
@@ -2685,7 +2707,7 @@ G2Z__PRIVATE void g2z__plan_line(void (*line)(void *user, const char *text), voi
   line(user, text);
 }
 
-G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user) {
   const g2z_model_config *m = &plan->model;
   g2z__plan_line(line, user,
@@ -2704,7 +2726,11 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
     g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]),
                    g2z_memory_text((g2z_memory)i));
-  g2z__plan_line(line, user, "memory      %9.3f GiB  total per rank", g2z__gib(plan->bytes_total));
+  if (overhead_bytes)
+    g2z__plan_line(line, user, "memory      %9.3f GiB  CUDA context and libraries, measured",
+                   g2z__gib(overhead_bytes));
+  g2z__plan_line(line, user, "memory      %9.3f GiB  total per rank",
+                 g2z__gib(plan->bytes_total + overhead_bytes));
   if (!free_bytes) return;
   g2z__plan_line(line, user, "free        %9.3f GiB  on this device: %s", g2z__gib(free_bytes),
                  plan->bytes_total <= free_bytes ? "it fits" : "IT DOES NOT FIT");
@@ -4950,6 +4976,7 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_present(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
+static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 static void g2z__cuda_tune(g2z_device *device, int on);
 static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer);
@@ -4966,6 +4993,9 @@ G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_by
   *free_bytes = *total_bytes = 0;
   return g2z__fail(services, G2Z_UNSUPPORTED,
                    "this build has no CUDA: compile with nvcc, or use --device cpu");
+}
+G2Z__PRIVATE g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
+  return g2z__cuda_memory(services, bytes, bytes);
 }
 G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
@@ -5036,6 +5066,12 @@ G2Z_API void g2z_device_free(g2z_device *device) {
   if (!device) return;
   device->ops->close(device);
   g2z_release(device->services, device);
+}
+
+G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind,
+                                       size_t *bytes) {
+  *bytes = 0;
+  return kind == G2Z_DEVICE_CUDA ? g2z__cuda_overhead(services, bytes) : G2Z_OK;
 }
 
 G2Z_API void g2z_device_tune(g2z_device *device, int on) {
@@ -5117,8 +5153,8 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
  * Law: a thread owns the elements that it writes, and each element's sum runs in an order that
  *      depends on the shapes alone: no result depends on the number of threads. */
 
-/* A loop in parallel, over rows that cost the same or over tasks that do not. `work` is in arithmetic
- * operations: below about 20 us of it, waking the threads would cost more than they save. */
+/* A loop in parallel, over rows that cost the same or over tasks that do not. `work` counts
+ * arithmetic: below about 20 us of it, waking the threads would cost more than they save. */
 #define G2Z__PRAGMA(text) _Pragma(#text)
 #define G2Z__WORTH_THREADS(work) ((double)(work) > 2e5)
 #if defined(_OPENMP)
@@ -5223,7 +5259,9 @@ static inline g2z__cpu_vec g2z__cpu_gelu_exp(g2z__cpu_vec x) {
   return g2z__cpu_exp(-2.0f * u);
 }
 
-static inline g2z__cpu_vec g2z__cpu_gelu(g2z__cpu_vec x) { return x / (g2z__cpu_gelu_exp(x) + 1.0f); }
+static inline g2z__cpu_vec g2z__cpu_gelu(g2z__cpu_vec x) {
+  return x / (g2z__cpu_gelu_exp(x) + 1.0f);
+}
 
 static inline g2z__cpu_vec g2z__cpu_gelu_slope(g2z__cpu_vec x) {
   g2z__cpu_vec e = g2z__cpu_gelu_exp(x), gate = 1.0f / (e + 1.0f);
@@ -5282,8 +5320,8 @@ G2Z__PRIVATE void g2z__cpu_drop(const g2z_dropout *dropout, float *x, int row, i
 #define G2Z__MC 192             /* rows of a tile, */
 #define G2Z__NC 192             /* its columns, */
 #define G2Z__KC 128             /* and of K at a time: NR columns of b are at most 16 KiB */
-#define G2Z__LD (G2Z__KC + 16)  /* from row to row of the copy of a: an odd number of cache lines, */
-#define G2Z__LD_MC (G2Z__MC + 16) /* so that 12 rows, or 128 steps, do not fight for a cache set */
+#define G2Z__LD (G2Z__KC + 16)  /* from row to row of the copy of a, or of a transposed one: an */
+#define G2Z__LD_MC (G2Z__MC + 16) /* odd number of cache lines, or rows would share cache sets */
 static_assert(G2Z__MC % G2Z__MR == 0 && G2Z__NC % G2Z__NR == 0, "tiles hold whole kernels");
 static_assert(G2Z__KC * G2Z__LD_MC <= G2Z__MC * G2Z__LD, "both forms of a fit the same buffer");
 
@@ -5978,7 +6016,7 @@ G2Z__PRIVATE void g2z__cpu_back_load(const g2z__cpu_head *head, g2z__cpu_back *w
     for (int c = 0; c < HS && i < count; c += G2Z__LANES)
       sum += g2z__cpu_take(dout + i * C + c, HS - c, 0) * g2z__cpu_take(out + i * C + c, HS - c, 0);
     w->d[i] = g2z__cpu_sum(sum);
-    w->lse[i] = i < count ? lse[query + i] : INFINITY; /* beyond the last query p is 0 */
+    w->lse[i] = i < count ? lse[query + i] : 0; /* beyond the last query all else is 0 */
   }
 }
 

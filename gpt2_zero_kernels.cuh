@@ -15,6 +15,7 @@
  *   >>k40 attention   flash attention on packed qkv
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW
+ *   >>k70 memory      what CUDA takes beside the plan, measured
  *   >>k90 table       the ops of each dtype, and what room 09 calls
  *
  * NAMES    g2z_cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the table.
@@ -34,6 +35,7 @@
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 #include <nvtx3/nvToolsExt.h>
 
 /* ===== >>k10 base ========================================================
@@ -43,6 +45,7 @@
 #define G2Z__EVENTS 8            /* what mark() and wait() number */
 #define G2Z__SCRATCH_BLOCKS 64   /* each half as large again as the last: no memory holds more */
 #define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training has about 20 */
+#define G2Z__PRODUCTS_TIMED 160  /* so many are timed and kept; the rest takes turns */
 #define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* as good as 256 MiB on an H200 */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
@@ -64,7 +67,7 @@ typedef struct g2z__cuda {       /* device->backend */
   cublasLtHandle_t lt;
   void *lt_workspace;
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
-  int product_count;
+  int product_count, products_timed, product_victim;
   int tune;                      /* 0: take the heuristic's first choice */
   /* Scratch that was outgrown stays: a captured graph may still write to it. */
   void *scratch[G2Z__SCRATCH_BLOCKS];
@@ -1105,70 +1108,82 @@ struct g2z__layernorm_bwd_data {
   int N, C;
 };
 
-/* The rows that are on their way: [2][3][K][threads of the block] packs of dy, x and dres. A thread
- * reads what it copied itself, so that no barrier stands between. */
+/* The rows that are on their way: [stages][3][K][threads of the block] packs of dy, x and dres. A
+ * thread reads what it copied itself, so that no barrier stands between. */
 extern __shared__ uint4 g2z__row_ring[];
 
-static __device__ inline unsigned g2z__block_threads(void) { return blockDim.x * blockDim.y; }
-static __device__ inline unsigned g2z__block_thread(void) {
-  return threadIdx.y * blockDim.x + threadIdx.x;
-}
-
+/* Four stages keep enough bytes under way for an H200; of rows wider than 4 KiB, two fit everywhere. */
 template <int K>
-static __device__ inline uint4 *g2z__row_slot(int stage, int tensor, int k) {
-  return g2z__row_ring + (unsigned)((stage * 3 + tensor) * K + k) * g2z__block_threads() +
-         g2z__block_thread();
-}
+static constexpr int g2z__row_stages = K == 1 ? 4 : 2;
+/* A block has one team of up to this many warps, or several of together as many. */
+template <int K>
+static constexpr int g2z__row_warps = K == 1 ? 8 : 16;
+
+/* This thread's place in the ring. */
+template <int K>
+struct g2z__row_slots {
+  uint4 *first;
+  int threads;                   /* of the block */
+  __device__ inline g2z__row_slots(void)
+      : first(g2z__row_ring + threadIdx.y * blockDim.x + threadIdx.x),
+        threads((int)(blockDim.x * blockDim.y)) {}
+  __device__ inline uint4 *at(int stage, int tensor, int k) const {
+    return first + ((stage * 3 + tensor) * K + k) * threads;
+  }
+};
 
 template <typename A, int K>
-static __device__ inline void g2z__row_fetch(const g2z__layernorm_bwd_data<A> &data, int row,
-                                             int stage) {
+static __device__ inline void g2z__row_fetch(const g2z__layernorm_bwd_data<A> &data,
+                                             const g2z__row_slots<K> &slots, int row, int stage) {
   int packs = data.C / g2z__lanes<A>;
+  if (row >= data.N) return;
 #pragma unroll
   for (int k = 0; k < K; k++) {
     int pack = k * (int)blockDim.x + (int)threadIdx.x;
     if (pack >= packs) continue;
-    size_t at = (size_t)row * (size_t)packs + (size_t)pack;
-    __pipeline_memcpy_async(g2z__row_slot<K>(stage, 0, k), (const uint4 *)data.dy + at, 16);
-    __pipeline_memcpy_async(g2z__row_slot<K>(stage, 1, k), (const uint4 *)data.x + at, 16);
+    size_t at = (size_t)row * (unsigned)packs + (unsigned)pack;
+    __pipeline_memcpy_async(slots.at(stage, 0, k), (const uint4 *)data.dy + at, 16);
+    __pipeline_memcpy_async(slots.at(stage, 1, k), (const uint4 *)data.x + at, 16);
     if (data.res_mode == G2Z_ACCUMULATE)
-      __pipeline_memcpy_async(g2z__row_slot<K>(stage, 2, k), (const uint4 *)data.dres + at, 16);
+      __pipeline_memcpy_async(slots.at(stage, 2, k), (const uint4 *)data.dres + at, 16);
   }
 }
 
-/* Two sums over the threads of a team, in all of them, behind one barrier of the team alone. Every
- * second row takes the other half of `shared`: the one before may still be read. */
-static __device__ inline float2 g2z__team_sums(float2 x, float2 (*shared)[32], int half) {
-  unsigned warps = blockDim.x / G2Z__WARP, warp = threadIdx.x / G2Z__WARP;
-  float2 *parts = &shared[half][threadIdx.y * warps];
+/* Two sums over the threads of a team, in all of them, behind one barrier of the block, whose teams
+ * keep step. `parts` has a place for each warp of the widest team; those of no warp are 0. */
+template <int WARPS>
+static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
   x.x = g2z__warp_sum(x.x);
   x.y = g2z__warp_sum(x.y);
-  if (threadIdx.x % G2Z__WARP == 0) parts[warp] = x;
-  __barrier_sync_count(1 + threadIdx.y, blockDim.x);
-  x = parts[0];
-  for (unsigned i = 1; i < warps; i++) {
-    x.x += parts[i].x;
-    x.y += parts[i].y;
+  if (threadIdx.x % G2Z__WARP == 0) parts[threadIdx.x / G2Z__WARP] = x;
+  __syncthreads();
+  x = make_float2(0, 0);
+#pragma unroll
+  for (int i = 0; i < WARPS; i += 2) {
+    float4 two = *reinterpret_cast<const float4 *>(parts + i);
+    x.x += two.x + two.z;
+    x.y += two.y + two.w;
   }
   return x;
 }
 
 /* partial[tensor][c] = the sums of all teams of a block, in the order of the teams. The ring holds
- * them all: 3 x K x L floats a thread are no more than its 2 x 3 x K packs. */
+ * them all: 3 x K x L floats a thread are no more than its packs of two stages. */
 template <int K, int L>
 static __device__ inline void g2z__layernorm_partial(float *partial, const float (&sums)[3][K][L],
                                                      int tensors, int C) {
   float *shared = (float *)g2z__row_ring;
-  unsigned threads = g2z__block_threads();
+  unsigned threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
   __syncthreads();
 #pragma unroll
   for (int j = 0; j < 3 * K * L; j++)
-    shared[(unsigned)j * threads + g2z__block_thread()] = sums[j / (K * L)][j / L % K][j % L];
+    shared[(unsigned)j * threads + thread] = sums[j / (K * L)][j / L % K][j % L];
   __syncthreads();
   for (int j = (int)threadIdx.y; j < tensors * K * L; j += (int)blockDim.y) {
     int c = (j / L % K * (int)blockDim.x + (int)threadIdx.x) * L + j % L;
     if (c >= C) continue;
     float total = 0;
+#pragma unroll 1
     for (unsigned team = 0; team < blockDim.y; team++)
       total += shared[(unsigned)j * threads + team * blockDim.x + threadIdx.x];
     partial[j / (K * L) * C + c] = total;
@@ -1184,20 +1199,26 @@ static __device__ inline void g2z__layernorm_partial(float *partial, const float
  *   partial    [blocks,2 or 3,C] f32 out
  * Math    g = dy w; dx = rstd (g - mean(g) - xhat mean(g xhat)); dw += dy xhat; db += dy;
  *         dbias += what was stored in dres, or in dropped
- * Launch  persistent: block (threads, teams), a team per row, a thread K packs of it; the next row is
- *         copied to shared memory meanwhile
+ * Launch  persistent: block (threads, teams), a team per row, a thread K packs of it; the next rows
+ *         are copied to shared memory meanwhile
  * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB, 47 us at 4.28 TB/s
  * Order   a team adds its rows in ascending order; then the teams in order
  * Oracle  g2z_cpu_layernorm_bwd */
 template <typename A, int K, g2z__drop DROP>
 static __global__ void
-__launch_bounds__(K == 1 ? G2Z__ROW_THREADS / 2 : G2Z__ROW_THREADS, K == 2 ? 1 : DROP ? 2 : 3)
+__launch_bounds__(32 * g2z__row_warps<K>, K == 2 ? 1 : DROP ? 2 : 3)
 g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
-  constexpr int L = g2z__lanes<A>;
+  constexpr int L = g2z__lanes<A>, STAGES = g2z__row_stages<K>, WARPS = g2z__row_warps<K>;
   enum { DW, DB, DBIAS };
-  __shared__ float2 shared[2][32];
-  int packs = data.C / L, stage = 0, stride = (int)(gridDim.x * blockDim.y);
-  int first = (int)(blockIdx.x * blockDim.y + threadIdx.y);
+  __shared__ float4 shared[2][8 * WARPS / 2]; /* two halves, of up to 8 teams: float2 */
+  for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < 8 * WARPS;
+       i += blockDim.x * blockDim.y)
+    shared[0][i] = make_float4(0, 0, 0, 0);
+  __syncthreads();
+  const g2z__row_slots<K> slots;
+  const int packs = data.C / L, stride = (int)(gridDim.x * blockDim.y);
+  const float share = 1.0f / (float)data.C;
+  int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), stage = 0, half = 0;
   float sums[3][K][L] = {};
   uint4 raw_w[K];
 #pragma unroll
@@ -1205,48 +1226,50 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
     int pack = k * (int)blockDim.x + (int)threadIdx.x;
     raw_w[k] = pack < packs ? g2z__get(data.w, (size_t)pack) : make_uint4(0, 0, 0, 0);
   }
-  if (first < data.N) g2z__row_fetch<A, K>(data, first, stage);
-  __pipeline_commit();
-  for (int row = first; row < data.N; row += stride, stage ^= 1) {
-    if (row + stride < data.N) g2z__row_fetch<A, K>(data, row + stride, stage ^ 1);
+#pragma unroll
+  for (int ahead = 0; ahead < STAGES - 1; ahead++) {
+    g2z__row_fetch<A, K>(data, slots, row + ahead * stride, ahead);
     __pipeline_commit();
-    float mean = data.mean[row], rstd = data.rstd[row];
+  }
+  for (; row - (int)threadIdx.y < data.N; row += stride) {
+    g2z__row_fetch<A, K>(data, slots, row + (STAGES - 1) * stride,
+                         stage == 0 ? STAGES - 1 : stage - 1);
+    __pipeline_commit();
+    const int mine = row < data.N ? packs : 0; /* a team without a row only keeps step */
+    float mean = mine ? data.mean[row] : 0, rstd = mine ? data.rstd[row] : 0;
+    float hat[K][L] = {}, g[K][L] = {};
     float2 means = make_float2(0, 0); /* of g and of g xhat */
-    __pipeline_wait_prior(1);
+    __pipeline_wait_prior(STAGES - 1);
 #pragma unroll
     for (int k = 0; k < K; k++) {
-      if (k * (int)blockDim.x + (int)threadIdx.x >= packs) continue;
+      if (k * (int)blockDim.x + (int)threadIdx.x >= mine) continue;
       float x[L], dy[L], w[L];
-      g2z__unpack<A>(dy, *g2z__row_slot<K>(stage, 0, k));
-      g2z__unpack<A>(x, *g2z__row_slot<K>(stage, 1, k));
+      g2z__unpack<A>(dy, *slots.at(stage, 0, k));
+      g2z__unpack<A>(x, *slots.at(stage, 1, k));
       g2z__unpack<A>(w, raw_w[k]);
 #pragma unroll
       for (int i = 0; i < L; i++) {
-        float hat = (x[i] - mean) * rstd, g = dy[i] * w[i];
-        means.x += g;
-        means.y += g * hat;
-        sums[DW][k][i] += dy[i] * hat;
+        hat[k][i] = (x[i] - mean) * rstd;
+        g[k][i] = dy[i] * w[i];
+        means.x += g[k][i];
+        means.y += g[k][i] * hat[k][i];
+        sums[DW][k][i] += dy[i] * hat[k][i];
         sums[DB][k][i] += dy[i];
       }
     }
-    means = g2z__team_sums(means, shared, stage);
-    means.x /= (float)data.C;
-    means.y /= (float)data.C;
+    /* Every second row takes the other half: the one before may still be read. */
+    means = g2z__team_sums<WARPS>(means, (float2 *)shared[half] + threadIdx.y * WARPS);
+    means.x *= share;
+    means.y *= share;
 #pragma unroll
     for (int k = 0; k < K; k++) {
       int pack = k * (int)blockDim.x + (int)threadIdx.x;
-      if (pack >= packs) continue;
-      size_t at = (size_t)row * (size_t)packs + (size_t)pack;
-      float x[L], dy[L], w[L], out[L] = {};
-      g2z__unpack<A>(dy, *g2z__row_slot<K>(stage, 0, k));
-      g2z__unpack<A>(x, *g2z__row_slot<K>(stage, 1, k));
-      g2z__unpack<A>(w, raw_w[k]);
-      if (data.res_mode == G2Z_ACCUMULATE) g2z__unpack<A>(out, *g2z__row_slot<K>(stage, 2, k));
+      if (pack >= mine) continue;
+      size_t at = (size_t)row * (unsigned)packs + (unsigned)pack;
+      float out[L] = {};
+      if (data.res_mode == G2Z_ACCUMULATE) g2z__unpack<A>(out, *slots.at(stage, 2, k));
 #pragma unroll
-      for (int i = 0; i < L; i++) {
-        float hat = (x[i] - mean) * rstd;
-        out[i] += rstd * (dy[i] * w[i] - means.x - hat * means.y);
-      }
+      for (int i = 0; i < L; i++) out[i] += rstd * (g[k][i] - means.x - hat[k][i] * means.y);
       uint4 stored = g2z__pack<A>(out);
       g2z__put(data.dres, at, stored);
       g2z__unpack<A>(out, stored);
@@ -1262,6 +1285,8 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
 #pragma unroll
       for (int i = 0; i < L; i++) sums[DBIAS][k][i] += out[i];
     }
+    stage = stage == STAGES - 1 ? 0 : stage + 1;
+    half ^= 1;
   }
   int tensors = 2 + data.with_bias;
   float *partial = data.partial + (size_t)blockIdx.x * (size_t)tensors * (size_t)data.C;
@@ -1275,7 +1300,7 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
   const g2z__cuda *cuda = g2z__cuda_of(device);
   auto kernel = g2z_k_layernorm_bwd<A, K, DROP>;
   int teams = threads <= 128 ? 256 / threads : 1, tensors = 2 + data.with_bias, blocks = 0;
-  size_t ring = (size_t)(2 * 3 * K * threads * teams) * sizeof(uint4);
+  size_t ring = (size_t)(g2z__row_stages<K> * 3 * K * threads * teams) * sizeof(uint4);
   G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)ring));
   G2Z__CUDA(device, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads * teams,
@@ -1505,8 +1530,7 @@ static void g2z__lt_free(g2z__lt_product *product) {
   if (product->a) cublasLtMatrixLayoutDestroy(product->a);
   if (product->b) cublasLtMatrixLayoutDestroy(product->b);
   if (product->d) cublasLtMatrixLayoutDestroy(product->d);
-  product->desc = NULL;
-  product->a = product->b = product->d = NULL;
+  memset(product, 0, sizeof *product); /* a key of zeros is no product's */
 }
 
 static void g2z__lt_close(g2z_device *device) {
@@ -1625,12 +1649,14 @@ static float g2z__lt_time_us(g2z_device *device, const g2z__lt_product *product,
 /* Chooses by the clock. Trials must not change a C that D overwrites: then they write elsewhere, and
  * where there is no room for that, the heuristic decides. */
 static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
-                                    const g2z__lt_operands *on) {
+                               const g2z__lt_operands *on) {
   cublasLtMatmulHeuristicResult_t candidates[G2Z__CANDIDATES];
   int count;
   G2Z__TRY(g2z__lt_candidates(device, product, candidates, &count));
   product->algo = candidates[0].algo;
-  if (!g2z__cuda_of(device)->tune || g2z__capturing(device)) return G2Z_OK;
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  if (!cuda->tune || cuda->products_timed >= G2Z__PRODUCTS_TIMED || g2z__capturing(device))
+    return G2Z_OK;
   g2z__lt_operands trial = *on;
   void *elsewhere = NULL;
   if (on->c == on->d) {
@@ -1653,45 +1679,48 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   return G2Z_OK;
 }
 
-static g2z_status g2z__lt_add(g2z_device *device, const g2z__lt_key *key,
-                                   g2z__lt_product **out) {
+static g2z__lt_product *g2z__lt_find(const g2z_device *device, const g2z__lt_key *key) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  for (int i = 0; i < cuda->product_count; i++)
+    if (memcmp(&cuda->products[i].key, key, sizeof *key) == 0) return &cuda->products[i];
+  return NULL;
+}
+
+/* A place for a new shape: behind the others, or that of one that was never timed, in turn. There are
+ * always some of those. */
+static g2z__lt_product *g2z__lt_place(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
-  if (cuda->product_count == G2Z__PRODUCTS)
-    return g2z__fail(device->services, G2Z_UNSUPPORTED,
-                     "more than %d shapes of products: use fewer batch sizes in one process",
-                     G2Z__PRODUCTS);
-  g2z__lt_product *product = &cuda->products[cuda->product_count];
-  memset(product, 0, sizeof *product);
+  if (cuda->product_count < G2Z__PRODUCTS) return &cuda->products[cuda->product_count++];
+  do cuda->product_victim = (cuda->product_victim + 1) % G2Z__PRODUCTS;
+  while (cuda->products[cuda->product_victim].us > 0);
+  return &cuda->products[cuda->product_victim];
+}
+
+static g2z_status g2z__lt_add(g2z_device *device, const g2z__lt_key *key, g2z__lt_product **out) {
+  g2z__lt_product *product = g2z__lt_place(device);
+  g2z__lt_free(product);
   product->key = *key;
   g2z_status status = g2z__lt_describe(device, product);
-  if (status == G2Z_OK) *out = product;
-  else g2z__lt_free(product);
+  if (status != G2Z_OK) g2z__lt_free(product);
+  *out = product;
   return status;
 }
 
 /* D = op(A) op(B) (+ C), with the epilogue. Row-major callers exchange their operands. */
 static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
-                                const g2z__lt_operands *on) {
-  g2z__cuda *cuda = g2z__cuda_of(device);
-  g2z__lt_product *product = NULL;
-  for (int i = 0; i < cuda->product_count && !product; i++)
-    if (memcmp(&cuda->products[i].key, key, sizeof *key) == 0) product = &cuda->products[i];
-  if (!product) {
-    G2Z__TRY(g2z__lt_add(device, key, &product));
-    g2z_status status = g2z__lt_aim(device, product, on);
-    if (status == G2Z_OK) status = g2z__lt_tune(device, product, on);
-    if (status != G2Z_OK) {
-      g2z__lt_free(product);
-      return status;
-    }
-    cuda->product_count++;
-  } else {
-    G2Z__TRY(g2z__lt_aim(device, product, on));
+                                   const g2z__lt_operands *on) {
+  g2z__lt_product *product = g2z__lt_find(device, key);
+  int known = product != NULL;
+  if (!known) G2Z__TRY(g2z__lt_add(device, key, &product));
+  g2z_status status = g2z__lt_aim(device, product, on);
+  if (status == G2Z_OK && !known) status = g2z__lt_tune(device, product, on);
+  if (status != G2Z_OK) {
+    g2z__lt_free(product);
+    return status;
   }
-  cublasStatus_t status = g2z__lt_run(device, product, on, &product->algo);
-  return status == CUBLAS_STATUS_SUCCESS
-             ? G2Z_OK
-             : g2z__lt_fail(device, status, "cublasLtMatmul", key);
+  if (!known && product->us > 0) g2z__cuda_of(device)->products_timed++;
+  cublasStatus_t run = g2z__lt_run(device, product, on, &product->algo);
+  return run == CUBLAS_STATUS_SUCCESS ? G2Z_OK : g2z__lt_fail(device, run, "cublasLtMatmul", key);
 }
 
 /* ----- the tuning table as text ------------------------------------------ */
@@ -1705,7 +1734,7 @@ static void g2z__lt_table_head(const g2z_device *device, char *text, size_t byte
 
 static void g2z__cuda_tune(g2z_device *device, int on) { g2z__cuda_of(device)->tune = on; }
 
-/* One line a product: the key's fields, the algorithm in hexadecimal, microseconds when timed. */
+/* One line a product that was timed: the key's fields, the algorithm in hexadecimal, microseconds. */
 static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   char head[512];
@@ -1713,6 +1742,7 @@ static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer)
   G2Z__TRY(g2z_writer_printf(writer, "%s\n", head));
   for (int i = 0; i < cuda->product_count; i++) {
     const g2z__lt_product *product = &cuda->products[i];
+    if (product->us <= 0) continue;
     int32_t fields[G2Z__KEY_FIELDS];
     memcpy(fields, &product->key, sizeof fields);
     for (int f = 0; f < G2Z__KEY_FIELDS; f++)
@@ -1742,7 +1772,7 @@ static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, cublasLtMatmu
     line = end;
   }
   *us = strtof(line, &end);
-  return end != line && *end == '\n';
+  return end != line && *end == '\n' && *us > 0;
 }
 
 /* Whether this cuBLAS can run an algorithm that a file names: a damaged one must not be launched. */
@@ -1779,11 +1809,10 @@ static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
                        "line %d of the tuning table is no product: remove the table to tune anew",
                        number);
     line = next + 1;
-    int known = 0;
-    for (int i = 0; i < cuda->product_count && !known; i++)
-      known = memcmp(&cuda->products[i].key, &key, sizeof key) == 0;
-    if (known) continue;
-    g2z__lt_product *product;
+    g2z__lt_product *product = g2z__lt_find(device, &key);
+    if (product && product->us > 0) continue;
+    if (cuda->products_timed >= G2Z__PRODUCTS_TIMED) break;
+    if (product) g2z__lt_free(product);
     G2Z__TRY(g2z__lt_add(device, &key, &product));
     if (!g2z__lt_accepts(device, product, &algo)) {
       g2z__lt_free(product);
@@ -1793,7 +1822,7 @@ static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
     }
     product->algo = algo;
     product->us = us;
-    cuda->product_count++;
+    cuda->products_timed++;
   }
   return G2Z_OK;
 }
@@ -3612,6 +3641,59 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, void *params, float *master
       (A *)params, master, m, v, (const G *)grads, ranges, count, *config, state);
   return g2z__launched(device, "g2z_k_adamw");
 }
+/* ===== >>k70 memory ======================================================
+ * In:  nothing. Out: what a process takes of the GPU beside the plan: CUDA's context, the libraries'
+ *      code and workspaces.
+ * Law: it is measured, with NVML, which is opened at run time: a build needs nothing of it. */
+
+/* Bytes in use on the current GPU by all processes; 0: NVML is not here. */
+static size_t g2z__gpu_bytes_used(void) {
+  typedef struct { unsigned long long total, free, used; } nvml_memory;
+  char bus[32];
+  int ordinal = 0;
+  if (cudaGetDevice(&ordinal) != cudaSuccess ||
+      cudaDeviceGetPCIBusId(bus, (int)sizeof bus, ordinal) != cudaSuccess)
+    return 0;
+  void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW), *gpu = NULL;
+  if (!library) return 0;
+  int (*init)(void) = (int (*)(void))dlsym(library, "nvmlInit_v2");
+  int (*find)(const char *, void **) =
+      (int (*)(const char *, void **))dlsym(library, "nvmlDeviceGetHandleByPciBusId_v2");
+  int (*ask)(void *, nvml_memory *) =
+      (int (*)(void *, nvml_memory *))dlsym(library, "nvmlDeviceGetMemoryInfo");
+  int (*shutdown)(void) = (int (*)(void))dlsym(library, "nvmlShutdown");
+  nvml_memory memory;
+  memset(&memory, 0, sizeof memory);
+  if (init && find && ask && shutdown && init() == 0) {
+    if (find(bus, &gpu) != 0 || ask(gpu, &memory) != 0) memory.used = 0;
+    shutdown();
+  }
+  dlclose(library);
+  return (size_t)memory.used;
+}
+
+/* Before this process has a context, and when it has one and has run a product. */
+static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
+  enum { SIDE = 256 };
+  *bytes = 0;
+  size_t before = g2z__gpu_bytes_used();
+  g2z_device *device;
+  void *x = NULL, *y = NULL;
+  G2Z__TRY(g2z_device_create(services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &device));
+  g2z_status status = device->ops->allocate(device, SIDE * SIDE * 2, &x);
+  if (status == G2Z_OK) status = device->ops->allocate(device, SIDE * SIDE * 2, &y);
+  if (status == G2Z_OK)
+    status = device->ops->linear_bwd_data(device, y, NULL, x, x, NULL, G2Z_OVERWRITE, SIDE, SIDE,
+                                          SIDE);
+  if (status == G2Z_OK) status = device->ops->synchronize(device);
+  size_t after = g2z__gpu_bytes_used();
+  if (after > before) *bytes = after - before;
+  if (x) device->ops->release(device, x);
+  if (y) device->ops->release(device, y);
+  g2z_device_free(device);
+  return status;
+}
+
 
 /* ===== >>k90 table =======================================================
  * In:  a dtype and a grad_dtype. Out: the ops for them.

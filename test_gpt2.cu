@@ -3187,7 +3187,8 @@ static float *ops_next(float **at, size_t count) {
 
 /* Every op that adds things up, one after the other; returns a block with all results. */
 static float *ops_run_all(ops_env *e, size_t *count) {
-  int B = 3, T = 70, C = 72, NH = 3, V = 333, Vp = 384, N = B * T, chunk = 64;
+  /* Small, but enough work for each op to take threads. */
+  int B = 5, T = 100, C = 144, NH = 3, V = 333, Vp = 384, N = B * T, chunk = 64;
   size_t n = (size_t)(N * C), words = (size_t)(Vp * C);
   e->seed = 9;
   float *x = ops_random(e, 4 * n, 1), *w = ops_random(e, 4 * words, 0.25f);

@@ -229,13 +229,14 @@ static g2z_status dry_run(g2z_services *services, const options *o,
                           const g2z_context_config *context) {
   g2z_train_config config = o->run.train;
   g2z_plan plan;
-  size_t free_bytes, total_bytes;
+  size_t overhead_bytes, free_bytes, total_bytes;
   config.optimizer.warmup = 0; /* nothing in the plan depends on the schedule */
   config.optimizer.min_lr = 0;
   TRY(g2z_plan_make(services, &config, context->device, context->rank, context->world,
                          &plan));
+  TRY(g2z_device_overhead(services, context->device, &overhead_bytes));
   TRY(g2z_device_memory(services, context->device, &free_bytes, &total_bytes));
-  g2z_plan_print(&plan, free_bytes, print_line, NULL);
+  g2z_plan_print(&plan, overhead_bytes, free_bytes, print_line, NULL);
   return G2Z_OK;
 }
 
