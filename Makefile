@@ -39,8 +39,8 @@ prepare_data: prepare_data.c gpt2_zero.h
 # ----- run --------------------------------------------------------------------------------------
 
 SOURCES := gpt2_zero.h train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md
-RUN     := --layers 4 --channels 128 --context 128 --batch 8 --steps 400 --lr 3e-3 --val-every 100 \
-           --prompt 'static g2z_status' --sample-tokens 200 --temperature 0.6
+RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e-3 --val-every 200 \
+           --prompt '  for (int i' --sample-tokens 200 --temperature 0.6
 
 # Threads that wait sleep: where something else runs on a core, spinning ones cost half of the speed.
 export OMP_WAIT_POLICY ?= passive

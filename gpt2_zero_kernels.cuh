@@ -1210,10 +1210,10 @@ __launch_bounds__(32 * g2z__row_warps<K>, K == 2 ? 1 : DROP ? 2 : 3)
 g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   constexpr int L = g2z__lanes<A>, STAGES = g2z__row_stages<K>, WARPS = g2z__row_warps<K>;
   enum { DW, DB, DBIAS };
-  __shared__ float4 shared[2][8 * WARPS / 2]; /* two halves, of up to 8 teams: float2 */
+  __shared__ alignas(16) float2 shared[2][8 * WARPS]; /* two halves, of up to 8 teams */
   for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < 8 * WARPS;
        i += blockDim.x * blockDim.y)
-    shared[0][i] = make_float4(0, 0, 0, 0);
+    shared[0][i] = shared[1][i] = make_float2(0, 0);
   __syncthreads();
   const g2z__row_slots<K> slots;
   const int packs = data.C / L, stride = (int)(gridDim.x * blockDim.y);
@@ -1231,12 +1231,15 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
     g2z__row_fetch<A, K>(data, slots, row + ahead * stride, ahead);
     __pipeline_commit();
   }
+  float mean = row < data.N ? data.mean[row] : 0, rstd = row < data.N ? data.rstd[row] : 0;
   for (; row - (int)threadIdx.y < data.N; row += stride) {
     g2z__row_fetch<A, K>(data, slots, row + (STAGES - 1) * stride,
                          stage == 0 ? STAGES - 1 : stage - 1);
     __pipeline_commit();
     const int mine = row < data.N ? packs : 0; /* a team without a row only keeps step */
-    float mean = mine ? data.mean[row] : 0, rstd = mine ? data.rstd[row] : 0;
+    bool goes_on = row < data.N - stride; /* what the next row wants is under way a row ahead */
+    float next_mean = goes_on ? data.mean[row + stride] : 0;
+    float next_rstd = goes_on ? data.rstd[row + stride] : 0;
     float hat[K][L] = {}, g[K][L] = {};
     float2 means = make_float2(0, 0); /* of g and of g xhat */
     __pipeline_wait_prior(STAGES - 1);
@@ -1258,7 +1261,7 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
       }
     }
     /* Every second row takes the other half: the one before may still be read. */
-    means = g2z__team_sums<WARPS>(means, (float2 *)shared[half] + threadIdx.y * WARPS);
+    means = g2z__team_sums<WARPS>(means, shared[half] + threadIdx.y * WARPS);
     means.x *= share;
     means.y *= share;
 #pragma unroll
@@ -1285,6 +1288,8 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
 #pragma unroll
       for (int i = 0; i < L; i++) sums[DBIAS][k][i] += out[i];
     }
+    mean = next_mean;
+    rstd = next_rstd;
     stage = stage == STAGES - 1 ? 0 : stage + 1;
     half ^= 1;
   }

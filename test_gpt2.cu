@@ -4066,6 +4066,180 @@ static void test_cuda_graph(g2z_test *t) {
   free(again);
   test_pair_close(&p);
 }
+/* ----- CUDA attention against the CPU's ----------------------------------
+ * On both, scores, statistics and sums are fp32. Tensor cores take P and dS rounded to the type, which
+ * the CPU does not round; eps is the spacing of the type.
+ * Each element: one more rounding of the result, and the roundings of the P or dS in its sum. These
+ *   are independent, each up to eps/2 of its term, so their sum stays under 2 eps of the largest
+ *   element of the tensor.
+ * Each tensor: ||gpu - cpu|| <= eps/2 ||cpu||. Two roundings with a standard deviation of at most
+ *   0.29 eps each make 0.41 eps; a wrong term or a missing one is far above.
+ * fp32: scores of size s differ by about sqrt(HS) s 2^-24 in their sums, probabilities by as much of
+ *   themselves: 64 eps for scores around 1, `spread`^2 times that for larger ones. */
+
+static double test_attention_eps(const test_pair *p, double spread) {
+  double eps = test_eps(p->dtype);
+  return p->dtype == G2Z_FP16 || p->dtype == G2Z_BF16 ? eps : 64 * eps * spread * spread;
+}
+
+/* The GPU's numbers of a tensor, to be freed. */
+static float *test_attention_fetch(test_pair *p, const test_twin *twin) {
+  size_t size = test_kind_size(p, twin->kind);
+  char *bytes = (char *)malloc(twin->bytes + 1);
+  float *numbers = (float *)malloc((twin->n + 1) * sizeof(float));
+  CHECK_OK(p->t, p->gpu->ops->download(p->gpu, bytes, twin->gpu, twin->bytes));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  for (size_t i = 0; i < twin->n; i++)
+    numbers[i] = test_decode(test_twin_dtype(p, twin->kind), bytes + i * size);
+  free(bytes);
+  return numbers;
+}
+
+/* Both bounds, for columns [first, first + width) of rows of `row` numbers. Differences smaller than
+ * the error of numbers around 0.1 never count: with one query dQ and dK are differences of equals. */
+static void test_attention_compare(test_pair *p, const test_twin *twin, const char *what,
+                                   size_t first, size_t width, size_t row, double eps) {
+  float *got = test_attention_fetch(p, twin);
+  const float *want = (const float *)twin->cpu;
+  double error = 0, norm = 0, largest = 0;
+  size_t count = twin->n / row * width;
+  for (size_t y = 0; y < twin->n; y += row)
+    for (size_t x = first; x < first + width; x++) {
+      double difference = (double)got[y + x] - (double)want[y + x];
+      error += difference * difference;
+      norm += (double)want[y + x] * (double)want[y + x];
+      largest = fmax(largest, fabs((double)want[y + x]));
+    }
+  double bound = 0.5 * eps * (sqrt(norm) + 0.1 * sqrt((double)count));
+  p->t->checks++;
+  if (!(sqrt(error) <= bound))
+    test_fail(p->t, __FILE__, __LINE__, "%s (%s): error %.3g, %.3g allowed, norm %.3g", what,
+              g2z_dtype_text(p->dtype), sqrt(error), bound, sqrt(norm));
+  free(got);
+}
+
+static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float probability,
+                               double spread) {
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  int C = NH * HS;
+  size_t width = (size_t)C, N = (size_t)B * (size_t)T, heads = (size_t)B * (size_t)NH;
+  double eps = test_attention_eps(p, spread);
+  char what[96];
+  test_twin *qkv = test_twin_normal(p, TEST_ACT, N * 3 * width, (uint32_t)(T + HS), 1, 0);
+  for (size_t i = 0; i < qkv->n; i++) /* powers of 2: still values of the type */
+    if (i % (3 * width) < 2 * width) ((float *)qkv->cpu)[i] *= (float)spread;
+  test_twin_send(p, qkv);
+  test_twin *out = test_twin_new(p, TEST_ACT, N * width);
+  test_twin *lse = test_twin_new(p, TEST_F32, heads * (size_t)T);
+  test_state state = test_state_make(p, 1, 19);
+  g2z_dropout drop = test_dropout(state.cpu, probability, T), drop_gpu = drop;
+  drop_gpu.state = state.gpu;
+  CHECK_OK(p->t, cpu->attention_fwd(p->cpu, out->cpu, (float *)lse->cpu, qkv->cpu, &drop, B, T, C,
+                                    NH));
+  CHECK_OK(p->t, gpu->attention_fwd(p->gpu, out->gpu, (float *)lse->gpu, qkv->gpu, &drop_gpu, B, T,
+                                    C, NH));
+  snprintf(what, sizeof what, "attention_fwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
+           (double)probability);
+  test_attention_compare(p, out, what, 0, width, width, eps);
+  test_twin_compare(p, out, what, 1, 2 * eps * 4);
+  test_twin_compare(p, lse, what, 4, 64 * 0x1p-23 * spread * spread);
+
+  test_twin *dout = test_twin_normal(p, TEST_ACT, N * width, (uint32_t)(T + HS + 1), 1, 0);
+  test_twin *dqkv = test_twin_new(p, TEST_ACT, N * 3 * width);
+  test_twin *dbias = test_twin_new(p, TEST_GRAD, 3 * width);
+  test_twin_send(p, out); /* backward starts from the CPU's */
+  test_twin_send(p, lse);
+  snprintf(what, sizeof what, "attention_bwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
+           (double)probability);
+  for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
+    CHECK_OK(p->t, cpu->attention_bwd(p->cpu, dqkv->cpu, dbias->cpu, dout->cpu, out->cpu,
+                                      (const float *)lse->cpu, qkv->cpu, (g2z_write)mode, &drop, B,
+                                      T, C, NH));
+    CHECK_OK(p->t, gpu->attention_bwd(p->gpu, dqkv->gpu, dbias->gpu, dout->gpu, out->gpu,
+                                      (const float *)lse->gpu, qkv->gpu, (g2z_write)mode,
+                                      &drop_gpu, B, T, C, NH));
+    double squares = 0, largest = 0;
+    for (size_t i = 0; i < dqkv->n; i++) {
+      double x = fabs((double)((const float *)dqkv->cpu)[i]);
+      squares += x * x;
+      largest = fmax(largest, x);
+    }
+    for (size_t part = 0; part < 3; part++)
+      test_attention_compare(p, dqkv, what, part * width, width, 3 * width, eps);
+    test_twin_compare(p, dqkv, what, 1, 2 * eps * (largest + 0.1));
+    /* A column adds N errors of 0.41 eps; six standard deviations. */
+    double column = sqrt((double)N * squares / (double)dqkv->n);
+    test_twin_compare(p, dbias, what, 2 + mode, 2.5 * eps * (column + 0.1));
+  }
+  test_pair_clear(p);
+}
+
+static void test_cuda_attention(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  static const int sizes[] = {1, 7, 63, 64, 65, 129, 257, 1000};
+  static const int head_sizes[] = {8, 16, 24, 64, 80, 96, 128};
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 7; k++) /* each type comes twice: with dropout and without */
+          test_attention_one(&p, sizes[i] < 300 ? 2 : 1, sizes[i], sizes[i] < 300 ? 3 : 1,
+                             head_sizes[k], (i + k + types) % 2 ? 0.3f : 0.0f, 1);
+      test_attention_one(&p, 3, 192, 5, 64, 0, 4);    /* large scores: few keys have all the weight */
+      test_attention_one(&p, 3, 100, 2, 48, 0.5f, 4); /* dropout on tensor cores: T is 4 x 25 */
+      test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than a GPU has multiprocessors */
+    }
+    test_pair_close(&p);
+  }
+}
+
+/* Bytes of all outputs after one forward and backward. */
+static void test_attention_run(test_pair *p, unsigned char *bytes, const test_twin *qkv,
+                               const test_twin *dout, int B, int T, int C, int NH) {
+  size_t N = (size_t)B * (size_t)T, width = (size_t)C;
+  test_twin *made[4];
+  made[0] = test_twin_new(p, TEST_ACT, N * width);
+  made[1] = test_twin_new(p, TEST_F32, N * (size_t)NH);
+  made[2] = test_twin_new(p, TEST_ACT, N * 3 * width);
+  made[3] = test_twin_new(p, TEST_GRAD, 3 * width);
+  CHECK_OK(p->t, p->gpu->ops->attention_fwd(p->gpu, made[0]->gpu, (float *)made[1]->gpu, qkv->gpu,
+                                            NULL, B, T, C, NH));
+  CHECK_OK(p->t, p->gpu->ops->attention_bwd(p->gpu, made[2]->gpu, made[3]->gpu, dout->gpu,
+                                            made[0]->gpu, (const float *)made[1]->gpu, qkv->gpu,
+                                            G2Z_OVERWRITE, NULL, B, T, C, NH));
+  for (int i = 0; i < 4; i++) {
+    CHECK_OK(p->t, p->gpu->ops->download(p->gpu, bytes, made[i]->gpu, made[i]->bytes));
+    CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+    bytes += made[i]->bytes;
+  }
+}
+
+static void test_cuda_attention_repeats(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  static const int shapes[][4] = {{13, 321, 12, 64}, {2, 512, 3, 64}, {3, 260, 4, 96}};
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types))
+      for (int i = 0; i < 3; i++) {
+        int B = shapes[i][0], T = shapes[i][1], NH = shapes[i][2], C = NH * shapes[i][3];
+        size_t N = (size_t)B * (size_t)T, width = (size_t)C;
+        size_t bytes = (N * (4 * width + (size_t)NH) + 3 * width) * 4;
+        unsigned char *first = (unsigned char *)calloc(1, bytes);
+        unsigned char *again = (unsigned char *)calloc(1, bytes);
+        test_twin *qkv = test_twin_normal(&p, TEST_ACT, N * 3 * width, 1, 1, 0);
+        test_twin *dout = test_twin_normal(&p, TEST_ACT, N * width, 2, 1, 0);
+        test_attention_run(&p, first, qkv, dout, B, T, C, NH);
+        for (int run = 0; run < 3; run++) {
+          test_attention_run(&p, again, qkv, dout, B, T, C, NH);
+          CHECK(t, memcmp(first, again, bytes) == 0);
+        }
+        free(first);
+        free(again);
+        test_pair_clear(&p);
+      }
+    test_pair_close(&p);
+  }
+}
 
 /* ----- safetensors and weights ------------------------------------------- */
 
@@ -5920,6 +6094,8 @@ static const g2z_test_entry test_table[] = {
     {"cuda_cast", "CUDA equals the CPU: cast", test_cuda_cast},
     {"cuda_optimizer", "CUDA equals the CPU: optimizer", test_cuda_optimizer},
     {"cuda_graph", "CUDA equals the CPU: graph", test_cuda_graph},
+    {"cuda_attention", "CUDA equals the CPU: attention", test_cuda_attention},
+    {"cuda_attention_repeats", "CUDA equals the CPU: attention repeats", test_cuda_attention_repeats},
     {"safetensors_types", "each type is read as it should be", test_safetensors_types},
     {"safetensors_refused", "wrong offsets, shapes, types and lengths", test_safetensors_refused},
     {"weights_round_trip", "weights go out and come back, bit for bit", test_weights_round_trip},
