@@ -177,7 +177,7 @@ clean: ## remove what was built and what `make run` left; downloads and other ru
 	rm -rf train bench prepare_data test_gpt2 build data/sources runs/sources
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL: downloads'
 

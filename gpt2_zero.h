@@ -81,6 +81,7 @@
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token
  *     LM head: 4,096 logits, dwte in fp32    0.528 GiB
+ *     scratch of the ops                     0.054 GiB   and CUDA's context, about 0.5 GiB
  *
  * NUMERICS: what is computed in which type, and every place where it rounds ("act" is --dtype)
  *     parameters                    act        once, from the master weights, after AdamW
@@ -5233,7 +5234,7 @@ static inline float g2z__cpu_sum(g2z__cpu_vec x) {
   return sum;
 }
 
-/* e^x within 2 ulp; 0 below -87.7, where results would be subnormal, and 2e38 above 88.3. */
+/* e^x within 1.1 ulp; 0 below -87.7, where results would be subnormal, and 2e38 above 88.3. */
 static inline g2z__cpu_vec g2z__cpu_exp(g2z__cpu_vec x) {
   x = g2z__cpu_select((g2z__cpu_ints)(x > 88.3f), g2z__cpu_all(88.3f), x);
   x = g2z__cpu_select((g2z__cpu_ints)(x < -88.0f), g2z__cpu_all(-88.0f), x);
@@ -7071,8 +7072,8 @@ G2Z__PRIVATE int g2z__trainer_window(const g2z_trainer *t) {
   return t->plan.model.context < room ? t->plan.model.context : room;
 }
 
-G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
-                                      int last_only, float *logits) {
+G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
+                                            int last_only, float *logits) {
   const g2z_plan *plan = &t->plan;
   g2z_device *dev = t->device;
   int limit = g2z__trainer_window(t), C = plan->model.channels, V = plan->model.vocab;
@@ -7099,6 +7100,15 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
     logits += (size_t)rows * (size_t)V;
   }
   return G2Z_OK;
+}
+
+/* A text that grows brings a new shape with each token: too many to time the products of each. */
+G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
+                                      int last_only, float *logits) {
+  g2z_device_tune(t->device, 0);
+  g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
+  g2z_device_tune(t->device, t->config.tune);
+  return status;
 }
 
 G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *t) { return &t->plan; }

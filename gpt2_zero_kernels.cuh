@@ -1,8 +1,8 @@
 /* gpt2_zero_kernels.cuh: the CUDA op table of gpt2_zero
  *
- * gpt2_zero.h includes this file inside its implementation when nvcc compiles it; nothing else needs
- * to. It fills the op table of room 09 for fp16, bf16, tf32 and fp32: sm_75 and newer, tuned on
- * sm_90a. Products go through cuBLASLt, everything else is written here.
+ * gpt2_zero.h includes this file inside its implementation when nvcc compiles it; nothing else
+ * needs to. It fills the op table of room 09 for fp16, bf16, tf32 and fp32: sm_75 and newer, tuned
+ * on sm_90a. Products go through cuBLASLt, everything else is written here.
  *
  * CONTENTS, in the order of the forward pass
  *   >>k10 base        errors, the backend, opening a device, memory and order, graphs, ranges
@@ -13,13 +13,14 @@
  *   >>k24 pointwise   GELU, residual behind dropout, casts
  *   >>k30 linear      cuBLASLt: products, timed once per shape, and the ops made of them
  *   >>k40 attention   flash attention on packed qkv
+ *   >>k41 attention on Hopper  the same with wgmma and TMA, head size 64
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW
  *   >>k70 memory      what CUDA takes beside the plan, measured
  *   >>k90 table       the ops of each dtype, and what room 09 calls
  *
- * NAMES    g2z_cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the table.
- *          A is the type of activations and parameters, G of gradients.
+ * NAMES    g2z_cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the
+ *          table. A is the type of activations and parameters, G of gradients.
  * STREAM   All work of a device runs on one stream, in the order of the calls. No op waits for the
  *          host or allocates, but on the first use of a shape: then scratch grows and the products
  *          are timed. Whoever captures a graph runs the same work once before.
@@ -31,10 +32,12 @@
 
 #include <cub/device/device_radix_sort.cuh>
 #include <cublasLt.h>
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
+#include <type_traits>
 #include <dlfcn.h>
 #include <nvtx3/nvToolsExt.h>
 
@@ -88,7 +91,8 @@ static const char *g2z__cuda_remedy(cudaError_t error) {
     case cudaErrorUnsupportedPtxVersion:
       return "the driver is older than the CUDA toolkit of this build: update it, or build with an "
              "older toolkit";
-    case cudaErrorNoDevice: return "there is no NVIDIA GPU, or CUDA_VISIBLE_DEVICES hides it: use the CPU";
+    case cudaErrorNoDevice:
+      return "there is no NVIDIA GPU, or CUDA_VISIBLE_DEVICES hides it: use the CPU";
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
       return "the program was not built for this GPU: build with nvcc -arch=native, or make ARCH=";
@@ -131,8 +135,8 @@ static inline size_t g2z__blocks(size_t items, size_t per_block) {
   return (items + per_block - 1) / per_block;
 }
 
-/* Memory for the op that runs, until it returns: the next op's work follows on the same stream. Each
- * op asks once, for all it needs. */
+/* Memory for the op that runs, until it returns: the next op's work follows on the same stream.
+ * Each op asks once, for all it needs. */
 static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   int last = cuda->scratch_count - 1;
@@ -191,7 +195,7 @@ static g2z_status g2z_cuda_allocate_host(g2z_device *device, size_t bytes, void 
   void *memory = NULL;
   cudaError_t error = cudaMallocHost(&memory, bytes ? bytes : 1);
   if (error != cudaSuccess)
-    return g2z__cuda_fail(device->services, error, "cudaMallocHost, host memory that stays in place");
+    return g2z__cuda_fail(device->services, error, "pinned host memory cannot be had");
   memset(memory, 0, bytes);
   *out = memory;
   return G2Z_OK;
@@ -264,7 +268,7 @@ struct g2z_graph {
   cudaGraphExec_t exec;
 };
 
-/* Thread-local: calls of other threads, such as a loader's, neither enter the graph nor break it. */
+/* Thread-local: calls of other threads, such as a loader's, stay out of the graph. */
 static g2z_status g2z__cuda_graph_begin(g2z_device *device) {
   G2Z__CUDA(device, cudaStreamBeginCapture(g2z__cuda_of(device)->stream,
                                            cudaStreamCaptureModeThreadLocal));
@@ -343,16 +347,17 @@ static void g2z__cuda_report(const g2z_device *device) {
   cudaRuntimeGetVersion(&runtime);
   cudaMemGetInfo(&free_bytes, &total_bytes);
   g2z__log(device->services, G2Z_LOG_INFO,
-           "%s: sm_%d, built for sm_%d; %d SMs, %.1f of %.1f GiB free; CUDA %d.%d, driver for %d.%d, "
-           "cuBLASLt %zu.%zu.%zu; %s, gradients %s", cuda->gpu, cuda->capability, cuda->built_for,
-           cuda->sms, (double)free_bytes / 1073741824.0, (double)total_bytes / 1073741824.0,
+           "%s: sm_%d, built for sm_%d; %d SMs, %.1f of %.1f GiB free; CUDA %d.%d, driver for "
+           "%d.%d, cuBLASLt %zu.%zu.%zu; %s, gradients %s", cuda->gpu, cuda->capability,
+           cuda->built_for, cuda->sms, (double)free_bytes / 1073741824.0,
+           (double)total_bytes / 1073741824.0,
            runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, lt / 10000,
            lt / 100 % 100, lt % 100, g2z_dtype_text(device->dtype),
            g2z_dtype_text(device->grad_dtype));
   if (cuda->built_for < cuda->capability)
     g2z__log(device->services, G2Z_LOG_WARNING,
-             "this program was built for sm_%d and runs on sm_%d: build with nvcc -arch=sm_%d%s, or "
-             "make, for full speed", cuda->built_for, cuda->capability, cuda->capability,
+             "this program was built for sm_%d and runs on sm_%d: build with nvcc -arch=sm_%d%s, "
+             "or make, for full speed", cuda->built_for, cuda->capability, cuda->capability,
              cuda->capability == 90 ? "a" : "");
 }
 
@@ -368,7 +373,8 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   cuda->built_for = g2z__built_for();
   if (!cuda->built_for)
     return g2z__fail(device->services, G2Z_UNSUPPORTED,
-                     "this program has no code for %s (sm_%d): build with nvcc -arch=sm_%d%s, or make",
+                     "this program has no code for %s (sm_%d): build with nvcc -arch=sm_%d%s, or "
+                     "make",
                      cuda->gpu, cuda->capability, cuda->capability,
                      cuda->capability == 90 ? "a" : "");
   /* Apart from the default stream, which would wait for other streams and cannot be captured. */
@@ -647,8 +653,8 @@ typedef enum g2z__columns { G2Z__COLUMNS_PLAIN, G2Z__COLUMNS_TIMES_GELU_GRADIENT
  *   pre      [N,C] A in                 NULL for PLAIN
  *   partial  [slabs,C] f32 out
  * Launch  grid (ceil(C / 32 packs), slabs), block (32,8): a lane keeps one pack of columns
- * Cost    sizeof(A) NC bytes, three times that with GELU: N=32768, C=3072, fp16 is 604 MB, 141 us at
- *         4.28 TB/s
+ * Cost    sizeof(A) NC bytes, three times that with GELU: N=32768, C=3072, fp16 is 604 MB, 141 us
+ *         at 4.28 TB/s
  * Order   warp w adds rows w, w+8, ... of its slab; then the 8 warps in order */
 template <typename A, g2z__columns COLUMNS>
 static __global__ void __launch_bounds__(256)
@@ -665,7 +671,8 @@ g2z_k_column_sums(float *partial, A *x, const A *pre, int N, int C, int slab_row
     for (int j = 0; j < BATCH; j++) {
       size_t at = (size_t)min(row + 8 * j, end - 1) * (size_t)packs + (size_t)pack;
       raw[j] = g2z__get(x, at);
-      if constexpr (COLUMNS == G2Z__COLUMNS_TIMES_GELU_GRADIENT) raw_pre[j] = g2z__get_once(pre, at);
+      if constexpr (COLUMNS == G2Z__COLUMNS_TIMES_GELU_GRADIENT)
+        raw_pre[j] = g2z__get_once(pre, at);
     }
 #pragma unroll
     for (int j = 0; j < BATCH; j++) {
@@ -970,15 +977,15 @@ static g2z_status g2z_cuda_embed_bwd(g2z_device *device, float *dwte, void *dwpe
 
 /* ===== >>k23 layernorm ===================================================
  * In:  rows x[N,C]. Out: their normal form; backward, the gradients of rows, weight and bias.
- * Law: a row is read from memory once, and is at most 16 KiB wide. Forward, a warp holds a row up to
- *      4 KiB and a block a wider one; backward, which also keeps the sums of its columns in registers,
- *      gives each thread one pack of a row, or two. Ba et al. 2016, arXiv:1607.06450. */
+ * Law: a row is read from memory once, and is at most 16 KiB wide. Forward, a warp holds a row up
+ *      to 4 KiB and a block a wider one; backward, which also keeps the sums of its columns in
+ *      registers, gives each thread one pack of a row, or two. Ba et al. 2016, arXiv:1607.06450. */
 
 #define G2Z__ROW_THREADS 512     /* most threads that hold a row */
 #define G2Z__ROW_WARP_PACKS 8    /* most packs of a lane where a warp holds a row */
 
-/* How many threads a row takes where they hold 1 or 2 packs each: whole warps. Half of the most that
- * are allowed hold one pack: so few leave each the registers that backward wants. */
+/* How many threads a row takes where they hold 1 or 2 packs each: whole warps. Half of the most
+ * that are allowed hold one pack: so few leave each the registers that backward wants. */
 static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, int *K) {
   *K = packs <= G2Z__ROW_THREADS / 2 ? 1 : 2;
   *threads = (int)g2z__blocks((size_t)packs, (size_t)(32 * *K)) * 32;
@@ -1112,7 +1119,7 @@ struct g2z__layernorm_bwd_data {
  * thread reads what it copied itself, so that no barrier stands between. */
 extern __shared__ uint4 g2z__row_ring[];
 
-/* Four stages keep enough bytes under way for an H200; of rows wider than 4 KiB, two fit everywhere. */
+/* Four stages keep enough bytes under way for an H200; of wide rows, two fit everywhere. */
 template <int K>
 static constexpr int g2z__row_stages = K == 1 ? 4 : 2;
 /* A block has one team of up to this many warps, or several of together as many. */
@@ -1190,6 +1197,80 @@ static __device__ inline void g2z__layernorm_partial(float *partial, const float
   }
 }
 
+/* What a thread holds of the row that it works on, and of all its rows. */
+template <typename A, int K>
+struct g2z__row_work {
+  static constexpr int L = g2z__lanes<A>;
+  enum { DW, DB, DBIAS };
+  float mean, rstd;
+  float hat[K][L], g[K][L];      /* xhat; dy w */
+  float sums[3][K][L];           /* of columns: DW, DB, DBIAS */
+  uint4 w[K];
+};
+
+/* A row's first half: xhat and g, their sums, the columns of dw and db. Of `packs` packs, 0 for no
+ * row. */
+template <typename A, int K>
+static __device__ inline float2 g2z__layernorm_bwd_sums(g2z__row_work<A, K> &work,
+                                                        const g2z__row_slots<K> &slots, int stage,
+                                                        int packs) {
+  constexpr int L = g2z__lanes<A>;
+  float2 sums = make_float2(0, 0);
+#pragma unroll
+  for (int k = 0; k < K; k++) {
+    if (k * (int)blockDim.x + (int)threadIdx.x >= packs) continue;
+    float x[L], dy[L], w[L];
+    g2z__unpack<A>(dy, *slots.at(stage, 0, k));
+    g2z__unpack<A>(x, *slots.at(stage, 1, k));
+    g2z__unpack<A>(w, work.w[k]);
+#pragma unroll
+    for (int i = 0; i < L; i++) {
+      work.hat[k][i] = (x[i] - work.mean) * work.rstd;
+      work.g[k][i] = dy[i] * w[i];
+      sums.x += work.g[k][i];
+      sums.y += work.g[k][i] * work.hat[k][i];
+      work.sums[work.DW][k][i] += dy[i] * work.hat[k][i];
+      work.sums[work.DB][k][i] += dy[i];
+    }
+  }
+  return sums;
+}
+
+/* Its second half: dres, dropped, and the columns of dbias. */
+template <typename A, int K, g2z__drop DROP>
+static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
+                                                      const g2z__row_slots<K> &slots, int stage,
+                                                      const g2z__layernorm_bwd_data<A> &data,
+                                                      int row, float2 means) {
+  constexpr int L = g2z__lanes<A>;
+  int packs = data.C / L;
+#pragma unroll
+  for (int k = 0; k < K; k++) {
+    int pack = k * (int)blockDim.x + (int)threadIdx.x;
+    if (pack >= packs || row >= data.N) continue;
+    size_t at = (size_t)row * (unsigned)packs + (unsigned)pack;
+    float out[L] = {};
+    if (data.res_mode == G2Z_ACCUMULATE) g2z__unpack<A>(out, *slots.at(stage, 2, k));
+#pragma unroll
+    for (int i = 0; i < L; i++)
+      out[i] += work.rstd * (work.g[k][i] - means.x - work.hat[k][i] * means.y);
+    uint4 stored = g2z__pack<A>(out);
+    g2z__put(data.dres, at, stored);
+    g2z__unpack<A>(out, stored);
+    if constexpr (DROP == G2Z__DROP_ON) {
+      float factors[L];
+      g2z__dropout_pack<A>(factors, data.dropout, (size_t)row, pack, data.C);
+#pragma unroll
+      for (int i = 0; i < L; i++) out[i] *= factors[i];
+      stored = g2z__pack<A>(out);
+      g2z__put(data.dropped, at, stored);
+      g2z__unpack<A>(out, stored);
+    }
+#pragma unroll
+    for (int i = 0; i < L; i++) work.sums[work.DBIAS][k][i] += out[i];
+  }
+}
+
 /* g2z_k_layernorm_bwd: dres = or += dx, and per block the column sums that dw, db and dbias are.
  *   dy, x      [N,C] A in
  *   w          [C]   A in
@@ -1209,7 +1290,6 @@ static __global__ void
 __launch_bounds__(32 * g2z__row_warps<K>, K == 2 ? 1 : DROP ? 2 : 3)
 g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   constexpr int L = g2z__lanes<A>, STAGES = g2z__row_stages<K>, WARPS = g2z__row_warps<K>;
-  enum { DW, DB, DBIAS };
   __shared__ alignas(16) float2 shared[2][8 * WARPS]; /* two halves, of up to 8 teams */
   for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < 8 * WARPS;
        i += blockDim.x * blockDim.y)
@@ -1219,83 +1299,41 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   const int packs = data.C / L, stride = (int)(gridDim.x * blockDim.y);
   const float share = 1.0f / (float)data.C;
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), stage = 0, half = 0;
-  float sums[3][K][L] = {};
-  uint4 raw_w[K];
+  g2z__row_work<A, K> work = {};
 #pragma unroll
   for (int k = 0; k < K; k++) {
     int pack = k * (int)blockDim.x + (int)threadIdx.x;
-    raw_w[k] = pack < packs ? g2z__get(data.w, (size_t)pack) : make_uint4(0, 0, 0, 0);
+    if (pack < packs) work.w[k] = g2z__get(data.w, (size_t)pack);
   }
 #pragma unroll
   for (int ahead = 0; ahead < STAGES - 1; ahead++) {
     g2z__row_fetch<A, K>(data, slots, row + ahead * stride, ahead);
     __pipeline_commit();
   }
-  float mean = row < data.N ? data.mean[row] : 0, rstd = row < data.N ? data.rstd[row] : 0;
+  if (row < data.N) work.mean = data.mean[row], work.rstd = data.rstd[row];
   for (; row - (int)threadIdx.y < data.N; row += stride) {
     g2z__row_fetch<A, K>(data, slots, row + (STAGES - 1) * stride,
                          stage == 0 ? STAGES - 1 : stage - 1);
     __pipeline_commit();
-    const int mine = row < data.N ? packs : 0; /* a team without a row only keeps step */
-    bool goes_on = row < data.N - stride; /* what the next row wants is under way a row ahead */
+    bool goes_on = row < data.N - stride; /* mean and rstd too are under way a row ahead */
     float next_mean = goes_on ? data.mean[row + stride] : 0;
     float next_rstd = goes_on ? data.rstd[row + stride] : 0;
-    float hat[K][L] = {}, g[K][L] = {};
-    float2 means = make_float2(0, 0); /* of g and of g xhat */
     __pipeline_wait_prior(STAGES - 1);
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-      if (k * (int)blockDim.x + (int)threadIdx.x >= mine) continue;
-      float x[L], dy[L], w[L];
-      g2z__unpack<A>(dy, *slots.at(stage, 0, k));
-      g2z__unpack<A>(x, *slots.at(stage, 1, k));
-      g2z__unpack<A>(w, raw_w[k]);
-#pragma unroll
-      for (int i = 0; i < L; i++) {
-        hat[k][i] = (x[i] - mean) * rstd;
-        g[k][i] = dy[i] * w[i];
-        means.x += g[k][i];
-        means.y += g[k][i] * hat[k][i];
-        sums[DW][k][i] += dy[i] * hat[k][i];
-        sums[DB][k][i] += dy[i];
-      }
-    }
-    /* Every second row takes the other half: the one before may still be read. */
+    /* A team without a row only keeps step. Every second row takes the other half of `shared`: the
+     * one before may still be read. */
+    float2 means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, row < data.N ? packs : 0);
     means = g2z__team_sums<WARPS>(means, shared[half] + threadIdx.y * WARPS);
     means.x *= share;
     means.y *= share;
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-      int pack = k * (int)blockDim.x + (int)threadIdx.x;
-      if (pack >= mine) continue;
-      size_t at = (size_t)row * (unsigned)packs + (unsigned)pack;
-      float out[L] = {};
-      if (data.res_mode == G2Z_ACCUMULATE) g2z__unpack<A>(out, *slots.at(stage, 2, k));
-#pragma unroll
-      for (int i = 0; i < L; i++) out[i] += rstd * (g[k][i] - means.x - hat[k][i] * means.y);
-      uint4 stored = g2z__pack<A>(out);
-      g2z__put(data.dres, at, stored);
-      g2z__unpack<A>(out, stored);
-      if constexpr (DROP == G2Z__DROP_ON) {
-        float factors[L];
-        g2z__dropout_pack<A>(factors, data.dropout, (size_t)row, pack, data.C);
-#pragma unroll
-        for (int i = 0; i < L; i++) out[i] *= factors[i];
-        stored = g2z__pack<A>(out);
-        g2z__put(data.dropped, at, stored);
-        g2z__unpack<A>(out, stored);
-      }
-#pragma unroll
-      for (int i = 0; i < L; i++) sums[DBIAS][k][i] += out[i];
-    }
-    mean = next_mean;
-    rstd = next_rstd;
+    g2z__layernorm_bwd_dres<A, K, DROP>(work, slots, stage, data, row, means);
+    work.mean = next_mean;
+    work.rstd = next_rstd;
     stage = stage == STAGES - 1 ? 0 : stage + 1;
     half ^= 1;
   }
   int tensors = 2 + data.with_bias;
   float *partial = data.partial + (size_t)blockIdx.x * (size_t)tensors * (size_t)data.C;
-  g2z__layernorm_partial<K, L>(partial, sums, tensors, data.C);
+  g2z__layernorm_partial<K, L>(partial, work.sums, tensors, data.C);
 }
 
 /* As many blocks as run at once, of as many teams as make up to 8 warps. */
@@ -1465,9 +1503,10 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
 
 /* ===== >>k30 linear ======================================================
  * In:  a product's shape, types and epilogue. Out: the product, by an algorithm chosen once.
- * Law: products accumulate in fp32. Split sums are kept in fp32 too: the reduction schemes that round
- *      partial sums to the output's type are left out. A choice changes the order of addition, so
- *      it is made once per shape, kept, and can be written down and read back (g2z_device_tuning_write).
+ * Law: products accumulate in fp32. Split sums are kept in fp32 too: the reduction schemes that
+ *      round partial sums to the output's type are left out. A choice changes the order of
+ *      addition, so it is made once per shape, kept, and can be written down and read back
+ *      (g2z_device_tuning_write).
  *
  * cuBLASLt speaks column-major: our row-major y[N,O] is its y'[O,N], so a product of rows is asked
  * for with its operands exchanged: y' = w' x'. */
@@ -1502,7 +1541,8 @@ typedef struct g2z__lt_operands {
 
 static g2z_status g2z__lt_fail(g2z_device *device, cublasStatus_t status, const char *what,
                                const g2z__lt_key *key) {
-  return g2z__fail(device->services, status == CUBLAS_STATUS_ALLOC_FAILED ? G2Z_NO_MEMORY : G2Z_DEVICE,
+  g2z_status kind = status == CUBLAS_STATUS_ALLOC_FAILED ? G2Z_NO_MEMORY : G2Z_DEVICE;
+  return g2z__fail(device->services, kind,
                    "%s of the product [%d,%d] = [%d,%d] [%d,%d] (epilogue %d, dtype %s): cuBLASLt "
                    "says %s; CUBLASLT_LOG_LEVEL=2 says more", what, key->n, key->m, key->n, key->k,
                    key->k, key->m, key->epilogue, g2z_dtype_text(device->dtype),
@@ -1591,7 +1631,7 @@ static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product
 }
 
 static cublasStatus_t g2z__lt_run(g2z_device *device, const g2z__lt_product *product,
-                                       const g2z__lt_operands *on, const cublasLtMatmulAlgo_t *algo) {
+                                  const g2z__lt_operands *on, const cublasLtMatmulAlgo_t *algo) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   const float one = 1, beta = on->c ? 1.0f : 0.0f;
   return cublasLtMatmul(cuda->lt, product->desc, &one, on->a, product->a, on->b, product->b, &beta,
@@ -1651,8 +1691,8 @@ static float g2z__lt_time_us(g2z_device *device, const g2z__lt_product *product,
   return best_ms * 1000;
 }
 
-/* Chooses by the clock. Trials must not change a C that D overwrites: then they write elsewhere, and
- * where there is no room for that, the heuristic decides. */
+/* Chooses by the clock. Trials must not change a C that D overwrites: then they write elsewhere,
+ * and where there is no room for that, the heuristic decides. */
 static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
                                const g2z__lt_operands *on) {
   cublasLtMatmulHeuristicResult_t candidates[G2Z__CANDIDATES];
@@ -1691,8 +1731,8 @@ static g2z__lt_product *g2z__lt_find(const g2z_device *device, const g2z__lt_key
   return NULL;
 }
 
-/* A place for a new shape: behind the others, or that of one that was never timed, in turn. There are
- * always some of those. */
+/* A place for a new shape: behind the others, or that of one that was never timed, in turn. There
+ * are always some of those. */
 static g2z__lt_product *g2z__lt_place(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   if (cuda->product_count < G2Z__PRODUCTS) return &cuda->products[cuda->product_count++];
@@ -1739,7 +1779,7 @@ static void g2z__lt_table_head(const g2z_device *device, char *text, size_t byte
 
 static void g2z__cuda_tune(g2z_device *device, int on) { g2z__cuda_of(device)->tune = on; }
 
-/* One line a product that was timed: the key's fields, the algorithm in hexadecimal, microseconds. */
+/* One line a product that was timed: key, algorithm in hexadecimal, microseconds. */
 static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   char head[512];
@@ -1780,7 +1820,7 @@ static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, cublasLtMatmu
   return end != line && *end == '\n' && *us > 0;
 }
 
-/* Whether this cuBLAS can run an algorithm that a file names: a damaged one must not be launched. */
+/* Whether this cuBLAS runs an algorithm that a file names: a damaged one must not be launched. */
 static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product,
                                 const cublasLtMatmulAlgo_t *algo) {
   cublasLtMatmulHeuristicResult_t result;
@@ -1801,8 +1841,8 @@ static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
   if (strncmp(text, head, length) != 0 || text[length] != '\n')
     return g2z__fail(device->services, G2Z_FORMAT,
                      "the tuning table begins with \"%.*s\" and not with \"%s\": it was made on "
-                     "another GPU or cuBLAS, remove it to tune anew", (int)strcspn(text, "\n"), text,
-                     head);
+                     "another GPU or cuBLAS, remove it to tune anew", (int)strcspn(text, "\n"),
+                     text, head);
   int number = 2;
   for (const char *line = text + length + 1; *line; number++) {
     g2z__lt_key key;
@@ -1843,8 +1883,8 @@ constexpr cudaDataType_t g2z__cuda_type<__nv_bfloat16> = CUDA_R_16BF;
 
 typedef enum g2z__transposed { G2Z__AS_IT_IS, G2Z__TRANSPOSED } g2z__transposed;
 
-/* The key of rows[n,m] = left[n,k] right[k,m], either of them stored transposed, all row-major. A is
- * the type of left and right, D of the result. `ld` is the result's row length, at least m. */
+/* The key of rows[n,m] = left[n,k] right[k,m], either of them stored transposed, all row-major. A
+ * is the type of left and right, D of the result. `ld` is the result's row length, at least m. */
 template <typename A, typename D>
 static g2z__lt_key g2z__lt_rows_key(const g2z_device *device, int n, int k, int m,
                                       g2z__transposed left, g2z__transposed right, int ld,
@@ -1876,10 +1916,10 @@ static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *righ
 }
 
 /* y = x w + bias, and gelu or residual.
- * GELU     16-bit types take cuBLASLt's epilogue, the same tanh form, computed on the sum before it is
- *          rounded to `pre`: a kernel of its own would read and write 8 bytes an element more.
- * residual It is the product's C, added before the rounding; behind a dropout it takes a kernel of its
- *          own, and where y is the residual itself, the product waits in scratch. */
+ * GELU     16-bit types take cuBLASLt's epilogue, the same tanh form, computed on the sum before
+ *          it is rounded to `pre`: a kernel of its own would read and write 8 bytes an element
+ * more. residual It is the product's C, added before the rounding; behind a dropout it takes a
+ *          kernel of its own, and where y is the residual itself, the product waits in scratch. */
 template <typename A>
 static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *pre, const void *x,
                                       const void *w, const void *bias, const void *residual,
@@ -2294,13 +2334,13 @@ static __device__ inline int g2z__softmax_step(float (&s)[MT][G2Z__ATT_STEP / 8]
       most = fmaxf(most, __shfl_xor_sync(G2Z__ALL_LANES, most, 1));
       most = fmaxf(most, __shfl_xor_sync(G2Z__ALL_LANES, most, 2));
       top[m][half] = fmaxf(most, largest[m][half]);
-#if LAZY
+#if 1
       grows |= (most - largest[m][half]) * scale2 > 8.0f;
 #else
       grows = 1;
 #endif
     }
-#if LAZY
+#if 1
   grows = __any_sync(G2Z__ALL_LANES, grows);
 #endif
 #pragma unroll
@@ -2451,26 +2491,46 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
 #endif
 }
 
+/* Each lane brings N sums over its own rows of the columns that it holds in C tiles: number k is that of
+ * column k % 2 of tile k / 2. The eight lanes that hold the same columns add them up, and each keeps
+ * N / 8: number e is then that of column g2z__summed_column<N>(e). Halving what is exchanged each time
+ * takes 14 shuffles for N = 16 rather than 48. */
+template <int N>
+static __device__ inline void g2z__sum_lanes(float (&sums)[N]) {
+#pragma unroll
+  for (int step = 0; step < 3; step++) {
+    const int half = N / 2 >> step, lanes = 16 >> step;
+    int high = g2z__lane() & lanes;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+      if (i >= half) continue;
+      float got = __shfl_xor_sync(G2Z__ALL_LANES, high ? sums[i] : sums[i + half], lanes);
+      sums[i] = (high ? sums[i + half] : sums[i]) + got;
+    }
+  }
+}
+template <int N>
+static __device__ inline int g2z__summed_column(int e) {
+  int lane = g2z__lane(), first = lane / 16 * (N / 2) + lane / 8 % 2 * (N / 4) + lane / 4 % 2 * (N / 8);
+  return (first + e) / 2 * 8 + g2z__lane_column() + e % 2;
+}
+
 /* Column sums of the block's rows, in the order of its warps. `shared` holds [warps][HSP] floats. */
 template <int HSP, int MT, int THREADS>
 static __device__ inline void g2z__column_slab(float *to, float *shared,
                                                const float (&c)[MT][HSP / 8][4], float factor,
                                                int HS) {
-  constexpr int WARPS = THREADS / 32;
-  __syncthreads();
+  constexpr int WARPS = THREADS / 32, N = HSP / 4;
+  float sums[N] = {};
 #pragma unroll
-  for (int n = 0; n < HSP / 8; n++)
+  for (int n = 0; n < N; n++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      float sum = 0;
+    for (int m = 0; m < MT; m++) sums[n] += c[m][n / 2][n % 2] + c[m][n / 2][n % 2 + 2];
+  g2z__sum_lanes(sums);
+  __syncthreads(); /* nobody reads tiles, or the last sums, any more */
 #pragma unroll
-      for (int m = 0; m < MT; m++) sum += c[m][n][i] + c[m][n][i + 2];
-#pragma unroll
-      for (int lanes = 4; lanes < 32; lanes *= 2)
-        sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
-      if (g2z__lane_row() == 0)
-        shared[(int)(threadIdx.x / 32) * HSP + n * 8 + g2z__lane_column() + i] = sum;
-    }
+  for (int e = 0; e < N / 8; e++)
+    shared[(int)(threadIdx.x / 32) * HSP + g2z__summed_column<N>(e)] = sums[e];
   __syncthreads();
   for (int x = (int)threadIdx.x; x < HS; x += THREADS) {
     float sum = 0;
@@ -3200,8 +3260,8 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
 
 /* ===== >>k50 head ========================================================
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
- * Law: logits exist for `chunk` tokens at a time, in A; their gradients overwrite them; dwte adds up
- *      over the chunks in fp32. */
+ * Law: logits exist for `chunk` tokens at a time, in A; their gradients overwrite them; dwte adds
+ *      up over the chunks in fp32. */
 
 /* A softmax in the making: exp(x - max) add up to sum. */
 typedef struct g2z__softmax {
@@ -3294,8 +3354,8 @@ typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entrop
  *   logits   [n,Vp] A in (and out)   columns V..Vp-1 are no words: their gradient is 0
  *   losses   [n] f32 out
  *   targets  [n] i32 in
- * Math    f32; softmax with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867); scaled
- *         before the rounding, where small probabilities would go subnormal
+ * Math    f32; softmax with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867);
+ *         scaled before the rounding, where small probabilities would go subnormal
  * Launch  persistent blocks of 1024, one per multiprocessor; a row lies in shared memory, the next
  *         one is copied meanwhile
  * Cost    4 bytes per fp16 logit: V=50257 is 201 KB a token, 47 ns at 4.28 TB/s
@@ -3398,7 +3458,7 @@ template <typename A, g2z__entropy ENTROPY>
 static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losses,
                                      const int32_t *targets, const g2z_step_state *state,
                                      float dloss, int n, int V, int Vp) {
-  size_t room = (size_t)g2z__cuda_of(device)->shared_limit - 1024; /* the kernel's own, and CUDA's */
+  size_t room = (size_t)g2z__cuda_of(device)->shared_limit - 1024; /* the kernel has its own too */
   size_t row = (size_t)Vp * sizeof(A);
   auto run = 2 * row <= room ? g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_SHARED_AHEAD>
              : row <= room   ? g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_SHARED>
@@ -3456,8 +3516,8 @@ static g2z_status g2z_cuda_head_logits(g2z_device *device, float *logits, const 
 /* g2z_k_sumsq: partial[block] = sum of squares of the block's packs, in fp64.
  *   grads    [n] G in   may start anywhere: what is not aligned goes one by one
  *   partial  [SUMSQ_BLOCKS] f64 out
- * Math    squares of fp16 and bf16 are exact in fp32; eight are added there, the rest in fp64. Those
- *         of fp32 are made in fp64, where they cannot overflow.
+ * Math    squares of fp16 and bf16 are exact in fp32; eight are added there, the rest in fp64.
+ *         Those of fp32 are made in fp64, where they cannot overflow.
  * Cost    sizeof(G) n bytes: 124M in fp16 is 249 MB, 58 us at 4.28 TB/s
  * Order   a thread's packs in ascending order, then a tree
  * Oracle  g2z_cpu_grad_sumsq */
