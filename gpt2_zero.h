@@ -1779,6 +1779,7 @@ G2Z_API int g2z_json_enter(g2z_json *json, char open) {
 
 G2Z_API int g2z_json_next(g2z_json *json, char close, g2z_json_text *key) {
   unsigned char c = g2z__json_space(json);
+  if (key) memset(key, 0, sizeof *key);
   if (json->status != G2Z_OK) return 0;
   if (c == (unsigned char)close) {
     json->at++;
@@ -7012,13 +7013,26 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
                    t->config.optimizer.warmup);
 }
 
+/* The ops index with tokens and trust them. */
+G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens, size_t count) {
+  int V = t->plan.model.vocab;
+  for (size_t i = 0; i < count; i++)
+    if (tokens[i] < 0 || tokens[i] >= V)
+      return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
+                       "token=%d at position %zu must lie between 0 and %d, the vocabulary's last",
+                       (int)tokens[i], i, V - 1);
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *t, const int32_t *x, const int32_t *y,
                                           g2z_report *report) {
   const g2z_plan *plan = &t->plan;
   g2z_device *dev = t->device;
+  size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
   memset(report, 0, sizeof *report);
-  G2Z__TRY(g2z__trainer_stage(t, x, y,
-                              (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq));
+  G2Z__TRY(g2z__check_tokens(t, x, tokens));
+  G2Z__TRY(g2z__check_tokens(t, y, tokens));
+  G2Z__TRY(g2z__trainer_stage(t, x, y, tokens));
   G2Z__TRY(t->config.graph ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
   int64_t step = ++t->enqueued;
   int slot = (int)(step % 2);
@@ -7078,8 +7092,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
   g2z_device *dev = t->device;
   int limit = g2z__trainer_window(t), C = plan->model.channels, V = plan->model.vocab;
   G2Z__TRY(g2z__check_range(t->services, "tokens", count, 1, limit));
-  for (int i = 0; i < count; i++)
-    G2Z__TRY(g2z__check_range(t->services, "token", tokens[i], 0, V - 1));
+  G2Z__TRY(g2z__check_tokens(t, tokens, (size_t)count));
   g2z__pass pass = g2z__trainer_pass(t, 0);
   pass.B = 1;
   pass.T = count;
