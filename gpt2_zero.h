@@ -18,9 +18,9 @@
  *     cc -O3 -march=native -fopenmp main.c -lm -lpthread
  *
  * LEVELS, each built only on the one below
- *     run a whole training          g2z_run_*      rooms 15 to 16: what train.cu shows
- *     drive a trainer               g2z_trainer_*  rooms 11 to 14
- *     use a piece alone             the plan, the tokenizer, the loader, one op: rooms 03 to 10
+ *     run a whole training          g2z_run_*      rooms 18 to 19: what train.cu shows
+ *     drive a trainer               g2z_trainer_*  rooms 13 to 17
+ *     use a piece alone             the plan, the tokenizer, the loader, one op: rooms 03 to 12
  *
  * DOES NOT
  *     - train on more than one rank yet: the plan knows any world, the context takes only one;
@@ -48,12 +48,15 @@
  *     >>d08 >>i08   shards and loader   token files, order of an epoch, prefetch
  *     >>d09 >>i09   op table            what a device can do; the state of a step
  *     >>d10 >>i10   CPU ops             the oracle of every other device
- *     >>d11 >>i11   context and model   a process's place; forward and backward
- *     >>d12 >>i12   trainer             one step after the other
- *     >>d13 >>i13   generation          sampling, writing on
- *     >>d14 >>i14   weights             safetensors; GPT-2 as Hugging Face stores it
- *     >>d15 >>i15   run                 a whole training and its directory
- *     >>d16 >>i16   flags               command lines from a table
+ *     >>d11 >>i11   ranks               who is there, where they meet, and who died
+ *     >>d12 >>i12   collectives         sums and copies between ranks, beside the computation
+ *     >>d13 >>i13   context and model   a process's place; forward and backward
+ *     >>d14 >>i14   trainer             one step after the other
+ *     >>d15 >>i15   generation          sampling, writing on
+ *     >>d16 >>i16   weights             safetensors; GPT-2 as Hugging Face stores it
+ *     >>d17 >>i17   checkpoints         a state that any number of ranks can take up again
+ *     >>d18 >>i18   run                 a whole training and its directory
+ *     >>d19 >>i19   flags               command lines from a table
  *
  * VOCABULARY
  *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
@@ -203,7 +206,8 @@ extern "C" {
   X(UNSUPPORTED,  "known, but not to be had in this build or on this machine")                    \
   X(DEVICE,       "a CUDA, cuBLAS or NCCL call failed")                                           \
   X(DIVERGED,     "50 steps in a row were skipped at the minimum loss scale")                     \
-  X(STOPPED,      "a stop was requested")
+  X(STOPPED,      "a stop was requested")                                                         \
+  X(LOST,         "another rank died, or does not answer")
 
 typedef enum g2z_status {
 #define X(name, meaning) G2Z_##name,
@@ -621,6 +625,7 @@ G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket); /* of a 
 typedef struct g2z_update_range {
   size_t memory;     /* begin in parameters and gradients */
   size_t shard;      /* begin in master, m and v */
+  size_t canonical;
   size_t elements;
   int decay;
 } g2z_update_range;
@@ -949,17 +954,95 @@ G2Z_API float g2z_round(g2z_dtype dtype, float x);
 
 G2Z_API const g2z_ops *g2z_cpu_ops(void);
 
-/* ===== >>d11 context and model ===========================================
+/* ===== >>d11 ranks =======================================================
+ * The processes of a job. A launcher starts them and says in the environment who is who; they meet
+ * at rank 0 over TCP, compare what they are, and keep that star of connections open: it carries
+ * small messages between hosts' memories, the collectives of CPU ranks, and the heartbeats by which
+ * the death of one ends all within seconds.
+ *
+ * Every g2z_ranks_* call but _fault and _phase is made by all ranks, in the same order. In a job of
+ * one rank they cost nothing and open nothing. */
+
+typedef struct g2z_place {  /* a process's place in the job */
+  int rank, world;
+  int local_rank, local_world;    /* among the ranks on this host */
+  char launcher[16];              /* "alone", "ranks", "torchrun", "openmpi", "pmi" or "slurm" */
+  char host[256];                 /* where rank 0 is: a name or an address */
+  int port;                       /* the first that is tried there */
+  char job[128];                  /* tells this job from another that meets on the same port */
+} g2z_place;
+
+/* This process's place, from the variables of the launcher that started it. Precedence: --ranks
+ * (g2z_ranks_spawn), torchrun or RANK and WORLD_SIZE by hand, Open MPI, PMI (MPICH, Intel MPI), a
+ * Slurm step; none of them: alone. One of N processes never takes itself for the only one. */
+G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
+
+/* Starts this program `ranks` times with the same arguments, as ranks of one job on this host, waits
+ * for all and hands signals on to them. *is_parent 0: this process is such a rank and goes on;
+ * 1: all have ended, and *exit_code is what the program shall return. */
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code);
+
+typedef struct g2z_fault {  /* why the job ends */
+  int rank;                       /* who died or hangs */
+  char host[64];
+  char phase[32];                 /* what it did last: "forward", "save", ... */
+  int64_t step;
+  char sentence[256];             /* all of it, for people */
+} g2z_fault;
+
+typedef struct g2z_ranks_config {
+  g2z_place place;
+  const char *device;             /* the GPU's unique name, "" for a CPU: two ranks must not share one */
+  const char *build;              /* must be equal on all ranks */
+  double join_s;                  /* until all ranks are there */
+  double silence_s;               /* without a heartbeat, after which a rank counts as dead */
+  double hang_s;                  /* in one phase, after which a rank counts as hung */
+  /* Called once, from a thread of the library, when the job cannot go on. It should report and leave
+   * the process: other threads may wait for ever inside a collective. NULL: calls return
+   * G2Z_LOST where they can. */
+  void (*on_fault)(void *user, const g2z_fault *fault);
+  void *user;
+} g2z_ranks_config;
+/* Alone, "", "", 120 s, 30 s, 600 s, no handler. */
+G2Z_API g2z_ranks_config g2z_ranks_config_default(void);
+
+typedef struct g2z_ranks g2z_ranks;
+/* Meets the others. Fails on every rank, with the names of those that are missing or differ. */
+G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
+                                  g2z_ranks **out);
+/* Says goodbye, so that the others do not take it for a death. NULL is fine. */
+G2Z_API void g2z_ranks_leave(g2z_ranks *ranks);
+G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks);
+
+/* all[world][bytes], in the order of ranks, from everybody's `mine`. */
+G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes, void *all);
+/* Rank 0's bytes to everybody. */
+G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count);
+/* The same status on all: that of the lowest rank whose own is not G2Z_OK, with its sentence. */
+G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
+/* G2Z_BAD_ARGUMENT on all, naming the first line in which the ranks' texts differ. */
+G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
+/* What heartbeats tell the others; `phase` is a constant. hang_s starts again, and is hang_s +
+ * extra_s in this phase. */
+G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
+
+/* ===== >>d12 collectives =================================================
+ * What ranks do to each other's device memory: NCCL between GPUs, the connections of room 11 between
+ * CPU ranks, nothing at all in a job of one. They run in order on a queue of their own, beside the
+ * device's. */
+
+/* ===== >>d13 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
 
 typedef struct g2z_context g2z_context;
 typedef struct g2z_context_config {
   g2z_services *services;         /* must outlive the context; never NULL */
   g2z_device_kind device;
-  int rank, world;
+  g2z_ranks_config ranks;         /* place.world 0: ask g2z_place_find; device and build are set */
 } g2z_context_config;
 
-/* Rank 0 of 1 on the default device. */
+/* The default device; the place that the launcher gives. */
 G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services);
 G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out);
 G2Z_API void g2z_context_free(g2z_context *context); /* NULL is fine */
@@ -967,8 +1050,9 @@ G2Z_API g2z_services *g2z_context_services(const g2z_context *context);
 G2Z_API g2z_device_kind g2z_context_device(const g2z_context *context);
 G2Z_API int g2z_context_rank(const g2z_context *context);
 G2Z_API int g2z_context_world(const g2z_context *context);
+G2Z_API g2z_ranks *g2z_context_ranks(const g2z_context *context);
 
-/* ===== >>d12 trainer =====================================================
+/* ===== >>d14 trainer =====================================================
  * A model in training, driven step by step. A step is enqueued and its results are read one step
  * later: report.loss belongs to report.loss_step. flush() drains. */
 
@@ -1025,7 +1109,7 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *trainer, const char *pa
 /* model.safetensors and config.json of the master weights in Hugging Face's form. */
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *directory);
 
-/* ===== >>d13 generation ==================================================
+/* ===== >>d15 generation ==================================================
  * Sampling without a key-value cache: each token runs the model over the whole window again. */
 
 typedef struct g2z_sampling {
@@ -1045,7 +1129,7 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, g2z_tokens *tokens, int co
                                 int (*token)(void *user, int id), void *user);
 
 
-/* ===== >>d14 weights =====================================================
+/* ===== >>d16 weights =====================================================
  * safetensors files, which know nothing of the model, and GPT-2 in them, with the names and shapes
  * of Hugging Face's GPT2LMHeadModel. A file is checked completely before any of it is believed. */
 
@@ -1127,7 +1211,17 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
                                     const g2z_model_config *model, g2z_weights_take take,
                                     void *user);
 
-/* ===== >>d15 run =========================================================
+/* ===== >>d17 checkpoints =================================================
+ * All that a training needs to go on, in a directory that appears whole or not at all
+ * (manual: CHECKPOINTS). Any world size, stage, bucket size and type can take it up: files speak
+ * canonical ranges. All ranks call these together. */
+
+G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
+/* Checks every byte before anything of the trainer changes. On the same world, config and machine
+ * the steps that follow are, to the bit, those of the run that saved. */
+G2Z_API g2z_status g2z_trainer_load(g2z_trainer *trainer, const char *directory);
+
+/* ===== >>d18 run =========================================================
  * A whole training from a config into a run directory: steps, validation, samples, metrics and
  * artifacts (manual: RUN DIRECTORY). The caller turns a crank and shows what it is handed:
  *
@@ -1219,7 +1313,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
 
-/* ===== >>d16 flags =======================================================
+/* ===== >>d19 flags =======================================================
  * Command lines for programs around the library: one table is the parser, --help and the README.
  * A flag is written --name VALUE or --name=VALUE; the last of several counts. */
 
@@ -2574,6 +2668,7 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
         if (open.elements > 0 && count++ < limit) out[count - 1] = open;
         open.memory = at;
         open.shard = shard + (at - slice.begin);
+        open.canonical = at;
         open.elements = 0;
         open.decay = decay;
       }
@@ -6278,7 +6373,99 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
   return &ops;
 }
 
-/* ===== >>i11 context and model ===========================================
+/* ===== >>i11 ranks =======================================================
+ * In:  the launcher's variables. Out: a star of connections, and calls over it.
+ * Law: a rank that dies is named to all others within seconds; nobody waits without a deadline. */
+
+struct g2z_ranks {
+  g2z_services *services;
+  g2z_ranks_config config;
+};
+
+G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
+  (void)services;
+  memset(out, 0, sizeof *out);
+  out->world = out->local_world = 1;
+  snprintf(out->launcher, sizeof out->launcher, "alone");
+  return G2Z_OK;
+}
+
+G2Z_API g2z_ranks_config g2z_ranks_config_default(void) {
+  g2z_ranks_config config;
+  memset(&config, 0, sizeof config);
+  config.place.world = config.place.local_world = 1;
+  snprintf(config.place.launcher, sizeof config.place.launcher, "alone");
+  config.device = config.build = "";
+  config.join_s = 120;
+  config.silence_s = 30;
+  config.hang_s = 600;
+  return config;
+}
+
+G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
+                                  g2z_ranks **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_ranks), &memory));
+  g2z_ranks *ranks = (g2z_ranks *)memory;
+  ranks->services = services;
+  ranks->config = *config;
+  *out = ranks;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
+  if (ranks) g2z_release(ranks->services, ranks);
+}
+
+G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks) { return &ranks->config.place; }
+
+/* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is 0
+ * on every rank but rank 0. Both sides call in the same order. */
+G2Z__PRIVATE g2z_status g2z__ranks_send(g2z_ranks *ranks, int peer, const void *bytes,
+                                        size_t count) {
+  (void)peer, (void)bytes, (void)count;
+  return g2z__fail(ranks->services, G2Z_LOST, "no connection");
+}
+G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *bytes, size_t count) {
+  (void)peer, (void)bytes, (void)count;
+  return g2z__fail(ranks->services, G2Z_LOST, "no connection");
+}
+
+G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
+                                        void *all) {
+  (void)ranks;
+  memmove(all, mine, bytes);
+  return G2Z_OK;
+}
+G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count) {
+  (void)ranks, (void)bytes, (void)count;
+  return G2Z_OK;
+}
+G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine) {
+  (void)ranks;
+  return mine;
+}
+G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text) {
+  (void)ranks, (void)what, (void)text;
+  return G2Z_OK;
+}
+G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s) {
+  (void)ranks, (void)phase, (void)step, (void)extra_s;
+}
+
+/* A collective that is about to be enqueued, into the flight recorder; returns its number. */
+G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int bucket,
+                                       size_t bytes) {
+  (void)ranks, (void)kind, (void)bucket, (void)bytes;
+  return 0;
+}
+
+/* ===== >>i12 collectives =================================================
+ * In:  buffers that all ranks hold. Out: their sums and copies.
+ * Law: every rank enqueues the same collectives in the same order, whatever happened to it. */
+
+/* ===== >>i13 context and model ===========================================
  * In:  tokens and the flat buffers. Out: loss, logits, gradients in the order of the plan.
  * Law: the model names ops and parameters, never a device and never an address: a tensor is the
  *      unit's base, asked of the model, plus the plan's offset. */
@@ -6286,7 +6473,7 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
 struct g2z_context {
   g2z_services *services;
   g2z_device_kind device;
-  int rank, world;
+  g2z_ranks *ranks;
 };
 
 G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
@@ -6294,53 +6481,42 @@ G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
   memset(&config, 0, sizeof config);
   config.services = services;
   config.device = g2z_device_default();
-  config.world = 1;
+  config.ranks = g2z_ranks_config_default();
+  config.ranks.place.world = 0;
   return config;
-}
-
-/* Launchers that start several ranks, by the variable that holds their number. One of N processes
- * must never take itself for the only one. */
-G2Z__PRIVATE g2z_status g2z__check_launcher(g2z_services *services, int world) {
-  static const char *const sizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
-                                      "SLURM_STEP_NUM_TASKS"};
-  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-    const char *text = getenv(sizes[i]);
-    if (text && atoi(text) > world)
-      return g2z__fail(services, G2Z_UNSUPPORTED,
-                       "%s=%.16s says that a launcher started several ranks, but world=%d: this "
-                       "version trains on one rank, start it without the launcher", sizes[i], text,
-                       world);
-  }
-  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out) {
   *out = NULL;
   g2z_services *services = config->services;
-  if (config->world != 1 || config->rank != 0)
-    return g2z__fail(services, G2Z_UNSUPPORTED,
-                     "rank=%d of world=%d: this version trains on one rank, take rank 0 of 1",
-                     config->rank, config->world);
-  G2Z__TRY(g2z__check_launcher(services, config->world));
+  g2z_ranks_config ranks = config->ranks;
+  if (ranks.place.world == 0) G2Z__TRY(g2z_place_find(services, &ranks.place));
   void *memory;
   G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_context), &memory));
   g2z_context *context = (g2z_context *)memory;
   context->services = services;
   context->device = config->device;
-  context->rank = config->rank;
-  context->world = config->world;
-  *out = context;
-  return G2Z_OK;
+  g2z_status status = g2z_ranks_join(services, &ranks, &context->ranks);
+  if (status != G2Z_OK) g2z_context_free(context);
+  else *out = context;
+  return status;
 }
 
 G2Z_API void g2z_context_free(g2z_context *context) {
-  if (context) g2z_release(context->services, context);
+  if (!context) return;
+  g2z_ranks_leave(context->ranks);
+  g2z_release(context->services, context);
 }
 
 G2Z_API g2z_services *g2z_context_services(const g2z_context *context) { return context->services; }
 G2Z_API g2z_device_kind g2z_context_device(const g2z_context *context) { return context->device; }
-G2Z_API int g2z_context_rank(const g2z_context *context) { return context->rank; }
-G2Z_API int g2z_context_world(const g2z_context *context) { return context->world; }
+G2Z_API g2z_ranks *g2z_context_ranks(const g2z_context *context) { return context->ranks; }
+G2Z_API int g2z_context_rank(const g2z_context *context) {
+  return g2z_ranks_place(context->ranks)->rank;
+}
+G2Z_API int g2z_context_world(const g2z_context *context) {
+  return g2z_ranks_place(context->ranks)->world;
+}
 
 /* ----- the model: pointers into the buffers that the trainer owns -------- */
 
@@ -6542,7 +6718,7 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
 #undef G2Z__W
 #undef G2Z__G
 
-/* ===== >>i12 trainer =====================================================
+/* ===== >>i14 trainer =====================================================
  * In:  a config, then batches. Out: weights that fit the text, and a report per step.
  * Law: a step only enqueues. What it decides, it decides on the device from g2z_step_state; the
  *      host reads that state one step late, and never to decide about the step that runs. */
@@ -7129,7 +7305,7 @@ G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *t) { retur
 G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *t) { return t->context; }
 G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *t) { return t->loader; }
 
-/* ===== >>i13 generation ==================================================
+/* ===== >>i15 generation ==================================================
  * In:  a prompt's tokens. Out: the tokens that the model would write behind them.
  * Law: the draw is a pure function of logits, sampling and index; no generator has a state. */
 
@@ -7236,7 +7412,7 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, g2z_tokens *tokens, int count,
 }
 
 
-/* ===== >>i14 weights =====================================================
+/* ===== >>i16 weights =====================================================
  * In:  model.safetensors and config.json of GPT-2, or canonical ranges of fp32 weights.
  * Out: the other of the two.
  * Law: a header is checked completely before a tensor is read; files speak canonical ranges. */
@@ -8069,7 +8245,21 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
   g2z_safetensors_free(file);
   return status;
 }
-/* ===== >>i15 run =========================================================
+/* ===== >>i17 checkpoints =================================================
+ * In:  a trainer on every rank. Out: a directory with all of its state; and the way back.
+ * Law: a directory has its final name only when every file in it is whole and on the disk; nothing
+ *      of the trainer changes before every byte that will be read was checked. */
+
+G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
+  return g2z_trainer_save_weights(t, directory);
+}
+
+G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
+  (void)t;
+  return g2z__fail(t->services, G2Z_UNSUPPORTED, "%s cannot be resumed yet", directory);
+}
+
+/* ===== >>i18 run =========================================================
  * In:  a config. Out: events for people, and a run directory for programs.
  * Law: metrics.jsonl and train.log grow line by line and hold whatever happened; every other file
  *      appears complete or not at all, and RUN_COMPLETE.txt comes after all of them. */
@@ -8972,7 +9162,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   return status;
 }
 
-/* ===== >>i16 flags =======================================================
+/* ===== >>i19 flags =======================================================
  * In:  a table of flags and argv. Out: values behind the table's destinations.
  * Law: a value is taken whole or refused; nothing is guessed, and what is unknown is named. */
 

@@ -5964,16 +5964,6 @@ static void test_allocation_failures(g2z_test *t) {
 }
 
 static void test_context_refusals(g2z_test *t) {
-  g2z_context_config cc = g2z_context_config_default(&t->services);
-  g2z_context *context;
-  cc.world = 2;
-  CHECK_STATUS(t, g2z_context_create(&cc, &context), G2Z_UNSUPPORTED, &t->services, "world=2");
-  cc.world = 1;
-  setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
-  CHECK_STATUS(t, g2z_context_create(&cc, &context), G2Z_UNSUPPORTED, &t->services,
-               "OMPI_COMM_WORLD_SIZE=4");
-  unsetenv("OMPI_COMM_WORLD_SIZE");
-  CHECK(t, context == NULL);
   g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
   test_trainer tt;
   config.dtype = G2Z_TF32;

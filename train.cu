@@ -187,6 +187,7 @@ static g2z_status fail(g2z_services *services, const char *sentence) {
 /* What flags leave open, and what they say together. */
 static g2z_status settle(g2z_services *services, options *o, g2z_context_config *context) {
   g2z_train_config *train = &o->run.train;
+  TRY(g2z_place_find(services, &context->ranks.place));
   TRY(settle_model(services, o));
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
@@ -194,13 +195,13 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
   train->seq = o->seq ? o->seq : train->model.context;
   train->accum = o->accum ? o->accum : 1;
   if (o->global_batch) {
-    int together = train->batch * context->world;
+    int together = train->batch * context->ranks.place.world;
     if (o->accum)
       return fail(services, "--accum and --global-batch say the same: give one of them");
     if (o->global_batch % together) {
       snprintf(services->error, sizeof services->error,
                "--global-batch %d must divide by --batch %d x %d ranks", o->global_batch,
-               train->batch, context->world);
+               train->batch, context->ranks.place.world);
       return G2Z_BAD_ARGUMENT;
     }
     train->accum = o->global_batch / together;
@@ -232,8 +233,8 @@ static g2z_status dry_run(g2z_services *services, const options *o,
   size_t overhead_bytes, free_bytes, total_bytes;
   config.optimizer.warmup = 0; /* nothing in the plan depends on the schedule */
   config.optimizer.min_lr = 0;
-  TRY(g2z_plan_make(services, &config, context->device, context->rank, context->world,
-                         &plan));
+  TRY(g2z_plan_make(services, &config, context->device, context->ranks.place.rank,
+                    context->ranks.place.world, &plan));
   TRY(g2z_device_overhead(services, context->device, &overhead_bytes));
   TRY(g2z_device_memory(services, context->device, &free_bytes, &total_bytes));
   g2z_plan_print(&plan, overhead_bytes, free_bytes, print_line, NULL);
