@@ -459,7 +459,8 @@ typedef struct g2z_train_config {
   g2z_dtype dtype;
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
-  int zero_stage;               /* 0 or 1: see room 06 */
+  int zero_stage;               /* 0, 1 or 2: see room 06 */
+  int grad_fp32;                /* 1: gradients in fp32 even when no micro-steps add up */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(16 MiB, 2 MB x world) */
   int graph;                    /* 1: the step is one CUDA graph; needs a GPU */
   int tune;                     /* 1: a GPU times the algorithms of each product once */
@@ -494,17 +495,25 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * Where everything lies, as a pure function of config, world size, stage and type. The allocator,
  * --dry-run, the files and the tests read this one value. It owns no memory.
  *
- * Parameters and gradients are one flat buffer each, in the order in which backward completes
- * them: unit 0 is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a
- * unit parameters stand in G2Z_PARAM_LIST order, which is the order of completion too.
+ * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): every rank holds all parameters; stage 0 holds
+ * everything on every rank, stage 1 shards master, m and v, stage 2 the gradients as well.
+ *
+ * Parameters are one flat buffer, in the order in which backward completes their gradients: unit 0
+ * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters
+ * stand in G2Z_PARAM_LIST order, which is the order of completion too.
  * canonical   the element's index in the unpadded list: the same for every world, stage and bucket
  *             size. Files speak only of canonical ranges.
- * memory      the element's index in this run's buffers. wte comes last and its rows V..Vp-1 are
- *             zero, so up to stage 2 both are equal, and only the buffer's end is padded.
- * bucket k    memory from k*bucket_elements on, cut at multiples of 8*world: each of the `world`
- *             equal slices of a bucket starts on 16 bytes. Rank r owns slice r of every bucket; its
- *             master, m and v shards hold those slices one after the other.
- * Model code reaches a tensor only as g2z_plan_unit(plan, unit) + g2z_plan_offset(plan, param). */
+ * memory      the element's index in this run's parameters. wte comes last and its rows V..Vp-1 are
+ *             zero, so up to stage 1 both are equal, and only the buffer's end is padded. In stage 2
+ *             the end of each unit is padded to a multiple of 8*world.
+ * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
+ *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
+ *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
+ *             slices one after the other. Buckets cut across units but in stage 2.
+ * gradients   lie as parameters do. In stage 2 there is room for two units, which take turns, and
+ *             for wte; what is summed over the ranks goes into a shard, as master, m and v have one.
+ * Model code reaches a parameter as g2z_plan_unit(plan, unit) + g2z_plan_offset(plan, param), its
+ * gradient as g2z_plan_grad_unit(plan, unit) + the same offset. */
 
 #define G2Z_PARAM_LIST(X)                                                                         \
   /*  name      unit   rank  rows  cols  init       decay  Hugging Face name */                   \
@@ -585,8 +594,9 @@ typedef struct g2z_plan {
   int units;                      /* L + 3 */
   size_t block_elements;          /* 12 C^2 + 13 C */
   size_t parameters;              /* canonical: what the model has */
-  size_t elements;                /* memory: wte's rows and the buffer's end padded */
-  size_t bucket_elements;         /* of every bucket but the last */
+  size_t elements;                /* memory: with padding */
+  size_t grad_elements;           /* of the buffer that backward writes to */
+  size_t bucket_elements;         /* of a full bucket */
   int buckets;
   size_t shard_elements;          /* this rank's slices together */
   int head_chunk;                 /* tokens whose logits exist at one time */
@@ -616,14 +626,17 @@ static inline int g2z_plan_unit_of_wte(const g2z_plan *plan) { return plan->mode
 G2Z_API g2z_unit_kind g2z_plan_unit_kind(const g2z_plan *plan, int unit);
 G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit);           /* memory begin */
 G2Z_API size_t g2z_plan_unit_canonical(const g2z_plan *plan, int unit); /* canonical begin */
+G2Z_API size_t g2z_plan_grad_unit(const g2z_plan *plan, int unit);      /* begin in gradients */
 G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param);  /* inside its unit */
 G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket);    /* memory */
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank); /* memory */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket); /* of a slice in a shard */
+G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket);  /* begin in gradients */
 
 /* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. */
 typedef struct g2z_update_range {
-  size_t memory;     /* begin in parameters and gradients */
+  size_t memory;     /* begin in parameters */
+  size_t grad;       /* begin in reduced gradients: memory, and from stage 2 on shard */
   size_t shard;      /* begin in master, m and v */
   size_t canonical;
   size_t elements;
@@ -785,14 +798,29 @@ typedef struct g2z_step_state {
   int32_t good_steps;        /* in a row, since the scale grew or a step was skipped */
   int32_t hysteresis;        /* overflows left before the scale halves */
   int32_t skip;              /* verdict of the last step: 1, its gradients were not finite */
+  int32_t status;            /* of the last step: the g2z_status of the rank that failed in it */
+  int32_t stop;              /* of the last step: 1, a rank was asked to stop */
   float loss_scale;          /* multiplies the loss gradient of the step that runs */
   float grad_multiplier;     /* clip factor / loss scale: what AdamW multiplies gradients with */
-  double loss_sum;           /* sum of token losses of the step that runs */
   float loss;                /* last step: mean loss over its tokens */
   float grad_norm;           /* last step: global norm, unscaled, before clipping */
   float lr;                  /* last step: learning rate (of a skipped one: what it would have been) */
   float used_loss_scale;     /* last step */
 } g2z_step_state;
+
+/* What the ranks say about a step that is about to end: a row of doubles for each rank. */
+enum {
+  G2Z_VERDICT_LOSS,          /* sum of the losses of its tokens, all micro-steps together */
+  G2Z_VERDICT_STATUS,        /* its g2z_status; not G2Z_OK: the step is skipped */
+  G2Z_VERDICT_STOP,          /* 1: it was asked to stop */
+  G2Z_VERDICT_SQUARES,       /* sum of squares of the gradients that it owns */
+  G2Z_VERDICT_COLUMNS
+};
+typedef struct g2z_verdict {
+  double *rows;              /* device, [world, G2Z_VERDICT_COLUMNS] */
+  int world;
+  int owners;                /* rows whose squares count: one where all ranks own the same */
+} g2z_verdict;
 
 /* Dropout, regenerated wherever it is needed and never stored. Element e of sequence s at a site is
  * kept when g2z_uniform(philox(seed, DROPOUT, {e / 4, s, site, step})[e % 4]) >= probability, and
@@ -883,11 +911,14 @@ typedef struct g2z_ops {
   g2z_status (*cast_act)(g2z_device *device, void *to, const float *from, size_t n);
   g2z_status (*cast_grad)(g2z_device *device, void *to, const float *from, size_t n);
 
-  /* *sum f64 = sum of squares of grads[n]; not finite when one of them is not. */
+  /* to[n] grad = from[n], or += */
+  g2z_status (*grad_add)(g2z_device *device, void *to, const void *from, g2z_write mode, size_t n);
+  /* *sum f64 += sum of squares of grads[n]; not finite when one of them is not. */
   g2z_status (*grad_sumsq)(g2z_device *device, double *sum, const void *grads, size_t n);
-  /* Ends a step: the verdict from the sums, loss scale, clip factor, learning rate, counters.
-   * `tokens` is the number of tokens that loss_sum covers. */
-  g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const double *sums, int count,
+  /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
+   * number of tokens that all losses cover. Adds up in the order of ranks, so that each comes to the
+   * same result; leaves losses and squares zero for the next step. */
+  g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
   /* AdamW on the ranges, or nothing when state->skip; params = round(master). `ranges` is device
    * memory, host_ranges the same in host memory. */
@@ -1030,7 +1061,51 @@ G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, 
 /* ===== >>d12 collectives =================================================
  * What ranks do to each other's device memory: NCCL between GPUs, the connections of room 11 between
  * CPU ranks, nothing at all in a job of one. They run in order on a queue of their own, beside the
- * device's. */
+ * device's: fork() and join() are where the two wait for each other; the host waits for neither.
+ * n is the number of elements of the whole buffer, a multiple of 8 * world; slice r of it, n / world
+ * elements, belongs to rank r. All ranks make the same calls in the same order. */
+
+typedef struct g2z_comm g2z_comm;
+typedef struct g2z_collectives {
+  const char *name;
+  /* What follows in the queue starts when the device has done what it was given so far. */
+  g2z_status (*fork)(g2z_comm *comm);
+  /* Notes this place of the queue; places are 0..places-1. */
+  g2z_status (*mark)(g2z_comm *comm, int place);
+  /* The device goes on when the queue has passed the place. */
+  g2z_status (*join)(g2z_comm *comm, int place);
+  /* out[n/world] grad (mode): this rank's slice of the sum of all ranks' from[n]. `out` may be that
+   * slice of `from`; the other slices of `from` are undefined afterwards. */
+  g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
+  /* buffer[n] grad: the sum over all ranks. */
+  g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
+  /* buffer[n] act: slice r comes from rank r. */
+  g2z_status (*all_gather)(g2z_comm *comm, void *buffer, size_t n);
+  /* rows[world, columns] f64: row r comes from rank r. */
+  g2z_status (*all_gather_rows)(g2z_comm *comm, double *rows, size_t columns);
+  /* From now on waiting in joins counts for lap 0 or 1; how long it was, once the device has passed
+   * all joins of the lap. Joins inside a graph are not counted. */
+  void (*lap)(g2z_comm *comm, int lap);
+  double (*waited_ms)(g2z_comm *comm, int lap);
+  void (*close)(g2z_comm *comm);
+} g2z_collectives;
+
+struct g2z_comm {
+  const g2z_collectives *ops;
+  g2z_services *services;
+  g2z_ranks *ranks;
+  g2z_device *device;
+  int rank, world;
+  int lap_now;
+  double lap_s[2];
+  void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
+  void *backend;
+};
+
+/* Collectives between the ranks for this device's memory and types. */
+G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device, int places,
+                                   g2z_comm **out);
+G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
 
 /* ===== >>d13 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
@@ -1068,20 +1143,27 @@ typedef struct g2z_report {
   int skipped;           /* 1: gradients were not finite, the weights did not move */
   int64_t skipped_total;
   int64_t applied;       /* AdamW steps taken up to loss_step */
+  double data_ms;        /* waiting for tokens */
+  double exposed_comm_ms;/* the device waited for other ranks; NaN: not measured */
 } g2z_report;
 
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
                                       g2z_trainer **out);
 G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
-/* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. */
+/* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. All ranks
+ * of a job make the same calls, and return the same status from the same call: what befell one of
+ * them (a shard that cannot be read) becomes known to all one step later. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
 /* One step on the caller's tokens, x and y [accum, B, T] in host memory. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
+/* May be called from a signal handler. Once all ranks know of it, two steps later at most, step and
+ * step_batch return G2Z_STOPPED and enqueue nothing. */
+G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
 /* Mean loss, without dropout, of `steps` batches of a loader with the trainer's B and T and
- * accum 1, from where it stands. */
+ * accum 1, from where it stands, over all ranks. */
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
                                         double *loss);
 /* logits[count,V] in host memory of one sequence of up to `context` tokens; last_only: [1,V]. */
@@ -2462,9 +2544,9 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
                      (int)config->dtype);
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   G2Z__TRY(g2z__check_range(services, "zero_stage", config->zero_stage, 0, 3));
-  if (config->zero_stage > 1)
+  if (config->zero_stage > 2)
     return g2z__fail(services, G2Z_UNSUPPORTED,
-                     "zero_stage=%d is not in this version: take 0 or 1", config->zero_stage);
+                     "zero_stage=%d is not in this version: take 0, 1 or 2", config->zero_stage);
   return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
 }
 
@@ -2583,9 +2665,53 @@ G2Z_API size_t g2z_plan_unit_canonical(const g2z_plan *plan, int unit) {
   return behind_blocks + (unit == g2z_plan_unit_of_wte(plan) ? (size_t)plan->model.context * C : 0);
 }
 
-/* Padding only follows the last unit, so memory and canonical order agree. */
+G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
+  return (count + grain - 1) / grain * grain;
+}
+
+/* Whether each unit is laid out, reduced and freed by itself. */
+G2Z__PRIVATE int g2z__plan_by_unit(const g2z_plan *plan) { return plan->zero_stage >= 2; }
+
+/* What buckets are cut to multiples of. */
+G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->world; }
+
+/* A unit's elements in memory, before it is padded. */
+G2Z__PRIVATE size_t g2z__plan_unit_elements(const g2z_plan *plan, int unit) {
+  size_t C = (size_t)plan->model.channels;
+  switch (g2z_plan_unit_kind(plan, unit)) {
+    case G2Z_UNIT_LNF: return 2 * C;
+    case G2Z_UNIT_BLOCK: return plan->block_elements;
+    case G2Z_UNIT_WPE: return (size_t)plan->model.context * C;
+    case G2Z_UNIT_WTE: break;
+  }
+  return (size_t)plan->vocab_padded * C;
+}
+
+/* A unit's elements with its padding; from stage 2 on only, before it units have none. */
+G2Z__PRIVATE size_t g2z__plan_unit_room(const g2z_plan *plan, int unit) {
+  return g2z__round_up(g2z__plan_unit_elements(plan, unit), g2z__plan_grain(plan));
+}
+
 G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit) {
-  return g2z_plan_unit_canonical(plan, unit);
+  if (!g2z__plan_by_unit(plan)) return g2z_plan_unit_canonical(plan, unit);
+  if (unit == 0) return 0;
+  int blocks = unit - 1 < plan->model.layers ? unit - 1 : plan->model.layers;
+  size_t begin = g2z__plan_unit_room(plan, 0) + (size_t)blocks * g2z__plan_unit_room(plan, 1);
+  int wpe = g2z_plan_unit_of_wpe(plan);
+  return begin + (unit > wpe ? g2z__plan_unit_room(plan, wpe) : 0);
+}
+
+/* Room for the gradients of one of two units that take turns. */
+G2Z__PRIVATE size_t g2z__plan_turn_elements(const g2z_plan *plan) {
+  size_t block = g2z__plan_unit_room(plan, 1);
+  size_t wpe = g2z__plan_unit_room(plan, g2z_plan_unit_of_wpe(plan));
+  return block > wpe ? block : wpe;
+}
+
+G2Z_API size_t g2z_plan_grad_unit(const g2z_plan *plan, int unit) {
+  if (!g2z__plan_by_unit(plan)) return g2z_plan_unit(plan, unit);
+  int turn = unit == g2z_plan_unit_of_wte(plan) ? 2 : unit % 2;
+  return (size_t)turn * g2z__plan_turn_elements(plan);
 }
 
 G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param) {
@@ -2598,12 +2724,34 @@ G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param) {
   return offset;
 }
 
+/* The span of memory that bucket `*bucket` is cut from; *bucket becomes its index there. Returns the
+ * span's unit, 0 where one span is everything. */
+G2Z__PRIVATE int g2z__plan_span(const g2z_plan *plan, int *bucket, g2z_range *span) {
+  span->begin = 0;
+  span->elements = plan->elements;
+  if (!g2z__plan_by_unit(plan)) return 0;
+  for (int unit = 0;; unit++) {
+    span->elements = g2z__plan_unit_room(plan, unit);
+    int count = (int)((span->elements + plan->bucket_elements - 1) / plan->bucket_elements);
+    if (*bucket < count || unit == plan->units - 1) return unit;
+    *bucket -= count;
+    span->begin += span->elements;
+  }
+}
+
 G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket) {
-  g2z_range range;
-  range.begin = (size_t)bucket * plan->bucket_elements;
-  size_t left = plan->elements - range.begin;
+  g2z_range span, range;
+  g2z__plan_span(plan, &bucket, &span);
+  size_t before = (size_t)bucket * plan->bucket_elements, left = span.elements - before;
+  range.begin = span.begin + before;
   range.elements = left < plan->bucket_elements ? left : plan->bucket_elements;
   return range;
+}
+
+G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket) {
+  g2z_range span;
+  int unit = g2z__plan_span(plan, &bucket, &span);
+  return g2z_plan_grad_unit(plan, unit) + (size_t)bucket * plan->bucket_elements;
 }
 
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
@@ -2614,22 +2762,20 @@ G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
   return range;
 }
 
-/* All buckets before `bucket` are full ones. */
+/* Buckets tile the memory, and each gives the same part of itself. */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
   size_t owners = plan->zero_stage == 0 ? 1 : (size_t)plan->world;
-  return (size_t)bucket * (plan->bucket_elements / owners);
+  return g2z_plan_bucket(plan, bucket).begin / owners;
 }
 
 /* A part of memory that belongs to one parameter. */
 typedef struct g2z__piece {
-  int unit;
   g2z_param param;
-  size_t memory, elements;    /* the piece */
-  size_t parameter;           /* memory begin of the parameter it belongs to */
+  size_t memory, canonical, elements;
 } g2z__piece;
 
-/* The piece that starts at memory `at`; 0 where only padding follows. A parameter's own padding does
- * not exist: the rows behind wte's V are the first of the padding. */
+/* The piece that starts at memory `at`; 0 where only padding follows up to the end of a bucket. A
+ * parameter's own padding does not exist: the rows behind wte's V are the first of the padding. */
 G2Z__PRIVATE int g2z__plan_piece(const g2z_plan *plan, size_t at, size_t end, g2z__piece *piece) {
   int unit = plan->units - 1;
   while (unit > 0 && g2z_plan_unit(plan, unit) > at) unit--;
@@ -2638,10 +2784,9 @@ G2Z__PRIVATE int g2z__plan_piece(const g2z_plan *plan, size_t at, size_t end, g2
     g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
     if (info.unit != g2z_plan_unit_kind(plan, unit)) continue;
     if (at < begin + info.elements) {
-      piece->unit = unit;
       piece->param = (g2z_param)p;
       piece->memory = at;
-      piece->parameter = begin;
+      piece->canonical = g2z_plan_unit_canonical(plan, unit) + (at - g2z_plan_unit(plan, unit));
       size_t stop = begin + info.elements < end ? begin + info.elements : end;
       piece->elements = stop - at;
       return at < end;
@@ -2663,12 +2808,14 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
       int decay = g2z_param_describe(&plan->model, piece.param).decay;
       int joins = open.elements > 0 && open.decay == decay &&
                   open.memory + open.elements == at &&
-                  open.shard + open.elements == shard + (at - slice.begin);
+                  open.shard + open.elements == shard + (at - slice.begin) &&
+                  open.canonical + open.elements == piece.canonical;
       if (!joins) {
         if (open.elements > 0 && count++ < limit) out[count - 1] = open;
         open.memory = at;
         open.shard = shard + (at - slice.begin);
-        open.canonical = at;
+        open.grad = g2z__plan_by_unit(plan) ? open.shard : open.memory;
+        open.canonical = piece.canonical;
         open.elements = 0;
         open.decay = decay;
       }
@@ -2707,14 +2854,17 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t Vp = (size_t)plan->vocab_padded;
   size_t *bytes = plan->bytes;
   bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->elements * (size_t)plan->dtype_bytes);
-  bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->elements * (size_t)plan->grad_bytes);
+  bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
+  if (g2z__plan_by_unit(plan))
+    bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
   bytes[G2Z_MEMORY_OPTIMIZER] = 3 * g2z__align(plan->shard_elements * sizeof(float));
   bytes[G2Z_MEMORY_ACTIVATIONS] = g2z__activation_offset(plan, G2Z__ACT_COUNT, 0);
   bytes[G2Z_MEMORY_HEAD] = g2z__plan_logits_bytes(plan);
   if (plan->grad_dtype != G2Z_FP32) bytes[G2Z_MEMORY_HEAD] += g2z__align(Vp * C * sizeof(float));
   bytes[G2Z_MEMORY_BATCHES] =
       2 * g2z__align((size_t)plan->accum * N * sizeof(int32_t)) +
-      g2z__align(sizeof(g2z_step_state)) + g2z__align((size_t)plan->buckets * sizeof(double)) +
+      g2z__align(sizeof(g2z_step_state)) +
+      g2z__align((size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)) +
       g2z__align(g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range)) +
       g2z__align(sizeof(double));
   bytes[G2Z_MEMORY_SCRATCH] = g2z__plan_scratch_bytes(plan);
@@ -2734,10 +2884,19 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
 G2Z__PRIVATE size_t g2z__plan_bucket_elements(const g2z_plan *plan, double bucket_mb) {
   double bytes = bucket_mb > 0 ? bucket_mb * 1048576.0 : 16.0 * 1048576.0;
   if (bucket_mb <= 0 && bytes < 2e6 * plan->world) bytes = 2e6 * plan->world;
-  size_t grain = 8 * (size_t)plan->world, elements = (size_t)(bytes / plan->grad_bytes);
+  size_t grain = g2z__plan_grain(plan), elements = (size_t)(bytes / plan->grad_bytes);
   elements = elements / grain * grain;
   if (elements < grain) elements = grain;
   return elements < plan->elements ? elements : plan->elements;
+}
+
+G2Z__PRIVATE int g2z__plan_count_buckets(const g2z_plan *plan) {
+  int count = 0;
+  for (size_t end = 0; end < plan->elements; count++) {
+    g2z_range bucket = g2z_plan_bucket(plan, count);
+    end = bucket.begin + bucket.elements;
+  }
+  return count;
 }
 
 G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config *config,
@@ -2757,23 +2916,28 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.zero_stage = config->zero_stage;
   plan.dropout = config->dropout > 0;
   plan.dtype = config->dtype;
-  plan.grad_dtype = config->accum > 1 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
+  int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
+  plan.grad_dtype = wide ? G2Z_FP32 : config->dtype;
   int halves = device == G2Z_DEVICE_CUDA;
   plan.dtype_bytes = halves && (plan.dtype == G2Z_FP16 || plan.dtype == G2Z_BF16) ? 2 : 4;
   plan.grad_bytes = halves && plan.grad_dtype != G2Z_FP32 ? 2 : 4;
   plan.units = config->model.layers + 3;
-  size_t C = (size_t)config->model.channels, grain = 8 * (size_t)world;
+  size_t C = (size_t)config->model.channels;
+  int last = plan.units - 1;
   plan.block_elements = 12 * C * C + 13 * C;
-  size_t wte = g2z_plan_unit_canonical(&plan, g2z_plan_unit_of_wte(&plan));
-  plan.parameters = wte + (size_t)config->model.vocab * C;
-  plan.elements = (wte + (size_t)plan.vocab_padded * C + grain - 1) / grain * grain;
+  plan.parameters = g2z_plan_unit_canonical(&plan, last) + (size_t)config->model.vocab * C;
+  plan.elements = g2z__round_up(g2z_plan_unit(&plan, last) + g2z__plan_unit_elements(&plan, last),
+                                g2z__plan_grain(&plan));
+  plan.grad_elements = g2z__plan_by_unit(&plan)
+                           ? g2z_plan_grad_unit(&plan, last) + g2z__plan_unit_room(&plan, last)
+                           : plan.elements;
   plan.bucket_elements = g2z__plan_bucket_elements(&plan, config->bucket_mb);
-  size_t buckets = (plan.elements + plan.bucket_elements - 1) / plan.bucket_elements;
-  if (buckets > 1 << 20)
+  size_t most = plan.elements / plan.bucket_elements + (size_t)plan.units;
+  if (most > 1 << 16)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
                      "bucket_mb=%g cuts %zu gradients into %zu buckets: take a larger one",
-                     config->bucket_mb, plan.elements, buckets);
-  plan.buckets = (int)buckets;
+                     config->bucket_mb, plan.elements, most);
+  plan.buckets = g2z__plan_count_buckets(&plan);
   plan.shard_elements = plan.zero_stage == 0 ? plan.elements : plan.elements / (size_t)world;
   g2z__plan_batch(&plan, config->batch);
   *out = plan;
@@ -4997,20 +5161,33 @@ static inline G2Z_HOST_DEVICE void g2z__decide_skip(g2z_step_state *state, int d
   else state->loss_scale = state->loss_scale > 2.0f ? 0.5f * state->loss_scale : 1.0f;
 }
 
-/* The verdict on the gradients of a step from sums of their squares, and all that follows from it.
- * `dynamic`: the type is fp16 and the config wants a dynamic loss scale. */
-static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const double *sums,
-                                               int count, const g2z_optimizer_config *config,
-                                               int dynamic, int64_t tokens) {
-  double sum = 0;
-  for (int i = 0; i < count; i++) sum += sums[i];
+/* The verdict on a step, and all that follows from it. `dynamic`: the type is fp16 and the config
+ * wants a dynamic loss scale. */
+static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_verdict *verdict,
+                                               const g2z_optimizer_config *config, int dynamic,
+                                               int64_t tokens) {
+  double sum = 0, loss = 0;
+  state->status = G2Z_OK;
+  state->stop = 0;
+  for (int rank = 0; rank < verdict->world; rank++) {
+    double *row = verdict->rows + (size_t)rank * G2Z_VERDICT_COLUMNS;
+    loss += row[G2Z_VERDICT_LOSS];
+    if (rank < verdict->owners) sum += row[G2Z_VERDICT_SQUARES];
+    row[G2Z_VERDICT_LOSS] = row[G2Z_VERDICT_SQUARES] = 0;
+    if (state->status == G2Z_OK) state->status = (int32_t)row[G2Z_VERDICT_STATUS];
+    if (row[G2Z_VERDICT_STOP] > 0) state->stop = 1;
+  }
   float norm = (float)(sqrt(sum) / (double)state->loss_scale);
-  state->loss = (float)(state->loss_sum / (double)tokens);
-  state->loss_sum = 0;
+  state->loss = (float)(loss / (double)tokens);
   state->grad_norm = norm;
   state->lr = g2z_schedule_lr(config, state->applied);
   state->used_loss_scale = state->loss_scale;
   state->step++;
+  if (state->status != G2Z_OK) { /* the gradients mean nothing: neither does their norm */
+    state->skip = 1;
+    state->grad_multiplier = 0;
+    return;
+  }
   if (!(norm <= 3.40282347e38f)) { /* infinite or NaN */
     g2z__decide_skip(state, dynamic);
     return;
@@ -6295,6 +6472,15 @@ G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const f
 #define G2Z__SQUARES 64 /* partial sums of squares, whatever the number of threads */
 
 /* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
+G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const void *from,
+                                          g2z_write mode, size_t n) {
+  float *out = (float *)to;
+  const float *in = (const float *)from;
+  for (size_t i = 0; i < n; i++)
+    out[i] = mode == G2Z_ACCUMULATE ? g2z_round(device->grad_dtype, out[i] + in[i]) : in[i];
+  return G2Z_OK;
+}
+
 G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                             size_t n) {
   (void)device;
@@ -6312,16 +6498,17 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, con
     parts[part] = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
                   ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
   }
-  *sum = 0;
-  for (int part = 0; part < G2Z__SQUARES; part++) *sum += parts[part];
+  double together = 0;
+  for (int part = 0; part < G2Z__SQUARES; part++) together += parts[part];
+  *sum += together;
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_decide(g2z_device *device, g2z_step_state *state,
-                                        const double *sums, int count,
+                                        const g2z_verdict *verdict,
                                         const g2z_optimizer_config *config, int64_t tokens) {
   int dynamic = device->dtype == G2Z_FP16 && config->loss_scale_dynamic;
-  g2z__decide(state, sums, count, config, dynamic, tokens);
+  g2z__decide(state, verdict, config, dynamic, tokens);
   return G2Z_OK;
 }
 
@@ -6337,7 +6524,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, void *params, float *
     g2z__adamw_factors factors = g2z__adamw_prepare(config, state, range.decay);
     float *weights = (float *)params + range.memory, *masters = master + range.shard;
     float *first = m + range.shard, *second = v + range.shard;
-    const float *gradients = (const float *)grads + range.memory;
+    const float *gradients = (const float *)grads + range.grad;
     int64_t runs = (int64_t)((range.elements + G2Z__RUN - 1) / G2Z__RUN);
     G2Z__PARALLEL_ROWS(16.0 * (double)range.elements)
     for (int64_t run = 0; run < runs; run++) {
@@ -6368,7 +6555,8 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
       g2z__cpu_attention_fwd,  g2z__cpu_attention_bwd,
       g2z__cpu_head_loss,      g2z__cpu_head_logits,
       g2z__cpu_cast_act,       g2z__cpu_cast_grad,
-      g2z__cpu_grad_sumsq,     g2z__cpu_decide,          g2z__cpu_adamw,
+      g2z__cpu_grad_add,       g2z__cpu_grad_sumsq,
+      g2z__cpu_decide,         g2z__cpu_adamw,
   };
   return &ops;
 }
@@ -6463,7 +6651,177 @@ G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int b
 
 /* ===== >>i12 collectives =================================================
  * In:  buffers that all ranks hold. Out: their sums and copies.
- * Law: every rank enqueues the same collectives in the same order, whatever happened to it. */
+ * Law: sums are made in the order of ranks; every rank enqueues the same collectives in the same
+ *      order, whatever happened to it. */
+
+/* ----- a job of one: what is there already is the result ----------------- */
+
+G2Z__PRIVATE g2z_status g2z__one_nothing(g2z_comm *comm) {
+  (void)comm;
+  return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__one_place(g2z_comm *comm, int place) {
+  (void)comm, (void)place;
+  return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__one_buffer(g2z_comm *comm, void *buffer, size_t n) {
+  (void)comm, (void)buffer, (void)n;
+  return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__one_rows(g2z_comm *comm, double *rows, size_t columns) {
+  (void)comm, (void)rows, (void)columns;
+  return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__one_reduce_scatter(g2z_comm *comm, void *out, void *from,
+                                                g2z_write mode, size_t n) {
+  if (out == from) return G2Z_OK;
+  return comm->device->ops->grad_add(comm->device, out, from, mode, n);
+}
+G2Z__PRIVATE void g2z__lap(g2z_comm *comm, int lap) {
+  comm->lap_now = lap;
+  comm->lap_s[lap] = 0;
+}
+G2Z__PRIVATE double g2z__lap_ms(g2z_comm *comm, int lap) { return comm->lap_s[lap] * 1e3; }
+G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
+
+static const g2z_collectives g2z__one_rank = {
+    "one rank",     g2z__one_nothing, g2z__one_place, g2z__one_place,  g2z__one_reduce_scatter,
+    g2z__one_buffer, g2z__one_buffer, g2z__one_rows,  g2z__lap,        g2z__lap_ms,
+    g2z__one_close};
+
+/* ----- CPU ranks: through rank 0, which adds up -------------------------- */
+
+#define G2Z__CHUNK_FLOATS (1 << 16)
+
+/* buffer[n], on rank 0, becomes the sum over the ranks, rounded to the type of gradients once. */
+G2Z__PRIVATE g2z_status g2z__star_sum(g2z_comm *comm, float *buffer, size_t n) {
+  if (comm->rank != 0) return g2z__ranks_send(comm->ranks, 0, buffer, n * sizeof(float));
+  float *chunk = (float *)comm->chunk;
+  for (size_t at = 0; at < n; at += G2Z__CHUNK_FLOATS) {
+    size_t count = n - at < G2Z__CHUNK_FLOATS ? n - at : G2Z__CHUNK_FLOATS;
+    for (int peer = 1; peer < comm->world; peer++) {
+      G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, chunk, count * sizeof(float)));
+      for (size_t i = 0; i < count; i++) buffer[at + i] += chunk[i];
+    }
+    if (comm->device->grad_dtype == G2Z_FP16 || comm->device->grad_dtype == G2Z_BF16)
+      for (size_t i = 0; i < count; i++)
+        buffer[at + i] = g2z_round(comm->device->grad_dtype, buffer[at + i]);
+  }
+  return G2Z_OK;
+}
+
+/* Slice r of `buffer`, `bytes` long, goes from rank 0 to rank r. */
+G2Z__PRIVATE g2z_status g2z__star_scatter(g2z_comm *comm, char *buffer, size_t bytes) {
+  if (comm->rank != 0)
+    return g2z__ranks_receive(comm->ranks, 0, buffer + (size_t)comm->rank * bytes, bytes);
+  for (int peer = 1; peer < comm->world; peer++)
+    G2Z__TRY(g2z__ranks_send(comm->ranks, peer, buffer + (size_t)peer * bytes, bytes));
+  return G2Z_OK;
+}
+
+/* Rank 0's `buffer` to everybody. */
+G2Z__PRIVATE g2z_status g2z__star_spread(g2z_comm *comm, char *buffer, size_t bytes) {
+  if (comm->rank != 0) return g2z__ranks_receive(comm->ranks, 0, buffer, bytes);
+  for (int peer = 1; peer < comm->world; peer++)
+    G2Z__TRY(g2z__ranks_send(comm->ranks, peer, buffer, bytes));
+  return G2Z_OK;
+}
+
+/* Slice r of `buffer`, `bytes` long, from rank r to everybody. */
+G2Z__PRIVATE g2z_status g2z__star_gather(g2z_comm *comm, char *buffer, size_t bytes) {
+  if (comm->rank != 0) {
+    G2Z__TRY(g2z__ranks_send(comm->ranks, 0, buffer + (size_t)comm->rank * bytes, bytes));
+  } else {
+    for (int peer = 1; peer < comm->world; peer++)
+      G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, buffer + (size_t)peer * bytes, bytes));
+  }
+  return g2z__star_spread(comm, buffer, bytes * (size_t)comm->world);
+}
+
+/* CPU ranks compute and communicate in turns: all of it is waiting. */
+G2Z__PRIVATE g2z_status g2z__star_timed(g2z_comm *comm, double begin, g2z_status status) {
+  comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__star_reduce_scatter(g2z_comm *comm, void *out, void *from,
+                                                 g2z_write mode, size_t n) {
+  double begin = g2z_seconds();
+  size_t slice = n / (size_t)comm->world;
+  float *mine = (float *)from + (size_t)comm->rank * slice;
+  g2z_status status = g2z__star_sum(comm, (float *)from, n);
+  if (status == G2Z_OK) status = g2z__star_scatter(comm, (char *)from, slice * sizeof(float));
+  if (status == G2Z_OK && mine != out)
+    status = comm->device->ops->grad_add(comm->device, out, mine, mode, slice);
+  return g2z__star_timed(comm, begin, status);
+}
+G2Z__PRIVATE g2z_status g2z__star_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
+  double begin = g2z_seconds();
+  g2z_status status = g2z__star_sum(comm, (float *)buffer, n);
+  if (status == G2Z_OK) status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
+  return g2z__star_timed(comm, begin, status);
+}
+G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *buffer, size_t n) {
+  double begin = g2z_seconds();
+  size_t bytes = n / (size_t)comm->world * sizeof(float);
+  return g2z__star_timed(comm, begin, g2z__star_gather(comm, (char *)buffer, bytes));
+}
+G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, double *rows, size_t columns) {
+  double begin = g2z_seconds();
+  size_t bytes = columns * sizeof(double);
+  return g2z__star_timed(comm, begin, g2z__star_gather(comm, (char *)rows, bytes));
+}
+G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
+
+static const g2z_collectives g2z__star = {
+    "connections to rank 0", g2z__one_nothing,     g2z__one_place, g2z__one_place,
+    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__star_all_gather, g2z__star_rows,
+    g2z__lap,                g2z__lap_ms,          g2z__star_close};
+
+/* ----- choosing ---------------------------------------------------------- */
+
+#if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k80 */
+static g2z_status g2z__cuda_comm_open(g2z_comm *comm, int places); /* sets ops and backend */
+#else
+G2Z__PRIVATE g2z_status g2z__cuda_comm_open(g2z_comm *comm, int places) {
+  (void)places;
+  return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
+}
+#endif
+
+G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, int places) {
+  if (comm->world == 1) comm->ops = &g2z__one_rank;
+  else if (comm->device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_comm_open(comm, places);
+  else {
+    comm->ops = &g2z__star;
+    if (comm->rank == 0)
+      return g2z__alloc(comm->services, G2Z__CHUNK_FLOATS, sizeof(float), &comm->chunk);
+  }
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device, int places,
+                                   g2z_comm **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(device->services, 1, sizeof(g2z_comm), &memory));
+  g2z_comm *comm = (g2z_comm *)memory;
+  comm->services = device->services;
+  comm->ranks = ranks;
+  comm->device = device;
+  comm->rank = g2z_ranks_place(ranks)->rank;
+  comm->world = g2z_ranks_place(ranks)->world;
+  g2z_status status = g2z__comm_open(comm, places);
+  if (status != G2Z_OK) g2z_comm_free(comm);
+  else *out = comm;
+  return status;
+}
+
+G2Z_API void g2z_comm_free(g2z_comm *comm) {
+  if (!comm) return;
+  if (comm->ops) comm->ops->close(comm);
+  g2z_release(comm->services, comm);
+}
 
 /* ===== >>i13 context and model ===========================================
  * In:  tokens and the flat buffers. Out: loss, logits, gradients in the order of the plan.
@@ -6523,12 +6881,15 @@ G2Z_API int g2z_context_world(const g2z_context *context) {
 typedef struct g2z__model {
   const g2z_plan *plan;
   g2z_device *device;
-  char *params, *grads;     /* flat, in memory order */
+  char *params, *grads;     /* flat; where what lies, the plan says */
   char *activations;
   char *logits;             /* [head_chunk, Vp] act */
   float *dwte;              /* [Vp, C] f32: inside grads where those are fp32 */
-  /* Called when every gradient in memory [0, end) has its final value for this micro-step. */
-  g2z_status (*complete)(void *user, size_t end);
+  /* Called before a unit's parameters are read in a forward pass, before its gradients are written,
+   * and when every gradient in memory [0, end) has its final value for this micro-step. */
+  g2z_status (*need)(void *user, int unit);
+  g2z_status (*begin)(void *user, int unit);
+  g2z_status (*complete)(void *user, size_t end); /* NULL: more micro-steps will add to them */
   void *user;
 } g2z__model;
 
@@ -6538,7 +6899,7 @@ G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param p
 }
 
 G2Z__PRIVATE void *g2z__grad(const g2z__model *model, int unit, g2z_param param) {
-  size_t element = g2z_plan_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
+  size_t element = g2z_plan_grad_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
   return model->grads + element * (size_t)model->plan->grad_bytes;
 }
 
@@ -6585,6 +6946,7 @@ G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__p
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
   void *res = g2z__residual(model, layer);
 
+  G2Z__TRY(model->need(model->user, unit));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                              G2Z__W(LN1W), G2Z__W(LN1B), N, C));
   G2Z__TRY(op->linear_fwd(dev, G2Z__A(QKV), NULL, G2Z__A(LN1), G2Z__W(QKVW), G2Z__W(QKVB), NULL,
@@ -6607,11 +6969,14 @@ G2Z__PRIVATE g2z_status g2z__forward(const g2z__model *model, const g2z__pass *p
   const g2z_plan *plan = model->plan;
   int C = plan->model.channels, L = plan->model.layers, layer = 0, unit = 0;
   g2z_dropout dropout = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
+  G2Z__TRY(model->need(model->user, g2z_plan_unit_of_wte(plan)));
+  G2Z__TRY(model->need(model->user, g2z_plan_unit_of_wpe(plan)));
   G2Z__TRY(dev->ops->embed_fwd(dev, g2z__residual(model, 0), pass->x,
                                g2z__parameter(model, g2z_plan_unit_of_wte(plan), G2Z_WTE),
                                g2z__parameter(model, g2z_plan_unit_of_wpe(plan), G2Z_WPE), &dropout,
                                pass->B, pass->T, C));
   for (int l = 0; l < L; l++) G2Z__TRY(g2z__block_forward(model, pass, l));
+  G2Z__TRY(model->need(model->user, unit));
   return dev->ops->layernorm_fwd(dev, G2Z__A(LNF), G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
                                  g2z__residual(model, L), G2Z__W(LNFW), G2Z__W(LNFB),
                                  pass->B * pass->T, C);
@@ -6625,6 +6990,7 @@ G2Z__PRIVATE g2z_status g2z__head(const g2z__model *model, const g2z__pass *pass
                                   g2z_write mode) {
   const g2z_plan *plan = model->plan;
   int layer = 0, backward = head == G2Z__HEAD_WITH_GRADIENT;
+  if (backward) G2Z__TRY(model->begin(model->user, g2z_plan_unit_of_wte(plan)));
   return model->device->ops->head_loss(
       model->device, G2Z__F(LOSSES), loss_sum, backward ? G2Z__A(WIDE) : NULL,
       backward ? model->dwte : NULL, model->logits, G2Z__A(LNF),
@@ -6636,9 +7002,11 @@ G2Z__PRIVATE g2z_status g2z__head(const g2z__model *model, const g2z__pass *pass
 /* Gradients up to and including `param` of `unit` have their final value. */
 G2Z__PRIVATE g2z_status g2z__complete(const g2z__model *model, int unit, g2z_param param) {
   if (!model->complete) return G2Z_OK;
-  size_t end = g2z_plan_unit(model->plan, unit) + g2z_plan_offset(model->plan, param) +
-               g2z_param_describe(&model->plan->model, param).elements;
-  return model->complete(model->user, end);
+  const g2z_plan *plan = model->plan;
+  size_t inside = g2z_plan_offset(plan, param) + g2z_param_describe(&plan->model, param).elements;
+  if (inside == g2z__plan_unit_elements(plan, unit)) /* its padding too */
+    return model->complete(model->user, g2z_plan_unit(plan, unit + 1));
+  return model->complete(model->user, g2z_plan_unit(plan, unit) + inside);
 }
 
 /* In: DRES, the gradient of the stream behind the block, and `dproj`, the same behind the dropout of
@@ -6679,6 +7047,7 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   G2Z__TRY(g2z__complete(model, unit, G2Z_QKVW));
   G2Z__TRY(op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, mode, N, C, 3 * C));
   void *bias_below = layer == 0 ? NULL : g2z__grad(model, unit + 1, G2Z_FCPROJB);
+  G2Z__TRY(model->begin(model->user, unit + 1));
   G2Z__TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN1W), G2Z__G(LN1B), bias_below, dln1,
                              g2z__residual(model, layer), G2Z__W(LN1W), G2Z__F(LN1_MEAN),
                              G2Z__F(LN1_RSTD), G2Z_ACCUMULATE, mode, &drop_below, N, C));
@@ -6695,6 +7064,8 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, L - 1, G2Z__SITE_FCPROJ);
   g2z_dropout drop_embed = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF);
+  G2Z__TRY(model->begin(model->user, 0));
+  G2Z__TRY(model->begin(model->user, 1));
   G2Z__TRY(dev->ops->layernorm_bwd(
       dev, dres, dropped, G2Z__G(LNFW), G2Z__G(LNFB), g2z__grad(model, 1, G2Z_FCPROJB),
       G2Z__A(WIDE), g2z__residual(model, L), G2Z__W(LNFW), G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
@@ -6721,7 +7092,9 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
 /* ===== >>i14 trainer =====================================================
  * In:  a config, then batches. Out: weights that fit the text, and a report per step.
  * Law: a step only enqueues. What it decides, it decides on the device from g2z_step_state; the
- *      host reads that state one step late, and never to decide about the step that runs. */
+ *      host reads that state one step late, and never to decide about the step that runs. Whatever
+ *      happens to a rank, it enqueues the collectives of a step: its trouble travels in the verdict,
+ *      and all ranks return the same status from the same call. */
 
 /* Places in the queue that the host may wait for. Two of each: one is in flight, one is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
@@ -6732,20 +7105,31 @@ struct g2z_trainer {
   g2z_train_config config;
   g2z_plan plan;
   g2z_device *device;
+  g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict */
   g2z__model model;
   g2z_graph *graph;                  /* of g2z__trainer_enqueue, once it was recorded */
   g2z_loader *loader;
   float *master, *m, *v;             /* [shard_elements] */
+  char *grad_shard;                  /* [shard_elements] grad, stage 2: sums over ranks; else NULL */
   g2z_step_state *state;             /* device */
   g2z_step_state *reported[2];       /* host copies, by parity of the step */
-  double *sums;                      /* [buckets] sum of squares of each bucket's slice */
+  g2z_verdict verdict;
+  double *ballot[2];                 /* host: status and stop request of this rank, by parity */
   double *eval_sum;
-  g2z_update_range *ranges, *host_ranges;
+  g2z_update_range *ranges, *host_ranges; /* what this rank updates, bucket after bucket */
   size_t range_count;
+  size_t *bucket_ranges;             /* host, [buckets + 1]: where each bucket's ranges begin */
+  int *unit_buckets;                 /* host, [units + 1]: the bucket in which each unit begins */
   int32_t *x, *y;                    /* device, [accum, B, T] */
   int32_t *staged[2];                /* host, x and y of one step one after the other */
+  double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
-  int buckets_complete;              /* of the step that is being enqueued */
+  int micro_step, buckets_reduced;   /* of the step that is being enqueued */
+  int stale;                         /* 1: slices of other ranks are older than their masters */
+  int joined;                        /* the device waited for the gathers of this bucket and later */
+  int stop_requested, stop_agreed;
+  g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
+  char failure[G2Z_ERROR_BYTES];
 };
 
 /* 50: a healthy run skips one step now and then; halving from 2^24 to 1 takes 24. */
@@ -6763,7 +7147,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   G2Z__TRY(t->device->ops->allocate(t->device, bytes, &memory));       \
   pointer = (type *)memory
   G2Z__DEVICE(model->params, char, plan->elements * (size_t)plan->dtype_bytes);
-  G2Z__DEVICE(model->grads, char, plan->elements * (size_t)plan->grad_bytes);
+  G2Z__DEVICE(model->grads, char, plan->grad_elements * (size_t)plan->grad_bytes);
+  if (g2z__plan_by_unit(plan)) {
+    G2Z__DEVICE(t->grad_shard, char, plan->shard_elements * (size_t)plan->grad_bytes);
+  }
   G2Z__DEVICE(t->master, float, shard);
   G2Z__DEVICE(t->m, float, shard);
   G2Z__DEVICE(t->v, float, shard);
@@ -6777,7 +7164,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   G2Z__DEVICE(t->x, int32_t, tokens * sizeof(int32_t));
   G2Z__DEVICE(t->y, int32_t, tokens * sizeof(int32_t));
   G2Z__DEVICE(t->state, g2z_step_state, sizeof(g2z_step_state));
-  G2Z__DEVICE(t->sums, double, (size_t)plan->buckets * sizeof(double));
+  G2Z__DEVICE(t->verdict.rows, double,
+              (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double));
+  t->verdict.world = plan->world;
+  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world;
   G2Z__DEVICE(t->eval_sum, double, sizeof(double));
   G2Z__DEVICE(t->ranges, g2z_update_range,
               g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range));
@@ -6788,6 +7178,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
     t->staged[i] = (int32_t *)memory;
     G2Z__TRY(ops->allocate_host(t->device, sizeof(g2z_step_state), &memory));
     t->reported[i] = (g2z_step_state *)memory;
+    G2Z__TRY(ops->allocate_host(t->device, 2 * sizeof(double), &memory));
+    t->ballot[i] = (double *)memory;
   }
   return G2Z_OK;
 }
@@ -6809,23 +7201,22 @@ G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
                    g2z__gib(t->plan.bytes_total), t->plan.batch, g2z__gib(free_bytes));
 }
 
-/* A part of canonical [begin, begin+count) that this rank's shard holds. */
-typedef struct g2z__shard_part {
-  size_t memory, shard, from_begin, elements;
-} g2z__shard_part;
-G2Z__PRIVATE int g2z__shard_part_next(const g2z_plan *plan, size_t begin, size_t count, int *bucket,
-                                      g2z__shard_part *part) {
-  for (; *bucket < plan->buckets; ++*bucket) {
-    g2z_range slice = g2z_plan_slice(plan, *bucket, plan->rank);
-    size_t low = slice.begin > begin ? slice.begin : begin;
-    size_t slice_end = slice.begin + slice.elements, end = begin + count;
-    size_t high = slice_end < end ? slice_end : end;
+/* The next part of canonical [begin, begin+count) that this rank owns, from range *next on. */
+G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t count, size_t *next,
+                                 g2z_update_range *part) {
+  for (; *next < t->range_count; ++*next) {
+    *part = t->host_ranges[*next];
+    size_t low = part->canonical > begin ? part->canonical : begin, end = begin + count;
+    size_t high = part->canonical + part->elements;
+    if (high > end) high = end;
     if (low >= high) continue;
-    part->memory = low;
-    part->shard = g2z_plan_shard_offset(plan, *bucket) + (low - slice.begin);
-    part->from_begin = low - begin;
+    size_t skip = low - part->canonical;
+    part->memory += skip;
+    part->grad += skip;
+    part->shard += skip;
+    part->canonical = low;
     part->elements = high - low;
-    ++*bucket;
+    ++*next;
     return 1;
   }
   return 0;
@@ -6850,28 +7241,30 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
     return g2z__fail(t->services, G2Z_BAD_ARGUMENT, "gradients belong to the step: they are read, "
                      "not written");
   float *shard = g2z__trainer_shard(t, buffer);
-  g2z__shard_part part;
-  for (int bucket = 0; g2z__shard_part_next(&t->plan, canonical, count, &bucket, &part);) {
-    G2Z__TRY(dev->ops->upload(dev, shard + part.shard, values + part.from_begin,
+  g2z_update_range part;
+  for (size_t next = 0; g2z__owned_next(t, canonical, count, &next, &part);) {
+    G2Z__TRY(dev->ops->upload(dev, shard + part.shard, values + (part.canonical - canonical),
                               part.elements * sizeof(float)));
     if (buffer == G2Z_BUFFER_MASTER)
       G2Z__TRY(dev->ops->cast_act(
           dev, t->model.params + part.memory * (size_t)t->plan.dtype_bytes, shard + part.shard,
           part.elements));
   }
+  t->stale = 1;
   return dev->ops->synchronize(dev);
 }
 
-/* Gradients in their own type, widened in place from the back: out holds count floats. */
-G2Z__PRIVATE g2z_status g2z__trainer_read_grads(g2z_trainer *t, size_t canonical, size_t count,
+/* Gradients in their own type are widened in place from the back: out holds elements floats. */
+G2Z__PRIVATE g2z_status g2z__trainer_read_grads(g2z_trainer *t, const g2z_update_range *part,
                                                 float *out) {
   g2z_device *dev = t->device;
   size_t size = (size_t)t->plan.grad_bytes;
-  char *raw = (char *)out + count * (sizeof(float) - size);
-  G2Z__TRY(dev->ops->download(dev, raw, t->model.grads + canonical * size, count * size));
+  const char *grads = t->grad_shard ? t->grad_shard : t->model.grads;
+  char *raw = (char *)out + part->elements * (sizeof(float) - size);
+  G2Z__TRY(dev->ops->download(dev, raw, grads + part->grad * size, part->elements * size));
   G2Z__TRY(dev->ops->synchronize(dev));
   if (size == sizeof(float)) return G2Z_OK;
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = 0; i < part->elements; i++) {
     uint16_t bits;
     memcpy(&bits, raw + i * size, sizeof bits);
     out[i] = g2z__widen(t->plan.grad_dtype, bits);
@@ -6883,12 +7276,13 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
                                     size_t count, float *out) {
   g2z_device *dev = t->device;
   G2Z__TRY(g2z__check_canonical(t, canonical, count));
-  if (buffer == G2Z_BUFFER_GRADS) return g2z__trainer_read_grads(t, canonical, count, out);
-  const float *shard = g2z__trainer_shard(t, buffer);
-  g2z__shard_part part;
-  for (int bucket = 0; g2z__shard_part_next(&t->plan, canonical, count, &bucket, &part);)
-    G2Z__TRY(dev->ops->download(dev, out + part.from_begin, shard + part.shard,
-                                part.elements * sizeof(float)));
+  g2z_update_range part;
+  for (size_t next = 0; g2z__owned_next(t, canonical, count, &next, &part);) {
+    float *to = out + (part.canonical - canonical);
+    if (buffer == G2Z_BUFFER_GRADS) G2Z__TRY(g2z__trainer_read_grads(t, &part, to));
+    else G2Z__TRY(dev->ops->download(dev, to, g2z__trainer_shard(t, buffer) + part.shard,
+                                     part.elements * sizeof(float)));
+  }
   return dev->ops->synchronize(dev);
 }
 
@@ -6963,18 +7357,146 @@ G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *director
   return g2z_weights_write(t->services, directory, &t->plan.model, g2z__trainer_give, t);
 }
 
-/* As gradients complete, so do buckets: each one's sum of squares is taken while it is warm. */
+/* ----- what ranks do together -------------------------------------------- */
+
+G2Z__PRIVATE int g2z__trainer_shards_params(const g2z_trainer *t) {
+  return t->plan.world > 1 && t->plan.zero_stage > 0;
+}
+
+/* Where the sums over the ranks of this rank's slice of a bucket lie. */
+G2Z__PRIVATE char *g2z__trainer_reduced(const g2z_trainer *t, int bucket) {
+  size_t size = (size_t)t->plan.grad_bytes;
+  if (t->grad_shard) return t->grad_shard + g2z_plan_shard_offset(&t->plan, bucket) * size;
+  return t->model.grads + g2z_plan_slice(&t->plan, bucket, t->plan.rank).begin * size;
+}
+
+/* A bucket's gradients are complete: they are added up over the ranks, beside what follows. */
+G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
+  const g2z_collectives *ops = t->comm->ops;
+  size_t n = g2z_plan_bucket(&t->plan, bucket).elements, size = (size_t)t->plan.grad_bytes;
+  char *from = t->model.grads + g2z_plan_grad_bucket(&t->plan, bucket) * size;
+  g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, n * size);
+  G2Z__TRY(ops->fork(t->comm));
+  if (t->plan.zero_stage == 0) {
+    G2Z__TRY(ops->all_reduce(t->comm, from, n));
+  } else { /* without a shard of their own, micro-steps have added up already */
+    g2z_write mode = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+    G2Z__TRY(ops->reduce_scatter(t->comm, g2z__trainer_reduced(t, bucket), from, mode, n));
+  }
+  return ops->mark(t->comm, bucket);
+}
+
+/* The sum of squares of what this rank owns, in the order of buckets. */
+G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
+  double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
+  return t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
+                                    g2z__trainer_reduced(t, bucket),
+                                    g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements);
+}
+
+/* As gradients complete, so do buckets. In a job of one rank their squares are taken while warm. */
 G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
   g2z_trainer *t = (g2z_trainer *)user;
-  while (t->buckets_complete < t->plan.buckets) {
-    g2z_range bucket = g2z_plan_bucket(&t->plan, t->buckets_complete);
+  while (t->buckets_reduced < t->plan.buckets) {
+    g2z_range bucket = g2z_plan_bucket(&t->plan, t->buckets_reduced);
     if (bucket.begin + bucket.elements > end) break;
-    g2z_range slice = g2z_plan_slice(&t->plan, t->buckets_complete, t->plan.rank);
-    G2Z__TRY(t->device->ops->grad_sumsq(t->device, t->sums + t->buckets_complete,
-                                        t->model.grads + slice.begin * (size_t)t->plan.grad_bytes,
-                                        slice.elements));
-    t->buckets_complete++;
+    G2Z__TRY(g2z__trainer_reduce(t, t->buckets_reduced));
+    if (t->plan.world == 1 && t->micro_step == t->plan.accum - 1)
+      G2Z__TRY(g2z__trainer_squares(t, t->buckets_reduced));
+    t->buckets_reduced++;
   }
+  return G2Z_OK;
+}
+
+/* Before a unit's gradients are written. From stage 2 on, what lay there must have been reduced, and
+ * what backward does not write is not allowed to keep what lay there: padding, and positions in wpe
+ * behind the sequence. */
+G2Z__PRIVATE g2z_status g2z__trainer_begin(void *user, int unit) {
+  g2z_trainer *t = (g2z_trainer *)user;
+  const g2z_plan *plan = &t->plan;
+  if (!g2z__plan_by_unit(plan)) return G2Z_OK;
+  int wte = g2z_plan_unit_of_wte(plan), before = unit == wte ? wte : unit - 2;
+  int busy = unit == wte ? t->micro_step > 0 : before >= 0;
+  if (busy) G2Z__TRY(t->comm->ops->join(t->comm, t->unit_buckets[before + 1] - 1));
+  if (unit == wte) return G2Z_OK; /* written whole */
+  size_t kept = unit == g2z_plan_unit_of_wpe(plan) ? 0 : g2z__plan_unit_elements(plan, unit);
+  size_t size = (size_t)plan->grad_bytes, room = g2z__plan_unit_room(plan, unit);
+  if (kept == room) return G2Z_OK;
+  return t->device->ops->zero(t->device,
+                              t->model.grads + (g2z_plan_grad_unit(plan, unit) + kept) * size,
+                              (room - kept) * size);
+}
+
+/* A bucket's parameters from those who updated them. */
+G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
+  g2z_range range = g2z_plan_bucket(&t->plan, bucket);
+  size_t size = (size_t)t->plan.dtype_bytes;
+  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, range.elements * size);
+  G2Z__TRY(t->comm->ops->fork(t->comm));
+  G2Z__TRY(t->comm->ops->all_gather(t->comm, t->model.params + range.begin * size,
+                                    range.elements));
+  return t->comm->ops->mark(t->comm, t->plan.buckets + bucket);
+}
+
+/* All parameters, in the order in which a forward pass needs them: from the back. */
+G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
+  if (!t->stale || !g2z__trainer_shards_params(t)) return G2Z_OK;
+  for (int bucket = t->plan.buckets - 1; bucket >= 0; bucket--)
+    G2Z__TRY(g2z__trainer_gather(t, bucket));
+  t->joined = t->plan.buckets;
+  t->stale = 0;
+  return G2Z_OK;
+}
+
+/* Before a unit's parameters are read: the gather that was enqueued last is that of the bucket in
+ * which the unit begins. */
+G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
+  g2z_trainer *t = (g2z_trainer *)user;
+  int bucket = t->unit_buckets[unit];
+  if (!g2z__trainer_shards_params(t) || t->joined <= bucket) return G2Z_OK;
+  t->joined = bucket;
+  return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
+}
+
+/* AdamW on what this rank owns; what other ranks need of it goes out bucket after bucket. A graph
+ * leaves that to its next start, so that it hides under the forward pass there as well. */
+G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
+  int apart = g2z__trainer_shards_params(t), last = apart ? t->plan.buckets - 1 : 0;
+  for (int bucket = last; bucket >= 0; bucket--) {
+    size_t first = apart ? t->bucket_ranges[bucket] : 0;
+    size_t end = apart ? t->bucket_ranges[bucket + 1] : t->range_count;
+    if (end > first)
+      G2Z__TRY(t->device->ops->adamw(t->device, t->model.params, t->master, t->m, t->v,
+                                     t->grad_shard ? t->grad_shard : t->model.grads,
+                                     t->ranges + first, t->host_ranges + first, end - first,
+                                     &t->config.optimizer, t->state));
+    if (apart && !t->config.graph) G2Z__TRY(g2z__trainer_gather(t, bucket));
+  }
+  t->joined = t->plan.buckets;
+  t->stale = t->config.graph;
+  return G2Z_OK;
+}
+
+/* Behind the last backward pass: norm, verdict, new parameters. */
+G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
+  const g2z_plan *plan = &t->plan;
+  const g2z_collectives *ops = t->comm->ops;
+  int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
+  g2z_range_begin(t->device, "train/optimizer_step");
+  if (plan->world > 1) {
+    G2Z__TRY(ops->join(t->comm, plan->buckets - 1));
+    for (int bucket = 0; bucket < plan->buckets; bucket++)
+      G2Z__TRY(g2z__trainer_squares(t, bucket));
+  }
+  g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1,
+                    G2Z_VERDICT_COLUMNS * sizeof(double));
+  G2Z__TRY(ops->fork(t->comm));
+  G2Z__TRY(ops->all_gather_rows(t->comm, t->verdict.rows, G2Z_VERDICT_COLUMNS));
+  G2Z__TRY(ops->mark(t->comm, 2 * plan->buckets));
+  G2Z__TRY(ops->join(t->comm, 2 * plan->buckets));
+  G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
+  G2Z__TRY(g2z__trainer_update(t));
+  g2z_range_end(t->device);
   return G2Z_OK;
 }
 
@@ -6999,7 +7521,34 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
+/* Host tables of what this rank updates, and of where buckets and units meet. */
+G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
+  const g2z_plan *plan = &t->plan;
+  void *memory;
+  size_t limit = g2z__plan_update_ranges_limit(plan), range = 0;
+  G2Z__TRY(g2z__alloc(t->services, limit, sizeof(g2z_update_range), &memory));
+  t->host_ranges = (g2z_update_range *)memory;
+  t->range_count = g2z_plan_update_ranges(plan, t->host_ranges, limit);
+  G2Z_ASSERT(t->range_count <= limit);
+  G2Z__TRY(g2z__alloc(t->services, (size_t)plan->buckets + 1, sizeof(size_t), &memory));
+  t->bucket_ranges = (size_t *)memory;
+  G2Z__TRY(g2z__alloc(t->services, (size_t)plan->units + 1, sizeof(int), &memory));
+  t->unit_buckets = (int *)memory;
+  int unit = 0;
+  for (int bucket = 0; bucket < plan->buckets; bucket++) {
+    g2z_range of = g2z_plan_bucket(plan, bucket);
+    while (range < t->range_count && t->host_ranges[range].memory < of.begin) range++;
+    t->bucket_ranges[bucket] = range;
+    while (unit < plan->units && g2z_plan_unit(plan, unit) < of.begin + of.elements)
+      t->unit_buckets[unit++] = bucket;
+  }
+  t->bucket_ranges[plan->buckets] = t->range_count;
+  t->unit_buckets[plan->units] = plan->buckets;
+  return G2Z_OK;
+}
+
+/* The plan, the data, the device and its memory: all that needs no other rank. */
+G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
   G2Z__TRY(g2z_plan_make(t->services, config, g2z_context_device(t->context),
                          g2z_context_rank(t->context), g2z_context_world(t->context), &t->plan));
@@ -7025,26 +7574,60 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z__trainer_fits(t));
   t->model.plan = &t->plan;
   t->model.device = t->device;
+  t->model.need = g2z__trainer_need;
+  t->model.begin = g2z__trainer_begin;
   t->model.user = t;
   G2Z__TRY(g2z__trainer_allocate(t));
+  return g2z__trainer_index(t);
+}
 
-  void *memory;
-  size_t limit = g2z__plan_update_ranges_limit(&t->plan);
-  G2Z__TRY(g2z__alloc(t->services, limit, sizeof(g2z_update_range), &memory));
-  t->host_ranges = (g2z_update_range *)memory;
-  t->range_count = g2z_plan_update_ranges(&t->plan, t->host_ranges, limit);
-  G2Z_ASSERT(t->range_count <= limit);
-  G2Z__TRY(t->device->ops->upload(t->device, t->ranges, t->host_ranges,
-                                  t->range_count * sizeof(g2z_update_range)));
+/* Weights and the state of a step that was never taken. */
+G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   g2z_step_state first;
   memset(&first, 0, sizeof first);
-  first.loss_scale = config->dtype == G2Z_FP16 ? config->optimizer.loss_scale : 1.0f;
-  first.hysteresis = config->optimizer.loss_scale_hysteresis;
-  G2Z__TRY(t->device->ops->upload(t->device, t->state, &first, sizeof first));
-  G2Z__TRY(t->device->ops->synchronize(t->device));
-  if (config->init_from)
-    return g2z_weights_read(t->services, config->init_from, &t->plan.model, g2z__trainer_take, t);
+  first.loss_scale = t->config.dtype == G2Z_FP16 ? t->config.optimizer.loss_scale : 1.0f;
+  first.hysteresis = t->config.optimizer.loss_scale_hysteresis;
+  const g2z_ops *ops = t->device->ops;
+  G2Z__TRY(ops->upload(t->device, t->ranges, t->host_ranges,
+                       t->range_count * sizeof(g2z_update_range)));
+  G2Z__TRY(ops->upload(t->device, t->state, &first, sizeof first));
+  G2Z__TRY(ops->synchronize(t->device));
+  if (t->config.init_from)
+    return g2z_weights_read(t->services, t->config.init_from, &t->plan.model, g2z__trainer_take, t);
   return g2z__trainer_init(t);
+}
+
+/* What all ranks must agree on, a line each. */
+G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t bytes) {
+  const g2z_train_config *c = &t->config;
+  const g2z_optimizer_config *o = &c->optimizer;
+  snprintf(text, bytes,
+           "layers=%d\nheads=%d\nchannels=%d\ncontext=%d\nvocab=%d\nbatch=%d\nseq=%d\naccum=%d\n"
+           "dtype=%s\ngrad_fp32=%d\nzero_stage=%d\nbucket_mb=%g\ndevice=%s\ngraph=%d\n"
+           "dropout=%g\nseed=%" PRIu64 "\nlr=%g\nmin_lr=%g\nbeta1=%g\nbeta2=%g\neps=%g\n"
+           "weight_decay=%g\nclip=%g\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
+           "loss_scale=%g\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
+           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\n",
+           c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
+           c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
+           c->bucket_mb, g2z_device_text(g2z_context_device(t->context)), c->graph,
+           (double)c->dropout, c->seed, (double)o->lr, (double)o->min_lr, (double)o->beta1,
+           (double)o->beta2, (double)o->eps, (double)o->weight_decay, (double)o->clip,
+           g2z_schedule_text(o->schedule), o->warmup, o->steps, (double)o->loss_scale,
+           o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
+           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0);
+}
+
+/* Ranks meet between what each does alone, so that none waits for one that failed. */
+G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
+  char text[1536];
+  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
+  g2z__trainer_describe(t, text, sizeof text);
+  G2Z__TRY(g2z_ranks_same(ranks, "config", text));
+  G2Z__TRY(g2z_ranks_agree(ranks, g2z_comm_create(ranks, t->device, 2 * t->plan.buckets + 1,
+                                                  &t->comm)));
+  return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
@@ -7070,18 +7653,22 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
     const g2z_ops *ops = t->device->ops;
     void *held[] = {t->model.params, t->model.grads, t->master, t->m, t->v, t->model.activations,
                     t->model.logits, t->plan.grad_dtype == G2Z_FP32 ? NULL : t->model.dwte, t->x,
-                    t->y, t->state, t->sums, t->eval_sum, t->ranges};
+                    t->y, t->state, t->verdict.rows, t->eval_sum, t->ranges, t->grad_shard};
     ops->synchronize(t->device);
-    g2z_graph_free(t->device, t->graph);
+    g2z_graph_free(t->device, t->graph); /* before the communicator, which would wait for it */
+    g2z_comm_free(t->comm);
     for (size_t i = 0; i < sizeof held / sizeof *held; i++)
       if (held[i]) ops->release(t->device, held[i]);
     for (int i = 0; i < 2; i++) {
       if (t->staged[i]) ops->release_host(t->device, t->staged[i]);
       if (t->reported[i]) ops->release_host(t->device, t->reported[i]);
+      if (t->ballot[i]) ops->release_host(t->device, t->ballot[i]);
     }
   }
   g2z_device_free(t->device);
   g2z_release(t->services, t->host_ranges);
+  g2z_release(t->services, t->bucket_ranges);
+  g2z_release(t->services, t->unit_buckets);
   g2z_release(t->services, t);
 }
 
@@ -7119,14 +7706,31 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int micro_step) {
   return pass;
 }
 
-/* Forward, loss and backward of one micro-step. */
+/* What this rank says in the verdict on the step that is about to be enqueued. */
+G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
+  double *ballot = t->ballot[(t->enqueued + 1) % 2];
+  double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
+  ballot[0] = (double)t->failed;
+  ballot[1] = (double)__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED);
+  return t->device->ops->upload(t->device, row + G2Z_VERDICT_STATUS, ballot, 2 * sizeof(double));
+}
+
+G2Z__PRIVATE int g2z__trainer_reduces(const g2z_trainer *t, int micro_step) {
+  return t->grad_shard || micro_step == t->plan.accum - 1;
+}
+
+/* Forward, loss and backward of one micro-step. Where only sums over the ranks are kept, nothing of
+ * an earlier micro-step is there to add to. */
 G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, float dloss) {
-  g2z_write mode = micro_step == 0 ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
+  g2z_write mode = micro_step == 0 || t->grad_shard ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
   g2z__pass pass = g2z__trainer_pass(t, micro_step);
-  t->model.complete = micro_step == t->plan.accum - 1 ? g2z__trainer_complete : NULL;
+  double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
+  t->micro_step = micro_step;
+  t->buckets_reduced = 0;
+  t->model.complete = g2z__trainer_reduces(t, micro_step) ? g2z__trainer_complete : NULL;
   g2z_range_begin(t->device, "train/forward");
   G2Z__TRY(g2z__forward(&t->model, &pass));
-  G2Z__TRY(g2z__head(&t->model, &pass, &t->state->loss_sum, G2Z__HEAD_WITH_GRADIENT, dloss,
+  G2Z__TRY(g2z__head(&t->model, &pass, row + G2Z_VERDICT_LOSS, G2Z__HEAD_WITH_GRADIENT, dloss,
                      t->state, mode));
   g2z_range_end(t->device);
   g2z_range_begin(t->device, "train/backward");
@@ -7138,30 +7742,47 @@ G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, 
 /* A whole step, from tokens that lie in x and y to updated parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
-  g2z_device *dev = t->device;
-  int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum;
-  float dloss = (float)(1.0 / ((double)tokens * plan->world));
-  t->buckets_complete = 0;
+  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
+  G2Z__TRY(g2z__trainer_refresh(t));
   for (int micro_step = 0; micro_step < plan->accum; micro_step++)
-    G2Z__TRY(g2z__trainer_micro_step(t, micro_step, dloss));
-  g2z_range_begin(dev, "train/optimizer_step");
-  G2Z__TRY(dev->ops->decide(dev, t->state, t->sums, plan->buckets, &t->config.optimizer, tokens));
-  G2Z__TRY(dev->ops->adamw(dev, t->model.params, t->master, t->m, t->v, t->model.grads, t->ranges,
-                           t->host_ranges, t->range_count, &t->config.optimizer, t->state));
-  g2z_range_end(dev);
-  return G2Z_OK;
+    G2Z__TRY(g2z__trainer_micro_step(t, micro_step, (float)(1.0 / tokens)));
+  return g2z__trainer_conclude(t);
+}
+
+/* The collectives of a step without the step: this rank failed, and the others wait. The verdict
+ * makes all of them skip it, so it does not matter what is added up. */
+G2Z__PRIVATE g2z_status g2z__trainer_enqueue_failed(g2z_trainer *t) {
+  G2Z__TRY(g2z__trainer_refresh(t));
+  for (int micro_step = 0; micro_step < t->plan.accum; micro_step++) {
+    if (!g2z__trainer_reduces(t, micro_step)) continue;
+    t->micro_step = micro_step;
+    t->buckets_reduced = 0;
+    G2Z__TRY(g2z__trainer_complete(t, t->plan.elements));
+  }
+  return g2z__trainer_conclude(t);
 }
 
 /* The same as one graph. The first step runs without, so that scratch and algorithms are there. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
   if (t->enqueued == 0) return g2z__trainer_enqueue(t);
   if (!t->graph) {
+    t->stale = 1; /* the gathers belong to the graph, also when this step could do without */
     G2Z__TRY(g2z_graph_begin(t->device));
     g2z_status status = g2z__trainer_enqueue(t);
     g2z_status ended = g2z_graph_end(t->device, &t->graph);
     if (status != G2Z_OK || ended != G2Z_OK) return status != G2Z_OK ? status : ended;
   }
+  t->stale = 1;
   return g2z_graph_run(t->device, t->graph);
+}
+
+/* A rank failed, and all know it: they return its status and its sentence. */
+G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
+  memcpy(t->services->error, t->failure, sizeof t->failure);
+  g2z_status status = g2z_ranks_agree(g2z_context_ranks(t->context), t->failed);
+  if (status != G2Z_OK) return status;
+  return g2z__fail(t->services, G2Z_LOST, "a rank failed in step %" PRId64 " and does not say why",
+                   step);
 }
 
 /* The report of step `loss_step`, whose state has arrived on the host. */
@@ -7180,6 +7801,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->skipped = state->skip;
   report->skipped_total = state->skipped;
   report->applied = state->applied;
+  report->data_ms = t->data_s[slot] * 1e3;
+  report->exposed_comm_ms = t->comm->ops->waited_ms(t->comm, slot);
+  if (state->stop) t->stop_agreed = 1;
+  if (state->status != G2Z_OK) return g2z__trainer_failed(t, loss_step);
   if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
   return g2z__fail(t->services, G2Z_DIVERGED,
                    "%d steps in a row up to step %" PRId64 " had gradients that are not finite at "
@@ -7200,42 +7825,73 @@ G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens,
   return G2Z_OK;
 }
 
-G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *t, const int32_t *x, const int32_t *y,
-                                          g2z_report *report) {
+/* The step of tokens that are there, or of `status`, which says why they are not. With other ranks
+ * waiting, a failure is told in the verdict and returned when all know it: the next time. */
+G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, const int32_t *y,
+                                          g2z_status status, g2z_report *report) {
   const g2z_plan *plan = &t->plan;
   g2z_device *dev = t->device;
   size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
-  memset(report, 0, sizeof *report);
-  G2Z__TRY(g2z__check_tokens(t, x, tokens));
-  G2Z__TRY(g2z__check_tokens(t, y, tokens));
-  G2Z__TRY(g2z__trainer_stage(t, x, y, tokens));
-  G2Z__TRY(t->config.graph ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
-  int64_t step = ++t->enqueued;
+  if (status == G2Z_OK) status = g2z__check_tokens(t, x, tokens);
+  if (status == G2Z_OK) status = g2z__check_tokens(t, y, tokens);
+  if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens);
+  if (status != G2Z_OK && plan->world == 1) return status;
+  if (status != G2Z_OK && t->failed == G2Z_OK) {
+    memcpy(t->failure, t->services->error, sizeof t->failure);
+    t->failed = status;
+  }
+  int64_t step = t->enqueued + 1;
   int slot = (int)(step % 2);
+  g2z_ranks_phase(g2z_context_ranks(t->context), "step", step, 0);
+  t->comm->ops->lap(t->comm, slot);
+  G2Z__TRY(g2z__trainer_vote(t));
+  if (t->failed != G2Z_OK) G2Z__TRY(g2z__trainer_enqueue_failed(t));
+  else G2Z__TRY(t->config.graph ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
+  t->enqueued = step;
   G2Z__TRY(dev->ops->download(dev, t->reported[slot], t->state, sizeof(g2z_step_state)));
   G2Z__TRY(dev->ops->mark(dev, G2Z__EVENT_REPORT + slot));
   return g2z__trainer_report(t, step - 1, report);
 }
 
-G2Z_API g2z_status g2z_trainer_step(g2z_trainer *t, g2z_report *report) {
-  const int32_t *x, *y;
+G2Z__PRIVATE g2z_status g2z__trainer_may_step(g2z_trainer *t, g2z_report *report) {
   memset(report, 0, sizeof *report);
+  if (!t->stop_agreed) return G2Z_OK;
+  return g2z__fail(t->services, G2Z_STOPPED, "a stop was requested: step %" PRId64 " was the last",
+                   t->enqueued);
+}
+
+G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *t, const int32_t *x, const int32_t *y,
+                                          g2z_report *report) {
+  G2Z__TRY(g2z__trainer_may_step(t, report));
+  t->data_s[(t->enqueued + 1) % 2] = 0;
+  return g2z__trainer_step(t, x, y, G2Z_OK, report);
+}
+
+G2Z_API g2z_status g2z_trainer_step(g2z_trainer *t, g2z_report *report) {
+  const int32_t *x = NULL, *y = NULL;
+  G2Z__TRY(g2z__trainer_may_step(t, report));
   if (!t->loader)
     return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
                      "this trainer has no train_glob: give it one, or call g2z_trainer_step_batch");
-  G2Z__TRY(g2z_loader_next(t->loader, &x, &y));
-  return g2z_trainer_step_batch(t, x, y, report);
+  double begin = g2z_seconds();
+  g2z_status status = g2z_loader_next(t->loader, &x, &y);
+  t->data_s[(t->enqueued + 1) % 2] = g2z_seconds() - begin;
+  return g2z__trainer_step(t, x, y, status, report);
+}
+
+G2Z_API void g2z_trainer_request_stop(g2z_trainer *t) {
+  __atomic_store_n(&t->stop_requested, 1, __ATOMIC_RELAXED);
 }
 
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
   return g2z__trainer_report(t, t->enqueued, report);
 }
 
-G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
-                                        double *loss) {
+/* The losses of this rank's part of `steps` batches, added up. */
+G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
+                                              double *sum) {
   g2z_device *dev = t->device;
   size_t tokens = (size_t)t->plan.batch * (size_t)t->plan.seq;
-  *loss = 0;
   g2z__pass pass = g2z__trainer_pass(t, 0);
   pass.dropout.probability = 0;
   G2Z__TRY(dev->ops->zero(dev, t->eval_sum, sizeof(double)));
@@ -7249,11 +7905,27 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
                        G2Z_OVERWRITE));
     g2z_range_end(dev);
   }
-  double sum;
-  G2Z__TRY(dev->ops->download(dev, &sum, t->eval_sum, sizeof sum));
-  G2Z__TRY(dev->ops->synchronize(dev));
-  *loss = steps > 0 ? sum / ((double)steps * (double)tokens) : NAN;
-  return G2Z_OK;
+  G2Z__TRY(dev->ops->download(dev, sum, t->eval_sum, sizeof *sum));
+  return dev->ops->synchronize(dev);
+}
+
+G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
+                                        double *loss) {
+  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  double sum = 0, all = 0;
+  void *sums;
+  *loss = NAN;
+  g2z_ranks_phase(ranks, "validation", t->enqueued, 0);
+  G2Z__TRY(g2z__trainer_refresh(t));
+  g2z_status status = g2z_ranks_agree(ranks, g2z__trainer_validate(t, loader, steps, &sum));
+  if (status != G2Z_OK || steps == 0) return status;
+  G2Z__TRY(g2z__alloc(t->services, (size_t)t->plan.world, sizeof(double), &sums));
+  status = g2z_ranks_all_gather(ranks, &sum, sizeof sum, sums);
+  for (int rank = 0; rank < t->plan.world; rank++) all += ((const double *)sums)[rank];
+  g2z_release(t->services, sums);
+  double tokens = (double)steps * t->plan.batch * t->plan.seq * t->plan.world;
+  if (status == G2Z_OK) *loss = all / tokens;
+  return status;
 }
 
 /* The longest sequence that wpe has positions and the activations have room for. */
@@ -7273,6 +7945,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
   pass.B = 1;
   pass.T = count;
   pass.dropout.probability = 0;
+  G2Z__TRY(g2z__trainer_refresh(t));
   G2Z__TRY(g2z__trainer_stage(t, tokens, NULL, (size_t)count));
   G2Z__TRY(g2z__forward(&t->model, &pass));
   const char *h = (const char *)g2z__activation_at(&t->model, G2Z__ACT_LNF, 0);

@@ -3555,7 +3555,7 @@ g2z_k_sumsq(double *partial, const G *grads, size_t n, int aligned) {
   if (threadIdx.x == 0) partial[blockIdx.x] = parts[0];
 }
 
-/* g2z_k_sumsq_end: *sum = the partial sums together, by one block. */
+/* g2z_k_sumsq_end: *sum += the partial sums together, by one block. */
 static __global__ void __launch_bounds__(G2Z__SUMSQ_BLOCKS)
 g2z_k_sumsq_end(double *sum, const double *partial) {
   __shared__ double parts[G2Z__SUMSQ_BLOCKS];
@@ -3564,7 +3564,7 @@ g2z_k_sumsq_end(double *sum, const double *partial) {
     __syncthreads();
     if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) *sum = parts[0];
+  if (threadIdx.x == 0) *sum += parts[0];
 }
 
 template <typename G>
@@ -3581,16 +3581,16 @@ static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const voi
 }
 
 /* g2z_k_decide: the end of a step, by one thread. */
-static __global__ void g2z_k_decide(g2z_step_state *state, const double *sums, int count,
+static __global__ void g2z_k_decide(g2z_step_state *state, g2z_verdict verdict,
                                     g2z_optimizer_config config, int dynamic, int64_t tokens) {
-  g2z__decide(state, sums, count, &config, dynamic, tokens);
+  g2z__decide(state, &verdict, &config, dynamic, tokens);
 }
 
-static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state, const double *sums,
-                                  int count, const g2z_optimizer_config *config, int64_t tokens) {
+static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
+                                  const g2z_verdict *verdict, const g2z_optimizer_config *config,
+                                  int64_t tokens) {
   int dynamic = device->dtype == G2Z_FP16 && config->loss_scale_dynamic;
-  g2z_k_decide<<<1, 1, 0, g2z__cuda_of(device)->stream>>>(state, sums, count, *config, dynamic,
-                                                          tokens);
+  g2z_k_decide<<<1, 1, 0, g2z__cuda_of(device)->stream>>>(state, *verdict, *config, dynamic, tokens);
   return g2z__launched(device, "g2z_k_decide");
 }
 
@@ -3671,10 +3671,10 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
-    bool aligned = range.memory % 4 == 0 && range.shard % 4 == 0;
+    bool aligned = range.memory % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0;
     g2z__adamw_factors now = factors[range.decay != 0];
     g2z__adamw_data<A, G> data = {params + range.memory, master + range.shard, m + range.shard,
-                                  v + range.shard, grads + range.memory};
+                                  v + range.shard, grads + range.grad};
     for (; turn < chunks; turn += gridDim.x) {
       size_t first = turn * G2Z__ADAMW_CHUNK;
       size_t end = min(first + G2Z__ADAMW_CHUNK, range.elements);

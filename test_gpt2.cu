@@ -708,31 +708,59 @@ static void test_plan_of_published_models(g2z_test *t) {
   }
 }
 
-/* Tensors tile the canonical space in order; slices of all ranks tile the memory; shards have no
- * holes; updates cover each parameter once, with its own decay, and no padding. */
+/* Tensors tile the canonical space in order; in memory units follow each other and each starts as
+ * the plan promises; two units that take turns never lie where wte's gradient lies. */
+static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
+  size_t at = 0, memory = 0, grain = 8 * (size_t)plan->world;
+  for (int unit = 0; unit < plan->units; unit++) {
+    size_t begin = at;
+    CHECK(t, g2z_plan_unit_canonical(plan, unit) == at && g2z_plan_unit(plan, unit) == memory);
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+      if (info.unit != g2z_plan_unit_kind(plan, unit)) continue;
+      CHECK(t, g2z_plan_offset(plan, (g2z_param)p) == at - begin);
+      at += info.elements;
+    }
+    int wte = unit == g2z_plan_unit_of_wte(plan);
+    size_t room = wte ? (size_t)plan->vocab_padded * (size_t)plan->model.channels : at - begin;
+    memory += plan->zero_stage < 2 ? room : (room + grain - 1) / grain * grain;
+    size_t grad = g2z_plan_grad_unit(plan, unit), last = g2z_plan_grad_unit(plan, plan->units - 1);
+    CHECK(t, grad + room <= plan->grad_elements && (wte || grad + room <= last));
+    CHECK(t, plan->zero_stage < 2 || unit < 2 || wte || grad == g2z_plan_grad_unit(plan, unit - 2));
+  }
+  CHECK(t, at == plan->parameters && plan->elements >= memory &&
+               plan->elements < memory + grain);
+  int units_end = 0;
+  for (int k = 0; k < plan->buckets; k++) { /* each lies inside one unit, from stage 2 on */
+    g2z_range bucket = g2z_plan_bucket(plan, k);
+    size_t end = bucket.begin + bucket.elements;
+    while (units_end < plan->units - 1 && g2z_plan_unit(plan, units_end + 1) <= bucket.begin)
+      units_end++;
+    size_t unit_end = units_end == plan->units - 1 ? plan->elements
+                                                   : g2z_plan_unit(plan, units_end + 1);
+    CHECK(t, bucket.elements <= plan->bucket_elements && (plan->zero_stage < 2 || end <= unit_end));
+    CHECK(t, plan->zero_stage < 2 ||
+                 g2z_plan_grad_bucket(plan, k) - g2z_plan_grad_unit(plan, units_end) ==
+                     bucket.begin - g2z_plan_unit(plan, units_end));
+  }
+}
+
+/* Slices of all ranks tile the memory; shards have no holes; updates cover each parameter once, with
+ * its own decay, and no padding. */
 static void test_plan_tiles(g2z_test *t) {
   static const int worlds[] = {1, 2, 3, 4, 9, 13};
   static const double buckets[] = {0, 0.001, 0.01, 1};
   g2z_train_config config = test_config_of(3, 2, 48, 24, 131);
   for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
     for (size_t b = 0; b < sizeof buckets / sizeof *buckets; b++)
-      for (int stage = 0; stage <= 1; stage++) {
+      for (int stage = 0; stage <= 2; stage++) {
         config.zero_stage = stage;
         config.bucket_mb = buckets[b];
         g2z_plan plan;
         CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, worlds[w], &plan));
-        size_t at = 0;
-        for (int unit = 0; unit < plan.units; unit++) {
-          CHECK(t, g2z_plan_unit_canonical(&plan, unit) == at && g2z_plan_unit(&plan, unit) == at);
-          for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-            g2z_param_info info = g2z_param_describe(&plan.model, (g2z_param)p);
-            if (info.unit != g2z_plan_unit_kind(&plan, unit)) continue;
-            CHECK(t, g2z_plan_unit(&plan, unit) + g2z_plan_offset(&plan, (g2z_param)p) == at);
-            at += info.elements;
-          }
-        }
-        CHECK(t, at == plan.parameters && plan.elements >= plan.parameters + 48 * (256 - 131));
+        test_plan_units(t, &plan);
         unsigned char *seen = (unsigned char *)calloc(plan.elements, 1);
+        unsigned char *named = (unsigned char *)calloc(plan.parameters, 1);
         size_t updated = 0;
         for (int rank = 0; rank < (stage == 0 ? 1 : worlds[w]); rank++) {
           CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, rank, worlds[w], &plan));
@@ -749,20 +777,29 @@ static void test_plan_tiles(g2z_test *t) {
           size_t count = g2z_plan_update_ranges(&plan, ranges, 4096);
           CHECK(t, count > 0 && count <= g2z__plan_update_ranges_limit(&plan) && count <= 4096);
           for (size_t i = 0; i < count && i < 4096; i++) {
-            for (size_t e = 0; e < ranges[i].elements; e++) seen[ranges[i].memory + e] |= 0x80;
+            for (size_t e = 0; e < ranges[i].elements; e++) {
+              seen[ranges[i].memory + e] |= 0x80;
+              named[ranges[i].canonical + e]++;
+            }
+            CHECK(t, ranges[i].grad == (stage < 2 ? ranges[i].memory : ranges[i].shard));
             updated += ranges[i].elements;
             CHECK(t, ranges[i].shard + ranges[i].elements <= plan.shard_elements);
             CHECK(t, i == 0 || ranges[i].decay != ranges[i - 1].decay ||
                          ranges[i].memory != ranges[i - 1].memory + ranges[i - 1].elements ||
-                         ranges[i].shard != ranges[i - 1].shard + ranges[i - 1].elements);
+                         ranges[i].shard != ranges[i - 1].shard + ranges[i - 1].elements ||
+                         ranges[i].canonical != ranges[i - 1].canonical + ranges[i - 1].elements);
           }
         }
         CHECK(t, updated == plan.parameters);
-        size_t wrong = 0;
-        for (size_t i = 0; i < plan.elements; i++)
-          wrong += seen[i] != (i < plan.parameters ? 0x81 : 0x01);
-        CHECK(t, wrong == 0);
+        size_t wrong = 0, unseen = 0;
+        for (size_t i = 0; i < plan.elements; i++) {
+          wrong += (seen[i] & 0x7f) != 1;
+          unseen += seen[i] == 0x01;
+        }
+        for (size_t i = 0; i < plan.parameters; i++) wrong += named[i] != 1;
+        CHECK(t, wrong == 0 && unseen == plan.elements - plan.parameters);
         free(seen);
+        free(named);
       }
 }
 
@@ -3001,9 +3038,17 @@ static g2z_optimizer_config ops_optimizer(void) {
 /* A step whose gradients have this sum of squares in all. */
 static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
                        double sum) {
-  double sums[3] = {sum / 2, sum / 4, sum / 4};
-  state->loss_sum = 30;
-  CHECK_OK(e->t, e->ops->decide(e->device, state, sums, 3, config, 10));
+  double rows[3][G2Z_VERDICT_COLUMNS];
+  g2z_verdict verdict = {rows[0], 3, 3};
+  memset(rows, 0, sizeof rows);
+  for (int rank = 0; rank < 3; rank++) {
+    rows[rank][G2Z_VERDICT_LOSS] = 10;
+    rows[rank][G2Z_VERDICT_SQUARES] = rank == 0 ? sum / 2 : sum / 4;
+  }
+  CHECK_OK(e->t, e->ops->decide(e->device, state, &verdict, config, 10));
+  for (int rank = 0; rank < 3; rank++)
+    CHECK(e->t, rows[rank][G2Z_VERDICT_LOSS] == 0 && rows[rank][G2Z_VERDICT_SQUARES] == 0);
+  CHECK(e->t, state->status == G2Z_OK && !state->stop && state->loss == 3.0f);
 }
 
 static void ops_decide_scale(g2z_test *t) {
@@ -3018,7 +3063,7 @@ static void ops_decide_scale(g2z_test *t) {
   CHECK(t, s.loss_scale == 65536 && s.good_steps == 49 && s.applied == 49 && s.step == 49);
   CHECK_NEAR(t, s.grad_norm, 2.0, 1e-6);
   CHECK_NEAR(t, s.loss, 3.0, 0);
-  CHECK(t, s.loss_sum == 0 && s.grad_multiplier == 1.0f / 65536 && s.skip == 0);
+  CHECK(t, s.grad_multiplier == 1.0f / 65536 && s.skip == 0);
   ops_decide(&e, &s, &config, 1);
   CHECK(t, s.loss_scale == 131072 && s.good_steps == 0 && s.used_loss_scale == 65536);
   /* An overflow halves, skips, and leaves AdamW's count and the schedule where they are. */
@@ -3121,7 +3166,7 @@ static void test_ops_adamw(g2z_test *t) {
     memset(ranges, 0, sizeof ranges);
     ranges[0].elements = 5000;
     ranges[0].decay = 1;
-    ranges[1].memory = 5001;
+    ranges[1].memory = ranges[1].grad = 5001;
     ranges[1].shard = 5000;
     ranges[1].elements = 4000;
     for (size_t i = 0; i < n; i++) want[i] = (double)master[i];
@@ -3169,7 +3214,7 @@ static void test_ops_sums_and_casts(g2z_test *t) {
     double want = 0, sum = 777;
     for (size_t j = 0; j < n; j++) want += (double)x[j] * (double)x[j];
     CHECK_OK(t, e.ops->grad_sumsq(e.device, &sum, x, n));
-    CHECK_NEAR(t, sum, want, 1e-12 * want);
+    CHECK_NEAR(t, sum, 777 + want, 1e-12 * (777 + want));
     for (size_t j = 0; j < n; j++) x[j] *= 1.0001f;
     CHECK_OK(t, e.ops->cast_act(e.device, act, x, n));
     CHECK_OK(t, e.ops->cast_grad(e.device, grad, x, n));
@@ -3937,8 +3982,8 @@ static void test_cuda_cast(g2z_test *t) {
 static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, test_state state) {
   enum { COUNT = 5, ELEMENTS = 70000 };
   static const g2z_update_range ranges[COUNT] = {
-      {0, 0, 4096, 1}, {4096, 4096, 5, 0}, {4104, 4101, 3, 1}, {4112, 4104, 60001, 0},
-      {64200, 64112, 4007, 1}};
+      {0, 0, 0, 0, 4096, 1},          {4096, 4096, 4096, 0, 5, 0}, {4104, 4104, 4101, 0, 3, 1},
+      {4112, 4112, 4104, 0, 60001, 0}, {64200, 64112, 64112, 0, 4007, 1}};
   test_twin *params = test_twin_new(p, TEST_ACT, ELEMENTS);
   test_twin *grads = test_twin_normal(p, TEST_GRAD, ELEMENTS, 1, 4, 0);
   test_twin *master = test_twin_normal(p, TEST_F32, ELEMENTS, 2, 1, 0);
@@ -3973,7 +4018,6 @@ static void test_cuda_state(test_pair *p, const g2z_step_state *want,
   CHECK(p->t, got.good_steps == want->good_steps && got.hysteresis == want->hysteresis);
   CHECK(p->t, got.skipped_at_minimum == want->skipped_at_minimum);
   CHECK(p->t, got.loss_scale == want->loss_scale && got.used_loss_scale == want->used_loss_scale);
-  CHECK(p->t, got.loss_sum == 0);
   CHECK_NEAR(p->t, got.loss, want->loss, 1e-6 * fabs((double)want->loss));
   CHECK_NEAR(p->t, got.lr, want->lr, 1e-6 * fabs((double)want->lr));
   CHECK_NEAR(p->t, got.grad_multiplier, want->grad_multiplier,
@@ -3999,9 +4043,12 @@ static void test_cuda_optimizer(g2z_test *t) {
     config.loss_scale_window = 2;
     config.loss_scale_hysteresis = 2;
     test_state state = test_state_make(&p, p.dtype == G2Z_FP16 ? 8.0f : 1.0f, 0);
-    test_twin *sums = test_twin_new(&p, TEST_F64, 3);
+    test_twin *rows = test_twin_new(&p, TEST_F64, 3 * G2Z_VERDICT_COLUMNS);
     for (int step = 0; step < 9; step++) {
       int bad = step == 4 || step == 5 || step == 6;
+      double *row = (double *)rows->cpu;
+      for (int k = 0; k < 3; k++) row[k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_LOSS] = 0.1 * k + step;
+      test_twin_send(&p, rows);
       for (int k = 0; k < 3; k++) {
         size_t n = k == 0 ? 1 : k == 1 ? 1027 : 300001, shift = (size_t)(k + step) % 3;
         test_twin *grads = test_twin_at(&p, TEST_GRAD, n, shift);
@@ -4009,15 +4056,19 @@ static void test_cuda_optimizer(g2z_test *t) {
           ((float *)grads->cpu)[i] = g2z_round(p.grad_dtype, (float)((int)(i % 23) - 11) * 0.37f);
         if (bad) ((float *)grads->cpu)[n / 2] = step == 5 ? NAN : INFINITY;
         test_twin_send(&p, grads);
-        CHECK_OK(t, p.cpu->ops->grad_sumsq(p.cpu, (double *)sums->cpu + k, grads->cpu, n));
-        CHECK_OK(t, p.gpu->ops->grad_sumsq(p.gpu, (double *)sums->gpu + k, grads->gpu, n));
+        CHECK_OK(t, p.cpu->ops->grad_sumsq(p.cpu, row + k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_SQUARES,
+                                           grads->cpu, n));
+        CHECK_OK(t, p.gpu->ops->grad_sumsq(p.gpu, (double *)rows->gpu + k * G2Z_VERDICT_COLUMNS +
+                                               G2Z_VERDICT_SQUARES, grads->gpu, n));
         p.count--; /* released here: 27 of them would not fit the list */
         free(grads->cpu);
         p.gpu->ops->release(p.gpu, grads->block);
       }
-      if (!bad) test_twin_compare(&p, sums, "grad_sumsq", 8, 0);
-      CHECK_OK(t, p.cpu->ops->decide(p.cpu, state.cpu, (const double *)sums->cpu, 3, &config, 77));
-      CHECK_OK(t, p.gpu->ops->decide(p.gpu, state.gpu, (const double *)sums->gpu, 3, &config, 77));
+      if (!bad) test_twin_compare(&p, rows, "grad_sumsq", 8, 0);
+      g2z_verdict on_cpu = {row, 3, 3}, on_gpu = {(double *)rows->gpu, 3, 3};
+      CHECK_OK(t, p.cpu->ops->decide(p.cpu, state.cpu, &on_cpu, &config, 77));
+      CHECK_OK(t, p.gpu->ops->decide(p.gpu, state.gpu, &on_gpu, &config, 77));
+      test_twin_compare(&p, rows, "decide's rows", 0, 0);
       test_cuda_state(&p, state.cpu, state.gpu);
       CHECK(t, state.cpu->skip == bad);
       if (step == 3 || step == 4) { /* applied, and skipped: nothing but NaN in params then */
@@ -5722,12 +5773,12 @@ static void test_overfit(g2z_test *t) {
 }
 
 /* The weights after some steps with everything on: dropout, accumulation, clipping, fp16. */
-static void test_fingerprint(g2z_test *t, double bucket_mb, int stage, float *losses, float *out,
-                             size_t *count) {
+static void test_fingerprint(g2z_test *t, double bucket_mb, int stage, int accum, float *losses,
+                             float *out, size_t *count) {
   g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
   config.dtype = G2Z_FP16;
   config.dropout = 0.1f;
-  config.accum = 3;
+  config.accum = accum;
   config.bucket_mb = bucket_mb;
   config.zero_stage = stage;
   test_trainer tt;
@@ -5746,23 +5797,28 @@ static void test_determinism(g2z_test *t) {
   float *first = (float *)malloc(MOST * sizeof(float)), *again = (float *)malloc(MOST * sizeof(float));
   float losses[2][12];
   size_t count, other;
-  test_fingerprint(t, 0, 1, losses[0], first, &count);
+  test_fingerprint(t, 0, 1, 3, losses[0], first, &count);
   CHECK(t, count > 0 && count <= MOST);
-  test_fingerprint(t, 0, 1, losses[1], again, &other);
+  test_fingerprint(t, 0, 1, 3, losses[1], again, &other);
   CHECK(t, count == other && memcmp(first, again, count * sizeof(float)) == 0);
   CHECK(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0);
-  test_fingerprint(t, 0, 0, losses[1], again, &other); /* one rank: the stage changes nothing */
+  test_fingerprint(t, 0, 0, 3, losses[1], again, &other); /* one rank: stages change nothing */
   CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
 #ifdef _OPENMP
   int threads = omp_get_max_threads();
   omp_set_num_threads(threads == 1 ? 3 : 1);
-  test_fingerprint(t, 0, 1, losses[1], again, &other);
+  test_fingerprint(t, 0, 1, 3, losses[1], again, &other);
   omp_set_num_threads(threads);
   CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
 #endif
   /* Buckets change the order in which the norm is added up, in double: the clip factor may move by
    * an ulp, and twelve AdamW steps of 6e-4 cannot carry that past 1e-5. */
-  test_fingerprint(t, 0.01, 1, losses[1], again, &other);
+  test_fingerprint(t, 0.01, 1, 3, losses[1], again, &other);
+  for (size_t i = 0; i < count; i++) CHECK_NEAR(t, again[i], first[i], 1e-5);
+  /* Stage 2 adds micro-steps up outside of the ops: with one of them it changes nothing either, but
+   * that its buckets end with each unit. */
+  test_fingerprint(t, 0.01, 1, 1, losses[0], first, &count);
+  test_fingerprint(t, 0.01, 2, 1, losses[1], again, &other);
   for (size_t i = 0; i < count; i++) CHECK_NEAR(t, again[i], first[i], 1e-5);
   free(first);
   free(again);
@@ -5856,7 +5912,7 @@ static void test_divergence(g2z_test *t) {
 static void test_canonical_access(g2z_test *t) {
   static const double buckets[] = {0, 0.003, 0.02};
   for (int b = 0; b < 3; b++)
-    for (int stage = 0; stage <= 1; stage++) {
+    for (int stage = 0; stage <= 2; stage++) {
       g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
       config.bucket_mb = buckets[b];
       config.zero_stage = stage;
