@@ -33,6 +33,7 @@
  *     G2Z_STATIC                 everything is static; each file that includes it has its own copy
  *     G2Z_API                    your own linkage for public functions
  *     G2Z_ASSERT(condition)      a caller's bug; default assert()
+ *     G2Z_NO_NCCL                with nvcc: build for one GPU, also where <nccl.h> is
  *     G2Z_GIT_COMMIT             a string for the artifacts of a run
  *     Include it before any system header, or compile with -D_GNU_SOURCE: it needs POSIX.1-2008.
  *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc).
@@ -945,6 +946,16 @@ G2Z_API g2z_device_kind g2z_device_default(void);
 /* Free and total memory in bytes that a device of this kind has now. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
+
+/* What a device is, for people and artifacts. */
+typedef struct g2z_device_info {
+  char name[128];              /* "NVIDIA H200"; "" for a CPU, as are the next two */
+  char runtime[32];            /* "13.0": the version of CUDA */
+  char collectives[32];        /* "2.28.9": the version of NCCL */
+  int count;                   /* GPUs that this process can see */
+  double peak_flops;           /* of dense products in its dtype, as the maker states it; NaN: unknown */
+} g2z_device_info;
+G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out);
 
 /* What the process takes of the device beside the plan: CUDA's context and the libraries' code and
  * workspaces, measured now; 0 where there is nothing to measure. Ask before anything else opens the
@@ -5252,6 +5263,7 @@ static int g2z__cuda_present(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
+static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
 static void g2z__cuda_tune(g2z_device *device, int on);
 static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer);
 static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
@@ -5274,6 +5286,9 @@ G2Z__PRIVATE g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes
 G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
   return g2z__cuda_memory(device->services, &none, &none);
+}
+G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
+  (void)device, (void)out;
 }
 G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int on) { (void)device, (void)on; }
 G2Z__PRIVATE g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer) {
@@ -5340,6 +5355,12 @@ G2Z_API void g2z_device_free(g2z_device *device) {
   if (!device) return;
   device->ops->close(device);
   g2z_release(device->services, device);
+}
+
+G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out) {
+  memset(out, 0, sizeof *out);
+  out->peak_flops = NAN;
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_describe(device, out);
 }
 
 G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind,
