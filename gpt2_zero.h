@@ -7610,8 +7610,13 @@ G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t cou
   G2Z__TRY(g2z__ranks_ready(ranks));
   int64_t sequence = g2z__ranks_record(ranks, "broadcast", -1, count);
   if (ranks->config.place.rank) {
+    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__CALL_BROADCAST, sequence, NULL, 0));
     G2Z__TRY(g2z__ranks_get_frame(ranks, 0, G2Z__CALL_BROADCAST, sequence, count, count, &got));
     return g2z__ranks_receive(ranks, 0, bytes, got);
+  }
+  for (int r = 1; r < world; r++) { /* they say that they are here, or in which other call */
+    g2z_status status = g2z__ranks_get_frame(ranks, r, G2Z__CALL_BROADCAST, sequence, 0, 0, &got);
+    if (status != G2Z_OK) return g2z__ranks_refuse(ranks, status);
   }
   for (int r = 1; r < world; r++)
     G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__CALL_BROADCAST, sequence, bytes, count));

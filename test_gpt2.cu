@@ -6125,7 +6125,7 @@ static pid_t test_ranks_exec(g2z_test *t, const char *path, char **argv, char **
 }
 
 /* Starts `--rank-program PROGRAM ARGUMENTS` as ranks first..last of `world`, by hand as a user
- * would. A `variable` ("NAME=value", or NULL) is added to their environment. */
+ * would. A `variable` ("NAME=value", or NULL) comes first in their environment, and so counts. */
 static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last,
                              const char *variable, const char *arguments) {
   char line[512], *argv[TEST_WORDS] = {NULL}, self[] = "test_gpt2", flag[] = "--rank-program";
@@ -6137,7 +6137,7 @@ static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last
     argv[words++] = word;
   for (int rank = first; rank <= last; rank++) {
     char text[8][64];
-    const char *extra[8] = {text[0], text[1], text[2], text[3], text[4], text[5], text[6], variable};
+    const char *extra[8] = {variable, text[0], text[1], text[2], text[3], text[4], text[5], text[6]};
     snprintf(text[0], 64, "RANK=%d", rank);
     snprintf(text[1], 64, "WORLD_SIZE=%d", ranks->world);
     snprintf(text[2], 64, "LOCAL_RANK=%d", rank);
@@ -6145,7 +6145,7 @@ static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last
     snprintf(text[4], 64, "MASTER_PORT=%d", ranks->port);
     snprintf(text[5], 64, "OMP_NUM_THREADS=1");
     snprintf(text[6], 64, "G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port);
-    char **environment = test_ranks_environment(extra, variable ? 8 : 7);
+    char **environment = test_ranks_environment(variable ? extra : extra + 1, variable ? 8 : 7);
     ranks->pid[rank] = test_ranks_exec(t, "/proc/self/exe", argv, environment,
                                        test_ranks_file(t, ranks, rank));
     free(environment);
@@ -6164,7 +6164,7 @@ static void test_ranks_wait(g2z_test *t, test_ranks *ranks, double seconds) {
   for (int running = 1; running;) {
     int late = g2z_seconds() > deadline;
     running = 0;
-    for (int r = 0; r < ranks->world; r++) {
+    for (int r = 0; r < TEST_RANKS; r++) {
       int status;
       if (ranks->pid[r] <= 0) continue;
       if (late) kill(ranks->pid[r], SIGKILL);
@@ -6301,9 +6301,25 @@ static int rank_stream(int argc, char **argv) {
   return sum == want ? 0 : 2;
 }
 
+/* Rank 1 makes another call than the others. */
+static int rank_mismatch(int argc, char **argv) {
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  int value = 0, all[TEST_RANKS];
+  g2z_status status = g2z_ranks_place(ranks)->rank == 1
+                          ? g2z_ranks_broadcast(ranks, &value, sizeof value)
+                          : g2z_ranks_all_gather(ranks, &value, sizeof value, all);
+  int code = rank_failed(&services, status);
+  if (g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK) code = 4; /* once out of step, always */
+  g2z_ranks_leave(ranks);
+  return code;
+}
+
 static const struct { const char *name; int (*run)(int argc, char **argv); } rank_programs[] = {
     {"calls", rank_calls},
     {"stream", rank_stream},
+    {"mismatch", rank_mismatch},
 };
 
 static int rank_program(int argc, char **argv) {
@@ -6325,6 +6341,109 @@ static void test_ranks_calls(g2z_test *t) {
     for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
     test_ranks_free(t, &ranks);
   }
+}
+
+/* Every rank of three ends with 1 and the sentence; `odd` are the arguments of rank 2, and a fourth
+ * process gets the `variable`. */
+static void test_ranks_refusal(g2z_test *t, const char *even, const char *odd, const char *variable,
+                               const char *sentence) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 1, NULL, even);
+  if (odd) test_ranks_start(t, &ranks, 2, 2, NULL, odd);
+  if (variable) test_ranks_start(t, &ranks, 3, 3, variable, even);
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++)
+    if (r < 2 || (r == 2 && odd) || (r == 3 && variable)) CHECK_RANK(t, &ranks, r, 1, sentence);
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_refusals(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_refusal(t, "calls build=one", "calls build=other", NULL, "is another build (other)");
+  test_ranks_refusal(t, "calls", "calls world=4", NULL, "was started for 4 ranks, rank 0 on ");
+  test_ranks_refusal(t, "calls", "calls", "RANK=1", "rank 1 is there twice, as process ");
+  test_ranks_refusal(t, "calls", "calls", "RANK=0", "rank 0 is there twice, as process ");
+  test_ranks_refusal(t, "calls join=0.5", NULL, NULL,
+                     "after 0.5 s only 2 of 3 ranks have met on ");
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 0, NULL, "calls device=GPU-0");
+  test_ranks_start(t, &ranks, 1, 2, NULL, "calls device=GPU-1");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 1, "share one GPU (GPU-1)");
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 1, 1, NULL, "calls join=0.3");
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 1, 1, "rank 1 on ");
+  CHECK_RANK(t, &ranks, 1, 1, " did not find rank 0 on 127.0.0.1, ports ");
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 2, NULL, "mismatch");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 3; r++)
+    CHECK_RANK(t, &ranks, r, 3, "rank 1 is in broadcast 1 with 0 bytes while rank 0 is in "
+                                "all_gather 1 with 4: all ranks must make the same calls");
+  test_ranks_free(t, &ranks);
+}
+
+static int test_ranks_connect(int port) {
+  int resolve_error;
+  return g2z__socket_connect("127.0.0.1", port, g2z_seconds() + 5, &resolve_error);
+}
+
+/* A service on the port that says nothing, two jobs that differ in their id, and visitors who are
+ * no ranks. */
+static void test_ranks_strangers(g2z_test *t) {
+  test_ranks one, two;
+  test_ranks_open(&one, 2);
+  test_ranks_open(&two, 3);
+  two.port = one.port;
+  int squatter = g2z__socket_listen(one.port, 1);
+  CHECK(t, squatter >= 0);
+  test_ranks_start(t, &one, 0, 1, NULL, "calls");
+  test_ranks_wait(t, &one, 20);
+  for (int r = 0; r < 2; r++) CHECK_RANK(t, &one, r, 0, NULL);
+  close(squatter);
+
+  test_ranks_start(t, &one, 1, 1, NULL, "calls");
+  test_ranks_start(t, &two, 0, 0, "G2Z_RUN_ID=another", "calls");
+  test_ranks_start(t, &one, 0, 0, NULL, "calls");
+  test_ranks_start(t, &two, 1, 2, "G2Z_RUN_ID=another", "calls");
+  test_ranks_wait(t, &one, 20);
+  test_ranks_wait(t, &two, 20);
+  for (int r = 0; r < 2; r++) CHECK_RANK(t, &one, r, 0, NULL);
+  for (int r = 0; r < 3; r++) CHECK_RANK(t, &two, r, 0, NULL);
+
+  enum { VISITORS = 100 };
+  int visitors[VISITORS];
+  g2z__hello hello;
+  char noise[sizeof hello];
+  memset(noise, 'x', sizeof noise);
+  memset(&hello, 0xff, sizeof hello); /* of another job */
+  memcpy(hello.magic, "g2z-rank", 8);
+  test_ranks_start(t, &one, 0, 0, NULL, "calls");
+  for (double end = g2z_seconds() + 10; (visitors[0] = test_ranks_connect(one.port)) < 0;) {
+    if (g2z_seconds() > end) break;
+    struct timespec pause = {0, 2000000};
+    nanosleep(&pause, NULL);
+  }
+  for (int i = 0; i < VISITORS; i++) {
+    if (i) visitors[i] = test_ranks_connect(one.port);
+    CHECK(t, visitors[i] >= 0);
+    double end = g2z_seconds() + 1;
+    if (i % 5 == 1) g2z__socket_write(visitors[i], "GET / HTTP/1.1\r\n\r\n", 18, end);
+    if (i % 5 == 2) g2z__socket_write(visitors[i], noise, sizeof noise, end);
+    if (i % 5 == 3) g2z__socket_write(visitors[i], &hello, sizeof hello, end);
+    if (i % 5 == 4) g2z__socket_write(visitors[i], &hello, 11, end);
+    if (i % 7 == 3) g2z__socket_close(&visitors[i]);
+  }
+  test_ranks_start(t, &one, 1, 1, NULL, "calls");
+  test_ranks_wait(t, &one, 20);
+  for (int r = 0; r < 2; r++) CHECK_RANK(t, &one, r, 0, NULL);
+  for (int i = 0; i < VISITORS; i++) g2z__socket_close(&visitors[i]);
+  test_ranks_free(t, &one);
+  test_ranks_free(t, &two);
 }
 
 static void test_ranks_stream(g2z_test *t) {
@@ -6435,6 +6554,8 @@ static const g2z_test_entry test_table[] = {
     {"validation", "validation is the mean of the steps' losses", test_validation},
     {"allocation_failures", "every failing allocation is a status", test_allocation_failures},
     {"ranks_calls", "2 to 5 processes meet, and every call gives what it should", test_ranks_calls},
+    {"ranks_refusals", "ranks that do not fit together hear why, all of them", test_ranks_refusals},
+    {"ranks_strangers", "others on the port do not disturb a job", test_ranks_strangers},
     {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
