@@ -8,6 +8,7 @@
 
 #include <ftw.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -6115,6 +6116,402 @@ typedef struct g2z_test_entry {
   void (*run)(g2z_test *t);
 } g2z_test_entry;
 
+/* ----- ranks: real processes ---------------------------------------------
+ * A rank program is a function that `./test_gpt2 --rank-program NAME ARGUMENTS` runs in a process of
+ * its own; its result is the exit code. Processes are started with fork and exec: this one has used
+ * OpenMP's threads, and maybe CUDA, which do not survive a fork. */
+
+enum { TEST_RANKS = 8, TEST_WORDS = 24 };
+
+typedef struct test_ranks {
+  int world, port;
+  pid_t pid[TEST_RANKS];        /* 0: has ended */
+  int code[TEST_RANKS];         /* exit code; 128 + signal; -1: had to be killed at the deadline */
+  double ended[TEST_RANKS];     /* g2z_seconds() */
+  char *output[TEST_RANKS];     /* what it printed, once it has ended; freed by test_ranks_free */
+} test_ranks;
+
+/* Ports of tests that run at the same time, in this process or another, do not meet. */
+static int test_ranks_port(void) {
+  static int turn;
+  return 10000 + ((int)getpid() * 64 + 16 * turn++) % 9900;
+}
+
+static const char *test_ranks_file(const g2z_test *t, const test_ranks *ranks, int rank) {
+  char name[64];
+  snprintf(name, sizeof name, "rank_%d_%d.txt", ranks->port, rank);
+  return test_path(t, name);
+}
+
+/* The environment of a rank: this process's without any launcher's variables, and then `extra`
+ * ("NAME=value"). Freed as one block. */
+static char **test_ranks_environment(const char *const *extra, int extras) {
+  static const char *const dropped[] = {"RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "OMPI_", "PMI",
+                                        "MPI_LOCAL", "SLURM_", "G2Z_RUN_ID=", "G2Z_RANKS_",
+                                        "OMP_NUM_THREADS=", "TORCHELASTIC_"};
+  int count = 0, kept = 0;
+  while (environ[count]) count++;
+  char **list = (char **)calloc((size_t)(count + extras + 1), sizeof(char *));
+  for (int i = 0; i < count; i++) {
+    int drop = 0;
+    for (size_t k = 0; k < sizeof dropped / sizeof *dropped; k++)
+      drop |= strncmp(environ[i], dropped[k], strlen(dropped[k])) == 0;
+    if (!drop) list[kept++] = environ[i];
+  }
+  for (int i = 0; i < extras; i++) list[kept++] = (char *)(uintptr_t)extra[i];
+  return list;
+}
+
+/* Starts a program with both outputs into the rank's file. It dies with this process. */
+static pid_t test_ranks_exec(g2z_test *t, const char *path, char **argv, char **environment,
+                             const char *output) {
+  int file = open(output, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  CHECK(t, file >= 0);
+  fflush(stdout);
+  pid_t parent = getpid(), pid = fork();
+  if (pid == 0) { /* from here to exec only what a signal handler may do */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() == parent && dup2(file, 1) == 1 && dup2(file, 2) == 2)
+      execve(path, argv, environment);
+    _exit(127);
+  }
+  CHECK(t, pid > 0);
+  close(file);
+  return pid;
+}
+
+/* Starts `--rank-program PROGRAM ARGUMENTS` as ranks first..last of `world`, by hand as a user
+ * would. A `variable` ("NAME=value", or NULL) comes first in their environment, and so counts. */
+static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last,
+                             const char *variable, const char *arguments) {
+  char line[512], *argv[TEST_WORDS] = {NULL}, self[] = "test_gpt2", flag[] = "--rank-program";
+  int words = 0;
+  argv[words++] = self;
+  argv[words++] = flag;
+  snprintf(line, sizeof line, "%s", arguments);
+  for (char *word = strtok(line, " "); word && words < TEST_WORDS - 1; word = strtok(NULL, " "))
+    argv[words++] = word;
+  for (int rank = first; rank <= last; rank++) {
+    char text[8][64];
+    const char *extra[8] = {variable, text[0], text[1], text[2], text[3], text[4], text[5], text[6]};
+    snprintf(text[0], 64, "RANK=%d", rank);
+    snprintf(text[1], 64, "WORLD_SIZE=%d", ranks->world);
+    snprintf(text[2], 64, "LOCAL_RANK=%d", rank);
+    snprintf(text[3], 64, "MASTER_ADDR=127.0.0.1");
+    snprintf(text[4], 64, "MASTER_PORT=%d", ranks->port);
+    snprintf(text[5], 64, "OMP_NUM_THREADS=1");
+    snprintf(text[6], 64, "G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port);
+    char **environment = test_ranks_environment(variable ? extra : extra + 1, variable ? 8 : 7);
+    ranks->pid[rank] = test_ranks_exec(t, "/proc/self/exe", argv, environment,
+                                       test_ranks_file(t, ranks, rank));
+    free(environment);
+  }
+}
+
+static void test_ranks_open(test_ranks *ranks, int world) {
+  memset(ranks, 0, sizeof *ranks);
+  ranks->world = world;
+  ranks->port = test_ranks_port();
+}
+
+/* Until all have ended, or for `seconds`: then those that are left are killed. */
+static void test_ranks_wait(g2z_test *t, test_ranks *ranks, double seconds) {
+  double deadline = g2z_seconds() + seconds;
+  for (int running = 1; running;) {
+    int late = g2z_seconds() > deadline;
+    running = 0;
+    for (int r = 0; r < TEST_RANKS; r++) {
+      int status;
+      if (ranks->pid[r] <= 0) continue;
+      if (late) kill(ranks->pid[r], SIGKILL);
+      if (waitpid(ranks->pid[r], &status, late ? 0 : WNOHANG) != ranks->pid[r]) {
+        running = 1;
+        continue;
+      }
+      ranks->ended[r] = g2z_seconds();
+      ranks->code[r] = late ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      ranks->pid[r] = 0;
+      size_t bytes;
+      g2z_release(&t->services, ranks->output[r]);
+      CHECK_OK(t, g2z_read_file(&t->services, test_ranks_file(t, ranks, r), 1 << 24,
+                                &ranks->output[r], &bytes));
+    }
+    struct timespec pause = {0, 5000000};
+    if (running) nanosleep(&pause, NULL);
+  }
+}
+
+/* Rank r ended with this code and said this (NULL: anything). */
+#define CHECK_RANK(t, ranks, r, want, part) test_ranks_check(t, __LINE__, ranks, r, want, part)
+static void test_ranks_check(g2z_test *t, int line, const test_ranks *ranks, int rank, int want,
+                             const char *part) {
+  const char *output = ranks->output[rank] ? ranks->output[rank] : "";
+  t->checks++;
+  if (ranks->code[rank] != want || (part && !strstr(output, part)))
+    test_fail(t, __FILE__, line, "rank %d ended with %d, expected %d and \"%s\"; it said:\n%s", rank,
+              ranks->code[rank], want, part ? part : "", output);
+}
+
+static void test_ranks_free(g2z_test *t, test_ranks *ranks) {
+  for (int r = 0; r < TEST_RANKS; r++) g2z_release(&t->services, ranks->output[r]);
+}
+
+/* ----- rank programs ----- */
+
+static void rank_on_fault(void *user, const g2z_fault *fault) {
+  (void)user;
+  printf("fault of rank %d: %s\n", fault->rank, fault->sentence);
+  fflush(stdout);
+  _exit(70);
+}
+
+/* Joins with the environment's place and short deadlines; NULL after printing why not. Arguments
+ * NAME=VALUE change the config. */
+static g2z_ranks *rank_join(g2z_services *services, int argc, char **argv) {
+  g2z_ranks_config config = g2z_ranks_config_default();
+  g2z_ranks *ranks = NULL;
+  memset(services, 0, sizeof *services);
+  config.join_s = 20;
+  config.on_fault = rank_on_fault;
+  g2z_status status = g2z_place_find(services, &config.place);
+  for (int i = 0; i < argc; i++) {
+    const char *value = strchr(argv[i], '=');
+    if (!value++) continue;
+    if (strncmp(argv[i], "join=", 5) == 0) config.join_s = atof(value);
+    if (strncmp(argv[i], "silence=", 8) == 0) config.silence_s = atof(value);
+    if (strncmp(argv[i], "hang=", 5) == 0) config.hang_s = atof(value);
+    if (strncmp(argv[i], "world=", 6) == 0) config.place.world = atoi(value);
+    if (strncmp(argv[i], "device=", 7) == 0) config.device = value;
+    if (strncmp(argv[i], "build=", 6) == 0) config.build = value;
+    if (strncmp(argv[i], "handler=", 8) == 0) config.on_fault = NULL;
+  }
+  if (status == G2Z_OK) status = g2z_ranks_join(services, &config, &ranks);
+  if (status != G2Z_OK) printf("join: %s: %s\n", g2z_status_text(status), services->error);
+  fflush(stdout);
+  return ranks;
+}
+
+static int rank_failed(g2z_services *services, g2z_status status) {
+  printf("failed: %s: %s\n", g2z_status_text(status), services->error);
+  return 3;
+}
+
+/* Every call, several times, and what it must give. */
+static int rank_calls(int argc, char **argv) {
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const g2z_place *place = g2z_ranks_place(ranks);
+  const int rank = place->rank, world = place->world;
+  int bad = 0, all[TEST_RANKS], mine, third = 0;
+  char text[64];
+  for (int turn = 0; turn < 50; turn++) {
+    mine = 100 * turn + rank;
+    bad += g2z_ranks_all_gather(ranks, &mine, sizeof mine, all) != G2Z_OK;
+    for (int r = 0; r < world; r++) bad += all[r] != 100 * turn + r;
+    third = rank == 0 ? turn * 7 : -1;
+    bad += g2z_ranks_broadcast(ranks, &third, sizeof third) != G2Z_OK || third != turn * 7;
+    bad += g2z_ranks_agree(ranks, G2Z_OK) != G2Z_OK;
+    bad += g2z_ranks_same(ranks, "turn", turn % 2 ? "" : "one\ntwo") != G2Z_OK;
+  }
+  bad += g2z_ranks_all_gather(ranks, NULL, 0, all) != G2Z_OK; /* a barrier */
+  /* The lowest failing rank's status and sentence reach everybody. */
+  snprintf(services.error, sizeof services.error, "disk %d is full", rank);
+  g2z_status status = g2z_ranks_agree(ranks, rank == world - 1 ? G2Z_IO : rank ? G2Z_DEVICE : G2Z_OK);
+  snprintf(text, sizeof text, "rank 1: disk 1 is full");
+  bad += status != (world > 2 ? G2Z_DEVICE : G2Z_IO) || strcmp(services.error, text) != 0;
+  snprintf(text, sizeof text, "model gpt2\nbatch %d\nseq 8", rank == 1 ? 4 : 8);
+  status = g2z_ranks_same(ranks, "config", text);
+  bad += status != G2Z_BAD_ARGUMENT || !strstr(services.error, "the config of rank 1 differs from "
+                                               "rank 0's: \"batch 4\" there, \"batch 8\" on rank 0");
+  if (bad) printf("%d wrong; last: %s\n", bad, services.error);
+  g2z_ranks_leave(ranks);
+  return bad ? 2 : 0;
+}
+
+/* A stream of 64 MB each way between rank 0 and every other, checked by its sum. */
+static int rank_stream(int argc, char **argv) {
+  enum { COUNT = 16 << 20 };
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const g2z_place *place = g2z_ranks_place(ranks);
+  uint32_t *numbers = (uint32_t *)malloc((size_t)COUNT * 4), sum = 0, want = 0;
+  g2z_status status = G2Z_OK;
+  double begin = g2z_seconds();
+  for (uint32_t i = 0; i < COUNT; i++) numbers[i] = i * 2654435761u, want += numbers[i];
+  for (int r = 1; r < place->world && status == G2Z_OK; r++) {
+    if (place->rank && place->rank != r) continue;
+    const int peer = place->rank ? 0 : r;
+    if (place->rank) status = g2z__ranks_send(ranks, peer, numbers, (size_t)COUNT * 4);
+    memset(numbers, 0, (size_t)COUNT * 4);
+    if (status == G2Z_OK) status = g2z__ranks_receive(ranks, peer, numbers, (size_t)COUNT * 4);
+    if (status == G2Z_OK && !place->rank)
+      status = g2z__ranks_send(ranks, peer, numbers, (size_t)COUNT * 4);
+  }
+  for (uint32_t i = 0; i < COUNT; i++) sum += numbers[i];
+  printf("%.3f s\n", g2z_seconds() - begin);
+  free(numbers);
+  if (status != G2Z_OK) return rank_failed(&services, status);
+  g2z_ranks_leave(ranks);
+  return sum == want ? 0 : 2;
+}
+
+/* Rank 1 makes another call than the others. */
+static int rank_mismatch(int argc, char **argv) {
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  int value = 0, all[TEST_RANKS];
+  g2z_status status = g2z_ranks_place(ranks)->rank == 1
+                          ? g2z_ranks_broadcast(ranks, &value, sizeof value)
+                          : g2z_ranks_all_gather(ranks, &value, sizeof value, all);
+  int code = rank_failed(&services, status);
+  if (g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK) code = 4; /* once out of step, always */
+  g2z_ranks_leave(ranks);
+  return code;
+}
+
+static const struct { const char *name; int (*run)(int argc, char **argv); } rank_programs[] = {
+    {"calls", rank_calls},
+    {"stream", rank_stream},
+    {"mismatch", rank_mismatch},
+};
+
+static int rank_program(int argc, char **argv) {
+  for (size_t i = 0; i < sizeof rank_programs / sizeof *rank_programs; i++)
+    if (argc > 0 && strcmp(argv[0], rank_programs[i].name) == 0)
+      return rank_programs[i].run(argc - 1, argv + 1);
+  fprintf(stderr, "no rank program is called \"%s\"\n", argc > 0 ? argv[0] : "");
+  return 99;
+}
+
+/* ----- tests of ranks ----- */
+
+static void test_ranks_calls(g2z_test *t) {
+  for (int world = 2; world <= 5; world++) {
+    test_ranks ranks;
+    test_ranks_open(&ranks, world);
+    test_ranks_start(t, &ranks, 0, world - 1, NULL, "calls");
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+    test_ranks_free(t, &ranks);
+  }
+}
+
+/* Every rank of three ends with 1 and the sentence; `odd` are the arguments of rank 2, and a fourth
+ * process gets the `variable`. */
+static void test_ranks_refusal(g2z_test *t, const char *even, const char *odd, const char *variable,
+                               const char *sentence) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 1, NULL, even);
+  if (odd) test_ranks_start(t, &ranks, 2, 2, NULL, odd);
+  if (variable) test_ranks_start(t, &ranks, 3, 3, variable, even);
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++)
+    if (r < 2 || (r == 2 && odd) || (r == 3 && variable)) CHECK_RANK(t, &ranks, r, 1, sentence);
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_refusals(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_refusal(t, "calls build=one", "calls build=other", NULL, "is another build (other)");
+  test_ranks_refusal(t, "calls", "calls world=4", NULL, "was started for 4 ranks, rank 0 on ");
+  /* Without rank 2, or the job might be complete before the fourth comes. */
+  test_ranks_refusal(t, "calls join=2", NULL, "RANK=1", "rank 1 is there twice, as process ");
+  test_ranks_refusal(t, "calls join=2", NULL, "RANK=0", "rank 0 is there twice, as process ");
+  test_ranks_refusal(t, "calls join=0.5", NULL, NULL,
+                     "after 0.5 s only 2 of 3 ranks have met on ");
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 0, NULL, "calls device=GPU-0");
+  test_ranks_start(t, &ranks, 1, 2, NULL, "calls device=GPU-1");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 1, "share one GPU (GPU-1)");
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 1, 1, NULL, "calls join=0.3");
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 1, 1, "rank 1 on ");
+  CHECK_RANK(t, &ranks, 1, 1, " did not find rank 0 on 127.0.0.1, ports ");
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 2, NULL, "mismatch");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 3; r++)
+    CHECK_RANK(t, &ranks, r, 3, "rank 1 is in broadcast 1 with 0 bytes while rank 0 is in "
+                                "all_gather 1 with 4: all ranks must make the same calls");
+  test_ranks_free(t, &ranks);
+}
+
+static int test_ranks_connect(int port) {
+  int resolve_error;
+  return g2z__socket_connect("127.0.0.1", port, g2z_seconds() + 5, &resolve_error);
+}
+
+/* A service on the port that says nothing, two jobs that differ in their id, and visitors who are
+ * no ranks. */
+static void test_ranks_strangers(g2z_test *t) {
+  test_ranks one, two;
+  test_ranks_open(&one, 2);
+  test_ranks_open(&two, 3);
+  two.port = one.port;
+  int squatter = g2z__socket_listen(one.port, 1);
+  CHECK(t, squatter >= 0);
+  test_ranks_start(t, &one, 0, 1, NULL, "calls");
+  test_ranks_wait(t, &one, 20);
+  for (int r = 0; r < 2; r++) CHECK_RANK(t, &one, r, 0, NULL);
+  close(squatter);
+
+  test_ranks_start(t, &one, 1, 1, NULL, "calls");
+  test_ranks_start(t, &two, 0, 0, "G2Z_RUN_ID=another", "calls");
+  test_ranks_start(t, &one, 0, 0, NULL, "calls");
+  test_ranks_start(t, &two, 1, 2, "G2Z_RUN_ID=another", "calls");
+  test_ranks_wait(t, &one, 20);
+  test_ranks_wait(t, &two, 20);
+  for (int r = 0; r < 2; r++) CHECK_RANK(t, &one, r, 0, NULL);
+  for (int r = 0; r < 3; r++) CHECK_RANK(t, &two, r, 0, NULL);
+
+  enum { VISITORS = 100 };
+  int visitors[VISITORS];
+  g2z__hello hello;
+  char noise[sizeof hello];
+  memset(noise, 'x', sizeof noise);
+  memset(&hello, 0xff, sizeof hello); /* of another job */
+  memcpy(hello.magic, "g2z-rank", 8);
+  test_ranks_start(t, &one, 0, 0, NULL, "calls");
+  for (double end = g2z_seconds() + 10; (visitors[0] = test_ranks_connect(one.port)) < 0;) {
+    if (g2z_seconds() > end) break;
+    struct timespec pause = {0, 2000000};
+    nanosleep(&pause, NULL);
+  }
+  for (int i = 0; i < VISITORS; i++) {
+    if (i) visitors[i] = test_ranks_connect(one.port);
+    CHECK(t, visitors[i] >= 0);
+    double end = g2z_seconds() + 1;
+    if (i % 5 == 1) g2z__socket_write(visitors[i], "GET / HTTP/1.1\r\n\r\n", 18, end);
+    if (i % 5 == 2) g2z__socket_write(visitors[i], noise, sizeof noise, end);
+    if (i % 5 == 3) g2z__socket_write(visitors[i], &hello, sizeof hello, end);
+    if (i % 5 == 4) g2z__socket_write(visitors[i], &hello, 11, end);
+    if (i % 7 == 3) g2z__socket_close(&visitors[i]);
+  }
+  test_ranks_start(t, &one, 1, 1, NULL, "calls");
+  test_ranks_wait(t, &one, 20);
+  for (int r = 0; r < 2; r++) CHECK_RANK(t, &one, r, 0, NULL);
+  for (int i = 0; i < VISITORS; i++) g2z__socket_close(&visitors[i]);
+  test_ranks_free(t, &one);
+  test_ranks_free(t, &two);
+}
+
+static void test_ranks_stream(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 2, NULL, "stream");
+  test_ranks_wait(t, &ranks, 60);
+  for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -6213,6 +6610,10 @@ static const g2z_test_entry test_table[] = {
     {"initialisation", "each tensor starts with GPT-2's spread", test_initialisation},
     {"validation", "validation is the mean of the steps' losses", test_validation},
     {"allocation_failures", "every failing allocation is a status", test_allocation_failures},
+    {"ranks_calls", "2 to 5 processes meet, and every call gives what it should", test_ranks_calls},
+    {"ranks_refusals", "ranks that do not fit together hear why, all of them", test_ranks_refusals},
+    {"ranks_strangers", "others on the port do not disturb a job", test_ranks_strangers},
+    {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
@@ -6269,6 +6670,7 @@ static void test_run(const g2z_test_entry *entry, int *passed, int *failed, int 
 int main(int argc, char **argv) {
   const int count = (int)(sizeof test_table / sizeof *test_table);
   int passed = 0, failed = 0, skipped = 0;
+  if (argc > 1 && strcmp(argv[1], "--rank-program") == 0) return rank_program(argc - 2, argv + 2);
   if (argc == 2 && strcmp(argv[1], "--list") == 0) {
     for (int i = 0; i < count; i++) printf("%-28s %s\n", test_table[i].name, test_table[i].about);
     return 0;
