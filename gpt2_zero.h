@@ -5267,6 +5267,7 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 static int g2z__cuda_present(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
+static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
 static void g2z__cuda_tune(g2z_device *device, int on);
@@ -5287,6 +5288,11 @@ G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_by
 }
 G2Z__PRIVATE g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
   return g2z__cuda_memory(services, bytes, bytes);
+}
+G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
+  (void)local_rank, (void)id;
+  size_t none;
+  return g2z__cuda_memory(services, &none, &none);
 }
 G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
@@ -8122,6 +8128,10 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   g2z_services *services = config->services;
   g2z_ranks_config ranks = config->ranks;
   if (ranks.place.world == 0) G2Z__TRY(g2z_place_find(services, &ranks.place));
+  char id[64] = "";
+  if (config->device == G2Z_DEVICE_CUDA)
+    G2Z__TRY(g2z__cuda_select(services, ranks.place.local_rank, id));
+  ranks.device = id;
   void *memory;
   G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_context), &memory));
   g2z_context *context = (g2z_context *)memory;

@@ -159,6 +159,9 @@ static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   if (bytes < least) bytes = least;
   void *memory = NULL;
   G2Z__CUDA(device, cudaMalloc(&memory, bytes));
+  /* Not needed, but cuBLASLt's kernels for Hopper write with bulk copies, which compute-sanitizer's
+   * initcheck does not see: what they wrote here would pass for never written. */
+  G2Z__CUDA(device, cudaMemsetAsync(memory, 0, bytes, cuda->stream));
   cuda->scratch[cuda->scratch_count] = memory;
   cuda->scratch_bytes[cuda->scratch_count++] = bytes;
   *out = memory;
@@ -335,6 +338,21 @@ static int g2z__cuda_present(void) {
   cudaError_t error = cudaGetDeviceCount(&count);
   (void)cudaGetLastError();
   return error == cudaSuccess && count > 0;
+}
+
+/* The GPU of a process: with one visible GPU per process, that one; else by its number on the host.
+ * `id` is the GPU's own name in the whole world. */
+static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
+  int count = 0;
+  cudaDeviceProp properties;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  int ordinal = count > 0 ? local_rank % count : 0;
+  if (error == cudaSuccess) error = cudaSetDevice(ordinal);
+  if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, ordinal);
+  if (error != cudaSuccess) return g2z__cuda_fail(services, error, "device cuda cannot be opened");
+  for (int i = 0; i < 16; i++)
+    snprintf(id + 2 * i, 3, "%02x", (unsigned)(unsigned char)properties.uuid.bytes[i]);
+  return G2Z_OK;
 }
 
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,

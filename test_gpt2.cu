@@ -6372,10 +6372,133 @@ static int rank_mismatch(int argc, char **argv) {
   return code;
 }
 
+/* ----- rank programs: ZeRO ----- */
+
+enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_CASES = 18 };
+
+/* Case `index` of stages 0 to 2, three sizes of buckets, one and three micro-steps. The largest
+ * bucket takes everything; the smallest cuts every matrix. */
+static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
+  static const double buckets[] = {1, 0.02, 0.002};
+  g2z_train_config config = test_config_of(2, 2, 32, ZERO_SEQ, 61);
+  config.zero_stage = index % 3;
+  config.bucket_mb = buckets[index / 3 % 3];
+  config.accum = index / 9 ? 3 : 1;
+  config.batch = ZERO_SEQUENCES / (world * config.accum);
+  config.dtype = dtype;
+  config.dropout = 0.1f;
+  config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
+  config.optimizer.warmup = 0;
+  return config;
+}
+
+/* This rank's part of the global batch of a step: sequence j goes to rank j % world. What follows a
+ * token is a function of it, so that twenty steps learn something. */
+static void zero_tokens(int step, int rank, int world, int32_t *x, int32_t *y) {
+  int32_t all[ZERO_SEQUENCES * ZERO_SEQ];
+  test_tokens(all, ZERO_SEQUENCES * ZERO_SEQ, 61, (uint64_t)step + 5);
+  for (int j = rank, at = 0; j < ZERO_SEQUENCES; j += world)
+    for (int i = 0; i < ZERO_SEQ; i++, at++) {
+      x[at] = all[j * ZERO_SEQ + i];
+      y[at] = (x[at] * 7 + 3) % 61;
+    }
+}
+
+/* The losses of ZERO_STEPS steps. */
+static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+  const g2z_plan *plan = g2z_trainer_plan(trainer);
+  g2z_report report;
+  for (int step = 0; step <= ZERO_STEPS; step++) {
+    zero_tokens(step, plan->rank, plan->world, x, y);
+    g2z_status status = step < ZERO_STEPS ? g2z_trainer_step_batch(trainer, x, y, &report)
+                                          : g2z_trainer_flush(trainer, &report);
+    if (status != G2Z_OK) return status;
+    if (report.loss_step > 0) losses[report.loss_step - 1] = report.loss;
+  }
+  return G2Z_OK;
+}
+
+/* Leaves out one of the gathers: what a test must notice. */
+static g2z_collectives zero_faulty;
+static const g2z_collectives *zero_right;
+static int zero_gathers;
+static g2z_status zero_gather(g2z_comm *comm, void *buffer, size_t n) {
+  if (++zero_gathers == 7) return G2Z_OK;
+  return zero_right->all_gather(comm, buffer, n);
+}
+
+/* zero DEVICE DTYPE CASES FAULT FILE: rank 0 writes the losses of all cases to FILE. */
+static int rank_zero(int argc, char **argv) {
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  if (argc != 5) return 2;
+  int dtype = atoi(argv[1]), cases = atoi(argv[2]), fault = atoi(argv[3]);
+  float losses[ZERO_CASES][ZERO_STEPS];
+  g2z_context *context = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = atoi(argv[0]) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  for (int i = 0; i < cases && status == G2Z_OK; i++) {
+    g2z_train_config config = zero_config(i, g2z_context_world(context), (g2z_dtype)dtype);
+    g2z_trainer *trainer;
+    status = g2z_trainer_create(context, &config, &trainer);
+    if (status != G2Z_OK) break;
+    if (fault) {
+      zero_right = trainer->comm->ops;
+      zero_faulty = *zero_right;
+      zero_faulty.all_gather = zero_gather;
+      trainer->comm->ops = &zero_faulty;
+      zero_gathers = 0;
+    }
+    status = zero_train(trainer, losses[i]);
+    g2z_trainer_free(trainer);
+  }
+  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+    FILE *file = fopen(argv[4], "wb");
+    if (!file || fwrite(losses, sizeof losses[0], (size_t)cases, file) != (size_t)cases ||
+        fclose(file) != 0)
+      status = G2Z_IO;
+  }
+  if (status != G2Z_OK) fprintf(stderr, "%s\n", services.error);
+  g2z_context_free(context);
+  return status == G2Z_OK ? 0 : 1;
+}
+
+/* trouble KIND: rank 1 brings a token that does not exist to step 4, or asks to stop in step 3. All
+ * ranks say what became of it, from which step. */
+static int rank_trouble(int argc, char **argv) {
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  int stop = argc == 1 && strcmp(argv[0], "stop") == 0;
+  g2z_context *context = NULL;
+  g2z_trainer *trainer = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_train_config config = zero_config(2, g2z_context_world(context), G2Z_FP32);
+  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
+  int step = 0;
+  for (; step < 10 && status == G2Z_OK; step++) {
+    int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+    g2z_report report;
+    int mine = g2z_context_rank(context) == 1;
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
+    if (mine && !stop && step == 4) x[17] = 61;
+    if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
+    status = g2z_trainer_step_batch(trainer, x, y, &report);
+  }
+  printf("step %d status %d: %s\n", step, (int)status, services.error);
+  g2z_trainer_free(trainer);
+  g2z_context_free(context);
+  return 0;
+}
 static const struct { const char *name; int (*run)(int argc, char **argv); } rank_programs[] = {
     {"calls", rank_calls},
     {"stream", rank_stream},
     {"mismatch", rank_mismatch},
+    {"zero", rank_zero},
+    {"trouble", rank_trouble},
 };
 
 static int rank_program(int argc, char **argv) {
@@ -6512,6 +6635,113 @@ static void test_ranks_stream(g2z_test *t) {
   test_ranks_free(t, &ranks);
 }
 
+/* ----- tests of ZeRO: several ranks compute what one computes ----- */
+
+/* Runs rank_zero on `world` ranks. */
+static int zero_run(g2z_test *t, int device, g2z_dtype dtype, int world, int cases, int fault,
+                    float losses[ZERO_CASES][ZERO_STEPS]) {
+  char arguments[512], path[320];
+  snprintf(path, sizeof path, "%s", test_path(t, "losses"));
+  unlink(path);
+  snprintf(arguments, sizeof arguments, "zero %d %d %d %d %s", device, (int)dtype, cases, fault, path);
+  int failures = t->failures;
+  test_ranks ranks;
+  test_ranks_open(&ranks, world);
+  test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
+  test_ranks_wait(t, &ranks, 120);
+  for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+  if (t->failures > failures) return 0;
+  FILE *file = fopen(path, "rb");
+  size_t count = file ? fread(losses, sizeof losses[0], (size_t)cases, file) : 0;
+  if (file) fclose(file);
+  CHECK(t, count == (size_t)cases);
+  return count == (size_t)cases;
+}
+
+/* The largest difference of any loss of any case from one rank's, in nats. */
+static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASES][ZERO_STEPS],
+                         int cases) {
+  double worst = 0;
+  for (int i = 0; i < cases; i++)
+    for (int step = 0; step < ZERO_STEPS; step++) {
+      double difference = fabs((double)got[i][step] - (double)want[i][step]);
+      if (!(difference <= worst)) worst = difference;
+    }
+  return worst;
+}
+
+/* In nats. Each rank rounds its part of a gradient, and AdamW carries that rounding into a step of at
+ * most lr: after 20 steps of 4e-3 a weight is off by at most 20 * 4e-3 * 2^-11 = 4e-5 in fp16 and
+ * 2^-8 = 3e-4 in bf16. A logit adds up 32 products of such weights with numbers of size 1, of either
+ * sign: six times that. In fp32 it would be 3e-8; activations' own roundings add to it: 1e-5. */
+static double zero_bound(g2z_dtype dtype) {
+  return dtype == G2Z_FP32 ? 1e-5 : dtype == G2Z_FP16 ? 2.5e-4 : 2e-3;
+}
+
+static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int most) {
+  static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
+  if (!zero_run(t, device, dtype, 1, ZERO_CASES, 0, one)) return;
+  for (int i = 0; i < ZERO_CASES; i++) CHECK(t, one[i][ZERO_STEPS - 1] < one[i][0] - 0.5f);
+  for (int world = 2; world <= most; world++) {
+    if (!zero_run(t, device, dtype, world, ZERO_CASES, 0, many)) return;
+    double worst = zero_worst(many, one, ZERO_CASES);
+    printf("      %s, %d ranks: losses differ by %.1e at most\n", g2z_dtype_text(dtype), world,
+           worst);
+    CHECK_NEAR(t, worst, 0, zero_bound(dtype));
+  }
+}
+
+static void test_zero_equal(g2z_test *t) {
+  test_zero_dtype(t, 0, G2Z_FP32, 4);
+}
+
+static void test_zero_halves(g2z_test *t) {
+  test_zero_dtype(t, 0, G2Z_FP16, 2);
+  test_zero_dtype(t, 0, G2Z_BF16, 2);
+}
+
+/* On GPUs, through NCCL. Products of another batch size may add up in another order. */
+static void test_cuda_zero(g2z_test *t) {
+  int count = 0;
+#if defined(__CUDACC__)
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+#endif
+  if (count < 2) {
+    snprintf(t->skip, sizeof t->skip, "needs two GPUs, %d are here", count);
+    return;
+  }
+  test_zero_dtype(t, 1, G2Z_FP32, count < 4 ? count : 4);
+  test_zero_dtype(t, 1, G2Z_FP16, count < 4 ? count : 4);
+}
+
+/* The comparison above sees a gather that is left out once in a run of twenty steps. */
+static void test_zero_fault(g2z_test *t) {
+  static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
+  if (!zero_run(t, 0, G2Z_FP32, 2, 6, 0, right) || !zero_run(t, 0, G2Z_FP32, 2, 6, 1, wrong)) return;
+  for (int i = 0; i < 6; i++) { /* stage 0 gathers nothing */
+    double worst = 0;
+    for (int step = 0; step < ZERO_STEPS; step++)
+      worst = fmax(worst, fabs((double)wrong[i][step] - (double)right[i][step]));
+    CHECK(t, i % 3 == 0 ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32));
+  }
+}
+
+/* What befalls one rank is returned by all, from the same step, with the same sentence. */
+static void test_zero_trouble(g2z_test *t) {
+  static const struct { const char *arguments, *says; } cases[] = {
+      {"trouble token", "step 6 status 1: rank 1: token=61 at position 17"},
+      {"trouble stop", "step 6 status 8: a stop was requested: step 5 was the last"}};
+  for (int i = 0; i < 2; i++) {
+    test_ranks ranks;
+    test_ranks_open(&ranks, 3);
+    test_ranks_start(t, &ranks, 0, 2, NULL, cases[i].arguments);
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 0, cases[i].says);
+    test_ranks_free(t, &ranks);
+  }
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -6617,6 +6847,11 @@ static const g2z_test_entry test_table[] = {
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
+    {"zero_equal", "stages 0 to 2 on 2, 3 and 4 ranks learn what one rank learns", test_zero_equal},
+    {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
+    {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
+    {"zero_fault", "a gather that is left out once is seen", test_zero_fault},
+    {"zero_trouble", "what befalls one rank all return together", test_zero_trouble},
 };
 
 static int test_remove_entry(const char *path, const struct stat *info, int type,
