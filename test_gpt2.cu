@@ -4045,6 +4045,7 @@ static void test_cuda_optimizer(g2z_test *t) {
     config.loss_scale_hysteresis = 2;
     test_state state = test_state_make(&p, p.dtype == G2Z_FP16 ? 8.0f : 1.0f, 0);
     test_twin *rows = test_twin_new(&p, TEST_F64, 3 * G2Z_VERDICT_COLUMNS);
+    memset(rows->cpu, 0, 3 * G2Z_VERDICT_COLUMNS * sizeof(double));
     for (int step = 0; step < 9; step++) {
       int bad = step == 4 || step == 5 || step == 6;
       double *row = (double *)rows->cpu;
