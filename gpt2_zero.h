@@ -1068,6 +1068,10 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 /* What heartbeats tell the others; `phase` is a constant. hang_s starts again, and is hang_s +
  * extra_s in this phase. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
+/* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
+ * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
+G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
+                                          const char *path);
 
 /* ===== >>d12 collectives =================================================
  * What ranks do to each other's device memory: NCCL between GPUs, the connections of room 11 between
@@ -6682,6 +6686,7 @@ struct g2z_ranks {
   struct pollfd *polls;           /* the watchdog's */
   pthread_t watchdog;
   int watched;                    /* the watchdog runs */
+  int parting;                    /* and has said goodbye */
   int wake[2];                    /* a pipe: a byte in it makes it look around */
   pthread_mutex_t lock;           /* of all that follows */
   pthread_cond_t told;
@@ -6708,18 +6713,226 @@ G2Z__PRIVATE void g2z__host_name(char host[64]) {
 
 /* ----- place ------------------------------------------------------------- */
 
-G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
-  memset(out, 0, sizeof *out);
-  out->world = out->local_world = 1;
+/* In the order of precedence. A launcher is there when its size is; NULL: it has no such variable. */
+#define G2Z__LAUNCHER_LIST(X)                                                                     \
+  /* name        rank                    size                    local rank, local size */        \
+  X("torchrun",  "RANK",                 "WORLD_SIZE",                                            \
+    "LOCAL_RANK",                 "LOCAL_WORLD_SIZE")                                             \
+  X("openmpi",   "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",                                  \
+    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")                                   \
+  X("pmi",       "PMI_RANK",             "PMI_SIZE",                                              \
+    "MPI_LOCALRANKID",            "MPI_LOCALNRANKS")                                              \
+  X("slurm",     "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS",                                  \
+    "SLURM_LOCALID",              NULL)
+
+typedef struct g2z__launcher {
+  const char *name, *rank, *size, *local_rank, *local_size;
+} g2z__launcher;
+
+/* A variable's value; an empty one counts as not set. */
+G2Z__PRIVATE const char *g2z__variable(const char *name) {
+  const char *text = name ? getenv(name) : NULL;
+  return text && *text ? text : NULL;
+}
+
+/* A variable that must be a number; `otherwise` when it is not set. */
+G2Z__PRIVATE g2z_status g2z__variable_number(g2z_services *services, const char *name, int minimum,
+                                             int maximum, int otherwise, int *out) {
+  const char *text = g2z__variable(name);
+  *out = otherwise;
+  if (!text) return G2Z_OK;
+  size_t digits = strspn(text, "0123456789");
+  long value = digits && digits < 10 && !text[digits] ? strtol(text, NULL, 10) : -1;
+  if (value < minimum || value > maximum)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "%s=%.80s: must be a whole number from %d to %d", name, text, minimum, maximum);
+  *out = (int)value;
+  return G2Z_OK;
+}
+
+/* The first host of Slurm's "n[05-08,12],m3" or "rack[1-2]n[3,7]": n05, rack1n3. */
+G2Z__PRIVATE g2z_status g2z__first_host(g2z_services *services, const char *name, const char *list,
+                                        char *host, size_t room) {
+  size_t used = 0;
+  int bad = 0, bracket = 0, skip = 0; /* skip: behind the first number of a bracket */
+  for (const char *c = list; *c && (*c != ',' || bracket); c++) {
+    if (*c == '[') bad |= bracket, bracket = 1, skip = 0;
+    else if (*c == ']') bad |= !bracket || c[-1] == '[', bracket = skip = 0;
+    else if (bracket && (*c == '-' || *c == ',')) bad |= c[-1] == '[', skip = 1;
+    else if (!strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_", *c)) bad = 1;
+    else if (!skip && used + 1 < room) host[used++] = *c;
+    else bad |= !skip;
+  }
+  host[used] = 0;
+  if (!bad && !bracket && used) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                   "%s=%.200s is not a list of nodes as Slurm writes it: set MASTER_ADDR to the host "
+                   "of rank 0", name, list);
+}
+
+/* Slurm's "4(x2),3" for a node: tasks on it. 0: not known. */
+G2Z__PRIVATE int g2z__slurm_tasks(const char *text, int node) {
+  while (text && *text) {
+    char *end;
+    long tasks = strtol(text, &end, 10), times = 1;
+    if (end == text || tasks < 1 || tasks > G2Z__RANKS_MAX) return 0;
+    if (strncmp(end, "(x", 2) == 0) {
+      times = strtol(end + 2, &end, 10);
+      if (*end++ != ')' || times < 1 || times > G2Z__RANKS_MAX) return 0;
+    }
+    if (node < times) return (int)tasks;
+    node -= (int)times;
+    text = *end == ',' ? end + 1 : NULL;
+  }
+  return 0;
+}
+
+/* Rank, size and their local twins. *found 0: the launcher's variables are not there. */
+G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__launcher *launcher,
+                                           g2z_place *out, int *found) {
+  const char *rank = g2z__variable(launcher->rank), *size = g2z__variable(launcher->size);
+  int slurm = strcmp(launcher->name, "slurm") == 0;
+  *found = rank || size;
+  if (slurm) *found = size != NULL; /* a batch script has SLURM_PROCID, but is no step */
+  if (!*found) return G2Z_OK;
+  if (!rank || !size)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "%s=%.80s is set, but %s is not: set both, or neither",
+                     rank ? launcher->rank : launcher->size, rank ? rank : size,
+                     rank ? launcher->size : launcher->rank);
+  snprintf(out->launcher, sizeof out->launcher, "%s", launcher->name);
+  G2Z__TRY(g2z__variable_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
+  G2Z__TRY(g2z__variable_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
+  G2Z__TRY(g2z__variable_number(services, launcher->local_size, 1, out->world, 0,
+                                &out->local_world));
+  if (slurm) {
+    int node, nodes;
+    G2Z__TRY(g2z__variable_number(services, "SLURM_NODEID", 0, INT_MAX / 2, -1, &node));
+    G2Z__TRY(g2z__variable_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
+    if (node >= 0)
+      out->local_world = g2z__slurm_tasks(g2z__variable("SLURM_STEP_TASKS_PER_NODE"), node);
+    if (nodes == 1) out->local_world = out->world;
+  }
+  int most = out->local_world ? out->local_world : out->world;
+  G2Z__TRY(g2z__variable_number(services, launcher->local_rank, 0, most - 1, -1,
+                                &out->local_rank));
+  if (out->local_rank < 0) /* PMI of Slurm's own, srun --mpi=pmi2 */
+    G2Z__TRY(g2z__variable_number(services, "SLURM_LOCALID", 0, most - 1, -1, &out->local_rank));
+  if (out->world == 1) out->local_world = 1, out->local_rank = 0;
+  return G2Z_OK;
+}
+
+/* By hand, RANK and WORLD_SIZE are enough where all is on one host. */
+G2Z__PRIVATE g2z_status g2z__place_by_hand(g2z_services *services, g2z_place *out) {
+  const char *address = g2z__variable("MASTER_ADDR");
+  int here = !address || strcmp(address, "127.0.0.1") == 0 || strcmp(address, "localhost") == 0 ||
+             strcmp(address, "::1") == 0;
+  if (!out->local_world && here) out->local_world = out->world;
+  if (out->local_rank < 0 && out->local_world == out->world) out->local_rank = out->rank;
+  if (out->local_rank < 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "RANK=%d and WORLD_SIZE=%d without LOCAL_RANK: set it too, because rank 0 is on "
+                     "another host (MASTER_ADDR=%.80s)", out->rank, out->world,
+                     address ? address : "");
+  if (!g2z__variable("MASTER_PORT"))
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that is the "
+                     "same for all ranks of this job and for no other job", out->rank, out->world);
+  return G2Z_OK;
+}
+
+/* What tells this job from others. It need not be secret. */
+G2Z__PRIVATE void g2z__place_job(g2z_place *out) {
+  static const char *const torchrun[] = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+                                         "MASTER_PORT"};
+  static const char *const openmpi[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
+                                        "OMPI_MCA_orte_hnp_uri"};
+  static const char *const slurm[] = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
+  static const char *const pmi[] = {"PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID"};
+  const char *const *names = strcmp(out->launcher, "torchrun") == 0  ? torchrun
+                             : strcmp(out->launcher, "openmpi") == 0 ? openmpi
+                             : strcmp(out->launcher, "slurm") == 0   ? slurm
+                                                                     : pmi;
+  const char *id = g2z__variable("G2Z_RUN_ID");
+  if (id) {
+    snprintf(out->job, sizeof out->job, "%s", id);
+    return;
+  }
+  int used = snprintf(out->job, sizeof out->job, "%s", out->launcher);
+  for (int i = 0; i < 3 && used < (int)sizeof out->job; i++) {
+    id = g2z__variable(names[i]);
+    used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", id ? id : "-");
+  }
+}
+
+/* The host of rank 0. */
+G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) {
+  static const char *const lists[] = {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"};
+  const char *address = g2z__variable("MASTER_ADDR");
+  if (out->local_world == out->world) {
+    snprintf(out->host, sizeof out->host, "127.0.0.1");
+    return G2Z_OK;
+  }
+  if (address && strlen(address) < sizeof out->host) {
+    snprintf(out->host, sizeof out->host, "%s", address);
+    return G2Z_OK;
+  }
+  /* Open MPI 4: "3894476800.0;tcp://10.0.0.2,192.168.1.2:35871" is mpirun, beside which rank 0 runs. */
+  const char *uri = strcmp(out->launcher, "openmpi") == 0 ? g2z__variable("OMPI_MCA_orte_hnp_uri")
+                                                          : NULL;
+  uri = uri ? strstr(uri, "tcp://") : NULL;
+  size_t length = uri ? strspn(uri + 6, "0123456789.") : 0;
+  if (length && length < sizeof out->host) {
+    memcpy(out->host, uri + 6, length);
+    return G2Z_OK;
+  }
+  for (size_t i = strcmp(out->launcher, "slurm") ? 1 : 0; i < 3; i++)
+    if (g2z__variable(lists[i]))
+      return g2z__first_host(services, lists[i], g2z__variable(lists[i]), out->host,
+                             sizeof out->host);
+  return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                   "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host%s",
+                   out->rank, out->world, out->launcher,
+                   strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
+}
+
+/* No launcher: alone, unless Slurm says that there should be more. */
+G2Z__PRIVATE g2z_status g2z__place_alone(g2z_services *services, g2z_place *out) {
+  int tasks;
+  G2Z__TRY(g2z__variable_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
+  if (tasks > 1)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or mpirun) to "
+                     "start %d ranks, or --ranks on one node", tasks, tasks);
   snprintf(out->launcher, sizeof out->launcher, "alone");
-  if (!getenv("RANK")) return G2Z_OK;
-  (void)services;
-  snprintf(out->launcher, sizeof out->launcher, "torchrun");
-  out->rank = out->local_rank = atoi(getenv("RANK"));
-  out->world = out->local_world = atoi(getenv("WORLD_SIZE"));
   snprintf(out->host, sizeof out->host, "127.0.0.1");
-  out->port = atoi(getenv("MASTER_PORT"));
-  if (getenv("G2Z_RUN_ID")) snprintf(out->job, sizeof out->job, "%s", getenv("G2Z_RUN_ID"));
+  out->world = out->local_world = 1;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
+#define X(name, rank, size, local_rank, local_size) {name, rank, size, local_rank, local_size},
+  static const g2z__launcher launchers[] = {G2Z__LAUNCHER_LIST(X)};
+#undef X
+  int found = 0, parent;
+  memset(out, 0, sizeof *out);
+  for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !found; i++)
+    G2Z__TRY(g2z__place_numbers(services, &launchers[i], out, &found));
+  if (!found) return g2z__place_alone(services, out);
+  if (strcmp(out->launcher, "torchrun") == 0 && out->world > 1)
+    G2Z__TRY(g2z__place_by_hand(services, out));
+  if (out->local_rank < 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "rank %d of %d (%s) does not know which of the ranks on its host it is: set "
+                     "LOCAL_RANK, RANK and WORLD_SIZE instead", out->rank, out->world, out->launcher);
+  g2z__place_job(out);
+  G2Z__TRY(g2z__place_host(services, out));
+  /* Below the ports that systems give to outgoing connections. */
+  int derived = 20000 + (int)(g2z__hash_text(out->job) % 9900);
+  G2Z__TRY(g2z__variable_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS, derived,
+                                &out->port));
+  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  if (parent == (int)getppid()) snprintf(out->launcher, sizeof out->launcher, "ranks");
   return G2Z_OK;
 }
 
@@ -7304,6 +7517,7 @@ G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, const g2z__pulse *pulse, dou
 /* Who ends the job and why, once: to the others, to the program, and to whoever waits for data. */
 G2Z__PRIVATE void g2z__watch_fault(g2z_ranks *ranks, const g2z__pulse *culprit,
                                    const char *sentence) {
+  if (ranks->parting) return; /* what follows is no longer this rank's business */
   g2z__pulse pulse = *culprit;
   pulse.kind = G2Z__FAULT;
   if (sentence != pulse.sentence)
@@ -7397,31 +7611,24 @@ G2Z__PRIVATE int g2z__watch_is_behind(const g2z__pulse *pulse, const g2z__pulse 
   return (int32_t)(pulse->progress - behind->progress) < 0;
 }
 
-/* On rank 0: a phase that lasts too long, anywhere. Who waits in a collective is not to blame, but
- * who has begun fewer of them than all others. */
-G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, double now) {
+/* On rank 0: who has begun fewer collectives than the others holds them up, and must not do so for
+ * longer than its phase may take; how long the others wait does not matter. What peers said is up to
+ * a beat old, a fifth of hang_s at most: who hangs has not moved since. */
+G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self) {
   const g2z__pulse *last = self;
   int64_t furthest = self->sequence;
-  double self_over = self->limit_s > 0 ? self->phase_s - self->limit_s : -1;
-  double over = self_over, last_s = self->phase_s;
   for (int r = 1; r < ranks->peer_count; r++) {
-    const g2z__peer *peer = &ranks->peers[r];
-    if (peer->left || peer->last.magic != G2Z__PULSE) continue;
-    double phase_s = peer->last.phase_s + (now - peer->heard);
-    double excess = peer->last.limit_s > 0 ? phase_s - peer->last.limit_s : -1;
-    int equal = !g2z__watch_is_behind(last, &peer->last);
-    if (g2z__watch_is_behind(&peer->last, last) || (equal && excess > over && excess > 0)) {
-      last = &peer->last;
-      last_s = phase_s;
-    }
-    if (excess > over) over = excess;
-    if (peer->last.sequence > furthest) furthest = peer->last.sequence;
+    const g2z__pulse *peer = &ranks->peers[r].last;
+    if (ranks->peers[r].left || peer->magic != G2Z__PULSE) continue;
+    int equal = !g2z__watch_is_behind(peer, last) && !g2z__watch_is_behind(last, peer);
+    if (g2z__watch_is_behind(peer, last) || (equal && peer->phase_s > last->phase_s)) last = peer;
+    if (peer->sequence > furthest) furthest = peer->sequence;
   }
-  if (over <= 0) return;
+  if (last->limit_s <= 0 || last->phase_s <= last->limit_s) return;
   g2z__pulse culprit = *last;
   g2z__watch_blame(ranks, &culprit,
-                   "hangs: %.3g s in one phase, at collective %" PRId64 " of %" PRId64, last_s,
-                   culprit.sequence, furthest);
+                   "hangs: %.3g s in one phase, at collective %" PRId64 " of %" PRId64,
+                   culprit.phase_s, culprit.sequence, furthest);
 }
 
 /* Has somebody left whom others now wait for? */
@@ -7449,7 +7656,7 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
                        now - peer->heard);
   }
   if (!ranks->lost) g2z__watch_leavers(ranks, &self);
-  if (!ranks->lost && ranks->config.place.rank == 0) g2z__watch_hang(ranks, &self, now);
+  if (!ranks->lost && ranks->config.place.rank == 0) g2z__watch_hang(ranks, &self);
 }
 
 /* One look at all connections, for as long as `wait_s`. */
@@ -7478,13 +7685,14 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
 G2Z__PRIVATE void g2z__watch_leave(g2z_ranks *ranks) {
   double deadline = g2z_seconds() + 5;
   g2z__pulse goodbye = g2z__watch_self(ranks, G2Z__GOODBYE);
+  ranks->parting = 1;
   g2z__watch_tell(ranks, &goodbye, deadline);
   for (;;) {
     int staying = 0;
     for (int i = 0; i < ranks->peer_count; i++)
       staying += ranks->peers[i].control >= 0 && !ranks->peers[i].left;
     double left = deadline - g2z_seconds();
-    if (!staying || left <= 0 || ranks->lost) return;
+    if (!staying || left <= 0) return;
     g2z__watch_poll(ranks, left < 0.1 ? left : 0.1);
   }
 }
@@ -7492,7 +7700,9 @@ G2Z__PRIVATE void g2z__watch_leave(g2z_ranks *ranks) {
 G2Z__PRIVATE void *g2z__watch(void *user) {
   g2z_ranks *ranks = (g2z_ranks *)user;
   const double silence_s = ranks->config.silence_s;
+  const double hang_s = ranks->config.hang_s;
   double beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
+  if (hang_s > 0 && hang_s < 5 * beat_s) beat_s = hang_s / 5;
   double last = g2z_seconds(), next = last;
   for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = last;
   while (!ranks->lost) {
@@ -7719,6 +7929,51 @@ G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int b
   snprintf(record->kind, sizeof record->kind, "%s", kind);
   pthread_mutex_unlock(&ranks->lock);
   return sequence;
+}
+
+G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
+  g2z_json_out out;
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_integer(&out, "rank", self.rank);
+  g2z_json_put_integer(&out, "world", ranks->config.place.world);
+  g2z_json_put_string(&out, "host", self.host);
+  g2z_json_put_string(&out, "phase", self.phase);
+  g2z_json_put_number(&out, "phase_s", self.phase_s);
+  g2z_json_put_integer(&out, "step", self.step);
+  g2z_json_put_integer(&out, "sequence", self.sequence);
+  g2z_json_put_integer(&out, "progress", self.progress);
+  g2z_json_put_number(&out, "seconds", g2z_seconds() - ranks->began);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  for (int64_t i = self.sequence - G2Z__RANKS_RECORDS + 1; i <= self.sequence; i++) {
+    if (i < 1) continue;
+    pthread_mutex_lock(&ranks->lock);
+    g2z__flight record = ranks->records[i % G2Z__RANKS_RECORDS];
+    pthread_mutex_unlock(&ranks->lock);
+    if (record.sequence != i) continue; /* overwritten meanwhile */
+    g2z_json_begin(&out, NULL, '{');
+    g2z_json_put_integer(&out, "sequence", record.sequence);
+    g2z_json_put_integer(&out, "step", record.step);
+    g2z_json_put_string(&out, "kind", record.kind);
+    g2z_json_put_integer(&out, "bucket", record.bucket);
+    g2z_json_put_integer(&out, "bytes", (int64_t)record.bytes);
+    g2z_json_put_number(&out, "seconds", record.seconds);
+    g2z_json_end(&out, '}');
+    g2z_writer_put(writer, "\n", 1);
+  }
+}
+
+G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
+                                          const char *path) {
+  g2z_writer *writer;
+  G2Z__TRY(g2z_writer_create(services, path, &writer));
+  g2z__flight_write(ranks, writer);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
 }
 
 /* A word that the device counts up as its collectives end, in memory that the host can read: it goes

@@ -6193,16 +6193,15 @@ static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last
   for (char *word = strtok(line, " "); word && words < TEST_WORDS - 1; word = strtok(NULL, " "))
     argv[words++] = word;
   for (int rank = first; rank <= last; rank++) {
-    char text[8][64];
-    const char *extra[8] = {variable, text[0], text[1], text[2], text[3], text[4], text[5], text[6]};
+    char text[6][64];
+    const char *extra[7] = {variable, text[0], text[1], text[2], text[3], text[4], text[5]};
     snprintf(text[0], 64, "RANK=%d", rank);
     snprintf(text[1], 64, "WORLD_SIZE=%d", ranks->world);
-    snprintf(text[2], 64, "LOCAL_RANK=%d", rank);
-    snprintf(text[3], 64, "MASTER_ADDR=127.0.0.1");
-    snprintf(text[4], 64, "MASTER_PORT=%d", ranks->port);
-    snprintf(text[5], 64, "OMP_NUM_THREADS=1");
-    snprintf(text[6], 64, "G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port);
-    char **environment = test_ranks_environment(variable ? extra : extra + 1, variable ? 8 : 7);
+    snprintf(text[2], 64, "MASTER_ADDR=127.0.0.1");
+    snprintf(text[3], 64, "MASTER_PORT=%d", ranks->port);
+    snprintf(text[4], 64, "OMP_NUM_THREADS=1");
+    snprintf(text[5], 64, "G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port);
+    char **environment = test_ranks_environment(variable ? extra : extra + 1, variable ? 7 : 6);
     ranks->pid[rank] = test_ranks_exec(t, "/proc/self/exe", argv, environment,
                                        test_ranks_file(t, ranks, rank));
     free(environment);
@@ -6494,12 +6493,50 @@ static int rank_trouble(int argc, char **argv) {
   g2z_context_free(context);
   return 0;
 }
+static void rank_sleep(double seconds) {
+  struct timespec pause = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
+  while (nanosleep(&pause, &pause) != 0) {
+  }
+}
+
+/* "loop TURNS RANK WHAT": all turn in small steps; at step 20 one RANK does WHAT. */
+static int rank_loop(int argc, char **argv) {
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const int rank = g2z_ranks_place(ranks)->rank, turns = argc > 0 ? atoi(argv[0]) : 0;
+  const int odd = argc > 1 && rank == atoi(argv[1]);
+  const char *what = argc > 2 ? argv[2] : "";
+  int all[TEST_RANKS];
+  g2z_status status = G2Z_OK;
+  for (int turn = 1; turn <= turns && status == G2Z_OK; turn++) {
+    g2z_ranks_phase(ranks, "data", turn, 0);
+    if (turn == 20 && strcmp(what, "save") == 0) { /* long, but announced on all */
+      g2z_ranks_phase(ranks, "save", turn, 5);
+      if (odd) rank_sleep(1.5);
+    } else if (turn == 20 && odd) {
+      if (strcmp(what, "hang") == 0) rank_sleep(100);
+      if (strcmp(what, "crash") == 0) abort();
+      if (strcmp(what, "leave") == 0) break;
+    }
+    rank_sleep(0.001);
+    g2z_ranks_phase(ranks, "forward", turn, 0);
+    status = g2z_ranks_all_gather(ranks, &turn, sizeof turn, all);
+  }
+  if (status == G2Z_OK && odd && strcmp(what, "late") == 0) rank_sleep(0.5);
+  int code = status == G2Z_OK ? 0 : rank_failed(&services, status);
+  g2z_ranks_leave(ranks);
+  if (status == G2Z_OK && odd && strcmp(what, "leave") == 0) rank_sleep(0.5);
+  return code;
+}
+
 static const struct { const char *name; int (*run)(int argc, char **argv); } rank_programs[] = {
     {"calls", rank_calls},
     {"stream", rank_stream},
     {"mismatch", rank_mismatch},
     {"zero", rank_zero},
     {"trouble", rank_trouble},
+    {"loop", rank_loop},
 };
 
 static int rank_program(int argc, char **argv) {
@@ -6508,6 +6545,138 @@ static int rank_program(int argc, char **argv) {
       return rank_programs[i].run(argc - 1, argv + 1);
   fprintf(stderr, "no rank program is called \"%s\"\n", argc > 0 ? argv[0] : "");
   return 99;
+}
+
+/* ----- tests of places ----- */
+
+/* Puts the words "NAME=value NAME=value" into the environment, where no launcher's variables are, and
+ * asks for the place. Everything is as it was afterwards. */
+static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *place) {
+  char line[600];
+  char **before = environ, **clean = test_ranks_environment(NULL, 0);
+  snprintf(line, sizeof line, "%s", variables);
+  environ = clean;
+  for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) {
+    char *value = strchr(word, '=');
+    *value++ = 0;
+    for (char *c = value; *c; c++) *c = *c == '~' ? ' ' : *c;
+    setenv(word, value, 1);
+  }
+  g2z_status status = g2z_place_find(&t->services, place);
+  clearenv(); /* glibc's copies of what setenv made */
+  free(clean);
+  environ = before;
+  return status;
+}
+
+static void test_places(g2z_test *t) {
+  static const struct {
+    const char *variables;
+    int rank, world, local_rank, local_world;
+    const char *launcher, *host;
+    int port;                   /* 0: derived from the job */
+    const char *job;
+  } cases[] = {
+      {"", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
+      {"SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_JOB_ID=7", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
+      {"RANK= WORLD_SIZE=", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
+      {"RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, "torchrun", "127.0.0.1", 0, "torchrun - - -"},
+      {"RANK=2 WORLD_SIZE=4 MASTER_PORT=29500", 2, 4, 2, 4, "torchrun", "127.0.0.1", 29500,
+       "torchrun - - 29500"},
+      {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node7 MASTER_PORT=29400 "
+       "TORCHELASTIC_RUN_ID=abc TORCHELASTIC_RESTART_COUNT=2", 5, 8, 1, 4, "torchrun", "node7", 29400,
+       "torchrun abc 2 29400"},
+      {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 MASTER_ADDR=10.0.0.7 MASTER_PORT=1", 5, 8, 1, 0, "torchrun",
+       "10.0.0.7", 1, "torchrun - - 1"},
+      {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=2 G2Z_RUN_ID=mine", 1, 2, 1, 2,
+       "torchrun", "127.0.0.1", 2, "mine"},
+      /* torchrun, started by mpirun */
+      {"RANK=1 WORLD_SIZE=2 MASTER_PORT=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", 1, 2, 1, 2,
+       "torchrun", "127.0.0.1", 2, "torchrun - - 2"},
+      {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=77", 3, 4, 3, 4, "openmpi", "127.0.0.1", 0,
+       "openmpi 77 - -"},
+      {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=77 MASTER_PORT=4000 "
+       "OMPI_MCA_orte_hnp_uri=3894476800.0;tcp://172.17.0.2,10.0.0.1:35871", 3, 4, 1, 2, "openmpi",
+       "172.17.0.2", 4000, NULL},
+      /* mpirun inside a batch job; its nodes say where rank 0 is */
+      {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=77 SLURM_NTASKS=4 SLURM_PROCID=0 "
+       "SLURM_JOB_NODELIST=n[05-06]", 3, 4, 1, 2, "openmpi", "n05", 0, "openmpi 77 - -"},
+      {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_JOBID=9", 1, 2, 1, 2, "pmi",
+       "127.0.0.1", 0, "pmi 9 - -"},
+      {"PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_ADDR=fe80::1", 3, 4, 1, 2,
+       "pmi", "fe80::1", 0, "pmi - - -"},
+      {"PMI_RANK=3 PMI_SIZE=4 SLURM_LOCALID=1 SLURM_JOB_ID=8 SLURM_STEP_ID=1 "
+       "SLURM_JOB_NODELIST=gpu[001-002]", 3, 4, 1, 0, "pmi", "gpu001", 0, "pmi - 8 1"},
+      {"SLURM_NTASKS=8 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_NODEID=1 "
+       "SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=4(x2) SLURM_JOB_ID=4711 SLURM_STEP_ID=0 "
+       "SLURM_STEP_NODELIST=n[05-08,12] SLURM_JOB_NODELIST=a1", 5, 8, 1, 4, "slurm", "n05", 0,
+       "slurm 4711 0 -"},
+      {"SLURM_PROCID=6 SLURM_STEP_NUM_TASKS=7 SLURM_LOCALID=2 SLURM_NODEID=1 "
+       "SLURM_STEP_TASKS_PER_NODE=4,3 SLURM_STEP_NODELIST=rack[1-2]n[3,7],m4", 6, 7, 2, 3, "slurm",
+       "rack1n3", 0, "slurm - - -"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1", 1, 2, 1, 2,
+       "slurm", "127.0.0.1", 0, NULL},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=b,a[1-3]", 1, 2, 0,
+       0, "slurm", "b", 0, NULL},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_place place;
+    CHECK_OK(t, test_place(t, cases[i].variables, &place));
+    int port = cases[i].port < 0 ? 0 : cases[i].port ? cases[i].port
+               : 20000 + (int)(g2z__hash_text(place.job) % 9900);
+    t->checks++;
+    if (place.rank != cases[i].rank || place.world != cases[i].world ||
+        place.local_rank != cases[i].local_rank || place.local_world != cases[i].local_world ||
+        strcmp(place.launcher, cases[i].launcher) || strcmp(place.host, cases[i].host) ||
+        (cases[i].job && strcmp(place.job, cases[i].job)) ||
+        place.port != port)
+      test_fail(t, __FILE__, __LINE__, "%s: rank %d/%d, local %d/%d, %s, %s:%d, \"%s\"",
+                cases[i].variables, place.rank, place.world, place.local_rank, place.local_world,
+                place.launcher, place.host, place.port, place.job);
+  }
+}
+
+static void test_places_refused(g2z_test *t) {
+  static const char *const cases[][2] = {
+      {"RANK=1", "RANK=1 is set, but WORLD_SIZE is not"},
+      {"WORLD_SIZE=2", "WORLD_SIZE=2 is set, but RANK is not"},
+      {"RANK=2 WORLD_SIZE=2", "RANK=2: must be a whole number from 0 to 1"},
+      {"RANK=-1 WORLD_SIZE=2", "RANK=-1: must be"},
+      {"RANK=1x WORLD_SIZE=2", "RANK=1x: must be"},
+      {"RANK=~1 WORLD_SIZE=2", "RANK= 1: must be"},
+      {"RANK=0 WORLD_SIZE=0", "WORLD_SIZE=0: must be a whole number from 1 to 4096"},
+      {"RANK=0 WORLD_SIZE=99999999999", "WORLD_SIZE=99999999999: must be"},
+      {"RANK=0 WORLD_SIZE=2", "without MASTER_PORT"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=0", "MASTER_PORT=0: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=65535", "MASTER_PORT=65535: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=2", "LOCAL_RANK=2: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=1", "LOCAL_RANK=1: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 MASTER_ADDR=n1", "without LOCAL_RANK"},
+      {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_PORT=1", "set MASTER_ADDR"},
+      {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_RANK=0 is set, but OMPI_COMM_WORLD_SIZE is not"},
+      {"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=2", "mpirun -x MASTER_ADDR=HOST"},
+      {"PMI_RANK=0 PMI_SIZE=4", "set LOCAL_RANK, RANK and WORLD_SIZE"},
+      {"PMI_RANK=0 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", "set MASTER_ADDR"},
+      {"SLURM_NTASKS=8 SLURM_PROCID=0", "SLURM_NTASKS=8, but this process is no task of a step: use "
+                                        "srun"},
+      {"SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS=2 is set, but SLURM_PROCID is not"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n[1-2",
+       "SLURM_STEP_NODELIST=n[1-2 is not a list of nodes"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n[]", "not a list"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n1]", "not a list"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=,n1", "not a list"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n$1", "not a list"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1", "set MASTER_ADDR to its host"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_place place;
+    CHECK_STATUS(t, test_place(t, cases[i][0], &place), G2Z_BAD_ARGUMENT, &t->services, cases[i][1]);
+  }
 }
 
 /* ----- tests of ranks ----- */
@@ -6625,6 +6794,122 @@ static void test_ranks_strangers(g2z_test *t) {
   for (int i = 0; i < VISITORS; i++) g2z__socket_close(&visitors[i]);
   test_ranks_free(t, &one);
   test_ranks_free(t, &two);
+}
+
+/* Starts a loop, does something to one of the ranks after a moment, and expects of all others the
+ * code and the sentence within `seconds`. */
+static void test_ranks_fault(g2z_test *t, const char *program, int victim, int signal, double after,
+                             double seconds, int code, const char *sentence) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 4);
+  test_ranks_start(t, &ranks, 0, 3, NULL, program);
+  rank_sleep(after);
+  if (signal) CHECK(t, kill(ranks.pid[victim], signal) == 0);
+  double begin = g2z_seconds();
+  for (int r = 0; signal == SIGSTOP && r < 4; r++) { /* it stays: wait for the others first */
+    int status;
+    if (r == victim || waitpid(ranks.pid[r], &status, 0) != ranks.pid[r]) continue;
+    CHECK(t, WIFEXITED(status) && WEXITSTATUS(status) == code);
+    CHECK(t, g2z_seconds() - begin < seconds);
+    ranks.pid[r] = 0;
+  }
+  if (signal == SIGSTOP) kill(ranks.pid[victim], SIGKILL);
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4 && signal != SIGSTOP; r++) {
+    if (r == victim && signal) continue;
+    CHECK_RANK(t, &ranks, r, code, sentence);
+    CHECK(t, ranks.ended[r] - begin < seconds);
+  }
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_killed(g2z_test *t) {
+  char sentence[64];
+  /* Some of the delays fall into the meeting: then rank 0 says it, or nobody does. */
+  for (int turn = 0; turn < 6; turn++) {
+    int victim = turn % 4;
+    snprintf(sentence, sizeof sentence, "fault of rank %d: rank %d on ", victim, victim);
+    test_ranks_fault(t, "loop 1000000", victim, SIGKILL, 0.15 + 0.037 * turn, 3, 70, sentence);
+  }
+  test_ranks_fault(t, "loop 1000000 handler=0", 2, SIGKILL, 0.3, 3, 3,
+                   "failed: another rank died, or does not answer: rank 2 on ");
+  test_ranks_fault(t, "loop 1000000 handler=0", 0, SIGKILL, 0.3, 3, 3,
+                   "failed: another rank died, or does not answer: rank 0 on ");
+}
+
+static void test_ranks_stopped(g2z_test *t) {
+  test_ranks_fault(t, "loop 1000000 silence=0.7", 1, SIGSTOP, 0.3, 3, 70, NULL);
+  test_ranks_fault(t, "loop 1000000 silence=0.7", 0, SIGSTOP, 0.3, 3, 70, NULL);
+}
+
+static void test_ranks_hang(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 4);
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 1000000 2 hang hang=0.7");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++) {
+    CHECK_RANK(t, &ranks, r, 70, "fault of rank 2: rank 2 on ");
+    CHECK_RANK(t, &ranks, r, 70, "at collective 19 of 20, in phase data of step 20");
+  }
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 40 1 save hang=0.7"); /* is no hang */
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_leaving(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 4);
+  for (int odd = 0; odd < 2; odd++) {
+    test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 1000 1 leave silence=2" : "loop 1000 0 leave");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++)
+      CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
+    test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 40 1 late" : "loop 40 0 late");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  }
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_flight(g2z_test *t) {
+  g2z_ranks_config config = g2z_ranks_config_default();
+  g2z_ranks *ranks;
+  static volatile uint32_t progress = 77;
+  CHECK_OK(t, g2z_ranks_join(&t->services, &config, &ranks));
+  if (!ranks) return;
+  for (int i = 1; i <= 3000; i++) {
+    g2z_ranks_phase(ranks, "backward", i / 10, 0);
+    CHECK(t, g2z__ranks_record(ranks, "reduce_scatter", i % 7, 1000) == i);
+  }
+  g2z__ranks_progress(ranks, &progress);
+  char *text;
+  size_t bytes;
+  CHECK_OK(t, g2z_ranks_write_flight(ranks, &t->services, test_path(t, "flight.jsonl")));
+  CHECK_OK(t, g2z_read_file(&t->services, test_path(t, "flight.jsonl"), 1 << 20, &text, &bytes));
+  int lines = 0;
+  for (char *line = text; line && *line; lines++) {
+    size_t length = strcspn(line, "\n");
+    int64_t sequence = 0, step = 0, bucket = 0, seen = 0;
+    g2z_json json;
+    g2z_json_text key;
+    g2z_json_open(&json, &t->services, "flight.jsonl", line, length);
+    g2z_json_enter(&json, '{');
+    while (g2z_json_next(&json, '}', &key))
+      if (g2z_json_is(&key, "sequence")) sequence = g2z_json_integer(&json);
+      else if (g2z_json_is(&key, "step")) step = g2z_json_integer(&json);
+      else if (g2z_json_is(&key, "bucket")) bucket = g2z_json_integer(&json);
+      else if (g2z_json_is(&key, "progress")) seen = g2z_json_integer(&json);
+      else g2z_json_skip(&json);
+    CHECK_OK(t, g2z_json_close(&json));
+    CHECK(t, sequence == (lines ? 3000 - 1024 + lines : 3000));
+    CHECK(t, step == sequence / 10 && bucket == (lines ? sequence % 7 : 0));
+    CHECK(t, seen == (lines ? 0 : 77));
+    line += length + (line[length] == '\n');
+  }
+  CHECK(t, lines == 1025);
+  g2z_release(&t->services, text);
+  g2z_ranks_leave(ranks);
 }
 
 static void test_ranks_stream(g2z_test *t) {
@@ -6841,9 +7126,16 @@ static const g2z_test_entry test_table[] = {
     {"initialisation", "each tensor starts with GPT-2's spread", test_initialisation},
     {"validation", "validation is the mean of the steps' losses", test_validation},
     {"allocation_failures", "every failing allocation is a status", test_allocation_failures},
+    {"places", "a rank's place, from the variables of each launcher", test_places},
+    {"places_refused", "variables that make no place are named", test_places_refused},
     {"ranks_calls", "2 to 5 processes meet, and every call gives what it should", test_ranks_calls},
     {"ranks_refusals", "ranks that do not fit together hear why, all of them", test_ranks_refusals},
     {"ranks_strangers", "others on the port do not disturb a job", test_ranks_strangers},
+    {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_killed},
+    {"ranks_stopped", "a stopped rank ends the job at the deadline", test_ranks_stopped},
+    {"ranks_hang", "a rank that hangs is named, one that saves is left alone", test_ranks_hang},
+    {"ranks_leaving", "leaving is no death, unless others go on", test_ranks_leaving},
+    {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
     {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
