@@ -6550,12 +6550,23 @@ static int rank_program(int argc, char **argv) {
 /* ----- tests of places ----- */
 
 /* Puts the words "NAME=value NAME=value" into the environment, where no launcher's variables are, and
- * asks for the place. Everything is as it was afterwards. */
+ * asks for the place. Everything is as it was afterwards. setenv and unsetenv do all of it: memory
+ * that environ was pointed to by hand may belong to them, and be freed by the next call. */
 static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *place) {
-  char line[600];
-  char **before = environ, **clean = test_ranks_environment(NULL, 0);
+  enum { MOST = 64 };
+  char line[600], *hidden[MOST];
+  char **kept = test_ranks_environment(NULL, 0);
+  int count = 0, at = 0;
+  for (int i = 0; environ[i] && count < MOST; i++) { /* kept is environ without what must go */
+    if (kept[at] == environ[i]) at++;
+    else hidden[count++] = strdup(environ[i]);
+  }
+  free(kept);
+  for (int i = 0; i < count; i++) {
+    *strchr(hidden[i], '=') = 0;
+    unsetenv(hidden[i]);
+  }
   snprintf(line, sizeof line, "%s", variables);
-  environ = clean;
   for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) {
     char *value = strchr(word, '=');
     *value++ = 0;
@@ -6563,9 +6574,13 @@ static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *plac
     setenv(word, value, 1);
   }
   g2z_status status = g2z_place_find(&t->services, place);
-  clearenv(); /* glibc's copies of what setenv made */
-  free(clean);
-  environ = before;
+  size_t length = strlen(variables);
+  for (char *word = line; word < line + length; word += strlen(word) + 1)
+    if (*word && strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789") == strlen(word)) unsetenv(word);
+  for (int i = 0; i < count; i++) {
+    setenv(hidden[i], hidden[i] + strlen(hidden[i]) + 1, 1);
+    free(hidden[i]);
+  }
   return status;
 }
 
