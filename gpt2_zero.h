@@ -968,7 +968,7 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
  * from then on and for shapes that are new: right for shapes that come once, as in generation.
  * `text` ends with a NUL. The CPU has nothing to tune: its table is empty. */
 G2Z_API void g2z_device_tune(g2z_device *device, int on);
-G2Z_API g2z_status g2z_device_tuning_write(g2z_device *device, g2z_writer *writer);
+G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text); /* freed by g2z_release */
 G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text);
 
 /* A graph is work that is recorded once and then started as a whole, without the cost of its many
@@ -5275,7 +5275,7 @@ static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char 
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
 static void g2z__cuda_tune(g2z_device *device, int on);
-static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer);
+static g2z_status g2z__cuda_tuning(g2z_device *device, char **text);
 static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
 static g2z_status g2z__cuda_graph_begin(g2z_device *device);
 static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out);
@@ -5306,9 +5306,9 @@ G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *
   (void)device, (void)out;
 }
 G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int on) { (void)device, (void)on; }
-G2Z__PRIVATE g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer) {
-  (void)device, (void)writer;
-  return G2Z_OK;
+G2Z__PRIVATE g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
+  (void)text;
+  return g2z__cuda_open(device);
 }
 G2Z__PRIVATE g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
   (void)device, (void)text;
@@ -5388,8 +5388,13 @@ G2Z_API void g2z_device_tune(g2z_device *device, int on) {
   if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, on);
 }
 
-G2Z_API g2z_status g2z_device_tuning_write(g2z_device *device, g2z_writer *writer) {
-  return device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_tuning_write(device, writer) : G2Z_OK;
+G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text) {
+  *text = NULL;
+  if (device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_tuning(device, text);
+  void *empty;
+  G2Z__TRY(g2z__alloc(device->services, 1, 1, &empty));
+  *text = (char *)empty;
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) {
@@ -9051,11 +9056,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
 }
 
 G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
-  g2z_writer *writer;
-  G2Z__TRY(g2z_writer_create(t->services, path, &writer));
-  g2z_status status = g2z_device_tuning_write(t->device, writer);
+  g2z_writer *writer = NULL;
+  char *text;
+  G2Z__TRY(g2z_device_tuning(t->device, &text));
+  g2z_status status = g2z_writer_create(t->services, path, &writer);
+  if (status == G2Z_OK) status = g2z_writer_put(writer, text, strlen(text));
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
+  g2z_release(t->services, text);
   return status;
 }
 
@@ -9300,6 +9308,46 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue_failed(g2z_trainer *t) {
   return g2z__trainer_conclude(t);
 }
 
+/* Forward and backward of what lies in x and y, for the shapes alone: once to write gradients, and
+ * once to add to them where a step does. */
+G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
+  int accumulates = t->plan.accum > 1 && !t->grad_shard;
+  *text = NULL;
+  for (int micro_step = 0; micro_step <= accumulates; micro_step++) {
+    g2z__pass pass = g2z__trainer_pass(t, 0);
+    g2z_write mode = micro_step ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+    t->model.complete = NULL;
+    G2Z__TRY(g2z__forward(&t->model, &pass));
+    G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_WITH_GRADIENT, 1, t->state, mode));
+    G2Z__TRY(g2z__backward(&t->model, &pass, mode));
+  }
+  return g2z_device_tuning(t->device, text);
+}
+
+/* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
+ * addition, and a run that is repeated has only one tuning table to read. */
+G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
+  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  char *text = NULL;
+  uint64_t bytes = 0;
+  if (t->plan.world == 1 || t->plan.device == G2Z_DEVICE_CPU) return G2Z_OK;
+  if (!t->config.tune || t->config.tuning) return G2Z_OK;
+  G2Z__TRY(g2z__trainer_refresh(t));
+  g2z_status status = t->plan.rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
+  status = g2z_ranks_agree(ranks, status);
+  if (status == G2Z_OK && text) bytes = strlen(text) + 1;
+  if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, &bytes, sizeof bytes);
+  if (status == G2Z_OK && !text) {
+    void *memory = NULL;
+    status = g2z_ranks_agree(ranks, g2z__alloc(t->services, (size_t)bytes, 1, &memory));
+    text = (char *)memory;
+  } else if (status == G2Z_OK) status = g2z_ranks_agree(ranks, status);
+  if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, text, (size_t)bytes);
+  if (status == G2Z_OK && t->plan.rank > 0) status = g2z_device_tuning_read(t->device, text);
+  g2z_release(t->services, text);
+  return g2z_ranks_agree(ranks, status);
+}
+
 /* The same as one graph. The first step runs without, so that scratch and algorithms are there. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
   if (t->enqueued == 0) return g2z__trainer_enqueue(t);
@@ -9383,6 +9431,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", step, 0);
   t->comm->ops->lap(t->comm, slot);
   G2Z__TRY(g2z__trainer_vote(t));
+  if (step == 1) G2Z__TRY(g2z__trainer_share_tuning(t));
   if (t->failed != G2Z_OK) G2Z__TRY(g2z__trainer_enqueue_failed(t));
   else G2Z__TRY(t->config.graph ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
   t->enqueued = step;

@@ -1806,21 +1806,26 @@ static void g2z__lt_table_head(const g2z_device *device, char *text, size_t byte
 static void g2z__cuda_tune(g2z_device *device, int on) { g2z__cuda_of(device)->tune = on; }
 
 /* One line a product that was timed: key, algorithm in hexadecimal, microseconds. */
-static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer) {
+static g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  char head[512];
-  g2z__lt_table_head(device, head, sizeof head);
-  G2Z__TRY(g2z_writer_printf(writer, "%s\n", head));
+  const size_t line = 640; /* a head, or a product's fields, words and time, at their longest */
+  size_t room = (size_t)(cuda->product_count + 1) * line, at = 0;
+  void *memory;
+  G2Z__TRY(g2z__alloc(device->services, room, 1, &memory));
+  char *out = *text = (char *)memory;
+  g2z__lt_table_head(device, out, 512);
+  at = strlen(out);
+  at += (size_t)snprintf(out + at, room - at, "\n");
   for (int i = 0; i < cuda->product_count; i++) {
     const g2z__lt_product *product = &cuda->products[i];
     if (product->us <= 0) continue;
     int32_t fields[G2Z__KEY_FIELDS];
     memcpy(fields, &product->key, sizeof fields);
     for (int f = 0; f < G2Z__KEY_FIELDS; f++)
-      G2Z__TRY(g2z_writer_printf(writer, "%" PRId32 " ", fields[f]));
+      at += (size_t)snprintf(out + at, room - at, "%" PRId32 " ", fields[f]);
     for (size_t word = 0; word < sizeof product->algo.data / sizeof product->algo.data[0]; word++)
-      G2Z__TRY(g2z_writer_printf(writer, "%016" PRIx64 " ", product->algo.data[word]));
-    G2Z__TRY(g2z_writer_printf(writer, "%.2f\n", (double)product->us));
+      at += (size_t)snprintf(out + at, room - at, "%016" PRIx64 " ", product->algo.data[word]);
+    at += (size_t)snprintf(out + at, room - at, "%.2f\n", (double)product->us);
   }
   return G2Z_OK;
 }
@@ -3886,6 +3891,7 @@ typedef struct g2z__nccl {       /* comm->backend */
   cudaEvent_t forked;
   cudaEvent_t *places;
   int place_count;
+  uint32_t *progress;            /* in host memory that the GPU writes: places that were passed */
   cudaEvent_t begin[2][G2Z__JOINS], end[2][G2Z__JOINS]; /* with times: around joins, by lap */
   int joins[2];
 } g2z__nccl;
@@ -3919,9 +3925,15 @@ static g2z_status g2z__nccl_fork(g2z_comm *comm) {
   return G2Z_OK;
 }
 
+/* g2z_k_progress: one more place of the queue was passed, for heartbeats and the flight recorder. It
+ * counts, so that a graph that is started again and again counts as well. */
+static __global__ void g2z_k_progress(volatile uint32_t *word) { *word = *word + 1; }
+
 static g2z_status g2z__nccl_mark(g2z_comm *comm, int place) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   G2Z_ASSERT(place >= 0 && place < nccl->place_count);
+  g2z_k_progress<<<1, 1, 0, nccl->stream>>>(nccl->progress);
+  G2Z__TRY(g2z__launched(comm->device, "g2z_k_progress"));
   G2Z__CUDA(comm, cudaEventRecord(nccl->places[place], nccl->stream));
   return G2Z_OK;
 }
@@ -4015,6 +4027,8 @@ static void g2z__nccl_close(g2z_comm *comm) {
       cudaEventDestroy(nccl->begin[lap][i]);
       if (nccl->end[lap][i]) cudaEventDestroy(nccl->end[lap][i]);
     }
+  g2z__ranks_progress(comm->ranks, NULL);
+  if (nccl->progress) cudaFreeHost(nccl->progress);
   if (nccl->forked) cudaEventDestroy(nccl->forked);
   if (nccl->stream) cudaStreamDestroy(nccl->stream);
   g2z_release(comm->services, nccl->places);
@@ -4042,6 +4056,10 @@ static g2z_status g2z__nccl_open(g2z_comm *comm, int places) {
   for (int i = 0; i < places; i++)
     G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->places[i], cudaEventDisableTiming));
   G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->forked, cudaEventDisableTiming));
+  G2Z__CUDA(comm, cudaHostAlloc((void **)&nccl->progress, sizeof *nccl->progress,
+                                cudaHostAllocMapped));
+  *nccl->progress = 0;
+  g2z__ranks_progress(comm->ranks, nccl->progress);
   G2Z__CUDA(comm, cudaDeviceGetStreamPriorityRange(&least, &greatest));
   G2Z__CUDA(comm, cudaStreamCreateWithPriority(&nccl->stream, cudaStreamNonBlocking, greatest));
   if (comm->rank == 0) meeting.result = ncclGetUniqueId(&meeting.id);
