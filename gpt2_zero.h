@@ -33,6 +33,7 @@
  *     G2Z_STATIC                 everything is static; each file that includes it has its own copy
  *     G2Z_API                    your own linkage for public functions
  *     G2Z_ASSERT(condition)      a caller's bug; default assert()
+ *     G2Z_NO_NCCL                with nvcc: build for one GPU, also where <nccl.h> is
  *     G2Z_GIT_COMMIT             a string for the artifacts of a run
  *     Include it before any system header, or compile with -D_GNU_SOURCE: it needs POSIX.1-2008.
  *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc).
@@ -946,6 +947,16 @@ G2Z_API g2z_device_kind g2z_device_default(void);
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
 
+/* What a device is, for people and artifacts. */
+typedef struct g2z_device_info {
+  char name[128];              /* "NVIDIA H200"; "" for a CPU, as are the next two */
+  char runtime[32];            /* "13.0": the version of CUDA */
+  char collectives[32];        /* "2.28.9": the version of NCCL */
+  int count;                   /* GPUs that this process can see */
+  double peak_flops;           /* of dense products in its dtype, as the maker states it; NaN: unknown */
+} g2z_device_info;
+G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out);
+
 /* What the process takes of the device beside the plan: CUDA's context and the libraries' code and
  * workspaces, measured now; 0 where there is nothing to measure. Ask before anything else opens the
  * device. */
@@ -1057,6 +1068,10 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 /* What heartbeats tell the others; `phase` is a constant. hang_s starts again, and is hang_s +
  * extra_s in this phase. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
+/* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
+ * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
+G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
+                                          const char *path);
 
 /* ===== >>d12 collectives =================================================
  * What ranks do to each other's device memory: NCCL between GPUs, the connections of room 11 between
@@ -1462,12 +1477,17 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 #include <glob.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/utsname.h>
@@ -5272,7 +5292,9 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 static int g2z__cuda_present(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
+static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
+static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
 static void g2z__cuda_tune(g2z_device *device, int on);
 static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer);
 static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
@@ -5292,9 +5314,17 @@ G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_by
 G2Z__PRIVATE g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
   return g2z__cuda_memory(services, bytes, bytes);
 }
+G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
+  (void)local_rank, (void)id;
+  size_t none;
+  return g2z__cuda_memory(services, &none, &none);
+}
 G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
   return g2z__cuda_memory(device->services, &none, &none);
+}
+G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
+  (void)device, (void)out;
 }
 G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int on) { (void)device, (void)on; }
 G2Z__PRIVATE g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer) {
@@ -5361,6 +5391,12 @@ G2Z_API void g2z_device_free(g2z_device *device) {
   if (!device) return;
   device->ops->close(device);
   g2z_release(device->services, device);
+}
+
+G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out) {
+  memset(out, 0, sizeof *out);
+  out->peak_flops = NAN;
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_describe(device, out);
 }
 
 G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind,
@@ -6584,20 +6620,1161 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
 
 /* ===== >>i11 ranks =======================================================
  * In:  the launcher's variables. Out: a star of connections, and calls over it.
- * Law: a rank that dies is named to all others within seconds; nobody waits without a deadline. */
+ * Law: a rank that dies is named to all others within seconds; nobody waits without a deadline.
+ *
+ * Rank 0 has two connections to each other rank. `data` is used by the thread that calls the
+ * library; `control` by the watchdog's thread alone. What arrives is checked before it is believed:
+ * a port is open to everybody on the network until all ranks are there. */
+
+#define G2Z__RANKS_MAX 4096
+#define G2Z__RANKS_PORTS 16      /* are tried, from the launcher's on: torchrun occupies its own */
+#define G2Z__RANKS_RECORDS 1024  /* collectives that the flight recorder holds */
+#define G2Z__RANKS_PENDING 64    /* connections whose first bytes are awaited */
+
+/* The first bytes on a connection, from rank 0: a rank that reads another job's goes on to the next
+ * port, and to a port scanner they say nothing. */
+typedef struct g2z__banner {
+  char magic[8];                  /* "g2z-meet" */
+  uint64_t job;                   /* hash of place.job */
+} g2z__banner;
+
+/* The answer. */
+typedef struct g2z__hello {
+  char magic[8];                  /* "g2z-rank" */
+  uint64_t job, build_hash;
+  int32_t control;                /* 0: this will be the data connection */
+  int32_t rank, world;
+  int32_t process;                /* its id, for sentences */
+  char host[64], device[64], build[128];
+} g2z__hello;
+
+/* And rank 0's decision, when all are there or it is clear that they cannot be. */
+typedef struct g2z__verdict {
+  char magic[8];                  /* "g2z-join" */
+  int32_t status, local_world;
+  char sentence[512];
+} g2z__verdict;
+
+/* Before the bytes of a g2z_ranks_* call. */
+typedef struct g2z__frame {
+  uint32_t magic;                 /* G2Z__FRAME */
+  int32_t call;                   /* which of them; a negative one: the sender has refused, and the
+                                   * bytes are its sentence */
+  int64_t sequence;
+  uint64_t bytes;
+} g2z__frame;
+#define G2Z__FRAME 0x46325a47u
+
+typedef enum g2z__pulse_kind { G2Z__BEAT, G2Z__GOODBYE, G2Z__FAULT, G2Z__PULSE_COUNT } g2z__pulse_kind;
+
+/* What watchdogs tell each other. */
+typedef struct g2z__pulse {
+  uint32_t magic;                 /* G2Z__PULSE */
+  uint32_t kind;
+  int32_t rank;                   /* who says it; in a FAULT: who is to blame */
+  uint32_t progress;              /* of the device */
+  int64_t step, sequence;         /* sequence: collectives begun */
+  double phase_s, limit_s;        /* in this phase so far, and at most; 0: no limit */
+  char phase[32], host[64], sentence[256];
+} g2z__pulse;
+#define G2Z__PULSE 0x50325a47u
+
+typedef struct g2z__peer {
+  int data, control;              /* sockets; -1: none */
+  int left;                       /* it said goodbye */
+  double heard;                   /* g2z_seconds() of its last pulse */
+  g2z__pulse last;
+  size_t in_bytes, out_bytes;     /* of a pulse that is half read, and still to be sent */
+  char in[sizeof(g2z__pulse)], out[sizeof(g2z__pulse)];
+} g2z__peer;
+
+typedef struct g2z__flight {      /* of a collective */
+  int64_t sequence, step;
+  char kind[24];
+  int bucket;
+  size_t bytes;
+  double seconds;                 /* since the ranks met */
+} g2z__flight;
 
 struct g2z_ranks {
   g2z_services *services;
   g2z_ranks_config config;
+  char host[64];                  /* this one */
+  double began;
+  g2z__peer *peers;               /* rank 0: one per rank, its own unused; others: one, rank 0 */
+  int peer_count;                 /* 0 in a job of one */
+  g2z_status broken;              /* data connections are out of step: all later calls fail so */
+  struct pollfd *polls;           /* the watchdog's */
+  pthread_t watchdog;
+  int watched;                    /* the watchdog runs */
+  int parting;                    /* and has said goodbye */
+  int wake[2];                    /* a pipe: a byte in it makes it look around */
+  pthread_mutex_t lock;           /* of all that follows */
+  pthread_cond_t told;
+  char phase[32];
+  int64_t step, sequence;
+  double phase_began, phase_limit;
+  const volatile uint32_t *progress;
+  int leaving, lost, faulted;     /* lost: shall end; faulted: fault is set and was handled */
+  g2z_fault fault;
+  g2z__flight records[G2Z__RANKS_RECORDS];
 };
 
-G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
-  (void)services;
-  memset(out, 0, sizeof *out);
-  out->world = out->local_world = 1;
-  snprintf(out->launcher, sizeof out->launcher, "alone");
+G2Z__PRIVATE uint64_t g2z__hash_text(const char *text) { /* FNV-1a */
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3u;
+  return hash;
+}
+
+G2Z__PRIVATE void g2z__host_name(char host[64]) {
+  struct utsname name;
+  if (uname(&name) != 0) name.nodename[0] = 0;
+  snprintf(host, 64, "%.63s", name.nodename[0] ? name.nodename : "unknown");
+}
+
+/* ----- place ------------------------------------------------------------- */
+
+/* In the order of precedence. A launcher is there when its size is; NULL: it has no such variable. */
+#define G2Z__LAUNCHER_LIST(X)                                                                     \
+  /* name        rank                    size                    local rank, local size */        \
+  X("torchrun",  "RANK",                 "WORLD_SIZE",                                            \
+    "LOCAL_RANK",                 "LOCAL_WORLD_SIZE")                                             \
+  X("openmpi",   "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",                                  \
+    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")                                   \
+  X("pmi",       "PMI_RANK",             "PMI_SIZE",                                              \
+    "MPI_LOCALRANKID",            "MPI_LOCALNRANKS")                                              \
+  X("slurm",     "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS",                                  \
+    "SLURM_LOCALID",              NULL)
+
+typedef struct g2z__launcher {
+  const char *name, *rank, *size, *local_rank, *local_size;
+} g2z__launcher;
+
+/* A variable's value; an empty one counts as not set. */
+G2Z__PRIVATE const char *g2z__variable(const char *name) {
+  const char *text = name ? getenv(name) : NULL;
+  return text && *text ? text : NULL;
+}
+
+/* A variable that must be a number; `otherwise` when it is not set. */
+G2Z__PRIVATE g2z_status g2z__variable_number(g2z_services *services, const char *name, int minimum,
+                                             int maximum, int otherwise, int *out) {
+  const char *text = g2z__variable(name);
+  *out = otherwise;
+  if (!text) return G2Z_OK;
+  size_t digits = strspn(text, "0123456789");
+  long value = digits && digits < 10 && !text[digits] ? strtol(text, NULL, 10) : -1;
+  if (value < minimum || value > maximum)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "%s=%.80s: must be a whole number from %d to %d", name, text, minimum, maximum);
+  *out = (int)value;
   return G2Z_OK;
 }
+
+/* The first host of Slurm's "n[05-08,12],m3" or "rack[1-2]n[3,7]": n05, rack1n3. */
+G2Z__PRIVATE g2z_status g2z__first_host(g2z_services *services, const char *name, const char *list,
+                                        char *host, size_t room) {
+  size_t used = 0;
+  int bad = 0, bracket = 0, skip = 0; /* skip: behind the first number of a bracket */
+  for (const char *c = list; *c && (*c != ',' || bracket); c++) {
+    if (*c == '[') bad |= bracket, bracket = 1, skip = 0;
+    else if (*c == ']') bad |= !bracket || c[-1] == '[', bracket = skip = 0;
+    else if (bracket && (*c == '-' || *c == ',')) bad |= c[-1] == '[', skip = 1;
+    else if (!strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_", *c)) bad = 1;
+    else if (!skip && used + 1 < room) host[used++] = *c;
+    else bad |= !skip;
+  }
+  host[used] = 0;
+  if (!bad && !bracket && used) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                   "%s=%.200s is not a list of nodes as Slurm writes it: set MASTER_ADDR to the host "
+                   "of rank 0", name, list);
+}
+
+/* Slurm's "4(x2),3" for a node: tasks on it. 0: not known. */
+G2Z__PRIVATE int g2z__slurm_tasks(const char *text, int node) {
+  while (text && *text) {
+    char *end;
+    long tasks = strtol(text, &end, 10), times = 1;
+    if (end == text || tasks < 1 || tasks > G2Z__RANKS_MAX) return 0;
+    if (strncmp(end, "(x", 2) == 0) {
+      times = strtol(end + 2, &end, 10);
+      if (*end++ != ')' || times < 1 || times > G2Z__RANKS_MAX) return 0;
+    }
+    if (node < times) return (int)tasks;
+    node -= (int)times;
+    text = *end == ',' ? end + 1 : NULL;
+  }
+  return 0;
+}
+
+/* Rank, size and their local twins. *found 0: the launcher's variables are not there. */
+G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__launcher *launcher,
+                                           g2z_place *out, int *found) {
+  const char *rank = g2z__variable(launcher->rank), *size = g2z__variable(launcher->size);
+  int slurm = strcmp(launcher->name, "slurm") == 0;
+  *found = rank || size;
+  if (slurm) *found = size != NULL; /* a batch script has SLURM_PROCID, but is no step */
+  if (!*found) return G2Z_OK;
+  if (!rank || !size)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "%s=%.80s is set, but %s is not: set both, or neither",
+                     rank ? launcher->rank : launcher->size, rank ? rank : size,
+                     rank ? launcher->size : launcher->rank);
+  snprintf(out->launcher, sizeof out->launcher, "%s", launcher->name);
+  G2Z__TRY(g2z__variable_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
+  G2Z__TRY(g2z__variable_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
+  G2Z__TRY(g2z__variable_number(services, launcher->local_size, 1, out->world, 0,
+                                &out->local_world));
+  if (slurm) {
+    int node, nodes;
+    G2Z__TRY(g2z__variable_number(services, "SLURM_NODEID", 0, INT_MAX / 2, -1, &node));
+    G2Z__TRY(g2z__variable_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
+    if (node >= 0)
+      out->local_world = g2z__slurm_tasks(g2z__variable("SLURM_STEP_TASKS_PER_NODE"), node);
+    if (nodes == 1) out->local_world = out->world;
+  }
+  int most = out->local_world ? out->local_world : out->world;
+  G2Z__TRY(g2z__variable_number(services, launcher->local_rank, 0, most - 1, -1,
+                                &out->local_rank));
+  if (out->local_rank < 0) /* PMI of Slurm's own, srun --mpi=pmi2 */
+    G2Z__TRY(g2z__variable_number(services, "SLURM_LOCALID", 0, most - 1, -1, &out->local_rank));
+  if (out->world == 1) out->local_world = 1, out->local_rank = 0;
+  return G2Z_OK;
+}
+
+/* By hand, RANK and WORLD_SIZE are enough where all is on one host. */
+G2Z__PRIVATE g2z_status g2z__place_by_hand(g2z_services *services, g2z_place *out) {
+  const char *address = g2z__variable("MASTER_ADDR");
+  int here = !address || strcmp(address, "127.0.0.1") == 0 || strcmp(address, "localhost") == 0 ||
+             strcmp(address, "::1") == 0;
+  if (!out->local_world && here) out->local_world = out->world;
+  if (out->local_rank < 0 && out->local_world == out->world) out->local_rank = out->rank;
+  if (out->local_rank < 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "RANK=%d and WORLD_SIZE=%d without LOCAL_RANK: set it too, because rank 0 is on "
+                     "another host (MASTER_ADDR=%.80s)", out->rank, out->world,
+                     address ? address : "");
+  if (!g2z__variable("MASTER_PORT"))
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that is the "
+                     "same for all ranks of this job and for no other job", out->rank, out->world);
+  return G2Z_OK;
+}
+
+/* What tells this job from others. It need not be secret. */
+G2Z__PRIVATE void g2z__place_job(g2z_place *out) {
+  static const char *const torchrun[] = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+                                         "MASTER_PORT"};
+  static const char *const openmpi[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
+                                        "OMPI_MCA_orte_hnp_uri"};
+  static const char *const slurm[] = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
+  static const char *const pmi[] = {"PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID"};
+  const char *const *names = strcmp(out->launcher, "torchrun") == 0  ? torchrun
+                             : strcmp(out->launcher, "openmpi") == 0 ? openmpi
+                             : strcmp(out->launcher, "slurm") == 0   ? slurm
+                                                                     : pmi;
+  const char *id = g2z__variable("G2Z_RUN_ID");
+  if (id) {
+    snprintf(out->job, sizeof out->job, "%s", id);
+    return;
+  }
+  int used = snprintf(out->job, sizeof out->job, "%s", out->launcher);
+  for (int i = 0; i < 3 && used < (int)sizeof out->job; i++) {
+    id = g2z__variable(names[i]);
+    used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", id ? id : "-");
+  }
+}
+
+/* The host of rank 0. */
+G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) {
+  static const char *const lists[] = {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"};
+  const char *address = g2z__variable("MASTER_ADDR");
+  if (out->local_world == out->world) {
+    snprintf(out->host, sizeof out->host, "127.0.0.1");
+    return G2Z_OK;
+  }
+  if (address && strlen(address) < sizeof out->host) {
+    snprintf(out->host, sizeof out->host, "%s", address);
+    return G2Z_OK;
+  }
+  /* Open MPI 4: "3894476800.0;tcp://10.0.0.2,192.168.1.2:35871" is mpirun, beside which rank 0 runs. */
+  const char *uri = strcmp(out->launcher, "openmpi") == 0 ? g2z__variable("OMPI_MCA_orte_hnp_uri")
+                                                          : NULL;
+  uri = uri ? strstr(uri, "tcp://") : NULL;
+  size_t length = uri ? strspn(uri + 6, "0123456789.") : 0;
+  if (length && length < sizeof out->host) {
+    memcpy(out->host, uri + 6, length);
+    return G2Z_OK;
+  }
+  for (size_t i = strcmp(out->launcher, "slurm") ? 1 : 0; i < 3; i++)
+    if (g2z__variable(lists[i]))
+      return g2z__first_host(services, lists[i], g2z__variable(lists[i]), out->host,
+                             sizeof out->host);
+  return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                   "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host%s",
+                   out->rank, out->world, out->launcher,
+                   strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
+}
+
+/* No launcher: alone, unless Slurm says that there should be more. */
+G2Z__PRIVATE g2z_status g2z__place_alone(g2z_services *services, g2z_place *out) {
+  int tasks;
+  G2Z__TRY(g2z__variable_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
+  if (tasks > 1)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or mpirun) to "
+                     "start %d ranks, or --ranks on one node", tasks, tasks);
+  snprintf(out->launcher, sizeof out->launcher, "alone");
+  snprintf(out->host, sizeof out->host, "127.0.0.1");
+  out->world = out->local_world = 1;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
+#define X(name, rank, size, local_rank, local_size) {name, rank, size, local_rank, local_size},
+  static const g2z__launcher launchers[] = {G2Z__LAUNCHER_LIST(X)};
+#undef X
+  int found = 0, parent;
+  memset(out, 0, sizeof *out);
+  for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !found; i++)
+    G2Z__TRY(g2z__place_numbers(services, &launchers[i], out, &found));
+  if (!found) return g2z__place_alone(services, out);
+  if (strcmp(out->launcher, "torchrun") == 0 && out->world > 1)
+    G2Z__TRY(g2z__place_by_hand(services, out));
+  if (out->local_rank < 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "rank %d of %d (%s) does not know which of the ranks on its host it is: set "
+                     "LOCAL_RANK, RANK and WORLD_SIZE instead", out->rank, out->world, out->launcher);
+  g2z__place_job(out);
+  G2Z__TRY(g2z__place_host(services, out));
+  /* Below the ports that systems give to outgoing connections. */
+  int derived = 20000 + (int)(g2z__hash_text(out->job) % 9900);
+  G2Z__TRY(g2z__variable_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS, derived,
+                                &out->port));
+  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  if (parent == (int)getppid()) snprintf(out->launcher, sizeof out->launcher, "ranks");
+  return G2Z_OK;
+}
+
+/* ----- sockets ----------------------------------------------------------- */
+
+/* All sockets are set so from the start; data connections become blocking when all have met. */
+G2Z__PRIVATE void g2z__socket_prepare(int socket) {
+  int on = 1;
+  fcntl(socket, F_SETFD, FD_CLOEXEC);
+  fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
+  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+G2Z__PRIVATE void g2z__socket_close(int *socket) {
+  if (*socket >= 0) close(*socket);
+  *socket = -1;
+}
+
+/* Waits until `events` or an error, or until the deadline; 1 when there is something. */
+G2Z__PRIVATE int g2z__socket_wait(int socket, short events, double deadline) {
+  for (;;) {
+    struct pollfd entry = {socket, events, 0};
+    double left = deadline - g2z_seconds();
+    int ready = poll(&entry, 1, left > 0 ? (int)(left * 1000) + 1 : 0);
+    if (ready > 0) return 1;
+    if (ready == 0 && left <= 0) return 0;
+    if (ready < 0 && errno != EINTR) return 0;
+  }
+}
+
+/* All `count` bytes before the deadline, or 0. */
+G2Z__PRIVATE int g2z__socket_read(int socket, void *bytes, size_t count, double deadline) {
+  size_t done = 0;
+  while (done < count) {
+    ssize_t got = recv(socket, (char *)bytes + done, count - done, 0);
+    if (got > 0) done += (size_t)got;
+    else if (got == 0) return 0;
+    else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) return 0;
+    else if (errno != EINTR && !g2z__socket_wait(socket, POLLIN, deadline)) return 0;
+  }
+  return 1;
+}
+
+G2Z__PRIVATE int g2z__socket_write(int socket, const void *bytes, size_t count, double deadline) {
+  size_t done = 0;
+  while (done < count) {
+    ssize_t put = send(socket, (const char *)bytes + done, count - done, MSG_NOSIGNAL);
+    if (put >= 0) done += (size_t)put;
+    else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) return 0;
+    else if (errno != EINTR && !g2z__socket_wait(socket, POLLOUT, deadline)) return 0;
+  }
+  return 1;
+}
+
+/* A socket that listens on the port, for this host alone or for all; -1 with errno. */
+G2Z__PRIVATE int g2z__socket_listen(int port, int loopback) {
+  for (int family = loopback ? AF_INET : AF_INET6;; family = AF_INET) {
+    struct sockaddr_in four;
+    struct sockaddr_in6 six;
+    int on = 1, off = 0, listener = socket(family, SOCK_STREAM, 0);
+    if (listener < 0 && family == AF_INET6) continue; /* a kernel without IPv6 */
+    if (listener < 0) return -1;
+    g2z__socket_prepare(listener);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* not where one listens */
+    memset(&four, 0, sizeof four);
+    memset(&six, 0, sizeof six);
+    four.sin_family = AF_INET;
+    six.sin6_family = AF_INET6;
+    four.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
+    four.sin_port = six.sin6_port = htons((uint16_t)port);
+    if (family == AF_INET6) /* takes IPv4 as well */
+      setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    const struct sockaddr *address = family == AF_INET6 ? (const struct sockaddr *)&six
+                                                        : (const struct sockaddr *)&four;
+    socklen_t bytes = family == AF_INET6 ? (socklen_t)sizeof six : (socklen_t)sizeof four;
+    if (bind(listener, address, bytes) == 0 && listen(listener, 1024) == 0) return listener;
+    int error = errno;
+    close(listener);
+    errno = error;
+    if (family == AF_INET || error == EADDRINUSE) return -1;
+  }
+}
+
+/* A connection to one address, or -1. A port without a listener may be given to the very socket that
+ * asks for it, which then talks to itself: such a connection is none. */
+G2Z__PRIVATE int g2z__socket_connect_to(const struct addrinfo *address, double deadline) {
+  int one = socket(address->ai_family, SOCK_STREAM, 0), error = 0;
+  if (one < 0) return -1;
+  g2z__socket_prepare(one);
+  struct sockaddr_storage self, peer;
+  socklen_t bytes = sizeof error, self_bytes = sizeof self, peer_bytes = sizeof peer;
+  memset(&self, 0, sizeof self);
+  memset(&peer, 0, sizeof peer);
+  int connected = connect(one, address->ai_addr, address->ai_addrlen) == 0;
+  if (!connected && errno == EINPROGRESS && g2z__socket_wait(one, POLLOUT, deadline))
+    connected = getsockopt(one, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 && error == 0;
+  if (connected && getsockname(one, (struct sockaddr *)&self, &self_bytes) == 0 &&
+      getpeername(one, (struct sockaddr *)&peer, &peer_bytes) == 0 && self_bytes == peer_bytes &&
+      memcmp(&self, &peer, self_bytes) != 0)
+    return one;
+  close(one);
+  return -1;
+}
+
+/* *resolve_error: what getaddrinfo says when the host is not known; 0 otherwise. */
+G2Z__PRIVATE int g2z__socket_connect(const char *host, int port, double deadline,
+                                     int *resolve_error) {
+  struct addrinfo hints, *list = NULL;
+  char service[16];
+  int one = -1;
+  memset(&hints, 0, sizeof hints);
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  snprintf(service, sizeof service, "%d", port);
+  *resolve_error = getaddrinfo(host, service, &hints, &list);
+  if (*resolve_error) return -1;
+  for (const struct addrinfo *at = list; at && one < 0; at = at->ai_next)
+    one = g2z__socket_connect_to(at, deadline);
+  freeaddrinfo(list);
+  return one;
+}
+
+/* ----- rendezvous: all ranks but 0 --------------------------------------- */
+
+G2Z__PRIVATE int g2z__ranks_on_one_host(const g2z_place *place) {
+  return place->local_world == place->world;
+}
+
+G2Z__PRIVATE g2z__hello g2z__ranks_hello(const g2z_ranks *ranks, int control) {
+  const g2z_ranks_config *config = &ranks->config;
+  g2z__hello hello;
+  memset(&hello, 0, sizeof hello);
+  memcpy(hello.magic, "g2z-rank", 8);
+  hello.job = g2z__hash_text(config->place.job);
+  hello.build_hash = g2z__hash_text(config->build);
+  hello.control = control;
+  hello.rank = config->place.rank;
+  hello.world = config->place.world;
+  hello.process = (int32_t)getpid();
+  memcpy(hello.host, ranks->host, sizeof hello.host);
+  snprintf(hello.device, sizeof hello.device, "%s", config->device);
+  snprintf(hello.build, sizeof hello.build, "%s", config->build);
+  return hello;
+}
+
+/* Connects to what listens on the port and reads its banner: 1 it is this job's rank 0, 0 nobody is
+ * there, -1 another job's, -2 something else. Only in the first case *out is a socket. Rank 0 speaks
+ * at once, most other services wait to be spoken to. */
+G2Z__PRIVATE int g2z__ranks_knock(const g2z_ranks *ranks, const char *host, int port,
+                                  double deadline, double patience_s, int *out,
+                                  int *resolve_error) {
+  g2z__banner banner;
+  double now = g2z_seconds();
+  *out = g2z__socket_connect(host, port, now + 2 < deadline ? now + 2 : deadline, resolve_error);
+  if (*out < 0) return 0;
+  int answer = -2;
+  if (g2z__socket_read(*out, &banner, sizeof banner, g2z_seconds() + patience_s) &&
+      memcmp(banner.magic, "g2z-meet", 8) == 0)
+    answer = banner.job == g2z__hash_text(ranks->config.place.job) ? 1 : -1;
+  if (answer < 0) g2z__socket_close(out);
+  return answer;
+}
+
+/* Both connections to rank 0, with their greetings. */
+G2Z__PRIVATE int g2z__ranks_greet(const g2z_ranks *ranks, const char *host, int port,
+                                  double deadline, g2z__peer *peer) {
+  int *sockets[2] = {&peer->data, &peer->control}, resolve_error;
+  for (int control = 1; control >= 0; control--) {
+    g2z__hello hello = g2z__ranks_hello(ranks, control);
+    int *one = sockets[control];
+    if (*one < 0 && g2z__ranks_knock(ranks, host, port, deadline, 5, one, &resolve_error) != 1)
+      return 0;
+    if (!g2z__socket_write(*one, &hello, sizeof hello, deadline)) return 0;
+  }
+  return 1;
+}
+
+G2Z__PRIVATE g2z_status g2z__ranks_not_found(g2z_ranks *ranks, const char *host, int resolve_error,
+                                             int other_job, int other_service) {
+  const g2z_place *place = &ranks->config.place;
+  char seen[160] = "";
+  if (resolve_error) snprintf(seen, sizeof seen, ": %s", gai_strerror(resolve_error));
+  else if (other_job)
+    snprintf(seen, sizeof seen, "; another job meets on port %d: ranks of one job must have the same "
+             "--run-id", other_job);
+  else if (other_service)
+    snprintf(seen, sizeof seen, "; something else listens on port %d", other_service);
+  return g2z__fail(ranks->services, G2Z_LOST,
+                   "rank %d on %s did not find rank 0 on %.200s, ports %d to %d, within %.0f s%s; "
+                   "look at rank 0's own output, and at the firewall",
+                   place->rank, ranks->host, host, place->port,
+                   place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
+}
+
+G2Z__PRIVATE g2z_status g2z__ranks_find(g2z_ranks *ranks, double deadline) {
+  const g2z_place *place = &ranks->config.place;
+  const char *host = g2z__ranks_on_one_host(place) ? "127.0.0.1" : place->host;
+  int resolve_error = 0, other_job = 0, other_service = 0;
+  g2z__peer *peer = &ranks->peers[0];
+  for (;;) {
+    for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
+      int port = place->port + i;
+      int answer = g2z__ranks_knock(ranks, host, port, deadline, 0.5, &peer->control,
+                                    &resolve_error);
+      if (answer == 1 && g2z__ranks_greet(ranks, host, port, deadline, peer)) return G2Z_OK;
+      g2z__socket_close(&peer->data);
+      g2z__socket_close(&peer->control);
+      if (answer == -1) other_job = port;
+      if (answer == -2) other_service = port;
+      if (resolve_error || g2z_seconds() > deadline) break;
+    }
+    if (g2z_seconds() > deadline)
+      return g2z__ranks_not_found(ranks, host, resolve_error, other_job, other_service);
+    struct timespec pause = {0, resolve_error ? 500000000 : 50000000};
+    nanosleep(&pause, NULL);
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__ranks_await_verdict(g2z_ranks *ranks, int one, double deadline) {
+  g2z__verdict verdict;
+  if (!g2z__socket_read(one, &verdict, sizeof verdict, deadline) ||
+      memcmp(verdict.magic, "g2z-join", 8) != 0 || verdict.status < 0 ||
+      verdict.status >= G2Z_STATUS_COUNT)
+    return g2z__fail(ranks->services, G2Z_LOST,
+                     "rank 0 ended while rank %d waited for the other ranks: look at rank 0's own "
+                     "output", ranks->config.place.rank);
+  verdict.sentence[sizeof verdict.sentence - 1] = 0;
+  if (verdict.status != G2Z_OK)
+    return g2z__fail(ranks->services, (g2z_status)verdict.status, "%s", verdict.sentence);
+  if (!ranks->config.place.local_world) ranks->config.place.local_world = verdict.local_world;
+  return G2Z_OK;
+}
+
+/* ----- rendezvous: rank 0 ------------------------------------------------ */
+
+typedef struct g2z__caller {      /* a connection that has not said yet who it is */
+  int socket;
+  size_t bytes;
+  double since;
+  g2z__hello hello;
+} g2z__caller;
+
+typedef struct g2z__meeting {
+  g2z_ranks *ranks;
+  int listener, port;
+  int present;                    /* ranks with both connections, this one included */
+  int told;                       /* ranks that know of the failure */
+  g2z__hello *hellos;             /* [world]; of a rank that is not there: all zero */
+  g2z__caller callers[G2Z__RANKS_PENDING];
+  struct pollfd *polls;           /* [1 + G2Z__RANKS_PENDING + 2 * world] */
+  g2z__verdict verdict;
+} g2z__meeting;
+
+/* The first failure counts. */
+G2Z_PRINTF(3, 4)
+G2Z__PRIVATE void g2z__meeting_fail(g2z__meeting *meeting, g2z_status status, const char *format,
+                                    ...) {
+  if (meeting->verdict.status != G2Z_OK) return;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(meeting->verdict.sentence, sizeof meeting->verdict.sentence, format, arguments);
+  va_end(arguments);
+  meeting->verdict.status = (int32_t)status;
+}
+
+/* The first of the ports that is free. One that is taken by a rank 0 of this very job means that it
+ * was started twice, and that one must hear of it. */
+G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting, double deadline) {
+  g2z_ranks *ranks = meeting->ranks;
+  const g2z_place *place = &ranks->config.place;
+  int error = 0, loopback = g2z__ranks_on_one_host(place), other, resolve_error;
+  for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
+    meeting->port = place->port + i;
+    meeting->listener = g2z__socket_listen(meeting->port, loopback);
+    if (meeting->listener >= 0) return G2Z_OK;
+    error = errno;
+    if (error != EADDRINUSE) continue;
+    if (g2z__ranks_knock(ranks, "127.0.0.1", meeting->port, deadline, 0.5, &other,
+                         &resolve_error) != 1)
+      continue;
+    g2z__hello hello = g2z__ranks_hello(ranks, 0);
+    g2z__socket_write(other, &hello, sizeof hello, deadline);
+    g2z_status status = g2z__ranks_await_verdict(ranks, other, g2z_seconds() + 5);
+    close(other);
+    if (status != G2Z_OK) return status;
+  }
+  return g2z__fail(ranks->services, G2Z_IO,
+                   "rank 0 cannot listen on any port from %d to %d: %s; choose another MASTER_PORT",
+                   place->port, place->port + G2Z__RANKS_PORTS - 1, strerror(error));
+}
+
+G2Z__PRIVATE void g2z__meeting_twice(g2z__meeting *meeting, const g2z__hello *hello) {
+  const g2z__hello *other = &meeting->hellos[hello->rank];
+  g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
+                    "rank %d is there twice, as process %d on %s and as %d on %s: give each its own "
+                    "RANK, and each job its own MASTER_PORT or --run-id", hello->rank,
+                    (int)other->process, other->host, (int)hello->process, hello->host);
+}
+
+/* The decision, over a data connection. `peer` NULL: a rank that the job does not have. */
+G2Z__PRIVATE void g2z__meeting_tell(g2z__meeting *meeting, g2z__peer *peer, int one) {
+  g2z__socket_write(one, &meeting->verdict, sizeof meeting->verdict, g2z_seconds() + 5);
+  if (!peer || peer->left) return;
+  peer->left = 1; /* for as long as they meet: has been told */
+  meeting->told++;
+}
+
+/* Is this greeting what rank 0 waits for? */
+G2Z__PRIVATE void g2z__meeting_check(g2z__meeting *meeting, const g2z__hello *hello) {
+  const g2z_ranks *ranks = meeting->ranks;
+  const int world = ranks->config.place.world;
+  if (hello->world != world) {
+    g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
+                      "rank %d on %s was started for %d ranks, rank 0 on %s for %d: start all with "
+                      "the same number", hello->rank, hello->host, hello->world, ranks->host, world);
+    return;
+  }
+  if (hello->build_hash != meeting->hellos[0].build_hash) {
+    g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
+                      "rank %d on %s is another build (%s) than rank 0 on %s (%s): start the same "
+                      "program everywhere", hello->rank, hello->host, hello->build, ranks->host,
+                      meeting->hellos[0].build);
+    return;
+  }
+  for (int r = 0; r < world; r++) {
+    const g2z__hello *other = &meeting->hellos[r];
+    if (!other->magic[0]) continue;
+    if (r == hello->rank && (r == 0 || other->process != hello->process ||
+                             strcmp(other->host, hello->host) != 0))
+      g2z__meeting_twice(meeting, hello);
+    if (r != hello->rank && hello->device[0] && strcmp(hello->device, other->device) == 0 &&
+        strcmp(hello->host, other->host) == 0)
+      g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
+                        "ranks %d and %d on %s share one GPU (%s): start as many ranks as there are "
+                        "GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES",
+                        r < hello->rank ? r : hello->rank, r < hello->rank ? hello->rank : r,
+                        hello->host, hello->device);
+  }
+}
+
+/* A whole greeting: the connection becomes its rank's, or is told why not. */
+G2Z__PRIVATE void g2z__meeting_welcome(g2z__meeting *meeting, g2z__caller *caller) {
+  g2z_ranks *ranks = meeting->ranks;
+  g2z__hello *hello = &caller->hello;
+  const int world = ranks->config.place.world;
+  if (memcmp(hello->magic, "g2z-rank", 8) != 0 || hello->job != meeting->hellos[0].job) {
+    g2z__socket_close(&caller->socket);
+    return;
+  }
+  hello->host[sizeof hello->host - 1] = hello->device[sizeof hello->device - 1] = 0;
+  hello->build[sizeof hello->build - 1] = 0;
+  g2z__meeting_check(meeting, hello);
+  int known = hello->rank >= 0 && hello->rank < world;
+  if (!known)
+    g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT, "rank %d on %s cannot be in a job of %d",
+                      hello->rank, hello->host, world);
+  g2z__peer *peer = known ? &ranks->peers[hello->rank] : NULL;
+  int *slot = !peer ? NULL : hello->control ? &peer->control : &peer->data; /* NULL: has failed */
+  if (slot && *slot >= 0) g2z__meeting_twice(meeting, hello);
+  if (meeting->verdict.status != G2Z_OK) {
+    if (!hello->control) g2z__meeting_tell(meeting, peer, caller->socket);
+    caller->bytes = SIZE_MAX; /* stays open for as long as the meeting, so that it can be read */
+    return;
+  }
+  *slot = caller->socket;
+  caller->socket = -1;
+  meeting->hellos[hello->rank] = *hello;
+  meeting->present += peer->data >= 0 && peer->control >= 0;
+}
+
+/* Takes what a connection has sent of its greeting. */
+G2Z__PRIVATE void g2z__meeting_listen_to(g2z__meeting *meeting, g2z__caller *caller) {
+  if (caller->bytes == SIZE_MAX) {
+    char more[512];
+    ssize_t got = recv(caller->socket, more, sizeof more, 0);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) g2z__socket_close(&caller->socket);
+    return;
+  }
+  ssize_t got = recv(caller->socket, (char *)&caller->hello + caller->bytes,
+                     sizeof caller->hello - caller->bytes, 0);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  if (got > 0) caller->bytes += (size_t)got;
+  /* A stranger, such as a browser, is shown the door at its first bytes. */
+  size_t magic = caller->bytes < 8 ? caller->bytes : 8;
+  if (got <= 0 || memcmp(caller->hello.magic, "g2z-rank", magic) != 0)
+    g2z__socket_close(&caller->socket);
+  else if (caller->bytes == sizeof caller->hello)
+    g2z__meeting_welcome(meeting, caller);
+}
+
+G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
+  int one = accept(meeting->listener, NULL, NULL);
+  if (one < 0) return;
+  g2z__socket_prepare(one);
+  g2z__banner banner;
+  memset(&banner, 0, sizeof banner);
+  memcpy(banner.magic, "g2z-meet", 8);
+  banner.job = meeting->hellos[0].job;
+  g2z__caller *oldest = &meeting->callers[0];
+  for (int i = 0; i < G2Z__RANKS_PENDING; i++) {
+    g2z__caller *caller = &meeting->callers[i];
+    if (caller->socket < 0) {
+      oldest = caller;
+      break;
+    }
+    if (caller->since < oldest->since) oldest = caller;
+  }
+  g2z__socket_close(&oldest->socket); /* who opens many connections and says nothing loses them */
+  memset(oldest, 0, sizeof *oldest);
+  oldest->socket = one;
+  oldest->since = g2z_seconds();
+  if (!g2z__socket_write(one, &banner, sizeof banner, 0)) g2z__socket_close(&oldest->socket);
+}
+
+/* A rank whose second connection is not there yet may still try again. */
+G2Z__PRIVATE void g2z__meeting_lose(g2z__meeting *meeting, int rank) {
+  g2z__peer *peer = &meeting->ranks->peers[rank];
+  if (peer->data >= 0 && peer->control >= 0)
+    g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while the others were awaited", rank,
+                      meeting->hellos[rank].host);
+  g2z__socket_close(&peer->data);
+  g2z__socket_close(&peer->control);
+  memset(&meeting->hellos[rank], 0, sizeof *meeting->hellos);
+}
+
+/* Handles what comes within a tenth of a second. */
+G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
+  g2z_ranks *ranks = meeting->ranks;
+  const int world = ranks->config.place.world, first = 1 + G2Z__RANKS_PENDING;
+  struct pollfd *polls = meeting->polls;
+  int count = first + 2 * world;
+  for (int i = 0; i < count; i++) {
+    int rank = (i - first) / 2;
+    g2z__peer *peer = i >= first ? &ranks->peers[rank] : NULL;
+    polls[i].fd = i == 0 ? meeting->listener
+                  : i < first ? meeting->callers[i - 1].socket
+                  : meeting->verdict.status != G2Z_OK ? -1
+                  : (i - first) % 2 ? peer->control : peer->data;
+    polls[i].events = POLLIN;
+    polls[i].revents = 0;
+  }
+  if (poll(polls, (nfds_t)count, 100) <= 0) return;
+  /* A rank says nothing more until all are there: what comes is its end. */
+  for (int i = first; i < count; i++)
+    if (polls[i].revents) g2z__meeting_lose(meeting, (i - first) / 2);
+  for (int i = 1; i < first; i++)
+    if (polls[i].revents && meeting->callers[i - 1].socket >= 0)
+      g2z__meeting_listen_to(meeting, &meeting->callers[i - 1]);
+  if (polls[0].revents) g2z__meeting_accept(meeting);
+}
+
+/* Names the first of those that are missing. */
+G2Z__PRIVATE void g2z__meeting_missing(g2z__meeting *meeting) {
+  const g2z_ranks *ranks = meeting->ranks;
+  const int world = ranks->config.place.world;
+  char list[128] = "";
+  size_t used = 0;
+  int more = world - meeting->present;
+  for (int r = 1; r < world; r++) {
+    const g2z__peer *peer = &ranks->peers[r];
+    if ((peer->data >= 0 && peer->control >= 0) || used > sizeof list - 32) continue;
+    used += (size_t)snprintf(list + used, sizeof list - used, used ? ", %d" : "%d", r);
+    more--;
+  }
+  if (more) snprintf(list + used, sizeof list - used, " and %d more", more);
+  g2z__meeting_fail(meeting, G2Z_LOST,
+                    "after %.3g s only %d of %d ranks have met on %s, port %d; missing: rank %s; look "
+                    "at the output of those", ranks->config.join_s, meeting->present, world,
+                    ranks->host, meeting->port, list);
+}
+
+/* Until all are there, or until all that came know why it fails. */
+G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting, double deadline) {
+  g2z_ranks *ranks = meeting->ranks;
+  const int world = ranks->config.place.world;
+  while (meeting->verdict.status == G2Z_OK && meeting->present < world) {
+    if (g2z_seconds() > deadline) g2z__meeting_missing(meeting);
+    else g2z__meeting_turn(meeting);
+  }
+  int failed = meeting->verdict.status != G2Z_OK;
+  for (int r = 0; r < world; r++) {
+    int local = 0;
+    for (int other = 0; other < world; other++)
+      local += strcmp(meeting->hellos[r].host, meeting->hellos[other].host) == 0;
+    meeting->verdict.local_world = local;
+    if (r == 0 && !ranks->config.place.local_world) ranks->config.place.local_world = local;
+    if (ranks->peers[r].data >= 0)
+      g2z__meeting_tell(meeting, &ranks->peers[r], ranks->peers[r].data);
+  }
+  /* Those that are still starting need not wait for their own deadline to hear of it. */
+  double patience = g2z_seconds() + (ranks->config.join_s < 3 ? ranks->config.join_s : 3);
+  while (failed && meeting->told < world - 1 && g2z_seconds() < patience)
+    g2z__meeting_turn(meeting);
+  for (int r = 1; r < world; r++) ranks->peers[r].left = 0;
+  if (!failed) return G2Z_OK;
+  return g2z__fail(ranks->services, (g2z_status)meeting->verdict.status, "%s",
+                   meeting->verdict.sentence);
+}
+
+G2Z__PRIVATE g2z_status g2z__ranks_gather(g2z_ranks *ranks, double deadline) {
+  const size_t world = (size_t)ranks->config.place.world;
+  void *memory, *hellos = NULL, *polls = NULL;
+  G2Z__TRY(g2z__alloc(ranks->services, 1, sizeof(g2z__meeting), &memory));
+  g2z__meeting *meeting = (g2z__meeting *)memory;
+  meeting->ranks = ranks;
+  meeting->listener = -1;
+  meeting->present = 1;
+  memcpy(meeting->verdict.magic, "g2z-join", 8);
+  for (int i = 0; i < G2Z__RANKS_PENDING; i++) meeting->callers[i].socket = -1;
+  g2z_status status = g2z__alloc(ranks->services, world, sizeof(g2z__hello), &hellos);
+  if (status == G2Z_OK)
+    status = g2z__alloc(ranks->services, 1 + G2Z__RANKS_PENDING + 2 * world, sizeof(struct pollfd),
+                        &polls);
+  meeting->hellos = (g2z__hello *)hellos;
+  meeting->polls = (struct pollfd *)polls;
+  if (status == G2Z_OK) {
+    meeting->hellos[0] = g2z__ranks_hello(ranks, 0);
+    status = g2z__meeting_listen(meeting, deadline);
+  }
+  if (status == G2Z_OK) status = g2z__meeting_hold(meeting, deadline);
+  for (size_t r = 1; r < world && status == G2Z_OK; r++)
+    memcpy(ranks->peers[r].last.host, meeting->hellos[r].host, sizeof meeting->hellos[r].host);
+  for (int i = 0; i < G2Z__RANKS_PENDING; i++) g2z__socket_close(&meeting->callers[i].socket);
+  g2z__socket_close(&meeting->listener);
+  g2z_release(ranks->services, polls);
+  g2z_release(ranks->services, hellos);
+  g2z_release(ranks->services, meeting);
+  return status;
+}
+
+/* ----- the watchdog ------------------------------------------------------
+ * A thread that only reads and writes pulses and looks at clocks. It makes no call of CUDA or NCCL:
+ * those may be what hangs. */
+
+/* This rank's state, as the others hear of it. */
+G2Z__PRIVATE g2z__pulse g2z__watch_self(g2z_ranks *ranks, g2z__pulse_kind kind) {
+  g2z__pulse pulse;
+  memset(&pulse, 0, sizeof pulse);
+  pulse.magic = G2Z__PULSE;
+  pulse.kind = (uint32_t)kind;
+  pulse.rank = ranks->config.place.rank;
+  memcpy(pulse.host, ranks->host, sizeof pulse.host);
+  pthread_mutex_lock(&ranks->lock);
+  pulse.progress = ranks->progress ? *ranks->progress : 0;
+  pulse.step = ranks->step;
+  pulse.sequence = ranks->sequence;
+  pulse.phase_s = g2z_seconds() - ranks->phase_began;
+  pulse.limit_s = ranks->phase_limit;
+  memcpy(pulse.phase, ranks->phase, sizeof pulse.phase);
+  pthread_mutex_unlock(&ranks->lock);
+  return pulse;
+}
+
+/* Sends what is left of the last pulse, and then this one. A peer that reads nothing misses a beat;
+ * nobody waits for it. Returns 1 when all of it is on its way. */
+G2Z__PRIVATE int g2z__watch_send(g2z__peer *peer, const g2z__pulse *pulse) {
+  for (int fresh = 0; fresh < 2; fresh++) {
+    if (fresh) {
+      memcpy(peer->out, pulse, sizeof peer->out);
+      peer->out_bytes = sizeof peer->out;
+    }
+    while (peer->out_bytes) {
+      ssize_t put = send(peer->control, peer->out + sizeof peer->out - peer->out_bytes,
+                         peer->out_bytes, MSG_NOSIGNAL);
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) return 0;
+      peer->out_bytes -= (size_t)put;
+    }
+  }
+  return 1;
+}
+
+G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, const g2z__pulse *pulse, double deadline) {
+  for (int i = 0; i < ranks->peer_count; i++) {
+    g2z__peer *peer = &ranks->peers[i];
+    while (peer->control >= 0 && !g2z__watch_send(peer, pulse) && errno == EAGAIN &&
+           g2z__socket_wait(peer->control, POLLOUT, deadline)) {
+    }
+  }
+}
+
+/* Who ends the job and why, once: to the others, to the program, and to whoever waits for data. */
+G2Z__PRIVATE void g2z__watch_fault(g2z_ranks *ranks, const g2z__pulse *culprit,
+                                   const char *sentence) {
+  if (ranks->parting) return; /* what follows is no longer this rank's business */
+  g2z__pulse pulse = *culprit;
+  pulse.kind = G2Z__FAULT;
+  if (sentence != pulse.sentence)
+    snprintf(pulse.sentence, sizeof pulse.sentence, "%s", sentence);
+  if (ranks->config.place.rank == 0) g2z__watch_tell(ranks, &pulse, g2z_seconds() + 1);
+  g2z_fault fault;
+  memset(&fault, 0, sizeof fault);
+  fault.rank = pulse.rank;
+  fault.step = pulse.step;
+  memcpy(fault.host, pulse.host, sizeof fault.host);
+  memcpy(fault.phase, pulse.phase, sizeof fault.phase);
+  memcpy(fault.sentence, pulse.sentence, sizeof fault.sentence);
+  if (ranks->config.on_fault) ranks->config.on_fault(ranks->config.user, &fault);
+  pthread_mutex_lock(&ranks->lock);
+  ranks->fault = fault;
+  ranks->faulted = ranks->lost = 1;
+  pthread_cond_broadcast(&ranks->told);
+  pthread_mutex_unlock(&ranks->lock);
+  for (int i = 0; i < ranks->peer_count; i++) /* wakes a thread that waits for data */
+    if (ranks->peers[i].data >= 0) shutdown(ranks->peers[i].data, SHUT_RDWR);
+}
+
+/* "rank 2 on node7 WHAT, in phase forward of step 12". */
+G2Z_PRINTF(3, 4)
+G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__pulse *culprit, const char *format,
+                                   ...) {
+  char what[128], sentence[256];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(what, sizeof what, format, arguments);
+  va_end(arguments);
+  snprintf(sentence, sizeof sentence, "rank %d on %.63s %s, in phase %.31s of step %" PRId64,
+           culprit->rank, culprit->host, what, culprit->phase[0] ? culprit->phase : "start",
+           culprit->step);
+  g2z__watch_fault(ranks, culprit, sentence);
+}
+
+/* A whole pulse. 0: it is none, or none that this peer may send. */
+G2Z__PRIVATE int g2z__watch_take(g2z_ranks *ranks, int index) {
+  g2z__peer *peer = &ranks->peers[index];
+  g2z__pulse pulse;
+  memcpy(&pulse, peer->in, sizeof pulse);
+  pulse.phase[sizeof pulse.phase - 1] = pulse.host[sizeof pulse.host - 1] = 0;
+  pulse.sentence[sizeof pulse.sentence - 1] = 0;
+  if (pulse.magic != G2Z__PULSE || pulse.kind >= G2Z__PULSE_COUNT || pulse.rank < 0 ||
+      pulse.rank >= ranks->config.place.world)
+    return 0;
+  if (pulse.kind == G2Z__FAULT) {
+    if (ranks->config.place.rank == 0) return 0; /* only rank 0 decides */
+    g2z__watch_fault(ranks, &pulse, pulse.sentence);
+    return 1;
+  }
+  if (pulse.rank != index) return 0;
+  peer->heard = g2z_seconds();
+  peer->last = pulse;
+  if (pulse.kind == G2Z__GOODBYE && !peer->left) {
+    peer->left = 1;
+    g2z__pulse self = g2z__watch_self(ranks, G2Z__GOODBYE);
+    if (ranks->config.place.rank == 0) g2z__watch_send(peer, &self); /* it waits for that */
+  }
+  return 1;
+}
+
+/* Reads what has come from a peer. Returns 0 when the connection has ended, or the watch has. */
+G2Z__PRIVATE int g2z__watch_read(g2z_ranks *ranks, int index) {
+  g2z__peer *peer = &ranks->peers[index];
+  for (;;) {
+    ssize_t got = recv(peer->control, peer->in + peer->in_bytes, sizeof peer->in - peer->in_bytes, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 1;
+    if (got <= 0) {
+      g2z__socket_close(&peer->control);
+      if (!peer->left)
+        g2z__watch_blame(ranks, &peer->last, "died: its connection closed without a goodbye");
+      return 0;
+    }
+    peer->in_bytes += (size_t)got;
+    if (peer->in_bytes < sizeof peer->in) continue;
+    peer->in_bytes = 0;
+    if (!g2z__watch_take(ranks, index)) {
+      g2z__socket_close(&peer->control);
+      g2z__watch_blame(ranks, &peer->last, "sent what is no heartbeat");
+    }
+    if (ranks->lost) return 0;
+  }
+}
+
+/* A rank behind `behind`: fewer collectives begun, and of those fewer done by the device. */
+G2Z__PRIVATE int g2z__watch_is_behind(const g2z__pulse *pulse, const g2z__pulse *behind) {
+  if (pulse->sequence != behind->sequence) return pulse->sequence < behind->sequence;
+  return (int32_t)(pulse->progress - behind->progress) < 0;
+}
+
+/* On rank 0: who has begun fewer collectives than the others holds them up, and must not do so for
+ * longer than its phase may take; how long the others wait does not matter. What peers said is up to
+ * a beat old, a fifth of hang_s at most: who hangs has not moved since. */
+G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self) {
+  const g2z__pulse *last = self;
+  int64_t furthest = self->sequence;
+  for (int r = 1; r < ranks->peer_count; r++) {
+    const g2z__pulse *peer = &ranks->peers[r].last;
+    if (ranks->peers[r].left || peer->magic != G2Z__PULSE) continue;
+    int equal = !g2z__watch_is_behind(peer, last) && !g2z__watch_is_behind(last, peer);
+    if (g2z__watch_is_behind(peer, last) || (equal && peer->phase_s > last->phase_s)) last = peer;
+    if (peer->sequence > furthest) furthest = peer->sequence;
+  }
+  if (last->limit_s <= 0 || last->phase_s <= last->limit_s) return;
+  g2z__pulse culprit = *last;
+  g2z__watch_blame(ranks, &culprit,
+                   "hangs: %.3g s in one phase, at collective %" PRId64 " of %" PRId64,
+                   culprit.phase_s, culprit.sequence, furthest);
+}
+
+/* Has somebody left whom others now wait for? */
+G2Z__PRIVATE void g2z__watch_leavers(g2z_ranks *ranks, const g2z__pulse *self) {
+  int64_t furthest = self->sequence;
+  for (int i = 0; i < ranks->peer_count; i++)
+    if (!ranks->peers[i].left && ranks->peers[i].last.sequence > furthest)
+      furthest = ranks->peers[i].last.sequence;
+  for (int i = 0; i < ranks->peer_count && !ranks->lost; i++) {
+    const g2z__peer *peer = &ranks->peers[i];
+    if (!peer->left || peer->last.sequence >= furthest) continue;
+    g2z__pulse culprit = peer->last;
+    g2z__watch_blame(ranks, &culprit, "left early, while others go on (its own output says why)");
+  }
+}
+
+/* Deadlines, once everything that has come is read. */
+G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
+  g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
+  for (int i = 0; i < ranks->peer_count && !ranks->lost; i++) {
+    g2z__peer *peer = &ranks->peers[i];
+    if (peer->control < 0 || peer->left || ranks->config.silence_s <= 0) continue;
+    if (now - peer->heard > ranks->config.silence_s)
+      g2z__watch_blame(ranks, &peer->last, "does not answer: nothing was heard of it for %.3g s",
+                       now - peer->heard);
+  }
+  if (!ranks->lost) g2z__watch_leavers(ranks, &self);
+  if (!ranks->lost && ranks->config.place.rank == 0) g2z__watch_hang(ranks, &self);
+}
+
+/* One look at all connections, for as long as `wait_s`. */
+G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
+  struct pollfd *polls = ranks->polls;
+  char bytes[16];
+  for (int i = 0; i < ranks->peer_count; i++) {
+    polls[i].fd = ranks->peers[i].control;
+    polls[i].events = POLLIN;
+    polls[i].revents = 0;
+  }
+  polls[ranks->peer_count].fd = ranks->wake[0];
+  polls[ranks->peer_count].events = POLLIN;
+  polls[ranks->peer_count].revents = 0;
+  if (poll(polls, (nfds_t)ranks->peer_count + 1, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0)
+    return;
+  if (polls[ranks->peer_count].revents) /* only to wake up */
+    while (read(ranks->wake[0], bytes, sizeof bytes) > 0) {
+    }
+  for (int i = 0; i < ranks->peer_count && !ranks->lost; i++)
+    if (polls[i].revents) g2z__watch_read(ranks, i);
+}
+
+/* Goodbye to all, and then until they have said it too: rank 0 holds the star together for those that
+ * are about to leave as well. */
+G2Z__PRIVATE void g2z__watch_leave(g2z_ranks *ranks) {
+  double deadline = g2z_seconds() + 5;
+  g2z__pulse goodbye = g2z__watch_self(ranks, G2Z__GOODBYE);
+  ranks->parting = 1;
+  g2z__watch_tell(ranks, &goodbye, deadline);
+  for (;;) {
+    int staying = 0;
+    for (int i = 0; i < ranks->peer_count; i++)
+      staying += ranks->peers[i].control >= 0 && !ranks->peers[i].left;
+    double left = deadline - g2z_seconds();
+    if (!staying || left <= 0) return;
+    g2z__watch_poll(ranks, left < 0.1 ? left : 0.1);
+  }
+}
+
+G2Z__PRIVATE void *g2z__watch(void *user) {
+  g2z_ranks *ranks = (g2z_ranks *)user;
+  const double silence_s = ranks->config.silence_s;
+  const double hang_s = ranks->config.hang_s;
+  double beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
+  if (hang_s > 0 && hang_s < 5 * beat_s) beat_s = hang_s / 5;
+  double last = g2z_seconds(), next = last;
+  for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = last;
+  while (!ranks->lost) {
+    pthread_mutex_lock(&ranks->lock);
+    int leaving = ranks->leaving;
+    pthread_mutex_unlock(&ranks->lock);
+    if (leaving) {
+      g2z__watch_leave(ranks);
+      break;
+    }
+    double now = g2z_seconds();
+    /* Who was stopped itself has not heard the others, and must not blame them for it. */
+    if (silence_s > 0 && now - last > silence_s / 2)
+      for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = now;
+    last = now;
+    if (now >= next) {
+      g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
+      for (int i = 0; i < ranks->peer_count; i++)
+        if (ranks->peers[i].control >= 0) g2z__watch_send(&ranks->peers[i], &self);
+      next = now + beat_s;
+    }
+    g2z__watch_poll(ranks, next - now);
+    if (!ranks->lost) g2z__watch_judge(ranks, g2z_seconds());
+  }
+  return NULL;
+}
+
+G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
+  void *polls;
+  sigset_t all, before;
+  G2Z__TRY(g2z__alloc(ranks->services, (size_t)ranks->peer_count + 1, sizeof(struct pollfd),
+                      &polls));
+  ranks->polls = (struct pollfd *)polls;
+  if (pipe(ranks->wake) != 0)
+    return g2z__fail(ranks->services, G2Z_IO, "no pipe for the watchdog: %s", strerror(errno));
+  for (int i = 0; i < 2; i++) {
+    fcntl(ranks->wake[i], F_SETFD, FD_CLOEXEC);
+    fcntl(ranks->wake[i], F_SETFL, O_NONBLOCK);
+  }
+  sigfillset(&all); /* signals are the main thread's */
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(&ranks->watchdog, NULL, g2z__watch, ranks);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (error)
+    return g2z__fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watchdog: %s",
+                     strerror(error));
+  ranks->watched = 1;
+  return G2Z_OK;
+}
+
+/* ----- join and leave ---------------------------------------------------- */
 
 G2Z_API g2z_ranks_config g2z_ranks_config_default(void) {
   g2z_ranks_config config;
@@ -6611,63 +7788,420 @@ G2Z_API g2z_ranks_config g2z_ranks_config_default(void) {
   return config;
 }
 
+G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
+  const g2z_place *place = &ranks->config.place;
+  double deadline = g2z_seconds() + ranks->config.join_s;
+  g2z_services *services = ranks->services;
+  void *memory;
+  if (place->world < 1 || place->world > G2Z__RANKS_MAX || place->rank < 0 ||
+      place->rank >= place->world)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "rank %d of %d cannot be: at most %d ranks",
+                     place->rank, place->world, G2Z__RANKS_MAX);
+  if (place->world == 1) return G2Z_OK;
+  if (place->port < 1 || place->port > 65535 - G2Z__RANKS_PORTS)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "port %d: must be from 1 to %d", place->port,
+                     65535 - G2Z__RANKS_PORTS);
+  int count = place->rank == 0 ? place->world : 1;
+  G2Z__TRY(g2z__alloc(services, (size_t)count, sizeof(g2z__peer), &memory));
+  ranks->peers = (g2z__peer *)memory;
+  ranks->peer_count = count;
+  for (int i = 0; i < count; i++) {
+    ranks->peers[i].data = ranks->peers[i].control = -1;
+    ranks->peers[i].last.rank = i;
+    snprintf(ranks->peers[i].last.host, sizeof ranks->peers[i].last.host, "%.63s", place->host);
+  }
+  if (place->rank == 0) {
+    G2Z__TRY(g2z__ranks_gather(ranks, deadline));
+  } else {
+    G2Z__TRY(g2z__ranks_find(ranks, deadline));
+    /* Rank 0 may have started later by as much as it waits for the others. */
+    G2Z__TRY(g2z__ranks_await_verdict(ranks, ranks->peers[0].data,
+                                      g2z_seconds() + ranks->config.join_s + 10));
+  }
+  for (int i = 0; i < count; i++) {
+    int one = ranks->peers[i].data;
+    if (one >= 0) fcntl(one, F_SETFL, fcntl(one, F_GETFL) & ~O_NONBLOCK);
+  }
+  return g2z__watch_start(ranks);
+}
+
 G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
                                   g2z_ranks **out) {
   void *memory;
+  pthread_condattr_t attributes;
   *out = NULL;
   G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_ranks), &memory));
   g2z_ranks *ranks = (g2z_ranks *)memory;
   ranks->services = services;
   ranks->config = *config;
-  *out = ranks;
-  return G2Z_OK;
+  ranks->wake[0] = ranks->wake[1] = -1;
+  g2z__host_name(ranks->host);
+  pthread_mutex_init(&ranks->lock, NULL);
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&ranks->told, &attributes);
+  pthread_condattr_destroy(&attributes);
+  ranks->began = g2z_seconds();
+  g2z_ranks_phase(ranks, "start", 0, 0);
+  g2z_status status = g2z__ranks_meet(ranks);
+  if (status != G2Z_OK) g2z_ranks_leave(ranks);
+  else *out = ranks;
+  return status;
 }
 
 G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
-  if (ranks) g2z_release(ranks->services, ranks);
+  if (!ranks) return;
+  if (ranks->watched) {
+    pthread_mutex_lock(&ranks->lock);
+    ranks->leaving = 1;
+    pthread_mutex_unlock(&ranks->lock);
+    if (write(ranks->wake[1], "", 1) < 0) { /* full: then it is about to wake up anyway */
+    }
+    pthread_join(ranks->watchdog, NULL);
+  }
+  for (int i = 0; i < ranks->peer_count; i++) {
+    g2z__socket_close(&ranks->peers[i].data);
+    g2z__socket_close(&ranks->peers[i].control);
+  }
+  for (int i = 0; i < 2; i++) g2z__socket_close(&ranks->wake[i]);
+  pthread_cond_destroy(&ranks->told);
+  pthread_mutex_destroy(&ranks->lock);
+  g2z_release(ranks->services, ranks->polls);
+  g2z_release(ranks->services, ranks->peers);
+  g2z_release(ranks->services, ranks);
 }
 
 G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks) { return &ranks->config.place; }
 
-/* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is 0
- * on every rank but rank 0. Both sides call in the same order. */
-G2Z__PRIVATE g2z_status g2z__ranks_send(g2z_ranks *ranks, int peer, const void *bytes,
-                                        size_t count) {
-  (void)peer, (void)bytes, (void)count;
-  return g2z__fail(ranks->services, G2Z_LOST, "no connection");
-}
-G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *bytes, size_t count) {
-  (void)peer, (void)bytes, (void)count;
-  return g2z__fail(ranks->services, G2Z_LOST, "no connection");
+/* ----- calls over the data connections ----------------------------------- */
+
+/* A data connection has ended. The watchdog knows more in a moment, and names who is to blame. */
+G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
+  struct timespec until;
+  g2z_status status;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_sec += 5;
+  pthread_mutex_lock(&ranks->lock);
+  while (!ranks->faulted && ranks->watched)
+    if (pthread_cond_timedwait(&ranks->told, &ranks->lock, &until) != 0) break;
+  if (ranks->faulted)
+    status = g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  else
+    status = g2z__fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
+                       ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
+  pthread_mutex_unlock(&ranks->lock);
+  ranks->broken = status;
+  return status;
 }
 
-G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
-                                        void *all) {
-  (void)ranks;
-  memmove(all, mine, bytes);
+/* Nothing is sent over connections that are out of step. */
+G2Z__PRIVATE g2z_status g2z__ranks_ready(g2z_ranks *ranks) {
+  pthread_mutex_lock(&ranks->lock);
+  g2z_status status = G2Z_OK;
+  if (ranks->faulted) status = g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  else if (ranks->broken != G2Z_OK)
+    status = g2z__fail(ranks->services, ranks->broken,
+                       "the ranks are out of step since an earlier failure: leave, and join again");
+  pthread_mutex_unlock(&ranks->lock);
+  return status;
+}
+
+/* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is 0
+ * on every rank but rank 0. Both sides call in the same order. They return when the bytes are in the
+ * system's hands (send) or in the caller's (receive): two that send much to each other at the same
+ * time wait for ever. */
+G2Z__PRIVATE g2z_status g2z__ranks_send(g2z_ranks *ranks, int peer, const void *bytes,
+                                        size_t count) {
+  G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->config.place.rank != peer);
+  size_t done = 0;
+  while (done < count) {
+    ssize_t put = send(ranks->peers[peer].data, (const char *)bytes + done, count - done,
+                       MSG_NOSIGNAL);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return g2z__ranks_lost(ranks, peer, errno);
+    done += (size_t)put;
+  }
   return G2Z_OK;
 }
-G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count) {
-  (void)ranks, (void)bytes, (void)count;
+
+G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *bytes, size_t count) {
+  G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->config.place.rank != peer);
+  size_t done = 0;
+  while (done < count) {
+    ssize_t got = recv(ranks->peers[peer].data, (char *)bytes + done, count - done, MSG_WAITALL);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return g2z__ranks_lost(ranks, peer, got < 0 ? errno : 0);
+    done += (size_t)got;
+  }
   return G2Z_OK;
-}
-G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine) {
-  (void)ranks;
-  return mine;
-}
-G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text) {
-  (void)ranks, (void)what, (void)text;
-  return G2Z_OK;
-}
-G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s) {
-  (void)ranks, (void)phase, (void)step, (void)extra_s;
 }
 
 /* A collective that is about to be enqueued, into the flight recorder; returns its number. */
 G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int bucket,
                                        size_t bytes) {
-  (void)ranks, (void)kind, (void)bucket, (void)bytes;
-  return 0;
+  pthread_mutex_lock(&ranks->lock);
+  int64_t sequence = ++ranks->sequence;
+  g2z__flight *record = &ranks->records[sequence % G2Z__RANKS_RECORDS];
+  record->sequence = sequence;
+  record->step = ranks->step;
+  record->bucket = bucket;
+  record->bytes = bytes;
+  record->seconds = g2z_seconds() - ranks->began;
+  snprintf(record->kind, sizeof record->kind, "%s", kind);
+  pthread_mutex_unlock(&ranks->lock);
+  return sequence;
+}
+
+G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
+  g2z_json_out out;
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_integer(&out, "rank", self.rank);
+  g2z_json_put_integer(&out, "world", ranks->config.place.world);
+  g2z_json_put_string(&out, "host", self.host);
+  g2z_json_put_string(&out, "phase", self.phase);
+  g2z_json_put_number(&out, "phase_s", self.phase_s);
+  g2z_json_put_integer(&out, "step", self.step);
+  g2z_json_put_integer(&out, "sequence", self.sequence);
+  g2z_json_put_integer(&out, "progress", self.progress);
+  g2z_json_put_number(&out, "seconds", g2z_seconds() - ranks->began);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  for (int64_t i = self.sequence - G2Z__RANKS_RECORDS + 1; i <= self.sequence; i++) {
+    if (i < 1) continue;
+    pthread_mutex_lock(&ranks->lock);
+    g2z__flight record = ranks->records[i % G2Z__RANKS_RECORDS];
+    pthread_mutex_unlock(&ranks->lock);
+    if (record.sequence != i) continue; /* overwritten meanwhile */
+    g2z_json_begin(&out, NULL, '{');
+    g2z_json_put_integer(&out, "sequence", record.sequence);
+    g2z_json_put_integer(&out, "step", record.step);
+    g2z_json_put_string(&out, "kind", record.kind);
+    g2z_json_put_integer(&out, "bucket", record.bucket);
+    g2z_json_put_integer(&out, "bytes", (int64_t)record.bytes);
+    g2z_json_put_number(&out, "seconds", record.seconds);
+    g2z_json_end(&out, '}');
+    g2z_writer_put(writer, "\n", 1);
+  }
+}
+
+G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
+                                          const char *path) {
+  g2z_writer *writer;
+  G2Z__TRY(g2z_writer_create(services, path, &writer));
+  g2z__flight_write(ranks, writer);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* A word that the device counts up as its collectives end, in memory that the host can read: it goes
+ * on when the host does not. NULL before that memory is freed. */
+G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t *word) {
+  pthread_mutex_lock(&ranks->lock);
+  ranks->progress = word;
+  pthread_mutex_unlock(&ranks->lock);
+}
+
+G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s) {
+  double now = g2z_seconds();
+  pthread_mutex_lock(&ranks->lock);
+  snprintf(ranks->phase, sizeof ranks->phase, "%s", phase);
+  ranks->step = step;
+  ranks->phase_began = now;
+  ranks->phase_limit = ranks->config.hang_s > 0 ? ranks->config.hang_s + extra_s : 0;
+  pthread_mutex_unlock(&ranks->lock);
+}
+
+typedef enum g2z__call { G2Z__CALL_GATHER = 1, G2Z__CALL_BROADCAST, G2Z__CALL_AGREE, G2Z__CALL_SAME } g2z__call;
+
+/* Frame and bytes to a peer. */
+G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, int call, int64_t sequence,
+                                       const void *bytes, size_t count) {
+  g2z__frame frame;
+  memset(&frame, 0, sizeof frame);
+  frame.magic = G2Z__FRAME;
+  frame.call = call;
+  frame.sequence = sequence;
+  frame.bytes = count;
+  G2Z__TRY(g2z__ranks_send(ranks, peer, &frame, sizeof frame));
+  return g2z__ranks_send(ranks, peer, bytes, count);
+}
+
+/* The frame of this call from a peer, with at least `least` and at most `most` bytes behind it. */
+G2Z__PRIVATE g2z_status g2z__ranks_get_frame(g2z_ranks *ranks, int peer, int call,
+                                             int64_t sequence, size_t least, size_t most,
+                                             size_t *bytes) {
+  static const char *const names[] = {"nothing", "all_gather", "broadcast", "agree", "same"};
+  g2z__frame frame;
+  *bytes = 0;
+  G2Z__TRY(g2z__ranks_receive(ranks, peer, &frame, sizeof frame));
+  int known = frame.magic == G2Z__FRAME;
+  if (known && frame.call < 0 && frame.bytes < G2Z_ERROR_BYTES && peer == 0) {
+    char sentence[G2Z_ERROR_BYTES];
+    memset(sentence, 0, sizeof sentence);
+    G2Z__TRY(g2z__ranks_receive(ranks, peer, sentence, (size_t)frame.bytes));
+    return ranks->broken = g2z__fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
+  }
+  if (known && frame.call == call && frame.sequence == sequence && frame.bytes >= least &&
+      frame.bytes <= most) {
+    *bytes = (size_t)frame.bytes;
+    return G2Z_OK;
+  }
+  int named = known && frame.call > 0 && frame.call <= G2Z__CALL_SAME;
+  return ranks->broken = g2z__fail(
+             ranks->services, G2Z_BAD_ARGUMENT,
+             "rank %d is in %s %" PRId64 " with %" PRIu64 " bytes while rank %d is in %s %" PRId64
+             " with %zu: all ranks must make the same calls in the same order",
+             peer, named ? names[frame.call] : "something unknown", known ? frame.sequence : 0,
+             known ? frame.bytes : 0, ranks->config.place.rank, names[call], sequence, least);
+}
+
+/* On rank 0: the others wait for an answer, and get the sentence of what went wrong. */
+G2Z__PRIVATE g2z_status g2z__ranks_refuse(g2z_ranks *ranks, g2z_status status) {
+  char sentence[G2Z_ERROR_BYTES];
+  if (status == G2Z_LOST) return status; /* the watchdog tells them */
+  memcpy(sentence, ranks->services->error, sizeof sentence);
+  for (int r = 1; r < ranks->peer_count; r++)
+    (void)g2z__ranks_put(ranks, r, -1, 0, sentence, strlen(sentence));
+  return g2z__fail(ranks->services, status, "%s", sentence);
+}
+
+G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
+                                        void *all) {
+  const size_t world = (size_t)ranks->config.place.world, rank = (size_t)ranks->config.place.rank;
+  memmove((char *)all + rank * bytes, mine, bytes);
+  if (world == 1) return G2Z_OK;
+  G2Z__TRY(g2z__ranks_ready(ranks));
+  int64_t sequence = g2z__ranks_record(ranks, "all_gather", -1, bytes);
+  size_t got;
+  if (rank) {
+    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__CALL_GATHER, sequence, mine, bytes));
+    G2Z__TRY(g2z__ranks_get_frame(ranks, 0, G2Z__CALL_GATHER, sequence, world * bytes,
+                                  world * bytes, &got));
+    return g2z__ranks_receive(ranks, 0, all, got);
+  }
+  for (size_t r = 1; r < world; r++) {
+    g2z_status status = g2z__ranks_get_frame(ranks, (int)r, G2Z__CALL_GATHER, sequence, bytes,
+                                             bytes, &got);
+    if (status != G2Z_OK) return g2z__ranks_refuse(ranks, status);
+    G2Z__TRY(g2z__ranks_receive(ranks, (int)r, (char *)all + r * bytes, got));
+  }
+  for (size_t r = 1; r < world; r++)
+    G2Z__TRY(g2z__ranks_put(ranks, (int)r, G2Z__CALL_GATHER, sequence, all, world * bytes));
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count) {
+  const int world = ranks->config.place.world;
+  size_t got;
+  if (world == 1) return G2Z_OK;
+  G2Z__TRY(g2z__ranks_ready(ranks));
+  int64_t sequence = g2z__ranks_record(ranks, "broadcast", -1, count);
+  if (ranks->config.place.rank) {
+    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__CALL_BROADCAST, sequence, NULL, 0));
+    G2Z__TRY(g2z__ranks_get_frame(ranks, 0, G2Z__CALL_BROADCAST, sequence, count, count, &got));
+    return g2z__ranks_receive(ranks, 0, bytes, got);
+  }
+  for (int r = 1; r < world; r++) { /* they say that they are here, or in which other call */
+    g2z_status status = g2z__ranks_get_frame(ranks, r, G2Z__CALL_BROADCAST, sequence, 0, 0, &got);
+    if (status != G2Z_OK) return g2z__ranks_refuse(ranks, status);
+  }
+  for (int r = 1; r < world; r++)
+    G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__CALL_BROADCAST, sequence, bytes, count));
+  return G2Z_OK;
+}
+
+/* A status with its sentence, as it travels. */
+typedef struct g2z__opinion {
+  int32_t status;
+  char sentence[G2Z_ERROR_BYTES];
+} g2z__opinion;
+
+/* Rank 0 tells all what has come out, and all return it. */
+G2Z__PRIVATE g2z_status g2z__ranks_decide(g2z_ranks *ranks, int call, int64_t sequence,
+                                          g2z__opinion *opinion) {
+  size_t got;
+  if (ranks->config.place.rank) {
+    G2Z__TRY(g2z__ranks_get_frame(ranks, 0, call, sequence, sizeof *opinion, sizeof *opinion, &got));
+    G2Z__TRY(g2z__ranks_receive(ranks, 0, opinion, got));
+  }
+  for (int r = 1; r < ranks->peer_count; r++)
+    G2Z__TRY(g2z__ranks_put(ranks, r, call, sequence, opinion, sizeof *opinion));
+  opinion->sentence[sizeof opinion->sentence - 1] = 0;
+  if (opinion->status == G2Z_OK) return G2Z_OK;
+  g2z_status status = opinion->status > 0 && opinion->status < G2Z_STATUS_COUNT
+                          ? (g2z_status)opinion->status : G2Z_LOST;
+  return g2z__fail(ranks->services, status, "%s", opinion->sentence);
+}
+
+G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine) {
+  g2z__opinion opinion, other;
+  size_t got;
+  if (ranks->config.place.world == 1) return mine;
+  memset(&opinion, 0, sizeof opinion);
+  opinion.status = (int32_t)mine;
+  if (mine != G2Z_OK)
+    snprintf(opinion.sentence, sizeof opinion.sentence, "rank %d: %.740s",
+             ranks->config.place.rank, ranks->services->error);
+  G2Z__TRY(g2z__ranks_ready(ranks));
+  int64_t sequence = g2z__ranks_record(ranks, "agree", -1, sizeof opinion);
+  if (ranks->config.place.rank)
+    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__CALL_AGREE, sequence, &opinion, sizeof opinion));
+  for (int r = 1; r < ranks->peer_count; r++) {
+    g2z_status status = g2z__ranks_get_frame(ranks, r, G2Z__CALL_AGREE, sequence, sizeof other,
+                                             sizeof other, &got);
+    if (status != G2Z_OK) return g2z__ranks_refuse(ranks, status);
+    G2Z__TRY(g2z__ranks_receive(ranks, r, &other, got));
+    if (opinion.status == G2Z_OK) opinion = other;
+  }
+  return g2z__ranks_decide(ranks, G2Z__CALL_AGREE, sequence, &opinion);
+}
+
+/* The first line in which the texts of rank 0 and rank r differ. */
+G2Z__PRIVATE void g2z__ranks_differ(const char *what, const char *zero, int r, const char *other,
+                                    g2z__opinion *opinion) {
+  size_t line = 0; /* where the line begins: up to there both are alike */
+  for (size_t i = 0; zero[i] && zero[i] == other[i]; i++)
+    if (zero[i] == '\n') line = i + 1;
+  zero += line;
+  other += line;
+  size_t zero_bytes = strcspn(zero, "\n"), other_bytes = strcspn(other, "\n");
+  opinion->status = G2Z_BAD_ARGUMENT;
+  snprintf(opinion->sentence, sizeof opinion->sentence,
+           "the %s of rank %d differs from rank 0's: \"%.*s\" there, \"%.*s\" on rank 0; start all "
+           "ranks with the same settings and files", what, r,
+           (int)(other_bytes > 200 ? 200 : other_bytes), other,
+           (int)(zero_bytes > 200 ? 200 : zero_bytes), zero);
+}
+
+#define G2Z__SAME_BYTES ((size_t)1 << 24) /* the longest text that ranks compare */
+
+G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text) {
+  g2z__opinion opinion;
+  size_t got, bytes = strlen(text) + 1;
+  if (ranks->config.place.world == 1) return G2Z_OK;
+  memset(&opinion, 0, sizeof opinion);
+  G2Z_ASSERT(bytes <= G2Z__SAME_BYTES);
+  G2Z__TRY(g2z__ranks_ready(ranks));
+  int64_t sequence = g2z__ranks_record(ranks, "same", -1, bytes);
+  if (ranks->config.place.rank)
+    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__CALL_SAME, sequence, text, bytes));
+  for (int r = 1; r < ranks->peer_count; r++) {
+    void *other = NULL;
+    g2z_status status = g2z__ranks_get_frame(ranks, r, G2Z__CALL_SAME, sequence, 1,
+                                             G2Z__SAME_BYTES, &got);
+    if (status == G2Z_OK) status = g2z__alloc(ranks->services, got + 1, 1, &other);
+    if (status != G2Z_OK) return g2z__ranks_refuse(ranks, status);
+    status = g2z__ranks_receive(ranks, r, other, got);
+    if (status == G2Z_OK && opinion.status == G2Z_OK && strcmp(text, (char *)other) != 0)
+      g2z__ranks_differ(what, text, r, (const char *)other, &opinion);
+    g2z_release(ranks->services, other);
+    G2Z__TRY(status);
+  }
+  return g2z__ranks_decide(ranks, G2Z__CALL_SAME, sequence, &opinion);
 }
 
 /* ===== >>i12 collectives =================================================
@@ -6870,6 +8404,10 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   g2z_services *services = config->services;
   g2z_ranks_config ranks = config->ranks;
   if (ranks.place.world == 0) G2Z__TRY(g2z_place_find(services, &ranks.place));
+  char id[64] = "";
+  if (config->device == G2Z_DEVICE_CUDA)
+    G2Z__TRY(g2z__cuda_select(services, ranks.place.local_rank, id));
+  ranks.device = id;
   void *memory;
   G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_context), &memory));
   g2z_context *context = (g2z_context *)memory;

@@ -8,6 +8,7 @@
 
 #include <ftw.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -4044,6 +4045,7 @@ static void test_cuda_optimizer(g2z_test *t) {
     config.loss_scale_hysteresis = 2;
     test_state state = test_state_make(&p, p.dtype == G2Z_FP16 ? 8.0f : 1.0f, 0);
     test_twin *rows = test_twin_new(&p, TEST_F64, 3 * G2Z_VERDICT_COLUMNS);
+    memset(rows->cpu, 0, 3 * G2Z_VERDICT_COLUMNS * sizeof(double));
     for (int step = 0; step < 9; step++) {
       int bad = step == 4 || step == 5 || step == 6;
       double *row = (double *)rows->cpu;
@@ -6120,6 +6122,917 @@ typedef struct g2z_test_entry {
   void (*run)(g2z_test *t);
 } g2z_test_entry;
 
+/* ----- ranks: real processes ---------------------------------------------
+ * A rank program is a function that `./test_gpt2 --rank-program NAME ARGUMENTS` runs in a process of
+ * its own; its result is the exit code. Processes are started with fork and exec: this one has used
+ * OpenMP's threads, and maybe CUDA, which do not survive a fork. */
+
+enum { TEST_RANKS = 8, TEST_WORDS = 24 };
+
+typedef struct test_ranks {
+  int world, port;
+  pid_t pid[TEST_RANKS];        /* 0: has ended */
+  int code[TEST_RANKS];         /* exit code; 128 + signal; -1: had to be killed at the deadline */
+  double ended[TEST_RANKS];     /* g2z_seconds() */
+  char *output[TEST_RANKS];     /* what it printed, once it has ended; freed by test_ranks_free */
+} test_ranks;
+
+/* Ports of tests that run at the same time, in this process or another, do not meet. */
+static int test_ranks_port(void) {
+  static int turn;
+  return 10000 + ((int)getpid() * 64 + 16 * turn++) % 9900;
+}
+
+static const char *test_ranks_file(const g2z_test *t, const test_ranks *ranks, int rank) {
+  char name[64];
+  snprintf(name, sizeof name, "rank_%d_%d.txt", ranks->port, rank);
+  return test_path(t, name);
+}
+
+/* The environment of a rank: this process's without any launcher's variables, and then `extra`
+ * ("NAME=value"). Freed as one block. */
+static char **test_ranks_environment(const char *const *extra, int extras) {
+  static const char *const dropped[] = {"RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "OMPI_", "PMI",
+                                        "MPI_LOCAL", "SLURM_", "G2Z_RUN_ID=", "G2Z_RANKS_",
+                                        "OMP_NUM_THREADS=", "TORCHELASTIC_"};
+  int count = 0, kept = 0;
+  while (environ[count]) count++;
+  char **list = (char **)calloc((size_t)(count + extras + 1), sizeof(char *));
+  for (int i = 0; i < count; i++) {
+    int drop = 0;
+    for (size_t k = 0; k < sizeof dropped / sizeof *dropped; k++)
+      drop |= strncmp(environ[i], dropped[k], strlen(dropped[k])) == 0;
+    if (!drop) list[kept++] = environ[i];
+  }
+  for (int i = 0; i < extras; i++) list[kept++] = (char *)(uintptr_t)extra[i];
+  return list;
+}
+
+/* Starts a program with both outputs into the rank's file. It dies with this process. */
+static pid_t test_ranks_exec(g2z_test *t, const char *path, char **argv, char **environment,
+                             const char *output) {
+  int file = open(output, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  CHECK(t, file >= 0);
+  fflush(stdout);
+  pid_t parent = getpid(), pid = fork();
+  if (pid == 0) { /* from here to exec only what a signal handler may do */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() == parent && dup2(file, 1) == 1 && dup2(file, 2) == 2)
+      execve(path, argv, environment);
+    _exit(127);
+  }
+  CHECK(t, pid > 0);
+  close(file);
+  return pid;
+}
+
+/* Starts `--rank-program PROGRAM ARGUMENTS` as ranks first..last of `world`, by hand as a user
+ * would. A `variable` ("NAME=value", or NULL) comes first in their environment, and so counts. */
+static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last,
+                             const char *variable, const char *arguments) {
+  char line[512], *argv[TEST_WORDS] = {NULL}, self[] = "test_gpt2", flag[] = "--rank-program";
+  int words = 0;
+  argv[words++] = self;
+  argv[words++] = flag;
+  snprintf(line, sizeof line, "%s", arguments);
+  for (char *word = strtok(line, " "); word && words < TEST_WORDS - 1; word = strtok(NULL, " "))
+    argv[words++] = word;
+  for (int rank = first; rank <= last; rank++) {
+    char text[6][64];
+    const char *extra[7] = {variable, text[0], text[1], text[2], text[3], text[4], text[5]};
+    snprintf(text[0], 64, "RANK=%d", rank);
+    snprintf(text[1], 64, "WORLD_SIZE=%d", ranks->world);
+    snprintf(text[2], 64, "MASTER_ADDR=127.0.0.1");
+    snprintf(text[3], 64, "MASTER_PORT=%d", ranks->port);
+    snprintf(text[4], 64, "OMP_NUM_THREADS=1");
+    snprintf(text[5], 64, "G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port);
+    char **environment = test_ranks_environment(variable ? extra : extra + 1, variable ? 7 : 6);
+    ranks->pid[rank] = test_ranks_exec(t, "/proc/self/exe", argv, environment,
+                                       test_ranks_file(t, ranks, rank));
+    free(environment);
+  }
+}
+
+static void test_ranks_open(test_ranks *ranks, int world) {
+  memset(ranks, 0, sizeof *ranks);
+  ranks->world = world;
+  ranks->port = test_ranks_port();
+}
+
+/* Until all have ended, or for `seconds`: then those that are left are killed. */
+static void test_ranks_wait(g2z_test *t, test_ranks *ranks, double seconds) {
+  double deadline = g2z_seconds() + seconds;
+  for (int running = 1; running;) {
+    int late = g2z_seconds() > deadline;
+    running = 0;
+    for (int r = 0; r < TEST_RANKS; r++) {
+      int status;
+      if (ranks->pid[r] <= 0) continue;
+      if (late) kill(ranks->pid[r], SIGKILL);
+      if (waitpid(ranks->pid[r], &status, late ? 0 : WNOHANG) != ranks->pid[r]) {
+        running = 1;
+        continue;
+      }
+      ranks->ended[r] = g2z_seconds();
+      ranks->code[r] = late ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      ranks->pid[r] = 0;
+      size_t bytes;
+      g2z_release(&t->services, ranks->output[r]);
+      CHECK_OK(t, g2z_read_file(&t->services, test_ranks_file(t, ranks, r), 1 << 24,
+                                &ranks->output[r], &bytes));
+    }
+    struct timespec pause = {0, 5000000};
+    if (running) nanosleep(&pause, NULL);
+  }
+}
+
+/* Rank r ended with this code and said this (NULL: anything). */
+#define CHECK_RANK(t, ranks, r, want, part) test_ranks_check(t, __LINE__, ranks, r, want, part)
+static void test_ranks_check(g2z_test *t, int line, const test_ranks *ranks, int rank, int want,
+                             const char *part) {
+  const char *output = ranks->output[rank] ? ranks->output[rank] : "";
+  t->checks++;
+  if (ranks->code[rank] != want || (part && !strstr(output, part)))
+    test_fail(t, __FILE__, line, "rank %d ended with %d, expected %d and \"%s\"; it said:\n%s", rank,
+              ranks->code[rank], want, part ? part : "", output);
+}
+
+static void test_ranks_free(g2z_test *t, test_ranks *ranks) {
+  for (int r = 0; r < TEST_RANKS; r++) g2z_release(&t->services, ranks->output[r]);
+}
+
+/* ----- rank programs ----- */
+
+static void rank_on_fault(void *user, const g2z_fault *fault) {
+  (void)user;
+  printf("fault of rank %d: %s\n", fault->rank, fault->sentence);
+  fflush(stdout);
+  _exit(70);
+}
+
+/* Joins with the environment's place and short deadlines; NULL after printing why not. Arguments
+ * NAME=VALUE change the config. */
+static g2z_ranks *rank_join(g2z_services *services, int argc, char **argv) {
+  g2z_ranks_config config = g2z_ranks_config_default();
+  g2z_ranks *ranks = NULL;
+  memset(services, 0, sizeof *services);
+  config.join_s = 20;
+  config.on_fault = rank_on_fault;
+  g2z_status status = g2z_place_find(services, &config.place);
+  for (int i = 0; i < argc; i++) {
+    const char *value = strchr(argv[i], '=');
+    if (!value++) continue;
+    if (strncmp(argv[i], "join=", 5) == 0) config.join_s = atof(value);
+    if (strncmp(argv[i], "silence=", 8) == 0) config.silence_s = atof(value);
+    if (strncmp(argv[i], "hang=", 5) == 0) config.hang_s = atof(value);
+    if (strncmp(argv[i], "world=", 6) == 0) config.place.world = atoi(value);
+    if (strncmp(argv[i], "device=", 7) == 0) config.device = value;
+    if (strncmp(argv[i], "build=", 6) == 0) config.build = value;
+    if (strncmp(argv[i], "handler=", 8) == 0) config.on_fault = NULL;
+  }
+  if (status == G2Z_OK) status = g2z_ranks_join(services, &config, &ranks);
+  if (status != G2Z_OK) printf("join: %s: %s\n", g2z_status_text(status), services->error);
+  fflush(stdout);
+  return ranks;
+}
+
+static int rank_failed(g2z_services *services, g2z_status status) {
+  printf("failed: %s: %s\n", g2z_status_text(status), services->error);
+  return 3;
+}
+
+/* Every call, several times, and what it must give. */
+static int rank_calls(int argc, char **argv) {
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const g2z_place *place = g2z_ranks_place(ranks);
+  const int rank = place->rank, world = place->world;
+  int bad = 0, all[TEST_RANKS], mine, third = 0;
+  char text[64];
+  for (int turn = 0; turn < 50; turn++) {
+    mine = 100 * turn + rank;
+    bad += g2z_ranks_all_gather(ranks, &mine, sizeof mine, all) != G2Z_OK;
+    for (int r = 0; r < world; r++) bad += all[r] != 100 * turn + r;
+    third = rank == 0 ? turn * 7 : -1;
+    bad += g2z_ranks_broadcast(ranks, &third, sizeof third) != G2Z_OK || third != turn * 7;
+    bad += g2z_ranks_agree(ranks, G2Z_OK) != G2Z_OK;
+    bad += g2z_ranks_same(ranks, "turn", turn % 2 ? "" : "one\ntwo") != G2Z_OK;
+  }
+  bad += g2z_ranks_all_gather(ranks, NULL, 0, all) != G2Z_OK; /* a barrier */
+  /* The lowest failing rank's status and sentence reach everybody. */
+  snprintf(services.error, sizeof services.error, "disk %d is full", rank);
+  g2z_status status = g2z_ranks_agree(ranks, rank == world - 1 ? G2Z_IO : rank ? G2Z_DEVICE : G2Z_OK);
+  snprintf(text, sizeof text, "rank 1: disk 1 is full");
+  bad += status != (world > 2 ? G2Z_DEVICE : G2Z_IO) || strcmp(services.error, text) != 0;
+  snprintf(text, sizeof text, "model gpt2\nbatch %d\nseq 8", rank == 1 ? 4 : 8);
+  status = g2z_ranks_same(ranks, "config", text);
+  bad += status != G2Z_BAD_ARGUMENT || !strstr(services.error, "the config of rank 1 differs from "
+                                               "rank 0's: \"batch 4\" there, \"batch 8\" on rank 0");
+  if (bad) printf("%d wrong; last: %s\n", bad, services.error);
+  g2z_ranks_leave(ranks);
+  return bad ? 2 : 0;
+}
+
+/* A stream of 64 MB each way between rank 0 and every other, checked by its sum. */
+static int rank_stream(int argc, char **argv) {
+  enum { COUNT = 16 << 20 };
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const g2z_place *place = g2z_ranks_place(ranks);
+  uint32_t *numbers = (uint32_t *)malloc((size_t)COUNT * 4), sum = 0, want = 0;
+  g2z_status status = G2Z_OK;
+  double begin = g2z_seconds();
+  for (uint32_t i = 0; i < COUNT; i++) numbers[i] = i * 2654435761u, want += numbers[i];
+  for (int r = 1; r < place->world && status == G2Z_OK; r++) {
+    if (place->rank && place->rank != r) continue;
+    const int peer = place->rank ? 0 : r;
+    if (place->rank) status = g2z__ranks_send(ranks, peer, numbers, (size_t)COUNT * 4);
+    memset(numbers, 0, (size_t)COUNT * 4);
+    if (status == G2Z_OK) status = g2z__ranks_receive(ranks, peer, numbers, (size_t)COUNT * 4);
+    if (status == G2Z_OK && !place->rank)
+      status = g2z__ranks_send(ranks, peer, numbers, (size_t)COUNT * 4);
+  }
+  for (uint32_t i = 0; i < COUNT; i++) sum += numbers[i];
+  printf("%.3f s\n", g2z_seconds() - begin);
+  free(numbers);
+  if (status != G2Z_OK) return rank_failed(&services, status);
+  g2z_ranks_leave(ranks);
+  return sum == want ? 0 : 2;
+}
+
+/* Rank 1 makes another call than the others. */
+static int rank_mismatch(int argc, char **argv) {
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  int value = 0, all[TEST_RANKS];
+  g2z_status status = g2z_ranks_place(ranks)->rank == 1
+                          ? g2z_ranks_broadcast(ranks, &value, sizeof value)
+                          : g2z_ranks_all_gather(ranks, &value, sizeof value, all);
+  int code = rank_failed(&services, status);
+  if (g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK) code = 4; /* once out of step, always */
+  g2z_ranks_leave(ranks);
+  return code;
+}
+
+/* ----- rank programs: ZeRO ----- */
+
+enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_CASES = 18 };
+
+/* Case `index` of stages 0 to 2, three sizes of buckets, one and three micro-steps. The largest
+ * bucket takes everything; the smallest cuts every matrix. */
+static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
+  static const double buckets[] = {1, 0.02, 0.002};
+  g2z_train_config config = test_config_of(2, 2, 32, ZERO_SEQ, 61);
+  config.zero_stage = index % 3;
+  config.bucket_mb = buckets[index / 3 % 3];
+  config.accum = index / 9 ? 3 : 1;
+  config.batch = ZERO_SEQUENCES / (world * config.accum);
+  config.dtype = dtype;
+  config.dropout = 0.1f;
+  config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
+  config.optimizer.warmup = 0;
+  return config;
+}
+
+/* This rank's part of the global batch of a step: sequence j goes to rank j % world. What follows a
+ * token is a function of it, so that twenty steps learn something. */
+static void zero_tokens(int step, int rank, int world, int32_t *x, int32_t *y) {
+  int32_t all[ZERO_SEQUENCES * ZERO_SEQ];
+  test_tokens(all, ZERO_SEQUENCES * ZERO_SEQ, 61, (uint64_t)step + 5);
+  for (int j = rank, at = 0; j < ZERO_SEQUENCES; j += world)
+    for (int i = 0; i < ZERO_SEQ; i++, at++) {
+      x[at] = all[j * ZERO_SEQ + i];
+      y[at] = (x[at] * 7 + 3) % 61;
+    }
+}
+
+/* The losses of ZERO_STEPS steps. */
+static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+  const g2z_plan *plan = g2z_trainer_plan(trainer);
+  g2z_report report;
+  for (int step = 0; step <= ZERO_STEPS; step++) {
+    zero_tokens(step, plan->rank, plan->world, x, y);
+    g2z_status status = step < ZERO_STEPS ? g2z_trainer_step_batch(trainer, x, y, &report)
+                                          : g2z_trainer_flush(trainer, &report);
+    if (status != G2Z_OK) return status;
+    if (report.loss_step > 0) losses[report.loss_step - 1] = report.loss;
+  }
+  return G2Z_OK;
+}
+
+/* Leaves out one of the gathers: what a test must notice. */
+static g2z_collectives zero_faulty;
+static const g2z_collectives *zero_right;
+static int zero_gathers;
+static g2z_status zero_gather(g2z_comm *comm, void *buffer, size_t n) {
+  if (++zero_gathers == 7) return G2Z_OK;
+  return zero_right->all_gather(comm, buffer, n);
+}
+
+/* zero DEVICE DTYPE CASES FAULT FILE: rank 0 writes the losses of all cases to FILE. */
+static int rank_zero(int argc, char **argv) {
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  if (argc != 5) return 2;
+  int dtype = atoi(argv[1]), cases = atoi(argv[2]), fault = atoi(argv[3]);
+  float losses[ZERO_CASES][ZERO_STEPS];
+  g2z_context *context = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = atoi(argv[0]) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  for (int i = 0; i < cases && status == G2Z_OK; i++) {
+    g2z_train_config config = zero_config(i, g2z_context_world(context), (g2z_dtype)dtype);
+    g2z_trainer *trainer;
+    status = g2z_trainer_create(context, &config, &trainer);
+    if (status != G2Z_OK) break;
+    if (fault) {
+      zero_right = trainer->comm->ops;
+      zero_faulty = *zero_right;
+      zero_faulty.all_gather = zero_gather;
+      trainer->comm->ops = &zero_faulty;
+      zero_gathers = 0;
+    }
+    status = zero_train(trainer, losses[i]);
+    g2z_trainer_free(trainer);
+  }
+  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+    FILE *file = fopen(argv[4], "wb");
+    if (!file || fwrite(losses, sizeof losses[0], (size_t)cases, file) != (size_t)cases ||
+        fclose(file) != 0)
+      status = G2Z_IO;
+  }
+  if (status != G2Z_OK) fprintf(stderr, "%s\n", services.error);
+  g2z_context_free(context);
+  return status == G2Z_OK ? 0 : 1;
+}
+
+/* trouble KIND: rank 1 brings a token that does not exist to step 4, or asks to stop in step 3. All
+ * ranks say what became of it, from which step. */
+static int rank_trouble(int argc, char **argv) {
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  int stop = argc == 1 && strcmp(argv[0], "stop") == 0;
+  g2z_context *context = NULL;
+  g2z_trainer *trainer = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_train_config config = zero_config(2, g2z_context_world(context), G2Z_FP32);
+  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
+  int step = 0;
+  for (; step < 10 && status == G2Z_OK; step++) {
+    int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+    g2z_report report;
+    int mine = g2z_context_rank(context) == 1;
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
+    if (mine && !stop && step == 4) x[17] = 61;
+    if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
+    status = g2z_trainer_step_batch(trainer, x, y, &report);
+  }
+  printf("step %d status %d: %s\n", step, (int)status, services.error);
+  g2z_trainer_free(trainer);
+  g2z_context_free(context);
+  return 0;
+}
+static void rank_sleep(double seconds) {
+  struct timespec pause = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
+  while (nanosleep(&pause, &pause) != 0) {
+  }
+}
+
+/* "loop TURNS RANK WHAT": all turn in small steps; at step 20 one RANK does WHAT. */
+static int rank_loop(int argc, char **argv) {
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const int rank = g2z_ranks_place(ranks)->rank, turns = argc > 0 ? atoi(argv[0]) : 0;
+  const int odd = argc > 1 && rank == atoi(argv[1]);
+  const char *what = argc > 2 ? argv[2] : "";
+  int all[TEST_RANKS];
+  g2z_status status = G2Z_OK;
+  for (int turn = 1; turn <= turns && status == G2Z_OK; turn++) {
+    g2z_ranks_phase(ranks, "data", turn, 0);
+    if (turn == 20 && strcmp(what, "save") == 0) { /* long, but announced on all */
+      g2z_ranks_phase(ranks, "save", turn, 5);
+      if (odd) rank_sleep(1.5);
+    } else if (turn == 20 && odd) {
+      if (strcmp(what, "hang") == 0) rank_sleep(100);
+      if (strcmp(what, "crash") == 0) abort();
+      if (strcmp(what, "leave") == 0) break;
+    }
+    rank_sleep(0.001);
+    g2z_ranks_phase(ranks, "forward", turn, 0);
+    status = g2z_ranks_all_gather(ranks, &turn, sizeof turn, all);
+  }
+  if (status == G2Z_OK && odd && strcmp(what, "late") == 0) rank_sleep(0.5);
+  int code = status == G2Z_OK ? 0 : rank_failed(&services, status);
+  g2z_ranks_leave(ranks);
+  if (status == G2Z_OK && odd && strcmp(what, "leave") == 0) rank_sleep(0.5);
+  return code;
+}
+
+static const struct { const char *name; int (*run)(int argc, char **argv); } rank_programs[] = {
+    {"calls", rank_calls},
+    {"stream", rank_stream},
+    {"mismatch", rank_mismatch},
+    {"zero", rank_zero},
+    {"trouble", rank_trouble},
+    {"loop", rank_loop},
+};
+
+static int rank_program(int argc, char **argv) {
+  for (size_t i = 0; i < sizeof rank_programs / sizeof *rank_programs; i++)
+    if (argc > 0 && strcmp(argv[0], rank_programs[i].name) == 0)
+      return rank_programs[i].run(argc - 1, argv + 1);
+  fprintf(stderr, "no rank program is called \"%s\"\n", argc > 0 ? argv[0] : "");
+  return 99;
+}
+
+/* ----- tests of places ----- */
+
+/* Puts the words "NAME=value NAME=value" into the environment, where no launcher's variables are, and
+ * asks for the place. Everything is as it was afterwards. */
+static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *place) {
+  char line[600];
+  char **before = environ, **clean = test_ranks_environment(NULL, 0);
+  snprintf(line, sizeof line, "%s", variables);
+  environ = clean;
+  for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) {
+    char *value = strchr(word, '=');
+    *value++ = 0;
+    for (char *c = value; *c; c++) *c = *c == '~' ? ' ' : *c;
+    setenv(word, value, 1);
+  }
+  g2z_status status = g2z_place_find(&t->services, place);
+  clearenv(); /* glibc's copies of what setenv made */
+  free(clean);
+  environ = before;
+  return status;
+}
+
+static void test_places(g2z_test *t) {
+  static const struct {
+    const char *variables;
+    int rank, world, local_rank, local_world;
+    const char *launcher, *host;
+    int port;                   /* 0: derived from the job */
+    const char *job;
+  } cases[] = {
+      {"", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
+      {"SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_JOB_ID=7", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
+      {"RANK= WORLD_SIZE=", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
+      {"RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, "torchrun", "127.0.0.1", 0, "torchrun - - -"},
+      {"RANK=2 WORLD_SIZE=4 MASTER_PORT=29500", 2, 4, 2, 4, "torchrun", "127.0.0.1", 29500,
+       "torchrun - - 29500"},
+      {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node7 MASTER_PORT=29400 "
+       "TORCHELASTIC_RUN_ID=abc TORCHELASTIC_RESTART_COUNT=2", 5, 8, 1, 4, "torchrun", "node7", 29400,
+       "torchrun abc 2 29400"},
+      {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 MASTER_ADDR=10.0.0.7 MASTER_PORT=1", 5, 8, 1, 0, "torchrun",
+       "10.0.0.7", 1, "torchrun - - 1"},
+      {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=2 G2Z_RUN_ID=mine", 1, 2, 1, 2,
+       "torchrun", "127.0.0.1", 2, "mine"},
+      /* torchrun, started by mpirun */
+      {"RANK=1 WORLD_SIZE=2 MASTER_PORT=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", 1, 2, 1, 2,
+       "torchrun", "127.0.0.1", 2, "torchrun - - 2"},
+      {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=77", 3, 4, 3, 4, "openmpi", "127.0.0.1", 0,
+       "openmpi 77 - -"},
+      {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=77 MASTER_PORT=4000 "
+       "OMPI_MCA_orte_hnp_uri=3894476800.0;tcp://172.17.0.2,10.0.0.1:35871", 3, 4, 1, 2, "openmpi",
+       "172.17.0.2", 4000, NULL},
+      /* mpirun inside a batch job; its nodes say where rank 0 is */
+      {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=77 SLURM_NTASKS=4 SLURM_PROCID=0 "
+       "SLURM_JOB_NODELIST=n[05-06]", 3, 4, 1, 2, "openmpi", "n05", 0, "openmpi 77 - -"},
+      {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_JOBID=9", 1, 2, 1, 2, "pmi",
+       "127.0.0.1", 0, "pmi 9 - -"},
+      {"PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_ADDR=fe80::1", 3, 4, 1, 2,
+       "pmi", "fe80::1", 0, "pmi - - -"},
+      {"PMI_RANK=3 PMI_SIZE=4 SLURM_LOCALID=1 SLURM_JOB_ID=8 SLURM_STEP_ID=1 "
+       "SLURM_JOB_NODELIST=gpu[001-002]", 3, 4, 1, 0, "pmi", "gpu001", 0, "pmi - 8 1"},
+      {"SLURM_NTASKS=8 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_NODEID=1 "
+       "SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=4(x2) SLURM_JOB_ID=4711 SLURM_STEP_ID=0 "
+       "SLURM_STEP_NODELIST=n[05-08,12] SLURM_JOB_NODELIST=a1", 5, 8, 1, 4, "slurm", "n05", 0,
+       "slurm 4711 0 -"},
+      {"SLURM_PROCID=6 SLURM_STEP_NUM_TASKS=7 SLURM_LOCALID=2 SLURM_NODEID=1 "
+       "SLURM_STEP_TASKS_PER_NODE=4,3 SLURM_STEP_NODELIST=rack[1-2]n[3,7],m4", 6, 7, 2, 3, "slurm",
+       "rack1n3", 0, "slurm - - -"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1", 1, 2, 1, 2,
+       "slurm", "127.0.0.1", 0, NULL},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=b,a[1-3]", 1, 2, 0,
+       0, "slurm", "b", 0, NULL},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_place place;
+    CHECK_OK(t, test_place(t, cases[i].variables, &place));
+    int port = cases[i].port < 0 ? 0 : cases[i].port ? cases[i].port
+               : 20000 + (int)(g2z__hash_text(place.job) % 9900);
+    t->checks++;
+    if (place.rank != cases[i].rank || place.world != cases[i].world ||
+        place.local_rank != cases[i].local_rank || place.local_world != cases[i].local_world ||
+        strcmp(place.launcher, cases[i].launcher) || strcmp(place.host, cases[i].host) ||
+        (cases[i].job && strcmp(place.job, cases[i].job)) ||
+        place.port != port)
+      test_fail(t, __FILE__, __LINE__, "%s: rank %d/%d, local %d/%d, %s, %s:%d, \"%s\"",
+                cases[i].variables, place.rank, place.world, place.local_rank, place.local_world,
+                place.launcher, place.host, place.port, place.job);
+  }
+}
+
+static void test_places_refused(g2z_test *t) {
+  static const char *const cases[][2] = {
+      {"RANK=1", "RANK=1 is set, but WORLD_SIZE is not"},
+      {"WORLD_SIZE=2", "WORLD_SIZE=2 is set, but RANK is not"},
+      {"RANK=2 WORLD_SIZE=2", "RANK=2: must be a whole number from 0 to 1"},
+      {"RANK=-1 WORLD_SIZE=2", "RANK=-1: must be"},
+      {"RANK=1x WORLD_SIZE=2", "RANK=1x: must be"},
+      {"RANK=~1 WORLD_SIZE=2", "RANK= 1: must be"},
+      {"RANK=0 WORLD_SIZE=0", "WORLD_SIZE=0: must be a whole number from 1 to 4096"},
+      {"RANK=0 WORLD_SIZE=99999999999", "WORLD_SIZE=99999999999: must be"},
+      {"RANK=0 WORLD_SIZE=2", "without MASTER_PORT"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=0", "MASTER_PORT=0: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=65535", "MASTER_PORT=65535: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=2", "LOCAL_RANK=2: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=1", "LOCAL_RANK=1: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 MASTER_ADDR=n1", "without LOCAL_RANK"},
+      {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_PORT=1", "set MASTER_ADDR"},
+      {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_RANK=0 is set, but OMPI_COMM_WORLD_SIZE is not"},
+      {"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=2", "mpirun -x MASTER_ADDR=HOST"},
+      {"PMI_RANK=0 PMI_SIZE=4", "set LOCAL_RANK, RANK and WORLD_SIZE"},
+      {"PMI_RANK=0 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", "set MASTER_ADDR"},
+      {"SLURM_NTASKS=8 SLURM_PROCID=0", "SLURM_NTASKS=8, but this process is no task of a step: use "
+                                        "srun"},
+      {"SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS=2 is set, but SLURM_PROCID is not"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n[1-2",
+       "SLURM_STEP_NODELIST=n[1-2 is not a list of nodes"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n[]", "not a list"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n1]", "not a list"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=,n1", "not a list"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n$1", "not a list"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1", "set MASTER_ADDR to its host"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_place place;
+    CHECK_STATUS(t, test_place(t, cases[i][0], &place), G2Z_BAD_ARGUMENT, &t->services, cases[i][1]);
+  }
+}
+
+/* ----- tests of ranks ----- */
+
+static void test_ranks_calls(g2z_test *t) {
+  for (int world = 2; world <= 5; world++) {
+    test_ranks ranks;
+    test_ranks_open(&ranks, world);
+    test_ranks_start(t, &ranks, 0, world - 1, NULL, "calls");
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+    test_ranks_free(t, &ranks);
+  }
+}
+
+/* Every rank of three ends with 1 and the sentence; `odd` are the arguments of rank 2, and a fourth
+ * process gets the `variable`. */
+static void test_ranks_refusal(g2z_test *t, const char *even, const char *odd, const char *variable,
+                               const char *sentence) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 1, NULL, even);
+  if (odd) test_ranks_start(t, &ranks, 2, 2, NULL, odd);
+  if (variable) test_ranks_start(t, &ranks, 3, 3, variable, even);
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++)
+    if (r < 2 || (r == 2 && odd) || (r == 3 && variable)) CHECK_RANK(t, &ranks, r, 1, sentence);
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_refusals(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_refusal(t, "calls build=one", "calls build=other", NULL, "is another build (other)");
+  test_ranks_refusal(t, "calls", "calls world=4", NULL, "was started for 4 ranks, rank 0 on ");
+  /* Without rank 2, or the job might be complete before the fourth comes. */
+  test_ranks_refusal(t, "calls join=2", NULL, "RANK=1", "rank 1 is there twice, as process ");
+  test_ranks_refusal(t, "calls join=2", NULL, "RANK=0", "rank 0 is there twice, as process ");
+  test_ranks_refusal(t, "calls join=0.5", NULL, NULL,
+                     "after 0.5 s only 2 of 3 ranks have met on ");
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 0, NULL, "calls device=GPU-0");
+  test_ranks_start(t, &ranks, 1, 2, NULL, "calls device=GPU-1");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 1, "share one GPU (GPU-1)");
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 1, 1, NULL, "calls join=0.3");
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 1, 1, "rank 1 on ");
+  CHECK_RANK(t, &ranks, 1, 1, " did not find rank 0 on 127.0.0.1, ports ");
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 2, NULL, "mismatch");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 3; r++)
+    CHECK_RANK(t, &ranks, r, 3, "rank 1 is in broadcast 1 with 0 bytes while rank 0 is in "
+                                "all_gather 1 with 4: all ranks must make the same calls");
+  test_ranks_free(t, &ranks);
+}
+
+static int test_ranks_connect(int port) {
+  int resolve_error;
+  return g2z__socket_connect("127.0.0.1", port, g2z_seconds() + 5, &resolve_error);
+}
+
+/* A service on the port that says nothing, two jobs that differ in their id, and visitors who are
+ * no ranks. */
+static void test_ranks_strangers(g2z_test *t) {
+  test_ranks one, two;
+  test_ranks_open(&one, 2);
+  test_ranks_open(&two, 3);
+  two.port = one.port;
+  int squatter = g2z__socket_listen(one.port, 1);
+  CHECK(t, squatter >= 0);
+  test_ranks_start(t, &one, 0, 1, NULL, "calls");
+  test_ranks_wait(t, &one, 20);
+  for (int r = 0; r < 2; r++) CHECK_RANK(t, &one, r, 0, NULL);
+  close(squatter);
+
+  test_ranks_start(t, &one, 1, 1, NULL, "calls");
+  test_ranks_start(t, &two, 0, 0, "G2Z_RUN_ID=another", "calls");
+  test_ranks_start(t, &one, 0, 0, NULL, "calls");
+  test_ranks_start(t, &two, 1, 2, "G2Z_RUN_ID=another", "calls");
+  test_ranks_wait(t, &one, 20);
+  test_ranks_wait(t, &two, 20);
+  for (int r = 0; r < 2; r++) CHECK_RANK(t, &one, r, 0, NULL);
+  for (int r = 0; r < 3; r++) CHECK_RANK(t, &two, r, 0, NULL);
+
+  enum { VISITORS = 100 };
+  int visitors[VISITORS];
+  g2z__hello hello;
+  char noise[sizeof hello];
+  memset(noise, 'x', sizeof noise);
+  memset(&hello, 0xff, sizeof hello); /* of another job */
+  memcpy(hello.magic, "g2z-rank", 8);
+  test_ranks_start(t, &one, 0, 0, NULL, "calls");
+  for (double end = g2z_seconds() + 10; (visitors[0] = test_ranks_connect(one.port)) < 0;) {
+    if (g2z_seconds() > end) break;
+    struct timespec pause = {0, 2000000};
+    nanosleep(&pause, NULL);
+  }
+  for (int i = 0; i < VISITORS; i++) {
+    if (i) visitors[i] = test_ranks_connect(one.port);
+    CHECK(t, visitors[i] >= 0);
+    double end = g2z_seconds() + 1;
+    if (i % 5 == 1) g2z__socket_write(visitors[i], "GET / HTTP/1.1\r\n\r\n", 18, end);
+    if (i % 5 == 2) g2z__socket_write(visitors[i], noise, sizeof noise, end);
+    if (i % 5 == 3) g2z__socket_write(visitors[i], &hello, sizeof hello, end);
+    if (i % 5 == 4) g2z__socket_write(visitors[i], &hello, 11, end);
+    if (i % 7 == 3) g2z__socket_close(&visitors[i]);
+  }
+  test_ranks_start(t, &one, 1, 1, NULL, "calls");
+  test_ranks_wait(t, &one, 20);
+  for (int r = 0; r < 2; r++) CHECK_RANK(t, &one, r, 0, NULL);
+  for (int i = 0; i < VISITORS; i++) g2z__socket_close(&visitors[i]);
+  test_ranks_free(t, &one);
+  test_ranks_free(t, &two);
+}
+
+/* Starts a loop, does something to one of the ranks after a moment, and expects of all others the
+ * code and the sentence within `seconds`. */
+static void test_ranks_fault(g2z_test *t, const char *program, int victim, int signal, double after,
+                             double seconds, int code, const char *sentence) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 4);
+  test_ranks_start(t, &ranks, 0, 3, NULL, program);
+  rank_sleep(after);
+  if (signal) CHECK(t, kill(ranks.pid[victim], signal) == 0);
+  double begin = g2z_seconds();
+  for (int r = 0; signal == SIGSTOP && r < 4; r++) { /* it stays: wait for the others first */
+    int status;
+    if (r == victim || waitpid(ranks.pid[r], &status, 0) != ranks.pid[r]) continue;
+    CHECK(t, WIFEXITED(status) && WEXITSTATUS(status) == code);
+    CHECK(t, g2z_seconds() - begin < seconds);
+    ranks.pid[r] = 0;
+  }
+  if (signal == SIGSTOP) kill(ranks.pid[victim], SIGKILL);
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4 && signal != SIGSTOP; r++) {
+    if (r == victim && signal) continue;
+    CHECK_RANK(t, &ranks, r, code, sentence);
+    CHECK(t, ranks.ended[r] - begin < seconds);
+  }
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_killed(g2z_test *t) {
+  char sentence[64];
+  /* Some of the delays fall into the meeting: then rank 0 says it, or nobody does. */
+  for (int turn = 0; turn < 6; turn++) {
+    int victim = turn % 4;
+    snprintf(sentence, sizeof sentence, "fault of rank %d: rank %d on ", victim, victim);
+    test_ranks_fault(t, "loop 1000000", victim, SIGKILL, 0.15 + 0.037 * turn, 3, 70, sentence);
+  }
+  test_ranks_fault(t, "loop 1000000 handler=0", 2, SIGKILL, 0.3, 3, 3,
+                   "failed: another rank died, or does not answer: rank 2 on ");
+  test_ranks_fault(t, "loop 1000000 handler=0", 0, SIGKILL, 0.3, 3, 3,
+                   "failed: another rank died, or does not answer: rank 0 on ");
+}
+
+static void test_ranks_stopped(g2z_test *t) {
+  test_ranks_fault(t, "loop 1000000 silence=0.7", 1, SIGSTOP, 0.3, 3, 70, NULL);
+  test_ranks_fault(t, "loop 1000000 silence=0.7", 0, SIGSTOP, 0.3, 3, 70, NULL);
+}
+
+static void test_ranks_hang(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 4);
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 1000000 2 hang hang=0.7");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++) {
+    CHECK_RANK(t, &ranks, r, 70, "fault of rank 2: rank 2 on ");
+    CHECK_RANK(t, &ranks, r, 70, "at collective 19 of 20, in phase data of step 20");
+  }
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 40 1 save hang=0.7"); /* is no hang */
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_leaving(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 4);
+  for (int odd = 0; odd < 2; odd++) {
+    test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 1000 1 leave silence=2" : "loop 1000 0 leave");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++)
+      CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
+    test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 40 1 late" : "loop 40 0 late");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  }
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_flight(g2z_test *t) {
+  g2z_ranks_config config = g2z_ranks_config_default();
+  g2z_ranks *ranks;
+  static volatile uint32_t progress = 77;
+  CHECK_OK(t, g2z_ranks_join(&t->services, &config, &ranks));
+  if (!ranks) return;
+  for (int i = 1; i <= 3000; i++) {
+    g2z_ranks_phase(ranks, "backward", i / 10, 0);
+    CHECK(t, g2z__ranks_record(ranks, "reduce_scatter", i % 7, 1000) == i);
+  }
+  g2z__ranks_progress(ranks, &progress);
+  char *text;
+  size_t bytes;
+  CHECK_OK(t, g2z_ranks_write_flight(ranks, &t->services, test_path(t, "flight.jsonl")));
+  CHECK_OK(t, g2z_read_file(&t->services, test_path(t, "flight.jsonl"), 1 << 20, &text, &bytes));
+  int lines = 0;
+  for (char *line = text; line && *line; lines++) {
+    size_t length = strcspn(line, "\n");
+    int64_t sequence = 0, step = 0, bucket = 0, seen = 0;
+    g2z_json json;
+    g2z_json_text key;
+    g2z_json_open(&json, &t->services, "flight.jsonl", line, length);
+    g2z_json_enter(&json, '{');
+    while (g2z_json_next(&json, '}', &key))
+      if (g2z_json_is(&key, "sequence")) sequence = g2z_json_integer(&json);
+      else if (g2z_json_is(&key, "step")) step = g2z_json_integer(&json);
+      else if (g2z_json_is(&key, "bucket")) bucket = g2z_json_integer(&json);
+      else if (g2z_json_is(&key, "progress")) seen = g2z_json_integer(&json);
+      else g2z_json_skip(&json);
+    CHECK_OK(t, g2z_json_close(&json));
+    CHECK(t, sequence == (lines ? 3000 - 1024 + lines : 3000));
+    CHECK(t, step == sequence / 10 && bucket == (lines ? sequence % 7 : 0));
+    CHECK(t, seen == (lines ? 0 : 77));
+    line += length + (line[length] == '\n');
+  }
+  CHECK(t, lines == 1025);
+  g2z_release(&t->services, text);
+  g2z_ranks_leave(ranks);
+}
+
+static void test_ranks_stream(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 2, NULL, "stream");
+  test_ranks_wait(t, &ranks, 60);
+  for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+}
+
+/* ----- tests of ZeRO: several ranks compute what one computes ----- */
+
+/* Runs rank_zero on `world` ranks. */
+static int zero_run(g2z_test *t, int device, g2z_dtype dtype, int world, int cases, int fault,
+                    float losses[ZERO_CASES][ZERO_STEPS]) {
+  char arguments[512], path[320];
+  snprintf(path, sizeof path, "%s", test_path(t, "losses"));
+  unlink(path);
+  snprintf(arguments, sizeof arguments, "zero %d %d %d %d %s", device, (int)dtype, cases, fault, path);
+  int failures = t->failures;
+  test_ranks ranks;
+  test_ranks_open(&ranks, world);
+  test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
+  test_ranks_wait(t, &ranks, 120);
+  for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+  if (t->failures > failures) return 0;
+  FILE *file = fopen(path, "rb");
+  size_t count = file ? fread(losses, sizeof losses[0], (size_t)cases, file) : 0;
+  if (file) fclose(file);
+  CHECK(t, count == (size_t)cases);
+  return count == (size_t)cases;
+}
+
+/* The largest difference of any loss of any case from one rank's, in nats. */
+static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASES][ZERO_STEPS],
+                         int cases) {
+  double worst = 0;
+  for (int i = 0; i < cases; i++)
+    for (int step = 0; step < ZERO_STEPS; step++) {
+      double difference = fabs((double)got[i][step] - (double)want[i][step]);
+      if (!(difference <= worst)) worst = difference;
+    }
+  return worst;
+}
+
+/* In nats. Each rank rounds its part of a gradient, and AdamW carries that rounding into a step of at
+ * most lr: after 20 steps of 4e-3 a weight is off by at most 20 * 4e-3 * 2^-11 = 4e-5 in fp16 and
+ * 2^-8 = 3e-4 in bf16. A logit adds up 32 products of such weights with numbers of size 1, of either
+ * sign: six times that. In fp32 it would be 3e-8; activations' own roundings add to it: 1e-5. */
+static double zero_bound(g2z_dtype dtype) {
+  return dtype == G2Z_FP32 ? 1e-5 : dtype == G2Z_FP16 ? 2.5e-4 : 2e-3;
+}
+
+static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int most) {
+  static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
+  if (!zero_run(t, device, dtype, 1, ZERO_CASES, 0, one)) return;
+  for (int i = 0; i < ZERO_CASES; i++) CHECK(t, one[i][ZERO_STEPS - 1] < one[i][0] - 0.5f);
+  for (int world = 2; world <= most; world++) {
+    if (!zero_run(t, device, dtype, world, ZERO_CASES, 0, many)) return;
+    double worst = zero_worst(many, one, ZERO_CASES);
+    printf("      %s, %d ranks: losses differ by %.1e at most\n", g2z_dtype_text(dtype), world,
+           worst);
+    CHECK_NEAR(t, worst, 0, zero_bound(dtype));
+  }
+}
+
+static void test_zero_equal(g2z_test *t) {
+  test_zero_dtype(t, 0, G2Z_FP32, 4);
+}
+
+static void test_zero_halves(g2z_test *t) {
+  test_zero_dtype(t, 0, G2Z_FP16, 2);
+  test_zero_dtype(t, 0, G2Z_BF16, 2);
+}
+
+/* On GPUs, through NCCL. Products of another batch size may add up in another order. */
+static void test_cuda_zero(g2z_test *t) {
+  int count = 0;
+#if defined(__CUDACC__)
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+#endif
+  if (count < 2) {
+    snprintf(t->skip, sizeof t->skip, "needs two GPUs, %d are here", count);
+    return;
+  }
+  test_zero_dtype(t, 1, G2Z_FP32, count < 4 ? count : 4);
+  test_zero_dtype(t, 1, G2Z_FP16, count < 4 ? count : 4);
+}
+
+/* The comparison above sees a gather that is left out once in a run of twenty steps. */
+static void test_zero_fault(g2z_test *t) {
+  static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
+  if (!zero_run(t, 0, G2Z_FP32, 2, 6, 0, right) || !zero_run(t, 0, G2Z_FP32, 2, 6, 1, wrong)) return;
+  for (int i = 0; i < 6; i++) { /* stage 0 gathers nothing */
+    double worst = 0;
+    for (int step = 0; step < ZERO_STEPS; step++)
+      worst = fmax(worst, fabs((double)wrong[i][step] - (double)right[i][step]));
+    CHECK(t, i % 3 == 0 ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32));
+  }
+}
+
+/* What befalls one rank is returned by all, from the same step, with the same sentence. */
+static void test_zero_trouble(g2z_test *t) {
+  static const struct { const char *arguments, *says; } cases[] = {
+      {"trouble token", "step 6 status 1: rank 1: token=61 at position 17"},
+      {"trouble stop", "step 6 status 8: a stop was requested: step 5 was the last"}};
+  for (int i = 0; i < 2; i++) {
+    test_ranks ranks;
+    test_ranks_open(&ranks, 3);
+    test_ranks_start(t, &ranks, 0, 2, NULL, cases[i].arguments);
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 0, cases[i].says);
+    test_ranks_free(t, &ranks);
+  }
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -6218,9 +7131,25 @@ static const g2z_test_entry test_table[] = {
     {"initialisation", "each tensor starts with GPT-2's spread", test_initialisation},
     {"validation", "validation is the mean of the steps' losses", test_validation},
     {"allocation_failures", "every failing allocation is a status", test_allocation_failures},
+    {"places", "a rank's place, from the variables of each launcher", test_places},
+    {"places_refused", "variables that make no place are named", test_places_refused},
+    {"ranks_calls", "2 to 5 processes meet, and every call gives what it should", test_ranks_calls},
+    {"ranks_refusals", "ranks that do not fit together hear why, all of them", test_ranks_refusals},
+    {"ranks_strangers", "others on the port do not disturb a job", test_ranks_strangers},
+    {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_killed},
+    {"ranks_stopped", "a stopped rank ends the job at the deadline", test_ranks_stopped},
+    {"ranks_hang", "a rank that hangs is named, one that saves is left alone", test_ranks_hang},
+    {"ranks_leaving", "leaving is no death, unless others go on", test_ranks_leaving},
+    {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
+    {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
+    {"zero_equal", "stages 0 to 2 on 2, 3 and 4 ranks learn what one rank learns", test_zero_equal},
+    {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
+    {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
+    {"zero_fault", "a gather that is left out once is seen", test_zero_fault},
+    {"zero_trouble", "what befalls one rank all return together", test_zero_trouble},
 };
 
 static int test_remove_entry(const char *path, const struct stat *info, int type,
@@ -6274,6 +7203,7 @@ static void test_run(const g2z_test_entry *entry, int *passed, int *failed, int 
 int main(int argc, char **argv) {
   const int count = (int)(sizeof test_table / sizeof *test_table);
   int passed = 0, failed = 0, skipped = 0;
+  if (argc > 1 && strcmp(argv[1], "--rank-program") == 0) return rank_program(argc - 2, argv + 2);
   if (argc == 2 && strcmp(argv[1], "--list") == 0) {
     for (int i = 0; i < count; i++) printf("%-28s %s\n", test_table[i].name, test_table[i].about);
     return 0;

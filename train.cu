@@ -29,7 +29,7 @@ typedef struct options {
   int layers, heads, channels, context, vocab_size, seq, accum; /* 0: see --help */
   int global_batch, device, dtype;
   int64_t steps;
-  float loss_scale;
+  float loss_scale, bucket_mb;
   int dry_run, profile_mode, help;
   char run_dir_text[64], vocab_text[1024];
 } options;
@@ -91,7 +91,12 @@ typedef struct options {
   FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on", "the step as one CUDA graph")             \
   FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
-  FLAG("zero", INT, run.train.zero_stage, 0, 3, "STAGE", "ZeRO: 1 shards the optimizer")          \
+  FLAG("zero", INT, run.train.zero_stage, 0, 3, "STAGE",                                          \
+       "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing")                            \
+  FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
+       "of gradients with one micro-step; with more they are fp32")                               \
+  FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
+       "MiB of gradients per collective [16, and 1.9 x ranks]")                                   \
   FLAG("seed", UINT64, run.train.seed, 0, 0, "N", "of weights, order of the data, dropout")       \
   GROUP("Validation and samples")                                                                 \
   FLAG("val-every", INT64, run.val_every, 1, MANY, "N", "steps [the end of each epoch]")          \
@@ -221,6 +226,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
                           "--max-train-steps to stop earlier");
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
+  train->bucket_mb = (double)o->bucket_mb;
   if (o->loss_scale > 0) {
     train->optimizer.loss_scale = o->loss_scale;
     train->optimizer.loss_scale_dynamic = 0;
