@@ -1313,9 +1313,14 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
  * (manual: CHECKPOINTS). Any world size, stage, bucket size and type can take it up: files speak
  * canonical ranges. All ranks call these together. */
 
+/* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. A failure on any
+ * rank is a failure on all, and leaves nothing behind. Steps under way are waited for. */
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
 /* Checks every byte before anything of the trainer changes. On the same world, config and machine
- * the steps that follow are, to the bit, those of the run that saved. */
+ * the steps that follow are, to the bit, those of the run that saved. The model must be the same; any
+ * other setting is the trainer's own, and the log names those that differ. With another global batch
+ * the data goes on behind as many whole steps as the sequences that were read make up: those of the
+ * rest are read again. With other data or another T the epoch starts over. */
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *trainer, const char *directory);
 
 /* ===== >>d18 run =========================================================
@@ -1340,7 +1345,14 @@ typedef struct g2z_run_config {
   const char *val_glob;        /* NULL: no validation */
   const char *vocab;           /* tokenizer file for samples; NULL: byte-level where vocab is 257 */
   const char *prompt;          /* NULL or "": the end-of-text token */
-  const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused */
+  const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
+                                * unless that run is resumed */
+  const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint, or
+                                * from the beginning where there is none. Else a checkpoint: one of
+                                * run_dir, which goes on, or another, from which a new run begins */
+  int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
+  int save_epochs;             /* 1: at the end of each epoch */
+  int keep;                    /* that many of them, older ones are removed; 0: all */
   const char *save_weights;    /* directory for the weights at the end; NULL: none */
   const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
   const char *dataset_name;    /* NULL: from the shards' names */
@@ -1387,6 +1399,7 @@ typedef enum g2z_run_kind {
   G2Z_RUN_STEP,        /* the loss of a step became known */
   G2Z_RUN_VALIDATION,
   G2Z_RUN_SAMPLE,
+  G2Z_RUN_SAVED,       /* a checkpoint is on the disk */
   G2Z_RUN_DONE         /* all artifacts are written, RUN_COMPLETE.txt last */
 } g2z_run_kind;
 
@@ -1396,17 +1409,21 @@ typedef struct g2z_run_event {
   g2z_metrics metrics;          /* of the last step whose loss is known */
   int64_t steps;                /* of the whole run */
   double tokens_per_second;     /* smoothed over the last steps */
-  double eta_seconds;           /* with validation and samples as seen so far */
+  double eta_seconds;           /* with validation, samples and saving as seen so far */
   double val_loss;              /* of a VALIDATION */
   const char *sample;           /* of a SAMPLE: prompt and continuation */
 } g2z_run_event;
 
 typedef struct g2z_run g2z_run;
-/* Checks everything that can be checked before the first step; on failure no file is left. */
+/* Checks everything that can be checked before the first step; on failure no file is left. All ranks
+ * make the same calls; rank 0 writes the files of the run. */
 G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
                                   g2z_run **out);
-/* Works until there is something to show. After G2Z_RUN_DONE it returns that again. */
+/* Works until there is something to show. After G2Z_RUN_DONE it returns that again. G2Z_STOPPED: a
+ * stop was requested, a checkpoint saved (with a run_dir) and training_metrics.json written. */
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
+/* May be called from a signal handler; `signal` is its number, for the artifacts, 0: none. */
+G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
 
@@ -1454,6 +1471,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 #define G2Z_IMPLEMENTED
 
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -1477,6 +1495,9 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 #include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
+#endif
+#if defined(__SSE4_2__) && defined(__x86_64__)
+#include <nmmintrin.h> /* CRC-32C as an instruction */
 #endif
 
 #if defined(__GLIBC__) && !defined(__USE_XOPEN2K8)
@@ -8667,6 +8688,7 @@ struct g2z_trainer {
   int32_t *staged[2];                /* host, x and y of one step one after the other */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
+  int64_t resumed_step, resumed_tokens; /* where the checkpoint stood; 0: there was none */
   int micro_step, buckets_reduced;   /* of the step that is being enqueued */
   int stale;                         /* 1: slices of other ranks are older than their masters */
   int joined;                        /* the device waited for the gathers of this bucket and later */
@@ -8887,17 +8909,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   return status;
 }
 
-/* Weights from the sink of g2z_weights_read, and for g2z_weights_write. */
+/* Weights from the sink of g2z_weights_read. */
 G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t count,
                                           const float *values) {
   return g2z_trainer_write((g2z_trainer *)user, G2Z_BUFFER_MASTER, canonical, count, values);
-}
-G2Z__PRIVATE g2z_status g2z__trainer_give(void *user, size_t canonical, size_t count, float *out) {
-  return g2z_trainer_read((g2z_trainer *)user, G2Z_BUFFER_MASTER, canonical, count, out);
-}
-
-G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *directory) {
-  return g2z_weights_write(t->services, directory, &t->plan.model, g2z__trainer_give, t);
 }
 
 /* ----- what ranks do together -------------------------------------------- */
@@ -9164,6 +9179,13 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0);
 }
 
+/* Tokens trained on so far, over all ranks. */
+G2Z__PRIVATE int64_t g2z__trainer_tokens(const g2z_trainer *t) {
+  const g2z_plan *plan = &t->plan;
+  int64_t per_step = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
+  return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
+}
+
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[1536];
@@ -9350,7 +9372,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
 
 /* The same as one graph. The first step runs without, so that scratch and algorithms are there. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
-  if (t->enqueued == 0) return g2z__trainer_enqueue(t);
+  if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
   if (!t->graph) {
     t->stale = 1; /* the gathers belong to the graph, also when this step could do without */
     G2Z__TRY(g2z_graph_begin(t->device));
@@ -10079,6 +10101,18 @@ G2Z_API g2z_status g2z_safetensors_put(g2z_safetensors_writer *writer, const flo
   return g2z_writer_put(writer->file, values, count * sizeof(float));
 }
 
+/* The file gets its length; others write the elements behind the header, which ends at *data. */
+G2Z__PRIVATE g2z_status g2z__tensors_reserve(g2z_safetensors_writer *writer, uint64_t *data) {
+  g2z_writer *file = writer->file;
+  G2Z__TRY(g2z__writer_flush(file));
+  *data = file->written;
+  file->written += writer->promised * sizeof(float);
+  writer->put = writer->promised;
+  if (ftruncate(file->file, (off_t)file->written) != 0)
+    return g2z__writer_fail(file, errno, "make room in");
+  return G2Z_OK;
+}
+
 /* Everything but the name. */
 G2Z__PRIVATE g2z_status g2z__tensors_finish(g2z_safetensors_writer *writer) {
   if (writer->put != writer->promised)
@@ -10287,24 +10321,33 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
 
 /* ----- writing a model ----- */
 
+/* The header. The file keeps canonical order, so that behind it tensors need not be told apart. */
+G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
+                                            const g2z_model_config *model,
+                                            g2z_safetensors_writer **out) {
+  g2z__weight *list;
+  size_t count;
+  void *tensors;
+  *out = NULL;
+  G2Z__TRY(g2z__weights_list(services, model, &list, &count));
+  g2z_status status = g2z__alloc(services, count, sizeof(g2z_safetensor), &tensors);
+  for (size_t i = 0; i < count && status == G2Z_OK; i++)
+    ((g2z_safetensor *)tensors)[i] = list[i].tensor;
+  if (status == G2Z_OK)
+    status = g2z_safetensors_create(services, path, (const g2z_safetensor *)tensors, count, out);
+  g2z_release(services, tensors);
+  g2z_release(services, list);
+  return status;
+}
+
 G2Z__PRIVATE g2z_status g2z__weights_put(g2z_services *services, const char *path,
                                          const g2z_model_config *model, g2z_weights_give give,
                                          void *user, g2z_safetensors_writer **out) {
-  g2z__weight *list;
-  size_t count, total = 0;
-  void *tensors = NULL, *chunk = NULL;
-  G2Z__TRY(g2z__weights_list(services, model, &list, &count));
-  g2z_status status = g2z__alloc(services, count, sizeof(g2z_safetensor), &tensors);
-  if (status == G2Z_OK)
-    status = g2z__alloc(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk);
-  if (status == G2Z_OK) {
-    for (size_t i = 0; i < count; i++) {
-      ((g2z_safetensor *)tensors)[i] = list[i].tensor;
-      total += list[i].tensor.elements;
-    }
-    status = g2z_safetensors_create(services, path, (const g2z_safetensor *)tensors, count, out);
-  }
-  /* The file keeps canonical order, so that tensors need not be told apart any more. */
+  void *chunk;
+  G2Z__TRY(g2z__weights_create(services, path, model, out));
+  G2Z__TRY(g2z__alloc(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
+  g2z_status status = G2Z_OK;
+  size_t total = (size_t)(*out)->promised;
   for (size_t at = 0; at < total && status == G2Z_OK;) {
     size_t n = total - at < G2Z__WEIGHTS_CHUNK ? total - at : G2Z__WEIGHTS_CHUNK;
     status = give(user, at, n, (float *)chunk);
@@ -10312,8 +10355,6 @@ G2Z__PRIVATE g2z_status g2z__weights_put(g2z_services *services, const char *pat
     at += n;
   }
   g2z_release(services, chunk);
-  g2z_release(services, tensors);
-  g2z_release(services, list);
   return status;
 }
 
@@ -10510,13 +10551,1287 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
  * Law: a directory has its final name only when every file in it is whole and on the disk; nothing
  *      of the trainer changes before every byte that will be read was checked. */
 
+#define G2Z__CHECKPOINT_FORMAT "gpt2_zero checkpoint"
+#define G2Z__CHECKPOINT_VERSION 1
+#define G2Z__CHECKPOINT_SPAN ((size_t)1 << 24)  /* most elements under one checksum: 64 MiB */
+#define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements in flight between file and device */
+#define G2Z__CHECKPOINT_PARTS ((size_t)1 << 18) /* 2^19 tensors make a header of about 60 MB */
+
+/* ----- CRC-32C (Castagnoli), as in iSCSI, RFC 3720 appendix B.4 ----- */
+
+typedef struct g2z__crc {
+  uint32_t table[8][256];       /* [k][b]: byte b, followed by k zero bytes */
+} g2z__crc;
+
+G2Z__PRIVATE void g2z__crc_init(g2z__crc *crc) {
+  for (uint32_t byte = 0; byte < 256; byte++) {
+    uint32_t value = byte;
+    for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0x82f63b78u : 0);
+    crc->table[0][byte] = value;
+  }
+  for (int k = 1; k < 8; k++)
+    for (uint32_t byte = 0; byte < 256; byte++) {
+      uint32_t value = crc->table[k - 1][byte];
+      crc->table[k][byte] = value >> 8 ^ crc->table[0][value & 255];
+    }
+}
+
+/* Eight bytes a turn, by tables: about 2 GB/s. */
+G2Z__PRIVATE uint32_t g2z__crc_tables(const g2z__crc *crc, uint32_t sum, const void *bytes,
+                                      size_t count) {
+  const unsigned char *at = (const unsigned char *)bytes;
+  sum = ~sum;
+  for (; count >= 8; at += 8, count -= 8) {
+    uint64_t word;
+    memcpy(&word, at, sizeof word);
+    word ^= sum;
+    sum = 0;
+    for (int k = 0; k < 8; k++) sum ^= crc->table[7 - k][word >> (8 * k) & 255];
+  }
+  for (; count > 0; at++, count--) sum = sum >> 8 ^ crc->table[0][(sum ^ *at) & 255];
+  return ~sum;
+}
+
+/* The checksum of bytes that follow those whose checksum is `sum`; 0 begins. */
+G2Z__PRIVATE uint32_t g2z__crc32c(const g2z__crc *crc, uint32_t sum, const void *bytes,
+                                  size_t count) {
+#if defined(__SSE4_2__) && defined(__x86_64__)
+  const unsigned char *at = (const unsigned char *)bytes;
+  uint64_t wide = ~sum; /* the instruction: 8 bytes in 3 cycles */
+  size_t words = count / 8;
+  for (size_t i = 0; i < words; i++, at += 8) {
+    unsigned long long word;
+    memcpy(&word, at, sizeof word);
+    wide = _mm_crc32_u64(wide, word);
+  }
+  return g2z__crc_tables(crc, ~(uint32_t)wide, at, count % 8);
+#else
+  return g2z__crc_tables(crc, sum, bytes, count);
+#endif
+}
+
+/* ----- what stands where ----- */
+
+/* The files beside trainer_state.json, which names them in this order; then one of each rank. */
+enum { G2Z__FILE_MODEL, G2Z__FILE_CONFIG, G2Z__FILE_TUNING, G2Z__FILE_OPTIMIZER };
+
+G2Z__PRIVATE void g2z__checkpoint_file(int file, int world, char name[64]) {
+  static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt"};
+  if (file < G2Z__FILE_OPTIMIZER) snprintf(name, 64, "%s", names[file]);
+  else snprintf(name, 64, "optimizer-%05d-of-%05d.safetensors", file - G2Z__FILE_OPTIMIZER, world);
+}
+
+/* "m.0000000123": m from canonical element 123 on. `which` is 0 for m and 1 for v. */
+G2Z__PRIVATE void g2z__moment_name(int which, size_t canonical, char name[32]) {
+  snprintf(name, 32, "%c.%010zu", "mv"[which], canonical);
+}
+G2Z__PRIVATE int g2z__moment_parse(const char *name, int *which, size_t *canonical) {
+  char same[32];
+  *which = name[0] == 'v';
+  if (!name[0] || name[1] != '.' || strlen(name) > 21) return 0;
+  *canonical = (size_t)strtoull(name + 2, NULL, 10);
+  g2z__moment_name(*which, *canonical, same);
+  return strcmp(name, same) == 0;
+}
+
+/* Bytes of a file under one checksum. */
+typedef struct g2z__span {
+  uint64_t begin, bytes;
+  int32_t file;
+  uint32_t crc;
+} g2z__span;
+
+/* The integers of trainer_state.json. Positions are of the step that comes next. */
+#define G2Z__SAVED_LIST(X) \
+  X(tokens)      /* trained on so far */           \
+  X(epoch)       /* of the loader */               \
+  X(epoch_step)  /* in the epoch */                \
+  X(sequences)   /* of the data; 0: no loader */   \
+  X(layers)                                        \
+  X(heads)                                         \
+  X(channels)                                      \
+  X(context)                                       \
+  X(vocab)                                         \
+  X(batch)                                         \
+  X(seq)                                           \
+  X(accum)                                         \
+  X(world)                                         \
+  X(zero_stage)
+
+/* Of g2z_step_state, all that outlives a step. */
+#define G2Z__STATE_LIST(X)                  \
+  X(INTEGER, int64_t, step)                 \
+  X(INTEGER, int64_t, applied)              \
+  X(INTEGER, int64_t, skipped)              \
+  X(INTEGER, int32_t, skipped_at_minimum)   \
+  X(INTEGER, int32_t, good_steps)           \
+  X(INTEGER, int32_t, hysteresis)           \
+  X(INTEGER, int32_t, skip)                 \
+  X(NUMBER,  float,   loss_scale)           \
+  X(NUMBER,  float,   grad_multiplier)      \
+  X(NUMBER,  float,   loss)                 \
+  X(NUMBER,  float,   grad_norm)            \
+  X(NUMBER,  float,   lr)                   \
+  X(NUMBER,  float,   used_loss_scale)
+
+/* trainer_state.json */
+typedef struct g2z__saved {
+#define X(name) int64_t name;
+  G2Z__SAVED_LIST(X)
+#undef X
+  g2z_step_state state;
+  char dtype[16];
+  char settings[1536];          /* what g2z__trainer_describe said */
+  uint64_t *file_bytes;         /* of each file */
+  int64_t file_count;
+  g2z__span *spans;             /* in the order of files and of bytes */
+  size_t span_count, span_capacity;
+} g2z__saved;
+
+/* A range of this rank's shard that lies together in canonical order as well. */
+typedef struct g2z__part {
+  size_t canonical, shard, elements;
+} g2z__part;
+
+/* What this rank owns of canonical [begin, end), in parts of at most G2Z__CHECKPOINT_SPAN. */
+G2Z__PRIVATE g2z_status g2z__parts_list(const g2z_trainer *t, size_t begin, size_t end,
+                                        g2z__part **list, size_t *count) {
+  size_t capacity = 0;
+  *list = NULL;
+  *count = 0;
+  for (size_t i = 0; i < t->range_count; i++) {
+    const g2z_update_range *range = &t->host_ranges[i];
+    size_t at = range->canonical > begin ? range->canonical : begin;
+    size_t stop = range->canonical + range->elements;
+    if (stop > end) stop = end;
+    while (at < stop) {
+      size_t shard = range->shard + (at - range->canonical), n = stop - at;
+      g2z__part *last = *count ? &(*list)[*count - 1] : NULL;
+      int joins = last && last->canonical + last->elements == at &&
+                  last->shard + last->elements == shard && last->elements < G2Z__CHECKPOINT_SPAN;
+      if (!joins) {
+        void *memory = *list;
+        g2z_status status = g2z__grow(t->services, &memory, &capacity, *count, *count + 1,
+                                      sizeof(g2z__part));
+        *list = (g2z__part *)memory;
+        G2Z__TRY(status);
+        last = &(*list)[(*count)++];
+        last->canonical = at;
+        last->shard = shard;
+        last->elements = 0;
+      }
+      if (n > G2Z__CHECKPOINT_SPAN - last->elements) n = G2Z__CHECKPOINT_SPAN - last->elements;
+      last->elements += n;
+      at += n;
+    }
+  }
+  return G2Z_OK;
+}
+
+/* Removes a directory of files. What fails here has another failure behind it, or can be removed by
+ * hand: the sentence in services->error stays. */
+G2Z__PRIVATE void g2z__remove_directory(g2z_services *services, const char *path) {
+  char sentence[G2Z_ERROR_BYTES], *file;
+  memcpy(sentence, services->error, sizeof sentence);
+  DIR *directory = opendir(path);
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
+    if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+    if (g2z__join_path(services, path, entry->d_name, &file) != G2Z_OK) break;
+    unlink(file);
+    g2z_release(services, file);
+  }
+  if (directory) closedir(directory);
+  rmdir(path);
+  memcpy(services->error, sentence, sizeof sentence);
+}
+
+/* ----- saving ----- */
+
+typedef struct g2z__saver {
+  g2z_trainer *t;
+  g2z_services *services;
+  g2z_ranks *ranks;
+  const char *directory;        /* where it shall stand in the end */
+  char *place;                  /* where it is written */
+  char *model_path;             /* model.safetensors.partial there */
+  g2z_safetensors_writer *model; /* of rank 0 */
+  g2z__part *parts;             /* what this rank writes */
+  size_t part_count;
+  float *chunk;                 /* [G2Z__CHECKPOINT_CHUNK] */
+  g2z__saved saved;             /* spans: this rank's, and on rank 0 all, once gathered */
+  g2z__crc crc;
+} g2z__saver;
+
+G2Z__PRIVATE void g2z__saver_free(g2z__saver *saver) {
+  g2z_services *services = saver->services;
+  g2z_safetensors_writer_free(saver->model);
+  if (saver->chunk) saver->t->device->ops->release_host(saver->t->device, saver->chunk);
+  g2z_release(services, saver->place);
+  g2z_release(services, saver->model_path);
+  g2z_release(services, saver->parts);
+  g2z_release(services, saver->saved.spans);
+}
+
+/* Where all ranks hold everything, each writes its share of it. */
+G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const char *directory,
+                                        const char *suffix) {
+  const g2z_plan *plan = &t->plan;
+  void *memory;
+  memset(saver, 0, sizeof *saver);
+  saver->t = t;
+  saver->services = t->services;
+  saver->ranks = g2z_context_ranks(t->context);
+  saver->directory = directory;
+  g2z__crc_init(&saver->crc);
+  size_t bytes = strlen(directory) + strlen(suffix) + 1, P = plan->parameters;
+  G2Z__TRY(g2z__alloc(t->services, bytes, 1, &memory));
+  saver->place = (char *)memory;
+  snprintf(saver->place, bytes, "%s%s", directory, suffix);
+  G2Z__TRY(g2z__join_path(t->services, saver->place, "model.safetensors.partial",
+                          &saver->model_path));
+  size_t begin = 0, end = P;
+  if (plan->zero_stage == 0) {
+    begin = (size_t)((uint64_t)P * (uint64_t)plan->rank / (uint64_t)plan->world);
+    end = (size_t)((uint64_t)P * (uint64_t)(plan->rank + 1) / (uint64_t)plan->world);
+  }
+  G2Z__TRY(g2z__parts_list(t, begin, end, &saver->parts, &saver->part_count));
+  if (saver->part_count > G2Z__CHECKPOINT_PARTS)
+    return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
+                     "%d buckets cut this rank's share into %zu ranges, too many for one file: "
+                     "raise bucket_mb", plan->buckets, saver->part_count);
+  G2Z__TRY(t->device->ops->allocate_host(t->device, G2Z__CHECKPOINT_CHUNK * sizeof(float),
+                                         &memory));
+  saver->chunk = (float *)memory;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved, int file,
+                                      uint64_t begin, uint64_t bytes, uint32_t crc) {
+  void *list = saved->spans;
+  g2z_status status = g2z__grow(services, &list, &saved->span_capacity, saved->span_count,
+                                saved->span_count + 1, sizeof(g2z__span));
+  saved->spans = (g2z__span *)list;
+  G2Z__TRY(status);
+  g2z__span *span = &saved->spans[saved->span_count++];
+  memset(span, 0, sizeof *span);
+  span->file = file;
+  span->begin = begin;
+  span->bytes = bytes;
+  span->crc = crc;
+  return G2Z_OK;
+}
+
+/* The checksum of a file's first `bytes`, which are on their way to the disk. */
+G2Z__PRIVATE g2z_status g2z__saver_head(g2z__saver *saver, int file, uint64_t bytes) {
+  char name[64], *path, *text = NULL;
+  size_t got;
+  g2z__checkpoint_file(file, saver->t->plan.world, name);
+  G2Z__TRY(g2z__join_path(saver->services, saver->place, name, &path));
+  g2z_status status = G2Z_OK;
+  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) status = g2z__fail_file(saver->services, errno, "open", path);
+  void *memory = NULL;
+  if (status == G2Z_OK) status = g2z__alloc(saver->services, (size_t)bytes, 1, &memory);
+  text = (char *)memory;
+  got = status == G2Z_OK ? (size_t)g2z__pread(descriptor, text, (size_t)bytes, 0) : 0;
+  if (status == G2Z_OK && got != bytes)
+    status = g2z__fail(saver->services, G2Z_IO, "cannot read back %s", path);
+  if (status == G2Z_OK && bytes > 0)
+    status = g2z__span_add(saver->services, &saver->saved, file, 0, bytes,
+                           g2z__crc32c(&saver->crc, 0, text, (size_t)bytes));
+  if (descriptor >= 0) close(descriptor);
+  g2z_release(saver->services, memory);
+  g2z_release(saver->services, path);
+  return status;
+}
+
+/* Elements [done, done + *n) of a part, in saver->chunk. */
+G2Z__PRIVATE g2z_status g2z__saver_fetch(g2z__saver *saver, g2z_buffer buffer,
+                                         const g2z__part *part, size_t done, size_t *n) {
+  g2z_device *dev = saver->t->device;
+  size_t left = part->elements - done;
+  *n = left < G2Z__CHECKPOINT_CHUNK ? left : G2Z__CHECKPOINT_CHUNK;
+  G2Z__TRY(dev->ops->download(dev, saver->chunk,
+                              g2z__trainer_shard(saver->t, buffer) + part->shard + done,
+                              *n * sizeof(float)));
+  return dev->ops->synchronize(dev);
+}
+
+/* This rank's parts of the master weights into the file that rank 0 made. */
+G2Z__PRIVATE g2z_status g2z__saver_put_parts(g2z__saver *saver, int file) {
+  uint64_t header = 0;
+  if (g2z__pread(file, &header, sizeof header, 0) != (int64_t)sizeof header)
+    return g2z__fail(saver->services, G2Z_IO, "cannot read back %s", saver->model_path);
+  for (size_t p = 0; p < saver->part_count; p++) {
+    const g2z__part *part = &saver->parts[p];
+    uint64_t begin = sizeof header + header + part->canonical * sizeof(float);
+    uint32_t crc = 0;
+    for (size_t done = 0, n; done < part->elements; done += n) {
+      G2Z__TRY(g2z__saver_fetch(saver, G2Z_BUFFER_MASTER, part, done, &n));
+      crc = g2z__crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
+      for (size_t put = 0; put < n * sizeof(float);) {
+        ssize_t wrote = pwrite(file, (const char *)saver->chunk + put, n * sizeof(float) - put,
+                               (off_t)(begin + done * sizeof(float) + put));
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote < 0) return g2z__fail_file(saver->services, errno, "write", saver->model_path);
+        put += (size_t)wrote;
+      }
+    }
+    G2Z__TRY(g2z__span_add(saver->services, &saver->saved, G2Z__FILE_MODEL, begin,
+                           part->elements * sizeof(float), crc));
+  }
+  if (fsync(file) != 0) return g2z__fail_file(saver->services, errno, "sync", saver->model_path);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__saver_model(g2z__saver *saver) {
+  int file = open(saver->model_path, O_RDWR | O_CLOEXEC), rank = saver->t->plan.rank;
+  if (file < 0 && errno == ENOENT && rank > 0)
+    return g2z__fail(saver->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose "
+                     "a directory on a file system that all ranks share", rank,
+                     saver->model_path);
+  if (file < 0) return g2z__fail_file(saver->services, errno, "open", saver->model_path);
+  g2z_status status = g2z__saver_put_parts(saver, file);
+  if (close(file) != 0 && status == G2Z_OK)
+    status = g2z__fail_file(saver->services, errno, "close", saver->model_path);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_safetensors_writer *writer) {
+  const int file = G2Z__FILE_OPTIMIZER + saver->t->plan.rank;
+  uint64_t data = writer->file->written, at = data;
+  for (size_t i = 0; i < 2 * saver->part_count; i++) {
+    const g2z__part *part = &saver->parts[i % saver->part_count];
+    uint32_t crc = 0;
+    for (size_t done = 0, n; done < part->elements; done += n) {
+      g2z_buffer buffer = i < saver->part_count ? G2Z_BUFFER_M : G2Z_BUFFER_V;
+      G2Z__TRY(g2z__saver_fetch(saver, buffer, part, done, &n));
+      crc = g2z__crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
+      G2Z__TRY(g2z_safetensors_put(writer, saver->chunk, n));
+    }
+    uint64_t bytes = part->elements * sizeof(float);
+    G2Z__TRY(g2z__span_add(saver->services, &saver->saved, file, at, bytes, crc));
+    at += bytes;
+  }
+  G2Z__TRY(g2z_safetensors_commit(writer));
+  return g2z__saver_head(saver, file, data);
+}
+
+/* This rank's m and v: first all of m, then all of v. */
+G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__saver *saver) {
+  const g2z_plan *plan = &saver->t->plan;
+  char file[64], *path, (*names)[32];
+  size_t count = saver->part_count;
+  void *memory, *list = NULL;
+  g2z_safetensors_writer *writer = NULL;
+  g2z__checkpoint_file(G2Z__FILE_OPTIMIZER + plan->rank, plan->world, file);
+  G2Z__TRY(g2z__join_path(saver->services, saver->place, file, &path));
+  g2z_status status = g2z__alloc(saver->services, 2 * count, sizeof *names, &memory);
+  names = (char (*)[32])memory;
+  if (status == G2Z_OK)
+    status = g2z__alloc(saver->services, 2 * count, sizeof(g2z_safetensor), &list);
+  for (size_t i = 0; i < 2 * count && status == G2Z_OK; i++) {
+    g2z_safetensor *tensor = (g2z_safetensor *)list + i;
+    g2z__moment_name(i >= count, saver->parts[i % count].canonical, names[i]);
+    tensor->name = names[i];
+    tensor->rank = 1;
+    tensor->shape[0] = saver->parts[i % count].elements;
+  }
+  if (status == G2Z_OK)
+    status = g2z_safetensors_create(saver->services, path, (const g2z_safetensor *)list, 2 * count,
+                                    &writer);
+  if (status == G2Z_OK) status = g2z__saver_put_moments(saver, writer);
+  g2z_safetensors_writer_free(writer);
+  g2z_release(saver->services, list);
+  g2z_release(saver->services, memory);
+  g2z_release(saver->services, path);
+  return status;
+}
+
+/* Rank 0: the directory, which must be new, and the model's file with its header. */
+G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__saver *saver, uint64_t *data) {
+  char *path;
+  G2Z__TRY(g2z_make_directory(saver->services, saver->place));
+  G2Z__TRY(g2z__join_path(saver->services, saver->place, "model.safetensors", &path));
+  g2z_status status = g2z__weights_create(saver->services, path, &saver->t->plan.model,
+                                          &saver->model);
+  g2z_release(saver->services, path);
+  G2Z__TRY(status);
+  return g2z__tensors_reserve(saver->model, data);
+}
+
+/* Rank 0, of a checkpoint: what stands there may be the rest of a save that was killed, but what has
+ * the final name is whole and stays. */
+G2Z__PRIVATE g2z_status g2z__saver_begin_new(g2z__saver *saver, uint64_t *data) {
+  if (access(saver->directory, F_OK) == 0)
+    return g2z__fail(saver->services, G2Z_BAD_ARGUMENT,
+                     "%s exists already: remove it, or save under another name", saver->directory);
+  g2z__remove_directory(saver->services, saver->place);
+  return g2z__saver_begin(saver, data);
+}
+
+/* config.json, which gets its name when it is whole. */
+G2Z__PRIVATE g2z_status g2z__saver_config(g2z__saver *saver, g2z_writer **out) {
+  char *path;
+  G2Z__TRY(g2z__join_path(saver->services, saver->place, "config.json", &path));
+  g2z_status status = g2z_writer_create(saver->services, path, out);
+  g2z_release(saver->services, path);
+  if (status == G2Z_OK) status = g2z__weights_put_config(*out, &saver->t->plan.model);
+  if (status == G2Z_OK) status = g2z__writer_finish(*out);
+  return status;
+}
+
+/* Rank 0: what is not sharded. */
+G2Z__PRIVATE g2z_status g2z__saver_small_files(g2z__saver *saver, uint64_t data) {
+  g2z_writer *config = NULL;
+  char *path;
+  G2Z__TRY(g2z_safetensors_commit(saver->model));
+  G2Z__TRY(g2z__saver_head(saver, G2Z__FILE_MODEL, data));
+  g2z_status status = g2z__saver_config(saver, &config);
+  uint64_t bytes = config ? config->written : 0;
+  if (status == G2Z_OK) status = g2z_writer_commit(config);
+  g2z_writer_free(config);
+  G2Z__TRY(status);
+  G2Z__TRY(g2z__saver_head(saver, G2Z__FILE_CONFIG, bytes));
+  G2Z__TRY(g2z__join_path(saver->services, saver->place, "tuning.txt", &path));
+  status = g2z_trainer_write_tuning(saver->t, path);
+  struct stat info;
+  if (status == G2Z_OK && stat(path, &info) != 0)
+    status = g2z__fail_file(saver->services, errno, "read back", path);
+  g2z_release(saver->services, path);
+  G2Z__TRY(status);
+  return g2z__saver_head(saver, G2Z__FILE_TUNING, (uint64_t)info.st_size);
+}
+
+G2Z__PRIVATE int g2z__span_order(const void *a, const void *b) {
+  const g2z__span *x = (const g2z__span *)a, *y = (const g2z__span *)b;
+  if (x->file != y->file) return x->file < y->file ? -1 : 1;
+  return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+/* Everybody's spans, in the order of files and bytes. */
+G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__saver *saver) {
+  g2z_services *services = saver->services;
+  g2z__saved *saved = &saver->saved;
+  size_t world = (size_t)saver->t->plan.world, most = 0, count = 0;
+  void *counts, *mine = NULL, *all = NULL;
+  uint64_t own = saved->span_count;
+  G2Z__TRY(g2z__alloc(services, world, sizeof own, &counts));
+  g2z_status status = g2z_ranks_all_gather(saver->ranks, &own, sizeof own, counts);
+  for (size_t r = 0; r < world; r++)
+    if (((const uint64_t *)counts)[r] > most) most = (size_t)((const uint64_t *)counts)[r];
+  if (status == G2Z_OK) {
+    status = g2z__alloc(services, most, sizeof(g2z__span), &mine);
+    if (status == G2Z_OK) status = g2z__alloc(services, most * world, sizeof(g2z__span), &all);
+    status = g2z_ranks_agree(saver->ranks, status);
+  }
+  if (status == G2Z_OK) {
+    if (own) memcpy(mine, saved->spans, own * sizeof(g2z__span));
+    status = g2z_ranks_all_gather(saver->ranks, mine, most * sizeof(g2z__span), all);
+  }
+  for (size_t r = 0; r < world && status == G2Z_OK; r++) {
+    size_t of_rank = (size_t)((const uint64_t *)counts)[r];
+    g2z__span *list = (g2z__span *)all;
+    memmove(list + count, list + r * most, of_rank * sizeof(g2z__span));
+    count += of_rank;
+  }
+  if (status == G2Z_OK) {
+    qsort(all, count, sizeof(g2z__span), g2z__span_order);
+    g2z_release(services, saved->spans);
+    saved->spans = (g2z__span *)all;
+    saved->span_count = saved->span_capacity = count;
+    all = NULL;
+  }
+  g2z_release(services, all);
+  g2z_release(services, mine);
+  g2z_release(services, counts);
+  return status;
+}
+
+/* The numbers of trainer_state.json from a trainer that waits. */
+G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
+  const g2z_trainer *t = saver->t;
+  const g2z_plan *plan = &t->plan;
+  g2z__saved *saved = &saver->saved;
+  g2z_device *dev = t->device;
+  G2Z__TRY(dev->ops->download(dev, &saved->state, t->state, sizeof saved->state));
+  G2Z__TRY(dev->ops->synchronize(dev));
+  saved->tokens = g2z__trainer_tokens(t);
+  if (t->loader) {
+    g2z_loader_position position = g2z_loader_tell(t->loader);
+    saved->epoch = position.epoch;
+    saved->epoch_step = position.step;
+    saved->sequences = g2z_loader_sequences(t->loader);
+  }
+  saved->layers = plan->model.layers;
+  saved->heads = plan->model.heads;
+  saved->channels = plan->model.channels;
+  saved->context = plan->model.context;
+  saved->vocab = plan->model.vocab;
+  saved->batch = plan->batch;
+  saved->seq = plan->seq;
+  saved->accum = plan->accum;
+  saved->world = plan->world;
+  saved->zero_stage = plan->zero_stage;
+  snprintf(saved->dtype, sizeof saved->dtype, "%s", g2z_dtype_text(plan->dtype));
+  g2z__trainer_describe(t, saved->settings, sizeof saved->settings);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE void g2z__saved_put_settings(g2z_json_out *out, const g2z__saved *saved) {
+  g2z_json_begin(out, "settings", '[');
+  for (const char *line = saved->settings, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+    char text[256];
+    snprintf(text, sizeof text, "%.*s", (int)(end - line), line);
+    g2z_json_put_string(out, NULL, text);
+  }
+  g2z_json_end(out, ']');
+}
+
+/* The files as rank 0 sees them; their spans tile them. */
+G2Z__PRIVATE g2z_status g2z__saver_put_files(g2z__saver *saver, g2z_json_out *out) {
+  const g2z__saved *saved = &saver->saved;
+  int world = saver->t->plan.world;
+  size_t at = 0;
+  g2z_json_begin(out, "files", '[');
+  for (int file = 0; file < G2Z__FILE_OPTIMIZER + world; file++) {
+    char name[64], *path;
+    struct stat info;
+    uint64_t end = 0;
+    g2z__checkpoint_file(file, world, name);
+    g2z_json_begin(out, NULL, '{');
+    g2z_json_put_string(out, "name", name);
+    g2z_json_begin(out, "spans", '[');
+    for (; at < saved->span_count && saved->spans[at].file == file; at++) {
+      const g2z__span *span = &saved->spans[at];
+      char text[64];
+      G2Z_ASSERT(span->begin == end);
+      end += span->bytes;
+      snprintf(text, sizeof text, "%" PRIu64 " %" PRIu64 " %08" PRIx32, span->begin, span->bytes,
+               span->crc);
+      g2z_json_put_string(out, NULL, text);
+    }
+    g2z_json_end(out, ']');
+    g2z_json_put_integer(out, "bytes", (int64_t)end);
+    g2z_json_end(out, '}');
+    G2Z__TRY(g2z__join_path(saver->services, saver->place, name, &path));
+    int seen = stat(path, &info) == 0 && (uint64_t)info.st_size == end;
+    g2z_release(saver->services, path);
+    if (!seen)
+      return g2z__fail(saver->services, G2Z_IO,
+                       "rank 0 does not see %s with the %" PRIu64 " bytes that rank %d wrote into "
+                       "%s: choose a directory on a file system that all ranks share", name, end,
+                       file > G2Z__FILE_OPTIMIZER ? file - G2Z__FILE_OPTIMIZER : 0, saver->place);
+  }
+  g2z_json_end(out, ']');
+  return G2Z_OK;
+}
+
+/* The last line but one is the checksum of everything before its digits. */
+#define G2Z__SAVED_TAIL "\"\n}\n"
+#define G2Z__SAVED_TAIL_BYTES (8 + sizeof G2Z__SAVED_TAIL - 1)
+
+G2Z__PRIVATE g2z_status g2z__saver_put_state(g2z__saver *saver, g2z_writer *writer) {
+  const g2z__saved *saved = &saver->saved;
+  g2z_json_out json, *out = &json;
+  memset(&json, 0, sizeof json);
+  json.writer = writer;
+  json.indent = 2;
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "format", G2Z__CHECKPOINT_FORMAT);
+  g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
+#define X(name) g2z_json_put_integer(out, #name, saved->name);
+  G2Z__SAVED_LIST(X)
+#undef X
+  g2z_json_put_string(out, "dtype", saved->dtype);
+  g2z_json_begin(out, "state", '{');
+#define G2Z__PUT_INTEGER(name) g2z_json_put_integer(out, #name, saved->state.name);
+#define G2Z__PUT_NUMBER(name) g2z_json_put_number(out, #name, (double)saved->state.name);
+#define X(kind, type, name) G2Z__PUT_##kind(name)
+  G2Z__STATE_LIST(X)
+#undef X
+#undef G2Z__PUT_INTEGER
+#undef G2Z__PUT_NUMBER
+  g2z_json_end(out, '}');
+  g2z__saved_put_settings(out, saved);
+  G2Z__TRY(g2z__saver_put_files(saver, out));
+  g2z_json_put_string(out, "crc32c", "00000000");
+  g2z_json_end(out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  G2Z__TRY(g2z__writer_flush(writer));
+  char *text, sum[16];
+  size_t bytes;
+  G2Z__TRY(g2z_read_file(saver->services, writer->partial, (size_t)1 << 30, &text, &bytes));
+  snprintf(sum, sizeof sum, "%08" PRIx32,
+           g2z__crc32c(&saver->crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
+  g2z_release(saver->services, text);
+  G2Z__TRY(g2z_writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
+  return g2z_writer_commit(writer);
+}
+
+/* Rank 0, when all have written: the last file, and the final name. */
+G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__saver *saver) {
+  char *path;
+  g2z_writer *writer = NULL;
+  G2Z__TRY(g2z__join_path(saver->services, saver->place, "trainer_state.json", &path));
+  g2z_status status = g2z_writer_create(saver->services, path, &writer);
+  if (status == G2Z_OK) status = g2z__saver_put_state(saver, writer);
+  g2z_writer_free(writer);
+  g2z_release(saver->services, path);
+  G2Z__TRY(status);
+  if (rename(saver->place, saver->directory) != 0)
+    return g2z__fail_file(saver->services, errno, "rename a complete checkpoint to",
+                          saver->directory);
+  return g2z__sync_parent(saver->services, saver->directory);
+}
+
+/* Ranks meet between what each does alone, so that none waits for one that failed. */
+G2Z__PRIVATE g2z_status g2z__saver_run(g2z__saver *saver) {
+  const int first = saver->t->plan.rank == 0;
+  uint64_t data = 0;
+  G2Z__TRY(g2z_ranks_agree(saver->ranks, first ? g2z__saver_begin_new(saver, &data) : G2Z_OK));
+  g2z_status status = g2z__saver_state(saver);
+  if (status == G2Z_OK) status = g2z__saver_model(saver);
+  if (status == G2Z_OK) status = g2z__saver_moments(saver);
+  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
+  status = first ? g2z__saver_small_files(saver, data) : G2Z_OK;
+  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
+  G2Z__TRY(g2z__saver_gather(saver));
+  return g2z_ranks_agree(saver->ranks, first ? g2z__saver_publish(saver) : G2Z_OK);
+}
+
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
-  return g2z_trainer_save_weights(t, directory);
+  g2z__saver saver;
+  g2z_ranks_phase(g2z_context_ranks(t->context), "save", t->enqueued, 3600);
+  g2z_status status = g2z__saver_open(&saver, t, directory, ".partial");
+  status = g2z_ranks_agree(saver.ranks, status);
+  if (status == G2Z_OK) {
+    int mine = t->plan.rank == 0 && access(directory, F_OK) != 0;
+    status = g2z__saver_run(&saver);
+    if (status != G2Z_OK && mine) {
+      g2z_safetensors_writer_free(saver.model); /* its own unfinished file goes with it */
+      saver.model = NULL;
+      g2z__remove_directory(t->services, saver.place);
+    }
+  }
+  g2z__saver_free(&saver);
+  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued, 0);
+  return status;
+}
+
+/* Both files get their names when both are whole: a full disk leaves the old pair. */
+G2Z__PRIVATE g2z_status g2z__saver_run_weights(g2z__saver *saver) {
+  const int first = saver->t->plan.rank == 0;
+  uint64_t data = 0;
+  g2z_writer *config = NULL;
+  g2z_status status = first ? g2z__saver_begin(saver, &data) : G2Z_OK;
+  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
+  G2Z__TRY(g2z_ranks_agree(saver->ranks, g2z__saver_model(saver)));
+  if (first) {
+    status = g2z__saver_config(saver, &config);
+    if (status == G2Z_OK) status = g2z_safetensors_commit(saver->model);
+    if (status == G2Z_OK) status = g2z_writer_commit(config);
+    g2z_writer_free(config);
+  }
+  return g2z_ranks_agree(saver->ranks, status);
+}
+
+G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *directory) {
+  g2z__saver saver;
+  g2z_ranks_phase(g2z_context_ranks(t->context), "save", t->enqueued, 3600);
+  g2z_status status = g2z__saver_open(&saver, t, directory, "");
+  status = g2z_ranks_agree(saver.ranks, status);
+  if (status == G2Z_OK) status = g2z__saver_run_weights(&saver);
+  g2z__saver_free(&saver);
+  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued, 0);
+  return status;
+}
+
+/* ----- reading trainer_state.json ----- */
+
+G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
+  g2z_release(services, saved->file_bytes);
+  g2z_release(services, saved->spans);
+  saved->file_bytes = NULL;
+  saved->spans = NULL;
+}
+
+G2Z__PRIVATE void g2z__saved_parse_state(g2z_json *json, g2z_step_state *state) {
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+#define G2Z__GET_INTEGER(type) (type)g2z_json_integer(json)
+#define G2Z__GET_NUMBER(type) (type)(g2z_json_peek(json) == 'n' ? (g2z_json_skip(json), NAN) \
+                                                                : g2z_json_number(json))
+#define X(kind, type, name)                                                   \
+    if (g2z_json_is(&key, #name)) {                                           \
+      state->name = G2Z__GET_##kind(type); /* null: a norm that was not finite */ \
+      continue;                                                               \
+    }
+    G2Z__STATE_LIST(X)
+#undef X
+#undef G2Z__GET_INTEGER
+#undef G2Z__GET_NUMBER
+    g2z_json_skip(json);
+  }
+}
+
+G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
+  size_t used = 0;
+  if (!g2z_json_enter(json, '[')) return;
+  while (g2z_json_next(json, ']', NULL)) {
+    g2z_json_text line = g2z_json_string(json);
+    if (line.bytes + 2 > sizeof saved->settings - used) continue;
+    memcpy(saved->settings + used, line.at, line.bytes);
+    used += line.bytes;
+    saved->settings[used++] = '\n';
+    saved->settings[used] = 0;
+  }
+}
+
+/* One file of the list: its spans must tile it. */
+G2Z__PRIVATE void g2z__saved_parse_file(g2z_json *json, g2z__saved *saved, int file) {
+  g2z_json_text key;
+  uint64_t end = 0;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    if (g2z_json_is(&key, "name")) {
+      char name[64];
+      g2z__checkpoint_file(file, (int)saved->world, name);
+      g2z_json_text text = g2z_json_string(json);
+      if (json->status == G2Z_OK && !g2z_json_is(&text, name))
+        g2z_json_fail(json, "the file %.*s stands where %s must",
+                      (int)(text.bytes < 64 ? text.bytes : 64), (const char *)text.at, name);
+    } else if (g2z_json_is(&key, "bytes")) {
+      int64_t bytes = g2z_json_integer(json);
+      if (bytes < 0 || (uint64_t)bytes != end)
+        g2z_json_fail(json, "a file of %" PRId64 " bytes has checksums for %" PRIu64, bytes, end);
+      if (json->status == G2Z_OK) saved->file_bytes[file] = end;
+    } else if (g2z_json_is(&key, "spans") && g2z_json_enter(json, '[')) {
+      while (g2z_json_next(json, ']', NULL)) {
+        uint64_t begin = 0, bytes = 0;
+        uint32_t crc = 0;
+        char line[64];
+        g2z_json_text text = g2z_json_string(json);
+        snprintf(line, sizeof line, "%.*s", (int)(text.bytes < 63 ? text.bytes : 63),
+                 (const char *)text.at);
+        int got = sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNx32, &begin, &bytes, &crc);
+        if (json->status != G2Z_OK) return;
+        if (got != 3 || begin != end || bytes > (uint64_t)INT64_MAX - end)
+          g2z_json_fail(json, "the checksum \"%s\" does not follow on byte %" PRIu64, line, end);
+        else if (g2z__span_add(json->services, saved, file, begin, bytes, crc) != G2Z_OK)
+          json->status = G2Z_NO_MEMORY;
+        end += bytes;
+      }
+    } else g2z_json_skip(json);
+  }
+}
+
+G2Z__PRIVATE void g2z__saved_parse_files(g2z_json *json, g2z__saved *saved) {
+  void *memory;
+  int64_t count = 0;
+  if (saved->world < 1 || saved->world > 1 << 16) {
+    g2z_json_fail(json, "world=%" PRId64 " is not a number of ranks", saved->world);
+    return;
+  }
+  saved->file_count = G2Z__FILE_OPTIMIZER + saved->world;
+  g2z_status status = saved->file_bytes ? G2Z_FORMAT
+                                        : g2z__alloc(json->services, (size_t)saved->file_count,
+                                                     sizeof(uint64_t), &memory);
+  if (status != G2Z_OK) {
+    json->status = status;
+    return;
+  }
+  saved->file_bytes = (uint64_t *)memory;
+  if (!g2z_json_enter(json, '[')) return;
+  while (g2z_json_next(json, ']', NULL)) {
+    if (count < saved->file_count) g2z__saved_parse_file(json, saved, (int)count);
+    else g2z_json_skip(json);
+    count++;
+  }
+  if (json->status == G2Z_OK && count != saved->file_count)
+    g2z_json_fail(json, "%" PRId64 " files are listed, but %" PRId64 " ranks wrote %" PRId64, count,
+                  saved->world, saved->file_count);
+}
+
+G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *path,
+                                         const char *text, size_t bytes, g2z__saved *saved) {
+  g2z_json json;
+  g2z_json_text key;
+  g2z_json_open(&json, services, path, text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+#define X(name)                                \
+      if (g2z_json_is(&key, #name)) {          \
+        saved->name = g2z_json_integer(&json); \
+        continue;                              \
+      }
+      G2Z__SAVED_LIST(X)
+#undef X
+      if (g2z_json_is(&key, "dtype")) {
+        g2z_json_text word = g2z_json_string(&json);
+        snprintf(saved->dtype, sizeof saved->dtype, "%.*s", (int)(word.bytes < 15 ? word.bytes : 15),
+                 (const char *)word.at);
+      } else if (g2z_json_is(&key, "state")) g2z__saved_parse_state(&json, &saved->state);
+      else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
+      else if (g2z_json_is(&key, "files")) g2z__saved_parse_files(&json, saved);
+      else g2z_json_skip(&json);
+    }
+  G2Z__TRY(g2z_json_close(&json));
+  if (!saved->file_bytes || saved->state.step < 0 || saved->tokens < 0 || saved->epoch < 0 ||
+      saved->epoch_step < 0 || saved->batch < 1 || saved->accum < 1 || saved->seq < 1 ||
+      saved->batch > 1 << 20 || saved->accum > 1 << 20 || saved->seq > 1 << 20)
+    return g2z__fail(services, G2Z_FORMAT, "%s lacks its list of files, or a number in it cannot "
+                     "be: it is damaged", path);
+  return G2Z_OK;
+}
+
+/* The format and the version stand first, and say how to read the rest. */
+G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const char *path,
+                                                 const char *text, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  int64_t version = -1;
+  int known = 0;
+  g2z_json_open(&json, services, path, text, bytes);
+  if (g2z_json_enter(&json, '{') && g2z_json_next(&json, '}', &key) &&
+      g2z_json_is(&key, "format")) {
+    g2z_json_text format = g2z_json_string(&json);
+    known = json.status == G2Z_OK && g2z_json_is(&format, G2Z__CHECKPOINT_FORMAT);
+    if (g2z_json_next(&json, '}', &key) && g2z_json_is(&key, "version"))
+      version = g2z_json_integer(&json);
+  }
+  if (!known || json.status != G2Z_OK || version < 0)
+    return g2z__fail(services, G2Z_FORMAT,
+                     "%s does not begin as the state of a checkpoint does: it is damaged, or it "
+                     "is something else", path);
+  if (version == G2Z__CHECKPOINT_VERSION) return G2Z_OK;
+  return g2z__fail(services, G2Z_FORMAT,
+                   "%s has version=%" PRId64 " of the format, and this program reads version %d: "
+                   "resume with the program that wrote it", path, version,
+                   G2Z__CHECKPOINT_VERSION);
+}
+
+G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char *path,
+                                             const char *text, size_t bytes) {
+  g2z__crc crc;
+  char sum[16] = "";
+  g2z__crc_init(&crc);
+  if (bytes > G2Z__SAVED_TAIL_BYTES)
+    snprintf(sum, sizeof sum, "%08" PRIx32 "%s",
+             g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
+  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
+    return G2Z_OK;
+  return g2z__fail(services, G2Z_FORMAT,
+                   "%s does not have the checksum %.8s that ends it: it is damaged; take an "
+                   "earlier checkpoint", path, sum);
+}
+
+/* What DIRECTORY/trainer_state.json says, or why that is no checkpoint. */
+G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *directory,
+                                        g2z__saved *saved) {
+  char *path, *text = NULL;
+  size_t bytes = 0, length = strlen(directory);
+  int weights = 0, state = 0;
+  struct stat info;
+  memset(saved, 0, sizeof *saved);
+  while (length > 1 && directory[length - 1] == '/') length--;
+  if (stat(directory, &info) != 0)
+    return g2z__fail_file(services, errno, "open the checkpoint", directory);
+  if (length > 8 && strncmp(directory + length - 8, ".partial", 8) == 0)
+    return g2z__fail(services, G2Z_FORMAT, "%s was being written when the run ended and is not "
+                     "whole: take an earlier checkpoint", directory);
+  G2Z__TRY(g2z__weights_has(services, directory, "trainer_state.json", &state));
+  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &weights));
+  if (!state && weights)
+    return g2z__fail(services, G2Z_FORMAT, "%s has weights but no trainer_state.json, so it is no "
+                     "checkpoint: begin a new training from them with init_from", directory);
+  if (!state)
+    return g2z__fail(services, G2Z_FORMAT, "%s has no trainer_state.json, so it is no checkpoint: "
+                     "name a step-NNNNNN directory of a run", directory);
+  G2Z__TRY(g2z__join_path(services, directory, "trainer_state.json", &path));
+  g2z_status status = g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes);
+  if (status == G2Z_OK) status = g2z__saved_check_version(services, path, text, bytes);
+  if (status == G2Z_OK) status = g2z__saved_check_sum(services, path, text, bytes);
+  if (status == G2Z_OK) status = g2z__saved_parse(services, path, text, bytes, saved);
+  g2z_release(services, text);
+  g2z_release(services, path);
+  return status;
+}
+
+/* ----- loading ----- */
+
+/* A tensor of an optimizer file. */
+typedef struct g2z__moment {
+  size_t canonical, elements;
+  int which, file, index;
+} g2z__moment;
+
+typedef struct g2z__resumer {
+  g2z_trainer *t;
+  g2z_services *services;
+  const char *directory;
+  g2z__saved saved;
+  g2z_safetensors **files;      /* of each rank that saved */
+  g2z__moment *moments;         /* m in canonical order, then v */
+  size_t moment_count, moment_capacity;
+  g2z_safetensors *model;
+  g2z__weight *weights;         /* in canonical order */
+  size_t weight_count;
+  g2z__part *parts;             /* what this rank takes */
+  size_t part_count;
+  float *chunk;
+} g2z__resumer;
+
+G2Z__PRIVATE void g2z__resumer_free(g2z__resumer *r) {
+  for (int64_t i = 0; r->files && i < r->saved.world; i++) g2z_safetensors_free(r->files[i]);
+  g2z_safetensors_free(r->model);
+  if (r->chunk) r->t->device->ops->release_host(r->t->device, r->chunk);
+  g2z_release(r->services, r->files);
+  g2z_release(r->services, r->moments);
+  g2z_release(r->services, r->weights);
+  g2z_release(r->services, r->parts);
+  g2z__saved_free(r->services, &r->saved);
+}
+
+G2Z__PRIVATE g2z_status g2z__resumer_check_model(g2z__resumer *r) {
+  const g2z_model_config *model = &r->t->plan.model;
+#define X(name)                                                                                \
+  if (r->saved.name != model->name)                                                            \
+    return g2z__fail(r->services, G2Z_BAD_ARGUMENT,                                            \
+                     "%s was saved by a model with %s=%" PRId64 ", and this one has %s=%d: "   \
+                     "resume with the same model", r->directory, #name, r->saved.name, #name,  \
+                     model->name);
+  X(layers)
+  X(heads)
+  X(channels)
+  X(context)
+  X(vocab)
+#undef X
+  return G2Z_OK;
+}
+
+/* The path of one of its files, freed with g2z_release; it must have its size. */
+G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path) {
+  char name[64];
+  struct stat info;
+  g2z__checkpoint_file(file, (int)r->saved.world, name);
+  G2Z__TRY(g2z__join_path(r->services, r->directory, name, path));
+  g2z_status status = G2Z_OK;
+  if (stat(*path, &info) != 0)
+    status = errno == ENOENT
+                 ? g2z__fail(r->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
+                             "checkpoint again", r->directory, name)
+                 : g2z__fail_file(r->services, errno, "read", *path);
+  else if ((uint64_t)info.st_size != r->saved.file_bytes[file])
+    status = g2z__fail(r->services, G2Z_FORMAT,
+                       "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
+                       "copy the checkpoint again", *path, (uint64_t)info.st_size,
+                       r->saved.file_bytes[file]);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_release(r->services, *path);
+  *path = NULL;
+  return status;
+}
+
+/* Reads a span and compares its checksum. */
+G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z__crc *crc,
+                                                const g2z__span *span, int file,
+                                                const char *path) {
+  const size_t most = G2Z__CHECKPOINT_CHUNK * sizeof(float);
+  uint32_t sum = 0;
+  for (uint64_t done = 0; done < span->bytes;) {
+    size_t n = span->bytes - done < most ? (size_t)(span->bytes - done) : most;
+    int64_t got = g2z__pread(file, r->chunk, n, span->begin + done);
+    if (got < 0) return g2z__fail_file(r->services, errno, "read", path);
+    if ((size_t)got < n)
+      return g2z__fail(r->services, G2Z_FORMAT, "%s shrank while it was read: copy the checkpoint "
+                       "again", path);
+    sum = g2z__crc32c(crc, sum, r->chunk, n);
+    done += n;
+  }
+  if (sum == span->crc) return G2Z_OK;
+  return g2z__fail(r->services, G2Z_FORMAT,
+                   "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32 " and must "
+                   "have %08" PRIx32 ": the file is damaged; take an earlier checkpoint", path,
+                   span->begin, span->begin + span->bytes - 1, sum, span->crc);
+}
+
+/* Every byte of every file, divided among the ranks. */
+G2Z__PRIVATE g2z_status g2z__resumer_check_bytes(g2z__resumer *r) {
+  const size_t world = (size_t)r->t->plan.world, rank = (size_t)r->t->plan.rank;
+  g2z__crc crc;
+  g2z__crc_init(&crc);
+  size_t at = 0;
+  for (int file = 0; file < (int)r->saved.file_count; file++) {
+    char *path;
+    G2Z__TRY(g2z__resumer_path(r, file, &path));
+    g2z_status status = G2Z_OK;
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) status = g2z__fail_file(r->services, errno, "open", path);
+    for (; at < r->saved.span_count && r->saved.spans[at].file == file; at++)
+      if (status == G2Z_OK && at % world == rank)
+        status = g2z__resumer_check_span(r, &crc, &r->saved.spans[at], descriptor, path);
+    if (descriptor >= 0) close(descriptor);
+    g2z_release(r->services, path);
+    G2Z__TRY(status);
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE int g2z__moment_order(const void *a, const void *b) {
+  const g2z__moment *x = (const g2z__moment *)a, *y = (const g2z__moment *)b;
+  if (x->which != y->which) return x->which - y->which;
+  return x->canonical < y->canonical ? -1 : x->canonical > y->canonical;
+}
+
+/* The tensors of one rank's optimizer file. */
+G2Z__PRIVATE g2z_status g2z__resumer_open_moments(g2z__resumer *r, int of_rank) {
+  char *path;
+  G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_OPTIMIZER + of_rank, &path));
+  g2z_safetensors *file;
+  g2z_status status = g2z_safetensors_open(r->services, path, &file);
+  r->files[of_rank] = file;
+  g2z_release(r->services, path);
+  G2Z__TRY(status);
+  void *list = r->moments;
+  status = g2z__grow(r->services, &list, &r->moment_capacity, r->moment_count,
+                     r->moment_count + file->count, sizeof(g2z__moment));
+  r->moments = (g2z__moment *)list;
+  G2Z__TRY(status);
+  for (size_t i = 0; i < file->count; i++) {
+    const g2z_safetensor *tensor = &file->tensors[i];
+    g2z__moment *moment = &r->moments[r->moment_count++];
+    moment->file = of_rank;
+    moment->index = (int)i;
+    moment->elements = tensor->elements;
+    if (!g2z__moment_parse(tensor->name, &moment->which, &moment->canonical) ||
+        tensor->type != G2Z_TENSOR_F32 || tensor->rank != 1 || tensor->elements == 0)
+      return g2z__fail(r->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in F32",
+                       file->path, tensor->name);
+  }
+  return G2Z_OK;
+}
+
+/* m and v must each be there exactly once. */
+G2Z__PRIVATE g2z_status g2z__resumer_check_moments(g2z__resumer *r) {
+  const size_t P = r->t->plan.parameters;
+  size_t next = 0;
+  qsort(r->moments, r->moment_count, sizeof(g2z__moment), g2z__moment_order);
+  for (int which = 0; which < 2; which++) {
+    size_t end = 0;
+    for (; next < r->moment_count && r->moments[next].which == which; next++) {
+      const g2z__moment *moment = &r->moments[next];
+      if (moment->canonical != end || moment->elements > P - end)
+        return g2z__fail(r->services, G2Z_FORMAT,
+                         "%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
+                         "another checkpoint", r->files[moment->file]->path,
+                         r->files[moment->file]->tensors[moment->index].name, moment->elements,
+                         moment->canonical < end ? "overlaps others up to"
+                         : moment->canonical > end ? "leaves a gap from" : "goes on from", end, P);
+      end += moment->elements;
+    }
+    if (end != P)
+      return g2z__fail(r->services, G2Z_FORMAT, "the optimizer files of %s hold %c up to element "
+                       "%zu of %zu: a file is missing", r->directory, "mv"[which], end, P);
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__resumer_open_model(g2z__resumer *r) {
+  char *path;
+  void *used;
+  G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_MODEL, &path));
+  g2z_status status = g2z_safetensors_open(r->services, path, &r->model);
+  g2z_release(r->services, path);
+  G2Z__TRY(status);
+  G2Z__TRY(g2z__weights_list(r->services, &r->t->plan.model, &r->weights, &r->weight_count));
+  G2Z__TRY(g2z__alloc(r->services, r->model->count, 1, &used));
+  status = g2z__weights_match(r->model, r->t->plan.model.layers, r->weights, r->weight_count,
+                              (unsigned char *)used);
+  g2z_release(r->services, used);
+  return status;
+}
+
+/* Everything that can be found wrong is found here; the trainer has not changed yet. */
+G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
+  g2z_trainer *t = r->t;
+  void *memory;
+  G2Z__TRY(g2z__saved_read(r->services, r->directory, &r->saved));
+  G2Z__TRY(g2z__resumer_check_model(r));
+  G2Z__TRY(t->device->ops->allocate_host(t->device, G2Z__CHECKPOINT_CHUNK * sizeof(float),
+                                         &memory));
+  r->chunk = (float *)memory;
+  G2Z__TRY(g2z__resumer_check_bytes(r));
+  G2Z__TRY(g2z__resumer_open_model(r));
+  G2Z__TRY(g2z__alloc(r->services, (size_t)r->saved.world, sizeof(g2z_safetensors *), &memory));
+  r->files = (g2z_safetensors **)memory;
+  for (int rank = 0; rank < (int)r->saved.world; rank++)
+    G2Z__TRY(g2z__resumer_open_moments(r, rank));
+  G2Z__TRY(g2z__resumer_check_moments(r));
+  return g2z__parts_list(t, 0, t->plan.parameters, &r->parts, &r->part_count);
+}
+
+/* Canonical [at, at + *n) of a buffer into r->chunk; *n shrinks to what lies in one tensor. */
+G2Z__PRIVATE g2z_status g2z__resumer_fetch(g2z__resumer *r, g2z_buffer buffer, size_t at,
+                                           size_t *n) {
+  size_t begin = 0, i = 0;
+  if (buffer == G2Z_BUFFER_MASTER) {
+    while (at >= begin + r->weights[i].tensor.elements) begin += r->weights[i++].tensor.elements;
+    if (*n > begin + r->weights[i].tensor.elements - at)
+      *n = begin + r->weights[i].tensor.elements - at;
+    return g2z_safetensors_read(r->model, r->weights[i].index, at - begin, *n, r->chunk);
+  }
+  size_t low = 0, high = r->moment_count; /* the last that does not begin behind `at` */
+  const int which = buffer == G2Z_BUFFER_V;
+  while (high - low > 1) {
+    size_t middle = low + (high - low) / 2;
+    const g2z__moment *m = &r->moments[middle];
+    if (m->which < which || (m->which == which && m->canonical <= at)) low = middle;
+    else high = middle;
+  }
+  const g2z__moment *moment = &r->moments[low];
+  if (*n > moment->canonical + moment->elements - at)
+    *n = moment->canonical + moment->elements - at;
+  return g2z_safetensors_read(r->files[moment->file], moment->index, at - moment->canonical, *n,
+                              r->chunk);
+}
+
+G2Z__PRIVATE g2z_status g2z__resumer_fill(g2z__resumer *r) {
+  static const g2z_buffer buffers[] = {G2Z_BUFFER_MASTER, G2Z_BUFFER_M, G2Z_BUFFER_V};
+  for (int b = 0; b < 3; b++)
+    for (size_t p = 0; p < r->part_count; p++)
+      for (size_t done = 0, n; done < r->parts[p].elements; done += n) {
+        size_t at = r->parts[p].canonical + done;
+        n = r->parts[p].elements - done;
+        if (n > G2Z__CHECKPOINT_CHUNK) n = G2Z__CHECKPOINT_CHUNK;
+        G2Z__TRY(g2z__resumer_fetch(r, buffers[b], at, &n));
+        G2Z__TRY(g2z_trainer_write(r->t, buffers[b], at, n, r->chunk));
+      }
+  return G2Z_OK;
+}
+
+/* Where the data goes on. With another global batch as many sequences count as read; those of an
+ * unfinished step are read again, so that none is left out. Other data, or sequences of another
+ * length, begin their epoch again. `sequences`, seq and `global` are what holds now. */
+G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved, int64_t sequences,
+                                                     int seq, int64_t global) {
+  g2z_loader_position position;
+  int64_t before = saved->batch * saved->accum * saved->world;
+  position.epoch = saved->epoch;
+  position.step = saved->epoch_step;
+  if (saved->sequences != sequences || saved->seq != seq ||
+      saved->epoch_step > saved->sequences / before)
+    position.step = 0;
+  else if (global != before) position.step = saved->epoch_step * before / global;
+  if (position.step > 0 && position.step >= sequences / global) {
+    position.step = 0;
+    position.epoch++;
+  }
+  return position;
+}
+
+G2Z__PRIVATE g2z_status g2z__resumer_seek(g2z__resumer *r) {
+  g2z_trainer *t = r->t;
+  const g2z__saved *saved = &r->saved;
+  if (!t->loader) return G2Z_OK;
+  int64_t global = (int64_t)t->plan.batch * t->plan.accum * t->plan.world;
+  int64_t before = saved->batch * saved->accum * saved->world;
+  int64_t sequences = g2z_loader_sequences(t->loader);
+  g2z_loader_position position = g2z__saved_position(saved, sequences, t->plan.seq, global);
+  if (t->plan.rank == 0 && saved->sequences) {
+    if (saved->sequences != sequences || saved->seq != t->plan.seq)
+      g2z__log(r->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
+               "had %" PRId64 " of %" PRId64 ": epoch %" PRId64 " starts over", sequences,
+               t->plan.seq, saved->sequences, saved->seq, saved->epoch);
+    else if (global != before)
+      g2z__log(r->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
+               "of the %" PRId64 " that epoch %" PRId64 " read, %" PRId64 " are read again", global,
+               before, saved->epoch_step * before, saved->epoch,
+               position.step ? saved->epoch_step * before % global : (int64_t)0);
+  }
+  return g2z_loader_seek(t->loader, position);
+}
+
+/* A loss scale that was found goes on; one of another type, or a fixed one, does not. */
+G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
+  g2z_trainer *t = r->t;
+  const g2z_optimizer_config *o = &t->config.optimizer;
+  g2z_step_state state = r->saved.state;
+  int fp16 = t->config.dtype == G2Z_FP16;
+  if (!fp16 || strcmp(r->saved.dtype, "fp16") != 0 || !o->loss_scale_dynamic) {
+    state.loss_scale = fp16 ? o->loss_scale : 1.0f;
+    state.skipped_at_minimum = 0;
+    if (strcmp(r->saved.dtype, g2z_dtype_text(t->config.dtype)) != 0) {
+      state.good_steps = 0;
+      state.hysteresis = o->loss_scale_hysteresis;
+    }
+  }
+  if (state.hysteresis > o->loss_scale_hysteresis) state.hysteresis = o->loss_scale_hysteresis;
+  const g2z_ops *ops = t->device->ops;
+  G2Z__TRY(ops->upload(t->device, t->state, &state, sizeof state));
+  G2Z__TRY(ops->synchronize(t->device));
+  t->enqueued = t->resumed_step = state.step;
+  t->resumed_tokens = r->saved.tokens;
+  *t->reported[state.step % 2] = state;
+  g2z_graph_free(t->device, t->graph); /* its products may take other algorithms now */
+  t->graph = NULL;
+  return G2Z_OK;
+}
+
+/* The choices of the run that saved; a GPU that does not know them chooses again. */
+G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
+  char *path, *text;
+  size_t bytes;
+  G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_TUNING, &path));
+  g2z_status status = g2z_read_file(r->services, path, 1 << 24, &text, &bytes);
+  g2z_release(r->services, path);
+  G2Z__TRY(status);
+  if (bytes > 0 && r->t->plan.device == G2Z_DEVICE_CUDA &&
+      g2z_device_tuning_read(r->t->device, text) != G2Z_OK)
+    g2z__log(r->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
+             "otherwise than in the run that saved", r->services->error);
+  g2z_release(r->services, text);
+  return G2Z_OK;
+}
+
+/* What is set otherwise than in the run that saved holds from now on. */
+G2Z__PRIVATE void g2z__resumer_compare(g2z__resumer *r) {
+  char now[sizeof r->saved.settings];
+  if (r->t->plan.rank != 0) return;
+  g2z__trainer_describe(r->t, now, sizeof now);
+  const char *was = r->saved.settings, *is = now, *was_end, *is_end;
+  for (; (was_end = strchr(was, '\n')) && (is_end = strchr(is, '\n'));
+       was = was_end + 1, is = is_end + 1) {
+    int was_length = (int)(was_end - was), is_length = (int)(is_end - is);
+    if (was_length == is_length && memcmp(was, is, (size_t)is_length) == 0) continue;
+    g2z__log(r->services, G2Z_LOG_INFO, "%.*s, and %.*s in the run that saved", is_length, is,
+             was_length, was);
+  }
 }
 
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
-  (void)t;
-  return g2z__fail(t->services, G2Z_UNSUPPORTED, "%s cannot be resumed yet", directory);
+  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  g2z__resumer r;
+  memset(&r, 0, sizeof r);
+  r.t = t;
+  r.services = t->services;
+  r.directory = directory;
+  g2z_ranks_phase(ranks, "load", t->enqueued, 3600);
+  g2z_status status = t->device->ops->synchronize(t->device);
+  if (status == G2Z_OK) status = g2z__resumer_open(&r);
+  status = g2z_ranks_agree(ranks, status);
+  if (status == G2Z_OK) {
+    g2z__resumer_compare(&r);
+    status = g2z__resumer_tune(&r);
+    if (status == G2Z_OK) status = g2z__resumer_fill(&r);
+    if (status == G2Z_OK) status = g2z__resumer_seek(&r);
+    if (status == G2Z_OK) status = g2z__resumer_state(&r);
+    status = g2z_ranks_agree(ranks, status);
+  }
+  g2z__resumer_free(&r);
+  g2z_ranks_phase(ranks, "step", t->enqueued, 0);
+  return status;
 }
 
 /* ===== >>i18 run =========================================================
@@ -10527,7 +11842,7 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
 typedef struct g2z__epoch {
   int64_t index, steps, skipped, tokens;
   double started;                    /* g2z_seconds() */
-  double wall_s;                     /* with validation and samples */
+  double wall_s;                     /* with validation, samples and saving */
   double train_s, data_s;            /* of its steps: all of it, and waiting for tokens */
   double loss_sum;                   /* over steps that were not skipped */
   double val_loss;                   /* the last one; NaN without */
@@ -10538,7 +11853,9 @@ enum { /* what has to happen before the next step, in this order */
   G2Z__DUE_VALIDATION = 1,
   G2Z__DUE_SAMPLE = 2,
   G2Z__DUE_EPOCH_END = 4,
-  G2Z__DUE_FINISH = 8
+  G2Z__DUE_SAVE = 8,
+  G2Z__DUE_STOP = 16,
+  G2Z__DUE_FINISH = 32
 };
 
 struct g2z_run {
@@ -10555,14 +11872,20 @@ struct g2z_run {
   double started;
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
   int64_t step;                      /* steps enqueued */
+  char *resume;                      /* the checkpoint that is taken up; NULL: none */
+  char shared_dir[1024];             /* rank 0's run_dir: a name may come from a clock */
+  int continues;                     /* 1: run_dir's own run goes on */
+  int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
+  double earlier_s;                  /* wall time of this run before it was resumed */
+  int64_t stop_signal;               /* that asked to stop; 0: none */
+  int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
   int due;
-  struct {
-    double step_s, data_s;
-  } timing[2];                       /* of the last two steps, by parity: losses come one late */
+  double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
   g2z_metrics known;                 /* of the last step whose loss is known */
   double smooth_s, smooth_weight;    /* step time, exponentially weighted */
-  double pause_s;                    /* validation and samples so far */
+  double pause_s;                    /* validation, samples and saving so far */
   double train_s;                    /* steps so far */
+  int64_t train_tokens;              /* of those */
   double best_val_loss, val_entropy; /* NaN: none */
   int64_t val_steps;
   double *step_s;                    /* of this epoch's steps */
@@ -10586,14 +11909,16 @@ G2Z_API g2z_run_config g2z_run_config_default(void) {
 
 /* ----- files ----- */
 
-/* A file that is read while it grows: it has its final name from the start. */
+/* A file that is read while it grows: it has its final name from the start, with `text`, the lines
+ * that are kept of one that stood there. */
 G2Z__PRIVATE g2z_status g2z__stream_create(g2z_services *services, const char *path,
-                                           g2z_writer **out) {
+                                           const char *text, size_t bytes, g2z_writer **out) {
   g2z_writer *writer;
   *out = NULL;
   G2Z__TRY(g2z_writer_create(services, path, &writer));
-  g2z_status status = G2Z_OK;
-  if (rename(writer->partial, path) != 0)
+  g2z_status status = g2z_writer_put(writer, text, bytes);
+  if (status == G2Z_OK) status = g2z__writer_flush(writer);
+  if (status == G2Z_OK && rename(writer->partial, path) != 0)
     status = g2z__writer_fail(writer, errno, "rename a file to");
   else
     writer->pending = 0;
@@ -10602,12 +11927,34 @@ G2Z__PRIVATE g2z_status g2z__stream_create(g2z_services *services, const char *p
   return status;
 }
 
+/* A file of rank 0 could not be written. Alone it says so; other ranks must hear of it before they
+ * wait for what will not come: it travels in the verdict of the next step. */
+G2Z__PRIVATE g2z_status g2z__run_hold(g2z_run *run, g2z_status status) {
+  g2z_trainer *t = run->trainer;
+  if (status == G2Z_OK || !t || g2z_context_world(run->context) == 1) return status;
+  if (t->failed == G2Z_OK) {
+    memcpy(t->failure, run->services->error, sizeof t->failure);
+    t->failed = status;
+  }
+  return G2Z_OK;
+}
+
+/* The same status on all ranks, of this and of what was held. */
+G2Z__PRIVATE g2z_status g2z__run_agree(g2z_run *run, g2z_status status) {
+  g2z_trainer *t = run->trainer;
+  if (status == G2Z_OK && t && t->failed != G2Z_OK) {
+    memcpy(run->services->error, t->failure, sizeof t->failure);
+    status = t->failed;
+  }
+  return g2z_ranks_agree(g2z_context_ranks(run->context), status);
+}
+
 G2Z__PRIVATE g2z_status g2z__run_log(g2z_run *run, const char *line) {
   if (!run->log) return G2Z_OK;
   char now[32];
   g2z_utc_now(now);
   g2z_writer_printf(run->log, "%s  %s\n", now, line);
-  return g2z__writer_flush(run->log);
+  return g2z__run_hold(run, g2z__writer_flush(run->log));
 }
 
 /* A line for train.log and for the program's log. */
@@ -10618,7 +11965,7 @@ G2Z__PRIVATE g2z_status g2z__run_say(g2z_run *run, const char *format, ...) {
   va_start(arguments, format);
   vsnprintf(line, sizeof line, format, arguments);
   va_end(arguments);
-  g2z__log(run->services, G2Z_LOG_INFO, "%s", line);
+  if (g2z_context_rank(run->context) == 0) g2z__log(run->services, G2Z_LOG_INFO, "%s", line);
   return g2z__run_log(run, line);
 }
 
@@ -10633,10 +11980,21 @@ G2Z__PRIVATE g2z_status g2z__run_refuse_old(g2z_run *run, const char *name) {
                    run->config.run_dir, name);
 }
 
-G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name, g2z_writer **out) {
-  char *path;
+/* `keep` tells how many bytes of the file that stands there are kept, when its run goes on. */
+G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name,
+                                             g2z_status (*keep)(g2z_run *run, const char *text,
+                                                                size_t bytes, size_t *kept),
+                                             g2z_writer **out) {
+  char *path, *text = NULL;
+  size_t bytes = 0, kept = 0;
   G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, name, &path));
-  g2z_status status = g2z__stream_create(run->services, path, out);
+  g2z_status status = G2Z_OK;
+  if (run->continues && access(path, F_OK) == 0) {
+    status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
+    if (status == G2Z_OK) status = keep(run, text, bytes, &kept);
+  }
+  if (status == G2Z_OK) status = g2z__stream_create(run->services, path, text ? text : "", kept, out);
+  g2z_release(run->services, text);
   g2z_release(run->services, path);
   return status;
 }
@@ -10652,16 +12010,6 @@ G2Z__PRIVATE g2z_status g2z__probe_directory(g2z_services *services, const char 
   g2z_writer_free(writer);
   g2z_release(services, path);
   return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
-  if (g2z_context_rank(run->context) != 0) return G2Z_OK;
-  if (run->config.save_weights)
-    G2Z__TRY(g2z__probe_directory(run->services, run->config.save_weights));
-  if (!run->config.run_dir) return G2Z_OK;
-  G2Z__TRY(g2z_make_directory(run->services, run->config.run_dir));
-  G2Z__TRY(g2z__run_open_stream(run, "metrics.jsonl", &run->metrics));
-  return g2z__run_open_stream(run, "train.log", &run->log);
 }
 
 /* ----- metrics and artifacts ----- */
@@ -10682,10 +12030,12 @@ G2Z__PRIVATE g2z_status g2z__run_write_metrics(g2z_run *run) {
 #undef G2Z__PUT_NUMBER
   g2z_json_end(&out, '}');
   g2z_writer_put(run->metrics, "\n", 1);
-  return g2z__writer_flush(run->metrics);
+  return g2z__run_hold(run, g2z__writer_flush(run->metrics));
 }
 
-G2Z__PRIVATE g2z_status g2z__run_write_val_loss(g2z_run *run, double loss, double seconds) {
+/* Another line of metrics.jsonl: what took time beside steps, and what came of it (NULL: nothing). */
+G2Z__PRIVATE g2z_status g2z__run_write_note(g2z_run *run, const char *name, double value,
+                                            const char *ms_name, double seconds) {
   if (!run->metrics) return G2Z_OK;
   g2z_json_out out;
   memset(&out, 0, sizeof out);
@@ -10693,11 +12043,11 @@ G2Z__PRIVATE g2z_status g2z__run_write_val_loss(g2z_run *run, double loss, doubl
   g2z_json_begin(&out, NULL, '{');
   g2z_json_put_integer(&out, "step", run->known.step);
   g2z_json_put_integer(&out, "tokens", run->known.tokens);
-  g2z_json_put_number(&out, "val_loss", loss);
-  g2z_json_put_number(&out, "val_ms", seconds * 1e3);
+  if (name) g2z_json_put_number(&out, name, value);
+  g2z_json_put_number(&out, ms_name, seconds * 1e3);
   g2z_json_end(&out, '}');
   g2z_writer_put(run->metrics, "\n", 1);
-  return g2z__writer_flush(run->metrics);
+  return g2z__run_hold(run, g2z__writer_flush(run->metrics));
 }
 
 G2Z__PRIVATE void g2z__put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
@@ -10809,14 +12159,27 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
   g2z_json_end(out, '}');
 }
 
-G2Z__PRIVATE void g2z__put_ending(g2z_json_out *out, const char *now) {
+/* The name of a signal in `text`; NULL for 0, which is none. */
+G2Z__PRIVATE const char *g2z__signal_text(int64_t signal, char text[32]) {
+  const char *known = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT"
+                      : signal == SIGUSR1 ? "SIGUSR1" : NULL;
+  if (!signal) return NULL;
+  if (known) snprintf(text, 32, "%s", known);
+  else snprintf(text, 32, "signal %d", (int)signal);
+  return text;
+}
+
+G2Z__PRIVATE void g2z__put_ending(const g2z_run *run, g2z_json_out *out, const char *now) {
+  char name[32];
+  const int stopped = (run->due & G2Z__DUE_STOP) != 0;
   g2z_json_begin(out, "shutdown", '{');
-  g2z_json_put_string(out, "reason", "completed");
-  g2z_json_put_null(out, "signal");
+  g2z_json_put_string(out, "reason", !stopped ? "completed"
+                                     : run->stop_signal ? "signal" : "stop requested");
+  g2z_json_put_string(out, "signal", stopped ? g2z__signal_text(run->stop_signal, name) : NULL);
   g2z_json_end(out, '}');
   g2z_json_begin(out, "completion", '{');
-  g2z_json_put_string(out, "run_complete_file", "RUN_COMPLETE.txt");
-  g2z_json_put_string(out, "printed_marker", "RUN_COMPLETE");
+  g2z_json_put_string(out, "run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
+  g2z_json_put_string(out, "printed_marker", stopped ? NULL : "RUN_COMPLETE");
   g2z_json_put_string(out, "timestamp_utc", now);
   g2z_json_end(out, '}');
   if (!getenv("SLURM_JOB_ID")) return;
@@ -10849,7 +12212,7 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer
   g2z_json_put_string(out, "schema_notes",
                       "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len "
                       "tokens. tokens_per_sec_global is tokens over the time of training steps; wall times "
-                      "include validation and samples. null: not measured on this device.");
+                      "include validation, samples and checkpoints. null: not measured on this device.");
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) g2z__put_epoch(run, out, &run->epoch[i]);
   g2z_json_end(out, ']');
@@ -10857,42 +12220,21 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer
   g2z_json_put_number(out, "total_wall_time_sec", wall_s);
   g2z_json_put_number(out, "best_val_loss", run->best_val_loss);
   g2z_json_put_number(out, "mean_tokens_per_sec_global",
-                      (double)run->known.tokens / run->train_s);
+                      (double)run->train_tokens / run->train_s);
   g2z_json_end(out, '}');
-  g2z__put_ending(out, now);
+  g2z__put_ending(run, out, now);
   g2z_json_end(out, '}');
   g2z_writer_put(writer, "\n", 1);
   return g2z_writer_commit(writer);
 }
 
-/* Weights, training_metrics.json, RUN_COMPLETE.txt. run->line becomes the latter's. */
-G2Z__PRIVATE g2z_status g2z__run_finish(g2z_run *run) {
-  const char *saved = run->config.save_weights;
-  if (saved) {
-    G2Z__TRY(g2z_trainer_save_weights(run->trainer, saved));
-    if (run->tokenizer) {
-      char *path;
-      G2Z__TRY(g2z__join_path(run->services, saved, "merges.txt", &path));
-      g2z_status status = g2z_tokenizer_write_merges(run->services, run->tokenizer, path);
-      g2z_release(run->services, path);
-      G2Z__TRY(status);
-      G2Z__TRY(g2z__join_path(run->services, saved, "vocab.json", &path));
-      status = g2z_tokenizer_write_vocab(run->services, run->tokenizer, path);
-      g2z_release(run->services, path);
-      G2Z__TRY(status);
-    }
-    G2Z__TRY(g2z__run_say(run, "weights saved in %s", saved));
-  }
-  char now[32];
-  double wall_s = g2z_seconds() - run->started;
-  g2z_utc_now(now);
-  snprintf(run->line, sizeof run->line,
-           "[Rank 0] RUN_COMPLETE checkpoint_path=%.300s world_size=%d tokens_per_sec=%.2f "
-           "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
-           g2z_context_world(run->context),
-           run->train_s > 0 ? (double)run->known.tokens / run->train_s : 0.0, wall_s, now);
-  if (!run->log) return G2Z_OK;
-  G2Z__TRY(g2z__run_log(run, run->line));
+/* All of this run, with what was before it was resumed. */
+G2Z__PRIVATE double g2z__run_wall_s(const g2z_run *run) {
+  return run->earlier_s + (g2z_seconds() - run->started);
+}
+
+/* Rank 0: the tuning table and training_metrics.json. */
+G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, double wall_s) {
   char *path;
   g2z_writer *writer;
   if (g2z_context_device(run->context) == G2Z_DEVICE_CUDA) {
@@ -10906,9 +12248,41 @@ G2Z__PRIVATE g2z_status g2z__run_finish(g2z_run *run) {
   if (status == G2Z_OK) status = g2z__run_write_artifact(run, writer, now, wall_s);
   g2z_writer_free(writer);
   g2z_release(run->services, path);
+  return status;
+}
+
+/* Rank 0: the tokenizer beside the weights. */
+G2Z__PRIVATE g2z_status g2z__run_save_tokenizer(g2z_run *run) {
+  const char *saved = run->config.save_weights;
+  char *path;
+  if (!run->tokenizer) return G2Z_OK;
+  G2Z__TRY(g2z__join_path(run->services, saved, "merges.txt", &path));
+  g2z_status status = g2z_tokenizer_write_merges(run->services, run->tokenizer, path);
+  g2z_release(run->services, path);
   G2Z__TRY(status);
+  G2Z__TRY(g2z__join_path(run->services, saved, "vocab.json", &path));
+  status = g2z_tokenizer_write_vocab(run->services, run->tokenizer, path);
+  g2z_release(run->services, path);
+  return status;
+}
+
+/* Rank 0: training_metrics.json, RUN_COMPLETE.txt. run->line becomes the latter's. */
+G2Z__PRIVATE g2z_status g2z__run_complete(g2z_run *run) {
+  const char *saved = run->config.save_weights;
+  char now[32], *path;
+  double wall_s = g2z__run_wall_s(run);
+  g2z_writer *writer;
+  g2z_utc_now(now);
+  snprintf(run->line, sizeof run->line,
+           "[Rank 0] RUN_COMPLETE checkpoint_path=%.300s world_size=%d tokens_per_sec=%.2f "
+           "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
+           g2z_context_world(run->context),
+           run->train_s > 0 ? (double)run->train_tokens / run->train_s : 0.0, wall_s, now);
+  if (!run->log) return G2Z_OK;
+  G2Z__TRY(g2z__run_log(run, run->line));
+  G2Z__TRY(g2z__run_write_artifacts(run, now, wall_s));
   G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "RUN_COMPLETE.txt", &path));
-  status = g2z_writer_create(run->services, path, &writer);
+  g2z_status status = g2z_writer_create(run->services, path, &writer);
   if (status == G2Z_OK) {
     g2z_writer_printf(writer, "%s\n", run->line);
     status = g2z_writer_commit(writer);
@@ -10916,6 +12290,125 @@ G2Z__PRIVATE g2z_status g2z__run_finish(g2z_run *run) {
   g2z_writer_free(writer);
   g2z_release(run->services, path);
   return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_finish(g2z_run *run) {
+  const char *saved = run->config.save_weights;
+  const int first = g2z_context_rank(run->context) == 0;
+  if (saved) {
+    G2Z__TRY(g2z_trainer_save_weights(run->trainer, saved));
+    G2Z__TRY(g2z__run_agree(run, first ? g2z__run_save_tokenizer(run) : G2Z_OK));
+    G2Z__TRY(g2z__run_say(run, "weights saved in %s", saved));
+  }
+  return g2z__run_agree(run, g2z__run_complete(run));
+}
+
+/* ----- checkpoints of a run ----- */
+
+/* The number in "step-000100"; -1: it is another name. */
+G2Z__PRIVATE int64_t g2z__checkpoint_step(const char *name) {
+  char same[64];
+  if (strncmp(name, "step-", 5) != 0 || strlen(name) > 24) return -1;
+  int64_t step = (int64_t)strtoll(name + 5, NULL, 10);
+  snprintf(same, sizeof same, "step-%06" PRId64, step);
+  return strcmp(same, name) == 0 ? step : -1;
+}
+
+/* The latest checkpoint of run_dir before step `before`; -1: none. *count: how many there are. */
+G2Z__PRIVATE int64_t g2z__run_latest(const g2z_run *run, int64_t before, int64_t *count) {
+  int64_t latest = -1;
+  *count = 0;
+  DIR *directory = opendir(run->config.run_dir);
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
+    int64_t step = g2z__checkpoint_step(entry->d_name);
+    if (step < 0 || step >= before) continue;
+    ++*count;
+    if (step > latest) latest = step;
+  }
+  if (directory) closedir(directory);
+  return latest;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_checkpoint_path(const g2z_run *run, int64_t step, char **path) {
+  char name[32];
+  snprintf(name, sizeof name, "step-%06" PRId64, step);
+  return g2z__join_path(run->services, run->config.run_dir, name, path);
+}
+
+/* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an
+ * unfinished one first, so that nobody takes the rest of it for whole. */
+G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
+  int64_t before = saved, left;
+  for (int i = 1; i < run->config.keep; i++) {
+    before = g2z__run_latest(run, before, &left);
+    if (before < 0) return G2Z_OK;
+  }
+  for (int64_t old; (old = g2z__run_latest(run, before, &left)) >= 0; before = old) {
+    char *path;
+    void *memory;
+    G2Z__TRY(g2z__run_checkpoint_path(run, old, &path));
+    size_t bytes = strlen(path) + sizeof ".partial";
+    g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
+    if (status == G2Z_OK) {
+      snprintf((char *)memory, bytes, "%s.partial", path);
+      g2z__remove_directory(run->services, (const char *)memory);
+      if (rename(path, (const char *)memory) == 0)
+        g2z__remove_directory(run->services, (const char *)memory);
+    }
+    g2z_release(run->services, memory);
+    g2z_release(run->services, path);
+    G2Z__TRY(status);
+  }
+  return G2Z_OK;
+}
+
+/* What was killed while it saved or pruned leaves directories "step-N.partial". */
+G2Z__PRIVATE g2z_status g2z__run_sweep(g2z_run *run) {
+  DIR *directory = opendir(run->config.run_dir);
+  g2z_status status = G2Z_OK;
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
+    char name[64], *path;
+    size_t length = strlen(entry->d_name);
+    if (length < 9 || length > 60 || strcmp(entry->d_name + length - 8, ".partial") != 0) continue;
+    snprintf(name, sizeof name, "%.*s", (int)(length - 8), entry->d_name);
+    if (g2z__checkpoint_step(name) < 0) continue;
+    status = g2z__join_path(run->services, run->config.run_dir, entry->d_name, &path);
+    if (status != G2Z_OK) break;
+    g2z__remove_directory(run->services, path);
+    g2z_release(run->services, path);
+  }
+  if (directory) closedir(directory);
+  return status;
+}
+
+/* The lines up to a checkpoint's step are on the disk before the checkpoint has its name. */
+G2Z__PRIVATE g2z_status g2z__run_sync(g2z_run *run) {
+  g2z_writer *const streams[] = {run->metrics, run->log};
+  for (int i = 0; i < 2; i++)
+    if (streams[i] && fsync(streams[i]->file) != 0)
+      return g2z__fail_file(run->services, errno, "sync", streams[i]->path);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_save(g2z_run *run, g2z_run_event *event) {
+  char *path;
+  double begin = g2z_seconds();
+  g2z_status status = g2z__run_checkpoint_path(run, run->step, &path);
+  if (status == G2Z_OK) status = g2z__run_sync(run);
+  status = g2z__run_agree(run, status);
+  if (status == G2Z_OK) status = g2z_trainer_save(run->trainer, path);
+  double seconds = g2z_seconds() - begin;
+  event->kind = G2Z_RUN_SAVED;
+  snprintf(run->line, sizeof run->line, "step %" PRId64 "/%" PRId64 " | checkpoint %.400s | %.2f s",
+           run->step, run->steps, path ? path : "", seconds);
+  g2z_release(run->services, path);
+  G2Z__TRY(status);
+  run->saved = run->step;
+  run->pause_s += seconds;
+  if (!run->metrics) return G2Z_OK;
+  G2Z__TRY(g2z__run_write_note(run, NULL, 0, "save_ms", seconds));
+  G2Z__TRY(g2z__run_log(run, run->line));
+  return run->config.keep > 0 ? g2z__run_hold(run, g2z__run_prune(run, run->step)) : G2Z_OK;
 }
 
 /* ----- opening ----- */
@@ -10951,7 +12444,7 @@ G2Z__PRIVATE g2z_loader_config g2z__run_shards(const g2z_run *run, const char *g
 
 /* How many steps there will be: the schedule's horizon follows from it, and must be known when the
  * trainer is made. */
-G2Z__PRIVATE g2z_status g2z__run_count_steps(g2z_run *run) {
+G2Z__PRIVATE g2z_status g2z__run_count_steps(g2z_run *run, const g2z__saved *saved) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
   run->steps_per_epoch = 1;
@@ -10964,6 +12457,14 @@ G2Z__PRIVATE g2z_status g2z__run_count_steps(g2z_run *run) {
     run->train_sequences = g2z_loader_sequences(loader);
     g2z_loader_free(loader);
     if (config->epochs > 0) optimizer->steps = config->epochs * run->steps_per_epoch;
+    if (config->epochs > 0 && saved) { /* with another global batch, what is left counts */
+      g2z_loader_position next = g2z__saved_position(saved, run->train_sequences,
+                                                     config->train.seq, shards.batch *
+                                                     (int64_t)shards.accum * shards.world);
+      optimizer->steps = saved->state.step + (config->epochs - next.epoch) * run->steps_per_epoch -
+                         next.step;
+      if (optimizer->steps < saved->state.step) optimizer->steps = saved->state.step;
+    }
     run->steps = optimizer->steps;
     if (config->max_train_steps > 0 && run->steps > config->max_train_steps)
       run->steps = config->max_train_steps;
@@ -10986,6 +12487,8 @@ G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
   G2Z__TRY(g2z__check_range(run->services, "val_every", config->val_every, 0, most));
   G2Z__TRY(g2z__check_range(run->services, "val_steps", config->val_steps, 0, most));
   G2Z__TRY(g2z__check_range(run->services, "sample_every", config->sample_every, 0, most));
+  G2Z__TRY(g2z__check_range(run->services, "save_every", config->save_every, 0, most));
+  G2Z__TRY(g2z__check_range(run->services, "keep", config->keep, 0, INT32_MAX));
   G2Z__TRY(g2z__check_range(run->services, "sample_tokens", config->sample_tokens, 0, 1 << 20));
   G2Z__TRY(g2z__sampling_check(run->services, &config->sampling));
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
@@ -10999,9 +12502,17 @@ G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
   g2z_plan plan;
   G2Z__TRY(g2z_plan_make(run->services, &probe, g2z_context_device(run->context),
                          g2z_context_rank(run->context), g2z_context_world(run->context), &plan));
-  if (!config->run_dir) return G2Z_OK;
-  G2Z__TRY(g2z__run_refuse_old(run, "RUN_COMPLETE.txt"));
-  return g2z__run_refuse_old(run, "metrics.jsonl");
+  const char *needs = config->save_every > 0 ? "save_every"
+                      : config->save_epochs  ? "save_epochs"
+                      : config->resume && strcmp(config->resume, "latest") == 0 ? "resume latest"
+                                                                                : NULL;
+  if (needs && !config->run_dir)
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                     "%s needs a run_dir, where checkpoints stand", needs);
+  if (config->resume && !config->train.train_glob)
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "a training is resumed with the token shards "
+                     "that it trains on: name them");
+  return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__run_open_prompt(g2z_run *run) {
@@ -11041,6 +12552,24 @@ G2Z__PRIVATE g2z_status g2z__run_open_tokenizer(g2z_run *run) {
   return g2z__run_open_prompt(run);
 }
 
+/* counts[count] becomes the sum over all ranks. */
+G2Z__PRIVATE g2z_status g2z__run_sum_counts(g2z_run *run, int64_t *counts, size_t count) {
+  int world = g2z_context_world(run->context);
+  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  void *all;
+  if (world == 1) return G2Z_OK;
+  G2Z__TRY(g2z_ranks_agree(ranks, g2z__alloc(run->services, count * (size_t)world, sizeof *counts,
+                                             &all)));
+  g2z_status status = g2z_ranks_all_gather(ranks, counts, count * sizeof *counts, all);
+  for (size_t i = 0; i < count; i++) {
+    counts[i] = 0;
+    for (int rank = 0; rank < world; rank++)
+      counts[i] += ((const int64_t *)all)[(size_t)rank * count + i];
+  }
+  g2z_release(run->services, all);
+  return status;
+}
+
 /* Entropy of the validated tokens' own frequencies: the loss of a model that knows nothing else. */
 G2Z__PRIVATE g2z_status g2z__run_val_entropy(g2z_run *run) {
   size_t vocab = (size_t)run->config.train.model.vocab;
@@ -11053,8 +12582,10 @@ G2Z__PRIVATE g2z_status g2z__run_val_entropy(g2z_run *run) {
     const int32_t *x, *y;
     status = g2z_loader_next(run->val, &x, &y);
     for (int64_t i = 0; status == G2Z_OK && i < tokens; i++) counts[y[i]]++;
-    total += tokens;
   }
+  status = g2z_ranks_agree(g2z_context_ranks(run->context), status);
+  if (status == G2Z_OK) status = g2z__run_sum_counts(run, counts, vocab);
+  for (size_t i = 0; i < vocab; i++) total += counts[i];
   double sum = 0;
   for (size_t i = 0; i < vocab; i++)
     if (counts[i]) sum += (double)counts[i] * log((double)total / (double)counts[i]);
@@ -11073,7 +12604,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_val(g2z_run *run) {
     run->val_steps = config->val_steps;
   if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
     run->val_steps = config->max_val_steps;
-  return g2z__run_val_entropy(run);
+  return G2Z_OK;
 }
 
 /* What is going to happen, for people. */
@@ -11107,6 +12638,10 @@ G2Z__PRIVATE g2z_status g2z__run_introduce(g2z_run *run) {
                           run->val_steps * plan->batch * plan->seq * plan->world,
                           run->val_entropy));
   if (run->config.run_dir) G2Z__TRY(g2z__run_say(run, "run directory: %s", run->config.run_dir));
+  if (run->resume) return g2z__run_say(run, "resumed behind step %" PRId64 ", from %s", run->resumed,
+                                       run->resume);
+  if (run->config.resume)
+    return g2z__run_say(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
   return G2Z_OK;
 }
 
@@ -11124,19 +12659,278 @@ G2Z__PRIVATE g2z_status g2z__run_begin_epoch(g2z_run *run, int64_t index) {
   return G2Z_OK;
 }
 
-/* Files come last: whatever else fails leaves none behind. */
-G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
+/* The step that run->known is about, into the sums of its epoch and of the run. */
+G2Z__PRIVATE g2z_status g2z__run_account(g2z_run *run, int64_t tokens) {
+  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
+  const g2z_metrics *m = &run->known;
+  double step_s = m->step_ms * 1e-3;
+  void *list = run->step_s;
+  g2z_status status = g2z__grow(run->services, &list, &run->step_s_capacity, (size_t)epoch->steps,
+                                (size_t)epoch->steps + 1, sizeof(double));
+  run->step_s = (double *)list;
+  G2Z__TRY(status);
+  run->step_s[epoch->steps++] = step_s;
+  epoch->skipped += m->skipped;
+  epoch->tokens += tokens;
+  epoch->train_s += step_s;
+  epoch->data_s += m->data_ms * 1e-3;
+  if (!m->skipped) epoch->loss_sum += m->loss;
+  run->train_s += step_s;
+  run->train_tokens += tokens;
+  run->smooth_s = 0.95 * run->smooth_s + 0.05 * step_s;
+  run->smooth_weight = 0.95 * run->smooth_weight + 0.05;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE int g2z__double_order(const void *a, const void *b) {
+  double left = *(const double *)a, right = *(const double *)b;
+  return left < right ? -1 : left > right;
+}
+
+/* Nearest rank: the smallest time that so many percent do not exceed. */
+G2Z__PRIVATE void g2z__run_settle_epoch(g2z_run *run) {
+  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
+  size_t steps = (size_t)epoch->steps;
+  if (steps == 0) return;
+  qsort(run->step_s, steps, sizeof(double), g2z__double_order);
+  epoch->p50_s = run->step_s[(steps * 50 + 99) / 100 - 1];
+  epoch->p95_s = run->step_s[(steps * 95 + 99) / 100 - 1];
+}
+
+/* ----- resuming ----- */
+
+/* A line of metrics.jsonl; what it does not have is NaN. */
+typedef struct g2z__run_line {
+  g2z_metrics metrics;
+  double val_loss, val_ms, save_ms, sample_ms, epoch_ms;
+} g2z__run_line;
+
+G2Z__PRIVATE double g2z__json_number_or_null(g2z_json *json) {
+  if (g2z_json_peek(json) != 'n') return g2z_json_number(json);
+  g2z_json_skip(json);
+  return NAN;
+}
+
+G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_run *run, const char *text, size_t bytes,
+                                            g2z__run_line *line) {
+  g2z_json json;
+  g2z_json_text key;
+  memset(line, 0, sizeof *line);
+  line->val_loss = line->val_ms = line->save_ms = line->sample_ms = line->epoch_ms = NAN;
+  line->metrics.step = -1;
+  line->metrics.step_ms = NAN;
+  g2z_json_open(&json, run->services, "metrics.jsonl", text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+#define G2Z__GET_INTEGER g2z_json_integer
+#define G2Z__GET_NUMBER g2z__json_number_or_null
+#define X(type, name, meaning)                                \
+      if (g2z_json_is(&key, #name)) {                         \
+        line->metrics.name = G2Z__GET_##type(&json);          \
+        continue;                                             \
+      }
+      G2Z_METRIC_LIST(X)
+#undef X
+#define X(name)                                         \
+      if (g2z_json_is(&key, #name)) {                   \
+        line->name = g2z__json_number_or_null(&json);   \
+        continue;                                       \
+      }
+      X(val_loss)
+      X(val_ms)
+      X(save_ms)
+      X(sample_ms)
+      X(epoch_ms)
+#undef X
+#undef G2Z__GET_INTEGER
+#undef G2Z__GET_NUMBER
+      g2z_json_skip(&json);
+    }
+  return g2z_json_close(&json);
+}
+
+/* What a line says, as if it had just happened. `spent` is the wall time of the open epoch. */
+G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *line,
+                                             double *spent) {
+  const double pauses[] = {line->val_ms, line->save_ms, line->sample_ms};
+  double seconds = 0;
+  for (int i = 0; i < 3; i++)
+    if (pauses[i] > 0) seconds += pauses[i] * 1e-3;
+  run->pause_s += seconds;
+  if (!isnan(line->metrics.step_ms)) {
+    int64_t tokens = line->metrics.tokens - run->known.tokens;
+    run->known = line->metrics;
+    run->known.loss = (double)(float)line->metrics.loss; /* nine digits say which float it was */
+    seconds += line->metrics.step_ms * 1e-3;
+    G2Z__TRY(g2z__run_account(run, tokens));
+  }
+  *spent += seconds;
+  run->earlier_s += seconds;
+  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
+  if (!isnan(line->val_loss)) {
+    epoch->val_loss = line->val_loss;
+    if (!(run->best_val_loss <= line->val_loss)) run->best_val_loss = line->val_loss;
+  }
+  if (isnan(line->epoch_ms)) return G2Z_OK;
+  g2z__run_settle_epoch(run);
+  epoch->wall_s = line->epoch_ms * 1e-3;
+  *spent = 0;
+  return g2z__run_begin_epoch(run, epoch->index + 1);
+}
+
+/* Rebuilds the run's sums from metrics.jsonl, up to the checkpoint's step. A machine that lost its
+ * power may have left less than that, or a torn line, with which the rest is cut off. */
+G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *text, size_t bytes,
+                                        size_t *kept) {
+  double spent = 0;
+  *kept = 0;
+  while (*kept < bytes) {
+    const char *at = text + *kept;
+    const char *end = (const char *)memchr(at, '\n', bytes - *kept);
+    g2z__run_line line;
+    if (!end || g2z__run_parse_line(run, at, (size_t)(end - at), &line) != G2Z_OK) break;
+    if (line.metrics.step < 0 || line.metrics.step > run->resumed) break;
+    G2Z__TRY(g2z__run_replay_line(run, &line, &spent));
+    *kept += (size_t)(end - at) + 1;
+  }
+  if (run->resumed >= run->steps && run->epoch[run->epoch_count - 1].steps == 0 &&
+      run->epoch_count > 1)
+    run->epoch_count--; /* the run ended with the epoch */
+  g2z__epoch *open = &run->epoch[run->epoch_count - 1];
+  if (open->wall_s == 0) open->started = g2z_seconds() - spent;
+  return G2Z_OK;
+}
+
+/* The number behind `words` at the beginning of a line; -1: it does not begin so. */
+G2Z__PRIVATE int64_t g2z__line_step(const char *line, size_t bytes, const char *words) {
+  size_t length = strlen(words);
+  if (bytes <= length || strncmp(line, words, length) != 0) return -1;
+  return (int64_t)strtoll(line + length, NULL, 10);
+}
+
+/* The same of train.log: up to the first line of a later step. */
+G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *text, size_t bytes,
+                                          size_t *kept) {
+  const size_t stamp = sizeof "2026-01-31T23:59:59Z  " - 1;
+  *kept = 0;
+  while (*kept < bytes) {
+    const char *at = text + *kept;
+    const char *end = (const char *)memchr(at, '\n', bytes - *kept);
+    if (!end) break;
+    size_t length = (size_t)(end - at);
+    if (length > stamp && (g2z__line_step(at + stamp, length - stamp, "step ") > run->resumed ||
+                           g2z__line_step(at + stamp, length - stamp, "sample after step ") >
+                               run->resumed))
+      break;
+    *kept += length + 1;
+  }
+  return G2Z_OK;
+}
+
+/* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
+G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
+  const char *resume = run->config.resume, *run_dir = run->config.run_dir;
+  char *path = NULL;
+  struct stat here, there;
+  int64_t count;
+  if (!resume) return G2Z_OK;
+  if (strcmp(resume, "latest") == 0) {
+    int64_t latest = g2z__run_latest(run, INT64_MAX, &count);
+    run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
+    if (latest < 0) return G2Z_OK;
+    G2Z__TRY(g2z__run_checkpoint_path(run, latest, &path));
+  } else {
+    char *above;
+    G2Z__TRY(g2z__join_path(run->services, resume, "..", &above));
+    run->continues = run_dir && stat(above, &there) == 0 && stat(run_dir, &here) == 0 &&
+                     here.st_dev == there.st_dev && here.st_ino == there.st_ino;
+    g2z_release(run->services, above);
+  }
+  const char *chosen = path ? path : resume;
+  g2z_status status = G2Z_OK;
+  if (strlen(chosen) >= 1024)
+    status = g2z__fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
+                       chosen, strlen(chosen));
+  else snprintf(out, 1024, "%s", chosen);
+  g2z_release(run->services, path);
+  return status;
+}
+
+/* Rank 0: nothing of another run in run_dir, and nothing behind the checkpoint. */
+G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
+  int64_t count;
+  if (!run->config.run_dir) return G2Z_OK;
+  if (!run->continues) {
+    G2Z__TRY(g2z__run_refuse_old(run, "RUN_COMPLETE.txt"));
+    return g2z__run_refuse_old(run, "metrics.jsonl");
+  }
+  int64_t latest = g2z__run_latest(run, INT64_MAX, &count);
+  if (latest <= run->resumed) return G2Z_OK;
+  return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                   "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
+                   "resume from that, remove those, or choose another run directory",
+                   run->config.run_dir, run->resumed, latest);
+}
+
+/* All ranks take rank 0's word for the run directory and the checkpoint. */
+G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
+  struct {
+    int64_t continues;
+    char resume[1024], run_dir[1024];
+  } word;
+  void *memory;
+  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  const int first = g2z_context_rank(run->context) == 0;
+  const char *run_dir = run->config.run_dir;
+  memset(&word, 0, sizeof word);
+  g2z_status status = G2Z_OK;
+  if (run_dir && strlen(run_dir) >= sizeof word.run_dir)
+    status = g2z__fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
+                       run_dir, strlen(run_dir));
+  if (first && status == G2Z_OK) status = g2z__run_choose(run, word.resume);
+  G2Z__TRY(g2z_ranks_agree(ranks, status));
+  word.continues = run->continues;
+  if (run_dir) snprintf(word.run_dir, sizeof word.run_dir, "%s", run_dir);
+  G2Z__TRY(g2z_ranks_broadcast(ranks, &word, sizeof word));
+  run->continues = (int)word.continues;
+  memcpy(run->shared_dir, word.run_dir, sizeof word.run_dir);
+  if (run_dir) run->config.run_dir = run->shared_dir;
+  if (word.resume[0]) {
+    status = g2z__alloc(run->services, strlen(word.resume) + 1, 1, &memory);
+    if (status == G2Z_OK) {
+      run->resume = (char *)memory;
+      memcpy(run->resume, word.resume, strlen(word.resume) + 1);
+      run->config.train.init_from = NULL; /* the weights come from the checkpoint */
+      status = g2z__saved_read(run->services, run->resume, saved);
+      run->resumed = saved->state.step;
+    }
+  }
+  if (status == G2Z_OK && first) status = g2z__run_check_directory(run);
+  return g2z_ranks_agree(ranks, status);
+}
+
+/* Rank 0. Where the run goes on, what it said behind the checkpoint is cut off. */
+G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
+  if (g2z_context_rank(run->context) != 0) return G2Z_OK;
+  if (config->save_weights) G2Z__TRY(g2z__probe_directory(run->services, config->save_weights));
+  if (!config->run_dir) return G2Z_OK;
+  G2Z__TRY(g2z_make_directory(run->services, config->run_dir));
+  G2Z__TRY(g2z__run_open_stream(run, "metrics.jsonl", g2z__run_replay, &run->metrics));
+  G2Z__TRY(g2z__run_open_stream(run, "train.log", g2z__run_keep_log, &run->log));
+  if (!run->continues) return G2Z_OK;
+  char *path;
+  G2Z__TRY(g2z__run_sweep(run));
+  G2Z__TRY(g2z__join_path(run->services, config->run_dir, "RUN_COMPLETE.txt", &path));
+  unlink(path); /* it goes on */
+  g2z_release(run->services, path);
+  return G2Z_OK;
+}
+
+/* What each rank does alone, before they meet in the trainer. */
+G2Z__PRIVATE g2z_status g2z__run_open_alone(g2z_run *run, const g2z__saved *saved) {
   const g2z_train_config *train = &run->config.train;
-  struct utsname name;
-  memset(&name, 0, sizeof name);
-  uname(&name);
-  g2z_utc_now(run->started_utc);
-  snprintf(run->id, sizeof run->id, "%s_%.64s_%ld", run->started_utc, name.nodename,
-           (long)getpid());
-  run->started = g2z_seconds();
-  run->best_val_loss = run->val_entropy = NAN;
-  G2Z__TRY(g2z__run_check(run));
-  G2Z__TRY(g2z__run_count_steps(run));
+  G2Z__TRY(g2z__run_count_steps(run, run->resume ? saved : NULL));
   G2Z__TRY(g2z__run_open_tokenizer(run));
   G2Z__TRY(g2z__run_open_val(run));
   run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
@@ -11145,13 +12939,53 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   if (run->config.dataset_name)
     snprintf(run->dataset, sizeof run->dataset, "%s", run->config.dataset_name);
   else g2z__dataset_name(shards ? shards : "", run->dataset);
+  return G2Z_OK;
+}
+
+/* The trainer stands where the checkpoint was saved. */
+G2Z__PRIVATE g2z_status g2z__run_take_up(g2z_run *run) {
+  run->saved = -1;
+  if (!run->resume) return G2Z_OK;
+  G2Z__TRY(g2z_trainer_load(run->trainer, run->resume));
+  run->step = run->resumed;
+  if (run->continues) run->saved = run->resumed;
+  else run->known.tokens = g2z__trainer_tokens(run->trainer);
+  if (run->steps <= run->resumed) run->due = G2Z__DUE_FINISH;
+  return G2Z_OK;
+}
+
+/* Files come last: whatever else fails leaves none behind. */
+G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
+  const g2z_train_config *train = &run->config.train;
+  g2z__saved saved;
+  struct utsname name;
+  memset(&name, 0, sizeof name);
+  memset(&saved, 0, sizeof saved);
+  uname(&name);
+  g2z_utc_now(run->started_utc);
+  snprintf(run->id, sizeof run->id, "%s_%.64s_%ld", run->started_utc, name.nodename,
+           (long)getpid());
+  run->started = g2z_seconds();
+  run->best_val_loss = run->val_entropy = NAN;
+  G2Z__TRY(g2z__run_agree(run, g2z__run_check(run)));
+  g2z_status status = g2z__run_find(run, &saved);
+  if (status == G2Z_OK) status = g2z__run_agree(run, g2z__run_open_alone(run, &saved));
+  g2z__saved_free(run->services, &saved);
+  G2Z__TRY(status);
+  if (run->val) G2Z__TRY(g2z__run_val_entropy(run));
   G2Z__TRY(g2z_trainer_create(run->context, train, &run->trainer));
   G2Z__TRY(g2z__run_begin_epoch(run, 0));
   if (run->steps == 0)
     run->due = (run->val ? G2Z__DUE_VALIDATION : 0) |
                (run->config.sample_tokens > 0 ? G2Z__DUE_SAMPLE : 0) | G2Z__DUE_EPOCH_END |
                G2Z__DUE_FINISH;
-  G2Z__TRY(g2z__run_open_files(run));
+  G2Z__TRY(g2z__run_take_up(run));
+  G2Z__TRY(g2z__run_agree(run, g2z__run_open_files(run)));
+  if (run->resume) {
+    if (!run->continues) run->epoch[0].index = g2z_loader_tell(g2z_trainer_loader(run->trainer)).epoch;
+    run->known.step = run->resumed;
+    run->known.tokens = g2z__trainer_tokens(run->trainer);
+  }
   return g2z__run_introduce(run);
 }
 
@@ -11167,8 +13001,8 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   run->config = *config;
   g2z_status status = g2z__run_open(run);
   if (status != G2Z_OK) { /* empty streams would pass for a run */
-    if (run->metrics) unlink(run->metrics->path);
-    if (run->log) unlink(run->log->path);
+    if (run->metrics && !run->continues) unlink(run->metrics->path);
+    if (run->log && !run->continues) unlink(run->log->path);
     g2z_run_free(run);
   } else *out = run;
   return status;
@@ -11186,43 +13020,47 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   g2z_release(run->services, run->sample_text);
   g2z_release(run->services, run->step_s);
   g2z_release(run->services, run->epoch);
+  g2z_release(run->services, run->resume);
   g2z_release(run->services, run);
 }
 
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run) { return run->trainer; }
+
+G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
+  __atomic_store_n(&run->stop_signal, (int64_t)signal, __ATOMIC_RELAXED);
+  g2z_trainer_request_stop(run->trainer);
+}
 
 /* ----- the crank ----- */
 
 /* Enqueues a step; notes how long it took and what is due behind it. */
 G2Z__PRIVATE g2z_status g2z__run_train(g2z_run *run, g2z_report *report) {
   const g2z_run_config *config = &run->config;
-  const int32_t *x, *y;
   double begin = g2z_seconds();
-  G2Z__TRY(g2z_loader_next(g2z_trainer_loader(run->trainer), &x, &y));
-  double ready = g2z_seconds();
-  G2Z__TRY(g2z_trainer_step_batch(run->trainer, x, y, report));
-  double end = g2z_seconds();
+  G2Z__TRY(g2z_trainer_step(run->trainer, report));
   int64_t step = ++run->step;
-  run->timing[step % 2].step_s = end - begin;
-  run->timing[step % 2].data_s = ready - begin;
-  int last = step == run->steps, epoch_end = last || step % run->steps_per_epoch == 0;
+  run->step_s_of[step % 2] = g2z_seconds() - begin;
+  run->epoch_ends = g2z_loader_tell(g2z_trainer_loader(run->trainer)).step == 0;
+  int last = step == run->steps, epoch_end = last || run->epoch_ends;
   if (run->val && (epoch_end || (config->val_every > 0 && step % config->val_every == 0)))
     run->due |= G2Z__DUE_VALIDATION;
   if (config->sample_tokens > 0 &&
       (last || (config->sample_every > 0 && step % config->sample_every == 0)))
     run->due |= G2Z__DUE_SAMPLE;
   if (epoch_end) run->due |= G2Z__DUE_EPOCH_END;
+  if ((config->save_every > 0 && (last || step % config->save_every == 0)) ||
+      (config->save_epochs && epoch_end))
+    run->due |= G2Z__DUE_SAVE;
   if (last) run->due |= G2Z__DUE_FINISH;
   return G2Z_OK;
 }
 
 /* A step's loss is known: its metrics, its share of the epoch, its line. */
 G2Z__PRIVATE g2z_status g2z__run_learn(g2z_run *run, const g2z_report *report) {
-  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2z_metrics *m = &run->known;
-  double step_s = run->timing[report->loss_step % 2].step_s;
+  double step_s = run->step_s_of[report->loss_step % 2];
   m->step = report->loss_step;
-  m->tokens = m->step * run->tokens_per_step;
+  m->tokens += run->tokens_per_step;
   m->loss = (double)report->loss;
   m->lr = (double)report->lr;
   m->grad_norm = (double)report->grad_norm;
@@ -11231,24 +13069,10 @@ G2Z__PRIVATE g2z_status g2z__run_learn(g2z_run *run, const g2z_report *report) {
   m->step_ms = step_s * 1e3;
   m->tok_s = (double)run->tokens_per_step / step_s;
   m->mfu = NAN; /* nobody publishes a CPU's peak */
-  m->exposed_comm_ms = 0;
-  m->data_ms = run->timing[report->loss_step % 2].data_s * 1e3;
+  m->exposed_comm_ms = report->exposed_comm_ms;
+  m->data_ms = report->data_ms;
   m->mem_gib = (double)g2z_trainer_plan(run->trainer)->bytes_total / 1073741824.0;
-
-  void *list = run->step_s;
-  g2z_status status = g2z__grow(run->services, &list, &run->step_s_capacity, (size_t)epoch->steps,
-                                (size_t)epoch->steps + 1, sizeof(double));
-  run->step_s = (double *)list;
-  G2Z__TRY(status);
-  run->step_s[epoch->steps++] = step_s;
-  epoch->skipped += report->skipped;
-  epoch->tokens += run->tokens_per_step;
-  epoch->train_s += step_s;
-  epoch->data_s += m->data_ms * 1e-3;
-  if (!report->skipped) epoch->loss_sum += m->loss;
-  run->train_s += step_s;
-  run->smooth_s = 0.95 * run->smooth_s + 0.05 * step_s;
-  run->smooth_weight = 0.95 * run->smooth_weight + 0.05;
+  G2Z__TRY(g2z__run_account(run, run->tokens_per_step));
   return g2z__run_write_metrics(run);
 }
 
@@ -11293,7 +13117,7 @@ G2Z__PRIVATE g2z_status g2z__run_validate(g2z_run *run, g2z_run_event *event) {
            "step %" PRId64 "/%" PRId64 " | val loss %.4f | %.4f nats %s the unigram entropy | "
            "perplexity %.2f | %.2f s", run->step, run->steps, loss, fabs(run->val_entropy - loss),
            loss <= run->val_entropy ? "under" : "over", exp(loss), seconds);
-  G2Z__TRY(g2z__run_write_val_loss(run, loss, seconds));
+  G2Z__TRY(g2z__run_write_note(run, "val_loss", loss, "val_ms", seconds));
   return g2z__run_log(run, run->line);
 }
 
@@ -11348,27 +13172,52 @@ G2Z__PRIVATE g2z_status g2z__run_write_sample(g2z_run *run, g2z_run_event *event
     if (sample->ids[i] < g2z_tokenizer_vocab(run->tokenizer)) sample->ids[kept++] = sample->ids[i];
   sample->count = kept;
   G2Z__TRY(g2z__run_sample_text(run, event));
-  run->pause_s += g2z_seconds() - begin;
+  double seconds = g2z_seconds() - begin;
+  run->pause_s += seconds;
+  G2Z__TRY(g2z__run_write_note(run, NULL, 0, "sample_ms", seconds));
   return g2z__run_log(run, run->sample_text);
 }
 
-G2Z__PRIVATE int g2z__double_order(const void *a, const void *b) {
-  double left = *(const double *)a, right = *(const double *)b;
-  return left < right ? -1 : left > right;
-}
-
-/* Settles the epoch that ended, and begins the next unless the run ends with it. */
+/* The epoch that ended, and the next unless the run ends with it. One that --max-train-steps cut off
+ * stays open in metrics.jsonl, so that a longer run can go on with it. */
 G2Z__PRIVATE g2z_status g2z__run_end_epoch(g2z_run *run) {
   g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
-  size_t steps = (size_t)epoch->steps;
+  g2z__run_settle_epoch(run);
   epoch->wall_s = g2z_seconds() - epoch->started;
-  if (steps > 0) { /* nearest rank: the smallest time that so many percent do not exceed */
-    qsort(run->step_s, steps, sizeof(double), g2z__double_order);
-    epoch->p50_s = run->step_s[(steps * 50 + 99) / 100 - 1];
-    epoch->p95_s = run->step_s[(steps * 95 + 99) / 100 - 1];
-  }
+  if (run->epoch_ends)
+    G2Z__TRY(g2z__run_write_note(run, "epoch", (double)epoch->index, "epoch_ms", epoch->wall_s));
   if (run->step == run->steps) return G2Z_OK;
   return g2z__run_begin_epoch(run, epoch->index + 1);
+}
+
+/* The state is saved: what is left is to say how it ended. All ranks know the signal, whichever of
+ * them it reached. */
+G2Z__PRIVATE g2z_status g2z__run_stop(g2z_run *run) {
+  int world = g2z_context_world(run->context);
+  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  void *all;
+  char now[32], name[32];
+  int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED);
+  g2z_status status = g2z__alloc(run->services, (size_t)world, sizeof mine, &all);
+  G2Z__TRY(g2z__run_agree(run, status));
+  status = g2z_ranks_all_gather(ranks, &mine, sizeof mine, all);
+  for (int rank = world - 1; rank >= 0; rank--)
+    if (((const int64_t *)all)[rank]) run->stop_signal = ((const int64_t *)all)[rank];
+  g2z_release(run->services, all);
+  G2Z__TRY(status);
+  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
+  g2z__run_settle_epoch(run);
+  epoch->wall_s = g2z_seconds() - epoch->started;
+  if (epoch->steps == 0 && run->epoch_count > 1) run->epoch_count--;
+  g2z_utc_now(now);
+  status = run->log ? g2z__run_write_artifacts(run, now, g2z__run_wall_s(run)) : G2Z_OK;
+  G2Z__TRY(g2z__run_agree(run, status));
+  const char *signal = g2z__signal_text(run->stop_signal, name);
+  snprintf(run->line, sizeof run->line, "stopped behind step %" PRId64 " of %" PRId64 "%s%s%s%.300s",
+           run->step, run->steps, signal ? " by " : "", signal ? signal : "",
+           run->saved == run->step ? ": resume goes on with the checkpoint in " : "",
+           run->saved == run->step ? run->config.run_dir : "");
+  return G2Z_OK;
 }
 
 /* Does what is due behind the last step; 1 in *shown when the event is filled. */
@@ -11376,6 +13225,12 @@ G2Z__PRIVATE g2z_status g2z__run_due(g2z_run *run, g2z_run_event *event, int *sh
   int now = run->due & -run->due; /* the lowest bit */
   *shown = now != G2Z__DUE_EPOCH_END;
   event->line = run->line;
+  if (now == G2Z__DUE_SAVE) G2Z__TRY(g2z__run_save(run, event));
+  if (now == G2Z__DUE_STOP) { /* stays due: the next call says the same */
+    if (!run->finished) G2Z__TRY(g2z__run_stop(run));
+    run->finished = 1;
+    return g2z__fail(run->services, G2Z_STOPPED, "%s", run->line);
+  }
   if (now == G2Z__DUE_VALIDATION) G2Z__TRY(g2z__run_validate(run, event));
   if (now == G2Z__DUE_SAMPLE) {
     G2Z__TRY(g2z__run_write_sample(run, event));
@@ -11396,8 +13251,15 @@ G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
   for (int shown = 0; !shown;) {
     g2z_report report;
     memset(&report, 0, sizeof report);
-    if (!run->due) G2Z__TRY(g2z__run_train(run, &report));
-    else if (run->known.step < run->step) G2Z__TRY(g2z_trainer_flush(run->trainer, &report));
+    if (!run->due) {
+      g2z_status status = g2z__run_train(run, &report);
+      if (status == G2Z_STOPPED) {
+        int save = run->config.run_dir && run->saved != run->step;
+        run->due = G2Z__DUE_STOP | (save ? G2Z__DUE_SAVE : 0);
+        continue;
+      }
+      G2Z__TRY(status);
+    } else if (run->known.step < run->step) G2Z__TRY(g2z_trainer_flush(run->trainer, &report));
     if (report.loss_step > run->known.step) {
       event->line = run->line;
       G2Z__TRY(g2z__run_learn(run, &report));

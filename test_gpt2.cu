@@ -4999,8 +4999,8 @@ static void test_run_artifacts(g2z_test *t) {
   }
   g2z_release(&t->services, text);
 
-  /* Each line of metrics.jsonl is one JSON text: 8 of steps, 2 of validations. */
-  int steps = 0, validations = 0;
+  /* Each line of metrics.jsonl is one JSON text: 8 of steps, 2 of validations, 2 of epochs. */
+  int steps = 0, validations = 0, epochs = 0;
   text = test_run_read(t, s.run_dir, "metrics.jsonl", &metrics_bytes);
   for (char *line = text, *next; line && *line; line = next) {
     next = strchr(line, '\n');
@@ -5008,14 +5008,15 @@ static void test_run_artifacts(g2z_test *t) {
     next = next ? next + 1 : line + strlen(line);
     size_t length = (size_t)(next - line);
     if (test_json_kind(t, line, length, "val_loss")) validations++;
-    else {
+    else if (test_json_kind(t, line, length, "epoch_ms")) epochs++;
+    else if (!test_json_kind(t, line, length, "sample_ms")) {
       steps++;
 #define X(type, name, meaning) CHECK(t, test_json_kind(t, line, length, #name) != 0);
       G2Z_METRIC_LIST(X)
 #undef X
     }
   }
-  CHECK(t, steps == 8 && validations == 2);
+  CHECK(t, steps == 8 && validations == 2 && epochs == 2);
   g2z_release(&t->services, text);
   text = test_run_read(t, s.run_dir, "train.log", &bytes);
   CHECK(t, text && strstr(text, "step 8/8 | loss") && strstr(text, "RUN_COMPLETE"));
@@ -5032,10 +5033,14 @@ static void test_run_artifacts(g2z_test *t) {
 /* The line of text without what a clock puts into it. */
 static void test_run_untimed(char *text) {
   for (char *line = text; line && *line;) {
-    char *cut = strstr(line, "\"step_ms\""), *other = strstr(line, "\"val_ms\"");
-    if (other && (!cut || other < cut)) cut = other;
-    char *end = strchr(line, '\n');
+    static const char *const times[] = {"\"step_ms\"", "\"val_ms\"", "\"sample_ms\"",
+                                        "\"epoch_ms\"", "\"save_ms\""};
+    char *end = strchr(line, '\n'), *cut = NULL;
     if (!end) break;
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+      char *found = strstr(line, times[i]);
+      if (found && (!cut || found < cut)) cut = found;
+    }
     if (cut && cut < end) memset(cut, ' ', (size_t)(end - cut));
     line = end + 1;
   }

@@ -5,6 +5,7 @@
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -13,6 +14,8 @@
 #ifndef G2Z_GIT_COMMIT
 #define G2Z_GIT_COMMIT NULL /* the Makefile knows it */
 #endif
+
+#define EXIT_STOPPED 75 /* EX_TEMPFAIL: a launcher that sees it may start the same command again */
 
 #define TRY(call)                          \
   do {                                     \
@@ -106,6 +109,13 @@ typedef struct options {
   FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw among that many; 0: all")        \
   FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw among the likeliest of that mass") \
   FLAG("sample-seed", UINT64, run.sampling.seed, 0, 0, "N", "of the draws")                       \
+  GROUP("Checkpoints")                                                                            \
+  FLAG("save-every", INT64, run.save_every, 1, MANY, "N",                                         \
+       "steps from one checkpoint RUN_DIR/step-NNNNNN to the next, and at the end")               \
+  FLAG("save-epochs", SWITCH, run.save_epochs, 0, 0, "", "save at the end of each epoch")         \
+  FLAG("keep", INT, run.keep, 0, 2147483647, "N", "checkpoints that stay; 0: all")                \
+  FLAG("resume", TEXT, run.resume, 0, 0, "latest|DIR",                                            \
+       "go on behind a checkpoint; with the last of --run-dir, or from the start")                \
   GROUP("Results")                                                                                \
   FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
   FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
@@ -258,6 +268,38 @@ static int is_due(const options *o, const g2z_run_event *event, double *next) {
   return 1;
 }
 
+/* ----- signals ----------------------------------------------------------- */
+
+static g2z_run *running;         /* NULL: there is nothing to save yet */
+static struct timespec asked_at; /* when the first signal came */
+
+/* The first signal lets the run save and end; a second one ends the program at once. A terminal's
+ * Ctrl-C may come twice, from the terminal and from the launcher: within half a second it is one. */
+static void on_signal(int number) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (asked_at.tv_sec) {
+    double since = (double)(now.tv_sec - asked_at.tv_sec) + 1e-9 * (double)(now.tv_nsec - asked_at.tv_nsec);
+    if (since < 0.5) return;
+    _exit(128 + number);
+  }
+  g2z_run *run = __atomic_load_n(&running, __ATOMIC_RELAXED);
+  if (!run) _exit(128 + number);
+  asked_at = now;
+  g2z_run_request_stop(run, number);
+}
+
+static void catch_signals(g2z_run *run) {
+  static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  __atomic_store_n(&running, run, __ATOMIC_RELAXED);
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    sigaction(numbers[i], &action, NULL);
+}
+
 static g2z_status train(const options *o, const g2z_context_config *context_config) {
   g2z_context *context;
   g2z_run *run = NULL;
@@ -265,12 +307,14 @@ static g2z_status train(const options *o, const g2z_context_config *context_conf
   double next_line = 0;
   g2z_status status = g2z_context_create(context_config, &context);
   if (status == G2Z_OK) status = g2z_run_create(context, &o->run, &run);
+  if (status == G2Z_OK) catch_signals(run);
   for (int done = 0; status == G2Z_OK && !done;) {
     status = g2z_run_next(run, &event);
     if (status != G2Z_OK) break;
     if (is_due(o, &event, &next_line)) print_log(NULL, G2Z_LOG_INFO, event.line);
     done = event.kind == G2Z_RUN_DONE;
   }
+  catch_signals(NULL);
   g2z_run_free(run);
   g2z_context_free(context);
   return status;
@@ -293,5 +337,5 @@ int main(int argc, char **argv) {
   }
   if (status != G2Z_OK) fprintf(stderr, "train: %s\n", services.error);
   g2z_release(&services, command_line);
-  return status == G2Z_OK ? 0 : 1;
+  return status == G2Z_OK ? 0 : status == G2Z_STOPPED ? EXIT_STOPPED : 1;
 }
