@@ -10693,6 +10693,11 @@ typedef struct g2z__part {
   size_t canonical, shard, elements;
 } g2z__part;
 
+/* Elements in flight: no more than there are, so that a small model takes little. */
+G2Z__PRIVATE size_t g2z__checkpoint_chunk(const g2z_trainer *t) {
+  return t->plan.parameters < G2Z__CHECKPOINT_CHUNK ? t->plan.parameters : G2Z__CHECKPOINT_CHUNK;
+}
+
 /* What this rank owns of canonical [begin, end), in parts of at most G2Z__CHECKPOINT_SPAN. */
 G2Z__PRIVATE g2z_status g2z__parts_list(const g2z_trainer *t, size_t begin, size_t end,
                                         g2z__part **list, size_t *count) {
@@ -10729,20 +10734,14 @@ G2Z__PRIVATE g2z_status g2z__parts_list(const g2z_trainer *t, size_t begin, size
 }
 
 /* Removes a directory of files. What fails here has another failure behind it, or can be removed by
- * hand: the sentence in services->error stays. */
-G2Z__PRIVATE void g2z__remove_directory(g2z_services *services, const char *path) {
-  char sentence[G2Z_ERROR_BYTES], *file;
-  memcpy(sentence, services->error, sizeof sentence);
+ * hand. */
+G2Z__PRIVATE void g2z__remove_directory(const char *path) {
   DIR *directory = opendir(path);
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
-    if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-    if (g2z__join_path(services, path, entry->d_name, &file) != G2Z_OK) break;
-    unlink(file);
-    g2z_release(services, file);
-  }
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
+    if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+      unlinkat(dirfd(directory), entry->d_name, 0);
   if (directory) closedir(directory);
   rmdir(path);
-  memcpy(services->error, sentence, sizeof sentence);
 }
 
 /* ----- saving ----- */
@@ -10757,7 +10756,7 @@ typedef struct g2z__saver {
   g2z_safetensors_writer *model; /* of rank 0 */
   g2z__part *parts;             /* what this rank writes */
   size_t part_count;
-  float *chunk;                 /* [G2Z__CHECKPOINT_CHUNK] */
+  float *chunk;                 /* [g2z__checkpoint_chunk] */
   g2z__saved saved;             /* spans: this rank's, and on rank 0 all, once gathered */
   g2z__crc crc;
 } g2z__saver;
@@ -10799,7 +10798,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
     return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
                      "%d buckets cut this rank's share into %zu ranges, too many for one file: "
                      "raise bucket_mb", plan->buckets, saver->part_count);
-  G2Z__TRY(t->device->ops->allocate_host(t->device, G2Z__CHECKPOINT_CHUNK * sizeof(float),
+  G2Z__TRY(t->device->ops->allocate_host(t->device, g2z__checkpoint_chunk(t) * sizeof(float),
                                          &memory));
   saver->chunk = (float *)memory;
   return G2Z_OK;
@@ -10849,8 +10848,8 @@ G2Z__PRIVATE g2z_status g2z__saver_head(g2z__saver *saver, int file, uint64_t by
 G2Z__PRIVATE g2z_status g2z__saver_fetch(g2z__saver *saver, g2z_buffer buffer,
                                          const g2z__part *part, size_t done, size_t *n) {
   g2z_device *dev = saver->t->device;
-  size_t left = part->elements - done;
-  *n = left < G2Z__CHECKPOINT_CHUNK ? left : G2Z__CHECKPOINT_CHUNK;
+  size_t left = part->elements - done, most = g2z__checkpoint_chunk(saver->t);
+  *n = left < most ? left : most;
   G2Z__TRY(dev->ops->download(dev, saver->chunk,
                               g2z__trainer_shard(saver->t, buffer) + part->shard + done,
                               *n * sizeof(float)));
@@ -10966,7 +10965,7 @@ G2Z__PRIVATE g2z_status g2z__saver_begin_new(g2z__saver *saver, uint64_t *data) 
   if (access(saver->directory, F_OK) == 0)
     return g2z__fail(saver->services, G2Z_BAD_ARGUMENT,
                      "%s exists already: remove it, or save under another name", saver->directory);
-  g2z__remove_directory(saver->services, saver->place);
+  g2z__remove_directory(saver->place);
   return g2z__saver_begin(saver, data);
 }
 
@@ -11179,10 +11178,18 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__saver *saver) {
   g2z_writer_free(writer);
   g2z_release(saver->services, path);
   G2Z__TRY(status);
+  /* The directory above is opened first: once the name is there, only its sync can fail. */
+  G2Z__TRY(g2z__join_path(saver->services, saver->place, "..", &path));
+  int above = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  g2z_release(saver->services, path);
   if (rename(saver->place, saver->directory) != 0)
-    return g2z__fail_file(saver->services, errno, "rename a complete checkpoint to",
-                          saver->directory);
-  return g2z__sync_parent(saver->services, saver->directory);
+    status = g2z__fail_file(saver->services, errno, "rename a complete checkpoint to",
+                            saver->directory);
+  else if (above >= 0 && fsync(above) != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+    status = g2z__fail_file(saver->services, errno, "sync the directory above",
+                            saver->directory);
+  if (above >= 0) close(above);
+  return status;
 }
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
@@ -11211,7 +11218,7 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
     if (status != G2Z_OK && mine) {
       g2z_safetensors_writer_free(saver.model); /* its own unfinished file goes with it */
       saver.model = NULL;
-      g2z__remove_directory(t->services, saver.place);
+      g2z__remove_directory(saver.place);
     }
   }
   g2z__saver_free(&saver);
@@ -11538,7 +11545,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path
 G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z__crc *crc,
                                                 const g2z__span *span, int file,
                                                 const char *path) {
-  const size_t most = G2Z__CHECKPOINT_CHUNK * sizeof(float);
+  const size_t most = g2z__checkpoint_chunk(r->t) * sizeof(float);
   uint32_t sum = 0;
   for (uint64_t done = 0; done < span->bytes;) {
     size_t n = span->bytes - done < most ? (size_t)(span->bytes - done) : most;
@@ -11659,7 +11666,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
   void *memory;
   G2Z__TRY(g2z__saved_read(r->services, r->directory, &r->saved));
   G2Z__TRY(g2z__resumer_check_model(r));
-  G2Z__TRY(t->device->ops->allocate_host(t->device, G2Z__CHECKPOINT_CHUNK * sizeof(float),
+  G2Z__TRY(t->device->ops->allocate_host(t->device, g2z__checkpoint_chunk(t) * sizeof(float),
                                          &memory));
   r->chunk = (float *)memory;
   G2Z__TRY(g2z__resumer_check_bytes(r));
@@ -11704,7 +11711,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_fill(g2z__resumer *r) {
       for (size_t done = 0, n; done < r->parts[p].elements; done += n) {
         size_t at = r->parts[p].canonical + done;
         n = r->parts[p].elements - done;
-        if (n > G2Z__CHECKPOINT_CHUNK) n = G2Z__CHECKPOINT_CHUNK;
+        if (n > g2z__checkpoint_chunk(r->t)) n = g2z__checkpoint_chunk(r->t);
         G2Z__TRY(g2z__resumer_fetch(r, buffers[b], at, &n));
         G2Z__TRY(g2z_trainer_write(r->t, buffers[b], at, n, r->chunk));
       }
@@ -12351,9 +12358,9 @@ G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
     g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
     if (status == G2Z_OK) {
       snprintf((char *)memory, bytes, "%s.partial", path);
-      g2z__remove_directory(run->services, (const char *)memory);
+      g2z__remove_directory((const char *)memory);
       if (rename(path, (const char *)memory) == 0)
-        g2z__remove_directory(run->services, (const char *)memory);
+        g2z__remove_directory((const char *)memory);
     }
     g2z_release(run->services, memory);
     g2z_release(run->services, path);
@@ -12374,7 +12381,7 @@ G2Z__PRIVATE g2z_status g2z__run_sweep(g2z_run *run) {
     if (g2z__checkpoint_step(name) < 0) continue;
     status = g2z__join_path(run->services, run->config.run_dir, entry->d_name, &path);
     if (status != G2Z_OK) break;
-    g2z__remove_directory(run->services, path);
+    g2z__remove_directory(path);
     g2z_release(run->services, path);
   }
   if (directory) closedir(directory);
