@@ -13266,6 +13266,7 @@ G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
         continue;
       }
       G2Z__TRY(status);
+      if (report.loss_step <= run->known.step) continue; /* what is due waits for its loss */
     } else if (run->known.step < run->step) G2Z__TRY(g2z_trainer_flush(run->trainer, &report));
     if (report.loss_step > run->known.step) {
       event->line = run->line;

@@ -4845,11 +4845,13 @@ static void test_run_prepare(g2z_test *t, test_run_setup *s, const char *run_dir
 }
 
 typedef struct test_run_seen {
-  int steps, validations, samples, done;
+  int steps, validations, samples, saved, done;
   double first_loss, last_loss, val_loss;
   int64_t last_step;
   char sample[512], line[512];
 } test_run_seen;
+
+static int test_run_stop_at; /* the step behind which test_run_all asks to stop; 0: none */
 
 static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_run_seen *seen) {
   g2z_context_config cc = g2z_context_config_default(&t->services);
@@ -4865,8 +4867,12 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
     if (status != G2Z_OK) break;
     CHECK(t, event.line && *event.line);
     if (event.kind == G2Z_RUN_STEP) {
-      if (seen->steps++ == 0) seen->first_loss = event.metrics.loss;
+      if (seen->steps++ == 0) {
+        seen->first_loss = event.metrics.loss;
+        if (config->resume) seen->last_step = event.metrics.step - 1;
+      }
       CHECK(t, event.metrics.step == seen->last_step + 1);
+      if (event.metrics.step == test_run_stop_at) g2z_run_request_stop(run, SIGTERM);
       CHECK(t, event.eta_seconds >= 0 && event.tokens_per_second > 0);
       seen->last_step = event.metrics.step;
       seen->last_loss = event.metrics.loss;
@@ -4877,6 +4883,9 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
     } else if (event.kind == G2Z_RUN_SAMPLE) {
       seen->samples++;
       snprintf(seen->sample, sizeof seen->sample, "%s", event.sample);
+    } else if (event.kind == G2Z_RUN_SAVED) {
+      CHECK(t, event.metrics.step == seen->last_step);
+      seen->saved++;
     } else {
       seen->done = 1;
       snprintf(seen->line, sizeof seen->line, "%s", event.line);
@@ -7427,6 +7436,448 @@ static void test_checkpoint_trouble(g2z_test *t) {
   test_trainer_close(&tt);
 }
 
+/* The files of both runs say the same, but for what a clock puts into them. */
+static void test_runs_equal(g2z_test *t, const char *one, const char *two) {
+  static const char *const keys[] = {"\"epoch_idx\"", "\"steps\"", "\"micro_steps\"",
+                                     "\"optimizer_steps\"", "\"tokens_processed_global\"",
+                                     "\"train_loss_avg_global\"", "\"val_loss_avg_global\"",
+                                     "\"best_val_loss\"", "\"reason\""};
+  size_t bytes;
+  char *left = test_run_read(t, one, "metrics.jsonl", &bytes), *end_left = NULL;
+  char *right = test_run_read(t, two, "metrics.jsonl", &bytes), *end_right = NULL;
+  if (left) test_run_untimed(left);
+  if (right) test_run_untimed(right);
+  char *word = left ? strtok_r(left, " \n", &end_left) : NULL;
+  char *other = right ? strtok_r(right, " \n", &end_right) : NULL;
+  int words = 0;
+  for (; word && other && strcmp(word, other) == 0; words++) {
+    word = strtok_r(NULL, " \n", &end_left);
+    other = strtok_r(NULL, " \n", &end_right);
+  }
+  t->checks++;
+  if (word || other || words < 40)
+    test_fail(t, __FILE__, __LINE__, "metrics.jsonl of %s and %s differ at word %d: %s, %s", one, two,
+              words, word ? word : "", other ? other : "");
+  g2z_release(&t->services, left);
+  g2z_release(&t->services, right);
+  left = test_run_read(t, one, "training_metrics.json", &bytes);
+  right = test_run_read(t, two, "training_metrics.json", &bytes);
+  for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+    const char *a = left ? strstr(left, keys[k]) : NULL, *b = right ? strstr(right, keys[k]) : NULL;
+    CHECK(t, a && b);
+    for (; a && b; a = strstr(a + 1, keys[k]), b = strstr(b + 1, keys[k])) {
+      size_t length = strcspn(a, "\n");
+      t->checks++;
+      if (strncmp(a, b, length + 1) != 0)
+        test_fail(t, __FILE__, __LINE__, "%s: %.*s, %s: %.*s", one, (int)length, a, two,
+                  (int)strcspn(b, "\n"), b);
+    }
+    CHECK(t, !a && !b);
+  }
+  g2z_release(&t->services, left);
+  g2z_release(&t->services, right);
+}
+
+/* A shell command on paths of the test. */
+static void test_shell(g2z_test *t, const char *format, const char *one, const char *two) {
+  char command[1400];
+  snprintf(command, sizeof command, format, one, two);
+  fflush(stdout);
+  CHECK(t, system(command) == 0);
+}
+
+static int test_times(const char *text, const char *part) {
+  int times = 0;
+  for (; text && (text = strstr(text, part)) != NULL; text++) times++;
+  return times;
+}
+
+/* 8 steps in 2 epochs, validations, a sample, checkpoints behind steps 3, 4, 6 and 8. */
+static void test_run_saves(g2z_test *t, test_run_setup *s, const char *run_dir) {
+  test_run_prepare(t, s, run_dir);
+  s->config.train.dropout = 0.1f;
+  s->config.train.dtype = G2Z_FP16;
+  s->config.train.optimizer.loss_scale_window = 3;
+  s->config.save_every = 3;
+  s->config.save_epochs = 1;
+  s->config.sample_every = 2;
+}
+
+static void test_run_resume(g2z_test *t) {
+  test_run_setup a, b;
+  test_run_seen seen;
+  char path[700];
+  size_t bytes;
+  test_run_saves(t, &a, "a");
+  CHECK_OK(t, test_run_all(t, &a.config, &seen));
+  CHECK(t, seen.steps == 8 && seen.saved == 4 && test_files_count(t, "a/step-") == 4);
+  /* A crash behind step 7: the checkpoint of step 6 is the last. */
+  test_run_saves(t, &b, "b");
+  test_shell(t, "cp -r '%s' '%s'", a.run_dir, b.run_dir);
+  test_shell(t, "cd '%s' && rm -r step-000008 RUN_COMPLETE.txt training_metrics.json weights && "
+             "mkdir step-000009.partial && printf '{\"step\": 9, \"los' >> metrics.jsonl%s",
+             b.run_dir, "");
+  b.config.resume = "latest";
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 2 && seen.last_step == 8 && seen.saved == 1);
+  test_runs_equal(t, a.run_dir, b.run_dir);
+  test_shell(t, "cd '%s' && for f in weights step-000008; do diff -r $f '%s'/$f || exit 1; done",
+             a.run_dir, b.run_dir);
+  CHECK(t, test_files_count(t, "b/*.partial") == 0);
+  CHECK(t, access(test_path(t, "b/RUN_COMPLETE.txt"), F_OK) == 0);
+  char *log = test_run_read(t, b.run_dir, "train.log", &bytes);
+  CHECK(t, test_times(log, "step 7/8 | loss") == 1 && test_times(log, "step 8/8 | loss") == 1);
+  CHECK(t, test_times(log, "step 3/8 | loss") == 1 && test_times(log, "sample after") == 4);
+  CHECK(t, log && strstr(log, "resumed behind step 6, from "));
+  g2z_release(&t->services, log);
+
+  /* From the middle of an epoch; by path; what comes later is gone. */
+  test_shell(t, "cd '%s' && rm -r step-000004 step-000006 step-000008%s", b.run_dir, "");
+  snprintf(path, sizeof path, "%s/step-000003/", b.run_dir);
+  b.config.resume = path;
+  b.config.keep = 2;
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 5 && seen.saved == 3);
+  test_runs_equal(t, a.run_dir, b.run_dir);
+  CHECK(t, test_files_count(t, "b/step-") == 2 && test_files_count(t, "b/step-000006") == 1);
+  test_shell(t, "diff -r '%s'/step-000008 '%s'/step-000008", a.run_dir, b.run_dir);
+
+  /* A run that ended has nothing to do; a longer one goes on. */
+  b.config.resume = "latest";
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 0 && seen.done && access(test_path(t, "b/RUN_COMPLETE.txt"), F_OK) == 0);
+  test_runs_equal(t, a.run_dir, b.run_dir);
+  b.config.epochs = 3;
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 4 && seen.last_step == 12);
+
+  /* A checkpoint of another directory begins a run of its own. */
+  test_run_saves(t, &b, "c");
+  snprintf(path, sizeof path, "%s/step-000006", a.run_dir);
+  b.config.resume = path;
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 2 && seen.last_step == 8);
+  test_shell(t, "diff -r '%s'/step-000008 '%s'/step-000008", a.run_dir, b.run_dir);
+  CHECK(t, test_files_count(t, "c/step-") == 1);
+
+  /* No checkpoint yet: from the beginning, over what a crash has left. */
+  test_run_saves(t, &b, "d");
+  b.config.resume = "latest";
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 8);
+  test_runs_equal(t, a.run_dir, b.run_dir);
+  test_shell(t, "rm -r '%s'/step-*%s", b.run_dir, "");
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 8);
+  test_runs_equal(t, a.run_dir, b.run_dir);
+  log = test_run_read(t, b.run_dir, "train.log", &bytes);
+  CHECK(t, test_times(log, "no checkpoint in ") == 2 && test_times(log, "step 1/8 | loss") == 1);
+  g2z_release(&t->services, log);
+}
+
+static void test_run_resume_refusals(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  char path[700];
+  test_run_saves(t, &s, "run");
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+#define REFUSED(status, part) \
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), status, &t->services, part)
+  REFUSED(G2Z_BAD_ARGUMENT, "holds a run already");
+  snprintf(path, sizeof path, "%s/step-000004", s.run_dir);
+  s.config.resume = path;
+  REFUSED(G2Z_BAD_ARGUMENT, "holds checkpoints behind step 4, the last of step 8: resume from that");
+  s.config.resume = s.run_dir;
+  REFUSED(G2Z_FORMAT, "no trainer_state.json");
+  s.config.resume = "latest";
+  s.config.train.model.layers = 2;
+  REFUSED(G2Z_BAD_ARGUMENT, "step-000008 was saved by a model with layers=1");
+  s.config.train.model.layers = 1;
+  s.config.run_dir = NULL;
+  REFUSED(G2Z_BAD_ARGUMENT, "save_every needs a run_dir, where checkpoints stand");
+  s.config.save_every = 0;
+  REFUSED(G2Z_BAD_ARGUMENT, "save_epochs needs a run_dir");
+  s.config.save_epochs = 0;
+  REFUSED(G2Z_BAD_ARGUMENT, "resume latest needs a run_dir");
+  s.config.run_dir = s.run_dir;
+  s.config.resume = "latest";
+  s.config.train.train_glob = NULL;
+  REFUSED(G2Z_BAD_ARGUMENT, "a training is resumed with the token shards");
+#undef REFUSED
+  /* None of it has touched the run. */
+  size_t bytes;
+  char *text = test_run_read(t, s.run_dir, "metrics.jsonl", &bytes);
+  CHECK(t, test_times(text, "\"loss\"") == 8);
+  g2z_release(&t->services, text);
+  CHECK(t, access(test_path(t, "run/RUN_COMPLETE.txt"), F_OK) == 0);
+}
+
+/* Stopped behind each of the first steps, and resumed. */
+static void test_run_stop(g2z_test *t) {
+  test_run_setup a, b;
+  test_run_seen seen;
+  test_run_saves(t, &a, "a");
+  CHECK_OK(t, test_run_all(t, &a.config, &seen));
+  for (int at = 1; at <= 4; at += 3) {
+    char name[16];
+    size_t bytes;
+    snprintf(name, sizeof name, "b%d", at);
+    test_run_saves(t, &b, name);
+    test_run_stop_at = at;
+    g2z_status status = test_run_all(t, &b.config, &seen);
+    test_run_stop_at = 0;
+    int64_t last = seen.last_step;
+    CHECK_STATUS(t, status, G2Z_STOPPED, &t->services, "by SIGTERM: resume goes on with the checkp");
+    CHECK(t, last > at && last <= at + 3); /* its loss is known one step late */
+    char *text = test_run_read(t, b.run_dir, "training_metrics.json", &bytes);
+    CHECK(t, text && strstr(text, "\"reason\": \"signal\"") && strstr(text, "\"SIGTERM\""));
+    CHECK(t, text && strstr(text, "\"run_complete_file\": null"));
+    g2z_release(&t->services, text);
+    char *path = test_run_read(t, b.run_dir, "metrics.jsonl", &bytes);
+    CHECK(t, test_times(path, "\"loss\"") == (int)last);
+    g2z_release(&t->services, path);
+    snprintf(name, sizeof name, "step-%06d", (int)last);
+    test_shell(t, "cd '%s' && [ -d %s ] && [ ! -e RUN_COMPLETE.txt ]", b.run_dir, name);
+    b.config.resume = "latest";
+    CHECK_OK(t, test_run_all(t, &b.config, &seen));
+    CHECK(t, seen.steps == 8 - (int)last);
+    test_shell(t, "diff -r '%s'/step-000008 '%s'/step-000008", a.run_dir, b.run_dir);
+    test_shell(t, "diff -r '%s'/weights '%s'/weights", a.run_dir, b.run_dir);
+  }
+}
+
+/* ----- ./train, with real signals and real ranks ----- */
+
+static void test_nap(double seconds) {
+  struct timespec pause;
+  pause.tv_sec = (time_t)seconds;
+  pause.tv_nsec = (long)((seconds - (double)pause.tv_sec) * 1e9);
+  nanosleep(&pause, NULL);
+}
+
+/* Starts ./train as rank `rank` of ranks->world, through the shell, which runs `before` first. */
+static void test_train_start(g2z_test *t, test_ranks *ranks, int rank, const char *before,
+                             const char *arguments) {
+  const char *program = getenv("G2Z_TRAIN");
+  char command[3000], here[512], shell[] = "sh", flag[] = "-c", text[6][64];
+  char *argv[] = {shell, flag, command, NULL};
+  if (!getcwd(here, sizeof here)) here[0] = 0;
+  snprintf(command, sizeof command, "%s exec '%.400s/%.200s' %s", before, here,
+           program ? program : "train", arguments);
+  snprintf(text[0], 64, "RANK=%d", rank);
+  snprintf(text[1], 64, "WORLD_SIZE=%d", ranks->world);
+  snprintf(text[2], 64, "MASTER_ADDR=127.0.0.1");
+  snprintf(text[3], 64, "MASTER_PORT=%d", ranks->port);
+  snprintf(text[4], 64, "OMP_NUM_THREADS=1");
+  snprintf(text[5], 64, "G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port);
+  const char *extra[] = {text[0], text[1], text[2], text[3], text[4], text[5]};
+  char **environment = test_ranks_environment(extra, 6);
+  ranks->pid[rank] = test_ranks_exec(t, "/bin/sh", argv, environment,
+                                     test_ranks_file(t, ranks, rank));
+  free(environment);
+}
+
+static void test_train_ranks(g2z_test *t, test_ranks *ranks, int world, const char *arguments,
+                             double seconds) {
+  test_ranks_open(ranks, world);
+  for (int rank = 0; rank < world; rank++) test_train_start(t, ranks, rank, "", arguments);
+  test_ranks_wait(t, ranks, seconds);
+}
+
+/* What all of these runs have in common. */
+static void test_train_arguments(g2z_test *t, char *out, size_t room, const char *run_dir) {
+  if (access(test_path(t, "digits_train.bin"), R_OK) != 0) {
+    test_run_shard(t, "digits_train.bin", 2001);
+    test_run_shard(t, "digits_val.bin", 500);
+  }
+  snprintf(out, room, "--train '%s' --val '%s' --vocab-size 257 --device cpu --layers 2 --heads 2 "
+           "--channels 32 --context 16 --lr 1e-2 --dropout 0.1 --sample-tokens 0 --run-dir '%s' ",
+           test_path(t, "digits_train.bin"), test_path(t, "digits_val.bin"),
+           test_path(t, run_dir));
+}
+
+/* Waits until a file below the test's directory has that text, for 20 seconds at most. */
+static void test_wait_for(g2z_test *t, const char *name, const char *part) {
+  char *text = NULL;
+  size_t bytes;
+  int found = 0;
+  for (double end = g2z_seconds() + 20; !found && g2z_seconds() < end; test_nap(0.005)) {
+    if (g2z_read_file(&t->services, test_path(t, name), 1 << 26, &text, &bytes) != G2Z_OK) continue;
+    found = strstr(text, part) != NULL;
+    g2z_release(&t->services, text);
+  }
+  CHECK(t, found);
+}
+
+static void test_train_signals(g2z_test *t) {
+  static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
+  static const char *const names[] = {"SIGTERM", "SIGINT", "SIGUSR1"};
+  char arguments[2000], base[1600], name[64], sentence[64];
+  test_ranks ranks;
+  size_t bytes;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  for (int i = 0; i < 3; i++) { /* of one rank, of two; the signal reaches one */
+    int world = i == 1 ? 2 : 1;
+    snprintf(name, sizeof name, "run%d", i);
+    test_train_arguments(t, base, sizeof base, name);
+    snprintf(arguments, sizeof arguments, "%s --steps 1000000 --batch 2 --val-every 100000", base);
+    test_ranks_open(&ranks, world);
+    for (int rank = 0; rank < world; rank++) test_train_start(t, &ranks, rank, "", arguments);
+    snprintf(name, sizeof name, "run%d/metrics.jsonl", i);
+    test_wait_for(t, name, "\"step\": 5,");
+    CHECK(t, kill(ranks.pid[world - 1], numbers[i]) == 0);
+    test_ranks_wait(t, &ranks, 20);
+    snprintf(sentence, sizeof sentence, "by %s: resume goes on", names[i]);
+    for (int rank = 0; rank < world; rank++) CHECK_RANK(t, &ranks, rank, 75, sentence);
+    test_ranks_free(t, &ranks);
+    snprintf(name, sizeof name, "run%d/step-", i);
+    CHECK(t, test_files_count(t, name) == 1);
+    snprintf(name, sizeof name, "run%d", i);
+    char *text = test_run_read(t, test_path(t, name), "training_metrics.json", &bytes);
+    snprintf(sentence, sizeof sentence, "\"signal\": \"%s\"", names[i]);
+    CHECK(t, text && strstr(text, sentence));
+    g2z_release(&t->services, text);
+  }
+  /* Behind step 2 it validates for ever: the first signal must wait, the second does not. */
+  test_train_arguments(t, base, sizeof base, "slow");
+  test_run_shard(t, "digits_val.bin", 2048);
+  test_shell(t, "cd '%s' && head -c 4096 /dev/zero > raw.bin && for i in 1 2 3 4 5 6 7 8 9 10 11 "
+             "12 13 14; do cat raw.bin raw.bin > raw2.bin; mv raw2.bin raw.bin; done%s",
+             t->directory, "");
+  snprintf(arguments, sizeof arguments, "%s --val '%s' --steps 100 --batch 1 --val-every 2 "
+           "--val-steps 100000000", base, test_path(t, "raw.bin"));
+  test_ranks_open(&ranks, 1);
+  test_train_start(t, &ranks, 0, "", arguments);
+  test_wait_for(t, "slow/metrics.jsonl", "\"step\": 2,");
+  CHECK(t, kill(ranks.pid[0], SIGTERM) == 0);
+  test_nap(0.7);
+  CHECK(t, kill(ranks.pid[0], 0) == 0);
+  CHECK(t, kill(ranks.pid[0], SIGTERM) == 0);
+  test_ranks_wait(t, &ranks, 10);
+  CHECK_RANK(t, &ranks, 0, 128 + SIGTERM, NULL);
+  test_ranks_free(t, &ranks);
+}
+
+/* kill -9 while it saves every step, until it has come to the end. What is resumed each time was
+ * whole, and the end is that of a run that nobody killed. */
+static void test_train_killed(g2z_test *t) {
+  char arguments[2000], base[1600];
+  test_ranks ranks;
+  uint32_t random = 11;
+  int kills = 0;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_train_arguments(t, base, sizeof base, "whole");
+  snprintf(arguments, sizeof arguments, "%s --steps 60 --batch 2 --save-every 1 --keep 2", base);
+  test_train_ranks(t, &ranks, 1, arguments, 30);
+  CHECK_RANK(t, &ranks, 0, 0, "RUN_COMPLETE");
+  test_ranks_free(t, &ranks);
+  test_train_arguments(t, base, sizeof base, "killed");
+  snprintf(arguments, sizeof arguments, "%s --steps 60 --batch 2 --save-every 1 --keep 2 "
+           "--resume latest", base);
+  for (int turn = 0; turn < 60; turn++) {
+    test_ranks_open(&ranks, 1);
+    test_train_start(t, &ranks, 0, "", arguments);
+    test_nap(0.004 + 0.0003 * (test_bpe_random(&random) % 200));
+    if (turn < 50) kill(ranks.pid[0], SIGKILL);
+    test_ranks_wait(t, &ranks, 30);
+    int code = ranks.code[0];
+    kills += code == 128 + SIGKILL;
+    t->checks++;
+    if (code != 0 && code != 128 + SIGKILL)
+      test_fail(t, __FILE__, __LINE__, "turn %d ended with %d: %s", turn, code, ranks.output[0]);
+    test_ranks_free(t, &ranks);
+    if (code == 0) break;
+  }
+  CHECK(t, kills >= 3);
+  test_shell(t, "diff -r '%s' '%s'", test_path(t, "whole/step-000060"),
+             test_path(t, "killed/step-000060"));
+  test_runs_equal(t, test_path(t, "whole"), test_path(t, "killed"));
+}
+
+/* Losses by step from a run's metrics.jsonl. */
+static void test_train_losses(g2z_test *t, const char *run_dir, double *losses, int count) {
+  size_t bytes;
+  char *text = test_run_read(t, test_path(t, run_dir), "metrics.jsonl", &bytes);
+  for (char *at = text; at && (at = strstr(at, "{\"step\": ")) != NULL; at++) {
+    int step;
+    double loss;
+    if (sscanf(at, "{\"step\": %d, \"tokens\": %*d, \"loss\": %lf", &step, &loss) == 2 && step <= count)
+      losses[step] = loss;
+  }
+  g2z_release(&t->services, text);
+}
+
+static void test_train_ranks_resume(g2z_test *t) {
+  char arguments[2000], base[1600], name[32];
+  double losses[13] = {0}, resumed[13];
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  for (int stage = 0; stage <= 2; stage++) {
+    snprintf(name, sizeof name, "four%d", stage);
+    test_train_arguments(t, base, sizeof base, name);
+    snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 3 --save-every 6 --zero %d "
+             "--bucket-mb 0.02", base, stage);
+    test_train_ranks(t, &ranks, 4, arguments, 60);
+    for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+    test_ranks_free(t, &ranks);
+    test_train_losses(t, name, losses, 12);
+    CHECK(t, losses[12] > 0 && losses[12] < losses[1] - 0.5);
+    /* 12 sequences a step on 4 ranks (again), on 3, on 1 in two micro-steps; other stages. */
+    for (int turn = 0; turn < 3; turn++) {
+      static const struct { int world, batch, accum; } shapes[] = {{4, 3, 1}, {3, 4, 1}, {1, 6, 2}};
+      char from[64];
+      int world = shapes[turn].world, zero = turn ? (stage + turn) % 3 : stage;
+      snprintf(name, sizeof name, "again%d%d", stage, turn);
+      snprintf(from, sizeof from, "four%d/step-000006", stage);
+      test_train_arguments(t, base, sizeof base, name);
+      snprintf(arguments, sizeof arguments, "%s --steps 12 --batch %d --accum %d --save-every 6 "
+               "--zero %d --bucket-mb %s --resume '%s'", base, shapes[turn].batch,
+               shapes[turn].accum, zero, turn ? "0.03" : "0.02", test_path(t, from));
+      test_train_ranks(t, &ranks, world, arguments, 60);
+      for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+      test_ranks_free(t, &ranks);
+      memset(resumed, 0, sizeof resumed);
+      test_train_losses(t, name, resumed, 12);
+      for (int step = 7; step <= 12; step++)
+        CHECK_NEAR(t, resumed[step], losses[step], turn ? 1e-5 : 0);
+      snprintf(from, sizeof from, "four%d/step-000012", stage);
+      char *again = (char *)malloc(600);
+      snprintf(again, 600, "%s/step-000012", test_path(t, name));
+      if (turn == 0) test_shell(t, "diff -r '%s' '%s'", test_path(t, from), again);
+      free(again);
+    }
+  }
+}
+
+/* One of three ranks cannot write, or writes somewhere else: all say so, and nothing is left. */
+static void test_train_ranks_trouble(g2z_test *t) {
+  static const struct { int rank; const char *before, *says; } cases[] = {
+      {1, "ulimit -f 16;", "optimizer-00001-of-00003.safetensors: File too large; raise the limit"},
+      {0, "ulimit -f 16;", "File too large; raise the limit"},
+      {2, "mkdir -p other; cd other;",
+       "rank 2 does not see run/step-000002.partial/model.safetensors.partial, which rank 0 made: "
+       "choose a directory on a file system that all ranks share"}};
+  char arguments[2000], base[1600], before[600];
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_train_arguments(t, base, sizeof base, "unused");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(arguments, sizeof arguments, "%s --run-dir run --steps 12 --batch 1 --save-every 2",
+             base);
+    test_ranks_open(&ranks, 3);
+    for (int r = 0; r < 3; r++) {
+      snprintf(before, sizeof before, "cd '%s'; %s", t->directory,
+               r == cases[i].rank ? cases[i].before : "");
+      test_train_start(t, &ranks, r, before, arguments);
+    }
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 1, cases[i].says);
+    test_ranks_free(t, &ranks);
+    CHECK(t, test_files_count(t, "run/step-") == 0);
+    test_shell(t, "rm -r '%s/run'%s", t->directory, "");
+  }
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -7555,6 +8006,16 @@ static const g2z_test_entry test_table[] = {
      test_checkpoint_refused},
     {"checkpoint_trouble", "full disks and failing allocations leave nothing behind",
      test_checkpoint_trouble},
+    {"run_resume", "a resumed run leaves the files of an unbroken one", test_run_resume},
+    {"run_resume_refusals", "what cannot be resumed is said before the first step",
+     test_run_resume_refusals},
+    {"run_stop", "a stop saves, says so and can be resumed", test_run_stop},
+    {"train_signals", "signals: checkpoint and exit code 75; a second one ends at once",
+     test_train_signals},
+    {"train_killed", "kill -9 at any moment leaves whole checkpoints", test_train_killed},
+    {"train_ranks_resume", "saved on 4 ranks, resumed on 3 and on 1", test_train_ranks_resume},
+    {"train_ranks_trouble", "what befalls one rank while saving is told by all",
+     test_train_ranks_trouble},
 };
 
 static int test_remove_entry(const char *path, const struct stat *info, int type,
