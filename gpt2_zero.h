@@ -6472,6 +6472,10 @@ struct g2z_ranks {
   pthread_t watchdog;
   int watched;                    /* the watchdog runs */
   int parting;                    /* and has said goodbye */
+  double beat_s;                  /* between two heartbeats */
+  int suspect;                    /* who seems to hang, at which collective, since when; -1: nobody */
+  int64_t suspect_sequence;
+  double suspect_since;
   int wake[2];                    /* a pipe: a byte in it makes it look around */
   pthread_mutex_t lock;           /* of all that follows */
   pthread_cond_t told;
@@ -7398,8 +7402,8 @@ G2Z__PRIVATE int g2z__watch_is_behind(const g2z__pulse *pulse, const g2z__pulse 
 
 /* On rank 0: who has begun fewer collectives than the others holds them up, and must not do so for
  * longer than its phase may take; how long the others wait does not matter. What peers said is up to
- * a beat old, a fifth of hang_s at most: who hangs has not moved since. */
-G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self) {
+ * a beat old, so the suspicion must last for two. */
+G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, double now) {
   const g2z__pulse *last = self;
   int64_t furthest = self->sequence;
   for (int r = 1; r < ranks->peer_count; r++) {
@@ -7409,7 +7413,13 @@ G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self) {
     if (g2z__watch_is_behind(peer, last) || (equal && peer->phase_s > last->phase_s)) last = peer;
     if (peer->sequence > furthest) furthest = peer->sequence;
   }
-  if (last->limit_s <= 0 || last->phase_s <= last->limit_s) return;
+  int late = last->limit_s > 0 && last->phase_s > last->limit_s;
+  if (!late || last->rank != ranks->suspect || last->sequence != ranks->suspect_sequence) {
+    ranks->suspect = late ? last->rank : -1;
+    ranks->suspect_sequence = last->sequence;
+    ranks->suspect_since = now;
+  }
+  if (!late || now - ranks->suspect_since < 2 * ranks->beat_s) return;
   g2z__pulse culprit = *last;
   g2z__watch_blame(ranks, &culprit,
                    "hangs: %.3g s in one phase, at collective %" PRId64 " of %" PRId64,
@@ -7441,7 +7451,7 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
                        now - peer->heard);
   }
   if (!ranks->lost) g2z__watch_leavers(ranks, &self);
-  if (!ranks->lost && ranks->config.place.rank == 0) g2z__watch_hang(ranks, &self);
+  if (!ranks->lost && ranks->config.place.rank == 0) g2z__watch_hang(ranks, &self, now);
 }
 
 /* One look at all connections, for as long as `wait_s`. */
@@ -7486,8 +7496,9 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
   g2z_ranks *ranks = (g2z_ranks *)user;
   const double silence_s = ranks->config.silence_s;
   const double hang_s = ranks->config.hang_s;
-  double beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
-  if (hang_s > 0 && hang_s < 5 * beat_s) beat_s = hang_s / 5;
+  ranks->suspect = -1;
+  ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
+  if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
   double last = g2z_seconds(), next = last;
   for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = last;
   while (!ranks->lost) {
@@ -7507,7 +7518,7 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
       g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
       for (int i = 0; i < ranks->peer_count; i++)
         if (ranks->peers[i].control >= 0) g2z__watch_send(&ranks->peers[i], &self);
-      next = now + beat_s;
+      next = now + ranks->beat_s;
     }
     g2z__watch_poll(ranks, next - now);
     if (!ranks->lost) g2z__watch_judge(ranks, g2z_seconds());
