@@ -911,6 +911,8 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
 /* CUDA when this build has it and a GPU answers, else the CPU. */
 G2Z_API g2z_device_kind g2z_device_default(void);
+/* How many of a kind this process sees; of CPUs one. */
+G2Z_API int g2z_device_count(g2z_device_kind kind);
 /* Free and total memory in bytes that a device of this kind has now. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
@@ -977,9 +979,16 @@ typedef struct g2z_place {  /* a process's place in the job */
  * Slurm step; none of them: alone. One of N processes never takes itself for the only one. */
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 
+/* Exit codes of programs around the library, which mpirun, srun and scripts see. */
+#define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
+#define G2Z_EXIT_STOPPED 75  /* a stop was requested, the state is saved: start again to go on */
+
 /* Starts this program `ranks` times with the same arguments, as ranks of one job on this host, waits
- * for all and hands signals on to them. *is_parent 0: this process is such a rank and goes on;
- * 1: all have ended, and *exit_code is what the program shall return. */
+ * for all and hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to them. *is_parent 0: this
+ * process is such a rank and goes on; 1: all have ended, and *exit_code is what the program shall
+ * return: that of the first rank that failed, 128 + signal when it was killed, and one that is no
+ * consequence of another's if there is one. When a rank fails the others have ten seconds to leave.
+ * Call it before anything starts a thread. */
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
@@ -1380,8 +1389,12 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -5080,7 +5093,8 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 /* ----- devices ---------------------------------------------------------- */
 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
-static int g2z__cuda_present(void);
+static int g2z__cuda_count(void);
+static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
@@ -5093,12 +5107,17 @@ static g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph
 static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph);
 static void g2z__cuda_range(const g2z_device *device, const char *name); /* NULL ends one */
 #else
-G2Z__PRIVATE int g2z__cuda_present(void) { return 0; }
+G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
                                          size_t *total_bytes) {
   *free_bytes = *total_bytes = 0;
   return g2z__fail(services, G2Z_UNSUPPORTED,
                    "this build has no CUDA: compile with nvcc, or use --device cpu");
+}
+G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
+  size_t none;
+  (void)local_rank, (void)id;
+  return g2z__cuda_memory(services, &none, &none);
 }
 G2Z__PRIVATE g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
   return g2z__cuda_memory(services, bytes, bytes);
@@ -5136,7 +5155,11 @@ G2Z__PRIVATE void g2z__cuda_range(const g2z_device *device, const char *name) {
 #endif
 
 G2Z_API g2z_device_kind g2z_device_default(void) {
-  return g2z__cuda_present() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  return g2z__cuda_count() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+}
+
+G2Z_API int g2z_device_count(g2z_device_kind kind) {
+  return kind == G2Z_DEVICE_CUDA ? g2z__cuda_count() : 1;
 }
 
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
@@ -6725,6 +6748,159 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   return G2Z_OK;
 }
 
+/* ----- starting ranks ---------------------------------------------------- */
+
+#define G2Z__SPAWN_VARIABLES 10
+
+/* The environment of a rank: this one's, with what a launcher would set. `texts` holds the latter. */
+G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank, int ranks,
+                                               const char *job, char (*texts)[192],
+                                               char ***environment) {
+  extern char **environ;
+  static const char *const dropped[] = {"RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "LOCAL_WORLD_SIZE=",
+                                        "MASTER_ADDR=", "MASTER_PORT=", "G2Z_RUN_ID=",
+                                        "G2Z_RANKS_PARENT=", "TORCHELASTIC_"};
+  size_t count = 0, kept = 0;
+  void *memory;
+  while (environ[count]) count++;
+  G2Z__TRY(g2z__alloc(services, count + G2Z__SPAWN_VARIABLES + 1, sizeof(char *), &memory));
+  char **list = *environment = (char **)memory;
+  for (size_t i = 0; i < count; i++) {
+    int drop = 0;
+    for (size_t k = 0; k < sizeof dropped / sizeof *dropped; k++)
+      drop |= strncmp(environ[i], dropped[k], strlen(dropped[k])) == 0;
+    if (!drop) list[kept++] = environ[i];
+  }
+  const size_t room = sizeof *texts;
+  long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  int used = 0;
+  snprintf(texts[used++], room, "RANK=%d", rank);
+  snprintf(texts[used++], room, "WORLD_SIZE=%d", ranks);
+  snprintf(texts[used++], room, "LOCAL_RANK=%d", rank);
+  snprintf(texts[used++], room, "LOCAL_WORLD_SIZE=%d", ranks);
+  snprintf(texts[used++], room, "MASTER_ADDR=127.0.0.1");
+  snprintf(texts[used++], room, "MASTER_PORT=%d", 20000 + (int)(g2z__hash_text(job) % 9900));
+  snprintf(texts[used++], room, "G2Z_RUN_ID=%s", job);
+  snprintf(texts[used++], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
+  if (!g2z__variable("OMP_NUM_THREADS")) /* else each rank would take all cores */
+    snprintf(texts[used++], room, "OMP_NUM_THREADS=%ld", cores > ranks ? cores / ranks : 1);
+  for (int i = 0; i < used; i++) list[kept++] = texts[i];
+  return G2Z_OK;
+}
+
+/* Starts one rank. In a group of its own: what a terminal or `timeout` sends to the group of this
+ * process would otherwise come twice, and a second signal means haste. */
+G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, int rank, int ranks, const char *job,
+                                       char **argv, const sigset_t *mask, pid_t *out) {
+  char texts[G2Z__SPAWN_VARIABLES][192], **environment;
+  G2Z__TRY(g2z__spawn_environment(services, rank, ranks, job, texts, &environment));
+  pid_t parent = getpid();
+  *out = fork();
+  if (*out == 0) { /* from here to exec only what a signal handler may do */
+#if defined(__linux__)
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it shall not outlive the one that looks after it */
+#endif
+    setpgid(0, 0);
+    sigprocmask(SIG_SETMASK, mask, NULL);
+    if (getppid() == parent) execve("/proc/self/exe", argv, environment);
+    _exit(127);
+  }
+  int error = errno;
+  g2z_release(services, environment);
+  if (*out > 0) return G2Z_OK;
+  *out = 0;
+  return g2z__fail(services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank, strerror(error));
+}
+
+G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal) {
+  for (int r = 0; r < ranks; r++)
+    if (spawned[r] > 0) kill(spawned[r], signal);
+}
+
+/* Takes note of those that have ended (their process becomes 0); returns how many still run. *first: the code to return. Those
+ * that this process killed in haste failed for another's sake. */
+G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *first) {
+  int running = 0;
+  for (int r = 0; r < ranks; r++) {
+    int status;
+    if (spawned[r] <= 0) continue;
+    if (waitpid(spawned[r], &status, WNOHANG) != spawned[r]) {
+      running++;
+      continue;
+    }
+    spawned[r] = 0;
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (haste && !WIFEXITED(status)) code = G2Z_EXIT_LOST;
+    if (code && (*first == 0 || (*first == G2Z_EXIT_LOST && code != G2Z_EXIT_LOST))) *first = code;
+  }
+  return running;
+}
+
+/* Until all have ended. */
+G2Z__PRIVATE int g2z__spawn_wait(pid_t *spawned, int ranks, const sigset_t *signals) {
+  int code = 0, running, haste = 0;
+  double failed = 0;
+  while ((running = g2z__spawn_reap(spawned, ranks, haste, &code)) > 0) {
+    double now = g2z_seconds();
+    int bad = code != 0 && code != G2Z_EXIT_STOPPED; /* to save may take its time */
+    if (bad && failed == 0) failed = now;
+    int late = failed > 0 ? (now > failed + 10) + (now > failed + 13) : 0;
+    if (late > haste) {
+      g2z__spawn_signal(spawned, ranks, late == 1 ? SIGTERM : SIGKILL);
+      haste = late;
+    }
+    struct timespec pause = {0, 100000000};
+    int signal = sigtimedwait(signals, NULL, &pause);
+    if (signal > 0 && signal != SIGCHLD) g2z__spawn_signal(spawned, ranks, signal);
+  }
+  return code;
+}
+
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code) {
+  static const int handed_on[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+  g2z_place place;
+  sigset_t signals, before;
+  char job[64];
+  void *memory;
+  int parent;
+  *is_parent = *exit_code = 0;
+  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
+                     G2Z__RANKS_MAX);
+  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  if (parent == (int)getppid()) return G2Z_OK;
+  if (g2z_place_find(services, &place) == G2Z_OK && place.world > 1)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "this process is rank %d of %d already (%s), and shall start %d more: leave "
+                     "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
+                     ranks);
+  if (ranks == 1) return G2Z_OK;
+  *is_parent = 1;
+  G2Z__TRY(g2z__alloc(services, (size_t)ranks, sizeof(pid_t), &memory));
+  pid_t *spawned = (pid_t *)memory;
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  snprintf(job, sizeof job, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec,
+           now.tv_nsec);
+  sigemptyset(&signals);
+  for (size_t i = 0; i < sizeof handed_on / sizeof *handed_on; i++) sigaddset(&signals, handed_on[i]);
+  sigprocmask(SIG_BLOCK, &signals, &before);
+  struct sigaction ordinary, child;
+  memset(&ordinary, 0, sizeof ordinary);
+  ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
+  sigaction(SIGCHLD, &ordinary, &child);
+  g2z_status status = G2Z_OK;
+  for (int r = 0; r < ranks && status == G2Z_OK; r++)
+    status = g2z__spawn_one(services, r, ranks, job, argv, &before, &spawned[r]);
+  if (status != G2Z_OK) g2z__spawn_signal(spawned, ranks, SIGKILL);
+  *exit_code = g2z__spawn_wait(spawned, ranks, &signals);
+  sigaction(SIGCHLD, &child, NULL);
+  sigprocmask(SIG_SETMASK, &before, NULL);
+  g2z_release(services, spawned);
+  return status;
+}
+
 /* ----- sockets ----------------------------------------------------------- */
 
 /* All sockets are set so from the start; data connections become blocking when all have met. */
@@ -7988,6 +8164,18 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
  * Law: the model names ops and parameters, never a device and never an address: a tensor is the
  *      unit's base, asked of the model, plus the plan's offset. */
 
+/* What must be equal on all ranks: other code, or other rounding by another compiler. */
+#if defined(G2Z_GIT_COMMIT)
+#define G2Z__BUILD_COMMIT G2Z_GIT_COMMIT " "
+#else
+#define G2Z__BUILD_COMMIT
+#endif
+#if defined(__CUDACC__)
+#define G2Z__BUILD G2Z__BUILD_COMMIT "nvcc " __VERSION__
+#else
+#define G2Z__BUILD G2Z__BUILD_COMMIT __VERSION__
+#endif
+
 struct g2z_context {
   g2z_services *services;
   g2z_device_kind device;
@@ -8008,7 +8196,13 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   *out = NULL;
   g2z_services *services = config->services;
   g2z_ranks_config ranks = config->ranks;
+  char device[64] = "";
   if (ranks.place.world == 0) G2Z__TRY(g2z_place_find(services, &ranks.place));
+  /* Alone, the GPU that the program has chosen stays the current one. */
+  if (config->device == G2Z_DEVICE_CUDA && ranks.place.world > 1)
+    G2Z__TRY(g2z__cuda_select(services, ranks.place.local_rank, device));
+  ranks.device = device;
+  ranks.build = G2Z__BUILD;
   void *memory;
   G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_context), &memory));
   g2z_context *context = (g2z_context *)memory;

@@ -6352,11 +6352,42 @@ static int rank_loop(int argc, char **argv) {
   return code;
 }
 
+static volatile sig_atomic_t rank_signal;
+static void rank_on_signal(int signal) { rank_signal = signal; }
+
+/* "spawn WHAT": three ranks through g2z_ranks_spawn, of which rank 1 does WHAT. */
+static int rank_spawn(int argc, char **argv) {
+  g2z_services services;
+  int is_parent, code;
+  memset(&services, 0, sizeof services);
+  g2z_status status = g2z_ranks_spawn(&services, 3, argv - 3, &is_parent, &code);
+  if (status != G2Z_OK) return rank_failed(&services, status);
+  if (is_parent) return code;
+  const char *what = argc > 0 ? argv[0] : "";
+  signal(SIGTERM, rank_on_signal);
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const g2z_place *place = g2z_ranks_place(ranks);
+  printf("process %d is rank %d of %d, %d of %d here, %s\n", (int)getpid(), place->rank,
+         place->world, place->local_rank, place->local_world, place->launcher);
+  fflush(stdout);
+  if (place->rank == 1 && strcmp(what, "exit") == 0) _exit(5);
+  if (place->rank == 1 && strcmp(what, "kill") == 0) raise(SIGKILL);
+  int wait = strcmp(what, "signal") == 0 || strcmp(what, "orphan") == 0;
+  for (int turn = 0; wait && !rank_signal && turn < 10000; turn++) rank_sleep(0.005);
+  if (rank_signal) printf("rank %d got signal %d\n", place->rank, (int)rank_signal);
+  int value = 0;
+  if (!rank_signal) status = g2z_ranks_broadcast(ranks, &value, sizeof value);
+  g2z_ranks_leave(ranks);
+  return rank_signal ? G2Z_EXIT_STOPPED : status == G2Z_OK ? 0 : 3;
+}
+
 static const struct { const char *name; int (*run)(int argc, char **argv); } rank_programs[] = {
     {"calls", rank_calls},
     {"stream", rank_stream},
     {"mismatch", rank_mismatch},
     {"loop", rank_loop},
+    {"spawn", rank_spawn},
 };
 
 static int rank_program(int argc, char **argv) {
@@ -6732,6 +6763,97 @@ static void test_ranks_flight(g2z_test *t) {
   g2z_ranks_leave(ranks);
 }
 
+/* What slot 0 has printed so far. */
+static void test_ranks_peek(g2z_test *t, const test_ranks *ranks, char *text, size_t room) {
+  int file = open(test_ranks_file(t, ranks, 0), O_RDONLY);
+  int64_t got = file >= 0 ? g2z__pread(file, text, room - 1, 0) : 0;
+  text[got > 0 ? got : 0] = 0;
+  if (file >= 0) close(file);
+}
+
+static int test_ranks_lines(const char *text, const char *part) {
+  int count = 0;
+  for (const char *at = text; (at = strstr(at, part)) != NULL; at++) count++;
+  return count;
+}
+
+static void test_ranks_spawn(g2z_test *t) {
+  static const struct { const char *what; int code; } cases[] = {
+      {"spawn fine", 0}, {"spawn exit", 5}, {"spawn kill", 137}};
+  test_ranks ranks;
+  char text[4096];
+  test_ranks_open(&ranks, 1);
+  for (size_t i = 0; i < 3; i++) {
+    test_ranks_start(t, &ranks, 0, 0, NULL, cases[i].what);
+    test_ranks_wait(t, &ranks, 20);
+    CHECK_RANK(t, &ranks, 0, cases[i].code, "is rank 2 of 3, 2 of 3 here, ranks");
+    if (i) CHECK_RANK(t, &ranks, 0, cases[i].code, "fault of rank 1: rank 1 on ");
+  }
+  /* Signals go through the one that started them, exactly once; the death of that one ends all. */
+  for (int orphan = 0; orphan < 2; orphan++) {
+    test_ranks_start(t, &ranks, 0, 0, NULL, orphan ? "spawn orphan" : "spawn signal");
+    for (double end = g2z_seconds() + 10; g2z_seconds() < end; rank_sleep(0.01)) {
+      test_ranks_peek(t, &ranks, text, sizeof text);
+      if (test_ranks_lines(text, "process ") == 3) break;
+    }
+    CHECK(t, kill(ranks.pid[0], orphan ? SIGKILL : SIGTERM) == 0);
+    test_ranks_wait(t, &ranks, 20);
+    CHECK_RANK(t, &ranks, 0, orphan ? 137 : 75, NULL);
+    if (!orphan) CHECK(t, test_ranks_lines(ranks.output[0], "got signal 15") == 3);
+    for (const char *at = text; (at = strstr(at, "process ")) != NULL; at++) {
+      char path[64], stat[256] = "";
+      snprintf(path, sizeof path, "/proc/%d/stat", atoi(at + 8));
+      for (double end = g2z_seconds() + 3; g2z_seconds() < end; rank_sleep(0.01)) {
+        int file = open(path, O_RDONLY); /* who has ended may wait for init to take note: Z */
+        int64_t got = file >= 0 ? g2z__pread(file, stat, sizeof stat - 1, 0) : 0;
+        if (file >= 0) close(file);
+        stat[got > 0 ? got : 0] = 0;
+        if (got <= 0 || strstr(stat, ") Z")) break;
+      }
+      CHECK(t, !stat[0] || strstr(stat, ") Z"));
+    }
+  }
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 2);
+  test_ranks_start(t, &ranks, 1, 1, NULL, "spawn fine");
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 1, 3, "this process is rank 1 of 2 already (torchrun), and shall start 3");
+  test_ranks_free(t, &ranks);
+}
+
+/* The same calls under mpirun, whichever it is. */
+static void test_ranks_mpirun(g2z_test *t) {
+  char command[700], output[4096], self[300];
+  size_t got;
+  FILE *pipe = popen("mpirun --version 2>/dev/null", "r");
+  got = pipe ? fread(output, 1, sizeof output - 1, pipe) : 0;
+  if (pipe) pclose(pipe);
+  output[got] = 0;
+  if (!got) SKIP(t, "there is no mpirun on the PATH");
+  const char *flags = strstr(output, "Open MPI") || strstr(output, "OpenRTE")
+                          ? "--allow-run-as-root --oversubscribe" : "";
+  ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+  self[length > 0 ? length : 0] = 0;
+  static const struct { const char *program, *part; } cases[] = {
+      {"calls", NULL}, {"loop 1000000 1 crash", "fault of rank 1: rank 1 on "}};
+  for (int i = 0; i < 2; i++) {
+    snprintf(command, sizeof command,
+             "OMP_NUM_THREADS=1 timeout 30 mpirun %s -np 3 %s --rank-program %s 2>&1", flags, self,
+             cases[i].program);
+    fflush(stdout);
+    pipe = popen(command, "r");
+    got = 0;
+    for (size_t more; pipe && (more = fread(output + got, 1, sizeof output - 1 - got, pipe)) > 0;)
+      got += more;
+    output[got] = 0;
+    int status = pipe ? pclose(pipe) : -1;
+    t->checks++;
+    if ((i == 0) != (status == 0) || (WIFEXITED(status) && WEXITSTATUS(status) == 124) ||
+        (cases[i].part && !strstr(output, cases[i].part)))
+      test_fail(t, __FILE__, __LINE__, "%s: status %d, and it said:\n%s", command, status, output);
+  }
+}
+
 static void test_ranks_stream(g2z_test *t) {
   test_ranks ranks;
   test_ranks_open(&ranks, 3);
@@ -6849,6 +6971,8 @@ static const g2z_test_entry test_table[] = {
     {"ranks_hang", "a rank that hangs is named, one that saves is left alone", test_ranks_hang},
     {"ranks_leaving", "leaving is no death, unless others go on", test_ranks_leaving},
     {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
+    {"ranks_spawn", "a process that starts ranks, looks after them, hands signals on", test_ranks_spawn},
+    {"ranks_mpirun", "ranks under mpirun", test_ranks_mpirun},
     {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
