@@ -125,7 +125,25 @@
  *
  * THREADS
  *     An object is used by one thread at a time. A g2z_tokenizer is immutable and may be shared. The
- *     loader has one thread of its own that only reads files. OpenMP threads live inside CPU ops.
+ *     loader has one thread of its own that only reads files, and in a job of several ranks there is
+ *     one that watches the others; on_fault runs in it. OpenMP threads live inside CPU ops.
+ *
+ * RANKS: processes of one job, each with a GPU or with a share of the CPU
+ *     Who starts them, in the order of precedence:
+ *       g2z_ranks_spawn         train --gpus N, --ranks N: on this host, looked after by their parent
+ *       torchrun, or by hand    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+ *       Open MPI                OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+ *       MPICH, Intel MPI        PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+ *       srun                    SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
+ *     Rank 0 listens: on this host alone when all ranks are here; else at MASTER_ADDR, where mpirun
+ *     runs (Open MPI 4), or on the first of Slurm's nodes. The port is MASTER_PORT, or made from the
+ *     job's id, and the next 15 when it is taken. Jobs tell each other by that id, or G2Z_RUN_ID. MPICH
+ *     gives none: of two that start at once on one host each needs a MASTER_PORT or G2Z_RUN_ID.
+ *     Before anything else they compare number, build and GPU; the trainer compares its config.
+ *     From then on each has a thread that sends a heartbeat a second. A connection that ends without
+ *     a goodbye, 30 s of silence, or 600 s in one phase: rank 0 names the culprit to all, whose
+ *     on_fault reports and exits. The others name rank 0. No CUDA or NCCL call is waited for.
+ *     Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens
@@ -141,6 +159,10 @@
  *     metrics.jsonl           a line per step, as it happens
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
+ *     launcher_metadata.json  who started it, where, with which variables (train)
+ *     RUN_FAILED.json         who died or hung, where, in which phase; and of each rank that was
+ *     flight_rank_N.jsonl     left the last 1,024 collectives (train)
+ *     nccl_*, topo.txt, ibstat.txt   with train --nccl-logs
  *     tuning.txt              on a GPU: the algorithms that were chosen, for --tuning
  *     RUN_COMPLETE.txt        written last: a run without it did not end
  *
@@ -6750,7 +6772,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
 
 /* ----- starting ranks ---------------------------------------------------- */
 
-#define G2Z__SPAWN_VARIABLES 10
+#define G2Z__SPAWN_VARIABLES 8
 
 /* The environment of a rank: this one's, with what a launcher would set. `texts` holds the latter. */
 G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank, int ranks,
@@ -6772,7 +6794,6 @@ G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank,
     if (!drop) list[kept++] = environ[i];
   }
   const size_t room = sizeof *texts;
-  long cores = sysconf(_SC_NPROCESSORS_ONLN);
   int used = 0;
   snprintf(texts[used++], room, "RANK=%d", rank);
   snprintf(texts[used++], room, "WORLD_SIZE=%d", ranks);
@@ -6782,8 +6803,6 @@ G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank,
   snprintf(texts[used++], room, "MASTER_PORT=%d", 20000 + (int)(g2z__hash_text(job) % 9900));
   snprintf(texts[used++], room, "G2Z_RUN_ID=%s", job);
   snprintf(texts[used++], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
-  if (!g2z__variable("OMP_NUM_THREADS")) /* else each rank would take all cores */
-    snprintf(texts[used++], room, "OMP_NUM_THREADS=%ld", cores > ranks ? cores / ranks : 1);
   for (int i = 0; i < used; i++) list[kept++] = texts[i];
   return G2Z_OK;
 }
@@ -8192,6 +8211,18 @@ G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
   return config;
 }
 
+/* Ranks that nobody has bound to cores of their own share the host's: each with all of them would be
+ * ten times slower. No result depends on the number of threads. */
+G2Z__PRIVATE void g2z__share_cores(int local_world) {
+#ifdef _OPENMP
+  int cores = omp_get_num_procs();
+  if (local_world < 2 || getenv("OMP_NUM_THREADS") || cores < sysconf(_SC_NPROCESSORS_ONLN)) return;
+  omp_set_num_threads(cores > local_world ? cores / local_world : 1);
+#else
+  (void)local_world;
+#endif
+}
+
 G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out) {
   *out = NULL;
   g2z_services *services = config->services;
@@ -8209,9 +8240,13 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   context->services = services;
   context->device = config->device;
   g2z_status status = g2z_ranks_join(services, &ranks, &context->ranks);
-  if (status != G2Z_OK) g2z_context_free(context);
-  else *out = context;
-  return status;
+  if (status != G2Z_OK) {
+    g2z_context_free(context);
+    return status;
+  }
+  g2z__share_cores(g2z_ranks_place(context->ranks)->local_world);
+  *out = context;
+  return G2Z_OK;
 }
 
 G2Z_API void g2z_context_free(g2z_context *context) {

@@ -30,7 +30,7 @@ typedef struct options {
   int ranks, gpus;
   float join_timeout, silence_timeout, hang_timeout;
   const char *run_id;
-  int dry_run, profile_mode, help;
+  int dry_run, nccl_logs, profile_mode, help;
   char run_dir_text[1024], vocab_text[1024];
 } options;
 
@@ -118,6 +118,8 @@ typedef struct options {
   FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
   FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
        "model.safetensors and config.json at the end, with the tokenizer")                        \
+  FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
+       "NCCL's log and topology into the run directory; NCCL_LOGS=1 does it too")                 \
   FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
   FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 10 s at most")       \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
@@ -340,6 +342,99 @@ static int is_due(const options *o, const g2z_run_event *event, double *next) {
   return 1;
 }
 
+/* ----- artifacts of the launch -------------------------------------------- */
+
+/* An object of the variables whose names begin with one of the prefixes. */
+static void put_variables(g2z_json_out *out, const char *key, const char *const *prefixes,
+                          int count) {
+  extern char **environ;
+  char name[128];
+  g2z_json_begin(out, key, '{');
+  for (char **variable = environ; *variable; variable++) {
+    const char *equals = strchr(*variable, '=');
+    size_t length = equals ? (size_t)(equals - *variable) : sizeof name;
+    int wanted = 0;
+    for (int i = 0; i < count; i++)
+      wanted |= strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0;
+    if (!wanted || length >= sizeof name) continue;
+    snprintf(name, sizeof name, "%.*s", (int)length, *variable);
+    g2z_json_put_string(out, name, equals + 1);
+  }
+  g2z_json_end(out, '}');
+}
+
+/* launcher_metadata.json: who started this, where, with which variables. Of the environment only
+ * what steers a run: the rest may hold secrets. */
+static g2z_status write_launch(g2z_services *services, const options *o, const g2z_place *place) {
+  static const char *const slurm[] = {"SLURM_"}, *const nccl[] = {"NCCL_"};
+  static const char *const steering[] = {
+      "CUDA_", "OMP_", "OMPI_COMM_WORLD_", "PMI_", "RANK=", "WORLD_SIZE=", "LOCAL_RANK=",
+      "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "G2Z_", "RUN_DIR=", "NSYS=",
+      "DIST_DEBUG=", "GRAD_ACCUM_STEPS=", "MICRO_BATCH_SIZE_PER_GPU=", "GPT2_EXTRA_ARGS="};
+  char path[1200], now[32], host[256] = "";
+  g2z_writer *writer;
+  g2z_json_out out;
+  if (place->rank != 0 || !o->run.run_dir) return G2Z_OK;
+  snprintf(path, sizeof path, "%s/launcher_metadata.json", o->run.run_dir);
+  TRY(g2z_writer_create(services, path, &writer));
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_utc_now(now);
+  gethostname(host, sizeof host - 1);
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_string(&out, "timestamp_utc", now);
+  g2z_json_put_string(&out, "launcher", place->launcher);
+  g2z_json_put_string(&out, "checkpoint_path",
+                      o->run.save_weights ? o->run.save_weights : o->run.run_dir);
+  g2z_json_put_string(&out, "rank0_host", host);
+  g2z_json_put_integer(&out, "world_size", place->world);
+  g2z_json_put_string(&out, "git_commit", o->run.git_commit);
+  put_variables(&out, "slurm", slurm, 1);
+  put_variables(&out, "env", steering, (int)(sizeof steering / sizeof *steering));
+  put_variables(&out, "nccl_env", nccl, 1);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* What a command prints, as a file; a line that says so where the command is not. */
+static g2z_status write_output_of(g2z_services *services, const char *directory, const char *name,
+                                  const char *command) {
+  char path[1200], block[4096];
+  g2z_writer *writer;
+  size_t got;
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  TRY(g2z_writer_create(services, path, &writer));
+  snprintf(block, sizeof block, "%s 2>&1", command);
+  FILE *pipe = popen(block, "r");
+  while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0) g2z_writer_put(writer, block, got);
+  if (!pipe || pclose(pipe) != 0)
+    g2z_writer_printf(writer, "`%s` failed, or is not here\n", command);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* --nccl-logs, before NCCL starts, which reads these variables once. What the user has set stays. */
+static g2z_status log_nccl(g2z_services *services, const options *o, const g2z_place *place) {
+  const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
+  char path[1200];
+  if (!o->nccl_logs && !(variable && strcmp(variable, "1") == 0)) return G2Z_OK;
+  if (!directory) return fail(services, "--nccl-logs writes into the run directory: give a --run-dir");
+  TRY(g2z_make_directory(services, directory));
+  setenv("NCCL_DEBUG", "INFO", 0);
+  snprintf(path, sizeof path, "%s/nccl_rank_%%h_%%p.log", directory); /* NCCL's: host, process */
+  setenv("NCCL_DEBUG_FILE", path, 0);
+  if (place->rank != 0) return G2Z_OK;
+  snprintf(path, sizeof path, "%s/nccl_topo.xml", directory);
+  setenv("NCCL_TOPO_DUMP_FILE", path, 0);
+  TRY(write_output_of(services, directory, "topo.txt", "nvidia-smi topo -m"));
+  return write_output_of(services, directory, "ibstat.txt", "ibstat");
+}
+
 /* Meets the other ranks. The run directory is rank 0's: its name may hold the time. */
 static g2z_status meet(options *o, g2z_context_config *config, faults *f, g2z_context **context) {
   f->place = &config->ranks.place;
@@ -348,7 +443,9 @@ static g2z_status meet(options *o, g2z_context_config *config, faults *f, g2z_co
   config->ranks.user = f;
   TRY(g2z_context_create(config, context));
   __atomic_store_n(&f->ranks, g2z_context_ranks(*context), __ATOMIC_RELEASE);
-  return g2z_ranks_broadcast(g2z_context_ranks(*context), o->run_dir_text, sizeof o->run_dir_text);
+  TRY(g2z_ranks_broadcast(g2z_context_ranks(*context), o->run_dir_text, sizeof o->run_dir_text));
+  return g2z_ranks_agree(g2z_context_ranks(*context),
+                         log_nccl(config->services, o, &config->ranks.place));
 }
 
 static g2z_status train(options *o, g2z_context_config *context_config) {
@@ -359,6 +456,8 @@ static g2z_status train(options *o, g2z_context_config *context_config) {
   faults f = {NULL, NULL, NULL};
   g2z_status status = meet(o, context_config, &f, &context);
   if (status == G2Z_OK) status = g2z_run_create(context, &o->run, &run);
+  if (status == G2Z_OK)
+    status = write_launch(context_config->services, o, &context_config->ranks.place);
   for (int done = 0; status == G2Z_OK && !done;) {
     status = g2z_run_next(run, &event);
     if (status != G2Z_OK) break;
