@@ -333,25 +333,28 @@ static int g2z__built_for(void) {
   return attributes.ptxVersion;
 }
 
-static int g2z__cuda_present(void) {
+static int g2z__cuda_count(void) {
   int count = 0;
   cudaError_t error = cudaGetDeviceCount(&count);
   (void)cudaGetLastError();
-  return error == cudaSuccess && count > 0;
+  return error == cudaSuccess ? count : 0;
 }
 
-/* The GPU of a process: with one visible GPU per process, that one; else by its number on the host.
- * `id` is the GPU's own name in the whole world. */
+/* Makes a GPU the current one, for the thread that calls, and says which it is: its UUID, as
+ * nvidia-smi -L prints it. Where launchers show each rank one GPU alone, it is number 0. */
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
   int count = 0;
   cudaDeviceProp properties;
   cudaError_t error = cudaGetDeviceCount(&count);
-  int ordinal = count > 0 ? local_rank % count : 0;
+  const int ordinal = count > 0 ? local_rank % count : 0;
   if (error == cudaSuccess) error = cudaSetDevice(ordinal);
   if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, ordinal);
-  if (error != cudaSuccess) return g2z__cuda_fail(services, error, "device cuda cannot be opened");
+  if (error != cudaSuccess) return g2z__cuda_fail(services, error, "no GPU for this rank");
+  int used = snprintf(id, 64, "GPU");
   for (int i = 0; i < 16; i++)
-    snprintf(id + 2 * i, 3, "%02x", (unsigned)(unsigned char)properties.uuid.bytes[i]);
+    used += snprintf(id + used, 64 - (size_t)used,
+                     i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-%02x" : "%02x",
+                     (unsigned)(unsigned char)properties.uuid.bytes[i]);
   return G2Z_OK;
 }
 
