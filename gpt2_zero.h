@@ -413,6 +413,12 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(CONSTANT, "constant") /* lr */                                                                \
   X(WSD,      "wsd")      /* warmup-stable-decay: lr, then a line to min_lr in the last fifth */
 
+#define G2Z_GATHER_LIST(X)                                                                        \
+  X(AUTO,      "auto")      /* what was fastest for steps of this size */                         \
+  X(PLAIN,     "plain")     /* kernels, through NCCL's own buffers */                             \
+  X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
+  X(COPY,      "copy")      /* copy engines: no multiprocessor takes part */
+
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
   X(CUDA, "cuda")
@@ -429,6 +435,12 @@ typedef enum g2z_schedule {
 #undef X
   G2Z_SCHEDULE_COUNT
 } g2z_schedule;
+typedef enum g2z_gather {
+#define X(name, text) G2Z_GATHER_##name,
+  G2Z_GATHER_LIST(X)
+#undef X
+  G2Z_GATHER_COUNT
+} g2z_gather;
 typedef enum g2z_device_kind {
 #define X(name, text) G2Z_DEVICE_##name,
   G2Z_DEVICE_LIST(X)
@@ -439,6 +451,7 @@ typedef enum g2z_device_kind {
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
+G2Z_API const char *g2z_gather_text(g2z_gather gather);
 
 /* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
  * as in every GPT-2 that was published. */
@@ -485,6 +498,7 @@ typedef struct g2z_train_config {
   int zero_stage;               /* 0, 1 or 2: see room 06 */
   int grad_fp32;                /* 1: gradients in fp32 even when no micro-steps add up */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(16 MiB, 2 MB x world) */
+  g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
   int graph;                    /* 1: the step is one CUDA graph; needs a GPU */
   int tune;                     /* 1: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to be repeated; or NULL */
@@ -1125,6 +1139,10 @@ typedef struct g2z_collectives {
   g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
   /* buffer[n] grad: the sum over all ranks. */
   g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
+  /* Memory for the buffers of all_gather, zeroed: of a kind that it is fast on. All ranks ask for
+   * the same, once. */
+  g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
+  void (*release)(g2z_comm *comm, void *memory);
   /* buffer[n] act: slice r comes from rank r. */
   g2z_status (*all_gather)(g2z_comm *comm, void *buffer, size_t n);
   /* rows[world, columns] f64: row r comes from rank r. */
@@ -1142,15 +1160,17 @@ struct g2z_comm {
   g2z_ranks *ranks;
   g2z_device *device;
   int rank, world;
+  g2z_gather gather;           /* as it came to be: never AUTO */
   int lap_now;
   double lap_s[2];
   void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
   void *backend;
 };
 
-/* Collectives between the ranks for this device's memory and types. */
+/* Collectives between the ranks for this device's memory and types. `gather`: the way that all_gather
+ * shall take; what cannot be had becomes PLAIN, with a line in the log. */
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device, int places,
-                                   g2z_comm **out);
+                                   g2z_gather gather, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
 
 /* ===== >>d13 context and model ===========================================
@@ -2485,6 +2505,17 @@ G2Z_API const char *g2z_device_text(g2z_device_kind kind) {
   return "?";
 }
 
+G2Z_API const char *g2z_gather_text(g2z_gather gather) {
+  switch (gather) {
+#define X(name, text) \
+  case G2Z_GATHER_##name: return text;
+    G2Z_GATHER_LIST(X)
+#undef X
+    case G2Z_GATHER_COUNT: break;
+  }
+  return "?";
+}
+
 G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int channels) {
   g2z_model_config config;
   config.layers = layers;
@@ -2623,6 +2654,7 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   if (config->zero_stage > 2)
     return g2z__fail(services, G2Z_UNSUPPORTED,
                      "zero_stage=%d is not in this version: take 0, 1 or 2", config->zero_stage);
+  G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
   return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
 }
 
@@ -7071,8 +7103,8 @@ G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal)
     if (spawned[r] > 0) kill(spawned[r], signal);
 }
 
-/* Takes note of those that have ended (their process becomes 0); returns how many still run. *first: the code to return. Those
- * that this process killed in haste failed for another's sake. */
+/* Takes note of those that have ended (their process becomes 0); returns how many still run. *first:
+ * the code to return. Those that this process killed in haste failed for another's sake. */
 G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *first) {
   int running = 0;
   for (int r = 0; r < ranks; r++) {
@@ -7092,9 +7124,9 @@ G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *firs
 
 /* Until all have ended. */
 G2Z__PRIVATE int g2z__spawn_wait(pid_t *spawned, int ranks, const sigset_t *signals) {
-  int code = 0, running, haste = 0;
+  int code = 0, haste = 0;
   double failed = 0;
-  while ((running = g2z__spawn_reap(spawned, ranks, haste, &code)) > 0) {
+  while (g2z__spawn_reap(spawned, ranks, haste, &code) > 0) {
     double now = g2z_seconds();
     int bad = code != 0 && code != G2Z_EXIT_STOPPED; /* to save may take its time */
     if (bad && failed == 0) failed = now;
@@ -8141,6 +8173,20 @@ G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *byt
   return G2Z_OK;
 }
 
+/* Whether it is so on every rank. */
+G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
+  void *each;
+  int world = g2z_ranks_place(ranks)->world;
+  *all = 0;
+  G2Z__TRY(g2z__alloc(ranks->services, (size_t)world, sizeof(int), &each));
+  g2z_status status = g2z_ranks_all_gather(ranks, &mine, sizeof mine, each);
+  int yes = status == G2Z_OK;
+  for (int rank = 0; rank < world; rank++) yes = yes && ((const int *)each)[rank];
+  g2z_release(ranks->services, each);
+  *all = yes;
+  return status;
+}
+
 /* A collective that is about to be enqueued, into the flight recorder; returns its number. */
 G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int bucket,
                                        size_t bytes) {
@@ -8442,11 +8488,18 @@ G2Z__PRIVATE void g2z__lap(g2z_comm *comm, int lap) {
   comm->lap_s[lap] = 0;
 }
 G2Z__PRIVATE double g2z__lap_ms(g2z_comm *comm, int lap) { return comm->lap_s[lap] * 1e3; }
+G2Z__PRIVATE g2z_status g2z__one_allocate(g2z_comm *comm, size_t bytes, void **out) {
+  return comm->device->ops->allocate(comm->device, bytes, out);
+}
+G2Z__PRIVATE void g2z__one_release(g2z_comm *comm, void *memory) {
+  comm->device->ops->release(comm->device, memory);
+}
 G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
 static const g2z_collectives g2z__one_rank = {
-    "one rank",     g2z__one_nothing, g2z__one_place, g2z__one_place,  g2z__one_reduce_scatter,
-    g2z__one_buffer, g2z__one_buffer, g2z__one_rows,  g2z__lap,        g2z__lap_ms,
+    "one rank",             g2z__one_nothing, g2z__one_place,  g2z__one_place,
+    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_allocate, g2z__one_release,
+    g2z__one_buffer,        g2z__one_rows,    g2z__lap,        g2z__lap_ms,
     g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
@@ -8534,9 +8587,10 @@ G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, double *rows, size_t colu
 G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
 static const g2z_collectives g2z__star = {
-    "connections to rank 0", g2z__one_nothing,     g2z__one_place, g2z__one_place,
-    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__star_all_gather, g2z__star_rows,
-    g2z__lap,                g2z__lap_ms,          g2z__star_close};
+    "connections to rank 0", g2z__one_nothing,     g2z__one_place,    g2z__one_place,
+    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__one_allocate, g2z__one_release,
+    g2z__star_all_gather,    g2z__star_rows,       g2z__lap,          g2z__lap_ms,
+    g2z__star_close};
 
 /* ----- choosing ---------------------------------------------------------- */
 
@@ -8561,7 +8615,7 @@ G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, int places) {
 }
 
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device, int places,
-                                   g2z_comm **out) {
+                                   g2z_gather gather, g2z_comm **out) {
   void *memory;
   *out = NULL;
   G2Z__TRY(g2z__alloc(device->services, 1, sizeof(g2z_comm), &memory));
@@ -8569,6 +8623,7 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device, int pla
   comm->services = device->services;
   comm->ranks = ranks;
   comm->device = device;
+  comm->gather = gather == G2Z_GATHER_AUTO ? G2Z_GATHER_PLAIN : gather;
   comm->rank = g2z_ranks_place(ranks)->rank;
   comm->world = g2z_ranks_place(ranks)->world;
   g2z_status status = g2z__comm_open(comm, places);
@@ -8941,7 +8996,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
 #define G2Z__DEVICE(pointer, type, bytes)                              \
   G2Z__TRY(t->device->ops->allocate(t->device, bytes, &memory));       \
   pointer = (type *)memory
-  G2Z__DEVICE(model->params, char, plan->elements * (size_t)plan->dtype_bytes);
   G2Z__DEVICE(model->grads, char, plan->grad_elements * (size_t)plan->grad_bytes);
   if (g2z__plan_by_unit(plan)) {
     G2Z__DEVICE(t->grad_shard, char, plan->shard_elements * (size_t)plan->grad_bytes);
@@ -9416,6 +9470,22 @@ G2Z__PRIVATE int64_t g2z__trainer_tokens(const g2z_trainer *t) {
   return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
 }
 
+/* Steps of 8,192 tokens and more take long enough to hide the copy engines' all-gather, which is the
+ * slower one and leaves the multiprocessors to the products; in shorter ones its end is waited for. */
+G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
+  const g2z_plan *plan = &t->plan;
+  void *memory;
+  g2z_gather gather = t->config.gather;
+  if (gather == G2Z_GATHER_AUTO)
+    gather = (int64_t)plan->batch * plan->seq * plan->accum >= 8192 ? G2Z_GATHER_COPY
+                                                                    : G2Z_GATHER_PLAIN;
+  G2Z__TRY(g2z_comm_create(g2z_context_ranks(t->context), t->device, 2 * plan->buckets + 1, gather,
+                           &t->comm));
+  G2Z__TRY(t->comm->ops->allocate(t->comm, plan->elements * (size_t)plan->dtype_bytes, &memory));
+  t->model.params = (char *)memory;
+  return G2Z_OK;
+}
+
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[1536];
@@ -9423,8 +9493,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  G2Z__TRY(g2z_ranks_agree(ranks, g2z_comm_create(ranks, t->device, 2 * t->plan.buckets + 1,
-                                                  &t->comm)));
+  G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
+  if (t->plan.world > 1 && t->plan.rank == 0)
+    g2z__log(t->services, G2Z_LOG_INFO,
+             "%d ranks through %s: ZeRO stage %d, %d buckets of %.1f MiB, parameters gathered: %s",
+             t->plan.world, t->comm->ops->name, t->plan.zero_stage, t->plan.buckets,
+             (double)(t->plan.bucket_elements * (size_t)t->plan.grad_bytes) / 1048576.0,
+             t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
@@ -9449,11 +9524,12 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   g2z_loader_free(t->loader);
   if (t->device) {
     const g2z_ops *ops = t->device->ops;
-    void *held[] = {t->model.params, t->model.grads, t->master, t->m, t->v, t->model.activations,
+    void *held[] = {t->model.grads, t->master, t->m, t->v, t->model.activations,
                     t->model.logits, t->plan.grad_dtype == G2Z_FP32 ? NULL : t->model.dwte, t->x,
                     t->y, t->state, t->verdict.rows, t->eval_sum, t->ranges, t->grad_shard};
     ops->synchronize(t->device);
     g2z_graph_free(t->device, t->graph); /* before the communicator, which would wait for it */
+    if (t->model.params) t->comm->ops->release(t->comm, t->model.params);
     g2z_comm_free(t->comm);
     for (size_t i = 0; i < sizeof held / sizeof *held; i++)
       if (held[i]) ops->release(t->device, held[i]);

@@ -96,6 +96,8 @@ typedef struct options {
        "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing")                            \
   FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
        "of gradients with one micro-step; with more they are fp32")                               \
+  FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(WORD),                           \
+       "how GPUs exchange parameters: see the header")                                            \
   FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
        "MiB of gradients per collective [16, and 1.9 x ranks]")                                   \
   FLAG("seed", UINT64, run.train.seed, 0, 0, "N", "of weights, order of the data, dropout")       \
