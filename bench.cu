@@ -48,6 +48,7 @@ typedef struct options {
   FLAG("graph", CHOICE, train.graph, 0, 0, "|off|on", "the step as one CUDA graph")               \
   FLAG("zero", INT, train.zero_stage, 0, 3, "STAGE", "ZeRO, on several ranks")                    \
   FLAG("grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")                 \
+  FLAG("gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")              \
   FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X", "MiB of gradients per collective")       \
   FLAG("ops", CHOICE, without_ops, 0, 0, "|on|off", "time each op of a step, on one rank")        \
   FLAG("seed", UINT64, train.seed, 0, 0, "N", "of weights, tokens and dropout")                   \

@@ -126,7 +126,25 @@
  *
  * THREADS
  *     An object is used by one thread at a time. A g2z_tokenizer is immutable and may be shared. The
- *     loader has one thread of its own that only reads files. OpenMP threads live inside CPU ops.
+ *     loader has one thread of its own that only reads files, and in a job of several ranks there is
+ *     one that watches the others; on_fault runs in it. OpenMP threads live inside CPU ops.
+ *
+ * RANKS: processes of one job, each with a GPU or with a share of the CPU
+ *     Who starts them, in the order of precedence:
+ *       g2z_ranks_spawn         train --gpus N, --ranks N: on this host, looked after by their parent
+ *       torchrun, or by hand    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+ *       Open MPI                OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+ *       MPICH, Intel MPI        PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+ *       srun                    SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
+ *     Rank 0 listens: on this host alone when all ranks are here; else at MASTER_ADDR, where mpirun
+ *     runs (Open MPI 4), or on the first of Slurm's nodes. The port is MASTER_PORT, or made from the
+ *     job's id, and the next 15 when it is taken. Jobs tell each other by that id, or G2Z_RUN_ID. MPICH
+ *     gives none: of two that start at once on one host each needs a MASTER_PORT or G2Z_RUN_ID.
+ *     Before anything else they compare number, build and GPU; the trainer compares its config.
+ *     From then on each has a thread that sends a heartbeat a second. A connection that ends without
+ *     a goodbye, 30 s of silence, or 600 s in one phase: rank 0 names the culprit to all, whose
+ *     on_fault reports and exits. The others name rank 0. No CUDA or NCCL call is waited for.
+ *     Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens
@@ -142,6 +160,10 @@
  *     metrics.jsonl           a line per step, as it happens
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
+ *     launcher_metadata.json  who started it, where, with which variables (train)
+ *     RUN_FAILED.json         who died or hung, where, in which phase; and of each rank that was
+ *     flight_rank_N.jsonl     left the last 1,024 collectives (train)
+ *     nccl_*, topo.txt, ibstat.txt   with train --nccl-logs
  *     tuning.txt              on a GPU: the algorithms that were chosen, for --tuning
  *     RUN_COMPLETE.txt        written last: a run without it did not end
  *
@@ -391,6 +413,12 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(CONSTANT, "constant") /* lr */                                                                \
   X(WSD,      "wsd")      /* warmup-stable-decay: lr, then a line to min_lr in the last fifth */
 
+#define G2Z_GATHER_LIST(X)                                                                        \
+  X(AUTO,      "auto")      /* what was fastest for steps of this size */                         \
+  X(PLAIN,     "plain")     /* kernels, through NCCL's own buffers */                             \
+  X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
+  X(COPY,      "copy")      /* copy engines: no multiprocessor takes part */
+
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
   X(CUDA, "cuda")
@@ -407,6 +435,12 @@ typedef enum g2z_schedule {
 #undef X
   G2Z_SCHEDULE_COUNT
 } g2z_schedule;
+typedef enum g2z_gather {
+#define X(name, text) G2Z_GATHER_##name,
+  G2Z_GATHER_LIST(X)
+#undef X
+  G2Z_GATHER_COUNT
+} g2z_gather;
 typedef enum g2z_device_kind {
 #define X(name, text) G2Z_DEVICE_##name,
   G2Z_DEVICE_LIST(X)
@@ -417,6 +451,7 @@ typedef enum g2z_device_kind {
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
+G2Z_API const char *g2z_gather_text(g2z_gather gather);
 
 /* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
  * as in every GPT-2 that was published. */
@@ -463,6 +498,7 @@ typedef struct g2z_train_config {
   int zero_stage;               /* 0, 1 or 2: see room 06 */
   int grad_fp32;                /* 1: gradients in fp32 even when no micro-steps add up */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(16 MiB, 2 MB x world) */
+  g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
   int graph;                    /* 1: the step is one CUDA graph; needs a GPU */
   int tune;                     /* 1: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to be repeated; or NULL */
@@ -943,6 +979,8 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
 /* CUDA when this build has it and a GPU answers, else the CPU. */
 G2Z_API g2z_device_kind g2z_device_default(void);
+/* How many of a kind this process sees; of CPUs one. */
+G2Z_API int g2z_device_count(g2z_device_kind kind);
 /* Free and total memory in bytes that a device of this kind has now. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
@@ -1019,9 +1057,16 @@ typedef struct g2z_place {  /* a process's place in the job */
  * Slurm step; none of them: alone. One of N processes never takes itself for the only one. */
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 
+/* Exit codes of programs around the library, which mpirun, srun and scripts see. */
+#define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
+#define G2Z_EXIT_STOPPED 75  /* a stop was requested, the state is saved: start again to go on */
+
 /* Starts this program `ranks` times with the same arguments, as ranks of one job on this host, waits
- * for all and hands signals on to them. *is_parent 0: this process is such a rank and goes on;
- * 1: all have ended, and *exit_code is what the program shall return. */
+ * for all and hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to them. *is_parent 0: this
+ * process is such a rank and goes on; 1: all have ended, and *exit_code is what the program shall
+ * return: that of the first rank that failed, 128 + signal when it was killed, and one that is no
+ * consequence of another's if there is one. When a rank fails the others have ten seconds to leave.
+ * Call it before anything starts a thread. */
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
@@ -1094,6 +1139,10 @@ typedef struct g2z_collectives {
   g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
   /* buffer[n] grad: the sum over all ranks. */
   g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
+  /* Memory for the buffers of all_gather, zeroed: of a kind that it is fast on. All ranks ask for
+   * the same, once. */
+  g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
+  void (*release)(g2z_comm *comm, void *memory);
   /* buffer[n] act: slice r comes from rank r. */
   g2z_status (*all_gather)(g2z_comm *comm, void *buffer, size_t n);
   /* rows[world, columns] f64: row r comes from rank r. */
@@ -1111,15 +1160,17 @@ struct g2z_comm {
   g2z_ranks *ranks;
   g2z_device *device;
   int rank, world;
+  g2z_gather gather;           /* as it came to be: never AUTO */
   int lap_now;
   double lap_s[2];
   void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
   void *backend;
 };
 
-/* Collectives between the ranks for this device's memory and types. */
+/* Collectives between the ranks for this device's memory and types. `gather`: the way that all_gather
+ * shall take; what cannot be had becomes PLAIN, with a line in the log. */
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device, int places,
-                                   g2z_comm **out);
+                                   g2z_gather gather, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
 
 /* ===== >>d13 context and model ===========================================
@@ -1491,8 +1542,12 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -2450,6 +2505,17 @@ G2Z_API const char *g2z_device_text(g2z_device_kind kind) {
   return "?";
 }
 
+G2Z_API const char *g2z_gather_text(g2z_gather gather) {
+  switch (gather) {
+#define X(name, text) \
+  case G2Z_GATHER_##name: return text;
+    G2Z_GATHER_LIST(X)
+#undef X
+    case G2Z_GATHER_COUNT: break;
+  }
+  return "?";
+}
+
 G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int channels) {
   g2z_model_config config;
   config.layers = layers;
@@ -2588,6 +2654,7 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   if (config->zero_stage > 2)
     return g2z__fail(services, G2Z_UNSUPPORTED,
                      "zero_stage=%d is not in this version: take 0, 1 or 2", config->zero_stage);
+  G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
   return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
 }
 
@@ -5289,7 +5356,7 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 /* ----- devices ---------------------------------------------------------- */
 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
-static int g2z__cuda_present(void);
+static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
@@ -5304,20 +5371,20 @@ static g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph
 static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph);
 static void g2z__cuda_range(const g2z_device *device, const char *name); /* NULL ends one */
 #else
-G2Z__PRIVATE int g2z__cuda_present(void) { return 0; }
+G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
                                          size_t *total_bytes) {
   *free_bytes = *total_bytes = 0;
   return g2z__fail(services, G2Z_UNSUPPORTED,
                    "this build has no CUDA: compile with nvcc, or use --device cpu");
 }
+G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
+  size_t none;
+  (void)local_rank, (void)id;
+  return g2z__cuda_memory(services, &none, &none);
+}
 G2Z__PRIVATE g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
   return g2z__cuda_memory(services, bytes, bytes);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
-  (void)local_rank, (void)id;
-  size_t none;
-  return g2z__cuda_memory(services, &none, &none);
 }
 G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
@@ -5355,7 +5422,11 @@ G2Z__PRIVATE void g2z__cuda_range(const g2z_device *device, const char *name) {
 #endif
 
 G2Z_API g2z_device_kind g2z_device_default(void) {
-  return g2z__cuda_present() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  return g2z__cuda_count() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+}
+
+G2Z_API int g2z_device_count(g2z_device_kind kind) {
+  return kind == G2Z_DEVICE_CUDA ? g2z__cuda_count() : 1;
 }
 
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
@@ -6713,6 +6784,10 @@ struct g2z_ranks {
   pthread_t watchdog;
   int watched;                    /* the watchdog runs */
   int parting;                    /* and has said goodbye */
+  double beat_s;                  /* between two heartbeats */
+  int suspect;                    /* who seems to hang, at which collective, since when; -1: nobody */
+  int64_t suspect_sequence;
+  double suspect_since;
   int wake[2];                    /* a pipe: a byte in it makes it look around */
   pthread_mutex_t lock;           /* of all that follows */
   pthread_cond_t told;
@@ -6960,6 +7035,156 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
   if (parent == (int)getppid()) snprintf(out->launcher, sizeof out->launcher, "ranks");
   return G2Z_OK;
+}
+
+/* ----- starting ranks ---------------------------------------------------- */
+
+#define G2Z__SPAWN_VARIABLES 8
+
+/* The environment of a rank: this one's, with what a launcher would set. `texts` holds the latter. */
+G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank, int ranks,
+                                               const char *job, char (*texts)[192],
+                                               char ***environment) {
+  extern char **environ;
+  static const char *const dropped[] = {"RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "LOCAL_WORLD_SIZE=",
+                                        "MASTER_ADDR=", "MASTER_PORT=", "G2Z_RUN_ID=",
+                                        "G2Z_RANKS_PARENT=", "TORCHELASTIC_"};
+  size_t count = 0, kept = 0;
+  void *memory;
+  while (environ[count]) count++;
+  G2Z__TRY(g2z__alloc(services, count + G2Z__SPAWN_VARIABLES + 1, sizeof(char *), &memory));
+  char **list = *environment = (char **)memory;
+  for (size_t i = 0; i < count; i++) {
+    int drop = 0;
+    for (size_t k = 0; k < sizeof dropped / sizeof *dropped; k++)
+      drop |= strncmp(environ[i], dropped[k], strlen(dropped[k])) == 0;
+    if (!drop) list[kept++] = environ[i];
+  }
+  const size_t room = sizeof *texts;
+  int used = 0;
+  snprintf(texts[used++], room, "RANK=%d", rank);
+  snprintf(texts[used++], room, "WORLD_SIZE=%d", ranks);
+  snprintf(texts[used++], room, "LOCAL_RANK=%d", rank);
+  snprintf(texts[used++], room, "LOCAL_WORLD_SIZE=%d", ranks);
+  snprintf(texts[used++], room, "MASTER_ADDR=127.0.0.1");
+  snprintf(texts[used++], room, "MASTER_PORT=%d", 20000 + (int)(g2z__hash_text(job) % 9900));
+  snprintf(texts[used++], room, "G2Z_RUN_ID=%s", job);
+  snprintf(texts[used++], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
+  for (int i = 0; i < used; i++) list[kept++] = texts[i];
+  return G2Z_OK;
+}
+
+/* Starts one rank. In a group of its own: what a terminal or `timeout` sends to the group of this
+ * process would otherwise come twice, and a second signal means haste. */
+G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, int rank, int ranks, const char *job,
+                                       char **argv, const sigset_t *mask, pid_t *out) {
+  char texts[G2Z__SPAWN_VARIABLES][192], **environment;
+  G2Z__TRY(g2z__spawn_environment(services, rank, ranks, job, texts, &environment));
+  pid_t parent = getpid();
+  *out = fork();
+  if (*out == 0) { /* from here to exec only what a signal handler may do */
+#if defined(__linux__)
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it shall not outlive the one that looks after it */
+#endif
+    setpgid(0, 0);
+    sigprocmask(SIG_SETMASK, mask, NULL);
+    if (getppid() == parent) execve("/proc/self/exe", argv, environment);
+    _exit(127);
+  }
+  int error = errno;
+  g2z_release(services, environment);
+  if (*out > 0) return G2Z_OK;
+  *out = 0;
+  return g2z__fail(services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank, strerror(error));
+}
+
+G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal) {
+  for (int r = 0; r < ranks; r++)
+    if (spawned[r] > 0) kill(spawned[r], signal);
+}
+
+/* Takes note of those that have ended (their process becomes 0); returns how many still run. *first:
+ * the code to return. Those that this process killed in haste failed for another's sake. */
+G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *first) {
+  int running = 0;
+  for (int r = 0; r < ranks; r++) {
+    int status;
+    if (spawned[r] <= 0) continue;
+    if (waitpid(spawned[r], &status, WNOHANG) != spawned[r]) {
+      running++;
+      continue;
+    }
+    spawned[r] = 0;
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (haste && !WIFEXITED(status)) code = G2Z_EXIT_LOST;
+    if (code && (*first == 0 || (*first == G2Z_EXIT_LOST && code != G2Z_EXIT_LOST))) *first = code;
+  }
+  return running;
+}
+
+/* Until all have ended. */
+G2Z__PRIVATE int g2z__spawn_wait(pid_t *spawned, int ranks, const sigset_t *signals) {
+  int code = 0, haste = 0;
+  double failed = 0;
+  while (g2z__spawn_reap(spawned, ranks, haste, &code) > 0) {
+    double now = g2z_seconds();
+    int bad = code != 0 && code != G2Z_EXIT_STOPPED; /* to save may take its time */
+    if (bad && failed == 0) failed = now;
+    int late = failed > 0 ? (now > failed + 10) + (now > failed + 13) : 0;
+    if (late > haste) {
+      g2z__spawn_signal(spawned, ranks, late == 1 ? SIGTERM : SIGKILL);
+      haste = late;
+    }
+    struct timespec pause = {0, 100000000};
+    int signal = sigtimedwait(signals, NULL, &pause);
+    if (signal > 0 && signal != SIGCHLD) g2z__spawn_signal(spawned, ranks, signal);
+  }
+  return code;
+}
+
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code) {
+  static const int handed_on[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+  g2z_place place;
+  sigset_t signals, before;
+  char job[64];
+  void *memory;
+  int parent;
+  *is_parent = *exit_code = 0;
+  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
+                     G2Z__RANKS_MAX);
+  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  if (parent == (int)getppid()) return G2Z_OK;
+  if (g2z_place_find(services, &place) == G2Z_OK && place.world > 1)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "this process is rank %d of %d already (%s), and shall start %d more: leave "
+                     "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
+                     ranks);
+  if (ranks == 1) return G2Z_OK;
+  *is_parent = 1;
+  G2Z__TRY(g2z__alloc(services, (size_t)ranks, sizeof(pid_t), &memory));
+  pid_t *spawned = (pid_t *)memory;
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  snprintf(job, sizeof job, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec,
+           now.tv_nsec);
+  sigemptyset(&signals);
+  for (size_t i = 0; i < sizeof handed_on / sizeof *handed_on; i++) sigaddset(&signals, handed_on[i]);
+  sigprocmask(SIG_BLOCK, &signals, &before);
+  struct sigaction ordinary, child;
+  memset(&ordinary, 0, sizeof ordinary);
+  ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
+  sigaction(SIGCHLD, &ordinary, &child);
+  g2z_status status = G2Z_OK;
+  for (int r = 0; r < ranks && status == G2Z_OK; r++)
+    status = g2z__spawn_one(services, r, ranks, job, argv, &before, &spawned[r]);
+  if (status != G2Z_OK) g2z__spawn_signal(spawned, ranks, SIGKILL);
+  *exit_code = g2z__spawn_wait(spawned, ranks, &signals);
+  sigaction(SIGCHLD, &child, NULL);
+  sigprocmask(SIG_SETMASK, &before, NULL);
+  g2z_release(services, spawned);
+  return status;
 }
 
 /* ----- sockets ----------------------------------------------------------- */
@@ -7639,8 +7864,8 @@ G2Z__PRIVATE int g2z__watch_is_behind(const g2z__pulse *pulse, const g2z__pulse 
 
 /* On rank 0: who has begun fewer collectives than the others holds them up, and must not do so for
  * longer than its phase may take; how long the others wait does not matter. What peers said is up to
- * a beat old, a fifth of hang_s at most: who hangs has not moved since. */
-G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self) {
+ * a beat old, so the suspicion must last for two. */
+G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, double now) {
   const g2z__pulse *last = self;
   int64_t furthest = self->sequence;
   for (int r = 1; r < ranks->peer_count; r++) {
@@ -7650,7 +7875,13 @@ G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self) {
     if (g2z__watch_is_behind(peer, last) || (equal && peer->phase_s > last->phase_s)) last = peer;
     if (peer->sequence > furthest) furthest = peer->sequence;
   }
-  if (last->limit_s <= 0 || last->phase_s <= last->limit_s) return;
+  int late = last->limit_s > 0 && last->phase_s > last->limit_s;
+  if (!late || last->rank != ranks->suspect || last->sequence != ranks->suspect_sequence) {
+    ranks->suspect = late ? last->rank : -1;
+    ranks->suspect_sequence = last->sequence;
+    ranks->suspect_since = now;
+  }
+  if (!late || now - ranks->suspect_since < 2 * ranks->beat_s) return;
   g2z__pulse culprit = *last;
   g2z__watch_blame(ranks, &culprit,
                    "hangs: %.3g s in one phase, at collective %" PRId64 " of %" PRId64,
@@ -7682,7 +7913,7 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
                        now - peer->heard);
   }
   if (!ranks->lost) g2z__watch_leavers(ranks, &self);
-  if (!ranks->lost && ranks->config.place.rank == 0) g2z__watch_hang(ranks, &self);
+  if (!ranks->lost && ranks->config.place.rank == 0) g2z__watch_hang(ranks, &self, now);
 }
 
 /* One look at all connections, for as long as `wait_s`. */
@@ -7727,8 +7958,9 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
   g2z_ranks *ranks = (g2z_ranks *)user;
   const double silence_s = ranks->config.silence_s;
   const double hang_s = ranks->config.hang_s;
-  double beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
-  if (hang_s > 0 && hang_s < 5 * beat_s) beat_s = hang_s / 5;
+  ranks->suspect = -1;
+  ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
+  if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
   double last = g2z_seconds(), next = last;
   for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = last;
   while (!ranks->lost) {
@@ -7748,7 +7980,7 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
       g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
       for (int i = 0; i < ranks->peer_count; i++)
         if (ranks->peers[i].control >= 0) g2z__watch_send(&ranks->peers[i], &self);
-      next = now + beat_s;
+      next = now + ranks->beat_s;
     }
     g2z__watch_poll(ranks, next - now);
     if (!ranks->lost) g2z__watch_judge(ranks, g2z_seconds());
@@ -7939,6 +8171,20 @@ G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *byt
     done += (size_t)got;
   }
   return G2Z_OK;
+}
+
+/* Whether it is so on every rank. */
+G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
+  void *each;
+  int world = g2z_ranks_place(ranks)->world;
+  *all = 0;
+  G2Z__TRY(g2z__alloc(ranks->services, (size_t)world, sizeof(int), &each));
+  g2z_status status = g2z_ranks_all_gather(ranks, &mine, sizeof mine, each);
+  int yes = status == G2Z_OK;
+  for (int rank = 0; rank < world; rank++) yes = yes && ((const int *)each)[rank];
+  g2z_release(ranks->services, each);
+  *all = yes;
+  return status;
 }
 
 /* A collective that is about to be enqueued, into the flight recorder; returns its number. */
@@ -8242,11 +8488,18 @@ G2Z__PRIVATE void g2z__lap(g2z_comm *comm, int lap) {
   comm->lap_s[lap] = 0;
 }
 G2Z__PRIVATE double g2z__lap_ms(g2z_comm *comm, int lap) { return comm->lap_s[lap] * 1e3; }
+G2Z__PRIVATE g2z_status g2z__one_allocate(g2z_comm *comm, size_t bytes, void **out) {
+  return comm->device->ops->allocate(comm->device, bytes, out);
+}
+G2Z__PRIVATE void g2z__one_release(g2z_comm *comm, void *memory) {
+  comm->device->ops->release(comm->device, memory);
+}
 G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
 static const g2z_collectives g2z__one_rank = {
-    "one rank",     g2z__one_nothing, g2z__one_place, g2z__one_place,  g2z__one_reduce_scatter,
-    g2z__one_buffer, g2z__one_buffer, g2z__one_rows,  g2z__lap,        g2z__lap_ms,
+    "one rank",             g2z__one_nothing, g2z__one_place,  g2z__one_place,
+    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_allocate, g2z__one_release,
+    g2z__one_buffer,        g2z__one_rows,    g2z__lap,        g2z__lap_ms,
     g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
@@ -8334,9 +8587,10 @@ G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, double *rows, size_t colu
 G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
 static const g2z_collectives g2z__star = {
-    "connections to rank 0", g2z__one_nothing,     g2z__one_place, g2z__one_place,
-    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__star_all_gather, g2z__star_rows,
-    g2z__lap,                g2z__lap_ms,          g2z__star_close};
+    "connections to rank 0", g2z__one_nothing,     g2z__one_place,    g2z__one_place,
+    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__one_allocate, g2z__one_release,
+    g2z__star_all_gather,    g2z__star_rows,       g2z__lap,          g2z__lap_ms,
+    g2z__star_close};
 
 /* ----- choosing ---------------------------------------------------------- */
 
@@ -8361,7 +8615,7 @@ G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, int places) {
 }
 
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device, int places,
-                                   g2z_comm **out) {
+                                   g2z_gather gather, g2z_comm **out) {
   void *memory;
   *out = NULL;
   G2Z__TRY(g2z__alloc(device->services, 1, sizeof(g2z_comm), &memory));
@@ -8369,6 +8623,7 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device, int pla
   comm->services = device->services;
   comm->ranks = ranks;
   comm->device = device;
+  comm->gather = gather == G2Z_GATHER_AUTO ? G2Z_GATHER_PLAIN : gather;
   comm->rank = g2z_ranks_place(ranks)->rank;
   comm->world = g2z_ranks_place(ranks)->world;
   g2z_status status = g2z__comm_open(comm, places);
@@ -8388,6 +8643,18 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
  * Law: the model names ops and parameters, never a device and never an address: a tensor is the
  *      unit's base, asked of the model, plus the plan's offset. */
 
+/* What must be equal on all ranks: other code, or other rounding by another compiler. */
+#if defined(G2Z_GIT_COMMIT)
+#define G2Z__BUILD_COMMIT G2Z_GIT_COMMIT " "
+#else
+#define G2Z__BUILD_COMMIT
+#endif
+#if defined(__CUDACC__)
+#define G2Z__BUILD G2Z__BUILD_COMMIT "nvcc " __VERSION__
+#else
+#define G2Z__BUILD G2Z__BUILD_COMMIT __VERSION__
+#endif
+
 struct g2z_context {
   g2z_services *services;
   g2z_device_kind device;
@@ -8404,24 +8671,42 @@ G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
   return config;
 }
 
+/* Ranks that nobody has bound to cores of their own share the host's: each with all of them would be
+ * ten times slower. No result depends on the number of threads. */
+G2Z__PRIVATE void g2z__share_cores(int local_world) {
+#ifdef _OPENMP
+  int cores = omp_get_num_procs();
+  if (local_world < 2 || getenv("OMP_NUM_THREADS") || cores < sysconf(_SC_NPROCESSORS_ONLN)) return;
+  omp_set_num_threads(cores > local_world ? cores / local_world : 1);
+#else
+  (void)local_world;
+#endif
+}
+
 G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out) {
   *out = NULL;
   g2z_services *services = config->services;
   g2z_ranks_config ranks = config->ranks;
+  char device[64] = "";
   if (ranks.place.world == 0) G2Z__TRY(g2z_place_find(services, &ranks.place));
-  char id[64] = "";
-  if (config->device == G2Z_DEVICE_CUDA)
-    G2Z__TRY(g2z__cuda_select(services, ranks.place.local_rank, id));
-  ranks.device = id;
+  /* Alone, the GPU that the program has chosen stays the current one. */
+  if (config->device == G2Z_DEVICE_CUDA && ranks.place.world > 1)
+    G2Z__TRY(g2z__cuda_select(services, ranks.place.local_rank, device));
+  ranks.device = device;
+  ranks.build = G2Z__BUILD;
   void *memory;
   G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_context), &memory));
   g2z_context *context = (g2z_context *)memory;
   context->services = services;
   context->device = config->device;
   g2z_status status = g2z_ranks_join(services, &ranks, &context->ranks);
-  if (status != G2Z_OK) g2z_context_free(context);
-  else *out = context;
-  return status;
+  if (status != G2Z_OK) {
+    g2z_context_free(context);
+    return status;
+  }
+  g2z__share_cores(g2z_ranks_place(context->ranks)->local_world);
+  *out = context;
+  return G2Z_OK;
 }
 
 G2Z_API void g2z_context_free(g2z_context *context) {
@@ -8711,7 +8996,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
 #define G2Z__DEVICE(pointer, type, bytes)                              \
   G2Z__TRY(t->device->ops->allocate(t->device, bytes, &memory));       \
   pointer = (type *)memory
-  G2Z__DEVICE(model->params, char, plan->elements * (size_t)plan->dtype_bytes);
   G2Z__DEVICE(model->grads, char, plan->grad_elements * (size_t)plan->grad_bytes);
   if (g2z__plan_by_unit(plan)) {
     G2Z__DEVICE(t->grad_shard, char, plan->shard_elements * (size_t)plan->grad_bytes);
@@ -9186,6 +9470,22 @@ G2Z__PRIVATE int64_t g2z__trainer_tokens(const g2z_trainer *t) {
   return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
 }
 
+/* Steps of 8,192 tokens and more take long enough to hide the copy engines' all-gather, which is the
+ * slower one and leaves the multiprocessors to the products; in shorter ones its end is waited for. */
+G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
+  const g2z_plan *plan = &t->plan;
+  void *memory;
+  g2z_gather gather = t->config.gather;
+  if (gather == G2Z_GATHER_AUTO)
+    gather = (int64_t)plan->batch * plan->seq * plan->accum >= 8192 ? G2Z_GATHER_COPY
+                                                                    : G2Z_GATHER_PLAIN;
+  G2Z__TRY(g2z_comm_create(g2z_context_ranks(t->context), t->device, 2 * plan->buckets + 1, gather,
+                           &t->comm));
+  G2Z__TRY(t->comm->ops->allocate(t->comm, plan->elements * (size_t)plan->dtype_bytes, &memory));
+  t->model.params = (char *)memory;
+  return G2Z_OK;
+}
+
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[1536];
@@ -9193,8 +9493,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  G2Z__TRY(g2z_ranks_agree(ranks, g2z_comm_create(ranks, t->device, 2 * t->plan.buckets + 1,
-                                                  &t->comm)));
+  G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
+  if (t->plan.world > 1 && t->plan.rank == 0)
+    g2z__log(t->services, G2Z_LOG_INFO,
+             "%d ranks through %s: ZeRO stage %d, %d buckets of %.1f MiB, parameters gathered: %s",
+             t->plan.world, t->comm->ops->name, t->plan.zero_stage, t->plan.buckets,
+             (double)(t->plan.bucket_elements * (size_t)t->plan.grad_bytes) / 1048576.0,
+             t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
@@ -9219,11 +9524,12 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   g2z_loader_free(t->loader);
   if (t->device) {
     const g2z_ops *ops = t->device->ops;
-    void *held[] = {t->model.params, t->model.grads, t->master, t->m, t->v, t->model.activations,
+    void *held[] = {t->model.grads, t->master, t->m, t->v, t->model.activations,
                     t->model.logits, t->plan.grad_dtype == G2Z_FP32 ? NULL : t->model.dwte, t->x,
                     t->y, t->state, t->verdict.rows, t->eval_sum, t->ranges, t->grad_shard};
     ops->synchronize(t->device);
     g2z_graph_free(t->device, t->graph); /* before the communicator, which would wait for it */
+    if (t->model.params) t->comm->ops->release(t->comm, t->model.params);
     g2z_comm_free(t->comm);
     for (size_t i = 0; i < sizeof held / sizeof *held; i++)
       if (held[i]) ops->release(t->device, held[i]);

@@ -333,25 +333,28 @@ static int g2z__built_for(void) {
   return attributes.ptxVersion;
 }
 
-static int g2z__cuda_present(void) {
+static int g2z__cuda_count(void) {
   int count = 0;
   cudaError_t error = cudaGetDeviceCount(&count);
   (void)cudaGetLastError();
-  return error == cudaSuccess && count > 0;
+  return error == cudaSuccess ? count : 0;
 }
 
-/* The GPU of a process: with one visible GPU per process, that one; else by its number on the host.
- * `id` is the GPU's own name in the whole world. */
+/* Makes a GPU the current one, for the thread that calls, and says which it is: its UUID, as
+ * nvidia-smi -L prints it. Where launchers show each rank one GPU alone, it is number 0. */
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
   int count = 0;
   cudaDeviceProp properties;
   cudaError_t error = cudaGetDeviceCount(&count);
-  int ordinal = count > 0 ? local_rank % count : 0;
+  const int ordinal = count > 0 ? local_rank % count : 0;
   if (error == cudaSuccess) error = cudaSetDevice(ordinal);
   if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, ordinal);
-  if (error != cudaSuccess) return g2z__cuda_fail(services, error, "device cuda cannot be opened");
+  if (error != cudaSuccess) return g2z__cuda_fail(services, error, "no GPU for this rank");
+  int used = snprintf(id, 64, "GPU");
   for (int i = 0; i < 16; i++)
-    snprintf(id + 2 * i, 3, "%02x", (unsigned)(unsigned char)properties.uuid.bytes[i]);
+    used += snprintf(id + used, 64 - (size_t)used,
+                     i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-%02x" : "%02x",
+                     (unsigned)(unsigned char)properties.uuid.bytes[i]);
   return G2Z_OK;
 }
 
@@ -3892,6 +3895,9 @@ typedef struct g2z__nccl {       /* comm->backend */
   cudaEvent_t *places;
   int place_count;
   uint32_t *progress;            /* in host memory that the GPU writes: places that were passed */
+#if NCCL_VERSION_CODE >= 22800
+  ncclWindow_t window;           /* of the memory that all ranks reach; NULL: there is none */
+#endif
   cudaEvent_t begin[2][G2Z__JOINS], end[2][G2Z__JOINS]; /* with times: around joins, by lap */
   int joins[2];
 } g2z__nccl;
@@ -3978,6 +3984,60 @@ static g2z_status g2z__nccl_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
   return G2Z_OK;
 }
 
+/* Memory that every rank can write to. What one rank cannot have none takes: *out is NULL then. */
+static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, void **out) {
+  *out = NULL;
+#if NCCL_VERSION_CODE >= 22800
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  void *memory = NULL;
+  int all = 0;
+  bytes = (bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT *
+          NCCL_WIN_REQUIRED_ALIGNMENT;
+  G2Z__TRY(g2z__ranks_all(comm->ranks, ncclMemAlloc(&memory, bytes) == ncclSuccess, &all));
+  if (all) {
+    ncclResult_t result = ncclCommWindowRegister(nccl->comm, memory, bytes, &nccl->window,
+                                                 NCCL_WIN_COLL_SYMMETRIC);
+    G2Z__TRY(g2z__ranks_all(comm->ranks, result == ncclSuccess && nccl->window, &all));
+  }
+  if (all) {
+    *out = memory;
+    G2Z__CUDA(comm, cudaMemsetAsync(memory, 0, bytes, g2z__cuda_of(comm->device)->stream));
+    return G2Z_OK;
+  }
+  if (nccl->window) ncclCommWindowDeregister(nccl->comm, nccl->window);
+  nccl->window = NULL;
+  if (memory) ncclMemFree(memory);
+#else
+  (void)bytes;
+#endif
+  comm->gather = G2Z_GATHER_PLAIN;
+  if (comm->rank == 0)
+    g2z__log(comm->services, G2Z_LOG_WARNING,
+             "not all GPUs can reach each other's memory, or NCCL is older than 2.28: parameters are "
+             "gathered through NCCL's own buffers");
+  return G2Z_OK;
+}
+
+static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {
+  *out = NULL;
+  if (comm->gather != G2Z_GATHER_PLAIN) G2Z__TRY(g2z__nccl_window(comm, bytes, out));
+  return *out ? G2Z_OK : comm->device->ops->allocate(comm->device, bytes, out);
+}
+
+static void g2z__nccl_release(g2z_comm *comm, void *memory) {
+#if NCCL_VERSION_CODE >= 22800
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  if (nccl->window) {
+    cudaStreamSynchronize(nccl->stream);
+    ncclCommWindowDeregister(nccl->comm, nccl->window);
+    nccl->window = NULL;
+    ncclMemFree(memory);
+    return;
+  }
+#endif
+  comm->device->ops->release(comm->device, memory);
+}
+
 static g2z_status g2z__nccl_all_gather(g2z_comm *comm, void *buffer, size_t n) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   g2z_dtype dtype = comm->device->dtype;
@@ -4037,13 +4097,14 @@ static void g2z__nccl_close(g2z_comm *comm) {
 }
 
 static const g2z_collectives g2z__nccl_collectives = {
-    "NCCL",              g2z__nccl_fork,       g2z__nccl_mark,            g2z__nccl_join,
-    g2z__nccl_reduce_scatter, g2z__nccl_all_reduce, g2z__nccl_all_gather, g2z__nccl_all_gather_rows,
-    g2z__nccl_lap,       g2z__nccl_waited_ms,  g2z__nccl_close};
+    "NCCL",                   g2z__nccl_fork,       g2z__nccl_mark,     g2z__nccl_join,
+    g2z__nccl_reduce_scatter, g2z__nccl_all_reduce, g2z__nccl_allocate, g2z__nccl_release,
+    g2z__nccl_all_gather,     g2z__nccl_all_gather_rows, g2z__nccl_lap, g2z__nccl_waited_ms,
+    g2z__nccl_close};
 
 static g2z_status g2z__nccl_open(g2z_comm *comm, int places) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  int least = 0, greatest = 0, version = 0;
+  int least = 0, greatest = 0;
   struct {
     ncclUniqueId id;
     ncclResult_t result;
@@ -4065,11 +4126,12 @@ static g2z_status g2z__nccl_open(g2z_comm *comm, int places) {
   if (comm->rank == 0) meeting.result = ncclGetUniqueId(&meeting.id);
   G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &meeting, sizeof meeting));
   G2Z__NCCL_TRY(comm, meeting.result); /* rank 0's: all fail where it does */
-  G2Z__NCCL_TRY(comm, ncclCommInitRank(&nccl->comm, comm->world, meeting.id, comm->rank));
-  ncclGetVersion(&version);
-  if (comm->rank == 0)
-    g2z__log(comm->services, G2Z_LOG_INFO, "NCCL %d.%d.%d: %d ranks", version / 10000,
-             version / 100 % 100, version % 100, comm->world);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+#if NCCL_VERSION_CODE >= 22800
+  if (comm->gather == G2Z_GATHER_COPY) config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#endif
+  G2Z__NCCL_TRY(comm, ncclCommInitRankConfig(&nccl->comm, comm->world, meeting.id, comm->rank,
+                                             &config));
   return G2Z_OK;
 }
 

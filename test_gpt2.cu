@@ -6534,6 +6534,36 @@ static int rank_loop(int argc, char **argv) {
   return code;
 }
 
+static volatile sig_atomic_t rank_signal;
+static void rank_on_signal(int signal) { rank_signal = signal; }
+
+/* "spawn WHAT": three ranks through g2z_ranks_spawn, of which rank 1 does WHAT. */
+static int rank_spawn(int argc, char **argv) {
+  g2z_services services;
+  int is_parent, code;
+  memset(&services, 0, sizeof services);
+  g2z_status status = g2z_ranks_spawn(&services, 3, argv - 3, &is_parent, &code);
+  if (status != G2Z_OK) return rank_failed(&services, status);
+  if (is_parent) return code;
+  const char *what = argc > 0 ? argv[0] : "";
+  signal(SIGTERM, rank_on_signal);
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const g2z_place *place = g2z_ranks_place(ranks);
+  printf("process %d is rank %d of %d, %d of %d here, %s\n", (int)getpid(), place->rank,
+         place->world, place->local_rank, place->local_world, place->launcher);
+  fflush(stdout);
+  if (place->rank == 1 && strcmp(what, "exit") == 0) _exit(5);
+  if (place->rank == 1 && strcmp(what, "kill") == 0) raise(SIGKILL);
+  int wait = strcmp(what, "signal") == 0 || strcmp(what, "orphan") == 0;
+  for (int turn = 0; wait && !rank_signal && turn < 10000; turn++) rank_sleep(0.005);
+  if (rank_signal) printf("rank %d got signal %d\n", place->rank, (int)rank_signal);
+  int value = 0;
+  if (!rank_signal) status = g2z_ranks_broadcast(ranks, &value, sizeof value);
+  g2z_ranks_leave(ranks);
+  return rank_signal ? G2Z_EXIT_STOPPED : status == G2Z_OK ? 0 : 3;
+}
+
 static const struct { const char *name; int (*run)(int argc, char **argv); } rank_programs[] = {
     {"calls", rank_calls},
     {"stream", rank_stream},
@@ -6541,6 +6571,7 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } ran
     {"zero", rank_zero},
     {"trouble", rank_trouble},
     {"loop", rank_loop},
+    {"spawn", rank_spawn},
 };
 
 static int rank_program(int argc, char **argv) {
@@ -6748,6 +6779,14 @@ static void test_ranks_refusals(g2z_test *t) {
   CHECK_RANK(t, &ranks, 1, 1, " did not find rank 0 on 127.0.0.1, ports ");
   test_ranks_free(t, &ranks);
   test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 1, NULL, "calls join=1");
+  rank_sleep(0.3); /* both wait for the third */
+  CHECK(t, kill(ranks.pid[1], SIGKILL) == 0);
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 0, 1, "rank 1 on ");
+  CHECK_RANK(t, &ranks, 0, 1, "ended while the others were awaited");
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 3);
   test_ranks_start(t, &ranks, 0, 2, NULL, "mismatch");
   test_ranks_wait(t, &ranks, 20);
   for (int r = 0; r < 3; r++)
@@ -6929,6 +6968,224 @@ static void test_ranks_flight(g2z_test *t) {
   CHECK(t, lines == 1025);
   g2z_release(&t->services, text);
   g2z_ranks_leave(ranks);
+}
+
+/* What slot 0 has printed so far. */
+static void test_ranks_peek(g2z_test *t, const test_ranks *ranks, char *text, size_t room) {
+  int file = open(test_ranks_file(t, ranks, 0), O_RDONLY);
+  int64_t got = file >= 0 ? g2z__pread(file, text, room - 1, 0) : 0;
+  text[got > 0 ? got : 0] = 0;
+  if (file >= 0) close(file);
+}
+
+static int test_ranks_lines(const char *text, const char *part) {
+  int count = 0;
+  for (const char *at = text; (at = strstr(at, part)) != NULL; at++) count++;
+  return count;
+}
+
+static void test_ranks_spawn(g2z_test *t) {
+  static const struct { const char *what; int code; } cases[] = {
+      {"spawn fine", 0}, {"spawn exit", 5}, {"spawn kill", 137}};
+  test_ranks ranks;
+  char text[4096];
+  test_ranks_open(&ranks, 1);
+  for (size_t i = 0; i < 3; i++) {
+    test_ranks_start(t, &ranks, 0, 0, NULL, cases[i].what);
+    test_ranks_wait(t, &ranks, 20);
+    CHECK_RANK(t, &ranks, 0, cases[i].code, "is rank 2 of 3, 2 of 3 here, ranks");
+    if (i) CHECK_RANK(t, &ranks, 0, cases[i].code, "fault of rank 1: rank 1 on ");
+  }
+  /* Signals go through the one that started them, exactly once; the death of that one ends all. */
+  for (int orphan = 0; orphan < 2; orphan++) {
+    test_ranks_start(t, &ranks, 0, 0, NULL, orphan ? "spawn orphan" : "spawn signal");
+    for (double end = g2z_seconds() + 10; g2z_seconds() < end; rank_sleep(0.01)) {
+      test_ranks_peek(t, &ranks, text, sizeof text);
+      if (test_ranks_lines(text, "process ") == 3) break;
+    }
+    CHECK(t, kill(ranks.pid[0], orphan ? SIGKILL : SIGTERM) == 0);
+    test_ranks_wait(t, &ranks, 20);
+    CHECK_RANK(t, &ranks, 0, orphan ? 137 : 75, NULL);
+    if (!orphan) CHECK(t, test_ranks_lines(ranks.output[0], "got signal 15") == 3);
+    for (const char *at = text; (at = strstr(at, "process ")) != NULL; at++) {
+      char path[64], stat[256] = "";
+      snprintf(path, sizeof path, "/proc/%d/stat", atoi(at + 8));
+      for (double end = g2z_seconds() + 3; g2z_seconds() < end; rank_sleep(0.01)) {
+        int file = open(path, O_RDONLY); /* who has ended may wait for init to take note: Z */
+        int64_t got = file >= 0 ? g2z__pread(file, stat, sizeof stat - 1, 0) : 0;
+        if (file >= 0) close(file);
+        stat[got > 0 ? got : 0] = 0;
+        if (got <= 0 || strstr(stat, ") Z")) break;
+      }
+      CHECK(t, !stat[0] || strstr(stat, ") Z"));
+    }
+  }
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 2);
+  test_ranks_start(t, &ranks, 1, 1, NULL, "spawn fine");
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 1, 3, "this process is rank 1 of 2 already (torchrun), and shall start 3");
+  test_ranks_free(t, &ranks);
+}
+
+/* The same calls under mpirun, whichever it is. */
+static void test_ranks_mpirun(g2z_test *t) {
+  char command[700], output[4096], self[300];
+  size_t got;
+  FILE *pipe = popen("mpirun --version 2>/dev/null", "r");
+  got = pipe ? fread(output, 1, sizeof output - 1, pipe) : 0;
+  if (pipe) pclose(pipe);
+  output[got] = 0;
+  if (!got) SKIP(t, "there is no mpirun on the PATH");
+  const int open_mpi = strstr(output, "Open MPI") || strstr(output, "OpenRTE");
+  const char *flags = open_mpi ? "--allow-run-as-root --oversubscribe" : "";
+  ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+  self[length > 0 ? length : 0] = 0;
+  static const struct { const char *program, *part; } cases[] = {
+      {"calls", NULL}, {"loop 1000000 1 crash", "fault of rank 1: rank 1 on "}};
+  for (int i = 0; i < 2; i++) {
+    snprintf(command, sizeof command,
+             "OMP_NUM_THREADS=1 timeout 30 mpirun %s -np 3 %s --rank-program %s 2>&1", flags, self,
+             cases[i].program);
+    fflush(stdout);
+    pipe = popen(command, "r");
+    got = 0;
+    for (size_t more; pipe && (more = fread(output + got, 1, sizeof output - 1 - got, pipe)) > 0;)
+      got += more;
+    output[got] = 0;
+    int status = pipe ? pclose(pipe) : -1;
+    t->checks++;
+    if ((i == 0) != (status == 0) || (WIFEXITED(status) && WEXITSTATUS(status) == 124) ||
+        (open_mpi && cases[i].part && !strstr(output, cases[i].part))) /* MPICH ends them first */
+      test_fail(t, __FILE__, __LINE__, "%s: status %d, and it said:\n%s", command, status, output);
+  }
+}
+
+/* ./train as ranks of its own, under a launcher's variables, and when one of them is killed. */
+static void test_ranks_train(g2z_test *t) {
+  const char *program = getenv("G2Z_TRAIN");
+  char output[16384], arguments[1500], config[700], path[600], *text;
+  size_t bytes;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  uint16_t tokens[4096];
+  for (int i = 0; i < 4096; i++) tokens[i] = (uint16_t)(i * 7 % 220);
+  test_write_file(t, test_path(t, "shard.bin"), tokens, sizeof tokens);
+  snprintf(config, sizeof config,
+           "--train %s --device cpu --dtype fp32 --layers 1 --channels 32 --context 16 --batch 2 "
+           "--vocab-size 220 --sample-tokens 0 --run-dir %s/run", test_path(t, "shard.bin"),
+           t->directory);
+  snprintf(arguments, sizeof arguments, "--ranks 2 --steps 3 --nccl-logs %s", config);
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  CHECK(t, test_ranks_lines(output, "RUN_COMPLETE") == 1 && strstr(output, "world_size=2"));
+  if (t->failures) printf("%s", output);
+  static const char *const files[] = {"launcher_metadata.json", "topo.txt", "ibstat.txt"};
+  for (int i = 0; i < 3; i++) {
+    snprintf(path, sizeof path, "%s/run/%s", t->directory, files[i]);
+    CHECK(t, access(path, R_OK) == 0);
+  }
+  snprintf(path, sizeof path, "%s/run/launcher_metadata.json", t->directory);
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  static const char *const keys[] = {"\"checkpoint_path\"", "\"rank0_host\"", "\"world_size\": 2",
+                                     "\"git_commit\"", "\"slurm\": {", "\"env\": {",
+                                     "\"nccl_env\": {", "\"launcher\": \"ranks\"",
+                                     "\"NCCL_DEBUG\": \"INFO\""};
+  for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+    CHECK(t, text && strstr(text, keys[i]) != NULL);
+  g2z_release(&t->services, text);
+  snprintf(arguments, sizeof arguments, "--gpus 99 %s", config);
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "--gpus 99, but this process sees ") != NULL);
+
+  /* By hand, where nobody looks after them, and then one is killed. */
+  test_ranks ranks;
+  test_ranks_open(&ranks, 3);
+  snprintf(arguments, sizeof arguments, "%s2 --steps 100000000", config);
+  char *argv[32] = {strdup(program ? program : "./train")}, *words = strdup(arguments);
+  int count = 1;
+  for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) argv[count++] = word;
+  for (int r = 0; r < 3; r++) {
+    char variables[5][64];
+    const char *extra[5] = {variables[0], variables[1], variables[2], variables[3], variables[4]};
+    snprintf(variables[0], 64, "RANK=%d", r);
+    snprintf(variables[1], 64, "WORLD_SIZE=3");
+    snprintf(variables[2], 64, "MASTER_PORT=%d", ranks.port);
+    snprintf(variables[3], 64, "OMP_NUM_THREADS=1");
+    snprintf(variables[4], 64, "G2Z_RUN_ID=train_%d", (int)getpid());
+    char **environment = test_ranks_environment(extra, 5);
+    ranks.pid[r] = test_ranks_exec(t, argv[0], argv, environment, test_ranks_file(t, &ranks, r));
+    free(environment);
+  }
+  for (double end = g2z_seconds() + 20; g2z_seconds() < end; rank_sleep(0.02)) {
+    test_ranks_peek(t, &ranks, output, sizeof output);
+    if (strstr(output, "step 1/")) break;
+  }
+  rank_sleep(0.2);
+  double begin = g2z_seconds();
+  CHECK(t, kill(ranks.pid[2], SIGKILL) == 0);
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 2; r++) {
+    CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, "train: rank 2 on ");
+    CHECK(t, ranks.ended[r] - begin < 10);
+  }
+  snprintf(path, sizeof path, "%s/run2/RUN_FAILED.json", t->directory);
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  CHECK(t, text && strstr(text, "\"rank\": 2,") && strstr(text, "\"reported_by_rank\": 0,"));
+  CHECK(t, text && strstr(text, "\"flight_recorder\": \"flight_rank_0.jsonl\""));
+  g2z_release(&t->services, text);
+  snprintf(path, sizeof path, "%s/run2/flight_rank_1.jsonl", t->directory);
+  CHECK(t, access(path, R_OK) == 0);
+  test_ranks_free(t, &ranks);
+  free(argv[0]);
+  free(words);
+}
+
+/* Runs a line in a shell; what it printed, and its exit code. */
+static int test_shell(const char *line, char *output, size_t room) {
+  size_t used = 0, got;
+  fflush(stdout);
+  FILE *pipe = popen(line, "r");
+  while (pipe && (got = fread(output + used, 1, room - 1 - used, pipe)) > 0) used += got;
+  output[used] = 0;
+  int status = pipe ? pclose(pipe) : -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* What the scripts hand to srun, which is played by one that prints its arguments. */
+static void test_slurm_scripts(g2z_test *t) {
+  static const struct { const char *script, *variables, *want; } cases[] = {
+      {"train_1gpu.sbatch", "", "-K1|./train|--run-dir|@/run|"},
+      {"train_4gpu.sbatch",
+       "MICRO_BATCH_SIZE_PER_GPU=4 GRAD_ACCUM_STEPS=2 NCCL_LOGS=1 "
+       "GPT2_EXTRA_ARGS='--train /*  --lr 1e-3'",
+       "-K1|./train|--run-dir|@/run|--batch|4|--accum|2|--nccl-logs|--train|/*|--lr|1e-3|"},
+      {"train_2x4gpu.sbatch", "NSYS=1 DIST_DEBUG=1",
+       "-K1|--label|nsys|profile|--trace|cuda,nvtx|--force-overwrite|true|--output|"
+       "@/run/nsys_rank_%q{SLURM_PROCID}|./train|--run-dir|@/run|"},
+      {"train_2gpu.sbatch", "GPT2_EXTRA_ARGS='--steps\n5'",
+       "-K1|./train|--run-dir|@/run|--steps|5|"}};
+  static const char fake[] = "#!/bin/sh\nprintf 'srun:'; printf '%s|' \"$@\"; echo\nexit 75\n";
+  char line[1500], output[8192], want[1500];
+  if (access("slurm/train.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run it in the repository");
+  if (test_shell("bash --version", output, sizeof output) != 0) SKIP(t, "there is no bash");
+  CHECK(t, test_shell("for f in slurm/*; do bash -n $f 2>&1 || exit 1; done", output,
+                      sizeof output) == 0);
+  if (test_shell("command -v shellcheck", output, sizeof output) == 0)
+    CHECK(t, test_shell("shellcheck slurm/* 2>&1", output, sizeof output) == 0);
+  test_write_file(t, test_path(t, "srun"), fake, sizeof fake - 1);
+  CHECK(t, chmod(test_path(t, "srun"), 0755) == 0);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(line, sizeof line,
+             "env -u SLURM_SUBMIT_DIR PATH='%s':\"$PATH\" RUN_DIR='%s/run' %s bash slurm/%s 2>&1",
+             t->directory, t->directory, cases[i].variables, cases[i].script);
+    CHECK(t, test_shell(line, output, sizeof output) == 75); /* srun's code is the job's */
+    size_t used = (size_t)snprintf(want, sizeof want, "srun:");
+    for (const char *c = cases[i].want; *c; c++)
+      used += (size_t)snprintf(want + used, sizeof want - used, *c == '@' ? "%s" : "%.1s",
+                               *c == '@' ? t->directory : c);
+    t->checks++;
+    if (!strstr(output, want))
+      test_fail(t, __FILE__, __LINE__, "%s\n  wanted %s\n  got %s", line, want, output);
+  }
 }
 
 static void test_ranks_stream(g2z_test *t) {
@@ -8000,6 +8257,10 @@ static const g2z_test_entry test_table[] = {
     {"ranks_hang", "a rank that hangs is named, one that saves is left alone", test_ranks_hang},
     {"ranks_leaving", "leaving is no death, unless others go on", test_ranks_leaving},
     {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
+    {"ranks_spawn", "a process that starts ranks, looks after them, hands signals on", test_ranks_spawn},
+    {"ranks_mpirun", "ranks under mpirun", test_ranks_mpirun},
+    {"ranks_train", "./train as its own launcher, and when one of its ranks is killed", test_ranks_train},
+    {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},
     {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},

@@ -15,8 +15,6 @@
 #define G2Z_GIT_COMMIT NULL /* the Makefile knows it */
 #endif
 
-#define EXIT_STOPPED 75 /* EX_TEMPFAIL: a launcher that sees it may start the same command again */
-
 #define TRY(call)                          \
   do {                                     \
     g2z_status status_ = (call);           \
@@ -30,8 +28,11 @@ typedef struct options {
   int global_batch, device, dtype;
   int64_t steps;
   float loss_scale, bucket_mb;
-  int dry_run, profile_mode, help;
-  char run_dir_text[64], vocab_text[1024];
+  int ranks, gpus;
+  float join_timeout, silence_timeout, hang_timeout;
+  const char *run_id;
+  int dry_run, nccl_logs, profile_mode, help;
+  char run_dir_text[1024], vocab_text[1024];
 } options;
 
 #define WORD(name, text) "|" text
@@ -95,9 +96,21 @@ typedef struct options {
        "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing")                            \
   FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
        "of gradients with one micro-step; with more they are fp32")                               \
+  FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(WORD),                           \
+       "how GPUs exchange parameters: see the header")                                            \
   FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
        "MiB of gradients per collective [16, and 1.9 x ranks]")                                   \
   FLAG("seed", UINT64, run.train.seed, 0, 0, "N", "of weights, order of the data, dropout")       \
+  GROUP("Ranks")                                                                                  \
+  FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host; not under a launcher")      \
+  FLAG("gpus", INT, gpus, 1, 4096, "N", "the same, and there must be N GPUs")                      \
+  FLAG("run-id", TEXT, run_id, 0, 0, "TEXT",                                                      \
+       "tells this job from others on the same port [the launcher's job id]")                     \
+  FLAG("join-timeout", FLOAT, join_timeout, 0.1, 86400, "S", "seconds until all ranks are there") \
+  FLAG("silence-timeout", FLOAT, silence_timeout, 0.1, 86400, "S",                                \
+       "without a sign of life, after which a rank counts as dead")                               \
+  FLAG("hang-timeout", FLOAT, hang_timeout, 0, 1e6, "S",                                          \
+       "without progress, after which a rank counts as hung; 0: never")                           \
   GROUP("Validation and samples")                                                                 \
   FLAG("val-every", INT64, run.val_every, 1, MANY, "N", "steps [the end of each epoch]")          \
   FLAG("val-steps", INT64, run.val_steps, 1, MANY, "N", "batches of one validation [all]")        \
@@ -120,16 +133,22 @@ typedef struct options {
   FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
   FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
        "model.safetensors and config.json at the end, with the tokenizer")                        \
+  FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
+       "NCCL's log and topology into the run directory; NCCL_LOGS=1 does it too")                 \
   FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
   FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 10 s at most")       \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
 
 static options default_options(void) {
+  const g2z_ranks_config ranks = g2z_ranks_config_default();
   options o;
   memset(&o, 0, sizeof o);
   o.run = g2z_run_config_default();
   o.model = "gpt2";
   o.device = o.dtype = -1;
+  o.join_timeout = (float)ranks.join_s;
+  o.silence_timeout = (float)ranks.silence_s;
+  o.hang_timeout = (float)ranks.hang_s;
   return o;
 }
 
@@ -138,10 +157,75 @@ static void print_line(void *user, const char *text) {
   puts(text);
 }
 
+/* What rank 0 says is for people; of the others only what is wrong. user: const g2z_place *. */
 static void print_log(void *user, g2z_log_level level, const char *sentence) {
-  (void)user;
-  printf("%s%s\n", level == G2Z_LOG_WARNING ? "warning: " : "", sentence);
+  const g2z_place *place = (const g2z_place *)user;
+  const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
+  if (place->rank == 0) printf("%s%s\n", warning, sentence);
+  else if (*warning) printf("[rank %d] %s%s\n", place->rank, warning, sentence);
   fflush(stdout);
+}
+
+/* "[rank 3] train: sentence". */
+static void print_error(const g2z_place *place, const char *sentence) {
+  if (place->world > 1) fprintf(stderr, "[rank %d] train: %s\n", place->rank, sentence);
+  else fprintf(stderr, "train: %s\n", sentence);
+}
+
+/* ----- faults: another rank died or hangs -------------------------------- */
+
+typedef struct faults {
+  const g2z_place *place;
+  const char *run_dir; /* NULL: none */
+  g2z_ranks *ranks;    /* set when all have met */
+} faults;
+
+static void write_failure(g2z_services *services, const faults *f, const g2z_fault *fault,
+                          const char *flight) {
+  char path[1200], now[32];
+  g2z_writer *writer;
+  g2z_json_out out;
+  snprintf(path, sizeof path, "%s/RUN_FAILED.json", f->run_dir);
+  if (g2z_writer_create(services, path, &writer) != G2Z_OK) return;
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_utc_now(now);
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_string(&out, "timestamp_utc", now);
+  g2z_json_put_string(&out, "sentence", fault->sentence);
+  g2z_json_put_integer(&out, "rank", fault->rank);
+  g2z_json_put_string(&out, "host", fault->host);
+  g2z_json_put_string(&out, "phase", fault->phase);
+  g2z_json_put_integer(&out, "step", fault->step);
+  g2z_json_put_integer(&out, "reported_by_rank", f->place->rank);
+  g2z_json_put_integer(&out, "world_size", f->place->world);
+  g2z_json_put_string(&out, "flight_recorder", flight);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+}
+
+/* Runs in a thread of the library, while others may wait for ever inside a collective: so it says
+ * what it knows and leaves. One rank writes RUN_FAILED.json, each its own flight recorder. */
+static void on_fault(void *user, const g2z_fault *fault) {
+  faults *f = (faults *)user;
+  g2z_ranks *ranks = __atomic_load_n(&f->ranks, __ATOMIC_ACQUIRE);
+  const int rank = f->place->rank;
+  g2z_services services; /* its own: the other one belongs to the main thread */
+  char path[1200], name[64];
+  memset(&services, 0, sizeof services);
+  alarm(8); /* a file system that hangs must not keep it here */
+  print_error(f->place, fault->sentence);
+  if (f->run_dir && g2z_make_directory(&services, f->run_dir) == G2Z_OK) {
+    snprintf(name, sizeof name, "flight_rank_%d.jsonl", rank);
+    snprintf(path, sizeof path, "%s/%s", f->run_dir, name);
+    int written = ranks && g2z_ranks_write_flight(ranks, &services, path) == G2Z_OK;
+    if (rank == (fault->rank == 0 ? 1 : 0))
+      write_failure(&services, f, fault, written ? name : NULL);
+  }
+  _exit(G2Z_EXIT_LOST);
 }
 
 /* Fills the options from argv, or prints them for --help. */
@@ -202,7 +286,13 @@ static g2z_status fail(g2z_services *services, const char *sentence) {
 /* What flags leave open, and what they say together. */
 static g2z_status settle(g2z_services *services, options *o, g2z_context_config *context) {
   g2z_train_config *train = &o->run.train;
-  TRY(g2z_place_find(services, &context->ranks.place));
+  g2z_ranks_config *ranks = &context->ranks;
+  TRY(g2z_place_find(services, &ranks->place));
+  if (o->dry_run && (o->ranks || o->gpus)) ranks->place.world = o->gpus ? o->gpus : o->ranks;
+  if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
+  ranks->join_s = o->join_timeout;
+  ranks->silence_s = o->silence_timeout;
+  ranks->hang_s = o->hang_timeout;
   TRY(settle_model(services, o));
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
@@ -235,8 +325,8 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
   struct tm utc;
   strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
            gmtime_r(&now, &utc));
-  o->run.run_dir = o->run_dir ? o->run_dir : o->run_dir_text;
-  if (strcmp(o->run.run_dir, "none") == 0) o->run.run_dir = NULL;
+  if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
+  o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
   o->run.git_commit = G2Z_GIT_COMMIT;
   return G2Z_OK;
 }
@@ -300,18 +390,128 @@ static void catch_signals(g2z_run *run) {
     sigaction(numbers[i], &action, NULL);
 }
 
-static g2z_status train(const options *o, const g2z_context_config *context_config) {
-  g2z_context *context;
+/* ----- artifacts of the launch -------------------------------------------- */
+
+/* An object of the variables whose names begin with one of the prefixes. */
+static void put_variables(g2z_json_out *out, const char *key, const char *const *prefixes,
+                          int count) {
+  extern char **environ;
+  char name[128];
+  g2z_json_begin(out, key, '{');
+  for (char **variable = environ; *variable; variable++) {
+    const char *equals = strchr(*variable, '=');
+    size_t length = equals ? (size_t)(equals - *variable) : sizeof name;
+    int wanted = 0;
+    for (int i = 0; i < count; i++)
+      wanted |= strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0;
+    if (!wanted || length >= sizeof name) continue;
+    snprintf(name, sizeof name, "%.*s", (int)length, *variable);
+    g2z_json_put_string(out, name, equals + 1);
+  }
+  g2z_json_end(out, '}');
+}
+
+/* launcher_metadata.json: who started this, where, with which variables. Of the environment only
+ * what steers a run: the rest may hold secrets. */
+static g2z_status write_launch(g2z_services *services, const options *o, const g2z_place *place) {
+  static const char *const slurm[] = {"SLURM_"}, *const nccl[] = {"NCCL_"};
+  static const char *const steering[] = {
+      "CUDA_", "OMP_", "OMPI_COMM_WORLD_", "PMI_", "RANK=", "WORLD_SIZE=", "LOCAL_RANK=",
+      "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "G2Z_", "RUN_DIR=", "NSYS=",
+      "DIST_DEBUG=", "GRAD_ACCUM_STEPS=", "MICRO_BATCH_SIZE_PER_GPU=", "GPT2_EXTRA_ARGS="};
+  char path[1200], now[32], host[256] = "";
+  g2z_writer *writer;
+  g2z_json_out out;
+  if (place->rank != 0 || !o->run.run_dir) return G2Z_OK;
+  snprintf(path, sizeof path, "%s/launcher_metadata.json", o->run.run_dir);
+  TRY(g2z_writer_create(services, path, &writer));
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_utc_now(now);
+  gethostname(host, sizeof host - 1);
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_string(&out, "timestamp_utc", now);
+  g2z_json_put_string(&out, "launcher", place->launcher);
+  g2z_json_put_string(&out, "checkpoint_path",
+                      o->run.save_weights ? o->run.save_weights : o->run.run_dir);
+  g2z_json_put_string(&out, "rank0_host", host);
+  g2z_json_put_integer(&out, "world_size", place->world);
+  g2z_json_put_string(&out, "git_commit", o->run.git_commit);
+  put_variables(&out, "slurm", slurm, 1);
+  put_variables(&out, "env", steering, (int)(sizeof steering / sizeof *steering));
+  put_variables(&out, "nccl_env", nccl, 1);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* What a command prints, as a file; a line that says so where the command is not. */
+static g2z_status write_output_of(g2z_services *services, const char *directory, const char *name,
+                                  const char *command) {
+  char path[1200], block[4096];
+  g2z_writer *writer;
+  size_t got;
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  TRY(g2z_writer_create(services, path, &writer));
+  snprintf(block, sizeof block, "%s 2>&1", command);
+  FILE *pipe = popen(block, "r");
+  while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0) g2z_writer_put(writer, block, got);
+  if (!pipe || pclose(pipe) != 0)
+    g2z_writer_printf(writer, "`%s` failed, or is not here\n", command);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* --nccl-logs, before NCCL starts, which reads these variables once. What the user has set stays. */
+static g2z_status log_nccl(g2z_services *services, const options *o, const g2z_place *place) {
+  const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
+  char path[1200];
+  if (!o->nccl_logs && !(variable && strcmp(variable, "1") == 0)) return G2Z_OK;
+  if (!directory) return fail(services, "--nccl-logs writes into the run directory: give a --run-dir");
+  TRY(g2z_make_directory(services, directory));
+  setenv("NCCL_DEBUG", "INFO", 0);
+  snprintf(path, sizeof path, "%s/nccl_rank_%%h_%%p.log", directory); /* NCCL's: host, process */
+  setenv("NCCL_DEBUG_FILE", path, 0);
+  if (place->rank != 0) return G2Z_OK;
+  snprintf(path, sizeof path, "%s/nccl_topo.xml", directory);
+  setenv("NCCL_TOPO_DUMP_FILE", path, 0);
+  TRY(write_output_of(services, directory, "topo.txt", "nvidia-smi topo -m"));
+  return write_output_of(services, directory, "ibstat.txt", "ibstat");
+}
+
+/* Meets the other ranks. The run directory is rank 0's: its name may hold the time. */
+static g2z_status meet(options *o, g2z_context_config *config, faults *f, g2z_context **context) {
+  f->place = &config->ranks.place;
+  f->run_dir = o->run.run_dir;
+  config->ranks.on_fault = on_fault;
+  config->ranks.user = f;
+  TRY(g2z_context_create(config, context));
+  __atomic_store_n(&f->ranks, g2z_context_ranks(*context), __ATOMIC_RELEASE);
+  TRY(g2z_ranks_broadcast(g2z_context_ranks(*context), o->run_dir_text, sizeof o->run_dir_text));
+  return g2z_ranks_agree(g2z_context_ranks(*context),
+                         log_nccl(config->services, o, &config->ranks.place));
+}
+
+static g2z_status train(options *o, g2z_context_config *context_config) {
+  g2z_context *context = NULL;
   g2z_run *run = NULL;
   g2z_run_event event;
   double next_line = 0;
-  g2z_status status = g2z_context_create(context_config, &context);
+  faults f = {NULL, NULL, NULL};
+  g2z_status status = meet(o, context_config, &f, &context);
   if (status == G2Z_OK) status = g2z_run_create(context, &o->run, &run);
+  if (status == G2Z_OK)
+    status = write_launch(context_config->services, o, &context_config->ranks.place);
   if (status == G2Z_OK) catch_signals(run);
   for (int done = 0; status == G2Z_OK && !done;) {
     status = g2z_run_next(run, &event);
     if (status != G2Z_OK) break;
-    if (is_due(o, &event, &next_line)) print_log(NULL, G2Z_LOG_INFO, event.line);
+    if (is_due(o, &event, &next_line))
+      print_log(&context_config->ranks.place, G2Z_LOG_INFO, event.line);
     done = event.kind == G2Z_RUN_DONE;
   }
   catch_signals(NULL);
@@ -320,22 +520,52 @@ static g2z_status train(const options *o, const g2z_context_config *context_conf
   return status;
 }
 
+/* --ranks and --gpus: this process starts the ranks, or is one of them. */
+static g2z_status spawn(g2z_services *services, const options *o, char **argv, int *is_parent,
+                        int *code) {
+  const int ranks = o->gpus ? o->gpus : o->ranks, gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  *is_parent = *code = 0;
+  if (!ranks) return G2Z_OK;
+  if (o->gpus && o->ranks && o->gpus != o->ranks)
+    return fail(services, "--ranks and --gpus say the same: give one of them");
+  if (o->gpus > gpus) {
+    snprintf(services->error, sizeof services->error,
+             "--gpus %d, but this process sees %d: give fewer, or look at nvidia-smi and "
+             "CUDA_VISIBLE_DEVICES", o->gpus, gpus);
+    return G2Z_BAD_ARGUMENT;
+  }
+  return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
+}
+
+static int exit_code(g2z_status status) {
+  return status == G2Z_OK        ? 0
+         : status == G2Z_LOST    ? G2Z_EXIT_LOST
+         : status == G2Z_STOPPED ? G2Z_EXIT_STOPPED
+                                 : 1;
+}
+
 int main(int argc, char **argv) {
   g2z_services services;
+  g2z_context_config context;
+  int is_parent = 0, code = 0;
   memset(&services, 0, sizeof services);
+  memset(&context, 0, sizeof context);
   services.log = print_log;
+  services.user = &context.ranks.place;
   options o = default_options();
-  g2z_context_config context = g2z_context_config_default(&services);
   char *command_line = NULL;
   g2z_status status = g2z_flags_line(&services, argc, argv, &command_line);
   if (status == G2Z_OK) status = read_flags(&services, argc, argv, &o);
-  if (status == G2Z_OK && !o.help) {
+  if (status == G2Z_OK && !o.help && !o.dry_run)
+    status = spawn(&services, &o, argv, &is_parent, &code);
+  if (status == G2Z_OK && !o.help && !is_parent) {
     o.run.command_line = command_line;
+    context = g2z_context_config_default(&services);
     status = settle(&services, &o, &context);
     if (status == G2Z_OK)
       status = o.dry_run ? dry_run(&services, &o, &context) : train(&o, &context);
   }
-  if (status != G2Z_OK) fprintf(stderr, "train: %s\n", services.error);
+  if (status != G2Z_OK) print_error(&context.ranks.place, services.error);
   g2z_release(&services, command_line);
-  return status == G2Z_OK ? 0 : status == G2Z_STOPPED ? EXIT_STOPPED : 1;
+  return code ? code : exit_code(status);
 }

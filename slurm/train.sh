@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Starts ./train on the tasks of a Slurm allocation, one rank per GPU. The .sbatch files beside it
+# ask for nodes and then run it; submit them from the repository:
+#     RUN_DIR=runs/first GPT2_EXTRA_ARGS='--train data/mine_train_*.bin --model gpt2' \
+#       sbatch slurm/train_4gpu.sbatch
+# Flags of sbatch (--partition, --account, --time) come before the file's name and override it.
+#
+# Every knob is an environment variable:
+#     RUN_DIR                    run directory                       [runs/slurm_JOBID]
+#     MICRO_BATCH_SIZE_PER_GPU   --batch of train                    [train's default]
+#     GRAD_ACCUM_STEPS           --accum of train                    [train's default]
+#     GPT2_EXTRA_ARGS            further flags of train; split at spaces, never expanded
+#     NSYS=1                     an Nsight Systems report per rank, in the run directory
+#     NCCL_LOGS=1                NCCL's log and topology, in the run directory
+#     DIST_DEBUG=1               verbose NCCL, lines labelled with their task, the environment first
+# Exit codes are train's: 0 done, 75 stopped and saved (submit it again), 70 a rank was lost.
+set -euo pipefail
+
+cd "${SLURM_SUBMIT_DIR:-$PWD}"
+run_dir=${RUN_DIR:-runs/slurm_${SLURM_JOB_ID:-none}}
+mkdir -p "$run_dir"
+
+# -K1: srun ends the others when one fails, should they not have gone by themselves.
+launch=(srun -K1)
+program=(./train --run-dir "$run_dir")
+if [[ -n ${MICRO_BATCH_SIZE_PER_GPU:-} ]]; then program+=(--batch "$MICRO_BATCH_SIZE_PER_GPU"); fi
+if [[ -n ${GRAD_ACCUM_STEPS:-} ]]; then program+=(--accum "$GRAD_ACCUM_STEPS"); fi
+if [[ ${NCCL_LOGS:-0} == 1 ]]; then program+=(--nccl-logs); fi
+if [[ -n ${GPT2_EXTRA_ARGS:-} ]]; then
+  read -r -a extra <<< "${GPT2_EXTRA_ARGS//$'\n'/ }" # globs go to train as they are
+  program+=("${extra[@]}")
+fi
+if [[ ${NSYS:-0} == 1 ]]; then
+  program=(nsys profile --trace "cuda,nvtx" --force-overwrite true
+           --output "$run_dir/nsys_rank_%q{SLURM_PROCID}" "${program[@]}")
+fi
+if [[ ${DIST_DEBUG:-0} == 1 ]]; then
+  export NCCL_DEBUG=${NCCL_DEBUG:-INFO} NCCL_DEBUG_SUBSYS=${NCCL_DEBUG_SUBSYS:-INIT,ENV,NET,GRAPH}
+  launch+=(--label)
+  env | grep -E '^(SLURM|NCCL|CUDA|OMP)_' | sort
+fi
+
+printf '%q ' "${launch[@]}" "${program[@]}" && echo
+exec "${launch[@]}" "${program[@]}"
