@@ -6474,7 +6474,12 @@ typedef struct g2z__frame {
 } g2z__frame;
 #define G2Z__FRAME 0x46325a47u
 
-typedef enum g2z__pulse_kind { G2Z__BEAT, G2Z__GOODBYE, G2Z__FAULT, G2Z__PULSE_COUNT } g2z__pulse_kind;
+typedef enum g2z__pulse_kind {
+  G2Z__BEAT,
+  G2Z__GOODBYE,
+  G2Z__FAULT,
+  G2Z__PULSE_COUNT
+} g2z__pulse_kind;
 
 /* What watchdogs tell each other. */
 typedef struct g2z__pulse {
@@ -6518,7 +6523,7 @@ struct g2z_ranks {
   int watched;                    /* the watchdog runs */
   int parting;                    /* and has said goodbye */
   double beat_s;                  /* between two heartbeats */
-  int suspect;                    /* who seems to hang, at which collective, since when; -1: nobody */
+  int suspect;                    /* who seems to hang, where, since when; -1: nobody */
   int64_t suspect_sequence;
   double suspect_since;
   int wake[2];                    /* a pipe: a byte in it makes it look around */
@@ -6593,7 +6598,8 @@ G2Z__PRIVATE g2z_status g2z__first_host(g2z_services *services, const char *name
     if (*c == '[') bad |= bracket, bracket = 1, skip = 0;
     else if (*c == ']') bad |= !bracket || c[-1] == '[', bracket = skip = 0;
     else if (bracket && (*c == '-' || *c == ',')) bad |= c[-1] == '[', skip = 1;
-    else if (!strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_", *c)) bad = 1;
+    else if (!(*c >= 'A' && *c <= 'Z') && !(*c >= 'a' && *c <= 'z') && !strchr("0123456789.-_", *c))
+      bad = 1;
     else if (!skip && used + 1 < room) host[used++] = *c;
     else bad |= !skip;
   }
@@ -6836,8 +6842,8 @@ G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal)
     if (spawned[r] > 0) kill(spawned[r], signal);
 }
 
-/* Takes note of those that have ended (their process becomes 0); returns how many still run. *first: the code to return. Those
- * that this process killed in haste failed for another's sake. */
+/* Takes note of those that have ended (their process becomes 0); returns how many still run. *first:
+ * the code to return. Those that this process killed in haste failed for another's sake. */
 G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *first) {
   int running = 0;
   for (int r = 0; r < ranks; r++) {
@@ -7292,7 +7298,8 @@ G2Z__PRIVATE void g2z__meeting_listen_to(g2z__meeting *meeting, g2z__caller *cal
   if (caller->bytes == SIZE_MAX) {
     char more[512];
     ssize_t got = recv(caller->socket, more, sizeof more, 0);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) g2z__socket_close(&caller->socket);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
+      g2z__socket_close(&caller->socket);
     return;
   }
   ssize_t got = recv(caller->socket, (char *)&caller->hello + caller->bytes,
@@ -7985,7 +7992,12 @@ G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, 
   pthread_mutex_unlock(&ranks->lock);
 }
 
-typedef enum g2z__call { G2Z__CALL_GATHER = 1, G2Z__CALL_BROADCAST, G2Z__CALL_AGREE, G2Z__CALL_SAME } g2z__call;
+enum { /* g2z__frame.call */
+  G2Z__CALL_GATHER = 1,
+  G2Z__CALL_BROADCAST,
+  G2Z__CALL_AGREE,
+  G2Z__CALL_SAME
+};
 
 /* Frame and bytes to a peer. */
 G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, int call, int64_t sequence,
@@ -8042,7 +8054,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_refuse(g2z_ranks *ranks, g2z_status status) {
 G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
                                         void *all) {
   const size_t world = (size_t)ranks->config.place.world, rank = (size_t)ranks->config.place.rank;
-  memmove((char *)all + rank * bytes, mine, bytes);
+  if (bytes) memmove((char *)all + rank * bytes, mine, bytes); /* none: only to wait for all */
   if (world == 1) return G2Z_OK;
   G2Z__TRY(g2z__ranks_ready(ranks));
   int64_t sequence = g2z__ranks_record(ranks, "all_gather", -1, bytes);

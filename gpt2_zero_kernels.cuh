@@ -343,9 +343,11 @@ static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char 
   if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, ordinal);
   if (error != cudaSuccess) return g2z__cuda_fail(services, error, "no GPU for this rank");
   int used = snprintf(id, 64, "GPU");
-  for (int i = 0; i < 16; i++)
-    used += snprintf(id + used, 64 - (size_t)used, i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-%02x" : "%02x",
+  for (int i = 0; i < 16; i++) {
+    const char *dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
+    used += snprintf(id + used, 64 - (size_t)used, "%s%02x", dash,
                      (unsigned)(unsigned char)properties.uuid.bytes[i]);
+  }
   return G2Z_OK;
 }
 

@@ -6596,6 +6596,41 @@ static void test_ranks_refusals(g2z_test *t) {
   test_ranks_free(t, &ranks);
 }
 
+/* Configs that cannot be, and every failing allocation of a rank 0 that stays alone. */
+static void test_ranks_config(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_ranks_config config = g2z_ranks_config_default(), bad = config;
+  g2z_ranks *ranks;
+  int value = 5, all = 0;
+  CHECK_OK(t, g2z_ranks_join(services, &config, &ranks)); /* a job of one: nothing to meet */
+  CHECK(t, g2z_ranks_all_gather(ranks, &value, sizeof value, &all) == G2Z_OK && all == 5);
+  CHECK(t, g2z_ranks_broadcast(ranks, &value, sizeof value) == G2Z_OK && value == 5);
+  CHECK(t, g2z_ranks_agree(ranks, G2Z_IO) == G2Z_IO && g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK);
+  CHECK(t, g2z_ranks_same(ranks, "config", "text") == G2Z_OK);
+  CHECK(t, g2z_ranks_place(ranks)->world == 1);
+  g2z_ranks_leave(ranks);
+  g2z_ranks_leave(NULL);
+  bad.place.world = 0;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "rank 0 of 0");
+  bad.place.world = 2;
+  bad.place.rank = 2;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "rank 2 of 2");
+  bad.place.rank = 1;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "port 0");
+  CHECK(t, ranks == NULL);
+  config.place.world = config.place.local_world = 3;
+  config.place.port = test_ranks_port();
+  config.join_s = 0.01;
+  for (int n = 1, done = 0; !done && n < 20; n++) {
+    t->fail_at = n;
+    g2z_status status = g2z_ranks_join(services, &config, &ranks);
+    t->fail_at = 0;
+    done = status == G2Z_LOST;
+    CHECK(t, ranks == NULL && t->allocations == 0 && (done || status == G2Z_NO_MEMORY));
+    if (done) CHECK(t, n > 4 && strstr(services->error, "only 1 of 3 ranks have met") != NULL);
+  }
+}
+
 static int test_ranks_connect(int port) {
   int resolve_error;
   return g2z__socket_connect("127.0.0.1", port, g2z_seconds() + 5, &resolve_error);
@@ -7099,6 +7134,7 @@ static const g2z_test_entry test_table[] = {
     {"places", "a rank's place, from the variables of each launcher", test_places},
     {"places_refused", "variables that make no place are named", test_places_refused},
     {"ranks_calls", "2 to 5 processes meet, and every call gives what it should", test_ranks_calls},
+    {"ranks_config", "a job of one, configs that cannot be, failing allocations", test_ranks_config},
     {"ranks_refusals", "ranks that do not fit together hear why, all of them", test_ranks_refusals},
     {"ranks_strangers", "others on the port do not disturb a job", test_ranks_strangers},
     {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_killed},
