@@ -141,7 +141,7 @@
  *     gives none: of two that start at once on one host each needs a MASTER_PORT or G2Z_RUN_ID.
  *     Before anything else they compare number, build and GPU; the trainer compares its config.
  *     From then on each has a thread that sends a heartbeat a second. A connection that ends without
- *     a goodbye, 30 s of silence, or 600 s in one phase: rank 0 names the culprit to all, whose
+ *     a goodbye, 30 s of silence, 600 s without progress: rank 0 names the culprit to all, whose
  *     on_fault reports and exits. The others name rank 0. No CUDA or NCCL call is waited for.
  *     Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and saved.
  *
@@ -1028,7 +1028,7 @@ typedef struct g2z_ranks_config {
   const char *build;              /* must be equal on all ranks */
   double join_s;                  /* until all ranks are there */
   double silence_s;               /* without a heartbeat, after which a rank counts as dead */
-  double hang_s;                  /* in one phase, after which a rank counts as hung */
+  double hang_s;                  /* without a new phase or collective: it counts as hung; 0: never */
   /* Called once, from a thread of the library, when the job cannot go on. It should report and leave
    * the process: other threads may wait for ever inside a collective. NULL: calls return
    * G2Z_LOST where they can. */
@@ -1054,8 +1054,7 @@ G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t cou
 G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 /* G2Z_BAD_ARGUMENT on all, naming the first line in which the ranks' texts differ. */
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
-/* What heartbeats tell the others; `phase` is a constant. hang_s starts again, and is hang_s +
- * extra_s in this phase. */
+/* What heartbeats tell the others. hang_s starts again, and is hang_s + extra_s in this phase. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
 /* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
  * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
@@ -6488,7 +6487,7 @@ typedef struct g2z__pulse {
   int32_t rank;                   /* who says it; in a FAULT: who is to blame */
   uint32_t progress;              /* of the device */
   int64_t step, sequence;         /* sequence: collectives begun */
-  double phase_s, limit_s;        /* in this phase so far, and at most; 0: no limit */
+  double phase_s, limit_s;        /* since it last moved on, and at most; 0: no limit */
   char phase[32], host[64], sentence[256];
 } g2z__pulse;
 #define G2Z__PULSE 0x50325a47u
@@ -7446,6 +7445,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_gather(g2z_ranks *ranks, double deadline) {
   if (status == G2Z_OK) status = g2z__meeting_hold(meeting, deadline);
   for (size_t r = 1; r < world && status == G2Z_OK; r++)
     memcpy(ranks->peers[r].last.host, meeting->hellos[r].host, sizeof meeting->hellos[r].host);
+  if (status == G2Z_OK)
+    g2z__log(ranks->services, G2Z_LOG_INFO, "%d ranks (%s) have met on %s, port %d", (int)world,
+             ranks->config.place.launcher, ranks->host, meeting->port);
   for (int i = 0; i < G2Z__RANKS_PENDING; i++) g2z__socket_close(&meeting->callers[i].socket);
   g2z__socket_close(&meeting->listener);
   g2z_release(ranks->services, polls);
@@ -7510,6 +7512,7 @@ G2Z__PRIVATE void g2z__watch_fault(g2z_ranks *ranks, const g2z__pulse *culprit,
                                    const char *sentence) {
   if (ranks->parting) return; /* what follows is no longer this rank's business */
   g2z__pulse pulse = *culprit;
+  pulse.magic = G2Z__PULSE; /* of one that died before its first heartbeat it is 0 */
   pulse.kind = G2Z__FAULT;
   if (sentence != pulse.sentence)
     snprintf(pulse.sentence, sizeof pulse.sentence, "%s", sentence);
@@ -7624,7 +7627,7 @@ G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, doub
   if (!late || now - ranks->suspect_since < 2 * ranks->beat_s) return;
   g2z__pulse culprit = *last;
   g2z__watch_blame(ranks, &culprit,
-                   "hangs: %.3g s in one phase, at collective %" PRId64 " of %" PRId64,
+                   "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
                    culprit.phase_s, culprit.sequence, furthest);
 }
 
@@ -7923,7 +7926,8 @@ G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int b
   record->step = ranks->step;
   record->bucket = bucket;
   record->bytes = bytes;
-  record->seconds = g2z_seconds() - ranks->began;
+  ranks->phase_began = g2z_seconds(); /* who begins collectives does not hang */
+  record->seconds = ranks->phase_began - ranks->began;
   snprintf(record->kind, sizeof record->kind, "%s", kind);
   pthread_mutex_unlock(&ranks->lock);
   return sequence;
