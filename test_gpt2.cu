@@ -6983,6 +6983,7 @@ static void test_ranks_train(g2z_test *t) {
   double begin = g2z_seconds();
   CHECK(t, kill(ranks.pid[2], SIGKILL) == 0);
   test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 2, 128 + SIGKILL, NULL);
   for (int r = 0; r < 2; r++) {
     CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, "train: rank 2 on ");
     CHECK(t, ranks.ended[r] - begin < 10);
