@@ -19,7 +19,8 @@ DEFINE := $(if $(COMMIT),-DG2Z_GIT_COMMIT='"$(COMMIT)"')
 HOST    = $(CC) -std=c11 $(CFLAGS) $(OPENMP)
 ifneq ($(and $(NVCC),$(ARCH)),)
 BUILD   = $(NVCC) -std=c++17 -O3 -gencode arch=compute_$(ARCH),code=sm_$(ARCH) -Xcompiler -march=native,-fopenmp -x cu
-CUDA    = -lcublasLt -ldl
+NCCL   := $(if $(shell echo '\#include <nccl.h>' | $(NVCC) -E -x cu - 2>/dev/null | head -c 1),-lnccl)
+CUDA    = -lcublasLt $(NCCL) -ldl
 else
 BUILD   = $(HOST) -x c
 endif

@@ -22,7 +22,8 @@ typedef struct options {
   g2z_train_config train;
   const char *model;
   int layers, heads, channels, context, vocab_size, seq; /* 0: see --help */
-  int device, dtype, steps, help;
+  int device, dtype, steps, without_ops, help;
+  float bucket_mb;
 } options;
 
 #define WORD(name, text) "|" text
@@ -44,6 +45,12 @@ typedef struct options {
   FLAG("steps", INT, steps, 1, 1000000, "N", "steps that are timed")                              \
   FLAG("device", CHOICE, device, 0, 0, G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")           \
   FLAG("dtype", CHOICE, dtype, 0, 0, G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")    \
+  FLAG("graph", CHOICE, train.graph, 0, 0, "|off|on", "the step as one CUDA graph")               \
+  FLAG("zero", INT, train.zero_stage, 0, 3, "STAGE", "ZeRO, on several ranks")                    \
+  FLAG("grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")                 \
+  FLAG("gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")              \
+  FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X", "MiB of gradients per collective")       \
+  FLAG("ops", CHOICE, without_ops, 0, 0, "|on|off", "time each op of a step, on one rank")        \
   FLAG("seed", UINT64, train.seed, 0, 0, "N", "of weights, tokens and dropout")                   \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
 
@@ -74,6 +81,8 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
 
 static g2z_status settle(g2z_services *services, options *o, g2z_context_config *context) {
   g2z_model_config *model = &o->train.model;
+  TRY(g2z_place_find(services, &context->ranks.place));
+  o->train.bucket_mb = (double)o->bucket_mb;
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   int small = !o->model && context->device == G2Z_DEVICE_CPU;
   TRY(g2z_model_config_named(services, o->model ? o->model : "gpt2", model));
@@ -141,6 +150,7 @@ static void zipf_tokens(uint64_t seed, int vocab, int32_t *tokens, size_t count)
 
 typedef struct steps_result {
   double least_s, median_s, most_s;
+  double exposed_ms; /* the device waited for other ranks, median */
 } steps_result;
 
 static g2z_status time_steps(g2z_context *context, const options *o, steps_result *result) {
@@ -148,6 +158,7 @@ static g2z_status time_steps(g2z_context *context, const options *o, steps_resul
   size_t count = (size_t)o->train.accum * (size_t)o->train.batch * (size_t)o->train.seq;
   int32_t *tokens = (int32_t *)host_memory((count + 1) * sizeof *tokens);
   double *times = (double *)host_memory((size_t)o->steps * sizeof *times);
+  double *exposed = (double *)host_memory((size_t)o->steps * sizeof *exposed);
   g2z_trainer *trainer = NULL;
   g2z_report report;
   zipf_tokens(o->train.seed, o->train.model.vocab, tokens, count + 1);
@@ -158,14 +169,17 @@ static g2z_status time_steps(g2z_context *context, const options *o, steps_resul
                  ? g2z_trainer_step(trainer, &report)
                  : g2z_trainer_step_batch(trainer, tokens, tokens + 1, &report);
     if (step >= 0) times[step] = g2z_seconds() - begin;
+    if (step >= 0) exposed[step] = report.exposed_comm_ms;
   }
   if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
   if (status == G2Z_OK) {
     result->median_s = median(times, o->steps);
     result->least_s = times[0];
     result->most_s = times[o->steps - 1];
+    result->exposed_ms = median(exposed, o->steps);
   }
   g2z_trainer_free(trainer);
+  free(exposed);
   free(times);
   free(tokens);
   return status;
@@ -466,17 +480,24 @@ static g2z_status run_bench(g2z_services *services, const options *o,
   steps_result steps = {0, 0, 0};
   bench b;
   double product_rate = 0;
-  TRY(g2z_plan_make(services, &o->train, context_config->device, 0, 1, &plan));
+  const g2z_place *place = &context_config->ranks.place;
+  TRY(g2z_plan_make(services, &o->train, context_config->device, place->rank, place->world, &plan));
   g2z_plan_print(&plan, 0, 0, print_line, NULL);
   TRY(g2z_context_create(context_config, &context));
   g2z_status status = time_steps(context, o, &steps);
   g2z_context_free(context);
   TRY(status);
-  double tokens = (double)plan.batch * plan.seq * plan.accum;
+  double tokens = (double)plan.batch * plan.seq * plan.accum * plan.world;
   printf("\nstep        %.2f ms median, %.2f least, %.2f most, of %d\n", steps.median_s * 1e3,
          steps.least_s * 1e3, steps.most_s * 1e3, o->steps);
   printf("throughput  %.0f tokens/s\n", tokens / steps.median_s);
   fflush(stdout);
+  if (plan.world > 1) { /* the ops are those of one rank */
+    printf("exposed     %.3f ms of communication, %.1f %% of the step\n", steps.exposed_ms,
+           0.1 * steps.exposed_ms / steps.median_s);
+    return G2Z_OK;
+  }
+  if (o->without_ops) return G2Z_OK;
   status = open_bench(&b, services, o, &plan);
   if (status == G2Z_OK) status = time_ops(&b, steps.median_s, &product_rate);
   close_bench(&b);
@@ -503,6 +524,8 @@ int main(int argc, char **argv) {
   g2z_status status = read_flags(&services, argc, argv, &o);
   if (status == G2Z_OK && !o.help) {
     status = settle(&services, &o, &context);
+    if (status == G2Z_OK && context.ranks.place.rank != 0 && !freopen("/dev/null", "w", stdout))
+      fprintf(stderr, "bench: rank %d cannot be silenced\n", context.ranks.place.rank);
     if (status == G2Z_OK) status = run_bench(&services, &o, &context);
   }
   if (status != G2Z_OK) fprintf(stderr, "bench: %s\n", services.error);

@@ -17,6 +17,7 @@
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW
  *   >>k70 memory      what CUDA takes beside the plan, measured
+ *   >>k80 collectives NCCL, beside the computation
  *   >>k90 table       the ops of each dtype, and what room 09 calls
  *
  * NAMES    g2z_cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the
@@ -40,6 +41,10 @@
 #include <type_traits>
 #include <dlfcn.h>
 #include <nvtx3/nvToolsExt.h>
+#if !defined(G2Z_NO_NCCL) && __has_include(<nccl.h>)
+#include <nccl.h>
+#define G2Z__NCCL
+#endif
 
 /* ===== >>k10 base ========================================================
  * In:  g2z_device_create for CUDA. Out: a device whose backend is a g2z__cuda.
@@ -154,6 +159,9 @@ static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   if (bytes < least) bytes = least;
   void *memory = NULL;
   G2Z__CUDA(device, cudaMalloc(&memory, bytes));
+  /* Not needed, but cuBLASLt's kernels for Hopper write with bulk copies, which compute-sanitizer's
+   * initcheck does not see: what they wrote here would pass for never written. */
+  G2Z__CUDA(device, cudaMemsetAsync(memory, 0, bytes, cuda->stream));
   cuda->scratch[cuda->scratch_count] = memory;
   cuda->scratch_bytes[cuda->scratch_count++] = bytes;
   *out = memory;
@@ -343,11 +351,10 @@ static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char 
   if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, ordinal);
   if (error != cudaSuccess) return g2z__cuda_fail(services, error, "no GPU for this rank");
   int used = snprintf(id, 64, "GPU");
-  for (int i = 0; i < 16; i++) {
-    const char *dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
-    used += snprintf(id + used, 64 - (size_t)used, "%s%02x", dash,
+  for (int i = 0; i < 16; i++)
+    used += snprintf(id + used, 64 - (size_t)used,
+                     i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-%02x" : "%02x",
                      (unsigned)(unsigned char)properties.uuid.bytes[i]);
-  }
   return G2Z_OK;
 }
 
@@ -362,16 +369,19 @@ static void g2z__cuda_report(const g2z_device *device) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   int driver = 0, runtime = 0;
   size_t free_bytes = 0, total_bytes = 0, lt = cublasLtGetVersion();
+  g2z_device_info info;
+  g2z_device_describe(device, &info);
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   cudaMemGetInfo(&free_bytes, &total_bytes);
   g2z__log(device->services, G2Z_LOG_INFO,
            "%s: sm_%d, built for sm_%d; %d SMs, %.1f of %.1f GiB free; CUDA %d.%d, driver for "
-           "%d.%d, cuBLASLt %zu.%zu.%zu; %s, gradients %s", cuda->gpu, cuda->capability,
+           "%d.%d, cuBLASLt %zu.%zu.%zu, NCCL %s; %s, gradients %s", cuda->gpu, cuda->capability,
            cuda->built_for, cuda->sms, (double)free_bytes / 1073741824.0,
            (double)total_bytes / 1073741824.0,
            runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, lt / 10000,
-           lt / 100 % 100, lt % 100, g2z_dtype_text(device->dtype),
+           lt / 100 % 100, lt % 100, info.collectives[0] ? info.collectives : "none",
+           g2z_dtype_text(device->dtype),
            g2z_dtype_text(device->grad_dtype));
   if (cuda->built_for < cuda->capability)
     g2z__log(device->services, G2Z_LOG_WARNING,
@@ -1799,21 +1809,26 @@ static void g2z__lt_table_head(const g2z_device *device, char *text, size_t byte
 static void g2z__cuda_tune(g2z_device *device, int on) { g2z__cuda_of(device)->tune = on; }
 
 /* One line a product that was timed: key, algorithm in hexadecimal, microseconds. */
-static g2z_status g2z__cuda_tuning_write(g2z_device *device, g2z_writer *writer) {
+static g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  char head[512];
-  g2z__lt_table_head(device, head, sizeof head);
-  G2Z__TRY(g2z_writer_printf(writer, "%s\n", head));
+  const size_t line = 640; /* a head, or a product's fields, words and time, at their longest */
+  size_t room = (size_t)(cuda->product_count + 1) * line, at = 0;
+  void *memory;
+  G2Z__TRY(g2z__alloc(device->services, room, 1, &memory));
+  char *out = *text = (char *)memory;
+  g2z__lt_table_head(device, out, 512);
+  at = strlen(out);
+  at += (size_t)snprintf(out + at, room - at, "\n");
   for (int i = 0; i < cuda->product_count; i++) {
     const g2z__lt_product *product = &cuda->products[i];
     if (product->us <= 0) continue;
     int32_t fields[G2Z__KEY_FIELDS];
     memcpy(fields, &product->key, sizeof fields);
     for (int f = 0; f < G2Z__KEY_FIELDS; f++)
-      G2Z__TRY(g2z_writer_printf(writer, "%" PRId32 " ", fields[f]));
+      at += (size_t)snprintf(out + at, room - at, "%" PRId32 " ", fields[f]);
     for (size_t word = 0; word < sizeof product->algo.data / sizeof product->algo.data[0]; word++)
-      G2Z__TRY(g2z_writer_printf(writer, "%016" PRIx64 " ", product->algo.data[word]));
-    G2Z__TRY(g2z_writer_printf(writer, "%.2f\n", (double)product->us));
+      at += (size_t)snprintf(out + at, room - at, "%016" PRIx64 " ", product->algo.data[word]);
+    at += (size_t)snprintf(out + at, room - at, "%.2f\n", (double)product->us);
   }
   return G2Z_OK;
 }
@@ -3574,7 +3589,7 @@ g2z_k_sumsq(double *partial, const G *grads, size_t n, int aligned) {
   if (threadIdx.x == 0) partial[blockIdx.x] = parts[0];
 }
 
-/* g2z_k_sumsq_end: *sum = the partial sums together, by one block. */
+/* g2z_k_sumsq_end: *sum += the partial sums together, by one block. */
 static __global__ void __launch_bounds__(G2Z__SUMSQ_BLOCKS)
 g2z_k_sumsq_end(double *sum, const double *partial) {
   __shared__ double parts[G2Z__SUMSQ_BLOCKS];
@@ -3583,7 +3598,7 @@ g2z_k_sumsq_end(double *sum, const double *partial) {
     __syncthreads();
     if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) *sum = parts[0];
+  if (threadIdx.x == 0) *sum += parts[0];
 }
 
 template <typename G>
@@ -3599,17 +3614,55 @@ static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const voi
   return g2z__launched(device, "g2z_k_sumsq_end");
 }
 
-/* g2z_k_decide: the end of a step, by one thread. */
-static __global__ void g2z_k_decide(g2z_step_state *state, const double *sums, int count,
-                                    g2z_optimizer_config config, int dynamic, int64_t tokens) {
-  g2z__decide(state, sums, count, &config, dynamic, tokens);
+/* g2z_k_grad_add: to = from, or += in fp32.
+ *   to, from  [n] G    16-byte aligned, n a multiple of 8
+ * Cost    2 or 3 sizeof(G) n bytes
+ * Oracle  g2z_cpu_grad_add */
+template <typename G>
+static __global__ void __launch_bounds__(256)
+g2z_k_grad_add(G *to, const G *from, int accumulate, size_t packs) {
+  constexpr int L = g2z__lanes<G>;
+  for (size_t at = (size_t)blockIdx.x * 256 + threadIdx.x; at < packs;
+       at += (size_t)gridDim.x * 256) {
+    float sum[L], old[L];
+    g2z__unpack<G>(sum, g2z__get(from, at));
+    if (accumulate) {
+      g2z__unpack<G>(old, g2z__get(to, at));
+#pragma unroll
+      for (int i = 0; i < L; i++) sum[i] += old[i];
+    }
+    g2z__put(to, at, g2z__pack<G>(sum));
+  }
 }
 
-static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state, const double *sums,
-                                  int count, const g2z_optimizer_config *config, int64_t tokens) {
+template <typename G>
+static g2z_status g2z__grad_add_on(g2z_device *device, cudaStream_t stream, void *to,
+                                   const void *from, g2z_write mode, size_t n) {
+  size_t packs = n / g2z__lanes<G>, blocks = g2z__blocks(packs, 256);
+  size_t most = (size_t)g2z__cuda_of(device)->sms * 8;
+  if (packs == 0) return G2Z_OK;
+  g2z_k_grad_add<G><<<(unsigned)(blocks < most ? blocks : most), 256, 0, stream>>>(
+      (G *)to, (const G *)from, mode == G2Z_ACCUMULATE, packs);
+  return g2z__launched(device, "g2z_k_grad_add");
+}
+
+template <typename G>
+static g2z_status g2z_cuda_grad_add(g2z_device *device, void *to, const void *from, g2z_write mode,
+                                    size_t n) {
+  return g2z__grad_add_on<G>(device, g2z__cuda_of(device)->stream, to, from, mode, n);
+}
+
+/* g2z_k_decide: the end of a step, by one thread. */
+static __global__ void g2z_k_decide(g2z_step_state *state, g2z_verdict verdict,
+                                    g2z_optimizer_config config, int dynamic, int64_t tokens) {
+  g2z__decide(state, &verdict, &config, dynamic, tokens);
+}
+
+static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
+                                  const g2z_verdict *verdict, const g2z_optimizer_config *config,
+                                  int64_t tokens) {
   int dynamic = device->dtype == G2Z_FP16 && config->loss_scale_dynamic;
-  g2z_k_decide<<<1, 1, 0, g2z__cuda_of(device)->stream>>>(state, sums, count, *config, dynamic,
-                                                          tokens);
+  g2z_k_decide<<<1, 1, 0, g2z__cuda_of(device)->stream>>>(state, *verdict, *config, dynamic, tokens);
   return g2z__launched(device, "g2z_k_decide");
 }
 
@@ -3690,10 +3743,10 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
-    bool aligned = range.memory % 4 == 0 && range.shard % 4 == 0;
+    bool aligned = range.memory % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0;
     g2z__adamw_factors now = factors[range.decay != 0];
     g2z__adamw_data<A, G> data = {params + range.memory, master + range.shard, m + range.shard,
-                                  v + range.shard, grads + range.memory};
+                                  v + range.shard, grads + range.grad};
     for (; turn < chunks; turn += gridDim.x) {
       size_t first = turn * G2Z__ADAMW_CHUNK;
       size_t end = min(first + G2Z__ADAMW_CHUNK, range.elements);
@@ -3779,6 +3832,328 @@ static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
 }
 
 
+/* Dense fp16 and bf16 TFLOP/s with fp32 accumulation, tf32 and fp32 TFLOP/s, from the makers' data
+ * sheets. A name that contains another stands before it. */
+#define G2Z__PEAK_LIST(X)                        \
+  /*  in the name    16 bits  tf32   fp32 */     \
+  X("B200",          2250,    1125,  75)         \
+  X("H200",          989.4,   494.7, 66.9)       \
+  X("H100 PCIe",     756.5,   378,   51.2)       \
+  X("H100 NVL",      835.5,   417.7, 60)         \
+  X("H100",          989.4,   494.7, 66.9)       \
+  X("A100",          312,     156,   19.5)       \
+  X("A10G",          70,      35,    31.2)       \
+  X("L40S",          362,     183,   91.6)       \
+  X("L4",            121,     60,    30.3)       \
+  X("T4",            65,      NAN,   8.1)
+
+static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  static const struct {
+    const char *name;
+    double half, tf32, single;
+  } known[] = {
+#define X(name, half, tf32, single) {name, half, tf32, single},
+      G2Z__PEAK_LIST(X)
+#undef X
+  };
+  int runtime = 0, nccl = 0;
+  cudaRuntimeGetVersion(&runtime);
+  snprintf(out->name, sizeof out->name, "%.127s", cuda->gpu);
+  snprintf(out->runtime, sizeof out->runtime, "%d.%d", runtime / 1000, runtime % 1000 / 10);
+  if (cudaGetDeviceCount(&out->count) != cudaSuccess) out->count = 0;
+#if defined(G2Z__NCCL)
+  if (ncclGetVersion(&nccl) == ncclSuccess)
+    snprintf(out->collectives, sizeof out->collectives, "%d.%d.%d", nccl / 10000, nccl / 100 % 100,
+             nccl % 100);
+#else
+  (void)nccl;
+#endif
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+    if (!strstr(cuda->gpu, known[i].name)) continue;
+    double peak = device->dtype == G2Z_FP32   ? known[i].single
+                  : device->dtype == G2Z_TF32 ? known[i].tf32
+                                              : known[i].half;
+    out->peak_flops = peak * 1e12;
+    return;
+  }
+}
+
+/* ===== >>k80 collectives =================================================
+ * In:  gradients that are complete, parameters that are new. Out: sums and copies over all GPUs.
+ * Law: one communicator, one stream of high priority; the two streams wait for each other by events,
+ *      the host for none. Every rank enqueues the same calls in the same order. */
+
+#if defined(G2Z__NCCL)
+
+#define G2Z__JOINS 512 /* of a step whose waiting is measured; more are not */
+
+typedef struct g2z__nccl {       /* comm->backend */
+  ncclComm_t comm;
+  cudaStream_t stream;
+  cudaEvent_t forked;
+  cudaEvent_t *places;
+  int place_count;
+  uint32_t *progress;            /* in host memory that the GPU writes: places that were passed */
+#if NCCL_VERSION_CODE >= 22800
+  ncclWindow_t window;           /* of the memory that all ranks reach; NULL: there is none */
+#endif
+  cudaEvent_t begin[2][G2Z__JOINS], end[2][G2Z__JOINS]; /* with times: around joins, by lap */
+  int joins[2];
+} g2z__nccl;
+
+static inline g2z__nccl *g2z__nccl_of(const g2z_comm *comm) { return (g2z__nccl *)comm->backend; }
+
+static g2z_status g2z__nccl_fail(const g2z_comm *comm, ncclResult_t result, const char *what) {
+  return g2z__fail(comm->services, G2Z_DEVICE,
+                   "%s: %s (%s); NCCL_DEBUG=INFO tells more", what, ncclGetErrorString(result),
+                   ncclGetLastError(g2z__nccl_of(comm)->comm));
+}
+
+#define G2Z__NCCL_TRY(owner, call)                                                           \
+  do {                                                                                       \
+    ncclResult_t nccl_result_ = (call);                                                      \
+    if (nccl_result_ != ncclSuccess) return g2z__nccl_fail(owner, nccl_result_, #call);      \
+  } while (0)
+
+static ncclDataType_t g2z__nccl_type(g2z_dtype dtype) {
+  return dtype == G2Z_FP16 ? ncclFloat16 : dtype == G2Z_BF16 ? ncclBfloat16 : ncclFloat32;
+}
+
+static size_t g2z__nccl_bytes(g2z_dtype dtype) {
+  return dtype == G2Z_FP16 || dtype == G2Z_BF16 ? 2 : 4;
+}
+
+static g2z_status g2z__nccl_fork(g2z_comm *comm) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  G2Z__CUDA(comm, cudaEventRecord(nccl->forked, g2z__cuda_of(comm->device)->stream));
+  G2Z__CUDA(comm, cudaStreamWaitEvent(nccl->stream, nccl->forked, 0));
+  return G2Z_OK;
+}
+
+/* g2z_k_progress: one more place of the queue was passed, for heartbeats and the flight recorder. It
+ * counts, so that a graph that is started again and again counts as well. */
+static __global__ void g2z_k_progress(volatile uint32_t *word) { *word = *word + 1; }
+
+static g2z_status g2z__nccl_mark(g2z_comm *comm, int place) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  G2Z_ASSERT(place >= 0 && place < nccl->place_count);
+  g2z_k_progress<<<1, 1, 0, nccl->stream>>>(nccl->progress);
+  G2Z__TRY(g2z__launched(comm->device, "g2z_k_progress"));
+  G2Z__CUDA(comm, cudaEventRecord(nccl->places[place], nccl->stream));
+  return G2Z_OK;
+}
+
+static g2z_status g2z__nccl_join(g2z_comm *comm, int place) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
+  int lap = comm->lap_now, *joins = &nccl->joins[lap];
+  int timed = *joins < G2Z__JOINS && !g2z__capturing(comm->device);
+  G2Z_ASSERT(place >= 0 && place < nccl->place_count);
+  if (timed && !nccl->begin[lap][*joins]) {
+    G2Z__CUDA(comm, cudaEventCreate(&nccl->begin[lap][*joins]));
+    G2Z__CUDA(comm, cudaEventCreate(&nccl->end[lap][*joins]));
+  }
+  if (timed) G2Z__CUDA(comm, cudaEventRecord(nccl->begin[lap][*joins], stream));
+  G2Z__CUDA(comm, cudaStreamWaitEvent(stream, nccl->places[place], 0));
+  if (timed) G2Z__CUDA(comm, cudaEventRecord(nccl->end[lap][(*joins)++], stream));
+  return G2Z_OK;
+}
+
+static g2z_status g2z__nccl_reduce_scatter(g2z_comm *comm, void *out, void *from, g2z_write mode,
+                                           size_t n) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  g2z_dtype dtype = comm->device->grad_dtype;
+  size_t slice = n / (size_t)comm->world;
+  char *mine = (char *)from + (size_t)comm->rank * slice * g2z__nccl_bytes(dtype);
+  void *to = mode == G2Z_ACCUMULATE ? mine : out;
+  G2Z__NCCL_TRY(comm, ncclReduceScatter(from, to, slice, g2z__nccl_type(dtype), ncclSum,
+                                        nccl->comm, nccl->stream));
+  if (to == out) return G2Z_OK;
+  if (dtype == G2Z_FP16)
+    return g2z__grad_add_on<__half>(comm->device, nccl->stream, out, mine, mode, slice);
+  if (dtype == G2Z_BF16)
+    return g2z__grad_add_on<__nv_bfloat16>(comm->device, nccl->stream, out, mine, mode, slice);
+  return g2z__grad_add_on<float>(comm->device, nccl->stream, out, mine, mode, slice);
+}
+
+static g2z_status g2z__nccl_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  G2Z__NCCL_TRY(comm, ncclAllReduce(buffer, buffer, n, g2z__nccl_type(comm->device->grad_dtype),
+                                    ncclSum, nccl->comm, nccl->stream));
+  return G2Z_OK;
+}
+
+/* Memory that every rank can write to. What one rank cannot have none takes: *out is NULL then. */
+static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, void **out) {
+  *out = NULL;
+#if NCCL_VERSION_CODE >= 22800
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  void *memory = NULL;
+  int all = 0;
+  bytes = (bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT *
+          NCCL_WIN_REQUIRED_ALIGNMENT;
+  G2Z__TRY(g2z__ranks_all(comm->ranks, ncclMemAlloc(&memory, bytes) == ncclSuccess, &all));
+  if (all) {
+    ncclResult_t result = ncclCommWindowRegister(nccl->comm, memory, bytes, &nccl->window,
+                                                 NCCL_WIN_COLL_SYMMETRIC);
+    G2Z__TRY(g2z__ranks_all(comm->ranks, result == ncclSuccess && nccl->window, &all));
+  }
+  if (all) {
+    *out = memory;
+    G2Z__CUDA(comm, cudaMemsetAsync(memory, 0, bytes, g2z__cuda_of(comm->device)->stream));
+    return G2Z_OK;
+  }
+  if (nccl->window) ncclCommWindowDeregister(nccl->comm, nccl->window);
+  nccl->window = NULL;
+  if (memory) ncclMemFree(memory);
+#else
+  (void)bytes;
+#endif
+  comm->gather = G2Z_GATHER_PLAIN;
+  if (comm->rank == 0)
+    g2z__log(comm->services, G2Z_LOG_WARNING,
+             "not all GPUs can reach each other's memory, or NCCL is older than 2.28: parameters are "
+             "gathered through NCCL's own buffers");
+  return G2Z_OK;
+}
+
+static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {
+  *out = NULL;
+  if (comm->gather != G2Z_GATHER_PLAIN) G2Z__TRY(g2z__nccl_window(comm, bytes, out));
+  return *out ? G2Z_OK : comm->device->ops->allocate(comm->device, bytes, out);
+}
+
+static void g2z__nccl_release(g2z_comm *comm, void *memory) {
+#if NCCL_VERSION_CODE >= 22800
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  if (nccl->window) {
+    cudaStreamSynchronize(nccl->stream);
+    ncclCommWindowDeregister(nccl->comm, nccl->window);
+    nccl->window = NULL;
+    ncclMemFree(memory);
+    return;
+  }
+#endif
+  comm->device->ops->release(comm->device, memory);
+}
+
+static g2z_status g2z__nccl_all_gather(g2z_comm *comm, void *buffer, size_t n) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  g2z_dtype dtype = comm->device->dtype;
+  size_t slice = n / (size_t)comm->world;
+  const char *mine = (const char *)buffer + (size_t)comm->rank * slice * g2z__nccl_bytes(dtype);
+  G2Z__NCCL_TRY(comm, ncclAllGather(mine, buffer, slice, g2z__nccl_type(dtype), nccl->comm,
+                                    nccl->stream));
+  return G2Z_OK;
+}
+
+static g2z_status g2z__nccl_all_gather_rows(g2z_comm *comm, double *rows, size_t columns) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  G2Z__NCCL_TRY(comm, ncclAllGather(rows + (size_t)comm->rank * columns, rows, columns,
+                                    ncclFloat64, nccl->comm, nccl->stream));
+  return G2Z_OK;
+}
+
+static void g2z__nccl_lap(g2z_comm *comm, int lap) {
+  comm->lap_now = lap;
+  g2z__nccl_of(comm)->joins[lap] = 0;
+}
+
+static double g2z__nccl_waited_ms(g2z_comm *comm, int lap) {
+  const g2z__nccl *nccl = g2z__nccl_of(comm);
+  double sum = 0;
+  for (int i = 0; i < nccl->joins[lap]; i++) {
+    float ms = 0;
+    if (cudaEventElapsedTime(&ms, nccl->begin[lap][i], nccl->end[lap][i]) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return NAN;
+    }
+    sum += (double)ms;
+  }
+  return nccl->joins[lap] ? sum : NAN; /* none: the step ran as a graph */
+}
+
+/* Takes half-open communicators. */
+static void g2z__nccl_close(g2z_comm *comm) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  if (!nccl) return;
+  if (nccl->stream) cudaStreamSynchronize(nccl->stream);
+  if (nccl->comm) ncclCommDestroy(nccl->comm);
+  for (int i = 0; i < nccl->place_count; i++)
+    if (nccl->places[i]) cudaEventDestroy(nccl->places[i]);
+  for (int lap = 0; lap < 2; lap++)
+    for (int i = 0; i < G2Z__JOINS && nccl->begin[lap][i]; i++) {
+      cudaEventDestroy(nccl->begin[lap][i]);
+      if (nccl->end[lap][i]) cudaEventDestroy(nccl->end[lap][i]);
+    }
+  g2z__ranks_progress(comm->ranks, NULL);
+  if (nccl->progress) cudaFreeHost(nccl->progress);
+  if (nccl->forked) cudaEventDestroy(nccl->forked);
+  if (nccl->stream) cudaStreamDestroy(nccl->stream);
+  g2z_release(comm->services, nccl->places);
+  g2z_release(comm->services, nccl);
+  comm->backend = NULL;
+}
+
+static const g2z_collectives g2z__nccl_collectives = {
+    "NCCL",                   g2z__nccl_fork,       g2z__nccl_mark,     g2z__nccl_join,
+    g2z__nccl_reduce_scatter, g2z__nccl_all_reduce, g2z__nccl_allocate, g2z__nccl_release,
+    g2z__nccl_all_gather,     g2z__nccl_all_gather_rows, g2z__nccl_lap, g2z__nccl_waited_ms,
+    g2z__nccl_close};
+
+static g2z_status g2z__nccl_open(g2z_comm *comm, int places) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  int least = 0, greatest = 0;
+  struct {
+    ncclUniqueId id;
+    ncclResult_t result;
+  } meeting;
+  memset(&meeting, 0, sizeof meeting);
+  void *memory;
+  G2Z__TRY(g2z__alloc(comm->services, (size_t)places, sizeof(cudaEvent_t), &memory));
+  nccl->places = (cudaEvent_t *)memory;
+  nccl->place_count = places;
+  for (int i = 0; i < places; i++)
+    G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->places[i], cudaEventDisableTiming));
+  G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->forked, cudaEventDisableTiming));
+  G2Z__CUDA(comm, cudaHostAlloc((void **)&nccl->progress, sizeof *nccl->progress,
+                                cudaHostAllocMapped));
+  *nccl->progress = 0;
+  g2z__ranks_progress(comm->ranks, nccl->progress);
+  G2Z__CUDA(comm, cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  G2Z__CUDA(comm, cudaStreamCreateWithPriority(&nccl->stream, cudaStreamNonBlocking, greatest));
+  if (comm->rank == 0) meeting.result = ncclGetUniqueId(&meeting.id);
+  G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &meeting, sizeof meeting));
+  G2Z__NCCL_TRY(comm, meeting.result); /* rank 0's: all fail where it does */
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+#if NCCL_VERSION_CODE >= 22800
+  if (comm->gather == G2Z_GATHER_COPY) config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#endif
+  G2Z__NCCL_TRY(comm, ncclCommInitRankConfig(&nccl->comm, comm->world, meeting.id, comm->rank,
+                                             &config));
+  return G2Z_OK;
+}
+
+static g2z_status g2z__cuda_comm_open(g2z_comm *comm, int places) {
+  void *memory;
+  G2Z__TRY(g2z__alloc(comm->services, 1, sizeof(g2z__nccl), &memory));
+  comm->backend = memory;
+  comm->ops = &g2z__nccl_collectives;
+  return g2z__nccl_open(comm, places);
+}
+
+#else
+
+static g2z_status g2z__cuda_comm_open(g2z_comm *comm, int places) {
+  (void)places;
+  return g2z__fail(comm->services, G2Z_UNSUPPORTED,
+                   "%d ranks need NCCL, and this program was built without <nccl.h>: install NCCL "
+                   "and build it again", comm->world);
+}
+
+#endif
+
 /* ===== >>k90 table =======================================================
  * In:  a dtype and a grad_dtype. Out: the ops for them.
  * Law: what depends on the types is decided here, once; no op looks at them again, but for tf32,
@@ -3810,6 +4185,7 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->head_logits = g2z_cuda_head_logits<A>;
   ops->cast_act = g2z_cuda_cast<A>;
   ops->cast_grad = g2z_cuda_cast<G>;
+  ops->grad_add = g2z_cuda_grad_add<G>;
   ops->grad_sumsq = g2z_cuda_grad_sumsq<G>;
   ops->decide = g2z_cuda_decide;
   ops->adamw = g2z_cuda_adamw<A, G>;

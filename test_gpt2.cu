@@ -709,31 +709,59 @@ static void test_plan_of_published_models(g2z_test *t) {
   }
 }
 
-/* Tensors tile the canonical space in order; slices of all ranks tile the memory; shards have no
- * holes; updates cover each parameter once, with its own decay, and no padding. */
+/* Tensors tile the canonical space in order; in memory units follow each other and each starts as
+ * the plan promises; two units that take turns never lie where wte's gradient lies. */
+static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
+  size_t at = 0, memory = 0, grain = 8 * (size_t)plan->world;
+  for (int unit = 0; unit < plan->units; unit++) {
+    size_t begin = at;
+    CHECK(t, g2z_plan_unit_canonical(plan, unit) == at && g2z_plan_unit(plan, unit) == memory);
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+      if (info.unit != g2z_plan_unit_kind(plan, unit)) continue;
+      CHECK(t, g2z_plan_offset(plan, (g2z_param)p) == at - begin);
+      at += info.elements;
+    }
+    int wte = unit == g2z_plan_unit_of_wte(plan);
+    size_t room = wte ? (size_t)plan->vocab_padded * (size_t)plan->model.channels : at - begin;
+    memory += plan->zero_stage < 2 ? room : (room + grain - 1) / grain * grain;
+    size_t grad = g2z_plan_grad_unit(plan, unit), last = g2z_plan_grad_unit(plan, plan->units - 1);
+    CHECK(t, grad + room <= plan->grad_elements && (wte || grad + room <= last));
+    CHECK(t, plan->zero_stage < 2 || unit < 2 || wte || grad == g2z_plan_grad_unit(plan, unit - 2));
+  }
+  CHECK(t, at == plan->parameters && plan->elements >= memory &&
+               plan->elements < memory + grain);
+  int units_end = 0;
+  for (int k = 0; k < plan->buckets; k++) { /* each lies inside one unit, from stage 2 on */
+    g2z_range bucket = g2z_plan_bucket(plan, k);
+    size_t end = bucket.begin + bucket.elements;
+    while (units_end < plan->units - 1 && g2z_plan_unit(plan, units_end + 1) <= bucket.begin)
+      units_end++;
+    size_t unit_end = units_end == plan->units - 1 ? plan->elements
+                                                   : g2z_plan_unit(plan, units_end + 1);
+    CHECK(t, bucket.elements <= plan->bucket_elements && (plan->zero_stage < 2 || end <= unit_end));
+    CHECK(t, plan->zero_stage < 2 ||
+                 g2z_plan_grad_bucket(plan, k) - g2z_plan_grad_unit(plan, units_end) ==
+                     bucket.begin - g2z_plan_unit(plan, units_end));
+  }
+}
+
+/* Slices of all ranks tile the memory; shards have no holes; updates cover each parameter once, with
+ * its own decay, and no padding. */
 static void test_plan_tiles(g2z_test *t) {
   static const int worlds[] = {1, 2, 3, 4, 9, 13};
   static const double buckets[] = {0, 0.001, 0.01, 1};
   g2z_train_config config = test_config_of(3, 2, 48, 24, 131);
   for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
     for (size_t b = 0; b < sizeof buckets / sizeof *buckets; b++)
-      for (int stage = 0; stage <= 1; stage++) {
+      for (int stage = 0; stage <= 2; stage++) {
         config.zero_stage = stage;
         config.bucket_mb = buckets[b];
         g2z_plan plan;
         CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, worlds[w], &plan));
-        size_t at = 0;
-        for (int unit = 0; unit < plan.units; unit++) {
-          CHECK(t, g2z_plan_unit_canonical(&plan, unit) == at && g2z_plan_unit(&plan, unit) == at);
-          for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-            g2z_param_info info = g2z_param_describe(&plan.model, (g2z_param)p);
-            if (info.unit != g2z_plan_unit_kind(&plan, unit)) continue;
-            CHECK(t, g2z_plan_unit(&plan, unit) + g2z_plan_offset(&plan, (g2z_param)p) == at);
-            at += info.elements;
-          }
-        }
-        CHECK(t, at == plan.parameters && plan.elements >= plan.parameters + 48 * (256 - 131));
+        test_plan_units(t, &plan);
         unsigned char *seen = (unsigned char *)calloc(plan.elements, 1);
+        unsigned char *named = (unsigned char *)calloc(plan.parameters, 1);
         size_t updated = 0;
         for (int rank = 0; rank < (stage == 0 ? 1 : worlds[w]); rank++) {
           CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, rank, worlds[w], &plan));
@@ -750,20 +778,29 @@ static void test_plan_tiles(g2z_test *t) {
           size_t count = g2z_plan_update_ranges(&plan, ranges, 4096);
           CHECK(t, count > 0 && count <= g2z__plan_update_ranges_limit(&plan) && count <= 4096);
           for (size_t i = 0; i < count && i < 4096; i++) {
-            for (size_t e = 0; e < ranges[i].elements; e++) seen[ranges[i].memory + e] |= 0x80;
+            for (size_t e = 0; e < ranges[i].elements; e++) {
+              seen[ranges[i].memory + e] |= 0x80;
+              named[ranges[i].canonical + e]++;
+            }
+            CHECK(t, ranges[i].grad == (stage < 2 ? ranges[i].memory : ranges[i].shard));
             updated += ranges[i].elements;
             CHECK(t, ranges[i].shard + ranges[i].elements <= plan.shard_elements);
             CHECK(t, i == 0 || ranges[i].decay != ranges[i - 1].decay ||
                          ranges[i].memory != ranges[i - 1].memory + ranges[i - 1].elements ||
-                         ranges[i].shard != ranges[i - 1].shard + ranges[i - 1].elements);
+                         ranges[i].shard != ranges[i - 1].shard + ranges[i - 1].elements ||
+                         ranges[i].canonical != ranges[i - 1].canonical + ranges[i - 1].elements);
           }
         }
         CHECK(t, updated == plan.parameters);
-        size_t wrong = 0;
-        for (size_t i = 0; i < plan.elements; i++)
-          wrong += seen[i] != (i < plan.parameters ? 0x81 : 0x01);
-        CHECK(t, wrong == 0);
+        size_t wrong = 0, unseen = 0;
+        for (size_t i = 0; i < plan.elements; i++) {
+          wrong += (seen[i] & 0x7f) != 1;
+          unseen += seen[i] == 0x01;
+        }
+        for (size_t i = 0; i < plan.parameters; i++) wrong += named[i] != 1;
+        CHECK(t, wrong == 0 && unseen == plan.elements - plan.parameters);
         free(seen);
+        free(named);
       }
 }
 
@@ -3002,9 +3039,17 @@ static g2z_optimizer_config ops_optimizer(void) {
 /* A step whose gradients have this sum of squares in all. */
 static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
                        double sum) {
-  double sums[3] = {sum / 2, sum / 4, sum / 4};
-  state->loss_sum = 30;
-  CHECK_OK(e->t, e->ops->decide(e->device, state, sums, 3, config, 10));
+  double rows[3][G2Z_VERDICT_COLUMNS];
+  g2z_verdict verdict = {rows[0], 3, 3};
+  memset(rows, 0, sizeof rows);
+  for (int rank = 0; rank < 3; rank++) {
+    rows[rank][G2Z_VERDICT_LOSS] = 10;
+    rows[rank][G2Z_VERDICT_SQUARES] = rank == 0 ? sum / 2 : sum / 4;
+  }
+  CHECK_OK(e->t, e->ops->decide(e->device, state, &verdict, config, 10));
+  for (int rank = 0; rank < 3; rank++)
+    CHECK(e->t, rows[rank][G2Z_VERDICT_LOSS] == 0 && rows[rank][G2Z_VERDICT_SQUARES] == 0);
+  CHECK(e->t, state->status == G2Z_OK && !state->stop && state->loss == 3.0f);
 }
 
 static void ops_decide_scale(g2z_test *t) {
@@ -3019,7 +3064,7 @@ static void ops_decide_scale(g2z_test *t) {
   CHECK(t, s.loss_scale == 65536 && s.good_steps == 49 && s.applied == 49 && s.step == 49);
   CHECK_NEAR(t, s.grad_norm, 2.0, 1e-6);
   CHECK_NEAR(t, s.loss, 3.0, 0);
-  CHECK(t, s.loss_sum == 0 && s.grad_multiplier == 1.0f / 65536 && s.skip == 0);
+  CHECK(t, s.grad_multiplier == 1.0f / 65536 && s.skip == 0);
   ops_decide(&e, &s, &config, 1);
   CHECK(t, s.loss_scale == 131072 && s.good_steps == 0 && s.used_loss_scale == 65536);
   /* An overflow halves, skips, and leaves AdamW's count and the schedule where they are. */
@@ -3122,7 +3167,7 @@ static void test_ops_adamw(g2z_test *t) {
     memset(ranges, 0, sizeof ranges);
     ranges[0].elements = 5000;
     ranges[0].decay = 1;
-    ranges[1].memory = 5001;
+    ranges[1].memory = ranges[1].grad = 5001;
     ranges[1].shard = 5000;
     ranges[1].elements = 4000;
     for (size_t i = 0; i < n; i++) want[i] = (double)master[i];
@@ -3170,7 +3215,7 @@ static void test_ops_sums_and_casts(g2z_test *t) {
     double want = 0, sum = 777;
     for (size_t j = 0; j < n; j++) want += (double)x[j] * (double)x[j];
     CHECK_OK(t, e.ops->grad_sumsq(e.device, &sum, x, n));
-    CHECK_NEAR(t, sum, want, 1e-12 * want);
+    CHECK_NEAR(t, sum, 777 + want, 1e-12 * (777 + want));
     for (size_t j = 0; j < n; j++) x[j] *= 1.0001f;
     CHECK_OK(t, e.ops->cast_act(e.device, act, x, n));
     CHECK_OK(t, e.ops->cast_grad(e.device, grad, x, n));
@@ -3803,27 +3848,17 @@ static void test_cuda_tuning(g2z_test *t) {
   test_pair p;
   if (!test_pair_open(&p, t, 2)) return;
   test_cuda_linear_one(&p, 131, 256, 768);
-  const char *path = test_path(t, "tuning.txt");
-  g2z_writer *writer;
-  CHECK_OK(t, g2z_writer_create(&t->services, path, &writer));
-  CHECK_OK(t, g2z_device_tuning_write(p.gpu, writer));
-  CHECK_OK(t, g2z_writer_commit(writer));
-  g2z_writer_free(writer);
   char *text, *again;
-  size_t bytes, bytes_again;
-  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  CHECK_OK(t, g2z_device_tuning(p.gpu, &text));
+  size_t bytes = strlen(text);
   CHECK(t, bytes > 200);
   test_pair_close(&p);
 
   if (!test_pair_open(&p, t, 2)) return;
   CHECK_OK(t, g2z_device_tuning_read(p.gpu, text));
   test_cuda_linear_one(&p, 131, 256, 768); /* with the choices that were read */
-  CHECK_OK(t, g2z_writer_create(&t->services, path, &writer));
-  CHECK_OK(t, g2z_device_tuning_write(p.gpu, writer));
-  CHECK_OK(t, g2z_writer_commit(writer));
-  g2z_writer_free(writer);
-  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &again, &bytes_again));
-  CHECK(t, bytes == bytes_again && memcmp(text, again, bytes) == 0);
+  CHECK_OK(t, g2z_device_tuning(p.gpu, &again));
+  CHECK(t, strcmp(text, again) == 0);
   test_pair_close(&p);
 
   if (!test_pair_open(&p, t, 2)) return;
@@ -3938,8 +3973,8 @@ static void test_cuda_cast(g2z_test *t) {
 static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, test_state state) {
   enum { COUNT = 5, ELEMENTS = 70000 };
   static const g2z_update_range ranges[COUNT] = {
-      {0, 0, 4096, 1}, {4096, 4096, 5, 0}, {4104, 4101, 3, 1}, {4112, 4104, 60001, 0},
-      {64200, 64112, 4007, 1}};
+      {0, 0, 0, 0, 4096, 1},          {4096, 4096, 4096, 0, 5, 0}, {4104, 4104, 4101, 0, 3, 1},
+      {4112, 4112, 4104, 0, 60001, 0}, {64200, 64112, 64112, 0, 4007, 1}};
   test_twin *params = test_twin_new(p, TEST_ACT, ELEMENTS);
   test_twin *grads = test_twin_normal(p, TEST_GRAD, ELEMENTS, 1, 4, 0);
   test_twin *master = test_twin_normal(p, TEST_F32, ELEMENTS, 2, 1, 0);
@@ -3974,7 +4009,6 @@ static void test_cuda_state(test_pair *p, const g2z_step_state *want,
   CHECK(p->t, got.good_steps == want->good_steps && got.hysteresis == want->hysteresis);
   CHECK(p->t, got.skipped_at_minimum == want->skipped_at_minimum);
   CHECK(p->t, got.loss_scale == want->loss_scale && got.used_loss_scale == want->used_loss_scale);
-  CHECK(p->t, got.loss_sum == 0);
   CHECK_NEAR(p->t, got.loss, want->loss, 1e-6 * fabs((double)want->loss));
   CHECK_NEAR(p->t, got.lr, want->lr, 1e-6 * fabs((double)want->lr));
   CHECK_NEAR(p->t, got.grad_multiplier, want->grad_multiplier,
@@ -4000,9 +4034,13 @@ static void test_cuda_optimizer(g2z_test *t) {
     config.loss_scale_window = 2;
     config.loss_scale_hysteresis = 2;
     test_state state = test_state_make(&p, p.dtype == G2Z_FP16 ? 8.0f : 1.0f, 0);
-    test_twin *sums = test_twin_new(&p, TEST_F64, 3);
+    test_twin *rows = test_twin_new(&p, TEST_F64, 3 * G2Z_VERDICT_COLUMNS);
+    memset(rows->cpu, 0, 3 * G2Z_VERDICT_COLUMNS * sizeof(double));
     for (int step = 0; step < 9; step++) {
       int bad = step == 4 || step == 5 || step == 6;
+      double *row = (double *)rows->cpu;
+      for (int k = 0; k < 3; k++) row[k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_LOSS] = 0.1 * k + step;
+      test_twin_send(&p, rows);
       for (int k = 0; k < 3; k++) {
         size_t n = k == 0 ? 1 : k == 1 ? 1027 : 300001, shift = (size_t)(k + step) % 3;
         test_twin *grads = test_twin_at(&p, TEST_GRAD, n, shift);
@@ -4010,15 +4048,19 @@ static void test_cuda_optimizer(g2z_test *t) {
           ((float *)grads->cpu)[i] = g2z_round(p.grad_dtype, (float)((int)(i % 23) - 11) * 0.37f);
         if (bad) ((float *)grads->cpu)[n / 2] = step == 5 ? NAN : INFINITY;
         test_twin_send(&p, grads);
-        CHECK_OK(t, p.cpu->ops->grad_sumsq(p.cpu, (double *)sums->cpu + k, grads->cpu, n));
-        CHECK_OK(t, p.gpu->ops->grad_sumsq(p.gpu, (double *)sums->gpu + k, grads->gpu, n));
+        CHECK_OK(t, p.cpu->ops->grad_sumsq(p.cpu, row + k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_SQUARES,
+                                           grads->cpu, n));
+        CHECK_OK(t, p.gpu->ops->grad_sumsq(p.gpu, (double *)rows->gpu + k * G2Z_VERDICT_COLUMNS +
+                                               G2Z_VERDICT_SQUARES, grads->gpu, n));
         p.count--; /* released here: 27 of them would not fit the list */
         free(grads->cpu);
         p.gpu->ops->release(p.gpu, grads->block);
       }
-      if (!bad) test_twin_compare(&p, sums, "grad_sumsq", 8, 0);
-      CHECK_OK(t, p.cpu->ops->decide(p.cpu, state.cpu, (const double *)sums->cpu, 3, &config, 77));
-      CHECK_OK(t, p.gpu->ops->decide(p.gpu, state.gpu, (const double *)sums->gpu, 3, &config, 77));
+      if (!bad) test_twin_compare(&p, rows, "grad_sumsq", 8, 0);
+      g2z_verdict on_cpu = {row, 3, 3}, on_gpu = {(double *)rows->gpu, 3, 3};
+      CHECK_OK(t, p.cpu->ops->decide(p.cpu, state.cpu, &on_cpu, &config, 77));
+      CHECK_OK(t, p.gpu->ops->decide(p.gpu, state.gpu, &on_gpu, &config, 77));
+      test_twin_compare(&p, rows, "decide's rows", 0, 0);
       test_cuda_state(&p, state.cpu, state.gpu);
       CHECK(t, state.cpu->skip == bad);
       if (step == 3 || step == 4) { /* applied, and skipped: nothing but NaN in params then */
@@ -4957,8 +4999,8 @@ static void test_run_artifacts(g2z_test *t) {
   }
   g2z_release(&t->services, text);
 
-  /* Each line of metrics.jsonl is one JSON text: 8 of steps, 2 of validations. */
-  int steps = 0, validations = 0;
+  /* Each line of metrics.jsonl is one JSON text: 8 of steps, 2 of validations, 2 of epochs. */
+  int steps = 0, validations = 0, epochs = 0;
   text = test_run_read(t, s.run_dir, "metrics.jsonl", &metrics_bytes);
   for (char *line = text, *next; line && *line; line = next) {
     next = strchr(line, '\n');
@@ -4966,14 +5008,15 @@ static void test_run_artifacts(g2z_test *t) {
     next = next ? next + 1 : line + strlen(line);
     size_t length = (size_t)(next - line);
     if (test_json_kind(t, line, length, "val_loss")) validations++;
-    else {
+    else if (test_json_kind(t, line, length, "epoch_ms")) epochs++;
+    else if (!test_json_kind(t, line, length, "sample_ms")) {
       steps++;
 #define X(type, name, meaning) CHECK(t, test_json_kind(t, line, length, #name) != 0);
       G2Z_METRIC_LIST(X)
 #undef X
     }
   }
-  CHECK(t, steps == 8 && validations == 2);
+  CHECK(t, steps == 8 && validations == 2 && epochs == 2);
   g2z_release(&t->services, text);
   text = test_run_read(t, s.run_dir, "train.log", &bytes);
   CHECK(t, text && strstr(text, "step 8/8 | loss") && strstr(text, "RUN_COMPLETE"));
@@ -4990,10 +5033,14 @@ static void test_run_artifacts(g2z_test *t) {
 /* The line of text without what a clock puts into it. */
 static void test_run_untimed(char *text) {
   for (char *line = text; line && *line;) {
-    char *cut = strstr(line, "\"step_ms\""), *other = strstr(line, "\"val_ms\"");
-    if (other && (!cut || other < cut)) cut = other;
-    char *end = strchr(line, '\n');
+    static const char *const times[] = {"\"step_ms\"", "\"val_ms\"", "\"sample_ms\"",
+                                        "\"epoch_ms\"", "\"save_ms\""};
+    char *end = strchr(line, '\n'), *cut = NULL;
     if (!end) break;
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+      char *found = strstr(line, times[i]);
+      if (found && (!cut || found < cut)) cut = found;
+    }
     if (cut && cut < end) memset(cut, ' ', (size_t)(end - cut));
     line = end + 1;
   }
@@ -5723,12 +5770,12 @@ static void test_overfit(g2z_test *t) {
 }
 
 /* The weights after some steps with everything on: dropout, accumulation, clipping, fp16. */
-static void test_fingerprint(g2z_test *t, double bucket_mb, int stage, float *losses, float *out,
-                             size_t *count) {
+static void test_fingerprint(g2z_test *t, double bucket_mb, int stage, int accum, float *losses,
+                             float *out, size_t *count) {
   g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
   config.dtype = G2Z_FP16;
   config.dropout = 0.1f;
-  config.accum = 3;
+  config.accum = accum;
   config.bucket_mb = bucket_mb;
   config.zero_stage = stage;
   test_trainer tt;
@@ -5747,23 +5794,28 @@ static void test_determinism(g2z_test *t) {
   float *first = (float *)malloc(MOST * sizeof(float)), *again = (float *)malloc(MOST * sizeof(float));
   float losses[2][12];
   size_t count, other;
-  test_fingerprint(t, 0, 1, losses[0], first, &count);
+  test_fingerprint(t, 0, 1, 3, losses[0], first, &count);
   CHECK(t, count > 0 && count <= MOST);
-  test_fingerprint(t, 0, 1, losses[1], again, &other);
+  test_fingerprint(t, 0, 1, 3, losses[1], again, &other);
   CHECK(t, count == other && memcmp(first, again, count * sizeof(float)) == 0);
   CHECK(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0);
-  test_fingerprint(t, 0, 0, losses[1], again, &other); /* one rank: the stage changes nothing */
+  test_fingerprint(t, 0, 0, 3, losses[1], again, &other); /* one rank: stages change nothing */
   CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
 #ifdef _OPENMP
   int threads = omp_get_max_threads();
   omp_set_num_threads(threads == 1 ? 3 : 1);
-  test_fingerprint(t, 0, 1, losses[1], again, &other);
+  test_fingerprint(t, 0, 1, 3, losses[1], again, &other);
   omp_set_num_threads(threads);
   CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
 #endif
   /* Buckets change the order in which the norm is added up, in double: the clip factor may move by
    * an ulp, and twelve AdamW steps of 6e-4 cannot carry that past 1e-5. */
-  test_fingerprint(t, 0.01, 1, losses[1], again, &other);
+  test_fingerprint(t, 0.01, 1, 3, losses[1], again, &other);
+  for (size_t i = 0; i < count; i++) CHECK_NEAR(t, again[i], first[i], 1e-5);
+  /* Stage 2 adds micro-steps up outside of the ops: with one of them it changes nothing either, but
+   * that its buckets end with each unit. */
+  test_fingerprint(t, 0.01, 1, 1, losses[0], first, &count);
+  test_fingerprint(t, 0.01, 2, 1, losses[1], again, &other);
   for (size_t i = 0; i < count; i++) CHECK_NEAR(t, again[i], first[i], 1e-5);
   free(first);
   free(again);
@@ -5857,7 +5909,7 @@ static void test_divergence(g2z_test *t) {
 static void test_canonical_access(g2z_test *t) {
   static const double buckets[] = {0, 0.003, 0.02};
   for (int b = 0; b < 3; b++)
-    for (int stage = 0; stage <= 1; stage++) {
+    for (int stage = 0; stage <= 2; stage++) {
       g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
       config.bucket_mb = buckets[b];
       config.zero_stage = stage;
@@ -6335,6 +6387,127 @@ static int rank_mismatch(int argc, char **argv) {
   return code;
 }
 
+/* ----- rank programs: ZeRO ----- */
+
+enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_CASES = 18 };
+
+/* Case `index` of stages 0 to 2, three sizes of buckets, one and three micro-steps. The largest
+ * bucket takes everything; the smallest cuts every matrix. */
+static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
+  static const double buckets[] = {1, 0.02, 0.002};
+  g2z_train_config config = test_config_of(2, 2, 32, ZERO_SEQ, 61);
+  config.zero_stage = index % 3;
+  config.bucket_mb = buckets[index / 3 % 3];
+  config.accum = index / 9 ? 3 : 1;
+  config.batch = ZERO_SEQUENCES / (world * config.accum);
+  config.dtype = dtype;
+  config.dropout = 0.1f;
+  config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
+  config.optimizer.warmup = 0;
+  return config;
+}
+
+/* This rank's part of the global batch of a step: sequence j goes to rank j % world. What follows a
+ * token is a function of it, so that twenty steps learn something. */
+static void zero_tokens(int step, int rank, int world, int32_t *x, int32_t *y) {
+  int32_t all[ZERO_SEQUENCES * ZERO_SEQ];
+  test_tokens(all, ZERO_SEQUENCES * ZERO_SEQ, 61, (uint64_t)step + 5);
+  for (int j = rank, at = 0; j < ZERO_SEQUENCES; j += world)
+    for (int i = 0; i < ZERO_SEQ; i++, at++) {
+      x[at] = all[j * ZERO_SEQ + i];
+      y[at] = (x[at] * 7 + 3) % 61;
+    }
+}
+
+/* The losses of ZERO_STEPS steps. */
+static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+  const g2z_plan *plan = g2z_trainer_plan(trainer);
+  g2z_report report;
+  for (int step = 0; step <= ZERO_STEPS; step++) {
+    zero_tokens(step, plan->rank, plan->world, x, y);
+    g2z_status status = step < ZERO_STEPS ? g2z_trainer_step_batch(trainer, x, y, &report)
+                                          : g2z_trainer_flush(trainer, &report);
+    if (status != G2Z_OK) return status;
+    if (report.loss_step > 0) losses[report.loss_step - 1] = report.loss;
+  }
+  return G2Z_OK;
+}
+
+/* Leaves out one of the gathers: what a test must notice. */
+static g2z_collectives zero_faulty;
+static const g2z_collectives *zero_right;
+static int zero_gathers;
+static g2z_status zero_gather(g2z_comm *comm, void *buffer, size_t n) {
+  if (++zero_gathers == 7) return G2Z_OK;
+  return zero_right->all_gather(comm, buffer, n);
+}
+
+/* zero DEVICE DTYPE CASES FAULT FILE: rank 0 writes the losses of all cases to FILE. */
+static int rank_zero(int argc, char **argv) {
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  if (argc != 5) return 2;
+  int dtype = atoi(argv[1]), cases = atoi(argv[2]), fault = atoi(argv[3]);
+  float losses[ZERO_CASES][ZERO_STEPS];
+  g2z_context *context = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = atoi(argv[0]) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  for (int i = 0; i < cases && status == G2Z_OK; i++) {
+    g2z_train_config config = zero_config(i, g2z_context_world(context), (g2z_dtype)dtype);
+    g2z_trainer *trainer;
+    status = g2z_trainer_create(context, &config, &trainer);
+    if (status != G2Z_OK) break;
+    if (fault) {
+      zero_right = trainer->comm->ops;
+      zero_faulty = *zero_right;
+      zero_faulty.all_gather = zero_gather;
+      trainer->comm->ops = &zero_faulty;
+      zero_gathers = 0;
+    }
+    status = zero_train(trainer, losses[i]);
+    g2z_trainer_free(trainer);
+  }
+  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+    FILE *file = fopen(argv[4], "wb");
+    if (!file || fwrite(losses, sizeof losses[0], (size_t)cases, file) != (size_t)cases ||
+        fclose(file) != 0)
+      status = G2Z_IO;
+  }
+  if (status != G2Z_OK) fprintf(stderr, "%s\n", services.error);
+  g2z_context_free(context);
+  return status == G2Z_OK ? 0 : 1;
+}
+
+/* trouble KIND: rank 1 brings a token that does not exist to step 4, or asks to stop in step 3. All
+ * ranks say what became of it, from which step. */
+static int rank_trouble(int argc, char **argv) {
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  int stop = argc == 1 && strcmp(argv[0], "stop") == 0;
+  g2z_context *context = NULL;
+  g2z_trainer *trainer = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_train_config config = zero_config(2, g2z_context_world(context), G2Z_FP32);
+  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
+  int step = 0;
+  for (; step < 10 && status == G2Z_OK; step++) {
+    int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+    g2z_report report;
+    int mine = g2z_context_rank(context) == 1;
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
+    if (mine && !stop && step == 4) x[17] = 61;
+    if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
+    status = g2z_trainer_step_batch(trainer, x, y, &report);
+  }
+  printf("step %d status %d: %s\n", step, (int)status, services.error);
+  g2z_trainer_free(trainer);
+  g2z_context_free(context);
+  return 0;
+}
 static void rank_sleep(double seconds) {
   struct timespec pause = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
   while (nanosleep(&pause, &pause) != 0) {
@@ -6408,6 +6581,8 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } ran
     {"calls", rank_calls},
     {"stream", rank_stream},
     {"mismatch", rank_mismatch},
+    {"zero", rank_zero},
+    {"trouble", rank_trouble},
     {"loop", rank_loop},
     {"spawn", rank_spawn},
 };
@@ -6423,12 +6598,23 @@ static int rank_program(int argc, char **argv) {
 /* ----- tests of places ----- */
 
 /* Puts the words "NAME=value NAME=value" into the environment, where no launcher's variables are, and
- * asks for the place. Everything is as it was afterwards. */
+ * asks for the place. Everything is as it was afterwards. setenv and unsetenv do all of it: memory
+ * that environ was pointed to by hand may belong to them, and be freed by the next call. */
 static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *place) {
-  char line[600];
-  char **before = environ, **clean = test_ranks_environment(NULL, 0);
+  enum { MOST = 64 };
+  char line[600], *hidden[MOST];
+  char **kept = test_ranks_environment(NULL, 0);
+  int count = 0, at = 0;
+  for (int i = 0; environ[i] && count < MOST; i++) { /* kept is environ without what must go */
+    if (kept[at] == environ[i]) at++;
+    else hidden[count++] = strdup(environ[i]);
+  }
+  free(kept);
+  for (int i = 0; i < count; i++) {
+    *strchr(hidden[i], '=') = 0;
+    unsetenv(hidden[i]);
+  }
   snprintf(line, sizeof line, "%s", variables);
-  environ = clean;
   for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) {
     char *value = strchr(word, '=');
     *value++ = 0;
@@ -6436,9 +6622,13 @@ static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *plac
     setenv(word, value, 1);
   }
   g2z_status status = g2z_place_find(&t->services, place);
-  clearenv(); /* glibc's copies of what setenv made */
-  free(clean);
-  environ = before;
+  size_t length = strlen(variables);
+  for (char *word = line; word < line + length; word += strlen(word) + 1)
+    if (*word && strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789") == strlen(word)) unsetenv(word);
+  for (int i = 0; i < count; i++) {
+    setenv(hidden[i], hidden[i] + strlen(hidden[i]) + 1, 1);
+    free(hidden[i]);
+  }
   return status;
 }
 
@@ -7058,6 +7248,113 @@ static void test_ranks_stream(g2z_test *t) {
   test_ranks_free(t, &ranks);
 }
 
+/* ----- tests of ZeRO: several ranks compute what one computes ----- */
+
+/* Runs rank_zero on `world` ranks. */
+static int zero_run(g2z_test *t, int device, g2z_dtype dtype, int world, int cases, int fault,
+                    float losses[ZERO_CASES][ZERO_STEPS]) {
+  char arguments[512], path[320];
+  snprintf(path, sizeof path, "%s", test_path(t, "losses"));
+  unlink(path);
+  snprintf(arguments, sizeof arguments, "zero %d %d %d %d %s", device, (int)dtype, cases, fault, path);
+  int failures = t->failures;
+  test_ranks ranks;
+  test_ranks_open(&ranks, world);
+  test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
+  test_ranks_wait(t, &ranks, 120);
+  for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+  if (t->failures > failures) return 0;
+  FILE *file = fopen(path, "rb");
+  size_t count = file ? fread(losses, sizeof losses[0], (size_t)cases, file) : 0;
+  if (file) fclose(file);
+  CHECK(t, count == (size_t)cases);
+  return count == (size_t)cases;
+}
+
+/* The largest difference of any loss of any case from one rank's, in nats. */
+static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASES][ZERO_STEPS],
+                         int cases) {
+  double worst = 0;
+  for (int i = 0; i < cases; i++)
+    for (int step = 0; step < ZERO_STEPS; step++) {
+      double difference = fabs((double)got[i][step] - (double)want[i][step]);
+      if (!(difference <= worst)) worst = difference;
+    }
+  return worst;
+}
+
+/* In nats. Each rank rounds its part of a gradient, and AdamW carries that rounding into a step of at
+ * most lr: after 20 steps of 4e-3 a weight is off by at most 20 * 4e-3 * 2^-11 = 4e-5 in fp16 and
+ * 2^-8 = 3e-4 in bf16. A logit adds up 32 products of such weights with numbers of size 1, of either
+ * sign: six times that. In fp32 it would be 3e-8; activations' own roundings add to it: 1e-5. */
+static double zero_bound(g2z_dtype dtype) {
+  return dtype == G2Z_FP32 ? 1e-5 : dtype == G2Z_FP16 ? 2.5e-4 : 2e-3;
+}
+
+static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int most) {
+  static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
+  if (!zero_run(t, device, dtype, 1, ZERO_CASES, 0, one)) return;
+  for (int i = 0; i < ZERO_CASES; i++) CHECK(t, one[i][ZERO_STEPS - 1] < one[i][0] - 0.5f);
+  for (int world = 2; world <= most; world++) {
+    if (!zero_run(t, device, dtype, world, ZERO_CASES, 0, many)) return;
+    double worst = zero_worst(many, one, ZERO_CASES);
+    printf("      %s, %d ranks: losses differ by %.1e at most\n", g2z_dtype_text(dtype), world,
+           worst);
+    CHECK_NEAR(t, worst, 0, zero_bound(dtype));
+  }
+}
+
+static void test_zero_equal(g2z_test *t) {
+  test_zero_dtype(t, 0, G2Z_FP32, 4);
+}
+
+static void test_zero_halves(g2z_test *t) {
+  test_zero_dtype(t, 0, G2Z_FP16, 2);
+  test_zero_dtype(t, 0, G2Z_BF16, 2);
+}
+
+/* On GPUs, through NCCL. Products of another batch size may add up in another order. */
+static void test_cuda_zero(g2z_test *t) {
+  int count = 0;
+#if defined(__CUDACC__)
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+#endif
+  if (count < 2) {
+    snprintf(t->skip, sizeof t->skip, "needs two GPUs, %d are here", count);
+    return;
+  }
+  test_zero_dtype(t, 1, G2Z_FP32, count < 4 ? count : 4);
+  test_zero_dtype(t, 1, G2Z_FP16, count < 4 ? count : 4);
+}
+
+/* The comparison above sees a gather that is left out once in a run of twenty steps. */
+static void test_zero_fault(g2z_test *t) {
+  static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
+  if (!zero_run(t, 0, G2Z_FP32, 2, 6, 0, right) || !zero_run(t, 0, G2Z_FP32, 2, 6, 1, wrong)) return;
+  for (int i = 0; i < 6; i++) { /* stage 0 gathers nothing */
+    double worst = 0;
+    for (int step = 0; step < ZERO_STEPS; step++)
+      worst = fmax(worst, fabs((double)wrong[i][step] - (double)right[i][step]));
+    CHECK(t, i % 3 == 0 ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32));
+  }
+}
+
+/* What befalls one rank is returned by all, from the same step, with the same sentence. */
+static void test_zero_trouble(g2z_test *t) {
+  static const struct { const char *arguments, *says; } cases[] = {
+      {"trouble token", "step 6 status 1: rank 1: token=61 at position 17"},
+      {"trouble stop", "step 6 status 8: a stop was requested: step 5 was the last"}};
+  for (int i = 0; i < 2; i++) {
+    test_ranks ranks;
+    test_ranks_open(&ranks, 3);
+    test_ranks_start(t, &ranks, 0, 2, NULL, cases[i].arguments);
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 0, cases[i].says);
+    test_ranks_free(t, &ranks);
+  }
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -7175,6 +7472,11 @@ static const g2z_test_entry test_table[] = {
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
+    {"zero_equal", "stages 0 to 2 on 2, 3 and 4 ranks learn what one rank learns", test_zero_equal},
+    {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
+    {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
+    {"zero_fault", "a gather that is left out once is seen", test_zero_fault},
+    {"zero_trouble", "what befalls one rank all return together", test_zero_trouble},
 };
 
 static int test_remove_entry(const char *path, const struct stat *info, int type,

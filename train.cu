@@ -5,6 +5,7 @@
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -26,7 +27,7 @@ typedef struct options {
   int layers, heads, channels, context, vocab_size, seq, accum; /* 0: see --help */
   int global_batch, device, dtype;
   int64_t steps;
-  float loss_scale;
+  float loss_scale, bucket_mb;
   int ranks, gpus;
   float join_timeout, silence_timeout, hang_timeout;
   const char *run_id;
@@ -91,7 +92,14 @@ typedef struct options {
   FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on", "the step as one CUDA graph")             \
   FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
-  FLAG("zero", INT, run.train.zero_stage, 0, 3, "STAGE", "ZeRO: 1 shards the optimizer")          \
+  FLAG("zero", INT, run.train.zero_stage, 0, 3, "STAGE",                                          \
+       "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing")                            \
+  FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
+       "of gradients with one micro-step; with more they are fp32")                               \
+  FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(WORD),                           \
+       "how GPUs exchange parameters: see the header")                                            \
+  FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
+       "MiB of gradients per collective [16, and 1.9 x ranks]")                                   \
   FLAG("seed", UINT64, run.train.seed, 0, 0, "N", "of weights, order of the data, dropout")       \
   GROUP("Ranks")                                                                                  \
   FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host; not under a launcher")      \
@@ -114,6 +122,13 @@ typedef struct options {
   FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw among that many; 0: all")        \
   FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw among the likeliest of that mass") \
   FLAG("sample-seed", UINT64, run.sampling.seed, 0, 0, "N", "of the draws")                       \
+  GROUP("Checkpoints")                                                                            \
+  FLAG("save-every", INT64, run.save_every, 1, MANY, "N",                                         \
+       "steps from one checkpoint RUN_DIR/step-NNNNNN to the next, and at the end")               \
+  FLAG("save-epochs", SWITCH, run.save_epochs, 0, 0, "", "save at the end of each epoch")         \
+  FLAG("keep", INT, run.keep, 0, 2147483647, "N", "checkpoints that stay; 0: all")                \
+  FLAG("resume", TEXT, run.resume, 0, 0, "latest|DIR",                                            \
+       "go on behind a checkpoint; with the last of --run-dir, or from the start")                \
   GROUP("Results")                                                                                \
   FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
   FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
@@ -301,6 +316,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
                           "--max-train-steps to stop earlier");
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
+  train->bucket_mb = (double)o->bucket_mb;
   if (o->loss_scale > 0) {
     train->optimizer.loss_scale = o->loss_scale;
     train->optimizer.loss_scale_dynamic = 0;
@@ -340,6 +356,38 @@ static int is_due(const options *o, const g2z_run_event *event, double *next) {
   if (now < *next) return 0;
   *next = now + 10;
   return 1;
+}
+
+/* ----- signals ----------------------------------------------------------- */
+
+static g2z_run *running;         /* NULL: there is nothing to save yet */
+static struct timespec asked_at; /* when the first signal came */
+
+/* The first signal lets the run save and end; a second one ends the program at once. A terminal's
+ * Ctrl-C may come twice, from the terminal and from the launcher: within half a second it is one. */
+static void on_signal(int number) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (asked_at.tv_sec) {
+    double since = (double)(now.tv_sec - asked_at.tv_sec) + 1e-9 * (double)(now.tv_nsec - asked_at.tv_nsec);
+    if (since < 0.5) return;
+    _exit(128 + number);
+  }
+  g2z_run *run = __atomic_load_n(&running, __ATOMIC_RELAXED);
+  if (!run) _exit(128 + number);
+  asked_at = now;
+  g2z_run_request_stop(run, number);
+}
+
+static void catch_signals(g2z_run *run) {
+  static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  __atomic_store_n(&running, run, __ATOMIC_RELAXED);
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    sigaction(numbers[i], &action, NULL);
 }
 
 /* ----- artifacts of the launch -------------------------------------------- */
@@ -458,6 +506,7 @@ static g2z_status train(options *o, g2z_context_config *context_config) {
   if (status == G2Z_OK) status = g2z_run_create(context, &o->run, &run);
   if (status == G2Z_OK)
     status = write_launch(context_config->services, o, &context_config->ranks.place);
+  if (status == G2Z_OK) catch_signals(run);
   for (int done = 0; status == G2Z_OK && !done;) {
     status = g2z_run_next(run, &event);
     if (status != G2Z_OK) break;
@@ -465,6 +514,7 @@ static g2z_status train(options *o, g2z_context_config *context_config) {
       print_log(&context_config->ranks.place, G2Z_LOG_INFO, event.line);
     done = event.kind == G2Z_RUN_DONE;
   }
+  catch_signals(NULL);
   g2z_run_free(run);
   g2z_context_free(context);
   return status;
