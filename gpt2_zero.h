@@ -142,7 +142,7 @@
  *     gives none: of two that start at once on one host each needs a MASTER_PORT or G2Z_RUN_ID.
  *     Before anything else they compare number, build and GPU; the trainer compares its config.
  *     From then on each has a thread that sends a heartbeat a second. A connection that ends without
- *     a goodbye, 30 s of silence, or 600 s in one phase: rank 0 names the culprit to all, whose
+ *     a goodbye, 30 s of silence, 600 s without progress: rank 0 names the culprit to all, whose
  *     on_fault reports and exits. The others name rank 0. No CUDA or NCCL call is waited for.
  *     Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and saved.
  *
@@ -1084,7 +1084,7 @@ typedef struct g2z_ranks_config {
   const char *build;              /* must be equal on all ranks */
   double join_s;                  /* until all ranks are there */
   double silence_s;               /* without a heartbeat, after which a rank counts as dead */
-  double hang_s;                  /* in one phase, after which a rank counts as hung */
+  double hang_s;                  /* without a new phase or collective: it counts as hung; 0: never */
   /* Called once, from a thread of the library, when the job cannot go on. It should report and leave
    * the process: other threads may wait for ever inside a collective. NULL: calls return
    * G2Z_LOST where they can. */
@@ -1110,8 +1110,7 @@ G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t cou
 G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 /* G2Z_BAD_ARGUMENT on all, naming the first line in which the ranks' texts differ. */
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
-/* What heartbeats tell the others; `phase` is a constant. hang_s starts again, and is hang_s +
- * extra_s in this phase. */
+/* What heartbeats tell the others. hang_s starts again, and is hang_s + extra_s in this phase. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
 /* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
  * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
@@ -6741,7 +6740,12 @@ typedef struct g2z__frame {
 } g2z__frame;
 #define G2Z__FRAME 0x46325a47u
 
-typedef enum g2z__pulse_kind { G2Z__BEAT, G2Z__GOODBYE, G2Z__FAULT, G2Z__PULSE_COUNT } g2z__pulse_kind;
+typedef enum g2z__pulse_kind {
+  G2Z__BEAT,
+  G2Z__GOODBYE,
+  G2Z__FAULT,
+  G2Z__PULSE_COUNT
+} g2z__pulse_kind;
 
 /* What watchdogs tell each other. */
 typedef struct g2z__pulse {
@@ -6750,7 +6754,7 @@ typedef struct g2z__pulse {
   int32_t rank;                   /* who says it; in a FAULT: who is to blame */
   uint32_t progress;              /* of the device */
   int64_t step, sequence;         /* sequence: collectives begun */
-  double phase_s, limit_s;        /* in this phase so far, and at most; 0: no limit */
+  double phase_s, limit_s;        /* since it last moved on, and at most; 0: no limit */
   char phase[32], host[64], sentence[256];
 } g2z__pulse;
 #define G2Z__PULSE 0x50325a47u
@@ -6785,7 +6789,7 @@ struct g2z_ranks {
   int watched;                    /* the watchdog runs */
   int parting;                    /* and has said goodbye */
   double beat_s;                  /* between two heartbeats */
-  int suspect;                    /* who seems to hang, at which collective, since when; -1: nobody */
+  int suspect;                    /* who seems to hang, where, since when; -1: nobody */
   int64_t suspect_sequence;
   double suspect_since;
   int wake[2];                    /* a pipe: a byte in it makes it look around */
@@ -6860,7 +6864,8 @@ G2Z__PRIVATE g2z_status g2z__first_host(g2z_services *services, const char *name
     if (*c == '[') bad |= bracket, bracket = 1, skip = 0;
     else if (*c == ']') bad |= !bracket || c[-1] == '[', bracket = skip = 0;
     else if (bracket && (*c == '-' || *c == ',')) bad |= c[-1] == '[', skip = 1;
-    else if (!strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_", *c)) bad = 1;
+    else if (!(*c >= 'A' && *c <= 'Z') && !(*c >= 'a' && *c <= 'z') && !strchr("0123456789.-_", *c))
+      bad = 1;
     else if (!skip && used + 1 < room) host[used++] = *c;
     else bad |= !skip;
   }
@@ -7559,7 +7564,8 @@ G2Z__PRIVATE void g2z__meeting_listen_to(g2z__meeting *meeting, g2z__caller *cal
   if (caller->bytes == SIZE_MAX) {
     char more[512];
     ssize_t got = recv(caller->socket, more, sizeof more, 0);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) g2z__socket_close(&caller->socket);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
+      g2z__socket_close(&caller->socket);
     return;
   }
   ssize_t got = recv(caller->socket, (char *)&caller->hello + caller->bytes,
@@ -7706,6 +7712,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_gather(g2z_ranks *ranks, double deadline) {
   if (status == G2Z_OK) status = g2z__meeting_hold(meeting, deadline);
   for (size_t r = 1; r < world && status == G2Z_OK; r++)
     memcpy(ranks->peers[r].last.host, meeting->hellos[r].host, sizeof meeting->hellos[r].host);
+  if (status == G2Z_OK)
+    g2z__log(ranks->services, G2Z_LOG_INFO, "%d ranks (%s) have met on %s, port %d", (int)world,
+             ranks->config.place.launcher, ranks->host, meeting->port);
   for (int i = 0; i < G2Z__RANKS_PENDING; i++) g2z__socket_close(&meeting->callers[i].socket);
   g2z__socket_close(&meeting->listener);
   g2z_release(ranks->services, polls);
@@ -7770,6 +7779,7 @@ G2Z__PRIVATE void g2z__watch_fault(g2z_ranks *ranks, const g2z__pulse *culprit,
                                    const char *sentence) {
   if (ranks->parting) return; /* what follows is no longer this rank's business */
   g2z__pulse pulse = *culprit;
+  pulse.magic = G2Z__PULSE; /* of one that died before its first heartbeat it is 0 */
   pulse.kind = G2Z__FAULT;
   if (sentence != pulse.sentence)
     snprintf(pulse.sentence, sizeof pulse.sentence, "%s", sentence);
@@ -7884,7 +7894,7 @@ G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, doub
   if (!late || now - ranks->suspect_since < 2 * ranks->beat_s) return;
   g2z__pulse culprit = *last;
   g2z__watch_blame(ranks, &culprit,
-                   "hangs: %.3g s in one phase, at collective %" PRId64 " of %" PRId64,
+                   "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
                    culprit.phase_s, culprit.sequence, furthest);
 }
 
@@ -8197,7 +8207,8 @@ G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int b
   record->step = ranks->step;
   record->bucket = bucket;
   record->bytes = bytes;
-  record->seconds = g2z_seconds() - ranks->began;
+  ranks->phase_began = g2z_seconds(); /* who begins collectives does not hang */
+  record->seconds = ranks->phase_began - ranks->began;
   snprintf(record->kind, sizeof record->kind, "%s", kind);
   pthread_mutex_unlock(&ranks->lock);
   return sequence;
@@ -8266,7 +8277,12 @@ G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, 
   pthread_mutex_unlock(&ranks->lock);
 }
 
-typedef enum g2z__call { G2Z__CALL_GATHER = 1, G2Z__CALL_BROADCAST, G2Z__CALL_AGREE, G2Z__CALL_SAME } g2z__call;
+enum { /* g2z__frame.call */
+  G2Z__CALL_GATHER = 1,
+  G2Z__CALL_BROADCAST,
+  G2Z__CALL_AGREE,
+  G2Z__CALL_SAME
+};
 
 /* Frame and bytes to a peer. */
 G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, int call, int64_t sequence,
@@ -8323,7 +8339,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_refuse(g2z_ranks *ranks, g2z_status status) {
 G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
                                         void *all) {
   const size_t world = (size_t)ranks->config.place.world, rank = (size_t)ranks->config.place.rank;
-  memmove((char *)all + rank * bytes, mine, bytes);
+  if (bytes) memmove((char *)all + rank * bytes, mine, bytes); /* none: only to wait for all */
   if (world == 1) return G2Z_OK;
   G2Z__TRY(g2z__ranks_ready(ranks));
   int64_t sequence = g2z__ranks_record(ranks, "all_gather", -1, bytes);

@@ -6245,6 +6245,25 @@ static void test_ranks_wait(g2z_test *t, test_ranks *ranks, double seconds) {
   }
 }
 
+/* What a rank has printed so far. */
+static void test_ranks_peek(g2z_test *t, const test_ranks *ranks, int rank, char *text,
+                            size_t room) {
+  int file = open(test_ranks_file(t, ranks, rank), O_RDONLY);
+  int64_t got = file >= 0 ? g2z__pread(file, text, room - 1, 0) : 0;
+  text[got > 0 ? got : 0] = 0;
+  if (file >= 0) close(file);
+}
+
+/* Until all ranks have met, 20 s at most. */
+static void test_ranks_await(g2z_test *t, const test_ranks *ranks) {
+  char text[256];
+  double end = g2z_seconds() + 20;
+  for (int r = 0; r < ranks->world; r++)
+    for (text[0] = 0; !strstr(text, "has met") && g2z_seconds() < end; usleep(2000))
+      test_ranks_peek(t, ranks, r, text, sizeof text);
+  CHECK(t, g2z_seconds() < end);
+}
+
 /* Rank r ended with this code and said this (NULL: anything). */
 #define CHECK_RANK(t, ranks, r, want, part) test_ranks_check(t, __LINE__, ranks, r, want, part)
 static void test_ranks_check(g2z_test *t, int line, const test_ranks *ranks, int rank, int want,
@@ -6290,7 +6309,8 @@ static g2z_ranks *rank_join(g2z_services *services, int argc, char **argv) {
     if (strncmp(argv[i], "handler=", 8) == 0) config.on_fault = NULL;
   }
   if (status == G2Z_OK) status = g2z_ranks_join(services, &config, &ranks);
-  if (status != G2Z_OK) printf("join: %s: %s\n", g2z_status_text(status), services->error);
+  if (status == G2Z_OK) printf("rank %d has met the others\n", config.place.rank);
+  else printf("join: %s: %s\n", g2z_status_text(status), services->error);
   fflush(stdout);
   return ranks;
 }
@@ -6522,6 +6542,8 @@ static int rank_loop(int argc, char **argv) {
       if (strcmp(what, "hang") == 0) rank_sleep(100);
       if (strcmp(what, "crash") == 0) abort();
       if (strcmp(what, "leave") == 0) break;
+    } else if (turn == 1 && odd && strcmp(what, "die") == 0) {
+      raise(SIGKILL);
     }
     rank_sleep(0.001);
     g2z_ranks_phase(ranks, "forward", turn, 0);
@@ -6795,6 +6817,41 @@ static void test_ranks_refusals(g2z_test *t) {
   test_ranks_free(t, &ranks);
 }
 
+/* Configs that cannot be, and every failing allocation of a rank 0 that stays alone. */
+static void test_ranks_config(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_ranks_config config = g2z_ranks_config_default(), bad = config;
+  g2z_ranks *ranks;
+  int value = 5, all = 0;
+  CHECK_OK(t, g2z_ranks_join(services, &config, &ranks)); /* a job of one: nothing to meet */
+  CHECK(t, g2z_ranks_all_gather(ranks, &value, sizeof value, &all) == G2Z_OK && all == 5);
+  CHECK(t, g2z_ranks_broadcast(ranks, &value, sizeof value) == G2Z_OK && value == 5);
+  CHECK(t, g2z_ranks_agree(ranks, G2Z_IO) == G2Z_IO && g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK);
+  CHECK(t, g2z_ranks_same(ranks, "config", "text") == G2Z_OK);
+  CHECK(t, g2z_ranks_place(ranks)->world == 1);
+  g2z_ranks_leave(ranks);
+  g2z_ranks_leave(NULL);
+  bad.place.world = 0;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "rank 0 of 0");
+  bad.place.world = 2;
+  bad.place.rank = 2;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "rank 2 of 2");
+  bad.place.rank = 1;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "port 0");
+  CHECK(t, ranks == NULL);
+  config.place.world = config.place.local_world = 3;
+  config.place.port = test_ranks_port();
+  config.join_s = 0.01;
+  for (int n = 1, done = 0; !done && n < 20; n++) {
+    t->fail_at = n;
+    g2z_status status = g2z_ranks_join(services, &config, &ranks);
+    t->fail_at = 0;
+    done = status == G2Z_LOST;
+    CHECK(t, ranks == NULL && t->allocations == 0 && (done || status == G2Z_NO_MEMORY));
+    if (done) CHECK(t, n > 4 && strstr(services->error, "only 1 of 3 ranks have met") != NULL);
+  }
+}
+
 static int test_ranks_connect(int port) {
   int resolve_error;
   return g2z__socket_connect("127.0.0.1", port, g2z_seconds() + 5, &resolve_error);
@@ -6861,6 +6918,7 @@ static void test_ranks_fault(g2z_test *t, const char *program, int victim, int s
   test_ranks ranks;
   test_ranks_open(&ranks, 4);
   test_ranks_start(t, &ranks, 0, 3, NULL, program);
+  test_ranks_await(t, &ranks);
   rank_sleep(after);
   if (signal) CHECK(t, kill(ranks.pid[victim], signal) == 0);
   double begin = g2z_seconds();
@@ -6883,21 +6941,30 @@ static void test_ranks_fault(g2z_test *t, const char *program, int victim, int s
 
 static void test_ranks_killed(g2z_test *t) {
   char sentence[64];
-  /* Some of the delays fall into the meeting: then rank 0 says it, or nobody does. */
   for (int turn = 0; turn < 6; turn++) {
     int victim = turn % 4;
     snprintf(sentence, sizeof sentence, "fault of rank %d: rank %d on ", victim, victim);
-    test_ranks_fault(t, "loop 1000000", victim, SIGKILL, 0.15 + 0.037 * turn, 3, 70, sentence);
+    test_ranks_fault(t, "loop 1000000", victim, SIGKILL, 0.013 * turn, 10, 70, sentence);
   }
-  test_ranks_fault(t, "loop 1000000 handler=0", 2, SIGKILL, 0.3, 3, 3,
+  for (int turn = 0; turn < 4; turn++) { /* before its first heartbeat is read */
+    test_ranks ranks;
+    test_ranks_open(&ranks, 4);
+    test_ranks_start(t, &ranks, 0, 3, NULL, turn % 2 ? "loop 9999 3 die" : "loop 9999 0 die");
+    test_ranks_wait(t, &ranks, 20);
+    snprintf(sentence, sizeof sentence, "rank %d on ", turn % 2 ? 3 : 0);
+    for (int r = 0; r < 4; r++)
+      if (r != (turn % 2 ? 3 : 0)) CHECK_RANK(t, &ranks, r, 70, sentence);
+    test_ranks_free(t, &ranks);
+  }
+  test_ranks_fault(t, "loop 1000000 handler=0", 2, SIGKILL, 0.1, 10, 3,
                    "failed: another rank died, or does not answer: rank 2 on ");
-  test_ranks_fault(t, "loop 1000000 handler=0", 0, SIGKILL, 0.3, 3, 3,
+  test_ranks_fault(t, "loop 1000000 handler=0", 0, SIGKILL, 0.1, 10, 3,
                    "failed: another rank died, or does not answer: rank 0 on ");
 }
 
 static void test_ranks_stopped(g2z_test *t) {
-  test_ranks_fault(t, "loop 1000000 silence=0.7", 1, SIGSTOP, 0.3, 3, 70, NULL);
-  test_ranks_fault(t, "loop 1000000 silence=0.7", 0, SIGSTOP, 0.3, 3, 70, NULL);
+  test_ranks_fault(t, "loop 1000000 silence=0.7", 1, SIGSTOP, 0.1, 10, 70, NULL);
+  test_ranks_fault(t, "loop 1000000 silence=0.7", 0, SIGSTOP, 0.1, 10, 70, NULL);
 }
 
 static void test_ranks_hang(g2z_test *t) {
@@ -6970,14 +7037,6 @@ static void test_ranks_flight(g2z_test *t) {
   g2z_ranks_leave(ranks);
 }
 
-/* What slot 0 has printed so far. */
-static void test_ranks_peek(g2z_test *t, const test_ranks *ranks, char *text, size_t room) {
-  int file = open(test_ranks_file(t, ranks, 0), O_RDONLY);
-  int64_t got = file >= 0 ? g2z__pread(file, text, room - 1, 0) : 0;
-  text[got > 0 ? got : 0] = 0;
-  if (file >= 0) close(file);
-}
-
 static int test_ranks_lines(const char *text, const char *part) {
   int count = 0;
   for (const char *at = text; (at = strstr(at, part)) != NULL; at++) count++;
@@ -7000,7 +7059,7 @@ static void test_ranks_spawn(g2z_test *t) {
   for (int orphan = 0; orphan < 2; orphan++) {
     test_ranks_start(t, &ranks, 0, 0, NULL, orphan ? "spawn orphan" : "spawn signal");
     for (double end = g2z_seconds() + 10; g2z_seconds() < end; rank_sleep(0.01)) {
-      test_ranks_peek(t, &ranks, text, sizeof text);
+      test_ranks_peek(t, &ranks, 0, text, sizeof text);
       if (test_ranks_lines(text, "process ") == 3) break;
     }
     CHECK(t, kill(ranks.pid[0], orphan ? SIGKILL : SIGTERM) == 0);
@@ -7116,13 +7175,14 @@ static void test_ranks_train(g2z_test *t) {
     free(environment);
   }
   for (double end = g2z_seconds() + 20; g2z_seconds() < end; rank_sleep(0.02)) {
-    test_ranks_peek(t, &ranks, output, sizeof output);
+    test_ranks_peek(t, &ranks, 0, output, sizeof output);
     if (strstr(output, "step 1/")) break;
   }
   rank_sleep(0.2);
   double begin = g2z_seconds();
   CHECK(t, kill(ranks.pid[2], SIGKILL) == 0);
   test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 2, 128 + SIGKILL, NULL);
   for (int r = 0; r < 2; r++) {
     CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, "train: rank 2 on ");
     CHECK(t, ranks.ended[r] - begin < 10);
@@ -8303,6 +8363,7 @@ static const g2z_test_entry test_table[] = {
     {"places", "a rank's place, from the variables of each launcher", test_places},
     {"places_refused", "variables that make no place are named", test_places_refused},
     {"ranks_calls", "2 to 5 processes meet, and every call gives what it should", test_ranks_calls},
+    {"ranks_config", "a job of one, configs that cannot be, failing allocations", test_ranks_config},
     {"ranks_refusals", "ranks that do not fit together hear why, all of them", test_ranks_refusals},
     {"ranks_strangers", "others on the port do not disturb a job", test_ranks_strangers},
     {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_killed},
