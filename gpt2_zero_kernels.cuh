@@ -3244,6 +3244,14 @@ static __device__ inline void g2z__settled(float (&c)[8][4]) {
     for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i])::"memory");
 }
 
+/* Nor may what is computed move below a wait. */
+static __device__ inline void g2z__pinned(uint32_t (&a)[4][4]) {
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) asm volatile("" : "+r"(a[k][i])::"memory");
+}
+
 #define G2Z__C_TEXT                                                                             \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
@@ -3321,6 +3329,18 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
 #define G2Z__HOPPER_FWD_STAGES 4
 #define G2Z__HOPPER_FWD_BYTES (1024 + G2Z__HOPPER_FWD_STAGES * 2 * G2Z__TILE_BYTES)
 
+/* Which queries a block takes. Heads come in groups whose K and V stay in L2 while they are read; in
+ * a group the longest rows of all heads come first, so that short ones are left for the end. */
+#define G2Z__HOPPER_FWD_HEADS 66
+static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, int heads,
+                                                int blocks) {
+  int group = item / (G2Z__HOPPER_FWD_HEADS * blocks), first = group * G2Z__HOPPER_FWD_HEADS;
+  int count = min(G2Z__HOPPER_FWD_HEADS, heads - first);
+  item -= first * blocks;
+  bh = first + item % count;
+  block = blocks - 1 - item / count;
+}
+
 /* g2z_k_attention_hopper_fwd: g2z_k_attention_fwd with wgmma; a warpgroup owns 64 queries.
  *   qkv_map  qkv as {64, 3 NH, T, B}
  * Math    as g2z_k_attention_fwd
@@ -3339,14 +3359,17 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
   extern __shared__ unsigned char g2z__shared_bytes[];
   __shared__ uint64_t full[STAGES], empty[STAGES];
   uint32_t tiles = (g2z__shared_at(g2z__shared_bytes) + 1023u) & ~1023u;
-  int blocks = (T + 127) / 128, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
-  int block = blocks - 1 - (int)blockIdx.x % blocks, group = g2z__warpgroup();
+  int blocks = (T + 127) / 128, group = g2z__warpgroup(), bh, block;
+  g2z__hopper_place(bh, block, (int)blockIdx.x, (int)gridDim.x / blocks, blocks);
+  int b = bh / NH, h = bh % NH;
   int row = block * 128 + (int)threadIdx.x / 32 * 16; /* of this warp */
+  uint32_t q[4][4], p[4][4];
+  g2z__load_a<64>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, 64), row);
   int key_blocks = (T + 63) / 64;
   int count = min(key_blocks, block * 2 + 2), mine = min(count, block * 2 + group + 1);
-  auto load = [&](int n) { /* key block n, by one thread */
-    const uint64_t *barrier = full + n % STAGES;
-    uint32_t to = tiles + (uint32_t)(n % STAGES * 2 * G2Z__TILE_BYTES);
+  auto load = [&](int n, int stage) { /* key block n, by one thread */
+    const uint64_t *barrier = full + stage;
+    uint32_t to = tiles + (uint32_t)(stage * 2 * G2Z__TILE_BYTES);
     g2z__barrier_expect(barrier, 2 * G2Z__TILE_BYTES);
     g2z__copy_tile(to, &qkv_map, NH + h, n * 64, b, barrier);
     g2z__copy_tile(to + G2Z__TILE_BYTES, &qkv_map, 2 * NH + h, n * 64, b, barrier);
@@ -3357,51 +3380,58 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
       g2z__barrier_init(empty + i, 8);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    for (int n = 0; n < min(count, STAGES); n++) load(n);
+    for (int n = 0; n < min(count, STAGES); n++) load(n, n);
   }
   __syncthreads();
-  uint32_t q[4][4], p[4][4];
-  g2z__load_a<64>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, 64), row);
   float s[1][8][4], o[1][8][4] = {}, largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {};
   float shrink[1][2];
-  for (int n = 0; n < mine; n++) {
-    uint32_t stage = tiles + (uint32_t)(n % STAGES * 2 * G2Z__TILE_BYTES);
-    g2z__barrier_wait_warp(full + n % STAGES, (uint32_t)(n / STAGES % 2));
-    g2z__wgmma_scores<A>(s[0], q, stage);
-    if (n > 0) { /* the last block's P V runs under this one's softmax */
-      uint32_t last = tiles + (uint32_t)((n - 1) % STAGES * 2 * G2Z__TILE_BYTES);
-      g2z__wgmma_weighted<A>(o[0], p, last + G2Z__TILE_BYTES);
-      g2z__wgmma_wait<1>();
-    } else {
+  uint32_t phase = 0;
+  for (int turn = 0; turn < mine; turn += STAGES, phase ^= 1)
+#pragma unroll
+    for (int stage = 0; stage < STAGES; stage++) { /* addresses of a stage are then constants */
+      int n = turn + stage;
+      if (n >= mine) break;
+      const int before = (stage + STAGES - 1) % STAGES;
+      uint32_t k_tile = tiles + (uint32_t)(stage * 2 * G2Z__TILE_BYTES);
+      uint32_t v_before = tiles + (uint32_t)((before * 2 + 1) * G2Z__TILE_BYTES);
+      g2z__barrier_wait_warp(full + stage, phase);
+      g2z__wgmma_scores<A>(s[0], q, k_tile);
+      if (n > 0) { /* the last block's P V runs under this one's softmax */
+        g2z__wgmma_weighted<A>(o[0], p, v_before);
+        g2z__wgmma_wait<1>();
+      } else {
+        g2z__wgmma_wait<0>();
+      }
+      g2z__settled(s[0]);
+      if (n + 1 == mine) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+          for (int j = 0; j < 4; j++)
+            if (n * 64 + i * 8 + g2z__lane_column() + j % 2 > row + g2z__lane_row() + j / 2 * 8)
+              s[0][i][j] = -INFINITY;
+      }
+      int grows = g2z__softmax_step<1>(s, largest, sum, shrink, scale * G2Z__LOG2E);
+      g2z__settled(s[0]); /* all of it before the wait */
+      /* Two blocks behind, so that the other warpgroup is not waited for. */
+      if (threadIdx.x == 0 && n > 1 && n - 2 + STAGES < count) {
+        const int free_stage = (stage + STAGES - 2) % STAGES;
+        g2z__barrier_wait(empty + free_stage, (uint32_t)((n - 2) / STAGES % 2));
+        load(n - 2 + STAGES, free_stage);
+      }
+      __syncwarp();
       g2z__wgmma_wait<0>();
-    }
-    g2z__settled(s[0]);
-    if (n * 64 + 63 > row) {
+      g2z__settled(o[0]);
 #pragma unroll
-      for (int i = 0; i < 8; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-          if (n * 64 + i * 8 + g2z__lane_column() + j % 2 > row + g2z__lane_row() + j / 2 * 8)
-            s[0][i][j] = -INFINITY;
+      for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[0][2 * k], s[0][2 * k + 1]);
+      if (grows) g2z__shrink<64, 1>(o, shrink);
+      if (n > 0) g2z__barrier_arrive_warp(empty + before);
+      if (n + 1 == mine) {
+        g2z__wgmma_weighted<A>(o[0], p, k_tile + G2Z__TILE_BYTES);
+        g2z__wgmma_wait<0>();
+        g2z__settled(o[0]);
+      }
     }
-    int grows = g2z__softmax_step<1>(s, largest, sum, shrink, scale * G2Z__LOG2E);
-    g2z__wgmma_wait<0>();
-    g2z__settled(o[0]);
-    if (grows) g2z__shrink<64, 1>(o, shrink);
-#pragma unroll
-    for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[0][2 * k], s[0][2 * k + 1]);
-    if (n > 0) g2z__barrier_arrive_warp(empty + (n - 1) % STAGES);
-    /* Two blocks behind, so that the other warpgroup is not waited for. */
-    if (threadIdx.x == 0 && n > 1 && n - 2 + STAGES < count) {
-      g2z__barrier_wait(empty + (n - 2) % STAGES, (uint32_t)((n - 2) / STAGES % 2));
-      load(n - 2 + STAGES);
-    }
-    __syncwarp();
-  }
-  g2z__wgmma_weighted<A>(o[0], p, tiles + (uint32_t)((mine - 1) % STAGES * 2 * G2Z__TILE_BYTES) +
-                                      G2Z__TILE_BYTES);
-  g2z__wgmma_wait<0>();
-  g2z__settled(o[0]);
   g2z__att_finish<64>(out, lse, o[0], largest[0], sum[0], b, h, row, T, NH, 64, scale);
 #else
   (void)out, (void)lse, (void)qkv, (void)qkv_map, (void)T, (void)NH, (void)scale;
