@@ -3261,43 +3261,34 @@ static __device__ inline void g2z__pinned(uint32_t (&a)[4][4]) {
       G2Z__C_TILE(how, c[3]), G2Z__C_TILE(how, c[4]), G2Z__C_TILE(how, c[5]),         \
       G2Z__C_TILE(how, c[6]), G2Z__C_TILE(how, c[7])
 
-/* c[64,64] = a[64,16] b[16,64], a in registers, the tile of b read by rows. */
-#define G2Z__WGMMA_FIRST(type)                                                            \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                 \
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
-               ", {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                              \
-               : G2Z__C_LIST("=f", c)                                                     \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-template <typename A>
-static __device__ inline void g2z__wgmma_first(float (&c)[8][4], const uint32_t (&a)[4],
-                                               uint64_t b) {
-  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_FIRST("f16");
-  else G2Z__WGMMA_FIRST("bf16");
-}
-
 /* How a tile is read. */
 typedef enum g2z__by { G2Z__BY_ROWS, G2Z__BY_COLUMNS } g2z__by;
 
-/* c[64,64] += a[64,16] b[16,64], a in registers. */
-#define G2Z__WGMMA_REGISTERS(type)                                                        \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
-               ", {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"                               \
-               : G2Z__C_LIST("+f", c)                                                     \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)BY))
+/* c[64,64] = or, with `adds`, += a[64,16] b[16,64], a in registers. What c held before does not
+ * matter without: it needs no zeros, which would be written while wgmma is under way. */
+#define G2Z__WGMMA_REGISTERS(type)                                                         \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n"                                \
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
+               ", {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"                             \
+               : G2Z__C_LIST("+f", c)                                                      \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)BY), "r"(adds))
 template <typename A, g2z__by BY>
-static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {
+static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                         int adds) {
   if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_REGISTERS("f16");
   else G2Z__WGMMA_REGISTERS("bf16");
 }
 
-/* c[64,64] += a[64,16] b[16,64], both in shared memory, read by columns. */
+/* The same with a in shared memory. */
 #define G2Z__WGMMA_SHARED(type)                                                            \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
-               ", %32, %33, 1, 1, 1, 1, 1;"                                                \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %35, 0;\n"                                \
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
+               ", %32, %33, p, 1, 1, %34, %34;\n}"                                         \
                : G2Z__C_LIST("+f", c)                                                      \
-               : "l"(a), "l"(b))
-template <typename A>
-static __device__ inline void g2z__wgmma_columns(float (&c)[8][4], uint64_t a, uint64_t b) {
+               : "l"(a), "l"(b), "n"((int)BY), "r"(adds))
+template <typename A, g2z__by BY>
+static __device__ inline void g2z__wgmma_shared(float (&c)[8][4], uint64_t a, uint64_t b,
+                                                int adds) {
   if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_SHARED("f16");
   else G2Z__WGMMA_SHARED("bf16");
 }
@@ -3309,18 +3300,28 @@ static __device__ inline void g2z__wgmma_scores(float (&c)[8][4], const uint32_t
   g2z__wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    if (k == 0) g2z__wgmma_first<A>(c, a[k], g2z__operand(tile, 0));
-    else g2z__wgmma<A, G2Z__BY_ROWS>(c, a[k], g2z__operand(tile, k * 32));
+    g2z__wgmma<A, G2Z__BY_ROWS>(c, a[k], g2z__operand(tile, k * 32), k > 0);
   g2z__wgmma_commit();
 }
-/* c += a tile: 64 rows are summed over. */
+/* The same with a in another tile. */
 template <typename A>
-static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32_t (&a)[4][4],
-                                                  uint32_t tile) {
+static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_t a,
+                                                       uint32_t tile) {
   g2z__wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    g2z__wgmma<A, G2Z__BY_COLUMNS>(c, a[k], g2z__operand(tile, k * 2048));
+    g2z__wgmma_shared<A, G2Z__BY_ROWS>(c, g2z__operand(a, k * 32), g2z__operand(tile, k * 32),
+                                       k > 0);
+  g2z__wgmma_commit();
+}
+/* c = or, with `adds`, += a tile: 64 rows are summed over. */
+template <typename A>
+static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32_t (&a)[4][4],
+                                                  uint32_t tile, int adds) {
+  g2z__wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    g2z__wgmma<A, G2Z__BY_COLUMNS>(c, a[k], g2z__operand(tile, k * 2048), adds || k > 0);
   g2z__wgmma_commit();
 }
 
@@ -3329,16 +3330,21 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
 #define G2Z__HOPPER_FWD_STAGES 4
 #define G2Z__HOPPER_FWD_BYTES (1024 + G2Z__HOPPER_FWD_STAGES * 2 * G2Z__TILE_BYTES)
 
-/* Which queries a block takes. Heads come in groups whose K and V stay in L2 while they are read; in
- * a group the longest rows of all heads come first, so that short ones are left for the end. */
-#define G2Z__HOPPER_FWD_HEADS 66
+/* Which queries a block takes. Blocks of one head follow each other, so that its K and V are in L2,
+ * the longest rows first; in the last heads, the longest of all of them: then short ones end the
+ * launch, and no multiprocessor waits long for another. */
+#define G2Z__HOPPER_FWD_LAST 528
 static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, int heads,
                                                 int blocks) {
-  int group = item / (G2Z__HOPPER_FWD_HEADS * blocks), first = group * G2Z__HOPPER_FWD_HEADS;
-  int count = min(G2Z__HOPPER_FWD_HEADS, heads - first);
-  item -= first * blocks;
-  bh = first + item % count;
-  block = blocks - 1 - item / count;
+  int last = min(heads, (G2Z__HOPPER_FWD_LAST + blocks - 1) / blocks), first = heads - last;
+  bh = item / blocks;
+  block = item % blocks;
+  if (bh >= first) {
+    item -= first * blocks;
+    bh = first + item % last;
+    block = item / last;
+  }
+  block = blocks - 1 - block;
 }
 
 /* g2z_k_attention_hopper_fwd: g2z_k_attention_fwd with wgmma; a warpgroup owns 64 queries.
@@ -3383,7 +3389,7 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
     for (int n = 0; n < min(count, STAGES); n++) load(n, n);
   }
   __syncthreads();
-  float s[1][8][4], o[1][8][4] = {}, largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {};
+  float s[1][8][4], o[1][8][4], largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {};
   float shrink[1][2];
   uint32_t phase = 0;
   for (int turn = 0; turn < mine; turn += STAGES, phase ^= 1)
@@ -3397,7 +3403,7 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
       g2z__barrier_wait_warp(full + stage, phase);
       g2z__wgmma_scores<A>(s[0], q, k_tile);
       if (n > 0) { /* the last block's P V runs under this one's softmax */
-        g2z__wgmma_weighted<A>(o[0], p, v_before);
+        g2z__wgmma_weighted<A>(o[0], p, v_before, n > 1);
         g2z__wgmma_wait<1>();
       } else {
         g2z__wgmma_wait<0>();
@@ -3424,10 +3430,10 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
       g2z__settled(o[0]);
 #pragma unroll
       for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[0][2 * k], s[0][2 * k + 1]);
-      if (grows) g2z__shrink<64, 1>(o, shrink);
+      if (grows && n > 0) g2z__shrink<64, 1>(o, shrink);
       if (n > 0) g2z__barrier_arrive_warp(empty + before);
       if (n + 1 == mine) {
-        g2z__wgmma_weighted<A>(o[0], p, k_tile + G2Z__TILE_BYTES);
+        g2z__wgmma_weighted<A>(o[0], p, k_tile + G2Z__TILE_BYTES, n > 0);
         g2z__wgmma_wait<0>();
         g2z__settled(o[0]);
       }
@@ -3475,14 +3481,21 @@ g2z_k_attention_hopper_stats(float *stats, const A *dout, const A *out, const fl
   stats[to + (size_t)pitch] = sum;
 }
 
-/* What the backward kernel is handed. */
+#define G2Z__HOPPER_SPLITS 8      /* parts of a head that blocks take on their own, at most */
+
+/* What the backward kernels are handed. An item is a part of a head: some of its blocks of 128 keys
+ * and all queries that see them. A head that is one item needs no other memory for dQ than its
+ * block has; with more, each item leaves its own dQ, and g2z_k_attention_hopper_dq adds them. */
 template <typename A>
 struct g2z__hopper_bwd {
   A *dqkv;             /* [B,T,3,NH,64] out */
-  float *sums;         /* [B,3C] out: columns of a sequence's dqkv */
-  float4 *dq;          /* [gridDim.x][ceil(T/64)][8][128]: what each block has of dQ */
+  float *sums;         /* [B*splits,3C] out: columns of dqkv */
+  float4 *dq;          /* tiles of [8][128]; with one part [gridDim.x][tiles], else [B*NH][left] */
   int B, T, NH;
   float scale;
+  int splits, left;                  /* parts of a head; tiles of dQ that they leave together */
+  int first[G2Z__HOPPER_SPLITS + 1]; /* a part's first block of keys */
+  int base[G2Z__HOPPER_SPLITS];      /* where its tile 0 is, or would be, of those that are left */
 };
 
 /* Shared memory, from an address that is a multiple of 1024. */
@@ -3495,8 +3508,9 @@ struct g2z__hopper_shared {
     DOUT = Q + STAGES * TILE,
     DS = DOUT + STAGES * TILE,         /* two of dS^T, 128 keys by 64 queries */
     STATS = DS + 4 * TILE,             /* STAGES of [2][64] floats */
-    DQ = STATS + STAGES * G2Z__HOPPER_STATS_BYTES, /* two of dQ in fp32, fetched ahead */
-    KV_SUMS = DQ + 4 * TILE,           /* [8 warps][128] */
+    DQ_TILES = 3,
+    DQ = STATS + STAGES * G2Z__HOPPER_STATS_BYTES, /* the last tiles of dQ, in fp32 */
+    KV_SUMS = DQ + DQ_TILES * 2 * TILE, /* [8 warps][128] */
     Q_SUMS = KV_SUMS + 8 * 128 * 4,    /* [4 warps][64] */
     BYTES = Q_SUMS + 4 * 64 * 4 + 1024
   };
@@ -3508,11 +3522,18 @@ struct g2z__hopper_barriers {
   uint64_t ds_full[2], ds_empty[2];
 };
 
-/* The walk that all warpgroups of a block share: its heads, their blocks of 128 keys, and for each
- * the tiles of 64 queries from the first that sees one of its keys. */
-#define G2Z__HOPPER_WALK_HEADS(x) \
-  for (int bh = (int)blockIdx.x; bh < (x).B * (x).NH; bh += (int)gridDim.x)
-#define G2Z__HOPPER_WALK_KEYS(x) for (int j = 0; j * 128 < (x).T; j++)
+/* The walk that all warpgroups of a block share: its items, their blocks of 128 keys, and for each
+ * the tiles of 64 queries from the first that sees one of its keys. Items come in the order of their
+ * length; every other round goes backwards, so that who had a long one gets a short one. */
+static inline __host__ __device__ int g2z__hopper_item(int round, int grid, int block) {
+  return round * grid + (round % 2 ? grid - 1 - block : block);
+}
+#define G2Z__HOPPER_WALK_ITEMS(x, heads)                                             \
+  for (int round = 0, heads = (x).B * (x).NH, item;                                  \
+       (item = g2z__hopper_item(round, (int)gridDim.x, (int)blockIdx.x)) < heads * (x).splits;  \
+       round++)
+#define G2Z__HOPPER_WALK_KEYS(x, part) \
+  for (int j = (x).first[part]; j < (x).first[(part) + 1]; j++)
 
 /* One thread asks for all tiles, as far ahead as there is room. */
 template <typename A>
@@ -3522,9 +3543,9 @@ g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUte
   typedef g2z__hopper_shared S;
   g2z__turn<2> kv = {0, 0};
   g2z__turn<S::STAGES> q = {0, 0};
-  G2Z__HOPPER_WALK_HEADS(x) {
-    int b = bh / x.NH, h = bh % x.NH;
-    G2Z__HOPPER_WALK_KEYS(x) {
+  G2Z__HOPPER_WALK_ITEMS(x, heads) {
+    int bh = item % heads, part = item / heads, b = bh / x.NH, h = bh % x.NH;
+    G2Z__HOPPER_WALK_KEYS(x, part) {
       g2z__barrier_wait(barriers->kv_empty + kv.stage, kv.phase ^ 1);
       const uint64_t *full = barriers->kv_full + kv.stage;
       g2z__barrier_expect(full, 4 * S::TILE);
@@ -3548,7 +3569,7 @@ g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUte
   }
 }
 
-/* dQ of a tile, as one thread of a warpgroup holds it: 8 packs, 128 apart. */
+/* A tile of dQ as one thread of a warpgroup holds it: 8 packs, 128 apart. */
 static __device__ inline void g2z__dq_get(float (&dq)[8][4], const float4 *from) {
 #pragma unroll
   for (int n = 0; n < 8; n++) {
@@ -3556,16 +3577,13 @@ static __device__ inline void g2z__dq_get(float (&dq)[8][4], const float4 *from)
     dq[n][0] = four.x, dq[n][1] = four.y, dq[n][2] = four.z, dq[n][3] = four.w;
   }
 }
-static __device__ inline void g2z__dq_fetch(float4 *shared, const float4 *from) {
+static __device__ inline void g2z__dq_put(float4 *to, const float (&dq)[8][4]) {
 #pragma unroll
   for (int n = 0; n < 8; n++)
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
-                     g2z__shared_at(shared + n * 128)),
-                 "l"(from + n * 128), "l"(G2Z__EVICT_LAST)
-                 : "memory");
-  g2z__copies_commit();
+    to[n * 128] = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
 }
-static __device__ inline void g2z__dq_put(float4 *to, const float (&dq)[8][4]) {
+/* To memory, where it should stay in L2: it is read again soon. */
+static __device__ inline void g2z__dq_leave(float4 *to, const float (&dq)[8][4]) {
 #pragma unroll
   for (int n = 0; n < 8; n++)
     asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to + n * 128),
@@ -3573,77 +3591,94 @@ static __device__ inline void g2z__dq_put(float4 *to, const float (&dq)[8][4]) {
                  : "memory");
 }
 
-/* One warpgroup adds up dQ. A tile of it comes complete with the keys on its diagonal; until then
- * it lies in memory in the order of the registers, where each thread finds what it left. Memory
- * takes longer than a tile, so that a tile's dQ is fetched while the one before is computed. */
+/* sums[64] += a factor times the columns of a warp's 16 rows. */
+static __device__ inline void g2z__hopper_add_columns(float *sums, const float (&c)[8][4],
+                                                      float factor) {
+  float lanes[16];
+#pragma unroll
+  for (int n = 0; n < 16; n++) lanes[n] = c[n / 2][n % 2] + c[n / 2][n % 2 + 2];
+  g2z__sum_lanes(lanes);
+#pragma unroll
+  for (int e = 0; e < 2; e++) sums[g2z__summed_column<16>(e)] += lanes[e] * factor;
+}
+
+/* dq += dS K of a tile; what other warps wrote of dS^T is then free to be overwritten. dS comes by
+ * ldmatrix, which transposes it: wgmma, reading it from shared memory, would need a fence in every
+ * warp that writes it, and these wait 250 cycles for one. */
+template <typename A, int KEYS>
+static __device__ inline void g2z__hopper_dq_tile(float (&dq)[8][4], uint32_t ds_tile,
+                                                  uint32_t k_tile, int column,
+                                                  const uint64_t *ds_empty) {
+  uint32_t ds[KEYS / 16][4];
+  g2z__reader reader = g2z__reader_b<64>();
+#pragma unroll
+  for (int k = 0; k < KEYS / 16; k++)
+    g2z__read_b_transposed(ds[k], g2z__tile_at<64>(ds_tile, reader, k * 16, column));
+  g2z__barrier_arrive_warp(ds_empty);
+  g2z__wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < KEYS / 16; k++)
+    g2z__wgmma<A, G2Z__BY_COLUMNS>(dq, ds[k], g2z__operand(k_tile, k * 2048), 1);
+  g2z__wgmma_commit();
+  g2z__wgmma_wait<0>();
+  g2z__settled(dq);
+}
+
+/* One warpgroup adds up dQ. A tile of it is complete with the keys on its diagonal. Until then it
+ * lies in the order of the registers, where each thread finds what it left: the last tiles of a
+ * head, which most keys add to, in shared memory, the others in device memory. They are fetched
+ * while the other warpgroups still compute dS. */
 template <typename A>
 static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32_t shared,
                                              float *floats, g2z__hopper_barriers *barriers) {
   typedef g2z__hopper_shared S;
   g2z__turn<2> kv = {0, 0}, ds = {0, 0};
   int thread = (int)threadIdx.x % 128, warp = thread / 32, tiles = (x.T + 63) / 64;
-  float4 *left = x.dq + (size_t)blockIdx.x * (size_t)tiles * 1024 + (size_t)thread;
-  float4 *ahead = reinterpret_cast<float4 *>(floats + S::DQ / 4) + thread;
+  float4 *kept = reinterpret_cast<float4 *>(floats + S::DQ / 4) + thread;
   float *q_sums = floats + S::Q_SUMS / 4;
-  int fetched = 0, slot = 0;
-  G2Z__HOPPER_WALK_HEADS(x) {
-    int b = bh / x.NH, h = bh % x.NH;
-    auto to = g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64);
-    float sums[16] = {};
-    G2Z__HOPPER_WALK_KEYS(x) {
+  G2Z__HOPPER_WALK_ITEMS(x, heads) {
+    int bh = item % heads, part = item / heads, b = bh / x.NH, h = bh % x.NH;
+    size_t base = x.splits == 1 ? (size_t)blockIdx.x * (size_t)tiles
+                                : (size_t)bh * (size_t)x.left + (size_t)x.base[part];
+    float4 *left = x.dq + base * 1024 + (size_t)thread;
+    if (thread < 64)
+      for (int i = 0; i < 4; i++) q_sums[i * 64 + thread] = 0;
+    g2z__barrier_some<2, 128>();
+    G2Z__HOPPER_WALK_KEYS(x, part) {
       g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
       uint32_t k_tile = shared + (uint32_t)(S::K + kv.stage * 2 * S::TILE);
       for (int i = 2 * j; i < tiles; i++) {
         float dq[8][4] = {};
-        if (fetched) {
-          g2z__copies_wait();
-          g2z__dq_get(dq, ahead + slot * 1024);
-        } else if (j > 0) {
-          g2z__dq_get(dq, left + (size_t)i * 1024);
+        int keep = i - (tiles - S::DQ_TILES);
+        if (j > x.first[part]) {
+          if (keep >= 0) g2z__dq_get(dq, kept + keep * 1024);
+          else g2z__dq_get(dq, left + (size_t)i * 1024);
         }
-        int next_j = i + 1 < tiles ? j : j + 1, next = i + 1 < tiles ? i + 1 : 2 * next_j;
-        /* Not what was stored a moment ago, or is about to be. */
-        fetched = next_j > 0 && next < tiles && (next > i || next + 1 < i);
-        slot ^= 1;
-        if (fetched) g2z__dq_fetch(ahead + slot * 1024, left + (size_t)next * 1024);
         g2z__barrier_wait_warp(barriers->ds_full + ds.stage, ds.phase);
         uint32_t ds_tile = shared + (uint32_t)(S::DS + ds.stage * 2 * S::TILE);
-        g2z__wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          g2z__wgmma_columns<A>(dq, g2z__operand(ds_tile, k * 2048),
-                                g2z__operand(k_tile, k * 2048));
-        if (i > 2 * j) { /* the first tile's queries see only the first 64 keys */
-          g2z__wgmma_fence();
-#pragma unroll
-          for (int k = 4; k < 8; k++)
-            g2z__wgmma_columns<A>(dq, g2z__operand(ds_tile, k * 2048),
-                                  g2z__operand(k_tile, k * 2048));
-        }
-        g2z__wgmma_commit();
-        g2z__wgmma_wait<0>();
-        g2z__settled(dq);
-        g2z__barrier_arrive_warp(barriers->ds_empty + ds.stage);
+        const uint64_t *ds_empty = barriers->ds_empty + ds.stage;
+        if (i > 2 * j) g2z__hopper_dq_tile<A, 128>(dq, ds_tile, k_tile, warp * 16, ds_empty);
+        else g2z__hopper_dq_tile<A, 64>(dq, ds_tile, k_tile, warp * 16, ds_empty); /* half the keys */
         ds.next();
-        if (i / 2 > j) {
-          g2z__dq_put(left + (size_t)i * 1024, dq);
-          continue;
+        if (j < min(i / 2, x.first[part + 1] - 1)) { /* more of this part's keys add to it */
+          if (keep >= 0) g2z__dq_put(kept + keep * 1024, dq);
+          else g2z__dq_leave(left + (size_t)i * 1024, dq);
+        } else if (x.splits > 1) {
+          g2z__dq_leave(left + (size_t)i * 1024, dq);
+        } else {
+          g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64), dq, i * 64 + warp * 16,
+                           x.scale, x.scale);
+          g2z__hopper_add_columns(q_sums + warp * 64, dq, x.scale);
         }
-        g2z__store_c<64>(to, dq, i * 64 + warp * 16, x.scale, x.scale);
-#pragma unroll
-        for (int n = 0; n < 16; n++) sums[n] += dq[n / 2][n % 2] + dq[n / 2][n % 2 + 2];
       }
       g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
       kv.next();
     }
-    g2z__sum_lanes(sums);
-#pragma unroll
-    for (int e = 0; e < 2; e++) q_sums[warp * 64 + g2z__summed_column<16>(e)] = sums[e];
+    if (x.splits > 1) continue;
     g2z__barrier_some<2, 128>();
     if (thread < 64)
       x.sums[(size_t)b * 3 * (size_t)(x.NH * 64) + (size_t)(h * 64 + thread)] =
-          x.scale * (q_sums[thread] + q_sums[64 + thread] + q_sums[128 + thread] +
-                     q_sums[192 + thread]);
+          q_sums[thread] + q_sums[64 + thread] + q_sums[128 + thread] + q_sums[192 + thread];
     g2z__barrier_some<2, 128>();
   }
 }
@@ -3675,93 +3710,103 @@ struct g2z__hopper_keys {
   int row;             /* of this warp inside the 128 */
 };
 
-/* s = K Q^T and dp = V dout^T of a tile: two groups of wgmma. */
-template <typename A>
-static __device__ inline void
-g2z__hopper_scores(float (&s)[8][4], float (&dp)[8][4], const uint32_t (&k)[4][4],
-                   const uint32_t (&v)[4][4], const g2z__hopper_keys &keys) {
-  typedef g2z__hopper_shared S;
-  uint32_t tile = keys.shared + (uint32_t)(keys.q.stage * S::TILE);
-  g2z__wgmma_scores<A>(s, k, tile + S::Q);
-  g2z__wgmma_scores<A>(dp, v, tile + S::DOUT);
+/* One of the two statistics of the columns of a C tile that this lane holds. It is fetched before
+ * the product that it meets has come. */
+static __device__ inline void g2z__hopper_stats_get(float2 (&x)[8], const float *stats) {
+#pragma unroll
+  for (int n = 0; n < 8; n++) x[n] = *reinterpret_cast<const float2 *>(stats + n * 8);
 }
 
-/* One tile of 64 queries, whose scores are under way: P^T, dS^T and dV; dS^T goes to shared memory
- * for dQ, and to `ds` for dK. */
-template <typename A, g2z__att_mask MASK>
+/* One tile of 64 queries, whose scores are under way: P^T and dV, and dS^T as A of dK. */
+template <typename A>
 static __device__ inline void
 g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_t (&ds)[4][4],
-                 const g2z__hopper_keys &keys, const float *stats, float scale2) {
-  typedef g2z__hopper_shared S;
-  const float *lse2 = stats + keys.q.stage * 128 + g2z__lane_column(), *d = lse2 + 64;
-  int row = keys.row % 64 + g2z__lane_row();
+                 const float2 (&lse2)[8], const float *stats, uint32_t dout_tile, int first,
+                 int row, float scale2) {
   uint32_t p[4][4];
+  float2 d[8];
 #pragma unroll
-  for (int n = 0; n < 8; n++) {
-    float2 two = *reinterpret_cast<const float2 *>(lse2 + n * 8);
+  for (int n = 0; n < 8; n++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      s[n][i] = g2z__exp2(s[n][i] * scale2 - (i % 2 ? two.y : two.x));
-      if (MASK == G2Z__MASK_CAUSAL && row + i / 2 * 8 > n * 8 + g2z__lane_column() + i % 2)
-        s[n][i] = 0;
-    }
-  }
+    for (int i = 0; i < 4; i++)
+      s[n][i] = g2z__exp2(s[n][i] * scale2 - (i % 2 ? lse2[n].y : lse2[n].x));
+  if (first) /* it lies on the diagonal */
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (row + i / 2 * 8 > n * 8 + g2z__lane_column() + i % 2) s[n][i] = 0;
 #pragma unroll
   for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[2 * k], s[2 * k + 1]);
-  g2z__wgmma_weighted<A>(dv, p, keys.shared + (uint32_t)(S::DOUT + keys.q.stage * S::TILE));
-  g2z__wgmma_wait<1>(); /* all but dV: dp is there */
+  g2z__wgmma_weighted<A>(dv, p, dout_tile, !first);
+  g2z__hopper_stats_get(d, stats);
+  g2z__wgmma_wait<1>(); /* all but dV */
   g2z__settled(dp);
 #pragma unroll
-  for (int n = 0; n < 8; n++) {
-    float2 two = *reinterpret_cast<const float2 *>(d + n * 8);
+  for (int n = 0; n < 8; n++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) dp[n][i] = s[n][i] * (dp[n][i] - (i % 2 ? two.y : two.x));
-  }
+    for (int i = 0; i < 4; i++) dp[n][i] = s[n][i] * (dp[n][i] - (i % 2 ? d[n].y : d[n].x));
 #pragma unroll
   for (int k = 0; k < 4; k++) g2z__as_a<A>(ds[k], dp[2 * k], dp[2 * k + 1]);
-  g2z__barrier_wait_warp(keys.barriers->ds_empty + keys.ds.stage, keys.ds.phase ^ 1);
-  g2z__write_a(keys.shared + (uint32_t)(S::DS + keys.ds.stage * 2 * S::TILE), keys.row, ds);
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* wgmma reads it next */
-  g2z__barrier_arrive_warp(keys.barriers->ds_full + keys.ds.stage);
   g2z__wgmma_wait<0>();
   g2z__settled(dv);
 }
 
-/* dK and dV of a warpgroup's 64 keys over the tiles from the one on the diagonal on. A tile's dK is
- * asked for together with the next tile's scores, so that the tensor cores go from one to the
- * other. */
+/* dS^T to shared memory, for dQ. */
+static __device__ inline void g2z__hopper_publish(g2z__hopper_keys &keys,
+                                                  const uint32_t (&ds)[4][4]) {
+  typedef g2z__hopper_shared S;
+  g2z__barrier_wait_warp(keys.barriers->ds_empty + keys.ds.stage, keys.ds.phase ^ 1);
+  g2z__write_a(keys.shared + (uint32_t)(S::DS + keys.ds.stage * 2 * S::TILE), keys.row, ds);
+  g2z__barrier_arrive_warp(keys.barriers->ds_full + keys.ds.stage);
+  keys.ds.next();
+}
+
+/* dK and dV of a warpgroup's 64 keys over the tiles from the one on the diagonal on. Behind the
+ * next tile's scores, which are needed first, the tensor cores get this tile's dK and then the next
+ * tile's dP; its dS is published while they are at these. */
 template <typename A>
 static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8][4],
-                                                const uint32_t (&k)[4][4],
-                                                const uint32_t (&v)[4][4], g2z__hopper_keys &keys,
-                                                const float *stats, int count, float scale2) {
+                                                uint32_t k_tile, uint32_t v_tile,
+                                                g2z__hopper_keys &keys, const float *stats,
+                                                int count, float scale2) {
   typedef g2z__hopper_shared S;
   float s[8][4], dp[8][4];
-  uint32_t ds[4][4];
-  g2z__barrier_wait_warp(keys.barriers->q_full + keys.q.stage, keys.q.phase);
-  g2z__hopper_scores<A>(s, dp, k, v, keys);
-  g2z__wgmma_wait<1>(); /* all but dp */
-  g2z__settled(s);
-  g2z__hopper_tile<A, G2Z__MASK_CAUSAL>(s, dp, dv, ds, keys, stats, scale2);
-  for (int i = 1; i < count; i++) {
-    int last = keys.q.stage;
-    keys.q.next();
-    keys.ds.next();
-    g2z__barrier_wait_warp(keys.barriers->q_full + keys.q.stage, keys.q.phase);
-    g2z__wgmma_weighted<A>(dk, ds, keys.shared + (uint32_t)(S::Q + last * S::TILE));
-    g2z__hopper_scores<A>(s, dp, k, v, keys);
-    g2z__wgmma_wait<1>();
+  float2 lse2[8];
+  uint32_t ds[4][4], q_tiles = keys.shared + S::Q, dout_tiles = keys.shared + S::DOUT;
+  int row = keys.row % 64 + g2z__lane_row(), stage = keys.q.stage, last = 0;
+  stats += g2z__lane_column();
+  g2z__barrier_wait_warp(keys.barriers->q_full + stage, keys.q.phase);
+  g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE));
+  g2z__wgmma_commit(); /* in place of a dK */
+  g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE));
+  for (int i = 0;; i++) {
+    g2z__hopper_stats_get(lse2, stats + stage * 128);
+    g2z__wgmma_wait<2>(); /* all but dK and dP */
     g2z__settled(s);
-    g2z__settled(dk);
-    g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
-    g2z__hopper_tile<A, G2Z__MASK_NONE>(s, dp, dv, ds, keys, stats, scale2);
+    g2z__hopper_tile<A>(s, dp, dv, ds, lse2, stats + stage * 128 + 64,
+                        dout_tiles + (uint32_t)(stage * S::TILE), i == 0, row, scale2);
+    if (i > 0) {
+      g2z__settled(dk);
+      g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
+    }
+    last = stage;
+    keys.q.next();
+    stage = keys.q.stage;
+    if (i + 1 == count) {
+      g2z__wgmma_weighted<A>(dk, ds, q_tiles + (uint32_t)(last * S::TILE), count > 1);
+      g2z__hopper_publish(keys, ds);
+      g2z__wgmma_wait<0>();
+      g2z__settled(dk);
+      g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
+      return;
+    }
+    g2z__barrier_wait_warp(keys.barriers->q_full + stage, keys.q.phase);
+    g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE));
+    g2z__wgmma_weighted<A>(dk, ds, q_tiles + (uint32_t)(last * S::TILE), i > 0);
+    g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE));
+    g2z__hopper_publish(keys, ds);
   }
-  g2z__wgmma_weighted<A>(dk, ds, keys.shared + (uint32_t)(S::Q + keys.q.stage * S::TILE));
-  g2z__wgmma_wait<0>();
-  g2z__settled(dk);
-  g2z__barrier_arrive_warp(keys.barriers->q_empty + keys.q.stage);
-  keys.q.next();
-  keys.ds.next();
 }
 
 /* Two warpgroups compute dK and dV of 64 keys each. */
@@ -3774,19 +3819,14 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
   g2z__turn<2> kv = {0, 0};
   g2z__hopper_keys keys = {shared, barriers, {0, 0}, {0, 0}, warp * 16};
   float *sums = kv_sums + warp * 128;
-  G2Z__HOPPER_WALK_HEADS(x) {
-    int b = bh / x.NH, h = bh % x.NH;
+  G2Z__HOPPER_WALK_ITEMS(x, heads) {
+    int bh = item % heads, part = item / heads, b = bh / x.NH, h = bh % x.NH;
     for (int i = g2z__lane(); i < 128; i += 32) sums[i] = 0;
     __syncwarp();
-    G2Z__HOPPER_WALK_KEYS(x) {
-      uint32_t k[4][4], v[4][4];
-      float dk[8][4] = {}, dv[8][4] = {};
+    G2Z__HOPPER_WALK_KEYS(x, part) {
+      float dk[8][4], dv[8][4];
       g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
-      uint32_t tile = shared + (uint32_t)(kv.stage * 2 * S::TILE);
-      g2z__read_a(k, tile + S::K, keys.row);
-      g2z__read_a(v, tile + S::V, keys.row);
-      g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
-      kv.next();
+      uint32_t tile = shared + (uint32_t)((kv.stage * 2 + group) * S::TILE);
       if (group == 1) { /* the first tile's queries come before the upper 64 keys */
         g2z__barrier_wait(barriers->q_full + keys.q.stage, keys.q.phase);
         g2z__barrier_arrive_warp(barriers->q_empty + keys.q.stage);
@@ -3796,30 +3836,27 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
         keys.ds.next();
       }
       int count = tiles - (2 * j + group);
-      if (count > 0) g2z__hopper_tiles<A>(dk, dv, k, v, keys, stats, count, x.scale * G2Z__LOG2E);
+      if (count <= 0) { /* all of these keys are beyond T */
+        g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
+        kv.next();
+        continue;
+      }
+      g2z__hopper_tiles<A>(dk, dv, tile + S::K, tile + S::V, keys, stats, count,
+                           x.scale * G2Z__LOG2E);
+      g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
+      kv.next();
       int row = j * 128 + keys.row;
       g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 1, 3, x.T, x.NH, 64), dk, row, x.scale, x.scale);
       g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 2, 3, x.T, x.NH, 64), dv, row, 1.0f, 1.0f);
-      float k_sums[16], v_sums[16];
-#pragma unroll
-      for (int n = 0; n < 16; n++) {
-        k_sums[n] = dk[n / 2][n % 2] + dk[n / 2][n % 2 + 2];
-        v_sums[n] = dv[n / 2][n % 2] + dv[n / 2][n % 2 + 2];
-      }
-      g2z__sum_lanes(k_sums);
-      g2z__sum_lanes(v_sums);
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        sums[g2z__summed_column<16>(e)] += k_sums[e] * x.scale;
-        sums[64 + g2z__summed_column<16>(e)] += v_sums[e];
-      }
+      g2z__hopper_add_columns(sums, dk, x.scale);
+      g2z__hopper_add_columns(sums + 64, dv, 1.0f);
     }
     g2z__barrier_some<1, 256>();
     if (threadIdx.x < 128) {
       float sum = 0;
       for (int i = 0; i < 8; i++) sum += kv_sums[i * 128 + (int)threadIdx.x];
-      size_t C = (size_t)x.NH * 64, part = 1 + threadIdx.x / 64;
-      x.sums[(size_t)b * 3 * C + part * C + (size_t)h * 64 + threadIdx.x % 64] = sum;
+      size_t C = (size_t)x.NH * 64, slab = (size_t)(b * x.splits + part);
+      x.sums[(slab * 3 + 1 + threadIdx.x / 64) * C + (size_t)h * 64 + threadIdx.x % 64] = sum;
     }
     g2z__barrier_some<1, 256>();
   }
@@ -3867,10 +3904,10 @@ g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
   __syncthreads();
   int group = g2z__warpgroup();
   if (group < 2) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
     g2z__hopper_dkv<A>(x, shared, floats + S::STATS / 4, floats + S::KV_SUMS / 4, &barriers);
   } else if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
     g2z__hopper_dq<A>(x, shared, floats, &barriers);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
@@ -3880,6 +3917,44 @@ g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
 #else
   (void)x, (void)qkv_map, (void)dout_map, (void)stats_map;
 #endif
+}
+
+/* g2z_k_attention_hopper_dq: what the parts of a head left of dQ, added up.
+ *   x       g2z__hopper_bwd; writes part 0 of x.dqkv and of x.sums
+ * Launch  grid B*NH*splits, 256 threads: each half takes every (2 splits)-th tile of the head
+ * Cost    16 KB for each tile that a part left, 8 KB for each of the sum
+ * Order   parts, which is keys, upwards */
+template <typename A>
+static __global__ void __launch_bounds__(256, 2)
+g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
+  __shared__ float shared[8 * 64];
+  int tiles = (x.T + 63) / 64, thread = (int)threadIdx.x % 128, warp = (int)threadIdx.x / 32;
+  int bh = (int)blockIdx.x / x.splits, turn = (int)blockIdx.x % x.splits;
+  int b = bh / x.NH, h = bh % x.NH;
+  auto to = g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64);
+  float sums[16] = {};
+  for (int i = turn * 2 + warp / 4; i < tiles; i += x.splits * 2) {
+    const float4 *left = x.dq + ((size_t)bh * (size_t)x.left + (size_t)i) * 1024 + thread;
+    float dq[8][4] = {};
+    for (int part = 0; part < x.splits && 2 * x.first[part] <= i; part++) {
+      float more[8][4];
+      g2z__dq_get(more, left + (size_t)x.base[part] * 1024);
+#pragma unroll
+      for (int n = 0; n < 32; n++) dq[n / 4][n % 4] += more[n / 4][n % 4];
+    }
+    g2z__store_c<64>(to, dq, i * 64 + warp % 4 * 16, x.scale, x.scale);
+#pragma unroll
+    for (int n = 0; n < 16; n++) sums[n] += dq[n / 2][n % 2] + dq[n / 2][n % 2 + 2];
+  }
+  g2z__sum_lanes(sums);
+#pragma unroll
+  for (int e = 0; e < 2; e++) shared[warp * 64 + g2z__summed_column<16>(e)] = sums[e];
+  __syncthreads();
+  if (threadIdx.x >= 64) return;
+  float sum = 0;
+  for (int i = 0; i < 8; i++) sum += shared[i * 64 + (int)threadIdx.x];
+  size_t slab = (size_t)(b * x.splits + turn);
+  x.sums[slab * 3 * (size_t)(x.NH * 64) + (size_t)h * 64 + threadIdx.x] = sum * x.scale;
 }
 
 /* ----- launchers --------------------------------------------------------- */
@@ -3955,24 +4030,69 @@ static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, float *lse, co
   return g2z__launched(device, "g2z_k_attention_hopper_fwd");
 }
 
-static inline int g2z__hopper_blocks(const g2z_device *device, int B, int NH) {
-  return B * NH < g2z__cuda_of(device)->sms ? B * NH : g2z__cuda_of(device)->sms;
+/* Cuts the heads into parts of about the same length. A block of 128 keys takes as long as its tiles
+ * of 64 queries and 2 more. */
+template <typename A>
+static void g2z__hopper_cut(g2z__hopper_bwd<A> *x, int splits) {
+  int tiles = (x->T + 63) / 64, blocks = (x->T + 127) / 128, total = 0, done = 0, part = 0;
+  for (int j = 0; j < blocks; j++) total += tiles - 2 * j + 2;
+  x->splits = splits;
+  x->left = 0;
+  for (int j = 0; j < blocks; j++) {
+    /* A part begins where the ones before have their share, or where each block left is a part. */
+    if (part < splits && (done * splits >= total * part || blocks - j == splits - part)) {
+      x->first[part] = j;
+      x->base[part] = x->left - 2 * j;
+      x->left += tiles - 2 * j;
+      part++;
+    }
+    done += tiles - 2 * j + 2;
+  }
+  x->first[splits] = blocks;
 }
 
-/* Whether a block per head is faster than room k40, whose blocks are many: in rounds over all
- * multiprocessors, the last of which may be half empty, heads take 0.55 of k40's time. */
-static int g2z__hopper_pays(const g2z_device *device, int B, int NH) {
-  int64_t heads = (int64_t)B * NH, sms = g2z__cuda_of(device)->sms;
-  int64_t rounds = (heads + sms - 1) / sms;
-  return rounds * sms * 11 <= heads * 20;
+/* What this cut takes, about, in tiles: the longest sum of items that a block has; and what it costs
+ * to leave tiles of dQ and to add them. */
+template <typename A>
+static double g2z__hopper_cost(const g2z__hopper_bwd<A> *x, int grid) {
+  int tiles = (x->T + 63) / 64, heads = x->B * x->NH, items = heads * x->splits, most = 0;
+  int length[G2Z__HOPPER_SPLITS] = {};
+  for (int part = 0; part < x->splits; part++)
+    for (int j = x->first[part]; j < x->first[part + 1]; j++) length[part] += tiles - 2 * j + 2;
+  for (int block = 0; block < grid; block++) {
+    int sum = 0, item;
+    for (int round = 0; (item = g2z__hopper_item(round, grid, block)) < items; round++)
+      sum += length[item / heads];
+    most = max(most, sum);
+  }
+  return x->splits == 1 ? most : most + 3 + x->left * heads / 180.0;
 }
 
-/* Scratch of backward: statistics; sums of columns per sequence; a dQ in fp32 for each block that
- * runs. B=32, T=1024, NH=12 on 132 multiprocessors: 3.1 + 0.3 + 34.6 MB. */
-static size_t g2z__hopper_scratch(const g2z_device *device, int B, int T, int NH) {
-  size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
-  return (2 * heads * pitch + (size_t)g2z__hopper_blocks(device, B, NH) * pitch * 64 +
-          (size_t)B * 3 * (size_t)(NH * 64)) * sizeof(float);
+static inline int g2z__hopper_blocks(const g2z_device *device, int items) {
+  return min(items, g2z__cuda_of(device)->sms);
+}
+
+/* The cut of the least cost. */
+template <typename A>
+static void g2z__hopper_best_cut(const g2z_device *device, g2z__hopper_bwd<A> *x) {
+  g2z__hopper_bwd<A> y = *x;
+  double least = 0;
+  for (int splits = 1; splits <= min(G2Z__HOPPER_SPLITS, (x->T + 127) / 128); splits++) {
+    g2z__hopper_cut(&y, splits);
+    double cost = g2z__hopper_cost(&y, g2z__hopper_blocks(device, y.B * y.NH * splits));
+    if (splits > 1 && cost >= least) continue;
+    least = cost;
+    *x = y;
+  }
+}
+
+/* Scratch of backward: statistics; column sums; tiles of dQ in fp32. B=32, T=1024, NH=12 on 132
+ * multiprocessors: 3.1 + 0.3 + 34.6 MB. */
+template <typename A>
+static size_t g2z__hopper_tiles_left(const g2z_device *device, const g2z__hopper_bwd<A> *x) {
+  size_t heads = (size_t)x->B * (size_t)x->NH, tiles = ((size_t)x->T + 63) / 64;
+  return x->splits == 1 ? (size_t)g2z__hopper_blocks(device, (int)heads) * tiles
+                        : heads * (size_t)x->left;
 }
 
 template <typename A, typename G>
@@ -3981,11 +4101,18 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, con
                                       int B, int T, int NH) {
   cudaStream_t stream = g2z__cuda_of(device)->stream;
   size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
-  int blocks = g2z__hopper_blocks(device, B, NH);
+  g2z__hopper_bwd<A> x;
+  memset(&x, 0, sizeof x);
+  x.dqkv = dqkv, x.B = B, x.T = T, x.NH = NH, x.scale = 0.125f;
+  g2z__hopper_best_cut(device, &x);
+  size_t stats_floats = 2 * heads * pitch, tiles = g2z__hopper_tiles_left(device, &x);
+  size_t sums_floats = (size_t)(B * x.splits) * 3 * (size_t)(NH * 64);
   void *scratch;
-  G2Z__TRY(g2z__scratch(device, g2z__hopper_scratch(device, B, T, NH), &scratch));
-  float *stats = (float *)scratch, *dq = stats + 2 * heads * pitch;
-  float *sums = dq + (size_t)blocks * pitch * 64;
+  G2Z__TRY(g2z__scratch(device, (stats_floats + tiles * 4096 + sums_floats) * sizeof(float),
+                        &scratch));
+  float *stats = (float *)scratch;
+  x.dq = (float4 *)(stats + stats_floats);
+  x.sums = (float *)(x.dq + tiles * 1024);
   CUtensorMap qkv_map, dout_map, stats_map;
   G2Z__TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
   G2Z__TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
@@ -3994,15 +4121,21 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, con
       <<<dim3((unsigned)(pitch * (size_t)NH / 32), (unsigned)B), 256, 0, stream>>>(stats, dout, out,
                                                                                  lse, T, NH);
   G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_stats"));
-  g2z__hopper_bwd<A> x = {dqkv, sums, (float4 *)dq, B, T, NH, 0.125f};
   auto kernel = g2z_k_attention_hopper_bwd<A>;
   G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)g2z__hopper_shared::BYTES));
-  kernel<<<(unsigned)blocks, 512, (int)g2z__hopper_shared::BYTES, stream>>>(x, qkv_map, dout_map,
-                                                                          stats_map);
+  int items = B * NH * x.splits;
+  kernel<<<(unsigned)g2z__hopper_blocks(device, items), 512, (int)g2z__hopper_shared::BYTES,
+           stream>>>(x, qkv_map, dout_map, stats_map);
   G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_bwd"));
-  return g2z__add_slabs<G>(device, dbias, (G *)NULL, (G *)NULL, sums, B, 3 * NH * 64, mode);
+  if (x.splits > 1) {
+    g2z_k_attention_hopper_dq<A><<<(unsigned)items, 256, 0, stream>>>(x);
+    G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_dq"));
+  }
+  return g2z__add_slabs<G>(device, dbias, (G *)NULL, (G *)NULL, x.sums, B * x.splits, 3 * NH * 64,
+                           mode);
 }
+
 /* ----- launchers --------------------------------------------------------- */
 
 static inline unsigned g2z__att_grid(int B, int T, int NH, int rows) {
@@ -4138,7 +4271,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
   if constexpr (sizeof(A) == 2)
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__hopper_pays(device, B, NH) &&
+    if (x.HS() == 64 && !g2z__dropout_on(dropout) &&
         g2z__hopper_has(device, g2z_k_attention_hopper_bwd<A>))
       return g2z__hopper_bwd_run<A, G>(device, x.dqkv, (G *)dbias, x.dout, x.forward, lse, x.qkv,
                                        mode, B, T, NH);
