@@ -3106,14 +3106,18 @@ g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const 
 
 /* ===== >>k41 attention on Hopper =========================================
  * In:  what room k40 takes, with HS = 64, no dropout, fp16 or bf16, on sm_90a.
- * Out: the same.
+ * Out: the same, within the same bounds; the numbers differ in the order of their sums.
  * Law: a tile is 64 rows of 128 bytes in the TMA's 128-byte swizzle, which is room k40's: piece p
  *      of row r lies at p ^ (r % 8). wgmma's accumulators lie in registers as mma.sync's C does.
  *
  * wgmma runs while its warps do something else, and one tile in shared memory feeds a whole
  * warpgroup. Tiles come by TMA straight from the packed tensors; rows beyond T arrive as zeros.
  * An mbarrier per stage says "full" (bytes have landed) or "empty" (all its readers are done); the
- * n-th use of a stage waits for phase n. */
+ * n-th use of a stage waits for phase n.
+ *
+ * HAZARD   ptxas makes wgmma wait for each product, and the kernels take twice as long, when a
+ *          branch, a register too few or zeros written to accumulators come between them. It says
+ *          so: nvcc -Xptxas -v must print no C7510 to C7520 for these kernels. */
 
 #define G2Z__TILE_BYTES 8192     /* 64 rows of 64 numbers of 2 bytes */
 
@@ -3192,8 +3196,8 @@ struct g2z__turn {
   }
 };
 
-/* How long L2 should keep what an access touches: createpolicy's encodings, as in CUTLASS. Tiles
- * are read by few blocks at nearly the same time; dQ's scratch is read again and again. */
+/* How long L2 should keep what an access touches: createpolicy's encodings, as in CUTLASS. All that
+ * is in use at a time, 100 MB in backward, does not fit: dQ's scratch comes before tiles. */
 #define G2Z__EVICT_FIRST 0x12f0000000000000ull
 #define G2Z__EVICT_LAST 0x14f0000000000000ull
 
@@ -3242,14 +3246,6 @@ static __device__ inline void g2z__settled(float (&c)[8][4]) {
   for (int n = 0; n < 8; n++)
 #pragma unroll
     for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i])::"memory");
-}
-
-/* Nor may what is computed move below a wait. */
-static __device__ inline void g2z__pinned(uint32_t (&a)[4][4]) {
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) asm volatile("" : "+r"(a[k][i])::"memory");
 }
 
 #define G2Z__C_TEXT                                                                             \
@@ -3352,7 +3348,9 @@ static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, i
  * Math    as g2z_k_attention_fwd
  * Launch  grid B*NH*ceil(T/128), 256 threads, two blocks per multiprocessor: one warpgroup's
  *         softmax runs under the products of the other three. Four stages of K and V: 65 KB
- * Order   keys upwards in blocks of 64
+ * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 51.5 GFLOP, 68 us at 756 TFLOP/s; the
+ *         exponentials alone take 59 us. Measured: 150 us
+ * Order   keys upwards in blocks of 64; bitwise repeatable
  * Source  FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608) for the use of wgmma and TMA
  * Oracle  g2z_cpu_attention_fwd; test cuda_attention */
 template <typename A>
@@ -3418,8 +3416,9 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
               s[0][i][j] = -INFINITY;
       }
       int grows = g2z__softmax_step<1>(s, largest, sum, shrink, scale * G2Z__LOG2E);
-      g2z__settled(s[0]); /* all of it before the wait */
-      /* Two blocks behind, so that the other warpgroup is not waited for. */
+      g2z__settled(s[0]);
+      /* Two blocks behind, so that the other warpgroup is not waited for. Here, because a branch
+       * keeps ptxas from moving the wait below to before the exponentials. */
       if (threadIdx.x == 0 && n > 1 && n - 2 + STAGES < count) {
         const int free_stage = (stage + STAGES - 2) % STAGES;
         g2z__barrier_wait(empty + free_stage, (uint32_t)((n - 2) / STAGES % 2));
@@ -3523,14 +3522,14 @@ struct g2z__hopper_barriers {
 };
 
 /* The walk that all warpgroups of a block share: its items, their blocks of 128 keys, and for each
- * the tiles of 64 queries from the first that sees one of its keys. Items come in the order of their
- * length; every other round goes backwards, so that who had a long one gets a short one. */
+ * the tiles of 64 queries from the first that sees one of its keys. Items come in the order of
+ * their length; every other round goes backwards: who had a long one gets a short one. */
 static inline __host__ __device__ int g2z__hopper_item(int round, int grid, int block) {
   return round * grid + (round % 2 ? grid - 1 - block : block);
 }
-#define G2Z__HOPPER_WALK_ITEMS(x, heads)                                             \
-  for (int round = 0, heads = (x).B * (x).NH, item;                                  \
-       (item = g2z__hopper_item(round, (int)gridDim.x, (int)blockIdx.x)) < heads * (x).splits;  \
+#define G2Z__HOPPER_WALK_ITEMS(x, heads)                                                       \
+  for (int round = 0, heads = (x).B * (x).NH, item;                                            \
+       (item = g2z__hopper_item(round, (int)gridDim.x, (int)blockIdx.x)) < heads * (x).splits; \
        round++)
 #define G2Z__HOPPER_WALK_KEYS(x, part) \
   for (int j = (x).first[part]; j < (x).first[(part) + 1]; j++)
@@ -3657,8 +3656,10 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
         g2z__barrier_wait_warp(barriers->ds_full + ds.stage, ds.phase);
         uint32_t ds_tile = shared + (uint32_t)(S::DS + ds.stage * 2 * S::TILE);
         const uint64_t *ds_empty = barriers->ds_empty + ds.stage;
-        if (i > 2 * j) g2z__hopper_dq_tile<A, 128>(dq, ds_tile, k_tile, warp * 16, ds_empty);
-        else g2z__hopper_dq_tile<A, 64>(dq, ds_tile, k_tile, warp * 16, ds_empty); /* half the keys */
+        if (i == 2 * j) /* these queries see the first 64 keys only */
+          g2z__hopper_dq_tile<A, 64>(dq, ds_tile, k_tile, warp * 16, ds_empty);
+        else
+          g2z__hopper_dq_tile<A, 128>(dq, ds_tile, k_tile, warp * 16, ds_empty);
         ds.next();
         if (j < min(i / 2, x.first[part + 1] - 1)) { /* more of this part's keys add to it */
           if (keep >= 0) g2z__dq_put(kept + keep * 1024, dq);
@@ -3683,13 +3684,6 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
   }
 }
 
-/* 16 rows of a tile in shared memory as A of a product over its columns. */
-static __device__ inline void g2z__read_a(uint32_t (&a)[4][4], uint32_t tile, int row) {
-  g2z__reader reader = g2z__reader_b_transposed<64>(); /* the same rows, but not transposed */
-#pragma unroll
-  for (int k = 0; k < 4; k++) g2z__read_b(a[k], g2z__tile_at<64>(tile, reader, row, k * 16));
-}
-
 /* 16 rows, as A, to a tile. */
 static __device__ inline void g2z__write_a(uint32_t tile, int row, const uint32_t (&a)[4][4]) {
   g2z__reader reader = g2z__reader_b_transposed<64>();
@@ -3701,7 +3695,7 @@ static __device__ inline void g2z__write_a(uint32_t tile, int row, const uint32_
                  : "memory");
 }
 
-/* The part of a block's 128 keys that one warpgroup owns, and where its tiles lie. */
+/* Where one warpgroup, which owns half of a block's 128 keys, is in the tiles of queries. */
 struct g2z__hopper_keys {
   uint32_t shared;
   g2z__hopper_barriers *barriers;
@@ -3862,18 +3856,19 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
   }
 }
 
-/* g2z_k_attention_hopper_bwd: dQ, dK, dV of whole heads, each (b,h) by one block.
+/* g2z_k_attention_hopper_bwd: dQ, dK, dV of items, each by one block.
  *   x         g2z__hopper_bwd
  *   qkv_map   qkv as {64, 3 NH, T, B};   dout_map   dout as {64, NH, T, B}
  *   stats_map what g2z_k_attention_hopper_stats left, as {pitch, 2 B NH}
  * Math    S^T = K Q^T, dP^T = V dout^T, P^T = exp2(S - lse), dS^T = P^T (dP^T - D), dV = P^T dout,
  *         dK = dS^T Q, dQ = dS K: 5 products. P and dS are rounded to A and stay in registers; dS
- *         also goes through shared memory, from which wgmma reads it transposed
+ *         also goes through shared memory, to be transposed for dQ
  * Launch  grid at most one block per multiprocessor, 512 threads: warpgroups 0 and 1 own 64 keys
- *         each, 2 adds up dQ, one thread of 3 loads. 201 KB of shared memory
- * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP. dQ's tiles pass through L2 once
- *         per block of keys: 0.7 GB
- * Order   keys upwards in blocks of 128, queries upwards in tiles of 64
+ *         each, 2 adds up dQ, one thread of 3 loads. 217 KB of shared memory
+ * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP, 170 us at 756 TFLOP/s. Measured:
+ *         350 us, and as long per head when it is alone on the GPU: what bounds it lies within a
+ *         multiprocessor. dQ's tiles pass through L2 once per block of keys: 0.45 GB
+ * Order   keys upwards in blocks of 128, queries upwards in tiles of 64; bitwise repeatable
  * Source  FlashAttention-3, arXiv:2407.08608
  * Oracle  g2z_cpu_attention_bwd; test cuda_attention */
 template <typename A>
@@ -3968,8 +3963,13 @@ static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, CUtensor
   void *function = NULL; /* a call of the driver: asked for, so that nobody has to link libcuda */
   cudaDriverEntryPointQueryResult found;
   cuuint32_t steps[4] = {1, 1, 1, 1};
+#if CUDART_VERSION >= 12050
   G2Z__CUDA(device, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
                                                      cudaEnableDefault, &found));
+#else
+  G2Z__CUDA(device, cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault,
+                                            &found));
+#endif
   CUresult result = CUDA_ERROR_NOT_FOUND;
   if (function)
     result = ((decltype(&cuTensorMapEncodeTiled))function)(
@@ -4030,8 +4030,8 @@ static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, float *lse, co
   return g2z__launched(device, "g2z_k_attention_hopper_fwd");
 }
 
-/* Cuts the heads into parts of about the same length. A block of 128 keys takes as long as its tiles
- * of 64 queries and 2 more. */
+/* Cuts the heads into parts of about the same length. A block of 128 keys takes as long as its
+ * tiles of 64 queries and 2 more. */
 template <typename A>
 static void g2z__hopper_cut(g2z__hopper_bwd<A> *x, int splits) {
   int tiles = (x->T + 63) / 64, blocks = (x->T + 127) / 128, total = 0, done = 0, part = 0;
@@ -4051,8 +4051,8 @@ static void g2z__hopper_cut(g2z__hopper_bwd<A> *x, int splits) {
   x->first[splits] = blocks;
 }
 
-/* What this cut takes, about, in tiles: the longest sum of items that a block has; and what it costs
- * to leave tiles of dQ and to add them. */
+/* What this cut takes, about, in the time of a tile, 1.4 us: the longest sum of items that a block
+ * has; and with parts, another launch, and 1 for each 120 tiles of dQ that are left and added. */
 template <typename A>
 static double g2z__hopper_cost(const g2z__hopper_bwd<A> *x, int grid) {
   int tiles = (x->T + 63) / 64, heads = x->B * x->NH, items = heads * x->splits, most = 0;
@@ -4065,29 +4065,31 @@ static double g2z__hopper_cost(const g2z__hopper_bwd<A> *x, int grid) {
       sum += length[item / heads];
     most = max(most, sum);
   }
-  return x->splits == 1 ? most : most + 3 + x->left * heads / 180.0;
+  return x->splits == 1 ? most : most + 3 + (double)x->left * heads / 120;
 }
 
 static inline int g2z__hopper_blocks(const g2z_device *device, int items) {
   return min(items, g2z__cuda_of(device)->sms);
 }
 
-/* The cut of the least cost. */
+/* The cut of the least cost, of those whose tiles of dQ g2z__plan_scratch_bytes counts. */
 template <typename A>
 static void g2z__hopper_best_cut(const g2z_device *device, g2z__hopper_bwd<A> *x) {
   g2z__hopper_bwd<A> y = *x;
+  int heads = x->B * x->NH, tiles = (x->T + 63) / 64;
   double least = 0;
   for (int splits = 1; splits <= min(G2Z__HOPPER_SPLITS, (x->T + 127) / 128); splits++) {
     g2z__hopper_cut(&y, splits);
-    double cost = g2z__hopper_cost(&y, g2z__hopper_blocks(device, y.B * y.NH * splits));
+    if (splits > 1 && (int64_t)heads * y.left > (int64_t)G2Z__ATTENTION_PARTS * tiles) break;
+    double cost = g2z__hopper_cost(&y, g2z__hopper_blocks(device, heads * splits));
     if (splits > 1 && cost >= least) continue;
     least = cost;
     *x = y;
   }
 }
 
-/* Scratch of backward: statistics; column sums; tiles of dQ in fp32. B=32, T=1024, NH=12 on 132
- * multiprocessors: 3.1 + 0.3 + 34.6 MB. */
+/* Scratch of backward: statistics; tiles of dQ in fp32; column sums. B=32, T=1024, NH=12 on 132
+ * multiprocessors: 3.1 + 34.6 + 0.3 MB. */
 template <typename A>
 static size_t g2z__hopper_tiles_left(const g2z_device *device, const g2z__hopper_bwd<A> *x) {
   size_t heads = (size_t)x->B * (size_t)x->NH, tiles = ((size_t)x->T + 63) / 64;
