@@ -2945,13 +2945,21 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
   return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
 }
 
+#define G2Z__ATTENTION_PARTS 320 /* heads whose dQ attention's backward has in scratch, at most */
+
 /* What the CUDA ops ask for beside the plan's buffers: 32 MiB for products; then, of the op that asks
- * for most: attention's row statistics and partial sums, the sort of the tokens, and with dropout a
- * projection's output. Blocks that were outgrown stay, each 1.5 times the last: 3 times in all. */
+ * for most: attention's row statistics, partial sums and parts of dQ, the sort of the tokens, and
+ * with dropout a projection's output. Blocks that were outgrown stay, each 1.5 times the last: 3
+ * times in all. */
 G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
   if (plan->device != G2Z_DEVICE_CUDA) return 0;
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t most = N * (8 * (size_t)plan->model.heads + 40) + (N / 32 + 2048) * 4 * C;
+  if (C == 64 * (size_t)plan->model.heads && plan->dtype_bytes == 2) { /* dQ in fp32, on Hopper */
+    size_t parts = 8 * (size_t)plan->batch * (size_t)plan->model.heads;
+    if (parts > G2Z__ATTENTION_PARTS) parts = G2Z__ATTENTION_PARTS;
+    most += parts * (((size_t)plan->seq + 63) / 64 * 64) * 64 * sizeof(float);
+  }
   if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
   return ((size_t)32 << 20) + 3 * g2z__align(most);
 }

@@ -4263,6 +4263,9 @@ static void test_cuda_attention(g2z_test *t) {
       test_attention_one(&p, 3, 192, 5, 64, 0, 4);    /* large scores: few keys have all the weight */
       test_attention_one(&p, 3, 100, 2, 48, 0.5f, 4); /* dropout on tensor cores: T is 4 x 25 */
       test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than a GPU has multiprocessors */
+      /* On Hopper: tiles of dQ in both places where they wait; 9 blocks of keys in 8 parts. */
+      test_attention_one(&p, 12, 330, 12, 64, 0, 1);
+      test_attention_one(&p, 1, 1100, 1, 64, 0, 1);
     }
     test_pair_close(&p);
   }
@@ -4291,11 +4294,12 @@ static void test_attention_run(test_pair *p, unsigned char *bytes, const test_tw
 
 static void test_cuda_attention_repeats(g2z_test *t) {
   CUDA_OR_SKIP(t);
-  static const int shapes[][4] = {{13, 321, 12, 64}, {2, 512, 3, 64}, {3, 260, 4, 96}};
+  static const int shapes[][4] = {
+      {13, 321, 12, 64}, {2, 512, 3, 64}, {3, 1100, 3, 64}, {3, 260, 4, 96}};
   for (int types = 0; types < TEST_TYPES; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types))
-      for (int i = 0; i < 3; i++) {
+      for (int i = 0; i < 4; i++) {
         int B = shapes[i][0], T = shapes[i][1], NH = shapes[i][2], C = NH * shapes[i][3];
         size_t N = (size_t)B * (size_t)T, width = (size_t)C;
         size_t bytes = (N * (4 * width + (size_t)NH) + 3 * width) * 4;
