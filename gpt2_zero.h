@@ -2949,6 +2949,7 @@ static inline int g2z__class_at(const unsigned char *classes, const unsigned cha
 
 #define G2Z__BLOCK 64
 #define G2Z__SCAN_BLOCKS 64 /* a scan goes 4 KiB at a time: its masks and starts stay in L1 */
+#define G2Z__SCAN_STARTS (G2Z__SCAN_BLOCKS * G2Z__BLOCK + 8) /* they are stored in eights */
 
 typedef struct g2z__masks {
   uint64_t letter, number, white;
@@ -3228,7 +3229,7 @@ static inline uint64_t g2z__block_starts(g2z__scan *scan, size_t base, const g2z
 }
 
 /* Stores where the pieces of the next blocks start, and returns how many do; the end of the scan is
- * where scan->block reaches scan->blocks. `starts` has room for G2Z__SCAN_BLOCKS * 64. */
+ * where scan->block reaches scan->blocks. `starts` has room for G2Z__SCAN_STARTS. */
 G2Z__PRIVATE size_t g2z__scan_next(g2z__scan *scan, size_t *starts) {
   size_t blocks = scan->blocks - scan->block, count = 0;
   if (blocks > G2Z__SCAN_BLOCKS) blocks = G2Z__SCAN_BLOCKS;
@@ -3238,7 +3239,11 @@ G2Z__PRIVATE size_t g2z__scan_next(g2z__scan *scan, size_t *starts) {
     size_t base = (scan->block + i) * G2Z__BLOCK;
     uint64_t bits = g2z__block_starts(scan, base, i ? &masks[i - 1] : &scan->before, &masks[i],
                                       &masks[i + 1]);
-    for (; bits; bits &= bits - 1) starts[count++] = base + (size_t)__builtin_ctzll(bits);
+    size_t some = (size_t)__builtin_popcountll(bits);
+    for (size_t k = 0; k < some; k += 8)
+      for (size_t n = 0; n < 8; n++, bits &= bits - 1) /* no branch until there are more than 8 */
+        starts[count + k + n] = base + (size_t)__builtin_ctzll(bits | (uint64_t)1 << 63);
+    count += some;
   }
   if (blocks) scan->before = masks[blocks - 1];
   masks[0] = masks[blocks];
@@ -3661,21 +3666,51 @@ static inline uint32_t g2z__site_run(const g2z_tokenizer *tokenizer, const g2z__
   return at;
 }
 
+/* Up to 16 bytes as a key: no byte of valid text is 0xFF, so no byte of the inverse is 0 but those
+ * behind the piece, and an empty slot's key is nobody's. Row n of the masks keeps n bytes. */
+#define G2Z__KEY_ALL UINT64_MAX
+#define G2Z__KEY_LOW(n) {G2Z__KEY_ALL >> (64 - 8 * (n)), 0}
+#define G2Z__KEY_HIGH(n) {G2Z__KEY_ALL, G2Z__KEY_ALL >> (128 - 8 * (n))}
+static const uint64_t g2z__key_masks[17][2] = {
+    {0, 0},           G2Z__KEY_LOW(1),   G2Z__KEY_LOW(2),   G2Z__KEY_LOW(3),   G2Z__KEY_LOW(4),
+    G2Z__KEY_LOW(5),  G2Z__KEY_LOW(6),   G2Z__KEY_LOW(7),   G2Z__KEY_LOW(8),   G2Z__KEY_HIGH(9),
+    G2Z__KEY_HIGH(10), G2Z__KEY_HIGH(11), G2Z__KEY_HIGH(12), G2Z__KEY_HIGH(13), G2Z__KEY_HIGH(14),
+    G2Z__KEY_HIGH(15), G2Z__KEY_HIGH(16)};
+
+typedef struct g2z__key {
+  uint64_t first, second;
+} g2z__key;
+
+/* The key of `bytes` bytes, or of the first 16 of more. Reads 16 bytes. */
+static inline g2z__key g2z__key_of(const unsigned char *p, size_t bytes) {
+  const uint64_t *mask = g2z__key_masks[bytes < 16 ? bytes : 16]; /* a branch would be guessed */
+  g2z__key key;
+  memcpy(&key, p, sizeof key);
+  key.first = ~key.first & mask[0];
+  key.second = ~key.second & mask[1];
+  return key;
+}
+
+static inline uint64_t g2z__key_differs(g2z__key a, g2z__key b) {
+  return (a.first ^ b.first) | (a.second ^ b.second);
+}
+
+static inline size_t g2z__key_hash(g2z__key key, int bits) {
+  uint64_t mixed = key.first ^ key.second * 31;
+  return (size_t)((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> (64 - bits));
+}
+
 /* The caches of pieces, the most recent of a bucket first. A new piece takes the place of the last.
- * Their sizes: 8, 4 and 4 MiB; English needs a tenth of that most of the time. */
-#define G2Z__WORDS8_BITS 17
-#define G2Z__WORDS16_BITS 16
+ * Their sizes are 8 and 4 MiB, of which English touches a few hundred KiB most of the time. */
+#define G2Z__WORDS16_BITS 17
 #define G2Z__WORDS48_BITS 15
 #define G2Z__WORDS48_IDS 18
+#define G2Z__WORDS_AHEAD 64   /* pieces whose buckets are fetched before the first is looked at */
 
-typedef struct g2z__words8 {  /* pieces of at most 8 bytes and 3 ids; a bucket is a cache line */
-  uint64_t keys[4];           /* g2z__key8 */
-  uint64_t ids[4];            /* g2z__ids_pack */
-} g2z__words8;
-
-typedef struct g2z__words16 { /* pieces of 9 to 16 bytes and at most 6 ids; also a cache line */
+typedef struct g2z__words16 { /* pieces of at most 16 bytes and 6 ids; a bucket is a cache line */
   struct {
-    uint64_t key[2], ids[2];
+    g2z__key key;
+    uint64_t ids[2];          /* three ids of 20 bits each, and on top of [0] their number */
   } ways[2];
 } g2z__words16;
 
@@ -3690,7 +3725,6 @@ struct g2z_encoder {
   const g2z_tokenizer *tokenizer;
   g2z__classify classify;
   g2z__repair repair;
-  g2z__words8 *words8;
   g2z__words16 *words16;
   g2z__words48 *words48;
   g2z__site *sites;         /* a long piece */
@@ -3698,7 +3732,7 @@ struct g2z_encoder {
   uint32_t *firsts;         /* [vocab] the first site where a merge can make this id */
   uint64_t *waiting;        /* [vocab / 64 + 1] a bit per id whose list may have sites */
   g2z__scan scan;
-  size_t starts[G2Z__SCAN_BLOCKS * G2Z__BLOCK + 1];
+  size_t starts[G2Z__SCAN_STARTS + 2];
 };
 
 /* O(n^2), for 2 to G2Z__PIECE_SHORT bytes. A symbol stays where its first byte was; joins[i] is what
@@ -3873,7 +3907,6 @@ G2Z__PRIVATE g2z_status g2z__encoder_new(g2z_services *services, const g2z_token
     status = g2z__alloc(services, count, sizeof(type), &memory);         \
     encoder->name = (type *)memory;                                      \
   }
-  G2Z__ENCODER_TABLE(g2z__words8, words8, (size_t)1 << G2Z__WORDS8_BITS)
   G2Z__ENCODER_TABLE(g2z__words16, words16, (size_t)1 << G2Z__WORDS16_BITS)
   G2Z__ENCODER_TABLE(g2z__words48, words48, (size_t)1 << G2Z__WORDS48_BITS)
   G2Z__ENCODER_TABLE(uint32_t, firsts, vocab)
@@ -3893,7 +3926,6 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
   if (!encoder) return;
   g2z_services *services = encoder->services;
   g2z_release(services, encoder->repair.bytes);
-  g2z_release(services, encoder->words8);
   g2z_release(services, encoder->words16);
   g2z_release(services, encoder->words48);
   g2z_release(services, encoder->firsts);
@@ -3907,42 +3939,19 @@ G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
   memset(tokens, 0, sizeof *tokens);
 }
 
-/* Up to 8 bytes as a key: no byte of valid text is 0xFF, so none of the key is 0 but those behind
- * the piece, and an empty slot's key is nobody's. Reads 8 bytes. */
-static inline uint64_t g2z__key8(const unsigned char *p, size_t bytes) {
-  uint64_t eight;
-  memcpy(&eight, p, 8);
-  return ~eight & UINT64_MAX >> (64 - 8 * bytes);
-}
-
-static inline size_t g2z__key_hash(uint64_t key, int bits) {
-  return (size_t)((key ^ key >> 32) * 0x9E3779B97F4A7C15u >> (64 - bits));
-}
-
-/* Three ids and their number, and the way back: stores all three, returns how many count. */
-static inline uint64_t g2z__ids_pack(const int32_t *ids, size_t count) {
-  uint64_t packed = (uint64_t)count << 60;
-  for (size_t i = 0; i < count; i++) packed |= (uint64_t)(uint32_t)ids[i] << 20 * i;
-  return packed;
-}
-static inline size_t g2z__ids_unpack(uint64_t packed, int32_t *ids) {
-  ids[0] = (int32_t)(packed & 0xFFFFF);
-  ids[1] = (int32_t)(packed >> 20 & 0xFFFFF);
-  ids[2] = (int32_t)(packed >> 40 & 0xFFFFF);
-  return (size_t)(packed >> 60);
-}
-
 /* What the caches do not know: merges the piece, and enters it in the cache that has room for it. */
 G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned char *piece,
                                          size_t bytes, int32_t *ids, size_t *made) {
   size_t used;
   g2z__words48 *words48 = NULL;
   if (bytes <= sizeof words48->key) {
-    uint64_t hash = bytes;
-    for (size_t i = 0; i < bytes; i += 8)
-      hash = (hash ^ g2z__key8(piece + i, bytes - i < 8 ? bytes - i : 8)) * 0x9E3779B97F4A7C15u,
-      hash ^= hash >> 32;
-    words48 = &encoder->words48[g2z__key_hash(hash, G2Z__WORDS48_BITS)];
+    g2z__key key = {bytes, 0};
+    for (size_t i = 0; i < bytes; i += 16) {
+      g2z__key more = g2z__key_of(piece + i, bytes - i);
+      key.first = key.first * 0x9E3779B97F4A7C15u ^ more.first;
+      key.second = (key.second ^ more.second) * 0x9E3779B97F4A7C15u;
+    }
+    words48 = &encoder->words48[g2z__key_hash(key, G2Z__WORDS48_BITS)];
     if (words48->bytes == bytes && memcmp(words48->key, piece, bytes) == 0) {
       *made = words48->count;
       memcpy(ids, words48->ids, *made * sizeof *ids);
@@ -3950,22 +3959,14 @@ G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned ch
     }
   }
   G2Z__TRY(g2z__merge_piece(encoder, piece, bytes, 1, ids, made, &used));
-  if (bytes <= 8 && *made <= 3) {
-    uint64_t key = g2z__key8(piece, bytes);
-    g2z__words8 *words = &encoder->words8[g2z__key_hash(key, G2Z__WORDS8_BITS)];
-    memmove(words->keys + 1, words->keys, sizeof words->keys - sizeof words->keys[0]);
-    memmove(words->ids + 1, words->ids, sizeof words->ids - sizeof words->ids[0]);
-    words->keys[0] = key;
-    words->ids[0] = g2z__ids_pack(ids, *made);
-  } else if (bytes > 8 && bytes <= 16 && *made <= 6) {
-    uint64_t first = g2z__key8(piece, 8), second = g2z__key8(piece + 8, bytes - 8);
-    size_t some = *made < 3 ? *made : 3;
-    g2z__words16 *words = &encoder->words16[g2z__key_hash(first ^ second * 31, G2Z__WORDS16_BITS)];
-    words->ways[1] = words->ways[0];
-    words->ways[0].key[0] = first;
-    words->ways[0].key[1] = second;
-    words->ways[0].ids[0] = g2z__ids_pack(ids, some);
-    words->ways[0].ids[1] = g2z__ids_pack(ids + some, *made - some);
+  if (bytes <= 16 && *made <= 6) {
+    g2z__key key = g2z__key_of(piece, bytes);
+    g2z__words16 *words = &encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)];
+    int way = words->ways[0].key.first != 0;
+    uint64_t packed[2] = {(uint64_t)*made << 60, 0};
+    for (size_t i = 0; i < *made; i++) packed[i / 3] |= (uint64_t)(uint32_t)ids[i] << 20 * (i % 3);
+    words->ways[way].key = key;
+    memcpy(words->ways[way].ids, packed, sizeof packed);
   } else if (words48 && *made <= G2Z__WORDS48_IDS) {
     memcpy(words48->key, piece, bytes);
     memcpy(words48->ids, ids, *made * sizeof *ids);
@@ -3975,40 +3976,64 @@ G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned ch
   return G2Z_OK;
 }
 
-/* The ids of one piece of 1 to 16 bytes that a cache knows; 0: none does. Reads 16 bytes from p. */
-static inline size_t g2z__encode_known(const g2z_encoder *encoder, const unsigned char *p,
-                                       size_t bytes, int32_t *ids) {
-  if (bytes <= 8) {
-    uint64_t key = g2z__key8(p, bytes);
-    const g2z__words8 *words = &encoder->words8[g2z__key_hash(key, G2Z__WORDS8_BITS)];
-    unsigned hit = (unsigned)(words->keys[0] == key) | (unsigned)(words->keys[1] == key) << 1 |
-                   (unsigned)(words->keys[2] == key) << 2 | (unsigned)(words->keys[3] == key) << 3;
-    return hit ? g2z__ids_unpack(words->ids[__builtin_ctz(hit)], ids) : 0;
-  }
-  uint64_t first = g2z__key8(p, 8), second = g2z__key8(p + 8, bytes - 8);
-  const g2z__words16 *words =
-      &encoder->words16[g2z__key_hash(first ^ second * 31, G2Z__WORDS16_BITS)];
-  for (int way = 0; way < 2; way++) {
-    if (words->ways[way].key[0] != first || words->ways[way].key[1] != second) continue;
-    size_t count = g2z__ids_unpack(words->ways[way].ids[0], ids);
-    return count + g2z__ids_unpack(words->ways[way].ids[1], ids + count);
-  }
-  return 0;
+static inline void g2z__ids_unpack(uint64_t packed, int32_t *ids) {
+  ids[0] = (int32_t)(packed & 0xFFFFF);
+  ids[1] = (int32_t)(packed >> 20 & 0xFFFFF);
+  ids[2] = (int32_t)(packed >> 40 & 0xFFFFF);
 }
 
-/* Appends the ids of one piece; `room` bytes can be read from p on. */
-static inline g2z_status g2z__encode_piece(g2z_encoder *encoder, const unsigned char *p,
-                                           size_t bytes, size_t room, g2z_tokens *out) {
-  unsigned char padded[sizeof ((g2z__words48 *)0)->key + 8];
-  int32_t *ids = out->ids + out->count;
-  if (room < sizeof padded && bytes <= sizeof padded - 8) {
+/* A piece that may be near the end of the text, where nothing can be read behind it. */
+G2Z__PRIVATE g2z_status g2z__encode_piece(g2z_encoder *encoder, const unsigned char *piece,
+                                          size_t bytes, g2z_tokens *out) {
+  unsigned char padded[sizeof ((g2z__words48 *)0)->key + 16];
+  size_t made;
+  if (bytes <= sizeof padded - 16) {
     memset(padded, 0, sizeof padded);
-    memcpy(padded, p, bytes);
-    p = padded;
+    memcpy(padded, piece, bytes);
+    piece = padded;
   }
-  size_t made = bytes <= 16 ? g2z__encode_known(encoder, p, bytes, ids) : 0;
-  if (made == 0) G2Z__TRY(g2z__encode_miss(encoder, p, bytes, ids, &made));
+  G2Z__TRY(g2z__encode_miss(encoder, piece, bytes, out->ids + out->count, &made));
   out->count += made;
+  return G2Z_OK;
+}
+
+/* Appends the ids of `count` pieces, of which piece i is text[starts[i]..starts[i + 1]). All keys
+ * first: so the caches' lines are on their way while others are looked at. `bytes` of text can be
+ * read, and out has room for an id per byte and five more. */
+G2Z__PRIVATE g2z_status g2z__encode_pieces(g2z_encoder *encoder, const unsigned char *text,
+                                           size_t bytes, const size_t *starts, size_t count,
+                                           g2z_tokens *out) {
+  g2z__key keys[G2Z__WORDS_AHEAD];
+  const g2z__words16 *words[G2Z__WORDS_AHEAD];
+  size_t known = 0; /* pieces of at most 16 bytes, with as many to read */
+  for (; known < count && starts[known] + 16 <= bytes; known++) {
+    const unsigned char *p = text + starts[known];
+    size_t length = starts[known + 1] - starts[known];
+    keys[known] = g2z__key_of(p, length);
+    words[known] = &encoder->words16[g2z__key_hash(keys[known], G2Z__WORDS16_BITS)];
+    __builtin_prefetch(words[known]);
+  }
+  int32_t *ids = out->ids + out->count;
+  for (size_t i = 0; i < count; i++) {
+    size_t length = starts[i + 1] - starts[i];
+    if (i < known && length <= 16) {
+      const g2z__words16 *w = words[i];
+      uint64_t other0 = g2z__key_differs(w->ways[0].key, keys[i]);
+      uint64_t other1 = g2z__key_differs(w->ways[1].key, keys[i]);
+      if ((other0 < other1 ? other0 : other1) == 0) { /* a branch for each would often be guessed */
+        const uint64_t *packed = w->ways[other0 != 0].ids;
+        uint64_t three = packed[0];
+        g2z__ids_unpack(three, ids);
+        if (three >> 60 > 3) g2z__ids_unpack(packed[1], ids + 3);
+        ids += three >> 60;
+        continue;
+      }
+    }
+    out->count = (size_t)(ids - out->ids);
+    G2Z__TRY(g2z__encode_piece(encoder, text + starts[i], length, out));
+    ids = out->ids + out->count;
+  }
+  out->count = (size_t)(ids - out->ids);
   return G2Z_OK;
 }
 
@@ -4024,16 +4049,21 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
   if (limit == 0) return G2Z_OK;
   g2z__scan_open(scan, encoder->tokenizer->classes, encoder->classify, text, bytes);
   while (scan->block < scan->blocks) {
-    size_t *starts = encoder->starts, i = scan->block == 0; /* the first start is the text's */
-    size_t count = g2z__scan_next(scan, starts);
-    size_t last = scan->block == scan->blocks ? bytes : count ? starts[count - 1] : from;
-    /* Three ids are stored at a time, so there must be room for five more than will count. */
-    G2Z__GROW(encoder->services, int32_t, out->ids, out->capacity, out->count,
-              out->count + (last - from) + 8);
+    size_t *starts = encoder->starts;
+    starts[0] = from; /* the piece that is still open; the first start is the text's */
+    size_t count = scan->block == 0 ? g2z__scan_next(scan, starts)
+                                    : 1 + g2z__scan_next(scan, starts + 1);
     if (scan->block == scan->blocks) starts[count++] = bytes;
-    for (; i < count && starts[i] <= limit; from = starts[i++])
-      G2Z__TRY(g2z__encode_piece(encoder, text + from, starts[i] - from, bytes - from, out));
-    if (i < count) break;
+    int over = starts[count - 1] > limit;
+    while (starts[count - 1] > limit) count--;
+    G2Z__GROW(encoder->services, int32_t, out->ids, out->capacity, out->count,
+              out->count + (starts[count - 1] - from) + 5);
+    for (size_t i = 0; i + 1 < count; i += G2Z__WORDS_AHEAD) {
+      size_t some = count - 1 - i < G2Z__WORDS_AHEAD ? count - 1 - i : G2Z__WORDS_AHEAD;
+      G2Z__TRY(g2z__encode_pieces(encoder, text, bytes, starts + i, some, out));
+    }
+    from = starts[count - 1];
+    if (over) break;
   }
   *used = from;
   if (!open || limit - from < G2Z__PIECE_PART) return G2Z_OK;
@@ -4620,7 +4650,7 @@ G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services,
 #define G2Z__RECENT_BITS 16
 
 typedef struct g2z__recent { /* a piece of at most 16 bytes that came lately, and its number */
-  uint64_t key[2];
+  g2z__key key;
   size_t word;
 } g2z__recent;
 
@@ -4634,7 +4664,7 @@ struct g2z_bpe_trainer {
   size_t counts_capacity;
   g2z__recent *recent;     /* [1 << G2Z__RECENT_BITS], so that few pieces are looked up */
   g2z__scan scan;
-  size_t starts[G2Z__SCAN_BLOCKS * G2Z__BLOCK + 1];
+  size_t starts[G2Z__SCAN_STARTS + 2];
 };
 
 typedef struct g2z__record { /* a pair of tokens, while a vocabulary is learnt */
@@ -4710,13 +4740,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_count(g2z_bpe_trainer *trainer, const unsig
     trainer->counts[word]++;
     return G2Z_OK;
   }
-  uint64_t first = g2z__key8(p, bytes < 8 ? bytes : 8);
-  uint64_t second = bytes > 8 ? g2z__key8(p + 8, bytes - 8) : 0;
-  g2z__recent *recent = &trainer->recent[g2z__key_hash(first ^ second * 31, G2Z__RECENT_BITS)];
-  if (recent->key[0] != first || recent->key[1] != second) {
+  g2z__key key = g2z__key_of(p, bytes);
+  g2z__recent *recent = &trainer->recent[g2z__key_hash(key, G2Z__RECENT_BITS)];
+  if (g2z__key_differs(recent->key, key)) {
     G2Z__TRY(g2z__trainer_word(trainer, p, bytes, &word));
-    recent->key[0] = first;
-    recent->key[1] = second;
+    recent->key = key;
     recent->word = word;
   }
   trainer->counts[recent->word]++;
