@@ -2877,6 +2877,16 @@ G2Z__PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
       p += 8;
       continue;
     }
+    /* What most of the world's text is, without a loop; g2z__utf8_step knows the rest. */
+    if (end - p >= 3 && p[0] >= 0xC2 && p[0] < 0xE0 && (p[1] & 0xC0) == 0x80) {
+      p += 2;
+      continue;
+    }
+    if (end - p >= 3 && p[0] > 0xE0 && p[0] < 0xF0 && p[0] != 0xED && (p[1] & 0xC0) == 0x80 &&
+        (p[2] & 0xC0) == 0x80) {
+      p += 3;
+      continue;
+    }
     int step = g2z__utf8_step(p, end);
     if (step < 0) break;
     p += step;
@@ -3462,6 +3472,7 @@ struct g2z_tokenizer {
   size_t merges_capacity;
   uint32_t *byte_pairs;     /* [65536] the id of two bytes, first << 8 | second; 0: none */
   int32_t byte_ids[256];
+  uint64_t inside[1024];    /* a bit per two bytes, first << 8 | second: some token has them inside */
   unsigned char *classes;   /* [G2Z__CLASSIFIED] */
 };
 
@@ -3566,6 +3577,8 @@ G2Z__PRIVATE g2z_status g2z__tokenizer_join(g2z_tokenizer *tokenizer, int32_t le
   tokenizer->merges[merge].value = (uint32_t)tokens->count;
   G2Z__TRY(g2z__joins_add(services, &tokenizer->joins, (uint32_t)left, (uint32_t)right,
                           (uint32_t)tokens->count));
+  size_t joint = (size_t)joined[a - 1] << 8 | joined[a];
+  tokenizer->inside[joint / 64] |= (uint64_t)1 << joint % 64;
   if (left < 256 && right < 256)
     tokenizer->byte_pairs[joined[0] << 8 | joined[1]] = (uint32_t)tokens->count;
   return g2z__words_add(services, tokens, joined, a + b);
@@ -3753,11 +3766,12 @@ G2Z__PRIVATE size_t g2z__merge_short(const g2z_tokenizer *tokenizer, const unsig
   }
   for (size_t i = count; i % 8; i++) joins[i] = none;
   for (;;) {
-    uint32_t least[2] = {none, none};
+    uint32_t least[8] = {none, none, none, none, none, none, none, none};
     for (size_t i = 0; i < count; i += 8)
-      for (size_t k = 0; k < 8; k++)
-        if (joins[i + k] < least[k % 2]) least[k % 2] = joins[i + k];
-    if (least[1] < least[0]) least[0] = least[1];
+      for (size_t k = 0; k < 8; k++) least[k] = joins[i + k] < least[k] ? joins[i + k] : least[k];
+    for (size_t half = 4; half; half /= 2)
+      for (size_t k = 0; k < half; k++)
+        least[k] = least[k + half] < least[k] ? least[k + half] : least[k];
     if (least[0] == none) break;
     size_t left = least[0] & 127, right = next[left], after = next[right];
     uint32_t id = least[0] >> 7, joined = 0;
@@ -3939,77 +3953,124 @@ G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
   memset(tokens, 0, sizeof *tokens);
 }
 
-/* What the caches do not know: merges the piece, and enters it in the cache that has room for it. */
-G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned char *piece,
-                                         size_t bytes, int32_t *ids, size_t *made) {
-  size_t used;
-  g2z__words48 *words48 = NULL;
-  if (bytes <= sizeof words48->key) {
-    g2z__key key = {bytes, 0};
-    for (size_t i = 0; i < bytes; i += 16) {
-      g2z__key more = g2z__key_of(piece + i, bytes - i);
-      key.first = key.first * 0x9E3779B97F4A7C15u ^ more.first;
-      key.second = (key.second ^ more.second) * 0x9E3779B97F4A7C15u;
-    }
-    words48 = &encoder->words48[g2z__key_hash(key, G2Z__WORDS48_BITS)];
-    if (words48->bytes == bytes && memcmp(words48->key, piece, bytes) == 0) {
-      *made = words48->count;
-      memcpy(ids, words48->ids, *made * sizeof *ids);
-      return G2Z_OK;
-    }
-  }
-  G2Z__TRY(g2z__merge_piece(encoder, piece, bytes, 1, ids, made, &used));
-  if (bytes <= 16 && *made <= 6) {
-    g2z__key key = g2z__key_of(piece, bytes);
-    g2z__words16 *words = &encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)];
-    int way = words->ways[0].key.first != 0;
-    uint64_t packed[2] = {(uint64_t)*made << 60, 0};
-    for (size_t i = 0; i < *made; i++) packed[i / 3] |= (uint64_t)(uint32_t)ids[i] << 20 * (i % 3);
-    words->ways[way].key = key;
-    memcpy(words->ways[way].ids, packed, sizeof packed);
-  } else if (words48 && *made <= G2Z__WORDS48_IDS) {
-    memcpy(words48->key, piece, bytes);
-    memcpy(words48->ids, ids, *made * sizeof *ids);
-    words48->bytes = (uint32_t)bytes;
-    words48->count = (uint32_t)*made;
-  }
-  return G2Z_OK;
-}
-
 static inline void g2z__ids_unpack(uint64_t packed, int32_t *ids) {
   ids[0] = (int32_t)(packed & 0xFFFFF);
   ids[1] = (int32_t)(packed >> 20 & 0xFFFFF);
   ids[2] = (int32_t)(packed >> 40 & 0xFFFFF);
 }
 
-/* A piece that may be near the end of the text, where nothing can be read behind it. */
-G2Z__PRIVATE g2z_status g2z__encode_piece(g2z_encoder *encoder, const unsigned char *piece,
-                                          size_t bytes, g2z_tokens *out) {
-  unsigned char padded[sizeof ((g2z__words48 *)0)->key + 16];
-  size_t made;
-  if (bytes <= sizeof padded - 16) {
-    memset(padded, 0, sizeof padded);
-    memcpy(padded, piece, bytes);
-    piece = padded;
+/* Enters a piece of at most 16 bytes and 6 ids. */
+G2Z__PRIVATE void g2z__words16_put(g2z_encoder *encoder, g2z__key key, const int32_t *ids,
+                                   size_t count) {
+  g2z__words16 *words = &encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)];
+  int way = words->ways[0].key.first != 0;
+  uint64_t packed[2] = {(uint64_t)count << 60, 0};
+  for (size_t i = 0; i < count; i++) packed[i / 3] |= (uint64_t)(uint32_t)ids[i] << 20 * (i % 3);
+  words->ways[way].key = key;
+  memcpy(words->ways[way].ids, packed, sizeof packed);
+}
+
+/* The ids of a key in its bucket; 0: it is not there. Stores six. */
+static inline size_t g2z__words16_get(const g2z__words16 *words, g2z__key key, int32_t *ids) {
+  uint64_t other0 = g2z__key_differs(words->ways[0].key, key);
+  uint64_t other1 = g2z__key_differs(words->ways[1].key, key);
+  if ((other0 < other1 ? other0 : other1) != 0) return 0; /* two branches would often be guessed */
+  const uint64_t *packed = words->ways[other0 != 0].ids;
+  uint64_t three = packed[0];
+  g2z__ids_unpack(three, ids);
+  if (three >> 60 > 3) g2z__ids_unpack(packed[1], ids + 3);
+  return (size_t)(three >> 60);
+}
+
+/* The place of a piece of at most 48 bytes in the cache of those that are no words16. */
+G2Z__PRIVATE g2z__words48 *g2z__words48_at(const g2z_encoder *encoder, const unsigned char *piece,
+                                           size_t bytes) {
+  unsigned char padded[16] = {0};
+  if (bytes < 16) memcpy(padded, piece, bytes);
+  g2z__key key = g2z__key_of(bytes < 16 ? padded : piece, 16);
+  if (bytes > 16) key.first ^= g2z__key_hash(g2z__key_of(piece + bytes - 16, 16), 64) + bytes;
+  if (bytes > 32) key.second ^= g2z__key_hash(g2z__key_of(piece + 16, 16), 64);
+  return &encoder->words48[g2z__key_hash(key, G2Z__WORDS48_BITS)];
+}
+
+typedef enum g2z__unit { G2Z__PIECE, G2Z__PART } g2z__unit;
+
+G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned char *text,
+                                          size_t bytes, const size_t *starts, size_t count,
+                                          g2z__unit unit, g2z_tokens *out);
+
+/* Merges a piece part by part: between two bytes that no token has inside no merge reaches across.
+ * Scripts without spaces have pieces that never come again, but their characters do. */
+G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned char *piece,
+                                          size_t bytes, size_t room, g2z__unit unit,
+                                          g2z_tokens *out) {
+  const uint64_t *inside = encoder->tokenizer->inside;
+  size_t starts[G2Z__WORDS_AHEAD + 1] = {0}, count = 0, made, used;
+  for (size_t at = 1; at < bytes && unit == G2Z__PIECE; at++) {
+    size_t joint = (size_t)piece[at - 1] << 8 | piece[at];
+    starts[++count] = at; /* stays when this is the end of a part */
+    count -= inside[joint / 64] >> joint % 64 & 1;
+    if (count < G2Z__WORDS_AHEAD) continue;
+    G2Z__TRY(g2z__encode_units(encoder, piece, room, starts, count, G2Z__PART, out));
+    starts[0] = at;
+    count = 0;
   }
-  G2Z__TRY(g2z__encode_miss(encoder, piece, bytes, out->ids + out->count, &made));
+  starts[++count] = bytes;
+  if (starts[0] || count > 1)
+    return g2z__encode_units(encoder, piece, room, starts, count, G2Z__PART, out);
+  G2Z__TRY(g2z__merge_piece(encoder, piece, bytes, 1, out->ids + out->count, &made, &used));
   out->count += made;
   return G2Z_OK;
 }
 
-/* Appends the ids of `count` pieces, of which piece i is text[starts[i]..starts[i + 1]). All keys
- * first: so the caches' lines are on their way while others are looked at. `bytes` of text can be
- * read, and out has room for an id per byte and five more. */
-G2Z__PRIVATE g2z_status g2z__encode_pieces(g2z_encoder *encoder, const unsigned char *text,
-                                           size_t bytes, const size_t *starts, size_t count,
-                                           g2z_tokens *out) {
+/* A piece or part that words16 does not know, or that was not looked up because fewer than 16 bytes
+ * can be read from there. `room` bytes can. */
+G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned char *piece,
+                                         size_t bytes, size_t room, g2z__unit unit,
+                                         g2z_tokens *out) {
+  unsigned char padded[16] = {0};
+  g2z__words48 *words48 = NULL;
+  g2z__key key = {0, 0};
+  size_t before = out->count, made = 0;
+  if (bytes <= 16) {
+    memcpy(padded, piece, bytes);
+    key = g2z__key_of(padded, bytes);
+    made = g2z__words16_get(&encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)], key,
+                            out->ids + before);
+  }
+  if (made == 0 && bytes <= sizeof words48->key) {
+    words48 = g2z__words48_at(encoder, piece, bytes);
+    if (words48->bytes == bytes && memcmp(words48->key, piece, bytes) == 0) {
+      made = words48->count;
+      memcpy(out->ids + before, words48->ids, made * sizeof *words48->ids);
+    }
+  }
+  out->count += made;
+  if (made) return G2Z_OK;
+  G2Z__TRY(g2z__encode_parts(encoder, piece, bytes, room, unit, out));
+  made = out->count - before;
+  if (bytes <= 16 && made <= 6) {
+    g2z__words16_put(encoder, key, out->ids + before, made);
+  } else if (words48 && made <= G2Z__WORDS48_IDS) {
+    memcpy(words48->key, piece, bytes);
+    memcpy(words48->ids, out->ids + before, made * sizeof *words48->ids);
+    words48->bytes = (uint32_t)bytes;
+    words48->count = (uint32_t)made;
+  }
+  return G2Z_OK;
+}
+
+/* Appends the ids of `count` pieces or parts, of which number i is text[starts[i]..starts[i + 1]). All
+ * keys first: so the cache's lines are on their way while others are looked at. `bytes` of text can
+ * be read, and out has room for an id per byte and five more. */
+G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned char *text,
+                                          size_t bytes, const size_t *starts, size_t count,
+                                          g2z__unit unit, g2z_tokens *out) {
   g2z__key keys[G2Z__WORDS_AHEAD];
   const g2z__words16 *words[G2Z__WORDS_AHEAD];
-  size_t known = 0; /* pieces of at most 16 bytes, with as many to read */
+  size_t known = 0; /* those with 16 bytes to read */
   for (; known < count && starts[known] + 16 <= bytes; known++) {
-    const unsigned char *p = text + starts[known];
-    size_t length = starts[known + 1] - starts[known];
-    keys[known] = g2z__key_of(p, length);
+    keys[known] = g2z__key_of(text + starts[known], starts[known + 1] - starts[known]);
     words[known] = &encoder->words16[g2z__key_hash(keys[known], G2Z__WORDS16_BITS)];
     __builtin_prefetch(words[known]);
   }
@@ -4017,20 +4078,12 @@ G2Z__PRIVATE g2z_status g2z__encode_pieces(g2z_encoder *encoder, const unsigned 
   for (size_t i = 0; i < count; i++) {
     size_t length = starts[i + 1] - starts[i];
     if (i < known && length <= 16) {
-      const g2z__words16 *w = words[i];
-      uint64_t other0 = g2z__key_differs(w->ways[0].key, keys[i]);
-      uint64_t other1 = g2z__key_differs(w->ways[1].key, keys[i]);
-      if ((other0 < other1 ? other0 : other1) == 0) { /* a branch for each would often be guessed */
-        const uint64_t *packed = w->ways[other0 != 0].ids;
-        uint64_t three = packed[0];
-        g2z__ids_unpack(three, ids);
-        if (three >> 60 > 3) g2z__ids_unpack(packed[1], ids + 3);
-        ids += three >> 60;
-        continue;
-      }
+      size_t made = g2z__words16_get(words[i], keys[i], ids);
+      ids += made;
+      if (made) continue;
     }
     out->count = (size_t)(ids - out->ids);
-    G2Z__TRY(g2z__encode_piece(encoder, text + starts[i], length, out));
+    G2Z__TRY(g2z__encode_miss(encoder, text + starts[i], length, bytes - starts[i], unit, out));
     ids = out->ids + out->count;
   }
   out->count = (size_t)(ids - out->ids);
@@ -4060,7 +4113,7 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
               out->count + (starts[count - 1] - from) + 5);
     for (size_t i = 0; i + 1 < count; i += G2Z__WORDS_AHEAD) {
       size_t some = count - 1 - i < G2Z__WORDS_AHEAD ? count - 1 - i : G2Z__WORDS_AHEAD;
-      G2Z__TRY(g2z__encode_pieces(encoder, text, bytes, starts + i, some, out));
+      G2Z__TRY(g2z__encode_units(encoder, text, bytes, starts + i, some, G2Z__PIECE, out));
     }
     from = starts[count - 1];
     if (over) break;
