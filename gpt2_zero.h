@@ -2872,11 +2872,13 @@ G2Z__PRIVATE int g2z__utf8_step(const unsigned char *p, const unsigned char *end
 G2Z__PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
   const unsigned char *p = text, *end = text + bytes;
   while (p < end) {
-    uint64_t eight;
-    if (end - p >= 8 && (memcpy(&eight, p, 8), (eight & 0x8080808080808080u) == 0)) {
-      p += 8;
-      continue;
+    uint64_t eights[4];
+    for (; end - p >= 32; p += 32) {
+      memcpy(eights, p, sizeof eights);
+      if ((eights[0] | eights[1] | eights[2] | eights[3]) & 0x8080808080808080u) break;
     }
+    while (p < end && *p < 0x80) p++;
+    if (p == end) break;
     /* What most of the world's text is, without a loop; g2z__utf8_step knows the rest. */
     if (end - p >= 3 && p[0] >= 0xC2 && p[0] < 0xE0 && (p[1] & 0xC0) == 0x80) {
       p += 2;
