@@ -41,7 +41,7 @@ typedef enum eot_place { EOT_FIRST, EOT_LAST, EOT_NONE } eot_place;
 enum { TRAIN, VAL, BY_DOCUMENT }; /* where a text goes; the last: its documents are dealt out */
 
 typedef struct options {
-  const char *vocab, *field, *out, *name;
+  const char *vocab, *field, *out, *name, *bench;
   int train_bpe, bytes, split_docs, universal_newlines, allow_special, strict, format, eot;
   float val_fraction;
   int64_t val_docs, val_tokens, train_docs, shard_tokens;
@@ -88,6 +88,7 @@ typedef struct options {
   GROUP("Instead of shards")                                                                      \
   FLAG("encode", SWITCH, encode, 0, 0, "", "text on standard input to ids on standard output")    \
   FLAG("decode", SWITCH, decode, 0, 0, "", "ids on standard input to text on standard output")    \
+  FLAG("bench", TEXT, bench, 0, 0, "FILE", "time each stage on one thread, on FILE's first 256 MiB")  \
   GROUP("Program")                                                                                \
   FLAG("threads", INT, threads, 1, 256, "N", "that encode; the output is the same for any N")     \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
@@ -169,13 +170,15 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
   if ((o->vocab != NULL) + (o->train_bpe != 0) + o->bytes > 1)
     return fail(services, G2Z_BAD_ARGUMENT,
                 "--vocab, --train-bpe and --bytes each name a vocabulary: give one of them");
-  if (o->encode || o->decode) {
-    if (o->encode && o->decode)
-      return fail(services, G2Z_BAD_ARGUMENT, "--encode or --decode: give one of them");
+  if (o->encode || o->decode || o->bench) {
+    if (o->encode + o->decode + (o->bench != NULL) > 1)
+      return fail(services, G2Z_BAD_ARGUMENT, "--encode, --decode or --bench: give one of them");
     if (count || o->train_bpe)
       return fail(services, G2Z_BAD_ARGUMENT,
-                  "%s: --%s reads standard input and takes neither FILE nor --train-bpe",
-                  count ? inputs[0] : "--train-bpe", o->encode ? "encode" : "decode");
+                  "%s: --%s reads %s and takes neither FILE nor --train-bpe",
+                  count ? inputs[0] : "--train-bpe",
+                  o->encode ? "encode" : o->decode ? "decode" : "bench",
+                  o->bench ? "its own file" : "standard input");
     if (o->eot < 0) o->eot = EOT_NONE;
     o->val_fraction = 0;
     return G2Z_OK;
@@ -887,7 +890,7 @@ static void pool_retire(pool *p, job *done) {
     pthread_mutex_unlock(&p->lock);
     g2z_status status = p->status == G2Z_OK ? write_due(p, j) : p->status;
     uint64_t bytes = j->bytes;
-    if (j->text_capacity > 2 * OPEN_BYTES) { /* a long line of JSON */
+    if (j->text_capacity > 2 * JOB_BYTES) { /* a long line, or text without cuts */
       free(j->text);
       g2z_tokens_free(&j->tokens);
       j->text = NULL;
@@ -1279,6 +1282,140 @@ static g2z_status filter(g2z_services *services, const options *o) {
   return status;
 }
 
+/* ----- --bench ----------------------------------------------------------- */
+
+typedef struct benched {     /* what the stages work on */
+  const options *o;
+  g2z_services *services;
+  const g2z_tokenizer *tokenizer;
+  char *text;
+  size_t bytes, capacity;
+  g2z_encoder *encoder;      /* NULL: the next encoding starts with empty caches */
+  g2z_tokens tokens;
+  int keep;                  /* those of all the text, and not only of its last job */
+} benched;
+
+static g2z_status bench_read(benched *b) {
+  const size_t limit = (size_t)256 << 20;
+  int file = open(b->o->bench, O_RDONLY | O_CLOEXEC);
+  g2z_status status = file < 0 ? fail_input(b->services, b->o->bench, errno)
+                               : widen_text(b->services, &b->text, &b->capacity, limit);
+  for (b->bytes = 0; status == G2Z_OK && b->bytes < limit;) {
+    size_t some = limit - b->bytes < JOB_BYTES ? limit - b->bytes : JOB_BYTES;
+    ssize_t got = read(file, b->text + b->bytes, some);
+    if (got < 0) status = fail_input(b->services, b->o->bench, errno);
+    if (got <= 0) break;
+    b->bytes += (size_t)got;
+  }
+  if (file >= 0) close(file);
+  if (status == G2Z_OK && b->bytes == 0)
+    status = fail(b->services, G2Z_FORMAT, "%s is empty", b->o->bench);
+  return status;
+}
+
+static g2z_status bench_check(benched *b) { /* nothing is done with the result: text may be invalid */
+  size_t valid = g2z__utf8_valid((const unsigned char *)b->text, b->bytes);
+  return valid <= b->bytes ? G2Z_OK : G2Z_FORMAT;
+}
+
+/* The tokenizer's scan, which is private to the header, in jobs as the program makes them. */
+static g2z_status bench_pieces(benched *b) {
+  g2z__scan *scan = &b->encoder->scan;
+  for (size_t at = 0, some; at < b->bytes; at += some) {
+    some = b->bytes - at < JOB_BYTES ? b->bytes - at : g2z_encode_cut(b->text + at, JOB_BYTES);
+    if (some == 0) some = b->bytes - at;
+    const unsigned char *text = (const unsigned char *)b->text + at;
+    if (g2z__utf8_valid(text, some) < some) continue; /* only valid text may be scanned */
+    g2z__scan_open(scan, b->tokenizer->classes, b->encoder->classify, text, some);
+    while (scan->block < scan->blocks) g2z__scan_next(scan, b->encoder->starts);
+  }
+  return G2Z_OK;
+}
+
+static g2z_status bench_encode(benched *b) {
+  b->tokens.count = 0;
+  for (size_t at = 0, some; at < b->bytes; at += some) {
+    if (!b->keep) b->tokens.count = 0;
+    some = b->bytes - at < JOB_BYTES ? b->bytes - at : g2z_encode_cut(b->text + at, JOB_BYTES);
+    if (some == 0) some = b->bytes - at;
+    TRY(g2z_encode(b->encoder, b->text + at, some, G2Z_ENCODE_DEFAULT, &b->tokens));
+  }
+  return G2Z_OK;
+}
+
+static g2z_status bench_write(benched *b) {
+  char path[4608];
+  g2z_shard_writer *shard;
+  TRY(g2z_make_directory(b->services, b->o->out));
+  snprintf(path, sizeof path, "%s/bench.bin", b->o->out);
+  TRY(g2z_shard_writer_create(b->services, path, G2Z_SHARD_RAW, &shard));
+  g2z_status status = g2z_shard_writer_append(shard, b->tokens.ids, b->tokens.count);
+  if (status == G2Z_OK) status = g2z_shard_writer_finish(shard);
+  g2z_shard_writer_free(shard); /* not committed: the file goes */
+  return status;
+}
+
+/* The best of three of a stage, and of a stage for an instruction set that not every machine has. */
+static g2z_status bench_stage(benched *b, const char *name, const char *simd, int cold,
+                              g2z_status (*stage)(benched *b)) {
+  double best = 1e30;
+  if (simd) setenv("G2Z_SIMD", simd, 1);
+  for (int i = 0; i < 3; i++) {
+    if (cold || i == 0) {
+      g2z_encoder_free(b->encoder);
+      TRY(g2z_encoder_create(b->services, b->tokenizer, &b->encoder));
+      if (!cold && stage == bench_encode) TRY(stage(b));
+    }
+    double begin = g2z_seconds();
+    TRY(stage(b));
+    double seconds = g2z_seconds() - begin;
+    if (seconds < best) best = seconds;
+  }
+  printf("  %-36s %-9s %8.1f MB/s\n", name, simd ? simd : "", (double)b->bytes / 1e6 / best);
+  fflush(stdout);
+  return G2Z_OK;
+}
+
+static g2z_status bench_stages(benched *b) {
+  TRY(bench_read(b));
+  printf("%s: %.1f MB, one thread, best of 3\n", b->o->bench, (double)b->bytes / 1e6);
+  TRY(bench_stage(b, "read", NULL, 0, bench_read));
+  TRY(bench_stage(b, "UTF-8 checked", NULL, 0, bench_check));
+#define X(set, is_here) \
+  if (is_here) TRY(bench_stage(b, "and pieces found", #set, 0, bench_pieces));
+  G2Z__SIMD_LIST(X)
+#undef X
+#define X(set, is_here) \
+  if (is_here) TRY(bench_stage(b, "text to ids, caches empty at first", #set, 1, bench_encode));
+  G2Z__SIMD_LIST(X)
+#undef X
+  unsetenv("G2Z_SIMD");
+  TRY(bench_stage(b, "text to ids, caches know the text", NULL, 0, bench_encode));
+  b->keep = 1;
+  TRY(bench_encode(b));
+  TRY(bench_stage(b, "ids written and synced", NULL, 0, bench_write));
+  printf("  %-46s %8.2f\n", "bytes per token", (double)b->bytes / (double)b->tokens.count);
+  return G2Z_OK;
+}
+
+static g2z_status bench(g2z_services *services, const options *o) {
+  benched b;
+  g2z_tokenizer *tokenizer;
+  memset(&b, 0, sizeof b);
+  b.o = o;
+  b.services = services;
+  TRY(g2z_tokenizer_create(services, o->vocab, &tokenizer));
+  b.tokenizer = tokenizer;
+  g2z_status status = bench_stages(&b);
+  g2z_encoder_free(b.encoder);
+  g2z_tokens_free(&b.tokens);
+  g2z_tokenizer_free(tokenizer);
+  free(b.text);
+  return status;
+}
+
+/* ----- main -------------------------------------------------------------- */
+
 int main(int argc, char **argv) {
   g2z_services services;
   struct sigaction stop;
@@ -1295,8 +1432,9 @@ int main(int argc, char **argv) {
   if (status == G2Z_OK && !o.help) {
     status = settle(&services, &o, argv + 1, count);
     if (status == G2Z_OK)
-      status = o.encode || o.decode ? filter(&services, &o)
-                                    : prepare(&services, &o, argv + 1, count);
+      status = o.bench                ? bench(&services, &o)
+               : o.encode || o.decode ? filter(&services, &o)
+                                      : prepare(&services, &o, argv + 1, count);
   }
   if (status != G2Z_OK) fprintf(stderr, "prepare_data: %s\n", services.error);
   return status == G2Z_OK ? 0 : 1;
