@@ -1287,6 +1287,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/utsname.h>
@@ -3908,6 +3909,22 @@ G2Z__PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned ch
 
 /* ----- encode and decode ------------------------------------------------- */
 
+/* A table that is looked up everywhere, zeroed, in large pages where the system has some to give. It
+ * is written to once here, because a page that is read first has to be taken away again from every
+ * processor when it is written: with two threads that cost a tenth of the time. */
+G2Z__PRIVATE g2z_status g2z__alloc_table(g2z_services *services, size_t count, size_t size,
+                                         void **out) {
+  G2Z__TRY(g2z__alloc(services, count, size, out));
+  if (services->allocate) return G2Z_OK; /* then it was written to */
+#ifdef MADV_HUGEPAGE
+  const uintptr_t large = (uintptr_t)2 << 20, first = ((uintptr_t)*out + large - 1) & ~(large - 1);
+  const uintptr_t last = ((uintptr_t)*out + count * size) & ~(large - 1);
+  if (first < last) (void)!madvise((void *)first, last - first, MADV_HUGEPAGE);
+#endif
+  for (size_t at = 0; at < count * size; at += 4096) ((volatile unsigned char *)*out)[at] = 0;
+  return G2Z_OK;
+}
+
 /* A new encoder for a vocabulary that may still grow to `vocab` ids. */
 G2Z__PRIVATE g2z_status g2z__encoder_new(g2z_services *services, const g2z_tokenizer *tokenizer,
                                          size_t vocab, g2z_encoder **out) {
@@ -3920,7 +3937,7 @@ G2Z__PRIVATE g2z_status g2z__encoder_new(g2z_services *services, const g2z_token
   g2z_status status = g2z__classify_choose(services, &encoder->classify);
 #define G2Z__ENCODER_TABLE(type, name, count)                            \
   if (status == G2Z_OK) {                                                \
-    status = g2z__alloc(services, count, sizeof(type), &memory);         \
+    status = g2z__alloc_table(services, count, sizeof(type), &memory);   \
     encoder->name = (type *)memory;                                      \
   }
   G2Z__ENCODER_TABLE(g2z__words16, words16, (size_t)1 << G2Z__WORDS16_BITS)
