@@ -1040,6 +1040,30 @@ static void test_tokenizer_bytes(g2z_test *t) {
   g2z_tokenizer_free(tokenizer);
 }
 
+/* Two trainers that share a text, added, are one that had it all. */
+static void test_bpe_trainers_add(g2z_test *t) {
+  g2z_bpe_trainer *halves[2] = {NULL, NULL};
+  g2z_tokenizer *tokenizer = NULL;
+  char *merges = NULL;
+  size_t bytes, half = g2z_encode_cut(test_bpe_text, 300);
+  for (int i = 0; i < 2; i++) CHECK_OK(t, g2z_bpe_trainer_create(&t->services, &halves[i]));
+  if (halves[0] && halves[1]) {
+    CHECK_OK(t, g2z_bpe_trainer_feed(halves[0], test_bpe_text + half, strlen(test_bpe_text) - half));
+    CHECK_OK(t, g2z_bpe_trainer_feed(halves[1], test_bpe_text, half));
+    CHECK_OK(t, g2z_bpe_trainer_add(halves[0], halves[1]));
+    CHECK_OK(t, g2z_bpe_trainer_finish(halves[0], 257 + 120, &tokenizer));
+  }
+  if (tokenizer) {
+    const char *path = test_path(t, "added.txt");
+    CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, tokenizer, path));
+    CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &merges, &bytes));
+    CHECK(t, merges && strcmp(merges, test_bpe_merges) == 0);
+  }
+  g2z_release(&t->services, merges);
+  g2z_tokenizer_free(tokenizer);
+  for (int i = 0; i < 2; i++) g2z_bpe_trainer_free(halves[i]);
+}
+
 static void test_bpe_training(g2z_test *t) {
   const char *path = test_path(t, "merges.txt");
   g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 257 + 120);
@@ -1338,6 +1362,162 @@ static void test_tokenizer_long_pieces(g2z_test *t) {
   }
   g2z_tokenizer_free(tokenizer);
   free(spaces);
+}
+
+/* GPT-2's pattern once more, character by character: the end of the piece that starts at p. */
+static const unsigned char *test_piece_end(const unsigned char *classes, const unsigned char *p,
+                                           const unsigned char *end) {
+  const unsigned char *at = p, *next, *last = p;
+  int contraction = *p == '\'' ? g2z__contraction(p, end) : 0;
+  if (contraction) return p + contraction;
+  if (*p == ' ' && p + 1 < end) at = p + 1; /* one space joins the run behind it */
+  int kind = g2z__class_at(classes, at, &next);
+  if (kind != G2Z__WHITE) {
+    do at = next;
+    while (at < end && g2z__class_at(classes, at, &next) == kind);
+    return at;
+  }
+  for (at = p; at < end && g2z__class_at(classes, at, &next) == G2Z__WHITE; at = next) last = at;
+  return at == end || last == p ? at : last; /* the last of a run splits off before a word */
+}
+
+/* Whether the masks of an instruction set give the pieces that the pattern gives, one by one. */
+static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned char *classes,
+                             g2z__classify classify, const unsigned char *text, size_t bytes) {
+  const unsigned char *p = text, *end = text + bytes;
+  g2z__scan_open(scan, classes, classify, text, bytes);
+  while (scan->block < scan->blocks) {
+    size_t count = g2z__scan_next(scan, starts);
+    for (size_t i = 0; i < count; i++) {
+      if (p == end || starts[i] != (size_t)(p - text)) return 0;
+      p = test_piece_end(classes, p, end);
+    }
+  }
+  return p == end;
+}
+
+/* Every instruction set that this machine has, forced: pieces of hard texts of many lengths, at every
+ * place in a block, and of each class of Unicode beside each other. */
+static void test_tokenizer_simd(g2z_test *t) {
+  static const char *const sets[] = {"portable", "avx2", "avx512", "neon"};
+  static unsigned char raw[12000], text[3 * sizeof raw];
+  static g2z__scan scan;
+  static size_t starts[G2Z__SCAN_STARTS];
+  g2z_tokenizer *tokenizer = NULL;
+  int forced = 0;
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  if (!tokenizer) return;
+  for (size_t set = 0; set < sizeof sets / sizeof *sets; set++) {
+    g2z_encoder *encoder = NULL;
+    uint32_t state = 17;
+    setenv("G2Z_SIMD", sets[set], 1);
+    g2z_status status = g2z_encoder_create(&t->services, tokenizer, &encoder);
+    unsetenv("G2Z_SIMD");
+    CHECK(t, status == G2Z_OK || (status == G2Z_UNSUPPORTED && set > 0));
+    if (status != G2Z_OK) continue;
+    forced++;
+    for (int i = 0; i < 3000; i++) {
+      size_t want = test_bpe_random(&state) % (i % 50 ? 300 : sizeof raw - 64), bytes = 0;
+      while (bytes < want) {
+        if (test_bpe_random(&state) % 8 == 0) raw[bytes++] = (unsigned char)test_bpe_random(&state);
+        else bytes += test_bpe_random_text(&state, (char *)raw + bytes, sizeof raw - bytes);
+      }
+      size_t valid = g2z__utf8_repair(raw, bytes, text);
+      t->checks++;
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->classify, text, valid))
+        test_fail(t, __FILE__, __LINE__, "%s: other pieces in text %d", sets[set], i);
+    }
+    for (uint32_t c = 0x20; c < G2Z__CLASSIFIED; c += 1 + c / 512) { /* between two of each class */
+      if (c >= 0xD800 && c < 0xE000) continue;
+      unsigned char utf8[4];
+      size_t length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, bytes = 0;
+      for (size_t k = length; k-- > 1;) utf8[k] = (unsigned char)(0x80 | (c >> 6 * (length - 1 - k) & 63));
+      static const unsigned char firsts[] = {0, 0, 0xC0, 0xE0, 0xF0};
+      utf8[0] = (unsigned char)(length == 1 ? c : firsts[length] | c >> 6 * (length - 1));
+      for (const char *around = "a1 \n!'s"; *around; around++) {
+        text[bytes++] = (unsigned char)*around;
+        memcpy(text + bytes, utf8, length);
+        bytes += length;
+      }
+      t->checks++;
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->classify, text, bytes))
+        test_fail(t, __FILE__, __LINE__, "%s: other pieces around U+%04X", sets[set], c);
+    }
+    g2z_encoder_free(encoder);
+  }
+  CHECK(t, forced >= 1);
+  setenv("G2Z_SIMD", "mmx", 1);
+  g2z_encoder *encoder;
+  CHECK_STATUS(t, g2z_encoder_create(&t->services, tokenizer, &encoder), G2Z_UNSUPPORTED,
+               &t->services, "G2Z_SIMD=mmx");
+  unsetenv("G2Z_SIMD");
+  g2z_tokenizer_free(tokenizer);
+}
+
+/* Ids of a text that is handed over a little at a time. */
+static void test_bpe_stream(g2z_test *t, g2z_encoder *encoder, const char *text, size_t bytes,
+                            size_t step, int flags, g2z_tokens *out) {
+  size_t at = 0, seen = 0, used;
+  out->count = 0;
+  while (seen < bytes) {
+    seen = seen + step < bytes ? seen + step : bytes;
+    if (g2z_encode_part(encoder, text + at, seen - at, flags, out, &used) != G2Z_OK) break;
+    if (used > seen - at) break;
+    at += used;
+  }
+  CHECK(t, seen == bytes);
+  CHECK_OK(t, g2z_encode(encoder, text + at, bytes - at, flags, out));
+}
+
+static void test_tokenizer_part(g2z_test *t) {
+  static char text[3000];
+  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 377);
+  g2z_encoder *encoder = NULL;
+  g2z_tokens whole, parts;
+  uint32_t state = 23;
+  int wrong = 0;
+  memset(&whole, 0, sizeof whole);
+  memset(&parts, 0, sizeof parts);
+  if (tokenizer) CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  for (int i = 0; i < 300 && encoder; i++) {
+    size_t bytes = 0, step = 1 + test_bpe_random(&state) % 200;
+    int flags = i % 2 ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT;
+    while (bytes < 2000) {
+      bytes += test_bpe_random_text(&state, text + bytes, 64);
+      if (test_bpe_random(&state) % 16 == 0) bytes += (size_t)sprintf(text + bytes, "<|endoftext|>");
+    }
+    whole.count = 0;
+    CHECK_OK(t, g2z_encode(encoder, text, bytes, flags, &whole));
+    test_bpe_stream(t, encoder, text, bytes, step, flags, &parts);
+    wrong += !test_bpe_equal(&whole, &parts);
+  }
+  CHECK(t, wrong == 0);
+  /* Pieces that do not fit into a part, merged as one and in parts: letters, apostrophes that begin
+   * contractions only where a piece starts, and bytes that are not UTF-8. */
+  static const char *const alphabets[] = {"etaoins", "a", "''!", "\xFF\xE6\x9D", "t<es "};
+  size_t bytes = 2 * G2Z__PIECE_PART + 54321;
+  char *piece = (char *)malloc(bytes);
+  int32_t *ids = (int32_t *)malloc(bytes * sizeof *ids);
+  CHECK(t, piece && ids);
+  for (size_t a = 0; a < 5 && encoder && piece && ids; a++) {
+    size_t letters = strlen(alphabets[a]), made, used;
+    for (size_t i = 0; i < bytes; i++) piece[i] = alphabets[a][test_bpe_random(&state) % letters];
+    memcpy(piece + bytes - 8, "'s'll've", 8);
+    whole.count = 0;
+    CHECK_OK(t, g2z_encode(encoder, piece, bytes, 0, &whole));
+    if (a < 2) { /* the letters are one piece: merged at once */
+      CHECK_OK(t, g2z__merge_long(encoder, (unsigned char *)piece, bytes - 8, 1, ids, &made, &used));
+      CHECK(t, made + 3 <= whole.count && memcmp(ids, whole.ids, made * sizeof *ids) == 0);
+    }
+    test_bpe_stream(t, encoder, piece, bytes, 700000, 0, &parts);
+    CHECK(t, test_bpe_equal(&whole, &parts));
+  }
+  free(piece);
+  free(ids);
+  g2z_tokens_free(&whole);
+  g2z_tokens_free(&parts);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
 }
 
 typedef struct test_bpe_thread {
@@ -1671,13 +1851,16 @@ static void test_prepare_refusals(g2z_test *t) {
       {"--format raw --shard-tokens 9 $D/a.txt", "--shard-tokens 9"},
       {"--name x/y $D/a.txt", "--name x/y"},
       {"--encode $D/a.txt", "--encode reads standard input"},
+      {"--bench $D/none.txt", "none.txt: No such file"},
+      {"--bench $D/a.txt --encode", "give one of them"},
       {"--train-bpe 300 -", "reads its text twice"},
       {"$D/none.txt", "none.txt: No such file"},
       {"$D/a.txt $D/empty.txt", "empty.txt is empty"},
       {"- < /dev/null", "standard input is empty"},
       {"--val-fraction 0.1 - < $D/a.txt", "--val-fraction 0.1"},
       {"$D", "is a directory"},
-      {"$D/a.txt.gz", "a.txt.gz is compressed"},
+      {"$D/none.txt.gz", "none.txt.gz: No such file"},
+      {"--val-docs 0 $D/a.txt $D/not.gz", "not.gz: gzip -dc ended with exit code 1"},
       {"--strict --val-docs 0 $D/a.txt $D/latin1.txt", "latin1.txt, from byte 0 on: invalid UTF-8: "
                                                        "byte 0xe9 at offset 3"},
       {"--val-docs 0 $D/bad.jsonl", "bad.jsonl, line 3, column 12: "},
@@ -1694,6 +1877,7 @@ static void test_prepare_refusals(g2z_test *t) {
       {"a.txt", "some text\n"},
       {"empty.txt", ""},
       {"latin1.txt", "caf\xE9\n"},
+      {"not.gz", "no gzip"},
       {"bad.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{\"text\":\"c\"]\n"},
       {"lacks.jsonl", "{\"text\":\"a\"}\n{\"txt\":\"b\"}\n"},
   };
@@ -1721,11 +1905,91 @@ static void test_prepare_refusals(g2z_test *t) {
   CHECK(t, rmdir(test_path(t, "out")) == 0);
 }
 
+/* Text that comes through gzip or zstd, whole, cut short, and without the program. */
+static void test_prepare_packed(g2z_test *t) {
+  static const char *const packers[][2] = {{"gzip", "gz"}, {"zstd", "zst"}};
+  static char text[400000];
+  char output[16384], name[64], pack[512];
+  uint32_t state = 29;
+  size_t bytes = 0;
+  int found = 0;
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  while (bytes + 64 < sizeof text) bytes += test_bpe_random_text(&state, text + bytes, 64);
+  test_write_file(t, test_path(t, "p.txt"), text, bytes);
+  test_write_file(t, test_path(t, "d.jsonl"), "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n", 27);
+  CHECK(t, test_prepare(t, output, "", "--out $D/1 --val-fraction 0 $D/p.txt") == 0);
+  for (int i = 0; i < 2; i++) {
+    const char *program = packers[i][0], *ending = packers[i][1];
+    snprintf(pack, sizeof pack,
+             "command -v %s > /dev/null || exit 3; cd $D; rm -rf 2 3; for f in p.txt d.jsonl; do "
+             "%s -c $f > $f.%s; done; head -c 9000 p.txt.%s > cut.%s; cd $OLDPWD;",
+             program, program, ending, ending, ending);
+    int code = test_prepare(t, output, pack, "--out $D/2 --val-docs 0 --threads 2 $D/p.txt.%s",
+                            ending);
+    if (code == 3) continue;
+    found++;
+    CHECK(t, code == 0);
+    CHECK(t, test_prepare(t, output, "cmp $D/1/p_train_000000.bin $D/2/p_train_000000.bin || exit 4;",
+                          "--help") == 0);
+    CHECK(t, test_prepare(t, output, "", "--out $D/2 --val-docs 0 $D/d.jsonl.%s", ending) == 0);
+    CHECK(t, strstr(output, "2 documents, 5 tokens") != NULL);
+    CHECK(t, test_prepare(t, output, "", "--out $D/3 --val-docs 0 $D/cut.%s", ending) == 1);
+    CHECK(t, strstr(output, "the file is damaged or cut short") != NULL);
+    CHECK(t, rmdir(test_path(t, "3")) == 0);
+    CHECK(t, test_prepare(t, output, "PATH=/nowhere", "--out $D/2 --val-docs 0 $D/p.txt.%s",
+                          ending) == 1);
+    snprintf(name, sizeof name, "cannot start %s", program);
+    CHECK(t, strstr(output, name) != NULL);
+  }
+  if (!found) SKIP(t, "neither gzip nor zstd is here");
+}
+
+/* Nine million letters without a space, then white space and words: no place to cut. The base is one
+ * call of the library; what is not cut is encoded while it is read, whatever the number of threads. */
+static void test_prepare_open(g2z_test *t) {
+  char output[16384], name[64];
+  uint32_t state = 31;
+  size_t bytes = 9000000, at = 0;
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  char *text = (char *)malloc(bytes);
+  CHECK(t, text != NULL);
+  if (!text) return;
+  while (at < bytes) text[at++] = "etaoinshr'd1"[test_bpe_random(&state) % 12];
+  memset(text + bytes - 1000000, '\n', 999000);
+  memcpy(text + bytes - 1000, "<|endoftext|> it's\n\nover", 24);
+  test_write_file(t, test_path(t, "open.txt"), text, bytes);
+  test_write_file(t, test_path(t, "merges.txt"), test_bpe_merges, strlen(test_bpe_merges));
+  g2z_tokenizer *tokenizer = NULL;
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "merges.txt"), &tokenizer));
+  for (int special = 0; special < 2 && tokenizer; special++) {
+    g2z_tokens expected = test_bpe_encode(t, tokenizer, text, bytes,
+                                          special ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT);
+    int *ids = (int *)malloc((expected.count + 1) * sizeof *ids);
+    CHECK(t, ids != NULL);
+    for (size_t i = 0; i < expected.count && ids; i++) ids[i] = expected.ids[i];
+    for (int threads = 1; threads < 8 && ids; threads = threads < 3 ? threads + 1 : threads + 4) {
+      CHECK(t, test_prepare(t, output, "cat $D/open.txt |",
+                            "--vocab $D/merges.txt --val-fraction 0 --format raw --eot none %s "
+                            "--out $D/%d --threads %d -", special ? "--allow-special" : "", threads,
+                            threads) == 0);
+      snprintf(name, sizeof name, "%d/train.bin", threads);
+      test_prepare_shard(t, name, 0, ids, expected.count);
+    }
+    free(ids);
+    g2z_tokens_free(&expected);
+  }
+  CHECK(t, test_prepare(t, output, "", "--split-docs eot --val-docs 1 --threads 2 --out $D/e "
+                                       "$D/open.txt") == 0);
+  CHECK(t, strstr(output, "train       1 document,") != NULL); /* and the one of validation */
+  g2z_tokenizer_free(tokenizer);
+  free(text);
+}
+
 static void test_prepare_filters(g2z_test *t) {
   static const char *const flags[] = {
       "vocab", "train-bpe", "bytes", "field", "split-docs", "universal-newlines", "allow-special",
       "strict", "format", "eot", "out", "name", "shard-tokens", "val-fraction", "val-docs",
-      "val-tokens", "train-docs", "encode", "decode", "threads", "help"};
+      "val-tokens", "train-docs", "encode", "decode", "bench", "threads", "help"};
   char output[16384], flag[64];
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
   test_write_file(t, test_path(t, "merges.txt"), test_bpe_merges, strlen(test_bpe_merges));
@@ -1744,6 +2008,8 @@ static void test_prepare_filters(g2z_test *t) {
   CHECK(t, strstr(output, "byte 11: an id beyond 256") != NULL);
   CHECK(t, test_prepare(t, output, "echo 1 -2 |", "--decode") == 1);
   CHECK(t, strstr(output, "byte 2: 0x2d is no digit") != NULL);
+  CHECK(t, test_prepare(t, output, "", "--bench $D/a.txt --out $D") == 0);
+  CHECK(t, strstr(output, "text to ids") && strstr(output, "portable") && strstr(output, "MB/s"));
   CHECK(t, test_prepare(t, output, "", "--help") == 0);
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
     snprintf(flag, sizeof flag, "\n  --%s ", flags[i]);
@@ -8292,11 +8558,16 @@ static const g2z_test_entry test_table[] = {
     {"tokenizer_refusals", "damaged vocabularies are refused", test_tokenizer_refusals},
     {"tokenizer_cut", "a text cut at a safe place encodes alike", test_tokenizer_cut},
     {"tokenizer_long_pieces", "a million spaces, a million letters", test_tokenizer_long_pieces},
+    {"tokenizer_simd", "each instruction set finds the pattern's pieces", test_tokenizer_simd},
+    {"tokenizer_part", "a text that comes bit by bit encodes alike", test_tokenizer_part},
+    {"bpe_trainers", "trainers that share a text learn alike", test_bpe_trainers_add},
     {"tokenizer_threads", "threads share a tokenizer", test_tokenizer_threads},
     {"tokenizer_allocations", "the tokenizer survives every failing allocation", test_tokenizer_allocations},
     {"tokenizer_gpt2", "GPT-2's published vectors (needs make vocab)", test_tokenizer_gpt2},
     {"prepare_conventions", "shards as llm.c and nanoGPT lay them out", test_prepare_conventions},
     {"prepare_threads", "any number of threads, the same bytes", test_prepare_threads},
+    {"prepare_packed", "gzip and zstd, whole and damaged", test_prepare_packed},
+    {"prepare_open", "text without a place to cut", test_prepare_open},
     {"prepare_refusals", "bad input: a sentence, exit code 1, no file", test_prepare_refusals},
     {"prepare_filters", "--encode and --decode go round", test_prepare_filters},
     {"shuffle", "a permutation of any size, another each epoch", test_shuffle},
