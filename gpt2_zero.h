@@ -156,8 +156,40 @@
  *                           and shapes of Hugging Face's GPT2LMHeadModel; weights are [in, out]
  *     config.json           its GPT2Config
  *
+ * CHECKPOINTS, a directory that g2z_trainer_save writes and g2z_trainer_load reads
+ *     model.safetensors     the fp32 master weights, and config.json: from_pretrained opens them
+ *     optimizer-RRRRR-of-WWWWW.safetensors   of rank R of W, F32 tensors of one dimension:
+ *                           "m.0000000123" holds AdamW's m of canonical elements 123, 124, ...; then
+ *                           "v.", the same ranges. All files together hold each element once
+ *     tuning.txt            the algorithms that a GPU had chosen; empty on a CPU
+ *     trainer_state.json    written last, an object with these members in this order:
+ *         format, version     "gpt2_zero checkpoint", 1
+ *         tokens              trained on so far
+ *         epoch, epoch_step   of the loader: the step that comes next
+ *         sequences           of the data; 0: the caller brought the batches
+ *         layers ... vocab    the model; batch, seq, accum, world, zero_stage, dtype of the run
+ *         state               g2z_step_state: step, applied, loss_scale, ...; null: not finite
+ *         settings            "name=value": of a run that resumes, those that differ are told
+ *         files               [{name, spans: ["BEGIN BYTES CRC", ...], bytes}]: model, config, tuning,
+ *                             optimizer 0 ... W-1. Spans tile a file; BEGIN and BYTES are decimal,
+ *                             CRC is CRC-32C (RFC 3720) in 8 hexadecimal digits
+ *         crc32c              of all bytes of this file before its own digits. Behind them stand
+ *                             a quotation mark, a line feed, a brace and a line feed
+ *     All ranks write at the same time, each what it owns, into NAME.partial on a file system that
+ *     they share. Files and directory are synced, then it is renamed: a crash leaves the checkpoints
+ *     before it, and a .partial that the next start removes. Loading divides the checksums among the
+ *     ranks; one flipped bit anywhere is an error, and then nothing of the trainer has changed.
+ *     Files speak canonical ranges, so the world, the stage, the bucket size and the type of the
+ *     trainer that loads may be others. On the same config and machine what follows is bit-identical
+ *     to a run that never stopped; on another world or bucket size equal within rounding. With
+ *     another global batch the data goes on behind as many whole steps as the sequences that were
+ *     read make up (the rest of them, less than a step, is read again); keep batch x accum x world
+ *     the same to keep the schedule. A dynamic loss scale goes on from fp16 to fp16 only.
+ *
  * RUN DIRECTORY, written by g2z_run_*
- *     metrics.jsonl           a line per step, as it happens
+ *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
+ *                             val_loss and val_ms, sample_ms, save_ms, epoch and epoch_ms
+ *     step-NNNNNN             checkpoints
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
  *     launcher_metadata.json  who started it, where, with which variables (train)
@@ -165,7 +197,10 @@
  *     flight_rank_N.jsonl     left the last 1,024 collectives (train)
  *     nccl_*, topo.txt, ibstat.txt   with train --nccl-logs
  *     tuning.txt              on a GPU: the algorithms that were chosen, for --tuning
- *     RUN_COMPLETE.txt        written last: a run without it did not end
+ *     RUN_COMPLETE.txt        written last: a run without it did not end. One that was stopped has a
+ *                             checkpoint and training_metrics.json, with the reason under "shutdown"
+ *     A run that is resumed cuts metrics.jsonl and train.log behind the checkpoint's step and goes
+ *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run.
  *
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)

@@ -8382,11 +8382,14 @@ static void test_train_killed(g2z_test *t) {
   test_train_arguments(t, base, sizeof base, "killed");
   snprintf(arguments, sizeof arguments, "%s --steps 60 --batch 2 --save-every 1 --keep 2 "
            "--resume latest", base);
-  for (int turn = 0; turn < 60; turn++) {
+  for (int turn = 0; turn < 11; turn++) { /* 10 kills at least 5 steps apart */
+    char step[32];
     test_ranks_open(&ranks, 1);
     test_train_start(t, &ranks, 0, "", arguments);
-    test_nap(0.004 + 0.0003 * (test_bpe_random(&random) % 200));
-    if (turn < 50) kill(ranks.pid[0], SIGKILL);
+    snprintf(step, sizeof step, "\"step\": %d,", 5 * turn + 3);
+    if (turn < 10) test_wait_for(t, "killed/metrics.jsonl", step);
+    test_nap(0.0001 * (test_bpe_random(&random) % 200));
+    if (turn < 10) kill(ranks.pid[0], SIGKILL);
     test_ranks_wait(t, &ranks, 30);
     int code = ranks.code[0];
     kills += code == 128 + SIGKILL;
@@ -8502,16 +8505,19 @@ static void test_train_ranks_killed(g2z_test *t) {
   test_train_arguments(t, base, sizeof base, "killed");
   snprintf(arguments, sizeof arguments, "%s --steps 300 --batch 1 --save-every 10 --keep 3 "
            "--resume latest", base);
-  for (int turn = 0, code = -1; turn < 12 && code != 0; turn++) {
+  for (int turn = 0, code = -1; turn < 5 && code != 0; turn++) {
     int victim = turn % 3;
+    char step[32];
     test_ranks_open(&ranks, 3);
     for (int r = 0; r < 3; r++) test_train_start(t, &ranks, r, "", arguments);
-    test_nap(0.15 + 0.002 * (test_bpe_random(&random) % 100));
+    snprintf(step, sizeof step, "\"step\": %d,", 60 * turn + 15);
+    if (turn < 4) test_wait_for(t, "killed/metrics.jsonl", step);
+    test_nap(0.0001 * (test_bpe_random(&random) % 200));
     double begin = g2z_seconds();
-    if (turn < 6) kill(ranks.pid[victim], SIGKILL);
+    if (turn < 4) kill(ranks.pid[victim], SIGKILL);
     test_ranks_wait(t, &ranks, 60);
     code = ranks.code[(victim + 1) % 3];
-    if (turn < 6 && ranks.code[victim] == 128 + SIGKILL && code == G2Z_EXIT_LOST) {
+    if (turn < 4 && ranks.code[victim] == 128 + SIGKILL && code == G2Z_EXIT_LOST) {
       kills++;
       snprintf(said, sizeof said, "rank %d on ", victim);
       for (int r = 0; r < 3; r++) {
