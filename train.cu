@@ -423,6 +423,8 @@ static g2z_status write_launch(g2z_services *services, const options *o, const g
   g2z_writer *writer;
   g2z_json_out out;
   if (place->rank != 0 || !o->run.run_dir) return G2Z_OK;
+  snprintf(path, sizeof path, "%s/RUN_FAILED.json", o->run.run_dir);
+  unlink(path); /* of a run that goes on now */
   snprintf(path, sizeof path, "%s/launcher_metadata.json", o->run.run_dir);
   TRY(g2z_writer_create(services, path, &writer));
   memset(&out, 0, sizeof out);
