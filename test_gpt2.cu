@@ -7390,19 +7390,23 @@ static void test_ranks_mpirun(g2z_test *t) {
   }
 }
 
-/* ./train as ranks of its own, under a launcher's variables, and when one of them is killed. */
-static void test_ranks_train(g2z_test *t) {
-  const char *program = getenv("G2Z_TRAIN");
-  char output[16384], arguments[1500], config[700], path[600], *text;
-  size_t bytes;
-  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+/* Flags for a tiny model on a shard in the test's directory; the run goes to "run" there. */
+static void test_ranks_flags(g2z_test *t, char *config, size_t room) {
   uint16_t tokens[4096];
   for (int i = 0; i < 4096; i++) tokens[i] = (uint16_t)(i * 7 % 220);
   test_write_file(t, test_path(t, "shard.bin"), tokens, sizeof tokens);
-  snprintf(config, sizeof config,
+  snprintf(config, room,
            "--train %s --device cpu --dtype fp32 --layers 1 --channels 32 --context 16 --batch 2 "
            "--vocab-size 220 --sample-tokens 0 --run-dir %s/run", test_path(t, "shard.bin"),
            t->directory);
+}
+
+/* ./train as ranks of its own, and what it leaves. */
+static void test_ranks_train(g2z_test *t) {
+  char output[16384], arguments[1500], config[700], path[600], *text;
+  size_t bytes;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_ranks_flags(t, config, sizeof config);
   snprintf(arguments, sizeof arguments, "--ranks 2 --steps 3 --nccl-logs %s", config);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
   CHECK(t, test_ranks_lines(output, "RUN_COMPLETE") == 1 && strstr(output, "world_size=2"));
@@ -7424,9 +7428,16 @@ static void test_ranks_train(g2z_test *t) {
   snprintf(arguments, sizeof arguments, "--gpus 99 %s", config);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
   CHECK(t, strstr(output, "--gpus 99, but this process sees ") != NULL);
+}
 
-  /* By hand, where nobody looks after them, and then one is killed. */
+/* Ranks of ./train by hand, where nobody looks after them, and one is killed. */
+static void test_ranks_train_killed(g2z_test *t) {
+  const char *program = getenv("G2Z_TRAIN");
+  char output[16384], arguments[1500], config[700], path[600], *text;
+  size_t bytes;
   test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_ranks_flags(t, config, sizeof config);
   test_ranks_open(&ranks, 3);
   snprintf(arguments, sizeof arguments, "%s2 --steps 100000000", config);
   char *argv[32] = {strdup(program ? program : "./train")}, *words = strdup(arguments);
@@ -8654,7 +8665,8 @@ static const g2z_test_entry test_table[] = {
     {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
     {"ranks_spawn", "a process that starts ranks, looks after them, hands signals on", test_ranks_spawn},
     {"ranks_mpirun", "ranks under mpirun", test_ranks_mpirun},
-    {"ranks_train", "./train as its own launcher, and when one of its ranks is killed", test_ranks_train},
+    {"ranks_train", "./train as its own launcher, and what that leaves", test_ranks_train},
+    {"ranks_train_killed", "kill -9 of a rank of ./train, started by hand", test_ranks_train_killed},
     {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},
     {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
