@@ -89,7 +89,7 @@ typedef struct options {
   FLAG("loss-scale", FLOAT, loss_scale, 1, 16777216, "X", "a fixed one for fp16 [dynamic]")       \
   FLAG("loss-scale-window", INT, run.train.optimizer.loss_scale_window, 1, 1073741824, "N",       \
        "good steps before a dynamic loss scale doubles")                                          \
-  FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on", "the step as one CUDA graph")             \
+  FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph")        \
   FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
   FLAG("zero", INT, run.train.zero_stage, 0, 3, "STAGE",                                          \
