@@ -3383,7 +3383,8 @@ static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, i
  * Launch  grid B*NH*ceil(T/128), 256 threads, two blocks per multiprocessor: one warpgroup's
  *         softmax runs under the products of the other three. Four stages of K and V: 65 KB
  * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 51.5 GFLOP, 68 us at 756 TFLOP/s; the
- *         exponentials alone take 59 us. Measured: 150 us
+ *         exponentials alone take 57 us, at 16 per clock and multiprocessor. Measured on an H200:
+ *         150 us in bursts, 192 us in bench, where products are slower by as much
  * Order   keys upwards in blocks of 64; bitwise repeatable
  * Source  FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608) for the use of wgmma and TMA
  * Oracle  g2z_cpu_attention_fwd; test cuda_attention */
@@ -3899,9 +3900,11 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
  *         also goes through shared memory, to be transposed for dQ
  * Launch  grid at most one block per multiprocessor, 512 threads: warpgroups 0 and 1 own 64 keys
  *         each, 2 adds up dQ, one thread of 3 loads. 217 KB of shared memory
- * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP, 170 us at 756 TFLOP/s. Measured:
- *         350 us, and as long per head when it is alone on the GPU: what bounds it lies within a
- *         multiprocessor. dQ's tiles pass through L2 once per block of keys: 0.45 GB
+ * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP, 170 us at 756 TFLOP/s. Measured
+ *         on an H200: 350 us in bursts; with statistics and column sums 377, and 500 in bench. A
+ *         head takes as long when it is alone on the GPU: the bound lies within a multiprocessor,
+ *         but no single product, exponential or transfer is worth more than 6 %. dQ's tiles pass
+ *         through L2 once per block of keys: 0.45 GB
  * Order   keys upwards in blocks of 128, queries upwards in tiles of 64; bitwise repeatable
  * Source  FlashAttention-3, arXiv:2407.08608
  * Oracle  g2z_cpu_attention_bwd; test cuda_attention */
@@ -4086,7 +4089,7 @@ static void g2z__hopper_cut(g2z__hopper_bwd<A> *x, int splits) {
 }
 
 /* What this cut takes, about, in the time of a tile, 1.4 us: the longest sum of items that a block
- * has; and with parts, another launch, and 1 for each 120 tiles of dQ that are left and added. */
+ * has; and with parts, another launch, and 1 for each 180 tiles of dQ that are left and added. */
 template <typename A>
 static double g2z__hopper_cost(const g2z__hopper_bwd<A> *x, int grid) {
   int tiles = (x->T + 63) / 64, heads = x->B * x->NH, items = heads * x->splits, most = 0;
@@ -4099,7 +4102,7 @@ static double g2z__hopper_cost(const g2z__hopper_bwd<A> *x, int grid) {
       sum += length[item / heads];
     most = max(most, sum);
   }
-  return x->splits == 1 ? most : most + 3 + (double)x->left * heads / 120;
+  return x->splits == 1 ? most : most + 3 + (double)x->left * heads / 180;
 }
 
 static inline int g2z__hopper_blocks(const g2z_device *device, int items) {

@@ -4529,7 +4529,7 @@ static void test_cuda_attention(g2z_test *t) {
       test_attention_one(&p, 3, 192, 5, 64, 0, 4);    /* large scores: few keys have all the weight */
       test_attention_one(&p, 3, 100, 2, 48, 0.5f, 4); /* dropout on tensor cores: T is 4 x 25 */
       test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than a GPU has multiprocessors */
-      /* On Hopper: tiles of dQ in both places where they wait; 9 blocks of keys in 8 parts. */
+      /* On Hopper: tiles of dQ in both places where they wait; 9 blocks of keys in 7 parts. */
       test_attention_one(&p, 12, 330, 12, 64, 0, 1);
       test_attention_one(&p, 1, 1100, 1, 64, 0, 1);
     }
