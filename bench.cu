@@ -20,7 +20,7 @@
 
 typedef struct options {
   g2z_train_config train;
-  const char *model;
+  const char *model, *peer;
   int layers, heads, channels, context, vocab_size, seq; /* 0: see --help */
   int device, dtype, steps, without_ops, help;
   float bucket_mb;
@@ -50,6 +50,8 @@ typedef struct options {
   FLAG("grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")                 \
   FLAG("gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")              \
   FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X", "MiB of gradients per collective")       \
+  FLAG("peer", TEXT, peer, 0, 0, "COMMAND",                                                       \
+       "run this on the same work too: 'python3 peers/torch_gpt2.py'")                            \
   FLAG("ops", CHOICE, without_ops, 0, 0, "|on|off", "time each op of a step, on one rank")        \
   FLAG("seed", UINT64, train.seed, 0, 0, "N", "of weights, tokens and dropout")                   \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
@@ -473,6 +475,46 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
   return G2Z_OK;
 }
 
+/* ----- a peer ----------------------------------------------------------- */
+
+/* Runs COMMAND with the flags of this work behind it; the last line that it prints is JSON with its
+ * name as "peer" and its "tokens_per_second". */
+static g2z_status run_peer(g2z_services *services, const options *o, double tokens_per_second) {
+  char command[1024], line[4096], last[4096] = "", name[128] = "the peer";
+  snprintf(command, sizeof command, "%.700s --model %s --dtype %s --batch %d --seq %d --accum %d "
+           "--steps %d", o->peer, o->model ? o->model : "gpt2", g2z_dtype_text(o->train.dtype),
+           o->train.batch, o->train.seq, o->train.accum, o->steps);
+  printf("\npeer        %s\n", command);
+  fflush(stdout);
+  FILE *pipe = popen(command, "r");
+  while (pipe && fgets(line, sizeof line, pipe))
+    if (line[0] == '{') memcpy(last, line, sizeof last);
+  int code = pipe ? pclose(pipe) : -1;
+  g2z_json json;
+  g2z_json_text key;
+  double theirs = 0;
+  g2z_json_open(&json, services, "the peer's last line", last, strlen(last));
+  if (code == 0 && g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+      if (g2z_json_is(&key, "tokens_per_second")) theirs = g2z_json_number(&json);
+      else if (g2z_json_is(&key, "peer")) {
+        g2z_json_text text = g2z_json_string(&json);
+        snprintf(name, sizeof name, "%.*s", (int)(text.bytes < 100 ? text.bytes : 100),
+                 (const char *)text.at);
+      } else g2z_json_skip(&json);
+    }
+  if (code == 0) TRY(g2z_json_close(&json));
+  if (code != 0 || !(theirs > 0)) {
+    snprintf(services->error, sizeof services->error,
+             "`%.400s` %s: run it alone to see why", command,
+             code ? "failed" : "printed no tokens_per_second");
+    return G2Z_IO;
+  }
+  printf("peer        %.0f tokens/s, %s; this: %.3f times as many\n", theirs, name,
+         tokens_per_second / theirs);
+  return G2Z_OK;
+}
+
 static g2z_status run_bench(g2z_services *services, const options *o,
                             const g2z_context_config *context_config) {
   g2z_context *context;
@@ -497,6 +539,7 @@ static g2z_status run_bench(g2z_services *services, const options *o,
            0.1 * steps.exposed_ms / steps.median_s);
     return G2Z_OK;
   }
+  if (o->peer) TRY(run_peer(services, o, tokens / steps.median_s));
   if (o->without_ops) return G2Z_OK;
   status = open_bench(&b, services, o, &plan);
   if (status == G2Z_OK) status = time_ops(&b, steps.median_s, &product_rate);
