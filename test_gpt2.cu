@@ -7824,6 +7824,17 @@ static void test_run_resume(g2z_test *t) {
   test_sh(t, "diff -r '%s'/step-000008 '%s'/step-000008", a.run_dir, b.run_dir);
   CHECK(t, test_files_count(t, "c/step-") == 1);
 
+  /* Its weights are Hugging Face's form, and a start as any other. */
+  double val_loss = seen.val_loss;
+  snprintf(path, sizeof path, "%s/step-000008", a.run_dir);
+  test_run_prepare(t, &b, "unused");
+  b.config.train.dtype = G2Z_FP16;
+  b.config.train.init_from = path;
+  b.config.train.train_glob = NULL;
+  b.config.run_dir = b.config.save_weights = NULL;
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK_NEAR(t, seen.val_loss, val_loss, 1e-9);
+
   /* No checkpoint yet: from the beginning, over what a crash has left. */
   test_run_saves(t, &b, "d");
   b.config.resume = "latest";
@@ -8687,6 +8698,21 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   size_t next = 0;
   status = g2z_weights_read(&services, fuzz_directory, &tiny, fuzz_take, &next);
   fuzz_check(status == G2Z_OK ? next == 944 : services.error[0] != 0);
+  return 0;
+}
+
+/* trainer_state.json as it is parsed behind its checksum. */
+static int fuzz_state(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z__saved saved;
+  memset(&services, 0, sizeof services);
+  memset(&saved, 0, sizeof saved);
+  g2z_status status = g2z__saved_parse(&services, "state", (const char *)data, size, &saved);
+  fuzz_check(status == G2Z_OK || services.error[0]);
+  for (size_t i = 0; status == G2Z_OK && i < saved.span_count; i++)
+    fuzz_check(saved.spans[i].file >= 0 && saved.spans[i].file < saved.file_count);
+  if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, saved.sequences, 1, 7).step >= 0);
+  g2z__saved_free(&services, &saved);
   return 0;
 }
 
