@@ -45,7 +45,7 @@ typedef struct options {
   FLAG("steps", INT, steps, 1, 1000000, "N", "steps that are timed")                              \
   FLAG("device", CHOICE, device, 0, 0, G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")           \
   FLAG("dtype", CHOICE, dtype, 0, 0, G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")    \
-  FLAG("graph", CHOICE, train.graph, 0, 0, "|off|on", "the step as one CUDA graph")               \
+  FLAG("graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph")          \
   FLAG("zero", INT, train.zero_stage, 0, 3, "STAGE", "ZeRO, on several ranks")                    \
   FLAG("grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")                 \
   FLAG("gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")              \

@@ -2007,16 +2007,16 @@ static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const
  * Law: no T x T matrix ever lies in memory; scores, statistics and sums are fp32; every output
  *      element is written by one thread, which adds in the order of the sequence. No atomics.
  *
- * FlashAttention-2 (Dao 2023, arXiv:2307.08691) on mma.sync, cp.async and ldmatrix for fp16 and bf16
- * on sm_80 and newer; plain fp32 arithmetic for everything else; for Hopper, room k41 goes first.
+ * FlashAttention-2 (Dao 2023, arXiv:2307.08691) on mma.sync, cp.async and ldmatrix for fp16 and
+ * bf16 on sm_80 and newer; plain fp32 arithmetic for everything else. Hopper has room k41.
  *
  * BLOCKS   A block of threads owns 128 rows of one (b,h): queries in the forward and the dQ kernel,
  *          keys in the dK and dV kernel. What it owns lies in registers from its first to its last
  *          instruction; what it walks over streams through two stages of shared memory.
  * BACKWARD Scores and their gradients are computed twice, once for dQ and once for dK and dV: 7
  *          products instead of 5. In return no two blocks add to the same number, nothing but the
- *          statistics goes through memory, and the probabilities stay in the registers that the next
- *          product reads them from.
+ *          statistics goes through memory, and the probabilities stay in the registers that the
+ *          next product reads them from.
  * MASK     Key <= query. Blocks beyond the diagonal are never visited, 16 x 16 tiles beyond it are
  *          skipped, and only the tiles on it compare.
  * HS       Padded with zeros to 64 or 128 on the way into registers and shared memory.
@@ -2088,8 +2088,8 @@ static __device__ inline g2z__rows<A> g2z__rows_of(A *base, int b, int h, int pa
 
 /* 16 rows of a rectangle from row `row` on, as A of a product over HS; zero outside. */
 template <int HSP, typename A>
-static __device__ inline void g2z__load_a(uint32_t (&a)[HSP / 16][4], const g2z__rows<const A> &from,
-                                          int row) {
+static __device__ inline void g2z__load_a(uint32_t (&a)[HSP / 16][4],
+                                          const g2z__rows<const A> &from, int row) {
 #pragma unroll
   for (int k = 0; k < HSP / 16; k++)
 #pragma unroll
@@ -2111,8 +2111,8 @@ static __device__ inline void g2z__as_a(uint32_t (&a)[4], const float (&left)[4]
   a[3] = g2z__pair_of<A>::pack(right[2], right[3]);
 }
 
-/* Four lanes, STEP and 2 STEP apart, transpose the 4x4 words that they hold: lane i's word k goes to
- * lane k's word i. */
+/* Four lanes, STEP and 2 STEP apart, transpose the 4x4 words that they hold: lane i's word k goes
+ * to lane k's word i. */
 template <int STEP>
 static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
 #pragma unroll
@@ -2128,8 +2128,8 @@ static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
   }
 }
 
-/* Rounds the 16 rows in `c`, each times a factor, and writes those inside the rectangle: lanes first
- * exchange their pairs, so that each writes 16 bytes. */
+/* Rounds the 16 rows in `c`, each times a factor, and writes those inside the rectangle: lanes
+ * first exchange their pairs, so that each writes 16 bytes. */
 template <int HSP, typename A>
 static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (&c)[HSP / 8][4],
                                            int row, float factor_low, float factor_high) {
@@ -2142,7 +2142,8 @@ static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        words[i] = g2z__pair_of<A>::pack(c[n + i][half * 2] * factor, c[n + i][half * 2 + 1] * factor);
+        words[i] = g2z__pair_of<A>::pack(c[n + i][half * 2] * factor,
+                                         c[n + i][half * 2 + 1] * factor);
       g2z__transpose<1>(words);
       int x = n * 8 + g2z__lane() % 4 * 8;
       if (y < to.T && x < to.HS)
@@ -2172,7 +2173,8 @@ static __device__ inline void g2z__load_tile(uint32_t tile, const g2z__rows<cons
 #pragma unroll
   for (int i = 0; i < G2Z__ATT_STEP; i += TOGETHER) {
     int inside = row + y + i < from.T && piece * 8 < from.HS;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + (uint32_t)(i * HSP * 2)),
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     to + (uint32_t)(i * HSP * 2)),
                  "l"(inside ? source : from.at), "r"(inside ? 16 : 0)
                  : "memory");
     source += TOGETHER * from.stride;
@@ -2186,8 +2188,8 @@ static __device__ inline void g2z__copies_wait(void) {
   asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-/* A lane's share of the addresses for ldmatrix.x4, which hands out four 8x8 matrices; the lanes name
- * the 32 rows. */
+/* A lane's share of the addresses for ldmatrix.x4, which hands out four 8x8 matrices; the lanes
+ * name the 32 rows. */
 struct g2z__reader {
   uint32_t row, swizzle; /* bytes */
 };
@@ -2263,7 +2265,8 @@ static __device__ inline void g2z__weighted(float (&c)[MT][HSP / 8][4], const ui
 }
 
 /* ----- dropout of a tile -------------------------------------------------
- * g2z__dropout_group's rule, which draws for four elements at once, spread over the lanes of a tile. */
+ * g2z__dropout_group's rule, which draws for four elements at once, spread over the lanes of a
+ * tile. */
 
 struct g2z__att_drop {
   uint64_t seed, head;   /* head: element of query 0 and key 0 */
@@ -2326,7 +2329,8 @@ static __device__ inline void g2z__att_drop_tile(float (&factors)[4], const g2z_
     factors[3] = t % 2 ? drawn[3] : got1;
   } else {
     /* Four lanes, g % 4 = 0..3, share four groups: that of c0, c1, c2 and c3. */
-    uint32_t query = (uint32_t)(column + t * 2 + g % 2), key = (uint32_t)(row + g % 4 / 2 * 8 + g / 4 * 4);
+    uint32_t query = (uint32_t)(column + t * 2 + g % 2);
+    uint32_t key = (uint32_t)(row + g % 4 / 2 * 8 + g / 4 * 4);
     g2z__att_drop_group(drawn, drop, first + query * per_query + key / 4);
     uint32_t words[4];
 #pragma unroll
@@ -2349,8 +2353,10 @@ static constexpr int g2z__att_threads = G2Z__ATT_ROWS / (16 * g2z__att_mt<HSP>) 
 /* Whether a score counts. */
 typedef enum g2z__att_mask { G2Z__MASK_NONE, G2Z__MASK_CAUSAL } g2z__att_mask;
 
-/* One step of the softmax over a warp's rows and 64 keys: scores become probabilities relative to the
- * largest score so far. What was summed before has to shrink by a factor for each row. */
+/* One step of the softmax over a warp's rows and 64 keys: scores become probabilities relative to a
+ * reference. The reference is the largest score so far, or within a factor of 2^8 of it: as long as
+ * that holds for all rows of the warp it stays, and nothing that was summed before is touched.
+ * Otherwise returns 1: what was summed before has to shrink by a factor for each row. */
 template <int MT>
 static __device__ inline int g2z__softmax_step(float (&s)[MT][G2Z__ATT_STEP / 8][4],
                                                float (&largest)[MT][2], float (&sum)[MT][2],
@@ -2368,15 +2374,9 @@ static __device__ inline int g2z__softmax_step(float (&s)[MT][G2Z__ATT_STEP / 8]
       most = fmaxf(most, __shfl_xor_sync(G2Z__ALL_LANES, most, 1));
       most = fmaxf(most, __shfl_xor_sync(G2Z__ALL_LANES, most, 2));
       top[m][half] = fmaxf(most, largest[m][half]);
-#if 1
       grows |= (most - largest[m][half]) * scale2 > 8.0f;
-#else
-      grows = 1;
-#endif
     }
-#if 1
   grows = __any_sync(G2Z__ALL_LANES, grows);
-#endif
 #pragma unroll
   for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -2525,10 +2525,10 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
 #endif
 }
 
-/* Each lane brings N sums over its own rows of the columns that it holds in C tiles: number k is that of
- * column k % 2 of tile k / 2. The eight lanes that hold the same columns add them up, and each keeps
- * N / 8: number e is then that of column g2z__summed_column<N>(e). Halving what is exchanged each time
- * takes 14 shuffles for N = 16 rather than 48. */
+/* Each lane brings N sums over its own rows of the columns that it holds in C tiles: number k is
+ * that of column k % 2 of tile k / 2. The eight lanes that hold the same columns add them up, and
+ * each keeps N / 8: number e is then that of column g2z__summed_column<N>(e). Halving what is
+ * exchanged each time takes 14 shuffles for N = 16 rather than 48. */
 template <int N>
 static __device__ inline void g2z__sum_lanes(float (&sums)[N]) {
 #pragma unroll
@@ -2545,11 +2545,13 @@ static __device__ inline void g2z__sum_lanes(float (&sums)[N]) {
 }
 template <int N>
 static __device__ inline int g2z__summed_column(int e) {
-  int lane = g2z__lane(), first = lane / 16 * (N / 2) + lane / 8 % 2 * (N / 4) + lane / 4 % 2 * (N / 8);
+  int lane = g2z__lane();
+  int first = lane / 16 * (N / 2) + lane / 8 % 2 * (N / 4) + lane / 4 % 2 * (N / 8);
   return (first + e) / 2 * 8 + g2z__lane_column() + e % 2;
 }
 
-/* Column sums of the block's rows, in the order of its warps. `shared` holds [warps][HSP] floats. */
+/* Column sums of the block's rows, in the order of its warps. `shared` holds [warps][HSP]
+ * floats. */
 template <int HSP, int MT, int THREADS>
 static __device__ inline void g2z__column_slab(float *to, float *shared,
                                                const float (&c)[MT][HSP / 8][4], float factor,
@@ -2593,7 +2595,8 @@ static __device__ inline void g2z__row_products(float (&sums)[2],
   }
 }
 
-/* What a warp of the dQ kernel does with 64 keys: 16 at a time, so that scores take few registers. */
+/* What a warp of the dQ kernel does with 64 keys: 16 at a time, so that scores take few
+ * registers. */
 template <typename A, int HSP, g2z__drop DROP, g2z__att_mask MASK, int MT>
 static __device__ inline void
 g2z__dq_step(float (&dq)[MT][HSP / 8][4], const uint32_t (&q)[MT][HSP / 16][4],
@@ -3000,7 +3003,8 @@ g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout,
       for (int j = 0; j < P::NM; j++) {
         s[i][j] = expf(s[i][j] - top);
         sum[i] += s[i][j];
-        if (dropout.probability > 0) s[i][j] *= g2z__att_drop_one(drop, y + 16 * i, key0 + x + 16 * j);
+        if (dropout.probability > 0)
+          s[i][j] *= g2z__att_drop_one(drop, y + 16 * i, key0 + x + 16 * j);
       }
 #pragma unroll
       for (int c = 0; c < P::COLUMNS; c++) o[i][c] *= shrink;
@@ -3133,6 +3137,1044 @@ g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const 
   g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 1, 3, T, NH, HS), dk, row, k_factor);
   g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 2, 3, T, NH, HS), dv, row, v_factor);
 }
+
+/* ===== >>k41 attention on Hopper =========================================
+ * In:  what room k40 takes, with HS = 64, no dropout, fp16 or bf16, on sm_90a.
+ * Out: the same, within the same bounds; the numbers differ in the order of their sums.
+ * Law: a tile is 64 rows of 128 bytes in the TMA's 128-byte swizzle, which is room k40's: piece p
+ *      of row r lies at p ^ (r % 8). wgmma's accumulators lie in registers as mma.sync's C does.
+ *
+ * wgmma runs while its warps do something else, and one tile in shared memory feeds a whole
+ * warpgroup. Tiles come by TMA straight from the packed tensors; rows beyond T arrive as zeros.
+ * An mbarrier per stage says "full" (bytes have landed) or "empty" (all its readers are done); the
+ * n-th use of a stage waits for phase n.
+ *
+ * HAZARD   ptxas makes wgmma wait for each product, and the kernels take twice as long, when a
+ *          branch, a register too few or zeros written to accumulators come between them. It says
+ *          so: nvcc -Xptxas -v must print no C7510 to C7520 for these kernels. */
+
+#define G2Z__TILE_BYTES 8192     /* 64 rows of 64 numbers of 2 bytes */
+
+/* Without wgmma the kernels below are empty and have room for one warp, so that the launcher can
+ * ask what was compiled. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define G2Z__HOPPER_THREADS(threads) threads
+#else
+#define G2Z__HOPPER_THREADS(threads) 32
+#endif
+
+/* ----- barriers and copies ----------------------------------------------- */
+
+static __device__ inline uint32_t g2z__shared_at(const void *at) {
+  return (uint32_t)__cvta_generic_to_shared(at);
+}
+static __device__ inline void g2z__barrier_init(const uint64_t *barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(g2z__shared_at(barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+static __device__ inline void g2z__barrier_arrive(const uint64_t *barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(g2z__shared_at(barrier))
+               : "memory");
+}
+/* One arrival for a whole warp, when all its lanes are there. */
+static __device__ inline void g2z__barrier_arrive_warp(const uint64_t *barrier) {
+  __syncwarp();
+  if (g2z__lane() == 0) g2z__barrier_arrive(barrier);
+}
+static __device__ inline void g2z__barrier_expect(const uint64_t *barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   g2z__shared_at(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+static __device__ inline void g2z__barrier_wait(const uint64_t *barrier, uint32_t parity) {
+  uint32_t at = g2z__shared_at(barrier), done;
+  do {
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(at), "r"(parity)
+                 : "memory");
+  } while (!done);
+}
+
+/* The compiler must see that a warpgroup goes one way: then wgmma may stay under way across
+ * branches. */
+static __device__ inline int g2z__warpgroup(void) {
+  return __shfl_sync(G2Z__ALL_LANES, (int)(threadIdx.x / 128), 0);
+}
+
+/* The same for a warp, which goes on as one: its next instruction may need all lanes together. */
+static __device__ inline void g2z__barrier_wait_warp(const uint64_t *barrier, uint32_t parity) {
+  g2z__barrier_wait(barrier, parity);
+  __syncwarp();
+}
+/* A barrier of `threads` whole warps among themselves. */
+template <int ID, int THREADS>
+static __device__ inline void g2z__barrier_some(void) {
+  __syncwarp();
+  asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
+
+/* Where the n-th tile of a stream lies, and which phase its barriers are in. */
+template <int STAGES>
+struct g2z__turn {
+  int stage;
+  uint32_t phase;
+  __device__ inline void next() {
+    if (++stage < STAGES) return;
+    stage = 0;
+    phase ^= 1;
+  }
+};
+
+/* How long L2 should keep what an access touches: createpolicy's encodings, as in CUTLASS. All that
+ * is in use at a time, 100 MB in backward, does not fit: dQ's scratch comes before tiles. */
+#define G2Z__EVICT_FIRST 0x12f0000000000000ull
+#define G2Z__EVICT_LAST 0x14f0000000000000ull
+
+/* 64 rows from `row` on of head `head` (of all heads in a token) of sequence `b`. */
+static __device__ inline void g2z__copy_tile(uint32_t to, const CUtensorMap *map, int head, int row,
+                                             int b, const uint64_t *full) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+               ".L2::cache_hint [%0], [%1, {0, %2, %3, %4}], [%5], %6;" ::"r"(to),
+               "l"(map), "r"(head), "r"(row), "r"(b), "r"(g2z__shared_at(full)),
+               "l"(G2Z__EVICT_FIRST)
+               : "memory");
+}
+/* 64 of both statistics, from query `row` on of head `head` of all sequences. */
+static __device__ inline void g2z__copy_stats(uint32_t to, const CUtensorMap *map, int head,
+                                              int row, const uint64_t *full) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+               "l"(map), "r"(row), "r"(head * 2), "r"(g2z__shared_at(full))
+               : "memory");
+}
+
+/* ----- wgmma -------------------------------------------------------------
+ * A tile as an operand: by rows when its rows are m or n and its columns are summed over, by
+ * columns when its rows are summed over. Both ways groups of 8 rows are 1024 bytes apart; 16 terms
+ * of the sum are 32 bytes along a row, or 16 rows. */
+
+static __device__ inline uint64_t g2z__operand(uint32_t tile, int bytes) {
+  uint32_t low = ((tile & 0x3ffffu) >> 4 | 1024u >> 4 << 16) + (uint32_t)(bytes / 16);
+  return (uint64_t)(1u << 30 | 1024u >> 4) << 32 | low;
+}
+
+static __device__ inline void g2z__wgmma_fence(void) {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+static __device__ inline void g2z__wgmma_commit(void) {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* Until at most PENDING groups are under way; c must not be read before. */
+template <int PENDING>
+static __device__ inline void g2z__wgmma_wait(void) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+/* The compiler does not know that wgmma is still writing: nothing that reads c may move up. */
+static __device__ inline void g2z__settled(float (&c)[8][4]) {
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) asm volatile("" : "+f"(c[n][i])::"memory");
+}
+
+#define G2Z__C_TEXT                                                                             \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define G2Z__C_TILE(how, c) how(c[0]), how(c[1]), how(c[2]), how(c[3])
+#define G2Z__C_LIST(how, c)                                                           \
+  G2Z__C_TILE(how, c[0]), G2Z__C_TILE(how, c[1]), G2Z__C_TILE(how, c[2]),             \
+      G2Z__C_TILE(how, c[3]), G2Z__C_TILE(how, c[4]), G2Z__C_TILE(how, c[5]),         \
+      G2Z__C_TILE(how, c[6]), G2Z__C_TILE(how, c[7])
+
+/* How a tile is read. */
+typedef enum g2z__by { G2Z__BY_ROWS, G2Z__BY_COLUMNS } g2z__by;
+
+/* c[64,64] = or, with `adds`, += a[64,16] b[16,64], a in registers. What c held before does not
+ * matter without: it needs no zeros, which would be written while wgmma is under way. */
+#define G2Z__WGMMA_REGISTERS(type)                                                         \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n"                                \
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
+               ", {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"                             \
+               : G2Z__C_LIST("+f", c)                                                      \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)BY), "r"(adds))
+template <typename A, g2z__by BY>
+static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                         int adds) {
+  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_REGISTERS("f16");
+  else G2Z__WGMMA_REGISTERS("bf16");
+}
+
+/* The same with a in shared memory. */
+#define G2Z__WGMMA_SHARED(type)                                                            \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %35, 0;\n"                                \
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
+               ", %32, %33, p, 1, 1, %34, %34;\n}"                                         \
+               : G2Z__C_LIST("+f", c)                                                      \
+               : "l"(a), "l"(b), "n"((int)BY), "r"(adds))
+template <typename A, g2z__by BY>
+static __device__ inline void g2z__wgmma_shared(float (&c)[8][4], uint64_t a, uint64_t b,
+                                                int adds) {
+  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_SHARED("f16");
+  else G2Z__WGMMA_SHARED("bf16");
+}
+
+/* c = a tile^T: 64 columns are summed over. */
+template <typename A>
+static __device__ inline void g2z__wgmma_scores(float (&c)[8][4], const uint32_t (&a)[4][4],
+                                                uint32_t tile) {
+  g2z__wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    g2z__wgmma<A, G2Z__BY_ROWS>(c, a[k], g2z__operand(tile, k * 32), k > 0);
+  g2z__wgmma_commit();
+}
+/* The same with a in another tile. */
+template <typename A>
+static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_t a,
+                                                       uint32_t tile) {
+  g2z__wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    g2z__wgmma_shared<A, G2Z__BY_ROWS>(c, g2z__operand(a, k * 32), g2z__operand(tile, k * 32),
+                                       k > 0);
+  g2z__wgmma_commit();
+}
+/* c = or, with `adds`, += a tile: 64 rows are summed over. */
+template <typename A>
+static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32_t (&a)[4][4],
+                                                  uint32_t tile, int adds) {
+  g2z__wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    g2z__wgmma<A, G2Z__BY_COLUMNS>(c, a[k], g2z__operand(tile, k * 2048), adds || k > 0);
+  g2z__wgmma_commit();
+}
+
+/* ----- forward ----------------------------------------------------------- */
+
+#define G2Z__HOPPER_FWD_STAGES 4
+#define G2Z__HOPPER_FWD_BYTES (1024 + G2Z__HOPPER_FWD_STAGES * 2 * G2Z__TILE_BYTES)
+
+/* Which queries a block takes. Blocks of one head follow each other, so that its K and V are in L2,
+ * the longest rows first; in the last heads, the longest of all of them: then short ones end the
+ * launch, and no multiprocessor waits long for another. */
+#define G2Z__HOPPER_FWD_LAST 528
+static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, int heads,
+                                                int blocks) {
+  int last = min(heads, (G2Z__HOPPER_FWD_LAST + blocks - 1) / blocks), first = heads - last;
+  bh = item / blocks;
+  block = item % blocks;
+  if (bh >= first) {
+    item -= first * blocks;
+    bh = first + item % last;
+    block = item / last;
+  }
+  block = blocks - 1 - block;
+}
+
+/* g2z_k_attention_hopper_fwd: g2z_k_attention_fwd with wgmma; a warpgroup owns 64 queries.
+ *   qkv_map  qkv as {64, 3 NH, T, B}
+ * Math    as g2z_k_attention_fwd
+ * Launch  grid B*NH*ceil(T/128), 256 threads, two blocks per multiprocessor: one warpgroup's
+ *         softmax runs under the products of the other three. Four stages of K and V: 65 KB
+ * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 51.5 GFLOP, 68 us at 756 TFLOP/s; the
+ *         exponentials alone take 57 us, at 16 per clock and multiprocessor. Measured on an H200:
+ *         150 us in bursts, 192 us in bench, where products are slower by as much
+ * Order   keys upwards in blocks of 64; bitwise repeatable
+ * Source  FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608) for the use of wgmma and TMA
+ * Oracle  g2z_cpu_attention_fwd; test cuda_attention */
+template <typename A>
+static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(256), 2)
+g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
+                           const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
+                           float scale) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int STAGES = G2Z__HOPPER_FWD_STAGES;
+  extern __shared__ unsigned char g2z__shared_bytes[];
+  __shared__ uint64_t full[STAGES], empty[STAGES];
+  uint32_t tiles = (g2z__shared_at(g2z__shared_bytes) + 1023u) & ~1023u;
+  int blocks = (T + 127) / 128, group = g2z__warpgroup(), bh, block;
+  g2z__hopper_place(bh, block, (int)blockIdx.x, (int)gridDim.x / blocks, blocks);
+  int b = bh / NH, h = bh % NH;
+  int row = block * 128 + (int)threadIdx.x / 32 * 16; /* of this warp */
+  uint32_t q[4][4], p[4][4];
+  g2z__load_a<64>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, 64), row);
+  int key_blocks = (T + 63) / 64;
+  int count = min(key_blocks, block * 2 + 2), mine = min(count, block * 2 + group + 1);
+  auto load = [&](int n, int stage) { /* key block n, by one thread */
+    const uint64_t *barrier = full + stage;
+    uint32_t to = tiles + (uint32_t)(stage * 2 * G2Z__TILE_BYTES);
+    g2z__barrier_expect(barrier, 2 * G2Z__TILE_BYTES);
+    g2z__copy_tile(to, &qkv_map, NH + h, n * 64, b, barrier);
+    g2z__copy_tile(to + G2Z__TILE_BYTES, &qkv_map, 2 * NH + h, n * 64, b, barrier);
+  };
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      g2z__barrier_init(full + i, 1);
+      g2z__barrier_init(empty + i, 8);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    for (int n = 0; n < min(count, STAGES); n++) load(n, n);
+  }
+  __syncthreads();
+  float s[1][8][4], o[1][8][4], largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {};
+  float shrink[1][2];
+  uint32_t phase = 0;
+  for (int turn = 0; turn < mine; turn += STAGES, phase ^= 1)
+#pragma unroll
+    for (int stage = 0; stage < STAGES; stage++) { /* addresses of a stage are then constants */
+      int n = turn + stage;
+      if (n >= mine) break;
+      const int before = (stage + STAGES - 1) % STAGES;
+      uint32_t k_tile = tiles + (uint32_t)(stage * 2 * G2Z__TILE_BYTES);
+      uint32_t v_before = tiles + (uint32_t)((before * 2 + 1) * G2Z__TILE_BYTES);
+      g2z__barrier_wait_warp(full + stage, phase);
+      g2z__wgmma_scores<A>(s[0], q, k_tile);
+      if (n > 0) { /* the last block's P V runs under this one's softmax */
+        g2z__wgmma_weighted<A>(o[0], p, v_before, n > 1);
+        g2z__wgmma_wait<1>();
+      } else {
+        g2z__wgmma_wait<0>();
+      }
+      g2z__settled(s[0]);
+      if (n + 1 == mine) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+          for (int j = 0; j < 4; j++)
+            if (n * 64 + i * 8 + g2z__lane_column() + j % 2 > row + g2z__lane_row() + j / 2 * 8)
+              s[0][i][j] = -INFINITY;
+      }
+      int grows = g2z__softmax_step<1>(s, largest, sum, shrink, scale * G2Z__LOG2E);
+      g2z__settled(s[0]);
+      /* Two blocks behind, so that the other warpgroup is not waited for. Here, because a branch
+       * keeps ptxas from moving the wait below to before the exponentials. */
+      if (threadIdx.x == 0 && n > 1 && n - 2 + STAGES < count) {
+        const int free_stage = (stage + STAGES - 2) % STAGES;
+        g2z__barrier_wait(empty + free_stage, (uint32_t)((n - 2) / STAGES % 2));
+        load(n - 2 + STAGES, free_stage);
+      }
+      __syncwarp();
+      g2z__wgmma_wait<0>();
+      g2z__settled(o[0]);
+#pragma unroll
+      for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[0][2 * k], s[0][2 * k + 1]);
+      if (grows && n > 0) g2z__shrink<64, 1>(o, shrink);
+      if (n > 0) g2z__barrier_arrive_warp(empty + before);
+      if (n + 1 == mine) {
+        g2z__wgmma_weighted<A>(o[0], p, k_tile + G2Z__TILE_BYTES, n > 0);
+        g2z__wgmma_wait<0>();
+        g2z__settled(o[0]);
+      }
+    }
+  g2z__att_finish<64>(out, lse, o[0], largest[0], sum[0], b, h, row, T, NH, 64, scale);
+#else
+  (void)out, (void)lse, (void)qkv, (void)qkv_map, (void)T, (void)NH, (void)scale;
+#endif
+}
+
+/* ----- backward ---------------------------------------------------------- */
+
+#define G2Z__HOPPER_BWD_STAGES 4
+#define G2Z__HOPPER_STATS_BYTES 512 /* of 64 queries */
+
+/* Rows of statistics are padded, so that every copy of 64 is whole. */
+static inline __host__ __device__ int g2z__hopper_pitch(int T) { return (T + 63) / 64 * 64; }
+
+/* g2z_k_attention_hopper_stats: what backward wants to know about a query: lse * log2(e), and the
+ * sum over HS of dout * out. Zero in the padding of a row, where dout is zero too.
+ *   stats     [B*NH,2,pitch] f32 out
+ *   dout,out  [B,T,NH,64] A in
+ * Launch  grid (pitch*NH/32, B), 256 threads, 8 for each 64 numbers
+ * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB, 24 us at 4.28 TB/s */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_attention_hopper_stats(float *stats, const A *dout, const A *out, const float *lse, int T,
+                             int NH) {
+  int pitch = g2z__hopper_pitch(T), item = (int)(blockIdx.x * 32 + threadIdx.x / 8);
+  int t = item / NH, h = item % NH, b = (int)blockIdx.y;
+  float sum = 0, x[8], y[8];
+  if (t < T) {
+    size_t row = ((size_t)b * (size_t)T + (size_t)t) * (size_t)NH + (size_t)h;
+    size_t at = row * 8 + threadIdx.x % 8;
+    g2z__unpack<A>(x, g2z__get_once(dout, at));
+    g2z__unpack<A>(y, g2z__get_once(out, at));
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += x[i] * y[i];
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
+  if (threadIdx.x % 8) return;
+  size_t head = (size_t)(b * NH + h), to = head * 2 * (size_t)pitch + (size_t)t;
+  stats[to] = t < T ? lse[head * (size_t)T + (size_t)t] * G2Z__LOG2E : 0.0f;
+  stats[to + (size_t)pitch] = sum;
+}
+
+#define G2Z__HOPPER_SPLITS 8      /* parts of a head that blocks take on their own, at most */
+
+/* What the backward kernels are handed. An item is a part of a head: some of its blocks of 128 keys
+ * and all queries that see them. A head that is one item needs no other memory for dQ than its
+ * block has; with more, each item leaves its own dQ, and g2z_k_attention_hopper_dq adds them. */
+template <typename A>
+struct g2z__hopper_bwd {
+  A *dqkv;             /* [B,T,3,NH,64] out */
+  float *sums;         /* [B*splits,3C] out: columns of dqkv */
+  float4 *dq;          /* tiles of [8][128]; with one part [gridDim.x][tiles], else [B*NH][left] */
+  int B, T, NH;
+  float scale;
+  int splits, left;                  /* parts of a head; tiles of dQ that they leave together */
+  int first[G2Z__HOPPER_SPLITS + 1]; /* a part's first block of keys */
+  int base[G2Z__HOPPER_SPLITS];      /* where its tile 0 is, or would be, of those that are left */
+};
+
+/* Shared memory, from an address that is a multiple of 1024. */
+struct g2z__hopper_shared {
+  enum {
+    STAGES = G2Z__HOPPER_BWD_STAGES,
+    TILE = G2Z__TILE_BYTES,
+    K = 0, V = K + 4 * TILE,           /* two stages of 128 keys */
+    Q = V + 4 * TILE,                  /* STAGES of 64 queries */
+    DOUT = Q + STAGES * TILE,
+    DS = DOUT + STAGES * TILE,         /* two of dS^T, 128 keys by 64 queries */
+    STATS = DS + 4 * TILE,             /* STAGES of [2][64] floats */
+    DQ_TILES = 3,
+    DQ = STATS + STAGES * G2Z__HOPPER_STATS_BYTES, /* the last tiles of dQ, in fp32 */
+    KV_SUMS = DQ + DQ_TILES * 2 * TILE, /* [8 warps][128] */
+    Q_SUMS = KV_SUMS + 8 * 128 * 4,    /* [4 warps][64] */
+    BYTES = Q_SUMS + 4 * 64 * 4 + 1024
+  };
+};
+
+struct g2z__hopper_barriers {
+  uint64_t kv_full[2], kv_empty[2];
+  uint64_t q_full[G2Z__HOPPER_BWD_STAGES], q_empty[G2Z__HOPPER_BWD_STAGES];
+  uint64_t ds_full[2], ds_empty[2];
+};
+
+/* The walk that all warpgroups of a block share: its items, their blocks of 128 keys, and for each
+ * the tiles of 64 queries from the first that sees one of its keys. Items come in the order of
+ * their length; every other round goes backwards: who had a long one gets a short one. */
+static inline __host__ __device__ int g2z__hopper_item(int round, int grid, int block) {
+  return round * grid + (round % 2 ? grid - 1 - block : block);
+}
+#define G2Z__HOPPER_WALK_ITEMS(x, heads)                                                       \
+  for (int round = 0, heads = (x).B * (x).NH, item;                                            \
+       (item = g2z__hopper_item(round, (int)gridDim.x, (int)blockIdx.x)) < heads * (x).splits; \
+       round++)
+#define G2Z__HOPPER_WALK_KEYS(x, part) \
+  for (int j = (x).first[part]; j < (x).first[(part) + 1]; j++)
+
+/* One thread asks for all tiles, as far ahead as there is room. */
+template <typename A>
+static __device__ inline void
+g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUtensorMap *dout,
+                 const CUtensorMap *stats, uint32_t shared, g2z__hopper_barriers *barriers) {
+  typedef g2z__hopper_shared S;
+  g2z__turn<2> kv = {0, 0};
+  g2z__turn<S::STAGES> q = {0, 0};
+  G2Z__HOPPER_WALK_ITEMS(x, heads) {
+    int bh = item % heads, part = item / heads, b = bh / x.NH, h = bh % x.NH;
+    G2Z__HOPPER_WALK_KEYS(x, part) {
+      g2z__barrier_wait(barriers->kv_empty + kv.stage, kv.phase ^ 1);
+      const uint64_t *full = barriers->kv_full + kv.stage;
+      g2z__barrier_expect(full, 4 * S::TILE);
+      for (int half = 0; half < 2; half++) {
+        uint32_t to = shared + (uint32_t)((kv.stage * 2 + half) * S::TILE);
+        g2z__copy_tile(to + S::K, qkv, x.NH + h, j * 128 + half * 64, b, full);
+        g2z__copy_tile(to + S::V, qkv, 2 * x.NH + h, j * 128 + half * 64, b, full);
+      }
+      kv.next();
+      for (int i = 2 * j; i * 64 < x.T; i++) {
+        g2z__barrier_wait(barriers->q_empty + q.stage, q.phase ^ 1);
+        full = barriers->q_full + q.stage;
+        g2z__barrier_expect(full, 2 * S::TILE + G2Z__HOPPER_STATS_BYTES);
+        g2z__copy_tile(shared + (uint32_t)(S::Q + q.stage * S::TILE), qkv, h, i * 64, b, full);
+        g2z__copy_tile(shared + (uint32_t)(S::DOUT + q.stage * S::TILE), dout, h, i * 64, b, full);
+        g2z__copy_stats(shared + (uint32_t)(S::STATS + q.stage * G2Z__HOPPER_STATS_BYTES), stats,
+                        bh, i * 64, full);
+        q.next();
+      }
+    }
+  }
+}
+
+/* A tile of dQ as one thread of a warpgroup holds it: 8 packs, 128 apart. */
+static __device__ inline void g2z__dq_get(float (&dq)[8][4], const float4 *from) {
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    float4 four = from[n * 128];
+    dq[n][0] = four.x, dq[n][1] = four.y, dq[n][2] = four.z, dq[n][3] = four.w;
+  }
+}
+static __device__ inline void g2z__dq_put(float4 *to, const float (&dq)[8][4]) {
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+    to[n * 128] = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
+}
+/* To memory, where it should stay in L2: it is read again soon. */
+static __device__ inline void g2z__dq_leave(float4 *to, const float (&dq)[8][4]) {
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+    asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to + n * 128),
+                 "f"(dq[n][0]), "f"(dq[n][1]), "f"(dq[n][2]), "f"(dq[n][3]), "l"(G2Z__EVICT_LAST)
+                 : "memory");
+}
+
+/* sums[64] += a factor times the columns of a warp's 16 rows. */
+static __device__ inline void g2z__hopper_add_columns(float *sums, const float (&c)[8][4],
+                                                      float factor) {
+  float lanes[16];
+#pragma unroll
+  for (int n = 0; n < 16; n++) lanes[n] = c[n / 2][n % 2] + c[n / 2][n % 2 + 2];
+  g2z__sum_lanes(lanes);
+#pragma unroll
+  for (int e = 0; e < 2; e++) sums[g2z__summed_column<16>(e)] += lanes[e] * factor;
+}
+
+/* dq += dS K of a tile; what other warps wrote of dS^T is then free to be overwritten. dS comes by
+ * ldmatrix, which transposes it: wgmma, reading it from shared memory, would need a fence in every
+ * warp that writes it, and these wait 250 cycles for one. */
+template <typename A, int KEYS>
+static __device__ inline void g2z__hopper_dq_tile(float (&dq)[8][4], uint32_t ds_tile,
+                                                  uint32_t k_tile, int column,
+                                                  const uint64_t *ds_empty) {
+  uint32_t ds[KEYS / 16][4];
+  g2z__reader reader = g2z__reader_b<64>();
+#pragma unroll
+  for (int k = 0; k < KEYS / 16; k++)
+    g2z__read_b_transposed(ds[k], g2z__tile_at<64>(ds_tile, reader, k * 16, column));
+  g2z__barrier_arrive_warp(ds_empty);
+  g2z__wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < KEYS / 16; k++)
+    g2z__wgmma<A, G2Z__BY_COLUMNS>(dq, ds[k], g2z__operand(k_tile, k * 2048), 1);
+  g2z__wgmma_commit();
+  g2z__wgmma_wait<0>();
+  g2z__settled(dq);
+}
+
+/* One warpgroup adds up dQ. A tile of it is complete with the keys on its diagonal. Until then it
+ * lies in the order of the registers, where each thread finds what it left: the last tiles of a
+ * head, which most keys add to, in shared memory, the others in device memory. They are fetched
+ * while the other warpgroups still compute dS. */
+template <typename A>
+static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32_t shared,
+                                             float *floats, g2z__hopper_barriers *barriers) {
+  typedef g2z__hopper_shared S;
+  g2z__turn<2> kv = {0, 0}, ds = {0, 0};
+  int thread = (int)threadIdx.x % 128, warp = thread / 32, tiles = (x.T + 63) / 64;
+  float4 *kept = reinterpret_cast<float4 *>(floats + S::DQ / 4) + thread;
+  float *q_sums = floats + S::Q_SUMS / 4;
+  G2Z__HOPPER_WALK_ITEMS(x, heads) {
+    int bh = item % heads, part = item / heads, b = bh / x.NH, h = bh % x.NH;
+    size_t base = x.splits == 1 ? (size_t)blockIdx.x * (size_t)tiles
+                                : (size_t)bh * (size_t)x.left + (size_t)x.base[part];
+    float4 *left = x.dq + base * 1024 + (size_t)thread;
+    if (thread < 64)
+      for (int i = 0; i < 4; i++) q_sums[i * 64 + thread] = 0;
+    g2z__barrier_some<2, 128>();
+    G2Z__HOPPER_WALK_KEYS(x, part) {
+      g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
+      uint32_t k_tile = shared + (uint32_t)(S::K + kv.stage * 2 * S::TILE);
+      for (int i = 2 * j; i < tiles; i++) {
+        float dq[8][4] = {};
+        int keep = i - (tiles - S::DQ_TILES);
+        if (j > x.first[part]) {
+          if (keep >= 0) g2z__dq_get(dq, kept + keep * 1024);
+          else g2z__dq_get(dq, left + (size_t)i * 1024);
+        }
+        g2z__barrier_wait_warp(barriers->ds_full + ds.stage, ds.phase);
+        uint32_t ds_tile = shared + (uint32_t)(S::DS + ds.stage * 2 * S::TILE);
+        const uint64_t *ds_empty = barriers->ds_empty + ds.stage;
+        if (i == 2 * j) /* these queries see the first 64 keys only */
+          g2z__hopper_dq_tile<A, 64>(dq, ds_tile, k_tile, warp * 16, ds_empty);
+        else
+          g2z__hopper_dq_tile<A, 128>(dq, ds_tile, k_tile, warp * 16, ds_empty);
+        ds.next();
+        if (j < min(i / 2, x.first[part + 1] - 1)) { /* more of this part's keys add to it */
+          if (keep >= 0) g2z__dq_put(kept + keep * 1024, dq);
+          else g2z__dq_leave(left + (size_t)i * 1024, dq);
+        } else if (x.splits > 1) {
+          g2z__dq_leave(left + (size_t)i * 1024, dq);
+        } else {
+          g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64), dq, i * 64 + warp * 16,
+                           x.scale, x.scale);
+          g2z__hopper_add_columns(q_sums + warp * 64, dq, x.scale);
+        }
+      }
+      g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
+      kv.next();
+    }
+    if (x.splits > 1) continue;
+    g2z__barrier_some<2, 128>();
+    if (thread < 64)
+      x.sums[(size_t)b * 3 * (size_t)(x.NH * 64) + (size_t)(h * 64 + thread)] =
+          q_sums[thread] + q_sums[64 + thread] + q_sums[128 + thread] + q_sums[192 + thread];
+    g2z__barrier_some<2, 128>();
+  }
+}
+
+/* 16 rows, as A, to a tile. */
+static __device__ inline void g2z__write_a(uint32_t tile, int row, const uint32_t (&a)[4][4]) {
+  g2z__reader reader = g2z__reader_b_transposed<64>();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     g2z__tile_at<64>(tile, reader, row, k * 16)),
+                 "r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3])
+                 : "memory");
+}
+
+/* Where one warpgroup, which owns half of a block's 128 keys, is in the tiles of queries. */
+struct g2z__hopper_keys {
+  uint32_t shared;
+  g2z__hopper_barriers *barriers;
+  g2z__turn<G2Z__HOPPER_BWD_STAGES> q;
+  g2z__turn<2> ds;
+  int row;             /* of this warp inside the 128 */
+};
+
+/* One of the two statistics of the columns of a C tile that this lane holds. It is fetched before
+ * the product that it meets has come. */
+static __device__ inline void g2z__hopper_stats_get(float2 (&x)[8], const float *stats) {
+#pragma unroll
+  for (int n = 0; n < 8; n++) x[n] = *reinterpret_cast<const float2 *>(stats + n * 8);
+}
+
+/* One tile of 64 queries, whose scores are under way: P^T and dV, and dS^T as A of dK. */
+template <typename A>
+static __device__ inline void
+g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_t (&ds)[4][4],
+                 const float2 (&lse2)[8], const float *stats, uint32_t dout_tile, int first,
+                 int row, float scale2) {
+  uint32_t p[4][4];
+  float2 d[8];
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      s[n][i] = g2z__exp2(s[n][i] * scale2 - (i % 2 ? lse2[n].y : lse2[n].x));
+  if (first) /* it lies on the diagonal */
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (row + i / 2 * 8 > n * 8 + g2z__lane_column() + i % 2) s[n][i] = 0;
+#pragma unroll
+  for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[2 * k], s[2 * k + 1]);
+  g2z__wgmma_weighted<A>(dv, p, dout_tile, !first);
+  g2z__hopper_stats_get(d, stats);
+  g2z__wgmma_wait<1>(); /* all but dV */
+  g2z__settled(dp);
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) dp[n][i] = s[n][i] * (dp[n][i] - (i % 2 ? d[n].y : d[n].x));
+#pragma unroll
+  for (int k = 0; k < 4; k++) g2z__as_a<A>(ds[k], dp[2 * k], dp[2 * k + 1]);
+  g2z__wgmma_wait<0>();
+  g2z__settled(dv);
+}
+
+/* dS^T to shared memory, for dQ. */
+static __device__ inline void g2z__hopper_publish(g2z__hopper_keys &keys,
+                                                  const uint32_t (&ds)[4][4]) {
+  typedef g2z__hopper_shared S;
+  g2z__barrier_wait_warp(keys.barriers->ds_empty + keys.ds.stage, keys.ds.phase ^ 1);
+  g2z__write_a(keys.shared + (uint32_t)(S::DS + keys.ds.stage * 2 * S::TILE), keys.row, ds);
+  g2z__barrier_arrive_warp(keys.barriers->ds_full + keys.ds.stage);
+  keys.ds.next();
+}
+
+/* dK and dV of a warpgroup's 64 keys over the tiles from the one on the diagonal on. Behind the
+ * next tile's scores, which are needed first, the tensor cores get this tile's dK and then the next
+ * tile's dP; its dS is published while they are at these. */
+template <typename A>
+static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8][4],
+                                                uint32_t k_tile, uint32_t v_tile,
+                                                g2z__hopper_keys &keys, const float *stats,
+                                                int count, float scale2) {
+  typedef g2z__hopper_shared S;
+  float s[8][4], dp[8][4];
+  float2 lse2[8];
+  uint32_t ds[4][4], q_tiles = keys.shared + S::Q, dout_tiles = keys.shared + S::DOUT;
+  int row = keys.row % 64 + g2z__lane_row(), stage = keys.q.stage, last = 0;
+  stats += g2z__lane_column();
+  g2z__barrier_wait_warp(keys.barriers->q_full + stage, keys.q.phase);
+  g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE));
+  g2z__wgmma_commit(); /* in place of a dK */
+  g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE));
+  for (int i = 0;; i++) {
+    g2z__hopper_stats_get(lse2, stats + stage * 128);
+    g2z__wgmma_wait<2>(); /* all but dK and dP */
+    g2z__settled(s);
+    g2z__hopper_tile<A>(s, dp, dv, ds, lse2, stats + stage * 128 + 64,
+                        dout_tiles + (uint32_t)(stage * S::TILE), i == 0, row, scale2);
+    if (i > 0) {
+      g2z__settled(dk);
+      g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
+    }
+    last = stage;
+    keys.q.next();
+    stage = keys.q.stage;
+    if (i + 1 == count) {
+      g2z__wgmma_weighted<A>(dk, ds, q_tiles + (uint32_t)(last * S::TILE), count > 1);
+      g2z__hopper_publish(keys, ds);
+      g2z__wgmma_wait<0>();
+      g2z__settled(dk);
+      g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
+      return;
+    }
+    g2z__barrier_wait_warp(keys.barriers->q_full + stage, keys.q.phase);
+    g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE));
+    g2z__wgmma_weighted<A>(dk, ds, q_tiles + (uint32_t)(last * S::TILE), i > 0);
+    g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE));
+    g2z__hopper_publish(keys, ds);
+  }
+}
+
+/* Two warpgroups compute dK and dV of 64 keys each. */
+template <typename A>
+static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint32_t shared,
+                                              const float *stats, float *kv_sums,
+                                              g2z__hopper_barriers *barriers) {
+  typedef g2z__hopper_shared S;
+  int group = g2z__warpgroup(), warp = (int)threadIdx.x / 32, tiles = (x.T + 63) / 64;
+  g2z__turn<2> kv = {0, 0};
+  g2z__hopper_keys keys = {shared, barriers, {0, 0}, {0, 0}, warp * 16};
+  float *sums = kv_sums + warp * 128;
+  G2Z__HOPPER_WALK_ITEMS(x, heads) {
+    int bh = item % heads, part = item / heads, b = bh / x.NH, h = bh % x.NH;
+    for (int i = g2z__lane(); i < 128; i += 32) sums[i] = 0;
+    __syncwarp();
+    G2Z__HOPPER_WALK_KEYS(x, part) {
+      float dk[8][4], dv[8][4];
+      g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
+      uint32_t tile = shared + (uint32_t)((kv.stage * 2 + group) * S::TILE);
+      if (group == 1) { /* the first tile's queries come before the upper 64 keys */
+        g2z__barrier_wait(barriers->q_full + keys.q.stage, keys.q.phase);
+        g2z__barrier_arrive_warp(barriers->q_empty + keys.q.stage);
+        g2z__barrier_wait(barriers->ds_empty + keys.ds.stage, keys.ds.phase ^ 1);
+        g2z__barrier_arrive_warp(barriers->ds_full + keys.ds.stage);
+        keys.q.next();
+        keys.ds.next();
+      }
+      int count = tiles - (2 * j + group);
+      if (count <= 0) { /* all of these keys are beyond T */
+        g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
+        kv.next();
+        continue;
+      }
+      g2z__hopper_tiles<A>(dk, dv, tile + S::K, tile + S::V, keys, stats, count,
+                           x.scale * G2Z__LOG2E);
+      g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
+      kv.next();
+      int row = j * 128 + keys.row;
+      g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 1, 3, x.T, x.NH, 64), dk, row, x.scale, x.scale);
+      g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 2, 3, x.T, x.NH, 64), dv, row, 1.0f, 1.0f);
+      g2z__hopper_add_columns(sums, dk, x.scale);
+      g2z__hopper_add_columns(sums + 64, dv, 1.0f);
+    }
+    g2z__barrier_some<1, 256>();
+    if (threadIdx.x < 128) {
+      float sum = 0;
+      for (int i = 0; i < 8; i++) sum += kv_sums[i * 128 + (int)threadIdx.x];
+      size_t C = (size_t)x.NH * 64, slab = (size_t)(b * x.splits + part);
+      x.sums[(slab * 3 + 1 + threadIdx.x / 64) * C + (size_t)h * 64 + threadIdx.x % 64] = sum;
+    }
+    g2z__barrier_some<1, 256>();
+  }
+}
+
+/* g2z_k_attention_hopper_bwd: dQ, dK, dV of items, each by one block.
+ *   x         g2z__hopper_bwd
+ *   qkv_map   qkv as {64, 3 NH, T, B};   dout_map   dout as {64, NH, T, B}
+ *   stats_map what g2z_k_attention_hopper_stats left, as {pitch, 2 B NH}
+ * Math    S^T = K Q^T, dP^T = V dout^T, P^T = exp2(S - lse), dS^T = P^T (dP^T - D), dV = P^T dout,
+ *         dK = dS^T Q, dQ = dS K: 5 products. P and dS are rounded to A and stay in registers; dS
+ *         also goes through shared memory, to be transposed for dQ
+ * Launch  grid at most one block per multiprocessor, 512 threads: warpgroups 0 and 1 own 64 keys
+ *         each, 2 adds up dQ, one thread of 3 loads. 217 KB of shared memory
+ * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP, 170 us at 756 TFLOP/s. Measured
+ *         on an H200: 350 us in bursts; with statistics and column sums 377, and 500 in bench. A
+ *         head takes as long when it is alone on the GPU: the bound lies within a multiprocessor,
+ *         but no single product, exponential or transfer is worth more than 6 %. dQ's tiles pass
+ *         through L2 once per block of keys: 0.45 GB
+ * Order   keys upwards in blocks of 128, queries upwards in tiles of 64; bitwise repeatable
+ * Source  FlashAttention-3, arXiv:2407.08608
+ * Oracle  g2z_cpu_attention_bwd; test cuda_attention */
+template <typename A>
+static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(512), 1)
+g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
+                           const __grid_constant__ CUtensorMap qkv_map,
+                           const __grid_constant__ CUtensorMap dout_map,
+                           const __grid_constant__ CUtensorMap stats_map) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  typedef g2z__hopper_shared S;
+  extern __shared__ unsigned char g2z__shared_bytes[];
+  __shared__ g2z__hopper_barriers barriers;
+  uint32_t begin = g2z__shared_at(g2z__shared_bytes), shared = (begin + 1023u) & ~1023u;
+  float *floats = reinterpret_cast<float *>(g2z__shared_bytes + (shared - begin));
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; i++) {
+      g2z__barrier_init(barriers.kv_full + i, 1);
+      g2z__barrier_init(barriers.kv_empty + i, 12); /* the warps of three warpgroups */
+      g2z__barrier_init(barriers.ds_full + i, 8);
+      g2z__barrier_init(barriers.ds_empty + i, 4);
+    }
+    for (int i = 0; i < S::STAGES; i++) {
+      g2z__barrier_init(barriers.q_full + i, 1);
+      g2z__barrier_init(barriers.q_empty + i, 8);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  int group = g2z__warpgroup();
+  if (group < 2) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
+    g2z__hopper_dkv<A>(x, shared, floats + S::STATS / 4, floats + S::KV_SUMS / 4, &barriers);
+  } else if (group == 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
+    g2z__hopper_dq<A>(x, shared, floats, &barriers);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x == 384)
+      g2z__hopper_load<A>(x, &qkv_map, &dout_map, &stats_map, shared, &barriers);
+  }
+#else
+  (void)x, (void)qkv_map, (void)dout_map, (void)stats_map;
+#endif
+}
+
+/* g2z_k_attention_hopper_dq: what the parts of a head left of dQ, added up.
+ *   x       g2z__hopper_bwd; writes part 0 of x.dqkv and of x.sums
+ * Launch  grid B*NH*splits, 256 threads: each half takes every (2 splits)-th tile of the head
+ * Cost    16 KB for each tile that a part left, 8 KB for each of the sum
+ * Order   parts, which is keys, upwards */
+template <typename A>
+static __global__ void __launch_bounds__(256, 2)
+g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
+  __shared__ float shared[8 * 64];
+  int tiles = (x.T + 63) / 64, thread = (int)threadIdx.x % 128, warp = (int)threadIdx.x / 32;
+  int bh = (int)blockIdx.x / x.splits, turn = (int)blockIdx.x % x.splits;
+  int b = bh / x.NH, h = bh % x.NH;
+  auto to = g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64);
+  float sums[16] = {};
+  for (int i = turn * 2 + warp / 4; i < tiles; i += x.splits * 2) {
+    const float4 *left = x.dq + ((size_t)bh * (size_t)x.left + (size_t)i) * 1024 + thread;
+    float dq[8][4] = {};
+    for (int part = 0; part < x.splits && 2 * x.first[part] <= i; part++) {
+      float more[8][4];
+      g2z__dq_get(more, left + (size_t)x.base[part] * 1024);
+#pragma unroll
+      for (int n = 0; n < 32; n++) dq[n / 4][n % 4] += more[n / 4][n % 4];
+    }
+    g2z__store_c<64>(to, dq, i * 64 + warp % 4 * 16, x.scale, x.scale);
+#pragma unroll
+    for (int n = 0; n < 16; n++) sums[n] += dq[n / 2][n % 2] + dq[n / 2][n % 2 + 2];
+  }
+  g2z__sum_lanes(sums);
+#pragma unroll
+  for (int e = 0; e < 2; e++) shared[warp * 64 + g2z__summed_column<16>(e)] = sums[e];
+  __syncthreads();
+  if (threadIdx.x >= 64) return;
+  float sum = 0;
+  for (int i = 0; i < 8; i++) sum += shared[i * 64 + (int)threadIdx.x];
+  size_t slab = (size_t)(b * x.splits + turn);
+  x.sums[slab * 3 * (size_t)(x.NH * 64) + (size_t)h * 64 + threadIdx.x] = sum * x.scale;
+}
+
+/* ----- launchers --------------------------------------------------------- */
+
+/* How TMA reads a tensor: its sizes and the distances of its rows from the innermost dimension on,
+ * and the box that is copied at a time. */
+static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, CUtensorMapDataType type,
+                                  int rank, const void *tensor, const cuuint64_t *sizes,
+                                  const cuuint64_t *strides, const cuuint32_t *box,
+                                  CUtensorMapSwizzle swizzle) {
+  void *function = NULL; /* a call of the driver: asked for, so that nobody has to link libcuda */
+  cudaDriverEntryPointQueryResult found;
+  cuuint32_t steps[4] = {1, 1, 1, 1};
+#if CUDART_VERSION >= 12050
+  G2Z__CUDA(device, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                     cudaEnableDefault, &found));
+#else
+  G2Z__CUDA(device, cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault,
+                                            &found));
+#endif
+  CUresult result = CUDA_ERROR_NOT_FOUND;
+  if (function)
+    result = ((decltype(&cuTensorMapEncodeTiled))function)(
+        map, type, (cuuint32_t)rank, (void *)tensor, sizes, strides, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return G2Z_OK;
+  return g2z__fail(device->services, G2Z_DEVICE,
+                   "the driver refuses a tensor map of rank %d (error %d): update the driver", rank,
+                   (int)result);
+}
+
+/* x[B,T,heads,64], by tiles of 64 rows of one head. */
+template <typename A>
+static g2z_status g2z__hopper_map(g2z_device *device, CUtensorMap *map, const A *x, int heads,
+                                  int T, int B) {
+  cuuint64_t row = (cuuint64_t)heads * 64 * sizeof(A);
+  cuuint64_t sizes[4] = {64, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)B};
+  cuuint64_t strides[3] = {64 * sizeof(A), row, row * (cuuint64_t)T};
+  cuuint32_t box[4] = {64, 1, 64, 1};
+  CUtensorMapDataType type = std::is_same<A, __half>::value ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                            : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return g2z__tensor_map(device, map, type, 4, x, sizes, strides, box,
+                         CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+/* stats[heads,2,pitch], by 64 of both of a head. */
+static g2z_status g2z__hopper_stats_map(g2z_device *device, CUtensorMap *map, const float *stats,
+                                        size_t heads, size_t pitch) {
+  cuuint64_t sizes[2] = {pitch, 2 * heads}, strides[1] = {pitch * sizeof(float)};
+  cuuint32_t box[2] = {64, 2};
+  return g2z__tensor_map(device, map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, stats, sizes, strides,
+                         box, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+/* Whether `kernel` was compiled for sm_90a, and this is such a GPU. */
+template <typename K>
+static int g2z__hopper_has(const g2z_device *device, K kernel) {
+  cudaFuncAttributes attributes;
+  if (g2z__cuda_of(device)->capability != 90) return 0;
+  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  return attributes.maxThreadsPerBlock > 32;
+}
+
+template <typename A>
+static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, float *lse, const A *qkv, int B,
+                                      int T, int NH) {
+  CUtensorMap map;
+  G2Z__TRY(g2z__hopper_map(device, &map, qkv, 3 * NH, T, B));
+  auto kernel = g2z_k_attention_hopper_fwd<A>;
+  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         G2Z__HOPPER_FWD_BYTES));
+  kernel<<<(unsigned)(B * NH * ((T + 127) / 128)), 256, G2Z__HOPPER_FWD_BYTES,
+           g2z__cuda_of(device)->stream>>>(out, lse, qkv, map, T, NH, 0.125f);
+  return g2z__launched(device, "g2z_k_attention_hopper_fwd");
+}
+
+/* Cuts the heads into parts of about the same length. A block of 128 keys takes as long as its
+ * tiles of 64 queries and 2 more. */
+template <typename A>
+static void g2z__hopper_cut(g2z__hopper_bwd<A> *x, int splits) {
+  int tiles = (x->T + 63) / 64, blocks = (x->T + 127) / 128, total = 0, done = 0, part = 0;
+  for (int j = 0; j < blocks; j++) total += tiles - 2 * j + 2;
+  x->splits = splits;
+  x->left = 0;
+  for (int j = 0; j < blocks; j++) {
+    /* A part begins where the ones before have their share, or where each block left is a part. */
+    if (part < splits && (done * splits >= total * part || blocks - j == splits - part)) {
+      x->first[part] = j;
+      x->base[part] = x->left - 2 * j;
+      x->left += tiles - 2 * j;
+      part++;
+    }
+    done += tiles - 2 * j + 2;
+  }
+  x->first[splits] = blocks;
+}
+
+/* What this cut takes, about, in the time of a tile, 1.4 us: the longest sum of items that a block
+ * has; and with parts, another launch, and 1 for each 180 tiles of dQ that are left and added. */
+template <typename A>
+static double g2z__hopper_cost(const g2z__hopper_bwd<A> *x, int grid) {
+  int tiles = (x->T + 63) / 64, heads = x->B * x->NH, items = heads * x->splits, most = 0;
+  int length[G2Z__HOPPER_SPLITS] = {};
+  for (int part = 0; part < x->splits; part++)
+    for (int j = x->first[part]; j < x->first[part + 1]; j++) length[part] += tiles - 2 * j + 2;
+  for (int block = 0; block < grid; block++) {
+    int sum = 0, item;
+    for (int round = 0; (item = g2z__hopper_item(round, grid, block)) < items; round++)
+      sum += length[item / heads];
+    most = max(most, sum);
+  }
+  return x->splits == 1 ? most : most + 3 + (double)x->left * heads / 180;
+}
+
+static inline int g2z__hopper_blocks(const g2z_device *device, int items) {
+  return min(items, g2z__cuda_of(device)->sms);
+}
+
+/* The cut of the least cost, of those whose tiles of dQ g2z__plan_scratch_bytes counts. */
+template <typename A>
+static void g2z__hopper_best_cut(const g2z_device *device, g2z__hopper_bwd<A> *x) {
+  g2z__hopper_bwd<A> y = *x;
+  int heads = x->B * x->NH, tiles = (x->T + 63) / 64;
+  double least = 0;
+  for (int splits = 1; splits <= min(G2Z__HOPPER_SPLITS, (x->T + 127) / 128); splits++) {
+    g2z__hopper_cut(&y, splits);
+    if (splits > 1 && (int64_t)heads * y.left > (int64_t)G2Z__ATTENTION_PARTS * tiles) break;
+    double cost = g2z__hopper_cost(&y, g2z__hopper_blocks(device, heads * splits));
+    if (splits > 1 && cost >= least) continue;
+    least = cost;
+    *x = y;
+  }
+}
+
+/* Scratch of backward: statistics; tiles of dQ in fp32; column sums. B=32, T=1024, NH=12 on 132
+ * multiprocessors: 3.1 + 34.6 + 0.3 MB. */
+template <typename A>
+static size_t g2z__hopper_tiles_left(const g2z_device *device, const g2z__hopper_bwd<A> *x) {
+  size_t heads = (size_t)x->B * (size_t)x->NH, tiles = ((size_t)x->T + 63) / 64;
+  return x->splits == 1 ? (size_t)g2z__hopper_blocks(device, (int)heads) * tiles
+                        : heads * (size_t)x->left;
+}
+
+template <typename A, typename G>
+static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, const A *dout,
+                                      const A *out, const float *lse, const A *qkv, g2z_write mode,
+                                      int B, int T, int NH) {
+  cudaStream_t stream = g2z__cuda_of(device)->stream;
+  size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
+  g2z__hopper_bwd<A> x;
+  memset(&x, 0, sizeof x);
+  x.dqkv = dqkv, x.B = B, x.T = T, x.NH = NH, x.scale = 0.125f;
+  g2z__hopper_best_cut(device, &x);
+  size_t stats_floats = 2 * heads * pitch, tiles = g2z__hopper_tiles_left(device, &x);
+  size_t sums_floats = (size_t)(B * x.splits) * 3 * (size_t)(NH * 64);
+  void *scratch;
+  G2Z__TRY(g2z__scratch(device, (stats_floats + tiles * 4096 + sums_floats) * sizeof(float),
+                        &scratch));
+  float *stats = (float *)scratch;
+  x.dq = (float4 *)(stats + stats_floats);
+  x.sums = (float *)(x.dq + tiles * 1024);
+  CUtensorMap qkv_map, dout_map, stats_map;
+  G2Z__TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
+  G2Z__TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
+  G2Z__TRY(g2z__hopper_stats_map(device, &stats_map, stats, heads, pitch));
+  g2z_k_attention_hopper_stats<A>
+      <<<dim3((unsigned)(pitch * (size_t)NH / 32), (unsigned)B), 256, 0, stream>>>(stats, dout, out,
+                                                                                 lse, T, NH);
+  G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_stats"));
+  auto kernel = g2z_k_attention_hopper_bwd<A>;
+  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)g2z__hopper_shared::BYTES));
+  int items = B * NH * x.splits;
+  kernel<<<(unsigned)g2z__hopper_blocks(device, items), 512, (int)g2z__hopper_shared::BYTES,
+           stream>>>(x, qkv_map, dout_map, stats_map);
+  G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_bwd"));
+  if (x.splits > 1) {
+    g2z_k_attention_hopper_dq<A><<<(unsigned)items, 256, 0, stream>>>(x);
+    G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_dq"));
+  }
+  return g2z__add_slabs<G>(device, dbias, (G *)NULL, (G *)NULL, x.sums, B * x.splits, 3 * NH * 64,
+                           mode);
+}
+
 /* ----- launchers --------------------------------------------------------- */
 
 static inline unsigned g2z__att_grid(int B, int T, int NH, int rows) {
@@ -3222,8 +4264,8 @@ static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z__at
   return g2z__launched(device, "g2z_k_attention_plain_bwd_kv");
 }
 
-/* Whether the kernels for tensor cores have a body in this build, run on this GPU, and can draw this
- * dropout. */
+/* Whether the kernels for tensor cores have a body in this build, run on this GPU, and can draw
+ * this dropout. */
 static int g2z__att_tensor(const g2z_device *device, const g2z_dropout *dropout, int T) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   if (g2z__dropout_on(dropout) && T % 4) return 0;
@@ -3241,6 +4283,9 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, float *l
   x.B = B, x.T = T, x.C = C, x.NH = NH;
   int narrow = x.HS() <= 64;
   if constexpr (sizeof(A) == 2) {
+    if (x.HS() == 64 && !g2z__dropout_on(dropout) &&
+        g2z__hopper_has(device, g2z_k_attention_hopper_fwd<A>))
+      return g2z__hopper_fwd_run<A>(device, x.out, lse, x.qkv, B, T, NH);
     if (g2z__att_tensor(device, dropout, T)) {
       if (g2z__dropout_on(dropout))
         return narrow ? g2z__attention_fwd_run<A, 64, G2Z__DROP_ON>(device, x)
@@ -3264,6 +4309,11 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
   x.lse = (float *)lse, x.qkv = (const A *)qkv;
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
+  if constexpr (sizeof(A) == 2)
+    if (x.HS() == 64 && !g2z__dropout_on(dropout) &&
+        g2z__hopper_has(device, g2z_k_attention_hopper_bwd<A>))
+      return g2z__hopper_bwd_run<A, G>(device, x.dqkv, (G *)dbias, x.dout, x.forward, lse, x.qkv,
+                                       mode, B, T, NH);
   void *scratch;
   G2Z__TRY(g2z__scratch(device, g2z__attention_scratch(B, T, C, NH), &scratch));
   x.stats = (float2 *)scratch;
@@ -3280,8 +4330,8 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
       else
         G2Z__TRY((narrow ? g2z__attention_bwd_run<A, 64, G2Z__DROP_OFF>
                          : g2z__attention_bwd_run<A, 128, G2Z__DROP_OFF>)(device, x));
-      G2Z__TRY(g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, x.q_sums, (int)q_slabs, C,
-                                 mode));
+      G2Z__TRY(g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, x.q_sums, (int)q_slabs,
+                                 C, mode));
       return g2z__add_slabs<G>(device, (G *)dbias + C, (G *)NULL, (G *)NULL, x.kv_sums,
                                (int)kv_slabs, 2 * C, mode);
     }

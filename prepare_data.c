@@ -1,13 +1,19 @@
 /* prepare_data: text to shards of GPT-2 tokens; text to ids and back. It needs this file and
  * gpt2_zero.h: cc -O3 prepare_data.c -lm -lpthread -o prepare_data
  *
- *   files --reader--> jobs of about 1 MiB --workers--> ids --in the order of the text--> shards
+ *   files --> jobs of about 1 MiB --> ids --in the order of the text--> shards
  *
- * One thread reads and writes, the workers encode. A job is cut where the encoding does not notice,
- * so the output depends neither on the number of threads nor on the size of a job. */
+ * All threads do the same: read the next job, one at a time; encode it; write what is due. A job is
+ * cut where the encoding does not notice, so the output depends neither on the number of threads nor
+ * on the size of a job. Memory is bounded by jobs in flight, whatever the size of a text; a line of
+ * JSON is in memory as a whole. *.gz and *.zst come through a pipe from gzip -dc and zstd -dc. */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
+
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
 
 #define TRY(call)                          \
   do {                                     \
@@ -17,12 +23,25 @@
 
 /* ----- options ----------------------------------------------------------- */
 
+/* Programs that print what a file holds. */
+#define PACKER_LIST(X) \
+  X(PACKED_GZIP, ".gz", "gzip") \
+  X(PACKED_ZSTD, ".zst", "zstd")
+#define X(name, ending, program) name,
+typedef enum packing { PACKER_LIST(X) PACKED_NOT } packing;
+#undef X
+#define X(name, ending, program) {ending, program},
+static const struct {
+  const char *ending, *program;
+} packers[] = {PACKER_LIST(X)};
+#undef X
+
 typedef enum split_docs { SPLIT_NONE, SPLIT_EOT, SPLIT_BLANK } split_docs;
 typedef enum eot_place { EOT_FIRST, EOT_LAST, EOT_NONE } eot_place;
 enum { TRAIN, VAL, BY_DOCUMENT }; /* where a text goes; the last: its documents are dealt out */
 
 typedef struct options {
-  const char *vocab, *field, *out, *name;
+  const char *vocab, *field, *out, *name, *bench;
   int train_bpe, bytes, split_docs, universal_newlines, allow_special, strict, format, eot;
   float val_fraction;
   int64_t val_docs, val_tokens, train_docs, shard_tokens;
@@ -69,6 +88,7 @@ typedef struct options {
   GROUP("Instead of shards")                                                                      \
   FLAG("encode", SWITCH, encode, 0, 0, "", "text on standard input to ids on standard output")    \
   FLAG("decode", SWITCH, decode, 0, 0, "", "ids on standard input to text on standard output")    \
+  FLAG("bench", TEXT, bench, 0, 0, "FILE", "time each stage on one thread, on FILE's first 256 MiB")  \
   GROUP("Program")                                                                                \
   FLAG("threads", INT, threads, 1, 256, "N", "that encode; the output is the same for any N")     \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
@@ -78,8 +98,8 @@ static const char help_begin[] =
     "  ./prepare_data --vocab data/vocab.bpe --out data FILE...\n"
     "  ./prepare_data --vocab data/vocab.bpe --encode < text > ids\n"
     "\n"
-    "FILE.jsonl holds a document per line; any other FILE is text. - is standard input: text,\n"
-    "or with --field documents per line.\n";
+    "FILE.jsonl holds a document per line; any other FILE is text. FILE.gz and FILE.zst are unpacked\n"
+    "by gzip and zstd. - is standard input: text, or with --field documents per line.\n";
 
 static const char help_end[] =
     "\n"
@@ -150,13 +170,15 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
   if ((o->vocab != NULL) + (o->train_bpe != 0) + o->bytes > 1)
     return fail(services, G2Z_BAD_ARGUMENT,
                 "--vocab, --train-bpe and --bytes each name a vocabulary: give one of them");
-  if (o->encode || o->decode) {
-    if (o->encode && o->decode)
-      return fail(services, G2Z_BAD_ARGUMENT, "--encode or --decode: give one of them");
+  if (o->encode || o->decode || o->bench) {
+    if (o->encode + o->decode + (o->bench != NULL) > 1)
+      return fail(services, G2Z_BAD_ARGUMENT, "--encode, --decode or --bench: give one of them");
     if (count || o->train_bpe)
       return fail(services, G2Z_BAD_ARGUMENT,
-                  "%s: --%s reads standard input and takes neither FILE nor --train-bpe",
-                  count ? inputs[0] : "--train-bpe", o->encode ? "encode" : "decode");
+                  "%s: --%s reads %s and takes neither FILE nor --train-bpe",
+                  count ? inputs[0] : "--train-bpe",
+                  o->encode ? "encode" : o->decode ? "decode" : "bench",
+                  o->bench ? "its own file" : "standard input");
     if (o->eot < 0) o->eot = EOT_NONE;
     o->val_fraction = 0;
     return G2Z_OK;
@@ -182,18 +204,29 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
                 o->name);
   const char *slash = strrchr(inputs[0], '/'), *first = slash ? slash + 1 : inputs[0];
   const char *name = o->name ? o->name : strcmp(first, "-") ? first : "stdin";
-  const char *dot = o->name || strlen(name) < 2 ? NULL : strrchr(name + 1, '.');
-  snprintf(o->name_text, sizeof o->name_text, "%.*s",
-           dot && dot - name < 200 ? (int)(dot - name) : 200, name);
+  size_t length = strlen(name);
+#define X(packing, ending, program) \
+  if (!o->name && ends_with(name, ending)) length = strlen(name) - strlen(ending);
+  PACKER_LIST(X)
+#undef X
+  for (size_t i = length; !o->name && i > 1; i--) /* without its last ending */
+    if (name[i - 1] == '.') {
+      length = i - 1;
+      break;
+    }
+  snprintf(o->name_text, sizeof o->name_text, "%.*s", length < 200 ? (int)length : 200, name);
   return G2Z_OK;
 }
 
 /* ----- reading: files -> jobs -------------------------------------------- */
 
 #define JOB_BYTES 1048576
+#define OPEN_BYTES 4194304      /* as much text without a place to cut is encoded while it is read */
+#define FLIGHT_BYTES 67108864   /* no job is read while the others hold more text */
 
 typedef struct source {      /* a file, or a part of one */
   const char *path, *label;  /* the label stands in sentences */
+  int packed;                /* a packing */
   int json;                  /* a document per line */
   uint64_t begin, end;       /* of the bytes; UINT64_MAX: until there are no more */
   int split;                 /* TRAIN, VAL or BY_DOCUMENT */
@@ -214,6 +247,8 @@ typedef struct job {
   segment *segments;
   size_t count, segments_capacity;
   uint64_t consumed;         /* bytes of the inputs, for progress */
+  int open;                  /* no cut was found: the text goes on inside of the last segment */
+  size_t used;               /* how much of the text has been made segments, or encoded while open */
   g2z_tokens tokens;
   g2z_status status;
   char error[G2Z_ERROR_BYTES];
@@ -226,14 +261,18 @@ typedef struct reader {
   const source *sources;
   int count, at;             /* the source that is read, or comes next */
   int file;                  /* -1: none is open */
+  int waits;                 /* reading may block: a pipe or a terminal */
+  pid_t child;               /* that unpacks the source; 0: none */
   uint64_t offset;           /* of the next read in the file */
   uint64_t place;            /* lines (json) or bytes of text before the rest */
   char *rest;                /* text that was read and belongs to the next job */
   size_t rest_bytes, rest_capacity;
+  int open;                  /* the last job's text ended without a cut */
   int carriage_return;       /* the last character read was one, and became a newline */
   int in_document, split;    /* of the document that the next segment continues */
   int64_t documents, train_documents;
   int finished;
+  int learning;              /* pieces are counted, and must be whole */
 } reader;
 
 static volatile sig_atomic_t stop_signal;
@@ -264,6 +303,14 @@ static g2z_status fail_input(g2z_services *services, const char *path, int error
               strerror(error));
 }
 
+static int is_blank(const char *text, size_t bytes) {
+  while (bytes && (*text == ' ' || (*text >= '\t' && *text <= '\r'))) {
+    text++;
+    bytes--;
+  }
+  return bytes == 0;
+}
+
 /* Turns CR LF and CR into LF in place; returns the new length. */
 static size_t universal_newlines(char *text, size_t bytes, int *carriage_return) {
   size_t made = 0;
@@ -275,22 +322,49 @@ static size_t universal_newlines(char *text, size_t bytes, int *carriage_return)
   return made;
 }
 
+/* Waits for the child that unpacks, which has closed its end or is to be stopped. */
+static g2z_status end_child(reader *r, int stop) {
+  const source *from = &r->sources[r->at];
+  int code = 0;
+  if (!r->child) return G2Z_OK;
+  if (stop) kill(r->child, SIGKILL);
+  while (waitpid(r->child, &code, 0) < 0 && errno == EINTR) continue;
+  r->child = 0;
+  if (stop || code == 0) return G2Z_OK;
+  const char *program = packers[from->packed].program;
+  if (WIFSIGNALED(code))
+    return fail(r->services, G2Z_IO, "%s: %s -dc was ended by signal %d; start again", from->label,
+                program, WTERMSIG(code));
+  return fail(r->services, G2Z_FORMAT, "%s: %s -dc ended with exit code %d after %" PRIu64
+              " bytes of text: the file is damaged or cut short; %s -t tells more", from->label,
+              program, WEXITSTATUS(code), r->offset, program);
+}
+
+/* Waits until a pipe can be read, and looks up when a signal asks to stop. */
+static g2z_status wait_for_text(reader *r) {
+  struct pollfd one;
+  one.fd = r->file;
+  one.events = POLLIN;
+  while (r->waits && !stop_signal && poll(&one, 1, 100) == 0) continue;
+  return stop_signal ? fail_stopped(r->services) : G2Z_OK;
+}
+
 /* Appends up to `count` bytes of the open source to the job; *end: it has no more. */
 static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
   const source *from = &r->sources[r->at];
   if (count > from->end - r->offset) count = (size_t)(from->end - r->offset);
   TRY(widen_text(r->services, &j->text, &j->text_capacity, j->bytes + count));
   while (count) {
+    TRY(wait_for_text(r));
     ssize_t got = read(r->file, j->text + j->bytes, count);
-    if (stop_signal) return fail_stopped(r->services);
-    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (got < 0) return fail_input(r->services, from->label, errno);
     if (got == 0 && from->end != UINT64_MAX)
       return fail(r->services, G2Z_IO,
                   "%s ends after %" PRIu64 " bytes of %" PRIu64 ": it changed while it was read",
                   from->label, r->offset, from->end);
     *end = got == 0;
-    if (*end) return G2Z_OK;
+    if (*end) return end_child(r, 0);
     r->offset += (uint64_t)got;
     j->consumed += (uint64_t)got;
     j->bytes += r->o->universal_newlines && !from->json
@@ -302,26 +376,40 @@ static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
   return G2Z_OK;
 }
 
-/* Fills the job's text with whole lines, or up to a cut that the encoding does not notice, and
- * keeps what was read beyond it for the next. *end: the source has no more. */
-static g2z_status read_chunk(reader *r, job *j, int *end) {
-  size_t want = JOB_BYTES, usable = 0;
-  *end = 0;
-  TRY(widen_text(r->services, &j->text, &j->text_capacity, r->rest_bytes));
-  if (r->rest_bytes) memcpy(j->text, r->rest, r->rest_bytes);
-  j->bytes = r->rest_bytes;
-  for (;; want *= 2) { /* twice as much when there is no place to cut: work stays linear */
-    while (!*end && j->bytes < want) TRY(read_some(r, j, want - j->bytes, end));
-    if (*end) usable = j->bytes;
-    else if (!r->sources[r->at].json) usable = g2z_encode_cut(j->text, j->bytes);
-    else for (usable = j->bytes; usable && j->text[usable - 1] != '\n';) usable--;
-    if (usable || *end) break;
-  }
+/* Keeps what the job has from `usable` on for the next. */
+static g2z_status keep_rest(reader *r, job *j, size_t usable) {
   r->rest_bytes = j->bytes - usable;
   TRY(widen_text(r->services, &r->rest, &r->rest_capacity, r->rest_bytes));
   if (r->rest_bytes) memcpy(r->rest, j->text + usable, r->rest_bytes);
   j->bytes = usable;
   return G2Z_OK;
+}
+
+/* Fills the job's text with whole lines, or up to a cut that the encoding does not notice. Text that
+ * has no such place for OPEN_BYTES is left open. *end: the source has no more. */
+static g2z_status read_chunk(reader *r, job *j, int *end) {
+  size_t want, usable = 0;
+  const int json = r->sources[r->at].json;
+  *end = 0;
+  TRY(widen_text(r->services, &j->text, &j->text_capacity, r->rest_bytes));
+  if (r->rest_bytes) memcpy(j->text, r->rest, r->rest_bytes);
+  j->bytes = r->rest_bytes;
+  /* More than the last time, if that ended without a cut. */
+  want = (r->open ? OPEN_BYTES : JOB_BYTES) + r->rest_bytes;
+  for (size_t searched = 0;; want += want / 4) {
+    while (!*end && j->bytes < want) TRY(read_some(r, j, want - j->bytes, end));
+    if (*end) usable = j->bytes;
+    else if (!json) usable = g2z_encode_cut(j->text, j->bytes);
+    else for (usable = j->bytes; usable && j->text[usable - 1] != '\n';)
+      if (--usable == searched) usable = 0;
+    if (usable || *end) break;
+    searched = j->bytes;
+    j->open = !json && !r->learning && j->bytes >= OPEN_BYTES &&
+              (r->in_document || r->o->split_docs == SPLIT_NONE || !is_blank(j->text, j->bytes));
+    if (j->open) break;
+  }
+  r->open = j->open;
+  return j->open ? G2Z_OK : keep_rest(r, j, usable);
 }
 
 /* F as it was written: the float 0.1f is a little more than 0.1. */
@@ -362,14 +450,6 @@ static g2z_status add_segment(reader *r, job *j, size_t begin, size_t bytes, int
   added->ends = ends;
   r->in_document = !ends;
   return G2Z_OK;
-}
-
-static int is_blank(const char *text, size_t bytes) {
-  while (bytes && (*text == ' ' || (*text >= '\t' && *text <= '\r'))) {
-    text++;
-    bytes--;
-  }
-  return bytes == 0;
 }
 
 /* Every line that is not blank is a document. */
@@ -416,54 +496,21 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
 
 /* Documents of a text, as --split-docs says; what is blank between markers is none. */
 static g2z_status split_text(reader *r, job *j, int end) {
-  for (size_t at = 0, next, bytes; at < j->bytes && !r->finished; at = next) {
+  size_t at = 0;
+  for (size_t next, bytes; at < j->bytes && !r->finished; at = next) {
     int ends = find_end(r, j, at, &bytes, &next) || end, starts = !r->in_document;
     if (starts) {
-      if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, bytes)) continue;
+      if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, bytes)) {
+        if (!ends) break; /* what is to come decides what this is */
+        continue;
+      }
       begin_document(r);
       if (r->finished) break;
     }
     TRY(add_segment(r, j, at, bytes, starts, ends));
   }
   r->place += j->bytes;
-  return G2Z_OK;
-}
-
-static g2z_status open_source(reader *r) {
-  const source *from = &r->sources[r->at];
-  int is_stdin = strcmp(from->path, "-") == 0;
-  r->file = is_stdin ? dup(STDIN_FILENO) : open(from->path, O_RDONLY | O_CLOEXEC);
-  if (r->file < 0 || (from->begin && lseek(r->file, (off_t)from->begin, SEEK_SET) < 0))
-    return fail_input(r->services, from->label, errno);
-  r->offset = from->begin;
-  r->place = from->json ? 0 : from->begin;
-  r->carriage_return = r->in_document = 0;
-  return G2Z_OK;
-}
-
-static void close_source(reader *r) {
-  if (r->file >= 0) close(r->file);
-  r->file = -1;
-  r->rest_bytes = 0;
-}
-
-/* Fills a job with at least one segment; none: the inputs have no more. */
-static g2z_status read_job(reader *r, job *j) {
-  j->count = 0;
-  j->consumed = 0;
-  while (j->count == 0 && !r->finished) {
-    int end;
-    if (r->file < 0) {
-      if (r->at == r->count) break;
-      TRY(open_source(r));
-    }
-    TRY(read_chunk(r, j, &end));
-    TRY(r->sources[r->at].json ? split_lines(r, j) : split_text(r, j, end));
-    if (end) {
-      close_source(r);
-      r->at++;
-    }
-  }
+  j->used = at;
   return G2Z_OK;
 }
 
@@ -474,22 +521,11 @@ typedef struct worker {
   struct pool *pool;
   g2z_services services;
   g2z_encoder *encoder;
+  g2z_bpe_trainer *trainer;  /* instead, while a vocabulary is learnt */
   char *document;            /* the text of a JSON document */
   size_t document_capacity;
   pthread_t thread;
 } worker;
-
-typedef struct pool {
-  const options *o;
-  worker *workers;
-  int started;               /* workers whose threads run */
-  job *jobs;                 /* a ring: job number i has the place i % count */
-  size_t count;
-  size_t filled, taken, retired; /* numbers of the next job to fill, to encode and to write */
-  int closed;
-  pthread_mutex_t lock;
-  pthread_cond_t work, done;
-} pool;
 
 /* The text of a document in JSON, in the worker's memory. A sentence starts with ": " or as
  * g2z_json's, ", line 1, column N: ", and the caller knows which line of the file it is. */
@@ -545,16 +581,21 @@ static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
   return fail(&w->services, status, "%s, from byte %" PRIu64 " on: %s", s->label, s->place, what);
 }
 
-static g2z_status encode_segment(worker *w, const job *j, segment *s, g2z_tokens *out) {
+static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out) {
   static const char eot[] = "<|endoftext|>";
   const options *o = w->o;
   int flags = o->strict ? G2Z_ENCODE_STRICT : G2Z_ENCODE_DEFAULT;
   const char *text;
   if (o->allow_special) flags |= G2Z_ENCODE_ALLOW_SPECIAL;
-  if (s->starts && o->eot == EOT_FIRST)
+  if (s->starts && o->eot == EOT_FIRST && !w->trainer)
     TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
   g2z_status status = segment_text(w, j, s, &text, &s->text_bytes);
-  if (status == G2Z_OK) status = g2z_encode(w->encoder, text, s->text_bytes, flags, out);
+  if (status == G2Z_OK && w->trainer)
+    return g2z_bpe_trainer_feed(w->trainer, text, s->text_bytes);
+  if (status == G2Z_OK && j->open && !s->ends)
+    status = g2z_encode_part(w->encoder, text, s->text_bytes, flags, out, &j->used);
+  else if (status == G2Z_OK)
+    status = g2z_encode(w->encoder, text, s->text_bytes, flags, out);
   if (status != G2Z_OK) return place_error(w, s, status);
   if (s->ends && o->eot == EOT_LAST)
     TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
@@ -562,8 +603,6 @@ static g2z_status encode_segment(worker *w, const job *j, segment *s, g2z_tokens
 }
 
 static void encode_job(worker *w, job *j) {
-  j->tokens.count = 0;
-  j->status = G2Z_OK;
   for (size_t i = 0; i < j->count && j->status == G2Z_OK; i++) {
     size_t before = j->tokens.count;
     j->status = encode_segment(w, j, &j->segments[i], &j->tokens);
@@ -572,80 +611,95 @@ static void encode_job(worker *w, job *j) {
   memcpy(j->error, w->services.error, sizeof j->error);
 }
 
-static void *work(void *user) {
-  worker *w = (worker *)user;
-  pool *p = w->pool;
-  pthread_mutex_lock(&p->lock);
-  for (;;) {
-    while (p->taken == p->filled && !p->closed) pthread_cond_wait(&p->work, &p->lock);
-    if (p->closed) break;
-    job *j = &p->jobs[p->taken++ % p->count];
-    pthread_mutex_unlock(&p->lock);
+/* The text was not cut: encodes what can no longer change, and keeps the rest for the next job. */
+static g2z_status encode_open(reader *r, worker *w, job *j) {
+  segment *last = j->count ? &j->segments[j->count - 1] : NULL;
+  size_t usable = j->used;
+  if (last && !last->ends) {
     encode_job(w, j);
-    pthread_mutex_lock(&p->lock);
-    j->done = 1;
-    pthread_cond_signal(&p->done);
+    if (j->status != G2Z_OK) return G2Z_OK; /* the job says it, when its turn has come */
+    last->text_bytes = last->bytes = j->used;
+    usable = last->begin + j->used;
+  } else {
+    j->open = 0;
   }
-  pthread_mutex_unlock(&p->lock);
-  return NULL;
+  r->place -= j->bytes - usable;
+  return keep_rest(r, j, usable);
 }
 
-static void pool_close(pool *p) {
-  pthread_mutex_lock(&p->lock);
-  p->closed = 1;
-  pthread_cond_broadcast(&p->work);
-  pthread_mutex_unlock(&p->lock);
-  for (int i = 0; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
-  for (size_t i = 0; p->jobs && i < p->count; i++) {
-    free(p->jobs[i].text);
-    free(p->jobs[i].segments);
-    g2z_tokens_free(&p->jobs[i].tokens);
-  }
-  for (int i = 0; p->workers && i < p->o->threads; i++) {
-    g2z_encoder_free(p->workers[i].encoder);
-    free(p->workers[i].document);
-  }
-  free(p->jobs);
-  free(p->workers);
-  pthread_mutex_destroy(&p->lock);
-  pthread_cond_destroy(&p->work);
-  pthread_cond_destroy(&p->done);
+/* Starts `gzip -dc PATH` or its like; what it prints is read from r->file. */
+static g2z_status open_packed(reader *r, const source *from) {
+  const char *program = packers[from->packed].program;
+  char *arguments[] = {(char *)program, (char *)"-dc", (char *)"--", (char *)from->path, NULL};
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  sigset_t defaults;
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return fail_input(r->services, from->label, errno);
+  posix_spawn_file_actions_init(&actions);
+  posix_spawnattr_init(&attributes);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  sigemptyset(&defaults); /* an ignored signal would stay ignored in the child */
+  sigaddset(&defaults, SIGPIPE);
+  sigaddset(&defaults, SIGXFSZ);
+  posix_spawnattr_setsigdefault(&attributes, &defaults);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  int error = posix_spawnp(&r->child, program, &actions, &attributes, arguments, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  close(ends[1]);
+  r->file = ends[0];
+  if (!error) return G2Z_OK;
+  r->child = 0;
+  return fail(r->services, G2Z_UNSUPPORTED, "%s: cannot start %s: %s; install it, or unpack the file",
+              from->label, program, strerror(error));
 }
 
-/* Starts the workers; pool_close ends them, also after a failure. */
-static g2z_status pool_open(pool *p, g2z_services *services, const options *o,
-                            const g2z_tokenizer *tokenizer) {
-  sigset_t all, before;
-  g2z_status status = G2Z_OK;
-  memset(p, 0, sizeof *p);
-  pthread_mutex_init(&p->lock, NULL);
-  pthread_cond_init(&p->work, NULL);
-  pthread_cond_init(&p->done, NULL);
-  p->o = o;
-  p->count = (size_t)o->threads * 4;
-  p->jobs = (job *)calloc(p->count, sizeof *p->jobs);
-  p->workers = (worker *)calloc((size_t)o->threads, sizeof *p->workers);
-  if (!p->jobs || !p->workers)
-    return fail(services, G2Z_NO_MEMORY, "no memory for %d threads", o->threads);
-  sigfillset(&all); /* a signal must interrupt the thread that reads */
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  for (int i = 0; i < o->threads && status == G2Z_OK; i++) {
-    worker *w = &p->workers[i];
-    w->o = o;
-    w->pool = p;
-    status = g2z_encoder_create(&w->services, tokenizer, &w->encoder);
-    if (status != G2Z_OK) {
-      memcpy(services->error, w->services.error, sizeof services->error);
-      break;
+static g2z_status open_source(reader *r) {
+  const source *from = &r->sources[r->at];
+  struct stat info;
+  if (from->packed != PACKED_NOT) {
+    TRY(open_packed(r, from));
+  } else {
+    int is_stdin = strcmp(from->path, "-") == 0;
+    r->file = is_stdin ? dup(STDIN_FILENO) : open(from->path, O_RDONLY | O_CLOEXEC);
+    if (r->file < 0 || (from->begin && lseek(r->file, (off_t)from->begin, SEEK_SET) < 0))
+      return fail_input(r->services, from->label, errno);
+  }
+  r->waits = fstat(r->file, &info) != 0 || !S_ISREG(info.st_mode);
+  r->offset = from->begin;
+  r->place = from->json ? 0 : from->begin;
+  r->carriage_return = r->in_document = 0;
+  return G2Z_OK;
+}
+
+static void close_source(reader *r) {
+  if (r->file >= 0) close(r->file);
+  end_child(r, 1);
+  r->file = -1;
+  r->rest_bytes = 0;
+}
+
+/* Fills a job with at least one segment; none: the inputs have no more. */
+static g2z_status read_job(reader *r, worker *w, job *j) {
+  while (j->count == 0 && !r->finished) {
+    int end;
+    if (r->file < 0) {
+      if (r->at == r->count) break;
+      TRY(open_source(r));
     }
-    int error = pthread_create(&w->thread, NULL, work, w);
-    if (error)
-      status = fail(services, G2Z_IO, "cannot start thread %d of %d: %s; give fewer --threads",
-                    i + 1, o->threads, strerror(error));
-    else p->started++;
+    TRY(read_chunk(r, j, &end));
+    TRY(r->sources[r->at].json ? split_lines(r, j) : split_text(r, j, end));
+    if (j->open && r->finished) j->open = 0;
+    if (j->open) TRY(encode_open(r, w, j));
+    if (end) {
+      close_source(r);
+      r->at++;
+    }
   }
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return status;
+  return G2Z_OK;
 }
 
 /* ----- writing: ids -> shards -------------------------------------------- */
@@ -667,6 +721,7 @@ typedef struct output {
   uint64_t bytes;            /* of the inputs, behind the ids so far, */
   uint64_t text_bytes;       /* of documents among them, */
   int64_t documents, tokens; /* and what was made of it */
+  int learning;              /* nothing is written */
 } output;
 
 static void shard_path(const options *o, const char *split, int64_t index, char *path,
@@ -722,6 +777,7 @@ static g2z_status write_job(output *to, const job *j) {
   const int32_t *ids = j->tokens.ids;
   to->bytes += j->consumed;
   for (size_t i = 0; i < j->count; i++) to->text_bytes += j->segments[i].text_bytes;
+  if (to->learning) return G2Z_OK;
   if (to->o->encode) TRY(print_ids(to, &j->tokens));
   to->tokens += (int64_t)j->tokens.count;
   for (size_t i = 0; i < j->count && !to->o->encode; i++) {
@@ -768,133 +824,249 @@ static void show_progress(progress *p, uint64_t bytes, int64_t tokens, int end) 
   fflush(stderr);
 }
 
-static void reader_init(reader *r, g2z_services *services, const options *o,
-                        const source *sources, int count) {
-  memset(r, 0, sizeof *r);
-  r->o = o;
-  r->services = services;
-  r->sources = sources;
-  r->count = count;
-  r->file = -1;
-}
+typedef struct pool {        /* the threads of a run, and what they share */
+  const options *o;
+  worker *workers;
+  int started;               /* workers whose threads run; the first is the caller's */
+  reader reader;             /* of the one that holds `reading` */
+  pthread_mutex_t reading;
+  job *jobs;                 /* a ring: job number i has the place i % count */
+  size_t count;
+  output *to;                /* of the one that set `writing` */
+  progress *shown;
+  pthread_mutex_t lock;      /* guards what follows */
+  pthread_cond_t retired_one;
+  size_t filled, retired;    /* numbers of the next job to fill and to write */
+  uint64_t flight_bytes;     /* of text, in jobs between the two */
+  int writing, finished;
+  g2z_status status;         /* the first failure, in the order of the text */
+} pool;
 
-static void reader_free(reader *r) {
-  close_source(r);
-  free(r->rest);
-}
-
-/* Waits for the oldest job and writes it. */
-static g2z_status retire_job(pool *p, output *to, progress *shown) {
-  job *j = &p->jobs[p->retired % p->count];
+/* Reads the next job; NULL: there is none. Only the holder of `reading` comes here. */
+static job *pool_fill(pool *p, worker *w) {
   pthread_mutex_lock(&p->lock);
-  while (!j->done) pthread_cond_wait(&p->done, &p->lock);
+  while (!p->finished && (p->filled - p->retired == p->count || p->flight_bytes > FLIGHT_BYTES))
+    pthread_cond_wait(&p->retired_one, &p->lock);
+  job *j = p->finished ? NULL : &p->jobs[p->filled % p->count];
   pthread_mutex_unlock(&p->lock);
-  p->retired++;
+  if (!j) return NULL;
+  j->count = j->tokens.count = 0;
+  j->consumed = 0;
+  j->open = j->done = 0;
+  j->status = G2Z_OK;
+  p->reader.services = &w->services;
+  g2z_status status = read_job(&p->reader, w, j);
+  if (status != G2Z_OK) { /* jobs before this one may fail first */
+    j->count = 0;
+    j->status = status;
+    memcpy(j->error, w->services.error, sizeof j->error);
+  }
+  pthread_mutex_lock(&p->lock);
+  p->finished |= status != G2Z_OK || j->count == 0;
+  int some = status != G2Z_OK || j->count;
+  p->filled += (size_t)some;
+  p->flight_bytes += some ? j->bytes : 0;
+  pthread_mutex_unlock(&p->lock);
+  return some ? j : NULL;
+}
+
+static g2z_status write_due(pool *p, const job *j) {
   if (j->status != G2Z_OK) {
-    memcpy(to->services->error, j->error, sizeof j->error);
+    memcpy(p->to->services->error, j->error, sizeof j->error);
     return j->status;
   }
-  TRY(write_job(to, j));
-  show_progress(shown, to->bytes, to->tokens, 0);
-  return stop_signal ? fail_stopped(to->services) : G2Z_OK;
+  TRY(write_job(p->to, j));
+  show_progress(p->shown, p->to->bytes, p->to->tokens, 0);
+  return stop_signal ? fail_stopped(p->to->services) : G2Z_OK;
+}
+
+/* The job is encoded. Whoever finds that the oldest one is writes it, and all that follow it. */
+static void pool_retire(pool *p, job *done) {
+  pthread_mutex_lock(&p->lock);
+  done->done = 1;
+  while (!p->writing && p->retired < p->filled && p->jobs[p->retired % p->count].done) {
+    job *j = &p->jobs[p->retired % p->count];
+    p->writing = 1;
+    pthread_mutex_unlock(&p->lock);
+    g2z_status status = p->status == G2Z_OK ? write_due(p, j) : p->status;
+    uint64_t bytes = j->bytes;
+    if (j->text_capacity > 2 * JOB_BYTES) { /* a long line, or text without cuts */
+      free(j->text);
+      g2z_tokens_free(&j->tokens);
+      j->text = NULL;
+      j->text_capacity = 0;
+    }
+    pthread_mutex_lock(&p->lock);
+    j->done = 0;
+    p->status = status;
+    p->finished |= status != G2Z_OK;
+    p->writing = 0;
+    p->retired++;
+    p->flight_bytes -= bytes;
+    pthread_cond_broadcast(&p->retired_one);
+  }
+  pthread_mutex_unlock(&p->lock);
+}
+
+static void *work(void *user) {
+  worker *w = (worker *)user;
+  pool *p = w->pool;
+  for (;;) {
+    pthread_mutex_lock(&p->reading);
+    job *j = pool_fill(p, w);
+    pthread_mutex_unlock(&p->reading);
+    if (!j) return NULL;
+    if (!j->open) encode_job(w, j);
+    pool_retire(p, j);
+  }
+}
+
+static void pool_close(pool *p) {
+  for (int i = 1; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
+  for (size_t i = 0; p->jobs && i < p->count; i++) {
+    free(p->jobs[i].text);
+    free(p->jobs[i].segments);
+    g2z_tokens_free(&p->jobs[i].tokens);
+  }
+  for (int i = 0; p->workers && i < p->o->threads; i++) {
+    g2z_encoder_free(p->workers[i].encoder);
+    g2z_bpe_trainer_free(p->workers[i].trainer);
+    free(p->workers[i].document);
+  }
+  close_source(&p->reader);
+  free(p->reader.rest);
+  free(p->jobs);
+  free(p->workers);
+  pthread_mutex_destroy(&p->reading);
+  pthread_mutex_destroy(&p->lock);
+  pthread_cond_destroy(&p->retired_one);
+}
+
+/* Makes workers and jobs. tokenizer NULL: a vocabulary is learnt. pool_close, also after a failure. */
+static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *tokenizer,
+                            const source *sources, int count, output *to, progress *shown) {
+  g2z_services *services = to->services;
+  memset(p, 0, sizeof *p);
+  pthread_mutex_init(&p->reading, NULL);
+  pthread_mutex_init(&p->lock, NULL);
+  pthread_cond_init(&p->retired_one, NULL);
+  p->o = o;
+  p->to = to;
+  p->shown = shown;
+  p->reader.o = o;
+  p->reader.sources = sources;
+  p->reader.count = count;
+  p->reader.file = -1;
+  p->reader.learning = tokenizer == NULL;
+  p->count = (size_t)o->threads * 2 + 2;
+  p->jobs = (job *)calloc(p->count, sizeof *p->jobs);
+  p->workers = (worker *)calloc((size_t)o->threads, sizeof *p->workers);
+  if (!p->jobs || !p->workers)
+    return fail(services, G2Z_NO_MEMORY, "no memory for %d threads", o->threads);
+  for (int i = 0; i < o->threads; i++) {
+    worker *w = &p->workers[i];
+    w->o = o;
+    w->pool = p;
+    g2z_status status = tokenizer ? g2z_encoder_create(&w->services, tokenizer, &w->encoder)
+                                  : g2z_bpe_trainer_create(&w->services, &w->trainer);
+    if (status == G2Z_OK) continue;
+    memcpy(services->error, w->services.error, sizeof services->error);
+    return status;
+  }
+  return G2Z_OK;
 }
 
 /* Reads, encodes and writes everything. */
-static g2z_status encode_all(pool *p, reader *r, output *to, progress *shown) {
-  for (;;) {
-    if (p->filled - p->retired == p->count) TRY(retire_job(p, to, shown));
-    job *j = &p->jobs[p->filled % p->count]; /* no worker looks at it before it counts as filled */
-    j->done = 0;
-    TRY(read_job(r, j));
-    if (j->count == 0) break;
+static g2z_status pool_run(pool *p) {
+  g2z_status status = G2Z_OK;
+  for (p->started = 1; p->started < p->o->threads; p->started++) {
+    worker *w = &p->workers[p->started];
+    int error = pthread_create(&w->thread, NULL, work, w);
+    if (!error) continue;
+    status = fail(p->to->services, G2Z_IO, "cannot start thread %d of %d: %s; give fewer --threads",
+                  p->started + 1, p->o->threads, strerror(error));
     pthread_mutex_lock(&p->lock);
-    p->filled++;
-    pthread_cond_signal(&p->work);
+    p->finished = 1;
     pthread_mutex_unlock(&p->lock);
+    break;
   }
-  while (p->retired < p->filled) TRY(retire_job(p, to, shown));
-  return G2Z_OK;
+  if (status == G2Z_OK) work(&p->workers[0]);
+  for (int i = 1; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
+  p->started = 0;
+  return status == G2Z_OK ? p->status : status;
 }
 
 static g2z_status encode_sources(g2z_services *services, const options *o,
                                  const g2z_tokenizer *tokenizer, const source *sources, int count,
                                  output *to, progress *shown) {
   pool p;
-  reader r;
-  reader_init(&r, services, o, sources, count);
-  g2z_status status = pool_open(&p, services, o, tokenizer);
-  if (status == G2Z_OK) status = encode_all(&p, &r, to, shown);
+  g2z_status status = pool_open(&p, o, tokenizer, sources, count, to, shown);
+  if (status == G2Z_OK) status = pool_run(&p);
   show_progress(shown, to->bytes, to->tokens, 1);
-  pool_close(&p);
-  if (status == G2Z_OK && r.documents == 0 && !o->encode)
+  if (status == G2Z_OK && p.reader.documents == 0 && !o->encode)
     status = fail(services, G2Z_FORMAT, "%s %s; check that it is what you meant", sources[0].label,
                   to->bytes ? "holds no document" : "is empty");
-  reader_free(&r);
+  pool_close(&p);
   return status;
 }
 
-/* --train-bpe: learns from all of the text, on one thread. */
-static g2z_status learn_jobs(reader *r, worker *w, job *j, g2z_bpe_trainer *trainer,
-                             progress *shown) {
-  for (uint64_t bytes = 0;; bytes += j->consumed) {
-    TRY(read_job(r, j));
-    if (j->count == 0) return G2Z_OK;
-    for (size_t i = 0; i < j->count; i++) {
-      const char *text;
-      size_t length;
-      g2z_status status = segment_text(w, j, &j->segments[i], &text, &length);
-      if (status != G2Z_OK) {
-        place_error(w, &j->segments[i], status);
-        memcpy(r->services->error, w->services.error, sizeof w->services.error);
-        return status;
-      }
-      TRY(g2z_bpe_trainer_feed(trainer, text, length));
-    }
-    show_progress(shown, bytes, 0, 0);
-    if (stop_signal) return fail_stopped(r->services);
-  }
-}
-
+/* --train-bpe: each thread counts the pieces of its jobs, and their sum decides the merges. */
 static g2z_status learn(g2z_services *services, const options *o, const source *sources, int count,
                         progress *shown, g2z_tokenizer **out) {
-  g2z_bpe_trainer *trainer;
-  reader r;
-  job j;
-  worker w;
+  pool p;
+  output to;
   *out = NULL;
-  memset(&j, 0, sizeof j);
-  memset(&w, 0, sizeof w);
-  w.o = o;
-  reader_init(&r, services, o, sources, count);
-  g2z_status status = g2z_bpe_trainer_create(services, &trainer);
-  if (status == G2Z_OK) status = learn_jobs(&r, &w, &j, trainer, shown);
-  if (status == G2Z_OK) status = g2z_bpe_trainer_finish(trainer, o->train_bpe, out);
+  memset(&to, 0, sizeof to);
+  to.o = o;
+  to.services = services;
+  to.learning = 1;
+  g2z_status status = pool_open(&p, o, NULL, sources, count, &to, shown);
+  if (status == G2Z_OK) status = pool_run(&p);
+  g2z_bpe_trainer *sum = NULL;
+  if (status == G2Z_OK) status = g2z_bpe_trainer_create(services, &sum);
+  for (int i = 0; i < o->threads && status == G2Z_OK; i++) {
+    status = g2z_bpe_trainer_add(sum, p.workers[i].trainer);
+    g2z_bpe_trainer_free(p.workers[i].trainer);
+    p.workers[i].trainer = NULL;
+  }
+  if (status == G2Z_OK) status = g2z_bpe_trainer_finish(sum, o->train_bpe, out);
+  g2z_bpe_trainer_free(sum);
   show_progress(shown, 0, 0, 1);
-  g2z_bpe_trainer_free(trainer);
-  reader_free(&r);
-  free(j.text);
-  free(j.segments);
-  free(w.document);
+  pool_close(&p);
   return status;
 }
 
 /* ----- what the inputs are ----------------------------------------------- */
+
+/* How a file is packed, by its name. */
+static packing packing_of(const char *path) {
+#define X(name, ending, program) \
+  if (ends_with(path, ending)) return name;
+  PACKER_LIST(X)
+#undef X
+  return PACKED_NOT;
+}
+
+/* Whether the name says JSON lines, packed or not. */
+static int is_json_path(const char *path) {
+  int json = ends_with(path, ".jsonl");
+#define X(name, ending, program) json |= ends_with(path, ".jsonl" ending);
+  PACKER_LIST(X)
+#undef X
+  return json;
+}
 
 /* Checks that an input can be read, before anything is done. *bytes: 0 when only its end tells. */
 static g2z_status check_input(g2z_services *services, const char *path, uint64_t *bytes) {
   struct stat info;
   *bytes = 0;
   if (strcmp(path, "-") == 0) return G2Z_OK;
-  if (ends_with(path, ".gz") || ends_with(path, ".zst"))
-    return fail(services, G2Z_UNSUPPORTED,
-                "%s is compressed: %s -dc %s | ./prepare_data ... - takes its text (with --field "
-                "text its JSON lines)", path, ends_with(path, ".gz") ? "gzip" : "zstd", path);
   if (stat(path, &info) != 0 || access(path, R_OK) != 0) return fail_input(services, path, errno);
   if (S_ISDIR(info.st_mode))
     return fail(services, G2Z_IO, "%s is a directory: name its files, %s/*", path, path);
   if (!S_ISREG(info.st_mode)) return G2Z_OK;
-  *bytes = (uint64_t)info.st_size;
-  if (*bytes) return G2Z_OK;
+  *bytes = packing_of(path) == PACKED_NOT ? (uint64_t)info.st_size : 0;
+  if (info.st_size) return G2Z_OK;
   return fail(services, G2Z_FORMAT, "%s is empty: leave it away, or check how it was made", path);
 }
 
@@ -924,7 +1096,7 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
   *total = 0;
   for (int i = 0; i < count; i++) {
     TRY(check_input(services, inputs[i], &bytes));
-    texts += bytes && o->split_docs == SPLIT_NONE && !ends_with(inputs[i], ".jsonl");
+    texts += bytes && o->split_docs == SPLIT_NONE && !is_json_path(inputs[i]);
     unknown += bytes == 0;
     *total += bytes;
     if (strcmp(inputs[i], "-") == 0 && o->train_bpe)
@@ -934,12 +1106,12 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
   }
   if (unknown) *total = 0;
   for (int i = 0; i < count; i++) {
-    source s = {inputs[i], inputs[i], 0, 0, UINT64_MAX, BY_DOCUMENT};
+    source s = {inputs[i], inputs[i], packing_of(inputs[i]), 0, 0, UINT64_MAX, BY_DOCUMENT};
     int is_stdin = strcmp(inputs[i], "-") == 0;
     if (is_stdin) s.label = "standard input";
     TRY(check_input(services, inputs[i], &bytes));
     if (bytes) s.end = bytes;
-    s.json = ends_with(inputs[i], ".jsonl") || (is_stdin && o->field);
+    s.json = is_json_path(inputs[i]) || (is_stdin && o->field);
     int whole = !s.json && o->split_docs == SPLIT_NONE && fraction > 0;
     if (whole && !bytes && !o->val_default)
       return fail(services, G2Z_BAD_ARGUMENT,
@@ -1051,7 +1223,7 @@ static g2z_status fail_output(g2z_services *services) {
 /* Text on standard input, ids on standard output. */
 static g2z_status encode_filter(g2z_services *services, const options *o,
                                 const g2z_tokenizer *tokenizer) {
-  const source input = {"-", "standard input", o->field != NULL, 0, UINT64_MAX, TRAIN};
+  const source input = {"-", "standard input", PACKED_NOT, o->field != NULL, 0, UINT64_MAX, TRAIN};
   output to;
   progress shown;
   memset(&to, 0, sizeof to);
@@ -1110,6 +1282,140 @@ static g2z_status filter(g2z_services *services, const options *o) {
   return status;
 }
 
+/* ----- --bench ----------------------------------------------------------- */
+
+typedef struct benched {     /* what the stages work on */
+  const options *o;
+  g2z_services *services;
+  const g2z_tokenizer *tokenizer;
+  char *text;
+  size_t bytes, capacity;
+  g2z_encoder *encoder;      /* NULL: the next encoding starts with empty caches */
+  g2z_tokens tokens;
+  int keep;                  /* those of all the text, and not only of its last job */
+} benched;
+
+static g2z_status bench_read(benched *b) {
+  const size_t limit = (size_t)256 << 20;
+  int file = open(b->o->bench, O_RDONLY | O_CLOEXEC);
+  g2z_status status = file < 0 ? fail_input(b->services, b->o->bench, errno)
+                               : widen_text(b->services, &b->text, &b->capacity, limit);
+  for (b->bytes = 0; status == G2Z_OK && b->bytes < limit;) {
+    size_t some = limit - b->bytes < JOB_BYTES ? limit - b->bytes : JOB_BYTES;
+    ssize_t got = read(file, b->text + b->bytes, some);
+    if (got < 0) status = fail_input(b->services, b->o->bench, errno);
+    if (got <= 0) break;
+    b->bytes += (size_t)got;
+  }
+  if (file >= 0) close(file);
+  if (status == G2Z_OK && b->bytes == 0)
+    status = fail(b->services, G2Z_FORMAT, "%s is empty", b->o->bench);
+  return status;
+}
+
+static g2z_status bench_check(benched *b) { /* nothing is done with the result: text may be invalid */
+  size_t valid = g2z__utf8_valid((const unsigned char *)b->text, b->bytes);
+  return valid <= b->bytes ? G2Z_OK : G2Z_FORMAT;
+}
+
+/* The tokenizer's scan, which is private to the header, in jobs as the program makes them. */
+static g2z_status bench_pieces(benched *b) {
+  g2z__scan *scan = &b->encoder->scan;
+  for (size_t at = 0, some; at < b->bytes; at += some) {
+    some = b->bytes - at < JOB_BYTES ? b->bytes - at : g2z_encode_cut(b->text + at, JOB_BYTES);
+    if (some == 0) some = b->bytes - at;
+    const unsigned char *text = (const unsigned char *)b->text + at;
+    if (g2z__utf8_valid(text, some) < some) continue; /* only valid text may be scanned */
+    g2z__scan_open(scan, b->tokenizer->classes, b->encoder->classify, text, some);
+    while (scan->block < scan->blocks) g2z__scan_next(scan, b->encoder->starts);
+  }
+  return G2Z_OK;
+}
+
+static g2z_status bench_encode(benched *b) {
+  b->tokens.count = 0;
+  for (size_t at = 0, some; at < b->bytes; at += some) {
+    if (!b->keep) b->tokens.count = 0;
+    some = b->bytes - at < JOB_BYTES ? b->bytes - at : g2z_encode_cut(b->text + at, JOB_BYTES);
+    if (some == 0) some = b->bytes - at;
+    TRY(g2z_encode(b->encoder, b->text + at, some, G2Z_ENCODE_DEFAULT, &b->tokens));
+  }
+  return G2Z_OK;
+}
+
+static g2z_status bench_write(benched *b) {
+  char path[4608];
+  g2z_shard_writer *shard;
+  TRY(g2z_make_directory(b->services, b->o->out));
+  snprintf(path, sizeof path, "%s/bench.bin", b->o->out);
+  TRY(g2z_shard_writer_create(b->services, path, G2Z_SHARD_RAW, &shard));
+  g2z_status status = g2z_shard_writer_append(shard, b->tokens.ids, b->tokens.count);
+  if (status == G2Z_OK) status = g2z_shard_writer_finish(shard);
+  g2z_shard_writer_free(shard); /* not committed: the file goes */
+  return status;
+}
+
+/* The best of three of a stage, and of a stage for an instruction set that not every machine has. */
+static g2z_status bench_stage(benched *b, const char *name, const char *simd, int cold,
+                              g2z_status (*stage)(benched *b)) {
+  double best = 1e30;
+  if (simd) setenv("G2Z_SIMD", simd, 1);
+  for (int i = 0; i < 3; i++) {
+    if (cold || i == 0) {
+      g2z_encoder_free(b->encoder);
+      TRY(g2z_encoder_create(b->services, b->tokenizer, &b->encoder));
+      if (!cold && stage == bench_encode) TRY(stage(b));
+    }
+    double begin = g2z_seconds();
+    TRY(stage(b));
+    double seconds = g2z_seconds() - begin;
+    if (seconds < best) best = seconds;
+  }
+  printf("  %-36s %-9s %8.1f MB/s\n", name, simd ? simd : "", (double)b->bytes / 1e6 / best);
+  fflush(stdout);
+  return G2Z_OK;
+}
+
+static g2z_status bench_stages(benched *b) {
+  TRY(bench_read(b));
+  printf("%s: %.1f MB, one thread, best of 3\n", b->o->bench, (double)b->bytes / 1e6);
+  TRY(bench_stage(b, "read", NULL, 0, bench_read));
+  TRY(bench_stage(b, "UTF-8 checked", NULL, 0, bench_check));
+#define X(set, is_here) \
+  if (is_here) TRY(bench_stage(b, "and pieces found", #set, 0, bench_pieces));
+  G2Z__SIMD_LIST(X)
+#undef X
+#define X(set, is_here) \
+  if (is_here) TRY(bench_stage(b, "text to ids, caches empty at first", #set, 1, bench_encode));
+  G2Z__SIMD_LIST(X)
+#undef X
+  unsetenv("G2Z_SIMD");
+  TRY(bench_stage(b, "text to ids, caches know the text", NULL, 0, bench_encode));
+  b->keep = 1;
+  TRY(bench_encode(b));
+  TRY(bench_stage(b, "ids written and synced", NULL, 0, bench_write));
+  printf("  %-46s %8.2f\n", "bytes per token", (double)b->bytes / (double)b->tokens.count);
+  return G2Z_OK;
+}
+
+static g2z_status bench(g2z_services *services, const options *o) {
+  benched b;
+  g2z_tokenizer *tokenizer;
+  memset(&b, 0, sizeof b);
+  b.o = o;
+  b.services = services;
+  TRY(g2z_tokenizer_create(services, o->vocab, &tokenizer));
+  b.tokenizer = tokenizer;
+  g2z_status status = bench_stages(&b);
+  g2z_encoder_free(b.encoder);
+  g2z_tokens_free(&b.tokens);
+  g2z_tokenizer_free(tokenizer);
+  free(b.text);
+  return status;
+}
+
+/* ----- main -------------------------------------------------------------- */
+
 int main(int argc, char **argv) {
   g2z_services services;
   struct sigaction stop;
@@ -1126,8 +1432,9 @@ int main(int argc, char **argv) {
   if (status == G2Z_OK && !o.help) {
     status = settle(&services, &o, argv + 1, count);
     if (status == G2Z_OK)
-      status = o.encode || o.decode ? filter(&services, &o)
-                                    : prepare(&services, &o, argv + 1, count);
+      status = o.bench                ? bench(&services, &o)
+               : o.encode || o.decode ? filter(&services, &o)
+                                      : prepare(&services, &o, argv + 1, count);
   }
   if (status != G2Z_OK) fprintf(stderr, "prepare_data: %s\n", services.error);
   return status == G2Z_OK ? 0 : 1;

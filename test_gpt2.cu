@@ -1040,6 +1040,30 @@ static void test_tokenizer_bytes(g2z_test *t) {
   g2z_tokenizer_free(tokenizer);
 }
 
+/* Two trainers that share a text, added, are one that had it all. */
+static void test_bpe_trainers_add(g2z_test *t) {
+  g2z_bpe_trainer *halves[2] = {NULL, NULL};
+  g2z_tokenizer *tokenizer = NULL;
+  char *merges = NULL;
+  size_t bytes, half = g2z_encode_cut(test_bpe_text, 300);
+  for (int i = 0; i < 2; i++) CHECK_OK(t, g2z_bpe_trainer_create(&t->services, &halves[i]));
+  if (halves[0] && halves[1]) {
+    CHECK_OK(t, g2z_bpe_trainer_feed(halves[0], test_bpe_text + half, strlen(test_bpe_text) - half));
+    CHECK_OK(t, g2z_bpe_trainer_feed(halves[1], test_bpe_text, half));
+    CHECK_OK(t, g2z_bpe_trainer_add(halves[0], halves[1]));
+    CHECK_OK(t, g2z_bpe_trainer_finish(halves[0], 257 + 120, &tokenizer));
+  }
+  if (tokenizer) {
+    const char *path = test_path(t, "added.txt");
+    CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, tokenizer, path));
+    CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &merges, &bytes));
+    CHECK(t, merges && strcmp(merges, test_bpe_merges) == 0);
+  }
+  g2z_release(&t->services, merges);
+  g2z_tokenizer_free(tokenizer);
+  for (int i = 0; i < 2; i++) g2z_bpe_trainer_free(halves[i]);
+}
+
 static void test_bpe_training(g2z_test *t) {
   const char *path = test_path(t, "merges.txt");
   g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 257 + 120);
@@ -1338,6 +1362,162 @@ static void test_tokenizer_long_pieces(g2z_test *t) {
   }
   g2z_tokenizer_free(tokenizer);
   free(spaces);
+}
+
+/* GPT-2's pattern once more, character by character: the end of the piece that starts at p. */
+static const unsigned char *test_piece_end(const unsigned char *classes, const unsigned char *p,
+                                           const unsigned char *end) {
+  const unsigned char *at = p, *next, *last = p;
+  int contraction = *p == '\'' ? g2z__contraction(p, end) : 0;
+  if (contraction) return p + contraction;
+  if (*p == ' ' && p + 1 < end) at = p + 1; /* one space joins the run behind it */
+  int kind = g2z__class_at(classes, at, &next);
+  if (kind != G2Z__WHITE) {
+    do at = next;
+    while (at < end && g2z__class_at(classes, at, &next) == kind);
+    return at;
+  }
+  for (at = p; at < end && g2z__class_at(classes, at, &next) == G2Z__WHITE; at = next) last = at;
+  return at == end || last == p ? at : last; /* the last of a run splits off before a word */
+}
+
+/* Whether the masks of an instruction set give the pieces that the pattern gives, one by one. */
+static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned char *classes,
+                             g2z__classify classify, const unsigned char *text, size_t bytes) {
+  const unsigned char *p = text, *end = text + bytes;
+  g2z__scan_open(scan, classes, classify, text, bytes);
+  while (scan->block < scan->blocks) {
+    size_t count = g2z__scan_next(scan, starts);
+    for (size_t i = 0; i < count; i++) {
+      if (p == end || starts[i] != (size_t)(p - text)) return 0;
+      p = test_piece_end(classes, p, end);
+    }
+  }
+  return p == end;
+}
+
+/* Every instruction set that this machine has, forced: pieces of hard texts of many lengths, at every
+ * place in a block, and of each class of Unicode beside each other. */
+static void test_tokenizer_simd(g2z_test *t) {
+  static const char *const sets[] = {"portable", "avx2", "avx512", "neon"};
+  static unsigned char raw[12000], text[3 * sizeof raw];
+  static g2z__scan scan;
+  static size_t starts[G2Z__SCAN_STARTS];
+  g2z_tokenizer *tokenizer = NULL;
+  int forced = 0;
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  if (!tokenizer) return;
+  for (size_t set = 0; set < sizeof sets / sizeof *sets; set++) {
+    g2z_encoder *encoder = NULL;
+    uint32_t state = 17;
+    setenv("G2Z_SIMD", sets[set], 1);
+    g2z_status status = g2z_encoder_create(&t->services, tokenizer, &encoder);
+    unsetenv("G2Z_SIMD");
+    CHECK(t, status == G2Z_OK || (status == G2Z_UNSUPPORTED && set > 0));
+    if (status != G2Z_OK) continue;
+    forced++;
+    for (int i = 0; i < 3000; i++) {
+      size_t want = test_bpe_random(&state) % (i % 50 ? 300 : sizeof raw - 64), bytes = 0;
+      while (bytes < want) {
+        if (test_bpe_random(&state) % 8 == 0) raw[bytes++] = (unsigned char)test_bpe_random(&state);
+        else bytes += test_bpe_random_text(&state, (char *)raw + bytes, sizeof raw - bytes);
+      }
+      size_t valid = g2z__utf8_repair(raw, bytes, text);
+      t->checks++;
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->classify, text, valid))
+        test_fail(t, __FILE__, __LINE__, "%s: other pieces in text %d", sets[set], i);
+    }
+    for (uint32_t c = 0x20; c < G2Z__CLASSIFIED; c += 1 + c / 512) { /* between two of each class */
+      if (c >= 0xD800 && c < 0xE000) continue;
+      unsigned char utf8[4];
+      size_t length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, bytes = 0;
+      for (size_t k = length; k-- > 1;) utf8[k] = (unsigned char)(0x80 | (c >> 6 * (length - 1 - k) & 63));
+      static const unsigned char firsts[] = {0, 0, 0xC0, 0xE0, 0xF0};
+      utf8[0] = (unsigned char)(length == 1 ? c : firsts[length] | c >> 6 * (length - 1));
+      for (const char *around = "a1 \n!'s"; *around; around++) {
+        text[bytes++] = (unsigned char)*around;
+        memcpy(text + bytes, utf8, length);
+        bytes += length;
+      }
+      t->checks++;
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->classify, text, bytes))
+        test_fail(t, __FILE__, __LINE__, "%s: other pieces around U+%04X", sets[set], c);
+    }
+    g2z_encoder_free(encoder);
+  }
+  CHECK(t, forced >= 1);
+  setenv("G2Z_SIMD", "mmx", 1);
+  g2z_encoder *encoder;
+  CHECK_STATUS(t, g2z_encoder_create(&t->services, tokenizer, &encoder), G2Z_UNSUPPORTED,
+               &t->services, "G2Z_SIMD=mmx");
+  unsetenv("G2Z_SIMD");
+  g2z_tokenizer_free(tokenizer);
+}
+
+/* Ids of a text that is handed over a little at a time. */
+static void test_bpe_stream(g2z_test *t, g2z_encoder *encoder, const char *text, size_t bytes,
+                            size_t step, int flags, g2z_tokens *out) {
+  size_t at = 0, seen = 0, used;
+  out->count = 0;
+  while (seen < bytes) {
+    seen = seen + step < bytes ? seen + step : bytes;
+    if (g2z_encode_part(encoder, text + at, seen - at, flags, out, &used) != G2Z_OK) break;
+    if (used > seen - at) break;
+    at += used;
+  }
+  CHECK(t, seen == bytes);
+  CHECK_OK(t, g2z_encode(encoder, text + at, bytes - at, flags, out));
+}
+
+static void test_tokenizer_part(g2z_test *t) {
+  static char text[3000];
+  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 377);
+  g2z_encoder *encoder = NULL;
+  g2z_tokens whole, parts;
+  uint32_t state = 23;
+  int wrong = 0;
+  memset(&whole, 0, sizeof whole);
+  memset(&parts, 0, sizeof parts);
+  if (tokenizer) CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  for (int i = 0; i < 300 && encoder; i++) {
+    size_t bytes = 0, step = 1 + test_bpe_random(&state) % 200;
+    int flags = i % 2 ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT;
+    while (bytes < 2000) {
+      bytes += test_bpe_random_text(&state, text + bytes, 64);
+      if (test_bpe_random(&state) % 16 == 0) bytes += (size_t)sprintf(text + bytes, "<|endoftext|>");
+    }
+    whole.count = 0;
+    CHECK_OK(t, g2z_encode(encoder, text, bytes, flags, &whole));
+    test_bpe_stream(t, encoder, text, bytes, step, flags, &parts);
+    wrong += !test_bpe_equal(&whole, &parts);
+  }
+  CHECK(t, wrong == 0);
+  /* Pieces that do not fit into a part, merged as one and in parts: letters, apostrophes that begin
+   * contractions only where a piece starts, and bytes that are not UTF-8. */
+  static const char *const alphabets[] = {"etaoins", "a", "''!", "\xFF\xE6\x9D", "t<es "};
+  size_t bytes = 2 * G2Z__PIECE_PART + 54321;
+  char *piece = (char *)malloc(bytes);
+  int32_t *ids = (int32_t *)malloc(bytes * sizeof *ids);
+  CHECK(t, piece && ids);
+  for (size_t a = 0; a < 5 && encoder && piece && ids; a++) {
+    size_t letters = strlen(alphabets[a]), made, used;
+    for (size_t i = 0; i < bytes; i++) piece[i] = alphabets[a][test_bpe_random(&state) % letters];
+    memcpy(piece + bytes - 8, "'s'll've", 8);
+    whole.count = 0;
+    CHECK_OK(t, g2z_encode(encoder, piece, bytes, 0, &whole));
+    if (a < 2) { /* the letters are one piece: merged at once */
+      CHECK_OK(t, g2z__merge_long(encoder, (unsigned char *)piece, bytes - 8, 1, ids, &made, &used));
+      CHECK(t, made + 3 <= whole.count && memcmp(ids, whole.ids, made * sizeof *ids) == 0);
+    }
+    test_bpe_stream(t, encoder, piece, bytes, 700000, 0, &parts);
+    CHECK(t, test_bpe_equal(&whole, &parts));
+  }
+  free(piece);
+  free(ids);
+  g2z_tokens_free(&whole);
+  g2z_tokens_free(&parts);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
 }
 
 typedef struct test_bpe_thread {
@@ -1671,13 +1851,16 @@ static void test_prepare_refusals(g2z_test *t) {
       {"--format raw --shard-tokens 9 $D/a.txt", "--shard-tokens 9"},
       {"--name x/y $D/a.txt", "--name x/y"},
       {"--encode $D/a.txt", "--encode reads standard input"},
+      {"--bench $D/none.txt", "none.txt: No such file"},
+      {"--bench $D/a.txt --encode", "give one of them"},
       {"--train-bpe 300 -", "reads its text twice"},
       {"$D/none.txt", "none.txt: No such file"},
       {"$D/a.txt $D/empty.txt", "empty.txt is empty"},
       {"- < /dev/null", "standard input is empty"},
       {"--val-fraction 0.1 - < $D/a.txt", "--val-fraction 0.1"},
       {"$D", "is a directory"},
-      {"$D/a.txt.gz", "a.txt.gz is compressed"},
+      {"$D/none.txt.gz", "none.txt.gz: No such file"},
+      {"--val-docs 0 $D/a.txt $D/not.gz", "not.gz: gzip -dc ended with exit code 1"},
       {"--strict --val-docs 0 $D/a.txt $D/latin1.txt", "latin1.txt, from byte 0 on: invalid UTF-8: "
                                                        "byte 0xe9 at offset 3"},
       {"--val-docs 0 $D/bad.jsonl", "bad.jsonl, line 3, column 12: "},
@@ -1694,6 +1877,7 @@ static void test_prepare_refusals(g2z_test *t) {
       {"a.txt", "some text\n"},
       {"empty.txt", ""},
       {"latin1.txt", "caf\xE9\n"},
+      {"not.gz", "no gzip"},
       {"bad.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{\"text\":\"c\"]\n"},
       {"lacks.jsonl", "{\"text\":\"a\"}\n{\"txt\":\"b\"}\n"},
   };
@@ -1721,11 +1905,91 @@ static void test_prepare_refusals(g2z_test *t) {
   CHECK(t, rmdir(test_path(t, "out")) == 0);
 }
 
+/* Text that comes through gzip or zstd, whole, cut short, and without the program. */
+static void test_prepare_packed(g2z_test *t) {
+  static const char *const packers[][2] = {{"gzip", "gz"}, {"zstd", "zst"}};
+  static char text[400000];
+  char output[16384], name[64], pack[512];
+  uint32_t state = 29;
+  size_t bytes = 0;
+  int found = 0;
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  while (bytes + 64 < sizeof text) bytes += test_bpe_random_text(&state, text + bytes, 64);
+  test_write_file(t, test_path(t, "p.txt"), text, bytes);
+  test_write_file(t, test_path(t, "d.jsonl"), "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n", 27);
+  CHECK(t, test_prepare(t, output, "", "--out $D/1 --val-fraction 0 $D/p.txt") == 0);
+  for (int i = 0; i < 2; i++) {
+    const char *program = packers[i][0], *ending = packers[i][1];
+    snprintf(pack, sizeof pack,
+             "command -v %s > /dev/null || exit 3; cd $D; rm -rf 2 3; for f in p.txt d.jsonl; do "
+             "%s -c $f > $f.%s; done; head -c 9000 p.txt.%s > cut.%s; cd $OLDPWD;",
+             program, program, ending, ending, ending);
+    int code = test_prepare(t, output, pack, "--out $D/2 --val-docs 0 --threads 2 $D/p.txt.%s",
+                            ending);
+    if (code == 3) continue;
+    found++;
+    CHECK(t, code == 0);
+    CHECK(t, test_prepare(t, output, "cmp $D/1/p_train_000000.bin $D/2/p_train_000000.bin || exit 4;",
+                          "--help") == 0);
+    CHECK(t, test_prepare(t, output, "", "--out $D/2 --val-docs 0 $D/d.jsonl.%s", ending) == 0);
+    CHECK(t, strstr(output, "2 documents, 5 tokens") != NULL);
+    CHECK(t, test_prepare(t, output, "", "--out $D/3 --val-docs 0 $D/cut.%s", ending) == 1);
+    CHECK(t, strstr(output, "the file is damaged or cut short") != NULL);
+    CHECK(t, rmdir(test_path(t, "3")) == 0);
+    CHECK(t, test_prepare(t, output, "PATH=/nowhere", "--out $D/2 --val-docs 0 $D/p.txt.%s",
+                          ending) == 1);
+    snprintf(name, sizeof name, "cannot start %s", program);
+    CHECK(t, strstr(output, name) != NULL);
+  }
+  if (!found) SKIP(t, "neither gzip nor zstd is here");
+}
+
+/* Nine million letters without a space, then white space and words: no place to cut. The base is one
+ * call of the library; what is not cut is encoded while it is read, whatever the number of threads. */
+static void test_prepare_open(g2z_test *t) {
+  char output[16384], name[64];
+  uint32_t state = 31;
+  size_t bytes = 9000000, at = 0;
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  char *text = (char *)malloc(bytes);
+  CHECK(t, text != NULL);
+  if (!text) return;
+  while (at < bytes) text[at++] = "etaoinshr'd1"[test_bpe_random(&state) % 12];
+  memset(text + bytes - 1000000, '\n', 999000);
+  memcpy(text + bytes - 1000, "<|endoftext|> it's\n\nover", 24);
+  test_write_file(t, test_path(t, "open.txt"), text, bytes);
+  test_write_file(t, test_path(t, "merges.txt"), test_bpe_merges, strlen(test_bpe_merges));
+  g2z_tokenizer *tokenizer = NULL;
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "merges.txt"), &tokenizer));
+  for (int special = 0; special < 2 && tokenizer; special++) {
+    g2z_tokens expected = test_bpe_encode(t, tokenizer, text, bytes,
+                                          special ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT);
+    int *ids = (int *)malloc((expected.count + 1) * sizeof *ids);
+    CHECK(t, ids != NULL);
+    for (size_t i = 0; i < expected.count && ids; i++) ids[i] = expected.ids[i];
+    for (int threads = 1; threads < 8 && ids; threads = threads < 3 ? threads + 1 : threads + 4) {
+      CHECK(t, test_prepare(t, output, "cat $D/open.txt |",
+                            "--vocab $D/merges.txt --val-fraction 0 --format raw --eot none %s "
+                            "--out $D/%d --threads %d -", special ? "--allow-special" : "", threads,
+                            threads) == 0);
+      snprintf(name, sizeof name, "%d/train.bin", threads);
+      test_prepare_shard(t, name, 0, ids, expected.count);
+    }
+    free(ids);
+    g2z_tokens_free(&expected);
+  }
+  CHECK(t, test_prepare(t, output, "", "--split-docs eot --val-docs 1 --threads 2 --out $D/e "
+                                       "$D/open.txt") == 0);
+  CHECK(t, strstr(output, "train       1 document,") != NULL); /* and the one of validation */
+  g2z_tokenizer_free(tokenizer);
+  free(text);
+}
+
 static void test_prepare_filters(g2z_test *t) {
   static const char *const flags[] = {
       "vocab", "train-bpe", "bytes", "field", "split-docs", "universal-newlines", "allow-special",
       "strict", "format", "eot", "out", "name", "shard-tokens", "val-fraction", "val-docs",
-      "val-tokens", "train-docs", "encode", "decode", "threads", "help"};
+      "val-tokens", "train-docs", "encode", "decode", "bench", "threads", "help"};
   char output[16384], flag[64];
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
   test_write_file(t, test_path(t, "merges.txt"), test_bpe_merges, strlen(test_bpe_merges));
@@ -1744,6 +2008,8 @@ static void test_prepare_filters(g2z_test *t) {
   CHECK(t, strstr(output, "byte 11: an id beyond 256") != NULL);
   CHECK(t, test_prepare(t, output, "echo 1 -2 |", "--decode") == 1);
   CHECK(t, strstr(output, "byte 2: 0x2d is no digit") != NULL);
+  CHECK(t, test_prepare(t, output, "", "--bench $D/a.txt --out $D") == 0);
+  CHECK(t, strstr(output, "text to ids") && strstr(output, "portable") && strstr(output, "MB/s"));
   CHECK(t, test_prepare(t, output, "", "--help") == 0);
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
     snprintf(flag, sizeof flag, "\n  --%s ", flags[i]);
@@ -4263,6 +4529,9 @@ static void test_cuda_attention(g2z_test *t) {
       test_attention_one(&p, 3, 192, 5, 64, 0, 4);    /* large scores: few keys have all the weight */
       test_attention_one(&p, 3, 100, 2, 48, 0.5f, 4); /* dropout on tensor cores: T is 4 x 25 */
       test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than a GPU has multiprocessors */
+      /* On Hopper: tiles of dQ in both places where they wait; 9 blocks of keys in 7 parts. */
+      test_attention_one(&p, 12, 330, 12, 64, 0, 1);
+      test_attention_one(&p, 1, 1100, 1, 64, 0, 1);
     }
     test_pair_close(&p);
   }
@@ -4291,11 +4560,12 @@ static void test_attention_run(test_pair *p, unsigned char *bytes, const test_tw
 
 static void test_cuda_attention_repeats(g2z_test *t) {
   CUDA_OR_SKIP(t);
-  static const int shapes[][4] = {{13, 321, 12, 64}, {2, 512, 3, 64}, {3, 260, 4, 96}};
+  static const int shapes[][4] = {
+      {13, 321, 12, 64}, {2, 512, 3, 64}, {3, 1100, 3, 64}, {3, 260, 4, 96}};
   for (int types = 0; types < TEST_TYPES; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types))
-      for (int i = 0; i < 3; i++) {
+      for (int i = 0; i < 4; i++) {
         int B = shapes[i][0], T = shapes[i][1], NH = shapes[i][2], C = NH * shapes[i][3];
         size_t N = (size_t)B * (size_t)T, width = (size_t)C;
         size_t bytes = (N * (4 * width + (size_t)NH) + 3 * width) * 4;
@@ -6245,6 +6515,25 @@ static void test_ranks_wait(g2z_test *t, test_ranks *ranks, double seconds) {
   }
 }
 
+/* What a rank has printed so far. */
+static void test_ranks_peek(g2z_test *t, const test_ranks *ranks, int rank, char *text,
+                            size_t room) {
+  int file = open(test_ranks_file(t, ranks, rank), O_RDONLY);
+  int64_t got = file >= 0 ? g2z__pread(file, text, room - 1, 0) : 0;
+  text[got > 0 ? got : 0] = 0;
+  if (file >= 0) close(file);
+}
+
+/* Until all ranks have met, 20 s at most. */
+static void test_ranks_await(g2z_test *t, const test_ranks *ranks) {
+  char text[256];
+  double end = g2z_seconds() + 20;
+  for (int r = 0; r < ranks->world; r++)
+    for (text[0] = 0; !strstr(text, "has met") && g2z_seconds() < end; usleep(2000))
+      test_ranks_peek(t, ranks, r, text, sizeof text);
+  CHECK(t, g2z_seconds() < end);
+}
+
 /* Rank r ended with this code and said this (NULL: anything). */
 #define CHECK_RANK(t, ranks, r, want, part) test_ranks_check(t, __LINE__, ranks, r, want, part)
 static void test_ranks_check(g2z_test *t, int line, const test_ranks *ranks, int rank, int want,
@@ -6290,7 +6579,8 @@ static g2z_ranks *rank_join(g2z_services *services, int argc, char **argv) {
     if (strncmp(argv[i], "handler=", 8) == 0) config.on_fault = NULL;
   }
   if (status == G2Z_OK) status = g2z_ranks_join(services, &config, &ranks);
-  if (status != G2Z_OK) printf("join: %s: %s\n", g2z_status_text(status), services->error);
+  if (status == G2Z_OK) printf("rank %d has met the others\n", config.place.rank);
+  else printf("join: %s: %s\n", g2z_status_text(status), services->error);
   fflush(stdout);
   return ranks;
 }
@@ -6522,6 +6812,8 @@ static int rank_loop(int argc, char **argv) {
       if (strcmp(what, "hang") == 0) rank_sleep(100);
       if (strcmp(what, "crash") == 0) abort();
       if (strcmp(what, "leave") == 0) break;
+    } else if (turn == 1 && odd && strcmp(what, "die") == 0) {
+      raise(SIGKILL);
     }
     rank_sleep(0.001);
     g2z_ranks_phase(ranks, "forward", turn, 0);
@@ -6795,6 +7087,41 @@ static void test_ranks_refusals(g2z_test *t) {
   test_ranks_free(t, &ranks);
 }
 
+/* Configs that cannot be, and every failing allocation of a rank 0 that stays alone. */
+static void test_ranks_config(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_ranks_config config = g2z_ranks_config_default(), bad = config;
+  g2z_ranks *ranks;
+  int value = 5, all = 0;
+  CHECK_OK(t, g2z_ranks_join(services, &config, &ranks)); /* a job of one: nothing to meet */
+  CHECK(t, g2z_ranks_all_gather(ranks, &value, sizeof value, &all) == G2Z_OK && all == 5);
+  CHECK(t, g2z_ranks_broadcast(ranks, &value, sizeof value) == G2Z_OK && value == 5);
+  CHECK(t, g2z_ranks_agree(ranks, G2Z_IO) == G2Z_IO && g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK);
+  CHECK(t, g2z_ranks_same(ranks, "config", "text") == G2Z_OK);
+  CHECK(t, g2z_ranks_place(ranks)->world == 1);
+  g2z_ranks_leave(ranks);
+  g2z_ranks_leave(NULL);
+  bad.place.world = 0;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "rank 0 of 0");
+  bad.place.world = 2;
+  bad.place.rank = 2;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "rank 2 of 2");
+  bad.place.rank = 1;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "port 0");
+  CHECK(t, ranks == NULL);
+  config.place.world = config.place.local_world = 3;
+  config.place.port = test_ranks_port();
+  config.join_s = 0.01;
+  for (int n = 1, done = 0; !done && n < 20; n++) {
+    t->fail_at = n;
+    g2z_status status = g2z_ranks_join(services, &config, &ranks);
+    t->fail_at = 0;
+    done = status == G2Z_LOST;
+    CHECK(t, ranks == NULL && t->allocations == 0 && (done || status == G2Z_NO_MEMORY));
+    if (done) CHECK(t, n > 4 && strstr(services->error, "only 1 of 3 ranks have met") != NULL);
+  }
+}
+
 static int test_ranks_connect(int port) {
   int resolve_error;
   return g2z__socket_connect("127.0.0.1", port, g2z_seconds() + 5, &resolve_error);
@@ -6861,6 +7188,7 @@ static void test_ranks_fault(g2z_test *t, const char *program, int victim, int s
   test_ranks ranks;
   test_ranks_open(&ranks, 4);
   test_ranks_start(t, &ranks, 0, 3, NULL, program);
+  test_ranks_await(t, &ranks);
   rank_sleep(after);
   if (signal) CHECK(t, kill(ranks.pid[victim], signal) == 0);
   double begin = g2z_seconds();
@@ -6883,21 +7211,30 @@ static void test_ranks_fault(g2z_test *t, const char *program, int victim, int s
 
 static void test_ranks_killed(g2z_test *t) {
   char sentence[64];
-  /* Some of the delays fall into the meeting: then rank 0 says it, or nobody does. */
   for (int turn = 0; turn < 6; turn++) {
     int victim = turn % 4;
     snprintf(sentence, sizeof sentence, "fault of rank %d: rank %d on ", victim, victim);
-    test_ranks_fault(t, "loop 1000000", victim, SIGKILL, 0.15 + 0.037 * turn, 3, 70, sentence);
+    test_ranks_fault(t, "loop 1000000", victim, SIGKILL, 0.013 * turn, 10, 70, sentence);
   }
-  test_ranks_fault(t, "loop 1000000 handler=0", 2, SIGKILL, 0.3, 3, 3,
+  for (int turn = 0; turn < 4; turn++) { /* before its first heartbeat is read */
+    test_ranks ranks;
+    test_ranks_open(&ranks, 4);
+    test_ranks_start(t, &ranks, 0, 3, NULL, turn % 2 ? "loop 9999 3 die" : "loop 9999 0 die");
+    test_ranks_wait(t, &ranks, 20);
+    snprintf(sentence, sizeof sentence, "rank %d on ", turn % 2 ? 3 : 0);
+    for (int r = 0; r < 4; r++)
+      if (r != (turn % 2 ? 3 : 0)) CHECK_RANK(t, &ranks, r, 70, sentence);
+    test_ranks_free(t, &ranks);
+  }
+  test_ranks_fault(t, "loop 1000000 handler=0", 2, SIGKILL, 0.1, 10, 3,
                    "failed: another rank died, or does not answer: rank 2 on ");
-  test_ranks_fault(t, "loop 1000000 handler=0", 0, SIGKILL, 0.3, 3, 3,
+  test_ranks_fault(t, "loop 1000000 handler=0", 0, SIGKILL, 0.1, 10, 3,
                    "failed: another rank died, or does not answer: rank 0 on ");
 }
 
 static void test_ranks_stopped(g2z_test *t) {
-  test_ranks_fault(t, "loop 1000000 silence=0.7", 1, SIGSTOP, 0.3, 3, 70, NULL);
-  test_ranks_fault(t, "loop 1000000 silence=0.7", 0, SIGSTOP, 0.3, 3, 70, NULL);
+  test_ranks_fault(t, "loop 1000000 silence=0.7", 1, SIGSTOP, 0.1, 10, 70, NULL);
+  test_ranks_fault(t, "loop 1000000 silence=0.7", 0, SIGSTOP, 0.1, 10, 70, NULL);
 }
 
 static void test_ranks_hang(g2z_test *t) {
@@ -6970,14 +7307,6 @@ static void test_ranks_flight(g2z_test *t) {
   g2z_ranks_leave(ranks);
 }
 
-/* What slot 0 has printed so far. */
-static void test_ranks_peek(g2z_test *t, const test_ranks *ranks, char *text, size_t room) {
-  int file = open(test_ranks_file(t, ranks, 0), O_RDONLY);
-  int64_t got = file >= 0 ? g2z__pread(file, text, room - 1, 0) : 0;
-  text[got > 0 ? got : 0] = 0;
-  if (file >= 0) close(file);
-}
-
 static int test_ranks_lines(const char *text, const char *part) {
   int count = 0;
   for (const char *at = text; (at = strstr(at, part)) != NULL; at++) count++;
@@ -7000,7 +7329,7 @@ static void test_ranks_spawn(g2z_test *t) {
   for (int orphan = 0; orphan < 2; orphan++) {
     test_ranks_start(t, &ranks, 0, 0, NULL, orphan ? "spawn orphan" : "spawn signal");
     for (double end = g2z_seconds() + 10; g2z_seconds() < end; rank_sleep(0.01)) {
-      test_ranks_peek(t, &ranks, text, sizeof text);
+      test_ranks_peek(t, &ranks, 0, text, sizeof text);
       if (test_ranks_lines(text, "process ") == 3) break;
     }
     CHECK(t, kill(ranks.pid[0], orphan ? SIGKILL : SIGTERM) == 0);
@@ -7061,19 +7390,23 @@ static void test_ranks_mpirun(g2z_test *t) {
   }
 }
 
-/* ./train as ranks of its own, under a launcher's variables, and when one of them is killed. */
-static void test_ranks_train(g2z_test *t) {
-  const char *program = getenv("G2Z_TRAIN");
-  char output[16384], arguments[1500], config[700], path[600], *text;
-  size_t bytes;
-  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+/* Flags for a tiny model on a shard in the test's directory; the run goes to "run" there. */
+static void test_ranks_flags(g2z_test *t, char *config, size_t room) {
   uint16_t tokens[4096];
   for (int i = 0; i < 4096; i++) tokens[i] = (uint16_t)(i * 7 % 220);
   test_write_file(t, test_path(t, "shard.bin"), tokens, sizeof tokens);
-  snprintf(config, sizeof config,
+  snprintf(config, room,
            "--train %s --device cpu --dtype fp32 --layers 1 --channels 32 --context 16 --batch 2 "
            "--vocab-size 220 --sample-tokens 0 --run-dir %s/run", test_path(t, "shard.bin"),
            t->directory);
+}
+
+/* ./train as ranks of its own, and what it leaves. */
+static void test_ranks_train(g2z_test *t) {
+  char output[16384], arguments[1500], config[700], path[600], *text;
+  size_t bytes;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_ranks_flags(t, config, sizeof config);
   snprintf(arguments, sizeof arguments, "--ranks 2 --steps 3 --nccl-logs %s", config);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
   CHECK(t, test_ranks_lines(output, "RUN_COMPLETE") == 1 && strstr(output, "world_size=2"));
@@ -7095,9 +7428,16 @@ static void test_ranks_train(g2z_test *t) {
   snprintf(arguments, sizeof arguments, "--gpus 99 %s", config);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
   CHECK(t, strstr(output, "--gpus 99, but this process sees ") != NULL);
+}
 
-  /* By hand, where nobody looks after them, and then one is killed. */
+/* Ranks of ./train by hand, where nobody looks after them, and one is killed. */
+static void test_ranks_train_killed(g2z_test *t) {
+  const char *program = getenv("G2Z_TRAIN");
+  char output[16384], arguments[1500], config[700], path[600], *text;
+  size_t bytes;
   test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_ranks_flags(t, config, sizeof config);
   test_ranks_open(&ranks, 3);
   snprintf(arguments, sizeof arguments, "%s2 --steps 100000000", config);
   char *argv[32] = {strdup(program ? program : "./train")}, *words = strdup(arguments);
@@ -7116,13 +7456,14 @@ static void test_ranks_train(g2z_test *t) {
     free(environment);
   }
   for (double end = g2z_seconds() + 20; g2z_seconds() < end; rank_sleep(0.02)) {
-    test_ranks_peek(t, &ranks, output, sizeof output);
+    test_ranks_peek(t, &ranks, 0, output, sizeof output);
     if (strstr(output, "step 1/")) break;
   }
   rank_sleep(0.2);
   double begin = g2z_seconds();
   CHECK(t, kill(ranks.pid[2], SIGKILL) == 0);
   test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 2, 128 + SIGKILL, NULL);
   for (int r = 0; r < 2; r++) {
     CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, "train: rank 2 on ");
     CHECK(t, ranks.ended[r] - begin < 10);
@@ -8245,11 +8586,16 @@ static const g2z_test_entry test_table[] = {
     {"tokenizer_refusals", "damaged vocabularies are refused", test_tokenizer_refusals},
     {"tokenizer_cut", "a text cut at a safe place encodes alike", test_tokenizer_cut},
     {"tokenizer_long_pieces", "a million spaces, a million letters", test_tokenizer_long_pieces},
+    {"tokenizer_simd", "each instruction set finds the pattern's pieces", test_tokenizer_simd},
+    {"tokenizer_part", "a text that comes bit by bit encodes alike", test_tokenizer_part},
+    {"bpe_trainers", "trainers that share a text learn alike", test_bpe_trainers_add},
     {"tokenizer_threads", "threads share a tokenizer", test_tokenizer_threads},
     {"tokenizer_allocations", "the tokenizer survives every failing allocation", test_tokenizer_allocations},
     {"tokenizer_gpt2", "GPT-2's published vectors (needs make vocab)", test_tokenizer_gpt2},
     {"prepare_conventions", "shards as llm.c and nanoGPT lay them out", test_prepare_conventions},
     {"prepare_threads", "any number of threads, the same bytes", test_prepare_threads},
+    {"prepare_packed", "gzip and zstd, whole and damaged", test_prepare_packed},
+    {"prepare_open", "text without a place to cut", test_prepare_open},
     {"prepare_refusals", "bad input: a sentence, exit code 1, no file", test_prepare_refusals},
     {"prepare_filters", "--encode and --decode go round", test_prepare_filters},
     {"shuffle", "a permutation of any size, another each epoch", test_shuffle},
@@ -8320,6 +8666,7 @@ static const g2z_test_entry test_table[] = {
     {"places", "a rank's place, from the variables of each launcher", test_places},
     {"places_refused", "variables that make no place are named", test_places_refused},
     {"ranks_calls", "2 to 5 processes meet, and every call gives what it should", test_ranks_calls},
+    {"ranks_config", "a job of one, configs that cannot be, failing allocations", test_ranks_config},
     {"ranks_refusals", "ranks that do not fit together hear why, all of them", test_ranks_refusals},
     {"ranks_strangers", "others on the port do not disturb a job", test_ranks_strangers},
     {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_killed},
@@ -8329,7 +8676,8 @@ static const g2z_test_entry test_table[] = {
     {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
     {"ranks_spawn", "a process that starts ranks, looks after them, hands signals on", test_ranks_spawn},
     {"ranks_mpirun", "ranks under mpirun", test_ranks_mpirun},
-    {"ranks_train", "./train as its own launcher, and when one of its ranks is killed", test_ranks_train},
+    {"ranks_train", "./train as its own launcher, and what that leaves", test_ranks_train},
+    {"ranks_train_killed", "kill -9 of a rank of ./train, started by hand", test_ranks_train_killed},
     {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},
     {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},

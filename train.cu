@@ -89,7 +89,7 @@ typedef struct options {
   FLAG("loss-scale", FLOAT, loss_scale, 1, 16777216, "X", "a fixed one for fp16 [dynamic]")       \
   FLAG("loss-scale-window", INT, run.train.optimizer.loss_scale_window, 1, 1073741824, "N",       \
        "good steps before a dynamic loss scale doubles")                                          \
-  FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on", "the step as one CUDA graph")             \
+  FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph")        \
   FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
   FLAG("zero", INT, run.train.zero_stage, 0, 3, "STAGE",                                          \
@@ -473,7 +473,7 @@ static g2z_status log_nccl(g2z_services *services, const options *o, const g2z_p
   const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
   char path[1200];
   if (!o->nccl_logs && !(variable && strcmp(variable, "1") == 0)) return G2Z_OK;
-  if (!directory) return fail(services, "--nccl-logs writes into the run directory: give a --run-dir");
+  if (!directory) return fail(services, "--nccl-logs writes into the run directory: give one");
   TRY(g2z_make_directory(services, directory));
   setenv("NCCL_DEBUG", "INFO", 0);
   snprintf(path, sizeof path, "%s/nccl_rank_%%h_%%p.log", directory); /* NCCL's: host, process */

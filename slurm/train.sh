@@ -13,7 +13,8 @@
 #     NSYS=1                     an Nsight Systems report per rank, in the run directory
 #     NCCL_LOGS=1                NCCL's log and topology, in the run directory
 #     DIST_DEBUG=1               verbose NCCL, lines labelled with their task, the environment first
-# Exit codes are train's: 0 done, 75 stopped and saved (submit it again), 70 a rank was lost.
+# Exit codes are train's: 0 done, 70 a rank was lost, 75 stopped and saved: submit it again with the
+# same RUN_DIR and --resume latest among GPT2_EXTRA_ARGS.
 set -euo pipefail
 
 cd "${SLURM_SUBMIT_DIR:-$PWD}"
