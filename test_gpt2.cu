@@ -8440,6 +8440,32 @@ static void test_train_losses(g2z_test *t, const char *run_dir, double *losses, 
   g2z_release(&t->services, text);
 }
 
+/* Both runs come to the same validation loss, and see and write the same text. */
+static void test_train_views(g2z_test *t, const char *one, const char *two) {
+  static const char *const parts[] = {"unigram entropy of the validation tokens: ",
+                                      "sample after step 12:\n"};
+  double losses[2] = {0, 0};
+  size_t bytes;
+  char *logs[2];
+  for (int i = 0; i < 2; i++) {
+    const char *run_dir = test_path(t, i ? two : one), *at;
+    char *text = test_run_read(t, run_dir, "metrics.jsonl", &bytes);
+    logs[i] = test_run_read(t, run_dir, "train.log", &bytes);
+    at = text ? strstr(text, "\"val_loss\": ") : NULL;
+    if (at) losses[i] = strtod(at + 12, NULL);
+    g2z_release(&t->services, text);
+  }
+  CHECK(t, losses[0] > 0.1);
+  CHECK_NEAR(t, losses[0], losses[1], 1e-5);
+  for (int i = 0; i < 2; i++) {
+    const char *a = logs[0] ? strstr(logs[0], parts[i]) : NULL;
+    const char *b = logs[1] ? strstr(logs[1], parts[i]) : NULL;
+    size_t length = a ? strlen(parts[i]) + strcspn(a + strlen(parts[i]), "\n") : 0;
+    CHECK(t, a && b && length > strlen(parts[i]) && strncmp(a, b, length) == 0);
+  }
+  for (int i = 0; i < 2; i++) g2z_release(&t->services, logs[i]);
+}
+
 static void test_train_ranks_resume(g2z_test *t) {
   char arguments[2000], base[1600], name[32];
   double losses[13] = {0}, resumed[13];
@@ -8449,22 +8475,23 @@ static void test_train_ranks_resume(g2z_test *t) {
     snprintf(name, sizeof name, "four%d", stage);
     test_train_arguments(t, base, sizeof base, name);
     snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 3 --save-every 6 --zero %d "
-             "--bucket-mb 0.02", base, stage);
+             "--bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base, stage);
     test_train_ranks(t, &ranks, 4, arguments, 60);
     for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
     test_ranks_free(t, &ranks);
     test_train_losses(t, name, losses, 12);
     CHECK(t, losses[12] > 0 && losses[12] < losses[1] - 0.5);
-    /* 12 sequences a step on 4 ranks (again), on 3, on 1 in two micro-steps; other stages. */
+    /* 12 sequences a step on 4 ranks (again), on 3, on 1; other stages. */
     for (int turn = 0; turn < 3; turn++) {
-      static const struct { int world, batch, accum; } shapes[] = {{4, 3, 1}, {3, 4, 1}, {1, 6, 2}};
+      static const struct { int world, batch, accum; } shapes[] = {{4, 3, 1}, {3, 4, 1}, {1, 12, 1}};
       char from[64];
       int world = shapes[turn].world, zero = turn ? (stage + turn) % 3 : stage;
       snprintf(name, sizeof name, "again%d%d", stage, turn);
       snprintf(from, sizeof from, "four%d/step-000006", stage);
       test_train_arguments(t, base, sizeof base, name);
       snprintf(arguments, sizeof arguments, "%s --steps 12 --batch %d --accum %d --save-every 6 "
-               "--zero %d --bucket-mb %s --resume '%s'", base, shapes[turn].batch,
+               "--zero %d --bucket-mb %s --sample-tokens 9 --prompt 1 --temperature 0 "
+               "--resume '%s'", base, shapes[turn].batch,
                shapes[turn].accum, zero, turn ? "0.03" : "0.02", test_path(t, from));
       test_train_ranks(t, &ranks, world, arguments, 60);
       for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
@@ -8473,6 +8500,8 @@ static void test_train_ranks_resume(g2z_test *t) {
       test_train_losses(t, name, resumed, 12);
       for (int step = 7; step <= 12; step++)
         CHECK_NEAR(t, resumed[step], losses[step], turn ? 1e-5 : 0);
+      snprintf(from, sizeof from, "four%d", stage);
+      test_train_views(t, from, name);
       snprintf(from, sizeof from, "four%d/step-000012", stage);
       char *again = (char *)malloc(600);
       snprintf(again, 600, "%s/step-000012", test_path(t, name));
@@ -8520,19 +8549,19 @@ static void test_train_ranks_killed(g2z_test *t) {
   int kills = 0;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   test_train_arguments(t, base, sizeof base, "whole");
-  snprintf(arguments, sizeof arguments, "%s --steps 300 --batch 1 --save-every 10", base);
+  snprintf(arguments, sizeof arguments, "%s --steps 80 --batch 1 --save-every 80", base);
   test_train_ranks(t, &ranks, 3, arguments, 60);
   for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
   test_ranks_free(t, &ranks);
   test_train_arguments(t, base, sizeof base, "killed");
-  snprintf(arguments, sizeof arguments, "%s --steps 300 --batch 1 --save-every 10 --keep 3 "
+  snprintf(arguments, sizeof arguments, "%s --steps 80 --batch 1 --save-every 1 --keep 3 "
            "--resume latest", base);
   for (int turn = 0, code = -1; turn < 5 && code != 0; turn++) {
     int victim = turn % 3;
     char step[32];
     test_ranks_open(&ranks, 3);
     for (int r = 0; r < 3; r++) test_train_start(t, &ranks, r, "", arguments);
-    snprintf(step, sizeof step, "\"step\": %d,", 60 * turn + 15);
+    snprintf(step, sizeof step, "\"step\": %d,", 18 * turn + 4);
     if (turn < 4) test_wait_for(t, "killed/metrics.jsonl", step);
     test_nap(0.0001 * (test_bpe_random(&random) % 200));
     double begin = g2z_seconds();
@@ -8555,8 +8584,8 @@ static void test_train_ranks_killed(g2z_test *t) {
   }
   CHECK(t, kills >= 2);
   CHECK(t, access(test_path(t, "killed/RUN_FAILED.json"), F_OK) != 0);
-  test_sh(t, "diff -r '%s' '%s'", test_path(t, "whole/step-000300"),
-          test_path(t, "killed/step-000300"));
+  test_sh(t, "diff -r '%s' '%s'", test_path(t, "whole/step-000080"),
+          test_path(t, "killed/step-000080"));
   test_runs_equal(t, test_path(t, "whole"), test_path(t, "killed"));
 }
 
