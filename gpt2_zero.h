@@ -1515,7 +1515,8 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
 /* Works until there is something to show. After G2Z_RUN_DONE it returns that again. G2Z_STOPPED: a
  * stop was requested, a checkpoint saved (with a run_dir) and training_metrics.json written. */
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
-/* May be called from a signal handler; `signal` is its number, for the artifacts, 0: none. */
+/* May be called from a signal handler; `signal` is its number, for the artifacts, 0: none. Ranks
+ * agree on it in a step: a validation or a sample that is under way ends first. */
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
@@ -12458,14 +12459,14 @@ G2Z__PRIVATE void g2z__saved_parse_file(g2z_json *json, g2z__saved *saved, int f
 G2Z__PRIVATE void g2z__saved_parse_files(g2z_json *json, g2z__saved *saved) {
   void *memory;
   int64_t count = 0;
-  if (saved->world < 1 || saved->world > 1 << 16) {
-    g2z_json_fail(json, "world=%" PRId64 " is not a number of ranks", saved->world);
+  if (saved->world < 1 || saved->world > 1 << 16 || saved->file_bytes) {
+    g2z_json_fail(json, "world=%" PRId64 " is no number of ranks, or the files are listed twice",
+                  saved->world);
     return;
   }
   saved->file_count = G2Z__FILE_OPTIMIZER + saved->world;
-  g2z_status status = saved->file_bytes ? G2Z_FORMAT
-                                        : g2z__alloc(json->services, (size_t)saved->file_count,
-                                                     sizeof(uint64_t), &memory);
+  g2z_status status = g2z__alloc(json->services, (size_t)saved->file_count, sizeof(uint64_t),
+                                 &memory);
   if (status != G2Z_OK) {
     json->status = status;
     return;
@@ -12506,9 +12507,14 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
       else g2z_json_skip(&json);
     }
   G2Z__TRY(g2z_json_close(&json));
-  if (!saved->file_bytes || saved->state.step < 0 || saved->tokens < 0 || saved->epoch < 0 ||
-      saved->epoch_step < 0 || saved->batch < 1 || saved->accum < 1 || saved->seq < 1 ||
-      saved->batch > 1 << 20 || saved->accum > 1 << 20 || saved->seq > 1 << 20)
+  const int64_t most = INT64_C(1) << 60, *const counts[] = {
+      &saved->state.step, &saved->tokens, &saved->epoch, &saved->epoch_step, &saved->sequences};
+  int bad = !saved->file_bytes || saved->file_count != G2Z__FILE_OPTIMIZER + saved->world ||
+            saved->batch < 1 || saved->accum < 1 || saved->seq < 1 || saved->epoch > 1 << 30 ||
+            saved->batch > 1 << 20 || saved->accum > 1 << 20 || saved->seq > 1 << 20;
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+    bad |= *counts[i] < 0 || *counts[i] > most;
+  if (bad)
     return g2z__fail(services, G2Z_FORMAT, "%s lacks its list of files, or a number in it cannot "
                      "be: it is damaged", path);
   return G2Z_OK;
@@ -13002,6 +13008,7 @@ struct g2z_run {
   int64_t step;                      /* steps enqueued */
   char *resume;                      /* the checkpoint that is taken up; NULL: none */
   char shared_dir[1024];             /* rank 0's run_dir: a name may come from a clock */
+  double resume_s;                   /* how long it took to take it up */
   int continues;                     /* 1: run_dir's own run goes on */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
   double earlier_s;                  /* wall time of this run before it was resumed */
@@ -13780,8 +13787,9 @@ G2Z__PRIVATE g2z_status g2z__run_introduce(g2z_run *run) {
                           run->val_steps * plan->batch * plan->seq * plan->world,
                           run->val_entropy));
   if (run->config.run_dir) G2Z__TRY(g2z__run_say(run, "run directory: %s", run->config.run_dir));
-  if (run->resume) return g2z__run_say(run, "resumed behind step %" PRId64 ", from %s", run->resumed,
-                                       run->resume);
+  if (run->resume)
+    return g2z__run_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s", run->resumed,
+                        run->resume, run->resume_s);
   if (run->config.resume)
     return g2z__run_say(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
   return G2Z_OK;
@@ -14088,7 +14096,9 @@ G2Z__PRIVATE g2z_status g2z__run_open_alone(g2z_run *run, const g2z__saved *save
 G2Z__PRIVATE g2z_status g2z__run_take_up(g2z_run *run) {
   run->saved = -1;
   if (!run->resume) return G2Z_OK;
+  double begin = g2z_seconds();
   G2Z__TRY(g2z_trainer_load(run->trainer, run->resume));
+  run->resume_s = g2z_seconds() - begin;
   run->step = run->resumed;
   if (run->continues) run->saved = run->resumed;
   else run->known.tokens = g2z__trainer_tokens(run->trainer);
