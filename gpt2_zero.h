@@ -7492,7 +7492,7 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
 #define G2Z__RANKS_MAX 4096
 #define G2Z__RANKS_PORTS 16      /* are tried, from the launcher's on: torchrun occupies its own */
 #define G2Z__RANKS_RECORDS 1024  /* collectives that the flight recorder holds */
-#define G2Z__RANKS_PENDING 64    /* connections whose first bytes are awaited */
+#define G2Z__RANKS_STRANGERS 64  /* connections that may say nothing while ranks meet */
 
 /* The first bytes on a connection, from rank 0: a rank that reads another job's goes on to the next
  * port, and to a port scanner they say nothing. */
@@ -8081,21 +8081,27 @@ G2Z__PRIVATE int g2z__socket_connect_to(const struct addrinfo *address, double d
   return -1;
 }
 
-/* *resolve_error: what getaddrinfo says when the host is not known; 0 otherwise. */
-G2Z__PRIVATE int g2z__socket_connect(const char *host, int port, double deadline,
-                                     int *resolve_error) {
-  struct addrinfo hints, *list = NULL;
-  char service[16];
-  int one = -1;
+/* The addresses of a host, to be freed with freeaddrinfo; returns what getaddrinfo says, 0: found. */
+G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
+  struct addrinfo hints;
   memset(&hints, 0, sizeof hints);
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
-  snprintf(service, sizeof service, "%d", port);
-  *resolve_error = getaddrinfo(host, service, &hints, &list);
-  if (*resolve_error) return -1;
-  for (const struct addrinfo *at = list; at && one < 0; at = at->ai_next)
+  *out = NULL;
+  return getaddrinfo(host, NULL, &hints, out);
+}
+
+/* A connection to the port on the first of the addresses that answers, or -1. */
+G2Z__PRIVATE int g2z__socket_connect(const struct addrinfo *addresses, int port, double deadline) {
+  int one = -1;
+  for (const struct addrinfo *at = addresses; at && one < 0; at = at->ai_next) {
+    if (at->ai_family == AF_INET)
+      ((struct sockaddr_in *)(void *)at->ai_addr)->sin_port = htons((uint16_t)port);
+    else if (at->ai_family == AF_INET6)
+      ((struct sockaddr_in6 *)(void *)at->ai_addr)->sin6_port = htons((uint16_t)port);
+    else continue;
     one = g2z__socket_connect_to(at, deadline);
-  freeaddrinfo(list);
+  }
   return one;
 }
 
@@ -8125,12 +8131,11 @@ G2Z__PRIVATE g2z__hello g2z__ranks_hello(const g2z_ranks *ranks, int control) {
 /* Connects to what listens on the port and reads its banner: 1 it is this job's rank 0, 0 nobody is
  * there, -1 another job's, -2 something else. Only in the first case *out is a socket. Rank 0 speaks
  * at once, most other services wait to be spoken to. */
-G2Z__PRIVATE int g2z__ranks_knock(const g2z_ranks *ranks, const char *host, int port,
-                                  double deadline, double patience_s, int *out,
-                                  int *resolve_error) {
+G2Z__PRIVATE int g2z__ranks_knock(const g2z_ranks *ranks, const struct addrinfo *host, int port,
+                                  double deadline, double patience_s, int *out) {
   g2z__banner banner;
   double now = g2z_seconds();
-  *out = g2z__socket_connect(host, port, now + 2 < deadline ? now + 2 : deadline, resolve_error);
+  *out = g2z__socket_connect(host, port, now + 2 < deadline ? now + 2 : deadline);
   if (*out < 0) return 0;
   int answer = -2;
   if (g2z__socket_read(*out, &banner, sizeof banner, g2z_seconds() + patience_s) &&
@@ -8141,14 +8146,13 @@ G2Z__PRIVATE int g2z__ranks_knock(const g2z_ranks *ranks, const char *host, int 
 }
 
 /* Both connections to rank 0, with their greetings. */
-G2Z__PRIVATE int g2z__ranks_greet(const g2z_ranks *ranks, const char *host, int port,
+G2Z__PRIVATE int g2z__ranks_greet(const g2z_ranks *ranks, const struct addrinfo *host, int port,
                                   double deadline, g2z__peer *peer) {
-  int *sockets[2] = {&peer->data, &peer->control}, resolve_error;
+  int *sockets[2] = {&peer->data, &peer->control};
   for (int control = 1; control >= 0; control--) {
     g2z__hello hello = g2z__ranks_hello(ranks, control);
     int *one = sockets[control];
-    if (*one < 0 && g2z__ranks_knock(ranks, host, port, deadline, 5, one, &resolve_error) != 1)
-      return 0;
+    if (*one < 0 && g2z__ranks_knock(ranks, host, port, deadline, 5, one) != 1) return 0;
     if (!g2z__socket_write(*one, &hello, sizeof hello, deadline)) return 0;
   }
   return 1;
@@ -8171,28 +8175,48 @@ G2Z__PRIVATE g2z_status g2z__ranks_not_found(g2z_ranks *ranks, const char *host,
                    place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
 }
 
+/* One look at all ports of a host; 1 when rank 0 was greeted. A port that belongs to others is noted.
+ * One that does not even refuse is on a host that is not up, or behind a firewall: its other ports
+ * would take as long, and rank 0 most likely comes to the first. */
+G2Z__PRIVATE int g2z__ranks_look(g2z_ranks *ranks, const struct addrinfo *host, double deadline,
+                                 int *other_job, int *other_service) {
+  g2z__peer *peer = &ranks->peers[0];
+  for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
+    int port = ranks->config.place.port + i;
+    double begin = g2z_seconds();
+    int answer = g2z__ranks_knock(ranks, host, port, deadline, 0.5, &peer->control);
+    if (answer == 1 && g2z__ranks_greet(ranks, host, port, deadline, peer)) return 1;
+    g2z__socket_close(&peer->data);
+    g2z__socket_close(&peer->control);
+    if (answer == -1) *other_job = port;
+    if (answer == -2) *other_service = port;
+    double now = g2z_seconds();
+    if (now > deadline || (answer == 0 && now > begin + 1.5)) break;
+  }
+  return 0;
+}
+
 G2Z__PRIVATE g2z_status g2z__ranks_find(g2z_ranks *ranks, double deadline) {
   const g2z_place *place = &ranks->config.place;
-  const char *host = g2z__ranks_on_one_host(place) ? "127.0.0.1" : place->host;
-  int resolve_error = 0, other_job = 0, other_service = 0;
-  g2z__peer *peer = &ranks->peers[0];
+  const int here = g2z__ranks_on_one_host(place);
+  const char *host = here ? "127.0.0.1" : place->host;
+  int resolve_error = 0, other_job = 0, other_service = 0, found = 0;
+  struct addrinfo *addresses = NULL;
+  /* A thousand ranks that wait for rank 0 must not flood its host, nor the name server. */
+  const double longest_s = here ? 0.1 : 1.0;
+  double pause_s = 0.02;
   for (;;) {
-    for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
-      int port = place->port + i;
-      int answer = g2z__ranks_knock(ranks, host, port, deadline, 0.5, &peer->control,
-                                    &resolve_error);
-      if (answer == 1 && g2z__ranks_greet(ranks, host, port, deadline, peer)) return G2Z_OK;
-      g2z__socket_close(&peer->data);
-      g2z__socket_close(&peer->control);
-      if (answer == -1) other_job = port;
-      if (answer == -2) other_service = port;
-      if (resolve_error || g2z_seconds() > deadline) break;
-    }
-    if (g2z_seconds() > deadline)
-      return g2z__ranks_not_found(ranks, host, resolve_error, other_job, other_service);
-    struct timespec pause = {0, resolve_error ? 500000000 : 50000000};
+    if (!addresses) resolve_error = g2z__socket_resolve(host, &addresses);
+    if (resolve_error) pause_s = 0.5;
+    else found = g2z__ranks_look(ranks, addresses, deadline, &other_job, &other_service);
+    if (found || g2z_seconds() > deadline) break;
+    struct timespec pause = {0, (long)(pause_s * 999999999.0)};
     nanosleep(&pause, NULL);
+    pause_s = pause_s * 1.5 < longest_s ? pause_s * 1.5 : longest_s;
   }
+  if (addresses) freeaddrinfo(addresses);
+  if (found) return G2Z_OK;
+  return g2z__ranks_not_found(ranks, host, resolve_error, other_job, other_service);
 }
 
 G2Z__PRIVATE g2z_status g2z__ranks_await_verdict(g2z_ranks *ranks, int one, double deadline) {
@@ -8225,8 +8249,10 @@ typedef struct g2z__meeting {
   int present;                    /* ranks with both connections, this one included */
   int told;                       /* ranks that know of the failure */
   g2z__hello *hellos;             /* [world]; of a rank that is not there: all zero */
-  g2z__caller callers[G2Z__RANKS_PENDING];
-  struct pollfd *polls;           /* [1 + G2Z__RANKS_PENDING + 2 * world] */
+  int caller_count;               /* room for all ranks at once, and for strangers */
+  g2z__caller *callers;           /* [caller_count]; socket -1: free */
+  struct pollfd *polls;           /* [1 + caller_count + 2 * world], */
+  int *which;                     /* and what they are: the listener, callers, peers' data, control */
   g2z__verdict verdict;
 } g2z__meeting;
 
@@ -8247,16 +8273,18 @@ G2Z__PRIVATE void g2z__meeting_fail(g2z__meeting *meeting, g2z_status status, co
 G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting, double deadline) {
   g2z_ranks *ranks = meeting->ranks;
   const g2z_place *place = &ranks->config.place;
-  int error = 0, loopback = g2z__ranks_on_one_host(place), other, resolve_error;
+  int error = 0, loopback = g2z__ranks_on_one_host(place), other;
+  struct addrinfo *here;
   for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
     meeting->port = place->port + i;
     meeting->listener = g2z__socket_listen(meeting->port, loopback);
     if (meeting->listener >= 0) return G2Z_OK;
     error = errno;
     if (error != EADDRINUSE) continue;
-    if (g2z__ranks_knock(ranks, "127.0.0.1", meeting->port, deadline, 0.5, &other,
-                         &resolve_error) != 1)
-      continue;
+    if (g2z__socket_resolve("127.0.0.1", &here) != 0) continue;
+    int answer = g2z__ranks_knock(ranks, here, meeting->port, deadline, 0.5, &other);
+    freeaddrinfo(here);
+    if (answer != 1) continue;
     g2z__hello hello = g2z__ranks_hello(ranks, 0);
     g2z__socket_write(other, &hello, sizeof hello, deadline);
     g2z_status status = g2z__ranks_await_verdict(ranks, other, g2z_seconds() + 5);
@@ -8370,6 +8398,12 @@ G2Z__PRIVATE void g2z__meeting_listen_to(g2z__meeting *meeting, g2z__caller *cal
 
 G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
   int one = accept(meeting->listener, NULL, NULL);
+  if (one < 0 && (errno == EMFILE || errno == ENFILE))
+    g2z__meeting_fail(meeting, G2Z_IO,
+                      "rank 0 on %s cannot open enough connections for %d ranks: raise the limit of "
+                      "open files (ulimit -n) above %d", meeting->ranks->host,
+                      meeting->ranks->config.place.world,
+                      2 * meeting->ranks->config.place.world + 64);
   if (one < 0) return;
   g2z__socket_prepare(one);
   g2z__banner banner;
@@ -8377,7 +8411,7 @@ G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
   memcpy(banner.magic, "g2z-meet", 8);
   banner.job = meeting->hellos[0].job;
   g2z__caller *oldest = &meeting->callers[0];
-  for (int i = 0; i < G2Z__RANKS_PENDING; i++) {
+  for (int i = 0; i < meeting->caller_count; i++) {
     g2z__caller *caller = &meeting->callers[i];
     if (caller->socket < 0) {
       oldest = caller;
@@ -8406,26 +8440,28 @@ G2Z__PRIVATE void g2z__meeting_lose(g2z__meeting *meeting, int rank) {
 /* Handles what comes within a tenth of a second. */
 G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
-  const int world = ranks->config.place.world, first = 1 + G2Z__RANKS_PENDING;
+  const int world = ranks->config.place.world, first = 1 + meeting->caller_count;
   struct pollfd *polls = meeting->polls;
-  int count = first + 2 * world;
-  for (int i = 0; i < count; i++) {
-    int rank = (i - first) / 2;
-    g2z__peer *peer = i >= first ? &ranks->peers[rank] : NULL;
-    polls[i].fd = i == 0 ? meeting->listener
-                  : i < first ? meeting->callers[i - 1].socket
-                  : meeting->verdict.status != G2Z_OK ? -1
-                  : (i - first) % 2 ? peer->control : peer->data;
-    polls[i].events = POLLIN;
-    polls[i].revents = 0;
+  int count = 0; /* of sockets alone: poll refuses more entries than a process may have files */
+  for (int i = 0; i < first + 2 * world; i++) {
+    const g2z__peer *peer = i >= first ? &ranks->peers[(i - first) / 2] : NULL;
+    int one = i == 0 ? meeting->listener
+              : i < first ? meeting->callers[i - 1].socket
+              : meeting->verdict.status != G2Z_OK ? -1
+              : (i - first) % 2 ? peer->control : peer->data;
+    if (one < 0) continue;
+    meeting->which[count] = i;
+    polls[count].fd = one;
+    polls[count].events = POLLIN;
+    polls[count++].revents = 0;
   }
   if (poll(polls, (nfds_t)count, 100) <= 0) return;
   /* A rank says nothing more until all are there: what comes is its end. */
-  for (int i = first; i < count; i++)
-    if (polls[i].revents) g2z__meeting_lose(meeting, (i - first) / 2);
-  for (int i = 1; i < first; i++)
-    if (polls[i].revents && meeting->callers[i - 1].socket >= 0)
-      g2z__meeting_listen_to(meeting, &meeting->callers[i - 1]);
+  for (int k = 0; k < count; k++)
+    if (polls[k].revents && meeting->which[k] >= first)
+      g2z__meeting_lose(meeting, (meeting->which[k] - first) / 2);
+  for (int k = 1; k < count && meeting->which[k] < first; k++)
+    if (polls[k].revents) g2z__meeting_listen_to(meeting, &meeting->callers[meeting->which[k] - 1]);
   if (polls[0].revents) g2z__meeting_accept(meeting);
 }
 
@@ -8479,20 +8515,27 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting, double deadline
 
 G2Z__PRIVATE g2z_status g2z__ranks_gather(g2z_ranks *ranks, double deadline) {
   const size_t world = (size_t)ranks->config.place.world;
-  void *memory, *hellos = NULL, *polls = NULL;
+  const size_t callers = 2 * world + G2Z__RANKS_STRANGERS;
+  void *memory, *hellos = NULL, *polls = NULL, *which = NULL, *list = NULL;
   G2Z__TRY(g2z__alloc(ranks->services, 1, sizeof(g2z__meeting), &memory));
   g2z__meeting *meeting = (g2z__meeting *)memory;
   meeting->ranks = ranks;
   meeting->listener = -1;
   meeting->present = 1;
   memcpy(meeting->verdict.magic, "g2z-join", 8);
-  for (int i = 0; i < G2Z__RANKS_PENDING; i++) meeting->callers[i].socket = -1;
   g2z_status status = g2z__alloc(ranks->services, world, sizeof(g2z__hello), &hellos);
   if (status == G2Z_OK)
-    status = g2z__alloc(ranks->services, 1 + G2Z__RANKS_PENDING + 2 * world, sizeof(struct pollfd),
-                        &polls);
+    status = g2z__alloc(ranks->services, 1 + callers + 2 * world, sizeof(struct pollfd), &polls);
+  if (status == G2Z_OK)
+    status = g2z__alloc(ranks->services, 1 + callers + 2 * world, sizeof(int), &which);
+  if (status == G2Z_OK)
+    status = g2z__alloc(ranks->services, callers, sizeof(g2z__caller), &list);
+  meeting->callers = (g2z__caller *)list;
+  meeting->caller_count = list ? (int)callers : 0;
+  for (int i = 0; i < meeting->caller_count; i++) meeting->callers[i].socket = -1;
   meeting->hellos = (g2z__hello *)hellos;
   meeting->polls = (struct pollfd *)polls;
+  meeting->which = (int *)which;
   if (status == G2Z_OK) {
     meeting->hellos[0] = g2z__ranks_hello(ranks, 0);
     status = g2z__meeting_listen(meeting, deadline);
@@ -8503,8 +8546,10 @@ G2Z__PRIVATE g2z_status g2z__ranks_gather(g2z_ranks *ranks, double deadline) {
   if (status == G2Z_OK)
     g2z__log(ranks->services, G2Z_LOG_INFO, "%d ranks (%s) have met on %s, port %d", (int)world,
              ranks->config.place.launcher, ranks->host, meeting->port);
-  for (int i = 0; i < G2Z__RANKS_PENDING; i++) g2z__socket_close(&meeting->callers[i].socket);
+  for (int i = 0; i < meeting->caller_count; i++) g2z__socket_close(&meeting->callers[i].socket);
   g2z__socket_close(&meeting->listener);
+  g2z_release(ranks->services, list);
+  g2z_release(ranks->services, which);
   g2z_release(ranks->services, polls);
   g2z_release(ranks->services, hellos);
   g2z_release(ranks->services, meeting);
@@ -8853,6 +8898,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     G2Z__TRY(g2z__ranks_await_verdict(ranks, ranks->peers[0].data,
                                       g2z_seconds() + ranks->config.join_s + 10));
   }
+  ranks->began = g2z_seconds(); /* the same moment on all */
   for (int i = 0; i < count; i++) {
     int one = ranks->peers[i].data;
     if (one >= 0) fcntl(one, F_SETFL, fcntl(one, F_GETFL) & ~O_NONBLOCK);

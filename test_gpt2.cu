@@ -6396,7 +6396,7 @@ typedef struct g2z_test_entry {
  * its own; its result is the exit code. Processes are started with fork and exec: this one has used
  * OpenMP's threads, and maybe CUDA, which do not survive a fork. */
 
-enum { TEST_RANKS = 8, TEST_WORDS = 24 };
+enum { TEST_RANKS = 8, TEST_WORDS = 24, RANKS_MOST = 256 /* by hand */ };
 
 typedef struct test_ranks {
   int world, port;
@@ -6597,7 +6597,7 @@ static int rank_calls(int argc, char **argv) {
   if (!ranks) return 1;
   const g2z_place *place = g2z_ranks_place(ranks);
   const int rank = place->rank, world = place->world;
-  int bad = 0, all[TEST_RANKS], mine, third = 0;
+  int bad = 0, all[RANKS_MOST], mine, third = 0;
   char text[64];
   for (int turn = 0; turn < 50; turn++) {
     mine = 100 * turn + rank;
@@ -6656,7 +6656,7 @@ static int rank_mismatch(int argc, char **argv) {
   g2z_services services;
   g2z_ranks *ranks = rank_join(&services, argc, argv);
   if (!ranks) return 1;
-  int value = 0, all[TEST_RANKS];
+  int value = 0, all[RANKS_MOST];
   g2z_status status = g2z_ranks_place(ranks)->rank == 1
                           ? g2z_ranks_broadcast(ranks, &value, sizeof value)
                           : g2z_ranks_all_gather(ranks, &value, sizeof value, all);
@@ -6801,7 +6801,7 @@ static int rank_loop(int argc, char **argv) {
   const int rank = g2z_ranks_place(ranks)->rank, turns = argc > 0 ? atoi(argv[0]) : 0;
   const int odd = argc > 1 && rank == atoi(argv[1]);
   const char *what = argc > 2 ? argv[2] : "";
-  int all[TEST_RANKS];
+  int all[RANKS_MOST];
   g2z_status status = G2Z_OK;
   for (int turn = 1; turn <= turns && status == G2Z_OK; turn++) {
     g2z_ranks_phase(ranks, "data", turn, 0);
@@ -7123,8 +7123,11 @@ static void test_ranks_config(g2z_test *t) {
 }
 
 static int test_ranks_connect(int port) {
-  int resolve_error;
-  return g2z__socket_connect("127.0.0.1", port, g2z_seconds() + 5, &resolve_error);
+  struct addrinfo *here;
+  if (g2z__socket_resolve("127.0.0.1", &here) != 0) return -1;
+  int one = g2z__socket_connect(here, port, g2z_seconds() + 5);
+  freeaddrinfo(here);
+  return one;
 }
 
 /* A service on the port that says nothing, two jobs that differ in their id, and visitors who are

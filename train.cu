@@ -177,7 +177,7 @@ static void print_error(const g2z_place *place, const char *sentence) {
 typedef struct faults {
   const g2z_place *place;
   const char *run_dir; /* NULL: none */
-  g2z_ranks *ranks;    /* set when all have met */
+  g2z_ranks *ranks;    /* NULL until all have met and run_dir is rank 0's */
 } faults;
 
 static void write_failure(g2z_services *services, const faults *f, const g2z_fault *fault,
@@ -218,10 +218,10 @@ static void on_fault(void *user, const g2z_fault *fault) {
   memset(&services, 0, sizeof services);
   alarm(8); /* a file system that hangs must not keep it here */
   print_error(f->place, fault->sentence);
-  if (f->run_dir && g2z_make_directory(&services, f->run_dir) == G2Z_OK) {
+  if (ranks && f->run_dir && g2z_make_directory(&services, f->run_dir) == G2Z_OK) {
     snprintf(name, sizeof name, "flight_rank_%d.jsonl", rank);
     snprintf(path, sizeof path, "%s/%s", f->run_dir, name);
-    int written = ranks && g2z_ranks_write_flight(ranks, &services, path) == G2Z_OK;
+    int written = g2z_ranks_write_flight(ranks, &services, path) == G2Z_OK;
     if (rank == (fault->rank == 0 ? 1 : 0))
       write_failure(&services, f, fault, written ? name : NULL);
   }
@@ -337,6 +337,7 @@ static g2z_status dry_run(g2z_services *services, const options *o,
   g2z_train_config config = o->run.train;
   g2z_plan plan;
   size_t overhead_bytes, free_bytes, total_bytes;
+  if (context->ranks.place.rank != 0) return G2Z_OK; /* all would say the same */
   config.optimizer.warmup = 0; /* nothing in the plan depends on the schedule */
   config.optimizer.min_lr = 0;
   TRY(g2z_plan_make(services, &config, context->device, context->ranks.place.rank,
@@ -492,10 +493,10 @@ static g2z_status meet(options *o, g2z_context_config *config, faults *f, g2z_co
   config->ranks.on_fault = on_fault;
   config->ranks.user = f;
   TRY(g2z_context_create(config, context));
-  __atomic_store_n(&f->ranks, g2z_context_ranks(*context), __ATOMIC_RELEASE);
-  TRY(g2z_ranks_broadcast(g2z_context_ranks(*context), o->run_dir_text, sizeof o->run_dir_text));
-  return g2z_ranks_agree(g2z_context_ranks(*context),
-                         log_nccl(config->services, o, &config->ranks.place));
+  g2z_ranks *ranks = g2z_context_ranks(*context);
+  TRY(g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text));
+  __atomic_store_n(&f->ranks, ranks, __ATOMIC_RELEASE);
+  return g2z_ranks_agree(ranks, log_nccl(config->services, o, &config->ranks.place));
 }
 
 static g2z_status train(options *o, g2z_context_config *context_config) {
