@@ -2873,26 +2873,27 @@ G2Z__PRIVATE int g2z__utf8_step(const unsigned char *p, const unsigned char *end
 G2Z__PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
   const unsigned char *p = text, *end = text + bytes;
   while (p < end) {
-    uint64_t eights[4];
+    uint64_t eights[4], high = 0;
     for (; end - p >= 32; p += 32) {
       memcpy(eights, p, sizeof eights);
       if ((eights[0] | eights[1] | eights[2] | eights[3]) & 0x8080808080808080u) break;
     }
-    while (p < end && *p < 0x80) p++;
-    if (p == end) break;
-    /* What most of the world's text is, without a loop; g2z__utf8_step knows the rest. */
-    if (end - p >= 3 && p[0] >= 0xC2 && p[0] < 0xE0 && (p[1] & 0xC0) == 0x80) {
-      p += 2;
-      continue;
+    for (; end - p >= 8; p += 8) {
+      memcpy(eights, p, 8);
+      if ((high = eights[0] & 0x8080808080808080u) != 0) break;
     }
-    if (end - p >= 3 && p[0] > 0xE0 && p[0] < 0xF0 && p[0] != 0xED && (p[1] & 0xC0) == 0x80 &&
-        (p[2] & 0xC0) == 0x80) {
-      p += 3;
-      continue;
+    if (high) p += __builtin_ctzll(high) / 8;
+    else while (p < end && *p < 0x80) p++;
+    while (p < end && *p >= 0x80) { /* most of the world's text in two tests; a step knows the rest */
+      int step = end - p < 3                                              ? 0
+                 : p[0] >= 0xC2 && p[0] < 0xE0 && (p[1] & 0xC0) == 0x80   ? 2
+                 : p[0] > 0xE0 && p[0] < 0xF0 && p[0] != 0xED &&
+                         (p[1] & 0xC0) == 0x80 && (p[2] & 0xC0) == 0x80   ? 3
+                                                                          : 0;
+      if (step == 0) step = g2z__utf8_step(p, end);
+      if (step < 0) return (size_t)(p - text);
+      p += step;
     }
-    int step = g2z__utf8_step(p, end);
-    if (step < 0) break;
-    p += step;
   }
   return (size_t)(p - text);
 }
@@ -3741,6 +3742,7 @@ struct g2z_encoder {
   const g2z_tokenizer *tokenizer;
   g2z__classify classify;
   g2z__repair repair;
+  void *caches;             /* the block that has both */
   g2z__words16 *words16;
   g2z__words48 *words48;
   g2z__site *sites;         /* a long piece */
@@ -3909,19 +3911,21 @@ G2Z__PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned ch
 
 /* ----- encode and decode ------------------------------------------------- */
 
-/* A table that is looked up everywhere, zeroed, in large pages where the system has some to give. It
- * is written to once here, because a page that is read first has to be taken away again from every
- * processor when it is written: with two threads that cost a tenth of the time. */
-G2Z__PRIVATE g2z_status g2z__alloc_table(g2z_services *services, size_t count, size_t size,
-                                         void **out) {
-  G2Z__TRY(g2z__alloc(services, count, size, out));
-  if (services->allocate) return G2Z_OK; /* then it was written to */
+/* The caches, zeroed and at an address that large pages begin at, in which they lie where the system
+ * has some to give. They are written to here, because a page that is read first must be taken away
+ * from every processor when it is written: with two threads that cost a tenth of the time. */
+G2Z__PRIVATE g2z_status g2z__encoder_caches(g2z_encoder *encoder) {
+  const size_t large = (size_t)2 << 20, words16 = sizeof(g2z__words16) << G2Z__WORDS16_BITS;
+  const size_t words48 = sizeof(g2z__words48) << G2Z__WORDS48_BITS;
+  G2Z__TRY(g2z__alloc(encoder->services, 1, words16 + words48 + large, &encoder->caches));
+  uintptr_t address = ((uintptr_t)encoder->caches + large - 1) / large * large;
+  encoder->words16 = (g2z__words16 *)address;
+  encoder->words48 = (g2z__words48 *)(address + words16);
 #ifdef MADV_HUGEPAGE
-  const uintptr_t large = (uintptr_t)2 << 20, first = ((uintptr_t)*out + large - 1) & ~(large - 1);
-  const uintptr_t last = ((uintptr_t)*out + count * size) & ~(large - 1);
-  if (first < last) (void)!madvise((void *)first, last - first, MADV_HUGEPAGE);
+  if (!encoder->services->allocate)
+    (void)!madvise((void *)address, words16 + words48, MADV_HUGEPAGE);
 #endif
-  for (size_t at = 0; at < count * size; at += 4096) ((volatile unsigned char *)*out)[at] = 0;
+  for (size_t at = 0; at < words16 + words48; at += 4096) *(volatile char *)(address + at) = 0;
   return G2Z_OK;
 }
 
@@ -3935,18 +3939,18 @@ G2Z__PRIVATE g2z_status g2z__encoder_new(g2z_services *services, const g2z_token
   encoder->services = services;
   encoder->tokenizer = tokenizer;
   g2z_status status = g2z__classify_choose(services, &encoder->classify);
-#define G2Z__ENCODER_TABLE(type, name, count)                            \
-  if (status == G2Z_OK) {                                                \
-    status = g2z__alloc_table(services, count, sizeof(type), &memory);   \
-    encoder->name = (type *)memory;                                      \
+  if (status == G2Z_OK) status = g2z__encoder_caches(encoder);
+  if (status == G2Z_OK) status = g2z__alloc(services, vocab, sizeof *encoder->firsts, &memory);
+  if (status == G2Z_OK) {
+    encoder->firsts = (uint32_t *)memory;
+    status = g2z__alloc(services, vocab / 64 + 1, sizeof *encoder->waiting, &memory);
   }
-  G2Z__ENCODER_TABLE(g2z__words16, words16, (size_t)1 << G2Z__WORDS16_BITS)
-  G2Z__ENCODER_TABLE(g2z__words48, words48, (size_t)1 << G2Z__WORDS48_BITS)
-  G2Z__ENCODER_TABLE(uint32_t, firsts, vocab)
-  G2Z__ENCODER_TABLE(uint64_t, waiting, vocab / 64 + 1)
-#undef G2Z__ENCODER_TABLE
-  if (status == G2Z_OK) *out = encoder;
-  else g2z_encoder_free(encoder);
+  if (status == G2Z_OK) {
+    encoder->waiting = (uint64_t *)memory;
+    *out = encoder;
+  } else {
+    g2z_encoder_free(encoder);
+  }
   return status;
 }
 
@@ -3959,8 +3963,7 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
   if (!encoder) return;
   g2z_services *services = encoder->services;
   g2z_release(services, encoder->repair.bytes);
-  g2z_release(services, encoder->words16);
-  g2z_release(services, encoder->words48);
+  g2z_release(services, encoder->caches);
   g2z_release(services, encoder->firsts);
   g2z_release(services, encoder->waiting);
   g2z_release(services, encoder->sites);
@@ -4024,18 +4027,22 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
                                           size_t bytes, size_t room, g2z__unit unit,
                                           g2z_tokens *out) {
   const uint64_t *inside = encoder->tokenizer->inside;
-  size_t starts[G2Z__WORDS_AHEAD + 1] = {0}, count = 0, made, used;
-  for (size_t at = 1; at < bytes && unit == G2Z__PIECE; at++) {
-    size_t joint = (size_t)piece[at - 1] << 8 | piece[at];
-    starts[++count] = at; /* stays when this is the end of a part */
-    count -= inside[joint / 64] >> joint % 64 & 1;
-    if (count < G2Z__WORDS_AHEAD) continue;
+  size_t starts[G2Z__WORDS_AHEAD + 8] = {0}, count = 0, made, used, from = 0;
+  for (size_t at = 1; at < bytes && unit == G2Z__PIECE; at += G2Z__WORDS_AHEAD / 2) {
+    size_t some = bytes - at < G2Z__WORDS_AHEAD / 2 ? bytes - at : G2Z__WORDS_AHEAD / 2;
+    uint64_t ends = 0; /* bit i: a part ends at at + i */
+    for (size_t i = 0; i < some; i++) {
+      size_t joint = (size_t)piece[at + i - 1] << 8 | piece[at + i];
+      ends |= (~inside[joint / 64] >> joint % 64 & 1) << i;
+    }
+    for (; ends; ends &= ends - 1) starts[++count] = at + (size_t)__builtin_ctzll(ends);
+    if (count < G2Z__WORDS_AHEAD / 2) continue;
     G2Z__TRY(g2z__encode_units(encoder, piece, room, starts, count, G2Z__PART, out));
-    starts[0] = at;
+    starts[0] = from = starts[count];
     count = 0;
   }
   starts[++count] = bytes;
-  if (starts[0] || count > 1)
+  if (from || count > 1)
     return g2z__encode_units(encoder, piece, room, starts, count, G2Z__PART, out);
   G2Z__TRY(g2z__merge_piece(encoder, piece, bytes, 1, out->ids + out->count, &made, &used));
   out->count += made;
@@ -4057,7 +4064,7 @@ G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned ch
     made = g2z__words16_get(&encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)], key,
                             out->ids + before);
   }
-  if (made == 0 && bytes <= sizeof words48->key) {
+  if (made == 0 && bytes > 8 && bytes <= sizeof words48->key) { /* few of 8 have 7 ids */
     words48 = g2z__words48_at(encoder, piece, bytes);
     if (words48->bytes == bytes && memcmp(words48->key, piece, bytes) == 0) {
       made = words48->count;
@@ -4089,7 +4096,13 @@ G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned c
   const g2z__words16 *words[G2Z__WORDS_AHEAD];
   size_t known = 0; /* those with 16 bytes to read */
   for (; known < count && starts[known] + 16 <= bytes; known++) {
-    keys[known] = g2z__key_of(text + starts[known], starts[known + 1] - starts[known]);
+    size_t length = starts[known + 1] - starts[known];
+    keys[known] = g2z__key_of(text + starts[known], length);
+    if (length > 16 && length <= 48) {
+      const g2z__words48 *longer = g2z__words48_at(encoder, text + starts[known], length);
+      __builtin_prefetch(longer);
+      __builtin_prefetch(&longer->bytes);
+    }
     words[known] = &encoder->words16[g2z__key_hash(keys[known], G2Z__WORDS16_BITS)];
     __builtin_prefetch(words[known]);
   }
