@@ -828,7 +828,7 @@ typedef struct pool {        /* the threads of a run, and what they share */
   const options *o;
   worker *workers;
   int started;               /* workers whose threads run; the first is the caller's */
-  reader reader;             /* of the one that holds `reading` */
+  reader input;              /* of the one that holds `reading` */
   pthread_mutex_t reading;
   job *jobs;                 /* a ring: job number i has the place i % count */
   size_t count;
@@ -854,8 +854,8 @@ static job *pool_fill(pool *p, worker *w) {
   j->consumed = 0;
   j->open = j->done = 0;
   j->status = G2Z_OK;
-  p->reader.services = &w->services;
-  g2z_status status = read_job(&p->reader, w, j);
+  p->input.services = &w->services;
+  g2z_status status = read_job(&p->input, w, j);
   if (status != G2Z_OK) { /* jobs before this one may fail first */
     j->count = 0;
     j->status = status;
@@ -933,8 +933,8 @@ static void pool_close(pool *p) {
     g2z_bpe_trainer_free(p->workers[i].trainer);
     free(p->workers[i].document);
   }
-  close_source(&p->reader);
-  free(p->reader.rest);
+  close_source(&p->input);
+  free(p->input.rest);
   free(p->jobs);
   free(p->workers);
   pthread_mutex_destroy(&p->reading);
@@ -953,11 +953,11 @@ static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *toke
   p->o = o;
   p->to = to;
   p->shown = shown;
-  p->reader.o = o;
-  p->reader.sources = sources;
-  p->reader.count = count;
-  p->reader.file = -1;
-  p->reader.learning = tokenizer == NULL;
+  p->input.o = o;
+  p->input.sources = sources;
+  p->input.count = count;
+  p->input.file = -1;
+  p->input.learning = tokenizer == NULL;
   p->count = (size_t)o->threads * 2 + 2;
   p->jobs = (job *)calloc(p->count, sizeof *p->jobs);
   p->workers = (worker *)calloc((size_t)o->threads, sizeof *p->workers);
@@ -1003,7 +1003,7 @@ static g2z_status encode_sources(g2z_services *services, const options *o,
   g2z_status status = pool_open(&p, o, tokenizer, sources, count, to, shown);
   if (status == G2Z_OK) status = pool_run(&p);
   show_progress(shown, to->bytes, to->tokens, 1);
-  if (status == G2Z_OK && p.reader.documents == 0 && !o->encode)
+  if (status == G2Z_OK && p.input.documents == 0 && !o->encode)
     status = fail(services, G2Z_FORMAT, "%s %s; check that it is what you meant", sources[0].label,
                   to->bytes ? "holds no document" : "is empty");
   pool_close(&p);
