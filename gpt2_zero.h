@@ -75,6 +75,18 @@
  *       --> AdamW on the fp32 shard --> params = round(master)
  *     The host enqueues all that and reads g2z_step_state one step late.
  *
+ * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
+ *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64 says
+ *              letter, number, white space. AVX-512, AVX2, NEON or plain C make the masks, whatever
+ *              the machine has at run time; G2Z_SIMD=avx512|avx2|neon|portable in the environment
+ *              forces one. The ids are the same.
+ *     caches   Nearly all pieces came before: each encoder remembers 262,144 of at most 16 bytes and
+ *              32,768 of at most 48, in buckets of a cache line that are fetched before their turn.
+ *     parts    A piece that is new falls apart between two bytes that no token has inside; the rest is
+ *              merged, the smallest id first. Pieces over 1 MiB are merged a MiB at a time.
+ *     threads  Texts are cut where the pattern does not notice: g2z_encode_cut. A text that comes in
+ *              bits, or has no such place, is encoded as far as nothing can change: g2z_encode_part.
+ *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
  *     parameters, fp16                       0.232 GiB
  *     gradients, fp16                        0.232 GiB   one bucket of 16 MiB after the other
@@ -629,8 +641,8 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
 
 /* ===== >>d07 tokenizer ===================================================
  * GPT-2's byte-level BPE, exact over Unicode 16.0. A g2z_tokenizer is immutable once created and
- * may be shared between threads; each thread that encodes has a g2z_encoder of its own, which holds
- * scratch memory and caches. */
+ * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 14 MiB, mostly
+ * caches of what words become, and 16 bytes for each of a piece's first MiB. */
 
 typedef struct g2z_tokenizer g2z_tokenizer;
 typedef struct g2z_encoder g2z_encoder;
@@ -3164,7 +3176,7 @@ G2Z__PRIVATE void g2z__block_beyond_ascii(g2z__scan *scan, size_t base, g2z__mas
   m->white |= of_class[G2Z__WHITE];
 }
 
-/* Makes masks[first..last) for the blocks from `block` on. */
+/* Makes the masks of `count` blocks from `block` on. */
 G2Z__PRIVATE void g2z__scan_masks(g2z__scan *scan, size_t block, g2z__masks *out, size_t count) {
   size_t whole = scan->bytes / G2Z__BLOCK, rest = scan->bytes % G2Z__BLOCK, ready = 0;
   if (block < whole) {
@@ -3685,14 +3697,14 @@ static inline uint32_t g2z__site_run(const g2z_tokenizer *tokenizer, const g2z__
 
 /* Up to 16 bytes as a key: no byte of valid text is 0xFF, so no byte of the inverse is 0 but those
  * behind the piece, and an empty slot's key is nobody's. Row n of the masks keeps n bytes. */
-#define G2Z__KEY_ALL UINT64_MAX
-#define G2Z__KEY_LOW(n) {G2Z__KEY_ALL >> (64 - 8 * (n)), 0}
-#define G2Z__KEY_HIGH(n) {G2Z__KEY_ALL, G2Z__KEY_ALL >> (128 - 8 * (n))}
+#define G2Z__LOW(n) {UINT64_MAX >> (64 - 8 * (n)), 0}
+#define G2Z__ALL(n) {UINT64_MAX, UINT64_MAX >> (128 - 8 * (n))}
 static const uint64_t g2z__key_masks[17][2] = {
-    {0, 0},           G2Z__KEY_LOW(1),   G2Z__KEY_LOW(2),   G2Z__KEY_LOW(3),   G2Z__KEY_LOW(4),
-    G2Z__KEY_LOW(5),  G2Z__KEY_LOW(6),   G2Z__KEY_LOW(7),   G2Z__KEY_LOW(8),   G2Z__KEY_HIGH(9),
-    G2Z__KEY_HIGH(10), G2Z__KEY_HIGH(11), G2Z__KEY_HIGH(12), G2Z__KEY_HIGH(13), G2Z__KEY_HIGH(14),
-    G2Z__KEY_HIGH(15), G2Z__KEY_HIGH(16)};
+    {0, 0},      G2Z__LOW(1), G2Z__LOW(2),  G2Z__LOW(3),  G2Z__LOW(4),  G2Z__LOW(5),
+    G2Z__LOW(6), G2Z__LOW(7), G2Z__LOW(8),  G2Z__ALL(9),  G2Z__ALL(10), G2Z__ALL(11),
+    G2Z__ALL(12), G2Z__ALL(13), G2Z__ALL(14), G2Z__ALL(15), G2Z__ALL(16)};
+#undef G2Z__LOW
+#undef G2Z__ALL
 
 typedef struct g2z__key {
   uint64_t first, second;
@@ -3717,8 +3729,9 @@ static inline size_t g2z__key_hash(g2z__key key, int bits) {
   return (size_t)((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> (64 - bits));
 }
 
-/* The caches of pieces, the most recent of a bucket first. A new piece takes the place of the last.
- * Their sizes are 8 and 4 MiB, of which English touches a few hundred KiB most of the time. */
+/* The caches of pieces, of 8 and 4 MiB: English touches a few hundred KiB of them most of the time. In a
+ * bucket of words16 the first comer stays and the second place goes to the latest, since what is
+ * frequent comes early. In words48 a piece has one place, and the latest takes it. */
 #define G2Z__WORDS16_BITS 17
 #define G2Z__WORDS48_BITS 15
 #define G2Z__WORDS48_IDS 18
@@ -3846,12 +3859,13 @@ G2Z__PRIVATE void g2z__merge_drop_last(g2z_encoder *encoder, uint32_t *end) {
 }
 
 /* O(n) in time and space: walks the ids upwards once, as a merge only makes merges with larger ids
- * possible. More than G2Z__PIECE_PART bytes are only begun, and *used says how many were merged.
+ * possible. *used is how many bytes the ids stand for.
  *
- * Then nobody knows yet what is right of the last symbol. As long as no merge so far has that symbol
- * on its left, it is what it would be in the whole piece. When one has, the symbol goes, as it may
- * have merged with what is not seen: so each merge costs at most one symbol, and what is left at
- * the end are the ids of the whole piece up to there, where no merge ever reached across. */
+ * whole = 0: the piece goes on, and nobody knows what is right of the last symbol. As long as no merge
+ * so far has that symbol on its left, it is what it would be in the whole piece. When one has, the
+ * symbol goes, as it may have merged with what is not seen: so each merge costs at most one symbol,
+ * and what is left at the end are the ids of the whole piece up to a place that no merge reached
+ * across. From there on it is merged as if it began there. */
 G2Z__PRIVATE g2z_status g2z__merge_long(g2z_encoder *encoder, const unsigned char *piece,
                                         size_t count, int whole, int32_t *ids, size_t *made,
                                         size_t *used) {

@@ -165,6 +165,23 @@ static int ends_with(const char *text, const char *ending) {
   return length > tail && strcmp(text + length - tail, ending) == 0;
 }
 
+/* The name of the shards: --name, or the first input's without its directory and ending. */
+static void name_shards(options *o, const char *input) {
+  const char *slash = strrchr(input, '/'), *first = slash ? slash + 1 : input;
+  const char *name = o->name ? o->name : strcmp(first, "-") ? first : "stdin";
+  size_t length = strlen(name);
+#define X(packing, ending, program) \
+  if (!o->name && ends_with(name, ending)) length = strlen(name) - strlen(ending);
+  PACKER_LIST(X)
+#undef X
+  for (size_t i = length; !o->name && i > 1; i--) /* without its last ending */
+    if (name[i - 1] == '.') {
+      length = i - 1;
+      break;
+    }
+  snprintf(o->name_text, sizeof o->name_text, "%.*s", length < 200 ? (int)length : 200, name);
+}
+
 /* Checks what the options say together, and fills in what they leave open. */
 static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
   if ((o->vocab != NULL) + (o->train_bpe != 0) + o->bytes > 1)
@@ -202,19 +219,7 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
     return fail(services, G2Z_BAD_ARGUMENT,
                 "--name %.80s: give 1 to 200 characters without a slash; --out takes the directory",
                 o->name);
-  const char *slash = strrchr(inputs[0], '/'), *first = slash ? slash + 1 : inputs[0];
-  const char *name = o->name ? o->name : strcmp(first, "-") ? first : "stdin";
-  size_t length = strlen(name);
-#define X(packing, ending, program) \
-  if (!o->name && ends_with(name, ending)) length = strlen(name) - strlen(ending);
-  PACKER_LIST(X)
-#undef X
-  for (size_t i = length; !o->name && i > 1; i--) /* without its last ending */
-    if (name[i - 1] == '.') {
-      length = i - 1;
-      break;
-    }
-  snprintf(o->name_text, sizeof o->name_text, "%.*s", length < 200 ? (int)length : 200, name);
+  name_shards(o, inputs[0]);
   return G2Z_OK;
 }
 
