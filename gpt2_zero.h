@@ -641,8 +641,8 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
 
 /* ===== >>d07 tokenizer ===================================================
  * GPT-2's byte-level BPE, exact over Unicode 16.0. A g2z_tokenizer is immutable once created and
- * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 14 MiB, mostly
- * caches of what words become, and 16 bytes for each of a piece's first MiB. */
+ * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 14 MiB, most
+ * of them caches, and 16 bytes for each byte of a long piece's first MiB. */
 
 typedef struct g2z_tokenizer g2z_tokenizer;
 typedef struct g2z_encoder g2z_encoder;
@@ -698,8 +698,8 @@ G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t byt
 G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes);
 /* Appends the ids of as much of a text's beginning as nothing behind `bytes` can change; *used says
  * how much that is. Go on with the rest and more behind it. With this a text of any length is
- * encoded in bounded memory, also where g2z_encode_cut finds no place. From 64 bytes on ids come out
- * for all but the last piece, from about 1 MiB on also for a piece that is longer than that. */
+ * encoded in bounded memory, also where g2z_encode_cut finds no place. From 64 bytes on ids come
+ * out for all but the last piece, from about 1 MiB on also for a piece that is longer than that. */
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                                    g2z_tokens *out, size_t *used);
 /* The bytes of ids one after the other (not necessarily valid UTF-8), a NUL behind the last; freed
@@ -713,7 +713,7 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
 typedef struct g2z_bpe_trainer g2z_bpe_trainer;
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out);
 G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes);
-/* Counts what `other` was fed as well, as if this trainer had been: so threads share the counting. */
+/* Counts what `other` was fed, as if this trainer had been: so threads share the counting. */
 G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other);
 /* `vocab` counts the 256 bytes and <|endoftext|>: at most vocab - 257 merges, whose tokens have at
  * most 1024 bytes. The trainer keeps what it was fed, and may be fed on and finished again. */
@@ -2896,7 +2896,7 @@ G2Z__PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
     }
     if (high) p += __builtin_ctzll(high) / 8;
     else while (p < end && *p < 0x80) p++;
-    while (p < end && *p >= 0x80) { /* most of the world's text in two tests; a step knows the rest */
+    while (p < end && *p >= 0x80) { /* most characters in two tests; a step knows the rest */
       int step = end - p < 3                                              ? 0
                  : p[0] >= 0xC2 && p[0] < 0xE0 && (p[1] & 0xC0) == 0x80   ? 2
                  : p[0] > 0xE0 && p[0] < 0xF0 && p[0] != 0xED &&
@@ -3435,14 +3435,14 @@ G2Z__PRIVATE g2z_status g2z__pairs_add(g2z_services *services, g2z__pairs *pairs
   return G2Z_OK;
 }
 
-/* Merges: what two ids make. A slot holds left << 40 | right << 20 | id, since ids have at most 20 bits;
- * 0 is empty. */
+/* Merges: what two ids make. A slot holds left << 40 | right << 20 | id, since ids have at most 20
+ * bits; 0 is empty. */
 typedef struct g2z__joins {
   uint64_t *slots;
   size_t count, capacity; /* a power of two, at least twice count */
 } g2z__joins;
 
-static_assert(G2Z__VOCAB_MAX <= 1 << 20, "ids of more than 20 bits do not fit where three share 64");
+static_assert(G2Z__VOCAB_MAX <= 1 << 20, "an id must fit into 20 bits: three share 64");
 
 static inline size_t g2z__joins_slot(const g2z__joins *joins, uint64_t pair) {
   uint64_t hash = pair * 0x9E3779B97F4A7C15u;
@@ -3488,7 +3488,7 @@ struct g2z_tokenizer {
   size_t merges_capacity;
   uint32_t *byte_pairs;     /* [65536] the id of two bytes, first << 8 | second; 0: none */
   int32_t byte_ids[256];
-  uint64_t inside[1024];    /* a bit per two bytes, first << 8 | second: some token has them inside */
+  uint64_t inside[1024];    /* a bit per two bytes, as above: 1 when some token has them inside */
   unsigned char *classes;   /* [G2Z__CLASSIFIED] */
 };
 
@@ -3729,9 +3729,9 @@ static inline size_t g2z__key_hash(g2z__key key, int bits) {
   return (size_t)((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> (64 - bits));
 }
 
-/* The caches of pieces, of 8 and 4 MiB: English touches a few hundred KiB of them most of the time. In a
- * bucket of words16 the first comer stays and the second place goes to the latest, since what is
- * frequent comes early. In words48 a piece has one place, and the latest takes it. */
+/* The caches of pieces, of 8 and 4 MiB: English touches a few hundred KiB of them most of the time.
+ * In a bucket of words16 the first comer stays and the second place goes to the latest, since what
+ * is frequent comes early. In words48 a piece has one place, and the latest takes it. */
 #define G2Z__WORDS16_BITS 17
 #define G2Z__WORDS48_BITS 15
 #define G2Z__WORDS48_IDS 18
@@ -3766,8 +3766,8 @@ struct g2z_encoder {
   size_t starts[G2Z__SCAN_STARTS + 2];
 };
 
-/* O(n^2), for 2 to G2Z__PIECE_SHORT bytes. A symbol stays where its first byte was; joins[i] is what
- * it makes with the next, (id << 7 | i), so that the smallest is the merge whose turn it is, and
+/* O(n^2), for 1 to G2Z__PIECE_SHORT bytes. A symbol stays where its first byte was; joins[i] is
+ * what it makes with the next, id << 7 | i, so that the smallest is the merge whose turn it is, and
  * says where. Returns how many ids are left. */
 G2Z__PRIVATE size_t g2z__merge_short(const g2z_tokenizer *tokenizer, const unsigned char *piece,
                                      size_t count, int32_t *ids) {
@@ -3861,11 +3861,11 @@ G2Z__PRIVATE void g2z__merge_drop_last(g2z_encoder *encoder, uint32_t *end) {
 /* O(n) in time and space: walks the ids upwards once, as a merge only makes merges with larger ids
  * possible. *used is how many bytes the ids stand for.
  *
- * whole = 0: the piece goes on, and nobody knows what is right of the last symbol. As long as no merge
- * so far has that symbol on its left, it is what it would be in the whole piece. When one has, the
- * symbol goes, as it may have merged with what is not seen: so each merge costs at most one symbol,
- * and what is left at the end are the ids of the whole piece up to a place that no merge reached
- * across. From there on it is merged as if it began there. */
+ * whole = 0: the piece goes on, and nobody knows what is right of the last symbol. As long as no
+ * merge so far has that symbol on its left, it is what it would be in the whole piece. When one has,
+ * the symbol goes, as it may have merged with what is not seen: so each merge costs at most one
+ * symbol, and what is left at the end are the ids of the whole piece up to a place that no merge
+ * reached across. From there on it is merged as if it began there. */
 G2Z__PRIVATE g2z_status g2z__merge_long(g2z_encoder *encoder, const unsigned char *piece,
                                         size_t count, int whole, int32_t *ids, size_t *made,
                                         size_t *used) {
@@ -3898,8 +3898,8 @@ G2Z__PRIVATE g2z_status g2z__merge_long(g2z_encoder *encoder, const unsigned cha
   return G2Z_OK;
 }
 
-/* Turns a piece into ids; ids has room for `count`, *made is how many there are. whole = 0: the text
- * goes on inside of the piece, and only what that cannot change is done. *used is how much is. */
+/* Turns a piece into ids; ids has room for `count`, *made is how many there are. whole = 0: the
+ * piece goes on behind `count`, and only what that cannot change is done. *used is how much is. */
 G2Z__PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned char *piece,
                                          size_t count, int whole, int32_t *ids, size_t *made,
                                          size_t *used) {
@@ -3925,9 +3925,9 @@ G2Z__PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned ch
 
 /* ----- encode and decode ------------------------------------------------- */
 
-/* The caches, zeroed and at an address that large pages begin at, in which they lie where the system
- * has some to give. They are written to here, because a page that is read first must be taken away
- * from every processor when it is written: with two threads that cost a tenth of the time. */
+/* The caches, zeroed and where large pages begin, in which they lie if the system has some to give.
+ * They are written to here, because a page that is read first must be taken away from every
+ * processor when it is written: with two threads that cost a tenth of the time. */
 G2Z__PRIVATE g2z_status g2z__encoder_caches(g2z_encoder *encoder) {
   const size_t large = (size_t)2 << 20, words16 = sizeof(g2z__words16) << G2Z__WORDS16_BITS;
   const size_t words48 = sizeof(g2z__words48) << G2Z__WORDS48_BITS;
@@ -4100,8 +4100,8 @@ G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned ch
   return G2Z_OK;
 }
 
-/* Appends the ids of `count` pieces or parts, of which number i is text[starts[i]..starts[i + 1]). All
- * keys first: so the cache's lines are on their way while others are looked at. `bytes` of text can
+/* Appends the ids of `count` pieces or parts: number i is text[starts[i]..starts[i + 1]). All keys
+ * first, so that the caches' lines are on their way while others are looked at. `bytes` of text can
  * be read, and out has room for an id per byte and five more. */
 G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned char *text,
                                           size_t bytes, const size_t *starts, size_t count,
