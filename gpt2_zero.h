@@ -79,6 +79,18 @@
  *       --> AdamW on the fp32 shard --> params = round(master)
  *     The host enqueues all that and reads g2z_step_state one step late.
  *
+ * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
+ *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64 says
+ *              letter, number, white space. AVX-512, AVX2, NEON or plain C make the masks, whatever
+ *              the machine has at run time; G2Z_SIMD=avx512|avx2|neon|portable in the environment
+ *              forces one. The ids are the same.
+ *     caches   Nearly all pieces came before: each encoder remembers 262,144 of at most 16 bytes and
+ *              32,768 of at most 48, in buckets of a cache line that are fetched before their turn.
+ *     parts    A piece that is new falls apart between two bytes that no token has inside; the rest is
+ *              merged, the smallest id first. Pieces over 1 MiB are merged a MiB at a time.
+ *     threads  Texts are cut where the pattern does not notice: g2z_encode_cut. A text that comes in
+ *              bits, or has no such place, is encoded as far as nothing can change: g2z_encode_part.
+ *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
  *     parameters, fp16                       0.232 GiB
  *     gradients, fp16                        0.232 GiB   one bucket of 16 MiB after the other
@@ -719,8 +731,8 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
 
 /* ===== >>d07 tokenizer ===================================================
  * GPT-2's byte-level BPE, exact over Unicode 16.0. A g2z_tokenizer is immutable once created and
- * may be shared between threads; each thread that encodes has a g2z_encoder of its own, which holds
- * scratch memory and caches. */
+ * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 14 MiB, most
+ * of them caches, and 16 bytes for each byte of a long piece's first MiB. */
 
 typedef struct g2z_tokenizer g2z_tokenizer;
 typedef struct g2z_encoder g2z_encoder;
@@ -776,8 +788,8 @@ G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t byt
 G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes);
 /* Appends the ids of as much of a text's beginning as nothing behind `bytes` can change; *used says
  * how much that is. Go on with the rest and more behind it. With this a text of any length is
- * encoded in bounded memory, also where g2z_encode_cut finds no place. From 64 bytes on ids come out
- * for all but the last piece, from about 1 MiB on also for a piece that is longer than that. */
+ * encoded in bounded memory, also where g2z_encode_cut finds no place. From 64 bytes on ids come
+ * out for all but the last piece, from about 1 MiB on also for a piece that is longer than that. */
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                                    g2z_tokens *out, size_t *used);
 /* The bytes of ids one after the other (not necessarily valid UTF-8), a NUL behind the last; freed
@@ -791,7 +803,7 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
 typedef struct g2z_bpe_trainer g2z_bpe_trainer;
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out);
 G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes);
-/* Counts what `other` was fed as well, as if this trainer had been: so threads share the counting. */
+/* Counts what `other` was fed, as if this trainer had been: so threads share the counting. */
 G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other);
 /* `vocab` counts the 256 bytes and <|endoftext|>: at most vocab - 257 merges, whose tokens have at
  * most 1024 bytes. The trainer keeps what it was fed, and may be fed on and finished again. */
@@ -3284,26 +3296,27 @@ G2Z__PRIVATE int g2z__utf8_step(const unsigned char *p, const unsigned char *end
 G2Z__PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
   const unsigned char *p = text, *end = text + bytes;
   while (p < end) {
-    uint64_t eights[4];
+    uint64_t eights[4], high = 0;
     for (; end - p >= 32; p += 32) {
       memcpy(eights, p, sizeof eights);
       if ((eights[0] | eights[1] | eights[2] | eights[3]) & 0x8080808080808080u) break;
     }
-    while (p < end && *p < 0x80) p++;
-    if (p == end) break;
-    /* What most of the world's text is, without a loop; g2z__utf8_step knows the rest. */
-    if (end - p >= 3 && p[0] >= 0xC2 && p[0] < 0xE0 && (p[1] & 0xC0) == 0x80) {
-      p += 2;
-      continue;
+    for (; end - p >= 8; p += 8) {
+      memcpy(eights, p, 8);
+      if ((high = eights[0] & 0x8080808080808080u) != 0) break;
     }
-    if (end - p >= 3 && p[0] > 0xE0 && p[0] < 0xF0 && p[0] != 0xED && (p[1] & 0xC0) == 0x80 &&
-        (p[2] & 0xC0) == 0x80) {
-      p += 3;
-      continue;
+    if (high) p += __builtin_ctzll(high) / 8;
+    else while (p < end && *p < 0x80) p++;
+    while (p < end && *p >= 0x80) { /* most characters in two tests; a step knows the rest */
+      int step = end - p < 3                                              ? 0
+                 : p[0] >= 0xC2 && p[0] < 0xE0 && (p[1] & 0xC0) == 0x80   ? 2
+                 : p[0] > 0xE0 && p[0] < 0xF0 && p[0] != 0xED &&
+                         (p[1] & 0xC0) == 0x80 && (p[2] & 0xC0) == 0x80   ? 3
+                                                                          : 0;
+      if (step == 0) step = g2z__utf8_step(p, end);
+      if (step < 0) return (size_t)(p - text);
+      p += step;
     }
-    int step = g2z__utf8_step(p, end);
-    if (step < 0) break;
-    p += step;
   }
   return (size_t)(p - text);
 }
@@ -3574,7 +3587,7 @@ G2Z__PRIVATE void g2z__block_beyond_ascii(g2z__scan *scan, size_t base, g2z__mas
   m->white |= of_class[G2Z__WHITE];
 }
 
-/* Makes masks[first..last) for the blocks from `block` on. */
+/* Makes the masks of `count` blocks from `block` on. */
 G2Z__PRIVATE void g2z__scan_masks(g2z__scan *scan, size_t block, g2z__masks *out, size_t count) {
   size_t whole = scan->bytes / G2Z__BLOCK, rest = scan->bytes % G2Z__BLOCK, ready = 0;
   if (block < whole) {
@@ -3833,14 +3846,14 @@ G2Z__PRIVATE g2z_status g2z__pairs_add(g2z_services *services, g2z__pairs *pairs
   return G2Z_OK;
 }
 
-/* Merges: what two ids make. A slot holds left << 40 | right << 20 | id, since ids have at most 20 bits;
- * 0 is empty. */
+/* Merges: what two ids make. A slot holds left << 40 | right << 20 | id, since ids have at most 20
+ * bits; 0 is empty. */
 typedef struct g2z__joins {
   uint64_t *slots;
   size_t count, capacity; /* a power of two, at least twice count */
 } g2z__joins;
 
-static_assert(G2Z__VOCAB_MAX <= 1 << 20, "ids of more than 20 bits do not fit where three share 64");
+static_assert(G2Z__VOCAB_MAX <= 1 << 20, "an id must fit into 20 bits: three share 64");
 
 static inline size_t g2z__joins_slot(const g2z__joins *joins, uint64_t pair) {
   uint64_t hash = pair * 0x9E3779B97F4A7C15u;
@@ -3886,7 +3899,7 @@ struct g2z_tokenizer {
   size_t merges_capacity;
   uint32_t *byte_pairs;     /* [65536] the id of two bytes, first << 8 | second; 0: none */
   int32_t byte_ids[256];
-  uint64_t inside[1024];    /* a bit per two bytes, first << 8 | second: some token has them inside */
+  uint64_t inside[1024];    /* a bit per two bytes, as above: 1 when some token has them inside */
   unsigned char *classes;   /* [G2Z__CLASSIFIED] */
 };
 
@@ -4095,14 +4108,14 @@ static inline uint32_t g2z__site_run(const g2z_tokenizer *tokenizer, const g2z__
 
 /* Up to 16 bytes as a key: no byte of valid text is 0xFF, so no byte of the inverse is 0 but those
  * behind the piece, and an empty slot's key is nobody's. Row n of the masks keeps n bytes. */
-#define G2Z__KEY_ALL UINT64_MAX
-#define G2Z__KEY_LOW(n) {G2Z__KEY_ALL >> (64 - 8 * (n)), 0}
-#define G2Z__KEY_HIGH(n) {G2Z__KEY_ALL, G2Z__KEY_ALL >> (128 - 8 * (n))}
+#define G2Z__LOW(n) {UINT64_MAX >> (64 - 8 * (n)), 0}
+#define G2Z__ALL(n) {UINT64_MAX, UINT64_MAX >> (128 - 8 * (n))}
 static const uint64_t g2z__key_masks[17][2] = {
-    {0, 0},           G2Z__KEY_LOW(1),   G2Z__KEY_LOW(2),   G2Z__KEY_LOW(3),   G2Z__KEY_LOW(4),
-    G2Z__KEY_LOW(5),  G2Z__KEY_LOW(6),   G2Z__KEY_LOW(7),   G2Z__KEY_LOW(8),   G2Z__KEY_HIGH(9),
-    G2Z__KEY_HIGH(10), G2Z__KEY_HIGH(11), G2Z__KEY_HIGH(12), G2Z__KEY_HIGH(13), G2Z__KEY_HIGH(14),
-    G2Z__KEY_HIGH(15), G2Z__KEY_HIGH(16)};
+    {0, 0},      G2Z__LOW(1), G2Z__LOW(2),  G2Z__LOW(3),  G2Z__LOW(4),  G2Z__LOW(5),
+    G2Z__LOW(6), G2Z__LOW(7), G2Z__LOW(8),  G2Z__ALL(9),  G2Z__ALL(10), G2Z__ALL(11),
+    G2Z__ALL(12), G2Z__ALL(13), G2Z__ALL(14), G2Z__ALL(15), G2Z__ALL(16)};
+#undef G2Z__LOW
+#undef G2Z__ALL
 
 typedef struct g2z__key {
   uint64_t first, second;
@@ -4127,8 +4140,9 @@ static inline size_t g2z__key_hash(g2z__key key, int bits) {
   return (size_t)((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> (64 - bits));
 }
 
-/* The caches of pieces, the most recent of a bucket first. A new piece takes the place of the last.
- * Their sizes are 8 and 4 MiB, of which English touches a few hundred KiB most of the time. */
+/* The caches of pieces, of 8 and 4 MiB: English touches a few hundred KiB of them most of the time.
+ * In a bucket of words16 the first comer stays and the second place goes to the latest, since what
+ * is frequent comes early. In words48 a piece has one place, and the latest takes it. */
 #define G2Z__WORDS16_BITS 17
 #define G2Z__WORDS48_BITS 15
 #define G2Z__WORDS48_IDS 18
@@ -4152,6 +4166,7 @@ struct g2z_encoder {
   const g2z_tokenizer *tokenizer;
   g2z__classify classify;
   g2z__repair repair;
+  void *caches;             /* the block that has both */
   g2z__words16 *words16;
   g2z__words48 *words48;
   g2z__site *sites;         /* a long piece */
@@ -4162,8 +4177,8 @@ struct g2z_encoder {
   size_t starts[G2Z__SCAN_STARTS + 2];
 };
 
-/* O(n^2), for 2 to G2Z__PIECE_SHORT bytes. A symbol stays where its first byte was; joins[i] is what
- * it makes with the next, (id << 7 | i), so that the smallest is the merge whose turn it is, and
+/* O(n^2), for 1 to G2Z__PIECE_SHORT bytes. A symbol stays where its first byte was; joins[i] is
+ * what it makes with the next, id << 7 | i, so that the smallest is the merge whose turn it is, and
  * says where. Returns how many ids are left. */
 G2Z__PRIVATE size_t g2z__merge_short(const g2z_tokenizer *tokenizer, const unsigned char *piece,
                                      size_t count, int32_t *ids) {
@@ -4255,12 +4270,13 @@ G2Z__PRIVATE void g2z__merge_drop_last(g2z_encoder *encoder, uint32_t *end) {
 }
 
 /* O(n) in time and space: walks the ids upwards once, as a merge only makes merges with larger ids
- * possible. More than G2Z__PIECE_PART bytes are only begun, and *used says how many were merged.
+ * possible. *used is how many bytes the ids stand for.
  *
- * Then nobody knows yet what is right of the last symbol. As long as no merge so far has that symbol
- * on its left, it is what it would be in the whole piece. When one has, the symbol goes, as it may
- * have merged with what is not seen: so each merge costs at most one symbol, and what is left at
- * the end are the ids of the whole piece up to there, where no merge ever reached across. */
+ * whole = 0: the piece goes on, and nobody knows what is right of the last symbol. As long as no
+ * merge so far has that symbol on its left, it is what it would be in the whole piece. When one has,
+ * the symbol goes, as it may have merged with what is not seen: so each merge costs at most one
+ * symbol, and what is left at the end are the ids of the whole piece up to a place that no merge
+ * reached across. From there on it is merged as if it began there. */
 G2Z__PRIVATE g2z_status g2z__merge_long(g2z_encoder *encoder, const unsigned char *piece,
                                         size_t count, int whole, int32_t *ids, size_t *made,
                                         size_t *used) {
@@ -4293,8 +4309,8 @@ G2Z__PRIVATE g2z_status g2z__merge_long(g2z_encoder *encoder, const unsigned cha
   return G2Z_OK;
 }
 
-/* Turns a piece into ids; ids has room for `count`, *made is how many there are. whole = 0: the text
- * goes on inside of the piece, and only what that cannot change is done. *used is how much is. */
+/* Turns a piece into ids; ids has room for `count`, *made is how many there are. whole = 0: the
+ * piece goes on behind `count`, and only what that cannot change is done. *used is how much is. */
 G2Z__PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned char *piece,
                                          size_t count, int whole, int32_t *ids, size_t *made,
                                          size_t *used) {
@@ -4320,19 +4336,21 @@ G2Z__PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned ch
 
 /* ----- encode and decode ------------------------------------------------- */
 
-/* A table that is looked up everywhere, zeroed, in large pages where the system has some to give. It
- * is written to once here, because a page that is read first has to be taken away again from every
+/* The caches, zeroed and where large pages begin, in which they lie if the system has some to give.
+ * They are written to here, because a page that is read first must be taken away from every
  * processor when it is written: with two threads that cost a tenth of the time. */
-G2Z__PRIVATE g2z_status g2z__alloc_table(g2z_services *services, size_t count, size_t size,
-                                         void **out) {
-  G2Z__TRY(g2z__alloc(services, count, size, out));
-  if (services->allocate) return G2Z_OK; /* then it was written to */
+G2Z__PRIVATE g2z_status g2z__encoder_caches(g2z_encoder *encoder) {
+  const size_t large = (size_t)2 << 20, words16 = sizeof(g2z__words16) << G2Z__WORDS16_BITS;
+  const size_t words48 = sizeof(g2z__words48) << G2Z__WORDS48_BITS;
+  G2Z__TRY(g2z__alloc(encoder->services, 1, words16 + words48 + large, &encoder->caches));
+  uintptr_t address = ((uintptr_t)encoder->caches + large - 1) / large * large;
+  encoder->words16 = (g2z__words16 *)address;
+  encoder->words48 = (g2z__words48 *)(address + words16);
 #ifdef MADV_HUGEPAGE
-  const uintptr_t large = (uintptr_t)2 << 20, first = ((uintptr_t)*out + large - 1) & ~(large - 1);
-  const uintptr_t last = ((uintptr_t)*out + count * size) & ~(large - 1);
-  if (first < last) (void)!madvise((void *)first, last - first, MADV_HUGEPAGE);
+  if (!encoder->services->allocate)
+    (void)!madvise((void *)address, words16 + words48, MADV_HUGEPAGE);
 #endif
-  for (size_t at = 0; at < count * size; at += 4096) ((volatile unsigned char *)*out)[at] = 0;
+  for (size_t at = 0; at < words16 + words48; at += 4096) *(volatile char *)(address + at) = 0;
   return G2Z_OK;
 }
 
@@ -4346,18 +4364,18 @@ G2Z__PRIVATE g2z_status g2z__encoder_new(g2z_services *services, const g2z_token
   encoder->services = services;
   encoder->tokenizer = tokenizer;
   g2z_status status = g2z__classify_choose(services, &encoder->classify);
-#define G2Z__ENCODER_TABLE(type, name, count)                            \
-  if (status == G2Z_OK) {                                                \
-    status = g2z__alloc_table(services, count, sizeof(type), &memory);   \
-    encoder->name = (type *)memory;                                      \
+  if (status == G2Z_OK) status = g2z__encoder_caches(encoder);
+  if (status == G2Z_OK) status = g2z__alloc(services, vocab, sizeof *encoder->firsts, &memory);
+  if (status == G2Z_OK) {
+    encoder->firsts = (uint32_t *)memory;
+    status = g2z__alloc(services, vocab / 64 + 1, sizeof *encoder->waiting, &memory);
   }
-  G2Z__ENCODER_TABLE(g2z__words16, words16, (size_t)1 << G2Z__WORDS16_BITS)
-  G2Z__ENCODER_TABLE(g2z__words48, words48, (size_t)1 << G2Z__WORDS48_BITS)
-  G2Z__ENCODER_TABLE(uint32_t, firsts, vocab)
-  G2Z__ENCODER_TABLE(uint64_t, waiting, vocab / 64 + 1)
-#undef G2Z__ENCODER_TABLE
-  if (status == G2Z_OK) *out = encoder;
-  else g2z_encoder_free(encoder);
+  if (status == G2Z_OK) {
+    encoder->waiting = (uint64_t *)memory;
+    *out = encoder;
+  } else {
+    g2z_encoder_free(encoder);
+  }
   return status;
 }
 
@@ -4370,8 +4388,7 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
   if (!encoder) return;
   g2z_services *services = encoder->services;
   g2z_release(services, encoder->repair.bytes);
-  g2z_release(services, encoder->words16);
-  g2z_release(services, encoder->words48);
+  g2z_release(services, encoder->caches);
   g2z_release(services, encoder->firsts);
   g2z_release(services, encoder->waiting);
   g2z_release(services, encoder->sites);
@@ -4435,18 +4452,22 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
                                           size_t bytes, size_t room, g2z__unit unit,
                                           g2z_tokens *out) {
   const uint64_t *inside = encoder->tokenizer->inside;
-  size_t starts[G2Z__WORDS_AHEAD + 1] = {0}, count = 0, made, used;
-  for (size_t at = 1; at < bytes && unit == G2Z__PIECE; at++) {
-    size_t joint = (size_t)piece[at - 1] << 8 | piece[at];
-    starts[++count] = at; /* stays when this is the end of a part */
-    count -= inside[joint / 64] >> joint % 64 & 1;
-    if (count < G2Z__WORDS_AHEAD) continue;
+  size_t starts[G2Z__WORDS_AHEAD + 8] = {0}, count = 0, made, used, from = 0;
+  for (size_t at = 1; at < bytes && unit == G2Z__PIECE; at += G2Z__WORDS_AHEAD / 2) {
+    size_t some = bytes - at < G2Z__WORDS_AHEAD / 2 ? bytes - at : G2Z__WORDS_AHEAD / 2;
+    uint64_t ends = 0; /* bit i: a part ends at at + i */
+    for (size_t i = 0; i < some; i++) {
+      size_t joint = (size_t)piece[at + i - 1] << 8 | piece[at + i];
+      ends |= (~inside[joint / 64] >> joint % 64 & 1) << i;
+    }
+    for (; ends; ends &= ends - 1) starts[++count] = at + (size_t)__builtin_ctzll(ends);
+    if (count < G2Z__WORDS_AHEAD / 2) continue;
     G2Z__TRY(g2z__encode_units(encoder, piece, room, starts, count, G2Z__PART, out));
-    starts[0] = at;
+    starts[0] = from = starts[count];
     count = 0;
   }
   starts[++count] = bytes;
-  if (starts[0] || count > 1)
+  if (from || count > 1)
     return g2z__encode_units(encoder, piece, room, starts, count, G2Z__PART, out);
   G2Z__TRY(g2z__merge_piece(encoder, piece, bytes, 1, out->ids + out->count, &made, &used));
   out->count += made;
@@ -4468,7 +4489,7 @@ G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned ch
     made = g2z__words16_get(&encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)], key,
                             out->ids + before);
   }
-  if (made == 0 && bytes <= sizeof words48->key) {
+  if (made == 0 && bytes > 8 && bytes <= sizeof words48->key) { /* few of 8 have 7 ids */
     words48 = g2z__words48_at(encoder, piece, bytes);
     if (words48->bytes == bytes && memcmp(words48->key, piece, bytes) == 0) {
       made = words48->count;
@@ -4490,8 +4511,8 @@ G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned ch
   return G2Z_OK;
 }
 
-/* Appends the ids of `count` pieces or parts, of which number i is text[starts[i]..starts[i + 1]). All
- * keys first: so the cache's lines are on their way while others are looked at. `bytes` of text can
+/* Appends the ids of `count` pieces or parts: number i is text[starts[i]..starts[i + 1]). All keys
+ * first, so that the caches' lines are on their way while others are looked at. `bytes` of text can
  * be read, and out has room for an id per byte and five more. */
 G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned char *text,
                                           size_t bytes, const size_t *starts, size_t count,
@@ -4500,7 +4521,13 @@ G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned c
   const g2z__words16 *words[G2Z__WORDS_AHEAD];
   size_t known = 0; /* those with 16 bytes to read */
   for (; known < count && starts[known] + 16 <= bytes; known++) {
-    keys[known] = g2z__key_of(text + starts[known], starts[known + 1] - starts[known]);
+    size_t length = starts[known + 1] - starts[known];
+    keys[known] = g2z__key_of(text + starts[known], length);
+    if (length > 16 && length <= 48) {
+      const g2z__words48 *longer = g2z__words48_at(encoder, text + starts[known], length);
+      __builtin_prefetch(longer);
+      __builtin_prefetch(&longer->bytes);
+    }
     words[known] = &encoder->words16[g2z__key_hash(keys[known], G2Z__WORDS16_BITS)];
     __builtin_prefetch(words[known]);
   }

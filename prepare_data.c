@@ -3,9 +3,9 @@
  *
  *   files --> jobs of about 1 MiB --> ids --in the order of the text--> shards
  *
- * All threads do the same: read the next job, one at a time; encode it; write what is due. A job is
- * cut where the encoding does not notice, so the output depends neither on the number of threads nor
- * on the size of a job. Memory is bounded by jobs in flight, whatever the size of a text; a line of
+ * All threads do the same: read the next job, one at a time; encode it; write what is due. A job
+ * is cut where the encoding does not notice, so the output depends neither on the number of threads
+ * nor on the size of a job. Memory is bounded by jobs in flight, whatever the size of a text; a line of
  * JSON is in memory as a whole. *.gz and *.zst come through a pipe from gzip -dc and zstd -dc. */
 
 #define GPT2_ZERO_IMPLEMENTATION
@@ -88,7 +88,7 @@ typedef struct options {
   GROUP("Instead of shards")                                                                      \
   FLAG("encode", SWITCH, encode, 0, 0, "", "text on standard input to ids on standard output")    \
   FLAG("decode", SWITCH, decode, 0, 0, "", "ids on standard input to text on standard output")    \
-  FLAG("bench", TEXT, bench, 0, 0, "FILE", "time each stage on one thread, on FILE's first 256 MiB")  \
+  FLAG("bench", TEXT, bench, 0, 0, "FILE", "time each stage, on one thread and FILE's first 256 MiB") \
   GROUP("Program")                                                                                \
   FLAG("threads", INT, threads, 1, 256, "N", "that encode; the output is the same for any N")     \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
@@ -98,8 +98,8 @@ static const char help_begin[] =
     "  ./prepare_data --vocab data/vocab.bpe --out data FILE...\n"
     "  ./prepare_data --vocab data/vocab.bpe --encode < text > ids\n"
     "\n"
-    "FILE.jsonl holds a document per line; any other FILE is text. FILE.gz and FILE.zst are unpacked\n"
-    "by gzip and zstd. - is standard input: text, or with --field documents per line.\n";
+    "FILE.jsonl holds a document per line; any other FILE is text. gzip and zstd unpack FILE.gz and\n"
+    "FILE.zst. - is standard input: text, or with --field documents per line.\n";
 
 static const char help_end[] =
     "\n"
@@ -165,6 +165,23 @@ static int ends_with(const char *text, const char *ending) {
   return length > tail && strcmp(text + length - tail, ending) == 0;
 }
 
+/* The name of the shards: --name, or the first input's without its directory and ending. */
+static void name_shards(options *o, const char *input) {
+  const char *slash = strrchr(input, '/'), *first = slash ? slash + 1 : input;
+  const char *name = o->name ? o->name : strcmp(first, "-") ? first : "stdin";
+  size_t length = strlen(name);
+#define X(packing, ending, program) \
+  if (!o->name && ends_with(name, ending)) length = strlen(name) - strlen(ending);
+  PACKER_LIST(X)
+#undef X
+  for (size_t i = length; !o->name && i > 1; i--) /* without its last ending */
+    if (name[i - 1] == '.') {
+      length = i - 1;
+      break;
+    }
+  snprintf(o->name_text, sizeof o->name_text, "%.*s", length < 200 ? (int)length : 200, name);
+}
+
 /* Checks what the options say together, and fills in what they leave open. */
 static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
   if ((o->vocab != NULL) + (o->train_bpe != 0) + o->bytes > 1)
@@ -202,26 +219,14 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
     return fail(services, G2Z_BAD_ARGUMENT,
                 "--name %.80s: give 1 to 200 characters without a slash; --out takes the directory",
                 o->name);
-  const char *slash = strrchr(inputs[0], '/'), *first = slash ? slash + 1 : inputs[0];
-  const char *name = o->name ? o->name : strcmp(first, "-") ? first : "stdin";
-  size_t length = strlen(name);
-#define X(packing, ending, program) \
-  if (!o->name && ends_with(name, ending)) length = strlen(name) - strlen(ending);
-  PACKER_LIST(X)
-#undef X
-  for (size_t i = length; !o->name && i > 1; i--) /* without its last ending */
-    if (name[i - 1] == '.') {
-      length = i - 1;
-      break;
-    }
-  snprintf(o->name_text, sizeof o->name_text, "%.*s", length < 200 ? (int)length : 200, name);
+  name_shards(o, inputs[0]);
   return G2Z_OK;
 }
 
 /* ----- reading: files -> jobs -------------------------------------------- */
 
 #define JOB_BYTES 1048576
-#define OPEN_BYTES 4194304      /* as much text without a place to cut is encoded while it is read */
+#define OPEN_BYTES 4194304      /* as much text without a cut is encoded while it is read */
 #define FLIGHT_BYTES 67108864   /* no job is read while the others hold more text */
 
 typedef struct source {      /* a file, or a part of one */
@@ -248,7 +253,7 @@ typedef struct job {
   size_t count, segments_capacity;
   uint64_t consumed;         /* bytes of the inputs, for progress */
   int open;                  /* no cut was found: the text goes on inside of the last segment */
-  size_t used;               /* how much of the text has been made segments, or encoded while open */
+  size_t used;               /* how much of the text became segments, or ids while it was open */
   g2z_tokens tokens;
   g2z_status status;
   char error[G2Z_ERROR_BYTES];
@@ -385,8 +390,8 @@ static g2z_status keep_rest(reader *r, job *j, size_t usable) {
   return G2Z_OK;
 }
 
-/* Fills the job's text with whole lines, or up to a cut that the encoding does not notice. Text that
- * has no such place for OPEN_BYTES is left open. *end: the source has no more. */
+/* Fills the job's text with whole lines, or up to a cut that the encoding does not notice. Text
+ * that has no such place for OPEN_BYTES is left open. *end: the source has no more. */
 static g2z_status read_chunk(reader *r, job *j, int *end) {
   size_t want, usable = 0;
   const int json = r->sources[r->at].json;
@@ -653,8 +658,8 @@ static g2z_status open_packed(reader *r, const source *from) {
   r->file = ends[0];
   if (!error) return G2Z_OK;
   r->child = 0;
-  return fail(r->services, G2Z_UNSUPPORTED, "%s: cannot start %s: %s; install it, or unpack the file",
-              from->label, program, strerror(error));
+  return fail(r->services, G2Z_UNSUPPORTED, "%s: cannot start %s: %s; install it, or unpack "
+              "the file", from->label, program, strerror(error));
 }
 
 static g2z_status open_source(reader *r) {
@@ -828,7 +833,7 @@ typedef struct pool {        /* the threads of a run, and what they share */
   const options *o;
   worker *workers;
   int started;               /* workers whose threads run; the first is the caller's */
-  reader reader;             /* of the one that holds `reading` */
+  reader input;              /* of the one that holds `reading` */
   pthread_mutex_t reading;
   job *jobs;                 /* a ring: job number i has the place i % count */
   size_t count;
@@ -854,8 +859,8 @@ static job *pool_fill(pool *p, worker *w) {
   j->consumed = 0;
   j->open = j->done = 0;
   j->status = G2Z_OK;
-  p->reader.services = &w->services;
-  g2z_status status = read_job(&p->reader, w, j);
+  p->input.services = &w->services;
+  g2z_status status = read_job(&p->input, w, j);
   if (status != G2Z_OK) { /* jobs before this one may fail first */
     j->count = 0;
     j->status = status;
@@ -933,8 +938,8 @@ static void pool_close(pool *p) {
     g2z_bpe_trainer_free(p->workers[i].trainer);
     free(p->workers[i].document);
   }
-  close_source(&p->reader);
-  free(p->reader.rest);
+  close_source(&p->input);
+  free(p->input.rest);
   free(p->jobs);
   free(p->workers);
   pthread_mutex_destroy(&p->reading);
@@ -942,7 +947,8 @@ static void pool_close(pool *p) {
   pthread_cond_destroy(&p->retired_one);
 }
 
-/* Makes workers and jobs. tokenizer NULL: a vocabulary is learnt. pool_close, also after a failure. */
+/* Makes workers and jobs; tokenizer NULL: to learn a vocabulary. pool_close ends them, also after a
+ * failure. */
 static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *tokenizer,
                             const source *sources, int count, output *to, progress *shown) {
   g2z_services *services = to->services;
@@ -953,11 +959,11 @@ static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *toke
   p->o = o;
   p->to = to;
   p->shown = shown;
-  p->reader.o = o;
-  p->reader.sources = sources;
-  p->reader.count = count;
-  p->reader.file = -1;
-  p->reader.learning = tokenizer == NULL;
+  p->input.o = o;
+  p->input.sources = sources;
+  p->input.count = count;
+  p->input.file = -1;
+  p->input.learning = tokenizer == NULL;
   p->count = (size_t)o->threads * 2 + 2;
   p->jobs = (job *)calloc(p->count, sizeof *p->jobs);
   p->workers = (worker *)calloc((size_t)o->threads, sizeof *p->workers);
@@ -1003,7 +1009,7 @@ static g2z_status encode_sources(g2z_services *services, const options *o,
   g2z_status status = pool_open(&p, o, tokenizer, sources, count, to, shown);
   if (status == G2Z_OK) status = pool_run(&p);
   show_progress(shown, to->bytes, to->tokens, 1);
-  if (status == G2Z_OK && p.reader.documents == 0 && !o->encode)
+  if (status == G2Z_OK && p.input.documents == 0 && !o->encode)
     status = fail(services, G2Z_FORMAT, "%s %s; check that it is what you meant", sources[0].label,
                   to->bytes ? "holds no document" : "is empty");
   pool_close(&p);
@@ -1313,7 +1319,7 @@ static g2z_status bench_read(benched *b) {
   return status;
 }
 
-static g2z_status bench_check(benched *b) { /* nothing is done with the result: text may be invalid */
+static g2z_status bench_check(benched *b) {
   size_t valid = g2z__utf8_valid((const unsigned char *)b->text, b->bytes);
   return valid <= b->bytes ? G2Z_OK : G2Z_FORMAT;
 }
@@ -1355,7 +1361,8 @@ static g2z_status bench_write(benched *b) {
   return status;
 }
 
-/* The best of three of a stage, and of a stage for an instruction set that not every machine has. */
+/* The best of three of a stage, with an instruction set that is named or the machine's best. cold:
+ * with an encoder that has seen nothing, each time. */
 static g2z_status bench_stage(benched *b, const char *name, const char *simd, int cold,
                               g2z_status (*stage)(benched *b)) {
   double best = 1e30;

@@ -1048,7 +1048,8 @@ static void test_bpe_trainers_add(g2z_test *t) {
   size_t bytes, half = g2z_encode_cut(test_bpe_text, 300);
   for (int i = 0; i < 2; i++) CHECK_OK(t, g2z_bpe_trainer_create(&t->services, &halves[i]));
   if (halves[0] && halves[1]) {
-    CHECK_OK(t, g2z_bpe_trainer_feed(halves[0], test_bpe_text + half, strlen(test_bpe_text) - half));
+    CHECK_OK(t, g2z_bpe_trainer_feed(halves[0], test_bpe_text + half,
+                                     strlen(test_bpe_text) - half));
     CHECK_OK(t, g2z_bpe_trainer_feed(halves[1], test_bpe_text, half));
     CHECK_OK(t, g2z_bpe_trainer_add(halves[0], halves[1]));
     CHECK_OK(t, g2z_bpe_trainer_finish(halves[0], 257 + 120, &tokenizer));
@@ -1396,8 +1397,8 @@ static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned cha
   return p == end;
 }
 
-/* Every instruction set that this machine has, forced: pieces of hard texts of many lengths, at every
- * place in a block, and of each class of Unicode beside each other. */
+/* Every instruction set that this machine has, forced: pieces of hard texts of many lengths, at
+ * every place in a block, and of each class of Unicode beside each other. */
 static void test_tokenizer_simd(g2z_test *t) {
   static const char *const sets[] = {"portable", "avx2", "avx512", "neon"};
   static unsigned char raw[12000], text[3 * sizeof raw];
@@ -1431,7 +1432,8 @@ static void test_tokenizer_simd(g2z_test *t) {
       if (c >= 0xD800 && c < 0xE000) continue;
       unsigned char utf8[4];
       size_t length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, bytes = 0;
-      for (size_t k = length; k-- > 1;) utf8[k] = (unsigned char)(0x80 | (c >> 6 * (length - 1 - k) & 63));
+      for (size_t k = length; k-- > 1;)
+        utf8[k] = (unsigned char)(0x80 | (c >> 6 * (length - 1 - k) & 63));
       static const unsigned char firsts[] = {0, 0, 0xC0, 0xE0, 0xF0};
       utf8[0] = (unsigned char)(length == 1 ? c : firsts[length] | c >> 6 * (length - 1));
       for (const char *around = "a1 \n!'s"; *around; around++) {
@@ -1484,7 +1486,8 @@ static void test_tokenizer_part(g2z_test *t) {
     int flags = i % 2 ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT;
     while (bytes < 2000) {
       bytes += test_bpe_random_text(&state, text + bytes, 64);
-      if (test_bpe_random(&state) % 16 == 0) bytes += (size_t)sprintf(text + bytes, "<|endoftext|>");
+      if (test_bpe_random(&state) % 16) continue;
+      bytes += (size_t)sprintf(text + bytes, "<|endoftext|>");
     }
     whole.count = 0;
     CHECK_OK(t, g2z_encode(encoder, text, bytes, flags, &whole));
@@ -1506,7 +1509,8 @@ static void test_tokenizer_part(g2z_test *t) {
     whole.count = 0;
     CHECK_OK(t, g2z_encode(encoder, piece, bytes, 0, &whole));
     if (a < 2) { /* the letters are one piece: merged at once */
-      CHECK_OK(t, g2z__merge_long(encoder, (unsigned char *)piece, bytes - 8, 1, ids, &made, &used));
+      CHECK_OK(t, g2z__merge_long(encoder, (unsigned char *)piece, bytes - 8, 1, ids, &made,
+                                  &used));
       CHECK(t, made + 3 <= whole.count && memcmp(ids, whole.ids, made * sizeof *ids) == 0);
     }
     test_bpe_stream(t, encoder, piece, bytes, 700000, 0, &parts);
@@ -1929,8 +1933,8 @@ static void test_prepare_packed(g2z_test *t) {
     if (code == 3) continue;
     found++;
     CHECK(t, code == 0);
-    CHECK(t, test_prepare(t, output, "cmp $D/1/p_train_000000.bin $D/2/p_train_000000.bin || exit 4;",
-                          "--help") == 0);
+    CHECK(t, test_prepare(t, output, "cmp $D/1/p_train_000000.bin $D/2/p_train_000000.bin || "
+                          "exit 4;", "--help") == 0);
     CHECK(t, test_prepare(t, output, "", "--out $D/2 --val-docs 0 $D/d.jsonl.%s", ending) == 0);
     CHECK(t, strstr(output, "2 documents, 5 tokens") != NULL);
     CHECK(t, test_prepare(t, output, "", "--out $D/3 --val-docs 0 $D/cut.%s", ending) == 1);
@@ -1944,8 +1948,8 @@ static void test_prepare_packed(g2z_test *t) {
   if (!found) SKIP(t, "neither gzip nor zstd is here");
 }
 
-/* Nine million letters without a space, then white space and words: no place to cut. The base is one
- * call of the library; what is not cut is encoded while it is read, whatever the number of threads. */
+/* Eight million letters without a space, then white space and words: no place to cut. The base is
+ * one call of the library; what is not cut is encoded while it is read, whatever the threads. */
 static void test_prepare_open(g2z_test *t) {
   char output[16384], name[64];
   uint32_t state = 31;
