@@ -3285,11 +3285,10 @@ static __device__ inline void g2z__settled(float (&c)[8][4]) {
 #define G2Z__C_TEXT                                                                             \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define G2Z__C_TILE(how, c) how(c[0]), how(c[1]), how(c[2]), how(c[3])
-#define G2Z__C_LIST(how, c)                                                           \
-  G2Z__C_TILE(how, c[0]), G2Z__C_TILE(how, c[1]), G2Z__C_TILE(how, c[2]),             \
-      G2Z__C_TILE(how, c[3]), G2Z__C_TILE(how, c[4]), G2Z__C_TILE(how, c[5]),         \
-      G2Z__C_TILE(how, c[6]), G2Z__C_TILE(how, c[7])
+#define G2Z__C_TILE(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+#define G2Z__C_LIST(c)                                                                       \
+  G2Z__C_TILE(c[0]), G2Z__C_TILE(c[1]), G2Z__C_TILE(c[2]), G2Z__C_TILE(c[3]),                 \
+      G2Z__C_TILE(c[4]), G2Z__C_TILE(c[5]), G2Z__C_TILE(c[6]), G2Z__C_TILE(c[7])
 
 /* How a tile is read. */
 typedef enum g2z__by { G2Z__BY_ROWS, G2Z__BY_COLUMNS } g2z__by;
@@ -3300,7 +3299,7 @@ typedef enum g2z__by { G2Z__BY_ROWS, G2Z__BY_COLUMNS } g2z__by;
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n"                                \
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
                ", {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"                             \
-               : G2Z__C_LIST("+f", c)                                                      \
+               : G2Z__C_LIST(c)                                                            \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)BY), "r"(adds))
 template <typename A, g2z__by BY>
 static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b,
@@ -3314,7 +3313,7 @@ static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %35, 0;\n"                                \
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
                ", %32, %33, p, 1, 1, %34, %34;\n}"                                         \
-               : G2Z__C_LIST("+f", c)                                                      \
+               : G2Z__C_LIST(c)                                                            \
                : "l"(a), "l"(b), "n"((int)BY), "r"(adds))
 template <typename A, g2z__by BY>
 static __device__ inline void g2z__wgmma_shared(float (&c)[8][4], uint64_t a, uint64_t b,
@@ -3333,7 +3332,7 @@ static __device__ inline void g2z__wgmma_scores(float (&c)[8][4], const uint32_t
     g2z__wgmma<A, G2Z__BY_ROWS>(c, a[k], g2z__operand(tile, k * 32), k > 0);
   g2z__wgmma_commit();
 }
-/* The same with a in another tile. */
+/* The same with a in a tile too. */
 template <typename A>
 static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_t a,
                                                        uint32_t tile) {
@@ -3377,6 +3376,25 @@ static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, i
   block = blocks - 1 - block;
 }
 
+/* Asks for K and V of 64 keys from `row` on of head `h`. */
+static __device__ inline void g2z__hopper_load_keys(uint32_t to, const CUtensorMap *qkv,
+                                                    const uint64_t *full, int row, int b, int h,
+                                                    int NH) {
+  g2z__barrier_expect(full, 2 * G2Z__TILE_BYTES);
+  g2z__copy_tile(to, qkv, NH + h, row, b, full);
+  g2z__copy_tile(to + G2Z__TILE_BYTES, qkv, 2 * NH + h, row, b, full);
+}
+
+/* Scores of 16 queries from `row` on and 64 keys from `key` on: no query sees a later key. */
+static __device__ inline void g2z__hopper_mask(float (&s)[8][4], int key, int row) {
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (key + n * 8 + g2z__lane_column() + i % 2 > row + g2z__lane_row() + i / 2 * 8)
+        s[n][i] = -INFINITY;
+}
+
 /* g2z_k_attention_hopper_fwd: g2z_k_attention_fwd with wgmma; a warpgroup owns 64 queries.
  *   qkv_map  qkv as {64, 3 NH, T, B}
  * Math    as g2z_k_attention_fwd
@@ -3406,12 +3424,9 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
   g2z__load_a<64>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, 64), row);
   int key_blocks = (T + 63) / 64;
   int count = min(key_blocks, block * 2 + 2), mine = min(count, block * 2 + group + 1);
-  auto load = [&](int n, int stage) { /* key block n, by one thread */
-    const uint64_t *barrier = full + stage;
-    uint32_t to = tiles + (uint32_t)(stage * 2 * G2Z__TILE_BYTES);
-    g2z__barrier_expect(barrier, 2 * G2Z__TILE_BYTES);
-    g2z__copy_tile(to, &qkv_map, NH + h, n * 64, b, barrier);
-    g2z__copy_tile(to + G2Z__TILE_BYTES, &qkv_map, 2 * NH + h, n * 64, b, barrier);
+  auto load = [&](int n, int stage) { /* by one thread */
+    g2z__hopper_load_keys(tiles + (uint32_t)(stage * 2 * G2Z__TILE_BYTES), &qkv_map, full + stage,
+                          n * 64, b, h, NH);
   };
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
@@ -3442,14 +3457,7 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
         g2z__wgmma_wait<0>();
       }
       g2z__settled(s[0]);
-      if (n + 1 == mine) {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-#pragma unroll
-          for (int j = 0; j < 4; j++)
-            if (n * 64 + i * 8 + g2z__lane_column() + j % 2 > row + g2z__lane_row() + j / 2 * 8)
-              s[0][i][j] = -INFINITY;
-      }
+      if (n + 1 == mine) g2z__hopper_mask(s[0], n * 64, row);
       int grows = g2z__softmax_step<1>(s, largest, sum, shrink, scale * G2Z__LOG2E);
       g2z__settled(s[0]);
       /* Two blocks behind, so that the other warpgroup is not waited for. Here, because a branch
