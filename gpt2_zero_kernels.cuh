@@ -68,6 +68,7 @@ typedef struct g2z__cuda {       /* device->backend */
   int capability;                /* 90: sm_90 */
   int built_for;                 /* architecture of the code that runs here, such as 90 */
   int shared_limit;              /* bytes of shared memory that a block may ask for */
+  unsigned early_launches;       /* 1: a kernel may start while the one before it ends */
   char gpu[256];
   cudaStream_t stream;
   cudaEvent_t events[G2Z__EVENTS];
@@ -406,6 +407,10 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
                      "make",
                      cuda->gpu, cuda->capability, cuda->capability,
                      cuda->capability == 90 ? "a" : "");
+  int driver = 0;                /* graphs hold early launches since CUDA 12.3 */
+  G2Z__CUDA(device, cudaDriverGetVersion(&driver));
+  cuda->early_launches = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
+                         CUDART_VERSION >= 12030;
   /* Apart from the default stream, which would wait for other streams and cannot be captured. */
   G2Z__CUDA(device, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
   for (int i = 0; i < G2Z__EVENTS; i++)
@@ -433,6 +438,40 @@ static g2z_status g2z__cuda_open(g2z_device *device) {
   if (status != G2Z_OK) g2z_cuda_close(device);
   else device->ops = &cuda->ops;
   return status;
+}
+
+/* ----- launches ---------------------------------------------------------- */
+
+/* Launches a kernel that may start while the one before it on the stream still ends: 0.4 to 1 us
+ * less for two of ours in a row on Hopper, nothing behind cuBLASLt's. In return the kernel calls
+ * g2z__await() before it touches memory. Then the kernel before is done, and with it all others:
+ * either it began behind them, or it too has awaited them. */
+template <typename... Parameters, typename... Arguments>
+static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kernel)(Parameters...),
+                              dim3 grid, dim3 block, size_t shared, Arguments... arguments) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  cudaLaunchAttribute early;
+  cudaLaunchConfig_t config;
+  memset(&early, 0, sizeof early);
+  memset(&config, 0, sizeof config);
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = cuda->stream;
+  config.attrs = &early;
+  config.numAttrs = cuda->early_launches;
+  cudaError_t error = cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...);
+  return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, name);
+}
+
+/* Waits until the work before this kernel is done, and lets the next one start early likewise. */
+static __device__ inline void g2z__await(void) {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
 }
 
 /* ===== >>k20 numbers =====================================================
@@ -629,10 +668,11 @@ static __device__ inline void g2z__dropout_pack(float (&factors)[g2z__lanes<A>],
  *      the order of the slabs. */
 
 #define G2Z__SLABS 256           /* most slabs of a column sum: enough blocks for any GPU */
+#define G2Z__SLAB_ROWS 32        /* least rows of one: 4 for each of a block's 8 warps */
 
 static int g2z__slab_rows(int N) {
   int rows = (int)g2z__blocks((size_t)N, G2Z__SLABS);
-  return (rows + 7) / 8 * 8;     /* the 8 warps of a block take the rows in turn */
+  return (int)g2z__blocks((size_t)rows, G2Z__SLAB_ROWS) * G2Z__SLAB_ROWS;
 }
 static int g2z__slabs(int N) { return (int)g2z__blocks((size_t)N, (size_t)g2z__slab_rows(N)); }
 
@@ -640,18 +680,26 @@ static int g2z__slabs(int N) { return (int)g2z__blocks((size_t)N, (size_t)g2z__s
  *   partial      [P,K,C] f32 in   K = gridDim.y
  *   out0..out2   [C] G out        out_k, k < K
  * Launch  grid (ceil(C/32), K), block (32,32)
- * Cost    4PKC bytes: P=528, K=3, C=768 is 4.9 MB, out of L2
+ * Cost    4PKC bytes: P=132, K=3, C=768 is 1.2 MB, out of L2
  * Order   thread row r adds p = r, r+32, ...; then the 32 rows in order */
 template <typename G>
 static __global__ void __launch_bounds__(1024)
 g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g2z_write mode) {
+  constexpr int BATCH = 8;       /* loads under way together: P <= 256 waits for memory once */
   __shared__ float rows[32][32];
   int c = (int)(blockIdx.x * 32 + threadIdx.x), K = (int)gridDim.y, k = (int)blockIdx.y;
+  const float *at = partial + (size_t)k * (size_t)C + (size_t)c;
   float sum = 0;
-  if (c < C) {
-    const float *at = partial + (size_t)k * (size_t)C + (size_t)c;
-#pragma unroll 8
-    for (int p = (int)threadIdx.y; p < P; p += 32) sum += at[(size_t)p * (size_t)K * (size_t)C];
+  g2z__await();
+  for (int first = (int)threadIdx.y; c < C && first < P; first += 32 * BATCH) {
+    float value[BATCH];
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+      int p = first + 32 * j;
+      value[j] = p < P ? at[(size_t)p * (size_t)K * (size_t)C] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) sum += value[j];
   }
   rows[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
@@ -667,9 +715,8 @@ template <typename G>
 static g2z_status g2z__add_slabs(g2z_device *device, G *out0, G *out1, G *out2,
                                  const float *partial, int P, int C, g2z_write mode) {
   dim3 grid((unsigned)g2z__blocks((size_t)C, 32), out2 ? 3u : out1 ? 2u : 1u);
-  g2z_k_add_slabs<G><<<grid, dim3(32, 32), 0, g2z__cuda_of(device)->stream>>>(out0, out1, out2,
-                                                                              partial, P, C, mode);
-  return g2z__launched(device, "g2z_k_add_slabs");
+  return g2z__launch(device, "g2z_k_add_slabs", g2z_k_add_slabs<G>, grid, dim3(32, 32), 0, out0,
+                     out1, out2, partial, P, C, mode);
 }
 
 static __device__ inline float g2z__k_gelu_gradient(float x);
@@ -683,7 +730,8 @@ typedef enum g2z__columns { G2Z__COLUMNS_PLAIN, G2Z__COLUMNS_TIMES_GELU_GRADIENT
  *   partial  [slabs,C] f32 out
  * Launch  grid (ceil(C / 32 packs), slabs), block (32,8): a lane keeps one pack of columns
  * Cost    sizeof(A) NC bytes, three times that with GELU: N=32768, C=3072, fp16 is 604 MB, 141 us
- *         at 4.28 TB/s
+ *         at 4.28 TB/s. With GELU and the second stage, N=1024, 2048, 4096, 32768 take 6.3, 8.5,
+ *         17.9, 157 us on an H200
  * Order   warp w adds rows w, w+8, ... of its slab; then the 8 warps in order */
 template <typename A, g2z__columns COLUMNS>
 static __global__ void __launch_bounds__(256)
@@ -694,6 +742,7 @@ g2z_k_column_sums(float *partial, A *x, const A *pre, int N, int C, int slab_row
   int first = (int)blockIdx.y * slab_rows + (int)threadIdx.y;
   int end = min(N, ((int)blockIdx.y + 1) * slab_rows);
   float sum[L] = {};
+  g2z__await();
   for (int row = first; pack < packs && row < end; row += 8 * BATCH) {
     uint4 raw[BATCH], raw_pre[BATCH]; /* under way together: the stores in between are in the way */
 #pragma unroll
@@ -738,9 +787,8 @@ template <typename A, typename G, g2z__columns COLUMNS>
 static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, const A *pre, float *partial,
                                    g2z_write mode, int N, int C) {
   dim3 grid((unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32), (unsigned)g2z__slabs(N));
-  g2z_k_column_sums<A, COLUMNS><<<grid, dim3(32, 8), 0, g2z__cuda_of(device)->stream>>>(
-      partial, x, pre, N, C, g2z__slab_rows(N));
-  G2Z__TRY(g2z__launched(device, "g2z_k_column_sums"));
+  G2Z__TRY(g2z__launch(device, "g2z_k_column_sums", g2z_k_column_sums<A, COLUMNS>, grid,
+                       dim3(32, 8), 0, partial, x, pre, N, C, g2z__slab_rows(N)));
   return g2z__add_slabs<G>(device, sums, (G *)NULL, (G *)NULL, partial, g2z__slabs(N), C, mode);
 }
 
@@ -838,13 +886,18 @@ static __global__ void g2z_k_count(int32_t *out, int n) {
   if (i < n) out[i] = i;
 }
 
-#define G2Z__RUN_ROWS 32 /* sorted positions that one warp adds up */
+/* Sorted positions that one warp adds up: few where few rows would leave the GPU idle. */
+static int g2z__run_rows(const g2z_device *device, int N, int packs) {
+  size_t warps = (size_t)g2z__cuda_of(device)->sms * 16;
+  size_t rows = (size_t)N * g2z__blocks((size_t)packs, 32) / warps;
+  return rows < 8 ? 8 : rows > 32 ? 32 : (int)rows;
+}
 
 /* g2z_k_embed_bwd_runs: dwte[token] += the sum of each run of equal tokens.
  *   sorted  [N] i32 in           tokens in ascending order
  *   order   [N] i32 in           where each stood in the batch
  *   dout    [N,C] A in
- *   dwte    [Vp,C] f32 in place  runs that lie inside one chunk of RUN_ROWS positions
+ *   dwte    [Vp,C] f32 in place  runs that lie inside one chunk of run_rows positions
  *   heads   [chunks,C] f32 out   what a chunk has of a run that began before it
  *   tails   [chunks,C] f32 out   what a chunk has of a run that begins in it and goes on behind it
  * Launch  grid (ceil(chunks/8), ceil(packs/32)), block (32,8): a warp per chunk and 32 packs
@@ -853,12 +906,13 @@ static __global__ void g2z_k_count(int32_t *out, int n) {
 template <typename A, g2z__drop DROP>
 static __global__ void __launch_bounds__(256, 2)
 g2z_k_embed_bwd_runs(float *dwte, float *heads, float *tails, const int32_t *sorted,
-                     const int32_t *order, const A *dout, g2z_dropout dropout, int N, int C) {
+                     const int32_t *order, const A *dout, g2z_dropout dropout, int N, int C,
+                     int run_rows) {
   constexpr int L = g2z__lanes<A>, GROUP = 4;
-  int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * G2Z__RUN_ROWS;
+  int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int pack = (int)(blockIdx.y * 32 + threadIdx.x), packs = C / L;
   if (first >= N || pack >= packs) return;
-  int end = min(N, first + G2Z__RUN_ROWS), token = sorted[first];
+  int end = min(N, first + run_rows), token = sorted[first];
   bool began_before = first > 0 && sorted[first - 1] == token;
   size_t column = (size_t)pack * L, width = (size_t)C;
   float sum[L] = {}, before[L] = {}; /* of the run so far, and dwte's row as it was */
@@ -908,16 +962,17 @@ g2z_k_embed_bwd_runs(float *dwte, float *heads, float *tails, const int32_t *sor
  * Launch  grid (ceil(chunks/8), ceil(C/32)), block (32,8): a warp per chunk whose last run goes on
  * Order   the order of the chunks */
 static __global__ void g2z_k_embed_bwd_seams(float *dwte, const float *heads, const float *tails,
-                                             const int32_t *sorted, int N, int C) {
-  int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * G2Z__RUN_ROWS;
-  int end = first + G2Z__RUN_ROWS, c = (int)(blockIdx.y * 32 + threadIdx.x);
+                                             const int32_t *sorted, int N, int C,
+                                             int run_rows) {
+  int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
+  int end = first + run_rows, c = (int)(blockIdx.y * 32 + threadIdx.x);
   if (end >= N) return; /* like the two below: all lanes together */
   int token = sorted[end - 1];
   if (sorted[end] != token) return;
   if (first > 0 && sorted[first - 1] == token) return; /* began before: another warp's run */
   int last = chunk + 1; /* the last chunk that the run reaches, found 32 chunks at a time */
   for (;; last += 32) {
-    int64_t at = (int64_t)(last + 1 + (int)threadIdx.x) * G2Z__RUN_ROWS;
+    int64_t at = (int64_t)(last + 1 + (int)threadIdx.x) * run_rows;
     unsigned ends = __ballot_sync(G2Z__ALL_LANES, at >= N || sorted[at < N ? at : 0] != token);
     if (ends) {
       last += __ffs((int)ends) - 1;
@@ -932,6 +987,41 @@ static __global__ void g2z_k_embed_bwd_seams(float *dwte, const float *heads, co
   dwte[(size_t)token * (size_t)C + (size_t)c] += sum;
 }
 
+#define G2Z__RANKED_TOKENS 8192  /* most tokens that are sorted by their ranks */
+
+/* g2z_k_embed_rank: sorted and order, as above, of a few tokens: each counts those before it.
+ *   tokens         [N] i32 in    0..65535; N <= 65536
+ *   sorted, order  [N] i32 out
+ * Launch  grid ceil(N/32), block (32,16): a lane per token, the warps share the others
+ * Cost    N^2 comparisons, 9 instructions of a warp for 128 of them, in one launch, where a radix
+ *         sort has many. embed_bwd in all takes 11.7, 13.4, 20.1 us at N=1024, 2048, 4096 on an H200 */
+static __global__ void __launch_bounds__(512)
+g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) {
+  __shared__ alignas(16) uint32_t keys[16][32];
+  __shared__ int ranks[16][32];
+  int i = (int)(blockIdx.x * 32 + threadIdx.x), rank = 0;
+  uint32_t key = i < N ? (uint32_t)tokens[i] << 16 | (uint32_t)i : 0;
+  for (int first = (int)threadIdx.y * 32; first < N; first += 512) {
+    int j = first + (int)threadIdx.x; /* no key is below the one of an empty lane */
+    keys[threadIdx.y][threadIdx.x] =
+        j < N ? (uint32_t)tokens[j] << 16 | (uint32_t)j : 0xffffffffu;
+    __syncwarp();
+#pragma unroll
+    for (int lane = 0; lane < 32; lane += 4) {
+      uint4 four = *(const uint4 *)&keys[threadIdx.y][lane];
+      rank += (four.x < key) + (four.y < key) + (four.z < key) + (four.w < key);
+    }
+    __syncwarp();
+  }
+  ranks[threadIdx.y][threadIdx.x] = rank;
+  __syncthreads();
+  if (threadIdx.y != 0 || i >= N) return;
+#pragma unroll
+  for (int warp = 1; warp < 16; warp++) rank += ranks[warp][threadIdx.x];
+  sorted[rank] = (int32_t)(key >> 16);
+  order[rank] = i;
+}
+
 /* Scratch of embed_bwd: CUB's, three lists of N, two buffers of chunks. */
 typedef struct g2z__embed_scratch {
   void *cub;
@@ -942,20 +1032,31 @@ typedef struct g2z__embed_scratch {
 
 static g2z_status g2z__embed_sort(g2z_device *device, g2z__embed_scratch *scratch,
                                   const int32_t *tokens, int N) {
+  cudaStream_t stream = g2z__cuda_of(device)->stream;
+  if (N <= G2Z__RANKED_TOKENS) {
+    if (!scratch->sorted) return G2Z_OK;
+    g2z_k_embed_rank<<<(unsigned)g2z__blocks((size_t)N, 32), dim3(32, 16), 0, stream>>>(
+        scratch->sorted, scratch->order, tokens, N);
+    return g2z__launched(device, "g2z_k_embed_rank");
+  }
+  if (scratch->sorted) {
+    g2z_k_count<<<(unsigned)g2z__blocks((size_t)N, 256), 256, 0, stream>>>(scratch->count, N);
+    G2Z__TRY(g2z__launched(device, "g2z_k_count"));
+  }
   int bits = 0;
   while ((1 << bits) < G2Z__MAX_VOCAB) bits++;
   G2Z__CUDA(device, cub::DeviceRadixSort::SortPairs(
                         scratch->cub, scratch->cub_bytes, tokens, scratch->sorted, scratch->count,
-                        scratch->order, N, 0, bits, g2z__cuda_of(device)->stream));
+                        scratch->order, N, 0, bits, stream));
   return G2Z_OK;
 }
 
 static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tokens, int N, int C,
-                                          g2z__embed_scratch *out) {
+                                          int run_rows, g2z__embed_scratch *out) {
   memset(out, 0, sizeof *out);
   G2Z__TRY(g2z__embed_sort(device, out, tokens, N)); /* without memory, it only says how much */
   size_t list = g2z__align((size_t)N * sizeof(int32_t)), cub_bytes = g2z__align(out->cub_bytes);
-  size_t chunks = g2z__blocks((size_t)N, G2Z__RUN_ROWS);
+  size_t chunks = g2z__blocks((size_t)N, (size_t)run_rows);
   size_t buffer = g2z__align(chunks * (size_t)C * sizeof(float));
   void *memory;
   G2Z__TRY(g2z__scratch(device, cub_bytes + 3 * list + 2 * buffer, &memory));
@@ -974,23 +1075,23 @@ static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const
                                  const int32_t *tokens, g2z_write mode, g2z_dropout dropout, int B,
                                  int T, int C) {
   cudaStream_t stream = g2z__cuda_of(device)->stream;
-  int N = B * T, packs = C / g2z__lanes<A>;
+  int N = B * T, packs = C / g2z__lanes<A>, run_rows = g2z__run_rows(device, N, packs);
   g2z__embed_scratch scratch;
-  G2Z__TRY(g2z__embed_scratch_take(device, tokens, N, C, &scratch));
+  G2Z__TRY(g2z__embed_scratch_take(device, tokens, N, C, run_rows, &scratch));
   g2z_k_embed_bwd_wpe<A, G, DROP>
       <<<(unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, stream>>>(
           dwpe, dout, dropout, mode, B, T, C);
   G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_wpe"));
-  g2z_k_count<<<(unsigned)g2z__blocks((size_t)N, 256), 256, 0, stream>>>(scratch.count, N);
-  G2Z__TRY(g2z__launched(device, "g2z_k_count"));
   G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N));
-  unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * G2Z__RUN_ROWS);
+  unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
   g2z_k_embed_bwd_runs<A, DROP>
       <<<dim3(chunks, (unsigned)g2z__blocks((size_t)packs, 32)), dim3(32, 8), 0, stream>>>(
-          dwte, scratch.heads, scratch.tails, scratch.sorted, scratch.order, dout, dropout, N, C);
+          dwte, scratch.heads, scratch.tails, scratch.sorted, scratch.order, dout, dropout, N, C,
+          run_rows);
   G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_runs"));
   g2z_k_embed_bwd_seams<<<dim3(chunks, (unsigned)g2z__blocks((size_t)C, 32)), dim3(32, 8), 0,
-                          stream>>>(dwte, scratch.heads, scratch.tails, scratch.sorted, N, C);
+                          stream>>>(dwte, scratch.heads, scratch.tails, scratch.sorted, N, C,
+                                    run_rows);
   return g2z__launched(device, "g2z_k_embed_bwd_seams");
 }
 
@@ -1151,9 +1252,14 @@ extern __shared__ uint4 g2z__row_ring[];
 /* Four stages keep enough bytes under way for an H200; of wide rows, two fit everywhere. */
 template <int K>
 static constexpr int g2z__row_stages = K == 1 ? 4 : 2;
-/* A block has one team of up to this many warps, or several of together as many. */
+/* A team has at most this many warps. */
 template <int K>
 static constexpr int g2z__row_warps = K == 1 ? 8 : 16;
+/* A block has so many threads, in up to 8 teams: all that a multiprocessor has registers for. The
+ * fewer the blocks, the fewer are the sums that the second stage reads. */
+template <int K, g2z__drop DROP>
+static constexpr int g2z__row_block = K == 1 && DROP == G2Z__DROP_OFF ? 768 : 512;
+#define G2Z__ROW_TEAMS 8
 
 /* This thread's place in the ring. */
 template <int K>
@@ -1185,14 +1291,19 @@ static __device__ inline void g2z__row_fetch(const g2z__layernorm_bwd_data<A> &d
   }
 }
 
-/* Two sums over the threads of a team, in all of them, behind one barrier of the block, whose teams
- * keep step. `parts` has a place for each warp of the widest team; those of no warp are 0. */
+/* A barrier of this team alone; number 0 is the block's. */
+static __device__ inline void g2z__team_barrier(void) {
+  asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
+}
+
+/* Two sums over the threads of a team, in all of them, behind one barrier. `parts` has a place for
+ * each warp of the widest team; those of no warp are 0. */
 template <int WARPS>
 static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
   x.x = g2z__warp_sum(x.x);
   x.y = g2z__warp_sum(x.y);
   if (threadIdx.x % G2Z__WARP == 0) parts[threadIdx.x / G2Z__WARP] = x;
-  __syncthreads();
+  g2z__team_barrier();
   x = make_float2(0, 0);
 #pragma unroll
   for (int i = 0; i < WARPS; i += 2) {
@@ -1208,21 +1319,24 @@ static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
 template <int K, int L>
 static __device__ inline void g2z__layernorm_partial(float *partial, const float (&sums)[3][K][L],
                                                      int tensors, int C) {
-  float *shared = (float *)g2z__row_ring;
-  unsigned threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  float *shared = (float *)g2z__row_ring; /* [teams][3][width] */
+  int width = K * (int)blockDim.x * L, thread = (int)(threadIdx.y * blockDim.x + threadIdx.x);
   __syncthreads();
 #pragma unroll
-  for (int j = 0; j < 3 * K * L; j++)
-    shared[(unsigned)j * threads + thread] = sums[j / (K * L)][j / L % K][j % L];
+  for (int j = 0; j < 3 * K; j++)
+    g2z__put_floats<L>(shared + ((int)threadIdx.y * 3 + j / K) * width +
+                           (j % K * (int)blockDim.x + (int)threadIdx.x) * L, sums[j / K][j % K]);
   __syncthreads();
-  for (int j = (int)threadIdx.y; j < tensors * K * L; j += (int)blockDim.y) {
-    int c = (j / L % K * (int)blockDim.x + (int)threadIdx.x) * L + j % L;
-    if (c >= C) continue;
-    float total = 0;
-#pragma unroll 1
-    for (unsigned team = 0; team < blockDim.y; team++)
-      total += shared[(unsigned)j * threads + team * blockDim.x + threadIdx.x];
-    partial[j / (K * L) * C + c] = total;
+  for (int at = 4 * thread; at < tensors * C; at += 4 * (int)(blockDim.x * blockDim.y)) {
+    const float *from = shared + at / C * width + at % C;
+    float total[4] = {};
+    for (int team = 0; team < (int)blockDim.y; team++, from += 3 * width) {
+      float value[4];
+      g2z__get_floats<4>(value, from);
+#pragma unroll
+      for (int i = 0; i < 4; i++) total[i] += value[i];
+    }
+    g2z__put_floats<4>(partial + at, total);
   }
 }
 
@@ -1237,8 +1351,7 @@ struct g2z__row_work {
   uint4 w[K];
 };
 
-/* A row's first half: xhat and g, their sums, the columns of dw and db. Of `packs` packs, 0 for no
- * row. */
+/* A row's first half: xhat and g, their sums, the columns of dw and db. */
 template <typename A, int K>
 static __device__ inline float2 g2z__layernorm_bwd_sums(g2z__row_work<A, K> &work,
                                                         const g2z__row_slots<K> &slots, int stage,
@@ -1276,7 +1389,7 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
 #pragma unroll
   for (int k = 0; k < K; k++) {
     int pack = k * (int)blockDim.x + (int)threadIdx.x;
-    if (pack >= packs || row >= data.N) continue;
+    if (pack >= packs) continue;
     size_t at = (size_t)row * (unsigned)packs + (unsigned)pack;
     float out[L] = {};
     if (data.res_mode == G2Z_ACCUMULATE) g2z__unpack<A>(out, *slots.at(stage, 2, k));
@@ -1310,20 +1423,22 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  * Math    g = dy w; dx = rstd (g - mean(g) - xhat mean(g xhat)); dw += dy xhat; db += dy;
  *         dbias += what was stored in dres, or in dropped
  * Launch  persistent: block (threads, teams), a team per row, a thread K packs of it; the next rows
- *         are copied to shared memory meanwhile
- * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB, 47 us at 4.28 TB/s
+ *         are copied to shared memory meanwhile, and no team waits for another
+ * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB, 47 us at 4.28 TB/s.
+ *         With the second stage, N=1024, 2048, 4096, 32768 take 6.0, 7.6, 10.2, 54.9 us on an H200
  * Order   a team adds its rows in ascending order; then the teams in order
  * Oracle  g2z_cpu_layernorm_bwd */
 template <typename A, int K, g2z__drop DROP>
 static __global__ void
-__launch_bounds__(32 * g2z__row_warps<K>, K == 2 ? 1 : DROP ? 2 : 3)
+__launch_bounds__(g2z__row_block<K, DROP>, 1)
 g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   constexpr int L = g2z__lanes<A>, STAGES = g2z__row_stages<K>, WARPS = g2z__row_warps<K>;
-  __shared__ alignas(16) float2 shared[2][8 * WARPS]; /* two halves, of up to 8 teams */
-  for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < 8 * WARPS;
+  __shared__ alignas(16) float2 shared[2][G2Z__ROW_TEAMS * WARPS]; /* two halves */
+  for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < G2Z__ROW_TEAMS * WARPS;
        i += blockDim.x * blockDim.y)
     shared[0][i] = shared[1][i] = make_float2(0, 0);
   __syncthreads();
+  g2z__await();
   const g2z__row_slots<K> slots;
   const int packs = data.C / L, stride = (int)(gridDim.x * blockDim.y);
   const float share = 1.0f / (float)data.C;
@@ -1340,7 +1455,7 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
     __pipeline_commit();
   }
   if (row < data.N) work.mean = data.mean[row], work.rstd = data.rstd[row];
-  for (; row - (int)threadIdx.y < data.N; row += stride) {
+  for (; row < data.N; row += stride) {
     g2z__row_fetch<A, K>(data, slots, row + (STAGES - 1) * stride,
                          stage == 0 ? STAGES - 1 : stage - 1);
     __pipeline_commit();
@@ -1348,9 +1463,8 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
     float next_mean = goes_on ? data.mean[row + stride] : 0;
     float next_rstd = goes_on ? data.rstd[row + stride] : 0;
     __pipeline_wait_prior(STAGES - 1);
-    /* A team without a row only keeps step. Every second row takes the other half of `shared`: the
-     * one before may still be read. */
-    float2 means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, row < data.N ? packs : 0);
+    /* Every second row takes the other half of `shared`: the one before may still be read. */
+    float2 means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, packs);
     means = g2z__team_sums<WARPS>(means, shared[half] + threadIdx.y * WARPS);
     means.x *= share;
     means.y *= share;
@@ -1365,14 +1479,21 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   g2z__layernorm_partial<K, L>(partial, work.sums, tensors, data.C);
 }
 
-/* As many blocks as run at once, of as many teams as make up to 8 warps. */
+/* As many blocks as run at once, of as many teams as shared memory and N have work for. */
 template <typename A, typename G, int K, g2z__drop DROP>
 static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_data<A> data,
                                          int threads, G *dw, G *db, G *dbias, g2z_write mode) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   auto kernel = g2z_k_layernorm_bwd<A, K, DROP>;
-  int teams = threads <= 128 ? 256 / threads : 1, tensors = 2 + data.with_bias, blocks = 0;
-  size_t ring = (size_t)(g2z__row_stages<K> * 3 * K * threads * teams) * sizeof(uint4);
+  size_t ring = (size_t)(g2z__row_stages<K> * 3 * K * threads) * sizeof(uint4);
+  size_t own = sizeof(float2) * 2 * G2Z__ROW_TEAMS * g2z__row_warps<K>; /* the kernel's `shared` */
+  int room = (int)(((size_t)cuda->shared_limit - own) / ring), blocks = 0;
+  int rows = (int)g2z__blocks((size_t)data.N, (size_t)cuda->sms); /* of a multiprocessor */
+  int teams = g2z__row_block<K, DROP> / threads, tensors = 2 + data.with_bias;
+  if (teams > G2Z__ROW_TEAMS) teams = G2Z__ROW_TEAMS;
+  if (teams > rows) teams = rows;
+  if (teams > room) teams = room < 1 ? 1 : room; /* at 1, CUDA says that it does not fit */
+  ring *= (size_t)teams;
   G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)ring));
   G2Z__CUDA(device, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads * teams,
@@ -1384,8 +1505,8 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
   G2Z__TRY(g2z__scratch(device, (size_t)blocks * (size_t)tensors * (size_t)data.C * sizeof(float),
                         &memory));
   data.partial = (float *)memory;
-  kernel<<<(unsigned)blocks, dim3((unsigned)threads, (unsigned)teams), ring, cuda->stream>>>(data);
-  G2Z__TRY(g2z__launched(device, "g2z_k_layernorm_bwd"));
+  G2Z__TRY(g2z__launch(device, "g2z_k_layernorm_bwd", kernel, dim3((unsigned)blocks),
+                       dim3((unsigned)threads, (unsigned)teams), ring, data));
   return g2z__add_slabs<G>(device, dw, db, dbias, data.partial, blocks, data.C, mode);
 }
 
@@ -1540,7 +1661,8 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
  * cuBLASLt speaks column-major: our row-major y[N,O] is its y'[O,N], so a product of rows is asked
  * for with its operands exchanged: y' = w' x'. */
 
-#define G2Z__CANDIDATES 24       /* algorithms that are timed for a shape */
+#define G2Z__CANDIDATES 24       /* algorithms that are timed for a shape, if there are so many */
+#define G2Z__TIMED_FLOP 1.6e11   /* that a timed run of small products has: 0.3 ms on an H200 */
 
 typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, all int32 */
   int32_t m, n, k;
@@ -1702,22 +1824,29 @@ static g2z_status g2z__lt_candidates(g2z_device *device, const g2z__lt_product *
              : g2z__lt_fail(device, status, "the choice of an algorithm", key);
 }
 
-/* Best of three runs behind one that warms up; negative when the algorithm does not run. */
+/* Best of three runs behind one that warms up; negative when the algorithm does not run. A small
+ * product alone is timed with the 5 us around it: runs of 8 choose algorithms that save 1.7, 0.3
+ * and 1.2 % of the products' time at 1,024, 2,048 and 4,096 tokens of GPT-2 124M on an H200. */
 static float g2z__lt_time_us(g2z_device *device, const g2z__lt_product *product,
                                   const g2z__lt_operands *on, const cublasLtMatmulAlgo_t *algo) {
   g2z__cuda *cuda = g2z__cuda_of(device);
+  double fit = G2Z__TIMED_FLOP / (2.0 * product->key.m * product->key.n * product->key.k);
+  int calls = fit < 1 ? 1 : fit > 8 ? 8 : (int)fit;
   float best_ms = -1;
   for (int run = 0; run < 4; run++) {
     float ms = -1;
-    if (cudaEventRecord(cuda->begin, cuda->stream) != cudaSuccess ||
-        g2z__lt_run(device, product, on, algo) != CUBLAS_STATUS_SUCCESS ||
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    if (cudaEventRecord(cuda->begin, cuda->stream) != cudaSuccess) return -1;
+    for (int i = 0; i < calls && status == CUBLAS_STATUS_SUCCESS; i++)
+      status = g2z__lt_run(device, product, on, algo);
+    if (status != CUBLAS_STATUS_SUCCESS ||
         cudaEventRecord(cuda->end, cuda->stream) != cudaSuccess ||
         cudaEventSynchronize(cuda->end) != cudaSuccess ||
         cudaEventElapsedTime(&ms, cuda->begin, cuda->end) != cudaSuccess)
       return -1;
     if (run > 0 && (best_ms < 0 || ms < best_ms)) best_ms = ms;
   }
-  return best_ms * 1000;
+  return best_ms * 1000 / (float)calls;
 }
 
 /* Chooses by the clock. Trials must not change a C that D overwrites: then they write elsewhere,
@@ -1951,8 +2080,10 @@ static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *righ
 
 /* y = x w + bias, and gelu or residual.
  * GELU     16-bit types take cuBLASLt's epilogue, the same tanh form, computed on the sum before
- *          it is rounded to `pre`: a kernel of its own would read and write 8 bytes an element
- * more. residual It is the product's C, added before the rounding; behind a dropout it takes a
+ *          it is rounded to `pre`: a kernel of its own would read and write 4 bytes an element
+ *          more. C=768, N=1024, 2048, 4096, 32768 take 11.7, 20.8, 40.0, 287 us with the epilogue,
+ *          12.0, 21.6, 41.0, 298 with the kernel on an H200.
+ * residual It is the product's C, added before the rounding; behind a dropout it takes a
  *          kernel of its own, and where y is the residual itself, the product waits in scratch. */
 template <typename A>
 static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *pre, const void *x,
@@ -1976,7 +2107,9 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *pre, co
                                   O);
 }
 
-/* dx = dy w^T; with pre, times gelu'(pre) in the kernel that sums the columns. */
+/* dx = dy w^T; with pre, times gelu'(pre) in the kernel that sums the columns. cuBLASLt's epilogue
+ * DGELU, with a kernel that only sums, costs more: I=3072, O=768, N=1024, 2048, 4096, 32768 take
+ * 14.6, 25.7, 47.3, 389 us as it is, 23.1, 35.5, 60.7, 420 with the epilogue on an H200. */
 template <typename A, typename G>
 static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                            const void *dy, const void *w, const void *pre,
