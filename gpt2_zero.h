@@ -10576,6 +10576,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
     if (status != G2Z_OK || ended != G2Z_OK) return status != G2Z_OK ? status : ended;
   }
   t->stale = early;
+  g2z__ranks_record(g2z_context_ranks(t->context), "graph", -1, 0);
   return g2z_graph_run(t->device, t->graph);
 }
 
