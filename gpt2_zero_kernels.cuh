@@ -3631,14 +3631,15 @@ static inline __host__ __device__ int g2z__hopper_pitch(int T) { return (T + 63)
  * sum over HS of dout * out. Zero in the padding of a row, where dout is zero too.
  *   stats     [B*NH,2,pitch] f32 out
  *   dout,out  [B,T,NH,64] A in
- * Launch  grid (pitch*NH/32, B), 256 threads, 8 for each 64 numbers
+ * Launch  grid B*pitch*NH/32, 256 threads, 8 for each 64 numbers
  * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB, 24 us at 4.28 TB/s */
 template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_attention_hopper_stats(float *stats, const A *dout, const A *out, const float *lse, int T,
                              int NH) {
-  int pitch = g2z__hopper_pitch(T), item = (int)(blockIdx.x * 32 + threadIdx.x / 8);
-  int t = item / NH, h = item % NH, b = (int)blockIdx.y;
+  int pitch = g2z__hopper_pitch(T), blocks = pitch / 32 * NH; /* of a sequence */
+  int b = (int)blockIdx.x / blocks;
+  int item = (int)blockIdx.x % blocks * 32 + (int)threadIdx.x / 8, t = item / NH, h = item % NH;
   float sum = 0, x[8], y[8];
   if (t < T) {
     size_t row = ((size_t)b * (size_t)T + (size_t)t) * (size_t)NH + (size_t)h;
@@ -4297,9 +4298,8 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, con
   G2Z__TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
   G2Z__TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
   G2Z__TRY(g2z__hopper_stats_map(device, &stats_map, stats, heads, pitch));
-  g2z_k_attention_hopper_stats<A>
-      <<<dim3((unsigned)(pitch * (size_t)NH / 32), (unsigned)B), 256, 0, stream>>>(stats, dout, out,
-                                                                                 lse, T, NH);
+  g2z_k_attention_hopper_stats<A><<<(unsigned)(heads * pitch / 32), 256, 0, stream>>>(
+      stats, dout, out, lse, T, NH);
   G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_stats"));
   auto kernel = g2z_k_attention_hopper_bwd<A>;
   G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
