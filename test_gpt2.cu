@@ -7865,7 +7865,7 @@ static void test_saved_replace(g2z_test *t, const char *directory, const char *n
 static void test_checkpoint_damage(g2z_test *t) {
   static const char *const names[] = {"trainer_state.json", "config.json", "model.safetensors",
                                       "optimizer-00000-of-00001.safetensors"};
-  char at[512], path[700], moved[700];
+  char at[512], path[700], moved[720];
   float losses[16] = {0}, after[16] = {0};
   g2z_train_config config = test_config_of(1, 1, 8, 8, 61);
   test_trainer tt;
