@@ -7872,7 +7872,7 @@ static void test_saved_replace(g2z_test *t, const char *directory, const char *n
 static void test_checkpoint_damage(g2z_test *t) {
   static const char *const names[] = {"trainer_state.json", "config.json", "model.safetensors",
                                       "optimizer-00000-of-00001.safetensors"};
-  char at[512], path[700], moved[700];
+  char at[512], path[700], moved[720];
   float losses[16] = {0}, after[16] = {0};
   g2z_train_config config = test_config_of(1, 1, 8, 8, 61);
   test_trainer tt;
@@ -8516,6 +8516,26 @@ static void test_train_ranks_resume(g2z_test *t) {
       free(again);
     }
   }
+
+  /* One rank's file twice, with checksums that are right; and one that is missing. */
+  char shard[512];
+  g2z_train_config config = test_saved_config(t, shard);
+  test_trainer tt;
+  config.model.layers = config.model.heads = 2;
+  config.model.channels = 32;
+  snprintf(base, sizeof base, "%s", test_path(t, "four1/step-000012"));
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, base));
+  test_sh(t, "cd '%s' && cp optimizer-00000-of-00004%s optimizer-00001-of-00004.safetensors", base,
+          ".safetensors");
+  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, base), G2Z_FORMAT, &t->services,
+               "/optimizer-00001-of-00004.safetensors: bytes 0 to ");
+  test_saved_sign(t, base, "optimizer-00001-of-00004.safetensors");
+  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, base), G2Z_FORMAT, &t->services, " overlaps others");
+  test_sh(t, "rm '%s/optimizer-00003-of-00004%s'", base, ".safetensors");
+  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, base), G2Z_FORMAT, &t->services,
+               "has no optimizer-00003-of-00004.safetensors, which belongs to it");
+  test_trainer_close(&tt);
 }
 
 /* One of three ranks cannot write, or writes somewhere else: all say so, and nothing is left. */
