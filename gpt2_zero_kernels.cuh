@@ -68,7 +68,7 @@ typedef struct g2z__cuda {       /* device->backend */
   int capability;                /* 90: sm_90 */
   int built_for;                 /* architecture of the code that runs here, such as 90 */
   int shared_limit;              /* bytes of shared memory that a block may ask for */
-  unsigned early_launches;       /* 1: a kernel may start while the one before it ends */
+  unsigned early_launch;         /* 1: a second stage may start while its first one ends */
   char gpu[256];
   cudaStream_t stream;
   cudaEvent_t events[G2Z__EVENTS];
@@ -409,8 +409,8 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
                      cuda->capability == 90 ? "a" : "");
   int driver = 0;                /* graphs hold early launches since CUDA 12.3 */
   G2Z__CUDA(device, cudaDriverGetVersion(&driver));
-  cuda->early_launches = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
-                         CUDART_VERSION >= 12030;
+  cuda->early_launch = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
+                       CUDART_VERSION >= 12030;
   /* Apart from the default stream, which would wait for other streams and cannot be captured. */
   G2Z__CUDA(device, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
   for (int i = 0; i < G2Z__EVENTS; i++)
@@ -438,40 +438,6 @@ static g2z_status g2z__cuda_open(g2z_device *device) {
   if (status != G2Z_OK) g2z_cuda_close(device);
   else device->ops = &cuda->ops;
   return status;
-}
-
-/* ----- launches ---------------------------------------------------------- */
-
-/* Launches a kernel that may start while the one before it on the stream still ends: 0.4 to 1 us
- * less for two of ours in a row on Hopper, nothing behind cuBLASLt's. In return the kernel calls
- * g2z__await() before it touches memory. Then the kernel before is done, and with it all others:
- * either it began behind them, or it too has awaited them. */
-template <typename... Parameters, typename... Arguments>
-static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kernel)(Parameters...),
-                              dim3 grid, dim3 block, size_t shared, Arguments... arguments) {
-  const g2z__cuda *cuda = g2z__cuda_of(device);
-  cudaLaunchAttribute early;
-  cudaLaunchConfig_t config;
-  memset(&early, 0, sizeof early);
-  memset(&config, 0, sizeof config);
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared;
-  config.stream = cuda->stream;
-  config.attrs = &early;
-  config.numAttrs = cuda->early_launches;
-  cudaError_t error = cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...);
-  return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, name);
-}
-
-/* Waits until the work before this kernel is done, and lets the next one start early likewise. */
-static __device__ inline void g2z__await(void) {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
 }
 
 /* ===== >>k20 numbers =====================================================
@@ -676,6 +642,20 @@ static int g2z__slab_rows(int N) {
 }
 static int g2z__slabs(int N) { return (int)g2z__blocks((size_t)N, (size_t)g2z__slab_rows(N)); }
 
+/* The second stage of a sum is on its way before the first has ended, on Hopper and newer: a first
+ * stage calls g2z__second_may_start() when it starts, so that blocks of the second follow its own;
+ * those call g2z__first_has_ended(), which waits, before they touch memory. */
+static __device__ inline void g2z__second_may_start(void) {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+static __device__ inline void g2z__first_has_ended(void) {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
 /* g2z_k_add_slabs: out_k[c] = or += sum over p of partial[p][k][c].
  *   partial      [P,K,C] f32 in   K = gridDim.y
  *   out0..out2   [C] G out        out_k, k < K
@@ -690,7 +670,7 @@ g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g
   int c = (int)(blockIdx.x * 32 + threadIdx.x), K = (int)gridDim.y, k = (int)blockIdx.y;
   const float *at = partial + (size_t)k * (size_t)C + (size_t)c;
   float sum = 0;
-  g2z__await();
+  g2z__first_has_ended();
   for (int first = (int)threadIdx.y; c < C && first < P; first += 32 * BATCH) {
     float value[BATCH];
 #pragma unroll
@@ -709,14 +689,24 @@ g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g
   g2z__write((k == 0 ? out0 : k == 1 ? out1 : out2) + c, sum, mode);
 }
 
-/* Adds [P,K,C] partial sums into up to three outputs of C columns: out1 and out2 may be NULL, from
- * the last. */
+/* Adds [P,K,C] partial sums, which the kernel just launched makes, into up to three outputs of C
+ * columns: out1 and out2 may be NULL, from the last. */
 template <typename G>
 static g2z_status g2z__add_slabs(g2z_device *device, G *out0, G *out1, G *out2,
                                  const float *partial, int P, int C, g2z_write mode) {
   dim3 grid((unsigned)g2z__blocks((size_t)C, 32), out2 ? 3u : out1 ? 2u : 1u);
-  return g2z__launch(device, "g2z_k_add_slabs", g2z_k_add_slabs<G>, grid, dim3(32, 32), 0, out0,
-                     out1, out2, partial, P, C, mode);
+  cudaLaunchAttribute early = {};
+  cudaLaunchConfig_t config = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.gridDim = grid;
+  config.blockDim = dim3(32, 32);
+  config.stream = g2z__cuda_of(device)->stream;
+  config.attrs = &early;
+  config.numAttrs = g2z__cuda_of(device)->early_launch;
+  G2Z__CUDA(device, cudaLaunchKernelEx(&config, g2z_k_add_slabs<G>, out0, out1, out2, partial, P, C,
+                                       mode));
+  return g2z__launched(device, "g2z_k_add_slabs");
 }
 
 static __device__ inline float g2z__k_gelu_gradient(float x);
@@ -742,7 +732,7 @@ g2z_k_column_sums(float *partial, A *x, const A *pre, int N, int C, int slab_row
   int first = (int)blockIdx.y * slab_rows + (int)threadIdx.y;
   int end = min(N, ((int)blockIdx.y + 1) * slab_rows);
   float sum[L] = {};
-  g2z__await();
+  g2z__second_may_start();
   for (int row = first; pack < packs && row < end; row += 8 * BATCH) {
     uint4 raw[BATCH], raw_pre[BATCH]; /* under way together: the stores in between are in the way */
 #pragma unroll
@@ -787,8 +777,9 @@ template <typename A, typename G, g2z__columns COLUMNS>
 static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, const A *pre, float *partial,
                                    g2z_write mode, int N, int C) {
   dim3 grid((unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32), (unsigned)g2z__slabs(N));
-  G2Z__TRY(g2z__launch(device, "g2z_k_column_sums", g2z_k_column_sums<A, COLUMNS>, grid,
-                       dim3(32, 8), 0, partial, x, pre, N, C, g2z__slab_rows(N)));
+  g2z_k_column_sums<A, COLUMNS><<<grid, dim3(32, 8), 0, g2z__cuda_of(device)->stream>>>(
+      partial, x, pre, N, C, g2z__slab_rows(N));
+  G2Z__TRY(g2z__launched(device, "g2z_k_column_sums"));
   return g2z__add_slabs<G>(device, sums, (G *)NULL, (G *)NULL, partial, g2z__slabs(N), C, mode);
 }
 
@@ -994,7 +985,7 @@ static __global__ void g2z_k_embed_bwd_seams(float *dwte, const float *heads, co
  *   sorted, order  [N] i32 out
  * Launch  grid ceil(N/32), block (32,16): a lane per token, the warps share the others
  * Cost    N^2 comparisons, 9 instructions of a warp for 128 of them, in one launch, where a radix
- *         sort has many. embed_bwd in all takes 11.7, 13.4, 20.1 us at N=1024, 2048, 4096 on an H200 */
+ *         sort has many. embed_bwd takes 11.7, 13.4, 20.1 us at N=1024, 2048, 4096 on an H200 */
 static __global__ void __launch_bounds__(512)
 g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) {
   __shared__ alignas(16) uint32_t keys[16][32];
@@ -1438,7 +1429,7 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
        i += blockDim.x * blockDim.y)
     shared[0][i] = shared[1][i] = make_float2(0, 0);
   __syncthreads();
-  g2z__await();
+  g2z__second_may_start();
   const g2z__row_slots<K> slots;
   const int packs = data.C / L, stride = (int)(gridDim.x * blockDim.y);
   const float share = 1.0f / (float)data.C;
@@ -1505,8 +1496,8 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
   G2Z__TRY(g2z__scratch(device, (size_t)blocks * (size_t)tensors * (size_t)data.C * sizeof(float),
                         &memory));
   data.partial = (float *)memory;
-  G2Z__TRY(g2z__launch(device, "g2z_k_layernorm_bwd", kernel, dim3((unsigned)blocks),
-                       dim3((unsigned)threads, (unsigned)teams), ring, data));
+  kernel<<<(unsigned)blocks, dim3((unsigned)threads, (unsigned)teams), ring, cuda->stream>>>(data);
+  G2Z__TRY(g2z__launched(device, "g2z_k_layernorm_bwd"));
   return g2z__add_slabs<G>(device, dw, db, dbias, data.partial, blocks, data.C, mode);
 }
 
