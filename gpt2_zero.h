@@ -7949,7 +7949,10 @@ G2Z__PRIVATE int g2z__spawn_wait(pid_t *spawned, int ranks, const sigset_t *sign
   while (g2z__spawn_reap(spawned, ranks, haste, &code) > 0) {
     double now = g2z_seconds();
     int bad = code != 0 && code != G2Z_EXIT_STOPPED; /* to save may take its time */
-    if (bad && failed == 0) failed = now;
+    if (bad && failed == 0) {
+      failed = now;
+      g2z__spawn_signal(spawned, ranks, SIGCONT); /* who was stopped may hear of it, and leave */
+    }
     int late = failed > 0 ? (now > failed + 10) + (now > failed + 13) : 0;
     if (late > haste) {
       g2z__spawn_signal(spawned, ranks, late == 1 ? SIGTERM : SIGKILL);

@@ -6852,6 +6852,7 @@ static int rank_spawn(int argc, char **argv) {
   fflush(stdout);
   if (place->rank == 1 && strcmp(what, "exit") == 0) _exit(5);
   if (place->rank == 1 && strcmp(what, "kill") == 0) raise(SIGKILL);
+  if (place->rank == 1 && strcmp(what, "stop") == 0) raise(SIGSTOP);
   int wait = strcmp(what, "signal") == 0 || strcmp(what, "orphan") == 0;
   for (int turn = 0; wait && !rank_signal && turn < 10000; turn++) rank_sleep(0.005);
   if (rank_signal) printf("rank %d got signal %d\n", place->rank, (int)rank_signal);
@@ -7323,13 +7324,13 @@ static int test_ranks_lines(const char *text, const char *part) {
 
 static void test_ranks_spawn(g2z_test *t) {
   static const struct { const char *what; int code; } cases[] = {
-      {"spawn fine", 0}, {"spawn exit", 5}, {"spawn kill", 137}};
+      {"spawn fine", 0}, {"spawn exit", 5}, {"spawn kill", 137}, {"spawn stop silence=0.5", 70}};
   test_ranks ranks;
   char text[4096];
   test_ranks_open(&ranks, 1);
-  for (size_t i = 0; i < 3; i++) {
+  for (size_t i = 0; i < 4; i++) {
     test_ranks_start(t, &ranks, 0, 0, NULL, cases[i].what);
-    test_ranks_wait(t, &ranks, 20);
+    test_ranks_wait(t, &ranks, 9); /* nobody waits for who was stopped: that would take 13 s */
     CHECK_RANK(t, &ranks, 0, cases[i].code, "is rank 2 of 3, 2 of 3 here, ranks");
     if (i) CHECK_RANK(t, &ranks, 0, cases[i].code, "fault of rank 1: rank 1 on ");
   }

@@ -568,7 +568,8 @@ int main(int argc, char **argv) {
     if (status == G2Z_OK)
       status = o.dry_run ? dry_run(&services, &o, &context) : train(&o, &context);
   }
-  if (status != G2Z_OK) print_error(&context.ranks.place, services.error);
+  int said = status == G2Z_STOPPED && context.ranks.place.rank != 0; /* by rank 0, for all */
+  if (status != G2Z_OK && !said) print_error(&context.ranks.place, services.error);
   g2z_release(&services, command_line);
   return code ? code : exit_code(status);
 }
