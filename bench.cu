@@ -519,7 +519,7 @@ static g2z_status run_bench(g2z_services *services, const options *o,
                             const g2z_context_config *context_config) {
   g2z_context *context;
   g2z_plan plan;
-  steps_result steps = {0, 0, 0};
+  steps_result steps = {0, 0, 0, 0};
   bench b;
   double product_rate = 0;
   const g2z_place *place = &context_config->ranks.place;

@@ -4796,44 +4796,6 @@ static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const voi
   return g2z__launched(device, "g2z_k_sumsq_end");
 }
 
-/* g2z_k_grad_add: to = from, or += in fp32.
- *   to, from  [n] G    16-byte aligned, n a multiple of 8
- * Cost    2 or 3 sizeof(G) n bytes
- * Oracle  g2z_cpu_grad_add */
-template <typename G>
-static __global__ void __launch_bounds__(256)
-g2z_k_grad_add(G *to, const G *from, int accumulate, size_t packs) {
-  constexpr int L = g2z__lanes<G>;
-  for (size_t at = (size_t)blockIdx.x * 256 + threadIdx.x; at < packs;
-       at += (size_t)gridDim.x * 256) {
-    float sum[L], old[L];
-    g2z__unpack<G>(sum, g2z__get(from, at));
-    if (accumulate) {
-      g2z__unpack<G>(old, g2z__get(to, at));
-#pragma unroll
-      for (int i = 0; i < L; i++) sum[i] += old[i];
-    }
-    g2z__put(to, at, g2z__pack<G>(sum));
-  }
-}
-
-template <typename G>
-static g2z_status g2z__grad_add_on(g2z_device *device, cudaStream_t stream, void *to,
-                                   const void *from, g2z_write mode, size_t n) {
-  size_t packs = n / g2z__lanes<G>, blocks = g2z__blocks(packs, 256);
-  size_t most = (size_t)g2z__cuda_of(device)->sms * 8;
-  if (packs == 0) return G2Z_OK;
-  g2z_k_grad_add<G><<<(unsigned)(blocks < most ? blocks : most), 256, 0, stream>>>(
-      (G *)to, (const G *)from, mode == G2Z_ACCUMULATE, packs);
-  return g2z__launched(device, "g2z_k_grad_add");
-}
-
-template <typename G>
-static g2z_status g2z_cuda_grad_add(g2z_device *device, void *to, const void *from, g2z_write mode,
-                                    size_t n) {
-  return g2z__grad_add_on<G>(device, g2z__cuda_of(device)->stream, to, from, mode, n);
-}
-
 /* g2z_k_decide: the end of a step, by one thread. */
 static __global__ void g2z_k_decide(g2z_step_state *state, g2z_verdict verdict,
                                     g2z_optimizer_config config, int dynamic, int64_t tokens) {
@@ -4866,6 +4828,41 @@ static __device__ inline void g2z__put_four(T *to, float4 x) {
   else
     __stcs(reinterpret_cast<uint2 *>(to), make_uint2(g2z__pair_of<T>::pack(x.x, x.y),
                                                      g2z__pair_of<T>::pack(x.z, x.w)));
+}
+
+/* g2z_k_grad_add: to = from, or += in fp32, from one type of gradients to another.
+ *   to    [n] T    16-byte aligned, as is from; n a multiple of 4
+ *   from  [n] F
+ * Cost    sizeof(F) + sizeof(T) bytes an element, and sizeof(T) more to add
+ * Oracle  g2z_cpu_grad_add */
+template <typename T, typename F>
+static __global__ void __launch_bounds__(256)
+g2z_k_grad_add(T *to, const F *from, int accumulate, size_t fours) {
+  for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < fours; i += (size_t)gridDim.x * 256) {
+    float4 sum = g2z__get_four(from + 4 * i);
+    if (accumulate) {
+      float4 old = g2z__get_four(to + 4 * i);
+      sum = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+    }
+    g2z__put_four(to + 4 * i, sum);
+  }
+}
+
+template <typename T, typename F>
+static g2z_status g2z__grad_add_on(g2z_device *device, cudaStream_t stream, void *to,
+                                   const void *from, g2z_write mode, size_t n) {
+  size_t fours = n / 4, blocks = g2z__blocks(fours, 256);
+  size_t most = (size_t)g2z__cuda_of(device)->sms * 8;
+  if (fours == 0) return G2Z_OK;
+  g2z_k_grad_add<T, F><<<(unsigned)(blocks < most ? blocks : most), 256, 0, stream>>>(
+      (T *)to, (const F *)from, mode == G2Z_ACCUMULATE, fours);
+  return g2z__launched(device, "g2z_k_grad_add");
+}
+
+template <typename G>
+static g2z_status g2z_cuda_grad_add(g2z_device *device, void *to, const void *from, g2z_write mode,
+                                    size_t n) {
+  return g2z__grad_add_on<G, G>(device, g2z__cuda_of(device)->stream, to, from, mode, n);
 }
 
 /* Where numbers lie: of a range, from its begin. */
@@ -5076,6 +5073,8 @@ typedef struct g2z__nccl {       /* comm->backend */
   cudaEvent_t forked;
   cudaEvent_t *places;
   int place_count;
+  void *narrow;                  /* [most] wire: a reduction's gradients, where they travel in another
+                                  * type than they have; else NULL */
   uint32_t *progress;            /* in host memory that the GPU writes: places that were passed */
 #if NCCL_VERSION_CODE >= 22800
   ncclWindow_t window;           /* of the memory that all ranks reach; NULL: there is none */
@@ -5142,28 +5141,58 @@ static g2z_status g2z__nccl_join(g2z_comm *comm, int place) {
   return G2Z_OK;
 }
 
+/* Gradients from one type to another on the communication stream; one of the types is fp32, or both
+ * are the same. */
+static g2z_status g2z__nccl_convert(g2z_comm *comm, void *to, g2z_dtype to_type, const void *from,
+                                    g2z_dtype from_type, g2z_write mode, size_t n) {
+  cudaStream_t stream = g2z__nccl_of(comm)->stream;
+  g2z_device *device = comm->device;
+  typedef __nv_bfloat16 bfloat16;
+  ncclDataType_t t = g2z__nccl_type(to_type), f = g2z__nccl_type(from_type);
+  if (t == ncclFloat32 && f == ncclFloat32)
+    return g2z__grad_add_on<float, float>(device, stream, to, from, mode, n);
+  if (t == ncclFloat32 && f == ncclFloat16)
+    return g2z__grad_add_on<float, __half>(device, stream, to, from, mode, n);
+  if (t == ncclFloat32) return g2z__grad_add_on<float, bfloat16>(device, stream, to, from, mode, n);
+  if (f == ncclFloat32 && t == ncclFloat16)
+    return g2z__grad_add_on<__half, float>(device, stream, to, from, mode, n);
+  if (f == ncclFloat32) return g2z__grad_add_on<bfloat16, float>(device, stream, to, from, mode, n);
+  if (t == ncclFloat16) return g2z__grad_add_on<__half, __half>(device, stream, to, from, mode, n);
+  return g2z__grad_add_on<bfloat16, bfloat16>(device, stream, to, from, mode, n);
+}
+
+/* What travels: `from` itself, or in the type of the wire. */
+static g2z_status g2z__nccl_wire(g2z_comm *comm, void *from, size_t n, char **out) {
+  g2z_dtype dtype = comm->device->grad_dtype;
+  *out = (char *)from;
+  if (g2z__nccl_type(comm->wire) == g2z__nccl_type(dtype)) return G2Z_OK;
+  *out = (char *)g2z__nccl_of(comm)->narrow;
+  return g2z__nccl_convert(comm, *out, comm->wire, from, dtype, G2Z_OVERWRITE, n);
+}
+
 static g2z_status g2z__nccl_reduce_scatter(g2z_comm *comm, void *out, void *from, g2z_write mode,
                                            size_t n) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  g2z_dtype dtype = comm->device->grad_dtype;
   size_t slice = n / (size_t)comm->world;
-  char *mine = (char *)from + (size_t)comm->rank * slice * g2z__nccl_bytes(dtype);
-  void *to = mode == G2Z_ACCUMULATE ? mine : out;
-  G2Z__NCCL_TRY(comm, ncclReduceScatter(from, to, slice, g2z__nccl_type(dtype), ncclSum,
+  char *wire;
+  G2Z__TRY(g2z__nccl_wire(comm, from, n, &wire));
+  char *mine = wire + (size_t)comm->rank * slice * g2z__nccl_bytes(comm->wire);
+  void *to = mode == G2Z_OVERWRITE && wire == (char *)from ? out : mine;
+  G2Z__NCCL_TRY(comm, ncclReduceScatter(wire, to, slice, g2z__nccl_type(comm->wire), ncclSum,
                                         nccl->comm, nccl->stream));
   if (to == out) return G2Z_OK;
-  if (dtype == G2Z_FP16)
-    return g2z__grad_add_on<__half>(comm->device, nccl->stream, out, mine, mode, slice);
-  if (dtype == G2Z_BF16)
-    return g2z__grad_add_on<__nv_bfloat16>(comm->device, nccl->stream, out, mine, mode, slice);
-  return g2z__grad_add_on<float>(comm->device, nccl->stream, out, mine, mode, slice);
+  return g2z__nccl_convert(comm, out, comm->device->grad_dtype, mine, comm->wire, mode, slice);
 }
 
 static g2z_status g2z__nccl_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  G2Z__NCCL_TRY(comm, ncclAllReduce(buffer, buffer, n, g2z__nccl_type(comm->device->grad_dtype),
-                                    ncclSum, nccl->comm, nccl->stream));
-  return G2Z_OK;
+  char *wire;
+  G2Z__TRY(g2z__nccl_wire(comm, buffer, n, &wire));
+  G2Z__NCCL_TRY(comm, ncclAllReduce(wire, wire, n, g2z__nccl_type(comm->wire), ncclSum, nccl->comm,
+                                    nccl->stream));
+  if (wire == (char *)buffer) return G2Z_OK;
+  return g2z__nccl_convert(comm, buffer, comm->device->grad_dtype, wire, comm->wire, G2Z_OVERWRITE,
+                           n);
 }
 
 /* Memory that every rank can write to. What one rank cannot have none takes: *out is NULL then. */
@@ -5270,6 +5299,7 @@ static void g2z__nccl_close(g2z_comm *comm) {
       if (nccl->end[lap][i]) cudaEventDestroy(nccl->end[lap][i]);
     }
   g2z__ranks_progress(comm->ranks, NULL);
+  cudaFree(nccl->narrow);
   if (nccl->progress) cudaFreeHost(nccl->progress);
   if (nccl->forked) cudaEventDestroy(nccl->forked);
   if (nccl->stream) cudaStreamDestroy(nccl->stream);
@@ -5284,8 +5314,9 @@ static const g2z_collectives g2z__nccl_collectives = {
     g2z__nccl_all_gather,     g2z__nccl_all_gather_rows, g2z__nccl_lap, g2z__nccl_waited_ms,
     g2z__nccl_close};
 
-static g2z_status g2z__nccl_open(g2z_comm *comm, int places) {
+static g2z_status g2z__nccl_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
+  int places = wanted->places;
   int least = 0, greatest = 0;
   struct {
     ncclUniqueId id;
@@ -5299,6 +5330,8 @@ static g2z_status g2z__nccl_open(g2z_comm *comm, int places) {
   for (int i = 0; i < places; i++)
     G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->places[i], cudaEventDisableTiming));
   G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->forked, cudaEventDisableTiming));
+  if (g2z__nccl_type(comm->wire) != g2z__nccl_type(comm->device->grad_dtype))
+    G2Z__CUDA(comm, cudaMalloc(&nccl->narrow, wanted->most * g2z__nccl_bytes(comm->wire)));
   G2Z__CUDA(comm, cudaHostAlloc((void **)&nccl->progress, sizeof *nccl->progress,
                                 cudaHostAllocMapped));
   *nccl->progress = 0;
@@ -5317,18 +5350,18 @@ static g2z_status g2z__nccl_open(g2z_comm *comm, int places) {
   return G2Z_OK;
 }
 
-static g2z_status g2z__cuda_comm_open(g2z_comm *comm, int places) {
+static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   void *memory;
   G2Z__TRY(g2z__alloc(comm->services, 1, sizeof(g2z__nccl), &memory));
   comm->backend = memory;
   comm->ops = &g2z__nccl_collectives;
-  return g2z__nccl_open(comm, places);
+  return g2z__nccl_open(comm, wanted);
 }
 
 #else
 
-static g2z_status g2z__cuda_comm_open(g2z_comm *comm, int places) {
-  (void)places;
+static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
+  (void)wanted;
   return g2z__fail(comm->services, G2Z_UNSUPPORTED,
                    "%d ranks need NCCL, and this program was built without <nccl.h>: install NCCL "
                    "and build it again", comm->world);

@@ -95,7 +95,7 @@ typedef struct options {
   FLAG("zero", INT, run.train.zero_stage, 0, 3, "STAGE",                                          \
        "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing")                            \
   FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
-       "of gradients with one micro-step; with more they are fp32")                               \
+       "of gradients, also between ranks; micro-steps add up in fp32")                            \
   FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(WORD),                           \
        "how GPUs exchange parameters: see the header")                                            \
   FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
