@@ -99,7 +99,7 @@ typedef struct options {
   FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(WORD),                           \
        "how GPUs exchange parameters: see the header")                                            \
   FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
-       "MiB of gradients per collective [16, and 1.9 x ranks]")                                   \
+       "MiB of gradients per collective [64, and 1.9 x ranks]")                                   \
   FLAG("seed", UINT64, run.train.seed, 0, 0, "N", "of weights, order of the data, dropout")       \
   GROUP("Ranks")                                                                                  \
   FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host; not under a launcher")      \
@@ -342,8 +342,13 @@ static g2z_status dry_run(g2z_services *services, const options *o,
   config.optimizer.min_lr = 0;
   TRY(g2z_plan_make(services, &config, context->device, context->ranks.place.rank,
                     context->ranks.place.world, &plan));
-  TRY(g2z_device_overhead(services, context->device, &overhead_bytes));
-  TRY(g2z_device_memory(services, context->device, &free_bytes, &total_bytes));
+  if (g2z_device_overhead(services, context->device, &overhead_bytes) != G2Z_OK ||
+      g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
+    puts("this machine has no such device: what it takes beside the plan is not known here");
+    overhead_bytes = free_bytes = 0;
+  } else if (plan.world > 1 && context->device == G2Z_DEVICE_CUDA) {
+    overhead_bytes += G2Z_NCCL_BYTES;
+  }
   g2z_plan_print(&plan, overhead_bytes, free_bytes, print_line, NULL);
   return G2Z_OK;
 }
