@@ -6655,6 +6655,12 @@ static int fuzz_encode(const uint8_t *data, size_t bytes) {
   fuzz_append(encoder, data, cut, G2Z_ENCODE_DEFAULT, &other);
   fuzz_append(encoder, data + cut, bytes - cut, G2Z_ENCODE_DEFAULT, &other);
   fuzz_check(fuzz_equal(&whole, &other));
+  size_t used;
+  other.count = 0;
+  fuzz_check(g2z_encode_part(encoder, data, bytes, G2Z_ENCODE_DEFAULT, &other, &used) == G2Z_OK);
+  fuzz_check(used <= bytes);
+  fuzz_append(encoder, data + used, bytes - used, G2Z_ENCODE_DEFAULT, &other);
+  fuzz_check(fuzz_equal(&whole, &other));
   /* What comes back is valid, and encodes to the same ids. */
   fuzz_check(g2z_decode(&services, tokenizer, whole.ids, whole.count, &text, &length) == G2Z_OK);
   other.count = 0;
