@@ -4472,7 +4472,8 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
                                           size_t bytes, size_t room, g2z__unit unit,
                                           g2z_tokens *out) {
   const uint64_t *inside = encoder->tokenizer->inside;
-  size_t starts[G2Z__WORDS_AHEAD + 8] = {0}, count = 0, made, used, from = 0;
+  size_t starts[G2Z__WORDS_AHEAD + 1], count = 0, made, used, from = 0;
+  starts[0] = 0;
   for (size_t at = 1; at < bytes && unit == G2Z__PIECE; at += G2Z__WORDS_AHEAD / 2) {
     size_t some = bytes - at < G2Z__WORDS_AHEAD / 2 ? bytes - at : G2Z__WORDS_AHEAD / 2;
     uint64_t ends = 0; /* bit i: a part ends at at + i */
@@ -4539,17 +4540,20 @@ G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned c
                                           g2z__unit unit, g2z_tokens *out) {
   g2z__key keys[G2Z__WORDS_AHEAD];
   const g2z__words16 *words[G2Z__WORDS_AHEAD];
-  size_t known = 0; /* those with 16 bytes to read */
-  for (; known < count && starts[known] + 16 <= bytes; known++) {
-    size_t length = starts[known + 1] - starts[known];
-    keys[known] = g2z__key_of(text + starts[known], length);
+  const g2z__words16 *table = encoder->words16;
+  size_t known = count, from = starts[0]; /* those with 16 bytes to read */
+  while (known && starts[known - 1] + 16 > bytes) known--;
+  for (size_t i = 0; i < known; i++) {
+    size_t next = starts[i + 1], length = next - from;
+    keys[i] = g2z__key_of(text + from, length);
     if (length > 16 && length <= 48) {
-      const g2z__words48 *longer = g2z__words48_at(encoder, text + starts[known], length);
+      const g2z__words48 *longer = g2z__words48_at(encoder, text + from, length);
       __builtin_prefetch(longer);
       __builtin_prefetch(&longer->bytes);
     }
-    words[known] = &encoder->words16[g2z__key_hash(keys[known], G2Z__WORDS16_BITS)];
-    __builtin_prefetch(words[known]);
+    words[i] = &table[g2z__key_hash(keys[i], G2Z__WORDS16_BITS)];
+    __builtin_prefetch(words[i]);
+    from = next;
   }
   int32_t *ids = out->ids + out->count;
   for (size_t i = 0; i < count; i++) {

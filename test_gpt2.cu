@@ -1920,6 +1920,7 @@ static void test_prepare_packed(g2z_test *t) {
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
   while (bytes + 64 < sizeof text) bytes += test_bpe_random_text(&state, text + bytes, 64);
   test_write_file(t, test_path(t, "p.txt"), text, bytes);
+  test_write_file(t, test_path(t, "not.gz"), "no gzip", 7);
   test_write_file(t, test_path(t, "d.jsonl"), "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n", 27);
   CHECK(t, test_prepare(t, output, "", "--out $D/1 --val-fraction 0 $D/p.txt") == 0);
   for (int i = 0; i < 2; i++) {
@@ -1945,6 +1946,11 @@ static void test_prepare_packed(g2z_test *t) {
     snprintf(name, sizeof name, "cannot start %s", program);
     CHECK(t, strstr(output, name) != NULL);
   }
+  /* a gzip that is killed half way */
+  CHECK(t, test_prepare(t, output, "mkdir $D/bin; printf '#!/bin/sh\necho text; kill -9 $$\n' > "
+                        "$D/bin/gzip; chmod +x $D/bin/gzip; PATH=$D/bin:$PATH",
+                        "--out $D/3 --val-docs 0 $D/not.gz") == 1);
+  CHECK(t, strstr(output, "gzip -dc was ended by signal 9") != NULL);
   if (!found) SKIP(t, "neither gzip nor zstd is here");
 }
 
@@ -8981,6 +8987,12 @@ static int fuzz_encode(const uint8_t *data, size_t bytes) {
   fuzz_append(encoder, data, bytes, G2Z_ENCODE_DEFAULT, &whole);
   fuzz_append(encoder, data, cut, G2Z_ENCODE_DEFAULT, &other);
   fuzz_append(encoder, data + cut, bytes - cut, G2Z_ENCODE_DEFAULT, &other);
+  fuzz_check(fuzz_equal(&whole, &other));
+  size_t used;
+  other.count = 0;
+  fuzz_check(g2z_encode_part(encoder, data, bytes, G2Z_ENCODE_DEFAULT, &other, &used) == G2Z_OK);
+  fuzz_check(used <= bytes);
+  fuzz_append(encoder, data + used, bytes - used, G2Z_ENCODE_DEFAULT, &other);
   fuzz_check(fuzz_equal(&whole, &other));
   /* What comes back is valid, and encodes to the same ids. */
   fuzz_check(g2z_decode(&services, tokenizer, whole.ids, whole.count, &text, &length) == G2Z_OK);
