@@ -84,6 +84,15 @@ WARN := -Wall -Wextra -Wpedantic -Werror
 WAYS := "gcc -std=c11 -x c" "clang -std=c11 -x c" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
 FILES := $(addprefix build/check/,one.c two.c static.c static2.c) train.cu bench.cu test_gpt2.cu prepare_data.c
 
+# build/fuzz/fuzz_json and the others run until they are stopped; inputs that fail are left where they
+# were started.
+FUZZERS = $(shell sed -n 's/^static int \(fuzz_[a-z]*\).const uint8_t.*/\1/p' test_gpt2.cu)
+fuzz: $(addprefix build/fuzz/,$(FUZZERS)) ## libFuzzer programs of every file format, with clang
+	@ls build/fuzz
+build/fuzz/%: test_gpt2.cu gpt2_zero.h
+	@mkdir -p $(@D)
+	clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -DG2Z_FUZZ=$* -x c $< -o $@ $(LIBS)
+
 # one.c has the implementation and two.c has not: they are linked. static.c and static2.c each have
 # their own. All but the last include the header twice.
 check-compilers:
