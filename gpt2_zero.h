@@ -23,7 +23,7 @@
  *     use a piece alone             the plan, the tokenizer, the loader, one op: rooms 03 to 12
  *
  * DOES NOT
- *     - train on more than one rank yet: the plan knows any world, the context takes only one;
+ *     - shard parameters (ZeRO stage 3), or split a model in any other way: each rank holds it whole;
  *     - keep a key-value cache: a generated token costs a forward pass over the window;
  *     - read tokens wider than 16 bits, or sharded safetensors;
  *     - exit, abort or print: it returns a status, and the log is a callback.
@@ -74,10 +74,21 @@
  *       --> embed --> L x { LN, QKV, attention, proj + residual, LN, fc + GELU, fcproj + residual }
  *       --> LN --> LM head and loss, in chunks of tokens
  *       --> backward, into one flat buffer in the order in which gradients complete
- *       --> bucket complete: sum of squares, while it is warm
- *       --> verdict: finite?, norm, clip factor, learning rate, loss scale: g2z_step_state
+ *       --> bucket complete: its sum over the ranks, beside the rest of backward; sum of squares
+ *       --> verdict of all ranks: finite?, norm, clip factor, learning rate, loss scale: g2z_step_state
  *       --> AdamW on the fp32 shard --> params = round(master)
+ *       --> bucket updated: to the other ranks, beside the next forward pass
  *     The host enqueues all that and reads g2z_step_state one step late.
+ *
+ * ZERO over N ranks, P parameters, g bytes per gradient: bytes per rank, and what a step sends
+ *     stage 0   (2 + g + 12) P          gradients: all-reduce
+ *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (the default)
+ *     stage 2   2 P + (g + 12) P / N    the same, in every micro-step; and two blocks' gradients and wte's
+ *     All three learn the same to within rounding; a checkpoint of one opens in the others. What is
+ *     sent runs on a stream of its own with high priority. A step's exposed_comm_ms is what the
+ *     computation waited for it all the same: the end of wte's gradient, the verdict, and the first
+ *     parameters. A rank that fails in a step (a shard that cannot be read) says so in the verdict:
+ *     all skip that step, and all return its status with its sentence.
  *
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
  *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64 says
@@ -126,11 +137,11 @@
  *     tf32 is fp32 with the inputs of products rounded to 10 bits of mantissa: GPUs only.
  *
  * DETERMINISM
- *     The same binary, config, kind of machine and world give bit-identical losses, weights and
- *     files, run after run, whatever the number of threads. Every sum has an order that depends on
- *     shapes alone; random numbers are keyed by (seed, step, sequence in the global batch, layer,
- *     element), never by rank or thread. Another bucket size or micro-batch size adds up in another
- *     order: equal within rounding.
+ *     The same binary, config, kind of machine, world and tuning table (rank 0's, for all) give
+ *     bit-identical losses, weights and files, run after run, whatever the number of threads. Every
+ *     sum has an order that depends on shapes alone; random numbers are keyed by (seed, step, sequence
+ *     in the global batch, layer, element), never by rank or thread. Another world, bucket size or
+ *     micro-batch size adds up in another order: equal within rounding.
  *
  * ERRORS
  *     What can fail returns g2z_status, and writes a sentence with the values and the remedy to
