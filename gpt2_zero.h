@@ -83,12 +83,14 @@
  * ZERO over N ranks, P parameters, g bytes per gradient: bytes per rank, and what a step sends
  *     stage 0   (2 + g + 12) P          gradients: all-reduce
  *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (the default)
- *     stage 2   2 P + (g + 12) P / N    the same, in every micro-step; and two blocks' gradients and wte's
+ *     stage 2   2 P + (g + 12) P / N    the same, gradients in every micro-step; beside that two
+ *                                       blocks' gradients and wte's
  *     All three learn the same to within rounding; a checkpoint of one opens in the others. What is
  *     sent runs on a stream of its own with high priority. A step's exposed_comm_ms is what the
  *     computation waited for it all the same: the end of wte's gradient, the verdict, and the first
  *     parameters. A rank that fails in a step (a shard that cannot be read) says so in the verdict:
- *     all skip that step, and all return its status with its sentence.
+ *     all skip that step, and all return its status with its sentence. A rank whose GPU fails can say
+ *     nothing any more: it returns alone, and the others learn that they lost it.
  *
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
  *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64 says
@@ -108,7 +110,7 @@
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token
  *     LM head: 4,096 logits, dwte in fp32    0.528 GiB
- *     scratch of the ops                     0.054 GiB   and CUDA's context, about 0.5 GiB
+ *     scratch of the ops                     0.289 GiB   and CUDA's context, about 0.5 GiB
  *
  * NUMERICS: what is computed in which type, and every place where it rounds ("act" is --dtype)
  *     parameters                    act        once, from the master weights, after AdamW
@@ -8779,8 +8781,7 @@ G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, doub
   for (int r = 1; r < ranks->peer_count; r++) {
     const g2z__pulse *peer = &ranks->peers[r].last;
     if (ranks->peers[r].left || peer->magic != G2Z__PULSE) continue;
-    int equal = !g2z__watch_is_behind(peer, last) && !g2z__watch_is_behind(last, peer);
-    if (g2z__watch_is_behind(peer, last) || (equal && peer->phase_s > last->phase_s)) last = peer;
+    if (g2z__watch_is_behind(peer, last)) last = peer; /* of equals the first, at each look the same */
     if (peer->sequence > furthest) furthest = peer->sequence;
   }
   int late = last->limit_s > 0 && last->phase_s > last->limit_s;
@@ -9902,6 +9903,7 @@ struct g2z_trainer {
   int stale;                         /* so many buckets, from the first: their slices of other
                                       * ranks are older than their masters */
   int joined;                        /* the device waited for the gathers of this bucket and later */
+  int tuned;                         /* 1: rank 0's choices of products are everybody's */
   int stop_requested, stop_agreed;
   g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
   char failure[G2Z_ERROR_BYTES];
@@ -10424,6 +10426,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
+  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ngather=%s\ninit_from=%.1000s\n", t->config.tune,
+           t->config.tuning != NULL, g2z_gather_text(t->config.gather),
+           t->config.init_from ? t->config.init_from : "");
+  G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
   if (t->plan.world > 1 && t->plan.rank == 0)
     g2z__log(t->services, G2Z_LOG_INFO,
@@ -10554,19 +10560,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   return g2z__trainer_conclude(t);
 }
 
-/* The collectives of a step without the step: this rank failed, and the others wait. The verdict
- * makes all of them skip it, so it does not matter what is added up. */
-G2Z__PRIVATE g2z_status g2z__trainer_enqueue_failed(g2z_trainer *t) {
-  G2Z__TRY(g2z__trainer_refresh(t));
-  for (int micro_step = 0; micro_step < t->plan.accum; micro_step++) {
-    if (!g2z__trainer_reduces(t, micro_step)) continue;
-    t->micro_step = micro_step;
-    t->buckets_reduced = 0;
-    G2Z__TRY(g2z__trainer_complete(t, t->plan.elements));
-  }
-  return g2z__trainer_conclude(t);
-}
-
 /* Forward and backward of what lies in x and y, for the shapes alone: once to write gradients, and
  * once to add to them where a step does. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
@@ -10589,8 +10582,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   g2z_ranks *ranks = g2z_context_ranks(t->context);
   char *text = NULL;
   uint64_t bytes = 0;
-  if (t->plan.world == 1 || t->plan.device == G2Z_DEVICE_CPU) return G2Z_OK;
+  if (t->plan.world == 1 || t->plan.device == G2Z_DEVICE_CPU || t->tuned) return G2Z_OK;
+  t->tuned = 1;
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
+  g2z_ranks_phase(ranks, "tuning", t->enqueued, 600);
   G2Z__TRY(g2z__trainer_refresh(t));
   g2z_status status = t->plan.rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
   status = g2z_ranks_agree(ranks, status);
@@ -10611,7 +10606,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
   int early = t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)]; /* what a graph gathers as it starts */
   if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
-  if (t->stale > early) G2Z__TRY(g2z__trainer_refresh(t)); /* parameters were written */
+  if (t->stale > early && g2z__trainer_shards_params(t)) { /* parameters were written */
+    G2Z__TRY(g2z__trainer_refresh(t));
+    G2Z__TRY(t->comm->ops->join(t->comm, t->plan.buckets)); /* bucket 0's came last: all are here */
+    t->joined = 0;
+  }
   t->stale = early;
   if (!t->graph) {
     G2Z__TRY(g2z_graph_begin(t->device));
@@ -10693,9 +10692,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", step, 0);
   t->comm->ops->lap(t->comm, slot);
   G2Z__TRY(g2z__trainer_vote(t));
-  if (step == t->resumed_step + 1) G2Z__TRY(g2z__trainer_share_tuning(t));
-  if (t->failed != G2Z_OK) G2Z__TRY(g2z__trainer_enqueue_failed(t));
-  else G2Z__TRY(t->graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
+  G2Z__TRY(g2z__trainer_share_tuning(t));
+  /* A rank that failed goes the same way, with the tokens of an earlier step: the others wait for its
+   * part of each sum, and its vote makes all of them skip the step. */
+  G2Z__TRY(t->graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
   t->enqueued = step;
   G2Z__TRY(dev->ops->download(dev, t->reported[slot], t->state, sizeof(g2z_step_state)));
   G2Z__TRY(dev->ops->mark(dev, G2Z__EVENT_REPORT + slot));
@@ -10746,6 +10746,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
   G2Z__TRY(dev->ops->zero(dev, t->eval_sum, sizeof(double)));
   for (int64_t step = 0; step < steps; step++) {
     const int32_t *x, *y;
+    g2z_ranks_phase(g2z_context_ranks(t->context), "validation", t->enqueued, 0); /* progress */
     G2Z__TRY(g2z_loader_next(loader, &x, &y));
     G2Z__TRY(g2z__trainer_stage(t, x, y, tokens));
     g2z_range_begin(dev, "val/forward");
@@ -10764,16 +10765,18 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   double sum = 0, all = 0;
   void *sums;
   *loss = NAN;
-  g2z_ranks_phase(ranks, "validation", t->enqueued, 0);
+  G2Z__TRY(g2z__trainer_share_tuning(t));
   G2Z__TRY(g2z__trainer_refresh(t));
-  g2z_status status = g2z_ranks_agree(ranks, g2z__trainer_validate(t, loader, steps, &sum));
-  if (status != G2Z_OK || steps == 0) return status;
-  G2Z__TRY(g2z__alloc(t->services, (size_t)t->plan.world, sizeof(double), &sums));
-  status = g2z_ranks_all_gather(ranks, &sum, sizeof sum, sums);
-  for (int rank = 0; rank < t->plan.world; rank++) all += ((const double *)sums)[rank];
+  g2z_status status = g2z__alloc(t->services, (size_t)t->plan.world, sizeof(double), &sums);
+  if (status == G2Z_OK) status = g2z__trainer_validate(t, loader, steps, &sum);
+  status = g2z_ranks_agree(ranks, status);
+  if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, &sum, sizeof sum, sums);
+  for (int rank = 0; rank < t->plan.world && status == G2Z_OK; rank++)
+    all += ((const double *)sums)[rank];
   g2z_release(t->services, sums);
   double tokens = (double)steps * t->plan.batch * t->plan.seq * t->plan.world;
-  if (status == G2Z_OK) *loss = all / tokens;
+  if (status == G2Z_OK && steps > 0) *loss = all / tokens;
+  g2z_ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }
 
@@ -10816,6 +10819,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
 /* A text that grows brings a new shape with each token: too many to time the products of each. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                       int last_only, float *logits) {
+  g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
   g2z_device_tune(t->device, 0);
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
   g2z_device_tune(t->device, t->config.tune);
@@ -12255,8 +12259,9 @@ G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__saver *saver) {
   size_t world = (size_t)saver->t->plan.world, most = 0, count = 0;
   void *counts, *mine = NULL, *all = NULL;
   uint64_t own = saved->span_count;
-  G2Z__TRY(g2z__alloc(services, world, sizeof own, &counts));
-  g2z_status status = g2z_ranks_all_gather(saver->ranks, &own, sizeof own, counts);
+  g2z_status status = g2z__alloc(services, world, sizeof own, &counts);
+  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
+  status = g2z_ranks_all_gather(saver->ranks, &own, sizeof own, counts);
   for (size_t r = 0; r < world; r++)
     if (((const uint64_t *)counts)[r] > most) most = (size_t)((const uint64_t *)counts)[r];
   if (status == G2Z_OK) {
@@ -13078,8 +13083,9 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
     status = g2z__resumer_tune(&r);
     if (status == G2Z_OK) status = g2z__resumer_fill(&r);
     if (status == G2Z_OK) status = g2z__resumer_seek(&r);
-    if (status == G2Z_OK) status = g2z__resumer_state(&r);
     status = g2z_ranks_agree(ranks, status);
+    if (status == G2Z_OK) status = g2z_ranks_agree(ranks, g2z__resumer_state(&r));
+    t->tuned = 0;
   }
   g2z__resumer_free(&r);
   g2z_ranks_phase(ranks, "step", t->enqueued, 0);

@@ -5113,7 +5113,8 @@ static g2z_status g2z__nccl_fork(g2z_comm *comm) {
 }
 
 /* g2z_k_progress: one more place of the queue was passed, for heartbeats and the flight recorder. It
- * counts, so that a graph that is started again and again counts as well. */
+ * counts, so that a graph that is started again and again counts as well: the recorder's sequence
+ * takes a graph for one collective, this word for as many as it has. */
 static __global__ void g2z_k_progress(volatile uint32_t *word) { *word = *word + 1; }
 
 static g2z_status g2z__nccl_mark(g2z_comm *comm, int place) {
@@ -5204,7 +5205,9 @@ static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, void **out) {
   int all = 0;
   bytes = (bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT *
           NCCL_WIN_REQUIRED_ALIGNMENT;
-  G2Z__TRY(g2z__ranks_all(comm->ranks, ncclMemAlloc(&memory, bytes) == ncclSuccess, &all));
+  int mine = ncclMemAlloc(&memory, bytes) == ncclSuccess &&
+             cudaMemsetAsync(memory, 0, bytes, g2z__cuda_of(comm->device)->stream) == cudaSuccess;
+  G2Z__TRY(g2z__ranks_all(comm->ranks, mine, &all));
   if (all) {
     ncclResult_t result = ncclCommWindowRegister(nccl->comm, memory, bytes, &nccl->window,
                                                  NCCL_WIN_COLL_SYMMETRIC);
@@ -5212,7 +5215,6 @@ static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, void **out) {
   }
   if (all) {
     *out = memory;
-    G2Z__CUDA(comm, cudaMemsetAsync(memory, 0, bytes, g2z__cuda_of(comm->device)->stream));
     return G2Z_OK;
   }
   if (nccl->window) ncclCommWindowDeregister(nccl->comm, nccl->window);
@@ -5314,20 +5316,15 @@ static const g2z_collectives g2z__nccl_collectives = {
     g2z__nccl_all_gather,     g2z__nccl_all_gather_rows, g2z__nccl_lap, g2z__nccl_waited_ms,
     g2z__nccl_close};
 
-static g2z_status g2z__nccl_open(g2z_comm *comm, const g2z_comm_config *wanted) {
+/* Stream, events and memory: all that needs no other rank. */
+static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wanted) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  int places = wanted->places;
   int least = 0, greatest = 0;
-  struct {
-    ncclUniqueId id;
-    ncclResult_t result;
-  } meeting;
-  memset(&meeting, 0, sizeof meeting);
   void *memory;
-  G2Z__TRY(g2z__alloc(comm->services, (size_t)places, sizeof(cudaEvent_t), &memory));
+  G2Z__TRY(g2z__alloc(comm->services, (size_t)wanted->places, sizeof(cudaEvent_t), &memory));
   nccl->places = (cudaEvent_t *)memory;
-  nccl->place_count = places;
-  for (int i = 0; i < places; i++)
+  nccl->place_count = wanted->places;
+  for (int i = 0; i < wanted->places; i++)
     G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->places[i], cudaEventDisableTiming));
   G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->forked, cudaEventDisableTiming));
   if (g2z__nccl_type(comm->wire) != g2z__nccl_type(comm->device->grad_dtype))
@@ -5338,6 +5335,18 @@ static g2z_status g2z__nccl_open(g2z_comm *comm, const g2z_comm_config *wanted) 
   g2z__ranks_progress(comm->ranks, nccl->progress);
   G2Z__CUDA(comm, cudaDeviceGetStreamPriorityRange(&least, &greatest));
   G2Z__CUDA(comm, cudaStreamCreateWithPriority(&nccl->stream, cudaStreamNonBlocking, greatest));
+  return G2Z_OK;
+}
+
+/* The communicator. Ranks agree before, so that none waits inside NCCL for one that never came. */
+static g2z_status g2z__nccl_open(g2z_comm *comm, const g2z_comm_config *wanted) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  struct {
+    ncclUniqueId id;
+    ncclResult_t result;
+  } meeting;
+  memset(&meeting, 0, sizeof meeting);
+  G2Z__TRY(g2z_ranks_agree(comm->ranks, g2z__nccl_open_alone(comm, wanted)));
   if (comm->rank == 0) meeting.result = ncclGetUniqueId(&meeting.id);
   G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &meeting, sizeof meeting));
   G2Z__NCCL_TRY(comm, meeting.result); /* rank 0's: all fail where it does */

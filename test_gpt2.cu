@@ -6774,24 +6774,28 @@ static int rank_zero(int argc, char **argv) {
   return status == G2Z_OK ? 0 : 1;
 }
 
-/* trouble KIND: rank 1 brings a token that does not exist to step 4, or asks to stop in step 3. All
- * ranks say what became of it, from which step. */
+/* trouble KIND DEVICE: rank 1 brings a token that does not exist to step 4, or asks to stop in step 3.
+ * All ranks say what became of it, from which step. On a GPU the step is a graph, and before step 4
+ * all ask for logits, which gathers parameters that the graph would have gathered. */
 static int rank_trouble(int argc, char **argv) {
   g2z_services services;
   memset(&services, 0, sizeof services);
-  int stop = argc == 1 && strcmp(argv[0], "stop") == 0;
+  int stop = argc == 2 && strcmp(argv[0], "stop") == 0, gpu = argc == 2 && atoi(argv[1]);
   g2z_context *context = NULL;
   g2z_trainer *trainer = NULL;
   g2z_context_config cc = g2z_context_config_default(&services);
-  cc.device = G2Z_DEVICE_CPU;
+  cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   g2z_status status = g2z_context_create(&cc, &context);
   g2z_train_config config = zero_config(2, g2z_context_world(context), G2Z_FP32);
+  config.graph = gpu;
   if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
   int step = 0;
   for (; step < 10 && status == G2Z_OK; step++) {
-    int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+    int32_t x[ZERO_SEQUENCES * ZERO_SEQ] = {0}, y[ZERO_SEQUENCES * ZERO_SEQ];
     g2z_report report;
     int mine = g2z_context_rank(context) == 1;
+    float logits[61];
+    if (step == 4 && g2z_trainer_logits(trainer, x, 1, 1, logits) != G2Z_OK) break;
     zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
     if (mine && !stop && step == 4) x[17] = 61;
     if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
@@ -7625,6 +7629,25 @@ static void test_zero_halves(g2z_test *t) {
   test_zero_dtype(t, 0, G2Z_BF16, 2, 2);
 }
 
+/* What befalls one rank is returned by all, from the same step, with the same sentence. */
+static void test_zero_trouble_on(g2z_test *t, int device, int world) {
+  static const struct { const char *kind, *says; } cases[] = {
+      {"token", "step 6 status 1: rank 1: token=61 at position 17"},
+      {"stop", "step 6 status 8: a stop was requested: step 5 was the last"}};
+  for (int i = 0; i < 2; i++) {
+    char arguments[64];
+    test_ranks ranks;
+    snprintf(arguments, sizeof arguments, "trouble %s %d", cases[i].kind, device);
+    test_ranks_open(&ranks, world);
+    test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
+    test_ranks_wait(t, &ranks, 60);
+    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, cases[i].says);
+    test_ranks_free(t, &ranks);
+  }
+}
+
+static void test_zero_trouble(g2z_test *t) { test_zero_trouble_on(t, 0, 3); }
+
 /* On GPUs, through NCCL. Products of another batch size may add up in another order. */
 static void test_cuda_zero(g2z_test *t) {
   int count = 0;
@@ -7638,6 +7661,7 @@ static void test_cuda_zero(g2z_test *t) {
   int world = count < 4 ? count : 4;
   test_zero_dtype(t, 1, G2Z_FP32, world, world);
   test_zero_dtype(t, 1, G2Z_FP16, world, world);
+  test_zero_trouble_on(t, 1, world);
 }
 
 /* The comparison above sees a gather that is left out once in a run of twenty steps. */
@@ -7652,20 +7676,6 @@ static void test_zero_fault(g2z_test *t) {
   }
 }
 
-/* What befalls one rank is returned by all, from the same step, with the same sentence. */
-static void test_zero_trouble(g2z_test *t) {
-  static const struct { const char *arguments, *says; } cases[] = {
-      {"trouble token", "step 6 status 1: rank 1: token=61 at position 17"},
-      {"trouble stop", "step 6 status 8: a stop was requested: step 5 was the last"}};
-  for (int i = 0; i < 2; i++) {
-    test_ranks ranks;
-    test_ranks_open(&ranks, 3);
-    test_ranks_start(t, &ranks, 0, 2, NULL, cases[i].arguments);
-    test_ranks_wait(t, &ranks, 30);
-    for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 0, cases[i].says);
-    test_ranks_free(t, &ranks);
-  }
-}
 
 /* ----- checkpoints --------------------------------------------------------------------------- */
 
