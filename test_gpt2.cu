@@ -5703,7 +5703,8 @@ static void test_train_device(g2z_test *t) {
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   if (g2z_device_memory(&t->services, G2Z_DEVICE_CUDA, &free_bytes, &total_bytes) == G2Z_OK)
     SKIP(t, "there is a GPU, so --device cuda is no error");
-  CHECK(t, test_train(t, "--device cuda --prompt x --vocab-size 257 --run-dir none", output, sizeof output) == 1);
+  CHECK(t, test_train(t, "--device cuda --prompt x --vocab-size 257 --run-dir none", output,
+                      sizeof output) == 1);
   CHECK(t, strncmp(output, "train: ", 7) == 0);
   CHECK(t, strstr(output, "CUDA") || strstr(output, "cuda") || strstr(output, "GPU"));
   /* A plan is arithmetic: it needs neither the GPU nor the other ranks. */
@@ -8567,7 +8568,8 @@ static void test_train_ranks_resume(g2z_test *t) {
 /* One of three ranks cannot write, or writes somewhere else: all say so, and nothing is left. */
 static void test_train_ranks_trouble(g2z_test *t) {
   static const struct { int rank; const char *before, *says; } cases[] = {
-      {1, "trap '' XFSZ; ulimit -f 16;", "rank 1: cannot write run/step-000002.partial/model.safetensors.partial: File too large"},
+      {1, "trap '' XFSZ; ulimit -f 16;",
+       "rank 1: cannot write run/step-000002.partial/model.safetensors.partial: File too large"},
       {0, "trap '' XFSZ; ulimit -f 16;", "File too large; raise the limit"},
       {2, "mkdir -p other; cd other;",
        "rank 2 does not see run/step-000002.partial/model.safetensors.partial, which rank 0 made: "
@@ -8701,15 +8703,15 @@ static const g2z_test_entry test_table[] = {
     {"ops_adamw", "AdamW equals PyTorch's arithmetic", test_ops_adamw},
     {"ops_sums_and_casts", "norms and casts", test_ops_sums_and_casts},
     {"ops_threads", "any number of threads, the same bits", test_ops_threads},
-    {"cuda_device", "CUDA equals the CPU: device", test_cuda_device},
-    {"cuda_embed", "CUDA equals the CPU: embed", test_cuda_embed},
-    {"cuda_layernorm", "CUDA equals the CPU: layernorm", test_cuda_layernorm},
-    {"cuda_linear", "CUDA equals the CPU: linear", test_cuda_linear},
-    {"cuda_tuning", "CUDA equals the CPU: tuning", test_cuda_tuning},
-    {"cuda_head", "CUDA equals the CPU: head", test_cuda_head},
-    {"cuda_cast", "CUDA equals the CPU: cast", test_cuda_cast},
-    {"cuda_optimizer", "CUDA equals the CPU: optimizer", test_cuda_optimizer},
-    {"cuda_graph", "CUDA equals the CPU: graph", test_cuda_graph},
+    {"cuda_device", "memory, order and errors of a GPU", test_cuda_device},
+    {"cuda_embed", "embedding, with tokens in long runs", test_cuda_embed},
+    {"cuda_layernorm", "LayerNorm at all row widths", test_cuda_layernorm},
+    {"cuda_linear", "products with bias, GELU, residual, dropout", test_cuda_linear},
+    {"cuda_tuning", "a tuning table is written, read and refused", test_cuda_tuning},
+    {"cuda_head", "LM head and cross-entropy", test_cuda_head},
+    {"cuda_cast", "casts round as the CPU's, to the bit", test_cuda_cast},
+    {"cuda_optimizer", "norm, verdict and AdamW", test_cuda_optimizer},
+    {"cuda_graph", "a graph computes what the ops do, to the bit", test_cuda_graph},
     {"cuda_attention", "CUDA equals the CPU: attention", test_cuda_attention},
     {"cuda_attention_repeats", "CUDA equals the CPU: attention repeats", test_cuda_attention_repeats},
     {"safetensors_types", "each type is read as it should be", test_safetensors_types},

@@ -375,7 +375,8 @@ static void on_signal(int number) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   if (asked_at.tv_sec) {
-    double since = (double)(now.tv_sec - asked_at.tv_sec) + 1e-9 * (double)(now.tv_nsec - asked_at.tv_nsec);
+    double since = (double)(now.tv_sec - asked_at.tv_sec) +
+                   1e-9 * (double)(now.tv_nsec - asked_at.tv_nsec);
     if (since < 0.5) return;
     _exit(128 + number);
   }
