@@ -535,8 +535,10 @@ static g2z_status run_bench(g2z_services *services, const options *o,
   printf("throughput  %.0f tokens/s\n", tokens / steps.median_s);
   fflush(stdout);
   if (plan.world > 1) { /* the ops are those of one rank */
-    printf("exposed     %.3f ms of communication, %.1f %% of the step\n", steps.exposed_ms,
-           0.1 * steps.exposed_ms / steps.median_s);
+    if (isnan(steps.exposed_ms)) puts("exposed     not measured inside a graph: --graph off");
+    else
+      printf("exposed     %.3f ms of communication, %.1f %% of the step\n", steps.exposed_ms,
+             0.1 * steps.exposed_ms / steps.median_s);
     return G2Z_OK;
   }
   if (o->peer) TRY(run_peer(services, o, tokens / steps.median_s));
