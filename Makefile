@@ -17,9 +17,10 @@ OPENMP := $(shell echo 'int omp_get_max_threads(void); int main(void) { return !
 COMMIT := $(shell git describe --always --dirty --abbrev=40 2>/dev/null)
 DEFINE := $(if $(COMMIT),-DG2Z_GIT_COMMIT='"$(COMMIT)"')
 HOST    = $(CC) -std=c11 $(CFLAGS) $(OPENMP)
+# Looked for where it is used alone: nvcc takes its time.
+NCCL    = $(if $(shell echo '\#include <nccl.h>' | $(NVCC) -E -x cu - > /dev/null 2>&1 && echo 1),-lnccl)
 ifneq ($(and $(NVCC),$(ARCH)),)
 BUILD   = $(NVCC) -std=c++17 -O3 -gencode arch=compute_$(ARCH),code=sm_$(ARCH) -Xcompiler -march=native,-fopenmp -x cu
-NCCL   := $(if $(shell echo '\#include <nccl.h>' | $(NVCC) -E -x cu - 2>/dev/null | head -c 1),-lnccl)
 CUDA    = -lcublasLt $(NCCL) -ldl
 else
 BUILD   = $(HOST) -x c
@@ -129,7 +130,7 @@ check-cuda: ## no warning from nvcc, for each architecture
 	@printf '%s\n' '#define GPT2_ZERO_IMPLEMENTATION' '#include "gpt2_zero.h"' > build/check/library.cu
 	@$(NVCC) -std=c++17 -O3 -I. -c build/check/library.cu -o build/check/library.o
 	@$(CC) -std=c11 -I. -c build/check/main.c -o build/check/main.o
-	@$(NVCC) build/check/main.o build/check/library.o -o build/check/linked -lcublasLt -ldl
+	@$(NVCC) build/check/main.o build/check/library.o -o build/check/linked -lcublasLt $(NCCL) -ldl
 	@./build/check/linked && echo 'ok    a C program linked with what nvcc compiled'
 
 # Every tag of the header's table of contents heads one room, and every room is in the table.

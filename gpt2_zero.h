@@ -9529,6 +9529,7 @@ G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, const g2z_comm_config *co
   else if (comm->device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_comm_open(comm, config);
   else {
     comm->ops = &g2z__star;
+    comm->gather = G2Z_GATHER_PLAIN;
     if (comm->rank == 0)
       return g2z__alloc(comm->services, G2Z__CHUNK_FLOATS, sizeof(float), &comm->chunk);
   }
