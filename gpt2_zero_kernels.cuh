@@ -514,13 +514,6 @@ static __device__ inline uint4 g2z__pack(const float (&in)[g2z__lanes<A>]) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* The value that a number has once it is stored. */
-template <typename A>
-static __device__ inline float g2z__rounded(float x) {
-  if constexpr (sizeof(A) == 4) return x;
-  else return g2z__to_float((A)x);
-}
-
 /* Pack number `index` of memory that starts on 16 bytes. */
 template <typename A>
 static __device__ inline uint4 g2z__get(const A *from, size_t index) {
@@ -2145,8 +2138,6 @@ static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const
  *          skipped, and only the tiles on it compare.
  * HS       Padded with zeros to 64 or 128 on the way into registers and shared memory.
  * SCRATCH  g2z__attention_scratch says how much backward takes. */
-
-#define G2Z__LN2 0.6931471805599453f
 
 #define G2Z__ATT_ROWS 128        /* rows that a block of a tensor-core kernel owns */
 #define G2Z__ATT_STEP 64         /* rows that it loads at a time */
