@@ -6825,6 +6825,11 @@ static int rank_loop(int argc, char **argv) {
   g2z_status status = G2Z_OK;
   for (int turn = 1; turn <= turns && status == G2Z_OK; turn++) {
     g2z_ranks_phase(ranks, "data", turn, 0);
+    if (turn == 20 && strcmp(what, "stuck") == 0) { /* all, the odd one first */
+      if (!odd) rank_sleep(0.1);
+      g2z_ranks_phase(ranks, "forward", turn, 0);
+      rank_sleep(100);
+    }
     if (turn == 20 && strcmp(what, "save") == 0) { /* long, but announced on all */
       g2z_ranks_phase(ranks, "save", turn, 5);
       if (odd) rank_sleep(1.5);
@@ -7270,6 +7275,9 @@ static void test_ranks_hang(g2z_test *t) {
     CHECK_RANK(t, &ranks, r, 70, "fault of rank 2: rank 2 on ");
     CHECK_RANK(t, &ranks, r, 70, "at collective 19 of 20, in phase data of step 20");
   }
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 1000000 2 stuck hang=0.7");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 70, "hangs: no progress for ");
   test_ranks_start(t, &ranks, 0, 3, NULL, "loop 40 1 save hang=0.7"); /* is no hang */
   test_ranks_wait(t, &ranks, 20);
   for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
