@@ -110,6 +110,7 @@
  *     gradients, fp16                        0.232 GiB   one bucket of 64 MiB after the other
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token
+ *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28, for 15 % more flops
  *     LM head: 4,096 logits, dwte in fp32    0.528 GiB
  *     scratch of the ops                     0.289 GiB   and CUDA's context, about 0.5 GiB
  *
@@ -482,6 +483,10 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
   X(COPY,      "copy")      /* copy engines: no multiprocessor takes part */
 
+#define G2Z_RECOMPUTE_LIST(X)                                                                     \
+  X(NONE,  "none")          /* activations are kept from forward to backward */                   \
+  X(BLOCK, "block")         /* of a block its input; its forward runs again before its backward */
+
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
   X(CUDA, "cuda")
@@ -504,6 +509,12 @@ typedef enum g2z_gather {
 #undef X
   G2Z_GATHER_COUNT
 } g2z_gather;
+typedef enum g2z_recompute {
+#define X(name, text) G2Z_RECOMPUTE_##name,
+  G2Z_RECOMPUTE_LIST(X)
+#undef X
+  G2Z_RECOMPUTE_COUNT
+} g2z_recompute;
 typedef enum g2z_device_kind {
 #define X(name, text) G2Z_DEVICE_##name,
   G2Z_DEVICE_LIST(X)
@@ -515,6 +526,7 @@ G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
 G2Z_API const char *g2z_gather_text(g2z_gather gather);
+G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
 /* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
  * as in every GPT-2 that was published. */
@@ -562,6 +574,7 @@ typedef struct g2z_train_config {
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
   g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
+  g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
   int graph;                    /* the step as one CUDA graph: 0 no, 1 yes, 2 where it pays */
   int tune;                     /* 1: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to be repeated; or NULL */
@@ -688,6 +701,7 @@ typedef struct g2z_plan {
   int batch, seq, accum;          /* B, T, micro-steps */
   int rank, world, zero_stage;
   int dropout;                    /* 1: there is some */
+  g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
   g2z_dtype wire_dtype;           /* in which ranks add gradients up: dtype, or fp32 if asked for */
@@ -2682,6 +2696,17 @@ G2Z_API const char *g2z_gather_text(g2z_gather gather) {
   return "?";
 }
 
+G2Z_API const char *g2z_recompute_text(g2z_recompute recompute) {
+  switch (recompute) {
+#define X(name, text) \
+  case G2Z_RECOMPUTE_##name: return text;
+    G2Z_RECOMPUTE_LIST(X)
+#undef X
+    case G2Z_RECOMPUTE_COUNT: break;
+  }
+  return "?";
+}
+
 G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int channels) {
   g2z_model_config config;
   config.layers = layers;
@@ -2822,6 +2847,8 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
     return g2z__fail(services, G2Z_UNSUPPORTED,
                      "zero_stage=%d is not in this version: take 0, 1 or 2", config->zero_stage);
   G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
+  G2Z__TRY(g2z__check_range(services, "recompute", (int)config->recompute, 0,
+                            G2Z_RECOMPUTE_COUNT - 1));
   return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
 }
 
@@ -2829,8 +2856,8 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
  * In:  a config, a device kind, a rank of a world. Out: where everything lies and what it weighs.
  * Law: pure. Whoever allocates, prints or reshards asks here and computes nothing of its own. */
 
-/* Activations of a forward pass that backward needs, and backward's own scratch. LAYER buffers exist
- * once per layer. Types: A the plan's dtype, F fp32. Some live a second life:
+/* Activations of a forward pass that backward needs, and backward's own scratch. STREAM buffers exist
+ * once per layer, and LAYER buffers too, but that with recomputation all layers use the same. Types: A the plan's dtype, F fp32. Some live a second life:
  *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
  *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output
  *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C)  */
@@ -2849,7 +2876,7 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   X(LN2_RSTD,  LAYER,   F,    (N))                                       \
   X(FCPRE,     LAYER,   A,    (N) * 4 * C)  /* GELU's input */           \
   X(FC,        LAYER,   A,    (N) * 4 * C)  /* GELU's output */          \
-  X(RES3,      LAYER,   A,    (N) * C)      /* residual stream behind the block */ \
+  X(RES3,      STREAM,  A,    (N) * C)      /* residual stream behind the block */ \
   X(LNF,       ONCE,    A,    (N) * C)                                   \
   X(LNF_MEAN,  ONCE,    F,    (N))                                       \
   X(LNF_RSTD,  ONCE,    F,    (N))                                       \
@@ -2870,25 +2897,27 @@ G2Z__PRIVATE size_t g2z__align(size_t bytes) {
   return (bytes + G2Z__ALIGN - 1) / G2Z__ALIGN * G2Z__ALIGN;
 }
 
-/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. LAYER
- * buffers of one layer lie together, the ONCE buffers behind those of all layers. */
+/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. The STREAM
+ * buffers of all layers come first, then the LAYER buffers, those of one layer together, then the ONCE
+ * buffers. */
 G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation which, int layer) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t NH = (size_t)plan->model.heads, A = (size_t)plan->dtype_bytes, F = sizeof(float);
-  enum { ONCE, LAYER };
-  size_t in_layer = 0, once = 0, layer_bytes = 0;
+  enum { ONCE, STREAM, LAYER, SCOPES };
+  size_t before[SCOPES] = {0, 0, 0}, bytes[SCOPES] = {0, 0, 0}; /* of one layer */
   int scope_of_which = ONCE;
 #define X(name, scope, type, elements)                                  \
-  {                                                                     \
-    size_t bytes = g2z__align((elements) * type);                       \
-    if (scope == LAYER) layer_bytes += bytes;                           \
-    if (which == G2Z__ACT_##name) scope_of_which = scope;               \
-    if (G2Z__ACT_##name < which) *(scope == LAYER ? &in_layer : &once) += bytes; \
-  }
+  if (which == G2Z__ACT_##name) scope_of_which = scope;                 \
+  if (G2Z__ACT_##name < which) before[scope] = bytes[scope] + g2z__align((elements) * type); \
+  bytes[scope] += g2z__align((elements) * type);
   G2Z__ACTIVATION_LIST(X)
 #undef X
-  if (scope_of_which == LAYER) return (size_t)layer * layer_bytes + in_layer;
-  return (size_t)plan->model.layers * layer_bytes + once;
+  int once = plan->recompute == G2Z_RECOMPUTE_BLOCK;
+  size_t layers = (size_t)plan->model.layers, at = (size_t)layer;
+  size_t streams = layers * bytes[STREAM], kept = (once ? 1 : layers) * bytes[LAYER];
+  if (scope_of_which == STREAM) return at * bytes[STREAM] + before[STREAM];
+  if (scope_of_which == LAYER) return streams + (once ? 0 : at) * bytes[LAYER] + before[LAYER];
+  return streams + kept + before[ONCE];
 }
 
 G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_param param) {
@@ -3203,6 +3232,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.world = world;
   plan.zero_stage = config->zero_stage;
   plan.dropout = config->dropout > 0;
+  plan.recompute = config->recompute;
   plan.dtype = config->dtype;
   int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
   plan.grad_dtype = wide ? G2Z_FP32 : config->dtype;
@@ -3273,6 +3303,9 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   g2z__plan_line(line, user, "ZeRO        stage %d, rank %d of %d, %d buckets of %.2f MiB",
                  plan->zero_stage, plan->rank, plan->world, plan->buckets,
                  (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
+  if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
+    g2z__plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
+                   g2z_recompute_text(plan->recompute));
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
     g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]),
                    g2z_memory_text((g2z_memory)i));
@@ -9786,18 +9819,17 @@ G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__pass *pass,
-                                           int layer) {
+/* A block up to GELU's output: everything that its backward reads. */
+G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2z__pass *pass,
+                                               int layer) {
   g2z_device *dev = model->device;
   const g2z_ops *op = dev->ops;
   int unit = g2z_plan_unit_of_block(model->plan, layer);
   int C = model->plan->model.channels, NH = model->plan->model.heads, N = pass->B * pass->T;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
-  g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
   void *res = g2z__residual(model, layer);
 
-  G2Z__TRY(model->need(model->user, unit));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                              G2Z__W(LN1W), G2Z__W(LN1B), N, C));
   G2Z__TRY(op->linear_fwd(dev, G2Z__A(QKV), NULL, G2Z__A(LN1), G2Z__W(QKVW), G2Z__W(QKVB), NULL,
@@ -9808,10 +9840,19 @@ G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__p
                           G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD), G2Z__A(RES2),
                              G2Z__W(LN2W), G2Z__W(LN2B), N, C));
-  G2Z__TRY(op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCPRE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
-                          NULL, NULL, N, C, 4 * C));
-  return op->linear_fwd(dev, G2Z__A(RES3), NULL, G2Z__A(FC), G2Z__W(FCPROJW), G2Z__W(FCPROJB),
-                        G2Z__A(RES2), &drop_fcproj, N, 4 * C, C);
+  return op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCPRE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
+                        NULL, NULL, N, C, 4 * C);
+}
+
+G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__pass *pass,
+                                           int layer) {
+  int unit = g2z_plan_unit_of_block(model->plan, layer), C = model->plan->model.channels;
+  g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
+  G2Z__TRY(model->need(model->user, unit));
+  G2Z__TRY(g2z__block_activations(model, pass, layer));
+  return model->device->ops->linear_fwd(model->device, G2Z__A(RES3), NULL, G2Z__A(FC),
+                                        G2Z__W(FCPROJW), G2Z__W(FCPROJB), G2Z__A(RES2),
+                                        &drop_fcproj, pass->B * pass->T, 4 * C, C);
 }
 
 /* From tokens to the output of the final LayerNorm. */
@@ -9878,6 +9919,10 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   char *datt = (char *)dqkv + (size_t)N * 3 * (size_t)C * (size_t)plan->dtype_bytes;
   char *dln1 = datt; /* datt is read for the last time before dln1 is written */
 
+  /* With the same inputs, dropout and algorithms the same bits come out. The last block's activations
+   * are still there: no other has run since. */
+  if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
+    G2Z__TRY(g2z__block_activations(model, pass, layer));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
   G2Z__TRY(g2z__complete(model, unit, G2Z_FCPROJW));
   G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCPRE), mode,
@@ -10043,12 +10088,20 @@ G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   size_t free_bytes, total_bytes;
   G2Z__TRY(g2z_device_memory(t->services, t->plan.device, &free_bytes, &total_bytes));
   if (t->plan.bytes_total <= free_bytes) return G2Z_OK;
+  g2z_plan leaner = t->plan;
+  leaner.recompute = G2Z_RECOMPUTE_BLOCK;
   int largest = g2z_plan_largest_batch(&t->plan, free_bytes);
-  if (largest > 0)
+  int most = g2z_plan_largest_batch(&leaner, free_bytes);
+  char remedy[96] = "";
+  if (largest > 0) snprintf(remedy, sizeof remedy, "batch=%d fits", largest);
+  if (most > largest)
+    snprintf(remedy + strlen(remedy), sizeof remedy - strlen(remedy),
+             "%sbatch=%d with recompute=block fits", largest > 0 ? ", " : "", most);
+  if (most > 0)
     return g2z__fail(t->services, G2Z_NO_MEMORY,
-                     "batch=%d needs %.2f GiB and %.2f GiB are free: batch=%d fits, with accum "
-                     "raised to keep the global batch", t->plan.batch, g2z__gib(t->plan.bytes_total),
-                     g2z__gib(free_bytes), largest);
+                     "batch=%d needs %.2f GiB and %.2f GiB are free: %s; accum can be raised to keep "
+                     "the global batch", t->plan.batch, g2z__gib(t->plan.bytes_total),
+                     g2z__gib(free_bytes), remedy);
   return g2z__fail(t->services, G2Z_NO_MEMORY,
                    "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free "
                    "even at batch=1: take a smaller model or a shorter seq",
@@ -10504,9 +10557,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ngather=%s\ninit_from=%.1000s\n", t->config.tune,
-           t->config.tuning != NULL, g2z_gather_text(t->config.gather),
-           t->config.init_from ? t->config.init_from : "");
+  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ngather=%s\nrecompute=%s\ninit_from=%.1000s\n",
+           t->config.tune, t->config.tuning != NULL, g2z_gather_text(t->config.gather),
+           g2z_recompute_text(t->config.recompute), t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
   if (t->plan.world > 1 && t->plan.rank == 0)
@@ -13466,6 +13519,7 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
   g2z_json_put_integer(out, "zero_stage", plan->zero_stage);
+  g2z_json_put_string(out, "recompute", g2z_recompute_text(plan->recompute));
   g2z_json_put_string(out, "dataset_name", run->dataset);
   g2z_json_begin(out, "dataset_subset_sizes", '{');
   g2z_json_put_integer(out, "train", run->train_sequences);
