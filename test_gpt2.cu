@@ -8841,6 +8841,146 @@ static void test_train_ranks_killed(g2z_test *t) {
   test_runs_equal(t, test_path(t, "whole"), test_path(t, "killed"));
 }
 
+/* ----- tests of pages: reports, events, profiles -------------------------- */
+
+/* How often `part` stands in `text`. */
+static int test_page_count(const char *text, const char *part) {
+  int count = 0;
+  for (const char *at = text; at && (at = strstr(at, part)) != NULL; at += strlen(part)) count++;
+  return count;
+}
+
+/* A page with everything that pages have; `count` points of a noisy curve with a spike and a gap. */
+static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
+  static const char *const headers[] = {"GPUs", "tok/s"}, *const labels[] = {"<zero> 0", "zero 1"};
+  static double x[20000], y[20000], bars[2] = {3, NAN}, high[2] = {4, 5};
+  g2z_series series[2];
+  g2z_chart chart;
+  g2z_page *page;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (size_t i = 0; i < count; i++) {
+    x[i] = (double)i;
+    y[i] = i == count / 2 ? 77 : i > count - 4 && i < count - 1 ? NAN : 3 + 0.1 * sin((double)i);
+  }
+  G2Z__TRY(g2z_page_create(&t->services, path, "a < b & \"c\" \x1b\xff", &page));
+  g2z_page_fact(page, "machine", "%d x %s", 8, "<script>");
+  g2z_page_text(page, "%s", "it's");
+  g2z_page_table(page, NULL, 2, headers);
+  g2z_page_cell(page, "%d", 1);
+  g2z_page_cell(page, "%s", "");
+  series[0].name = "measured";
+  series[0].x = x;
+  series[0].y = y;
+  series[0].count = count;
+  series[1] = series[0];
+  series[1].mark = G2Z_MARK_POINTS;
+  series[1].count = 3;
+  chart.title = "Loss";
+  chart.series = series;
+  chart.series_count = 2;
+  g2z_page_chart(page, &chart);
+  series[0].y = bars;
+  series[0].low = series[0].high = high;
+  series[0].count = 2;
+  chart.labels = labels;
+  chart.series_count = 1;
+  g2z_page_chart(page, &chart);
+  g2z_status status = g2z_page_commit(page);
+  g2z_page_free(page);
+  return status;
+}
+
+static void test_pages(g2z_test *t) {
+  char path[512];
+  size_t bytes = 0;
+  snprintf(path, sizeof path, "%s", test_path(t, "page.html"));
+  CHECK_OK(t, test_page_write(t, path, 20000));
+  char *text = test_run_read(t, t->directory, "page.html", &bytes);
+  if (!text) return;
+  CHECK(t, strstr(text, "<h1>a &lt; b &amp; &quot;c&quot; \xef\xbf\xbd\xef\xbf\xbd</h1>") != NULL);
+  CHECK(t, strstr(text, "<dd>8 x &lt;script&gt;</dd>") && strstr(text, "<p>it&#39;s</p>"));
+  CHECK(t, strstr(text, "<tr><td>1<td>\xe2\x80\x93</tr>") && strstr(text, "&lt;zero&gt; 0</text>"));
+  static const char *const pairs[][2] = {{"<dl>", "</dl>"}, {"<table", "</table>"},
+                                         {"<svg", "</svg>"}, {"<figure>", "</figure>"},
+                                         {"<div", "</div>"}, {"<span", "</span>"},
+                                         {"<text", "</text>"}, {"<title>", "</title>"}};
+  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+    CHECK(t, test_page_count(text, pairs[i][0]) > 0 &&
+                 test_page_count(text, pairs[i][0]) == test_page_count(text, pairs[i][1]));
+  CHECK(t, !strstr(text, "<script") && !strstr(text, "http") && !strstr(text, "nan"));
+  CHECK(t, test_page_count(text, "class=bar") == 1); /* the other one is not known */
+  CHECK(t, test_page_count(text, "class=dot") == 3);
+  /* Of 20,000 points the spike is left and at most 1,000 are drawn; the gap before the last point
+   * parts it from the others. */
+  const char *line = strstr(text, "class=\"series\""), *end = line ? strchr(line, '>') : NULL;
+  int points = 0, gaps = 0;
+  double least = 1e9, most = 0;
+  for (const char *at = line ? strstr(line, " d=\"") + 4 : NULL; at && at < end; at++)
+    if (*at == 'M' || *at == 'L') {
+      double across = atof(at + 1), up = atof(strchr(at, ' ') + 1);
+      CHECK(t, across >= 0 && across <= 440 && up >= 0 && up <= 260);
+      points++;
+      gaps += *at == 'M';
+      least = fmin(least, up);
+      most = fmax(most, up);
+    }
+  CHECK(t, points > 900 && points <= G2Z_CHART_POINTS && gaps == 1 && most - least > 150);
+  g2z_release(&t->services, text);
+  CHECK_OK(t, test_page_write(t, path, 900));
+  text = test_run_read(t, t->directory, "page.html", &bytes);
+  line = text ? strstr(text, "class=\"series\"") : NULL;
+  end = line ? strchr(line, '>') : NULL;
+  CHECK(t, end && strncmp(end - 4, "h0\"/", 4) == 0); /* "h0": the last point, alone */
+  g2z_release(&t->services, text);
+  int failed = 0;
+  g2z_status status = G2Z_NO_MEMORY;
+  unlink(path);
+  for (long at = 1; at < 100 && status == G2Z_NO_MEMORY; at++) {
+    t->fail_at = at;
+    status = test_page_write(t, path, 10);
+    failed += status == G2Z_NO_MEMORY;
+    CHECK(t, test_files_count(t, "page.html.partial") == 0);
+  }
+  t->fail_at = 0;
+  CHECK(t, failed > 5 && status == G2Z_OK);
+  CHECK_STATUS(t, test_page_write(t, "/nowhere/page.html", 10), G2Z_IO, &t->services, "/nowhere");
+}
+
+/* Numbers that no scale can be made for must not show, and ticks are round. */
+static void test_page_scales(g2z_test *t) {
+  static const struct {
+    double low, high;
+    g2z_axis axis;
+    const char *first, *last;
+  } cases[] = {{2.3, 10.7, G2Z_AXIS_AUTO, "2", "12"},      {0, 2.9e-4, G2Z_AXIS_AUTO, "0", "3e-4"},
+               {1, 1999, G2Z_AXIS_AUTO, "1", "1000"},      {231e3, 1848e3, G2Z_AXIS_ZERO, "0", "2.0M"},
+               {-3, 4, G2Z_AXIS_AUTO, "-4", "4"},          {65536, 65536, G2Z_AXIS_AUTO, "65.54k", "65.54k"},
+               {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},  {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
+               {3, 20, G2Z_AXIS_LOG, "2", "20"},           {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z__extent extent = g2z__nothing;
+    g2z__scale scale;
+    char first[32] = "", last[32] = "";
+    g2z__extent_add(&extent, cases[i].low);
+    g2z__extent_add(&extent, cases[i].high);
+    g2z__extent_add(&extent, NAN);
+    g2z__scale_make(&scale, &extent, cases[i].axis, 1);
+    scale.to = 100;
+    CHECK(t, scale.ticks > 0 && scale.ticks <= 8);
+    g2z__tick_text(&scale, scale.tick[0], first);
+    g2z__tick_text(&scale, scale.tick[scale.ticks - 1], last);
+    t->checks++;
+    if (strcmp(first, cases[i].first) != 0 || strcmp(last, cases[i].last) != 0)
+      test_fail(t, __FILE__, __LINE__, "%g to %g: ticks from %s to %s", cases[i].low,
+                cases[i].high, first, last);
+    for (int k = 0; k < scale.ticks; k++) {
+      double at = g2z__scale_at(&scale, scale.tick[k]);
+      CHECK(t, at >= -1e-3 && at <= 100.001);
+    }
+  }
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -8996,6 +9136,8 @@ static const g2z_test_entry test_table[] = {
      test_train_ranks_killed},
     {"train_ranks_trouble", "what befalls one rank while saving is told by all",
      test_train_ranks_trouble},
+    {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
+    {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
 };
 
 static int test_remove_entry(const char *path, const struct stat *info, int type,
