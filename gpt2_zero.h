@@ -2884,8 +2884,8 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
                             G2Z_STRATEGY_COUNT - 1));
   if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: take "
-                     "zero_stage=0, or strategy=zero", config->zero_stage);
+                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
+                     "take zero_stage=0, or strategy=zero", config->zero_stage);
   G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
   G2Z__TRY(g2z__check_range(services, "recompute", (int)config->recompute, 0,
                             G2Z_RECOMPUTE_COUNT - 1));
@@ -10597,7 +10597,8 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            (double)o->beta2, (double)o->eps, (double)o->weight_decay, (double)o->clip,
            g2z_schedule_text(o->schedule), o->warmup, o->steps, (double)o->loss_scale,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
-           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0, g2z_strategy_text(c->strategy));
+           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0,
+           g2z_strategy_text(c->strategy));
 }
 
 /* Tokens trained on so far, over all ranks. */
