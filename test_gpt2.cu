@@ -7954,6 +7954,7 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.dtype = i % 3 == 0 ? G2Z_FP32 : i % 3 == 1 ? G2Z_FP16 : G2Z_BF16;
     config.dropout = i < 3 ? 0.1f : 0;
     config.accum = 1 + i % 2;
+    config.model.layers = 1 + i % 2;
     config.zero_stage = i % 3;
     config.bucket_mb = i < 4 ? 0.004 : 0;
     config.optimizer.loss_scale = 16777216;  /* overflows, halves, */
@@ -7972,6 +7973,7 @@ static void test_checkpoint_resume(g2z_test *t) {
       CHECK(t, last.applied > middle.applied + 4);
     }
     config.seed = 1337;
+    config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE; /* no part of the state */
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
     if (i % 2) test_saved_steps(t, tt.trainer, 2, resumed, NULL); /* of what was, nothing is left */
     CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
