@@ -86,7 +86,9 @@
  *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (the default)
  *     stage 2   2 P + (g + 12) P / N    the same, gradients in every micro-step; beside that two
  *                                       blocks' gradients and wte's
- *     All three learn the same to within rounding; a checkpoint of one opens in the others. What is
+ *     dp        (2 + g) P, 12 P more    gradients: reduce to rank 0, which updates all; parameters:
+ *               on rank 0               broadcast. What ZeRO is compared with: --strategy dp
+ *     All four learn the same to within rounding; a checkpoint of one opens in the others. What is
  *     sent runs on a stream of its own with high priority. A step's exposed_comm_ms is what the
  *     computation waited for it all the same: the end of wte's gradient, the verdict, and the first
  *     parameters. A rank that fails in a step (a shard that cannot be read) says so in the verdict:
@@ -483,6 +485,10 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
   X(COPY,      "copy")      /* copy engines: no multiprocessor takes part */
 
+#define G2Z_STRATEGY_LIST(X)                                                                      \
+  X(ZERO, "zero")           /* what zero_stage says */                                            \
+  X(DP,   "dp")             /* one optimizer: rank 0 updates everything, the others wait for it */
+
 #define G2Z_RECOMPUTE_LIST(X)                                                                     \
   X(NONE,  "none")          /* activations are kept from forward to backward */                   \
   X(BLOCK, "block")         /* of a block its input; its forward runs again before its backward */
@@ -509,6 +515,12 @@ typedef enum g2z_gather {
 #undef X
   G2Z_GATHER_COUNT
 } g2z_gather;
+typedef enum g2z_strategy {
+#define X(name, text) G2Z_STRATEGY_##name,
+  G2Z_STRATEGY_LIST(X)
+#undef X
+  G2Z_STRATEGY_COUNT
+} g2z_strategy;
 typedef enum g2z_recompute {
 #define X(name, text) G2Z_RECOMPUTE_##name,
   G2Z_RECOMPUTE_LIST(X)
@@ -526,6 +538,7 @@ G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
 G2Z_API const char *g2z_gather_text(g2z_gather gather);
+G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
 /* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
@@ -571,6 +584,7 @@ typedef struct g2z_train_config {
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
   int zero_stage;               /* 0, 1 or 2: see room 06 */
+  g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
   g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
@@ -609,7 +623,8 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * --dry-run, the files and the tests read this one value. It owns no memory.
  *
  * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): every rank holds all parameters; stage 0 holds
- * everything on every rank, stage 1 shards master, m and v, stage 2 the gradients as well.
+ * everything on every rank, stage 1 shards master, m and v, stage 2 the gradients as well. Without
+ * ZeRO, in strategy dp, rank 0 alone holds master, m and v.
  *
  * Parameters are one flat buffer, in the order in which backward completes their gradients: unit 0
  * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters
@@ -622,7 +637,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
- *             slices one after the other. Buckets cut across units but in stage 2.
+ *             slices one after the other. Buckets cut across units but in stage 2. In stage 0 the
+ *             slice of each rank is the whole bucket; in strategy dp rank 0's is, and the others'
+ *             are empty.
  * gradients   lie as parameters do. In stage 2 there is room for two units, which take turns, and
  *             for wte; what is summed over the ranks goes into a shard, as master, m and v have one.
  * Model code reaches a parameter as g2z_plan_unit(plan, unit) + g2z_plan_offset(plan, param), its
@@ -700,6 +717,7 @@ typedef struct g2z_plan {
   int vocab_padded;               /* Vp */
   int batch, seq, accum;          /* B, T, micro-steps */
   int rank, world, zero_stage;
+  g2z_strategy strategy;
   int dropout;                    /* 1: there is some */
   g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
   g2z_dtype dtype;                /* of parameters and activations */
@@ -748,7 +766,8 @@ G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank); /*
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket); /* of a slice in a shard */
 G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket);  /* begin in gradients */
 
-/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. */
+/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. What other
+ * ranks wait for is cut between buckets too. */
 typedef struct g2z_update_range {
   size_t memory;     /* begin in parameters */
   size_t grad;       /* begin in reduced gradients: memory, and from stage 2 on shard */
@@ -1228,12 +1247,16 @@ typedef struct g2z_collectives {
   g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
   /* buffer[n] grad: the same sum, whole. */
   g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
+  /* buffer[n] grad: the same sum on rank 0; undefined on the others. */
+  g2z_status (*reduce)(g2z_comm *comm, void *buffer, size_t n);
   /* Memory for the buffers of all_gather, zeroed: of a kind that it is fast on. All ranks ask for
    * the same, once. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
   /* buffer[n] act: slice r comes from rank r. */
   g2z_status (*all_gather)(g2z_comm *comm, void *buffer, size_t n);
+  /* buffer[n] act: comes from rank 0. */
+  g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
   /* rows[world, columns] f64: row r comes from rank r. */
   g2z_status (*all_gather_rows)(g2z_comm *comm, double *rows, size_t columns);
   /* From now on waiting in joins counts for lap 0 or 1; how long it was, once the device has passed
@@ -2696,6 +2719,17 @@ G2Z_API const char *g2z_gather_text(g2z_gather gather) {
   return "?";
 }
 
+G2Z_API const char *g2z_strategy_text(g2z_strategy strategy) {
+  switch (strategy) {
+#define X(name, text) \
+  case G2Z_STRATEGY_##name: return text;
+    G2Z_STRATEGY_LIST(X)
+#undef X
+    case G2Z_STRATEGY_COUNT: break;
+  }
+  return "?";
+}
+
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute) {
   switch (recompute) {
 #define X(name, text) \
@@ -2846,6 +2880,12 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   if (config->zero_stage > 2)
     return g2z__fail(services, G2Z_UNSUPPORTED,
                      "zero_stage=%d is not in this version: take 0, 1 or 2", config->zero_stage);
+  G2Z__TRY(g2z__check_range(services, "strategy", (int)config->strategy, 0,
+                            G2Z_STRATEGY_COUNT - 1));
+  if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
+                     "take zero_stage=0, or strategy=zero", config->zero_stage);
   G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
   G2Z__TRY(g2z__check_range(services, "recompute", (int)config->recompute, 0,
                             G2Z_RECOMPUTE_COUNT - 1));
@@ -2976,6 +3016,18 @@ G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
 /* Whether each unit is laid out, reduced and freed by itself. */
 G2Z__PRIVATE int g2z__plan_by_unit(const g2z_plan *plan) { return plan->zero_stage >= 2; }
 
+/* Whether each rank updates everything, so that none needs another's parameters. */
+G2Z__PRIVATE int g2z__plan_replicates(const g2z_plan *plan) {
+  return plan->strategy == G2Z_STRATEGY_ZERO && plan->zero_stage == 0;
+}
+
+/* How many of a bucket's elements, and so of those of many buckets, a rank owns. */
+G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements, int rank) {
+  if (g2z__plan_replicates(plan)) return elements;
+  if (plan->strategy == G2Z_STRATEGY_DP) return rank == 0 ? elements : 0;
+  return elements / (size_t)plan->world;
+}
+
 /* What buckets are cut to multiples of. */
 G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->world; }
 
@@ -3060,16 +3112,14 @@ G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket) {
 
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
   g2z_range range = g2z_plan_bucket(plan, bucket);
-  if (plan->zero_stage == 0) return range; /* every rank owns all */
-  range.elements /= (size_t)plan->world;
-  range.begin += (size_t)rank * range.elements;
+  range.elements = g2z__plan_share(plan, range.elements, rank);
+  if (!g2z__plan_replicates(plan)) range.begin += (size_t)rank * range.elements;
   return range;
 }
 
 /* Buckets tile the memory, and each gives the same part of itself. */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
-  size_t owners = plan->zero_stage == 0 ? 1 : (size_t)plan->world;
-  return g2z_plan_bucket(plan, bucket).begin / owners;
+  return g2z__plan_share(plan, g2z_plan_bucket(plan, bucket).begin, plan->rank);
 }
 
 /* A part of memory that belongs to one parameter. */
@@ -3110,7 +3160,8 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
     g2z__piece piece;
     while (g2z__plan_piece(plan, at, slice.begin + slice.elements, &piece)) {
       int decay = g2z_param_describe(&plan->model, piece.param).decay;
-      int joins = open.elements > 0 && open.decay == decay &&
+      int apart = plan->strategy == G2Z_STRATEGY_DP && at == slice.begin; /* broadcast by itself */
+      int joins = open.elements > 0 && !apart && open.decay == decay &&
                   open.memory + open.elements == at &&
                   open.shard + open.elements == shard + (at - slice.begin) &&
                   open.canonical + open.elements == piece.canonical;
@@ -3231,6 +3282,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.rank = rank;
   plan.world = world;
   plan.zero_stage = config->zero_stage;
+  plan.strategy = config->strategy;
   plan.dropout = config->dropout > 0;
   plan.recompute = config->recompute;
   plan.dtype = config->dtype;
@@ -3257,7 +3309,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
                      "bucket_mb=%g cuts %zu gradients into %zu buckets: take a larger one",
                      config->bucket_mb, plan.elements, most);
   plan.buckets = g2z__plan_count_buckets(&plan);
-  plan.shard_elements = plan.zero_stage == 0 ? plan.elements : plan.elements / (size_t)world;
+  plan.shard_elements = g2z__plan_share(&plan, plan.elements, rank);
   g2z__plan_batch(&plan, config->batch);
   *out = plan;
   return G2Z_OK;
@@ -3300,8 +3352,12 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   g2z__plan_line(line, user, "types       %s parameters, %s gradients, on %s", 
                  g2z_dtype_text(plan->dtype), g2z_dtype_text(plan->grad_dtype),
                  g2z_device_text(plan->device));
-  g2z__plan_line(line, user, "ZeRO        stage %d, rank %d of %d, %d buckets of %.2f MiB",
-                 plan->zero_stage, plan->rank, plan->world, plan->buckets,
+  char strategy[64];
+  snprintf(strategy, sizeof strategy, "ZeRO        stage %d", plan->zero_stage);
+  if (plan->strategy == G2Z_STRATEGY_DP)
+    snprintf(strategy, sizeof strategy, "dp          the optimizer on rank 0 alone");
+  g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of %.2f MiB", strategy, plan->rank,
+                 plan->world, plan->buckets,
                  (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
     g2z__plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
@@ -3312,8 +3368,9 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   if (overhead_bytes)
     g2z__plan_line(line, user, "memory      %9.3f GiB  CUDA context and libraries, measured%s",
                    g2z__gib(overhead_bytes), plan->world > 1 ? ", and NCCL as usual" : "");
-  g2z__plan_line(line, user, "memory      %9.3f GiB  total per rank",
-                 g2z__gib(plan->bytes_total + overhead_bytes));
+  g2z__plan_line(line, user, "memory      %9.3f GiB  total %s",
+                 g2z__gib(plan->bytes_total + overhead_bytes),
+                 plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
   if (!free_bytes) return;
   g2z__plan_line(line, user, "free        %9.3f GiB  on this device: %s", g2z__gib(free_bytes),
                  plan->bytes_total <= free_bytes ? "it fits" : "IT DOES NOT FIT");
@@ -9524,9 +9581,9 @@ G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
 static const g2z_collectives g2z__one_rank = {
     "one rank",             g2z__one_nothing, g2z__one_place,  g2z__one_place,
-    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_allocate, g2z__one_release,
-    g2z__one_buffer,        g2z__one_rows,    g2z__lap,        g2z__lap_ms,
-    g2z__one_close};
+    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_buffer, g2z__one_allocate,
+    g2z__one_release,       g2z__one_buffer,  g2z__one_buffer, g2z__one_rows,
+    g2z__lap,               g2z__lap_ms,      g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -9605,6 +9662,14 @@ G2Z__PRIVATE g2z_status g2z__star_all_reduce(g2z_comm *comm, void *buffer, size_
   if (status == G2Z_OK) status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
   return g2z__star_timed(comm, begin, status);
 }
+G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, void *buffer, size_t n) {
+  double begin = g2z_seconds();
+  return g2z__star_timed(comm, begin, g2z__star_sum(comm, (float *)buffer, n));
+}
+G2Z__PRIVATE g2z_status g2z__star_broadcast(g2z_comm *comm, void *buffer, size_t n) {
+  double begin = g2z_seconds();
+  return g2z__star_timed(comm, begin, g2z__star_spread(comm, (char *)buffer, n * sizeof(float)));
+}
 G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *buffer, size_t n) {
   double begin = g2z_seconds();
   size_t bytes = n / (size_t)comm->world * sizeof(float);
@@ -9619,9 +9684,9 @@ G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, 
 
 static const g2z_collectives g2z__star = {
     "connections to rank 0", g2z__one_nothing,     g2z__one_place,    g2z__one_place,
-    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__one_allocate, g2z__one_release,
-    g2z__star_all_gather,    g2z__star_rows,       g2z__lap,          g2z__lap_ms,
-    g2z__star_close};
+    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__star_reduce, g2z__one_allocate,
+    g2z__one_release,        g2z__star_all_gather, g2z__star_broadcast, g2z__star_rows,
+    g2z__lap,                g2z__lap_ms,          g2z__star_close};
 
 /* ----- choosing ---------------------------------------------------------- */
 
@@ -10066,7 +10131,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   G2Z__DEVICE(t->verdict.rows, double,
               (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double));
   t->verdict.world = plan->world;
-  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world;
+  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp it is rank 0 */
   G2Z__DEVICE(t->eval_sum, double, sizeof(double));
   G2Z__DEVICE(t->ranges, g2z_update_range,
               g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range));
@@ -10259,8 +10324,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
 
 /* ----- what ranks do together -------------------------------------------- */
 
-G2Z__PRIVATE int g2z__trainer_shards_params(const g2z_trainer *t) {
-  return t->plan.world > 1 && t->plan.zero_stage > 0;
+/* Whether parameters that other ranks updated must come from them. */
+G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
+  return t->plan.world > 1 && !g2z__plan_replicates(&t->plan);
 }
 
 /* Where the sums over the ranks of this rank's slice of a bucket lie. */
@@ -10277,7 +10343,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
   char *from = t->model.grads + g2z_plan_grad_bucket(&t->plan, bucket) * size;
   g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, n * size);
   G2Z__TRY(ops->fork(t->comm));
-  if (t->plan.zero_stage == 0) {
+  if (t->plan.strategy == G2Z_STRATEGY_DP) {
+    G2Z__TRY(ops->reduce(t->comm, from, n));
+  } else if (t->plan.zero_stage == 0) {
     G2Z__TRY(ops->all_reduce(t->comm, from, n));
   } else { /* without a shard of their own, micro-steps have added up already */
     g2z_write mode = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
@@ -10289,9 +10357,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
 /* The sum of squares of what this rank owns, in the order of buckets. */
 G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
   double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
+  size_t n = g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements;
+  if (n == 0) return G2Z_OK;
   return t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
-                                    g2z__trainer_reduced(t, bucket),
-                                    g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements);
+                                    g2z__trainer_reduced(t, bucket), n);
 }
 
 /* As gradients complete, so do buckets. In a job of one rank their squares are taken while warm. */
@@ -10332,15 +10401,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
   g2z_range range = g2z_plan_bucket(&t->plan, bucket);
   size_t size = (size_t)t->plan.dtype_bytes;
   g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, range.elements * size);
+  char *params = t->model.params + range.begin * size;
   G2Z__TRY(t->comm->ops->fork(t->comm));
-  G2Z__TRY(t->comm->ops->all_gather(t->comm, t->model.params + range.begin * size,
-                                    range.elements));
+  if (t->plan.strategy == G2Z_STRATEGY_DP)
+    G2Z__TRY(t->comm->ops->broadcast(t->comm, params, range.elements));
+  else G2Z__TRY(t->comm->ops->all_gather(t->comm, params, range.elements));
   return t->comm->ops->mark(t->comm, t->plan.buckets + bucket);
 }
 
 /* What is stale, in the order in which a forward pass needs it: from the back. */
 G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
-  if (!t->stale || !g2z__trainer_shards_params(t)) return G2Z_OK;
+  if (!t->stale || !g2z__trainer_gathers(t)) return G2Z_OK;
   for (int bucket = t->stale - 1; bucket >= 0; bucket--)
     G2Z__TRY(g2z__trainer_gather(t, bucket));
   t->joined = t->stale;
@@ -10353,7 +10424,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
   g2z_trainer *t = (g2z_trainer *)user;
   int bucket = t->unit_buckets[unit];
-  if (!g2z__trainer_shards_params(t) || t->joined <= bucket) return G2Z_OK;
+  if (!g2z__trainer_gathers(t) || t->joined <= bucket) return G2Z_OK;
   t->joined = bucket;
   return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
 }
@@ -10362,7 +10433,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
  * must end with all its work done: it sends wte and wpe, under the update of the rest, and leaves the
  * rest to its next start, where it hides under the forward pass. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
-  int apart = g2z__trainer_shards_params(t), last = apart ? t->plan.buckets - 1 : 0;
+  int apart = g2z__trainer_gathers(t), last = apart ? t->plan.buckets - 1 : 0;
   int first = t->graphed ? t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)] : 0;
   for (int bucket = last; bucket >= 0; bucket--) {
     size_t begin = apart ? t->bucket_ranges[bucket] : 0;
@@ -10518,7 +10589,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            "dropout=%g\nseed=%" PRIu64 "\nlr=%g\nmin_lr=%g\nbeta1=%g\nbeta2=%g\neps=%g\n"
            "weight_decay=%g\nclip=%g\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
            "loss_scale=%g\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
-           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\n",
+           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\n",
            c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
            c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
            c->bucket_mb, g2z_device_text(g2z_context_device(t->context)), c->graph,
@@ -10526,7 +10597,8 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            (double)o->beta2, (double)o->eps, (double)o->weight_decay, (double)o->clip,
            g2z_schedule_text(o->schedule), o->warmup, o->steps, (double)o->loss_scale,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
-           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0);
+           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0,
+           g2z_strategy_text(c->strategy));
 }
 
 /* Tokens trained on so far, over all ranks. */
@@ -10543,7 +10615,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   config.places = 2 * plan->buckets + 1;
   config.most = plan->bucket_elements;
   config.wire = plan->wire_dtype;
-  config.gather = t->config.gather;
+  config.gather = t->config.gather; /* nothing is gathered where nothing is sharded */
+  if (plan->zero_stage == 0) config.gather = G2Z_GATHER_PLAIN;
   G2Z__TRY(g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm));
   G2Z__TRY(t->comm->ops->allocate(t->comm, plan->elements * (size_t)plan->dtype_bytes, &memory));
   t->model.params = (char *)memory;
@@ -10564,10 +10637,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
   if (t->plan.world > 1 && t->plan.rank == 0)
     g2z__log(t->services, G2Z_LOG_INFO,
-             "%d ranks through %s: ZeRO stage %d, %d buckets of %.1f MiB, parameters gathered: %s",
-             t->plan.world, t->comm->ops->name, t->plan.zero_stage, t->plan.buckets,
+             "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of %.1f MiB, parameters "
+             "gathered: %s", t->plan.world, t->comm->ops->name, g2z_strategy_text(t->plan.strategy),
+             t->plan.zero_stage, t->plan.buckets,
              (double)(t->plan.bucket_elements * (size_t)t->plan.grad_bytes) / 1048576.0,
-             t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
+             t->plan.strategy == G2Z_STRATEGY_DP ? "from rank 0"
+             : t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
@@ -10737,7 +10812,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
   int early = t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)]; /* what a graph gathers as it starts */
   if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
-  if (t->stale > early && g2z__trainer_shards_params(t)) { /* parameters were written */
+  if (t->stale > early && g2z__trainer_gathers(t)) { /* parameters were written */
     G2Z__TRY(g2z__trainer_refresh(t));
     G2Z__TRY(t->comm->ops->join(t->comm, t->plan.buckets)); /* bucket 0's came last: all are here */
     t->joined = 0;
@@ -12164,7 +12239,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   G2Z__TRY(g2z__join_path(t->services, saver->place, "model.safetensors.partial",
                           &saver->model_path));
   size_t begin = 0, end = P;
-  if (plan->zero_stage == 0) {
+  if (g2z__plan_replicates(plan)) {
     begin = (size_t)((uint64_t)P * (uint64_t)plan->rank / (uint64_t)plan->world);
     end = (size_t)((uint64_t)P * (uint64_t)(plan->rank + 1) / (uint64_t)plan->world);
   }
@@ -13519,6 +13594,7 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
   g2z_json_put_integer(out, "zero_stage", plan->zero_stage);
+  g2z_json_put_string(out, "strategy", g2z_strategy_text(plan->strategy));
   g2z_json_put_string(out, "recompute", g2z_recompute_text(plan->recompute));
   g2z_json_put_string(out, "dataset_name", run->dataset);
   g2z_json_begin(out, "dataset_subset_sizes", '{');
@@ -13529,6 +13605,17 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_begin(out, "deepspeed_config", '{');
   G2Z__PUT_NULLS(out, deepspeed);
   g2z_json_end(out, '}');
+}
+
+/* Of all ranks but 0, whose plans are of one size. */
+G2Z__PRIVATE double g2z__bytes_of_others(const g2z_run *run) {
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  g2z_plan other;
+  if (plan->world == 1) return 0;
+  if (g2z_plan_make(run->services, g2z_trainer_config(run->trainer), plan->device, 1, plan->world,
+                    &other) != G2Z_OK)
+    return NAN;
+  return (double)other.bytes_total * (plan->world - 1);
 }
 
 G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2z__epoch *epoch) {
@@ -13546,8 +13633,7 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
   g2z_json_put_number(out, "tokens_per_sec_global", (double)epoch->tokens / epoch->train_s);
   g2z_json_put_number(out, "train_loss_avg_global", epoch->loss_sum / (double)applied);
   g2z_json_put_number(out, "val_loss_avg_global", epoch->val_loss);
-  /* The plan is all that is allocated, and all ranks' plans are of one size. Reserved is what the GPU
-   * has given away, to whomever. */
+  /* The plan is all that is allocated. Reserved is what the GPU has given away, to whomever. */
   double gpu = plan->device == G2Z_DEVICE_CUDA ? 1 : NAN, held = gpu * (double)plan->bytes_total;
   size_t free_bytes = 0, total_bytes = 0;
   if (plan->device == G2Z_DEVICE_CUDA)
@@ -13555,7 +13641,8 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
   g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_rank0", held);
   g2z_json_put_number(out, "max_cuda_mem_reserved_bytes_rank0",
                       gpu * (double)(total_bytes - free_bytes));
-  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_global", held * plan->world);
+  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_global",
+                      held + gpu * g2z__bytes_of_others(run));
   g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
   g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
   g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
