@@ -8916,7 +8916,7 @@ static void test_pages(g2z_test *t) {
   CHECK(t, test_page_count(text, "class=dot") == 3);
   /* Of 20,000 points the spike is left and at most 1,000 are drawn; the gap before the last point
    * parts it from the others. */
-  const char *line = strstr(text, "class=\"series\""), *end = line ? strchr(line, '>') : NULL;
+  const char *line = strstr(text, "class=\"series"), *end = line ? strchr(line, '>') : NULL;
   int points = 0, gaps = 0;
   double least = 1e9, most = 0;
   for (const char *at = line ? strstr(line, " d=\"") + 4 : NULL; at && at < end; at++)
@@ -8932,7 +8932,7 @@ static void test_pages(g2z_test *t) {
   g2z_release(&t->services, text);
   CHECK_OK(t, test_page_write(t, path, 900));
   text = test_run_read(t, t->directory, "page.html", &bytes);
-  line = text ? strstr(text, "class=\"series\"") : NULL;
+  line = text ? strstr(text, "class=\"series") : NULL;
   end = line ? strchr(line, '>') : NULL;
   CHECK(t, end && strncmp(end - 4, "h0\"/", 4) == 0); /* "h0": the last point, alone */
   g2z_release(&t->services, text);
@@ -8982,6 +8982,200 @@ static void test_page_scales(g2z_test *t) {
       CHECK(t, at >= -1e-3 && at <= 100.001);
     }
   }
+}
+
+/* What test_run_all left, as a page and as events; then each of its files damaged in turn. */
+static void test_run_report(g2z_test *t) {
+  static const struct {
+    const char *name, *text, *want;
+  } foreign[] = {
+      {"metrics.jsonl", "{\"step\": 1, \"loss\": }\n", "metrics.jsonl, line 1: "},
+      {"metrics.jsonl", "{\"step\": 1}\n{\"loss\": 3}\n", "line 2: it has no step"},
+      {"metrics.jsonl", "\x7f""ELF\n", "it is damaged, or no run's"},
+      {"training_metrics.json", "[]", "must hold an object"},
+      {"training_metrics.json", "{\"schema_version\": \"1.0\"}", "schema_version 1.0"},
+      {"training_metrics.json", "{\"run_id\": 3}", "schema_version none"},
+      {"training_metrics.json", "{\"schema_version\": \"2.0\"", "line 1"},
+      {"launcher_metadata.json", "{", "launcher_metadata.json"},
+      {"RUN_FAILED.json", "{\"a\" 1}", "RUN_FAILED.json"}};
+  test_run_setup s;
+  test_run_seen seen;
+  size_t bytes = 0;
+  char path[700], page[700];
+  test_run_prepare(t, &s, "run");
+  s.config.train.dtype = G2Z_FP16;
+  s.config.command_line = "./train <&> \"x\"";
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  snprintf(page, sizeof page, "%.500s/report.html", s.run_dir);
+  char *text = test_run_read(t, s.run_dir, "report.html", &bytes);
+  static const char *const parts[] = {
+      "<title>Run run</title>", "<dd>completed</dd>", "<dd>./train &lt;&amp;&gt; &quot;x&quot;</dd>",
+      "<dt>precision</dt><dd>fp16</dd>", "<b>Loss</b>", "<b>Learning rate</b>",
+      "<b>Gradient norm</b>", "<b>Throughput</b>", "<dt>loss scale</dt><dd>65536</dd>",
+      "<dt>skipped steps</dt><dd>0</dd>", "<dt>planned memory per device, GiB</dt>",
+      ">validation</span>", "Where the time went", "<th>training loss"};
+  for (size_t i = 0; text && i < sizeof parts / sizeof *parts; i++) {
+    t->checks++;
+    if (!strstr(text, parts[i])) test_fail(t, __FILE__, __LINE__, "no %s in the page", parts[i]);
+  }
+  CHECK(t, text && test_page_count(text, "<tr><td>") == 2); /* two epochs */
+  g2z_release(&t->services, text);
+  for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+    char *before = NULL;
+    size_t kept = 0;
+    snprintf(path, sizeof path, "%.500s/%s", s.run_dir, foreign[i].name);
+    if (access(path, F_OK) == 0) before = test_run_read(t, s.run_dir, foreign[i].name, &kept);
+    test_write_file(t, path, foreign[i].text, strlen(foreign[i].text));
+    unlink(page);
+    CHECK_STATUS(t, g2z_report_run(&t->services, s.run_dir), G2Z_FORMAT, &t->services,
+                 foreign[i].want);
+    CHECK(t, access(page, F_OK) != 0 && test_files_count(t, "run/*.partial") == 0);
+    if (before) test_write_file(t, path, before, kept);
+    else unlink(path);
+    g2z_release(&t->services, before);
+  }
+  CHECK_STATUS(t, g2z_report_run(&t->services, t->directory), G2Z_IO, &t->services,
+               "metrics.jsonl");
+  /* One that has not ended: what it wrote so far, with a line that is being written. */
+  snprintf(path, sizeof path, "%.500s/metrics.jsonl", s.run_dir);
+  FILE *file = fopen(path, "ab");
+  CHECK(t, file && fputs("{\"step\": 9, \"lo", file) > 0 && fclose(file) == 0);
+  snprintf(path, sizeof path, "%.500s/training_metrics.json", s.run_dir);
+  CHECK(t, unlink(path) == 0);
+  CHECK_OK(t, g2z_report_run(&t->services, s.run_dir));
+  text = test_run_read(t, s.run_dir, "report.html", &bytes);
+  CHECK(t, text && strstr(text, "it had not ended at 2") && strstr(text, "<b>Loss</b>"));
+  g2z_release(&t->services, text);
+  for (long at = 1, failed = 0;; at++) {
+    unlink(page);
+    t->fail_at = at;
+    g2z_status status = g2z_report_run(&t->services, s.run_dir);
+    t->fail_at = 0;
+    CHECK(t, test_files_count(t, "run/*.partial") == 0);
+    if (status == G2Z_NO_MEMORY && at < 500) failed++;
+    else {
+      CHECK(t, status == G2Z_OK && failed > 10);
+      break;
+    }
+  }
+}
+
+static uint64_t test_event_varint(const unsigned char **at) {
+  uint64_t value = 0;
+  for (int shift = 0;; shift += 7) {
+    value |= (uint64_t)(**at & 127) << shift;
+    if (!(*(*at)++ & 128)) return value;
+  }
+}
+
+typedef struct test_events {
+  int events, values, starts;          /* starts: of SessionLog */
+  int64_t first, last;                 /* steps of those with values */
+  double loss[64], val_loss;           /* train/loss by step */
+  char tags[2048];
+} test_events;
+
+/* Fields of one message; those inside are read in the same way: their numbers tell them apart. */
+static void test_event_fields(g2z_test *t, const unsigned char *at, const unsigned char *end,
+                              int depth, test_events *seen, int64_t *step, char tag[64]) {
+  while (at < end) {
+    uint64_t key = test_event_varint(&at);
+    int field = (int)(key >> 3), type = (int)(key & 7);
+    if (type == 0) {
+      uint64_t value = test_event_varint(&at);
+      if (depth == 0 && field == 2) *step = (int64_t)value;
+      if (depth == 1 && field == 1) seen->starts += value == 1;
+    } else if (type == 1) at += 8;
+    else if (type == 5) {
+      float value;
+      memcpy(&value, at, sizeof value);
+      at += 4;
+      CHECK(t, depth == 2 && field == 2 && *step >= 0 && *step < 64);
+      if (strcmp(tag, "train/loss") == 0) seen->loss[*step] = (double)value;
+      if (strcmp(tag, "val/loss") == 0) seen->val_loss = (double)value;
+      if (!seen->values++) seen->first = *step;
+      seen->last = *step;
+    } else {
+      size_t length = (size_t)test_event_varint(&at);
+      CHECK(t, type == 2 && length <= (size_t)(end - at));
+      if (depth == 0 && field == 3) CHECK(t, length == 13 && !memcmp(at, "brain.Event:2", 13));
+      else if (depth < 2) test_event_fields(t, at, at + length, depth + 1, seen, step, tag);
+      else snprintf(tag, 64, "%.*s", (int)length, (const char *)at);
+      at += length;
+    }
+  }
+  CHECK(t, at == end);
+}
+
+static uint32_t test_event_sum(const void *bytes, size_t count) {
+  const unsigned char *at = (const unsigned char *)bytes;
+  uint32_t sum = 0xffffffffu;
+  for (size_t i = 0; i < count; i++) {
+    sum ^= at[i];
+    for (int bit = 0; bit < 8; bit++) sum = sum >> 1 ^ (sum & 1 ? 0x82f63b78u : 0);
+  }
+  sum = ~sum;
+  return (sum >> 15 | sum << 17) + 0xa282ead8u;
+}
+
+/* The index-th event file of a run, frame by frame. */
+static void test_events_read(g2z_test *t, const char *run_dir, size_t index, test_events *seen) {
+  char pattern[600], *text = NULL, tag[64] = "";
+  size_t bytes = 0, at = 0;
+  glob_t found;
+  memset(seen, 0, sizeof *seen);
+  memset(&found, 0, sizeof found);
+  snprintf(pattern, sizeof pattern, "%.500s/events.out.tfevents.*", run_dir);
+  int none = glob(pattern, 0, NULL, &found);
+  CHECK(t, !none && found.gl_pathc > index);
+  if (!none && found.gl_pathc > index)
+    CHECK_OK(t, g2z_read_file(&t->services, found.gl_pathv[index], 1 << 26, &text, &bytes));
+  globfree(&found);
+  while (at + 16 <= bytes) {
+    uint64_t length;
+    uint32_t sums[2];
+    int64_t step = 0;
+    memcpy(&length, text + at, 8);
+    memcpy(&sums[0], text + at + 8, 4);
+    CHECK(t, length <= bytes - at - 16);
+    if (length > bytes - at - 16) break;
+    memcpy(&sums[1], text + at + 12 + length, 4);
+    CHECK(t, sums[0] == test_event_sum(text + at, 8));
+    CHECK(t, sums[1] == test_event_sum(text + at + 12, (size_t)length));
+    const unsigned char *data = (const unsigned char *)text + at + 12;
+    test_event_fields(t, data, data + length, 0, seen, &step, tag);
+    seen->events++;
+    at += 16 + (size_t)length;
+  }
+  CHECK(t, at == bytes && bytes > 0);
+  g2z_release(&t->services, text);
+}
+
+/* A run, stopped and resumed: two files, which together hold each step once. */
+static void test_run_events(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  test_events one, two;
+  test_run_prepare(t, &s, "run");
+  s.config.save_weights = NULL;
+  s.config.save_every = 3;
+  s.config.max_train_steps = 3;
+  s.config.resume = "latest";
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_events_read(t, s.run_dir, 0, &one);
+  CHECK(t, one.first == 1 && one.last == 3 && one.starts == 0 && one.events == 1 + 3 + 1);
+  CHECK_NEAR(t, one.loss[3], seen.last_loss, 1e-7);
+  CHECK_NEAR(t, one.val_loss, seen.val_loss, 1e-6);
+  s.config.max_train_steps = 0;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_events_read(t, s.run_dir, 1, &two);
+  CHECK(t, two.first == 4 && two.last == 8 && two.starts == 1);
+  CHECK_NEAR(t, two.loss[8], seen.last_loss, 1e-7);
+  CHECK(t, test_files_count(t, "run/events.out.tfevents.") == 2);
+  test_run_prepare(t, &s, "without");
+  s.config.tensorboard = 0;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, test_files_count(t, "without/events") == 0);
 }
 
 static const g2z_test_entry test_table[] = {
@@ -9141,6 +9335,8 @@ static const g2z_test_entry test_table[] = {
     {"train_ranks_trouble", "what befalls one rank while saving is told by all",
      test_train_ranks_trouble},
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
+    {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
+    {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
     {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
 };
 

@@ -137,6 +137,8 @@ typedef struct options {
   FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
   FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
        "model.safetensors and config.json at the end, with the tokenizer")                        \
+  FLAG("tensorboard", CHOICE, run.tensorboard, 0, 0, "|off|on",                                   \
+       "event files of the metrics in the run directory")                                         \
   FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
        "NCCL's log and topology into the run directory; NCCL_LOGS=1 does it too")                 \
   FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
@@ -453,6 +455,7 @@ static g2z_status write_launch(g2z_services *services, const options *o, const g
   g2z_json_put_string(&out, "rank0_host", host);
   g2z_json_put_integer(&out, "world_size", place->world);
   g2z_json_put_string(&out, "git_commit", o->run.git_commit);
+  g2z_json_put_string(&out, "command_line", o->run.command_line);
   put_variables(&out, "slurm", slurm, 1);
   put_variables(&out, "env", steering, (int)(sizeof steering / sizeof *steering));
   put_variables(&out, "nccl_env", nccl, 1);
