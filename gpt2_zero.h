@@ -1110,6 +1110,19 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
  * 2.28 on 2 and 4 H200s were 570 to 780 MiB. */
 #define G2Z_NCCL_BYTES ((size_t)680 << 20)
 
+/* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes nothing
+ * of a GPU. */
+typedef struct g2z_gpu_sample {
+  double busy_percent;         /* of the last moments, in which a kernel ran */
+  size_t used_bytes;           /* by all processes */
+} g2z_gpu_sample;
+typedef struct g2z_gpu_watch g2z_gpu_watch;
+/* G2Z_UNSUPPORTED where there is no NVML. */
+G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out);
+/* The GPU that this process sees as number `gpu`, now. */
+G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
+G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
+
 /* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which one
  * it is changes the order of addition: a rerun that must be bit-equal reads the table that the first
  * run wrote, before its first step. `on` 0 takes the library's first choice instead of the clock's,
@@ -1180,6 +1193,23 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
+typedef struct g2z_job {    /* processes that this one starts and looks after */
+  int ranks;                      /* one is a process of its own, too */
+  char **argv;                    /* of each: this program, with arguments of its own; ends with NULL */
+  const char *output;             /* file at whose end they print; NULL: where this process does */
+  void (*watch)(void *user);      /* called ten times a second while they run; NULL: not */
+  void *user;
+} g2z_job;
+typedef struct g2z_job_end {
+  int exit_code;                  /* as of g2z_ranks_spawn */
+  int signal;                     /* the last one that was handed on; 0: none */
+  double cpu_s;                   /* of all processes, user and system */
+  size_t rank_bytes;              /* the most memory that one of them had resident */
+} g2z_job_end;
+/* The same for programs that start several jobs, one after the other. The ranks' g2z_ranks_spawn and
+ * g2z_place_find tell them that they are ranks. */
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
+
 typedef struct g2z_fault {  /* why the job ends */
   int rank;                       /* who died or hangs */
   char host[64];
@@ -1222,6 +1252,9 @@ G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
 /* What heartbeats tell the others. hang_s starts again, and is hang_s + extra_s in this phase. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
+/* How many of this rank's last 1,024 collectives moved a bucket in a step. Those inside a graph count
+ * in the step that recorded it only. */
+G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
 /* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
  * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
@@ -1293,6 +1326,10 @@ typedef struct g2z_comm_config {
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
+/* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
+ * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN on
+ * all ranks where it sees no other. */
+G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d13 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
@@ -1746,6 +1783,7 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -6392,12 +6430,20 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 
 /* ----- devices ---------------------------------------------------------- */
 
+struct g2z_gpu_watch {
+  g2z_services *services;
+  void *library, *call[5];     /* NVML and its functions: room k70 */
+};
+
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
+static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
+static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
+static void g2z__nvml_close(g2z_gpu_watch *watch);
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
 static void g2z__cuda_tune(g2z_device *device, int on);
 static g2z_status g2z__cuda_tuning(g2z_device *device, char **text);
@@ -6427,6 +6473,15 @@ G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
   return g2z__cuda_memory(device->services, &none, &none);
 }
+G2Z__PRIVATE g2z_status g2z__nvml_open(g2z_gpu_watch *watch) {
+  size_t none;
+  return g2z__cuda_memory(watch->services, &none, &none);
+}
+G2Z__PRIVATE g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
+  (void)gpu, (void)out;
+  return g2z__nvml_open(watch);
+}
+G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
 G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
   (void)device, (void)out;
 }
@@ -6511,6 +6566,29 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
                                        size_t *bytes) {
   *bytes = 0;
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_overhead(services, bytes) : G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_gpu_watch), &memory));
+  g2z_gpu_watch *watch = (g2z_gpu_watch *)memory;
+  watch->services = services;
+  g2z_status status = g2z__nvml_open(watch);
+  if (status != G2Z_OK) g2z_gpu_watch_free(watch);
+  else *out = watch;
+  return status;
+}
+
+G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
+  memset(out, 0, sizeof *out);
+  return g2z__nvml_sample(watch, gpu, out);
+}
+
+G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
+  if (!watch) return;
+  g2z__nvml_close(watch);
+  g2z_release(watch->services, watch);
 }
 
 G2Z_API void g2z_device_tune(g2z_device *device, int on) {
@@ -8118,11 +8196,12 @@ G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank,
 }
 
 /* Starts one rank. In a group of its own: what a terminal or `timeout` sends to the group of this
- * process would otherwise come twice, and a second signal means haste. */
-G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, int rank, int ranks, const char *job,
-                                       char **argv, const sigset_t *mask, pid_t *out) {
+ * process would otherwise come twice, and a second signal means haste. `output` -1: as this process. */
+G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, const g2z_job *job, int rank,
+                                       const char *id, int output, const sigset_t *mask,
+                                       pid_t *out) {
   char texts[G2Z__SPAWN_VARIABLES][192], **environment;
-  G2Z__TRY(g2z__spawn_environment(services, rank, ranks, job, texts, &environment));
+  G2Z__TRY(g2z__spawn_environment(services, rank, job->ranks, id, texts, &environment));
   pid_t parent = getpid();
   *out = fork();
   if (*out == 0) { /* from here to exec only what a signal handler may do */
@@ -8131,7 +8210,9 @@ G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, int rank, int ran
 #endif
     setpgid(0, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
-    if (getppid() == parent) execve("/proc/self/exe", argv, environment);
+    int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
+                                  dup2(output, STDERR_FILENO) >= 0);
+    if (printing && getppid() == parent) execve("/proc/self/exe", job->argv, environment);
     _exit(127);
   }
   int error = errno;
@@ -8146,18 +8227,23 @@ G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal)
     if (spawned[r] > 0) kill(spawned[r], signal);
 }
 
-/* Takes note of those that have ended (their process becomes 0); returns how many still run. *first:
- * the code to return. Those that this process killed in haste failed for another's sake. */
-G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *first) {
-  int running = 0;
+/* Takes note of those that have ended (their process becomes 0); returns how many still run. Those
+ * that this process killed in haste failed for another's sake. */
+G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, g2z_job_end *end) {
+  int running = 0, *first = &end->exit_code;
   for (int r = 0; r < ranks; r++) {
     int status;
+    struct rusage used;
     if (spawned[r] <= 0) continue;
-    if (waitpid(spawned[r], &status, WNOHANG) != spawned[r]) {
+    if (wait4(spawned[r], &status, WNOHANG, &used) != spawned[r]) {
       running++;
       continue;
     }
     spawned[r] = 0;
+    end->cpu_s += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+                  1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+    size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts in KiB */
+    if (resident > end->rank_bytes) end->rank_bytes = resident;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (haste && !WIFEXITED(status)) code = G2Z_EXIT_LOST;
     if (code && (*first == 0 || (*first == G2Z_EXIT_LOST && code != G2Z_EXIT_LOST))) *first = code;
@@ -8166,55 +8252,40 @@ G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *firs
 }
 
 /* Until all have ended. */
-G2Z__PRIVATE int g2z__spawn_wait(pid_t *spawned, int ranks, const sigset_t *signals) {
-  int code = 0, haste = 0;
+G2Z__PRIVATE void g2z__spawn_wait(const g2z_job *job, pid_t *spawned, const sigset_t *signals,
+                                  g2z_job_end *end) {
+  int haste = 0;
   double failed = 0;
-  while (g2z__spawn_reap(spawned, ranks, haste, &code) > 0) {
+  while (g2z__spawn_reap(spawned, job->ranks, haste, end) > 0) {
     double now = g2z_seconds();
-    int bad = code != 0 && code != G2Z_EXIT_STOPPED; /* to save may take its time */
+    int bad = end->exit_code != 0 && end->exit_code != G2Z_EXIT_STOPPED; /* saving takes its time */
     if (bad && failed == 0) {
       failed = now;
-      g2z__spawn_signal(spawned, ranks, SIGCONT); /* who was stopped may hear of it, and leave */
+      /* Who was stopped may hear of it, and leave. */
+      g2z__spawn_signal(spawned, job->ranks, SIGCONT);
     }
     int late = failed > 0 ? (now > failed + 10) + (now > failed + 13) : 0;
     if (late > haste) {
-      g2z__spawn_signal(spawned, ranks, late == 1 ? SIGTERM : SIGKILL);
+      g2z__spawn_signal(spawned, job->ranks, late == 1 ? SIGTERM : SIGKILL);
       haste = late;
     }
+    if (job->watch) job->watch(job->user);
     struct timespec pause = {0, 100000000};
     int signal = sigtimedwait(signals, NULL, &pause);
-    if (signal > 0 && signal != SIGCHLD) g2z__spawn_signal(spawned, ranks, signal);
+    if (signal <= 0 || signal == SIGCHLD) continue;
+    end->signal = signal;
+    g2z__spawn_signal(spawned, job->ranks, signal);
   }
-  return code;
 }
 
-G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
-                                   int *exit_code) {
+G2Z__PRIVATE g2z_status g2z__spawn_all(g2z_services *services, const g2z_job *job, int output,
+                                       pid_t *spawned, g2z_job_end *end) {
   static const int handed_on[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-  g2z_place place;
   sigset_t signals, before;
-  char job[64];
-  void *memory;
-  int parent;
-  *is_parent = *exit_code = 0;
-  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
-                     G2Z__RANKS_MAX);
-  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
-  if (parent == (int)getppid()) return G2Z_OK;
-  if (g2z_place_find(services, &place) == G2Z_OK && place.world > 1)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "this process is rank %d of %d already (%s), and shall start %d more: leave "
-                     "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
-                     ranks);
-  if (ranks == 1) return G2Z_OK;
-  *is_parent = 1;
-  G2Z__TRY(g2z__alloc(services, (size_t)ranks, sizeof(pid_t), &memory));
-  pid_t *spawned = (pid_t *)memory;
+  char id[64];
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  snprintf(job, sizeof job, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec,
-           now.tv_nsec);
+  snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
   sigemptyset(&signals);
   for (size_t i = 0; i < sizeof handed_on / sizeof *handed_on; i++) sigaddset(&signals, handed_on[i]);
   sigprocmask(SIG_BLOCK, &signals, &before);
@@ -8223,13 +8294,60 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
   sigaction(SIGCHLD, &ordinary, &child);
   g2z_status status = G2Z_OK;
-  for (int r = 0; r < ranks && status == G2Z_OK; r++)
-    status = g2z__spawn_one(services, r, ranks, job, argv, &before, &spawned[r]);
-  if (status != G2Z_OK) g2z__spawn_signal(spawned, ranks, SIGKILL);
-  *exit_code = g2z__spawn_wait(spawned, ranks, &signals);
+  for (int r = 0; r < job->ranks && status == G2Z_OK; r++)
+    status = g2z__spawn_one(services, job, r, id, output, &before, &spawned[r]);
+  if (status != G2Z_OK) g2z__spawn_signal(spawned, job->ranks, SIGKILL);
+  g2z__spawn_wait(job, spawned, &signals, end);
   sigaction(SIGCHLD, &child, NULL);
   sigprocmask(SIG_SETMASK, &before, NULL);
-  g2z_release(services, spawned);
+  return status;
+}
+
+/* Refuses to start ranks from a rank. */
+G2Z__PRIVATE g2z_status g2z__spawn_check(g2z_services *services, int ranks) {
+  g2z_place place;
+  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
+                     G2Z__RANKS_MAX);
+  if (g2z_place_find(services, &place) != G2Z_OK || place.world <= 1) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                   "this process is rank %d of %d already (%s), and shall start %d more: leave "
+                   "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
+                   ranks);
+}
+
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
+  void *memory;
+  int output = -1;
+  memset(out, 0, sizeof *out);
+  G2Z__TRY(g2z__spawn_check(services, job->ranks));
+  if (job->output) {
+    output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (output < 0) return g2z__fail_file(services, errno, "open", job->output);
+  }
+  g2z_status status = g2z__alloc(services, (size_t)job->ranks, sizeof(pid_t), &memory);
+  if (status == G2Z_OK) status = g2z__spawn_all(services, job, output, (pid_t *)memory, out);
+  g2z_release(services, memory);
+  if (output >= 0) close(output);
+  return status;
+}
+
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code) {
+  g2z_job job;
+  g2z_job_end end;
+  int parent;
+  *is_parent = *exit_code = 0;
+  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  if (ranks >= 1 && parent == (int)getppid()) return G2Z_OK;
+  G2Z__TRY(g2z__spawn_check(services, ranks));
+  if (ranks == 1) return G2Z_OK;
+  *is_parent = 1;
+  memset(&job, 0, sizeof job);
+  job.ranks = ranks;
+  job.argv = argv;
+  g2z_status status = g2z_ranks_run(services, &job, &end);
+  *exit_code = end.exit_code;
   return status;
 }
 
@@ -9335,6 +9453,16 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   }
 }
 
+G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step) {
+  int count = 0;
+  pthread_mutex_lock(&ranks->lock);
+  for (int i = 0; i < G2Z__RANKS_RECORDS; i++)
+    count += ranks->records[i].sequence > 0 && ranks->records[i].step == step &&
+             ranks->records[i].bucket >= 0;
+  pthread_mutex_unlock(&ranks->lock);
+  return count;
+}
+
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
                                           const char *path) {
   g2z_writer *writer;
@@ -9711,7 +9839,13 @@ static const g2z_collectives g2z__star = {
 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k80 */
 static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted);
+static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds);
 #else
+G2Z__PRIVATE g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
+  (void)bytes;
+  *seconds = NAN;
+  return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
+}
 G2Z__PRIVATE g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   (void)wanted;
   return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
@@ -9755,6 +9889,42 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
   if (!comm) return;
   if (comm->ops) comm->ops->close(comm);
   g2z_release(comm->services, comm);
+}
+
+#define G2Z__COPIES 5 /* the first one touches pages and opens paths */
+
+G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
+  void *from, *to;
+  *seconds = NAN;
+  G2Z__TRY(g2z__alloc(comm->services, bytes, 1, &from));
+  g2z_status status = g2z__alloc(comm->services, bytes, 1, &to);
+  for (int i = 0; i < G2Z__COPIES && status == G2Z_OK; i++) {
+    memset(from, i, bytes); /* so that no copy can be left out */
+    double begin = g2z_seconds();
+    memcpy(to, from, bytes);
+    double spent = g2z_seconds() - begin;
+    if (((const char *)to)[bytes - 1] != i)
+      status = g2z__fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
+    if (i > 0 && !(*seconds <= spent)) *seconds = spent;
+  }
+  g2z_release(comm->services, to);
+  g2z_release(comm->services, from);
+  return status;
+}
+
+G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s) {
+  double seconds = NAN;
+  g2z_status status = G2Z_OK;
+  *bytes_per_s = NAN;
+  if (bytes == 0)
+    status = g2z__fail(comm->services, G2Z_BAD_ARGUMENT, "a copy of no bytes has no rate");
+  else if (comm->rank == 0)
+    status = comm->device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_copy_seconds(comm, bytes, &seconds)
+                                                   : g2z__cpu_copy_seconds(comm, bytes, &seconds);
+  G2Z__TRY(g2z_ranks_agree(comm->ranks, status));
+  G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &seconds, sizeof seconds));
+  *bytes_per_s = (double)bytes / seconds;
+  return G2Z_OK;
 }
 
 /* ===== >>i13 context and model ===========================================
