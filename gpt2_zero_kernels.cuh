@@ -5274,6 +5274,17 @@ static g2z_status g2z__nccl_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
                            n);
 }
 
+static g2z_status g2z__nccl_reduce(g2z_comm *comm, void *buffer, size_t n) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  char *wire;
+  G2Z__TRY(g2z__nccl_wire(comm, buffer, n, &wire));
+  G2Z__NCCL_TRY(comm, ncclReduce(wire, wire, n, g2z__nccl_type(comm->wire), ncclSum, 0, nccl->comm,
+                                 nccl->stream));
+  if (wire == (char *)buffer || comm->rank > 0) return G2Z_OK;
+  return g2z__nccl_convert(comm, buffer, comm->device->grad_dtype, wire, comm->wire, G2Z_OVERWRITE,
+                           n);
+}
+
 /* Memory that every rank can write to. What one rank cannot have none takes: *out is NULL then. */
 static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, void **out) {
   *out = NULL;
@@ -5339,6 +5350,13 @@ static g2z_status g2z__nccl_all_gather(g2z_comm *comm, void *buffer, size_t n) {
   return G2Z_OK;
 }
 
+static g2z_status g2z__nccl_broadcast(g2z_comm *comm, void *buffer, size_t n) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  G2Z__NCCL_TRY(comm, ncclBroadcast(buffer, buffer, n, g2z__nccl_type(comm->device->dtype), 0,
+                                    nccl->comm, nccl->stream));
+  return G2Z_OK;
+}
+
 static g2z_status g2z__nccl_all_gather_rows(g2z_comm *comm, double *rows, size_t columns) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   G2Z__NCCL_TRY(comm, ncclAllGather(rows + (size_t)comm->rank * columns, rows, columns,
@@ -5390,9 +5408,9 @@ static void g2z__nccl_close(g2z_comm *comm) {
 
 static const g2z_collectives g2z__nccl_collectives = {
     "NCCL",                   g2z__nccl_fork,       g2z__nccl_mark,     g2z__nccl_join,
-    g2z__nccl_reduce_scatter, g2z__nccl_all_reduce, g2z__nccl_allocate, g2z__nccl_release,
-    g2z__nccl_all_gather,     g2z__nccl_all_gather_rows, g2z__nccl_lap, g2z__nccl_waited_ms,
-    g2z__nccl_close};
+    g2z__nccl_reduce_scatter, g2z__nccl_all_reduce, g2z__nccl_reduce,   g2z__nccl_allocate,
+    g2z__nccl_release,        g2z__nccl_all_gather, g2z__nccl_broadcast,
+    g2z__nccl_all_gather_rows, g2z__nccl_lap,       g2z__nccl_waited_ms, g2z__nccl_close};
 
 /* Stream, events and memory: all that needs no other rank. */
 static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wanted) {
