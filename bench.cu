@@ -96,7 +96,7 @@ typedef struct options {
        "ZeRO stages; dp: one rank has the optimizer")                                             \
   FLAG(EXPERIMENTS, "dtype", TEXT, dtype_list, 0, 0, "LIST", "fp32, tf32, fp16, bf16")            \
   FLAG(EXPERIMENTS, "sizes", TEXT, size_list, 0, 0, "LIST",                                       \
-       "MiB of gradients per collective; 0: as train")                                            \
+       "MiB of gradients per collective; 0: the default")                                            \
   FLAG(IN(comm) | IN(exchange), "sizes", TEXT, size_list, 0, 0, "LIST", "MiB of a whole buffer")  \
   FLAG(TRAINING, "model", TEXT, model, 0, 0, "NAME",                                              \
        "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]")               \
@@ -127,6 +127,10 @@ typedef struct options {
   FLAG(TRAINING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph") \
   FLAG(TRAINING & ~EXPERIMENTS, "zero", INT, train.zero_stage, 0, 3, "STAGE",                     \
        "ZeRO, on several ranks")                                                                  \
+  FLAG(TRAINING & ~EXPERIMENTS, "strategy", CHOICE, train.strategy, 0, 0,                         \
+       G2Z_STRATEGY_LIST(WORD), "dp: one rank has the optimizer; with --zero 0")                  \
+  FLAG(TRAINING, "recompute", CHOICE, train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),            \
+       "block: keep the input of each block alone")                                               \
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
   FLAG(TRAINING, "gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")    \
   FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                 \
@@ -957,7 +961,9 @@ static g2z_status run_point(g2z_services *services, options *o, g2z_context_conf
 #define COLLECTIVE_LIST(X)                                                                    \
   X(reduce_scatter, (R - 1) / R, ops->reduce_scatter(comm, mine, buffer, G2Z_OVERWRITE, n))   \
   X(all_reduce, 2 * (R - 1) / R, ops->all_reduce(comm, buffer, n))                            \
-  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, n))
+  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, n))                                \
+  X(reduce, 1, ops->reduce(comm, buffer, n))                                                  \
+  X(broadcast, 1, ops->broadcast(comm, buffer, n))
 
 #define X(name, passes, call)                                              \
   static g2z_status exchange_##name(g2z_comm *comm, char *buffer, size_t n) { \
@@ -1133,9 +1139,8 @@ static g2z_status divide_batch(g2z_services *services, const options *o, work *w
 static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
   g2z_plan plan;
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
-  if (stage < 0)
-    return fail(e->services, G2Z_UNSUPPORTED, "strategy dp is not in this version");
-  w->train.zero_stage = stage;
+  w->train.strategy = stage < 0 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+  w->train.zero_stage = stage < 0 ? 0 : stage;
   if (e->device == G2Z_DEVICE_CUDA && w->world > gpus)
     return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", w->world, gpus);
   TRY(divide_batch(e->services, e->o, w));
@@ -1146,19 +1151,20 @@ static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
   p->figures.accum_steps = plan.accum;
   p->figures.global_batch = (double)plan.batch * plan.accum * w->world;
   p->figures.seq_len = plan.seq;
-  p->figures.zero_stage = plan.zero_stage;
+  if (stage >= 0) p->figures.zero_stage = plan.zero_stage;
   p->figures.buckets = plan.buckets;
   p->figures.plan_gib = (double)plan.bytes_total / 1073741824.0;
   return G2Z_OK;
 }
 
-static void add_name(g2z_point *p, const char *format, ...) G2Z_PRINTF(2, 3);
-static void add_name(g2z_point *p, const char *format, ...) {
+/* Another part of a name, after a comma. */
+static void add_name(char *name, size_t room, const char *format, ...) G2Z_PRINTF(3, 4);
+static void add_name(char *name, size_t room, const char *format, ...) {
   va_list arguments;
-  size_t used = strlen(p->name);
-  if (used) used += (size_t)snprintf(p->name + used, sizeof p->name - used, ", ");
+  size_t used = strlen(name);
+  if (used) used += (size_t)snprintf(name + used, room - used, ", ");
   va_start(arguments, format);
-  vsnprintf(p->name + used, sizeof p->name - used, format, arguments);
+  if (used < room) vsnprintf(name + used, room - used, format, arguments);
   va_end(arguments);
 }
 
@@ -1199,13 +1205,18 @@ static g2z_status add_point(experiment *e, const axes *a, double world, double s
   w->train.bucket_mb = size;
   p->figures.world_size = world;
   p->figures.bucket_mib = size > 0 ? size : NAN;
-  const char *rank = e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank";
-  if (a->stage_count > 1) add_name(p, "%s", stages[(int)stage]);
-  if (a->dtype_count > 1) add_name(p, "%s", g2z_dtype_text(w->train.dtype));
-  if (a->size_count > 1 && size > 0) add_name(p, "%g MiB", size);
-  else if (a->size_count > 1) add_name(p, "buckets as train");
-  snprintf(p->series, sizeof p->series, "%.63s", p->name);
-  if (a->rank_count > 1 || !p->name[0]) add_name(p, "%d %s%s", w->world, rank, world > 1 ? "s" : "");
+  const int by_size = e->o->command == COMMAND_buckets; /* what the x axis of its charts is */
+  for (int whole = 0; whole < 2; whole++) {             /* the series, then the name */
+    char *to = whole ? p->name : p->series;
+    size_t room = whole ? sizeof p->name : sizeof p->series;
+    if (a->stage_count > 1) add_name(to, room, "%s", stages[(int)stage]);
+    if (a->dtype_count > 1) add_name(to, room, "%s", g2z_dtype_text(w->train.dtype));
+    if (a->size_count > 1 && (whole || !by_size))
+      add_name(to, room, "%g MiB", size);
+    if (whole ? a->rank_count > 1 || !*to : by_size && a->rank_count > 1)
+      add_name(to, room, "%d %s%s", w->world, e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank",
+               world > 1 ? "s" : "");
+  }
   if (check_work(e, (int)stage - 1, w, p) == G2Z_OK) return G2Z_OK;
   p->outcome = G2Z_OUTCOME_SKIPPED;
   snprintf(p->reason, sizeof p->reason, "%.390s", e->services->error);
@@ -1327,7 +1338,9 @@ static void point_arguments(const experiment *e, const work *w, const char *run_
   add_argument(a, "device", "%s", g2z_device_text(e->device));
   add_argument(a, "dtype", "%s", g2z_dtype_text(t->dtype));
   add_argument(a, "graph", "%s", t->graph == 0 ? "off" : t->graph == 1 ? "on" : "auto");
+  add_argument(a, "strategy", "%s", g2z_strategy_text(t->strategy));
   add_argument(a, "zero", "%d", t->zero_stage);
+  add_argument(a, "recompute", "%s", g2z_recompute_text(t->recompute));
   add_argument(a, "grad-dtype", "%s", t->grad_fp32 ? "fp32" : "same");
   add_argument(a, "gather", "%s", g2z_gather_text(t->gather));
   if (t->bucket_mb > 0) add_argument(a, "bucket-mb", "%g", t->bucket_mb);
@@ -1468,7 +1481,7 @@ static void compare_with_one(experiment *e) {
       const g2z_point *one = &e->s->points[k];
       const g2z_train_config *mine = &e->works[i].train, *its = &e->works[k].train;
       if (e->works[k].world != 1 || mine->zero_stage != its->zero_stage ||
-          mine->dtype != its->dtype || mine->bucket_mb != its->bucket_mb)
+          mine->strategy != its->strategy || mine->dtype != its->dtype || mine->bucket_mb != its->bucket_mb)
         continue;
       double speedup = p->figures.tokens_per_sec / one->figures.tokens_per_sec;
       p->figures.speedup_vs_1gpu = speedup;
