@@ -1481,7 +1481,8 @@ static void compare_with_one(experiment *e) {
       const g2z_point *one = &e->s->points[k];
       const g2z_train_config *mine = &e->works[i].train, *its = &e->works[k].train;
       if (e->works[k].world != 1 || mine->zero_stage != its->zero_stage ||
-          mine->strategy != its->strategy || mine->dtype != its->dtype || mine->bucket_mb != its->bucket_mb)
+          mine->strategy != its->strategy || mine->dtype != its->dtype ||
+          mine->bucket_mb != its->bucket_mb)
         continue;
       double speedup = p->figures.tokens_per_sec / one->figures.tokens_per_sec;
       p->figures.speedup_vs_1gpu = speedup;
@@ -1605,7 +1606,12 @@ static void close_experiment(experiment *e) {
 
 static g2z_status run_points(experiment *e) {
   const g2z_train_config *t = &e->o->train;
+  int possible = 0;
   TRY(add_points(e));
+  for (int i = 0; i < (int)e->s->count; i++) possible += e->s->points[i].outcome == G2Z_OUTCOME_OK;
+  if (!possible)
+    return fail(e->services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
+                e->s->points[0].reason);
   snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %s, %d steps "
            "after %d of warm-up, %d repeats", t->model.layers, t->model.channels, t->model.vocab,
            t->seq, e->o->dtype_list, e->works[0].steps, e->o->warmup, e->o->repeats);
@@ -1673,6 +1679,7 @@ static g2z_status run_worlds(experiment *e) {
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
   memset(&a, 0, sizeof a);
   TRY(read_axes(e, &a));
+  TRY(read_list(e->services, "sizes", e->o->size_list, 0.001, 65536, a.sizes, &a.size_count));
   snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
            g2z_dtype_text(e->o->train.dtype), e->o->repeats,
            e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");

@@ -13661,6 +13661,8 @@ struct g2z_run {
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
   double earlier_s;                  /* wall time of this run before it was resumed */
   int64_t stop_signal;               /* that asked to stop; 0: none */
+  int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
+                                      * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
@@ -14837,6 +14839,8 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
                (run->config.sample_tokens > 0 ? G2Z__DUE_SAMPLE : 0) | G2Z__DUE_EPOCH_END |
                G2Z__DUE_FINISH;
   G2Z__TRY(g2z__run_take_up(run));
+  g2z_loader *loader = g2z_trainer_loader(run->trainer);
+  if (loader) run->epoch_step = g2z_loader_tell(loader).step;
   G2Z__TRY(g2z__run_agree(run, g2z__run_open_files(run)));
   if (run->resume) {
     if (!run->continues) run->epoch[0].index = g2z_loader_tell(g2z_trainer_loader(run->trainer)).epoch;
@@ -14898,7 +14902,8 @@ G2Z__PRIVATE g2z_status g2z__run_train(g2z_run *run, g2z_report *report) {
   G2Z__TRY(g2z_trainer_step(run->trainer, report));
   int64_t step = ++run->step;
   run->step_s_of[step % 2] = g2z_seconds() - begin;
-  run->epoch_ends = g2z_loader_tell(g2z_trainer_loader(run->trainer)).step == 0;
+  run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;
+  run->epoch_ends = run->epoch_step == 0;
   int last = step == run->steps, epoch_end = last || run->epoch_ends;
   if (run->val && (epoch_end || (config->val_every > 0 && step % config->val_every == 0)))
     run->due |= G2Z__DUE_VALIDATION;
