@@ -23,7 +23,7 @@
  *     use a piece alone             the plan, the tokenizer, the loader, one op: rooms 03 to 12
  *
  * DOES NOT
- *     - shard parameters (ZeRO stage 3), or split a model in any other way: each rank holds it whole;
+ *     - split the computation of a model: each rank runs all of it, on sequences of its own;
  *     - keep a key-value cache: a generated token costs a forward pass over the window;
  *     - read tokens wider than 16 bits, or sharded safetensors;
  *     - exit, abort or print: it returns a status, and the log is a callback.
@@ -557,7 +557,7 @@ typedef struct g2z_train_config {
   g2z_dtype dtype;
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
-  int zero_stage;               /* 0, 1 or 2: see room 06 */
+  int zero_stage;               /* 0 to 3: see room 06 */
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
   g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
@@ -594,25 +594,28 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * Where everything lies, as a pure function of config, world size, stage and type. The allocator,
  * --dry-run, the files and the tests read this one value. It owns no memory.
  *
- * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): every rank holds all parameters; stage 0 holds
- * everything on every rank, stage 1 shards master, m and v, stage 2 the gradients as well.
+ * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 0 holds everything on every rank, stage 1
+ * shards master, m and v, stage 2 the gradients as well, stage 3 the blocks' parameters too.
  *
  * Parameters are one flat buffer, in the order in which backward completes their gradients: unit 0
  * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters
  * stand in G2Z_PARAM_LIST order, which is the order of completion too.
  * canonical   the element's index in the unpadded list: the same for every world, stage and bucket
  *             size. Files speak only of canonical ranges.
- * memory      the element's index in this run's parameters. wte comes last and its rows V..Vp-1 are
- *             zero, so up to stage 1 both are equal, and only the buffer's end is padded. In stage 2
- *             the end of each unit is padded to a multiple of 8*world.
+ * memory      the element's index in this run's padded list. wte comes last and its rows V..Vp-1 are
+ *             zero, so up to stage 1 both are equal, and only the list's end is padded. From stage 2
+ *             on the end of each unit is padded to a multiple of 8*world.
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
- *             slices one after the other. Buckets cut across units but in stage 2.
- * gradients   lie as parameters do. In stage 2 there is room for two units, which take turns, and
+ *             slices one after the other. Buckets cut across units up to stage 1.
+ * parameters  lie as in memory. In stage 3 (of several ranks) the final LayerNorm, wpe and wte do;
+ *             between them there is room for two blocks, which take turns: a block is gathered while
+ *             the one before it is computed with. Behind all lie this rank's slices of the blocks.
+ * gradients   lie as in memory. From stage 2 on there is room for two units, which take turns, and
  *             for wte; what is summed over the ranks goes into a shard, as master, m and v have one.
- * Model code reaches a parameter as g2z_plan_unit(plan, unit) + g2z_plan_offset(plan, param), its
- * gradient as g2z_plan_grad_unit(plan, unit) + the same offset. */
+ * Model code reaches a parameter as g2z_plan_param_unit(plan, unit) + g2z_plan_offset(plan, param),
+ * its gradient as g2z_plan_grad_unit(plan, unit) + the same offset. */
 
 #define G2Z_PARAM_LIST(X)                                                                         \
   /*  name      unit   rank  rows  cols  init       decay  Hugging Face name */                   \
@@ -695,6 +698,7 @@ typedef struct g2z_plan {
   size_t block_elements;          /* 12 C^2 + 13 C */
   size_t parameters;              /* canonical: what the model has */
   size_t elements;                /* memory: with padding */
+  size_t param_elements;          /* of the parameters' buffer */
   size_t grad_elements;           /* of the buffer that backward writes to */
   size_t bucket_elements;         /* of a full bucket */
   int buckets;
@@ -726,16 +730,20 @@ static inline int g2z_plan_unit_of_wte(const g2z_plan *plan) { return plan->mode
 G2Z_API g2z_unit_kind g2z_plan_unit_kind(const g2z_plan *plan, int unit);
 G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit);           /* memory begin */
 G2Z_API size_t g2z_plan_unit_canonical(const g2z_plan *plan, int unit); /* canonical begin */
+G2Z_API size_t g2z_plan_param_unit(const g2z_plan *plan, int unit);     /* begin in parameters */
 G2Z_API size_t g2z_plan_grad_unit(const g2z_plan *plan, int unit);      /* begin in gradients */
 G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param);  /* inside its unit */
 G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket);    /* memory */
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank); /* memory */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket); /* of a slice in a shard */
+G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket); /* begin in parameters */
 G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket);  /* begin in gradients */
+/* Begin in parameters of this rank's slice: inside the bucket, or where it is kept beside it. */
+G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket);
 
 /* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. */
 typedef struct g2z_update_range {
-  size_t memory;     /* begin in parameters */
+  size_t param;      /* begin in parameters */
   size_t grad;       /* begin in reduced gradients: memory, and from stage 2 on shard */
   size_t shard;      /* begin in master, m and v */
   size_t canonical;
@@ -1213,12 +1221,13 @@ typedef struct g2z_collectives {
   g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
   /* buffer[n] grad: the same sum, whole. */
   g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
-  /* Memory for the buffers of all_gather, zeroed: of a kind that it is fast on. All ranks ask for
-   * the same, once. */
+  /* Memory for the buffers of all_gather, both, zeroed: of a kind that it is fast on. All ranks ask
+   * for the same, once. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* buffer[n] act: slice r comes from rank r. */
-  g2z_status (*all_gather)(g2z_comm *comm, void *buffer, size_t n);
+  /* to[n] act: slice r is rank r's from[n/world], which may be that slice itself. All ranks have it
+   * in the same place of that memory, or all in their slice. */
+  g2z_status (*all_gather)(g2z_comm *comm, void *to, const void *from, size_t n);
   /* rows[world, columns] f64: row r comes from rank r. */
   g2z_status (*all_gather_rows)(g2z_comm *comm, double *rows, size_t columns);
   /* From now on waiting in joins counts for lap 0 or 1; how long it was, once the device has passed
@@ -2741,9 +2750,6 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
                      (int)config->dtype);
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   G2Z__TRY(g2z__check_range(services, "zero_stage", config->zero_stage, 0, 3));
-  if (config->zero_stage > 2)
-    return g2z__fail(services, G2Z_UNSUPPORTED,
-                     "zero_stage=%d is not in this version: take 0, 1 or 2", config->zero_stage);
   G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
   return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
 }
@@ -2899,6 +2905,26 @@ G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit) {
   return begin + (unit > wpe ? g2z__plan_unit_room(plan, wpe) : 0);
 }
 
+/* Whether a unit's parameters are gathered when they are needed, and gone afterwards. A rank alone
+ * has all of them in any case. */
+G2Z__PRIVATE int g2z__plan_takes_turns(const g2z_plan *plan, int unit) {
+  return plan->zero_stage >= 3 && plan->world > 1 && unit >= 1 && unit <= plan->model.layers;
+}
+
+G2Z_API size_t g2z_plan_param_unit(const g2z_plan *plan, int unit) {
+  size_t begin = g2z_plan_unit(plan, unit);
+  if (unit == 0 || !g2z__plan_takes_turns(plan, 1)) return begin;
+  size_t first = g2z_plan_unit(plan, 1), room = g2z__plan_unit_room(plan, 1);
+  if (unit <= plan->model.layers) return first + (size_t)(unit % 2) * room;
+  return begin - (size_t)plan->model.layers * room + 2 * room;
+}
+
+/* Where this rank's slices of units that take turns begin: behind the last unit. */
+G2Z__PRIVATE size_t g2z__plan_param_slices(const g2z_plan *plan) {
+  int wte = g2z_plan_unit_of_wte(plan);
+  return g2z_plan_param_unit(plan, wte) + plan->elements - g2z_plan_unit(plan, wte);
+}
+
 /* Room for the gradients of one of two units that take turns. */
 G2Z__PRIVATE size_t g2z__plan_turn_elements(const g2z_plan *plan) {
   size_t block = g2z__plan_unit_room(plan, 1);
@@ -2952,6 +2978,12 @@ G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket) {
   return g2z_plan_grad_unit(plan, unit) + (size_t)bucket * plan->bucket_elements;
 }
 
+G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket) {
+  g2z_range span;
+  int unit = g2z__plan_span(plan, &bucket, &span);
+  return g2z_plan_param_unit(plan, unit) + (size_t)bucket * plan->bucket_elements;
+}
+
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
   g2z_range range = g2z_plan_bucket(plan, bucket);
   if (plan->zero_stage == 0) return range; /* every rank owns all */
@@ -2964,6 +2996,21 @@ G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
   size_t owners = plan->zero_stage == 0 ? 1 : (size_t)plan->world;
   return g2z_plan_bucket(plan, bucket).begin / owners;
+}
+
+/* The unit of a bucket, from stage 2 on. */
+G2Z__PRIVATE int g2z__plan_bucket_unit(const g2z_plan *plan, int bucket) {
+  g2z_range span;
+  return g2z__plan_span(plan, &bucket, &span);
+}
+
+G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket) {
+  if (g2z__plan_takes_turns(plan, g2z__plan_bucket_unit(plan, bucket)))
+    return g2z__plan_param_slices(plan) + g2z_plan_shard_offset(plan, bucket) -
+           g2z_plan_unit(plan, 1) / (size_t)plan->world;
+  size_t inside = g2z_plan_slice(plan, bucket, plan->rank).begin -
+                  g2z_plan_bucket(plan, bucket).begin;
+  return g2z_plan_param_bucket(plan, bucket) + inside;
 }
 
 /* A part of memory that belongs to one parameter. */
@@ -3001,18 +3048,19 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
   for (int bucket = 0; bucket < plan->buckets; bucket++) {
     g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
     size_t shard = g2z_plan_shard_offset(plan, bucket), at = slice.begin;
+    size_t param = g2z_plan_param_slice(plan, bucket);
     g2z__piece piece;
     while (g2z__plan_piece(plan, at, slice.begin + slice.elements, &piece)) {
       int decay = g2z_param_describe(&plan->model, piece.param).decay;
       int joins = open.elements > 0 && open.decay == decay &&
-                  open.memory + open.elements == at &&
+                  open.param + open.elements == param + (at - slice.begin) &&
                   open.shard + open.elements == shard + (at - slice.begin) &&
                   open.canonical + open.elements == piece.canonical;
       if (!joins) {
         if (open.elements > 0 && count++ < limit) out[count - 1] = open;
-        open.memory = at;
+        open.param = param + (at - slice.begin);
         open.shard = shard + (at - slice.begin);
-        open.grad = g2z__plan_by_unit(plan) ? open.shard : open.memory;
+        open.grad = g2z__plan_by_unit(plan) ? open.shard : at;
         open.canonical = piece.canonical;
         open.elements = 0;
         open.decay = decay;
@@ -3059,7 +3107,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t Vp = (size_t)plan->vocab_padded;
   size_t *bytes = plan->bytes;
-  bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->elements * (size_t)plan->dtype_bytes);
+  bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * (size_t)plan->dtype_bytes);
   bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
   if (g2z__plan_by_unit(plan))
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
@@ -3140,6 +3188,11 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.parameters = g2z_plan_unit_canonical(&plan, last) + (size_t)config->model.vocab * C;
   plan.elements = g2z__round_up(g2z_plan_unit(&plan, last) + g2z__plan_unit_elements(&plan, last),
                                 g2z__plan_grain(&plan));
+  plan.param_elements = plan.elements;
+  if (g2z__plan_takes_turns(&plan, 1))
+    plan.param_elements =
+        g2z__plan_param_slices(&plan) +
+        (size_t)plan.model.layers * g2z__plan_unit_room(&plan, 1) / (size_t)world;
   plan.grad_elements = g2z__plan_by_unit(&plan)
                            ? g2z_plan_grad_unit(&plan, last) + g2z__plan_unit_room(&plan, last)
                            : plan.elements;
@@ -3196,6 +3249,14 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   g2z__plan_line(line, user, "ZeRO        stage %d, rank %d of %d, %d buckets of %.2f MiB",
                  plan->zero_stage, plan->rank, plan->world, plan->buckets,
                  (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
+  if (g2z__plan_takes_turns(plan, 1)) {
+    size_t room = g2z__plan_unit_room(plan, 1), size = (size_t)plan->dtype_bytes;
+    size_t slices = plan->param_elements - g2z__plan_param_slices(plan);
+    g2z__plan_line(line, user,
+                   "parameters  %.3f GiB of the blocks, %.3f for two of them whole, which take turns, "
+                   "%.3f for what stays", g2z__gib(slices * size), g2z__gib(2 * room * size),
+                   g2z__gib((plan->param_elements - slices - 2 * room) * size));
+  }
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
     g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]),
                    g2z_memory_text((g2z_memory)i));
@@ -7506,7 +7567,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, void *params, float *
   for (size_t i = 0; i < count; i++) {
     g2z_update_range range = host_ranges[i];
     g2z__adamw_factors factors = g2z__adamw_prepare(config, state, range.decay);
-    float *weights = (float *)params + range.memory, *masters = master + range.shard;
+    float *weights = (float *)params + range.param, *masters = master + range.shard;
     float *first = m + range.shard, *second = v + range.shard;
     const float *gradients = (const float *)grads + range.grad;
     int64_t runs = (int64_t)((range.elements + G2Z__RUN - 1) / G2Z__RUN);
@@ -9390,6 +9451,13 @@ G2Z__PRIVATE g2z_status g2z__one_buffer(g2z_comm *comm, void *buffer, size_t n) 
   (void)comm, (void)buffer, (void)n;
   return G2Z_OK;
 }
+/* A rank alone has no parameters elsewhere than where they are used: the plan. */
+G2Z__PRIVATE g2z_status g2z__one_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
+  (void)comm, (void)n;
+  G2Z_ASSERT(to == from);
+  (void)to, (void)from;
+  return G2Z_OK;
+}
 G2Z__PRIVATE g2z_status g2z__one_rows(g2z_comm *comm, double *rows, size_t columns) {
   (void)comm, (void)rows, (void)columns;
   return G2Z_OK;
@@ -9415,7 +9483,7 @@ G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 static const g2z_collectives g2z__one_rank = {
     "one rank",             g2z__one_nothing, g2z__one_place,  g2z__one_place,
     g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_allocate, g2z__one_release,
-    g2z__one_buffer,        g2z__one_rows,    g2z__lap,        g2z__lap_ms,
+    g2z__one_gather,        g2z__one_rows,    g2z__lap,        g2z__lap_ms,
     g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
@@ -9495,10 +9563,13 @@ G2Z__PRIVATE g2z_status g2z__star_all_reduce(g2z_comm *comm, void *buffer, size_
   if (status == G2Z_OK) status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
   return g2z__star_timed(comm, begin, status);
 }
-G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *buffer, size_t n) {
+G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *to, const void *from,
+                                             size_t n) {
   double begin = g2z_seconds();
   size_t bytes = n / (size_t)comm->world * sizeof(float);
-  return g2z__star_timed(comm, begin, g2z__star_gather(comm, (char *)buffer, bytes));
+  char *mine = (char *)to + (size_t)comm->rank * bytes;
+  if (mine != from) memcpy(mine, from, bytes);
+  return g2z__star_timed(comm, begin, g2z__star_gather(comm, (char *)to, bytes));
 }
 G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, double *rows, size_t columns) {
   double begin = g2z_seconds();
@@ -9659,8 +9730,9 @@ typedef struct g2z__model {
   char *activations;
   char *logits;             /* [head_chunk, Vp] act */
   float *dwte;              /* [Vp, C] f32: inside grads where those are fp32 */
-  /* Called before a unit's parameters are read in a forward pass, before its gradients are written,
-   * and when every gradient in memory [0, end) has its final value for this micro-step. */
+  /* Called before a unit's parameters are read, in a forward pass and again in a backward pass, in
+   * their order and before those of the next unit; before its gradients are written; and when every
+   * gradient in memory [0, end) has its final value for this micro-step. */
   g2z_status (*need)(void *user, int unit);
   g2z_status (*begin)(void *user, int unit);
   g2z_status (*complete)(void *user, size_t end); /* NULL: more micro-steps will add to them */
@@ -9668,7 +9740,7 @@ typedef struct g2z__model {
 } g2z__model;
 
 G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param param) {
-  size_t element = g2z_plan_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
+  size_t element = g2z_plan_param_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
   return model->params + element * (size_t)model->plan->dtype_bytes;
 }
 
@@ -9801,6 +9873,7 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   char *datt = (char *)dqkv + (size_t)N * 3 * (size_t)C * (size_t)plan->dtype_bytes;
   char *dln1 = datt; /* datt is read for the last time before dln1 is written */
 
+  G2Z__TRY(model->need(model->user, unit));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
   G2Z__TRY(g2z__complete(model, unit, G2Z_FCPROJW));
   G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCPRE), mode,
@@ -9838,6 +9911,7 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, L - 1, G2Z__SITE_FCPROJ);
   g2z_dropout drop_embed = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF);
+  G2Z__TRY(model->need(model->user, 0));
   G2Z__TRY(model->begin(model->user, 0));
   G2Z__TRY(model->begin(model->user, 1));
   G2Z__TRY(dev->ops->layernorm_bwd(
@@ -9885,7 +9959,8 @@ struct g2z_trainer {
   g2z_graph *graph;                  /* of g2z__trainer_enqueue, once it was recorded */
   g2z_loader *loader;
   float *master, *m, *v;             /* [shard_elements] */
-  char *grad_shard;                  /* [shard_elements] grad, stage 2: sums over ranks; else NULL */
+  char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks; else
+                                      * NULL */
   g2z_step_state *state;             /* device */
   g2z_step_state *reported[2];       /* host copies, by parity of the step */
   g2z_verdict verdict;
@@ -9904,6 +9979,9 @@ struct g2z_trainer {
   int stale;                         /* so many buckets, from the first: their slices of other
                                       * ranks are older than their masters */
   int joined;                        /* the device waited for the gathers of this bucket and later */
+  int needed;                        /* the unit whose parameters were asked for last */
+  int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two */
+  int turn_joined[2];                /* places, or come there; 0: none. 1: the device waited for it */
   int tuned;                         /* 1: rank 0's choices of products are everybody's */
   int stop_requested, stop_agreed;
   g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
@@ -9988,7 +10066,7 @@ G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t coun
     if (high > end) high = end;
     if (low >= high) continue;
     size_t skip = low - part->canonical;
-    part->memory += skip;
+    part->param += skip;
     part->grad += skip;
     part->shard += skip;
     part->canonical = low;
@@ -10024,10 +10102,11 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
                               part.elements * sizeof(float)));
     if (buffer == G2Z_BUFFER_MASTER)
       G2Z__TRY(dev->ops->cast_act(
-          dev, t->model.params + part.memory * (size_t)t->plan.dtype_bytes, shard + part.shard,
+          dev, t->model.params + part.param * (size_t)t->plan.dtype_bytes, shard + part.shard,
           part.elements));
   }
   t->stale = t->plan.buckets;
+  t->turn[0] = t->turn[1] = 0;
   return dev->ops->synchronize(dev);
 }
 
@@ -10197,43 +10276,108 @@ G2Z__PRIVATE g2z_status g2z__trainer_begin(void *user, int unit) {
                               (room - kept) * size);
 }
 
-/* A bucket's parameters from those who updated them. */
+/* A bucket's parameters from those who updated them. What lay where they come to has been read by
+ * then: fork(). */
 G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
-  g2z_range range = g2z_plan_bucket(&t->plan, bucket);
-  size_t size = (size_t)t->plan.dtype_bytes;
-  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, range.elements * size);
+  const g2z_plan *plan = &t->plan;
+  size_t n = g2z_plan_bucket(plan, bucket).elements, size = (size_t)plan->dtype_bytes;
+  char *params = t->model.params;
+  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, n * size);
   G2Z__TRY(t->comm->ops->fork(t->comm));
-  G2Z__TRY(t->comm->ops->all_gather(t->comm, t->model.params + range.begin * size,
-                                    range.elements));
-  return t->comm->ops->mark(t->comm, t->plan.buckets + bucket);
+  G2Z__TRY(t->comm->ops->all_gather(t->comm, params + g2z_plan_param_bucket(plan, bucket) * size,
+                                    params + g2z_plan_param_slice(plan, bucket) * size, n));
+  return t->comm->ops->mark(t->comm, plan->buckets + bucket);
 }
 
-/* What is stale, in the order in which a forward pass needs it: from the back. */
+/* A unit that takes turns comes to its place, unless it is there. Others have a place of their own. */
+G2Z__PRIVATE g2z_status g2z__trainer_fetch(g2z_trainer *t, int unit) {
+  if (!g2z__plan_takes_turns(&t->plan, unit) || t->turn[unit % 2] == unit) return G2Z_OK;
+  for (int bucket = t->unit_buckets[unit + 1] - 1; bucket >= t->unit_buckets[unit]; bucket--)
+    G2Z__TRY(g2z__trainer_gather(t, bucket));
+  t->turn[unit % 2] = unit;
+  t->turn_joined[unit % 2] = 0;
+  return G2Z_OK;
+}
+
+/* The device waits for a unit's parameters: of its gathers, that of the bucket in which it begins was
+ * enqueued last. */
+G2Z__PRIVATE g2z_status g2z__trainer_arrive(g2z_trainer *t, int unit) {
+  int bucket = t->unit_buckets[unit], turns = g2z__plan_takes_turns(&t->plan, unit);
+  if (turns ? t->turn_joined[unit % 2] : t->joined <= bucket) return G2Z_OK;
+  if (turns) t->turn_joined[unit % 2] = 1;
+  else t->joined = bucket;
+  return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
+}
+
+/* What is stale and has a place, in the order in which a forward pass needs it: from the back. */
 G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
   if (!t->stale || !g2z__trainer_shards_params(t)) return G2Z_OK;
   for (int bucket = t->stale - 1; bucket >= 0; bucket--)
-    G2Z__TRY(g2z__trainer_gather(t, bucket));
+    if (!g2z__plan_takes_turns(&t->plan, g2z__plan_bucket_unit(&t->plan, bucket)))
+      G2Z__TRY(g2z__trainer_gather(t, bucket));
   t->joined = t->stale;
   t->stale = 0;
   return G2Z_OK;
 }
 
-/* Before a unit's parameters are read: the gather that was enqueued last is that of the bucket in
- * which the unit begins. */
+/* Before a unit's parameters are read: they are there, and those of the next one, in the direction of
+ * the pass, come beside what is computed with these. The two that a pass ends with stay: it is with
+ * them that the next one, in the other direction, begins. */
 G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
   g2z_trainer *t = (g2z_trainer *)user;
-  int bucket = t->unit_buckets[unit];
-  if (!g2z__trainer_shards_params(t) || t->joined <= bucket) return G2Z_OK;
-  t->joined = bucket;
-  return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
+  int next = unit + (unit > t->needed) - (unit < t->needed);
+  if (!g2z__trainer_shards_params(t)) return G2Z_OK;
+  t->needed = unit;
+  G2Z__TRY(g2z__trainer_fetch(t, unit));
+  G2Z__TRY(g2z__trainer_arrive(t, unit));
+  return g2z__trainer_fetch(t, next);
+}
+
+/* Of the units that take turns, the last that a forward pass finds in its place. */
+G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
+  return t->plan.model.layers > 1 ? t->plan.model.layers - 1 : 1;
+}
+
+/* The two blocks that a forward pass needs first are where they take turns. */
+G2Z__PRIVATE g2z_status g2z__trainer_begin_turns(g2z_trainer *t) {
+  if (!g2z__plan_takes_turns(&t->plan, 1)) return G2Z_OK;
+  for (int unit = t->plan.model.layers; unit >= g2z__trainer_second(t); unit--) {
+    G2Z__TRY(g2z__trainer_fetch(t, unit));
+    G2Z__TRY(g2z__trainer_arrive(t, unit));
+  }
+  return G2Z_OK;
+}
+
+/* Every parameter that has a place is there; unit 0's come last. */
+G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
+  if (!g2z__trainer_shards_params(t)) return G2Z_OK;
+  G2Z__TRY(g2z__trainer_refresh(t));
+  G2Z__TRY(g2z__trainer_arrive(t, 0));
+  return g2z__trainer_begin_turns(t);
+}
+
+/* What a graph leaves to its next start: the buckets before this one. */
+G2Z__PRIVATE int g2z__trainer_early(const g2z_trainer *t) {
+  int turns = g2z__plan_takes_turns(&t->plan, 1);
+  return t->unit_buckets[turns ? g2z__trainer_second(t) : g2z_plan_unit_of_wpe(&t->plan)];
+}
+
+/* A bucket has its new parameters: they go out at once if there is a place for them. */
+G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
+  int unit = g2z__plan_bucket_unit(&t->plan, bucket);
+  if (!g2z__plan_takes_turns(&t->plan, unit)) return g2z__trainer_gather(t, bucket);
+  if (unit < g2z__trainer_second(t) || bucket > t->unit_buckets[unit]) return G2Z_OK;
+  return g2z__trainer_fetch(t, unit);
 }
 
 /* AdamW on what this rank owns; what other ranks need of it goes out bucket after bucket. A graph
- * must end with all its work done: it sends wte and wpe, under the update of the rest, and leaves the
- * rest to its next start, where it hides under the forward pass. */
+ * must end with all its work done: it sends what a forward pass needs first, wte, wpe, and two blocks
+ * where they take turns, under the update of the rest, and leaves the rest to its next start, where
+ * it hides under the forward pass. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
   int apart = g2z__trainer_shards_params(t), last = apart ? t->plan.buckets - 1 : 0;
-  int first = t->graphed ? t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)] : 0;
+  int first = t->graphed ? g2z__trainer_early(t) : 0;
+  t->turn[0] = t->turn[1] = 0;
   for (int bucket = last; bucket >= 0; bucket--) {
     size_t begin = apart ? t->bucket_ranges[bucket] : 0;
     size_t end = apart ? t->bucket_ranges[bucket + 1] : t->range_count;
@@ -10242,12 +10386,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
                                      t->grad_shard ? t->grad_shard : t->model.grads,
                                      t->ranges + begin, t->host_ranges + begin, end - begin,
                                      &t->config.optimizer, t->state));
-    if (apart && bucket >= first) G2Z__TRY(g2z__trainer_gather(t, bucket));
+    if (apart && bucket >= first) G2Z__TRY(g2z__trainer_send(t, bucket));
   }
   t->joined = t->plan.buckets;
   t->stale = first;
   if (!apart || !t->graphed) return G2Z_OK;
   t->joined = first;
+  t->turn_joined[0] = t->turn_joined[1] = 1;
   return t->comm->ops->join(t->comm, t->plan.buckets + first);
 }
 
@@ -10314,7 +10459,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   int unit = 0;
   for (int bucket = 0; bucket < plan->buckets; bucket++) {
     g2z_range of = g2z_plan_bucket(plan, bucket);
-    while (range < t->range_count && t->host_ranges[range].memory < of.begin) range++;
+    size_t shard = g2z_plan_shard_offset(plan, bucket);
+    while (range < t->range_count && t->host_ranges[range].shard < shard) range++;
     t->bucket_ranges[bucket] = range;
     while (unit < plan->units && g2z_plan_unit(plan, unit) < of.begin + of.elements)
       t->unit_buckets[unit++] = bucket;
@@ -10356,6 +10502,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   t->model.plan = &t->plan;
   t->model.device = t->device;
   t->model.need = g2z__trainer_need;
+  t->needed = t->plan.units;
   t->model.begin = g2z__trainer_begin;
   t->model.user = t;
   G2Z__TRY(g2z__trainer_allocate(t));
@@ -10415,7 +10562,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   config.wire = plan->wire_dtype;
   config.gather = t->config.gather;
   G2Z__TRY(g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm));
-  G2Z__TRY(t->comm->ops->allocate(t->comm, plan->elements * (size_t)plan->dtype_bytes, &memory));
+  G2Z__TRY(t->comm->ops->allocate(t->comm, plan->param_elements * (size_t)plan->dtype_bytes,
+                                  &memory));
   t->model.params = (char *)memory;
   return G2Z_OK;
 }
@@ -10577,6 +10725,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   return g2z_device_tuning(t->device, text);
 }
 
+/* What lies there takes the place of all: the others do not come along. */
+G2Z__PRIVATE g2z_status g2z__trainer_need_nothing(void *user, int unit) {
+  (void)user, (void)unit;
+  return G2Z_OK;
+}
+
 /* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
  * addition, and a run that is repeated has only one tuning table to read. */
 G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
@@ -10587,8 +10741,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   t->tuned = 1;
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
   g2z_ranks_phase(ranks, "tuning", t->enqueued, 600);
-  G2Z__TRY(g2z__trainer_refresh(t));
+  G2Z__TRY(g2z__trainer_settle(t));
+  t->model.need = g2z__trainer_need_nothing;
   g2z_status status = t->plan.rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
+  t->model.need = g2z__trainer_need;
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK && text) bytes = strlen(text) + 1;
   if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, &bytes, sizeof bytes);
@@ -10605,13 +10761,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
 
 /* The same as one graph. The first step runs without, so that scratch and algorithms are there. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
-  int early = t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)]; /* what a graph gathers as it starts */
+  int early = g2z__trainer_early(t);
   if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
-  if (t->stale > early && g2z__trainer_shards_params(t)) { /* parameters were written */
-    G2Z__TRY(g2z__trainer_refresh(t));
-    G2Z__TRY(t->comm->ops->join(t->comm, t->plan.buckets)); /* bucket 0's came last: all are here */
-    t->joined = 0;
-  }
+  /* Behind another graph all is as it must be. Else parameters were written, or a forward pass has
+   * been through the places where blocks take turns. */
+  G2Z__TRY(t->stale > early ? g2z__trainer_settle(t) : g2z__trainer_begin_turns(t));
   t->stale = early;
   if (!t->graph) {
     G2Z__TRY(g2z_graph_begin(t->device));
@@ -10737,9 +10891,10 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
   return g2z__trainer_report(t, t->enqueued, report);
 }
 
-/* The losses of this rank's part of `steps` batches, added up. */
+/* The losses of this rank's part of `steps` batches, added up. *trouble is why there were no tokens:
+ * such a rank goes on with those of an earlier batch, as others may wait for its parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
-                                              double *sum) {
+                                              double *sum, g2z_status *trouble) {
   g2z_device *dev = t->device;
   size_t tokens = (size_t)t->plan.batch * (size_t)t->plan.seq;
   g2z__pass pass = g2z__trainer_pass(t, 0);
@@ -10748,8 +10903,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
   for (int64_t step = 0; step < steps; step++) {
     const int32_t *x, *y;
     g2z_ranks_phase(g2z_context_ranks(t->context), "validation", t->enqueued, 0); /* progress */
-    G2Z__TRY(g2z_loader_next(loader, &x, &y));
-    G2Z__TRY(g2z__trainer_stage(t, x, y, tokens));
+    if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
+    if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
     g2z_range_begin(dev, "val/forward");
     G2Z__TRY(g2z__forward(&t->model, &pass));
     G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state,
@@ -10769,7 +10924,9 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   G2Z__TRY(g2z__trainer_share_tuning(t));
   G2Z__TRY(g2z__trainer_refresh(t));
   g2z_status status = g2z__alloc(t->services, (size_t)t->plan.world, sizeof(double), &sums);
-  if (status == G2Z_OK) status = g2z__trainer_validate(t, loader, steps, &sum);
+  g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &sum, &status);
+  if (enqueued != G2Z_OK) g2z_release(t->services, sums);
+  G2Z__TRY(enqueued); /* its GPU failed: the others wait where no agreement reaches them */
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, &sum, sizeof sum, sums);
   for (int rank = 0; rank < t->plan.world && status == G2Z_OK; rank++)

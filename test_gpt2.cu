@@ -746,6 +746,38 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   }
 }
 
+/* The parameters' buffer is tiled by the units' places and by this rank's slices of the units that
+ * take turns; a bucket is gathered to where its unit is read. */
+static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
+  int turns = plan->zero_stage == 3 && plan->world > 1, L = plan->model.layers, unit = 0;
+  unsigned char *held = (unsigned char *)calloc(plan->param_elements, 1);
+  size_t wrong = 0;
+  for (int u = 0; u < plan->units; u++) {
+    size_t begin = g2z_plan_unit(plan, u), place = g2z_plan_param_unit(plan, u);
+    size_t end = u == plan->units - 1 ? plan->elements : g2z_plan_unit(plan, u + 1);
+    int turning = turns && u >= 1 && u <= L;
+    CHECK(t, turning || turns || place == begin);
+    CHECK(t, !turning || u < 3 || place == g2z_plan_param_unit(plan, u - 2));
+    CHECK(t, place + (end - begin) <= plan->param_elements);
+    for (size_t i = 0; i < end - begin && (!turning || u < 3); i++) held[place + i]++;
+  }
+  for (size_t i = 0; turns && L == 1 && i < g2z_plan_unit(plan, 2) - g2z_plan_unit(plan, 1); i++)
+    held[g2z_plan_unit(plan, 1) + i]++; /* of two places one block takes the second */
+  for (int k = 0; k < plan->buckets; k++) {
+    g2z_range bucket = g2z_plan_bucket(plan, k), slice = g2z_plan_slice(plan, k, plan->rank);
+    while (unit < plan->units - 1 && g2z_plan_unit(plan, unit + 1) <= bucket.begin) unit++;
+    size_t to = g2z_plan_param_bucket(plan, k), from = g2z_plan_param_slice(plan, k);
+    CHECK(t, from % 8 == 0 && to % 8 == 0);
+    CHECK(t, to - g2z_plan_param_unit(plan, unit) == bucket.begin - g2z_plan_unit(plan, unit));
+    if (turns && unit >= 1 && unit <= L)
+      for (size_t i = 0; i < slice.elements; i++) held[from + i]++;
+    else CHECK(t, from - to == slice.begin - bucket.begin);
+  }
+  for (size_t i = 0; i < plan->param_elements; i++) wrong += held[i] != 1;
+  CHECK(t, wrong == 0);
+  free(held);
+}
+
 /* Slices of all ranks tile the memory; shards have no holes; updates cover each parameter once, with
  * its own decay, and no padding. */
 static void test_plan_tiles(g2z_test *t) {
@@ -754,9 +786,10 @@ static void test_plan_tiles(g2z_test *t) {
   g2z_train_config config = test_config_of(3, 2, 48, 24, 131);
   for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
     for (size_t b = 0; b < sizeof buckets / sizeof *buckets; b++)
-      for (int stage = 0; stage <= 2; stage++) {
+      for (int stage = 0; stage <= 3; stage++) {
         config.zero_stage = stage;
         config.bucket_mb = buckets[b];
+        config.model.layers = 1 + (stage + (int)b) % 4;
         g2z_plan plan;
         CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, worlds[w], &plan));
         test_plan_units(t, &plan);
@@ -765,6 +798,7 @@ static void test_plan_tiles(g2z_test *t) {
         size_t updated = 0;
         for (int rank = 0; rank < (stage == 0 ? 1 : worlds[w]); rank++) {
           CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, rank, worlds[w], &plan));
+          test_plan_params(t, &plan);
           size_t shard = 0;
           for (int k = 0; k < plan.buckets; k++) {
             g2z_range slice = g2z_plan_slice(&plan, k, rank);
@@ -776,17 +810,23 @@ static void test_plan_tiles(g2z_test *t) {
           CHECK(t, shard == plan.shard_elements);
           static g2z_update_range ranges[4096];
           size_t count = g2z_plan_update_ranges(&plan, ranges, 4096);
-          CHECK(t, count > 0 && count <= g2z__plan_update_ranges_limit(&plan) && count <= 4096);
-          for (size_t i = 0; i < count && i < 4096; i++) {
+          CHECK(t, count <= g2z__plan_update_ranges_limit(&plan) && count <= 4096);
+          for (size_t i = 0, k = 0; i < count && i < 4096; i++) {
+            while ((int)k + 1 < plan.buckets &&
+                   g2z_plan_shard_offset(&plan, (int)k + 1) <= ranges[i].shard)
+              k++;
+            size_t inside = ranges[i].shard - g2z_plan_shard_offset(&plan, (int)k);
+            size_t memory = g2z_plan_slice(&plan, (int)k, rank).begin + inside;
             for (size_t e = 0; e < ranges[i].elements; e++) {
-              seen[ranges[i].memory + e] |= 0x80;
+              seen[memory + e] |= 0x80;
               named[ranges[i].canonical + e]++;
             }
-            CHECK(t, ranges[i].grad == (stage < 2 ? ranges[i].memory : ranges[i].shard));
+            CHECK(t, ranges[i].grad == (stage < 2 ? memory : ranges[i].shard));
+            CHECK(t, ranges[i].param == g2z_plan_param_slice(&plan, (int)k) + inside);
             updated += ranges[i].elements;
             CHECK(t, ranges[i].shard + ranges[i].elements <= plan.shard_elements);
             CHECK(t, i == 0 || ranges[i].decay != ranges[i - 1].decay ||
-                         ranges[i].memory != ranges[i - 1].memory + ranges[i - 1].elements ||
+                         ranges[i].param != ranges[i - 1].param + ranges[i - 1].elements ||
                          ranges[i].shard != ranges[i - 1].shard + ranges[i - 1].elements ||
                          ranges[i].canonical != ranges[i - 1].canonical + ranges[i - 1].elements);
           }
@@ -3443,7 +3483,7 @@ static void test_ops_adamw(g2z_test *t) {
     memset(ranges, 0, sizeof ranges);
     ranges[0].elements = 5000;
     ranges[0].decay = 1;
-    ranges[1].memory = ranges[1].grad = 5001;
+    ranges[1].param = ranges[1].grad = 5001;
     ranges[1].shard = 5000;
     ranges[1].elements = 4000;
     for (size_t i = 0; i < n; i++) want[i] = (double)master[i];
@@ -5676,7 +5716,7 @@ static void test_train_refusals(g2z_test *t) {
       {"--train $SHARD --steps 5 --epochs 1", "give one of them"},
       {"--train $SHARD --lr 1e-3 --min-lr 1e-2", "min_lr"},
       {"--train $SHARD --dtype tf32 --device cpu --context 64 --batch 4", "tf32"},
-      {"--train $SHARD --zero 3", "zero_stage=3"},
+      {"--train $SHARD --zero 4", "--zero 4: must be from 0 to 3"},
       {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
       {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
       {"--train $SHARD --init-from /nowhere", "/nowhere"},
@@ -6684,16 +6724,19 @@ static int rank_mismatch(int argc, char **argv) {
 
 /* ----- rank programs: ZeRO ----- */
 
-enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_CASES = 18 };
+enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_STAGES = 4 };
+enum { ZERO_CASES = 6 * ZERO_STAGES };
 
-/* Case `index` of stages 0 to 2, three sizes of buckets, one and three micro-steps. The largest
- * bucket takes everything; the smallest cuts every matrix. */
+/* Case `index` of stages 0 to 3, three sizes of buckets, one and three micro-steps. The largest
+ * bucket takes everything; the smallest cuts every matrix. In stage 3 more blocks take turns than
+ * have a place. */
 static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
-  g2z_train_config config = test_config_of(2, 2, 32, ZERO_SEQ, 61);
-  config.zero_stage = index % 3;
-  config.bucket_mb = buckets[index / 3 % 3];
-  config.accum = index / 9 ? 3 : 1;
+  int stage = index % ZERO_STAGES;
+  g2z_train_config config = test_config_of(stage < 3 ? 2 : 4, 2, 32, ZERO_SEQ, 61);
+  config.zero_stage = stage;
+  config.bucket_mb = buckets[index / ZERO_STAGES % 3];
+  config.accum = index / (3 * ZERO_STAGES) ? 3 : 1;
   config.batch = ZERO_SEQUENCES / (world * config.accum);
   config.dtype = dtype;
   config.dropout = 0.1f;
@@ -6733,9 +6776,9 @@ static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
 static g2z_collectives zero_faulty;
 static const g2z_collectives *zero_right;
 static int zero_gathers;
-static g2z_status zero_gather(g2z_comm *comm, void *buffer, size_t n) {
+static g2z_status zero_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
   if (++zero_gathers == 7) return G2Z_OK;
-  return zero_right->all_gather(comm, buffer, n);
+  return zero_right->all_gather(comm, to, from, n);
 }
 
 /* zero DEVICE DTYPE CASES FAULT FILE: rank 0 writes the losses of all cases to FILE. */
@@ -7676,12 +7719,14 @@ static void test_cuda_zero(g2z_test *t) {
 /* The comparison above sees a gather that is left out once in a run of twenty steps. */
 static void test_zero_fault(g2z_test *t) {
   static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
-  if (!zero_run(t, 0, G2Z_FP32, 2, 6, 0, right) || !zero_run(t, 0, G2Z_FP32, 2, 6, 1, wrong)) return;
-  for (int i = 0; i < 6; i++) { /* stage 0 gathers nothing */
+  const int cases = 2 * ZERO_STAGES;
+  if (!zero_run(t, 0, G2Z_FP32, 2, cases, 0, right)) return;
+  if (!zero_run(t, 0, G2Z_FP32, 2, cases, 1, wrong)) return;
+  for (int i = 0; i < cases; i++) { /* stage 0 gathers nothing */
     double worst = 0;
     for (int step = 0; step < ZERO_STEPS; step++)
       worst = fmax(worst, fabs((double)wrong[i][step] - (double)right[i][step]));
-    CHECK(t, i % 3 == 0 ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32, 2));
+    CHECK(t, i % ZERO_STAGES == 0 ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32, 2));
   }
 }
 
@@ -8775,7 +8820,7 @@ static const g2z_test_entry test_table[] = {
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
-    {"zero_equal", "stages 0 to 2 on 2, 3 and 4 ranks learn what one rank learns", test_zero_equal},
+    {"zero_equal", "stages 0 to 3 on 2, 3 and 4 ranks learn what one rank learns", test_zero_equal},
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
     {"zero_fault", "a gather that is left out once is seen", test_zero_fault},

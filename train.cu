@@ -93,7 +93,7 @@ typedef struct options {
   FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
   FLAG("zero", INT, run.train.zero_stage, 0, 3, "STAGE",                                          \
-       "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing")                            \
+       "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too")              \
   FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
        "of gradients, also between ranks; micro-steps add up in fp32")                            \
   FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(WORD),                           \
