@@ -6152,6 +6152,8 @@ static void test_determinism(g2z_test *t) {
   test_fingerprint(t, 0.01, 1, 1, losses[0], first, &count);
   test_fingerprint(t, 0.01, 2, 1, losses[1], again, &other);
   for (size_t i = 0; i < count; i++) CHECK_NEAR(t, again[i], first[i], 1e-5);
+  test_fingerprint(t, 0.01, 3, 1, losses[0], first, &count); /* all parameters are its own */
+  CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
   free(first);
   free(again);
 }
@@ -6244,7 +6246,7 @@ static void test_divergence(g2z_test *t) {
 static void test_canonical_access(g2z_test *t) {
   static const double buckets[] = {0, 0.003, 0.02};
   for (int b = 0; b < 3; b++)
-    for (int stage = 0; stage <= 2; stage++) {
+    for (int stage = 0; stage <= 3; stage++) {
       g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
       config.bucket_mb = buckets[b];
       config.zero_stage = stage;
@@ -6738,6 +6740,7 @@ static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   config.bucket_mb = buckets[index / ZERO_STAGES % 3];
   config.accum = index / (3 * ZERO_STAGES) ? 3 : 1;
   config.batch = ZERO_SEQUENCES / (world * config.accum);
+  config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU steps are graphs, but for these */
   config.dtype = dtype;
   config.dropout = 0.1f;
   config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
@@ -6818,19 +6821,113 @@ static int rank_zero(int argc, char **argv) {
   return status == G2Z_OK ? 0 : 1;
 }
 
-/* trouble KIND DEVICE: rank 1 brings a token that does not exist to step 4, or asks to stop in step 3.
- * All ranks say what became of it, from which step. On a GPU the step is a graph, and before step 4
- * all ask for logits, which gathers parameters that the graph would have gathered. */
+/* Counts gathers, and looks at where blocks take turns when one is computed with: it is there, and the
+ * next one of the pass is on its way. */
+static g2z_trainer *turns_trainer;
+static g2z_ops turns_ops;
+static const g2z_ops *turns_right;
+static int turns_seen, turns_wrong;
+static void turns_look(int next) {
+  const g2z_trainer *t = turns_trainer;
+  int unit = t->needed, L = t->plan.model.layers;
+  if (unit < 1 || unit > L) return; /* the final LayerNorm */
+  turns_seen++;
+  turns_wrong += t->turn[unit % 2] != unit || !t->turn_joined[unit % 2];
+  turns_wrong += unit + next >= 1 && unit + next <= L && t->turn[(unit + next) % 2] != unit + next;
+}
+static g2z_status turns_fwd(g2z_device *device, void *y, float *mean, float *rstd, const void *x,
+                            const void *w, const void *b, int N, int C) {
+  turns_look(-1);
+  return turns_right->layernorm_fwd(device, y, mean, rstd, x, w, b, N, C);
+}
+static g2z_status turns_bwd(g2z_device *device, void *dw, const void *x, const void *dy,
+                            g2z_write mode, int N, int I, int O) {
+  turns_look(1);
+  return turns_right->linear_bwd_weight(device, dw, x, dy, mode, N, I, O);
+}
+static g2z_status turns_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
+  zero_gathers++;
+  return zero_right->all_gather(comm, to, from, n);
+}
+
+/* turns CASE: three steps of stage 3 with a bucket for each unit. */
+static int rank_turns(int argc, char **argv) {
+  enum { STEPS = 3 };
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  if (argc != 1) return 2;
+  g2z_context *context = NULL;
+  g2z_trainer *t = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_train_config config = zero_config(atoi(argv[0]), g2z_context_world(context), G2Z_FP32);
+  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &t);
+  if (status == G2Z_OK) {
+    zero_right = t->comm->ops;
+    zero_faulty = *zero_right;
+    zero_faulty.all_gather = turns_gather;
+    t->comm->ops = &zero_faulty;
+    turns_trainer = t;
+    turns_right = t->device->ops;
+    turns_ops = *turns_right;
+    turns_ops.layernorm_fwd = turns_fwd;
+    turns_ops.linear_bwd_weight = turns_bwd;
+    t->device->ops = &turns_ops;
+  }
+  for (int step = 0; step < STEPS && status == G2Z_OK; step++) {
+    int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+    g2z_report report;
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
+    status = g2z_trainer_step_batch(t, x, y, &report);
+  }
+  /* Of L blocks, all but the two that lie there already come in each pass of each micro-step; an
+   * update sends those two, wte, wpe and the final LayerNorm, as does the beginning. */
+  int L = config.model.layers, most = 5 + STEPS * (2 * (L - 2) * config.accum + 5);
+  int looks = STEPS * config.accum * L * (2 + 4); /* LayerNorms and products of a block */
+  printf("%d gathers of %d, %d looks of %d, %d wrong\n", zero_gathers, most, turns_seen, looks,
+         turns_wrong);
+  g2z_trainer_free(t);
+  g2z_context_free(context);
+  return status != G2Z_OK || zero_gathers != most || turns_seen != looks || turns_wrong;
+}
+
+/* Validates on a shard that rank 1 believes to have tokens that it has no place for. */
+static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
+  const g2z_plan *plan = g2z_trainer_plan(trainer);
+  g2z_services *services = g2z_context_services(g2z_trainer_context(trainer));
+  g2z_loader_config config;
+  g2z_loader *loader;
+  double loss = 0;
+  memset(&config, 0, sizeof config);
+  config.glob = shard;
+  config.batch = plan->batch;
+  config.seq = plan->seq;
+  config.accum = 1;
+  config.rank = plan->rank;
+  config.world = plan->world;
+  config.vocab = plan->rank == 1 ? 30 : 61;
+  g2z_status status = g2z_loader_create(services, &config, &loader);
+  if (status == G2Z_OK) status = g2z_trainer_validate(trainer, loader, 3, &loss);
+  g2z_loader_free(loader);
+  return status;
+}
+
+/* trouble KIND DEVICE STAGE SHARD: rank 1 brings a token that does not exist to step 4, or asks to
+ * stop in step 3, or cannot validate on SHARD before step 4, which hinders no step. All ranks say
+ * what became of it, from which step. On a GPU the step is a graph, and before step 4 all ask for
+ * logits, which gathers parameters that the graph would have gathered. */
 static int rank_trouble(int argc, char **argv) {
   g2z_services services;
   memset(&services, 0, sizeof services);
-  int stop = argc == 2 && strcmp(argv[0], "stop") == 0, gpu = argc == 2 && atoi(argv[1]);
+  if (argc != 4) return 2;
+  int stop = strcmp(argv[0], "stop") == 0, gpu = atoi(argv[1]), token = strcmp(argv[0], "token") == 0;
   g2z_context *context = NULL;
   g2z_trainer *trainer = NULL;
   g2z_context_config cc = g2z_context_config_default(&services);
   cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   g2z_status status = g2z_context_create(&cc, &context);
-  g2z_train_config config = zero_config(2, g2z_context_world(context), G2Z_FP32);
+  g2z_train_config config = zero_config(atoi(argv[2]), g2z_context_world(context), G2Z_FP32);
   config.graph = gpu;
   if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
   int step = 0;
@@ -6840,8 +6937,9 @@ static int rank_trouble(int argc, char **argv) {
     int mine = g2z_context_rank(context) == 1;
     float logits[61];
     if (step == 4 && g2z_trainer_logits(trainer, x, 1, 1, logits) != G2Z_OK) break;
+    if (step == 4 && !stop && !token && rank_validate(trainer, argv[3]) == G2Z_OK) break;
     zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
-    if (mine && !stop && step == 4) x[17] = 61;
+    if (mine && token && step == 4) x[17] = 61;
     if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
     status = g2z_trainer_step_batch(trainer, x, y, &report);
   }
@@ -6930,6 +7028,7 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } ran
     {"stream", rank_stream},
     {"mismatch", rank_mismatch},
     {"zero", rank_zero},
+    {"turns", rank_turns},
     {"trouble", rank_trouble},
     {"loop", rank_loop},
     {"spawn", rank_spawn},
@@ -7681,19 +7780,43 @@ static void test_zero_halves(g2z_test *t) {
   test_zero_dtype(t, 0, G2Z_BF16, 2, 2);
 }
 
+/* Stage 3 gathers a block while the one before it is computed with, and none more often than needed. */
+static void test_zero_turns(g2z_test *t) {
+  for (int accum = 0; accum < 2; accum++) {
+    char arguments[64];
+    test_ranks ranks;
+    snprintf(arguments, sizeof arguments, "turns %d", 3 + 3 * ZERO_STAGES * accum);
+    test_ranks_open(&ranks, 2);
+    test_ranks_start(t, &ranks, 0, 1, NULL, arguments);
+    test_ranks_wait(t, &ranks, 60);
+    for (int r = 0; r < 2; r++) CHECK_RANK(t, &ranks, r, 0, " 0 wrong");
+    test_ranks_free(t, &ranks);
+  }
+}
+
 /* What befalls one rank is returned by all, from the same step, with the same sentence. */
 static void test_zero_trouble_on(g2z_test *t, int device, int world) {
   static const struct { const char *kind, *says; } cases[] = {
       {"token", "step 6 status 1: rank 1: token=61 at position 17"},
-      {"stop", "step 6 status 8: a stop was requested: step 5 was the last"}};
-  for (int i = 0; i < 2; i++) {
-    char arguments[64];
+      {"stop", "step 6 status 8: a stop was requested: step 5 was the last"},
+      {"validation", "step 10 status 0: rank 1: "}};
+  int32_t ids[1600];
+  g2z_shard_writer *writer = NULL;
+  test_tokens(ids, 1600, 61, 3);
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "val.bin"), G2Z_SHARD_LLMC,
+                                        &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 1600));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  for (int i = 0; i < 6; i++) { /* in stages 2 and 3 */
+    char arguments[512];
     test_ranks ranks;
-    snprintf(arguments, sizeof arguments, "trouble %s %d", cases[i].kind, device);
+    snprintf(arguments, sizeof arguments, "trouble %s %d %d %s", cases[i / 2].kind, device,
+             2 + i % 2, test_path(t, "val.bin"));
     test_ranks_open(&ranks, world);
     test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
     test_ranks_wait(t, &ranks, 60);
-    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, cases[i].says);
+    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, cases[i / 2].says);
     test_ranks_free(t, &ranks);
   }
 }
@@ -7812,7 +7935,7 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.dtype = i % 3 == 0 ? G2Z_FP32 : i % 3 == 1 ? G2Z_FP16 : G2Z_BF16;
     config.dropout = i < 3 ? 0.1f : 0;
     config.accum = 1 + i % 2;
-    config.zero_stage = i % 3;
+    config.zero_stage = i % 4;
     config.bucket_mb = i < 4 ? 0.004 : 0;
     config.optimizer.loss_scale = 16777216;  /* overflows, halves, */
     config.optimizer.loss_scale_window = 4;  /* and doubles until it overflows again */
@@ -7867,7 +7990,7 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   for (int i = 0; i < 5; i++) {
     static const struct { int batch, accum; int64_t step; } shapes[] = {
         {3, 1, 7}, {1, 1, 21}, {5, 1, 4}, {4, 2, 2}, {10, 2, 1}}; /* 21 sequences were read */
-    config.zero_stage = i % 3;
+    config.zero_stage = i % 4;
     config.bucket_mb = 0.001 * (1 << i);
     config.dtype = i % 2 ? G2Z_FP32 : G2Z_FP16;
     config.batch = shapes[i].batch;
@@ -8558,10 +8681,10 @@ static void test_train_ranks_resume(g2z_test *t) {
   double losses[13] = {0}, resumed[13];
   test_ranks ranks;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
-  for (int stage = 0; stage <= 2; stage++) {
+  for (int stage = 0; stage <= 3; stage++) {
     snprintf(name, sizeof name, "four%d", stage);
     test_train_arguments(t, base, sizeof base, name);
-    snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 3 --save-every 6 --zero %d "
+    snprintf(arguments, sizeof arguments, "%s --layers 3 --steps 12 --batch 3 --save-every 6 --zero %d "
              "--bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base, stage);
     test_train_ranks(t, &ranks, 4, arguments, 60);
     for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
@@ -8572,11 +8695,12 @@ static void test_train_ranks_resume(g2z_test *t) {
     for (int turn = 0; turn < 3; turn++) {
       static const struct { int world, batch, accum; } shapes[] = {{4, 3, 1}, {3, 4, 1}, {1, 12, 1}};
       char from[64];
-      int world = shapes[turn].world, zero = turn ? (stage + turn) % 3 : stage;
+      int world = shapes[turn].world, zero = (stage + 2 * turn) % 4;
       snprintf(name, sizeof name, "again%d%d", stage, turn);
       snprintf(from, sizeof from, "four%d/step-000006", stage);
       test_train_arguments(t, base, sizeof base, name);
-      snprintf(arguments, sizeof arguments, "%s --steps 12 --batch %d --accum %d --save-every 6 "
+      snprintf(arguments, sizeof arguments, "%s --layers 3 --steps 12 --batch %d --accum %d "
+               "--save-every 6 "
                "--zero %d --bucket-mb %s --sample-tokens 9 --prompt 1 --temperature 0 "
                "--resume '%s'", base, shapes[turn].batch,
                shapes[turn].accum, zero, turn ? "0.03" : "0.02", test_path(t, from));
@@ -8601,7 +8725,8 @@ static void test_train_ranks_resume(g2z_test *t) {
   char shard[512];
   g2z_train_config config = test_saved_config(t, shard);
   test_trainer tt;
-  config.model.layers = config.model.heads = 2;
+  config.model.layers = 3;
+  config.model.heads = 2;
   config.model.channels = 32;
   snprintf(base, sizeof base, "%s", test_path(t, "four1/step-000012"));
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
@@ -8824,6 +8949,7 @@ static const g2z_test_entry test_table[] = {
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
     {"zero_fault", "a gather that is left out once is seen", test_zero_fault},
+    {"zero_turns", "stage 3 gathers a block one ahead of its use", test_zero_turns},
     {"zero_trouble", "what befalls one rank all return together", test_zero_trouble},
     {"crc32c", "CRC-32C against RFC 3720, in one piece and in several", test_crc32c},
     {"checkpoint_resume", "a resumed training is, to the bit, the unbroken one",
