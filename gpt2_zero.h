@@ -58,6 +58,7 @@
  *     >>d17 >>i17   checkpoints         a state that any number of ranks can take up again
  *     >>d18 >>i18   run                 a whole training and its directory
  *     >>d19 >>i19   flags               command lines from a table
+ *     >>d20 >>i20   report              pages with tables and charts
  *
  * VOCABULARY
  *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
@@ -109,6 +110,7 @@
  *     gradients, fp16                        0.232 GiB   one bucket of 64 MiB after the other
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token
+ *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28, for 15 % more flops
  *     LM head: 4,096 logits, dwte in fp32    0.528 GiB
  *     scratch of the ops                     0.289 GiB   and CUDA's context, about 0.5 GiB
  *
@@ -481,6 +483,10 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
   X(COPY,      "copy")      /* copy engines: no multiprocessor takes part */
 
+#define G2Z_RECOMPUTE_LIST(X)                                                                     \
+  X(NONE,  "none")          /* activations are kept from forward to backward */                   \
+  X(BLOCK, "block")         /* of a block its input; its forward runs again before its backward */
+
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
   X(CUDA, "cuda")
@@ -503,6 +509,12 @@ typedef enum g2z_gather {
 #undef X
   G2Z_GATHER_COUNT
 } g2z_gather;
+typedef enum g2z_recompute {
+#define X(name, text) G2Z_RECOMPUTE_##name,
+  G2Z_RECOMPUTE_LIST(X)
+#undef X
+  G2Z_RECOMPUTE_COUNT
+} g2z_recompute;
 typedef enum g2z_device_kind {
 #define X(name, text) G2Z_DEVICE_##name,
   G2Z_DEVICE_LIST(X)
@@ -514,6 +526,7 @@ G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
 G2Z_API const char *g2z_gather_text(g2z_gather gather);
+G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
 /* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
  * as in every GPT-2 that was published. */
@@ -561,6 +574,7 @@ typedef struct g2z_train_config {
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
   g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
+  g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
   int graph;                    /* the step as one CUDA graph: 0 no, 1 yes, 2 where it pays */
   int tune;                     /* 1: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to be repeated; or NULL */
@@ -690,6 +704,7 @@ typedef struct g2z_plan {
   int batch, seq, accum;          /* B, T, micro-steps */
   int rank, world, zero_stage;
   int dropout;                    /* 1: there is some */
+  g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
   g2z_dtype wire_dtype;           /* in which ranks add gradients up: dtype, or fp32 if asked for */
@@ -1604,6 +1619,69 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line);
 
+/* ===== >>d20 report ======================================================
+ * Pages for people: one HTML file each that holds all of itself: no script, nothing that is fetched.
+ * Light or dark as the reader's system is, wide or narrow, and right in print. Text is escaped here.
+ *
+ *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
+ *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts stand in a grid
+ *   g2z_page_heading(page, "Throughput");
+ *   g2z_page_table(page, "fixed work", 2, headers);                   until something else is put
+ *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
+ *   g2z_page_chart(page, &chart);                                     so do charts
+ *   status = g2z_page_commit(page);                                   first failure; or the file is there
+ *   g2z_page_free(page); */
+
+#define G2Z_CHART_SERIES 8           /* as many colours are there */
+#define G2Z_CHART_POINTS 1000        /* of a longer series the least and the most of each stretch */
+
+typedef enum g2z_mark {
+  G2Z_MARK_LINE,
+  G2Z_MARK_POINTS,                   /* a line with a point at each of up to 64 values */
+  G2Z_MARK_DASHED                    /* something ideal that others are compared with */
+} g2z_mark;
+
+typedef enum g2z_axis {
+  G2Z_AXIS_AUTO,                     /* LOG where all is positive and spans a factor of 1,000 */
+  G2Z_AXIS_LINEAR,
+  G2Z_AXIS_ZERO,                     /* linear, and 0 is shown */
+  G2Z_AXIS_LOG                       /* what is not positive is a gap */
+} g2z_axis;
+
+typedef struct g2z_series {
+  const char *name;                  /* in the legend, which appears from two series on */
+  const double *x, *y;               /* [count]; NaN: a gap. x is not read in charts of bars */
+  const double *low, *high;          /* [count], or both NULL: a whisker at each value */
+  size_t count;
+  g2z_mark mark;
+} g2z_series;
+
+typedef struct g2z_chart {           /* start from all zero */
+  const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
+  const char *x_name;                /* under the x axis; NULL: none */
+  const char *const *labels;         /* not NULL: bars, a group for each of these; they start at 0 */
+  const g2z_series *series;
+  int series_count;                  /* 1 .. G2Z_CHART_SERIES */
+  g2z_axis x_axis, y_axis;
+} g2z_chart;
+
+typedef struct g2z_page g2z_page;
+/* `path` appears in g2z_page_commit, as a g2z_writer's. Failures stick until then. */
+G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
+                                   g2z_page **out);
+G2Z_API void g2z_page_heading(g2z_page *page, const char *text);
+G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
+G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...)
+    G2Z_PRINTF(3, 4);
+/* Rows of `columns` cells, which are put one by one. The first column is text, the others numbers;
+ * an empty cell is one that is not known. caption NULL: none. */
+G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
+                            const char *const *headers);
+G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
+G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
+G2Z_API g2z_status g2z_page_commit(g2z_page *page);
+G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommitted */
+
 #ifdef __cplusplus
 }
 #endif
@@ -2456,6 +2534,12 @@ G2Z__PRIVATE size_t g2z__utf8_length(const unsigned char *at, const unsigned cha
   return bytes;
 }
 
+/* A control character other than tab and line feed, of `length` bytes at `at`. */
+G2Z__PRIVATE int g2z__utf8_control(const unsigned char *at, size_t length) {
+  return *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
+         (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
+}
+
 /* A command line may hold any bytes, but a JSON text must be UTF-8: what is not becomes U+FFFD. */
 G2Z__PRIVATE void g2z__json_quote(g2z_writer *writer, const char *text) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
@@ -2518,21 +2602,28 @@ G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t va
   g2z_writer_printf(out->writer, "%" PRId64, value);
 }
 
+/* What printf made of a number: the locale's decimal point, which may take several bytes, becomes
+ * a full stop. */
+G2Z__PRIVATE void g2z__plain_number(char *text) {
+  char *to = text;
+  for (const char *c = text; *c; c++) {
+    int foreign = !strchr("0123456789+-e", *c);
+    if (!foreign) *to++ = *c;
+    else if (to == text || to[-1] != '.') *to++ = '.';
+  }
+  *to = 0;
+}
+
 G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value) {
   g2z__json_member(out, key);
   if (!isfinite(value)) {
     g2z_writer_put(out->writer, "null", 4);
     return;
   }
-  char text[32], plain[32];
-  size_t length = 0;
+  char text[32];
   snprintf(text, sizeof text, "%.9g", value);
-  for (const char *c = text; *c; c++) { /* the locale's decimal point may take several bytes */
-    int foreign = !strchr("0123456789+-e", *c);
-    if (!foreign) plain[length++] = *c;
-    else if (plain[length - 1] != '.') plain[length++] = '.';
-  }
-  g2z_writer_put(out->writer, plain, length);
+  g2z__plain_number(text);
+  g2z_writer_put(out->writer, text, strlen(text));
 }
 
 G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
@@ -2610,6 +2701,17 @@ G2Z_API const char *g2z_gather_text(g2z_gather gather) {
     G2Z_GATHER_LIST(X)
 #undef X
     case G2Z_GATHER_COUNT: break;
+  }
+  return "?";
+}
+
+G2Z_API const char *g2z_recompute_text(g2z_recompute recompute) {
+  switch (recompute) {
+#define X(name, text) \
+  case G2Z_RECOMPUTE_##name: return text;
+    G2Z_RECOMPUTE_LIST(X)
+#undef X
+    case G2Z_RECOMPUTE_COUNT: break;
   }
   return "?";
 }
@@ -2751,6 +2853,8 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   G2Z__TRY(g2z__check_range(services, "zero_stage", config->zero_stage, 0, 3));
   G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
+  G2Z__TRY(g2z__check_range(services, "recompute", (int)config->recompute, 0,
+                            G2Z_RECOMPUTE_COUNT - 1));
   return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
 }
 
@@ -2758,8 +2862,8 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
  * In:  a config, a device kind, a rank of a world. Out: where everything lies and what it weighs.
  * Law: pure. Whoever allocates, prints or reshards asks here and computes nothing of its own. */
 
-/* Activations of a forward pass that backward needs, and backward's own scratch. LAYER buffers exist
- * once per layer. Types: A the plan's dtype, F fp32. Some live a second life:
+/* Activations of a forward pass that backward needs, and backward's own scratch. STREAM buffers exist
+ * once per layer, and LAYER buffers too, but that with recomputation all layers use the same. Types: A the plan's dtype, F fp32. Some live a second life:
  *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
  *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output
  *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C)  */
@@ -2778,7 +2882,7 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   X(LN2_RSTD,  LAYER,   F,    (N))                                       \
   X(FCPRE,     LAYER,   A,    (N) * 4 * C)  /* GELU's input */           \
   X(FC,        LAYER,   A,    (N) * 4 * C)  /* GELU's output */          \
-  X(RES3,      LAYER,   A,    (N) * C)      /* residual stream behind the block */ \
+  X(RES3,      STREAM,  A,    (N) * C)      /* residual stream behind the block */ \
   X(LNF,       ONCE,    A,    (N) * C)                                   \
   X(LNF_MEAN,  ONCE,    F,    (N))                                       \
   X(LNF_RSTD,  ONCE,    F,    (N))                                       \
@@ -2799,25 +2903,27 @@ G2Z__PRIVATE size_t g2z__align(size_t bytes) {
   return (bytes + G2Z__ALIGN - 1) / G2Z__ALIGN * G2Z__ALIGN;
 }
 
-/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. LAYER
- * buffers of one layer lie together, the ONCE buffers behind those of all layers. */
+/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. The STREAM
+ * buffers of all layers come first, then the LAYER buffers, those of one layer together, then the ONCE
+ * buffers. */
 G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation which, int layer) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t NH = (size_t)plan->model.heads, A = (size_t)plan->dtype_bytes, F = sizeof(float);
-  enum { ONCE, LAYER };
-  size_t in_layer = 0, once = 0, layer_bytes = 0;
+  enum { ONCE, STREAM, LAYER, SCOPES };
+  size_t before[SCOPES] = {0, 0, 0}, bytes[SCOPES] = {0, 0, 0}; /* of one layer */
   int scope_of_which = ONCE;
 #define X(name, scope, type, elements)                                  \
-  {                                                                     \
-    size_t bytes = g2z__align((elements) * type);                       \
-    if (scope == LAYER) layer_bytes += bytes;                           \
-    if (which == G2Z__ACT_##name) scope_of_which = scope;               \
-    if (G2Z__ACT_##name < which) *(scope == LAYER ? &in_layer : &once) += bytes; \
-  }
+  if (which == G2Z__ACT_##name) scope_of_which = scope;                 \
+  if (G2Z__ACT_##name < which) before[scope] = bytes[scope] + g2z__align((elements) * type); \
+  bytes[scope] += g2z__align((elements) * type);
   G2Z__ACTIVATION_LIST(X)
 #undef X
-  if (scope_of_which == LAYER) return (size_t)layer * layer_bytes + in_layer;
-  return (size_t)plan->model.layers * layer_bytes + once;
+  int once = plan->recompute == G2Z_RECOMPUTE_BLOCK;
+  size_t layers = (size_t)plan->model.layers, at = (size_t)layer;
+  size_t streams = layers * bytes[STREAM], kept = (once ? 1 : layers) * bytes[LAYER];
+  if (scope_of_which == STREAM) return at * bytes[STREAM] + before[STREAM];
+  if (scope_of_which == LAYER) return streams + (once ? 0 : at) * bytes[LAYER] + before[LAYER];
+  return streams + kept + before[ONCE];
 }
 
 G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_param param) {
@@ -3174,6 +3280,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.world = world;
   plan.zero_stage = config->zero_stage;
   plan.dropout = config->dropout > 0;
+  plan.recompute = config->recompute;
   plan.dtype = config->dtype;
   int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
   plan.grad_dtype = wide ? G2Z_FP32 : config->dtype;
@@ -3257,6 +3364,9 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
                    "%.3f for what stays", g2z__gib(slices * size), g2z__gib(2 * room * size),
                    g2z__gib((plan->param_elements - slices - 2 * room) * size));
   }
+  if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
+    g2z__plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
+                   g2z_recompute_text(plan->recompute));
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
     g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]),
                    g2z_memory_text((g2z_memory)i));
@@ -9781,18 +9891,17 @@ G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__pass *pass,
-                                           int layer) {
+/* A block up to GELU's output: everything that its backward reads. */
+G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2z__pass *pass,
+                                               int layer) {
   g2z_device *dev = model->device;
   const g2z_ops *op = dev->ops;
   int unit = g2z_plan_unit_of_block(model->plan, layer);
   int C = model->plan->model.channels, NH = model->plan->model.heads, N = pass->B * pass->T;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
-  g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
   void *res = g2z__residual(model, layer);
 
-  G2Z__TRY(model->need(model->user, unit));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                              G2Z__W(LN1W), G2Z__W(LN1B), N, C));
   G2Z__TRY(op->linear_fwd(dev, G2Z__A(QKV), NULL, G2Z__A(LN1), G2Z__W(QKVW), G2Z__W(QKVB), NULL,
@@ -9803,10 +9912,19 @@ G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__p
                           G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD), G2Z__A(RES2),
                              G2Z__W(LN2W), G2Z__W(LN2B), N, C));
-  G2Z__TRY(op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCPRE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
-                          NULL, NULL, N, C, 4 * C));
-  return op->linear_fwd(dev, G2Z__A(RES3), NULL, G2Z__A(FC), G2Z__W(FCPROJW), G2Z__W(FCPROJB),
-                        G2Z__A(RES2), &drop_fcproj, N, 4 * C, C);
+  return op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCPRE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
+                        NULL, NULL, N, C, 4 * C);
+}
+
+G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__pass *pass,
+                                           int layer) {
+  int unit = g2z_plan_unit_of_block(model->plan, layer), C = model->plan->model.channels;
+  g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
+  G2Z__TRY(model->need(model->user, unit));
+  G2Z__TRY(g2z__block_activations(model, pass, layer));
+  return model->device->ops->linear_fwd(model->device, G2Z__A(RES3), NULL, G2Z__A(FC),
+                                        G2Z__W(FCPROJW), G2Z__W(FCPROJB), G2Z__A(RES2),
+                                        &drop_fcproj, pass->B * pass->T, 4 * C, C);
 }
 
 /* From tokens to the output of the final LayerNorm. */
@@ -9874,6 +9992,10 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   char *dln1 = datt; /* datt is read for the last time before dln1 is written */
 
   G2Z__TRY(model->need(model->user, unit));
+  /* With the same inputs, dropout and algorithms the same bits come out. The last block's activations
+   * are still there: no other has run since. */
+  if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
+    G2Z__TRY(g2z__block_activations(model, pass, layer));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
   G2Z__TRY(g2z__complete(model, unit, G2Z_FCPROJW));
   G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCPRE), mode,
@@ -10044,12 +10166,20 @@ G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   size_t free_bytes, total_bytes;
   G2Z__TRY(g2z_device_memory(t->services, t->plan.device, &free_bytes, &total_bytes));
   if (t->plan.bytes_total <= free_bytes) return G2Z_OK;
+  g2z_plan leaner = t->plan;
+  leaner.recompute = G2Z_RECOMPUTE_BLOCK;
   int largest = g2z_plan_largest_batch(&t->plan, free_bytes);
-  if (largest > 0)
+  int most = g2z_plan_largest_batch(&leaner, free_bytes);
+  char remedy[96] = "";
+  if (largest > 0) snprintf(remedy, sizeof remedy, "batch=%d fits", largest);
+  if (most > largest)
+    snprintf(remedy + strlen(remedy), sizeof remedy - strlen(remedy),
+             "%sbatch=%d with recompute=block fits", largest > 0 ? ", " : "", most);
+  if (most > 0)
     return g2z__fail(t->services, G2Z_NO_MEMORY,
-                     "batch=%d needs %.2f GiB and %.2f GiB are free: batch=%d fits, with accum "
-                     "raised to keep the global batch", t->plan.batch, g2z__gib(t->plan.bytes_total),
-                     g2z__gib(free_bytes), largest);
+                     "batch=%d needs %.2f GiB and %.2f GiB are free: %s; accum can be raised to keep "
+                     "the global batch", t->plan.batch, g2z__gib(t->plan.bytes_total),
+                     g2z__gib(free_bytes), remedy);
   return g2z__fail(t->services, G2Z_NO_MEMORY,
                    "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free "
                    "even at batch=1: take a smaller model or a shorter seq",
@@ -10575,9 +10705,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ngather=%s\ninit_from=%.1000s\n", t->config.tune,
-           t->config.tuning != NULL, g2z_gather_text(t->config.gather),
-           t->config.init_from ? t->config.init_from : "");
+  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ngather=%s\nrecompute=%s\ninit_from=%.1000s\n",
+           t->config.tune, t->config.tuning != NULL, g2z_gather_text(t->config.gather),
+           g2z_recompute_text(t->config.recompute), t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
   if (t->plan.world > 1 && t->plan.rank == 0)
@@ -13546,6 +13676,7 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
   g2z_json_put_integer(out, "zero_stage", plan->zero_stage);
+  g2z_json_put_string(out, "recompute", g2z_recompute_text(plan->recompute));
   g2z_json_put_string(out, "dataset_name", run->dataset);
   g2z_json_begin(out, "dataset_subset_sizes", '{');
   g2z_json_put_integer(out, "train", run->train_sequences);
@@ -14573,9 +14704,7 @@ G2Z__PRIVATE void g2z__printable(const char *text, size_t bytes, char *to) {
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   while (at < end) {
     size_t length = g2z__utf8_length(at, end);
-    int control = *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
-                  (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
-    int keep = length > 0 && !control;
+    int keep = length > 0 && !g2z__utf8_control(at, length);
     memcpy(to, keep ? (const char *)at : "\xef\xbf\xbd", keep ? length : 3);
     to += keep ? length : 3;
     at += length ? length : 1;
@@ -14992,6 +15121,634 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
   }
   *to = 0;
   return G2Z_OK;
+}
+
+/* ===== >>i20 report ======================================================
+ * In:  numbers, and text of any origin. Out: pages.
+ * Law: what comes from outside is escaped or is a number; a number that cannot be drawn is a gap. */
+
+/* ----- pages ----- */
+
+enum { /* what is open: the next thing of another kind closes it */
+  G2Z__PAGE_PLAIN,
+  G2Z__PAGE_FACTS,
+  G2Z__PAGE_TABLE,
+  G2Z__PAGE_CHARTS
+};
+
+struct g2z_page {
+  g2z_services *services;
+  g2z_writer *writer;
+  int open;
+  int columns, cell;                 /* of the table that is open: cells put so far */
+};
+
+/* Eight colours that differ for colour-blind eyes too, by their lightness as well as their hue. */
+static const char g2z__page_style[] =
+    ":root{color-scheme:light dark;--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;"
+    "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;--s4:#b07d00;"
+    "--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}\n"
+    "@media (prefers-color-scheme:dark){:root{--page:#131416;--card:#1b1d20;--line:#303338;"
+    "--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;"
+    "--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;--s7:#aab3bf}}\n"
+    "*{box-sizing:border-box}\n"
+    "body{margin:0 auto;max-width:1400px;padding:clamp(16px,3vw,40px);background:var(--page);"
+    "color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}\n"
+    "h1{font-size:1.6rem;line-height:1.2;margin:0 0 1rem}\n"
+    "h2{font-size:1.15rem;margin:2rem 0 .6rem}\n"
+    "p{max-width:70ch;margin:.5rem 0}\n"
+    "dl,.charts{display:grid;gap:12px;margin:1rem 0}\n"
+    "dl{grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr));gap:10px 24px}\n"
+    "dt{color:var(--soft);font-size:.8rem}\n"
+    "dd{margin:0}\n"
+    ".long{grid-column:1/-1}\n"
+    ".long dd{font:.87rem/1.5 ui-monospace,monospace}\n"
+    ".charts{grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}\n"
+    "figure{margin:0;padding:14px 14px 8px;background:var(--card);border:1px solid var(--line);"
+    "border-radius:8px;break-inside:avoid}\n"
+    "figcaption b{font-weight:600}\n"
+    "figcaption span,.legend,caption{color:var(--soft);font-size:.85rem}\n"
+    "figcaption span{margin-left:.6em}\n"
+    ".legend{display:flex;flex-wrap:wrap;gap:0 1em}\n"
+    ".legend span::before{content:'';display:inline-block;width:1.3em;margin-right:.4em;"
+    "border-top:3px solid var(--c);vertical-align:.22em}\n"
+    ".legend .dash::before{border-top-style:dashed;border-top-width:2px}\n"
+    "svg{display:block;width:100%;height:auto;margin-top:6px}\n"
+    "svg text{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}\n"
+    "svg .end{text-anchor:end}\n"
+    "svg .mid{text-anchor:middle}\n"
+    "svg .grid{stroke:var(--grid)}\n"
+    "svg .axis{stroke:var(--line)}\n"
+    "svg .series{fill:none;stroke:var(--c);stroke-width:1.7;stroke-linejoin:round;"
+    "stroke-linecap:round}\n"
+    "svg .dash{stroke-dasharray:5 5;stroke-width:1.4}\n"
+    "svg .dot{fill:var(--c);stroke:var(--card);stroke-width:1.2}\n"
+    "svg .bar{fill:var(--c)}\n"
+    "svg .whisker{stroke:var(--text);stroke-width:1.2;fill:none;opacity:.65}\n"
+    ".scroll{overflow-x:auto;margin:1rem 0}\n"
+    "table{border-collapse:collapse;font-variant-numeric:tabular-nums;overflow-wrap:normal}\n"
+    "caption{text-align:left;padding-bottom:.4rem}\n"
+    "th,td{padding:.32rem .9rem .32rem 0;border-bottom:1px solid var(--line);text-align:right;"
+    "white-space:nowrap}\n"
+    "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
+    "th:first-child,td:first-child{text-align:left}\n"
+    "@media (max-width:480px){svg text{font-size:14px}}\n"
+    "@media print{:root{color-scheme:light;--page:#fff;--card:#fff;--line:#bbb;--grid:#e4e4e4;"
+    "--text:#000;--soft:#444;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;--s4:#b07d00;"
+    "--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}body{max-width:none;padding:0;font-size:11px}"
+    ".charts{grid-template-columns:1fr 1fr}h2{break-after:avoid}tr{break-inside:avoid}}\n";
+
+/* Text of any origin: markup is escaped; what is no UTF-8 or steers a terminal becomes U+FFFD. */
+G2Z__PRIVATE void g2z__page_escape(g2z_writer *writer, const char *text) {
+  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  while (at < end) {
+    size_t length = g2z__utf8_length(at, end);
+    const char *entity = *at == '&' ? "&amp;" : *at == '<' ? "&lt;" : *at == '>' ? "&gt;"
+                         : *at == '"' ? "&quot;" : *at == '\'' ? "&#39;" : NULL;
+    if (length == 0 || g2z__utf8_control(at, length)) entity = "\xef\xbf\xbd";
+    if (entity) g2z_writer_put(writer, entity, strlen(entity));
+    else g2z_writer_put(writer, at, length);
+    at += length ? length : 1;
+  }
+}
+
+/* What was formatted, whatever its length; freed with g2z_release. NULL when memory ran out, which
+ * sticks. */
+G2Z__PRIVATE char *g2z__page_format(g2z_page *page, const char *format, va_list arguments) {
+  va_list again;
+  void *memory = NULL;
+  va_copy(again, arguments);
+  int length = vsnprintf(NULL, 0, format, again);
+  va_end(again);
+  if (length < 0) {
+    g2z__writer_fail(page->writer, errno, "format text for");
+    return NULL;
+  }
+  g2z_status status = g2z__alloc(page->services, (size_t)length + 1, 1, &memory);
+  if (status != G2Z_OK) g2z__writer_stick(page->writer, status);
+  else vsnprintf((char *)memory, (size_t)length + 1, format, arguments);
+  return (char *)memory;
+}
+
+G2Z__PRIVATE void g2z__page_put(g2z_page *page, const char *markup) {
+  g2z_writer_put(page->writer, markup, strlen(markup));
+}
+
+/* Closes what is open unless it is of this kind. */
+G2Z__PRIVATE void g2z__page_open(g2z_page *page, int kind) {
+  static const char *const begin[] = {"", "<dl>\n", "", "<div class=charts>\n"};
+  static const char *const end[] = {"", "</dl>\n", "</tbody></table></div>\n", "</div>\n"};
+  if (page->open == kind && kind != G2Z__PAGE_TABLE) return;
+  if (page->open == G2Z__PAGE_TABLE && page->cell) g2z__page_put(page, "</tr>\n");
+  g2z__page_put(page, end[page->open]);
+  g2z__page_put(page, begin[kind]);
+  page->open = kind;
+}
+
+G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
+                                   g2z_page **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_page), &memory));
+  g2z_page *page = (g2z_page *)memory;
+  page->services = services;
+  g2z_status status = g2z_writer_create(services, path, &page->writer);
+  if (status != G2Z_OK) {
+    g2z_page_free(page);
+    return status;
+  }
+  g2z__page_put(page, "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
+                      "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
+                      "<meta name=color-scheme content=\"light dark\">\n<title>");
+  g2z__page_escape(page->writer, title);
+  g2z__page_put(page, "</title>\n<style>\n");
+  g2z__page_put(page, g2z__page_style);
+  g2z__page_put(page, "</style>\n<body>\n<h1>");
+  g2z__page_escape(page->writer, title);
+  g2z__page_put(page, "</h1>\n");
+  *out = page;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
+  g2z__page_open(page, G2Z__PAGE_PLAIN);
+  g2z__page_put(page, "<h2>");
+  g2z__page_escape(page->writer, text);
+  g2z__page_put(page, "</h2>\n");
+}
+
+G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  char *text = g2z__page_format(page, format, arguments);
+  va_end(arguments);
+  g2z__page_open(page, G2Z__PAGE_PLAIN);
+  g2z__page_put(page, "<p>");
+  if (text) g2z__page_escape(page->writer, text);
+  g2z__page_put(page, "</p>\n");
+  g2z_release(page->services, text);
+}
+
+G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  char *text = g2z__page_format(page, format, arguments);
+  va_end(arguments);
+  g2z__page_open(page, G2Z__PAGE_FACTS);
+  g2z__page_put(page, text && strlen(text) > 60 ? "<div class=long><dt>" : "<div><dt>");
+  g2z__page_escape(page->writer, name);
+  g2z__page_put(page, "</dt><dd>");
+  if (text) g2z__page_escape(page->writer, text);
+  g2z__page_put(page, "</dd></div>\n");
+  g2z_release(page->services, text);
+}
+
+G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
+                            const char *const *headers) {
+  G2Z_ASSERT(columns > 0);
+  g2z__page_open(page, G2Z__PAGE_TABLE);
+  page->columns = columns;
+  page->cell = 0;
+  g2z__page_put(page, "<div class=scroll><table>");
+  if (caption) {
+    g2z__page_put(page, "<caption>");
+    g2z__page_escape(page->writer, caption);
+    g2z__page_put(page, "</caption>");
+  }
+  g2z__page_put(page, "<thead><tr>");
+  for (int i = 0; i < columns; i++) {
+    g2z__page_put(page, "<th>");
+    g2z__page_escape(page->writer, headers[i]);
+  }
+  g2z__page_put(page, "</tr></thead><tbody>\n");
+}
+
+G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
+  G2Z_ASSERT(page->open == G2Z__PAGE_TABLE);
+  va_list arguments;
+  va_start(arguments, format);
+  char *text = g2z__page_format(page, format, arguments);
+  va_end(arguments);
+  g2z__page_put(page, page->cell ? "<td>" : "<tr><td>");
+  if (text) g2z__page_escape(page->writer, *text ? text : "\xe2\x80\x93");
+  if (++page->cell == page->columns) {
+    g2z__page_put(page, "</tr>\n");
+    page->cell = 0;
+  }
+  g2z_release(page->services, text);
+}
+
+G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
+  g2z__page_open(page, G2Z__PAGE_PLAIN);
+  g2z__page_put(page, "</body>\n</html>\n");
+  return g2z_writer_commit(page->writer);
+}
+
+G2Z_API void g2z_page_free(g2z_page *page) {
+  if (!page) return;
+  g2z_writer_free(page->writer);
+  g2z_release(page->services, page);
+}
+
+/* ----- scales ----- */
+
+#define G2Z__CHART_WIDTH 440.0 /* one is about 1 px on a wide page, and 0.72 px on a telephone */
+#define G2Z__CHART_HEIGHT 260.0
+#define G2Z__TICKS 12
+#define G2Z__OWN_TICKS 8
+
+typedef struct g2z__scale {
+  double low, high;                  /* values, */
+  double from, to;                   /* and where they are drawn */
+  int log;
+  double step;                       /* between ticks of a linear scale; 0: they are data */
+  double tick[G2Z__TICKS];
+  int ticks;
+} g2z__scale;
+
+typedef struct g2z__extent {         /* of all values of an axis */
+  double low, high, positive;        /* NaN: none; positive: the least that is */
+  int whole;                         /* all are integers */
+  double value[G2Z__OWN_TICKS + 1];  /* the different ones, in order; */
+  int values;                        /* more than G2Z__OWN_TICKS: there are more */
+} g2z__extent;
+
+static const g2z__extent g2z__nothing = {NAN, NAN, NAN, 1, {0}, 0};
+
+/* Far from the ends of a double, so that no scale overflows; NaN: a gap. */
+G2Z__PRIVATE double g2z__drawable(double value) {
+  if (!isfinite(value) || fabs(value) > 1e30) return NAN;
+  return fabs(value) < 1e-30 ? 0 : value;
+}
+
+G2Z__PRIVATE void g2z__extent_add(g2z__extent *e, double value) {
+  value = g2z__drawable(value);
+  if (isnan(value)) return;
+  if (!(e->low <= value)) e->low = value; /* the first one: against NaN */
+  if (!(e->high >= value)) e->high = value;
+  if (value > 0 && !(e->positive <= value)) e->positive = value;
+  if (value != floor(value)) e->whole = 0;
+  int i = 0;
+  if (e->values > G2Z__OWN_TICKS) return;
+  while (i < e->values && e->value[i] < value) i++;
+  if (i < e->values && e->value[i] == value) return;
+  memmove(e->value + i + 1, e->value + i, (size_t)(e->values - i) * sizeof(double));
+  e->value[i] = value;
+  e->values++;
+}
+
+/* 1, 2, 2.5 or 5 times a power of ten, so that about `count` of it make up the span. */
+G2Z__PRIVATE double g2z__round_step(double span, int count, int whole) {
+  double raw = span / count, power = pow(10, floor(log10(raw))), lead = raw / power;
+  int quarter = lead > 2 && lead <= 2.5 && !(whole && power < 10);
+  double step = power * (lead <= 1 ? 1 : lead <= 2 ? 2 : quarter ? 2.5 : lead <= 5 ? 5 : 10);
+  return whole && step < 1 ? 1 : step;
+}
+
+/* Ticks at 1, 2, 5 within few decades, else at powers of ten; at some of them where there are many. */
+G2Z__PRIVATE void g2z__log_ticks(g2z__scale *s) {
+  int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
+  int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
+  for (int power = first; power <= last; power += every)
+    for (int lead = 1; lead <= 5; lead += lead == 2 ? 3 : 1) { /* 1, 2, 5 */
+      double tick = lead * pow(10, power);
+      int shown = (lead == 1 || fine) && tick >= s->low * 0.999 && tick <= s->high * 1.001;
+      if (shown && s->ticks < G2Z__TICKS) s->tick[s->ticks++] = tick;
+    }
+}
+
+/* The nearest of 1, 2, 5 times a power of ten beyond `value`, below or above. */
+G2Z__PRIVATE double g2z__log_bound(double value, int above) {
+  double power = pow(10, floor(log10(value) + 1e-9)), lead = value / power;
+  if (above) return power * (lead <= 1.001 ? 1 : lead <= 2.001 ? 2 : lead <= 5.001 ? 5 : 10);
+  return power * (lead >= 4.999 ? 5 : lead >= 1.999 ? 2 : 1);
+}
+
+/* `rounded`: the ends are ticks, as of a y axis; else they are the first and the last value. */
+G2Z__PRIVATE void g2z__scale_make(g2z__scale *s, const g2z__extent *e, g2z_axis axis, int rounded) {
+  memset(s, 0, sizeof *s);
+  s->low = isnan(e->low) ? 0 : e->low;
+  s->high = isnan(e->high) ? 1 : e->high;
+  s->log = (axis == G2Z_AXIS_LOG && e->positive < e->high) ||
+           (axis == G2Z_AXIS_AUTO && e->low > 0 && e->high / e->low > 1000);
+  if (s->log) {
+    s->low = rounded ? g2z__log_bound(e->positive, 0) : e->positive;
+    if (rounded) s->high = g2z__log_bound(e->high, 1);
+  } else {
+    if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
+    if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;
+    double size = fmax(fabs(s->low), fabs(s->high));
+    int one = s->high - s->low <= 1e-9 * size; /* value: in the middle, and its own tick */
+    if (one) {
+      s->low -= size > 0 ? size / 10 : 1;
+      s->high += size > 0 ? size / 10 : 1;
+      rounded = 0;
+    }
+    s->step = g2z__round_step(s->high - s->low, 5, e->whole);
+    if (rounded) {
+      s->low = floor(s->low / s->step + 1e-6) * s->step;
+      s->high = ceil(s->high / s->step - 1e-6) * s->step;
+    }
+  }
+  if (!rounded && e->values <= G2Z__OWN_TICKS) { /* few values: ticks right there */
+    s->step = 0;
+    for (int i = 0; i < e->values; i++)
+      if (e->value[i] > 0 || !s->log) s->tick[s->ticks++] = e->value[i];
+  } else if (s->log) g2z__log_ticks(s);
+  else
+    for (double i = ceil(s->low / s->step - 1e-6);
+         i * s->step <= s->high + 1e-6 * s->step && s->ticks < G2Z__TICKS; i++)
+      s->tick[s->ticks++] = i * s->step;
+}
+
+/* Where a value is drawn; NaN: nowhere. */
+G2Z__PRIVATE double g2z__scale_at(const g2z__scale *s, double value) {
+  value = g2z__drawable(value);
+  if (s->log && !(value > 0)) return NAN;
+  double part = s->log ? log(value / s->low) / log(s->high / s->low)
+                       : (value - s->low) / (s->high - s->low);
+  return s->from + part * (s->to - s->from);
+}
+
+/* "2,500" would be wide: "2.5k". All ticks of a linear scale have one unit and as many decimals as
+ * the step needs. */
+G2Z__PRIVATE void g2z__tick_text(const g2z__scale *s, double value, char out[32]) {
+  double size = s->step > 0 ? fmax(fabs(s->low), fabs(s->high)) : fabs(value), unit = 1;
+  char suffix[8] = "";
+  if (size >= 1e15 || (size < 1e-2 && size > 0)) {
+    int power = (int)floor(log10(size) + 1e-9);
+    unit = pow(10, power);
+    snprintf(suffix, sizeof suffix, "e%d", power);
+  } else if (size >= 1e4) {
+    unit = size >= 1e12 ? 1e12 : size >= 1e9 ? 1e9 : size >= 1e6 ? 1e6 : 1e3;
+    snprintf(suffix, sizeof suffix, "%s",
+             size >= 1e12 ? "T" : size >= 1e9 ? "G" : size >= 1e6 ? "M" : "k");
+  }
+  if (s->step > 0) {
+    int decimals = 0;
+    for (double rest = s->step / unit; decimals < 6 && fabs(rest - round(rest)) > 1e-6; rest *= 10)
+      decimals++;
+    snprintf(out, 24, "%.*f", decimals, value / unit);
+  } else snprintf(out, 24, "%.4g", value / unit);
+  g2z__plain_number(out);
+  if (value == 0) snprintf(out, 32, "0");
+  else strcat(out, suffix);
+}
+
+/* ----- charts ----- */
+
+/* A coordinate, to a tenth, whatever the locale writes for a decimal point. */
+G2Z__PRIVATE void g2z__svg_number(g2z_writer *writer, const char *before, double value) {
+  long tenths = lround(value * 10);
+  g2z_writer_printf(writer, "%s%s%ld.%ld", before, tenths < 0 ? "-" : "", labs(tenths) / 10,
+                    labs(tenths) % 10);
+}
+
+G2Z__PRIVATE void g2z__svg_line(g2z_writer *writer, const char *kind, double x1, double y1,
+                                double x2, double y2) {
+  g2z_writer_printf(writer, "<path class=%s d=\"M", kind);
+  g2z__svg_number(writer, "", x1);
+  g2z__svg_number(writer, " ", y1);
+  g2z__svg_number(writer, "L", x2);
+  g2z__svg_number(writer, " ", y2);
+  g2z_writer_put(writer, "\"/>", 3);
+}
+
+G2Z__PRIVATE void g2z__svg_text(g2z_writer *writer, const char *kind, double x, double y,
+                                const char *text) {
+  g2z_writer_printf(writer, "<text class=%s", kind);
+  g2z__svg_number(writer, " x=\"", x);
+  g2z__svg_number(writer, "\" y=\"", y);
+  g2z_writer_put(writer, "\">", 2);
+  g2z__page_escape(writer, text);
+  g2z_writer_put(writer, "</text>\n", 8);
+}
+
+/* A vertical or horizontal line between two values, with feet. */
+G2Z__PRIVATE void g2z__svg_whisker(g2z_writer *writer, double x1, double y1, double x2, double y2) {
+  if (isnan(x1 + y1 + x2 + y2)) return;
+  double across = x1 == x2 ? 3.5 : 0, down = x1 == x2 ? 0 : 3.5;
+  g2z__svg_line(writer, "whisker", x1, y1, x2, y2);
+  g2z__svg_line(writer, "whisker", x1 - across, y1 - down, x1 + across, y1 + down);
+  g2z__svg_line(writer, "whisker", x2 - across, y2 - down, x2 + across, y2 + down);
+}
+
+/* Title, legend and the opening of the picture. */
+G2Z__PRIVATE void g2z__chart_head(g2z_page *page, const g2z_chart *chart, double height) {
+  g2z_writer *writer = page->writer;
+  g2z__page_put(page, "<figure><figcaption><b>");
+  g2z__page_escape(writer, chart->title);
+  g2z__page_put(page, "</b>");
+  if (chart->about) {
+    g2z__page_put(page, "<span>");
+    g2z__page_escape(writer, chart->about);
+    g2z__page_put(page, "</span>");
+  }
+  g2z__page_put(page, "</figcaption>\n");
+  if (chart->series_count > 1) {
+    g2z__page_put(page, "<div class=legend>");
+    for (int i = 0; i < chart->series_count; i++) {
+      int dashed = chart->series[i].mark == G2Z_MARK_DASHED;
+      g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\">", dashed ? " class=dash" : "",
+                        i);
+      g2z__page_escape(writer, chart->series[i].name);
+      g2z__page_put(page, "</span>");
+    }
+    g2z__page_put(page, "</div>\n");
+  }
+  g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"",
+                    (int)G2Z__CHART_WIDTH, (int)height);
+  g2z__page_escape(writer, chart->title);
+  g2z__page_put(page, "\">\n");
+}
+
+/* The grid, and what stands beside its lines. */
+G2Z__PRIVATE void g2z__chart_axes(g2z_page *page, const g2z_chart *chart, const g2z__scale *x,
+                                  const g2z__scale *y) {
+  char text[32];
+  double free_from = 0; /* ticks that are data may be too near to each other */
+  for (int i = 0; i < y->ticks; i++) {
+    double at = g2z__scale_at(y, y->tick[i]);
+    g2z__tick_text(y, y->tick[i], text);
+    g2z__svg_line(page->writer, "grid", x->from, at, x->to, at);
+    g2z__svg_text(page->writer, "end", x->from - 6, at + 4, text);
+  }
+  g2z__svg_line(page->writer, "axis", x->from, y->from, x->to, y->from);
+  for (int i = 0; i < x->ticks; i++) {
+    double at = g2z__scale_at(x, x->tick[i]);
+    g2z__tick_text(x, x->tick[i], text);
+    double half = 4 * (double)strlen(text) + 2;
+    if (at - half < free_from) continue;
+    free_from = at + half;
+    g2z__svg_line(page->writer, "axis", at, y->from, at, y->from + 4);
+    g2z__svg_text(page->writer, "mid", at, y->from + 17, text);
+  }
+  if (chart->x_name)
+    g2z__svg_text(page->writer, "mid", (x->from + x->to) / 2, y->from + 33, chart->x_name);
+}
+
+/* The least and the most of points [begin, end), in their order; fewer where there are not two.
+ * *gap: one of them cannot be drawn. */
+G2Z__PRIVATE int g2z__chart_extremes(const g2z_series *series, const g2z__scale *x,
+                                     const g2z__scale *y, size_t begin, size_t end, size_t out[2],
+                                     int *gap) {
+  size_t least = end, most = end;
+  *gap = 0;
+  for (size_t i = begin; i < end; i++) {
+    if (isnan(g2z__scale_at(x, series->x[i]) + g2z__scale_at(y, series->y[i]))) {
+      *gap = 1;
+      continue;
+    }
+    if (least == end || series->y[i] < series->y[least]) least = i;
+    if (most == end || series->y[i] > series->y[most]) most = i;
+  }
+  if (least == end) return 0;
+  out[0] = least < most ? least : most;
+  out[1] = least < most ? most : least;
+  return out[0] == out[1] ? 1 : 2;
+}
+
+/* A point alone between two gaps is a line of no length, which round ends make a dot. */
+G2Z__PRIVATE void g2z__chart_line(g2z_writer *writer, const g2z_series *series, int index,
+                                  const g2z__scale *x, const g2z__scale *y) {
+  size_t stretch = series->count <= G2Z_CHART_POINTS
+                       ? 1 : (series->count + G2Z_CHART_POINTS / 2 - 1) / (G2Z_CHART_POINTS / 2);
+  int drawn = 0;                     /* points since the last gap */
+  g2z_writer_printf(writer, "<path class=\"series%s\" style=\"--c:var(--s%d)\" d=\"",
+                    series->mark == G2Z_MARK_DASHED ? " dash" : "", index);
+  for (size_t begin = 0; begin < series->count; begin += stretch) {
+    size_t end = series->count - begin < stretch ? series->count : begin + stretch, point[2];
+    int gap, points = g2z__chart_extremes(series, x, y, begin, end, point, &gap);
+    for (int i = 0; i < points; i++, drawn++) {
+      g2z__svg_number(writer, drawn ? "L" : "M", g2z__scale_at(x, series->x[point[i]]));
+      g2z__svg_number(writer, " ", g2z__scale_at(y, series->y[point[i]]));
+    }
+    if (drawn == 1 && (gap || end == series->count)) g2z_writer_put(writer, "h0", 2);
+    if (gap) drawn = 0;
+  }
+  g2z_writer_put(writer, "\"/>\n", 4);
+}
+
+/* Whiskers and points; a pointer that rests on one is told its values. */
+G2Z__PRIVATE void g2z__chart_points(g2z_writer *writer, const g2z_series *series, int index,
+                                    const g2z__scale *x, const g2z__scale *y) {
+  char text[32];
+  for (size_t i = 0; i < series->count; i++) {
+    double at = g2z__scale_at(x, series->x[i]), up = g2z__scale_at(y, series->y[i]);
+    if (series->low)
+      g2z__svg_whisker(writer, at, g2z__scale_at(y, series->low[i]), at,
+                       g2z__scale_at(y, series->high[i]));
+    if (isnan(at + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
+    g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5", index);
+    g2z__svg_number(writer, " cx=\"", at);
+    g2z__svg_number(writer, "\" cy=\"", up);
+    g2z_writer_put(writer, "\"><title>", 9);
+    g2z__page_escape(writer, series->name);
+    snprintf(text, sizeof text, "%.9g", series->y[i]);
+    g2z__plain_number(text);
+    g2z_writer_printf(writer, ": %s</title></circle>\n", text);
+  }
+}
+
+G2Z__PRIVATE void g2z__chart_lines(g2z_page *page, const g2z_chart *chart) {
+  g2z__extent across = g2z__nothing, up = g2z__nothing;
+  g2z__scale x, y;
+  char text[32];
+  size_t widest = 0;
+  for (int i = 0; i < chart->series_count; i++) {
+    const g2z_series *series = &chart->series[i];
+    for (size_t at = 0; at < series->count; at++) {
+      g2z__extent_add(&across, series->x[at]);
+      g2z__extent_add(&up, series->y[at]);
+      if (series->low) g2z__extent_add(&up, series->low[at]);
+      if (series->high) g2z__extent_add(&up, series->high[at]);
+    }
+  }
+  g2z__scale_make(&x, &across, chart->x_axis == G2Z_AXIS_AUTO ? G2Z_AXIS_LINEAR : chart->x_axis, 0);
+  g2z__scale_make(&y, &up, chart->y_axis, 1);
+  for (int i = 0; i < y.ticks; i++) {
+    g2z__tick_text(&y, y.tick[i], text);
+    if (strlen(text) > widest) widest = strlen(text);
+  }
+  x.from = 12 + 7.5 * (double)widest;
+  x.to = G2Z__CHART_WIDTH - 14;
+  y.from = G2Z__CHART_HEIGHT - (chart->x_name ? 40 : 24);
+  y.to = 10;
+  g2z__chart_head(page, chart, G2Z__CHART_HEIGHT);
+  g2z__chart_axes(page, chart, &x, &y);
+  if (isnan(across.low + up.low))
+    g2z__svg_text(page->writer, "mid", (x.from + x.to) / 2, (y.from + y.to) / 2, "no values");
+  for (int i = 0; i < chart->series_count; i++)
+    g2z__chart_line(page->writer, &chart->series[i], i, &x, &y);
+  for (int i = 0; i < chart->series_count; i++)
+    g2z__chart_points(page->writer, &chart->series[i], i, &x, &y);
+}
+
+/* One bar and its value; nothing where the value is not known. */
+G2Z__PRIVATE void g2z__chart_bar(g2z_writer *writer, const g2z_series *series, int index, size_t at,
+                                 const g2z__scale *x, double top) {
+  double end = at < series->count ? g2z__scale_at(x, series->y[at]) : NAN, text_at = end;
+  char text[32];
+  if (isnan(end)) return;
+  if (end < x->from) end = x->from;
+  g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12", index);
+  g2z__svg_number(writer, " x=\"", x->from);
+  g2z__svg_number(writer, "\" y=\"", top);
+  g2z__svg_number(writer, "\" width=\"", end - x->from);
+  g2z_writer_put(writer, "\"/>", 3);
+  if (series->low) {
+    double high = g2z__scale_at(x, series->high[at]);
+    g2z__svg_whisker(writer, g2z__scale_at(x, series->low[at]), top + 6, high, top + 6);
+    if (high > text_at) text_at = high;
+  }
+  g2z__scale own = *x;
+  own.step = 0; /* its own unit and decimals */
+  g2z__tick_text(&own, series->y[at], text);
+  g2z__svg_text(writer, "value", text_at + 6, top + 10, text);
+}
+
+/* Bars lie, so that their labels have room; a group for each label. */
+G2Z__PRIVATE void g2z__chart_bars(g2z_page *page, const g2z_chart *chart) {
+  g2z__extent extent = g2z__nothing;
+  g2z__scale x, y;
+  size_t groups = 0, widest = 0;
+  for (int i = 0; i < chart->series_count; i++) {
+    const g2z_series *series = &chart->series[i];
+    if (series->count > groups) groups = series->count;
+    for (size_t at = 0; at < series->count; at++) {
+      g2z__extent_add(&extent, series->y[at]);
+      if (series->high) g2z__extent_add(&extent, series->high[at]);
+    }
+  }
+  for (size_t at = 0; at < groups; at++)
+    if (strlen(chart->labels[at]) > widest) widest = strlen(chart->labels[at]);
+  g2z__scale_make(&x, &extent, G2Z_AXIS_ZERO, 1);
+  x.from = fmin(12 + 7.5 * (double)widest, 0.45 * G2Z__CHART_WIDTH);
+  x.to = G2Z__CHART_WIDTH - 52;      /* room for the value behind the longest bar */
+  double group = 14.0 * chart->series_count + 10;
+  memset(&y, 0, sizeof y);
+  y.to = 4;
+  y.from = y.to + group * (double)groups;
+  g2z__chart_head(page, chart, y.from + (chart->x_name ? 40 : 24));
+  for (int i = 0; i < x.ticks; i++) {
+    double at = g2z__scale_at(&x, x.tick[i]);
+    g2z__svg_line(page->writer, "grid", at, y.to, at, y.from);
+  }
+  g2z__chart_axes(page, chart, &x, &y);
+  for (size_t at = 0; at < groups; at++) {
+    double top = y.to + group * (double)at + 5;
+    g2z__svg_text(page->writer, "end", x.from - 6, top + (group - 10) / 2 + 3, chart->labels[at]);
+    for (int i = 0; i < chart->series_count; i++)
+      g2z__chart_bar(page->writer, &chart->series[i], i, at, &x, top + 14 * i);
+  }
+}
+
+G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
+  G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
+  g2z__page_open(page, G2Z__PAGE_CHARTS);
+  if (chart->labels) g2z__chart_bars(page, chart);
+  else g2z__chart_lines(page, chart);
+  g2z__page_put(page, "</svg></figure>\n");
 }
 
 

@@ -638,6 +638,7 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(optimizer.loss_scale, 0.5f, "loss_scale=0.5");
   REFUSED(dropout, 1.0f, "dropout=1");
   REFUSED(zero_stage, 4, "zero_stage=4");
+  REFUSED(recompute, G2Z_RECOMPUTE_COUNT, "recompute=2");
 #undef REFUSED
 }
 
@@ -856,18 +857,50 @@ static void test_plan_update_decay(g2z_test *t) {
 }
 
 static void test_plan_largest_batch(g2z_test *t) {
+  int largest[2];
+  for (int i = 0; i < 2; i++) {
+    g2z_train_config config = g2z_train_config_default();
+    g2z_plan plan;
+    config.recompute = i ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+    size_t budget = (size_t)40 << 30;
+    config.batch = largest[i] = g2z_plan_largest_batch(&plan, budget);
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+    CHECK(t, plan.bytes_total <= budget);
+    config.batch = largest[i] + 1;
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+    CHECK(t, plan.bytes_total > budget);
+    CHECK(t, g2z_plan_largest_batch(&plan, 1 << 20) == 0);
+  }
+  CHECK(t, largest[1] > 2 * largest[0]);
+}
+
+/* The bytes per token that the manual states, of fp16; these sizes need no padding. */
+static void test_plan_recompute(g2z_test *t) {
   g2z_train_config config = g2z_train_config_default();
-  g2z_plan plan;
-  CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-  size_t budget = (size_t)40 << 30;
-  int largest = g2z_plan_largest_batch(&plan, budget);
-  config.batch = largest;
-  CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-  CHECK(t, plan.bytes_total <= budget);
-  config.batch = largest + 1;
-  CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-  CHECK(t, plan.bytes_total > budget);
-  CHECK(t, g2z_plan_largest_batch(&plan, 1 << 20) == 0);
+  config.dtype = G2Z_FP16;
+  for (int i = 0; i < 2; i++) {
+    g2z_plan plan;
+    config.recompute = i ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+    size_t N = (size_t)plan.batch * (size_t)plan.seq, C = 768, L = 12, NH = 12;
+    size_t token = i ? 2 * L * C + 44 * C + 4 * NH + 28 : L * (32 * C + 4 * NH + 16) + 14 * C + 12;
+    CHECK(t, plan.bytes[G2Z_MEMORY_ACTIVATIONS] == N * token);
+    /* No two buffers that live at the same time share a byte. */
+    unsigned char *owner = (unsigned char *)calloc(plan.bytes[G2Z_MEMORY_ACTIVATIONS] / 256, 1);
+    size_t twice = 0;
+    for (int layer = 0; layer < (int)L; layer++)
+      for (int which = 0; which < G2Z__ACT_COUNT; which++) {
+        int stream = which == G2Z__ACT_RES3, once = which == G2Z__ACT_EMBED || which >= G2Z__ACT_LNF;
+        if (layer > 0 && (once || (i && !stream))) continue;
+        size_t begin = g2z__activation_offset(&plan, (g2z__activation)which, layer);
+        unsigned char *block = &owner[begin / 256];
+        twice += begin % 256 != 0 || *block;
+        *block = 1;
+      }
+    CHECK(t, twice == 0);
+    free(owner);
+  }
 }
 
 
@@ -6158,6 +6191,106 @@ static void test_determinism(g2z_test *t) {
   free(again);
 }
 
+/* Calls of the ops that a block's forward is made of. */
+static g2z_ops test_counted;
+static const g2z_ops *test_counted_right;
+static int test_counts[3];
+static g2z_status test_count_layernorm(g2z_device *device, void *y, float *mean, float *rstd,
+                                       const void *x, const void *w, const void *b, int N, int C) {
+  test_counts[0]++;
+  return test_counted_right->layernorm_fwd(device, y, mean, rstd, x, w, b, N, C);
+}
+static g2z_status test_count_linear(g2z_device *device, void *y, void *pre, const void *x,
+                                    const void *w, const void *bias, const void *residual,
+                                    const g2z_dropout *dropout, int N, int I, int O) {
+  test_counts[1]++;
+  return test_counted_right->linear_fwd(device, y, pre, x, w, bias, residual, dropout, N, I, O);
+}
+static g2z_status test_count_attention(g2z_device *device, void *out, float *lse, const void *qkv,
+                                       const g2z_dropout *dropout, int B, int T, int C, int NH) {
+  test_counts[2]++;
+  return test_counted_right->attention_fwd(device, out, lse, qkv, dropout, B, T, C, NH);
+}
+
+enum { RECOMPUTE_STEPS = 12, RECOMPUTE_LAYERS = 3, RECOMPUTE_MOST = 60000 };
+typedef struct test_recomputed {
+  float losses[RECOMPUTE_STEPS];
+  float weights[RECOMPUTE_MOST], grads[RECOMPUTE_MOST];
+  int counts[3];
+} test_recomputed;
+
+/* Twelve steps, and what is left of them. */
+static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_train_config *config,
+                               test_recomputed *out) {
+  int32_t x[3 * 2 * 16], y[3 * 2 * 16];
+  float logits[61];
+  test_trainer tt;
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  memset(out, 0, sizeof *out);
+  memset(&tt, 0, sizeof tt);
+  cc.device = device;
+  test_tokens(x, 96, 61, 5);
+  test_tokens(y, 96, 61, 6);
+  REQUIRE_OK(t, g2z_context_create(&cc, &tt.context));
+  g2z_status status = g2z_trainer_create(tt.context, config, &tt.trainer);
+  CHECK_OK(t, status);
+  if (status == G2Z_OK) {
+    test_steps(t, tt.trainer, x, y, RECOMPUTE_STEPS - 1, out->losses, NULL);
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, 16, 1, logits)); /* overwrites activations */
+    test_counted_right = tt.trainer->device->ops;
+    test_counted = *test_counted_right;
+    test_counted.layernorm_fwd = test_count_layernorm;
+    test_counted.linear_fwd = test_count_linear;
+    test_counted.attention_fwd = test_count_attention;
+    memset(test_counts, 0, sizeof test_counts);
+    tt.trainer->device->ops = &test_counted;
+    test_steps(t, tt.trainer, x, y, 1, out->losses + RECOMPUTE_STEPS - 1, NULL);
+    tt.trainer->device->ops = test_counted_right;
+    memcpy(out->counts, test_counts, sizeof test_counts);
+    size_t count = g2z_trainer_plan(tt.trainer)->parameters;
+    CHECK(t, count <= RECOMPUTE_MOST);
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, out->weights));
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, count, out->grads));
+  }
+  test_trainer_close(&tt);
+}
+
+/* Every loss, gradient and weight is the same to the bit, in each type and stage. Each block but the
+ * last runs forward again, without its last product. */
+static void test_recompute_on(g2z_test *t, g2z_device_kind device, int graph) {
+  static test_recomputed kept, again;
+  static const g2z_dtype dtypes[] = {G2Z_FP32, G2Z_FP16, G2Z_BF16};
+  for (int i = 0; i < 6; i++) {
+    g2z_train_config config = test_config_of(RECOMPUTE_LAYERS, 2, 32, 16, 61);
+    config.dtype = dtypes[i % 3];
+    config.dropout = i == 5 ? 0 : 0.1f;
+    config.accum = i < 3 ? 3 : 1;
+    config.zero_stage = (i + 1) % 3;
+    config.bucket_mb = 0.02;
+    config.graph = graph;
+    config.tune = 0; /* two trainers may time one product otherwise */
+    test_recompute_run(t, device, &config, &kept);
+    config.recompute = G2Z_RECOMPUTE_BLOCK;
+    test_recompute_run(t, device, &config, &again);
+    CHECK(t, memcmp(kept.losses, again.losses, sizeof kept.losses) == 0);
+    CHECK(t, memcmp(kept.weights, again.weights, sizeof kept.weights) == 0);
+    CHECK(t, memcmp(kept.grads, again.grads, sizeof kept.grads) == 0);
+    CHECK(t, kept.losses[RECOMPUTE_STEPS - 1] > 0 && kept.grads[0] != 0);
+    if (graph) continue; /* ops are not called any more */
+    int L = RECOMPUTE_LAYERS, accum = config.accum, twice = accum * (L - 1);
+    CHECK(t, kept.counts[0] == accum * (2 * L + 1) && again.counts[0] == kept.counts[0] + 2 * twice);
+    CHECK(t, kept.counts[1] == accum * 4 * L && again.counts[1] == kept.counts[1] + 3 * twice);
+    CHECK(t, kept.counts[2] == accum * L && again.counts[2] == kept.counts[2] + twice);
+  }
+}
+
+static void test_recompute(g2z_test *t) { test_recompute_on(t, G2Z_DEVICE_CPU, 0); }
+static void test_cuda_recompute(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  test_recompute_on(t, G2Z_DEVICE_CUDA, 0);
+  test_recompute_on(t, G2Z_DEVICE_CUDA, 1);
+}
+
 /* Three micro-steps of 2 sequences and one of 6 add up the same gradient. */
 static void test_accumulation(g2z_test *t) {
   float losses[2][10];
@@ -6364,7 +6497,8 @@ static void test_context_refusals(g2z_test *t) {
   config.model.context = 256;
   config.seq = 256;
   config.model.layers = 500;
-  CHECK_STATUS(t, test_trainer_open(t, &config, &tt), G2Z_NO_MEMORY, &t->services, "fits");
+  CHECK_STATUS(t, test_trainer_open(t, &config, &tt), G2Z_NO_MEMORY, &t->services,
+               "with recompute=block fits");
   test_trainer_close(&tt);
 }
 
@@ -6784,12 +6918,15 @@ static g2z_status zero_gather(g2z_comm *comm, void *to, const void *from, size_t
   return zero_right->all_gather(comm, to, from, n);
 }
 
-/* zero DEVICE DTYPE CASES FAULT FILE: rank 0 writes the losses of all cases to FILE. */
+/* What is done to a run beside its case. */
+enum { ZERO_PLAIN, ZERO_FAULT, ZERO_RECOMPUTE };
+
+/* zero DEVICE DTYPE CASES HOW FILE: rank 0 writes the losses of all cases to FILE. */
 static int rank_zero(int argc, char **argv) {
   g2z_services services;
   memset(&services, 0, sizeof services);
   if (argc != 5) return 2;
-  int dtype = atoi(argv[1]), cases = atoi(argv[2]), fault = atoi(argv[3]);
+  int dtype = atoi(argv[1]), cases = atoi(argv[2]), how = atoi(argv[3]);
   float losses[ZERO_CASES][ZERO_STEPS];
   g2z_context *context = NULL;
   g2z_context_config cc = g2z_context_config_default(&services);
@@ -6798,9 +6935,10 @@ static int rank_zero(int argc, char **argv) {
   for (int i = 0; i < cases && status == G2Z_OK; i++) {
     g2z_train_config config = zero_config(i, g2z_context_world(context), (g2z_dtype)dtype);
     g2z_trainer *trainer;
+    config.recompute = how == ZERO_RECOMPUTE ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
     status = g2z_trainer_create(context, &config, &trainer);
     if (status != G2Z_OK) break;
-    if (fault) {
+    if (how == ZERO_FAULT) {
       zero_right = trainer->comm->ops;
       zero_faulty = *zero_right;
       zero_faulty.all_gather = zero_gather;
@@ -7730,12 +7868,12 @@ static void test_ranks_stream(g2z_test *t) {
 /* ----- tests of ZeRO: several ranks compute what one computes ----- */
 
 /* Runs rank_zero on `world` ranks. */
-static int zero_run(g2z_test *t, int device, g2z_dtype dtype, int world, int cases, int fault,
+static int zero_run(g2z_test *t, int device, g2z_dtype dtype, int world, int cases, int how,
                     float losses[ZERO_CASES][ZERO_STEPS]) {
   char arguments[512], path[320];
   snprintf(path, sizeof path, "%s", test_path(t, "losses"));
   unlink(path);
-  snprintf(arguments, sizeof arguments, "zero %d %d %d %d %s", device, (int)dtype, cases, fault, path);
+  snprintf(arguments, sizeof arguments, "zero %d %d %d %d %s", device, (int)dtype, cases, how, path);
   int failures = t->failures;
   test_ranks ranks;
   test_ranks_open(&ranks, world);
@@ -7775,10 +7913,10 @@ static double zero_bound(g2z_dtype dtype, int world) {
 /* Worlds from `least` to `most` against one rank. */
 static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least, int most) {
   static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
-  if (!zero_run(t, device, dtype, 1, ZERO_CASES, 0, one)) return;
+  if (!zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_PLAIN, one)) return;
   for (int i = 0; i < ZERO_CASES; i++) CHECK(t, one[i][ZERO_STEPS - 1] < one[i][0] - 0.5f);
   for (int world = least; world <= most; world++) {
-    if (!zero_run(t, device, dtype, world, ZERO_CASES, 0, many)) return;
+    if (!zero_run(t, device, dtype, world, ZERO_CASES, ZERO_PLAIN, many)) return;
     double worst = zero_worst(many, one, ZERO_CASES);
     printf("      %s, %d ranks: losses differ by %.1e at most\n", g2z_dtype_text(dtype), world,
            worst);
@@ -7808,6 +7946,19 @@ static void test_zero_turns(g2z_test *t) {
     test_ranks_free(t, &ranks);
   }
 }
+
+/* Activations made again change no bit on two ranks either. On GPUs products are timed by the clock,
+ * and another choice rounds otherwise. */
+static void test_zero_recompute_on(g2z_test *t, int device, g2z_dtype dtype) {
+  static float kept[ZERO_CASES][ZERO_STEPS], again[ZERO_CASES][ZERO_STEPS];
+  if (!zero_run(t, device, dtype, 2, ZERO_CASES, ZERO_PLAIN, kept) ||
+      !zero_run(t, device, dtype, 2, ZERO_CASES, ZERO_RECOMPUTE, again))
+    return;
+  double worst = zero_worst(again, kept, ZERO_CASES);
+  CHECK_NEAR(t, worst, 0, device ? zero_bound(dtype, 2) : 0);
+}
+
+static void test_zero_recompute(g2z_test *t) { test_zero_recompute_on(t, 0, G2Z_FP16); }
 
 /* What befalls one rank is returned by all, from the same step, with the same sentence. */
 static void test_zero_trouble_on(g2z_test *t, int device, int world) {
@@ -7851,6 +8002,7 @@ static void test_cuda_zero(g2z_test *t) {
   int world = count < 4 ? count : 4;
   test_zero_dtype(t, 1, G2Z_FP32, world, world);
   test_zero_dtype(t, 1, G2Z_FP16, world, world);
+  test_zero_recompute_on(t, 1, G2Z_FP16);
   test_zero_trouble_on(t, 1, world);
 }
 
@@ -7858,8 +8010,8 @@ static void test_cuda_zero(g2z_test *t) {
 static void test_zero_fault(g2z_test *t) {
   static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
   const int cases = 2 * ZERO_STAGES;
-  if (!zero_run(t, 0, G2Z_FP32, 2, cases, 0, right)) return;
-  if (!zero_run(t, 0, G2Z_FP32, 2, cases, 1, wrong)) return;
+  if (!zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_PLAIN, right)) return;
+  if (!zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_FAULT, wrong)) return;
   for (int i = 0; i < cases; i++) { /* stage 0 gathers nothing */
     double worst = 0;
     for (int step = 0; step < ZERO_STEPS; step++)
@@ -8837,6 +8989,146 @@ static void test_train_ranks_killed(g2z_test *t) {
   test_runs_equal(t, test_path(t, "whole"), test_path(t, "killed"));
 }
 
+/* ----- tests of pages: reports, events, profiles -------------------------- */
+
+/* How often `part` stands in `text`. */
+static int test_page_count(const char *text, const char *part) {
+  int count = 0;
+  for (const char *at = text; at && (at = strstr(at, part)) != NULL; at += strlen(part)) count++;
+  return count;
+}
+
+/* A page with everything that pages have; `count` points of a noisy curve with a spike and a gap. */
+static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
+  static const char *const headers[] = {"GPUs", "tok/s"}, *const labels[] = {"<zero> 0", "zero 1"};
+  static double x[20000], y[20000], bars[2] = {3, NAN}, high[2] = {4, 5};
+  g2z_series series[2];
+  g2z_chart chart;
+  g2z_page *page;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (size_t i = 0; i < count; i++) {
+    x[i] = (double)i;
+    y[i] = i == count / 2 ? 77 : i > count - 4 && i < count - 1 ? NAN : 3 + 0.1 * sin((double)i);
+  }
+  G2Z__TRY(g2z_page_create(&t->services, path, "a < b & \"c\" \x1b\xff", &page));
+  g2z_page_fact(page, "machine", "%d x %s", 8, "<script>");
+  g2z_page_text(page, "%s", "it's");
+  g2z_page_table(page, NULL, 2, headers);
+  g2z_page_cell(page, "%d", 1);
+  g2z_page_cell(page, "%s", "");
+  series[0].name = "measured";
+  series[0].x = x;
+  series[0].y = y;
+  series[0].count = count;
+  series[1] = series[0];
+  series[1].mark = G2Z_MARK_POINTS;
+  series[1].count = 3;
+  chart.title = "Loss";
+  chart.series = series;
+  chart.series_count = 2;
+  g2z_page_chart(page, &chart);
+  series[0].y = bars;
+  series[0].low = series[0].high = high;
+  series[0].count = 2;
+  chart.labels = labels;
+  chart.series_count = 1;
+  g2z_page_chart(page, &chart);
+  g2z_status status = g2z_page_commit(page);
+  g2z_page_free(page);
+  return status;
+}
+
+static void test_pages(g2z_test *t) {
+  char path[512];
+  size_t bytes = 0;
+  snprintf(path, sizeof path, "%s", test_path(t, "page.html"));
+  CHECK_OK(t, test_page_write(t, path, 20000));
+  char *text = test_run_read(t, t->directory, "page.html", &bytes);
+  if (!text) return;
+  CHECK(t, strstr(text, "<h1>a &lt; b &amp; &quot;c&quot; \xef\xbf\xbd\xef\xbf\xbd</h1>") != NULL);
+  CHECK(t, strstr(text, "<dd>8 x &lt;script&gt;</dd>") && strstr(text, "<p>it&#39;s</p>"));
+  CHECK(t, strstr(text, "<tr><td>1<td>\xe2\x80\x93</tr>") && strstr(text, "&lt;zero&gt; 0</text>"));
+  static const char *const pairs[][2] = {{"<dl>", "</dl>"}, {"<table", "</table>"},
+                                         {"<svg", "</svg>"}, {"<figure>", "</figure>"},
+                                         {"<div", "</div>"}, {"<span", "</span>"},
+                                         {"<text", "</text>"}, {"<title>", "</title>"}};
+  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+    CHECK(t, test_page_count(text, pairs[i][0]) > 0 &&
+                 test_page_count(text, pairs[i][0]) == test_page_count(text, pairs[i][1]));
+  CHECK(t, !strstr(text, "<script") && !strstr(text, "http") && !strstr(text, "nan"));
+  CHECK(t, test_page_count(text, "class=bar") == 1); /* the other one is not known */
+  CHECK(t, test_page_count(text, "class=dot") == 3);
+  /* Of 20,000 points the spike is left and at most 1,000 are drawn; the gap before the last point
+   * parts it from the others. */
+  const char *line = strstr(text, "class=\"series\""), *end = line ? strchr(line, '>') : NULL;
+  int points = 0, gaps = 0;
+  double least = 1e9, most = 0;
+  for (const char *at = line ? strstr(line, " d=\"") + 4 : NULL; at && at < end; at++)
+    if (*at == 'M' || *at == 'L') {
+      double across = atof(at + 1), up = atof(strchr(at, ' ') + 1);
+      CHECK(t, across >= 0 && across <= 440 && up >= 0 && up <= 260);
+      points++;
+      gaps += *at == 'M';
+      least = fmin(least, up);
+      most = fmax(most, up);
+    }
+  CHECK(t, points > 900 && points <= G2Z_CHART_POINTS && gaps == 1 && most - least > 150);
+  g2z_release(&t->services, text);
+  CHECK_OK(t, test_page_write(t, path, 900));
+  text = test_run_read(t, t->directory, "page.html", &bytes);
+  line = text ? strstr(text, "class=\"series\"") : NULL;
+  end = line ? strchr(line, '>') : NULL;
+  CHECK(t, end && strncmp(end - 4, "h0\"/", 4) == 0); /* "h0": the last point, alone */
+  g2z_release(&t->services, text);
+  int failed = 0;
+  g2z_status status = G2Z_NO_MEMORY;
+  unlink(path);
+  for (long at = 1; at < 100 && status == G2Z_NO_MEMORY; at++) {
+    t->fail_at = at;
+    status = test_page_write(t, path, 10);
+    failed += status == G2Z_NO_MEMORY;
+    CHECK(t, test_files_count(t, "page.html.partial") == 0);
+  }
+  t->fail_at = 0;
+  CHECK(t, failed > 5 && status == G2Z_OK);
+  CHECK_STATUS(t, test_page_write(t, "/nowhere/page.html", 10), G2Z_IO, &t->services, "/nowhere");
+}
+
+/* Numbers that no scale can be made for must not show, and ticks are round. */
+static void test_page_scales(g2z_test *t) {
+  static const struct {
+    double low, high;
+    g2z_axis axis;
+    const char *first, *last;
+  } cases[] = {{2.3, 10.7, G2Z_AXIS_AUTO, "2", "12"},      {0, 2.9e-4, G2Z_AXIS_AUTO, "0", "3e-4"},
+               {1, 1999, G2Z_AXIS_AUTO, "1", "1000"},      {231e3, 1848e3, G2Z_AXIS_ZERO, "0", "2.0M"},
+               {-3, 4, G2Z_AXIS_AUTO, "-4", "4"},          {65536, 65536, G2Z_AXIS_AUTO, "65.54k", "65.54k"},
+               {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},  {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
+               {3, 20, G2Z_AXIS_LOG, "2", "20"},           {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z__extent extent = g2z__nothing;
+    g2z__scale scale;
+    char first[32] = "", last[32] = "";
+    g2z__extent_add(&extent, cases[i].low);
+    g2z__extent_add(&extent, cases[i].high);
+    g2z__extent_add(&extent, NAN);
+    g2z__scale_make(&scale, &extent, cases[i].axis, 1);
+    scale.to = 100;
+    CHECK(t, scale.ticks > 0 && scale.ticks <= 8);
+    g2z__tick_text(&scale, scale.tick[0], first);
+    g2z__tick_text(&scale, scale.tick[scale.ticks - 1], last);
+    t->checks++;
+    if (strcmp(first, cases[i].first) != 0 || strcmp(last, cases[i].last) != 0)
+      test_fail(t, __FILE__, __LINE__, "%g to %g: ticks from %s to %s", cases[i].low,
+                cases[i].high, first, last);
+    for (int k = 0; k < scale.ticks; k++) {
+      double at = g2z__scale_at(&scale, scale.tick[k]);
+      CHECK(t, at >= -1e-3 && at <= 100.001);
+    }
+  }
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -8855,6 +9147,7 @@ static const g2z_test_entry test_table[] = {
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
+    {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
     {"plan_batch", "the largest batch that fits is the largest", test_plan_largest_batch},
     {"tokenizer_pieces", "GPT-2's pattern at its corners", test_tokenizer_pieces},
     {"tokenizer_bytes", "every byte goes round; invalid UTF-8", test_tokenizer_bytes},
@@ -8933,6 +9226,8 @@ static const g2z_test_entry test_table[] = {
     {"causality", "no token sees a later one", test_causality},
     {"overfit", "one batch is learnt by heart in fp32, fp16 and bf16", test_overfit},
     {"determinism", "two runs, stages and thread counts are bit-identical", test_determinism},
+    {"recompute", "activations made again change no bit", test_recompute},
+    {"cuda_recompute", "the same on a GPU, also as a graph", test_cuda_recompute},
     {"accumulation", "micro-steps add up to the larger batch", test_accumulation},
     {"loss_scale", "the scale grows, halves, skips and recovers", test_loss_scale},
     {"divergence", "fifty skips at the minimum scale end in a status", test_divergence},
@@ -8962,6 +9257,7 @@ static const g2z_test_entry test_table[] = {
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
     {"zero_equal", "stages 0 to 3 on 2, 3 and 4 ranks learn what one rank learns", test_zero_equal},
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
+    {"zero_recompute", "activations made again change no bit on two ranks", test_zero_recompute},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
     {"zero_fault", "a gather that is left out once is seen", test_zero_fault},
     {"zero_turns", "stage 3 gathers a block one ahead of its use", test_zero_turns},
@@ -8989,6 +9285,8 @@ static const g2z_test_entry test_table[] = {
      test_train_ranks_killed},
     {"train_ranks_trouble", "what befalls one rank while saving is told by all",
      test_train_ranks_trouble},
+    {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
+    {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
 };
 
 static int test_remove_entry(const char *path, const struct stat *info, int type,
