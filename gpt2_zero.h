@@ -86,8 +86,13 @@
  *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (the default)
  *     stage 2   2 P + (g + 12) P / N    the same, gradients in every micro-step; beside that two
  *                                       blocks' gradients and wte's
- *     All three learn the same to within rounding; a checkpoint of one opens in the others. What is
- *     sent runs on a stream of its own with high priority. A step's exposed_comm_ms is what the
+ *     stage 3   (2 + g + 12) P / N      as stage 2, but of parameters each block's in every pass; beside
+ *                                       that two blocks' parameters, wte, wpe and the final LayerNorm
+ *     All learn the same to within rounding; a checkpoint of one opens in the others. What is sent
+ *     runs on a stream of its own with high priority. In stage 3 a block's parameters come while the
+ *     block before it is computed with, forward and backward, and make room for the next but one; the
+ *     two that a pass ends with stay for the next pass. With one micro-step that is half as much again
+ *     as in stages 1 and 2. A rank alone has all its parameters in any stage. A step's exposed_comm_ms is what the
  *     computation waited for it all the same: the end of wte's gradient, the verdict, and the first
  *     parameters. A rank that fails in a step (a shard that cannot be read) says so in the verdict:
  *     all skip that step, and all return its status with its sentence. A rank whose GPU fails can say
@@ -106,7 +111,7 @@
  *              bits, or has no such place, is encoded as far as nothing can change: g2z_encode_part.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
- *     parameters, fp16                       0.232 GiB
+ *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
  *     gradients, fp16                        0.232 GiB   one bucket of 64 MiB after the other
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token

@@ -845,6 +845,30 @@ static void test_plan_tiles(g2z_test *t) {
       }
 }
 
+/* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
+ * units' padding. */
+static void test_plan_bytes(g2z_test *t) {
+  static const int shapes[2][3] = {{48, 25, 1600}, {32, 32, 4096}};
+  for (int i = 0; i < 2; i++)
+    for (int stage = 0; stage <= 3; stage++) {
+      g2z_train_config config = g2z_train_config_default();
+      g2z_plan plan;
+      config.model.layers = shapes[i][0];
+      config.model.heads = shapes[i][1];
+      config.model.channels = shapes[i][2];
+      config.dtype = i ? G2Z_BF16 : G2Z_FP16;
+      config.zero_stage = stage;
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 5, 8, &plan));
+      double C = shapes[i][2], L = shapes[i][0], Vp = 50304, block = 12 * C * C + 13 * C;
+      double stays = 2 * C + 1024 * C + Vp * C, P = L * block + stays, N = 8, padding = 64 * (L + 3);
+      double params = stage < 3 ? P : L * block / N + 2 * block + stays;
+      double grads = stage < 2 ? P : P / N + 2 * block + Vp * C, optimizer = stage ? P / N : P;
+      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_PARAMS], 2 * params, 2 * padding + 256);
+      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_GRADS], 2 * grads, 2 * padding + 512);
+      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_OPTIMIZER], 12 * optimizer, 12 * padding + 768);
+    }
+}
+
 static void test_plan_update_decay(g2z_test *t) {
   g2z_train_config config = test_config_of(1, 1, 8, 8, 10);
   g2z_plan plan;
@@ -9146,6 +9170,7 @@ static const g2z_test_entry test_table[] = {
     {"philox", "random numbers equal the published vectors", test_philox},
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
+    {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
     {"plan_batch", "the largest batch that fits is the largest", test_plan_largest_batch},
