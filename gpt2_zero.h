@@ -86,17 +86,18 @@
  *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (the default)
  *     stage 2   2 P + (g + 12) P / N    the same, gradients in every micro-step; beside that two
  *                                       blocks' gradients and wte's
- *     stage 3   (2 + g + 12) P / N      as stage 2, but of parameters each block's in every pass; beside
- *                                       that two blocks' parameters, wte, wpe and the final LayerNorm
+ *     stage 3   (2 + g + 12) P / N      as stage 2, but a block's parameters in every pass; beside
+ *                                       that those of two blocks, wte, wpe, the final LayerNorm
  *     All learn the same to within rounding; a checkpoint of one opens in the others. What is sent
- *     runs on a stream of its own with high priority. In stage 3 a block's parameters come while the
- *     block before it is computed with, forward and backward, and make room for the next but one; the
- *     two that a pass ends with stay for the next pass. With one micro-step that is half as much again
- *     as in stages 1 and 2. A rank alone has all its parameters in any stage. A step's exposed_comm_ms is what the
- *     computation waited for it all the same: the end of wte's gradient, the verdict, and the first
- *     parameters. A rank that fails in a step (a shard that cannot be read) says so in the verdict:
- *     all skip that step, and all return its status with its sentence. A rank whose GPU fails can say
- *     nothing any more: it returns alone, and the others learn that they lost it.
+ *     runs on a stream of its own with high priority. In stage 3 a block's parameters come while
+ *     the block before it is computed with, forward and backward, and make room for the next but
+ *     one; the two that a pass ends with stay for the next pass. With one micro-step that is half
+ *     as much again as in stages 1 and 2. A rank alone has all its parameters in any stage.
+ *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
+ *     gradient, the verdict, and the first parameters. A rank that fails in a step (a shard that
+ *     cannot be read) says so in the verdict: all skip that step, and all return its status with
+ *     its sentence. A rank whose GPU fails can say nothing any more: it returns alone, and the
+ *     others learn that they lost it.
  *
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
  *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64 says
@@ -621,16 +622,16 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * stand in G2Z_PARAM_LIST order, which is the order of completion too.
  * canonical   the element's index in the unpadded list: the same for every world, stage and bucket
  *             size. Files speak only of canonical ranges.
- * memory      the element's index in this run's padded list. wte comes last and its rows V..Vp-1 are
- *             zero, so up to stage 1 both are equal, and only the list's end is padded. From stage 2
- *             on the end of each unit is padded to a multiple of 8*world.
+ * memory      the element's index in this run's padded list. wte comes last and its rows V..Vp-1
+ *             are zero, so up to stage 1 both are equal, and only the list's end is padded. From
+ *             stage 2 on the end of each unit is padded to a multiple of 8*world.
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
  *             slices one after the other. Buckets cut across units up to stage 1.
  * parameters  lie as in memory. In stage 3 (of several ranks) the final LayerNorm, wpe and wte do;
- *             between them there is room for two blocks, which take turns: a block is gathered while
- *             the one before it is computed with. Behind all lie this rank's slices of the blocks.
+ *             between them there is room for two blocks, which take turns: one is gathered while
+ *             the other is computed with. Behind all lie this rank's slices of the blocks.
  * gradients   lie as in memory. From stage 2 on there is room for two units, which take turns, and
  *             for wte; what is summed over the ranks goes into a shard, as master, m and v have one.
  * Model code reaches a parameter as g2z_plan_param_unit(plan, unit) + g2z_plan_offset(plan, param),
@@ -1381,7 +1382,8 @@ G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
 G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
                        uint32_t index, float *scratch /* [2 * vocab] */);
 /* Appends up to `count` tokens to `tokens`, which holds the prompt (at least one token). Stops
- * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. */
+ * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. All ranks of a job make
+ * the same call, and `token` answers the same on each: they may hold the parameters together. */
 G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, g2z_tokens *tokens, int count,
                                 const g2z_sampling *sampling, int stop,
                                 int (*token)(void *user, int id), void *user);
@@ -3365,8 +3367,8 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
     size_t room = g2z__plan_unit_room(plan, 1), size = (size_t)plan->dtype_bytes;
     size_t slices = plan->param_elements - g2z__plan_param_slices(plan);
     g2z__plan_line(line, user,
-                   "parameters  %.3f GiB of the blocks, %.3f for two of them whole, which take turns, "
-                   "%.3f for what stays", g2z__gib(slices * size), g2z__gib(2 * room * size),
+                   "parameters  %.3f GiB of the blocks, %.3f for two of them whole, which take "
+                   "turns, %.3f for what stays", g2z__gib(slices * size), g2z__gib(2 * room * size),
                    g2z__gib((plan->param_elements - slices - 2 * room) * size));
   }
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
@@ -10086,8 +10088,8 @@ struct g2z_trainer {
   g2z_graph *graph;                  /* of g2z__trainer_enqueue, once it was recorded */
   g2z_loader *loader;
   float *master, *m, *v;             /* [shard_elements] */
-  char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks; else
-                                      * NULL */
+  char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
+                                      * else NULL */
   g2z_step_state *state;             /* device */
   g2z_step_state *reported[2];       /* host copies, by parity of the step */
   g2z_verdict verdict;
@@ -10107,8 +10109,9 @@ struct g2z_trainer {
                                       * ranks are older than their masters */
   int joined;                        /* the device waited for the gathers of this bucket and later */
   int needed;                        /* the unit whose parameters were asked for last */
-  int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two */
-  int turn_joined[2];                /* places, or come there; 0: none. 1: the device waited for it */
+  int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two
+                                      * places, or come there; 0: none */
+  int turn_joined[2];                /* 1: the device waited for them */
   int tuned;                         /* 1: rank 0's choices of products are everybody's */
   int stop_requested, stop_agreed;
   g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
@@ -10424,7 +10427,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
   return t->comm->ops->mark(t->comm, plan->buckets + bucket);
 }
 
-/* A unit that takes turns comes to its place, unless it is there. Others have a place of their own. */
+/* A unit that takes turns comes to its place, unless it is there. Others have one of their own. */
 G2Z__PRIVATE g2z_status g2z__trainer_fetch(g2z_trainer *t, int unit) {
   if (!g2z__plan_takes_turns(&t->plan, unit) || t->turn[unit % 2] == unit) return G2Z_OK;
   for (int bucket = t->unit_buckets[unit + 1] - 1; bucket >= t->unit_buckets[unit]; bucket--)
@@ -10434,8 +10437,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_fetch(g2z_trainer *t, int unit) {
   return G2Z_OK;
 }
 
-/* The device waits for a unit's parameters: of its gathers, that of the bucket in which it begins was
- * enqueued last. */
+/* The device waits for a unit's parameters: of its gathers, that of the bucket in which it begins
+ * was enqueued last. */
 G2Z__PRIVATE g2z_status g2z__trainer_arrive(g2z_trainer *t, int unit) {
   int bucket = t->unit_buckets[unit], turns = g2z__plan_takes_turns(&t->plan, unit);
   if (turns ? t->turn_joined[unit % 2] : t->joined <= bucket) return G2Z_OK;
@@ -10455,9 +10458,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* Before a unit's parameters are read: they are there, and those of the next one, in the direction of
- * the pass, come beside what is computed with these. The two that a pass ends with stay: it is with
- * them that the next one, in the other direction, begins. */
+/* Before a unit's parameters are read: they are there, and those of the next one, in the direction
+ * of the pass, come beside what is computed with these. The two that a pass ends with stay: it is
+ * with them that the next one, in the other direction, begins. */
 G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
   g2z_trainer *t = (g2z_trainer *)user;
   int next = unit + (unit > t->needed) - (unit < t->needed);
@@ -10506,9 +10509,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
 }
 
 /* AdamW on what this rank owns; what other ranks need of it goes out bucket after bucket. A graph
- * must end with all its work done: it sends what a forward pass needs first, wte, wpe, and two blocks
- * where they take turns, under the update of the rest, and leaves the rest to its next start, where
- * it hides under the forward pass. */
+ * must end with all its work done: it sends what a forward pass needs first, wte, wpe, and two
+ * blocks where they take turns, under the update of the rest, and leaves the rest to its next
+ * start, where it hides under the forward pass. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
   int apart = g2z__trainer_shards_params(t), last = apart ? t->plan.buckets - 1 : 0;
   int first = t->graphed ? g2z__trainer_early(t) : 0;
@@ -11026,8 +11029,9 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
   return g2z__trainer_report(t, t->enqueued, report);
 }
 
-/* The losses of this rank's part of `steps` batches, added up. *trouble is why there were no tokens:
- * such a rank goes on with those of an earlier batch, as others may wait for its parameters. */
+/* The losses of this rank's part of `steps` batches, added up. *trouble is why there were no
+ * tokens: such a rank goes on with those of an earlier batch, as others may wait for its
+ * parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                               double *sum, g2z_status *trouble) {
   g2z_device *dev = t->device;

@@ -5056,7 +5056,7 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
 
 #if defined(G2Z__NCCL)
 
-/* Of a step whose waiting is measured; more are not. Stage 3 has 3 for each block and micro-step. */
+/* Of a step whose waiting is measured; more are not. Stage 3 has 3 a block and micro-step. */
 #define G2Z__JOINS 4096
 
 typedef struct g2z__nccl {       /* comm->backend */

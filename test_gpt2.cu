@@ -859,8 +859,8 @@ static void test_plan_bytes(g2z_test *t) {
       config.dtype = i ? G2Z_BF16 : G2Z_FP16;
       config.zero_stage = stage;
       CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 5, 8, &plan));
-      double C = shapes[i][2], L = shapes[i][0], Vp = 50304, block = 12 * C * C + 13 * C;
-      double stays = 2 * C + 1024 * C + Vp * C, P = L * block + stays, N = 8, padding = 64 * (L + 3);
+      double C = shapes[i][2], L = shapes[i][0], Vp = 50304, block = 12 * C * C + 13 * C, N = 8;
+      double stays = 2 * C + 1024 * C + Vp * C, P = L * block + stays, padding = 64 * (L + 3);
       double params = stage < 3 ? P : L * block / N + 2 * block + stays;
       double grads = stage < 2 ? P : P / N + 2 * block + Vp * C, optimizer = stage ? P / N : P;
       CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_PARAMS], 2 * params, 2 * padding + 256);
@@ -6898,7 +6898,7 @@ static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   config.bucket_mb = buckets[index / ZERO_STAGES % 3];
   config.accum = index / (3 * ZERO_STAGES) ? 3 : 1;
   config.batch = ZERO_SEQUENCES / (world * config.accum);
-  config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU steps are graphs, but for these */
+  config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
   config.dtype = dtype;
   config.dropout = 0.1f;
   config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
@@ -6983,8 +6983,8 @@ static int rank_zero(int argc, char **argv) {
   return status == G2Z_OK ? 0 : 1;
 }
 
-/* Counts gathers, and looks at where blocks take turns when one is computed with: it is there, and the
- * next one of the pass is on its way. */
+/* Counts gathers, and looks at where blocks take turns when one is computed with: it is there, and
+ * the next one of the pass is on its way. */
 static g2z_trainer *turns_trainer;
 static g2z_ops turns_ops;
 static const g2z_ops *turns_right;
@@ -7050,8 +7050,8 @@ static int rank_turns(int argc, char **argv) {
   int wrong = zero_gathers != most || turns_seen != looks || turns_wrong;
   printf("%d gathers of %d, %d looks of %d, %d wrong\n", zero_gathers, most, turns_seen, looks,
          turns_wrong);
-  /* The first block, which lies there, is written to: what is computed then is what is computed when
-   * nothing lies there any more. */
+  /* The first block, which lies there, is written to: what is computed then is what is computed
+   * when nothing lies there any more. */
   float logits[2][61], zeros[512] = {0};
   for (int i = 0; i < 2 && status == G2Z_OK; i++) {
     int32_t token = 7;
@@ -7098,7 +7098,8 @@ static int rank_trouble(int argc, char **argv) {
   g2z_services services;
   memset(&services, 0, sizeof services);
   if (argc != 4) return 2;
-  int stop = strcmp(argv[0], "stop") == 0, gpu = atoi(argv[1]), token = strcmp(argv[0], "token") == 0;
+  int stop = strcmp(argv[0], "stop") == 0, token = strcmp(argv[0], "token") == 0;
+  int gpu = atoi(argv[1]);
   g2z_context *context = NULL;
   g2z_trainer *trainer = NULL;
   g2z_context_config cc = g2z_context_config_default(&services);
@@ -7957,7 +7958,7 @@ static void test_zero_halves(g2z_test *t) {
   test_zero_dtype(t, 0, G2Z_BF16, 2, 2);
 }
 
-/* Stage 3 gathers a block while the one before it is computed with, and none more often than needed. */
+/* Stage 3 gathers a block while the one before it is computed with, none more often than needed. */
 static void test_zero_turns(g2z_test *t) {
   for (int accum = 0; accum < 2; accum++) {
     char arguments[64];
@@ -8875,8 +8876,9 @@ static void test_train_ranks_resume(g2z_test *t) {
   for (int stage = 0; stage <= 3; stage++) {
     snprintf(name, sizeof name, "four%d", stage);
     test_train_arguments(t, base, sizeof base, name);
-    snprintf(arguments, sizeof arguments, "%s --layers 3 --steps 12 --batch 3 --save-every 6 --zero %d "
-             "--bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base, stage);
+    snprintf(arguments, sizeof arguments, "%s --layers 3 --steps 12 --batch 3 --save-every 6 "
+             "--zero %d --bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base,
+             stage);
     test_train_ranks(t, &ranks, 4, arguments, 60);
     for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
     test_ranks_free(t, &ranks);
