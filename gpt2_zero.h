@@ -58,7 +58,7 @@
  *     >>d17 >>i17   checkpoints         a state that any number of ranks can take up again
  *     >>d18 >>i18   run                 a whole training and its directory
  *     >>d19 >>i19   flags               command lines from a table
- *     >>d20 >>i20   report              pages with tables and charts
+ *     >>d20 >>i20   report              pages of curves, tables and charts; TensorBoard
  *
  * VOCABULARY
  *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
@@ -88,6 +88,8 @@
  *                                       blocks' gradients and wte's
  *     stage 3   (2 + g + 12) P / N      as stage 2, but a block's parameters in every pass; beside
  *                                       that those of two blocks, wte, wpe, the final LayerNorm
+ *     dp        (2 + g) P, 12 P more    gradients: reduce to rank 0, which updates all; parameters:
+ *               on rank 0               broadcast. What ZeRO is compared with: --strategy dp
  *     All learn the same to within rounding; a checkpoint of one opens in the others. What is sent
  *     runs on a stream of its own with high priority. In stage 3 a block's parameters come while
  *     the block before it is computed with, forward and backward, and make room for the next but
@@ -227,6 +229,8 @@
  *     step-NNNNNN             checkpoints
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
+ *     report.html             for people: how it ended, curves, epochs; also while it goes on
+ *     events.out.tfevents.*   the same scalars for TensorBoard, a file for each start
  *     launcher_metadata.json  who started it, where, with which variables (train)
  *     RUN_FAILED.json         who died or hung, where, in which phase; and of each rank that was
  *     flight_rank_N.jsonl     left the last 1,024 collectives (train)
@@ -489,6 +493,10 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
   X(COPY,      "copy")      /* copy engines: no multiprocessor takes part */
 
+#define G2Z_STRATEGY_LIST(X)                                                                      \
+  X(ZERO, "zero")           /* what zero_stage says */                                            \
+  X(DP,   "dp")             /* one optimizer: rank 0 updates everything, the others wait for it */
+
 #define G2Z_RECOMPUTE_LIST(X)                                                                     \
   X(NONE,  "none")          /* activations are kept from forward to backward */                   \
   X(BLOCK, "block")         /* of a block its input; its forward runs again before its backward */
@@ -515,6 +523,12 @@ typedef enum g2z_gather {
 #undef X
   G2Z_GATHER_COUNT
 } g2z_gather;
+typedef enum g2z_strategy {
+#define X(name, text) G2Z_STRATEGY_##name,
+  G2Z_STRATEGY_LIST(X)
+#undef X
+  G2Z_STRATEGY_COUNT
+} g2z_strategy;
 typedef enum g2z_recompute {
 #define X(name, text) G2Z_RECOMPUTE_##name,
   G2Z_RECOMPUTE_LIST(X)
@@ -532,6 +546,7 @@ G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
 G2Z_API const char *g2z_gather_text(g2z_gather gather);
+G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
 /* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
@@ -577,6 +592,7 @@ typedef struct g2z_train_config {
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
   int zero_stage;               /* 0 to 3: see room 06 */
+  g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
   g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
@@ -615,7 +631,8 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * --dry-run, the files and the tests read this one value. It owns no memory.
  *
  * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 0 holds everything on every rank, stage 1
- * shards master, m and v, stage 2 the gradients as well, stage 3 the blocks' parameters too.
+ * shards master, m and v, stage 2 the gradients as well, stage 3 the blocks' parameters too. Without
+ * ZeRO, in strategy dp, rank 0 alone holds master, m and v.
  *
  * Parameters are one flat buffer, in the order in which backward completes their gradients: unit 0
  * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters
@@ -628,7 +645,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
- *             slices one after the other. Buckets cut across units up to stage 1.
+ *             slices one after the other. Buckets cut across units up to stage 1. In stage 0 the
+ *             slice of each rank is the whole bucket; in strategy dp rank 0's is, and the others'
+ *             are empty.
  * parameters  lie as in memory. In stage 3 (of several ranks) the final LayerNorm, wpe and wte do;
  *             between them there is room for two blocks, which take turns: one is gathered while
  *             the other is computed with. Behind all lie this rank's slices of the blocks.
@@ -709,6 +728,7 @@ typedef struct g2z_plan {
   int vocab_padded;               /* Vp */
   int batch, seq, accum;          /* B, T, micro-steps */
   int rank, world, zero_stage;
+  g2z_strategy strategy;
   int dropout;                    /* 1: there is some */
   g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
   g2z_dtype dtype;                /* of parameters and activations */
@@ -762,7 +782,8 @@ G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket);  /* begin
 /* Begin in parameters of this rank's slice: inside the bucket, or where it is kept beside it. */
 G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket);
 
-/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. */
+/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. What other
+ * ranks wait for is cut between buckets too. */
 typedef struct g2z_update_range {
   size_t param;      /* begin in parameters */
   size_t grad;       /* begin in reduced gradients: memory, and from stage 2 on shard */
@@ -1103,6 +1124,19 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
  * 2.28 on 2 and 4 H200s were 570 to 780 MiB. */
 #define G2Z_NCCL_BYTES ((size_t)680 << 20)
 
+/* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes nothing
+ * of a GPU. */
+typedef struct g2z_gpu_sample {
+  double busy_percent;         /* of the last moments, in which a kernel ran */
+  size_t used_bytes;           /* by all processes */
+} g2z_gpu_sample;
+typedef struct g2z_gpu_watch g2z_gpu_watch;
+/* G2Z_UNSUPPORTED where there is no NVML. */
+G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out);
+/* The GPU that this process sees as number `gpu`, now. */
+G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
+G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
+
 /* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which one
  * it is changes the order of addition: a rerun that must be bit-equal reads the table that the first
  * run wrote, before its first step. `on` 0 takes the library's first choice instead of the clock's,
@@ -1173,6 +1207,23 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
+typedef struct g2z_job {    /* processes that this one starts and looks after */
+  int ranks;                      /* one is a process of its own, too */
+  char **argv;                    /* of each: this program, with arguments of its own; ends with NULL */
+  const char *output;             /* file at whose end they print; NULL: where this process does */
+  void (*watch)(void *user);      /* called ten times a second while they run; NULL: not */
+  void *user;
+} g2z_job;
+typedef struct g2z_job_end {
+  int exit_code;                  /* as of g2z_ranks_spawn */
+  int signal;                     /* the last one that was handed on; 0: none */
+  double cpu_s;                   /* of all processes, user and system */
+  size_t rank_bytes;              /* the most memory that one of them had resident */
+} g2z_job_end;
+/* The same for programs that start several jobs, one after the other. The ranks' g2z_ranks_spawn and
+ * g2z_place_find tell them that they are ranks. */
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
+
 typedef struct g2z_fault {  /* why the job ends */
   int rank;                       /* who died or hangs */
   char host[64];
@@ -1215,6 +1266,9 @@ G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
 /* What heartbeats tell the others. hang_s starts again, and is hang_s + extra_s in this phase. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
+/* How many of this rank's last 1,024 collectives moved a bucket in a step. Those inside a graph count
+ * in the step that recorded it only. */
+G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
 /* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
  * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
@@ -1242,6 +1296,8 @@ typedef struct g2z_collectives {
   g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
   /* buffer[n] grad: the same sum, whole. */
   g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
+  /* buffer[n] grad: the same sum on rank 0; undefined on the others. */
+  g2z_status (*reduce)(g2z_comm *comm, void *buffer, size_t n);
   /* Memory for the buffers of all_gather, both, zeroed: of a kind that it is fast on. All ranks ask
    * for the same, once. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
@@ -1249,6 +1305,8 @@ typedef struct g2z_collectives {
   /* to[n] act: slice r is rank r's from[n/world], which may be that slice itself. All ranks have it
    * in the same place of that memory, or all in their slice. */
   g2z_status (*all_gather)(g2z_comm *comm, void *to, const void *from, size_t n);
+  /* buffer[n] act: comes from rank 0. */
+  g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
   /* rows[world, columns] f64: row r comes from rank r. */
   g2z_status (*all_gather_rows)(g2z_comm *comm, double *rows, size_t columns);
   /* From now on waiting in joins counts for lap 0 or 1; how long it was, once the device has passed
@@ -1283,6 +1341,10 @@ typedef struct g2z_comm_config {
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
+/* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
+ * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN on
+ * all ranks where it sees no other. */
+G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d13 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
@@ -1529,8 +1591,10 @@ typedef struct g2z_run_config {
   int64_t sample_every;        /* steps; 0: at the end only, and only with a prompt or a vocab */
   int sample_tokens;           /* tokens of one sample; 0: no samples */
   g2z_sampling sampling;
+  int tensorboard;             /* 1: event files of the same scalars in run_dir */
 } g2z_run_config;
-/* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; else NULL, 0 or g2z_*_default. */
+/* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1; else NULL, 0 or
+ * g2z_*_default. */
 G2Z_API g2z_run_config g2z_run_config_default(void);
 
 /* One line of metrics.jsonl, written when the step's loss is known. */
@@ -1689,6 +1753,21 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
 G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommitted */
 
+/* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json or, before that is
+ * there, launcher_metadata.json says about the run. Whatever is damaged or not a run's is a failure,
+ * and then nothing is written. */
+G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
+
+/* Scalars for TensorBoard: a new file events.out.tfevents.TIME.HOST in `directory`, which grows. Of a
+ * run that goes on, TensorBoard forgets what earlier files say about `first_step` and later. */
+typedef struct g2z_events g2z_events;
+G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
+                                     int64_t first_step, g2z_events **out);
+/* At most 32 of them, with tags of at most 63 characters; a value that is not finite is left out. */
+G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
+                                  const char *const *tags, const double *values);
+G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
+
 #ifdef __cplusplus
 }
 #endif
@@ -1720,6 +1799,7 @@ G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommit
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -2712,6 +2792,17 @@ G2Z_API const char *g2z_gather_text(g2z_gather gather) {
   return "?";
 }
 
+G2Z_API const char *g2z_strategy_text(g2z_strategy strategy) {
+  switch (strategy) {
+#define X(name, text) \
+  case G2Z_STRATEGY_##name: return text;
+    G2Z_STRATEGY_LIST(X)
+#undef X
+    case G2Z_STRATEGY_COUNT: break;
+  }
+  return "?";
+}
+
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute) {
   switch (recompute) {
 #define X(name, text) \
@@ -2859,6 +2950,12 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
                      (int)config->dtype);
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   G2Z__TRY(g2z__check_range(services, "zero_stage", config->zero_stage, 0, 3));
+  G2Z__TRY(g2z__check_range(services, "strategy", (int)config->strategy, 0,
+                            G2Z_STRATEGY_COUNT - 1));
+  if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
+                     "take zero_stage=0, or strategy=zero", config->zero_stage);
   G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
   G2Z__TRY(g2z__check_range(services, "recompute", (int)config->recompute, 0,
                             G2Z_RECOMPUTE_COUNT - 1));
@@ -2989,6 +3086,18 @@ G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
 /* Whether each unit is laid out, reduced and freed by itself. */
 G2Z__PRIVATE int g2z__plan_by_unit(const g2z_plan *plan) { return plan->zero_stage >= 2; }
 
+/* Whether each rank updates everything, so that none needs another's parameters. */
+G2Z__PRIVATE int g2z__plan_replicates(const g2z_plan *plan) {
+  return plan->strategy == G2Z_STRATEGY_ZERO && plan->zero_stage == 0;
+}
+
+/* How many of a bucket's elements, and so of those of many buckets, a rank owns. */
+G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements, int rank) {
+  if (g2z__plan_replicates(plan)) return elements;
+  if (plan->strategy == G2Z_STRATEGY_DP) return rank == 0 ? elements : 0;
+  return elements / (size_t)plan->world;
+}
+
 /* What buckets are cut to multiples of. */
 G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->world; }
 
@@ -3099,16 +3208,14 @@ G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket) {
 
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
   g2z_range range = g2z_plan_bucket(plan, bucket);
-  if (plan->zero_stage == 0) return range; /* every rank owns all */
-  range.elements /= (size_t)plan->world;
-  range.begin += (size_t)rank * range.elements;
+  range.elements = g2z__plan_share(plan, range.elements, rank);
+  if (!g2z__plan_replicates(plan)) range.begin += (size_t)rank * range.elements;
   return range;
 }
 
 /* Buckets tile the memory, and each gives the same part of itself. */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
-  size_t owners = plan->zero_stage == 0 ? 1 : (size_t)plan->world;
-  return g2z_plan_bucket(plan, bucket).begin / owners;
+  return g2z__plan_share(plan, g2z_plan_bucket(plan, bucket).begin, plan->rank);
 }
 
 /* The unit of a bucket, from stage 2 on. */
@@ -3165,7 +3272,8 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
     g2z__piece piece;
     while (g2z__plan_piece(plan, at, slice.begin + slice.elements, &piece)) {
       int decay = g2z_param_describe(&plan->model, piece.param).decay;
-      int joins = open.elements > 0 && open.decay == decay &&
+      int apart = plan->strategy == G2Z_STRATEGY_DP && at == slice.begin; /* broadcast by itself */
+      int joins = open.elements > 0 && !apart && open.decay == decay &&
                   open.param + open.elements == param + (at - slice.begin) &&
                   open.shard + open.elements == shard + (at - slice.begin) &&
                   open.canonical + open.elements == piece.canonical;
@@ -3286,6 +3394,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.rank = rank;
   plan.world = world;
   plan.zero_stage = config->zero_stage;
+  plan.strategy = config->strategy;
   plan.dropout = config->dropout > 0;
   plan.recompute = config->recompute;
   plan.dtype = config->dtype;
@@ -3317,7 +3426,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
                      "bucket_mb=%g cuts %zu gradients into %zu buckets: take a larger one",
                      config->bucket_mb, plan.elements, most);
   plan.buckets = g2z__plan_count_buckets(&plan);
-  plan.shard_elements = plan.zero_stage == 0 ? plan.elements : plan.elements / (size_t)world;
+  plan.shard_elements = g2z__plan_share(&plan, plan.elements, rank);
   g2z__plan_batch(&plan, config->batch);
   *out = plan;
   return G2Z_OK;
@@ -3360,8 +3469,12 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   g2z__plan_line(line, user, "types       %s parameters, %s gradients, on %s", 
                  g2z_dtype_text(plan->dtype), g2z_dtype_text(plan->grad_dtype),
                  g2z_device_text(plan->device));
-  g2z__plan_line(line, user, "ZeRO        stage %d, rank %d of %d, %d buckets of %.2f MiB",
-                 plan->zero_stage, plan->rank, plan->world, plan->buckets,
+  char strategy[64];
+  snprintf(strategy, sizeof strategy, "ZeRO        stage %d", plan->zero_stage);
+  if (plan->strategy == G2Z_STRATEGY_DP)
+    snprintf(strategy, sizeof strategy, "dp          the optimizer on rank 0 alone");
+  g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of %.2f MiB", strategy, plan->rank,
+                 plan->world, plan->buckets,
                  (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
   if (g2z__plan_takes_turns(plan, 1)) {
     size_t room = g2z__plan_unit_room(plan, 1), size = (size_t)plan->dtype_bytes;
@@ -3380,8 +3493,9 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   if (overhead_bytes)
     g2z__plan_line(line, user, "memory      %9.3f GiB  CUDA context and libraries, measured%s",
                    g2z__gib(overhead_bytes), plan->world > 1 ? ", and NCCL as usual" : "");
-  g2z__plan_line(line, user, "memory      %9.3f GiB  total per rank",
-                 g2z__gib(plan->bytes_total + overhead_bytes));
+  g2z__plan_line(line, user, "memory      %9.3f GiB  total %s",
+                 g2z__gib(plan->bytes_total + overhead_bytes),
+                 plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
   if (!free_bytes) return;
   g2z__plan_line(line, user, "free        %9.3f GiB  on this device: %s", g2z__gib(free_bytes),
                  plan->bytes_total <= free_bytes ? "it fits" : "IT DOES NOT FIT");
@@ -6384,12 +6498,20 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 
 /* ----- devices ---------------------------------------------------------- */
 
+struct g2z_gpu_watch {
+  g2z_services *services;
+  void *library, *call[5];     /* NVML and its functions: room k70 */
+};
+
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
+static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
+static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
+static void g2z__nvml_close(g2z_gpu_watch *watch);
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
 static void g2z__cuda_tune(g2z_device *device, int on);
 static g2z_status g2z__cuda_tuning(g2z_device *device, char **text);
@@ -6419,6 +6541,15 @@ G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
   return g2z__cuda_memory(device->services, &none, &none);
 }
+G2Z__PRIVATE g2z_status g2z__nvml_open(g2z_gpu_watch *watch) {
+  size_t none;
+  return g2z__cuda_memory(watch->services, &none, &none);
+}
+G2Z__PRIVATE g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
+  (void)gpu, (void)out;
+  return g2z__nvml_open(watch);
+}
+G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
 G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
   (void)device, (void)out;
 }
@@ -6503,6 +6634,29 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
                                        size_t *bytes) {
   *bytes = 0;
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_overhead(services, bytes) : G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_gpu_watch), &memory));
+  g2z_gpu_watch *watch = (g2z_gpu_watch *)memory;
+  watch->services = services;
+  g2z_status status = g2z__nvml_open(watch);
+  if (status != G2Z_OK) g2z_gpu_watch_free(watch);
+  else *out = watch;
+  return status;
+}
+
+G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
+  memset(out, 0, sizeof *out);
+  return g2z__nvml_sample(watch, gpu, out);
+}
+
+G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
+  if (!watch) return;
+  g2z__nvml_close(watch);
+  g2z_release(watch->services, watch);
 }
 
 G2Z_API void g2z_device_tune(g2z_device *device, int on) {
@@ -8110,11 +8264,12 @@ G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank,
 }
 
 /* Starts one rank. In a group of its own: what a terminal or `timeout` sends to the group of this
- * process would otherwise come twice, and a second signal means haste. */
-G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, int rank, int ranks, const char *job,
-                                       char **argv, const sigset_t *mask, pid_t *out) {
+ * process would otherwise come twice, and a second signal means haste. `output` -1: as this process. */
+G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, const g2z_job *job, int rank,
+                                       const char *id, int output, const sigset_t *mask,
+                                       pid_t *out) {
   char texts[G2Z__SPAWN_VARIABLES][192], **environment;
-  G2Z__TRY(g2z__spawn_environment(services, rank, ranks, job, texts, &environment));
+  G2Z__TRY(g2z__spawn_environment(services, rank, job->ranks, id, texts, &environment));
   pid_t parent = getpid();
   *out = fork();
   if (*out == 0) { /* from here to exec only what a signal handler may do */
@@ -8123,7 +8278,9 @@ G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, int rank, int ran
 #endif
     setpgid(0, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
-    if (getppid() == parent) execve("/proc/self/exe", argv, environment);
+    int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
+                                  dup2(output, STDERR_FILENO) >= 0);
+    if (printing && getppid() == parent) execve("/proc/self/exe", job->argv, environment);
     _exit(127);
   }
   int error = errno;
@@ -8138,18 +8295,23 @@ G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal)
     if (spawned[r] > 0) kill(spawned[r], signal);
 }
 
-/* Takes note of those that have ended (their process becomes 0); returns how many still run. *first:
- * the code to return. Those that this process killed in haste failed for another's sake. */
-G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *first) {
-  int running = 0;
+/* Takes note of those that have ended (their process becomes 0); returns how many still run. Those
+ * that this process killed in haste failed for another's sake. */
+G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, g2z_job_end *end) {
+  int running = 0, *first = &end->exit_code;
   for (int r = 0; r < ranks; r++) {
     int status;
+    struct rusage used;
     if (spawned[r] <= 0) continue;
-    if (waitpid(spawned[r], &status, WNOHANG) != spawned[r]) {
+    if (wait4(spawned[r], &status, WNOHANG, &used) != spawned[r]) {
       running++;
       continue;
     }
     spawned[r] = 0;
+    end->cpu_s += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+                  1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+    size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts in KiB */
+    if (resident > end->rank_bytes) end->rank_bytes = resident;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (haste && !WIFEXITED(status)) code = G2Z_EXIT_LOST;
     if (code && (*first == 0 || (*first == G2Z_EXIT_LOST && code != G2Z_EXIT_LOST))) *first = code;
@@ -8158,55 +8320,40 @@ G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *firs
 }
 
 /* Until all have ended. */
-G2Z__PRIVATE int g2z__spawn_wait(pid_t *spawned, int ranks, const sigset_t *signals) {
-  int code = 0, haste = 0;
+G2Z__PRIVATE void g2z__spawn_wait(const g2z_job *job, pid_t *spawned, const sigset_t *signals,
+                                  g2z_job_end *end) {
+  int haste = 0;
   double failed = 0;
-  while (g2z__spawn_reap(spawned, ranks, haste, &code) > 0) {
+  while (g2z__spawn_reap(spawned, job->ranks, haste, end) > 0) {
     double now = g2z_seconds();
-    int bad = code != 0 && code != G2Z_EXIT_STOPPED; /* to save may take its time */
+    int bad = end->exit_code != 0 && end->exit_code != G2Z_EXIT_STOPPED; /* saving takes its time */
     if (bad && failed == 0) {
       failed = now;
-      g2z__spawn_signal(spawned, ranks, SIGCONT); /* who was stopped may hear of it, and leave */
+      /* Who was stopped may hear of it, and leave. */
+      g2z__spawn_signal(spawned, job->ranks, SIGCONT);
     }
     int late = failed > 0 ? (now > failed + 10) + (now > failed + 13) : 0;
     if (late > haste) {
-      g2z__spawn_signal(spawned, ranks, late == 1 ? SIGTERM : SIGKILL);
+      g2z__spawn_signal(spawned, job->ranks, late == 1 ? SIGTERM : SIGKILL);
       haste = late;
     }
+    if (job->watch) job->watch(job->user);
     struct timespec pause = {0, 100000000};
     int signal = sigtimedwait(signals, NULL, &pause);
-    if (signal > 0 && signal != SIGCHLD) g2z__spawn_signal(spawned, ranks, signal);
+    if (signal <= 0 || signal == SIGCHLD) continue;
+    end->signal = signal;
+    g2z__spawn_signal(spawned, job->ranks, signal);
   }
-  return code;
 }
 
-G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
-                                   int *exit_code) {
+G2Z__PRIVATE g2z_status g2z__spawn_all(g2z_services *services, const g2z_job *job, int output,
+                                       pid_t *spawned, g2z_job_end *end) {
   static const int handed_on[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-  g2z_place place;
   sigset_t signals, before;
-  char job[64];
-  void *memory;
-  int parent;
-  *is_parent = *exit_code = 0;
-  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
-                     G2Z__RANKS_MAX);
-  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
-  if (parent == (int)getppid()) return G2Z_OK;
-  if (g2z_place_find(services, &place) == G2Z_OK && place.world > 1)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "this process is rank %d of %d already (%s), and shall start %d more: leave "
-                     "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
-                     ranks);
-  if (ranks == 1) return G2Z_OK;
-  *is_parent = 1;
-  G2Z__TRY(g2z__alloc(services, (size_t)ranks, sizeof(pid_t), &memory));
-  pid_t *spawned = (pid_t *)memory;
+  char id[64];
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  snprintf(job, sizeof job, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec,
-           now.tv_nsec);
+  snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
   sigemptyset(&signals);
   for (size_t i = 0; i < sizeof handed_on / sizeof *handed_on; i++) sigaddset(&signals, handed_on[i]);
   sigprocmask(SIG_BLOCK, &signals, &before);
@@ -8215,13 +8362,60 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
   sigaction(SIGCHLD, &ordinary, &child);
   g2z_status status = G2Z_OK;
-  for (int r = 0; r < ranks && status == G2Z_OK; r++)
-    status = g2z__spawn_one(services, r, ranks, job, argv, &before, &spawned[r]);
-  if (status != G2Z_OK) g2z__spawn_signal(spawned, ranks, SIGKILL);
-  *exit_code = g2z__spawn_wait(spawned, ranks, &signals);
+  for (int r = 0; r < job->ranks && status == G2Z_OK; r++)
+    status = g2z__spawn_one(services, job, r, id, output, &before, &spawned[r]);
+  if (status != G2Z_OK) g2z__spawn_signal(spawned, job->ranks, SIGKILL);
+  g2z__spawn_wait(job, spawned, &signals, end);
   sigaction(SIGCHLD, &child, NULL);
   sigprocmask(SIG_SETMASK, &before, NULL);
-  g2z_release(services, spawned);
+  return status;
+}
+
+/* Refuses to start ranks from a rank. */
+G2Z__PRIVATE g2z_status g2z__spawn_check(g2z_services *services, int ranks) {
+  g2z_place place;
+  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
+                     G2Z__RANKS_MAX);
+  if (g2z_place_find(services, &place) != G2Z_OK || place.world <= 1) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                   "this process is rank %d of %d already (%s), and shall start %d more: leave "
+                   "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
+                   ranks);
+}
+
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
+  void *memory;
+  int output = -1;
+  memset(out, 0, sizeof *out);
+  G2Z__TRY(g2z__spawn_check(services, job->ranks));
+  if (job->output) {
+    output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (output < 0) return g2z__fail_file(services, errno, "open", job->output);
+  }
+  g2z_status status = g2z__alloc(services, (size_t)job->ranks, sizeof(pid_t), &memory);
+  if (status == G2Z_OK) status = g2z__spawn_all(services, job, output, (pid_t *)memory, out);
+  g2z_release(services, memory);
+  if (output >= 0) close(output);
+  return status;
+}
+
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code) {
+  g2z_job job;
+  g2z_job_end end;
+  int parent;
+  *is_parent = *exit_code = 0;
+  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  if (ranks >= 1 && parent == (int)getppid()) return G2Z_OK;
+  G2Z__TRY(g2z__spawn_check(services, ranks));
+  if (ranks == 1) return G2Z_OK;
+  *is_parent = 1;
+  memset(&job, 0, sizeof job);
+  job.ranks = ranks;
+  job.argv = argv;
+  g2z_status status = g2z_ranks_run(services, &job, &end);
+  *exit_code = end.exit_code;
   return status;
 }
 
@@ -9327,6 +9521,16 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   }
 }
 
+G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step) {
+  int count = 0;
+  pthread_mutex_lock(&ranks->lock);
+  for (int i = 0; i < G2Z__RANKS_RECORDS; i++)
+    count += ranks->records[i].sequence > 0 && ranks->records[i].step == step &&
+             ranks->records[i].bucket >= 0;
+  pthread_mutex_unlock(&ranks->lock);
+  return count;
+}
+
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
                                           const char *path) {
   g2z_writer *writer;
@@ -9599,9 +9803,9 @@ G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
 static const g2z_collectives g2z__one_rank = {
     "one rank",             g2z__one_nothing, g2z__one_place,  g2z__one_place,
-    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_allocate, g2z__one_release,
-    g2z__one_gather,        g2z__one_rows,    g2z__lap,        g2z__lap_ms,
-    g2z__one_close};
+    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_buffer, g2z__one_allocate,
+    g2z__one_release,       g2z__one_gather,  g2z__one_buffer, g2z__one_rows,
+    g2z__lap,               g2z__lap_ms,      g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -9680,6 +9884,14 @@ G2Z__PRIVATE g2z_status g2z__star_all_reduce(g2z_comm *comm, void *buffer, size_
   if (status == G2Z_OK) status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
   return g2z__star_timed(comm, begin, status);
 }
+G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, void *buffer, size_t n) {
+  double begin = g2z_seconds();
+  return g2z__star_timed(comm, begin, g2z__star_sum(comm, (float *)buffer, n));
+}
+G2Z__PRIVATE g2z_status g2z__star_broadcast(g2z_comm *comm, void *buffer, size_t n) {
+  double begin = g2z_seconds();
+  return g2z__star_timed(comm, begin, g2z__star_spread(comm, (char *)buffer, n * sizeof(float)));
+}
 G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *to, const void *from,
                                              size_t n) {
   double begin = g2z_seconds();
@@ -9697,15 +9909,21 @@ G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, 
 
 static const g2z_collectives g2z__star = {
     "connections to rank 0", g2z__one_nothing,     g2z__one_place,    g2z__one_place,
-    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__one_allocate, g2z__one_release,
-    g2z__star_all_gather,    g2z__star_rows,       g2z__lap,          g2z__lap_ms,
-    g2z__star_close};
+    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__star_reduce, g2z__one_allocate,
+    g2z__one_release,        g2z__star_all_gather, g2z__star_broadcast, g2z__star_rows,
+    g2z__lap,                g2z__lap_ms,          g2z__star_close};
 
 /* ----- choosing ---------------------------------------------------------- */
 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k80 */
 static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted);
+static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds);
 #else
+G2Z__PRIVATE g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
+  (void)bytes;
+  *seconds = NAN;
+  return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
+}
 G2Z__PRIVATE g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   (void)wanted;
   return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
@@ -9749,6 +9967,42 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
   if (!comm) return;
   if (comm->ops) comm->ops->close(comm);
   g2z_release(comm->services, comm);
+}
+
+#define G2Z__COPIES 5 /* the first one touches pages and opens paths */
+
+G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
+  void *from, *to;
+  *seconds = NAN;
+  G2Z__TRY(g2z__alloc(comm->services, bytes, 1, &from));
+  g2z_status status = g2z__alloc(comm->services, bytes, 1, &to);
+  for (int i = 0; i < G2Z__COPIES && status == G2Z_OK; i++) {
+    memset(from, i, bytes); /* so that no copy can be left out */
+    double begin = g2z_seconds();
+    memcpy(to, from, bytes);
+    double spent = g2z_seconds() - begin;
+    if (((const char *)to)[bytes - 1] != i)
+      status = g2z__fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
+    if (i > 0 && !(*seconds <= spent)) *seconds = spent;
+  }
+  g2z_release(comm->services, to);
+  g2z_release(comm->services, from);
+  return status;
+}
+
+G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s) {
+  double seconds = NAN;
+  g2z_status status = G2Z_OK;
+  *bytes_per_s = NAN;
+  if (bytes == 0)
+    status = g2z__fail(comm->services, G2Z_BAD_ARGUMENT, "a copy of no bytes has no rate");
+  else if (comm->rank == 0)
+    status = comm->device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_copy_seconds(comm, bytes, &seconds)
+                                                   : g2z__cpu_copy_seconds(comm, bytes, &seconds);
+  G2Z__TRY(g2z_ranks_agree(comm->ranks, status));
+  G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &seconds, sizeof seconds));
+  *bytes_per_s = (double)bytes / seconds;
+  return G2Z_OK;
 }
 
 /* ===== >>i13 context and model ===========================================
@@ -10152,7 +10406,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   G2Z__DEVICE(t->verdict.rows, double,
               (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double));
   t->verdict.world = plan->world;
-  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world;
+  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp it is rank 0 */
   G2Z__DEVICE(t->eval_sum, double, sizeof(double));
   G2Z__DEVICE(t->ranges, g2z_update_range,
               g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range));
@@ -10346,8 +10600,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
 
 /* ----- what ranks do together -------------------------------------------- */
 
-G2Z__PRIVATE int g2z__trainer_shards_params(const g2z_trainer *t) {
-  return t->plan.world > 1 && t->plan.zero_stage > 0;
+/* Whether parameters that other ranks updated must come from them. */
+G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
+  return t->plan.world > 1 && !g2z__plan_replicates(&t->plan);
 }
 
 /* Where the sums over the ranks of this rank's slice of a bucket lie. */
@@ -10364,7 +10619,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
   char *from = t->model.grads + g2z_plan_grad_bucket(&t->plan, bucket) * size;
   g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, n * size);
   G2Z__TRY(ops->fork(t->comm));
-  if (t->plan.zero_stage == 0) {
+  if (t->plan.strategy == G2Z_STRATEGY_DP) {
+    G2Z__TRY(ops->reduce(t->comm, from, n));
+  } else if (t->plan.zero_stage == 0) {
     G2Z__TRY(ops->all_reduce(t->comm, from, n));
   } else { /* without a shard of their own, micro-steps have added up already */
     g2z_write mode = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
@@ -10376,9 +10633,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
 /* The sum of squares of what this rank owns, in the order of buckets. */
 G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
   double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
+  size_t n = g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements;
+  if (n == 0) return G2Z_OK;
   return t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
-                                    g2z__trainer_reduced(t, bucket),
-                                    g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements);
+                                    g2z__trainer_reduced(t, bucket), n);
 }
 
 /* As gradients complete, so do buckets. In a job of one rank their squares are taken while warm. */
@@ -10419,11 +10677,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_begin(void *user, int unit) {
 G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
   const g2z_plan *plan = &t->plan;
   size_t n = g2z_plan_bucket(plan, bucket).elements, size = (size_t)plan->dtype_bytes;
-  char *params = t->model.params;
+  char *to = t->model.params + g2z_plan_param_bucket(plan, bucket) * size;
+  const char *from = t->model.params + g2z_plan_param_slice(plan, bucket) * size;
   g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, n * size);
   G2Z__TRY(t->comm->ops->fork(t->comm));
-  G2Z__TRY(t->comm->ops->all_gather(t->comm, params + g2z_plan_param_bucket(plan, bucket) * size,
-                                    params + g2z_plan_param_slice(plan, bucket) * size, n));
+  if (plan->strategy == G2Z_STRATEGY_DP) G2Z__TRY(t->comm->ops->broadcast(t->comm, to, n));
+  else G2Z__TRY(t->comm->ops->all_gather(t->comm, to, from, n));
   return t->comm->ops->mark(t->comm, plan->buckets + bucket);
 }
 
@@ -10449,7 +10708,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_arrive(g2z_trainer *t, int unit) {
 
 /* What is stale and has a place, in the order in which a forward pass needs it: from the back. */
 G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
-  if (!t->stale || !g2z__trainer_shards_params(t)) return G2Z_OK;
+  if (!t->stale || !g2z__trainer_gathers(t)) return G2Z_OK;
   for (int bucket = t->stale - 1; bucket >= 0; bucket--)
     if (!g2z__plan_takes_turns(&t->plan, g2z__plan_bucket_unit(&t->plan, bucket)))
       G2Z__TRY(g2z__trainer_gather(t, bucket));
@@ -10464,7 +10723,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
   g2z_trainer *t = (g2z_trainer *)user;
   int next = unit + (unit > t->needed) - (unit < t->needed);
-  if (!g2z__trainer_shards_params(t)) return G2Z_OK;
+  if (!g2z__trainer_gathers(t)) return G2Z_OK;
   t->needed = unit;
   G2Z__TRY(g2z__trainer_fetch(t, unit));
   G2Z__TRY(g2z__trainer_arrive(t, unit));
@@ -10488,7 +10747,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_begin_turns(g2z_trainer *t) {
 
 /* Every parameter that has a place is there; unit 0's come last. */
 G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
-  if (!g2z__trainer_shards_params(t)) return G2Z_OK;
+  if (!g2z__trainer_gathers(t)) return G2Z_OK;
   G2Z__TRY(g2z__trainer_refresh(t));
   G2Z__TRY(g2z__trainer_arrive(t, 0));
   return g2z__trainer_begin_turns(t);
@@ -10513,7 +10772,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
  * blocks where they take turns, under the update of the rest, and leaves the rest to its next
  * start, where it hides under the forward pass. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
-  int apart = g2z__trainer_shards_params(t), last = apart ? t->plan.buckets - 1 : 0;
+  int apart = g2z__trainer_gathers(t), last = apart ? t->plan.buckets - 1 : 0;
   int first = t->graphed ? g2z__trainer_early(t) : 0;
   t->turn[0] = t->turn[1] = 0;
   for (int bucket = last; bucket >= 0; bucket--) {
@@ -10673,7 +10932,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            "dropout=%g\nseed=%" PRIu64 "\nlr=%g\nmin_lr=%g\nbeta1=%g\nbeta2=%g\neps=%g\n"
            "weight_decay=%g\nclip=%g\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
            "loss_scale=%g\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
-           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\n",
+           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\n",
            c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
            c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
            c->bucket_mb, g2z_device_text(g2z_context_device(t->context)), c->graph,
@@ -10681,7 +10940,8 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            (double)o->beta2, (double)o->eps, (double)o->weight_decay, (double)o->clip,
            g2z_schedule_text(o->schedule), o->warmup, o->steps, (double)o->loss_scale,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
-           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0);
+           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0,
+           g2z_strategy_text(c->strategy));
 }
 
 /* Tokens trained on so far, over all ranks. */
@@ -10698,7 +10958,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   config.places = 2 * plan->buckets + 1;
   config.most = plan->bucket_elements;
   config.wire = plan->wire_dtype;
-  config.gather = t->config.gather;
+  config.gather = t->config.gather; /* nothing is gathered where nothing is sharded */
+  if (plan->zero_stage == 0) config.gather = G2Z_GATHER_PLAIN;
   G2Z__TRY(g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm));
   G2Z__TRY(t->comm->ops->allocate(t->comm, plan->param_elements * (size_t)plan->dtype_bytes,
                                   &memory));
@@ -10720,10 +10981,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
   if (t->plan.world > 1 && t->plan.rank == 0)
     g2z__log(t->services, G2Z_LOG_INFO,
-             "%d ranks through %s: ZeRO stage %d, %d buckets of %.1f MiB, parameters gathered: %s",
-             t->plan.world, t->comm->ops->name, t->plan.zero_stage, t->plan.buckets,
+             "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of %.1f MiB, parameters "
+             "gathered: %s", t->plan.world, t->comm->ops->name, g2z_strategy_text(t->plan.strategy),
+             t->plan.zero_stage, t->plan.buckets,
              (double)(t->plan.bucket_elements * (size_t)t->plan.grad_bytes) / 1048576.0,
-             t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
+             t->plan.strategy == G2Z_STRATEGY_DP ? "from rank 0"
+             : t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
@@ -12330,7 +12593,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   G2Z__TRY(g2z__join_path(t->services, saver->place, "model.safetensors.partial",
                           &saver->model_path));
   size_t begin = 0, end = P;
-  if (plan->zero_stage == 0) {
+  if (g2z__plan_replicates(plan)) {
     begin = (size_t)((uint64_t)P * (uint64_t)plan->rank / (uint64_t)plan->world);
     end = (size_t)((uint64_t)P * (uint64_t)(plan->rank + 1) / (uint64_t)plan->world);
   }
@@ -13423,6 +13686,8 @@ struct g2z_run {
   g2z_tokens prompt, sample;
   char *sample_text;
   g2z_writer *metrics, *log;
+  g2z_events *events;                /* NULL: none */
+  double next_report;                /* g2z_seconds(): when report.html may be written anew */
   char line[640], dataset[128], id[128], started_utc[32];
   double started;
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
@@ -13461,6 +13726,7 @@ G2Z_API g2z_run_config g2z_run_config_default(void) {
   config.sampling = g2z_sampling_default();
   config.sampling.temperature = 0.8f;
   config.sample_tokens = 64;
+  config.tensorboard = 1;
   return config;
 }
 
@@ -13571,6 +13837,17 @@ G2Z__PRIVATE g2z_status g2z__probe_directory(g2z_services *services, const char 
 
 /* ----- metrics and artifacts ----- */
 
+/* Rank 0: scalars for TensorBoard, in a file that begins with the first of them. */
+G2Z__PRIVATE g2z_status g2z__run_put_events(g2z_run *run, int64_t step, int count,
+                                            const char *const *tags, const double *values) {
+  g2z_status status = G2Z_OK;
+  if (!run->metrics || !run->config.tensorboard) return G2Z_OK;
+  if (!run->events)
+    status = g2z_events_create(run->services, run->config.run_dir, run->resumed + 1, &run->events);
+  if (status == G2Z_OK) status = g2z_events_put(run->events, step, count, tags, values);
+  return g2z__run_hold(run, status);
+}
+
 G2Z__PRIVATE g2z_status g2z__run_write_metrics(g2z_run *run) {
   if (!run->metrics) return G2Z_OK;
   g2z_json_out out;
@@ -13587,7 +13864,15 @@ G2Z__PRIVATE g2z_status g2z__run_write_metrics(g2z_run *run) {
 #undef G2Z__PUT_NUMBER
   g2z_json_end(&out, '}');
   g2z_writer_put(run->metrics, "\n", 1);
-  return g2z__run_hold(run, g2z__writer_flush(run->metrics));
+  G2Z__TRY(g2z__run_hold(run, g2z__writer_flush(run->metrics)));
+#define X(type, name, meaning) "train/" #name,
+  static const char *const tags[] = {G2Z_METRIC_LIST(X)};
+#undef X
+#define X(type, name, meaning) (double)m->name,
+  const double values[] = {G2Z_METRIC_LIST(X)};
+#undef X
+  const int count = (int)(sizeof tags / sizeof *tags);
+  return g2z__run_put_events(run, m->step, count - 1, tags + 1, values + 1); /* without the step */
 }
 
 /* Another line of metrics.jsonl: what took time beside steps, and what came of it (NULL: nothing). */
@@ -13605,6 +13890,17 @@ G2Z__PRIVATE g2z_status g2z__run_write_note(g2z_run *run, const char *name, doub
   g2z_json_end(&out, '}');
   g2z_writer_put(run->metrics, "\n", 1);
   return g2z__run_hold(run, g2z__writer_flush(run->metrics));
+}
+
+/* Rank 0: report.html while the run goes on. It takes a hundredth of the time at most, however long
+ * metrics.jsonl has become. */
+G2Z__PRIVATE g2z_status g2z__run_report_now_and_then(g2z_run *run) {
+  double begin = g2z_seconds();
+  if (!run->metrics || begin < run->next_report) return G2Z_OK;
+  g2z_status status = g2z_report_run(run->services, run->config.run_dir);
+  double end = g2z_seconds();
+  run->next_report = end + 99 * (end - begin);
+  return g2z__run_hold(run, status);
 }
 
 G2Z__PRIVATE void g2z__put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
@@ -13685,6 +13981,7 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
   g2z_json_put_integer(out, "zero_stage", plan->zero_stage);
+  g2z_json_put_string(out, "strategy", g2z_strategy_text(plan->strategy));
   g2z_json_put_string(out, "recompute", g2z_recompute_text(plan->recompute));
   g2z_json_put_string(out, "dataset_name", run->dataset);
   g2z_json_begin(out, "dataset_subset_sizes", '{');
@@ -13695,6 +13992,17 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_begin(out, "deepspeed_config", '{');
   G2Z__PUT_NULLS(out, deepspeed);
   g2z_json_end(out, '}');
+}
+
+/* Of all ranks but 0, whose plans are of one size. */
+G2Z__PRIVATE double g2z__bytes_of_others(const g2z_run *run) {
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  g2z_plan other;
+  if (plan->world == 1) return 0;
+  if (g2z_plan_make(run->services, g2z_trainer_config(run->trainer), plan->device, 1, plan->world,
+                    &other) != G2Z_OK)
+    return NAN;
+  return (double)other.bytes_total * (plan->world - 1);
 }
 
 G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2z__epoch *epoch) {
@@ -13712,8 +14020,7 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
   g2z_json_put_number(out, "tokens_per_sec_global", (double)epoch->tokens / epoch->train_s);
   g2z_json_put_number(out, "train_loss_avg_global", epoch->loss_sum / (double)applied);
   g2z_json_put_number(out, "val_loss_avg_global", epoch->val_loss);
-  /* The plan is all that is allocated, and all ranks' plans are of one size. Reserved is what the GPU
-   * has given away, to whomever. */
+  /* The plan is all that is allocated. Reserved is what the GPU has given away, to whomever. */
   double gpu = plan->device == G2Z_DEVICE_CUDA ? 1 : NAN, held = gpu * (double)plan->bytes_total;
   size_t free_bytes = 0, total_bytes = 0;
   if (plan->device == G2Z_DEVICE_CUDA)
@@ -13721,7 +14028,8 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
   g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_rank0", held);
   g2z_json_put_number(out, "max_cuda_mem_reserved_bytes_rank0",
                       gpu * (double)(total_bytes - free_bytes));
-  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_global", held * plan->world);
+  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_global",
+                      held + gpu * g2z__bytes_of_others(run));
   g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
   g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
   g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
@@ -13804,7 +14112,7 @@ G2Z__PRIVATE double g2z__run_wall_s(const g2z_run *run) {
   return run->earlier_s + (g2z_seconds() - run->started);
 }
 
-/* Rank 0: the tuning table and training_metrics.json. */
+/* Rank 0: the tuning table, training_metrics.json and report.html, which reads it. */
 G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, double wall_s) {
   char *path;
   g2z_writer *writer;
@@ -13819,7 +14127,7 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, 
   if (status == G2Z_OK) status = g2z__run_write_artifact(run, writer, now, wall_s);
   g2z_writer_free(writer);
   g2z_release(run->services, path);
-  return status;
+  return status == G2Z_OK ? g2z_report_run(run->services, run->config.run_dir) : status;
 }
 
 /* Rank 0: the tokenizer beside the weights. */
@@ -13979,6 +14287,7 @@ G2Z__PRIVATE g2z_status g2z__run_save(g2z_run *run, g2z_run_event *event) {
   if (!run->metrics) return G2Z_OK;
   G2Z__TRY(g2z__run_write_note(run, NULL, 0, "save_ms", seconds));
   G2Z__TRY(g2z__run_log(run, run->line));
+  G2Z__TRY(g2z__run_report_now_and_then(run));
   return run->config.keep > 0 ? g2z__run_hold(run, g2z__run_prune(run, run->step)) : G2Z_OK;
 }
 
@@ -14283,15 +14592,15 @@ G2Z__PRIVATE double g2z__json_number_or_null(g2z_json *json) {
   return NAN;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_run *run, const char *text, size_t bytes,
-                                            g2z__run_line *line) {
+G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *text,
+                                            size_t bytes, g2z__run_line *line) {
   g2z_json json;
   g2z_json_text key;
   memset(line, 0, sizeof *line);
   line->val_loss = line->val_ms = line->save_ms = line->sample_ms = line->epoch_ms = NAN;
   line->metrics.step = -1;
   line->metrics.step_ms = NAN;
-  g2z_json_open(&json, run->services, "metrics.jsonl", text, bytes);
+  g2z_json_open(&json, services, "metrics.jsonl", text, bytes);
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
 #define G2Z__GET_INTEGER g2z_json_integer
@@ -14360,7 +14669,7 @@ G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *text, size_t b
     const char *at = text + *kept;
     const char *end = (const char *)memchr(at, '\n', bytes - *kept);
     g2z__run_line line;
-    if (!end || g2z__run_parse_line(run, at, (size_t)(end - at), &line) != G2Z_OK) break;
+    if (!end || g2z__run_parse_line(run->services, at, (size_t)(end - at), &line) != G2Z_OK) break;
     if (line.metrics.step < 0 || line.metrics.step > run->resumed) break;
     G2Z__TRY(g2z__run_replay_line(run, &line, &spent));
     *kept += (size_t)(end - at) + 1;
@@ -14603,6 +14912,7 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   g2z_tokens_free(&run->sample);
   g2z_writer_free(run->metrics);
   g2z_writer_free(run->log);
+  g2z_events_free(run->events);
   g2z_release(run->services, run->sample_text);
   g2z_release(run->services, run->step_s);
   g2z_release(run->services, run->epoch);
@@ -14704,7 +15014,10 @@ G2Z__PRIVATE g2z_status g2z__run_validate(g2z_run *run, g2z_run_event *event) {
            "perplexity %.2f | %.2f s", run->step, run->steps, loss, fabs(run->val_entropy - loss),
            loss <= run->val_entropy ? "under" : "over", exp(loss), seconds);
   G2Z__TRY(g2z__run_write_note(run, "val_loss", loss, "val_ms", seconds));
-  return g2z__run_log(run, run->line);
+  static const char *const tag = "val/loss";
+  G2Z__TRY(g2z__run_put_events(run, run->step, 1, &tag, &loss));
+  G2Z__TRY(g2z__run_log(run, run->line));
+  return g2z__run_report_now_and_then(run);
 }
 
 /* Text that a terminal can take: what is not valid UTF-8, and control characters other than tab and
@@ -15170,7 +15483,7 @@ static const char g2z__page_style[] =
     "dl{grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr));gap:10px 24px}\n"
     "dt{color:var(--soft);font-size:.8rem}\n"
     "dd{margin:0}\n"
-    ".long{grid-column:1/-1}\n"
+    ".long{grid-column:1/-1;order:1}\n"
     ".long dd{font:.87rem/1.5 ui-monospace,monospace}\n"
     ".charts{grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}\n"
     "figure{margin:0;padding:14px 14px 8px;background:var(--card);border:1px solid var(--line);"
@@ -15190,6 +15503,7 @@ static const char g2z__page_style[] =
     "svg .axis{stroke:var(--line)}\n"
     "svg .series{fill:none;stroke:var(--c);stroke-width:1.7;stroke-linejoin:round;"
     "stroke-linecap:round}\n"
+    "svg .many{stroke-width:1.1}\n"
     "svg .dash{stroke-dasharray:5 5;stroke-width:1.4}\n"
     "svg .dot{fill:var(--c);stroke:var(--card);stroke-width:1.2}\n"
     "svg .bar{fill:var(--c)}\n"
@@ -15623,8 +15937,9 @@ G2Z__PRIVATE void g2z__chart_line(g2z_writer *writer, const g2z_series *series, 
   size_t stretch = series->count <= G2Z_CHART_POINTS
                        ? 1 : (series->count + G2Z_CHART_POINTS / 2 - 1) / (G2Z_CHART_POINTS / 2);
   int drawn = 0;                     /* points since the last gap */
-  g2z_writer_printf(writer, "<path class=\"series%s\" style=\"--c:var(--s%d)\" d=\"",
-                    series->mark == G2Z_MARK_DASHED ? " dash" : "", index);
+  g2z_writer_printf(writer, "<path class=\"series%s%s\" style=\"--c:var(--s%d)\" d=\"",
+                    series->mark == G2Z_MARK_DASHED ? " dash" : "",
+                    series->count > 200 ? " many" : "", index);
   for (size_t begin = 0; begin < series->count; begin += stretch) {
     size_t end = series->count - begin < stretch ? series->count : begin + stretch, point[2];
     int gap, points = g2z__chart_extremes(series, x, y, begin, end, point, &gap);
@@ -15758,6 +16073,590 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   if (chart->labels) g2z__chart_bars(page, chart);
   else g2z__chart_lines(page, chart);
   g2z__page_put(page, "</svg></figure>\n");
+}
+
+/* ----- TensorBoard's events ----- */
+
+/* A record of tensorflow/core/lib/io/record_writer.h: u64 length, its masked CRC-32C, a protobuf
+ * Event, its masked CRC-32C. */
+#define G2Z__EVENT_BYTES 4096
+
+struct g2z_events {
+  g2z_services *services;
+  g2z_writer *writer;
+  g2z__crc crc;
+  unsigned char data[G2Z__EVENT_BYTES];
+  size_t used;
+};
+
+G2Z__PRIVATE void g2z__event_bytes(g2z_events *e, const void *bytes, size_t count) {
+  G2Z_ASSERT(e->used + count <= sizeof e->data);
+  memcpy(e->data + e->used, bytes, count);
+  e->used += count;
+}
+
+G2Z__PRIVATE void g2z__event_varint(g2z_events *e, uint64_t value) {
+  unsigned char bytes[10];
+  size_t count = 0;
+  for (; value >= 128; value >>= 7) bytes[count++] = (unsigned char)(value | 128);
+  bytes[count++] = (unsigned char)value;
+  g2z__event_bytes(e, bytes, count);
+}
+
+/* Field numbers and wire types of protobuf: 0 varint, 1 eight bytes, 2 bytes with a length, 5 four. */
+G2Z__PRIVATE void g2z__event_key(g2z_events *e, int field, int type) {
+  g2z__event_varint(e, (uint64_t)(field << 3 | type));
+}
+
+/* Event.wall_time, and its step. */
+G2Z__PRIVATE void g2z__event_begin(g2z_events *e, int64_t step) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  e->used = 0;
+  g2z__event_key(e, 1, 1);
+  g2z__event_bytes(e, &seconds, sizeof seconds);
+  g2z__event_key(e, 2, 0);
+  g2z__event_varint(e, (uint64_t)step);
+}
+
+G2Z__PRIVATE uint32_t g2z__event_mask(const g2z_events *e, const void *bytes, size_t count) {
+  uint32_t sum = g2z__crc32c(&e->crc, 0, bytes, count);
+  return (sum >> 15 | sum << 17) + 0xa282ead8u;
+}
+
+G2Z__PRIVATE g2z_status g2z__event_end(g2z_events *e) {
+  uint64_t length = e->used;
+  uint32_t sum = g2z__event_mask(e, &length, sizeof length);
+  g2z_writer_put(e->writer, &length, sizeof length);
+  g2z_writer_put(e->writer, &sum, sizeof sum);
+  sum = g2z__event_mask(e, e->data, e->used);
+  g2z_writer_put(e->writer, e->data, e->used);
+  g2z_writer_put(e->writer, &sum, sizeof sum);
+  return g2z__writer_flush(e->writer);
+}
+
+/* Two starts in one second must not share a file: the second one waits for no clock, it takes the
+ * next second's name. */
+G2Z__PRIVATE g2z_status g2z__events_path(g2z_services *services, const char *directory,
+                                         char **path) {
+  char host[128] = "", name[200];
+  long long seconds = (long long)time(NULL);
+  gethostname(host, sizeof host - 1);
+  for (;; seconds++) {
+    snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s", seconds, host);
+    G2Z__TRY(g2z__join_path(services, directory, name, path));
+    if (access(*path, F_OK) != 0) return G2Z_OK;
+    g2z_release(services, *path);
+  }
+}
+
+/* The version that TensorBoard looks for, and where this file takes over from earlier ones. */
+G2Z__PRIVATE g2z_status g2z__events_head(g2z_events *e, int64_t first_step) {
+  static const char version[] = "brain.Event:2";
+  g2z__event_begin(e, 0);
+  g2z__event_key(e, 3, 2);
+  g2z__event_varint(e, sizeof version - 1);
+  g2z__event_bytes(e, version, sizeof version - 1);
+  G2Z__TRY(g2z__event_end(e));
+  if (first_step <= 1) return G2Z_OK;
+  g2z__event_begin(e, first_step);
+  g2z__event_key(e, 7, 2); /* SessionLog { status: START } */
+  g2z__event_varint(e, 2);
+  g2z__event_key(e, 1, 0);
+  g2z__event_varint(e, 1);
+  return g2z__event_end(e);
+}
+
+G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
+                                     int64_t first_step, g2z_events **out) {
+  void *memory;
+  char *path;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_events), &memory));
+  g2z_events *e = (g2z_events *)memory;
+  e->services = services;
+  g2z__crc_init(&e->crc);
+  g2z_status status = g2z__events_path(services, directory, &path);
+  if (status == G2Z_OK) {
+    status = g2z__stream_create(services, path, "", 0, &e->writer);
+    g2z_release(services, path);
+  }
+  if (status == G2Z_OK) {
+    status = g2z__events_head(e, first_step);
+    if (status != G2Z_OK) unlink(e->writer->path);
+  }
+  if (status != G2Z_OK) g2z_events_free(e);
+  else *out = e;
+  return status;
+}
+
+G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const char *const *tags,
+                                  const double *values) {
+  G2Z_ASSERT(count <= 32);
+  g2z__event_begin(e, step);
+  size_t before = e->used, bytes = 0, length;
+  for (int pass = 0; pass < 2; pass++) { /* a length stands before what it counts */
+    if (pass) {
+      g2z__event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
+      g2z__event_varint(e, bytes);
+    }
+    for (int i = 0; i < count; i++) {
+      float value = (float)values[i];
+      if (!isfinite(value)) continue;
+      length = strlen(tags[i]);
+      G2Z_ASSERT(length < 64);
+      bytes += length + 9;
+      if (!pass) continue;
+      g2z__event_key(e, 1, 2);
+      g2z__event_varint(e, length + 7);
+      g2z__event_key(e, 1, 2);
+      g2z__event_varint(e, length);
+      g2z__event_bytes(e, tags[i], length);
+      g2z__event_key(e, 2, 5);
+      g2z__event_bytes(e, &value, sizeof value);
+    }
+    if (bytes == 0) return G2Z_OK;
+  }
+  G2Z_ASSERT(e->used > before);
+  return g2z__event_end(e);
+}
+
+G2Z_API void g2z_events_free(g2z_events *e) {
+  if (!e) return;
+  g2z_writer_free(e->writer);
+  g2z_release(e->services, e);
+}
+
+/* ----- JSON files that tell about a run ----- */
+
+typedef struct g2z__told {
+  g2z_services *services;
+  char *path, *text;                 /* text NULL: there is no such file */
+  size_t bytes;
+} g2z__told;
+
+G2Z__PRIVATE void g2z__told_free(g2z__told *told) {
+  g2z_release(told->services, told->path);
+  g2z_release(told->services, told->text);
+  told->path = told->text = NULL;
+}
+
+/* DIRECTORY/name, an object of correct JSON; a file that is not there tells nothing. */
+G2Z__PRIVATE g2z_status g2z__told_read(g2z_services *services, const char *directory,
+                                       const char *name, g2z__told *told) {
+  g2z_json json;
+  memset(told, 0, sizeof *told);
+  told->services = services;
+  G2Z__TRY(g2z__join_path(services, directory, name, &told->path));
+  if (access(told->path, F_OK) != 0) return G2Z_OK;
+  G2Z__TRY(g2z_read_file(services, told->path, (size_t)1 << 26, &told->text, &told->bytes));
+  g2z_json_open(&json, services, told->path, told->text, told->bytes);
+  if (g2z_json_peek(&json) != '{') return g2z_json_fail(&json, "%s must hold an object", name);
+  g2z_json_skip(&json);
+  return g2z_json_close(&json);
+}
+
+/* 1: *json stands at the value of "summary.best_val_loss" or "epochs.0.steps". */
+G2Z__PRIVATE int g2z__told_at(const g2z__told *told, const char *at, g2z_json *json) {
+  g2z_json_text key;
+  if (!told->text) return 0;
+  g2z_json_open(json, told->services, told->path, told->text, told->bytes);
+  while (*at) {
+    char part[64], open = g2z_json_peek(json);
+    size_t length = strcspn(at, ".");
+    int found = 0, index = 0;
+    snprintf(part, sizeof part, "%.*s", (int)length, at);
+    if ((open != '{' && open != '[') || !g2z_json_enter(json, open)) return 0;
+    while (!found && g2z_json_next(json, open == '{' ? '}' : ']', &key)) {
+      found = open == '{' ? g2z_json_is(&key, part) : index++ == atoi(part);
+      if (!found) g2z_json_skip(json);
+    }
+    if (!found) return 0;
+    at += length + (at[length] == '.');
+  }
+  return 1;
+}
+
+/* NaN: there is no such number. */
+G2Z__PRIVATE double g2z__told_number(const g2z__told *told, const char *at) {
+  g2z_json json;
+  if (!g2z__told_at(told, at, &json) || !strchr("-0123456789", g2z_json_peek(&json))) return NAN;
+  return g2z_json_number(&json);
+}
+
+/* NULL: there is no such text; else freed with g2z_release. */
+G2Z__PRIVATE g2z_status g2z__told_text(const g2z__told *told, const char *at, char **out) {
+  g2z_json json;
+  void *memory;
+  *out = NULL;
+  if (!g2z__told_at(told, at, &json) || g2z_json_peek(&json) != '"') return G2Z_OK;
+  g2z_json_text text = g2z_json_string(&json);
+  G2Z__TRY(g2z__alloc(told->services, text.bytes + 1, 1, &memory));
+  g2z_json_unescape(&text, (unsigned char *)memory);
+  *out = (char *)memory;
+  return G2Z_OK;
+}
+
+/* ----- the report of a run ----- */
+
+enum { /* columns: the metrics of each step, and what is made from them */
+#define X(type, name, meaning) G2Z__COLUMN_##name,
+  G2Z_METRIC_LIST(X)
+#undef X
+  G2Z__COLUMN_skips,                 /* steps that were skipped so far */
+  G2Z__COLUMN_val_step, G2Z__COLUMN_val_loss,
+  G2Z__COLUMNS
+};
+
+typedef struct g2z__curves {
+  g2z_services *services;
+  double *column[G2Z__COLUMNS];      /* [steps], the last two [validations]; one block of memory */
+  size_t steps, validations;
+  int64_t skips;
+  double spent_s[5];                 /* training, waiting for tokens, validation, saving, samples */
+} g2z__curves;
+
+static const char *const g2z__spent_names[] = {"training", "waiting for tokens", "validation",
+                                               "checkpoints", "samples"};
+
+/* Charts in the order of the page; a second series of -1: there is none. One whose values are all
+ * the same becomes a line in the head of the page. */
+static const struct {
+  const char *title, *about;
+  g2z_axis axis;
+  int series[2];
+  const char *names[2];
+} g2z__report_charts[] = {
+    {"Loss", "nats per token", G2Z_AXIS_AUTO, {G2Z__COLUMN_loss, G2Z__COLUMN_val_loss},
+     {"training", "validation"}},
+    {"Learning rate", NULL, G2Z_AXIS_ZERO, {G2Z__COLUMN_lr, -1}, {"learning rate", NULL}},
+    {"Gradient norm", "before clipping", G2Z_AXIS_AUTO, {G2Z__COLUMN_grad_norm, -1},
+     {"gradient norm", NULL}},
+    {"Loss scale", NULL, G2Z_AXIS_AUTO, {G2Z__COLUMN_loss_scale, -1}, {"loss scale", NULL}},
+    {"Skipped steps", "so far", G2Z_AXIS_ZERO, {G2Z__COLUMN_skips, -1}, {"skipped steps", NULL}},
+    {"Throughput", "tokens per second, all ranks", G2Z_AXIS_ZERO, {G2Z__COLUMN_tok_s, -1},
+     {"tokens per second", NULL}},
+    {"Utilisation", "share of the device's peak", G2Z_AXIS_ZERO, {G2Z__COLUMN_mfu, -1},
+     {"model flops utilisation", NULL}},
+    {"Waiting", "ms per step", G2Z_AXIS_ZERO, {G2Z__COLUMN_exposed_comm_ms, G2Z__COLUMN_data_ms},
+     {"exposed communication, ms", "tokens, ms"}},
+    {"Memory", "GiB per device, as planned", G2Z_AXIS_ZERO, {G2Z__COLUMN_mem_gib, -1},
+     {"planned memory per device, GiB", NULL}}};
+
+/* A line of metrics.jsonl, into the columns and sums. */
+G2Z__PRIVATE void g2z__curves_take(g2z__curves *c, const g2z__run_line *line) {
+  const g2z_metrics *m = &line->metrics;
+  const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line->val_ms, line->save_ms,
+                       line->sample_ms};
+  int is_step = !isnan(m->step_ms);
+  for (int i = is_step ? 0 : 2; i < 5; i++)
+    if (isfinite(ms[i])) c->spent_s[i] += ms[i] * 1e-3;
+  if (!isnan(line->val_loss)) {
+    c->column[G2Z__COLUMN_val_step][c->validations] = (double)m->step;
+    c->column[G2Z__COLUMN_val_loss][c->validations++] = line->val_loss;
+  }
+  if (!is_step) return;
+#define X(type, name, meaning) c->column[G2Z__COLUMN_##name][c->steps] = (double)m->name;
+  G2Z_METRIC_LIST(X)
+#undef X
+  c->skips += m->skipped != 0;
+  c->column[G2Z__COLUMN_skips][c->steps++] = (double)c->skips;
+}
+
+G2Z__PRIVATE g2z_status g2z__curves_fill(g2z__curves *c, const char *path, const char *text,
+                                         size_t bytes) {
+  size_t at = 0;
+  for (int number = 1; at < bytes; number++) {
+    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
+    char sentence[G2Z_ERROR_BYTES];
+    g2z__run_line line;
+    if (!end) break; /* it is being written, or was when the machine went down */
+    g2z_status status = g2z__run_parse_line(c->services, text + at, (size_t)(end - text) - at,
+                                            &line);
+    if (status == G2Z_OK && line.metrics.step < 0)
+      status = g2z__fail(c->services, G2Z_FORMAT, "it has no step");
+    if (status != G2Z_OK) {
+      memcpy(sentence, c->services->error, sizeof sentence);
+      return g2z__fail(c->services, status, "%.300s, line %d: %.400s: it is damaged, or no run's",
+                       path, number, sentence);
+    }
+    g2z__curves_take(c, &line);
+    at = (size_t)(end - text) + 1;
+  }
+  return G2Z_OK;
+}
+
+/* The whole of metrics.jsonl. */
+G2Z__PRIVATE g2z_status g2z__curves_read(g2z_services *services, const char *run_dir,
+                                         g2z__curves *c) {
+  char *path, *text = NULL;
+  size_t bytes = 0, lines = 0;
+  void *memory = NULL;
+  memset(c, 0, sizeof *c);
+  c->services = services;
+  G2Z__TRY(g2z__join_path(services, run_dir, "metrics.jsonl", &path));
+  g2z_status status = g2z_read_file(services, path, (size_t)1 << 40, &text, &bytes);
+  for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
+  if (status == G2Z_OK)
+    status = g2z__alloc(services, lines, G2Z__COLUMNS * sizeof(double), &memory);
+  for (int i = 0; i < G2Z__COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
+  if (status == G2Z_OK) status = g2z__curves_fill(c, path, text, bytes);
+  g2z_release(services, text);
+  g2z_release(services, path);
+  return status;
+}
+
+/* 1: all values that are known are one and the same, which is *value; NaN: none is known. */
+G2Z__PRIVATE int g2z__column_constant(const double *column, size_t count, double *value) {
+  *value = NAN;
+  for (size_t i = 0; i < count; i++) {
+    if (isnan(column[i])) continue;
+    if (isnan(*value)) *value = column[i];
+    if (column[i] != *value) return 0;
+  }
+  return 1;
+}
+
+/* The series of a chart of which something is known; *varies: they are worth a picture. */
+G2Z__PRIVATE int g2z__report_series(const g2z__curves *c, int chart, g2z_series series[2],
+                                    double constant[2], int *varies) {
+  int count = 0;
+  *varies = 0;
+  memset(series, 0, 2 * sizeof *series);
+  for (int i = 0; i < 2; i++) {
+    int column = g2z__report_charts[chart].series[i], val = column == G2Z__COLUMN_val_loss;
+    if (column < 0) continue;
+    g2z_series *s = &series[count];
+    s->name = g2z__report_charts[chart].names[i];
+    s->x = c->column[val ? G2Z__COLUMN_val_step : G2Z__COLUMN_step];
+    s->y = c->column[column];
+    s->count = val ? c->validations : c->steps;
+    s->mark = s->count <= 64 ? G2Z_MARK_POINTS : G2Z_MARK_LINE;
+    int same = g2z__column_constant(s->y, s->count, &constant[count]);
+    if (!same) *varies = 1;
+    if (!same || !isnan(constant[count])) count++;
+  }
+  return count;
+}
+
+#define G2Z__REPORT_CHARTS ((int)(sizeof g2z__report_charts / sizeof *g2z__report_charts))
+
+/* In the head of the page: what was the same in all steps. */
+G2Z__PRIVATE void g2z__report_constants(g2z_page *page, const g2z__curves *c) {
+  g2z_series series[2];
+  double constant[2];
+  char text[32];
+  for (int i = 0; i < G2Z__REPORT_CHARTS; i++) {
+    int varies, count = g2z__report_series(c, i, series, constant, &varies);
+    for (int k = 0; k < count && !varies; k++) {
+      snprintf(text, sizeof text, "%.6g", constant[k]);
+      g2z__plain_number(text);
+      g2z_page_fact(page, series[k].name, "%s", text);
+    }
+  }
+}
+
+G2Z__PRIVATE void g2z__report_draw(g2z_page *page, const g2z__curves *c) {
+  g2z_series series[2];
+  double constant[2];
+  for (int i = 0; i < G2Z__REPORT_CHARTS; i++) {
+    g2z_chart chart;
+    int varies, count = g2z__report_series(c, i, series, constant, &varies);
+    if (!varies) continue;
+    memset(&chart, 0, sizeof chart);
+    chart.title = g2z__report_charts[i].title;
+    chart.about = g2z__report_charts[i].about;
+    chart.x_name = "step";
+    chart.y_axis = g2z__report_charts[i].axis;
+    chart.series = series;
+    chart.series_count = count;
+    g2z_page_chart(page, &chart);
+  }
+  g2z_chart spent;
+  memset(&spent, 0, sizeof spent);
+  memset(series, 0, sizeof series);
+  series[0].name = "seconds";
+  series[0].y = c->spent_s;
+  series[0].count = sizeof c->spent_s / sizeof *c->spent_s;
+  spent.title = "Where the time went";
+  spent.about = "s";
+  spent.labels = g2z__spent_names;
+  spent.series = series;
+  spent.series_count = 1;
+  g2z_page_chart(page, &spent);
+}
+
+/* What the head of the page says of a run that has ended, and of one that has not. */
+typedef struct g2z__report_fact {
+  const char *name, *at;
+} g2z__report_fact;
+static const g2z__report_fact g2z__ended_facts[] = {
+    {"model", "training_config.model_name"},
+    {"size", "training_config.model_size"},
+    {"GPU", "hardware.gpu_name"},
+    {"ranks", "hardware.world_size"},
+    {"host", "host.hostname"},
+    {"system", "host.os"},
+    {"CUDA", "env.cuda_version"},
+    {"NCCL", "env.nccl_version"},
+    {"precision", "training_config.precision"},
+    {"ZeRO stage", "training_config.zero_stage"},
+    {"data", "training_config.dataset_name"},
+    {"tokens per sequence", "training_config.seq_len"},
+    {"sequences per rank and micro-step", "training_config.micro_batch_size_per_gpu"},
+    {"micro-steps", "training_config.grad_accum_steps"},
+    {"sequences per step", "training_config.global_batch_size"},
+    {"peak learning rate", "training_config.lr"},
+    {"wall time, s", "summary.total_wall_time_sec"},
+    {"mean tokens per second", "summary.mean_tokens_per_sec_global"},
+    {"best validation loss", "summary.best_val_loss"},
+    {"started", "timestamp_utc"},
+    {"commit", "git_commit"},
+    {"command", "command_line"}};
+static const g2z__report_fact g2z__running_facts[] = {
+    {"ranks", "world_size"},       {"host of rank 0", "rank0_host"}, {"launcher", "launcher"},
+    {"started", "timestamp_utc"},  {"commit", "git_commit"},         {"command", "command_line"}};
+
+G2Z__PRIVATE g2z_status g2z__report_facts(g2z_page *page, const g2z__told *told,
+                                          const g2z__report_fact *facts, size_t count) {
+  char number[32], *text;
+  for (size_t i = 0; i < count; i++) {
+    G2Z__TRY(g2z__told_text(told, facts[i].at, &text));
+    double value = text ? NAN : g2z__told_number(told, facts[i].at);
+    snprintf(number, sizeof number, "%.7g", value);
+    g2z__plain_number(number);
+    if (text || !isnan(value)) g2z_page_fact(page, facts[i].name, "%s", text ? text : number);
+    g2z_release(told->services, text);
+  }
+  return G2Z_OK;
+}
+
+typedef struct g2z__run_files {      /* what a run directory tells about the run */
+  g2z__told metrics, launcher, failure;
+} g2z__run_files;
+
+/* Steps that training_metrics.json knows of: fewer than there are when the run has gone on since. */
+G2Z__PRIVATE size_t g2z__report_steps(const g2z__told *metrics) {
+  char at[48];
+  double steps = 0, more;
+  for (int i = 0;; i++, steps += more) {
+    snprintf(at, sizeof at, "epochs.%d.steps", i);
+    more = g2z__told_number(metrics, at);
+    if (!(more >= 0)) return (size_t)steps;
+  }
+}
+
+/* How the run ended, in the head of the page. */
+G2Z__PRIVATE g2z_status g2z__report_result(g2z_page *page, const g2z__run_files *files,
+                                           const g2z__curves *curves) {
+  char *reason = NULL, *detail = NULL, now[32];
+  g2z_status status = G2Z_OK;
+  g2z_utc_now(now);
+  if (files->failure.text) status = g2z__told_text(&files->failure, "sentence", &detail);
+  else if (g2z__report_steps(&files->metrics) == curves->steps) {
+    status = g2z__told_text(&files->metrics, "shutdown.reason", &reason);
+    if (status == G2Z_OK) status = g2z__told_text(&files->metrics, "shutdown.signal", &detail);
+  }
+  if (files->failure.text) g2z_page_fact(page, "result", "failed: %s", detail ? detail : "?");
+  else if (reason)
+    g2z_page_fact(page, "result", "%s%s%s", reason, detail ? ": " : "", detail ? detail : "");
+  else g2z_page_fact(page, "result", "it had not ended at %s", now);
+  g2z_release(files->metrics.services, reason);
+  g2z_release(files->metrics.services, detail);
+  return status;
+}
+
+/* Epoch by epoch, from training_metrics.json. */
+G2Z__PRIVATE void g2z__report_epochs(g2z_page *page, const g2z__told *metrics) {
+  static const struct {
+    const char *header, *name, *format;
+    double factor;
+  } columns[] = {{"epoch", "epoch_idx", "%.0f", 1},
+                 {"steps", "steps", "%.0f", 1},
+                 {"tokens", "tokens_processed_global", "%.0f", 1},
+                 {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
+                 {"training loss", "train_loss_avg_global", "%.4f", 1},
+                 {"validation loss", "val_loss_avg_global", "%.4f", 1},
+                 {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
+                 {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
+                 {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
+  enum { COLUMNS = sizeof columns / sizeof *columns };
+  const char *headers[COLUMNS];
+  char at[64], text[32];
+  for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
+  for (int epoch = 0;; epoch++) {
+    snprintf(at, sizeof at, "epochs.%d.steps", epoch);
+    if (isnan(g2z__told_number(metrics, at))) return;
+    if (epoch == 0) {
+      g2z_page_heading(page, "Epochs");
+      g2z_page_table(page, NULL, COLUMNS, headers);
+    }
+    for (int i = 0; i < COLUMNS; i++) {
+      snprintf(at, sizeof at, "epochs.%d.%s", epoch, columns[i].name);
+      double value = g2z__told_number(metrics, at) * columns[i].factor;
+      text[0] = 0;
+      if (fabs(value) < 1e18) { /* neither NaN nor longer than `text` */
+        snprintf(text, sizeof text, columns[i].format, value);
+        g2z__plain_number(text);
+      }
+      g2z_page_cell(page, "%s", text);
+    }
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__report_write(g2z_services *services, const char *run_dir,
+                                          const g2z__run_files *files, const g2z__curves *curves) {
+  const char *slash = strrchr(run_dir, '/'), *name = slash && slash[1] ? slash + 1 : run_dir;
+  char *path, title[300];
+  g2z_page *page;
+  int ended = files->metrics.text != NULL;
+  snprintf(title, sizeof title, "Run %.280s", name);
+  G2Z__TRY(g2z__join_path(services, run_dir, "report.html", &path));
+  g2z_status status = g2z_page_create(services, path, title, &page);
+  g2z_release(services, path);
+  G2Z__TRY(status);
+  status = g2z__report_result(page, files, curves);
+  if (status == G2Z_OK)
+    status = ended ? g2z__report_facts(page, &files->metrics, g2z__ended_facts,
+                                       sizeof g2z__ended_facts / sizeof *g2z__ended_facts)
+                   : g2z__report_facts(page, &files->launcher, g2z__running_facts,
+                                       sizeof g2z__running_facts / sizeof *g2z__running_facts);
+  g2z__report_constants(page, curves);
+  g2z_page_heading(page, "Curves");
+  g2z__report_draw(page, curves);
+  g2z__report_epochs(page, &files->metrics);
+  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_page_free(page);
+  return status;
+}
+
+G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
+  g2z__run_files files;
+  g2z__curves curves;
+  char *version = NULL;
+  memset(&files, 0, sizeof files);
+  files.launcher.services = files.failure.services = services; /* g2z__told_free needs them */
+  g2z_status status = g2z__curves_read(services, run_dir, &curves);
+  if (status == G2Z_OK)
+    status = g2z__told_read(services, run_dir, "training_metrics.json", &files.metrics);
+  if (status == G2Z_OK) status = g2z__told_text(&files.metrics, "schema_version", &version);
+  if (status == G2Z_OK && files.metrics.text && (!version || strcmp(version, "2.0") != 0))
+    status = g2z__fail(services, G2Z_FORMAT,
+                       "%s is of schema_version %.20s, and 2.0 is what can be read: is it a run's?",
+                       files.metrics.path, version ? version : "none");
+  if (status == G2Z_OK)
+    status = g2z__told_read(services, run_dir, "launcher_metadata.json", &files.launcher);
+  if (status == G2Z_OK)
+    status = g2z__told_read(services, run_dir, "RUN_FAILED.json", &files.failure);
+  if (status == G2Z_OK) status = g2z__report_write(services, run_dir, &files, &curves);
+  g2z_release(services, version);
+  g2z_release(services, curves.column[0]);
+  files.metrics.services = services;
+  g2z__told_free(&files.metrics);
+  g2z__told_free(&files.launcher);
+  g2z__told_free(&files.failure);
+  return status;
 }
 
 

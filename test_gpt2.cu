@@ -638,6 +638,8 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(optimizer.loss_scale, 0.5f, "loss_scale=0.5");
   REFUSED(dropout, 1.0f, "dropout=1");
   REFUSED(zero_stage, 4, "zero_stage=4");
+  REFUSED(strategy, G2Z_STRATEGY_COUNT, "strategy=2");
+  REFUSED(strategy, G2Z_STRATEGY_DP, "strategy=dp keeps one optimizer, on rank 0");
   REFUSED(recompute, G2Z_RECOMPUTE_COUNT, "recompute=2");
 #undef REFUSED
 }
@@ -787,8 +789,10 @@ static void test_plan_tiles(g2z_test *t) {
   g2z_train_config config = test_config_of(3, 2, 48, 24, 131);
   for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
     for (size_t b = 0; b < sizeof buckets / sizeof *buckets; b++)
-      for (int stage = 0; stage <= 3; stage++) {
+      for (int column = 0; column <= 4; column++) { /* the last is strategy dp */
+        int stage = column % 4, dp = column == 4;
         config.zero_stage = stage;
+        config.strategy = dp ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
         config.bucket_mb = buckets[b];
         config.model.layers = 1 + (stage + (int)b) % 4;
         g2z_plan plan;
@@ -797,7 +801,7 @@ static void test_plan_tiles(g2z_test *t) {
         unsigned char *seen = (unsigned char *)calloc(plan.elements, 1);
         unsigned char *named = (unsigned char *)calloc(plan.parameters, 1);
         size_t updated = 0;
-        for (int rank = 0; rank < (stage == 0 ? 1 : worlds[w]); rank++) {
+        for (int rank = 0; rank < (column == 0 ? 1 : worlds[w]); rank++) {
           CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, rank, worlds[w], &plan));
           test_plan_params(t, &plan);
           size_t shard = 0;
@@ -805,19 +809,25 @@ static void test_plan_tiles(g2z_test *t) {
             g2z_range slice = g2z_plan_slice(&plan, k, rank);
             CHECK(t, slice.begin % 8 == 0 && slice.elements % 8 == 0);
             CHECK(t, g2z_plan_shard_offset(&plan, k) == shard);
+            CHECK(t, slice.elements > 0 || (dp && rank > 0));
             shard += slice.elements;
             for (size_t i = 0; i < slice.elements; i++) seen[slice.begin + i]++;
           }
           CHECK(t, shard == plan.shard_elements);
+          CHECK(t, (plan.bytes[G2Z_MEMORY_OPTIMIZER] > 0) == (shard > 0));
           static g2z_update_range ranges[4096];
           size_t count = g2z_plan_update_ranges(&plan, ranges, 4096);
-          CHECK(t, count <= g2z__plan_update_ranges_limit(&plan) && count <= 4096);
+          CHECK(t, (count == 0 || shard > 0) && count <= 4096 &&
+                       count <= g2z__plan_update_ranges_limit(&plan));
           for (size_t i = 0, k = 0; i < count && i < 4096; i++) {
             while ((int)k + 1 < plan.buckets &&
                    g2z_plan_shard_offset(&plan, (int)k + 1) <= ranges[i].shard)
               k++;
+            g2z_range slice = g2z_plan_slice(&plan, (int)k, rank);
             size_t inside = ranges[i].shard - g2z_plan_shard_offset(&plan, (int)k);
-            size_t memory = g2z_plan_slice(&plan, (int)k, rank).begin + inside;
+            size_t memory = slice.begin + inside;
+            CHECK(t, column == 0 || worlds[w] == 1 || /* what is sent by buckets is cut by them */
+                         inside + ranges[i].elements <= slice.elements);
             for (size_t e = 0; e < ranges[i].elements; e++) {
               seen[memory + e] |= 0x80;
               named[ranges[i].canonical + e]++;
@@ -826,7 +836,7 @@ static void test_plan_tiles(g2z_test *t) {
             CHECK(t, ranges[i].param == g2z_plan_param_slice(&plan, (int)k) + inside);
             updated += ranges[i].elements;
             CHECK(t, ranges[i].shard + ranges[i].elements <= plan.shard_elements);
-            CHECK(t, i == 0 || ranges[i].decay != ranges[i - 1].decay ||
+            CHECK(t, i == 0 || dp || ranges[i].decay != ranges[i - 1].decay ||
                          ranges[i].param != ranges[i - 1].param + ranges[i - 1].elements ||
                          ranges[i].shard != ranges[i - 1].shard + ranges[i - 1].elements ||
                          ranges[i].canonical != ranges[i - 1].canonical + ranges[i - 1].elements);
@@ -5774,6 +5784,7 @@ static void test_train_refusals(g2z_test *t) {
       {"--train $SHARD --lr 1e-3 --min-lr 1e-2", "min_lr"},
       {"--train $SHARD --dtype tf32 --device cpu --context 64 --batch 4", "tf32"},
       {"--train $SHARD --zero 4", "--zero 4: must be from 0 to 3"},
+      {"--train $SHARD --strategy dp --zero 1", "strategy=dp keeps one optimizer, on rank 0, and"},
       {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
       {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
       {"--train $SHARD --init-from /nowhere", "/nowhere"},
@@ -5808,6 +5819,10 @@ static void test_train_device(g2z_test *t) {
   CHECK(t, test_train(t, "--device cuda --gpus 8 --model gpt2-xl --dry-run", output,
                       sizeof output) == 0);
   CHECK(t, strstr(output, "rank 0 of 8") && strstr(output, "no such device"));
+  CHECK(t, test_train(t, "--device cuda --gpus 4 --strategy dp --recompute block --dry-run", output,
+                      sizeof output) == 0);
+  CHECK(t, strstr(output, "the optimizer on rank 0 alone, rank 0 of 4"));
+  CHECK(t, strstr(output, "1.391 GiB  master weights") && strstr(output, "0.399 GiB  activations"));
 }
 
 static void test_train_run(g2z_test *t) {
@@ -6885,18 +6900,19 @@ static int rank_mismatch(int argc, char **argv) {
 /* ----- rank programs: ZeRO ----- */
 
 enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_STAGES = 4 };
-enum { ZERO_CASES = 6 * ZERO_STAGES };
+enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * ZERO_COLUMNS };
 
-/* Case `index` of stages 0 to 3, three sizes of buckets, one and three micro-steps. The largest
- * bucket takes everything; the smallest cuts every matrix. In stage 3 more blocks take turns than
- * have a place. */
+/* Case `index` of stages 0 to 3 and, in column ZERO_DP, the strategy of that name; three sizes of
+ * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
+ * matrix. In stage 3 more blocks take turns than have a place. */
 static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
-  int stage = index % ZERO_STAGES;
-  g2z_train_config config = test_config_of(stage < 3 ? 2 : 4, 2, 32, ZERO_SEQ, 61);
-  config.zero_stage = stage;
-  config.bucket_mb = buckets[index / ZERO_STAGES % 3];
-  config.accum = index / (3 * ZERO_STAGES) ? 3 : 1;
+  int column = index % ZERO_COLUMNS;
+  g2z_train_config config = test_config_of(column == 3 ? 4 : 2, 2, 32, ZERO_SEQ, 61);
+  config.zero_stage = column == ZERO_DP ? 0 : column;
+  config.strategy = column == ZERO_DP ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+  config.bucket_mb = buckets[index / ZERO_COLUMNS % 3];
+  config.accum = index / (3 * ZERO_COLUMNS) ? 3 : 1;
   config.batch = ZERO_SEQUENCES / (world * config.accum);
   config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
   config.dtype = dtype;
@@ -6941,6 +6957,10 @@ static g2z_status zero_gather(g2z_comm *comm, void *to, const void *from, size_t
   if (++zero_gathers == 7) return G2Z_OK;
   return zero_right->all_gather(comm, to, from, n);
 }
+static g2z_status zero_broadcast(g2z_comm *comm, void *buffer, size_t n) {
+  if (++zero_gathers == 7) return G2Z_OK;
+  return zero_right->broadcast(comm, buffer, n);
+}
 
 /* What is done to a run beside its case. */
 enum { ZERO_PLAIN, ZERO_FAULT, ZERO_RECOMPUTE };
@@ -6966,6 +6986,7 @@ static int rank_zero(int argc, char **argv) {
       zero_right = trainer->comm->ops;
       zero_faulty = *zero_right;
       zero_faulty.all_gather = zero_gather;
+      zero_faulty.broadcast = zero_broadcast;
       trainer->comm->ops = &zero_faulty;
       zero_gathers = 0;
     }
@@ -7090,7 +7111,7 @@ static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
   return status;
 }
 
-/* trouble KIND DEVICE STAGE SHARD: rank 1 brings a token that does not exist to step 4, or asks to
+/* trouble KIND DEVICE CASE SHARD: rank 1 brings a token that does not exist to step 4, or asks to
  * stop in step 3, or cannot validate on SHARD before step 4, which hinders no step. All ranks say
  * what became of it, from which step. On a GPU the step is a graph, and before step 4 all ask for
  * logits, which gathers parameters that the graph would have gathered. */
@@ -7946,6 +7967,9 @@ static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least,
     printf("      %s, %d ranks: losses differ by %.1e at most\n", g2z_dtype_text(dtype), world,
            worst);
     CHECK_NEAR(t, worst, 0, zero_bound(dtype, world));
+    /* Through the connections rank 0 adds up what it would add up in stage 0. */
+    for (int i = ZERO_DP; i < ZERO_CASES && !device; i += ZERO_COLUMNS)
+      CHECK(t, memcmp(many[i], many[i - ZERO_DP], sizeof many[i]) == 0);
   }
 }
 
@@ -7963,7 +7987,7 @@ static void test_zero_turns(g2z_test *t) {
   for (int accum = 0; accum < 2; accum++) {
     char arguments[64];
     test_ranks ranks;
-    snprintf(arguments, sizeof arguments, "turns %d", 3 + 3 * ZERO_STAGES * accum);
+    snprintf(arguments, sizeof arguments, "turns %d", 3 + 3 * ZERO_COLUMNS * accum);
     test_ranks_open(&ranks, 2);
     test_ranks_start(t, &ranks, 0, 1, NULL, arguments);
     test_ranks_wait(t, &ranks, 60);
@@ -7972,14 +7996,15 @@ static void test_zero_turns(g2z_test *t) {
   }
 }
 
-/* Activations made again change no bit on two ranks either. On GPUs products are timed by the clock,
- * and another choice rounds otherwise. */
+/* Activations made again change no bit on two ranks either, in any column and with any bucket. On GPUs
+ * products are timed by the clock, and another choice rounds otherwise. */
 static void test_zero_recompute_on(g2z_test *t, int device, g2z_dtype dtype) {
   static float kept[ZERO_CASES][ZERO_STEPS], again[ZERO_CASES][ZERO_STEPS];
-  if (!zero_run(t, device, dtype, 2, ZERO_CASES, ZERO_PLAIN, kept) ||
-      !zero_run(t, device, dtype, 2, ZERO_CASES, ZERO_RECOMPUTE, again))
+  const int cases = 3 * ZERO_COLUMNS; /* those of one micro-step */
+  if (!zero_run(t, device, dtype, 2, cases, ZERO_PLAIN, kept) ||
+      !zero_run(t, device, dtype, 2, cases, ZERO_RECOMPUTE, again))
     return;
-  double worst = zero_worst(again, kept, ZERO_CASES);
+  double worst = zero_worst(again, kept, cases);
   CHECK_NEAR(t, worst, 0, device ? zero_bound(dtype, 2) : 0);
 }
 
@@ -7999,15 +8024,15 @@ static void test_zero_trouble_on(g2z_test *t, int device, int world) {
   CHECK_OK(t, g2z_shard_writer_append(writer, ids, 1600));
   CHECK_OK(t, g2z_shard_writer_commit(writer));
   g2z_shard_writer_free(writer);
-  for (int i = 0; i < 6; i++) { /* in stages 2 and 3 */
+  for (int i = 0; i < 9; i++) { /* in stages 2 and 3, and strategy dp */
     char arguments[512];
     test_ranks ranks;
-    snprintf(arguments, sizeof arguments, "trouble %s %d %d %s", cases[i / 2].kind, device,
-             2 + i % 2, test_path(t, "val.bin"));
+    snprintf(arguments, sizeof arguments, "trouble %s %d %d %s", cases[i / 3].kind, device,
+             2 + i % 3, test_path(t, "val.bin"));
     test_ranks_open(&ranks, world);
     test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
     test_ranks_wait(t, &ranks, 60);
-    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, cases[i / 2].says);
+    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, cases[i / 3].says);
     test_ranks_free(t, &ranks);
   }
 }
@@ -8034,14 +8059,15 @@ static void test_cuda_zero(g2z_test *t) {
 /* The comparison above sees a gather that is left out once in a run of twenty steps. */
 static void test_zero_fault(g2z_test *t) {
   static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
-  const int cases = 2 * ZERO_STAGES;
-  if (!zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_PLAIN, right)) return;
-  if (!zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_FAULT, wrong)) return;
+  const int cases = 2 * ZERO_COLUMNS;
+  if (!zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_PLAIN, right) ||
+      !zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_FAULT, wrong))
+    return;
   for (int i = 0; i < cases; i++) { /* stage 0 gathers nothing */
     double worst = 0;
     for (int step = 0; step < ZERO_STEPS; step++)
       worst = fmax(worst, fabs((double)wrong[i][step] - (double)right[i][step]));
-    CHECK(t, i % ZERO_STAGES == 0 ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32, 2));
+    CHECK(t, i % ZERO_COLUMNS == 0 ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32, 2));
   }
 }
 
@@ -8127,6 +8153,7 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.dtype = i % 3 == 0 ? G2Z_FP32 : i % 3 == 1 ? G2Z_FP16 : G2Z_BF16;
     config.dropout = i < 3 ? 0.1f : 0;
     config.accum = 1 + i % 2;
+    config.model.layers = 1 + i % 2;
     config.zero_stage = i % 4;
     config.bucket_mb = i < 4 ? 0.004 : 0;
     config.optimizer.loss_scale = 16777216;  /* overflows, halves, */
@@ -8145,6 +8172,7 @@ static void test_checkpoint_resume(g2z_test *t) {
       CHECK(t, last.applied > middle.applied + 4);
     }
     config.seed = 1337;
+    config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE; /* no part of the state */
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
     if (i % 2) test_saved_steps(t, tt.trainer, 2, resumed, NULL); /* of what was, nothing is left */
     CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
@@ -8183,6 +8211,7 @@ static void test_checkpoint_reshaped(g2z_test *t) {
     static const struct { int batch, accum; int64_t step; } shapes[] = {
         {3, 1, 7}, {1, 1, 21}, {5, 1, 4}, {4, 2, 2}, {10, 2, 1}}; /* 21 sequences were read */
     config.zero_stage = i % 4;
+    config.strategy = i == 4 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
     config.bucket_mb = 0.001 * (1 << i);
     config.dtype = i % 2 ? G2Z_FP32 : G2Z_FP16;
     config.batch = shapes[i].batch;
@@ -8869,34 +8898,37 @@ static void test_train_views(g2z_test *t, const char *one, const char *two) {
 }
 
 static void test_train_ranks_resume(g2z_test *t) {
+  static const char *const stages[] = {"--zero 0", "--zero 1", "--zero 2", "--zero 3",
+                                       "--strategy dp"};
+  const int count = sizeof stages / sizeof *stages;
   char arguments[2000], base[1600], name[32];
   double losses[13] = {0}, resumed[13];
   test_ranks ranks;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
-  for (int stage = 0; stage <= 3; stage++) {
+  for (int stage = 0; stage < count; stage++) {
     snprintf(name, sizeof name, "four%d", stage);
     test_train_arguments(t, base, sizeof base, name);
     snprintf(arguments, sizeof arguments, "%s --layers 3 --steps 12 --batch 3 --save-every 6 "
-             "--zero %d --bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base,
-             stage);
+             "%s --bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base,
+             stages[stage]);
     test_train_ranks(t, &ranks, 4, arguments, 60);
     for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
     test_ranks_free(t, &ranks);
     test_train_losses(t, name, losses, 12);
     CHECK(t, losses[12] > 0 && losses[12] < losses[1] - 0.5);
     /* 12 sequences a step on 4 ranks (again), on 3, on 1; other stages. */
-    for (int turn = 0; turn < 3; turn++) {
-      static const struct { int world, batch, accum; } shapes[] = {{4, 3, 1}, {3, 4, 1}, {1, 12, 1}};
+    for (int turn = 0; turn < 4; turn++) {
+      static const struct { int world, batch, accum; } shapes[] = {
+          {4, 3, 1}, {3, 4, 1}, {3, 4, 1}, {1, 12, 1}};
       char from[64];
-      int world = shapes[turn].world, zero = (stage + 2 * turn) % 4;
+      int world = shapes[turn].world, other = turn ? (count + turn - 2 - stage) % count : stage;
       snprintf(name, sizeof name, "again%d%d", stage, turn);
       snprintf(from, sizeof from, "four%d/step-000006", stage);
       test_train_arguments(t, base, sizeof base, name);
       snprintf(arguments, sizeof arguments, "%s --layers 3 --steps 12 --batch %d --accum %d "
-               "--save-every 6 "
-               "--zero %d --bucket-mb %s --sample-tokens 9 --prompt 1 --temperature 0 "
+               "--save-every 6 %s --bucket-mb %s --sample-tokens 9 --prompt 1 --temperature 0 "
                "--resume '%s'", base, shapes[turn].batch,
-               shapes[turn].accum, zero, turn ? "0.03" : "0.02", test_path(t, from));
+               shapes[turn].accum, stages[other], turn ? "0.03" : "0.02", test_path(t, from));
       test_train_ranks(t, &ranks, world, arguments, 60);
       for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
       test_ranks_free(t, &ranks);
@@ -9087,7 +9119,7 @@ static void test_pages(g2z_test *t) {
   CHECK(t, test_page_count(text, "class=dot") == 3);
   /* Of 20,000 points the spike is left and at most 1,000 are drawn; the gap before the last point
    * parts it from the others. */
-  const char *line = strstr(text, "class=\"series\""), *end = line ? strchr(line, '>') : NULL;
+  const char *line = strstr(text, "class=\"series"), *end = line ? strchr(line, '>') : NULL;
   int points = 0, gaps = 0;
   double least = 1e9, most = 0;
   for (const char *at = line ? strstr(line, " d=\"") + 4 : NULL; at && at < end; at++)
@@ -9103,7 +9135,7 @@ static void test_pages(g2z_test *t) {
   g2z_release(&t->services, text);
   CHECK_OK(t, test_page_write(t, path, 900));
   text = test_run_read(t, t->directory, "page.html", &bytes);
-  line = text ? strstr(text, "class=\"series\"") : NULL;
+  line = text ? strstr(text, "class=\"series") : NULL;
   end = line ? strchr(line, '>') : NULL;
   CHECK(t, end && strncmp(end - 4, "h0\"/", 4) == 0); /* "h0": the last point, alone */
   g2z_release(&t->services, text);
@@ -9153,6 +9185,200 @@ static void test_page_scales(g2z_test *t) {
       CHECK(t, at >= -1e-3 && at <= 100.001);
     }
   }
+}
+
+/* What test_run_all left, as a page and as events; then each of its files damaged in turn. */
+static void test_run_report(g2z_test *t) {
+  static const struct {
+    const char *name, *text, *want;
+  } foreign[] = {
+      {"metrics.jsonl", "{\"step\": 1, \"loss\": }\n", "metrics.jsonl, line 1: "},
+      {"metrics.jsonl", "{\"step\": 1}\n{\"loss\": 3}\n", "line 2: it has no step"},
+      {"metrics.jsonl", "\x7f""ELF\n", "it is damaged, or no run's"},
+      {"training_metrics.json", "[]", "must hold an object"},
+      {"training_metrics.json", "{\"schema_version\": \"1.0\"}", "schema_version 1.0"},
+      {"training_metrics.json", "{\"run_id\": 3}", "schema_version none"},
+      {"training_metrics.json", "{\"schema_version\": \"2.0\"", "line 1"},
+      {"launcher_metadata.json", "{", "launcher_metadata.json"},
+      {"RUN_FAILED.json", "{\"a\" 1}", "RUN_FAILED.json"}};
+  test_run_setup s;
+  test_run_seen seen;
+  size_t bytes = 0;
+  char path[700], page[700];
+  test_run_prepare(t, &s, "run");
+  s.config.train.dtype = G2Z_FP16;
+  s.config.command_line = "./train <&> \"x\"";
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  snprintf(page, sizeof page, "%.500s/report.html", s.run_dir);
+  char *text = test_run_read(t, s.run_dir, "report.html", &bytes);
+  static const char *const parts[] = {
+      "<title>Run run</title>", "<dd>completed</dd>", "<dd>./train &lt;&amp;&gt; &quot;x&quot;</dd>",
+      "<dt>precision</dt><dd>fp16</dd>", "<b>Loss</b>", "<b>Learning rate</b>",
+      "<b>Gradient norm</b>", "<b>Throughput</b>", "<dt>loss scale</dt><dd>65536</dd>",
+      "<dt>skipped steps</dt><dd>0</dd>", "<dt>planned memory per device, GiB</dt>",
+      ">validation</span>", "Where the time went", "<th>training loss"};
+  for (size_t i = 0; text && i < sizeof parts / sizeof *parts; i++) {
+    t->checks++;
+    if (!strstr(text, parts[i])) test_fail(t, __FILE__, __LINE__, "no %s in the page", parts[i]);
+  }
+  CHECK(t, text && test_page_count(text, "<tr><td>") == 2); /* two epochs */
+  g2z_release(&t->services, text);
+  for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+    char *before = NULL;
+    size_t kept = 0;
+    snprintf(path, sizeof path, "%.500s/%s", s.run_dir, foreign[i].name);
+    if (access(path, F_OK) == 0) before = test_run_read(t, s.run_dir, foreign[i].name, &kept);
+    test_write_file(t, path, foreign[i].text, strlen(foreign[i].text));
+    unlink(page);
+    CHECK_STATUS(t, g2z_report_run(&t->services, s.run_dir), G2Z_FORMAT, &t->services,
+                 foreign[i].want);
+    CHECK(t, access(page, F_OK) != 0 && test_files_count(t, "run/*.partial") == 0);
+    if (before) test_write_file(t, path, before, kept);
+    else unlink(path);
+    g2z_release(&t->services, before);
+  }
+  CHECK_STATUS(t, g2z_report_run(&t->services, t->directory), G2Z_IO, &t->services,
+               "metrics.jsonl");
+  /* One that has not ended: what it wrote so far, with a line that is being written. */
+  snprintf(path, sizeof path, "%.500s/metrics.jsonl", s.run_dir);
+  FILE *file = fopen(path, "ab");
+  CHECK(t, file && fputs("{\"step\": 9, \"lo", file) > 0 && fclose(file) == 0);
+  snprintf(path, sizeof path, "%.500s/training_metrics.json", s.run_dir);
+  CHECK(t, unlink(path) == 0);
+  CHECK_OK(t, g2z_report_run(&t->services, s.run_dir));
+  text = test_run_read(t, s.run_dir, "report.html", &bytes);
+  CHECK(t, text && strstr(text, "it had not ended at 2") && strstr(text, "<b>Loss</b>"));
+  g2z_release(&t->services, text);
+  for (long at = 1, failed = 0;; at++) {
+    unlink(page);
+    t->fail_at = at;
+    g2z_status status = g2z_report_run(&t->services, s.run_dir);
+    t->fail_at = 0;
+    CHECK(t, test_files_count(t, "run/*.partial") == 0);
+    if (status == G2Z_NO_MEMORY && at < 500) failed++;
+    else {
+      CHECK(t, status == G2Z_OK && failed > 10);
+      break;
+    }
+  }
+}
+
+static uint64_t test_event_varint(const unsigned char **at) {
+  uint64_t value = 0;
+  for (int shift = 0;; shift += 7) {
+    value |= (uint64_t)(**at & 127) << shift;
+    if (!(*(*at)++ & 128)) return value;
+  }
+}
+
+typedef struct test_events {
+  int events, values, starts;          /* starts: of SessionLog */
+  int64_t first, last;                 /* steps of those with values */
+  double loss[64], val_loss;           /* train/loss by step */
+  char tags[2048];
+} test_events;
+
+/* Fields of one message; those inside are read in the same way: their numbers tell them apart. */
+static void test_event_fields(g2z_test *t, const unsigned char *at, const unsigned char *end,
+                              int depth, test_events *seen, int64_t *step, char tag[64]) {
+  while (at < end) {
+    uint64_t key = test_event_varint(&at);
+    int field = (int)(key >> 3), type = (int)(key & 7);
+    if (type == 0) {
+      uint64_t value = test_event_varint(&at);
+      if (depth == 0 && field == 2) *step = (int64_t)value;
+      if (depth == 1 && field == 1) seen->starts += value == 1;
+    } else if (type == 1) at += 8;
+    else if (type == 5) {
+      float value;
+      memcpy(&value, at, sizeof value);
+      at += 4;
+      CHECK(t, depth == 2 && field == 2 && *step >= 0 && *step < 64);
+      if (strcmp(tag, "train/loss") == 0) seen->loss[*step] = (double)value;
+      if (strcmp(tag, "val/loss") == 0) seen->val_loss = (double)value;
+      if (!seen->values++) seen->first = *step;
+      seen->last = *step;
+    } else {
+      size_t length = (size_t)test_event_varint(&at);
+      CHECK(t, type == 2 && length <= (size_t)(end - at));
+      if (depth == 0 && field == 3) CHECK(t, length == 13 && !memcmp(at, "brain.Event:2", 13));
+      else if (depth < 2) test_event_fields(t, at, at + length, depth + 1, seen, step, tag);
+      else snprintf(tag, 64, "%.*s", (int)length, (const char *)at);
+      at += length;
+    }
+  }
+  CHECK(t, at == end);
+}
+
+static uint32_t test_event_sum(const void *bytes, size_t count) {
+  const unsigned char *at = (const unsigned char *)bytes;
+  uint32_t sum = 0xffffffffu;
+  for (size_t i = 0; i < count; i++) {
+    sum ^= at[i];
+    for (int bit = 0; bit < 8; bit++) sum = sum >> 1 ^ (sum & 1 ? 0x82f63b78u : 0);
+  }
+  sum = ~sum;
+  return (sum >> 15 | sum << 17) + 0xa282ead8u;
+}
+
+/* The index-th event file of a run, frame by frame. */
+static void test_events_read(g2z_test *t, const char *run_dir, size_t index, test_events *seen) {
+  char pattern[600], *text = NULL, tag[64] = "";
+  size_t bytes = 0, at = 0;
+  glob_t found;
+  memset(seen, 0, sizeof *seen);
+  memset(&found, 0, sizeof found);
+  snprintf(pattern, sizeof pattern, "%.500s/events.out.tfevents.*", run_dir);
+  int none = glob(pattern, 0, NULL, &found);
+  CHECK(t, !none && found.gl_pathc > index);
+  if (!none && found.gl_pathc > index)
+    CHECK_OK(t, g2z_read_file(&t->services, found.gl_pathv[index], 1 << 26, &text, &bytes));
+  globfree(&found);
+  while (at + 16 <= bytes) {
+    uint64_t length;
+    uint32_t sums[2];
+    int64_t step = 0;
+    memcpy(&length, text + at, 8);
+    memcpy(&sums[0], text + at + 8, 4);
+    CHECK(t, length <= bytes - at - 16);
+    if (length > bytes - at - 16) break;
+    memcpy(&sums[1], text + at + 12 + length, 4);
+    CHECK(t, sums[0] == test_event_sum(text + at, 8));
+    CHECK(t, sums[1] == test_event_sum(text + at + 12, (size_t)length));
+    const unsigned char *data = (const unsigned char *)text + at + 12;
+    test_event_fields(t, data, data + length, 0, seen, &step, tag);
+    seen->events++;
+    at += 16 + (size_t)length;
+  }
+  CHECK(t, at == bytes && bytes > 0);
+  g2z_release(&t->services, text);
+}
+
+/* A run, stopped and resumed: two files, which together hold each step once. */
+static void test_run_events(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  test_events one, two;
+  test_run_prepare(t, &s, "run");
+  s.config.save_weights = NULL;
+  s.config.save_every = 3;
+  s.config.max_train_steps = 3;
+  s.config.resume = "latest";
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_events_read(t, s.run_dir, 0, &one);
+  CHECK(t, one.first == 1 && one.last == 3 && one.starts == 0 && one.events == 1 + 3 + 1);
+  CHECK_NEAR(t, one.loss[3], seen.last_loss, 1e-7);
+  CHECK_NEAR(t, one.val_loss, seen.val_loss, 1e-6);
+  s.config.max_train_steps = 0;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_events_read(t, s.run_dir, 1, &two);
+  CHECK(t, two.first == 4 && two.last == 8 && two.starts == 1);
+  CHECK_NEAR(t, two.loss[8], seen.last_loss, 1e-7);
+  CHECK(t, test_files_count(t, "run/events.out.tfevents.") == 2);
+  test_run_prepare(t, &s, "without");
+  s.config.tensorboard = 0;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, test_files_count(t, "without/events") == 0);
 }
 
 static const g2z_test_entry test_table[] = {
@@ -9282,7 +9508,8 @@ static const g2z_test_entry test_table[] = {
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
-    {"zero_equal", "stages 0 to 3 on 2, 3 and 4 ranks learn what one rank learns", test_zero_equal},
+    {"zero_equal", "stages 0 to 3 and dp on 2, 3 and 4 ranks learn what one learns",
+     test_zero_equal},
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
     {"zero_recompute", "activations made again change no bit on two ranks", test_zero_recompute},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
@@ -9313,6 +9540,8 @@ static const g2z_test_entry test_table[] = {
     {"train_ranks_trouble", "what befalls one rank while saving is told by all",
      test_train_ranks_trouble},
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
+    {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
+    {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
     {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
 };
 
