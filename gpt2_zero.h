@@ -16569,7 +16569,7 @@ G2Z__PRIVATE g2z_status g2z__report_result(g2z_page *page, const g2z__run_files 
 
 /* Epoch by epoch, from training_metrics.json. */
 G2Z__PRIVATE void g2z__report_epochs(g2z_page *page, const g2z__told *metrics) {
-  static const struct {
+  static const struct column {
     const char *header, *name, *format;
     double factor;
   } columns[] = {{"epoch", "epoch_idx", "%.0f", 1},
