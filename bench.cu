@@ -1,14 +1,26 @@
-/* bench: how fast a training step is on this machine, and where its time goes. First whole steps,
- * then each op of a step alone, against two limits measured in the same run: the rate of a large
- * matrix product and of a copy. */
+/* bench: what is fast on this machine, what is not, and why. Alone it times whole training steps, then
+ * each op of a step against two limits measured in the same run: the rate of a large matrix product
+ * and of a copy. Its sub-commands are experiments over several configurations, each of which runs
+ * in processes of its own and leaves a run directory; `bench report` makes a page of what they left. */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
 
+#include <dirent.h>
 #include <math.h>
+#include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef G2Z_GIT_COMMIT
+#define G2Z_GIT_COMMIT NULL /* the Makefile knows it */
+#endif
 
 #define TRY(call)                          \
   do {                                     \
@@ -16,67 +28,236 @@
     if (status_ != G2Z_OK) return status_; \
   } while (0)
 
+/* ----- sub-commands ----------------------------------------------------- */
+
+/* The first is what bench does without a sub-command. Those without a description are no sub-commands
+ * for people: the ranks that an experiment starts run them. */
+#define COMMAND_LIST(X)                                                                           \
+  /* name       run             what it does */                                                   \
+  X(step,       run_step,       "one configuration: training steps, then each op of a step")      \
+  X(ops,        run_ops,        "each op of a step against this machine's limits")                \
+  X(scaling,    run_experiment, "the same work on 1, 2, 4, ... ranks: speed-up and efficiency")   \
+  X(buckets,    run_experiment, "sizes of gradient buckets: what communication hides, what not")  \
+  X(matrix,     run_experiment, "ZeRO stages by precision: throughput, memory, utilisation")      \
+  X(strategies, run_experiment, "one optimizer (dp) and ZeRO stages, on 1, 2, 4 ranks")           \
+  X(comm,       run_comm,       "each collective against a plain copy")                           \
+  X(report,     run_report,     "DIR...: experiments and runs as a page, report.html")            \
+  X(point,      run_point,      NULL)                                                             \
+  X(exchange,   run_exchange,   NULL)
+
+enum {
+#define X(name, run, about) COMMAND_##name,
+  COMMAND_LIST(X)
+#undef X
+  COMMAND_COUNT
+};
+static const char *const command_names[] = {
+#define X(name, run, about) #name,
+    COMMAND_LIST(X)
+#undef X
+};
+static const char *const command_abouts[] = {
+#define X(name, run, about) about,
+    COMMAND_LIST(X)
+#undef X
+};
+
 /* ----- options ---------------------------------------------------------- */
 
 typedef struct options {
   g2z_train_config train;
-  const char *model, *peer;
+  int command, argc;
+  char **argv;                            /* of a report: the directories are argv[1..argc-1] */
+  char *command_line;
+  const char *model, *peer, *out, *run_dir;
+  const char *rank_list, *stage_list, *dtype_list, *size_list;
   int layers, heads, channels, context, vocab_size, seq; /* 0: see --help */
   int device, dtype, steps, without_ops, help;
+  int warmup, repeats, global_batch, val_steps;
+  int64_t tokens;
   float bucket_mb;
 } options;
 
+#define IN(name) (1u << COMMAND_##name)
+#define EXPERIMENTS (IN(scaling) | IN(buckets) | IN(matrix) | IN(strategies))
+#define TRAINING (IN(step) | IN(ops) | EXPERIMENTS | IN(point))
+#define SWEEPS (EXPERIMENTS | IN(comm))
+#define ANY ((1u << COMMAND_COUNT) - 1)
+
 #define WORD(name, text) "|" text
 #define WORD_OF_3(name, text, bytes) "|" text
+/* Every flag of every sub-command, once. A name that stands twice takes one value in some and a list
+ * in others. */
 #define FLAG_LIST(FLAG)                                                                           \
-  /*   name  kind  destination  minimum  maximum  value  help */                                  \
-  FLAG("model", TEXT, model, 0, 0, "NAME",                                                        \
+  /*   in  name  kind  destination  minimum  maximum  value  help */                              \
+  FLAG(SWEEPS, "gpus", TEXT, rank_list, 0, 0, "LIST",                                             \
+       "numbers of ranks, each with a GPU or a share of the CPU, or all")                         \
+  FLAG(EXPERIMENTS, "zero", TEXT, stage_list, 0, 0, "LIST",                                       \
+       "ZeRO stages; dp: one rank has the optimizer")                                             \
+  FLAG(EXPERIMENTS, "dtype", TEXT, dtype_list, 0, 0, "LIST", "fp32, tf32, fp16, bf16")            \
+  FLAG(EXPERIMENTS, "sizes", TEXT, size_list, 0, 0, "LIST",                                       \
+       "MiB of gradients per collective; 0: as train")                                            \
+  FLAG(IN(comm) | IN(exchange), "sizes", TEXT, size_list, 0, 0, "LIST", "MiB of a whole buffer")  \
+  FLAG(TRAINING, "model", TEXT, model, 0, 0, "NAME",                                              \
        "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]")               \
-  FLAG("layers", INT, layers, 1, 1024, "N", "overrides the model's, as do the next four")         \
-  FLAG("channels", INT, channels, 8, 65536, "N", "width of the residual stream")                  \
-  FLAG("heads", INT, heads, 1, 65536, "N", "divides channels [channels / 64]")                    \
-  FLAG("context", INT, context, 1, 1048576, "N", "positions: the longest sequence")               \
-  FLAG("vocab-size", INT, vocab_size, 2, 65536, "N", "tokens that the model knows")               \
-  FLAG("batch", INT, train.batch, 1, 1048576, "N", "sequences per micro-step")                    \
-  FLAG("seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")                         \
-  FLAG("accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")                        \
-  FLAG("dropout", FLOAT, train.dropout, 0, 0.99, "P", "on embedding, attention, projections")     \
-  FLAG("train", TEXT, train.train_glob, 0, 0, "GLOB", "token shards [tokens by Zipf's law]")      \
-  FLAG("steps", INT, steps, 1, 1000000, "N", "steps that are timed")                              \
-  FLAG("device", CHOICE, device, 0, 0, G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")           \
-  FLAG("dtype", CHOICE, dtype, 0, 0, G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")    \
-  FLAG("graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph")          \
-  FLAG("zero", INT, train.zero_stage, 0, 3, "STAGE", "ZeRO, on several ranks")                    \
-  FLAG("grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")                 \
-  FLAG("gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")              \
-  FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X", "MiB of gradients per collective")       \
-  FLAG("peer", TEXT, peer, 0, 0, "COMMAND",                                                       \
+  FLAG(TRAINING, "layers", INT, layers, 1, 1024, "N", "overrides the model's, as do the next four") \
+  FLAG(TRAINING, "channels", INT, channels, 8, 65536, "N", "width of the residual stream")        \
+  FLAG(TRAINING, "heads", INT, heads, 1, 65536, "N", "divides channels [channels / 64]")          \
+  FLAG(TRAINING, "context", INT, context, 1, 1048576, "N", "positions: the longest sequence")     \
+  FLAG(TRAINING, "vocab-size", INT, vocab_size, 2, 65536, "N", "tokens that the model knows")     \
+  FLAG(EXPERIMENTS, "global-batch", INT, global_batch, 1, 2147483647, "N",                        \
+       "sequences per step, however many ranks: then --batch is the most per micro-step")         \
+  FLAG(TRAINING, "batch", INT, train.batch, 1, 1048576, "N", "sequences per micro-step and rank") \
+  FLAG(TRAINING, "seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")               \
+  FLAG(TRAINING, "accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")              \
+  FLAG(TRAINING, "dropout", FLOAT, train.dropout, 0, 0.99, "P",                                   \
+       "on embedding, attention, projections")                                                    \
+  FLAG(TRAINING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                                   \
+       "token shards [tokens by Zipf's law]")                                                     \
+  FLAG(TRAINING, "steps", INT, steps, 1, 100000000, "N", "steps that are timed")                  \
+  FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "the same in tokens over all ranks")   \
+  FLAG(EXPERIMENTS | IN(point), "warmup", INT, warmup, 0, 1000000, "N", "steps before those")     \
+  FLAG(EXPERIMENTS | IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",                     \
+       "batches of a validation at the end [none]")                                               \
+  FLAG(SWEEPS, "repeats", INT, repeats, 1, 32, "N", "runs of each point, one round after the other") \
+  FLAG(TRAINING | IN(comm) | IN(exchange), "device", CHOICE, device, 0, 0,                        \
+       G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")                                           \
+  FLAG(ANY & ~EXPERIMENTS & ~IN(report), "dtype", CHOICE, dtype, 0, 0,                            \
+       G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")                                  \
+  FLAG(TRAINING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph") \
+  FLAG(TRAINING & ~EXPERIMENTS, "zero", INT, train.zero_stage, 0, 3, "STAGE",                     \
+       "ZeRO, on several ranks")                                                                  \
+  FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
+  FLAG(TRAINING, "gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")    \
+  FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                 \
+       "MiB of gradients per collective")                                                         \
+  FLAG(IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                             \
        "run this on the same work too: 'python3 peers/torch_gpt2.py'")                            \
-  FLAG("ops", CHOICE, without_ops, 0, 0, "|on|off", "time each op of a step, on one rank")        \
-  FLAG("seed", UINT64, train.seed, 0, 0, "N", "of weights, tokens and dropout")                   \
-  FLAG("help", SWITCH, help, 0, 0, "", "print this")
+  FLAG(IN(step), "ops", CHOICE, without_ops, 0, 0, "|on|off", "time each op of a step, on one rank") \
+  FLAG(TRAINING, "seed", UINT64, train.seed, 0, 0, "N", "of weights, tokens and dropout")         \
+  FLAG(SWEEPS | IN(report), "out", TEXT, out, 0, 0, "DIR",                                        \
+       "where the results go [experiments: runs/bench_NAME_TIME; report: the first DIR]")         \
+  FLAG(IN(point) | IN(exchange), "run-dir", TEXT, run_dir, 0, 0, "DIR", "where it leaves them")   \
+  FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this")
+
+/* What the flags of a sub-command start from. On a CPU it is as little as shows the whole path. */
+#define WORK_LIST(X)                                                                              \
+  /* command, device  ranks  stages  dtypes  sizes  batch accum global seq steps warmup repeats   \
+   *                  val graph */                                                                \
+  X(scaling,    CUDA, "1,2,4,8", "1",       "fp16", "0", 4, 1, 16, 512, 300, 20, 3, 0, 2)         \
+  X(scaling,    CPU,  "1,2",     "1",       "fp32", "0", 4, 1, 8, 64, 6, 2, 2, 0, 2)              \
+  X(buckets,    CUDA, "all", "1", "fp16", "1,5,25,100,400", 4, 1, 0, 512, 300, 20, 3, 0, 0)       \
+  X(buckets,    CPU,  "2",   "1", "fp32", "0.25,1,4",       4, 1, 0, 64, 6, 2, 2, 0, 0)           \
+  X(matrix,     CUDA, "all", "0,1,2,3", "fp16,bf16,fp32", "0", 32, 1, 0, 128, 200, 20, 5, 0, 2)   \
+  X(matrix,     CPU,  "2",   "0,1,2,3", "fp16,bf16,fp32", "0", 4, 1, 0, 32, 4, 2, 2, 0, 2)        \
+  X(strategies, CUDA, "1,2,4", "dp,0,2,3", "fp16", "0", 2, 2, 0, 512, 300, 20, 3, 50, 0)          \
+  X(strategies, CPU,  "1,2",   "dp,0,2,3", "fp32", "0", 2, 2, 0, 32, 4, 2, 2, 2, 0)               \
+  X(comm,       CUDA, "all", "", "", "1,4,16,64,256", 1, 1, 0, 1, 1, 0, 3, 0, 2)                  \
+  X(comm,       CPU,  "2",   "", "", "1,4,16", 1, 1, 0, 1, 1, 0, 2, 0, 2)
+
+static options default_options(int command, g2z_device_kind kind) {
+  options o;
+  memset(&o, 0, sizeof o);
+  o.train = g2z_train_config_default();
+  o.command = command;
+  o.device = o.dtype = -1;
+  o.steps = 10;
+#define X(name, device, ranks, stages, dtypes, sizes, batch_, accum_, global, seq_, steps_, \
+          warmup_, repeats_, val, graph_)                                                   \
+  if (command == COMMAND_##name && kind == G2Z_DEVICE_##device) {                           \
+    o.rank_list = ranks;                                                                    \
+    o.stage_list = stages;                                                                  \
+    o.dtype_list = dtypes;                                                                  \
+    o.size_list = sizes;                                                                    \
+    o.train.batch = batch_;                                                                 \
+    o.train.accum = accum_;                                                                 \
+    o.train.graph = graph_;                                                                 \
+    o.global_batch = global;                                                                \
+    o.seq = seq_;                                                                           \
+    o.steps = steps_;                                                                       \
+    o.warmup = warmup_;                                                                     \
+    o.repeats = repeats_;                                                                   \
+    o.val_steps = val;                                                                      \
+  }
+  WORK_LIST(X)
+#undef X
+  return o;
+}
+
+static g2z_status fail(g2z_services *services, g2z_status status, const char *format, ...)
+    G2Z_PRINTF(3, 4);
+static g2z_status fail(g2z_services *services, g2z_status status, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(services->error, sizeof services->error, format, arguments);
+  va_end(arguments);
+  return status;
+}
 
 static void print_line(void *user, const char *text) {
   (void)user;
   puts(text);
 }
 
-static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o) {
-#define FLAG(name, kind, destination, minimum, maximum, value, help) \
-  {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
-  const g2z_flag flags[] = {FLAG_LIST(FLAG)};
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help) +1
+enum { FLAG_COUNT = 0 FLAG_LIST(FLAG) };
 #undef FLAG
-  const int count = (int)(sizeof flags / sizeof *flags);
-  memset(o, 0, sizeof *o);
-  o->train = g2z_train_config_default();
-  o->device = o->dtype = -1;
-  o->steps = 10;
-  options defaults = *o;
-  g2z_status status = g2z_flags_parse(services, flags, count, argc, argv, NULL);
-  if (status != G2Z_OK || !o->help) return status;
-  *o = defaults;
-  puts("bench: times whole training steps, then each op of a step against the machine's limits\n");
-  g2z_flags_print(flags, count, print_line, NULL);
+
+/* The flags of o->command, with destinations in o. */
+static int flags_of(options *o, g2z_flag flags[FLAG_COUNT]) {
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help) in,
+  static const unsigned commands[] = {FLAG_LIST(FLAG)};
+#undef FLAG
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help) \
+  {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
+  const g2z_flag all[] = {FLAG_LIST(FLAG)};
+#undef FLAG
+  int count = 0;
+  for (int i = 0; i < FLAG_COUNT; i++)
+    if (commands[i] & (1u << o->command)) flags[count++] = all[i];
+  return count;
+}
+
+static void print_help(options *o) {
+  g2z_flag flags[FLAG_COUNT];
+  printf("bench%s%s: %s\n", o->command == COMMAND_step ? "" : " ",
+         o->command == COMMAND_step ? "" : command_names[o->command], command_abouts[o->command]);
+  if (o->command == COMMAND_step) {
+    puts("\nSub-commands, each with a --help of its own:");
+    for (int c = 1; c < COMMAND_COUNT; c++)
+      if (command_abouts[c]) printf("  %-12s %s\n", command_names[c], command_abouts[c]);
+  }
+  puts("");
+  g2z_flags_print(flags, flags_of(o, flags), print_line, NULL);
+}
+
+/* argv[1] may name a sub-command. Flags are read twice: --device decides what the others start
+ * from. */
+static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o) {
+  int command = COMMAND_step, first = 0, rest = 0;
+  g2z_flag flags[FLAG_COUNT];
+  if (argc > 1 && argv[1][0] != '-') {
+    for (command = 0; command < COMMAND_COUNT; command++)
+      if (strcmp(argv[1], command_names[command]) == 0) break;
+    if (command == COMMAND_COUNT)
+      return fail(services, G2Z_BAD_ARGUMENT, "%.80s is no sub-command: bench --help lists them",
+                  argv[1]);
+    first = 1;
+  }
+  g2z_device_kind kind = g2z_device_default();
+  for (int pass = 0; pass < 2; pass++) {
+    *o = default_options(command, kind);
+    int *unnamed = pass == 1 && command == COMMAND_report ? &rest : NULL;
+    int skip = pass == 0 && command == COMMAND_report; /* arguments move only once */
+    int count = flags_of(o, flags);
+    if (!skip) TRY(g2z_flags_parse(services, flags, count, argc - first, argv + first, unnamed));
+    if (o->device >= 0) kind = (g2z_device_kind)o->device;
+  }
+  o->argc = rest + 1;
+  o->argv = argv + first;
+  if (!o->help) return G2Z_OK;
+  *o = default_options(command, kind);
+  print_help(o);
   o->help = 1;
   return G2Z_OK;
 }
@@ -115,6 +296,50 @@ static void *host_memory(size_t bytes) {
   if (memory) return memory;
   fprintf(stderr, "bench: no memory for %zu bytes: take a smaller --batch or --seq\n", bytes);
   exit(1);
+}
+
+/* ----- lists in flags ----------------------------------------------------- */
+
+#define LIST_MAX 16
+
+/* "1,2,4": numbers from least to most. */
+static g2z_status read_list(g2z_services *services, const char *flag, const char *text, double least,
+                            double most, double out[LIST_MAX], int *count) {
+  const char *at = text;
+  for (*count = 0;; at++) {
+    char *end;
+    double number = strtod(at, &end);
+    if (*count == LIST_MAX)
+      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: more than %d numbers", flag, text,
+                  LIST_MAX);
+    if (end == at || (*end && *end != ',') || !(number >= least && number <= most))
+      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, with "
+                  "commas between them, as in %g,%g", flag, text, least, most, least, least + 1);
+    out[(*count)++] = number;
+    at = end;
+    if (!*at) return G2Z_OK;
+  }
+}
+
+/* "fp16,bf16": the indices of words among those of "|fp32|tf32|..". */
+static g2z_status read_words(g2z_services *services, const char *flag, const char *text,
+                             const char *words, double out[LIST_MAX], int *count) {
+  const char *at = text;
+  for (*count = 0;; at++) {
+    size_t length = strcspn(at, ",");
+    const char *word = words;
+    int index = 0;
+    while (word && (strcspn(word + 1, "|") != length || memcmp(word + 1, at, length) != 0)) {
+      word = strchr(word + 1, '|');
+      index++;
+    }
+    if (!word || *count == LIST_MAX)
+      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with commas "
+                  "between them", flag, text, LIST_MAX, words + 1);
+    out[(*count)++] = index;
+    at += length;
+    if (!*at) return G2Z_OK;
+  }
 }
 
 /* ----- whole steps ------------------------------------------------------ */
@@ -475,6 +700,8 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
     sum_s += rows[i].calls * rows[i].seconds;
   }
   qsort(rows, OP_COUNT, sizeof *rows, order_of_gaps);
+  const char *whole = isnan(step_s) ? "their sum" : "the median step";
+  if (isnan(step_s)) step_s = sum_s;
   for (int i = 0; i < OP_COUNT; i++) {
     const op_row *row = &rows[i];
     printf("%-19s %6.0f %10.1f %9.2f %5.1f%% %9.2f %7s/s %5.1f%% %8.1f  %s\n", row->name, row->calls,
@@ -483,9 +710,9 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
            100 * row->limit_s / row->seconds,
            gap_s(row) * 1e9 / ((double)b->N * b->accum), row->formula);
   }
-  printf("%-19s %6s %10s %9.2f %5.1f%%  of the median step; ops that run alone may find "
+  printf("%-19s %6s %10s %9.2f %5.1f%%  of %s; ops that run alone may find "
          "their data in caches, then beyond 100 %% of the copy\n", "sum", "", "", sum_s * 1e3,
-         100 * sum_s / step_s);
+         100 * sum_s / step_s, whole);
   return G2Z_OK;
 }
 
@@ -529,17 +756,33 @@ static g2z_status run_peer(g2z_services *services, const options *o, double toke
   return G2Z_OK;
 }
 
-static g2z_status run_bench(g2z_services *services, const options *o,
-                            const g2z_context_config *context_config) {
+/* Each op of a step of the plan. step_s NaN: shares are of the ops' sum. */
+static g2z_status time_plan_ops(g2z_services *services, const options *o, const g2z_plan *plan,
+                                double step_s) {
+  bench b;
+  double product_rate = 0;
+  g2z_status status = open_bench(&b, services, o, plan);
+  if (status == G2Z_OK) status = time_ops(&b, step_s, &product_rate);
+  close_bench(&b);
+  TRY(status);
+  if (isnan(step_s)) return G2Z_OK;
+  /* Matrices three times forward, attention's causal half of T x T likewise. */
+  double C = plan->model.channels, L = plan->model.layers;
+  double flops = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
+  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
+  printf("MFU         %.1f %% of the measured product: %.2f MFLOP per token, 6 (12 L C C + V C) + "
+         "6 L T C\n", 100 * flops * tokens / step_s / product_rate, flops * 1e-6);
+  return G2Z_OK;
+}
+
+static g2z_status run_step(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_context *context;
   g2z_plan plan;
   steps_result steps = {0, 0, 0, 0};
-  bench b;
-  double product_rate = 0;
-  const g2z_place *place = &context_config->ranks.place;
-  TRY(g2z_plan_make(services, &o->train, context_config->device, place->rank, place->world, &plan));
+  const g2z_place *place = &config->ranks.place;
+  TRY(g2z_plan_make(services, &o->train, config->device, place->rank, place->world, &plan));
   g2z_plan_print(&plan, 0, 0, print_line, NULL);
-  TRY(g2z_context_create(context_config, &context));
+  TRY(g2z_context_create(config, &context));
   g2z_status status = time_steps(context, o, &steps);
   g2z_context_free(context);
   TRY(status);
@@ -556,18 +799,1283 @@ static g2z_status run_bench(g2z_services *services, const options *o,
     return G2Z_OK;
   }
   if (o->peer) TRY(run_peer(services, o, tokens / steps.median_s));
-  if (o->without_ops) return G2Z_OK;
-  status = open_bench(&b, services, o, &plan);
-  if (status == G2Z_OK) status = time_ops(&b, steps.median_s, &product_rate);
-  close_bench(&b);
+  return o->without_ops ? G2Z_OK : time_plan_ops(services, o, &plan, steps.median_s);
+}
+
+static g2z_status run_ops(g2z_services *services, options *o, g2z_context_config *config) {
+  g2z_plan plan;
+  TRY(g2z_plan_make(services, &o->train, config->device, 0, 1, &plan));
+  g2z_plan_print(&plan, 0, 0, print_line, NULL);
+  return time_plan_ops(services, o, &plan, NAN);
+}
+
+/* ----- what is known of a point ------------------------------------------ */
+
+/* One configuration of an experiment, or one message of one collective. What is not known is NaN, and
+ * null in files. `from`: SET by the experiment, MEASURED by the ranks, WATCHED by the process that
+ * started them, DERIVED from several of those. Of several repeats the median counts. */
+#define FIELD_LIST(X)                                                                             \
+  /* name                 from      digits heading */                                             \
+  X(world_size,           SET,      0, "ranks")                                                   \
+  X(micro_batch,          SET,      0, "batch")                                                   \
+  X(accum_steps,          SET,      0, "micro-steps")                                             \
+  X(global_batch,         SET,      0, "global batch")                                            \
+  X(seq_len,              SET,      0, "T")                                                       \
+  X(zero_stage,           SET,      0, "stage")                                                   \
+  X(buckets,              SET,      0, "buckets")                                                 \
+  X(plan_gib,             SET,      3, "plan, GiB")                                               \
+  X(steps,                MEASURED, 0, "steps")                                                   \
+  X(tokens_per_sec,       MEASURED, 0, "tokens/s")                                                \
+  X(tokens_per_sec_sd,    DERIVED,  0, "+-")                                                      \
+  X(step_min_ms,          MEASURED, 2, "least ms")                                                \
+  X(step_p50_ms,          MEASURED, 2, "p50 ms")                                                  \
+  X(step_p95_ms,          MEASURED, 2, "p95 ms")                                                  \
+  X(step_max_ms,          MEASURED, 2, "most ms")                                                 \
+  X(step_mean_ms,         MEASURED, 2, "mean ms")                                                 \
+  X(step_sd_ms,           MEASURED, 2, "sd ms")                                                   \
+  X(train_time_sec,       MEASURED, 2, "training s")                                              \
+  X(total_wall_time_sec,  WATCHED,  2, "wall s")                                                  \
+  X(exposed_comm_ms,      MEASURED, 3, "exposed ms")                                              \
+  X(exposed_comm_sec,     MEASURED, 3, "exposed s")                                               \
+  X(exposed_comm_share,   MEASURED, 3, "share")                                                   \
+  X(collectives_per_step, MEASURED, 0, "collectives")                                             \
+  X(cpu_percent,          MEASURED, 1, "CPU %")                                                   \
+  X(gpu_percent,          WATCHED,  1, "GPU %")                                                   \
+  X(peak_memory_gib,      WATCHED,  3, "peak GiB")                                                \
+  X(speedup_vs_1gpu,      DERIVED,  3, "speed-up")                                                \
+  X(scaling_efficiency,   DERIVED,  3, "efficiency")                                              \
+  X(message_mib,          MEASURED, 0, "MiB")                                                     \
+  X(time_us,              MEASURED, 1, "us")                                                      \
+  X(bus_gb_per_sec,       MEASURED, 2, "bus GB/s")                                                \
+  X(limit_gb_per_sec,     MEASURED, 2, "limit GB/s")                                              \
+  X(of_limit,             MEASURED, 3, "of it")                                                   \
+  X(began_sec,            CLOCK,    3, "began")                                                   \
+  X(ended_sec,            CLOCK,    3, "ended")
+
+enum { SET, MEASURED, WATCHED, DERIVED, CLOCK };
+enum {
+#define X(name, from, digits, heading) FIELD_##name,
+  FIELD_LIST(X)
+#undef X
+  FIELD_COUNT
+};
+static const struct {
+  const char *name, *heading;
+  int from, digits;
+} fields[] = {
+#define X(name, from, digits, heading) {#name, heading, from, digits},
+    FIELD_LIST(X)
+#undef X
+};
+
+#define OUTCOME_LIST(X) X(OK, "ok") X(SKIPPED, "skipped") X(FAILED, "failed")
+enum {
+#define X(name, text) OUTCOME_##name,
+  OUTCOME_LIST(X)
+#undef X
+  OUTCOME_COUNT
+};
+static const char *const outcome_texts[] = {
+#define X(name, text) text,
+    OUTCOME_LIST(X)
+#undef X
+};
+
+#define POINTS_MAX 512
+#define REPEATS_MAX 32
+
+typedef struct point {
+  char name[96], reason[400];   /* why it was skipped or failed */
+  int outcome, repeats;
+  int runs[REPEATS_MAX];        /* numbers of its run directories */
+  double value[FIELD_COUNT];
+} point;
+
+typedef struct summary {        /* NAME_report.json, and what a point's ranks tell */
+  char experiment[32], generated[32], command_line[1024], commit[64], hardware[256], work[256];
+  int count;
+  point points[POINTS_MAX];
+} summary;
+
+static const int scaling_columns[] = {
+    FIELD_world_size,  FIELD_micro_batch,    FIELD_accum_steps,     FIELD_tokens_per_sec,
+    FIELD_tokens_per_sec_sd, FIELD_step_p50_ms, FIELD_train_time_sec, FIELD_total_wall_time_sec,
+    FIELD_exposed_comm_ms, FIELD_speedup_vs_1gpu, FIELD_scaling_efficiency, -1};
+static const int buckets_columns[] = {
+    FIELD_world_size, FIELD_buckets, FIELD_collectives_per_step, FIELD_step_p50_ms, FIELD_step_p95_ms,
+    FIELD_exposed_comm_ms, FIELD_tokens_per_sec, FIELD_tokens_per_sec_sd, -1};
+static const int matrix_columns[] = {
+    FIELD_world_size, FIELD_tokens_per_sec, FIELD_tokens_per_sec_sd, FIELD_step_p50_ms,
+    FIELD_step_p95_ms, FIELD_peak_memory_gib, FIELD_plan_gib, FIELD_gpu_percent, -1};
+static const int strategies_columns[] = {
+    FIELD_world_size, FIELD_tokens_per_sec, FIELD_tokens_per_sec_sd, FIELD_total_wall_time_sec,
+    FIELD_exposed_comm_sec, FIELD_exposed_comm_share, FIELD_gpu_percent, FIELD_cpu_percent,
+    FIELD_peak_memory_gib, FIELD_speedup_vs_1gpu, FIELD_scaling_efficiency, -1};
+static const int comm_columns[] = {FIELD_message_mib, FIELD_time_us, FIELD_bus_gb_per_sec,
+                                   FIELD_limit_gb_per_sec, FIELD_of_limit, -1};
+/* The columns of an experiment's table; NULL: no experiment. */
+static const int *columns_of(const char *experiment) {
+#define X(name) \
+  if (strcmp(experiment, #name) == 0) return name##_columns;
+  X(scaling) X(buckets) X(matrix) X(strategies) X(comm)
+#undef X
+  return NULL;
+}
+
+static void clear_point(point *p) {
+  memset(p, 0, sizeof *p);
+  for (int f = 0; f < FIELD_COUNT; f++) p->value[f] = NAN;
+}
+
+static summary *new_summary(const options *o, const char *experiment) {
+  summary *s = (summary *)host_memory(sizeof *s);
+  memset(s, 0, sizeof *s);
+  const char *commit = G2Z_GIT_COMMIT;
+  snprintf(s->experiment, sizeof s->experiment, "%s", experiment);
+  snprintf(s->command_line, sizeof s->command_line, "%s", o->command_line);
+  snprintf(s->commit, sizeof s->commit, "%s", commit ? commit : "unknown");
+  g2z_utc_now(s->generated);
+  return s;
+}
+
+/* 1: a point of the summary knows the field. */
+static int is_known(const summary *s, int field) {
+  for (int i = 0; i < s->count; i++)
+    if (!isnan(s->points[i].value[field])) return 1;
+  return 0;
+}
+
+/* ----- summaries as files ------------------------------------------------- */
+
+static void write_point(g2z_json_out *out, const summary *s, const point *p) {
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "name", p->name);
+  g2z_json_put_string(out, "outcome", outcome_texts[p->outcome]);
+  g2z_json_put_string(out, "reason", p->reason[0] ? p->reason : NULL);
+  g2z_json_put_integer(out, "repeats", p->repeats);
+  g2z_json_begin(out, "runs", '[');
+  for (int r = 0; r < p->repeats; r++) {
+    char name[64];
+    snprintf(name, sizeof name, "run_%s_%d", s->experiment, p->runs[r]);
+    g2z_json_put_string(out, NULL, name);
+  }
+  g2z_json_end(out, ']');
+  for (int f = 0; f < FIELD_COUNT; f++)
+    if (is_known(s, f)) g2z_json_put_number(out, fields[f].name, p->value[f]);
+  g2z_json_end(out, '}');
+}
+
+static g2z_status write_summary(g2z_services *services, const summary *s, const char *path) {
+  g2z_writer *writer;
+  g2z_json_out out;
+  TRY(g2z_writer_create(services, path, &writer));
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_string(&out, "format", "gpt2_zero bench 1");
+  g2z_json_put_string(&out, "experiment", s->experiment);
+  g2z_json_put_string(&out, "generated_at_utc", s->generated);
+  g2z_json_put_string(&out, "command_line", s->command_line);
+  g2z_json_put_string(&out, "git_commit", s->commit);
+  g2z_json_put_string(&out, "hardware", s->hardware);
+  g2z_json_put_string(&out, "work", s->work);
+  g2z_json_begin(&out, "points", '[');
+  for (int i = 0; i < s->count; i++) write_point(&out, s, &s->points[i]);
+  g2z_json_end(&out, ']');
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* A string of at most room - 1 bytes; null becomes "". */
+static void read_text(g2z_json *json, char *out, size_t room) {
+  out[0] = 0;
+  if (g2z_json_peek(json) == 'n') {
+    g2z_json_skip(json);
+    return;
+  }
+  g2z_json_text text = g2z_json_string(json);
+  if (text.bytes >= 4096) g2z_json_fail(json, "a text of %zu bytes is too long", text.bytes);
+  unsigned char plain[4096];
+  size_t bytes = text.at && text.bytes < sizeof plain ? g2z_json_unescape(&text, plain) : 0;
+  snprintf(out, room, "%.*s", (int)bytes, (const char *)plain);
+}
+
+static double read_number(g2z_json *json) {
+  if (g2z_json_peek(json) != 'n') return g2z_json_number(json);
+  g2z_json_skip(json);
+  return NAN;
+}
+
+static void read_point(g2z_json *json, point *p) {
+  g2z_json_text key;
+  char word[16] = "";
+  clear_point(p);
+  p->outcome = OUTCOME_COUNT;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    int field = 0;
+    while (field < FIELD_COUNT && !g2z_json_is(&key, fields[field].name)) field++;
+    if (field < FIELD_COUNT) p->value[field] = read_number(json);
+    else if (g2z_json_is(&key, "name")) read_text(json, p->name, sizeof p->name);
+    else if (g2z_json_is(&key, "outcome")) read_text(json, word, sizeof word);
+    else if (g2z_json_is(&key, "reason")) read_text(json, p->reason, sizeof p->reason);
+    else if (g2z_json_is(&key, "repeats")) p->repeats = (int)g2z_json_number(json);
+    else g2z_json_skip(json);
+  }
+  for (int k = 0; k < OUTCOME_COUNT; k++)
+    if (strcmp(word, outcome_texts[k]) == 0) p->outcome = k;
+  if (p->outcome == OUTCOME_COUNT || !p->name[0])
+    g2z_json_fail(json, "a point without a name, or with outcome \"%s\"", word);
+}
+
+static void read_summary_members(g2z_json *json, summary *s, char format[64]) {
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    if (g2z_json_is(&key, "format")) read_text(json, format, 64);
+    else if (g2z_json_is(&key, "experiment")) read_text(json, s->experiment, sizeof s->experiment);
+    else if (g2z_json_is(&key, "generated_at_utc"))
+      read_text(json, s->generated, sizeof s->generated);
+    else if (g2z_json_is(&key, "command_line"))
+      read_text(json, s->command_line, sizeof s->command_line);
+    else if (g2z_json_is(&key, "git_commit")) read_text(json, s->commit, sizeof s->commit);
+    else if (g2z_json_is(&key, "hardware")) read_text(json, s->hardware, sizeof s->hardware);
+    else if (g2z_json_is(&key, "work")) read_text(json, s->work, sizeof s->work);
+    else if (g2z_json_is(&key, "points") && g2z_json_enter(json, '[')) {
+      for (s->count = 0; g2z_json_next(json, ']', NULL);) {
+        if (s->count == POINTS_MAX) g2z_json_fail(json, "more than %d points", POINTS_MAX);
+        else read_point(json, &s->points[s->count++]);
+      }
+    } else g2z_json_skip(json);
+  }
+}
+
+/* Takes what write_summary wrote and nothing else. */
+static g2z_status read_summary(g2z_services *services, const char *path, summary *s) {
+  char *text, format[64] = "";
+  size_t bytes;
+  g2z_json json;
+  memset(s, 0, sizeof *s);
+  TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
+  g2z_json_open(&json, services, path, text, bytes);
+  read_summary_members(&json, s, format);
+  g2z_status status = g2z_json_close(&json);
+  g2z_release(services, text);
   TRY(status);
-  /* Matrices three times forward, attention's causal half of T x T likewise. */
-  double C = plan.model.channels, L = plan.model.layers;
-  double flops = 6 * (12 * L * C * C + plan.model.vocab * C) + 6 * L * plan.seq * C;
-  printf("MFU         %.1f %% of the measured product: %.2f MFLOP per token, 6 (12 L C C + V C) + "
-         "6 L T C\n", 100 * flops * tokens / steps.median_s / product_rate, flops * 1e-6);
+  if (strcmp(format, "gpt2_zero bench 1") != 0)
+    return fail(services, G2Z_FORMAT, "%.400s: its format is \"%s\", and not \"gpt2_zero bench 1\": "
+                "name directories that bench wrote", path, format);
+  if (!columns_of(s->experiment) && strcmp(s->experiment, "point") != 0)
+    return fail(services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path, s->experiment);
+  if (s->count == 0) return fail(services, G2Z_FORMAT, "%.400s has no points", path);
   return G2Z_OK;
 }
+
+/* What a run's training_metrics.json says, of what is shown here. */
+typedef struct run_facts {
+  char id[160], commit[64], gpu[128], cuda[32], nccl[32], model[128], precision[16];
+  double world_size, seq_len, batch, accum, zero_stage;
+  double tokens_per_sec, wall_s, steps, p50_s, p95_s;   /* the last three of its last epoch */
+  double memory_bytes;
+} run_facts;
+
+typedef struct run_member {     /* where a member of training_metrics.json goes */
+  const char *path;
+  char *text;                   /* or number */
+  size_t room;
+  double *number;
+} run_member;
+
+#define RUN_DEPTH 8
+
+/* Walks any value; `path` names it: "summary.total_wall_time_sec", "epochs.steps". Of arrays the last
+ * element stays. Depth is limited by what the schema has. */
+static void read_run_value(g2z_json *json, const char *path, const run_member *members, int count,
+                           int depth) {
+  g2z_json_text key;
+  char open = g2z_json_peek(json), below[256];
+  if ((open == '{' || open == '[') && depth < RUN_DEPTH) {
+    if (!g2z_json_enter(json, open)) return;
+    while (g2z_json_next(json, open == '{' ? '}' : ']', open == '{' ? &key : NULL)) {
+      if (open == '[') snprintf(below, sizeof below, "%s", path);
+      else
+        snprintf(below, sizeof below, "%.150s%s%.*s", path, *path ? "." : "",
+                 (int)(key.bytes < 64 ? key.bytes : 64), (const char *)key.at);
+      read_run_value(json, below, members, count, depth + 1);
+    }
+    return;
+  }
+  for (int i = 0; i < count; i++) {
+    const run_member *m = &members[i];
+    if (strcmp(path, m->path) != 0) continue;
+    if (m->text && (open == '"' || open == 'n')) read_text(json, m->text, m->room);
+    else if (m->number && open != '"') *m->number = read_number(json);
+    else g2z_json_fail(json, "%s is not what schema 2.0 has there", path);
+    return;
+  }
+  g2z_json_skip(json);
+}
+
+/* Checks that it is schema 2.0 and whole before anything is believed. */
+static g2z_status read_run(g2z_services *services, const char *path, run_facts *r) {
+  char *text, schema[16] = "";
+  size_t bytes;
+  g2z_json json;
+  memset(r, 0, sizeof *r);
+  r->world_size = r->seq_len = r->batch = r->accum = r->zero_stage = r->tokens_per_sec = NAN;
+  r->wall_s = r->steps = r->p50_s = r->p95_s = r->memory_bytes = NAN;
+#define TEXT(path, member) {path, r->member, sizeof r->member, NULL}
+#define NUMBER(path, member) {path, NULL, 0, &r->member}
+  const run_member members[] = {
+      {"schema_version", schema, sizeof schema, NULL},
+      TEXT("run_id", id), TEXT("git_commit", commit), TEXT("hardware.gpu_name", gpu),
+      TEXT("env.cuda_version", cuda), TEXT("env.nccl_version", nccl),
+      TEXT("training_config.model_size", model), TEXT("training_config.precision", precision),
+      NUMBER("hardware.world_size", world_size), NUMBER("training_config.seq_len", seq_len),
+      NUMBER("training_config.micro_batch_size_per_gpu", batch),
+      NUMBER("training_config.grad_accum_steps", accum),
+      NUMBER("training_config.zero_stage", zero_stage),
+      NUMBER("summary.mean_tokens_per_sec_global", tokens_per_sec),
+      NUMBER("summary.total_wall_time_sec", wall_s), NUMBER("epochs.steps", steps),
+      NUMBER("epochs.step_time_p50_sec", p50_s), NUMBER("epochs.step_time_p95_sec", p95_s),
+      NUMBER("epochs.max_cuda_mem_allocated_bytes_rank0", memory_bytes)};
+#undef TEXT
+#undef NUMBER
+  TRY(g2z_read_file(services, path, (size_t)64 << 20, &text, &bytes));
+  g2z_json_open(&json, services, path, text, bytes);
+  read_run_value(&json, "", members, (int)(sizeof members / sizeof *members), 0);
+  g2z_status status = g2z_json_close(&json);
+  g2z_release(services, text);
+  TRY(status);
+  if (strcmp(schema, "2.0") != 0)
+    return fail(services, G2Z_FORMAT, "%.400s: schema_version is \"%s\", and not \"2.0\"", path,
+                schema);
+  if (!r->id[0] || !(r->world_size >= 1) || isnan(r->wall_s))
+    return fail(services, G2Z_FORMAT, "%.400s: run_id, hardware.world_size or "
+                "summary.total_wall_time_sec is missing: it is not a whole artifact", path);
+  return G2Z_OK;
+}
+
+/* ----- a point's ranks: bench point -------------------------------------- */
+
+typedef struct stopwatch {      /* of the steps that count */
+  double *step_s, *exposed_s;
+  int count, collectives;
+  double began, ended, cpu_s;   /* of this rank */
+} stopwatch;
+
+static double used_cpu_s(void) {
+  struct rusage used;
+  getrusage(RUSAGE_SELF, &used);
+  return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+         1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+}
+
+static void watch_step(stopwatch *w, const options *o, g2z_context *context,
+                       const g2z_metrics *m) {
+  if (m->step <= 2) { /* the first steps are no graph yet, and say what it will hold */
+    int now = g2z_ranks_collectives(g2z_context_ranks(context), m->step);
+    if (now > w->collectives) w->collectives = now;
+  }
+  if (m->step <= o->warmup) {
+    w->began = g2z_seconds();
+    w->cpu_s = used_cpu_s();
+    return;
+  }
+  if (w->count == o->steps) return;
+  w->step_s[w->count] = m->step_ms * 1e-3;
+  w->exposed_s[w->count++] = m->exposed_comm_ms * 1e-3;
+  if (w->count < o->steps) return;
+  w->ended = g2z_seconds();
+  w->cpu_s = used_cpu_s() - w->cpu_s;
+}
+
+static double sum_of(const double *values, int count) {
+  double sum = 0;
+  for (int i = 0; i < count; i++) sum += values[i];
+  return sum;
+}
+
+/* The sample's standard deviation; NaN of fewer than two. */
+static double deviation(const double *values, int count) {
+  double mean = sum_of(values, count) / count, squares = 0;
+  for (int i = 0; i < count; i++) squares += (values[i] - mean) * (values[i] - mean);
+  return count > 1 ? sqrt(squares / (count - 1)) : NAN;
+}
+
+static void fill_measured(point *p, const options *o, stopwatch *w, int world, double cpu_s) {
+  double step_s = sum_of(w->step_s, w->count), exposed_s = sum_of(w->exposed_s, w->count);
+  double tokens = (double)o->train.batch * o->train.accum * o->train.seq * world;
+  double *v = p->value;
+  v[FIELD_steps] = w->count;
+  v[FIELD_step_mean_ms] = 1e3 * step_s / w->count;
+  v[FIELD_step_sd_ms] = 1e3 * deviation(w->step_s, w->count);
+  v[FIELD_step_p50_ms] = 1e3 * median(w->step_s, w->count); /* sorts */
+  v[FIELD_step_min_ms] = 1e3 * w->step_s[0];
+  v[FIELD_step_p95_ms] = 1e3 * w->step_s[(w->count * 95 + 99) / 100 - 1];
+  v[FIELD_step_max_ms] = 1e3 * w->step_s[w->count - 1];
+  v[FIELD_tokens_per_sec] = 1e3 * tokens / v[FIELD_step_p50_ms];
+  v[FIELD_train_time_sec] = step_s;
+  v[FIELD_cpu_percent] =
+      100 * cpu_s / ((w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN));
+  v[FIELD_began_sec] = w->began;
+  v[FIELD_ended_sec] = w->ended;
+  if (world == 1) exposed_s = 0; /* there is nobody to wait for */
+  v[FIELD_exposed_comm_sec] = exposed_s;
+  v[FIELD_exposed_comm_share] = exposed_s / step_s;
+  v[FIELD_exposed_comm_ms] = world == 1 ? 0 : 1e3 * median(w->exposed_s, w->count);
+  v[FIELD_collectives_per_step] = world == 1 ? 0 : w->collectives;
+}
+
+/* The CPU time of all ranks together goes to rank 0, which writes what it knows. */
+static g2z_status write_measured(g2z_context *context, const options *o, stopwatch *w) {
+  g2z_services *services = g2z_context_services(context);
+  int world = g2z_context_world(context);
+  double *cpu_s = (double *)host_memory((size_t)world * sizeof *cpu_s);
+  g2z_status status = g2z_ranks_all_gather(g2z_context_ranks(context), &w->cpu_s, sizeof w->cpu_s,
+                                           cpu_s);
+  if (world == 1) cpu_s[0] = w->cpu_s;
+  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+    char path[1200];
+    summary *s = new_summary(o, "point");
+    s->count = 1;
+    clear_point(&s->points[0]);
+    snprintf(s->points[0].name, sizeof s->points[0].name, "point");
+    fill_measured(&s->points[0], o, w, world, sum_of(cpu_s, world));
+    snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
+    status = write_summary(services, s, path);
+    free(s);
+  }
+  free(cpu_s);
+  return status;
+}
+
+static g2z_status train_point(g2z_context *context, const options *o, stopwatch *w) {
+  g2z_run_config config = g2z_run_config_default();
+  g2z_run *run;
+  g2z_run_event event;
+  config.train = o->train;
+  config.train.optimizer.steps = o->warmup + o->steps;
+  config.run_dir = o->run_dir;
+  config.sample_tokens = 0;
+  config.command_line = o->command_line;
+  config.git_commit = G2Z_GIT_COMMIT;
+  config.model_name = o->model;
+  if (o->val_steps) {
+    config.val_glob = o->train.train_glob;
+    config.val_steps = o->val_steps;
+  }
+  TRY(g2z_run_create(context, &config, &run));
+  w->began = g2z_seconds();
+  w->cpu_s = used_cpu_s();
+  g2z_status status;
+  do {
+    status = g2z_run_next(run, &event);
+    if (status == G2Z_OK && event.kind == G2Z_RUN_STEP) watch_step(w, o, context, &event.metrics);
+  } while (status == G2Z_OK && event.kind != G2Z_RUN_DONE);
+  g2z_run_free(run);
+  return status;
+}
+
+/* Others may wait inside a collective for ever. */
+static void on_fault(void *user, const g2z_fault *fault) {
+  (void)user;
+  fprintf(stderr, "bench: %s\n", fault->sentence);
+  _exit(G2Z_EXIT_LOST);
+}
+
+static g2z_status run_point(g2z_services *services, options *o, g2z_context_config *config) {
+  g2z_context *context;
+  stopwatch w;
+  memset(&w, 0, sizeof w);
+  if (!o->run_dir || !o->train.train_glob)
+    return fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: experiments "
+                "start it with both");
+  config->ranks.on_fault = on_fault;
+  TRY(g2z_context_create(config, &context));
+  w.step_s = (double *)host_memory((size_t)o->steps * sizeof(double));
+  w.exposed_s = (double *)host_memory((size_t)o->steps * sizeof(double));
+  g2z_status status = train_point(context, o, &w);
+  if (status == G2Z_OK) status = write_measured(context, o, &w);
+  g2z_context_free(context);
+  free(w.step_s);
+  free(w.exposed_s);
+  return status;
+}
+
+/* ----- a comm's ranks: bench exchange ------------------------------------- */
+
+/* Each collective: what of a whole buffer passes each rank's link (as nccl-tests count it, R ranks),
+ * and the call. */
+#define COLLECTIVE_LIST(X)                                                                    \
+  X(reduce_scatter, (R - 1) / R, ops->reduce_scatter(comm, mine, buffer, G2Z_OVERWRITE, n))   \
+  X(all_reduce, 2 * (R - 1) / R, ops->all_reduce(comm, buffer, n))                            \
+  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, n))
+
+#define X(name, passes, call)                                              \
+  static g2z_status exchange_##name(g2z_comm *comm, char *buffer, size_t n) { \
+    const g2z_collectives *ops = comm->ops;                                \
+    size_t bytes = n * (size_t)(comm->device->kind == G2Z_DEVICE_CPU ||    \
+                                comm->device->dtype == G2Z_FP32 ? 4 : 2);  \
+    char *mine = buffer + (size_t)comm->rank * (bytes / (size_t)comm->world); \
+    (void)mine;                                                            \
+    return call;                                                           \
+  }
+COLLECTIVE_LIST(X)
+#undef X
+/* Bytes of an element: act and the gradients alike, and a CPU stores all in fp32. */
+static size_t element_bytes(const g2z_comm *comm) {
+  int half = comm->device->dtype == G2Z_FP16 || comm->device->dtype == G2Z_BF16;
+  return comm->device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
+}
+
+/* Seconds per call, the slowest rank's: the median of five rounds of at least 10 ms each. */
+static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
+                                g2z_status (*run)(g2z_comm *comm, char *buffer, size_t n),
+                                double *all, double *seconds) {
+  double rounds[5];
+  int calls = 1;
+  for (int round = -1; round < 5;) { /* the first opens connections, and does not count */
+    TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
+    double begin = g2z_seconds(), most = 0;
+    TRY(comm->ops->fork(comm));
+    for (int i = 0; i < calls; i++) TRY(run(comm, buffer, n));
+    TRY(comm->ops->mark(comm, 0));
+    TRY(comm->ops->join(comm, 0));
+    TRY(comm->device->ops->synchronize(comm->device));
+    double mine = g2z_seconds() - begin;
+    TRY(g2z_ranks_all_gather(comm->ranks, &mine, sizeof mine, all));
+    for (int r = 0; r < comm->world; r++) most = all[r] > most ? all[r] : most;
+    if (round >= 0) rounds[round] = most / calls;
+    if (round == 0 && most < 0.01 && calls < 1024) calls *= 2; /* all ranks see the same `most` */
+    else round++;
+  }
+  *seconds = median(rounds, 5);
+  return G2Z_OK;
+}
+
+/* All collectives at one size. How to gather is no matter of the reductions: the plain way shows
+ * them. */
+static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all, summary *s) {
+  const double R = comm->world;
+  const struct {
+    const char *name;
+    double passes;
+    g2z_status (*run)(g2z_comm *comm, char *buffer, size_t n);
+  } rows[] = {
+#define X(name, passes, call) {#name, passes, exchange_##name},
+      COLLECTIVE_LIST(X)
+#undef X
+  };
+  const size_t unit = 8 * (size_t)comm->world, size = element_bytes(comm);
+  const size_t n = ((size_t)(mib * 1048576.0) / size + unit - 1) / unit * unit;
+  double copy_rate, seconds;
+  TRY(g2z_comm_copy_rate(comm, n * size, &copy_rate));
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    if (comm->gather != G2Z_GATHER_PLAIN && strcmp(rows[i].name, "all_gather") != 0) continue;
+    TRY(time_exchange(comm, buffer, n, rows[i].run, all, &seconds));
+    double bus = rows[i].passes * (double)(n * size) / seconds;
+    point *p = &s->points[s->count++];
+    clear_point(p);
+    snprintf(p->name, sizeof p->name, "%s, %s, %d ranks, %g MiB", rows[i].name,
+             g2z_gather_text(comm->gather), comm->world, mib);
+    p->value[FIELD_world_size] = R;
+    p->value[FIELD_message_mib] = (double)(n * size) / 1048576.0;
+    p->value[FIELD_time_us] = seconds * 1e6;
+    p->value[FIELD_bus_gb_per_sec] = bus * 1e-9;
+    p->value[FIELD_limit_gb_per_sec] = copy_rate * 1e-9;
+    p->value[FIELD_of_limit] = bus / copy_rate;
+  }
+  return G2Z_OK;
+}
+
+/* The sizes, over a communicator that gathers in one way; none when it cannot be had here. */
+static g2z_status exchange_gather(g2z_context *context, const options *o, g2z_device *device,
+                                  g2z_gather gather, summary *s) {
+  double sizes[LIST_MAX], most = 0;
+  int count;
+  g2z_comm *comm;
+  g2z_comm_config config;
+  void *buffer;
+  TRY(read_list(device->services, "sizes", o->size_list, 0.001, 65536, sizes, &count));
+  for (int i = 0; i < count; i++) most = sizes[i] > most ? sizes[i] : most;
+  size_t bytes = (size_t)(most * 1048576.0) + 64 * (size_t)g2z_context_world(context);
+  memset(&config, 0, sizeof config);
+  config.places = 1;
+  config.most = bytes / 2;
+  config.wire = device->dtype;
+  config.gather = gather;
+  TRY(g2z_comm_create(g2z_context_ranks(context), device, &config, &comm));
+  g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
+  status = g2z_ranks_agree(comm->ranks, status);
+  double *all = (double *)host_memory((size_t)comm->world * sizeof *all);
+  for (int i = 0; i < count && status == G2Z_OK && comm->gather == gather; i++)
+    status = exchange_size(comm, (char *)buffer, sizes[i], all, s);
+  free(all);
+  if (buffer) comm->ops->release(comm, buffer);
+  g2z_comm_free(comm);
+  return status;
+}
+
+static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_config *config) {
+  g2z_context *context;
+  g2z_device *device = NULL;
+  if (!o->run_dir)
+    return fail(services, G2Z_BAD_ARGUMENT, "bench exchange needs --run-dir: bench comm starts it "
+                "with one");
+  config->ranks.on_fault = on_fault;
+  TRY(g2z_context_create(config, &context));
+  summary *s = new_summary(o, "comm");
+  g2z_status status = g2z_device_create(services, config->device, o->train.dtype, o->train.dtype,
+                                        &device);
+  status = g2z_ranks_agree(g2z_context_ranks(context), status);
+  static const g2z_gather ways[] = {G2Z_GATHER_PLAIN, G2Z_GATHER_SYMMETRIC, G2Z_GATHER_COPY};
+  for (int i = 0; i < 3 && status == G2Z_OK; i++)
+    status = exchange_gather(context, o, device, ways[i], s);
+  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+    char path[1200];
+    snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
+    status = write_summary(services, s, path);
+  }
+  g2z_device_free(device);
+  g2z_context_free(context);
+  free(s);
+  return status;
+}
+
+/* ----- experiments: their points ------------------------------------------ */
+
+typedef struct work {           /* what a point's ranks shall do */
+  g2z_train_config train;
+  int world, steps;
+} work;
+
+typedef struct experiment {
+  options *o;
+  g2z_services *services;
+  g2z_device_kind device;
+  summary *s;
+  work *works;                  /* one for each point; of comm only the number of ranks counts */
+  double (*sample)[FIELD_COUNT];/* [points][REPEATS_MAX] */
+  char out[1024], tokens[1100];
+  g2z_gpu_watch *gpus;          /* NULL: there is no NVML */
+  int runs, all_runs;           /* done and to be done */
+  double began;
+} experiment;
+
+static const char *const stage_words = "|dp|0|1|2|3";
+
+/* The sequences of a step divided among the ranks: as many per micro-step as --batch allows. */
+static g2z_status divide_batch(g2z_services *services, const options *o, work *w) {
+  if (!o->global_batch) return G2Z_OK;
+  if (o->global_batch % w->world)
+    return fail(services, G2Z_UNSUPPORTED, "%d sequences cannot be divided among %d ranks",
+                o->global_batch, w->world);
+  int share = o->global_batch / w->world, batch = o->train.batch < share ? o->train.batch : share;
+  while (share % batch) batch--;
+  w->train.batch = batch;
+  w->train.accum = share / batch;
+  return G2Z_OK;
+}
+
+/* Whether this machine and this build can do it: the plan knows all that needs no device. */
+static g2z_status check_work(experiment *e, int stage, work *w, point *p) {
+  g2z_plan plan;
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  if (stage < 0)
+    return fail(e->services, G2Z_UNSUPPORTED, "strategy dp is not in this version");
+  w->train.zero_stage = stage;
+  if (e->device == G2Z_DEVICE_CUDA && w->world > gpus)
+    return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", w->world, gpus);
+  TRY(divide_batch(e->services, e->o, w));
+  TRY(g2z_plan_make(e->services, &w->train, e->device, 0, w->world, &plan));
+  double per_step = (double)plan.batch * plan.accum * plan.seq * w->world;
+  if (e->o->tokens) w->steps = (int)ceil((double)e->o->tokens / per_step);
+  p->value[FIELD_micro_batch] = plan.batch;
+  p->value[FIELD_accum_steps] = plan.accum;
+  p->value[FIELD_global_batch] = (double)plan.batch * plan.accum * w->world;
+  p->value[FIELD_seq_len] = plan.seq;
+  p->value[FIELD_zero_stage] = plan.zero_stage;
+  p->value[FIELD_buckets] = plan.buckets;
+  p->value[FIELD_plan_gib] = (double)plan.bytes_total / 1073741824.0;
+  return G2Z_OK;
+}
+
+static void add_name(point *p, const char *format, ...) G2Z_PRINTF(2, 3);
+static void add_name(point *p, const char *format, ...) {
+  va_list arguments;
+  size_t used = strlen(p->name);
+  if (used) used += (size_t)snprintf(p->name + used, sizeof p->name - used, ", ");
+  va_start(arguments, format);
+  vsnprintf(p->name + used, sizeof p->name - used, format, arguments);
+  va_end(arguments);
+}
+
+typedef struct axes {           /* what the flags' lists say */
+  double ranks[LIST_MAX], stages[LIST_MAX], dtypes[LIST_MAX], sizes[LIST_MAX];
+  int rank_count, stage_count, dtype_count, size_count;
+} axes;
+
+static g2z_status read_axes(experiment *e, axes *a) {
+  g2z_services *services = e->services;
+  const options *o = e->o;
+  char all[16];
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA), cpus = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  snprintf(all, sizeof all, "%d", e->device == G2Z_DEVICE_CUDA ? gpus : cpus);
+  int every = strcmp(o->rank_list, "all") == 0;
+  TRY(read_list(services, "gpus", every ? all : o->rank_list, 1, 4096, a->ranks, &a->rank_count));
+  if (o->command == COMMAND_comm) return G2Z_OK;
+  TRY(read_words(services, "zero", o->stage_list, stage_words, a->stages, &a->stage_count));
+  TRY(read_words(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(WORD_OF_3), a->dtypes,
+                 &a->dtype_count));
+  return read_list(services, "sizes", o->size_list, 0, 65536, a->sizes, &a->size_count);
+}
+
+/* One point of the product of the axes; what makes it differ from the others is its name. */
+static g2z_status add_point(experiment *e, const axes *a, double world, double stage, double dtype,
+                            double size) {
+  static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
+  summary *s = e->s;
+  if (s->count == POINTS_MAX)
+    return fail(e->services, G2Z_BAD_ARGUMENT, "more than %d points: shorten a list", POINTS_MAX);
+  work *w = &e->works[s->count];
+  point *p = &s->points[s->count++];
+  clear_point(p);
+  w->train = e->o->train;
+  w->steps = e->o->steps;
+  w->world = (int)world;
+  w->train.dtype = (g2z_dtype)(int)dtype;
+  w->train.bucket_mb = size;
+  p->value[FIELD_world_size] = world;
+  const char *rank = e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank";
+  if (a->stage_count > 1) add_name(p, "%s", stages[(int)stage]);
+  if (a->dtype_count > 1) add_name(p, "%s", g2z_dtype_text(w->train.dtype));
+  if (a->size_count > 1) add_name(p, size > 0 ? "%g MiB" : "buckets as train", size);
+  if (a->rank_count > 1 || !p->name[0]) add_name(p, "%d %s%s", w->world, rank, world > 1 ? "s" : "");
+  if (check_work(e, (int)stage - 1, w, p) == G2Z_OK) return G2Z_OK;
+  p->outcome = OUTCOME_SKIPPED;
+  snprintf(p->reason, sizeof p->reason, "%.390s", e->services->error);
+  return G2Z_OK;
+}
+
+static g2z_status add_points(experiment *e) {
+  axes a;
+  memset(&a, 0, sizeof a);
+  TRY(read_axes(e, &a));
+  for (int i = 0; i < a.stage_count; i++)
+    for (int k = 0; k < a.dtype_count; k++)
+      for (int m = 0; m < a.size_count; m++)
+        for (int r = 0; r < a.rank_count; r++)
+          TRY(add_point(e, &a, a.ranks[r], a.stages[i], a.dtypes[k], a.sizes[m]));
+  return G2Z_OK;
+}
+
+/* ----- experiments: running a point --------------------------------------- */
+
+typedef struct moment {         /* what NVML said at a time, over the GPUs of a point */
+  double at, busy_percent, used_bytes;
+} moment;
+
+typedef struct observer {       /* of a point's ranks, while they run */
+  g2z_gpu_watch *gpus;
+  int world, count, room;
+  double next;
+  double before[64];            /* bytes in use on each GPU when nothing ran yet */
+  moment *moments;
+} observer;
+
+static void observe(void *user) {
+  observer *seen = (observer *)user;
+  moment now = {g2z_seconds(), 0, 0};
+  if (!seen->gpus || now.at < seen->next) return;
+  seen->next = now.at + 0.2;
+  for (int gpu = 0; gpu < seen->world && gpu < 64; gpu++) {
+    g2z_gpu_sample sample;
+    if (g2z_gpu_watch_sample(seen->gpus, gpu, &sample) != G2Z_OK) return;
+    double used = (double)sample.used_bytes - seen->before[gpu];
+    now.busy_percent += sample.busy_percent / seen->world;
+    if (used > now.used_bytes) now.used_bytes = used;
+  }
+  if (seen->count == seen->room) {
+    int room = seen->room ? 2 * seen->room : 256;
+    moment *grown = (moment *)realloc(seen->moments, (size_t)room * sizeof *grown);
+    if (!grown) return; /* what was seen until now has to do */
+    seen->moments = grown;
+    seen->room = room;
+  }
+  seen->moments[seen->count++] = now;
+}
+
+/* GPUs: how busy between the first and the last step that counts, and the most memory ever. CPU: the
+ * largest resident rank. */
+static void fill_watched(const observer *seen, const g2z_job_end *end, double wall_s, double *v) {
+  double busy = 0, most = 0;
+  int inside = 0;
+  for (int i = 0; i < seen->count; i++) {
+    const moment *m = &seen->moments[i];
+    if (m->used_bytes > most) most = m->used_bytes;
+    if (m->at < v[FIELD_began_sec] || m->at > v[FIELD_ended_sec]) continue;
+    busy += m->busy_percent;
+    inside++;
+  }
+  if (inside) v[FIELD_gpu_percent] = busy / inside;
+  if (!seen->gpus) most = (double)end->rank_bytes;
+  v[FIELD_peak_memory_gib] = most / 1073741824.0;
+  v[FIELD_total_wall_time_sec] = wall_s;
+}
+
+#define ARGUMENTS_MAX 64
+typedef struct arguments {
+  char *argv[ARGUMENTS_MAX + 1];
+  int count;
+} arguments;
+
+/* --name VALUE, in memory of their own; a NULL format adds the name alone. */
+static void add_argument(arguments *a, const char *name, const char *format, ...) G2Z_PRINTF(3, 4);
+static void add_argument(arguments *a, const char *name, const char *format, ...) {
+  char *text = (char *)host_memory(2048);
+  va_list list;
+  int used = format ? snprintf(text, 2048, "--%s=", name) : snprintf(text, 2048, "%s", name);
+  va_start(list, format);
+  if (format) vsnprintf(text + used, 2048 - (size_t)used, format, list);
+  va_end(list);
+  G2Z_ASSERT(a->count < ARGUMENTS_MAX);
+  a->argv[a->count++] = text;
+  a->argv[a->count] = NULL;
+}
+
+static void free_arguments(arguments *a) {
+  for (int i = 0; i < a->count; i++) free(a->argv[i]);
+}
+
+/* What a point's ranks are started with: nothing is left to defaults. */
+static void point_arguments(const experiment *e, const work *w, const char *run_dir,
+                            arguments *a) {
+  const g2z_train_config *t = &w->train;
+  memset(a, 0, sizeof *a);
+  add_argument(a, "bench", NULL);
+  add_argument(a, "point", NULL);
+  if (e->o->model) add_argument(a, "model", "%s", e->o->model);
+  add_argument(a, "layers", "%d", t->model.layers);
+  add_argument(a, "channels", "%d", t->model.channels);
+  add_argument(a, "heads", "%d", t->model.heads);
+  add_argument(a, "context", "%d", t->model.context);
+  add_argument(a, "vocab-size", "%d", t->model.vocab);
+  add_argument(a, "batch", "%d", t->batch);
+  add_argument(a, "seq", "%d", t->seq);
+  add_argument(a, "accum", "%d", t->accum);
+  add_argument(a, "dropout", "%g", (double)t->dropout);
+  add_argument(a, "train", "%s", t->train_glob);
+  add_argument(a, "steps", "%d", w->steps);
+  add_argument(a, "warmup", "%d", e->o->warmup);
+  if (e->o->val_steps) add_argument(a, "val-steps", "%d", e->o->val_steps);
+  add_argument(a, "device", "%s", g2z_device_text(e->device));
+  add_argument(a, "dtype", "%s", g2z_dtype_text(t->dtype));
+  add_argument(a, "graph", "%s", t->graph == 0 ? "off" : t->graph == 1 ? "on" : "auto");
+  add_argument(a, "zero", "%d", t->zero_stage);
+  add_argument(a, "grad-dtype", "%s", t->grad_fp32 ? "fp32" : "same");
+  add_argument(a, "gather", "%s", g2z_gather_text(t->gather));
+  if (t->bucket_mb > 0) add_argument(a, "bucket-mb", "%g", t->bucket_mb);
+  add_argument(a, "seed", "%llu", (unsigned long long)t->seed);
+  add_argument(a, "run-dir", "%s", run_dir);
+}
+
+/* The last line of what the ranks printed that says what is wrong, else the last one. */
+static void read_reason(g2z_services *services, const char *path, int code, char out[400]) {
+  char *text = NULL, *best = NULL, *rest = NULL;
+  size_t bytes;
+  if (g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes) == G2Z_OK)
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+      if (!best || strncmp(best, "bench: ", 7) != 0 || strncmp(line, "bench: ", 7) == 0)
+        best = line;
+  snprintf(out, 400, "exit code %d: %.300s", code,
+           !best ? "it printed nothing" : strncmp(best, "bench: ", 7) == 0 ? best + 7 : best);
+  g2z_release(services, text);
+}
+
+/* Starts `world` ranks of this program and waits for them; *v: what they and their observer saw. The
+ * status is that of bench itself; what befalls the ranks is the point's outcome. */
+static g2z_status run_ranks(experiment *e, int world, char **argv, const char *run_dir, point *p,
+                            summary *told) {
+  g2z_job job;
+  g2z_job_end end;
+  observer seen;
+  char console[1200], path[1200];
+  memset(&job, 0, sizeof job);
+  memset(&seen, 0, sizeof seen);
+  TRY(g2z_make_directory(e->services, run_dir));
+  snprintf(console, sizeof console, "%.1000s/console.txt", run_dir);
+  snprintf(path, sizeof path, "%.1000s/bench_point.json", run_dir);
+  job.ranks = world;
+  job.argv = argv;
+  job.output = console;
+  job.watch = observe;
+  job.user = &seen;
+  for (int gpu = 0; e->gpus && gpu < world && gpu < 64; gpu++) {
+    g2z_gpu_sample sample;
+    if (g2z_gpu_watch_sample(e->gpus, gpu, &sample) == G2Z_OK)
+      seen.before[gpu] = (double)sample.used_bytes;
+  }
+  seen.gpus = e->gpus;
+  seen.world = world;
+  double begin = g2z_seconds();
+  g2z_status status = g2z_ranks_run(e->services, &job, &end);
+  double wall_s = g2z_seconds() - begin;
+  if (status == G2Z_OK && end.signal)
+    status = fail(e->services, G2Z_STOPPED, "stopped by signal %d: the runs so far are in %.700s",
+                  end.signal, e->out);
+  if (status == G2Z_OK && end.exit_code == 0) {
+    if (read_summary(e->services, path, told) == G2Z_OK) {
+      for (int i = 0; i < told->count; i++)
+        fill_watched(&seen, &end, wall_s, told->points[i].value);
+    } else {
+      p->outcome = OUTCOME_FAILED;
+      snprintf(p->reason, sizeof p->reason, "%.390s", e->services->error);
+    }
+  } else if (status == G2Z_OK) {
+    p->outcome = OUTCOME_FAILED;
+    read_reason(e->services, console, end.exit_code, p->reason);
+  }
+  free(seen.moments);
+  return status;
+}
+
+static void print_eta(const experiment *e) {
+  double left = (g2z_seconds() - e->began) / e->runs * (e->all_runs - e->runs);
+  if (e->runs < e->all_runs) printf(", %d:%02d left", (int)left / 60, (int)left % 60);
+  puts("");
+  fflush(stdout);
+}
+
+static g2z_status run_one(experiment *e, int index, int repeat) {
+  point *p = &e->s->points[index];
+  const work *w = &e->works[index];
+  char run_dir[1100];
+  arguments a;
+  double *v = e->sample[index * REPEATS_MAX + repeat];
+  summary *told = (summary *)host_memory(sizeof *told);
+  p->runs[p->repeats++] = ++e->runs;
+  snprintf(run_dir, sizeof run_dir, "%.1000s/run_%s_%d", e->out, e->s->experiment, e->runs);
+  printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, p->name, repeat + 1);
+  fflush(stdout);
+  point_arguments(e, w, run_dir, &a);
+  g2z_status status = run_ranks(e, w->world, a.argv, run_dir, p, told);
+  free_arguments(&a);
+  if (status == G2Z_OK && p->outcome == OUTCOME_OK) {
+    memcpy(v, told->points[0].value, sizeof told->points[0].value);
+    printf("%.0f tokens/s, %.2f ms per step, %.1f s", v[FIELD_tokens_per_sec],
+           v[FIELD_step_p50_ms], v[FIELD_total_wall_time_sec]);
+  } else if (status == G2Z_OK) {
+    printf("failed, %s", p->reason);
+    e->all_runs -= e->o->repeats - repeat - 1; /* it will not be tried again */
+  }
+  if (status == G2Z_OK) print_eta(e);
+  free(told);
+  return status;
+}
+
+/* A round runs each point once, so that what changes on the machine meanwhile meets all of them. */
+static g2z_status run_rounds(experiment *e) {
+  for (int i = 0; i < e->s->count; i++) {
+    const point *p = &e->s->points[i];
+    if (p->outcome == OUTCOME_OK) e->all_runs += e->o->repeats;
+    else printf("skipped: %s: %s\n", p->name, p->reason);
+  }
+  e->began = g2z_seconds();
+  for (int repeat = 0; repeat < e->o->repeats; repeat++)
+    for (int i = 0; i < e->s->count; i++)
+      if (e->s->points[i].outcome == OUTCOME_OK) TRY(run_one(e, i, repeat));
+  return G2Z_OK;
+}
+
+/* ----- experiments: what comes of them ------------------------------------ */
+
+static void settle_repeats(const experiment *e, int index) {
+  point *p = &e->s->points[index];
+  const double (*sample)[FIELD_COUNT] =
+      (const double (*)[FIELD_COUNT])&e->sample[index * REPEATS_MAX];
+  double values[REPEATS_MAX];
+  for (int f = 0; f < FIELD_COUNT; f++) {
+    if (fields[f].from != MEASURED && fields[f].from != WATCHED) continue;
+    for (int r = 0; r < p->repeats; r++) values[r] = sample[r][f];
+    if (f == FIELD_tokens_per_sec)
+      p->value[FIELD_tokens_per_sec_sd] = deviation(values, p->repeats);
+    p->value[f] = median(values, p->repeats);
+  }
+}
+
+/* Against the point that differs in nothing but that it has one rank. */
+static void compare_with_one(experiment *e) {
+  for (int i = 0; i < e->s->count; i++) {
+    point *p = &e->s->points[i];
+    for (int k = 0; k < e->s->count; k++) {
+      const point *one = &e->s->points[k];
+      const g2z_train_config *mine = &e->works[i].train, *its = &e->works[k].train;
+      if (e->works[k].world != 1 || mine->zero_stage != its->zero_stage ||
+          mine->dtype != its->dtype || mine->bucket_mb != its->bucket_mb)
+        continue;
+      double speedup = p->value[FIELD_tokens_per_sec] / one->value[FIELD_tokens_per_sec];
+      p->value[FIELD_speedup_vs_1gpu] = speedup;
+      p->value[FIELD_scaling_efficiency] = speedup / e->works[i].world;
+    }
+  }
+}
+
+static void print_cell(double value, int digits) {
+  if (isnan(value)) printf(" - |");
+  else printf(" %.*f |", digits, value);
+}
+
+/* The result as Markdown: a table, then machine, work, command and commit. */
+static void print_summary(const summary *s) {
+  const int *columns = columns_of(s->experiment);
+  printf("\n| %s |", s->experiment);
+  for (int c = 0; columns[c] >= 0; c++)
+    if (is_known(s, columns[c])) printf(" %s |", fields[columns[c]].heading);
+  printf("\n|---|");
+  for (int c = 0; columns[c] >= 0; c++)
+    if (is_known(s, columns[c])) printf("---|");
+  puts("");
+  for (int i = 0; i < s->count; i++) {
+    const point *p = &s->points[i];
+    if (p->outcome != OUTCOME_OK) continue;
+    printf("| %s |", p->name);
+    for (int c = 0; columns[c] >= 0; c++)
+      if (is_known(s, columns[c])) print_cell(p->value[columns[c]], fields[columns[c]].digits);
+    puts("");
+  }
+  printf("\n%s; %s; `%s`; commit %.12s\n", s->hardware, s->work, s->command_line, s->commit);
+  for (int i = 0; i < s->count; i++)
+    if (s->points[i].outcome != OUTCOME_OK)
+      printf("%s: %s: %s\n", outcome_texts[s->points[i].outcome], s->points[i].name,
+             s->points[i].reason);
+}
+
+/* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9" as the first run that
+ * ended saw it. */
+static void describe_hardware(const experiment *e, char out[256]) {
+  char path[1200], *text, name[128] = "CPU";
+  size_t bytes;
+  run_facts facts;
+  long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  for (int run = 1; run <= e->runs && e->device == G2Z_DEVICE_CUDA; run++) {
+    snprintf(path, sizeof path, "%.1000s/run_%s_%d/training_metrics.json", e->out,
+             e->s->experiment, run);
+    if (access(path, R_OK) != 0 || read_run(e->services, path, &facts) != G2Z_OK) continue;
+    snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", g2z_device_count(G2Z_DEVICE_CUDA),
+             facts.gpu, facts.cuda, facts.nccl[0] ? ", NCCL " : "", facts.nccl);
+    return;
+  }
+  if (e->device == G2Z_DEVICE_CUDA) {
+    snprintf(out, 256, "%d GPUs", g2z_device_count(G2Z_DEVICE_CUDA));
+    return;
+  }
+  if (g2z_read_file(e->services, "/proc/cpuinfo", 1 << 22, &text, &bytes) == G2Z_OK) {
+    const char *at = strstr(text, "model name");
+    if (at && (at = strchr(at, ':')) != NULL)
+      snprintf(name, sizeof name, "%.*s", (int)strcspn(at + 2, "\n"), at + 2);
+    g2z_release(e->services, text);
+  }
+  snprintf(out, 256, "%.120s, %ld cores", name, cores);
+}
+
+static g2z_status finish_experiment(experiment *e) {
+  char path[1200];
+  int failed = 0;
+  describe_hardware(e, e->s->hardware);
+  snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, e->s->experiment);
+  TRY(write_summary(e->services, e->s, path));
+  print_summary(e->s);
+  printf("%s\n", path);
+  for (int i = 0; i < e->s->count; i++) failed += e->s->points[i].outcome == OUTCOME_FAILED;
+  if (!failed) return G2Z_OK;
+  return fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and what their "
+              "ranks said is in console.txt of their run directories", failed, e->s->count);
+}
+
+/* Tokens for the longest of the points, by Zipf's law. At most 32 Mi: a longer run reads them again,
+ * and a block of 1 Mi is drawn once and repeated. */
+static g2z_status write_tokens(experiment *e) {
+  const size_t block = (size_t)1 << 20, limit = (size_t)1 << 25;
+  size_t wanted = 0;
+  for (int i = 0; i < e->s->count; i++) {
+    const work *w = &e->works[i];
+    size_t step = (size_t)w->train.batch * (size_t)w->train.accum * (size_t)w->train.seq *
+                  (size_t)w->world;
+    size_t most = step > limit ? step : limit, run = step * (size_t)(w->steps + e->o->warmup);
+    if (e->s->points[i].outcome != OUTCOME_OK) continue;
+    if (run > most) run = most;
+    if (run > wanted) wanted = run;
+  }
+  g2z_shard_writer *writer;
+  snprintf(e->tokens, sizeof e->tokens, "%.1000s/tokens.bin", e->out);
+  int32_t *tokens = (int32_t *)host_memory(block * sizeof *tokens);
+  zipf_tokens(e->o->train.seed, e->o->train.model.vocab, tokens, wanted < block ? wanted + 1 : block);
+  g2z_status status = g2z_shard_writer_create(e->services, e->tokens, G2Z_SHARD_LLMC, &writer);
+  for (size_t done = 0; done <= wanted && status == G2Z_OK; done += block)
+    status = g2z_shard_writer_append(writer, tokens,
+                                     wanted + 1 - done < block ? wanted + 1 - done : block);
+  if (status == G2Z_OK) status = g2z_shard_writer_commit(writer);
+  g2z_shard_writer_free(writer);
+  free(tokens);
+  for (int i = 0; i < e->s->count; i++) e->works[i].train.train_glob = e->tokens;
+  return status;
+}
+
+/* The directory of the results, which holds no others. */
+static g2z_status open_experiment(experiment *e, g2z_services *services, options *o,
+                                  const g2z_context_config *config) {
+  char path[1200];
+  memset(e, 0, sizeof *e);
+  e->o = o;
+  e->services = services;
+  e->device = config->device;
+  if (config->ranks.place.world > 1)
+    return fail(services, G2Z_BAD_ARGUMENT, "this process is rank %d of %d: bench %s starts its "
+                "ranks itself, so start it alone", config->ranks.place.rank,
+                config->ranks.place.world, command_names[o->command]);
+  time_t now = time(NULL);
+  struct tm utc;
+  char stamp[32];
+  strftime(stamp, sizeof stamp, "%Y%m%d_%H%M%S", gmtime_r(&now, &utc));
+  if (o->out) snprintf(e->out, sizeof e->out, "%s", o->out);
+  else snprintf(e->out, sizeof e->out, "runs/bench_%s_%s", command_names[o->command], stamp);
+  snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, command_names[o->command]);
+  if (access(path, F_OK) == 0)
+    return fail(services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, or "
+                "remove it", path);
+  TRY(g2z_make_directory(services, e->out));
+  e->s = new_summary(o, command_names[o->command]);
+  e->works = (work *)host_memory(POINTS_MAX * sizeof *e->works);
+  memset(e->works, 0, POINTS_MAX * sizeof *e->works);
+  e->sample = (double (*)[FIELD_COUNT])host_memory(POINTS_MAX * REPEATS_MAX * sizeof *e->sample);
+  if (e->device == G2Z_DEVICE_CUDA && g2z_gpu_watch_create(services, &e->gpus) != G2Z_OK)
+    printf("warning: %s\n", services->error);
+  return G2Z_OK;
+}
+
+static void close_experiment(experiment *e) {
+  if (e->tokens[0]) unlink(e->tokens);
+  g2z_gpu_watch_free(e->gpus);
+  free(e->sample);
+  free(e->works);
+  free(e->s);
+}
+
+static g2z_status run_points(experiment *e) {
+  const g2z_train_config *t = &e->o->train;
+  TRY(add_points(e));
+  snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %s, %d steps "
+           "after %d of warm-up, %d repeats", t->model.layers, t->model.channels, t->model.vocab,
+           t->seq, e->o->dtype_list, e->works[0].steps, e->o->warmup, e->o->repeats);
+  if (!t->train_glob) TRY(write_tokens(e));
+  TRY(run_rounds(e));
+  for (int i = 0; i < e->s->count; i++)
+    if (e->s->points[i].outcome == OUTCOME_OK) settle_repeats(e, i);
+  compare_with_one(e);
+  return finish_experiment(e);
+}
+
+static g2z_status run_experiment(g2z_services *services, options *o, g2z_context_config *config) {
+  experiment e;
+  g2z_status status = open_experiment(&e, services, o, config);
+  if (status == G2Z_OK) status = run_points(&e);
+  close_experiment(&e);
+  return status;
+}
+
+/* ----- comm --------------------------------------------------------------- */
+
+/* One more sample of each collective between `world` ranks; the first makes the points. */
+static g2z_status run_exchanges(experiment *e, int world, int first, int repeat) {
+  char run_dir[1100];
+  arguments a;
+  point job;
+  summary *told = (summary *)host_memory(sizeof *told), *s = e->s;
+  memset(&a, 0, sizeof a);
+  clear_point(&job);
+  snprintf(job.name, sizeof job.name, "%d ranks", world);
+  snprintf(run_dir, sizeof run_dir, "%.1000s/run_comm_%d", e->out, ++e->runs);
+  printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, job.name, repeat + 1);
+  fflush(stdout);
+  add_argument(&a, "bench", NULL);
+  add_argument(&a, "exchange", NULL);
+  add_argument(&a, "sizes", "%s", e->o->size_list);
+  add_argument(&a, "device", "%s", g2z_device_text(e->device));
+  add_argument(&a, "dtype", "%s", g2z_dtype_text(e->o->train.dtype));
+  add_argument(&a, "run-dir", "%s", run_dir);
+  g2z_status status = run_ranks(e, world, a.argv, run_dir, &job, told);
+  free_arguments(&a);
+  if (status == G2Z_OK && job.outcome == OUTCOME_OK) {
+    for (int i = 0; i < told->count && first + i < POINTS_MAX; i++) {
+      point *p = &s->points[first + i];
+      if (first + i >= s->count) s->points[s->count++] = told->points[i];
+      memcpy(e->sample[(first + i) * REPEATS_MAX + p->repeats], told->points[i].value,
+             sizeof p->value);
+      p->runs[p->repeats++] = e->runs;
+    }
+    printf("%d collectives, %.1f s", told->count, told->points[0].value[FIELD_total_wall_time_sec]);
+  } else if (status == G2Z_OK) {
+    job.runs[job.repeats++] = e->runs;
+    if (s->count < POINTS_MAX) s->points[s->count++] = job;
+    printf("failed, %s", job.reason);
+  }
+  if (status == G2Z_OK) print_eta(e);
+  free(told);
+  return status;
+}
+
+static g2z_status run_worlds(experiment *e) {
+  axes a;
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  memset(&a, 0, sizeof a);
+  TRY(read_axes(e, &a));
+  snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
+           g2z_dtype_text(e->o->train.dtype), e->o->repeats,
+           e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
+  e->all_runs = a.rank_count * e->o->repeats;
+  e->began = g2z_seconds();
+  for (int i = 0; i < a.rank_count; i++) {
+    int world = (int)a.ranks[i], first = e->s->count;
+    int missing = e->device == G2Z_DEVICE_CUDA && world > gpus;
+    if (world == 1 || missing) {
+      point *p = &e->s->points[e->s->count++];
+      clear_point(p);
+      p->outcome = OUTCOME_SKIPPED;
+      snprintf(p->name, sizeof p->name, "%d rank%s", world, world > 1 ? "s" : "");
+      if (missing) snprintf(p->reason, sizeof p->reason, "this process sees %d GPUs", gpus);
+      else snprintf(p->reason, sizeof p->reason, "alone there is nothing to exchange");
+      printf("skipped: %s: %s\n", p->name, p->reason);
+      e->all_runs -= e->o->repeats;
+      continue;
+    }
+    for (int r = 0; r < e->o->repeats; r++) TRY(run_exchanges(e, world, first, r));
+  }
+  for (int i = 0; i < e->s->count; i++)
+    if (e->s->points[i].outcome == OUTCOME_OK) settle_repeats(e, i);
+  return finish_experiment(e);
+}
+
+static g2z_status run_comm(g2z_services *services, options *o, g2z_context_config *config) {
+  experiment e;
+  g2z_status status = open_experiment(&e, services, o, config);
+  if (status == G2Z_OK) status = run_worlds(&e);
+  close_experiment(&e);
+  return status;
+}
+
+/* ----- report ------------------------------------------------------------- */
+
+static g2z_status run_report(g2z_services *services, options *o, g2z_context_config *config) {
+  (void)o, (void)config;
+  return fail(services, G2Z_UNSUPPORTED, "bench report is not in this version");
+}
+
+/* ----- the program -------------------------------------------------------- */
 
 static void print_log(void *user, g2z_log_level level, const char *sentence) {
   (void)user;
@@ -575,18 +2083,28 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
 }
 
 int main(int argc, char **argv) {
+  static g2z_status (*const run[])(g2z_services *services, options *o,
+                                   g2z_context_config *config) = {
+#define X(name, run, about) run,
+      COMMAND_LIST(X)
+#undef X
+  };
   g2z_services services;
   memset(&services, 0, sizeof services);
   services.log = print_log;
   options o;
+  char *command_line = NULL;
   g2z_context_config context = g2z_context_config_default(&services);
-  g2z_status status = read_flags(&services, argc, argv, &o);
+  g2z_status status = g2z_flags_line(&services, argc, argv, &command_line);
+  if (status == G2Z_OK) status = read_flags(&services, argc, argv, &o);
   if (status == G2Z_OK && !o.help) {
+    o.command_line = command_line;
     status = settle(&services, &o, &context);
     if (status == G2Z_OK && context.ranks.place.rank != 0 && !freopen("/dev/null", "w", stdout))
       fprintf(stderr, "bench: rank %d cannot be silenced\n", context.ranks.place.rank);
-    if (status == G2Z_OK) status = run_bench(&services, &o, &context);
+    if (status == G2Z_OK) status = run[o.command](&services, &o, &context);
   }
   if (status != G2Z_OK) fprintf(stderr, "bench: %s\n", services.error);
+  g2z_release(&services, command_line);
   return status == G2Z_OK ? 0 : 1;
 }

@@ -86,7 +86,9 @@
  *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (the default)
  *     stage 2   2 P + (g + 12) P / N    the same, gradients in every micro-step; beside that two
  *                                       blocks' gradients and wte's
- *     All three learn the same to within rounding; a checkpoint of one opens in the others. What is
+ *     dp        (2 + g) P, 12 P more    gradients: reduce to rank 0, which updates all; parameters:
+ *               on rank 0               broadcast. What ZeRO is compared with: --strategy dp
+ *     All four learn the same to within rounding; a checkpoint of one opens in the others. What is
  *     sent runs on a stream of its own with high priority. A step's exposed_comm_ms is what the
  *     computation waited for it all the same: the end of wte's gradient, the verdict, and the first
  *     parameters. A rank that fails in a step (a shard that cannot be read) says so in the verdict:
@@ -487,6 +489,10 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
   X(COPY,      "copy")      /* copy engines: no multiprocessor takes part */
 
+#define G2Z_STRATEGY_LIST(X)                                                                      \
+  X(ZERO, "zero")           /* what zero_stage says */                                            \
+  X(DP,   "dp")             /* one optimizer: rank 0 updates everything, the others wait for it */
+
 #define G2Z_RECOMPUTE_LIST(X)                                                                     \
   X(NONE,  "none")          /* activations are kept from forward to backward */                   \
   X(BLOCK, "block")         /* of a block its input; its forward runs again before its backward */
@@ -513,6 +519,12 @@ typedef enum g2z_gather {
 #undef X
   G2Z_GATHER_COUNT
 } g2z_gather;
+typedef enum g2z_strategy {
+#define X(name, text) G2Z_STRATEGY_##name,
+  G2Z_STRATEGY_LIST(X)
+#undef X
+  G2Z_STRATEGY_COUNT
+} g2z_strategy;
 typedef enum g2z_recompute {
 #define X(name, text) G2Z_RECOMPUTE_##name,
   G2Z_RECOMPUTE_LIST(X)
@@ -530,6 +542,7 @@ G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
 G2Z_API const char *g2z_gather_text(g2z_gather gather);
+G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
 /* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
@@ -575,6 +588,7 @@ typedef struct g2z_train_config {
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
   int zero_stage;               /* 0, 1 or 2: see room 06 */
+  g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
   g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
@@ -613,7 +627,8 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * --dry-run, the files and the tests read this one value. It owns no memory.
  *
  * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): every rank holds all parameters; stage 0 holds
- * everything on every rank, stage 1 shards master, m and v, stage 2 the gradients as well.
+ * everything on every rank, stage 1 shards master, m and v, stage 2 the gradients as well. Without
+ * ZeRO, in strategy dp, rank 0 alone holds master, m and v.
  *
  * Parameters are one flat buffer, in the order in which backward completes their gradients: unit 0
  * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters
@@ -626,7 +641,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
- *             slices one after the other. Buckets cut across units but in stage 2.
+ *             slices one after the other. Buckets cut across units but in stage 2. In stage 0 the
+ *             slice of each rank is the whole bucket; in strategy dp rank 0's is, and the others'
+ *             are empty.
  * gradients   lie as parameters do. In stage 2 there is room for two units, which take turns, and
  *             for wte; what is summed over the ranks goes into a shard, as master, m and v have one.
  * Model code reaches a parameter as g2z_plan_unit(plan, unit) + g2z_plan_offset(plan, param), its
@@ -704,6 +721,7 @@ typedef struct g2z_plan {
   int vocab_padded;               /* Vp */
   int batch, seq, accum;          /* B, T, micro-steps */
   int rank, world, zero_stage;
+  g2z_strategy strategy;
   int dropout;                    /* 1: there is some */
   g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
   g2z_dtype dtype;                /* of parameters and activations */
@@ -752,7 +770,8 @@ G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank); /*
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket); /* of a slice in a shard */
 G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket);  /* begin in gradients */
 
-/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. */
+/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. What other
+ * ranks wait for is cut between buckets too. */
 typedef struct g2z_update_range {
   size_t memory;     /* begin in parameters */
   size_t grad;       /* begin in reduced gradients: memory, and from stage 2 on shard */
@@ -1094,6 +1113,19 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
  * 2.28 on 2 and 4 H200s were 570 to 780 MiB. */
 #define G2Z_NCCL_BYTES ((size_t)680 << 20)
 
+/* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes nothing
+ * of a GPU. */
+typedef struct g2z_gpu_sample {
+  double busy_percent;         /* of the last moments, in which a kernel ran */
+  size_t used_bytes;           /* by all processes */
+} g2z_gpu_sample;
+typedef struct g2z_gpu_watch g2z_gpu_watch;
+/* G2Z_UNSUPPORTED where there is no NVML. */
+G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out);
+/* The GPU that this process sees as number `gpu`, now. */
+G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
+G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
+
 /* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which one
  * it is changes the order of addition: a rerun that must be bit-equal reads the table that the first
  * run wrote, before its first step. `on` 0 takes the library's first choice instead of the clock's,
@@ -1114,8 +1146,8 @@ G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out);
 G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph);
 G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph); /* NULL is fine */
 
-/* What a step consists of, for profilers (NVTX shows a GPU's) and for the device's own timers. Spans
- * may be nested, but none in itself; those inside a graph are not seen. */
+/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
+ * may lie in others, but not in itself; those inside a graph are not seen. */
 #define G2Z_SPAN_LIST(X)                                                                          \
   /*  name            text */                                                                     \
   X(FORWARD,         "train/forward")                                                             \
@@ -1128,6 +1160,8 @@ G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph); /* NULL is fi
   X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
   X(ALL_REDUCE,      "zero/all_reduce")                                                           \
   X(ALL_GATHER,      "zero/all_gather")                                                           \
+  X(REDUCE,          "zero/reduce")                                                               \
+  X(BROADCAST,       "zero/broadcast")                                                            \
   X(VERDICT,         "zero/verdict")
 
 typedef enum g2z_span {
@@ -1196,6 +1230,23 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
+typedef struct g2z_job {    /* processes that this one starts and looks after */
+  int ranks;                      /* one is a process of its own, too */
+  char **argv;                    /* of each: this program, with arguments of its own; ends with NULL */
+  const char *output;             /* file at whose end they print; NULL: where this process does */
+  void (*watch)(void *user);      /* called ten times a second while they run; NULL: not */
+  void *user;
+} g2z_job;
+typedef struct g2z_job_end {
+  int exit_code;                  /* as of g2z_ranks_spawn */
+  int signal;                     /* the last one that was handed on; 0: none */
+  double cpu_s;                   /* of all processes, user and system */
+  size_t rank_bytes;              /* the most memory that one of them had resident */
+} g2z_job_end;
+/* The same for programs that start several jobs, one after the other. The ranks' g2z_ranks_spawn and
+ * g2z_place_find tell them that they are ranks. */
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
+
 typedef struct g2z_fault {  /* why the job ends */
   int rank;                       /* who died or hangs */
   char host[64];
@@ -1238,6 +1289,9 @@ G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
 /* What heartbeats tell the others. hang_s starts again, and is hang_s + extra_s in this phase. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
+/* How many of this rank's last 1,024 collectives moved a bucket in a step. Those inside a graph count
+ * in the step that recorded it only. */
+G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
 /* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
  * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
@@ -1265,12 +1319,16 @@ typedef struct g2z_collectives {
   g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
   /* buffer[n] grad: the same sum, whole. */
   g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
+  /* buffer[n] grad: the same sum on rank 0; undefined on the others. */
+  g2z_status (*reduce)(g2z_comm *comm, void *buffer, size_t n);
   /* Memory for the buffers of all_gather, zeroed: of a kind that it is fast on. All ranks ask for
    * the same, once. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
   /* buffer[n] act: slice r comes from rank r. */
   g2z_status (*all_gather)(g2z_comm *comm, void *buffer, size_t n);
+  /* buffer[n] act: comes from rank 0. */
+  g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
   /* rows[world, columns] f64: row r comes from rank r. */
   g2z_status (*all_gather_rows)(g2z_comm *comm, double *rows, size_t columns);
   /* From now on waiting in joins counts for lap 0 or 1; how long it was, once the device has passed
@@ -1305,6 +1363,10 @@ typedef struct g2z_comm_config {
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
+/* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
+ * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN on
+ * all ranks where it sees no other. */
+G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d13 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
@@ -1652,8 +1714,8 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
                                   char **line);
 
 /* ===== >>d20 report ======================================================
- * Pages for people: one HTML file each that holds all of itself: no script, nothing that is fetched.
- * Light or dark as the reader's system is, wide or narrow, and right in print. Text is escaped here.
+ * Pages for people: one HTML file each that holds all of itself, without scripts. Light or dark as
+ * the reader's system is, wide or narrow, and right in print. Text is escaped here.
  *
  *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
  *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts stand in a grid
@@ -1661,7 +1723,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
  *   g2z_page_table(page, "fixed work", 2, headers);                   until something else is put
  *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
  *   g2z_page_chart(page, &chart);                                     so do charts
- *   status = g2z_page_commit(page);                                   first failure; or the file is there
+ *   status = g2z_page_commit(page);                                   the first failure, or OK
  *   g2z_page_free(page); */
 
 #define G2Z_CHART_SERIES 8           /* as many colours are there */
@@ -1691,7 +1753,7 @@ typedef struct g2z_series {
 typedef struct g2z_chart {           /* start from all zero */
   const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
   const char *x_name;                /* under the x axis; NULL: none */
-  const char *const *labels;         /* not NULL: bars, a group for each of these; they start at 0 */
+  const char *const *labels;         /* not NULL: bars from 0 on, a group for each of these */
   const g2z_series *series;
   int series_count;                  /* 1 .. G2Z_CHART_SERIES */
   g2z_axis x_axis, y_axis;
@@ -1714,12 +1776,12 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
 G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommitted */
 
-/* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json or, before that is
- * there, launcher_metadata.json says about the run. Whatever is damaged or not a run's is a failure,
- * and then nothing is written. */
+/* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json says about the
+ * run, or launcher_metadata.json before that is there. Whatever is damaged or not a run's is a
+ * failure, and then nothing is written. */
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
 
-/* run_dir/profiles/timers_HOST.txt: what spans took, a table as `nsys stats` prints of NVTX ranges. */
+/* run_dir/profiles/timers_HOST.txt: what spans took, as `nsys stats` prints NVTX ranges. */
 G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
                                            const g2z_span_times times[G2Z_SPAN_COUNT]);
 /* run_dir/profiles/profile_summary.json: the five NVTX ranges and the five calls of the operating
@@ -1728,12 +1790,12 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
  * then nothing is written. */
 G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
 
-/* Scalars for TensorBoard: a new file events.out.tfevents.TIME.HOST in `directory`, which grows. Of a
- * run that goes on, TensorBoard forgets what earlier files say about `first_step` and later. */
+/* Scalars for TensorBoard: a new file events.out.tfevents.TIME.HOST in `directory`, which grows. Of
+ * a run that goes on, TensorBoard forgets what earlier files say about `first_step` and later. */
 typedef struct g2z_events g2z_events;
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
                                      int64_t first_step, g2z_events **out);
-/* At most 32 of them, with tags of at most 63 characters; a value that is not finite is left out. */
+/* At most 32 of them, with tags of at most 63 characters. What is not finite is left out. */
 G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
                                   const char *const *tags, const double *values);
 G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
@@ -1769,6 +1831,7 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -2761,6 +2824,17 @@ G2Z_API const char *g2z_gather_text(g2z_gather gather) {
   return "?";
 }
 
+G2Z_API const char *g2z_strategy_text(g2z_strategy strategy) {
+  switch (strategy) {
+#define X(name, text) \
+  case G2Z_STRATEGY_##name: return text;
+    G2Z_STRATEGY_LIST(X)
+#undef X
+    case G2Z_STRATEGY_COUNT: break;
+  }
+  return "?";
+}
+
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute) {
   switch (recompute) {
 #define X(name, text) \
@@ -2911,6 +2985,12 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   if (config->zero_stage > 2)
     return g2z__fail(services, G2Z_UNSUPPORTED,
                      "zero_stage=%d is not in this version: take 0, 1 or 2", config->zero_stage);
+  G2Z__TRY(g2z__check_range(services, "strategy", (int)config->strategy, 0,
+                            G2Z_STRATEGY_COUNT - 1));
+  if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
+                     "take zero_stage=0, or strategy=zero", config->zero_stage);
   G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
   G2Z__TRY(g2z__check_range(services, "recompute", (int)config->recompute, 0,
                             G2Z_RECOMPUTE_COUNT - 1));
@@ -3041,6 +3121,18 @@ G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
 /* Whether each unit is laid out, reduced and freed by itself. */
 G2Z__PRIVATE int g2z__plan_by_unit(const g2z_plan *plan) { return plan->zero_stage >= 2; }
 
+/* Whether each rank updates everything, so that none needs another's parameters. */
+G2Z__PRIVATE int g2z__plan_replicates(const g2z_plan *plan) {
+  return plan->strategy == G2Z_STRATEGY_ZERO && plan->zero_stage == 0;
+}
+
+/* How many of a bucket's elements, and so of those of many buckets, a rank owns. */
+G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements, int rank) {
+  if (g2z__plan_replicates(plan)) return elements;
+  if (plan->strategy == G2Z_STRATEGY_DP) return rank == 0 ? elements : 0;
+  return elements / (size_t)plan->world;
+}
+
 /* What buckets are cut to multiples of. */
 G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->world; }
 
@@ -3125,16 +3217,14 @@ G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket) {
 
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
   g2z_range range = g2z_plan_bucket(plan, bucket);
-  if (plan->zero_stage == 0) return range; /* every rank owns all */
-  range.elements /= (size_t)plan->world;
-  range.begin += (size_t)rank * range.elements;
+  range.elements = g2z__plan_share(plan, range.elements, rank);
+  if (!g2z__plan_replicates(plan)) range.begin += (size_t)rank * range.elements;
   return range;
 }
 
 /* Buckets tile the memory, and each gives the same part of itself. */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
-  size_t owners = plan->zero_stage == 0 ? 1 : (size_t)plan->world;
-  return g2z_plan_bucket(plan, bucket).begin / owners;
+  return g2z__plan_share(plan, g2z_plan_bucket(plan, bucket).begin, plan->rank);
 }
 
 /* A part of memory that belongs to one parameter. */
@@ -3175,7 +3265,8 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
     g2z__piece piece;
     while (g2z__plan_piece(plan, at, slice.begin + slice.elements, &piece)) {
       int decay = g2z_param_describe(&plan->model, piece.param).decay;
-      int joins = open.elements > 0 && open.decay == decay &&
+      int apart = plan->strategy == G2Z_STRATEGY_DP && at == slice.begin; /* broadcast by itself */
+      int joins = open.elements > 0 && !apart && open.decay == decay &&
                   open.memory + open.elements == at &&
                   open.shard + open.elements == shard + (at - slice.begin) &&
                   open.canonical + open.elements == piece.canonical;
@@ -3296,6 +3387,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.rank = rank;
   plan.world = world;
   plan.zero_stage = config->zero_stage;
+  plan.strategy = config->strategy;
   plan.dropout = config->dropout > 0;
   plan.recompute = config->recompute;
   plan.dtype = config->dtype;
@@ -3322,7 +3414,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
                      "bucket_mb=%g cuts %zu gradients into %zu buckets: take a larger one",
                      config->bucket_mb, plan.elements, most);
   plan.buckets = g2z__plan_count_buckets(&plan);
-  plan.shard_elements = plan.zero_stage == 0 ? plan.elements : plan.elements / (size_t)world;
+  plan.shard_elements = g2z__plan_share(&plan, plan.elements, rank);
   g2z__plan_batch(&plan, config->batch);
   *out = plan;
   return G2Z_OK;
@@ -3365,8 +3457,12 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   g2z__plan_line(line, user, "types       %s parameters, %s gradients, on %s", 
                  g2z_dtype_text(plan->dtype), g2z_dtype_text(plan->grad_dtype),
                  g2z_device_text(plan->device));
-  g2z__plan_line(line, user, "ZeRO        stage %d, rank %d of %d, %d buckets of %.2f MiB",
-                 plan->zero_stage, plan->rank, plan->world, plan->buckets,
+  char strategy[64];
+  snprintf(strategy, sizeof strategy, "ZeRO        stage %d", plan->zero_stage);
+  if (plan->strategy == G2Z_STRATEGY_DP)
+    snprintf(strategy, sizeof strategy, "dp          the optimizer on rank 0 alone");
+  g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of %.2f MiB", strategy, plan->rank,
+                 plan->world, plan->buckets,
                  (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
     g2z__plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
@@ -3377,8 +3473,9 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   if (overhead_bytes)
     g2z__plan_line(line, user, "memory      %9.3f GiB  CUDA context and libraries, measured%s",
                    g2z__gib(overhead_bytes), plan->world > 1 ? ", and NCCL as usual" : "");
-  g2z__plan_line(line, user, "memory      %9.3f GiB  total per rank",
-                 g2z__gib(plan->bytes_total + overhead_bytes));
+  g2z__plan_line(line, user, "memory      %9.3f GiB  total %s",
+                 g2z__gib(plan->bytes_total + overhead_bytes),
+                 plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
   if (!free_bytes) return;
   g2z__plan_line(line, user, "free        %9.3f GiB  on this device: %s", g2z__gib(free_bytes),
                  plan->bytes_total <= free_bytes ? "it fits" : "IT DOES NOT FIT");
@@ -6381,12 +6478,20 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 
 /* ----- devices ---------------------------------------------------------- */
 
+struct g2z_gpu_watch {
+  g2z_services *services;
+  void *library, *call[5];     /* NVML and its functions: room k70 */
+};
+
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
+static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
+static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
+static void g2z__nvml_close(g2z_gpu_watch *watch);
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
 static void g2z__cuda_tune(g2z_device *device, int on);
 static g2z_status g2z__cuda_tuning(g2z_device *device, char **text);
@@ -6420,6 +6525,15 @@ G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
   return g2z__cuda_memory(device->services, &none, &none);
 }
+G2Z__PRIVATE g2z_status g2z__nvml_open(g2z_gpu_watch *watch) {
+  size_t none;
+  return g2z__cuda_memory(watch->services, &none, &none);
+}
+G2Z__PRIVATE g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
+  (void)gpu, (void)out;
+  return g2z__nvml_open(watch);
+}
+G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
 G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
   (void)device, (void)out;
 }
@@ -6516,6 +6630,29 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
                                        size_t *bytes) {
   *bytes = 0;
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_overhead(services, bytes) : G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_gpu_watch), &memory));
+  g2z_gpu_watch *watch = (g2z_gpu_watch *)memory;
+  watch->services = services;
+  g2z_status status = g2z__nvml_open(watch);
+  if (status != G2Z_OK) g2z_gpu_watch_free(watch);
+  else *out = watch;
+  return status;
+}
+
+G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
+  memset(out, 0, sizeof *out);
+  return g2z__nvml_sample(watch, gpu, out);
+}
+
+G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
+  if (!watch) return;
+  g2z__nvml_close(watch);
+  g2z_release(watch->services, watch);
 }
 
 G2Z_API void g2z_device_tune(g2z_device *device, int on) {
@@ -8169,11 +8306,12 @@ G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank,
 }
 
 /* Starts one rank. In a group of its own: what a terminal or `timeout` sends to the group of this
- * process would otherwise come twice, and a second signal means haste. */
-G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, int rank, int ranks, const char *job,
-                                       char **argv, const sigset_t *mask, pid_t *out) {
+ * process would otherwise come twice, and a second signal means haste. `output` -1: as this process. */
+G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, const g2z_job *job, int rank,
+                                       const char *id, int output, const sigset_t *mask,
+                                       pid_t *out) {
   char texts[G2Z__SPAWN_VARIABLES][192], **environment;
-  G2Z__TRY(g2z__spawn_environment(services, rank, ranks, job, texts, &environment));
+  G2Z__TRY(g2z__spawn_environment(services, rank, job->ranks, id, texts, &environment));
   pid_t parent = getpid();
   *out = fork();
   if (*out == 0) { /* from here to exec only what a signal handler may do */
@@ -8182,7 +8320,9 @@ G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, int rank, int ran
 #endif
     setpgid(0, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
-    if (getppid() == parent) execve("/proc/self/exe", argv, environment);
+    int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
+                                  dup2(output, STDERR_FILENO) >= 0);
+    if (printing && getppid() == parent) execve("/proc/self/exe", job->argv, environment);
     _exit(127);
   }
   int error = errno;
@@ -8197,18 +8337,23 @@ G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal)
     if (spawned[r] > 0) kill(spawned[r], signal);
 }
 
-/* Takes note of those that have ended (their process becomes 0); returns how many still run. *first:
- * the code to return. Those that this process killed in haste failed for another's sake. */
-G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *first) {
-  int running = 0;
+/* Takes note of those that have ended (their process becomes 0); returns how many still run. Those
+ * that this process killed in haste failed for another's sake. */
+G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, g2z_job_end *end) {
+  int running = 0, *first = &end->exit_code;
   for (int r = 0; r < ranks; r++) {
     int status;
+    struct rusage used;
     if (spawned[r] <= 0) continue;
-    if (waitpid(spawned[r], &status, WNOHANG) != spawned[r]) {
+    if (wait4(spawned[r], &status, WNOHANG, &used) != spawned[r]) {
       running++;
       continue;
     }
     spawned[r] = 0;
+    end->cpu_s += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+                  1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+    size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts in KiB */
+    if (resident > end->rank_bytes) end->rank_bytes = resident;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (haste && !WIFEXITED(status)) code = G2Z_EXIT_LOST;
     if (code && (*first == 0 || (*first == G2Z_EXIT_LOST && code != G2Z_EXIT_LOST))) *first = code;
@@ -8217,55 +8362,40 @@ G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *firs
 }
 
 /* Until all have ended. */
-G2Z__PRIVATE int g2z__spawn_wait(pid_t *spawned, int ranks, const sigset_t *signals) {
-  int code = 0, haste = 0;
+G2Z__PRIVATE void g2z__spawn_wait(const g2z_job *job, pid_t *spawned, const sigset_t *signals,
+                                  g2z_job_end *end) {
+  int haste = 0;
   double failed = 0;
-  while (g2z__spawn_reap(spawned, ranks, haste, &code) > 0) {
+  while (g2z__spawn_reap(spawned, job->ranks, haste, end) > 0) {
     double now = g2z_seconds();
-    int bad = code != 0 && code != G2Z_EXIT_STOPPED; /* to save may take its time */
+    int bad = end->exit_code != 0 && end->exit_code != G2Z_EXIT_STOPPED; /* saving takes its time */
     if (bad && failed == 0) {
       failed = now;
-      g2z__spawn_signal(spawned, ranks, SIGCONT); /* who was stopped may hear of it, and leave */
+      /* Who was stopped may hear of it, and leave. */
+      g2z__spawn_signal(spawned, job->ranks, SIGCONT);
     }
     int late = failed > 0 ? (now > failed + 10) + (now > failed + 13) : 0;
     if (late > haste) {
-      g2z__spawn_signal(spawned, ranks, late == 1 ? SIGTERM : SIGKILL);
+      g2z__spawn_signal(spawned, job->ranks, late == 1 ? SIGTERM : SIGKILL);
       haste = late;
     }
+    if (job->watch) job->watch(job->user);
     struct timespec pause = {0, 100000000};
     int signal = sigtimedwait(signals, NULL, &pause);
-    if (signal > 0 && signal != SIGCHLD) g2z__spawn_signal(spawned, ranks, signal);
+    if (signal <= 0 || signal == SIGCHLD) continue;
+    end->signal = signal;
+    g2z__spawn_signal(spawned, job->ranks, signal);
   }
-  return code;
 }
 
-G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
-                                   int *exit_code) {
+G2Z__PRIVATE g2z_status g2z__spawn_all(g2z_services *services, const g2z_job *job, int output,
+                                       pid_t *spawned, g2z_job_end *end) {
   static const int handed_on[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-  g2z_place place;
   sigset_t signals, before;
-  char job[64];
-  void *memory;
-  int parent;
-  *is_parent = *exit_code = 0;
-  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
-                     G2Z__RANKS_MAX);
-  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
-  if (parent == (int)getppid()) return G2Z_OK;
-  if (g2z_place_find(services, &place) == G2Z_OK && place.world > 1)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "this process is rank %d of %d already (%s), and shall start %d more: leave "
-                     "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
-                     ranks);
-  if (ranks == 1) return G2Z_OK;
-  *is_parent = 1;
-  G2Z__TRY(g2z__alloc(services, (size_t)ranks, sizeof(pid_t), &memory));
-  pid_t *spawned = (pid_t *)memory;
+  char id[64];
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  snprintf(job, sizeof job, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec,
-           now.tv_nsec);
+  snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
   sigemptyset(&signals);
   for (size_t i = 0; i < sizeof handed_on / sizeof *handed_on; i++) sigaddset(&signals, handed_on[i]);
   sigprocmask(SIG_BLOCK, &signals, &before);
@@ -8274,13 +8404,60 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
   sigaction(SIGCHLD, &ordinary, &child);
   g2z_status status = G2Z_OK;
-  for (int r = 0; r < ranks && status == G2Z_OK; r++)
-    status = g2z__spawn_one(services, r, ranks, job, argv, &before, &spawned[r]);
-  if (status != G2Z_OK) g2z__spawn_signal(spawned, ranks, SIGKILL);
-  *exit_code = g2z__spawn_wait(spawned, ranks, &signals);
+  for (int r = 0; r < job->ranks && status == G2Z_OK; r++)
+    status = g2z__spawn_one(services, job, r, id, output, &before, &spawned[r]);
+  if (status != G2Z_OK) g2z__spawn_signal(spawned, job->ranks, SIGKILL);
+  g2z__spawn_wait(job, spawned, &signals, end);
   sigaction(SIGCHLD, &child, NULL);
   sigprocmask(SIG_SETMASK, &before, NULL);
-  g2z_release(services, spawned);
+  return status;
+}
+
+/* Refuses to start ranks from a rank. */
+G2Z__PRIVATE g2z_status g2z__spawn_check(g2z_services *services, int ranks) {
+  g2z_place place;
+  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
+                     G2Z__RANKS_MAX);
+  if (g2z_place_find(services, &place) != G2Z_OK || place.world <= 1) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                   "this process is rank %d of %d already (%s), and shall start %d more: leave "
+                   "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
+                   ranks);
+}
+
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
+  void *memory;
+  int output = -1;
+  memset(out, 0, sizeof *out);
+  G2Z__TRY(g2z__spawn_check(services, job->ranks));
+  if (job->output) {
+    output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (output < 0) return g2z__fail_file(services, errno, "open", job->output);
+  }
+  g2z_status status = g2z__alloc(services, (size_t)job->ranks, sizeof(pid_t), &memory);
+  if (status == G2Z_OK) status = g2z__spawn_all(services, job, output, (pid_t *)memory, out);
+  g2z_release(services, memory);
+  if (output >= 0) close(output);
+  return status;
+}
+
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code) {
+  g2z_job job;
+  g2z_job_end end;
+  int parent;
+  *is_parent = *exit_code = 0;
+  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  if (ranks >= 1 && parent == (int)getppid()) return G2Z_OK;
+  G2Z__TRY(g2z__spawn_check(services, ranks));
+  if (ranks == 1) return G2Z_OK;
+  *is_parent = 1;
+  memset(&job, 0, sizeof job);
+  job.ranks = ranks;
+  job.argv = argv;
+  g2z_status status = g2z_ranks_run(services, &job, &end);
+  *exit_code = end.exit_code;
   return status;
 }
 
@@ -9386,6 +9563,16 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   }
 }
 
+G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step) {
+  int count = 0;
+  pthread_mutex_lock(&ranks->lock);
+  for (int i = 0; i < G2Z__RANKS_RECORDS; i++)
+    count += ranks->records[i].sequence > 0 && ranks->records[i].step == step &&
+             ranks->records[i].bucket >= 0;
+  pthread_mutex_unlock(&ranks->lock);
+  return count;
+}
+
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
                                           const char *path) {
   g2z_writer *writer;
@@ -9651,9 +9838,9 @@ G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
 static const g2z_collectives g2z__one_rank = {
     "one rank",             g2z__one_nothing, g2z__one_place,  g2z__one_place,
-    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_allocate, g2z__one_release,
-    g2z__one_buffer,        g2z__one_rows,    g2z__lap,        g2z__lap_ms,
-    g2z__one_close};
+    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_buffer, g2z__one_allocate,
+    g2z__one_release,       g2z__one_buffer,  g2z__one_buffer, g2z__one_rows,
+    g2z__lap,               g2z__lap_ms,      g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -9739,29 +9926,46 @@ G2Z__PRIVATE g2z_status g2z__star_all_reduce(g2z_comm *comm, void *buffer, size_
   if (status == G2Z_OK) status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
   return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_REDUCE, status);
 }
+G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, void *buffer, size_t n) {
+  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE, g2z__star_sum(comm, (float *)buffer, n));
+}
+G2Z__PRIVATE g2z_status g2z__star_broadcast(g2z_comm *comm, void *buffer, size_t n) {
+  double begin = g2z__star_begin(comm, G2Z_SPAN_BROADCAST);
+  g2z_status status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
+  return g2z__star_timed(comm, begin, G2Z_SPAN_BROADCAST, status);
+}
 G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *buffer, size_t n) {
   double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_GATHER);
   size_t bytes = n / (size_t)comm->world * sizeof(float);
-  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_GATHER, g2z__star_gather(comm, (char *)buffer, bytes));
+  g2z_status status = g2z__star_gather(comm, (char *)buffer, bytes);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_GATHER, status);
 }
 G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, double *rows, size_t columns) {
   double begin = g2z__star_begin(comm, G2Z_SPAN_VERDICT);
   size_t bytes = columns * sizeof(double);
-  return g2z__star_timed(comm, begin, G2Z_SPAN_VERDICT, g2z__star_gather(comm, (char *)rows, bytes));
+  g2z_status status = g2z__star_gather(comm, (char *)rows, bytes);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_VERDICT, status);
 }
 G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
 static const g2z_collectives g2z__star = {
     "connections to rank 0", g2z__one_nothing,     g2z__one_place,    g2z__one_place,
-    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__one_allocate, g2z__one_release,
-    g2z__star_all_gather,    g2z__star_rows,       g2z__lap,          g2z__lap_ms,
-    g2z__star_close};
+    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__star_reduce, g2z__one_allocate,
+    g2z__one_release,        g2z__star_all_gather, g2z__star_broadcast, g2z__star_rows,
+    g2z__lap,                g2z__lap_ms,          g2z__star_close};
 
 /* ----- choosing ---------------------------------------------------------- */
 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k80 */
 static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted);
+static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds);
 #else
+G2Z__PRIVATE g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
+  (void)bytes;
+  *seconds = NAN;
+  return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
+}
 G2Z__PRIVATE g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   (void)wanted;
   return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
@@ -9805,6 +10009,42 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
   if (!comm) return;
   if (comm->ops) comm->ops->close(comm);
   g2z_release(comm->services, comm);
+}
+
+#define G2Z__COPIES 5 /* the first one touches pages and opens paths */
+
+G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
+  void *from, *to;
+  *seconds = NAN;
+  G2Z__TRY(g2z__alloc(comm->services, bytes, 1, &from));
+  g2z_status status = g2z__alloc(comm->services, bytes, 1, &to);
+  for (int i = 0; i < G2Z__COPIES && status == G2Z_OK; i++) {
+    memset(from, i, bytes); /* so that no copy can be left out */
+    double begin = g2z_seconds();
+    memcpy(to, from, bytes);
+    double spent = g2z_seconds() - begin;
+    if (((const char *)to)[bytes - 1] != i)
+      status = g2z__fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
+    if (i > 0 && !(*seconds <= spent)) *seconds = spent;
+  }
+  g2z_release(comm->services, to);
+  g2z_release(comm->services, from);
+  return status;
+}
+
+G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s) {
+  double seconds = NAN;
+  g2z_status status = G2Z_OK;
+  *bytes_per_s = NAN;
+  if (bytes == 0)
+    status = g2z__fail(comm->services, G2Z_BAD_ARGUMENT, "a copy of no bytes has no rate");
+  else if (comm->rank == 0)
+    status = comm->device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_copy_seconds(comm, bytes, &seconds)
+                                                   : g2z__cpu_copy_seconds(comm, bytes, &seconds);
+  G2Z__TRY(g2z_ranks_agree(comm->ranks, status));
+  G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &seconds, sizeof seconds));
+  *bytes_per_s = (double)bytes / seconds;
+  return G2Z_OK;
 }
 
 /* ===== >>i13 context and model ===========================================
@@ -10200,7 +10440,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   G2Z__DEVICE(t->verdict.rows, double,
               (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double));
   t->verdict.world = plan->world;
-  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world;
+  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp it is rank 0 */
   G2Z__DEVICE(t->eval_sum, double, sizeof(double));
   G2Z__DEVICE(t->ranges, g2z_update_range,
               g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range));
@@ -10393,8 +10633,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
 
 /* ----- what ranks do together -------------------------------------------- */
 
-G2Z__PRIVATE int g2z__trainer_shards_params(const g2z_trainer *t) {
-  return t->plan.world > 1 && t->plan.zero_stage > 0;
+/* Whether parameters that other ranks updated must come from them. */
+G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
+  return t->plan.world > 1 && !g2z__plan_replicates(&t->plan);
 }
 
 /* Where the sums over the ranks of this rank's slice of a bucket lie. */
@@ -10411,7 +10652,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
   char *from = t->model.grads + g2z_plan_grad_bucket(&t->plan, bucket) * size;
   g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, n * size);
   G2Z__TRY(ops->fork(t->comm));
-  if (t->plan.zero_stage == 0) {
+  if (t->plan.strategy == G2Z_STRATEGY_DP) {
+    G2Z__TRY(ops->reduce(t->comm, from, n));
+  } else if (t->plan.zero_stage == 0) {
     G2Z__TRY(ops->all_reduce(t->comm, from, n));
   } else { /* without a shard of their own, micro-steps have added up already */
     g2z_write mode = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
@@ -10423,10 +10666,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
 /* The sum of squares of what this rank owns, in the order of buckets. */
 G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
   double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
+  size_t n = g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements;
+  if (n == 0) return G2Z_OK;
   g2z_span_begin(t->device, G2Z_SPAN_NORM);
   G2Z__TRY(t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
-                                      g2z__trainer_reduced(t, bucket),
-                                      g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements));
+                                      g2z__trainer_reduced(t, bucket), n));
   g2z_span_end(t->device, G2Z_SPAN_NORM);
   return G2Z_OK;
 }
@@ -10469,15 +10713,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
   g2z_range range = g2z_plan_bucket(&t->plan, bucket);
   size_t size = (size_t)t->plan.dtype_bytes;
   g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, range.elements * size);
+  char *params = t->model.params + range.begin * size;
   G2Z__TRY(t->comm->ops->fork(t->comm));
-  G2Z__TRY(t->comm->ops->all_gather(t->comm, t->model.params + range.begin * size,
-                                    range.elements));
+  if (t->plan.strategy == G2Z_STRATEGY_DP)
+    G2Z__TRY(t->comm->ops->broadcast(t->comm, params, range.elements));
+  else G2Z__TRY(t->comm->ops->all_gather(t->comm, params, range.elements));
   return t->comm->ops->mark(t->comm, t->plan.buckets + bucket);
 }
 
 /* What is stale, in the order in which a forward pass needs it: from the back. */
 G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
-  if (!t->stale || !g2z__trainer_shards_params(t)) return G2Z_OK;
+  if (!t->stale || !g2z__trainer_gathers(t)) return G2Z_OK;
   for (int bucket = t->stale - 1; bucket >= 0; bucket--)
     G2Z__TRY(g2z__trainer_gather(t, bucket));
   t->joined = t->stale;
@@ -10490,7 +10736,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
   g2z_trainer *t = (g2z_trainer *)user;
   int bucket = t->unit_buckets[unit];
-  if (!g2z__trainer_shards_params(t) || t->joined <= bucket) return G2Z_OK;
+  if (!g2z__trainer_gathers(t) || t->joined <= bucket) return G2Z_OK;
   t->joined = bucket;
   return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
 }
@@ -10499,7 +10745,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
  * must end with all its work done: it sends wte and wpe, under the update of the rest, and leaves the
  * rest to its next start, where it hides under the forward pass. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
-  int apart = g2z__trainer_shards_params(t), last = apart ? t->plan.buckets - 1 : 0;
+  int apart = g2z__trainer_gathers(t), last = apart ? t->plan.buckets - 1 : 0;
   int first = t->graphed ? t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)] : 0;
   for (int bucket = last; bucket >= 0; bucket--) {
     size_t begin = apart ? t->bucket_ranges[bucket] : 0;
@@ -10659,7 +10905,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            "dropout=%g\nseed=%" PRIu64 "\nlr=%g\nmin_lr=%g\nbeta1=%g\nbeta2=%g\neps=%g\n"
            "weight_decay=%g\nclip=%g\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
            "loss_scale=%g\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
-           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\n",
+           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\n",
            c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
            c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
            c->bucket_mb, g2z_device_text(g2z_context_device(t->context)), c->graph,
@@ -10667,7 +10913,8 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            (double)o->beta2, (double)o->eps, (double)o->weight_decay, (double)o->clip,
            g2z_schedule_text(o->schedule), o->warmup, o->steps, (double)o->loss_scale,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
-           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0);
+           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0,
+           g2z_strategy_text(c->strategy));
 }
 
 /* Tokens trained on so far, over all ranks. */
@@ -10684,7 +10931,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   config.places = 2 * plan->buckets + 1;
   config.most = plan->bucket_elements;
   config.wire = plan->wire_dtype;
-  config.gather = t->config.gather;
+  config.gather = t->config.gather; /* nothing is gathered where nothing is sharded */
+  if (plan->zero_stage == 0) config.gather = G2Z_GATHER_PLAIN;
   G2Z__TRY(g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm));
   G2Z__TRY(t->comm->ops->allocate(t->comm, plan->elements * (size_t)plan->dtype_bytes, &memory));
   t->model.params = (char *)memory;
@@ -10705,10 +10953,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
   if (t->plan.world > 1 && t->plan.rank == 0)
     g2z__log(t->services, G2Z_LOG_INFO,
-             "%d ranks through %s: ZeRO stage %d, %d buckets of %.1f MiB, parameters gathered: %s",
-             t->plan.world, t->comm->ops->name, t->plan.zero_stage, t->plan.buckets,
+             "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of %.1f MiB, parameters "
+             "gathered: %s", t->plan.world, t->comm->ops->name, g2z_strategy_text(t->plan.strategy),
+             t->plan.zero_stage, t->plan.buckets,
              (double)(t->plan.bucket_elements * (size_t)t->plan.grad_bytes) / 1048576.0,
-             t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
+             t->plan.strategy == G2Z_STRATEGY_DP ? "from rank 0"
+             : t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
@@ -10878,7 +11128,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
   int early = t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)]; /* what a graph gathers as it starts */
   if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
-  if (t->stale > early && g2z__trainer_shards_params(t)) { /* parameters were written */
+  if (t->stale > early && g2z__trainer_gathers(t)) { /* parameters were written */
     G2Z__TRY(g2z__trainer_refresh(t));
     G2Z__TRY(t->comm->ops->join(t->comm, t->plan.buckets)); /* bucket 0's came last: all are here */
     t->joined = 0;
@@ -12305,7 +12555,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   G2Z__TRY(g2z__join_path(t->services, saver->place, "model.safetensors.partial",
                           &saver->model_path));
   size_t begin = 0, end = P;
-  if (plan->zero_stage == 0) {
+  if (g2z__plan_replicates(plan)) {
     begin = (size_t)((uint64_t)P * (uint64_t)plan->rank / (uint64_t)plan->world);
     end = (size_t)((uint64_t)P * (uint64_t)(plan->rank + 1) / (uint64_t)plan->world);
   }
@@ -13693,6 +13943,7 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
   g2z_json_put_integer(out, "zero_stage", plan->zero_stage);
+  g2z_json_put_string(out, "strategy", g2z_strategy_text(plan->strategy));
   g2z_json_put_string(out, "recompute", g2z_recompute_text(plan->recompute));
   g2z_json_put_string(out, "dataset_name", run->dataset);
   g2z_json_begin(out, "dataset_subset_sizes", '{');
@@ -13703,6 +13954,17 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_begin(out, "deepspeed_config", '{');
   G2Z__PUT_NULLS(out, deepspeed);
   g2z_json_end(out, '}');
+}
+
+/* Of all ranks but 0, whose plans are of one size. */
+G2Z__PRIVATE double g2z__bytes_of_others(const g2z_run *run) {
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  g2z_plan other;
+  if (plan->world == 1) return 0;
+  if (g2z_plan_make(run->services, g2z_trainer_config(run->trainer), plan->device, 1, plan->world,
+                    &other) != G2Z_OK)
+    return NAN;
+  return (double)other.bytes_total * (plan->world - 1);
 }
 
 G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2z__epoch *epoch) {
@@ -13720,8 +13982,7 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
   g2z_json_put_number(out, "tokens_per_sec_global", (double)epoch->tokens / epoch->train_s);
   g2z_json_put_number(out, "train_loss_avg_global", epoch->loss_sum / (double)applied);
   g2z_json_put_number(out, "val_loss_avg_global", epoch->val_loss);
-  /* The plan is all that is allocated, and all ranks' plans are of one size. Reserved is what the GPU
-   * has given away, to whomever. */
+  /* The plan is all that is allocated. Reserved is what the GPU has given away, to whomever. */
   double gpu = plan->device == G2Z_DEVICE_CUDA ? 1 : NAN, held = gpu * (double)plan->bytes_total;
   size_t free_bytes = 0, total_bytes = 0;
   if (plan->device == G2Z_DEVICE_CUDA)
@@ -13729,7 +13990,8 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
   g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_rank0", held);
   g2z_json_put_number(out, "max_cuda_mem_reserved_bytes_rank0",
                       gpu * (double)(total_bytes - free_bytes));
-  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_global", held * plan->world);
+  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_global",
+                      held + gpu * g2z__bytes_of_others(run));
   g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
   g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
   g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
@@ -15165,7 +15427,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 
 /* ===== >>i20 report ======================================================
  * In:  numbers, and text of any origin. Out: pages.
- * Law: what comes from outside is escaped or is a number; a number that cannot be drawn is a gap. */
+ * Law: what comes from outside is escaped or a number; a number that cannot be drawn is a gap. */
 
 /* ----- pages ----- */
 
@@ -15446,7 +15708,7 @@ G2Z__PRIVATE double g2z__round_step(double span, int count, int whole) {
   return whole && step < 1 ? 1 : step;
 }
 
-/* Ticks at 1, 2, 5 within few decades, else at powers of ten; at some of them where there are many. */
+/* Ticks at 1, 2, 5 within few decades, else at powers of ten, or at some of them. */
 G2Z__PRIVATE void g2z__log_ticks(g2z__scale *s) {
   int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
   int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
@@ -15821,7 +16083,7 @@ G2Z__PRIVATE void g2z__event_varint(g2z_events *e, uint64_t value) {
   g2z__event_bytes(e, bytes, count);
 }
 
-/* Field numbers and wire types of protobuf: 0 varint, 1 eight bytes, 2 bytes with a length, 5 four. */
+/* Field number and wire type of protobuf: 0 varint, 1 eight bytes, 2 a length and bytes, 5 four. */
 G2Z__PRIVATE void g2z__event_key(g2z_events *e, int field, int type) {
   g2z__event_varint(e, (uint64_t)(field << 3 | type));
 }
@@ -16254,7 +16516,7 @@ typedef struct g2z__run_files {      /* what a run directory tells about the run
   g2z__told metrics, launcher, failure;
 } g2z__run_files;
 
-/* Steps that training_metrics.json knows of: fewer than there are when the run has gone on since. */
+/* Steps that training_metrics.json knows of: not all, when the run has gone on since. */
 G2Z__PRIVATE size_t g2z__report_steps(const g2z__told *metrics) {
   char at[48];
   double steps = 0, more;
@@ -16407,7 +16669,8 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
     int at = count;
     if (!times[i].count) continue;
     total_s += times[i].total_s;
-    for (; at > 0 && times[order[at - 1]].total_s < times[i].total_s; at--) order[at] = order[at - 1];
+    for (; at > 0 && times[order[at - 1]].total_s < times[i].total_s; at--)
+      order[at] = order[at - 1];
     order[at] = i;
     count++;
   }
@@ -16461,7 +16724,7 @@ typedef struct g2z__stats {          /* a text of `nsys stats`, line by line */
   int number, kind;                  /* line; table that it belongs to, -1: none that counts */
   int sections;                      /* tables that count */
   char unit[8];                      /* of the total time */
-  size_t column[3];                  /* where percent, total and name begin; column[2] 0: not known */
+  size_t column[3];                  /* where share, total and name begin; column[2] 0: not known */
 } g2z__stats;
 
 G2Z__PRIVATE g2z_status g2z__stats_fail(const g2z__stats *s, const char *why) {
@@ -16624,8 +16887,8 @@ G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory
                              &p->input_count, &p->input_capacity));
   if (p->input_count == 0)
     return g2z__fail(p->services, G2Z_IO,
-                     "%s has no nsys_stats_*.txt and no timers_*.txt: profile with slurm/profile.sh "
-                     "or with train --profile first", directory);
+                     "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
+                     "slurm/profile.sh or with train --profile first", directory);
   void *memory;
   G2Z__TRY(g2z__alloc(p->services, p->input_count, sizeof(char *), &memory));
   p->texts = (char **)memory;

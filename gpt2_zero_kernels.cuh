@@ -5053,37 +5053,85 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, void *params, float *master
  *      code and workspaces.
  * Law: it is measured, with NVML, which is opened at run time: a build needs nothing of it. */
 
-/* Bytes in use on the current GPU by all processes; 0: NVML is not here. */
-static size_t g2z__gpu_bytes_used(void) {
-  typedef struct { unsigned long long total, free, used; } nvml_memory;
+/* NVML's functions, in the order of g2z_gpu_watch.call. */
+typedef struct { unsigned long long total, free, used; } g2z__nvml_memory;
+typedef struct { unsigned gpu, memory; } g2z__nvml_rates;
+#define G2Z__NVML_LIST(X)                                                    \
+  X(INIT,     "nvmlInit_v2",                      (void))                    \
+  X(SHUTDOWN, "nvmlShutdown",                     (void))                    \
+  X(FIND,     "nvmlDeviceGetHandleByPciBusId_v2", (const char *, void **))   \
+  X(MEMORY,   "nvmlDeviceGetMemoryInfo",          (void *, g2z__nvml_memory *)) \
+  X(BUSY,     "nvmlDeviceGetUtilizationRates",    (void *, g2z__nvml_rates *))
+enum {
+#define X(name, symbol, arguments) G2Z__NVML_##name,
+  G2Z__NVML_LIST(X)
+#undef X
+  G2Z__NVML_COUNT
+};
+#define X(name, symbol, arguments) typedef int (*g2z__nvml_##name) arguments;
+G2Z__NVML_LIST(X)
+#undef X
+static_assert(G2Z__NVML_COUNT == sizeof(g2z_gpu_watch::call) / sizeof(void *),
+              "g2z_gpu_watch has a place for each function");
+#define G2Z__NVML(watch, name) ((g2z__nvml_##name)(watch)->call[G2Z__NVML_##name])
+
+static void g2z__nvml_close(g2z_gpu_watch *watch) {
+  if (watch->call[G2Z__NVML_SHUTDOWN]) G2Z__NVML(watch, SHUTDOWN)();
+  if (watch->library) dlclose(watch->library);
+}
+
+static g2z_status g2z__nvml_open(g2z_gpu_watch *watch) {
+  static const char *const symbols[] = {
+#define X(name, symbol, arguments) symbol,
+      G2Z__NVML_LIST(X)
+#undef X
+  };
+  watch->library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+  int all = watch->library != NULL;
+  for (int i = 0; i < G2Z__NVML_COUNT && all; i++)
+    all = (watch->call[i] = dlsym(watch->library, symbols[i])) != NULL;
+  if (all && G2Z__NVML(watch, INIT)() == 0) return G2Z_OK;
+  watch->call[G2Z__NVML_SHUTDOWN] = NULL; /* there is nothing to shut down */
+  return g2z__fail(watch->services, G2Z_UNSUPPORTED,
+                   "libnvidia-ml.so.1 is not here, or no driver answers it: how busy GPUs are is "
+                   "not known");
+}
+
+static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
   char bus[32];
-  int ordinal = 0;
-  if (cudaGetDevice(&ordinal) != cudaSuccess ||
-      cudaDeviceGetPCIBusId(bus, (int)sizeof bus, ordinal) != cudaSuccess)
-    return 0;
-  void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW), *gpu = NULL;
-  if (!library) return 0;
-  int (*init)(void) = (int (*)(void))dlsym(library, "nvmlInit_v2");
-  int (*find)(const char *, void **) =
-      (int (*)(const char *, void **))dlsym(library, "nvmlDeviceGetHandleByPciBusId_v2");
-  int (*ask)(void *, nvml_memory *) =
-      (int (*)(void *, nvml_memory *))dlsym(library, "nvmlDeviceGetMemoryInfo");
-  int (*shutdown)(void) = (int (*)(void))dlsym(library, "nvmlShutdown");
-  nvml_memory memory;
+  void *handle;
+  g2z__nvml_memory memory;
+  g2z__nvml_rates rates;
   memset(&memory, 0, sizeof memory);
-  if (init && find && ask && shutdown && init() == 0) {
-    if (find(bus, &gpu) != 0 || ask(gpu, &memory) != 0) memory.used = 0;
-    shutdown();
-  }
-  dlclose(library);
-  return (size_t)memory.used;
+  memset(&rates, 0, sizeof rates);
+  if (cudaDeviceGetPCIBusId(bus, (int)sizeof bus, gpu) != cudaSuccess ||
+      G2Z__NVML(watch, FIND)(bus, &handle) != 0 ||
+      G2Z__NVML(watch, MEMORY)(handle, &memory) != 0)
+    return g2z__fail(watch->services, G2Z_UNSUPPORTED, "NVML knows nothing of GPU %d", gpu);
+  /* A part of a GPU (MIG) tells its memory, but not how busy it is. */
+  out->busy_percent = G2Z__NVML(watch, BUSY)(handle, &rates) == 0 ? (double)rates.gpu : NAN;
+  out->used_bytes = (size_t)memory.used;
+  return G2Z_OK;
+}
+
+/* Bytes in use on the current GPU by all processes; 0: NVML is not here. */
+static size_t g2z__gpu_bytes_used(g2z_services *services) {
+  g2z_gpu_watch *watch;
+  g2z_gpu_sample sample;
+  int ordinal = 0;
+  memset(&sample, 0, sizeof sample);
+  if (cudaGetDevice(&ordinal) != cudaSuccess) return 0;
+  if (g2z_gpu_watch_create(services, &watch) == G2Z_OK)
+    g2z_gpu_watch_sample(watch, ordinal, &sample);
+  g2z_gpu_watch_free(watch);
+  return sample.used_bytes;
 }
 
 /* Before this process has a context, and when it has one and has run a product. */
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
   enum { SIDE = 256 };
   *bytes = 0;
-  size_t before = g2z__gpu_bytes_used();
+  size_t before = g2z__gpu_bytes_used(services);
   g2z_device *device;
   void *x = NULL, *y = NULL;
   G2Z__TRY(g2z_device_create(services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &device));
@@ -5093,7 +5141,7 @@ static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
     status = device->ops->linear_bwd_data(device, y, NULL, x, x, NULL, G2Z_OVERWRITE, SIDE, SIDE,
                                           SIDE);
   if (status == G2Z_OK) status = device->ops->synchronize(device);
-  size_t after = g2z__gpu_bytes_used();
+  size_t after = g2z__gpu_bytes_used(services);
   if (after > before) *bytes = after - before;
   if (x) device->ops->release(device, x);
   if (y) device->ops->release(device, y);
@@ -5153,6 +5201,45 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
  * In:  gradients that are complete, parameters that are new. Out: sums and copies over all GPUs.
  * Law: one communicator, one stream of high priority; the two streams wait for each other by events,
  *      the host for none. Every rank enqueues the same calls in the same order. */
+
+/* The best of several copies of `bytes` from this GPU into the next one that the process sees. */
+static g2z_status g2z__cuda_copies(g2z_comm *comm, int here, int there, void *from, void *to,
+                                   size_t bytes, double *seconds) {
+  cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
+  for (int i = 0; i < G2Z__COPIES; i++) {
+    G2Z__CUDA(comm, cudaStreamSynchronize(stream));
+    double begin = g2z_seconds();
+    G2Z__CUDA(comm, cudaMemcpyPeerAsync(to, there, from, here, bytes, stream));
+    G2Z__CUDA(comm, cudaStreamSynchronize(stream));
+    double spent = g2z_seconds() - begin;
+    if (i > 0 && !(*seconds <= spent)) *seconds = spent;
+  }
+  return G2Z_OK;
+}
+
+static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
+  int here, count = 0;
+  void *from = NULL, *to = NULL;
+  *seconds = NAN;
+  G2Z__CUDA(comm, cudaGetDevice(&here));
+  G2Z__CUDA(comm, cudaGetDeviceCount(&count));
+  if (count < 2) return G2Z_OK;
+  int there = (here + 1) % count;
+  /* Without the direct path the driver copies through the host: that is the limit then. */
+  if (cudaDeviceEnablePeerAccess(there, 0) != cudaSuccess) (void)cudaGetLastError();
+  cudaError_t error = cudaMalloc(&from, bytes);
+  if (error == cudaSuccess) error = cudaSetDevice(there);
+  if (error == cudaSuccess) error = cudaMalloc(&to, bytes);
+  cudaSetDevice(here);
+  g2z_status status = G2Z_OK;
+  if (error != cudaSuccess)
+    status = g2z__fail(comm->services, G2Z_NO_MEMORY, "no %zu bytes on GPUs %d and %d: %s", bytes,
+                       here, there, cudaGetErrorString(error));
+  else status = g2z__cuda_copies(comm, here, there, from, to, bytes, seconds);
+  cudaFree(to);
+  cudaFree(from);
+  return status;
+}
 
 #if defined(G2Z__NCCL)
 
@@ -5293,6 +5380,20 @@ static g2z_status g2z__nccl_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
   return G2Z_OK;
 }
 
+static g2z_status g2z__nccl_reduce(g2z_comm *comm, void *buffer, size_t n) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  char *wire;
+  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_REDUCE, nccl->stream);
+  G2Z__TRY(g2z__nccl_wire(comm, buffer, n, &wire));
+  G2Z__NCCL_TRY(comm, ncclReduce(wire, wire, n, g2z__nccl_type(comm->wire), ncclSum, 0, nccl->comm,
+                                 nccl->stream));
+  if (wire != (char *)buffer && comm->rank == 0)
+    G2Z__TRY(g2z__nccl_convert(comm, buffer, comm->device->grad_dtype, wire, comm->wire,
+                               G2Z_OVERWRITE, n));
+  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_REDUCE, nccl->stream);
+  return G2Z_OK;
+}
+
 /* Memory that every rank can write to. What one rank cannot have none takes: *out is NULL then. */
 static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, void **out) {
   *out = NULL;
@@ -5360,6 +5461,15 @@ static g2z_status g2z__nccl_all_gather(g2z_comm *comm, void *buffer, size_t n) {
   return G2Z_OK;
 }
 
+static g2z_status g2z__nccl_broadcast(g2z_comm *comm, void *buffer, size_t n) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_BROADCAST, nccl->stream);
+  G2Z__NCCL_TRY(comm, ncclBroadcast(buffer, buffer, n, g2z__nccl_type(comm->device->dtype), 0,
+                                    nccl->comm, nccl->stream));
+  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_BROADCAST, nccl->stream);
+  return G2Z_OK;
+}
+
 static g2z_status g2z__nccl_all_gather_rows(g2z_comm *comm, double *rows, size_t columns) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_VERDICT, nccl->stream);
@@ -5413,9 +5523,9 @@ static void g2z__nccl_close(g2z_comm *comm) {
 
 static const g2z_collectives g2z__nccl_collectives = {
     "NCCL",                   g2z__nccl_fork,       g2z__nccl_mark,     g2z__nccl_join,
-    g2z__nccl_reduce_scatter, g2z__nccl_all_reduce, g2z__nccl_allocate, g2z__nccl_release,
-    g2z__nccl_all_gather,     g2z__nccl_all_gather_rows, g2z__nccl_lap, g2z__nccl_waited_ms,
-    g2z__nccl_close};
+    g2z__nccl_reduce_scatter, g2z__nccl_all_reduce, g2z__nccl_reduce,   g2z__nccl_allocate,
+    g2z__nccl_release,        g2z__nccl_all_gather, g2z__nccl_broadcast,
+    g2z__nccl_all_gather_rows, g2z__nccl_lap,       g2z__nccl_waited_ms, g2z__nccl_close};
 
 /* Stream, events and memory: all that needs no other rank. */
 static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wanted) {

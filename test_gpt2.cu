@@ -638,6 +638,8 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(optimizer.loss_scale, 0.5f, "loss_scale=0.5");
   REFUSED(dropout, 1.0f, "dropout=1");
   REFUSED(zero_stage, 4, "zero_stage=4");
+  REFUSED(strategy, G2Z_STRATEGY_COUNT, "strategy=2");
+  REFUSED(strategy, G2Z_STRATEGY_DP, "strategy=dp keeps one optimizer, on rank 0");
   REFUSED(recompute, G2Z_RECOMPUTE_COUNT, "recompute=2");
 #undef REFUSED
 }
@@ -755,8 +757,10 @@ static void test_plan_tiles(g2z_test *t) {
   g2z_train_config config = test_config_of(3, 2, 48, 24, 131);
   for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
     for (size_t b = 0; b < sizeof buckets / sizeof *buckets; b++)
-      for (int stage = 0; stage <= 2; stage++) {
+      for (int column = 0; column <= 3; column++) { /* the last is strategy dp */
+        int stage = column % 3, dp = column == 3;
         config.zero_stage = stage;
+        config.strategy = dp ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
         config.bucket_mb = buckets[b];
         g2z_plan plan;
         CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, worlds[w], &plan));
@@ -764,21 +768,29 @@ static void test_plan_tiles(g2z_test *t) {
         unsigned char *seen = (unsigned char *)calloc(plan.elements, 1);
         unsigned char *named = (unsigned char *)calloc(plan.parameters, 1);
         size_t updated = 0;
-        for (int rank = 0; rank < (stage == 0 ? 1 : worlds[w]); rank++) {
+        for (int rank = 0; rank < (column == 0 ? 1 : worlds[w]); rank++) {
           CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, rank, worlds[w], &plan));
           size_t shard = 0;
           for (int k = 0; k < plan.buckets; k++) {
             g2z_range slice = g2z_plan_slice(&plan, k, rank);
             CHECK(t, slice.begin % 8 == 0 && slice.elements % 8 == 0);
             CHECK(t, g2z_plan_shard_offset(&plan, k) == shard);
+            CHECK(t, slice.elements > 0 || (dp && rank > 0));
             shard += slice.elements;
             for (size_t i = 0; i < slice.elements; i++) seen[slice.begin + i]++;
           }
           CHECK(t, shard == plan.shard_elements);
+          CHECK(t, (plan.bytes[G2Z_MEMORY_OPTIMIZER] > 0) == (shard > 0));
           static g2z_update_range ranges[4096];
           size_t count = g2z_plan_update_ranges(&plan, ranges, 4096);
-          CHECK(t, count > 0 && count <= g2z__plan_update_ranges_limit(&plan) && count <= 4096);
-          for (size_t i = 0; i < count && i < 4096; i++) {
+          CHECK(t, (count > 0) == (shard > 0) && count <= 4096 &&
+                       count <= g2z__plan_update_ranges_limit(&plan));
+          g2z_range bucket = {0, 0};
+          for (size_t i = 0, k = 0; i < count && i < 4096; i++) {
+            while (bucket.begin + bucket.elements <= ranges[i].memory)
+              bucket = g2z_plan_bucket(&plan, (int)k++);
+            CHECK(t, column == 0 || worlds[w] == 1 || /* what is sent by buckets is cut by them */
+                         ranges[i].memory + ranges[i].elements <= bucket.begin + bucket.elements);
             for (size_t e = 0; e < ranges[i].elements; e++) {
               seen[ranges[i].memory + e] |= 0x80;
               named[ranges[i].canonical + e]++;
@@ -786,7 +798,7 @@ static void test_plan_tiles(g2z_test *t) {
             CHECK(t, ranges[i].grad == (stage < 2 ? ranges[i].memory : ranges[i].shard));
             updated += ranges[i].elements;
             CHECK(t, ranges[i].shard + ranges[i].elements <= plan.shard_elements);
-            CHECK(t, i == 0 || ranges[i].decay != ranges[i - 1].decay ||
+            CHECK(t, i == 0 || dp || ranges[i].decay != ranges[i - 1].decay ||
                          ranges[i].memory != ranges[i - 1].memory + ranges[i - 1].elements ||
                          ranges[i].shard != ranges[i - 1].shard + ranges[i - 1].elements ||
                          ranges[i].canonical != ranges[i - 1].canonical + ranges[i - 1].elements);
@@ -5710,6 +5722,7 @@ static void test_train_refusals(g2z_test *t) {
       {"--train $SHARD --lr 1e-3 --min-lr 1e-2", "min_lr"},
       {"--train $SHARD --dtype tf32 --device cpu --context 64 --batch 4", "tf32"},
       {"--train $SHARD --zero 3", "zero_stage=3"},
+      {"--train $SHARD --strategy dp --zero 1", "strategy=dp keeps one optimizer, on rank 0, and"},
       {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
       {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
       {"--train $SHARD --init-from /nowhere", "/nowhere"},
@@ -5744,6 +5757,10 @@ static void test_train_device(g2z_test *t) {
   CHECK(t, test_train(t, "--device cuda --gpus 8 --model gpt2-xl --dry-run", output,
                       sizeof output) == 0);
   CHECK(t, strstr(output, "rank 0 of 8") && strstr(output, "no such device"));
+  CHECK(t, test_train(t, "--device cuda --gpus 4 --strategy dp --recompute block --dry-run", output,
+                      sizeof output) == 0);
+  CHECK(t, strstr(output, "the optimizer on rank 0 alone, rank 0 of 4"));
+  CHECK(t, strstr(output, "1.391 GiB  master weights") && strstr(output, "0.399 GiB  activations"));
 }
 
 static void test_train_run(g2z_test *t) {
@@ -6818,16 +6835,20 @@ static int rank_mismatch(int argc, char **argv) {
 
 /* ----- rank programs: ZeRO ----- */
 
-enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_CASES = 18 };
+enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_STAGES = 3 };
+enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * ZERO_COLUMNS };
 
-/* Case `index` of stages 0 to 2, three sizes of buckets, one and three micro-steps. The largest
- * bucket takes everything; the smallest cuts every matrix. */
+/* Case `index` of stages 0 to 2 and, in column ZERO_DP, the strategy of that name; three sizes of
+ * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
+ * matrix. */
 static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
   g2z_train_config config = test_config_of(2, 2, 32, ZERO_SEQ, 61);
-  config.zero_stage = index % 3;
-  config.bucket_mb = buckets[index / 3 % 3];
-  config.accum = index / 9 ? 3 : 1;
+  int column = index % ZERO_COLUMNS;
+  config.zero_stage = column == ZERO_DP ? 0 : column;
+  config.strategy = column == ZERO_DP ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+  config.bucket_mb = buckets[index / ZERO_COLUMNS % 3];
+  config.accum = index / (3 * ZERO_COLUMNS) ? 3 : 1;
   config.batch = ZERO_SEQUENCES / (world * config.accum);
   config.dtype = dtype;
   config.dropout = 0.1f;
@@ -6871,6 +6892,10 @@ static g2z_status zero_gather(g2z_comm *comm, void *buffer, size_t n) {
   if (++zero_gathers == 7) return G2Z_OK;
   return zero_right->all_gather(comm, buffer, n);
 }
+static g2z_status zero_broadcast(g2z_comm *comm, void *buffer, size_t n) {
+  if (++zero_gathers == 7) return G2Z_OK;
+  return zero_right->broadcast(comm, buffer, n);
+}
 
 /* What is done to a run beside its case. */
 enum { ZERO_PLAIN, ZERO_FAULT, ZERO_RECOMPUTE };
@@ -6896,6 +6921,7 @@ static int rank_zero(int argc, char **argv) {
       zero_right = trainer->comm->ops;
       zero_faulty = *zero_right;
       zero_faulty.all_gather = zero_gather;
+      zero_faulty.broadcast = zero_broadcast;
       trainer->comm->ops = &zero_faulty;
       zero_gathers = 0;
     }
@@ -6913,19 +6939,20 @@ static int rank_zero(int argc, char **argv) {
   return status == G2Z_OK ? 0 : 1;
 }
 
-/* trouble KIND DEVICE: rank 1 brings a token that does not exist to step 4, or asks to stop in step 3.
- * All ranks say what became of it, from which step. On a GPU the step is a graph, and before step 4
+/* trouble KIND DEVICE CASE: rank 1 brings a token that does not exist to step 4, or asks to stop in
+ * step 3. All ranks say what became of it, from which step. On a GPU the step is a graph, and before step 4
  * all ask for logits, which gathers parameters that the graph would have gathered. */
 static int rank_trouble(int argc, char **argv) {
   g2z_services services;
   memset(&services, 0, sizeof services);
-  int stop = argc == 2 && strcmp(argv[0], "stop") == 0, gpu = argc == 2 && atoi(argv[1]);
+  if (argc != 3) return 2;
+  int stop = strcmp(argv[0], "stop") == 0, gpu = atoi(argv[1]);
   g2z_context *context = NULL;
   g2z_trainer *trainer = NULL;
   g2z_context_config cc = g2z_context_config_default(&services);
   cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   g2z_status status = g2z_context_create(&cc, &context);
-  g2z_train_config config = zero_config(2, g2z_context_world(context), G2Z_FP32);
+  g2z_train_config config = zero_config(atoi(argv[2]), g2z_context_world(context), G2Z_FP32);
   config.graph = gpu;
   if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
   int step = 0;
@@ -7763,6 +7790,9 @@ static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least,
     printf("      %s, %d ranks: losses differ by %.1e at most\n", g2z_dtype_text(dtype), world,
            worst);
     CHECK_NEAR(t, worst, 0, zero_bound(dtype, world));
+    /* Through the connections rank 0 adds up what it would add up in stage 0. */
+    for (int i = ZERO_DP; i < ZERO_CASES && !device; i += ZERO_COLUMNS)
+      CHECK(t, memcmp(many[i], many[i - ZERO_DP], sizeof many[i]) == 0);
   }
 }
 
@@ -7790,13 +7820,15 @@ static void test_zero_recompute(g2z_test *t) { test_zero_recompute_on(t, 0, G2Z_
 
 /* What befalls one rank is returned by all, from the same step, with the same sentence. */
 static void test_zero_trouble_on(g2z_test *t, int device, int world) {
-  static const struct { const char *kind, *says; } cases[] = {
-      {"token", "step 6 status 1: rank 1: token=61 at position 17"},
-      {"stop", "step 6 status 8: a stop was requested: step 5 was the last"}};
-  for (int i = 0; i < 2; i++) {
+  static const struct { const char *kind; int index; const char *says; } cases[] = {
+      {"token", 2, "step 6 status 1: rank 1: token=61 at position 17"},
+      {"token", ZERO_DP, "step 6 status 1: rank 1: token=61 at position 17"},
+      {"stop", 2, "step 6 status 8: a stop was requested: step 5 was the last"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char arguments[64];
     test_ranks ranks;
-    snprintf(arguments, sizeof arguments, "trouble %s %d", cases[i].kind, device);
+    snprintf(arguments, sizeof arguments, "trouble %s %d %d", cases[i].kind, device,
+             cases[i].index);
     test_ranks_open(&ranks, world);
     test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
     test_ranks_wait(t, &ranks, 60);
@@ -7827,14 +7859,15 @@ static void test_cuda_zero(g2z_test *t) {
 /* The comparison above sees a gather that is left out once in a run of twenty steps. */
 static void test_zero_fault(g2z_test *t) {
   static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
-  if (!zero_run(t, 0, G2Z_FP32, 2, 6, ZERO_PLAIN, right) ||
-      !zero_run(t, 0, G2Z_FP32, 2, 6, ZERO_FAULT, wrong))
+  const int cases = 2 * ZERO_COLUMNS;
+  if (!zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_PLAIN, right) ||
+      !zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_FAULT, wrong))
     return;
-  for (int i = 0; i < 6; i++) { /* stage 0 gathers nothing */
+  for (int i = 0; i < cases; i++) { /* stage 0 gathers nothing */
     double worst = 0;
     for (int step = 0; step < ZERO_STEPS; step++)
       worst = fmax(worst, fabs((double)wrong[i][step] - (double)right[i][step]));
-    CHECK(t, i % 3 == 0 ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32, 2));
+    CHECK(t, i % ZERO_COLUMNS == 0 ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32, 2));
   }
 }
 
@@ -7920,6 +7953,7 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.dtype = i % 3 == 0 ? G2Z_FP32 : i % 3 == 1 ? G2Z_FP16 : G2Z_BF16;
     config.dropout = i < 3 ? 0.1f : 0;
     config.accum = 1 + i % 2;
+    config.model.layers = 1 + i % 2;
     config.zero_stage = i % 3;
     config.bucket_mb = i < 4 ? 0.004 : 0;
     config.optimizer.loss_scale = 16777216;  /* overflows, halves, */
@@ -7938,6 +7972,7 @@ static void test_checkpoint_resume(g2z_test *t) {
       CHECK(t, last.applied > middle.applied + 4);
     }
     config.seed = 1337;
+    config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE; /* no part of the state */
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
     if (i % 2) test_saved_steps(t, tt.trainer, 2, resumed, NULL); /* of what was, nothing is left */
     CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
@@ -7976,6 +8011,7 @@ static void test_checkpoint_reshaped(g2z_test *t) {
     static const struct { int batch, accum; int64_t step; } shapes[] = {
         {3, 1, 7}, {1, 1, 21}, {5, 1, 4}, {4, 2, 2}, {10, 2, 1}}; /* 21 sequences were read */
     config.zero_stage = i % 3;
+    config.strategy = i == 3 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
     config.bucket_mb = 0.001 * (1 << i);
     config.dtype = i % 2 ? G2Z_FP32 : G2Z_FP16;
     config.batch = shapes[i].batch;
@@ -8662,15 +8698,17 @@ static void test_train_views(g2z_test *t, const char *one, const char *two) {
 }
 
 static void test_train_ranks_resume(g2z_test *t) {
+  static const char *const stages[] = {"--zero 0", "--zero 1", "--zero 2", "--strategy dp"};
+  const int count = sizeof stages / sizeof *stages;
   char arguments[2000], base[1600], name[32];
   double losses[13] = {0}, resumed[13];
   test_ranks ranks;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
-  for (int stage = 0; stage <= 2; stage++) {
+  for (int stage = 0; stage < count; stage++) {
     snprintf(name, sizeof name, "four%d", stage);
     test_train_arguments(t, base, sizeof base, name);
-    snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 3 --save-every 6 --zero %d "
-             "--bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base, stage);
+    snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 3 --save-every 6 %s "
+             "--bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base, stages[stage]);
     test_train_ranks(t, &ranks, 4, arguments, 60);
     for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
     test_ranks_free(t, &ranks);
@@ -8680,14 +8718,14 @@ static void test_train_ranks_resume(g2z_test *t) {
     for (int turn = 0; turn < 3; turn++) {
       static const struct { int world, batch, accum; } shapes[] = {{4, 3, 1}, {3, 4, 1}, {1, 12, 1}};
       char from[64];
-      int world = shapes[turn].world, zero = turn ? (stage + turn) % 3 : stage;
+      int world = shapes[turn].world, other = turn ? (stage + turn + 1) % count : stage;
       snprintf(name, sizeof name, "again%d%d", stage, turn);
       snprintf(from, sizeof from, "four%d/step-000006", stage);
       test_train_arguments(t, base, sizeof base, name);
       snprintf(arguments, sizeof arguments, "%s --steps 12 --batch %d --accum %d --save-every 6 "
-               "--zero %d --bucket-mb %s --sample-tokens 9 --prompt 1 --temperature 0 "
+               "%s --bucket-mb %s --sample-tokens 9 --prompt 1 --temperature 0 "
                "--resume '%s'", base, shapes[turn].batch,
-               shapes[turn].accum, zero, turn ? "0.03" : "0.02", test_path(t, from));
+               shapes[turn].accum, stages[other], turn ? "0.03" : "0.02", test_path(t, from));
       test_train_ranks(t, &ranks, world, arguments, 60);
       for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
       test_ranks_free(t, &ranks);
@@ -8814,7 +8852,7 @@ static int test_page_count(const char *text, const char *part) {
   return count;
 }
 
-/* A page with everything that pages have; `count` points of a noisy curve with a spike and a gap. */
+/* A page with everything that pages have: `count` points of a noisy curve, a spike, a gap. */
 static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
   static const char *const headers[] = {"GPUs", "tok/s"}, *const labels[] = {"<zero> 0", "zero 1"};
   static double x[20000], y[20000], bars[2] = {3, NAN}, high[2] = {4, 5};
@@ -8917,11 +8955,16 @@ static void test_page_scales(g2z_test *t) {
     double low, high;
     g2z_axis axis;
     const char *first, *last;
-  } cases[] = {{2.3, 10.7, G2Z_AXIS_AUTO, "2", "12"},      {0, 2.9e-4, G2Z_AXIS_AUTO, "0", "3e-4"},
-               {1, 1999, G2Z_AXIS_AUTO, "1", "1000"},      {231e3, 1848e3, G2Z_AXIS_ZERO, "0", "2.0M"},
-               {-3, 4, G2Z_AXIS_AUTO, "-4", "4"},          {65536, 65536, G2Z_AXIS_AUTO, "65.54k", "65.54k"},
-               {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},  {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
-               {3, 20, G2Z_AXIS_LOG, "2", "20"},           {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
+  } cases[] = {{2.3, 10.7, G2Z_AXIS_AUTO, "2", "12"},
+               {0, 2.9e-4, G2Z_AXIS_AUTO, "0", "3e-4"},
+               {1, 1999, G2Z_AXIS_AUTO, "1", "1000"},
+               {231e3, 1848e3, G2Z_AXIS_ZERO, "0", "2.0M"},
+               {-3, 4, G2Z_AXIS_AUTO, "-4", "4"},
+               {65536, 65536, G2Z_AXIS_AUTO, "65.54k", "65.54k"},
+               {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},
+               {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
+               {3, 20, G2Z_AXIS_LOG, "2", "20"},
+               {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z__extent extent = g2z__nothing;
     g2z__scale scale;
@@ -8970,7 +9013,8 @@ static void test_run_report(g2z_test *t) {
   snprintf(page, sizeof page, "%.500s/report.html", s.run_dir);
   char *text = test_run_read(t, s.run_dir, "report.html", &bytes);
   static const char *const parts[] = {
-      "<title>Run run</title>", "<dd>completed</dd>", "<dd>./train &lt;&amp;&gt; &quot;x&quot;</dd>",
+      "<title>Run run</title>", "<dd>completed</dd>",
+      "<dd>./train &lt;&amp;&gt; &quot;x&quot;</dd>",
       "<dt>precision</dt><dd>fp16</dd>", "<b>Loss</b>", "<b>Learning rate</b>",
       "<b>Gradient norm</b>", "<b>Throughput</b>", "<dt>loss scale</dt><dd>65536</dd>",
       "<dt>skipped steps</dt><dd>0</dd>", "<dt>planned memory per device, GiB</dt>",
@@ -9181,8 +9225,8 @@ static void test_profile(g2z_test *t) {
       {" ** NVTX Range Summary (x):\n Time\n", "without a \"Total Time (ns)\""},
       {" ** NVTX Range Summary (x):\n a Total Time (ns\n", "without a \"Total Time (ns)\""},
       {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n --- ---\n", "fewer than three columns"},
-      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n x  3  b\n", "line 4: no row"},
-      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n 101 3 b\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n x 3  b\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n 101 3b\n", "line 4: no row"},
       {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n 1  3\n", "line 4: no row"},
       {" ** NVTX Range Summary (x):\n ** OS Runtime Summary (x):\n", "line 2: the table before"}};
   char stats[600], summary[600], *text;
@@ -9202,8 +9246,9 @@ static void test_profile(g2z_test *t) {
   test_write_file(t, test_path(t, "training_metrics.json"), "{", 1);
   CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_FORMAT, &t->services,
                "training_metrics.json");
-  static const char metrics[] = "{\"schema_version\": \"2.0\", \"hardware\": {\"gpu_name\": \"H200\", "
-                                "\"world_size\": 8}, \"scheduler\": {\"job_id\": \"4711\"}}";
+  static const char metrics[] =
+      "{\"schema_version\": \"2.0\", \"hardware\": {\"gpu_name\": \"H200\", \"world_size\": 8}, "
+      "\"scheduler\": {\"job_id\": \"4711\"}}";
   test_write_file(t, test_path(t, "training_metrics.json"), metrics, sizeof metrics - 1);
   test_write_file(t, test_path(t, "profiles/nsys_4711_node-1.nsys-rep"), "x", 1);
   CHECK_OK(t, g2z_profile_run(&t->services, t->directory));
@@ -9286,7 +9331,7 @@ static void test_profile_script(g2z_test *t) {
       "\"$@\";;\n"
       "stats) [ -e \"$5\" ] && echo ' ** NVTX Range Summary (x):';;\nesac\n";
   char line[1500], output[4096];
-  if (access("slurm/profile.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run it in the repository");
+  if (access("slurm/profile.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run in the repository");
   if (test_shell("bash --version", output, sizeof output) != 0) SKIP(t, "there is no bash");
   CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "bin")));
   test_write_file(t, test_path(t, "bin/nsys"), nsys, sizeof nsys - 1);
@@ -9435,7 +9480,8 @@ static const g2z_test_entry test_table[] = {
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
-    {"zero_equal", "stages 0 to 2 on 2, 3 and 4 ranks learn what one rank learns", test_zero_equal},
+    {"zero_equal", "stages 0 to 2 and dp on 2, 3 and 4 ranks learn what one learns",
+     test_zero_equal},
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
     {"zero_recompute", "activations made again change no bit on two ranks", test_zero_recompute},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},

@@ -25,7 +25,7 @@ typedef struct options {
   g2z_run_config run;
   const char *model, *run_dir;
   int layers, heads, channels, context, vocab_size, seq, accum; /* 0: see --help */
-  int global_batch, device, dtype;
+  int global_batch, device, dtype, zero;
   int64_t steps;
   float loss_scale, bucket_mb;
   int ranks, gpus;
@@ -92,8 +92,10 @@ typedef struct options {
   FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph")        \
   FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
-  FLAG("zero", INT, run.train.zero_stage, 0, 3, "STAGE",                                          \
-       "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing")                            \
+  FLAG("zero", INT, zero, 0, 3, "STAGE",                                                          \
+       "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing [1]")                        \
+  FLAG("strategy", CHOICE, run.train.strategy, 0, 0, G2Z_STRATEGY_LIST(WORD),                     \
+       "dp: rank 0 alone has the optimizer and updates for all")                                  \
   FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
        "of gradients, also between ranks; micro-steps add up in fp32")                            \
   FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(WORD),                           \
@@ -151,7 +153,7 @@ static options default_options(void) {
   memset(&o, 0, sizeof o);
   o.run = g2z_run_config_default();
   o.model = "gpt2";
-  o.device = o.dtype = -1;
+  o.device = o.dtype = o.zero = -1;
   o.join_timeout = (float)ranks.join_s;
   o.silence_timeout = (float)ranks.silence_s;
   o.hang_timeout = (float)ranks.hang_s;
@@ -323,6 +325,8 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
   train->bucket_mb = (double)o->bucket_mb;
+  if (o->zero >= 0) train->zero_stage = o->zero;
+  else if (train->strategy == G2Z_STRATEGY_DP) train->zero_stage = 0;
   if (o->loss_scale > 0) {
     train->optimizer.loss_scale = o->loss_scale;
     train->optimizer.loss_scale_dynamic = 0;
@@ -343,7 +347,7 @@ static g2z_status dry_run(g2z_services *services, const options *o,
   g2z_train_config config = o->run.train;
   g2z_plan plan;
   size_t overhead_bytes, free_bytes, total_bytes;
-  if (context->ranks.place.rank != 0) return G2Z_OK; /* all would say the same */
+  if (context->ranks.place.rank != 0) return G2Z_OK; /* no other's is larger */
   config.optimizer.warmup = 0; /* nothing in the plan depends on the schedule */
   config.optimizer.min_lr = 0;
   TRY(g2z_plan_make(services, &config, context->device, context->ranks.place.rank,
