@@ -16549,19 +16549,20 @@ G2Z__PRIVATE g2z_status g2z__report_result(g2z_page *page, const g2z__run_files 
 
 /* Epoch by epoch, from training_metrics.json. */
 G2Z__PRIVATE void g2z__report_epochs(g2z_page *page, const g2z__told *metrics) {
+  enum { COLUMNS = 9 };
   static const struct {
     const char *header, *name, *format;
     double factor;
-  } columns[] = {{"epoch", "epoch_idx", "%.0f", 1},
-                 {"steps", "steps", "%.0f", 1},
-                 {"tokens", "tokens_processed_global", "%.0f", 1},
-                 {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
-                 {"training loss", "train_loss_avg_global", "%.4f", 1},
-                 {"validation loss", "val_loss_avg_global", "%.4f", 1},
-                 {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
-                 {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
-                 {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
-  enum { COLUMNS = sizeof columns / sizeof *columns };
+  } columns[COLUMNS] = {
+      {"epoch", "epoch_idx", "%.0f", 1},
+      {"steps", "steps", "%.0f", 1},
+      {"tokens", "tokens_processed_global", "%.0f", 1},
+      {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
+      {"training loss", "train_loss_avg_global", "%.4f", 1},
+      {"validation loss", "val_loss_avg_global", "%.4f", 1},
+      {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
+      {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
+      {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
   const char *headers[COLUMNS];
   char at[64], text[32];
   for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
