@@ -58,7 +58,7 @@
  *     >>d17 >>i17   checkpoints         a state that any number of ranks can take up again
  *     >>d18 >>i18   run                 a whole training and its directory
  *     >>d19 >>i19   flags               command lines from a table
- *     >>d20 >>i20   report              pages of curves, tables and charts; TensorBoard
+ *     >>d20 >>i20   report              pages of curves, tables and charts; TensorBoard; profiles
  *
  * VOCABULARY
  *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
@@ -231,6 +231,8 @@
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
  *     report.html             for people: how it ended, curves, epochs; also while it goes on
  *     events.out.tfevents.*   the same scalars for TensorBoard, a file for each start
+ *     profiles/               with train --profile: timers_HOST.txt, profile_summary.json; of nsys
+ *                             nsys_JOB_HOST.nsys-rep, .sqlite and nsys_stats_HOST.txt
  *     launcher_metadata.json  who started it, where, with which variables (train)
  *     RUN_FAILED.json         who died or hung, where, in which phase; and of each rank that was
  *     flight_rank_N.jsonl     left the last 1,024 collectives (train)
@@ -1092,6 +1094,7 @@ struct g2z_device {
   g2z_device_kind kind;
   g2z_dtype dtype, grad_dtype;
   void *backend;               /* what the backend keeps for itself */
+  struct g2z__timers *timers;  /* of spans; NULL: they are not timed */
 };
 
 /* Opens a device for one type of numbers. */
@@ -1157,9 +1160,43 @@ G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out);
 G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph);
 G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph); /* NULL is fine */
 
-/* Named spans that profilers show (NVTX); they may be nested. Nothing on the CPU and inside a graph. */
-G2Z_API void g2z_range_begin(const g2z_device *device, const char *name);
-G2Z_API void g2z_range_end(const g2z_device *device);
+/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
+ * may lie in others, but not in itself; those inside a graph are not seen. */
+#define G2Z_SPAN_LIST(X)                                                                          \
+  /*  name            text */                                                                     \
+  X(FORWARD,         "train/forward")                                                             \
+  X(BACKWARD,        "train/backward")                                                            \
+  X(OPTIMIZER_STEP,  "train/optimizer_step")                                                      \
+  X(NORM,            "optimizer/norm")                                                            \
+  X(DECIDE,          "optimizer/decide")                                                          \
+  X(ADAMW,           "optimizer/adamw")                                                           \
+  X(VAL_FORWARD,     "val/forward")                                                               \
+  X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
+  X(ALL_REDUCE,      "zero/all_reduce")                                                           \
+  X(ALL_GATHER,      "zero/all_gather")                                                           \
+  X(REDUCE,          "zero/reduce")                                                               \
+  X(BROADCAST,       "zero/broadcast")                                                            \
+  X(VERDICT,         "zero/verdict")
+
+typedef enum g2z_span {
+#define X(name, text) G2Z_SPAN_##name,
+  G2Z_SPAN_LIST(X)
+#undef X
+  G2Z_SPAN_COUNT
+} g2z_span;
+G2Z_API const char *g2z_span_text(g2z_span span);
+G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span);
+G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span);
+
+typedef struct g2z_span_times {
+  int64_t count;
+  double total_s, min_s, max_s;
+} g2z_span_times;
+/* From now on spans are timed: on a GPU between events in the queue where their work runs, on a CPU
+ * by the clock. Until then they cost nothing. */
+G2Z_API g2z_status g2z_device_time_spans(g2z_device *device);
+/* What they took; waits for the device. All 0 where they are not timed. */
+G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]);
 
 /* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
 G2Z_API float g2z_round(g2z_dtype dtype, float x);
@@ -1592,6 +1629,8 @@ typedef struct g2z_run_config {
   int sample_tokens;           /* tokens of one sample; 0: no samples */
   g2z_sampling sampling;
   int tensorboard;             /* 1: event files of the same scalars in run_dir */
+  int profile;                 /* 1: what each part of a step takes, in run_dir/profiles. Without
+                                * graphs: train.graph becomes 0, and 1 is refused */
 } g2z_run_config;
 /* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1; else NULL, 0 or
  * g2z_*_default. */
@@ -1691,8 +1730,8 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
                                   char **line);
 
 /* ===== >>d20 report ======================================================
- * Pages for people: one HTML file each that holds all of itself: no script, nothing that is fetched.
- * Light or dark as the reader's system is, wide or narrow, and right in print. Text is escaped here.
+ * Pages for people: one HTML file each that holds all of itself, without scripts. Light or dark as
+ * the reader's system is, wide or narrow, and right in print. Text is escaped here.
  *
  *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
  *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts stand in a grid
@@ -1700,7 +1739,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
  *   g2z_page_table(page, "fixed work", 2, headers);                   until something else is put
  *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
  *   g2z_page_chart(page, &chart);                                     so do charts
- *   status = g2z_page_commit(page);                                   first failure; or the file is there
+ *   status = g2z_page_commit(page);                                   the first failure, or OK
  *   g2z_page_free(page); */
 
 #define G2Z_CHART_SERIES 8           /* as many colours are there */
@@ -1730,7 +1769,7 @@ typedef struct g2z_series {
 typedef struct g2z_chart {           /* start from all zero */
   const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
   const char *x_name;                /* under the x axis; NULL: none */
-  const char *const *labels;         /* not NULL: bars, a group for each of these; they start at 0 */
+  const char *const *labels;         /* not NULL: bars from 0 on, a group for each of these */
   const g2z_series *series;
   int series_count;                  /* 1 .. G2Z_CHART_SERIES */
   g2z_axis x_axis, y_axis;
@@ -1753,17 +1792,26 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
 G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommitted */
 
-/* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json or, before that is
- * there, launcher_metadata.json says about the run. Whatever is damaged or not a run's is a failure,
- * and then nothing is written. */
+/* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json says about the
+ * run, or launcher_metadata.json before that is there. Whatever is damaged or not a run's is a
+ * failure, and then nothing is written. */
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
 
-/* Scalars for TensorBoard: a new file events.out.tfevents.TIME.HOST in `directory`, which grows. Of a
- * run that goes on, TensorBoard forgets what earlier files say about `first_step` and later. */
+/* run_dir/profiles/timers_HOST.txt: what spans took, as `nsys stats` prints NVTX ranges. */
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]);
+/* run_dir/profiles/profile_summary.json: the five NVTX ranges and the five calls of the operating
+ * system that took most, from what `nsys stats` printed: profiles/nsys_stats_*.txt, or where there
+ * are none, from timers_*.txt, which know no calls. Files that are none of that are a failure, and
+ * then nothing is written. */
+G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
+
+/* Scalars for TensorBoard: a new file events.out.tfevents.TIME.HOST in `directory`, which grows. Of
+ * a run that goes on, TensorBoard forgets what earlier files say about `first_step` and later. */
 typedef struct g2z_events g2z_events;
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
                                      int64_t first_step, g2z_events **out);
-/* At most 32 of them, with tags of at most 63 characters; a value that is not finite is left out. */
+/* At most 32 of them, with tags of at most 63 characters. What is not finite is left out. */
 G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
                                   const char *const *tags, const double *values);
 G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
@@ -6520,7 +6568,11 @@ static g2z_status g2z__cuda_graph_begin(g2z_device *device);
 static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out);
 static g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph);
 static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph);
-static void g2z__cuda_range(const g2z_device *device, const char *name); /* NULL ends one */
+static g2z_status g2z__cuda_timers_open(g2z_device *device);
+static g2z_status g2z__cuda_timers_settle(g2z_device *device); /* all spans that have ended */
+static void g2z__cuda_timers_close(g2z_device *device);
+static void g2z__cuda_span_begin(const g2z_device *device, g2z_span span);
+static void g2z__cuda_span_end(const g2z_device *device, g2z_span span);
 #else
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
@@ -6576,8 +6628,18 @@ G2Z__PRIVATE g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph 
 G2Z__PRIVATE void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
   (void)device, (void)graph;
 }
-G2Z__PRIVATE void g2z__cuda_range(const g2z_device *device, const char *name) {
-  (void)device, (void)name;
+G2Z__PRIVATE g2z_status g2z__cuda_timers_open(g2z_device *device) {
+  return g2z__cuda_open(device);
+}
+G2Z__PRIVATE g2z_status g2z__cuda_timers_settle(g2z_device *device) {
+  return g2z__cuda_open(device);
+}
+G2Z__PRIVATE void g2z__cuda_timers_close(g2z_device *device) { (void)device; }
+G2Z__PRIVATE void g2z__cuda_span_begin(const g2z_device *device, g2z_span span) {
+  (void)device, (void)span;
+}
+G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
+  (void)device, (void)span;
 }
 #endif
 
@@ -6620,6 +6682,8 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
 
 G2Z_API void g2z_device_free(g2z_device *device) {
   if (!device) return;
+  if (device->timers && device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
+  g2z_release(device->services, device->timers);
   device->ops->close(device);
   g2z_release(device->services, device);
 }
@@ -6703,12 +6767,58 @@ G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph) {
   if (graph) g2z__cuda_graph_free(device, graph);
 }
 
-G2Z_API void g2z_range_begin(const g2z_device *device, const char *name) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_range(device, name);
+struct g2z__timers {
+  g2z_span_times span[G2Z_SPAN_COUNT];
+  double begun[G2Z_SPAN_COUNT];      /* CPU: when */
+  g2z_status status;                 /* the first failure of a GPU's events: spans return none */
+  void *backend;
+};
+
+G2Z_API const char *g2z_span_text(g2z_span span) {
+#define X(name, text) text,
+  static const char *const texts[] = {G2Z_SPAN_LIST(X)};
+#undef X
+  return (unsigned)span < G2Z_SPAN_COUNT ? texts[span] : "?";
 }
 
-G2Z_API void g2z_range_end(const g2z_device *device) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_range(device, NULL);
+G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, double seconds) {
+  g2z_span_times *s = &timers->span[span];
+  if (!s->count || seconds < s->min_s) s->min_s = seconds;
+  if (!s->count || seconds > s->max_s) s->max_s = seconds;
+  s->total_s += seconds;
+  s->count++;
+}
+
+G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_begin(device, span);
+  else if (device->timers) device->timers->begun[span] = g2z_seconds();
+}
+
+G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_end(device, span);
+  else if (device->timers)
+    g2z__timers_add(device->timers, span, g2z_seconds() - device->timers->begun[span]);
+}
+
+G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
+  void *memory;
+  if (device->timers) return G2Z_OK;
+  G2Z__TRY(g2z__alloc(device->services, 1, sizeof(struct g2z__timers), &memory));
+  device->timers = (struct g2z__timers *)memory;
+  g2z_status status = device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_timers_open(device) : G2Z_OK;
+  if (status == G2Z_OK) return G2Z_OK;
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
+  g2z_release(device->services, device->timers);
+  device->timers = NULL;
+  return status;
+}
+
+G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]) {
+  memset(out, 0, G2Z_SPAN_COUNT * sizeof *out);
+  if (!device->timers) return G2Z_OK;
+  if (device->kind == G2Z_DEVICE_CUDA) G2Z__TRY(g2z__cuda_timers_settle(device));
+  memcpy(out, device->timers->span, G2Z_SPAN_COUNT * sizeof *out);
+  return G2Z_OK;
 }
 
 /* The number behind `name` in /proc/meminfo, in bytes; 0 when it is not there. */
@@ -9861,49 +9971,59 @@ G2Z__PRIVATE g2z_status g2z__star_gather(g2z_comm *comm, char *buffer, size_t by
   return g2z__star_spread(comm, buffer, bytes * (size_t)comm->world);
 }
 
+G2Z__PRIVATE double g2z__star_begin(g2z_comm *comm, g2z_span span) {
+  g2z_span_begin(comm->device, span);
+  return g2z_seconds();
+}
+
 /* CPU ranks compute and communicate in turns: all of it is waiting. */
-G2Z__PRIVATE g2z_status g2z__star_timed(g2z_comm *comm, double begin, g2z_status status) {
+G2Z__PRIVATE g2z_status g2z__star_timed(g2z_comm *comm, double begin, g2z_span span,
+                                        g2z_status status) {
+  g2z_span_end(comm->device, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
 
 G2Z__PRIVATE g2z_status g2z__star_reduce_scatter(g2z_comm *comm, void *out, void *from,
                                                  g2z_write mode, size_t n) {
-  double begin = g2z_seconds();
+  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE_SCATTER);
   size_t slice = n / (size_t)comm->world;
   float *mine = (float *)from + (size_t)comm->rank * slice;
   g2z_status status = g2z__star_sum(comm, (float *)from, n);
   if (status == G2Z_OK) status = g2z__star_scatter(comm, (char *)from, slice * sizeof(float));
   if (status == G2Z_OK && mine != out)
     status = comm->device->ops->grad_add(comm->device, out, mine, mode, slice);
-  return g2z__star_timed(comm, begin, status);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE_SCATTER, status);
 }
 G2Z__PRIVATE g2z_status g2z__star_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z_seconds();
+  double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_REDUCE);
   g2z_status status = g2z__star_sum(comm, (float *)buffer, n);
   if (status == G2Z_OK) status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
-  return g2z__star_timed(comm, begin, status);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_REDUCE, status);
 }
 G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z_seconds();
-  return g2z__star_timed(comm, begin, g2z__star_sum(comm, (float *)buffer, n));
+  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE, g2z__star_sum(comm, (float *)buffer, n));
 }
 G2Z__PRIVATE g2z_status g2z__star_broadcast(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z_seconds();
-  return g2z__star_timed(comm, begin, g2z__star_spread(comm, (char *)buffer, n * sizeof(float)));
+  double begin = g2z__star_begin(comm, G2Z_SPAN_BROADCAST);
+  g2z_status status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
+  return g2z__star_timed(comm, begin, G2Z_SPAN_BROADCAST, status);
 }
 G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *to, const void *from,
                                              size_t n) {
-  double begin = g2z_seconds();
+  double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_GATHER);
   size_t bytes = n / (size_t)comm->world * sizeof(float);
   char *mine = (char *)to + (size_t)comm->rank * bytes;
   if (mine != from) memcpy(mine, from, bytes);
-  return g2z__star_timed(comm, begin, g2z__star_gather(comm, (char *)to, bytes));
+  g2z_status status = g2z__star_gather(comm, (char *)to, bytes);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_GATHER, status);
 }
 G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, double *rows, size_t columns) {
-  double begin = g2z_seconds();
+  double begin = g2z__star_begin(comm, G2Z_SPAN_VERDICT);
   size_t bytes = columns * sizeof(double);
-  return g2z__star_timed(comm, begin, g2z__star_gather(comm, (char *)rows, bytes));
+  g2z_status status = g2z__star_gather(comm, (char *)rows, bytes);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_VERDICT, status);
 }
 G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
@@ -10635,8 +10755,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
   double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
   size_t n = g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements;
   if (n == 0) return G2Z_OK;
-  return t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
-                                    g2z__trainer_reduced(t, bucket), n);
+  g2z_span_begin(t->device, G2Z_SPAN_NORM);
+  G2Z__TRY(t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
+                                      g2z__trainer_reduced(t, bucket), n));
+  g2z_span_end(t->device, G2Z_SPAN_NORM);
+  return G2Z_OK;
 }
 
 /* As gradients complete, so do buckets. In a job of one rank their squares are taken while warm. */
@@ -10778,11 +10901,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
   for (int bucket = last; bucket >= 0; bucket--) {
     size_t begin = apart ? t->bucket_ranges[bucket] : 0;
     size_t end = apart ? t->bucket_ranges[bucket + 1] : t->range_count;
+    g2z_span_begin(t->device, G2Z_SPAN_ADAMW);
     if (end > begin)
       G2Z__TRY(t->device->ops->adamw(t->device, t->model.params, t->master, t->m, t->v,
                                      t->grad_shard ? t->grad_shard : t->model.grads,
                                      t->ranges + begin, t->host_ranges + begin, end - begin,
                                      &t->config.optimizer, t->state));
+    g2z_span_end(t->device, G2Z_SPAN_ADAMW);
     if (apart && bucket >= first) G2Z__TRY(g2z__trainer_send(t, bucket));
   }
   t->joined = t->plan.buckets;
@@ -10798,7 +10923,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
   const g2z_collectives *ops = t->comm->ops;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  g2z_range_begin(t->device, "train/optimizer_step");
+  g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (plan->world > 1) {
     G2Z__TRY(ops->join(t->comm, plan->buckets - 1));
     for (int bucket = 0; bucket < plan->buckets; bucket++)
@@ -10810,9 +10935,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
   G2Z__TRY(ops->all_gather_rows(t->comm, t->verdict.rows, G2Z_VERDICT_COLUMNS));
   G2Z__TRY(ops->mark(t->comm, 2 * plan->buckets));
   G2Z__TRY(ops->join(t->comm, 2 * plan->buckets));
+  g2z_span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
+  g2z_span_end(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(g2z__trainer_update(t));
-  g2z_range_end(t->device);
+  g2z_span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   return G2Z_OK;
 }
 
@@ -11089,14 +11216,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, 
   t->micro_step = micro_step;
   t->buckets_reduced = 0;
   t->model.complete = g2z__trainer_reduces(t, micro_step) ? g2z__trainer_complete : NULL;
-  g2z_range_begin(t->device, "train/forward");
+  g2z_span_begin(t->device, G2Z_SPAN_FORWARD);
   G2Z__TRY(g2z__forward(&t->model, &pass));
   G2Z__TRY(g2z__head(&t->model, &pass, row + G2Z_VERDICT_LOSS, G2Z__HEAD_WITH_GRADIENT, dloss,
                      t->state, mode));
-  g2z_range_end(t->device);
-  g2z_range_begin(t->device, "train/backward");
+  g2z_span_end(t->device, G2Z_SPAN_FORWARD);
+  g2z_span_begin(t->device, G2Z_SPAN_BACKWARD);
   G2Z__TRY(g2z__backward(&t->model, &pass, mode));
-  g2z_range_end(t->device);
+  g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
 }
 
@@ -11307,11 +11434,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
     g2z_ranks_phase(g2z_context_ranks(t->context), "validation", t->enqueued, 0); /* progress */
     if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
     if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
-    g2z_range_begin(dev, "val/forward");
+    g2z_span_begin(dev, G2Z_SPAN_VAL_FORWARD);
     G2Z__TRY(g2z__forward(&t->model, &pass));
     G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state,
                        G2Z_OVERWRITE));
-    g2z_range_end(dev);
+    g2z_span_end(dev, G2Z_SPAN_VAL_FORWARD);
   }
   G2Z__TRY(dev->ops->download(dev, sum, t->eval_sum, sizeof *sum));
   return dev->ops->synchronize(dev);
@@ -14112,7 +14239,16 @@ G2Z__PRIVATE double g2z__run_wall_s(const g2z_run *run) {
   return run->earlier_s + (g2z_seconds() - run->started);
 }
 
-/* Rank 0: the tuning table, training_metrics.json and report.html, which reads it. */
+/* Rank 0: what spans took, and its summary. */
+G2Z__PRIVATE g2z_status g2z__run_write_profile(g2z_run *run) {
+  g2z_span_times times[G2Z_SPAN_COUNT];
+  if (!run->config.profile) return G2Z_OK;
+  G2Z__TRY(g2z_device_span_times(run->trainer->device, times));
+  G2Z__TRY(g2z_profile_write_spans(run->services, run->config.run_dir, times));
+  return g2z_profile_run(run->services, run->config.run_dir);
+}
+
+/* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
 G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, double wall_s) {
   char *path;
   g2z_writer *writer;
@@ -14127,7 +14263,9 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, 
   if (status == G2Z_OK) status = g2z__run_write_artifact(run, writer, now, wall_s);
   g2z_writer_free(writer);
   g2z_release(run->services, path);
-  return status == G2Z_OK ? g2z_report_run(run->services, run->config.run_dir) : status;
+  G2Z__TRY(status);
+  G2Z__TRY(g2z_report_run(run->services, run->config.run_dir));
+  return g2z__run_write_profile(run);
 }
 
 /* Rank 0: the tokenizer beside the weights. */
@@ -14389,6 +14527,11 @@ G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
   if (needs && !config->run_dir)
     return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
                      "%s needs a run_dir, where checkpoints stand", needs);
+  if (config->profile && (!config->run_dir || config->train.graph == 1))
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "profile needs %s", config->run_dir
+                     ? "graph off: nothing can be timed inside a graph"
+                     : "a run_dir, where profiles stand");
+  if (config->profile) config->train.graph = 0;
   if (config->resume && !config->train.train_glob)
     return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "a training is resumed with the token shards "
                      "that it trains on: name them");
@@ -14868,6 +15011,8 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   G2Z__TRY(status);
   if (run->val) G2Z__TRY(g2z__run_val_entropy(run));
   G2Z__TRY(g2z_trainer_create(run->context, train, &run->trainer));
+  if (run->config.profile)
+    G2Z__TRY(g2z__run_agree(run, g2z_device_time_spans(run->trainer->device)));
   g2z__run_price(run);
   G2Z__TRY(g2z__run_begin_epoch(run, 0));
   if (run->steps == 0)
@@ -15447,7 +15592,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 
 /* ===== >>i20 report ======================================================
  * In:  numbers, and text of any origin. Out: pages.
- * Law: what comes from outside is escaped or is a number; a number that cannot be drawn is a gap. */
+ * Law: what comes from outside is escaped or a number; a number that cannot be drawn is a gap. */
 
 /* ----- pages ----- */
 
@@ -15728,7 +15873,7 @@ G2Z__PRIVATE double g2z__round_step(double span, int count, int whole) {
   return whole && step < 1 ? 1 : step;
 }
 
-/* Ticks at 1, 2, 5 within few decades, else at powers of ten; at some of them where there are many. */
+/* Ticks at 1, 2, 5 within few decades, else at powers of ten, or at some of them. */
 G2Z__PRIVATE void g2z__log_ticks(g2z__scale *s) {
   int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
   int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
@@ -16103,7 +16248,7 @@ G2Z__PRIVATE void g2z__event_varint(g2z_events *e, uint64_t value) {
   g2z__event_bytes(e, bytes, count);
 }
 
-/* Field numbers and wire types of protobuf: 0 varint, 1 eight bytes, 2 bytes with a length, 5 four. */
+/* Field number and wire type of protobuf: 0 varint, 1 eight bytes, 2 a length and bytes, 5 four. */
 G2Z__PRIVATE void g2z__event_key(g2z_events *e, int field, int type) {
   g2z__event_varint(e, (uint64_t)(field << 3 | type));
 }
@@ -16536,7 +16681,7 @@ typedef struct g2z__run_files {      /* what a run directory tells about the run
   g2z__told metrics, launcher, failure;
 } g2z__run_files;
 
-/* Steps that training_metrics.json knows of: fewer than there are when the run has gone on since. */
+/* Steps that training_metrics.json knows of: not all, when the run has gone on since. */
 G2Z__PRIVATE size_t g2z__report_steps(const g2z__told *metrics) {
   char at[48];
   double steps = 0, more;
@@ -16569,19 +16714,20 @@ G2Z__PRIVATE g2z_status g2z__report_result(g2z_page *page, const g2z__run_files 
 
 /* Epoch by epoch, from training_metrics.json. */
 G2Z__PRIVATE void g2z__report_epochs(g2z_page *page, const g2z__told *metrics) {
-  static const struct column {
+  enum { COLUMNS = 9 };
+  static const struct {
     const char *header, *name, *format;
     double factor;
-  } columns[] = {{"epoch", "epoch_idx", "%.0f", 1},
-                 {"steps", "steps", "%.0f", 1},
-                 {"tokens", "tokens_processed_global", "%.0f", 1},
-                 {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
-                 {"training loss", "train_loss_avg_global", "%.4f", 1},
-                 {"validation loss", "val_loss_avg_global", "%.4f", 1},
-                 {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
-                 {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
-                 {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
-  enum { COLUMNS = sizeof columns / sizeof *columns };
+  } columns[COLUMNS] = {
+      {"epoch", "epoch_idx", "%.0f", 1},
+      {"steps", "steps", "%.0f", 1},
+      {"tokens", "tokens_processed_global", "%.0f", 1},
+      {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
+      {"training loss", "train_loss_avg_global", "%.4f", 1},
+      {"validation loss", "val_loss_avg_global", "%.4f", 1},
+      {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
+      {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
+      {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
   const char *headers[COLUMNS];
   char at[64], text[32];
   for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
@@ -16659,6 +16805,409 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   return status;
 }
 
+/* ----- profiles ----- */
+
+#define G2Z__PROFILE_TOP 5
+
+/* Written so that one reader serves for this table and for those of nsys. */
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  char *directory, *path, host[128] = "", name[160], percent[32];
+  g2z_writer *writer;
+  double total_s = 0;
+  gethostname(host, sizeof host - 1);
+  snprintf(name, sizeof name, "timers_%s.txt", host);
+  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z_make_directory(services, directory);
+  if (status == G2Z_OK) status = g2z__join_path(services, directory, name, &path);
+  g2z_release(services, directory);
+  G2Z__TRY(status);
+  status = g2z_writer_create(services, path, &writer);
+  g2z_release(services, path);
+  G2Z__TRY(status);
+  g2z_writer_printf(writer, " ** NVTX Range Summary (train --profile):\n\n"
+                            " Time (%%)   Total Time (ns)  Instances         Avg (ns)         "
+                            "Min (ns)         Max (ns)  Range\n"
+                            " --------  ----------------  ---------  ---------------  "
+                            "---------------  ---------------  -------------------\n");
+  int order[G2Z_SPAN_COUNT], count = 0; /* what took most first */
+  for (int i = 0; i < G2Z_SPAN_COUNT; i++) {
+    int at = count;
+    if (!times[i].count) continue;
+    total_s += times[i].total_s;
+    for (; at > 0 && times[order[at - 1]].total_s < times[i].total_s; at--)
+      order[at] = order[at - 1];
+    order[at] = i;
+    count++;
+  }
+  for (int i = 0; i < count; i++) {
+    const g2z_span_times *s = &times[order[i]];
+    snprintf(percent, sizeof percent, "%.1f", total_s > 0 ? 100 * s->total_s / total_s : 0);
+    g2z__plain_number(percent);
+    g2z_writer_printf(writer, " %8s  %16.0f  %9" PRId64 "  %15.0f  %15.0f  %15.0f  :%s\n", percent,
+                      s->total_s * 1e9, s->count, s->total_s * 1e9 / (double)s->count,
+                      s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)order[i]));
+  }
+  status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+typedef struct g2z__ranked {         /* a row of a table; texts lie in the file's text */
+  double percent;
+  char total[48];                    /* "1234567 ns" */
+  const char *name, *raw;
+  size_t name_bytes, raw_bytes;
+} g2z__ranked;
+
+typedef struct g2z__profile {
+  g2z_services *services;
+  g2z__ranked top[2][G2Z__PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
+  int count[2];
+  char **inputs, **texts;            /* names of files, what they hold */
+  size_t input_count, input_capacity;
+  char **reports;                    /* nsys_*.nsys-rep */
+  size_t report_count, report_capacity;
+} g2z__profile;
+
+static const char *const g2z__profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
+static const char *const g2z__profile_kinds[] = {"nvtx", "osrt"};
+
+/* Into the top list of its kind, behind those of the same share. */
+G2Z__PRIVATE void g2z__profile_rank(g2z__profile *p, int kind, const g2z__ranked *row) {
+  int at = p->count[kind];
+  while (at > 0 && p->top[kind][at - 1].percent < row->percent) at--;
+  if (at == G2Z__PROFILE_TOP) return;
+  int moved = p->count[kind] - at - (p->count[kind] == G2Z__PROFILE_TOP);
+  memmove(&p->top[kind][at + 1], &p->top[kind][at], (size_t)moved * sizeof *row);
+  p->top[kind][at] = *row;
+  if (p->count[kind] < G2Z__PROFILE_TOP) p->count[kind]++;
+}
+
+typedef struct g2z__stats {          /* a text of `nsys stats`, line by line */
+  g2z__profile *profile;
+  const char *path;
+  int number, kind;                  /* line; table that it belongs to, -1: none that counts */
+  int sections;                      /* tables that count */
+  char unit[8];                      /* of the total time */
+  size_t column[3];                  /* where share, total and name begin; column[2] 0: not known */
+} g2z__stats;
+
+G2Z__PRIVATE g2z_status g2z__stats_fail(const g2z__stats *s, const char *why) {
+  return g2z__fail(s->profile->services, G2Z_FORMAT,
+                   "%.400s, line %d: %s: it is damaged, or not what `nsys stats` printed", s->path,
+                   s->number, why);
+}
+
+/* The line of dashes: where columns begin. The name is the last one. */
+G2Z__PRIVATE g2z_status g2z__stats_columns(g2z__stats *s, const char *line, size_t bytes) {
+  int columns = 0;
+  for (size_t i = 0; i < bytes; i++) {
+    if (line[i] != '-' || (i > 0 && line[i - 1] == '-')) continue;
+    s->column[columns < 2 ? columns : 2] = i;
+    columns++;
+  }
+  return columns >= 3 ? G2Z_OK : g2z__stats_fail(s, "a table of fewer than three columns");
+}
+
+/* The first number in [from, to) of a line, without the commas between its digits. */
+G2Z__PRIVATE int g2z__stats_number(const g2z__stats *s, const char *line, size_t from, size_t to,
+                                   char text[40], double *value) {
+  g2z_json json;
+  size_t used = 0;
+  while (from < to && line[from] == ' ') from++;
+  for (; from < to && line[from] != ' ' && used < 39; from++)
+    if (line[from] != ',') text[used++] = line[from];
+  text[used] = 0;
+  g2z_json_open(&json, s->profile->services, s->path, text, used);
+  *value = g2z_json_number(&json);
+  return g2z_json_close(&json) == G2Z_OK && *value >= 0;
+}
+
+/* " 53.9  2,765,967  14,244 ...  PushPop  :train/forward". */
+G2Z__PRIVATE g2z_status g2z__stats_row(g2z__stats *s, const char *line, size_t bytes) {
+  g2z__ranked row;
+  char text[40];
+  double total;
+  memset(&row, 0, sizeof row);
+  if (bytes <= s->column[2] ||
+      !g2z__stats_number(s, line, 0, s->column[1], text, &row.percent) || row.percent > 100 ||
+      !g2z__stats_number(s, line, s->column[1], s->column[2], text, &total))
+    return g2z__stats_fail(s, "no row of a share, a time and a name");
+  snprintf(row.total, sizeof row.total, "%s %s", text, s->unit);
+  row.raw = line;
+  row.raw_bytes = bytes;
+  row.name = line + s->column[2];
+  row.name_bytes = bytes - s->column[2];
+  while (row.name_bytes > 0 && row.name[row.name_bytes - 1] == ' ') row.name_bytes--;
+  if (row.name_bytes > 1 && *row.name == ':') { /* NVTX's domain that has no name */
+    row.name++;
+    row.name_bytes--;
+  }
+  if (row.name_bytes == 0) return g2z__stats_fail(s, "a row without a name");
+  g2z__profile_rank(s->profile, s->kind, &row);
+  return G2Z_OK;
+}
+
+/* 1: the line, which ends with a NUL or a line feed, has `part` in it. */
+G2Z__PRIVATE const char *g2z__stats_find(const char *line, size_t bytes, const char *part) {
+  size_t length = strlen(part);
+  for (size_t i = 0; i + length <= bytes; i++)
+    if (memcmp(line + i, part, length) == 0) return line + i;
+  return NULL;
+}
+
+G2Z__PRIVATE g2z_status g2z__stats_line(g2z__stats *s, const char *line, size_t bytes) {
+  if (g2z__stats_find(line, bytes, "** ") || g2z__stats_find(line, bytes, "Processing [")) {
+    if (s->kind >= 0 && !s->column[2]) return g2z__stats_fail(s, "the table before has no head");
+    s->kind = -1;
+    for (int i = 0; i < 2; i++)
+      if (g2z__stats_find(line, bytes, g2z__profile_titles[i])) s->kind = i;
+    s->sections += s->kind >= 0;
+    s->column[2] = 0;
+    s->unit[0] = 0;
+    return G2Z_OK;
+  }
+  size_t blank = 0;
+  while (blank < bytes && line[blank] == ' ') blank++;
+  if (blank == bytes && s->column[2]) s->kind = -1; /* behind the last row */
+  if (blank == bytes || s->kind < 0) return G2Z_OK;
+  if (s->column[2]) return g2z__stats_row(s, line, bytes);
+  if (s->unit[0]) return g2z__stats_columns(s, line, bytes);
+  static const char total[] = "Total Time (";
+  const char *unit = g2z__stats_find(line, bytes, total);
+  size_t rest = unit ? bytes - (size_t)(unit - line) - (sizeof total - 1) : 0, length = 0;
+  if (unit) unit += sizeof total - 1;
+  while (length < rest && unit[length] >= 'a' && unit[length] <= 'z') length++;
+  if (!length || length >= sizeof s->unit || length == rest || unit[length] != ')')
+    return g2z__stats_fail(s, "a table without a \"Total Time (ns)\"");
+  snprintf(s->unit, sizeof s->unit, "%.*s", (int)length, unit);
+  return G2Z_OK;
+}
+
+/* What `nsys stats` printed into a file; `text` must outlive the profile. */
+G2Z__PRIVATE g2z_status g2z__stats_read(g2z__profile *profile, const char *path, const char *text,
+                                        size_t bytes) {
+  g2z__stats s;
+  memset(&s, 0, sizeof s);
+  s.profile = profile;
+  s.path = path;
+  s.kind = -1;
+  for (size_t at = 0; at < bytes;) {
+    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
+    size_t length = (end ? (size_t)(end - text) : bytes) - at, next = at + length + 1;
+    if (length > 0 && text[at + length - 1] == '\r') length--;
+    s.number++;
+    G2Z__TRY(g2z__stats_line(&s, text + at, length));
+    at = next;
+  }
+  if (s.kind >= 0 && !s.column[2]) return g2z__stats_fail(&s, "the last table has no rows");
+  if (s.sections) return G2Z_OK;
+  return g2z__stats_fail(&s, "neither an NVTX Range Summary nor an OS Runtime Summary");
+}
+
+/* A copy at the end of a list. */
+G2Z__PRIVATE g2z_status g2z__list_append(g2z_services *services, char ***list, size_t *count,
+                                         size_t *capacity, const char *text) {
+  void *memory = *list, *copy;
+  g2z_status status = g2z__grow(services, &memory, capacity, *count, *count + 1, sizeof **list);
+  *list = (char **)memory;
+  G2Z__TRY(status);
+  G2Z__TRY(g2z__alloc(services, strlen(text) + 1, 1, &copy));
+  memcpy(copy, text, strlen(text) + 1);
+  (*list)[(*count)++] = (char *)copy;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE int g2z__text_order(const void *a, const void *b) {
+  return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Names in a directory that begin and end so, in their order; in one that is not there: none. */
+G2Z__PRIVATE g2z_status g2z__list_files(g2z_services *services, const char *directory,
+                                        const char *begin, const char *end, char ***list,
+                                        size_t *count, size_t *capacity) {
+  DIR *opened = opendir(directory);
+  g2z_status status = G2Z_OK;
+  for (struct dirent *entry; opened && status == G2Z_OK && (entry = readdir(opened)) != NULL;) {
+    const char *name = entry->d_name;
+    size_t length = strlen(name), first = strlen(begin), last = strlen(end);
+    if (length >= first + last && strncmp(name, begin, first) == 0 &&
+        strcmp(name + length - last, end) == 0)
+      status = g2z__list_append(services, list, count, capacity, name);
+  }
+  if (opened) closedir(opened);
+  if (*count > 1) qsort(*list, *count, sizeof **list, g2z__text_order);
+  return status;
+}
+
+/* The files that are read, and their tables. */
+G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory) {
+  size_t read = 0;
+  G2Z__TRY(g2z__list_files(p->services, directory, "nsys_", ".nsys-rep", &p->reports,
+                           &p->report_count, &p->report_capacity));
+  G2Z__TRY(g2z__list_files(p->services, directory, "nsys_stats_", ".txt", &p->inputs,
+                           &p->input_count, &p->input_capacity));
+  if (p->input_count == 0)
+    G2Z__TRY(g2z__list_files(p->services, directory, "timers_", ".txt", &p->inputs,
+                             &p->input_count, &p->input_capacity));
+  if (p->input_count == 0)
+    return g2z__fail(p->services, G2Z_IO,
+                     "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
+                     "slurm/profile.sh or with train --profile first", directory);
+  void *memory;
+  G2Z__TRY(g2z__alloc(p->services, p->input_count, sizeof(char *), &memory));
+  p->texts = (char **)memory;
+  for (; read < p->input_count; read++) {
+    char *path;
+    size_t bytes;
+    G2Z__TRY(g2z__join_path(p->services, directory, p->inputs[read], &path));
+    g2z_status status = g2z_read_file(p->services, path, (size_t)1 << 28, &p->texts[read], &bytes);
+    if (status == G2Z_OK) status = g2z__stats_read(p, path, p->texts[read], bytes);
+    g2z_release(p->services, path);
+    G2Z__TRY(status);
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE void g2z__profile_free(g2z__profile *p) {
+  for (size_t i = 0; i < p->input_count; i++) {
+    if (p->texts) g2z_release(p->services, p->texts[i]);
+    g2z_release(p->services, p->inputs[i]);
+  }
+  for (size_t i = 0; i < p->report_count; i++) g2z_release(p->services, p->reports[i]);
+  g2z_release(p->services, p->texts);
+  g2z_release(p->services, p->inputs);
+  g2z_release(p->services, p->reports);
+}
+
+/* A text of another file; NULL: not known. */
+G2Z__PRIVATE g2z_status g2z__profile_copy_text(g2z_json_out *out, const char *key,
+                                               const g2z__told *told, const char *at) {
+  char *text;
+  G2Z__TRY(g2z__told_text(told, at, &text));
+  g2z_json_put_string(out, key, text);
+  g2z_release(told->services, text);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__profile_put_top(const g2z__profile *p, g2z_json_out *out, int kind) {
+  char key[16];
+  snprintf(key, sizeof key, "%s_top5", g2z__profile_kinds[kind]);
+  g2z_json_begin(out, key, '[');
+  for (int i = 0; i < p->count[kind]; i++) {
+    const g2z__ranked *row = &p->top[kind][i];
+    void *memory;
+    G2Z__TRY(g2z__alloc(p->services, row->raw_bytes + 1, 1, &memory));
+    char *text = (char *)memory;
+    g2z_json_begin(out, NULL, '{');
+    g2z_json_put_string(out, "kind", g2z__profile_kinds[kind]);
+    memcpy(text, row->name, row->name_bytes); /* the rest is zero from the allocation */
+    g2z_json_put_string(out, "name", text);
+    g2z_json_put_number(out, "time_percent", row->percent);
+    g2z_json_put_string(out, "total_time", row->total);
+    memcpy(text, row->raw, row->raw_bytes);
+    g2z_json_put_string(out, "raw", text);
+    g2z_json_end(out, '}');
+    g2z_release(p->services, text);
+  }
+  g2z_json_end(out, ']');
+  return G2Z_OK;
+}
+
+/* Hosts are in the names of the files: nsys_stats_HOST.txt, timers_HOST.txt. */
+G2Z__PRIVATE void g2z__profile_put_files(const g2z__profile *p, g2z_json_out *out) {
+  char host[300];
+  g2z_json_begin(out, "hosts", '[');
+  for (size_t i = 0; i < p->input_count; i++) {
+    const char *name = p->inputs[i] + (strncmp(p->inputs[i], "nsys", 4) == 0 ? 11 : 7);
+    snprintf(host, sizeof host, "%.*s", (int)(strlen(name) - 4), name);
+    g2z_json_put_string(out, NULL, host);
+  }
+  g2z_json_end(out, ']');
+}
+
+G2Z__PRIVATE g2z_status g2z__profile_put(const g2z__profile *p, g2z_json_out *out,
+                                         const char *run_dir, const g2z__told *metrics,
+                                         const g2z__told *launcher) {
+  static const char *const numbers[][2] = {
+      {"seq_length", "training_config.seq_len"},
+      {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu"},
+      {"grad_accum_steps", "training_config.grad_accum_steps"},
+      {"tokens_per_sec", "summary.mean_tokens_per_sec_global"},
+      {"total_wall_time_sec", "summary.total_wall_time_sec"}};
+  char now[32], *absolute = realpath(run_dir, NULL);
+  g2z_utc_now(now);
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "generated_at_utc", now);
+  g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
+  free(absolute);
+  g2z_json json;
+  int scheduled = g2z__told_at(metrics, "scheduler.job_id", &json);
+  G2Z__TRY(g2z__profile_copy_text(out, "slurm_job_id", scheduled ? metrics : launcher,
+                                  scheduled ? "scheduler.job_id" : "slurm.SLURM_JOB_ID"));
+  g2z__profile_put_files(p, out);
+  double world = g2z__told_number(metrics, "hardware.world_size");
+  if (isnan(world)) world = g2z__told_number(launcher, "world_size");
+  g2z_json_put_number(out, "world_size", world);
+  G2Z__TRY(g2z__profile_copy_text(out, "gpu", metrics, "hardware.gpu_name"));
+  G2Z__TRY(g2z__profile_copy_text(out, "cuda", metrics, "env.cuda_version"));
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    g2z_json_put_number(out, numbers[i][0], g2z__told_number(metrics, numbers[i][1]));
+  if (p->report_count == 1) g2z_json_put_string(out, "nsys_report", p->reports[0]);
+  else if (p->report_count == 0) g2z_json_put_null(out, "nsys_report");
+  else {
+    g2z_json_begin(out, "nsys_report", '[');
+    for (size_t i = 0; i < p->report_count; i++) g2z_json_put_string(out, NULL, p->reports[i]);
+    g2z_json_end(out, ']');
+  }
+  g2z_json_begin(out, "inputs", '[');
+  for (size_t i = 0; i < p->input_count; i++) g2z_json_put_string(out, NULL, p->inputs[i]);
+  g2z_json_end(out, ']');
+  G2Z__TRY(g2z__profile_put_top(p, out, 0));
+  G2Z__TRY(g2z__profile_put_top(p, out, 1));
+  g2z_json_end(out, '}');
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__profile_write(const g2z__profile *p, const char *run_dir,
+                                           const char *directory) {
+  g2z__told metrics, launcher;
+  g2z_writer *writer = NULL;
+  g2z_json_out out;
+  char *path;
+  memset(&launcher, 0, sizeof launcher);
+  memset(&out, 0, sizeof out);
+  launcher.services = p->services;
+  out.indent = 2;
+  G2Z__TRY(g2z__join_path(p->services, directory, "profile_summary.json", &path));
+  g2z_status status = g2z__told_read(p->services, run_dir, "training_metrics.json", &metrics);
+  if (status == G2Z_OK)
+    status = g2z__told_read(p->services, run_dir, "launcher_metadata.json", &launcher);
+  if (status == G2Z_OK) status = g2z_writer_create(p->services, path, &writer);
+  out.writer = writer;
+  if (status == G2Z_OK) status = g2z__profile_put(p, &out, run_dir, &metrics, &launcher);
+  if (status == G2Z_OK) g2z_writer_put(writer, "\n", 1);
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  g2z_release(p->services, path);
+  g2z__told_free(&metrics);
+  g2z__told_free(&launcher);
+  return status;
+}
+
+G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
+  g2z__profile p;
+  char *directory;
+  memset(&p, 0, sizeof p);
+  p.services = services;
+  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z__profile_read(&p, directory);
+  if (status == G2Z_OK) status = g2z__profile_write(&p, run_dir, directory);
+  g2z__profile_free(&p);
+  g2z_release(services, directory);
+  return status;
+}
 
 #ifdef __cplusplus
 }

@@ -7873,8 +7873,7 @@ static void test_slurm_scripts(g2z_test *t) {
        "GPT2_EXTRA_ARGS='--train /*  --lr 1e-3'",
        "-K1|./train|--run-dir|@/run|--batch|4|--accum|2|--nccl-logs|--train|/*|--lr|1e-3|"},
       {"train_2x4gpu.sbatch", "NSYS=1 DIST_DEBUG=1",
-       "-K1|--label|nsys|profile|--trace|cuda,nvtx|--force-overwrite|true|--output|"
-       "@/run/nsys_rank_%q{SLURM_PROCID}|./train|--run-dir|@/run|"},
+       "-K1|--label|bash|slurm/profile.sh|@/run|./train|--run-dir|@/run|--graph|off|"},
       {"train_2gpu.sbatch", "GPT2_EXTRA_ARGS='--steps\n5'",
        "-K1|./train|--run-dir|@/run|--steps|5|"}};
   static const char fake[] = "#!/bin/sh\nprintf 'srun:'; printf '%s|' \"$@\"; echo\nexit 75\n";
@@ -9056,7 +9055,7 @@ static int test_page_count(const char *text, const char *part) {
   return count;
 }
 
-/* A page with everything that pages have; `count` points of a noisy curve with a spike and a gap. */
+/* A page with everything that pages have: `count` points of a noisy curve, a spike, a gap. */
 static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
   static const char *const headers[] = {"GPUs", "tok/s"}, *const labels[] = {"<zero> 0", "zero 1"};
   static double x[20000], y[20000], bars[2] = {3, NAN}, high[2] = {4, 5};
@@ -9159,11 +9158,16 @@ static void test_page_scales(g2z_test *t) {
     double low, high;
     g2z_axis axis;
     const char *first, *last;
-  } cases[] = {{2.3, 10.7, G2Z_AXIS_AUTO, "2", "12"},      {0, 2.9e-4, G2Z_AXIS_AUTO, "0", "3e-4"},
-               {1, 1999, G2Z_AXIS_AUTO, "1", "1000"},      {231e3, 1848e3, G2Z_AXIS_ZERO, "0", "2.0M"},
-               {-3, 4, G2Z_AXIS_AUTO, "-4", "4"},          {65536, 65536, G2Z_AXIS_AUTO, "65.54k", "65.54k"},
-               {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},  {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
-               {3, 20, G2Z_AXIS_LOG, "2", "20"},           {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
+  } cases[] = {{2.3, 10.7, G2Z_AXIS_AUTO, "2", "12"},
+               {0, 2.9e-4, G2Z_AXIS_AUTO, "0", "3e-4"},
+               {1, 1999, G2Z_AXIS_AUTO, "1", "1000"},
+               {231e3, 1848e3, G2Z_AXIS_ZERO, "0", "2.0M"},
+               {-3, 4, G2Z_AXIS_AUTO, "-4", "4"},
+               {65536, 65536, G2Z_AXIS_AUTO, "65.54k", "65.54k"},
+               {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},
+               {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
+               {3, 20, G2Z_AXIS_LOG, "2", "20"},
+               {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z__extent extent = g2z__nothing;
     g2z__scale scale;
@@ -9212,7 +9216,8 @@ static void test_run_report(g2z_test *t) {
   snprintf(page, sizeof page, "%.500s/report.html", s.run_dir);
   char *text = test_run_read(t, s.run_dir, "report.html", &bytes);
   static const char *const parts[] = {
-      "<title>Run run</title>", "<dd>completed</dd>", "<dd>./train &lt;&amp;&gt; &quot;x&quot;</dd>",
+      "<title>Run run</title>", "<dd>completed</dd>",
+      "<dd>./train &lt;&amp;&gt; &quot;x&quot;</dd>",
       "<dt>precision</dt><dd>fp16</dd>", "<b>Loss</b>", "<b>Learning rate</b>",
       "<b>Gradient norm</b>", "<b>Throughput</b>", "<dt>loss scale</dt><dd>65536</dd>",
       "<dt>skipped steps</dt><dd>0</dd>", "<dt>planned memory per device, GiB</dt>",
@@ -9381,6 +9386,177 @@ static void test_run_events(g2z_test *t) {
   CHECK(t, test_files_count(t, "without/events") == 0);
 }
 
+static const char test_stats_text[] =
+    "Processing [a.sqlite] with [reports/nvtx_sum.py]...\n\n"
+    " ** NVTX Range Summary (nvtx_sum):\n\n"
+    " Time (%)   Total Time (ns)    Instances     Avg (ns)    Style            Range          \n"
+    " --------  ------------------  ---------  --------------  -------  ----------------------\n"
+    "     53.9  27,65,96,75,62,725     14,244  19,41,84,748.9  PushPop  :train/backward       \n"
+    "     40.8      20933596900890     14,244  14,69,64,314.1  PushPop  NCCL:ncclAllGather  two\n"
+    "      3.1         1,000,000.5          1       1,000,000  PushPop  :zero/all_gather\n\n"
+    "Processing [a.sqlite] with [reports/osrt_sum.py]...\n\n"
+    " ** OS Runtime Summary (osrt_sum):\r\n\r\n"
+    " Time (%)  Total Time (ms)  Num Calls  Name\r\n"
+    " --------  ---------------  ---------  ----\r\n"
+    "     21.9         914.5806   3,46,812  poll\r\n"
+    "      100               12          2  read\r\n\r\n"
+    " ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):\n\n"
+    " Time (%)  whatever\n ---\n x\n";
+
+/* The first string at "a.0.b" of a JSON text is this one. */
+static void test_profile_is(g2z_test *t, const char *text, const char *path, const char *want) {
+  g2z__told told;
+  char *got = NULL;
+  memset(&told, 0, sizeof told);
+  told.services = &t->services;
+  told.path = (char *)path;
+  told.text = (char *)text;
+  told.bytes = strlen(text);
+  CHECK_OK(t, g2z__told_text(&told, path, &got));
+  t->checks++;
+  if (!got || strcmp(got, want) != 0)
+    test_fail(t, __FILE__, __LINE__, "%s is \"%s\", expected \"%s\"", path, got ? got : "none",
+              want);
+  g2z_release(&t->services, got);
+}
+
+static void test_profile(g2z_test *t) {
+  static const char *const damaged[][2] = {
+      {"", "neither an NVTX Range Summary nor an OS Runtime Summary"},
+      {"<html>\n", "neither an NVTX"},
+      {" ** NVTX Range Summary (nvtx_sum):\n\n", "has no rows"},
+      {" ** NVTX Range Summary (x):\n Time\n", "without a \"Total Time (ns)\""},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns\n", "without a \"Total Time (ns)\""},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n --- ---\n", "fewer than three columns"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n x 3  b\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n 101 3b\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n 1  3\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n ** OS Runtime Summary (x):\n", "line 2: the table before"}};
+  char stats[600], summary[600], *text;
+  size_t bytes = 0;
+  snprintf(stats, sizeof stats, "%s", test_path(t, "profiles/nsys_stats_node-1.txt"));
+  snprintf(summary, sizeof summary, "%s", test_path(t, "profiles/profile_summary.json"));
+  CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_IO, &t->services,
+               "no nsys_stats_*.txt");
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "profiles")));
+  for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
+    test_write_file(t, stats, damaged[i][0], strlen(damaged[i][0]));
+    CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_FORMAT, &t->services,
+                 damaged[i][1]);
+    CHECK(t, test_files_count(t, "profiles/profile_summary") == 0);
+  }
+  test_write_file(t, stats, test_stats_text, sizeof test_stats_text - 1);
+  test_write_file(t, test_path(t, "training_metrics.json"), "{", 1);
+  CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_FORMAT, &t->services,
+               "training_metrics.json");
+  static const char metrics[] =
+      "{\"schema_version\": \"2.0\", \"hardware\": {\"gpu_name\": \"H200\", \"world_size\": 8}, "
+      "\"scheduler\": {\"job_id\": \"4711\"}}";
+  test_write_file(t, test_path(t, "training_metrics.json"), metrics, sizeof metrics - 1);
+  test_write_file(t, test_path(t, "profiles/nsys_4711_node-1.nsys-rep"), "x", 1);
+  CHECK_OK(t, g2z_profile_run(&t->services, t->directory));
+  text = test_run_read(t, t->directory, "profiles/profile_summary.json", &bytes);
+  if (!text) return;
+  static const char *const want[][2] = {
+      {"slurm_job_id", "4711"},                 {"hosts.0", "node-1"},
+      {"gpu", "H200"},                          {"nsys_report", "nsys_4711_node-1.nsys-rep"},
+      {"inputs.0", "nsys_stats_node-1.txt"},    {"nvtx_top5.0.kind", "nvtx"},
+      {"nvtx_top5.0.name", "train/backward"},   {"nvtx_top5.0.total_time", "2765967562725 ns"},
+      {"nvtx_top5.1.name", "NCCL:ncclAllGather  two"}, {"nvtx_top5.2.total_time", "1000000.5 ns"},
+      {"nvtx_top5.2.raw", "      3.1         1,000,000.5          1       1,000,000  PushPop  "
+                          ":zero/all_gather"},
+      {"osrt_top5.0.name", "read"},             {"osrt_top5.1.total_time", "914.5806 ms"},
+      {"osrt_top5.1.kind", "osrt"}};
+  for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+    test_profile_is(t, text, want[i][0], want[i][1]);
+  static const char *const schema[] = {
+      "\" generated_at_utc", "\" run_dir", "\" slurm_job_id", "[ hosts", "0 world_size", "\" gpu",
+      "n cuda", "n seq_length", "n micro_batch_size_per_gpu", "n grad_accum_steps",
+      "n tokens_per_sec", "n total_wall_time_sec", "\" nsys_report", "[ inputs",
+      "0 nvtx_top5.0.time_percent", "0 osrt_top5.0.time_percent"};
+  test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
+  CHECK(t, !test_json_kind(t, text, bytes, "nvtx_top5.3") &&
+               !test_json_kind(t, text, bytes, "osrt_top5.2"));
+  g2z_release(&t->services, text);
+  for (long at = 1, failed = 0;; at++) {
+    unlink(summary);
+    t->fail_at = at;
+    g2z_status status = g2z_profile_run(&t->services, t->directory);
+    t->fail_at = 0;
+    CHECK(t, test_files_count(t, "profiles/*.partial") == 0);
+    if (status == G2Z_NO_MEMORY && at < 500) failed++;
+    else {
+      CHECK(t, status == G2Z_OK && failed > 10);
+      break;
+    }
+  }
+}
+
+/* train --profile, and the same summary made again from what it left. */
+static void test_run_profile(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  size_t bytes = 0;
+  char path[600];
+  test_run_prepare(t, &s, "run");
+  s.config.profile = 1;
+  s.config.train.graph = 1;
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "profile needs graph off");
+  s.config.train.graph = 2;
+  s.config.run_dir = NULL;
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "profile needs a run_dir");
+  s.config.run_dir = s.run_dir;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  snprintf(path, sizeof path, "%.500s/profiles/profile_summary.json", s.run_dir);
+  char *text = test_run_read(t, s.run_dir, "profiles/profile_summary.json", &bytes);
+  static const char *const schema[] = {
+      "0 world_size", "n nsys_report", "\" hosts.0", "\" inputs.0", "0 seq_length",
+      "0 tokens_per_sec", "0 total_wall_time_sec", "\" nvtx_top5.4.name", "[ osrt_top5"};
+  if (text) {
+    test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
+    CHECK(t, strstr(text, "\"train/forward\"") && strstr(text, "\"train/backward\"") &&
+                 strstr(text, "\"train/optimizer_step\""));
+    CHECK(t, !test_json_kind(t, text, bytes, "osrt_top5.0"));
+  }
+  g2z_release(&t->services, text);
+  CHECK(t, unlink(path) == 0);
+  CHECK_OK(t, g2z_profile_run(&t->services, s.run_dir));
+  CHECK(t, access(path, R_OK) == 0);
+}
+
+/* slurm/profile.sh with an nsys that is played, and without one. */
+static void test_profile_script(g2z_test *t) {
+  static const char nsys[] =
+      "#!/bin/sh\ncase $1 in\n"
+      "profile) while [ \"$1\" != --output ]; do shift; done; echo x > \"$2.nsys-rep\"; shift 2; "
+      "\"$@\";;\n"
+      "stats) [ -e \"$5\" ] && echo ' ** NVTX Range Summary (x):';;\nesac\n";
+  char line[1500], output[4096];
+  if (access("slurm/profile.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run in the repository");
+  if (test_shell("bash --version", output, sizeof output) != 0) SKIP(t, "there is no bash");
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "bin")));
+  test_write_file(t, test_path(t, "bin/nsys"), nsys, sizeof nsys - 1);
+  CHECK(t, chmod(test_path(t, "bin/nsys"), 0755) == 0);
+#define RUN(before, what)                                                                        \
+  (snprintf(line, sizeof line, "env -u SLURM_LOCALID PATH='%s/bin':\"$PATH\" SLURM_JOB_ID=7 "     \
+            before " bash slurm/profile.sh '%s/run' " what " 2>&1", t->directory, t->directory),  \
+   test_shell(line, output, sizeof output))
+  CHECK(t, RUN("", "sh -c 'echo ran; exit 75'") == 75 && strstr(output, "ran"));
+  CHECK(t, test_files_count(t, "run/profiles/nsys_7_*.nsys-rep") == 1);
+  CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
+  test_sh(t, "rm -r '%s/run'%s", t->directory, "");
+  CHECK(t, RUN("SLURM_LOCALID=1", "echo ran") == 0 && strcmp(output, "ran\n") == 0);
+  CHECK(t, test_files_count(t, "run") == 0); /* the first task of the host does it */
+  CHECK(t, RUN("", "") == 1 && strstr(output, "slurm/profile.sh RUN_DIR"));
+  if (test_shell("PATH=/usr/bin:/bin command -v nsys", output, sizeof output) == 0) return;
+  snprintf(line, sizeof line, "PATH=/usr/bin:/bin bash slurm/profile.sh '%s/run' echo ran 2>&1",
+           t->directory);
+  CHECK(t, test_shell(line, output, sizeof output) == 0 && strstr(output, "ran --profile\n"));
+#undef RUN
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -9542,6 +9718,9 @@ static const g2z_test_entry test_table[] = {
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
+    {"profile", "tables of nsys, and what is none", test_profile},
+    {"run_profile", "a run that times its own parts", test_run_profile},
+    {"profile_script", "slurm/profile.sh with and without nsys", test_profile_script},
     {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
 };
 

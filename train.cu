@@ -142,6 +142,8 @@ typedef struct options {
   FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
        "NCCL's log and topology into the run directory; NCCL_LOGS=1 does it too")                 \
   FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
+  FLAG("profile", SWITCH, run.profile, 0, 0, "",                                                  \
+       "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
   FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 10 s at most")       \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
 
