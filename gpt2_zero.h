@@ -59,6 +59,7 @@
  *     >>d18 >>i18   run                 a whole training and its directory
  *     >>d19 >>i19   flags               command lines from a table
  *     >>d20 >>i20   report              pages of curves, tables and charts; TensorBoard; profiles
+ *     >>d21 >>i21   experiments         what several runs say together: files, tables, charts
  *
  * VOCABULARY
  *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
@@ -1815,6 +1816,132 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
 G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
                                   const char *const *tags, const double *values);
 G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
+
+/* ===== >>d21 experiments =================================================
+ * What several runs say together: points, each one configuration (or one message of one collective)
+ * with its figures, in a file NAME_report.json, as a Markdown table and on a page. And what a run's
+ * training_metrics.json says, for those who compare runs.
+ *
+ *   g2z_summary *summary;  g2z_point *point;
+ *   g2z_summary_create(services, "scaling", &summary);
+ *   g2z_summary_add(summary, &point);  point->figures.tokens_per_sec = 231000;  ...
+ *   g2z_summary_write(summary, "scaling_report.json");
+ *   g2z_summary_print(summary, print_line, NULL);
+ *   g2z_summary_free(summary); */
+
+/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary knows
+ * is not in its file. */
+#define G2Z_FIGURE_LIST(X)                                                                        \
+  /* name               digits heading        meaning */                                          \
+  X(world_size,           0, "ranks",        "")                                                  \
+  X(micro_batch,          0, "batch",        "sequences per micro-step and rank")                 \
+  X(accum_steps,          0, "micro-steps",  "per step")                                          \
+  X(global_batch,         0, "global batch", "sequences per step")                                \
+  X(seq_len,              0, "T",            "tokens per sequence")                               \
+  X(zero_stage,           0, "stage",        "")                                                  \
+  X(bucket_mib,           2, "MiB",          "of gradients per collective, as asked for")         \
+  X(buckets,              0, "buckets",      "")                                                  \
+  X(plan_gib,             3, "plan GiB",     "of one rank")                                       \
+  X(steps,                0, "steps",        "that count; warm-up came before")                   \
+  X(tokens_per_sec,       0, "tokens/s",     "of all ranks: a step's tokens over step_p50_ms")    \
+  X(tokens_per_sec_sd,    0, "+-",           "standard deviation over the repeats")               \
+  X(step_min_ms,          2, "least ms",     "")                                                  \
+  X(step_p50_ms,          2, "p50 ms",       "")                                                  \
+  X(step_p95_ms,          2, "p95 ms",       "")                                                  \
+  X(step_max_ms,          2, "most ms",      "")                                                  \
+  X(step_mean_ms,         2, "mean ms",      "")                                                  \
+  X(step_sd_ms,           2, "sd ms",        "")                                                  \
+  X(train_time_sec,       2, "training s",   "all steps that count")                              \
+  X(total_wall_time_sec,  2, "wall s",       "from the start of the processes to their end")      \
+  X(exposed_comm_ms,      3, "exposed ms",   "of a step: the device waited for others; median")   \
+  X(exposed_comm_sec,     3, "exposed s",    "of all steps that count")                           \
+  X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
+  X(collectives_per_step, 0, "collectives",  "that moved a bucket")                               \
+  X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
+  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: NVML")       \
+  X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
+  X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over those of one rank")                   \
+  X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \
+  X(message_mib,          0, "MiB",          "of a collective's whole buffer")                    \
+  X(time_us,              1, "us",           "of a collective, the slowest rank's")               \
+  X(bus_gb_per_sec,       2, "bus GB/s",     "what passed each rank's link, as nccl-tests count") \
+  X(limit_gb_per_sec,     2, "limit GB/s",   "a plain copy: g2z_comm_copy_rate")                  \
+  X(of_limit,             3, "of it",        "bus over limit")                                    \
+  X(began_sec,            3, "began",        "g2z_seconds() of the first step that counts")       \
+  X(ended_sec,            3, "ended",        "and of the last one's end")
+
+typedef struct g2z_figures {
+#define X(name, digits, heading, meaning) double name;
+  G2Z_FIGURE_LIST(X)
+#undef X
+} g2z_figures;
+/* Figures by number: 0 .. G2Z_FIGURE_COUNT - 1. */
+#define G2Z_FIGURE_COUNT ((int)(sizeof(g2z_figures) / sizeof(double)))
+#define G2Z_FIGURE(name) ((int)(offsetof(g2z_figures, name) / sizeof(double)))
+G2Z_API double *g2z_figure(g2z_figures *figures, int number);
+
+#define G2Z_OUTCOME_LIST(X)                                                                       \
+  X(OK,      "ok")                                                                                \
+  X(SKIPPED, "skipped") /* this machine or this build cannot do it */                             \
+  X(FAILED,  "failed")
+typedef enum g2z_outcome {
+#define X(name, text) G2Z_OUTCOME_##name,
+  G2Z_OUTCOME_LIST(X)
+#undef X
+  G2Z_OUTCOME_COUNT
+} g2z_outcome;
+
+#define G2Z_REPEATS 32
+typedef struct g2z_point {
+  char name[96];
+  char series[64];              /* what it is but for its place on the x axis of a chart; or "" */
+  char reason[400];             /* why it was skipped or failed */
+  g2z_outcome outcome;
+  int repeats, runs[G2Z_REPEATS]; /* N of its run directories run_EXPERIMENT_N */
+  g2z_figures figures;          /* medians over the repeats */
+} g2z_point;
+/* Nothing is known of it. */
+G2Z_API g2z_point g2z_point_default(void);
+
+typedef struct g2z_summary {
+  g2z_services *services;
+  char experiment[32], generated_utc[32], command_line[1024], commit[64], hardware[256], work[256];
+  g2z_point *points;
+  size_t count, capacity;
+} g2z_summary;
+
+/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", one of which the
+ * ranks tell. */
+G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
+                                      g2z_summary **out);
+G2Z_API void g2z_summary_free(g2z_summary *summary); /* NULL is fine */
+/* One more point, valid until the next. */
+G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out);
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path);
+/* Takes what g2z_summary_write wrote, and refuses everything else. */
+G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out);
+/* A Markdown table with the columns of the experiment, then machine, work, command and commit, then
+ * what was skipped or failed. */
+G2Z_API void g2z_summary_print(const g2z_summary *summary,
+                               void (*line)(void *user, const char *text), void *user);
+/* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
+G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page);
+
+/* Sorts the values. NaN of none; of values some of which are NaN nothing is known either. */
+G2Z_API double g2z_median(double *values, size_t count);
+/* The sample's standard deviation; NaN of fewer than two. */
+G2Z_API double g2z_deviation(const double *values, size_t count);
+
+typedef struct g2z_run_facts {  /* of a training_metrics.json; unknown: "" and NaN */
+  char run_id[160], git_commit[64], gpu_name[128], cuda_version[32], nccl_version[32];
+  char model_size[128], precision[16];
+  double world_size, seq_len, micro_batch, accum_steps, zero_stage;
+  double tokens_per_sec, total_wall_time_sec;
+  double steps, step_p50_sec, step_p95_sec;  /* of the last epoch */
+} g2z_run_facts;
+/* Refuses what is not a whole artifact of schema 2.0. */
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *path,
+                                      g2z_run_facts *out);
 
 #ifdef __cplusplus
 }
@@ -17206,6 +17333,632 @@ G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) 
   if (status == G2Z_OK) status = g2z__profile_write(&p, run_dir, directory);
   g2z__profile_free(&p);
   g2z_release(services, directory);
+  return status;
+}
+
+/* ===== >>i21 experiments =================================================
+ * In:  figures, or files of any origin. Out: files, tables, pages.
+ * Law: a file is read whole and checked before any of it is believed. */
+
+#define G2Z__SUMMARY_FORMAT "gpt2_zero experiment 1"
+#define G2Z__SUMMARY_POINTS 4096 /* more are no experiment, but a damaged file */
+
+static const struct {
+  const char *name, *heading;
+  int digits;
+} g2z__figures[] = {
+#define X(name, digits, heading, meaning) {#name, heading, digits},
+    G2Z_FIGURE_LIST(X)
+#undef X
+};
+
+static const char *const g2z__outcomes[] = {
+#define X(name, text) text,
+    G2Z_OUTCOME_LIST(X)
+#undef X
+};
+
+/* The columns of an experiment's table. */
+#define X G2Z_FIGURE
+static const int g2z__scaling_columns[] = {
+    X(world_size), X(micro_batch), X(accum_steps), X(tokens_per_sec), X(tokens_per_sec_sd),
+    X(step_p50_ms), X(train_time_sec), X(total_wall_time_sec), X(exposed_comm_ms),
+    X(speedup_vs_1gpu), X(scaling_efficiency), -1};
+static const int g2z__buckets_columns[] = {
+    X(world_size), X(buckets), X(collectives_per_step), X(step_p50_ms), X(step_p95_ms),
+    X(exposed_comm_ms), X(tokens_per_sec), X(tokens_per_sec_sd), -1};
+static const int g2z__matrix_columns[] = {
+    X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(step_p50_ms), X(step_p95_ms),
+    X(peak_memory_gib), X(plan_gib), X(gpu_percent), -1};
+static const int g2z__strategies_columns[] = {
+    X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(total_wall_time_sec),
+    X(exposed_comm_sec), X(exposed_comm_share), X(gpu_percent), X(cpu_percent),
+    X(peak_memory_gib), X(speedup_vs_1gpu), X(scaling_efficiency), -1};
+static const int g2z__comm_columns[] = {X(message_mib), X(time_us), X(bus_gb_per_sec),
+                                        X(limit_gb_per_sec), X(of_limit), -1};
+static const int g2z__point_columns[] = {X(tokens_per_sec), X(step_p50_ms), -1};
+#undef X
+
+static const struct {
+  const char *name, *title;
+  const int *columns;
+} g2z__experiments[] = {{"scaling", "Scaling: the same work on more ranks", g2z__scaling_columns},
+                        {"buckets", "Sizes of gradient buckets", g2z__buckets_columns},
+                        {"matrix", "ZeRO stages by precision", g2z__matrix_columns},
+                        {"strategies", "Strategies", g2z__strategies_columns},
+                        {"comm", "Collectives", g2z__comm_columns},
+                        {"point", "A point", g2z__point_columns}};
+
+/* Its row in the table above; -1: there is none. */
+G2Z__PRIVATE int g2z__experiment(const char *name) {
+  for (int i = 0; i < (int)(sizeof g2z__experiments / sizeof *g2z__experiments); i++)
+    if (strcmp(name, g2z__experiments[i].name) == 0) return i;
+  return -1;
+}
+
+G2Z_API double *g2z_figure(g2z_figures *figures, int number) {
+  G2Z_ASSERT(number >= 0 && number < G2Z_FIGURE_COUNT);
+  return (double *)(void *)figures + number; /* the struct holds doubles and nothing else */
+}
+
+G2Z__PRIVATE double g2z__figure_of(const g2z_point *point, int number) {
+  g2z_figures figures = point->figures;
+  return *g2z_figure(&figures, number);
+}
+
+G2Z_API g2z_point g2z_point_default(void) {
+  g2z_point point;
+  memset(&point, 0, sizeof point);
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++) *g2z_figure(&point.figures, i) = NAN;
+  return point;
+}
+
+G2Z_API double g2z_median(double *values, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (isnan(values[i])) return NAN;
+  qsort(values, count, sizeof *values, g2z__double_order);
+  return count ? 0.5 * (values[(count - 1) / 2] + values[count / 2]) : NAN;
+}
+
+G2Z_API double g2z_deviation(const double *values, size_t count) {
+  double mean = 0, squares = 0;
+  for (size_t i = 0; i < count; i++) mean += values[i] / (double)count;
+  for (size_t i = 0; i < count; i++) squares += (values[i] - mean) * (values[i] - mean);
+  return count > 1 ? sqrt(squares / (double)(count - 1)) : NAN;
+}
+
+/* ----- summaries ----- */
+
+G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
+                                      g2z_summary **out) {
+  void *memory;
+  *out = NULL;
+  if (g2z__experiment(experiment) < 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "no experiment is called \"%.64s\"", experiment);
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_summary), &memory));
+  g2z_summary *summary = (g2z_summary *)memory;
+  summary->services = services;
+  snprintf(summary->experiment, sizeof summary->experiment, "%s", experiment);
+  g2z_utc_now(summary->generated_utc);
+  *out = summary;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_summary_free(g2z_summary *summary) {
+  if (!summary) return;
+  g2z_release(summary->services, summary->points);
+  g2z_release(summary->services, summary);
+}
+
+G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
+  void *list = summary->points;
+  *out = NULL;
+  if (summary->count >= G2Z__SUMMARY_POINTS)
+    return g2z__fail(summary->services, G2Z_BAD_ARGUMENT, "an experiment has at most %d points",
+                     G2Z__SUMMARY_POINTS);
+  g2z_status status = g2z__grow(summary->services, &list, &summary->capacity, summary->count,
+                                summary->count + 1, sizeof(g2z_point));
+  summary->points = (g2z_point *)list;
+  G2Z__TRY(status);
+  *out = &summary->points[summary->count++];
+  **out = g2z_point_default();
+  return G2Z_OK;
+}
+
+/* 1: a point knows the figure. */
+G2Z__PRIVATE int g2z__summary_knows(const g2z_summary *summary, int number) {
+  for (size_t i = 0; i < summary->count; i++)
+    if (!isnan(g2z__figure_of(&summary->points[i], number))) return 1;
+  return 0;
+}
+
+G2Z__PRIVATE void g2z__put_point(g2z_json_out *out, const g2z_summary *summary,
+                                 const g2z_point *point) {
+  char name[64];
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "name", point->name);
+  g2z_json_put_string(out, "series", point->series);
+  g2z_json_put_string(out, "outcome", g2z__outcomes[point->outcome]);
+  g2z_json_put_string(out, "reason", point->reason[0] ? point->reason : NULL);
+  g2z_json_begin(out, "runs", '[');
+  for (int r = 0; r < point->repeats; r++) {
+    snprintf(name, sizeof name, "run_%s_%d", summary->experiment, point->runs[r]);
+    g2z_json_put_string(out, NULL, name);
+  }
+  g2z_json_end(out, ']');
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++)
+    if (g2z__summary_knows(summary, i))
+      g2z_json_put_number(out, g2z__figures[i].name, g2z__figure_of(point, i));
+  g2z_json_end(out, '}');
+}
+
+/* The texts of a summary: in files under these names. */
+#define G2Z__SUMMARY_TEXTS(X)     \
+  X(experiment, "experiment")     \
+  X(generated_utc, "generated_at_utc") \
+  X(command_line, "command_line") \
+  X(commit, "git_commit")         \
+  X(hardware, "hardware")         \
+  X(work, "work")
+
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
+  g2z_writer *writer;
+  g2z_json_out out;
+  G2Z__TRY(g2z_writer_create(summary->services, path, &writer));
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_string(&out, "format", G2Z__SUMMARY_FORMAT);
+#define X(member, name) g2z_json_put_string(&out, name, summary->member);
+  G2Z__SUMMARY_TEXTS(X)
+#undef X
+  g2z_json_begin(&out, "points", '[');
+  for (size_t i = 0; i < summary->count; i++) g2z__put_point(&out, summary, &summary->points[i]);
+  g2z_json_end(&out, ']');
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* A string that fits into `room` bytes with its NUL; null becomes "". */
+G2Z__PRIVATE void g2z__json_get_text(g2z_json *json, char *out, size_t room) {
+  out[0] = 0;
+  if (g2z_json_peek(json) == 'n') {
+    g2z_json_skip(json);
+    return;
+  }
+  g2z_json_text text = g2z_json_string(json);
+  if (text.bytes >= room) {
+    g2z_json_fail(json, "a text of %zu bytes where %zu have room", text.bytes, room - 1);
+  } else if (text.at) {
+    out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
+  }
+}
+
+G2Z__PRIVATE void g2z__get_runs(g2z_json *json, g2z_point *point) {
+  char name[64];
+  if (!g2z_json_enter(json, '[')) return;
+  while (g2z_json_next(json, ']', NULL)) {
+    g2z__json_get_text(json, name, sizeof name);
+    const char *number = strrchr(name, '_');
+    if (strncmp(name, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
+      g2z_json_fail(json, "\"%s\" is no run's name, or one more than %d", name, G2Z_REPEATS);
+    else point->runs[point->repeats++] = atoi(number + 1);
+  }
+}
+
+G2Z__PRIVATE void g2z__get_point(g2z_json *json, g2z_summary *summary) {
+  g2z_json_text key;
+  g2z_point *point;
+  char word[16] = "";
+  int outcome = 0;
+  if (g2z_summary_add(summary, &point) != G2Z_OK) {
+    json->status = G2Z_NO_MEMORY; /* or too many: the sentence is written */
+    return;
+  }
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    int figure = 0;
+    while (figure < G2Z_FIGURE_COUNT && !g2z_json_is(&key, g2z__figures[figure].name)) figure++;
+    if (figure < G2Z_FIGURE_COUNT)
+      *g2z_figure(&point->figures, figure) = g2z__json_number_or_null(json);
+    else if (g2z_json_is(&key, "name")) g2z__json_get_text(json, point->name, sizeof point->name);
+    else if (g2z_json_is(&key, "series"))
+      g2z__json_get_text(json, point->series, sizeof point->series);
+    else if (g2z_json_is(&key, "outcome")) g2z__json_get_text(json, word, sizeof word);
+    else if (g2z_json_is(&key, "reason"))
+      g2z__json_get_text(json, point->reason, sizeof point->reason);
+    else if (g2z_json_is(&key, "runs")) g2z__get_runs(json, point);
+    else g2z_json_skip(json);
+  }
+  while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2z__outcomes[outcome]) != 0) outcome++;
+  if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
+    g2z_json_fail(json, "a point without a name, or whose outcome is \"%s\"", word);
+  else point->outcome = (g2z_outcome)outcome;
+}
+
+G2Z__PRIVATE g2z_status g2z__summary_parse(g2z_summary *summary, const char *path,
+                                           const char *text, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  char format[64] = "";
+  summary->experiment[0] = 0;
+  g2z_json_open(&json, summary->services, path, text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+#define X(member, name)                                                      \
+      if (g2z_json_is(&key, name)) {                                         \
+        g2z__json_get_text(&json, summary->member, sizeof summary->member);  \
+        continue;                                                            \
+      }
+      G2Z__SUMMARY_TEXTS(X)
+#undef X
+      if (g2z_json_is(&key, "format")) g2z__json_get_text(&json, format, sizeof format);
+      else if (g2z_json_is(&key, "points") && g2z_json_enter(&json, '[')) {
+        while (g2z_json_next(&json, ']', NULL)) g2z__get_point(&json, summary);
+      } else g2z_json_skip(&json);
+    }
+  G2Z__TRY(g2z_json_close(&json));
+  if (strcmp(format, G2Z__SUMMARY_FORMAT) != 0)
+    return g2z__fail(summary->services, G2Z_FORMAT,
+                     "%.400s: its format is \"%s\" and not \"%s\": name a file or directory that "
+                     "bench wrote", path, format, G2Z__SUMMARY_FORMAT);
+  if (g2z__experiment(summary->experiment) < 0)
+    return g2z__fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path,
+                     summary->experiment);
+  if (summary->count == 0)
+    return g2z__fail(summary->services, G2Z_FORMAT, "%.400s has no points", path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out) {
+  char *text;
+  size_t bytes;
+  *out = NULL;
+  G2Z__TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
+  g2z_status status = g2z_summary_create(services, "point", out);
+  if (status == G2Z_OK) status = g2z__summary_parse(*out, path, text, bytes);
+  if (status != G2Z_OK) {
+    g2z_summary_free(*out);
+    *out = NULL;
+  }
+  g2z_release(services, text);
+  return status;
+}
+
+/* ----- tables ----- */
+
+/* "12.3", and "-" for what is not known. */
+G2Z__PRIVATE const char *g2z__figure_text(const g2z_point *point, int number, char text[32]) {
+  double value = g2z__figure_of(point, number);
+  if (isnan(value)) snprintf(text, 32, "-");
+  else snprintf(text, 32, "%.*f", g2z__figures[number].digits, value);
+  return text;
+}
+
+G2Z_API void g2z_summary_print(const g2z_summary *summary,
+                               void (*line)(void *user, const char *text), void *user) {
+  const int *columns = g2z__experiments[g2z__experiment(summary->experiment)].columns;
+  char text[2048], rule[256], cell[32];
+  int used = snprintf(text, sizeof text, "| %s |", summary->experiment);
+  int ruled = snprintf(rule, sizeof rule, "|---|");
+  for (const int *c = columns; *c >= 0; c++) {
+    if (!g2z__summary_knows(summary, *c)) continue;
+    used += snprintf(text + used, sizeof text - (size_t)used, " %s |", g2z__figures[*c].heading);
+    ruled += snprintf(rule + ruled, sizeof rule - (size_t)ruled, "---|");
+  }
+  line(user, text);
+  line(user, rule);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome != G2Z_OUTCOME_OK) continue;
+    used = snprintf(text, sizeof text, "| %s |", point->name);
+    for (const int *c = columns; *c >= 0; c++)
+      if (g2z__summary_knows(summary, *c))
+        used += snprintf(text + used, sizeof text - (size_t)used, " %s |",
+                         g2z__figure_text(point, *c, cell));
+    line(user, text);
+  }
+  snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
+           summary->command_line, summary->commit);
+  line(user, "");
+  line(user, text);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome == G2Z_OUTCOME_OK) continue;
+    snprintf(text, sizeof text, "%s: %s: %s", g2z__outcomes[point->outcome], point->name,
+             point->reason);
+    line(user, text);
+  }
+}
+
+G2Z__PRIVATE void g2z__summary_table(const g2z_summary *summary, g2z_page *page) {
+  const int *columns = g2z__experiments[g2z__experiment(summary->experiment)].columns;
+  const char *headers[32];
+  char cell[32];
+  int count = 0;
+  headers[count++] = summary->experiment;
+  for (const int *c = columns; *c >= 0; c++)
+    if (g2z__summary_knows(summary, *c)) headers[count++] = g2z__figures[*c].heading;
+  g2z_page_table(page, NULL, count, headers);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome != G2Z_OUTCOME_OK) continue;
+    g2z_page_cell(page, "%s", point->name);
+    for (const int *c = columns; *c >= 0; c++) {
+      if (!g2z__summary_knows(summary, *c)) continue;
+      int known = !isnan(g2z__figure_of(point, *c));
+      g2z_page_cell(page, "%s", known ? g2z__figure_text(point, *c, cell) : "");
+    }
+  }
+  for (size_t i = 0; i < summary->count; i++)
+    if (summary->points[i].outcome != G2Z_OUTCOME_OK)
+      g2z_page_text(page, "%s: %s: %s", g2z__outcomes[summary->points[i].outcome],
+                    summary->points[i].name, summary->points[i].reason);
+}
+
+/* ----- charts ----- */
+
+#define G2Z__PLOT_BARS 64            /* more have no room on a page */
+
+typedef struct g2z__plot {           /* the points of a summary that went well, column by column */
+  const g2z_summary *summary;
+  size_t count;
+  const g2z_point *points[G2Z__PLOT_BARS];
+  const char *labels[G2Z__PLOT_BARS];
+} g2z__plot;
+
+G2Z__PRIVATE void g2z__plot_fill(const g2z__plot *plot, int number, double *out) {
+  for (size_t i = 0; i < plot->count; i++) out[i] = g2z__figure_of(plot->points[i], number);
+}
+
+/* Bars of a figure, with whiskers from `low` to `high` (-1: none); a second one beside it (-1: none). */
+G2Z__PRIVATE void g2z__plot_bars(const g2z__plot *plot, g2z_page *page, const char *title,
+                                 const char *about, int figure, int low, int high, int second) {
+  double values[4][G2Z__PLOT_BARS];
+  const int numbers[4] = {figure, low, high, second};
+  g2z_series series[2];
+  g2z_chart chart;
+  if (!g2z__summary_knows(plot->summary, figure)) return;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (int k = 0; k < 4; k++)
+    if (numbers[k] >= 0) g2z__plot_fill(plot, numbers[k], values[k]);
+  for (int k = 0; k < 2; k++) {
+    series[k].count = plot->count;
+    series[k].y = values[k ? 3 : 0];
+    series[k].name = g2z__figures[k ? (second >= 0 ? second : figure) : figure].heading;
+  }
+  if (low >= 0) {
+    series[0].low = values[1];
+    series[0].high = values[2];
+  }
+  chart.title = title;
+  chart.about = about;
+  chart.labels = plot->labels;
+  chart.series = series;
+  chart.series_count = second >= 0 && g2z__summary_knows(plot->summary, second) ? 2 : 1;
+  g2z_page_chart(page, &chart);
+}
+
+/* tokens/s with its deviation as whiskers. */
+G2Z__PRIVATE void g2z__plot_throughput(const g2z__plot *plot, g2z_page *page) {
+  double y[G2Z__PLOT_BARS], sd[G2Z__PLOT_BARS], low[G2Z__PLOT_BARS], high[G2Z__PLOT_BARS];
+  g2z_series series;
+  g2z_chart chart;
+  if (!g2z__summary_knows(plot->summary, G2Z_FIGURE(tokens_per_sec))) return;
+  memset(&series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  g2z__plot_fill(plot, G2Z_FIGURE(tokens_per_sec), y);
+  g2z__plot_fill(plot, G2Z_FIGURE(tokens_per_sec_sd), sd);
+  for (size_t i = 0; i < plot->count; i++) {
+    low[i] = y[i] - sd[i];
+    high[i] = y[i] + sd[i];
+  }
+  series.name = "tokens/s";
+  series.count = plot->count;
+  series.y = y;
+  series.low = low;
+  series.high = high;
+  chart.title = "Throughput";
+  chart.about = "tokens per second of all ranks; whiskers: standard deviation over the repeats";
+  chart.labels = plot->labels;
+  chart.series = &series;
+  chart.series_count = 1;
+  g2z_page_chart(page, &chart);
+}
+
+/* A line over x for each series of points, up to seven, and `ideal` beside them: "x" for y = x, or a
+ * figure of the first series, or none (-1). */
+enum { G2Z__IDEAL_NONE = -1, G2Z__IDEAL_X = -2 };
+G2Z__PRIVATE void g2z__plot_lines(const g2z__plot *plot, g2z_page *page, const char *title,
+                                  const char *about, const char *x_name, int x, int y, int ideal,
+                                  g2z_axis x_axis) {
+  double xs[G2Z_CHART_SERIES][G2Z__PLOT_BARS], ys[G2Z_CHART_SERIES][G2Z__PLOT_BARS];
+  g2z_series series[G2Z_CHART_SERIES];
+  g2z_chart chart;
+  const int last = ideal == G2Z__IDEAL_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
+  int used = 0;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (size_t i = 0; i < plot->count; i++) {
+    const g2z_point *point = plot->points[i];
+    double at = g2z__figure_of(point, x), value = g2z__figure_of(point, y);
+    int k = 0;
+    if (isnan(at) || isnan(value)) continue;
+    const char *name = point->series[0] ? point->series : g2z__figures[y].heading;
+    while (k < used && strcmp(series[k].name, name) != 0) k++;
+    if (k == last) continue;
+    if (k == used) series[used++].name = name;
+    xs[k][series[k].count] = at;
+    ys[k][series[k].count++] = value;
+    if (k || ideal == G2Z__IDEAL_NONE) continue;
+    xs[last][series[0].count - 1] = at;
+    ys[last][series[0].count - 1] = ideal == G2Z__IDEAL_X ? at : g2z__figure_of(point, ideal);
+  }
+  if (!used || series[0].count < 2) return; /* one place on the axis makes no line */
+  for (int k = 0; k < used; k++) {
+    series[k].x = xs[k];
+    series[k].y = ys[k];
+    series[k].mark = G2Z_MARK_POINTS;
+  }
+  if (ideal != G2Z__IDEAL_NONE) {
+    series[used].name = ideal == G2Z__IDEAL_X ? "ideal" : "limit";
+    series[used].x = xs[last];
+    series[used].y = ys[last];
+    series[used].count = series[0].count;
+    series[used++].mark = G2Z_MARK_DASHED;
+  }
+  chart.title = title;
+  chart.about = about;
+  chart.x_name = x_name;
+  chart.series = series;
+  chart.series_count = used;
+  chart.x_axis = x_axis;
+  chart.y_axis = G2Z_AXIS_ZERO;
+  g2z_page_chart(page, &chart);
+}
+
+G2Z__PRIVATE void g2z__summary_charts(const g2z__plot *plot, g2z_page *page) {
+  const char *experiment = plot->summary->experiment;
+  if (strcmp(experiment, "comm") == 0) {
+    g2z__plot_lines(plot, page, "Bandwidth", "GB/s on each rank's link", "MiB",
+                    G2Z_FIGURE(message_mib), G2Z_FIGURE(bus_gb_per_sec),
+                    G2Z_FIGURE(limit_gb_per_sec), G2Z_AXIS_LOG);
+    g2z__plot_lines(plot, page, "Time", "us per collective", "MiB", G2Z_FIGURE(message_mib),
+                    G2Z_FIGURE(time_us), G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+    return;
+  }
+  g2z__plot_throughput(plot, page);
+  if (g2z__summary_knows(plot->summary, G2Z_FIGURE(speedup_vs_1gpu)))
+    g2z__plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
+                    G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2Z__IDEAL_X,
+                    G2Z_AXIS_LINEAR);
+  if (strcmp(experiment, "buckets") == 0)
+    g2z__plot_lines(plot, page, "Exposed communication", "ms of a step in which the device waited",
+                    "MiB per collective", G2Z_FIGURE(bucket_mib), G2Z_FIGURE(exposed_comm_ms),
+                    G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+  g2z__plot_bars(plot, page, "Step time", "ms: median; whiskers from the fastest step to the 95th percentile",
+                 G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
+  g2z__plot_bars(plot, page, "Communication that hides under nothing", "ms of a step",
+                 G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
+  g2z__plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
+                 G2Z_FIGURE(plan_gib));
+  g2z__plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
+                 G2Z_FIGURE(gpu_percent), -1, -1, -1);
+}
+
+G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
+  void *memory;
+  G2Z__TRY(g2z__alloc(summary->services, 1, sizeof(g2z__plot), &memory));
+  g2z__plot *plot = (g2z__plot *)memory;
+  plot->summary = summary;
+  for (size_t i = 0; i < summary->count && plot->count < G2Z__PLOT_BARS; i++) {
+    if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
+    plot->labels[plot->count] = summary->points[i].name;
+    plot->points[plot->count++] = &summary->points[i];
+  }
+  g2z_page_heading(page, g2z__experiments[g2z__experiment(summary->experiment)].title);
+  g2z_page_fact(page, "machine", "%s", summary->hardware);
+  g2z_page_fact(page, "work", "%s", summary->work);
+  g2z_page_fact(page, "commit", "%s", summary->commit);
+  g2z_page_fact(page, "when", "%s", summary->generated_utc);
+  g2z_page_fact(page, "command", "%s", summary->command_line);
+  g2z__summary_table(summary, page);
+  if (plot->count) g2z__summary_charts(plot, page);
+  g2z_release(summary->services, plot);
+  return G2Z_OK;
+}
+
+/* ----- what a run's artifact says ----- */
+
+typedef struct g2z__fact {           /* where a member goes: text of `room` bytes, or a number */
+  const char *path;
+  char *text;
+  size_t room;
+  double *number;
+} g2z__fact;
+
+/* Walks any value; `path` names it: "summary.total_wall_time_sec". Of an array the last element
+ * stays: epochs[-1]. */
+G2Z__PRIVATE void g2z__facts_walk(g2z_json *json, const char *path, const g2z__fact *facts,
+                                  size_t count) {
+  g2z_json_text key;
+  char open = g2z_json_peek(json), below[128];
+  const char close = open == '{' ? '}' : ']';
+  if (open == '{' || open == '[') {
+    if (!g2z_json_enter(json, open)) return;
+    while (g2z_json_next(json, close, open == '{' ? &key : NULL)) {
+      int longest = open == '[' ? 0 : (int)(key.bytes < 48 ? key.bytes : 48);
+      int length = snprintf(below, sizeof below, "%s%s%.*s", path, *path && longest ? "." : "",
+                            longest, longest ? (const char *)key.at : "");
+      if (length >= (int)sizeof below) g2z_json_skip(json); /* deeper than the schema has anything */
+      else g2z__facts_walk(json, below, facts, count);
+    }
+    return;
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (strcmp(path, facts[i].path) != 0) continue;
+    if (facts[i].text) g2z__json_get_text(json, facts[i].text, facts[i].room);
+    else *facts[i].number = g2z__json_number_or_null(json);
+    return;
+  }
+  g2z_json_skip(json);
+}
+
+G2Z__PRIVATE g2z_status g2z__facts_parse(g2z_services *services, const char *path, const char *text,
+                                         size_t bytes, g2z_run_facts *out) {
+  char schema[16] = "";
+  g2z_json json;
+#define G2Z__TEXT(path, member) {path, out->member, sizeof out->member, NULL}
+#define G2Z__NUMBER(path, member) {path, NULL, 0, &out->member}
+  const g2z__fact facts[] = {{"schema_version", schema, sizeof schema, NULL},
+                             G2Z__TEXT("run_id", run_id),
+                             G2Z__TEXT("git_commit", git_commit),
+                             G2Z__TEXT("hardware.gpu_name", gpu_name),
+                             G2Z__TEXT("env.cuda_version", cuda_version),
+                             G2Z__TEXT("env.nccl_version", nccl_version),
+                             G2Z__TEXT("training_config.model_size", model_size),
+                             G2Z__TEXT("training_config.precision", precision),
+                             G2Z__NUMBER("hardware.world_size", world_size),
+                             G2Z__NUMBER("training_config.seq_len", seq_len),
+                             G2Z__NUMBER("training_config.micro_batch_size_per_gpu", micro_batch),
+                             G2Z__NUMBER("training_config.grad_accum_steps", accum_steps),
+                             G2Z__NUMBER("training_config.zero_stage", zero_stage),
+                             G2Z__NUMBER("summary.mean_tokens_per_sec_global", tokens_per_sec),
+                             G2Z__NUMBER("summary.total_wall_time_sec", total_wall_time_sec),
+                             G2Z__NUMBER("epochs.steps", steps),
+                             G2Z__NUMBER("epochs.step_time_p50_sec", step_p50_sec),
+                             G2Z__NUMBER("epochs.step_time_p95_sec", step_p95_sec)};
+#undef G2Z__TEXT
+#undef G2Z__NUMBER
+  const size_t count = sizeof facts / sizeof *facts;
+  for (size_t i = 0; i < count; i++)
+    if (facts[i].number) *facts[i].number = NAN;
+  g2z_json_open(&json, services, path, text, bytes);
+  g2z__facts_walk(&json, "", facts, count);
+  G2Z__TRY(g2z_json_close(&json));
+  if (strcmp(schema, "2.0") != 0)
+    return g2z__fail(services, G2Z_FORMAT, "%.400s: schema_version is \"%s\" and not \"2.0\"", path,
+                     schema);
+  if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
+    return g2z__fail(services, G2Z_FORMAT,
+                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it is "
+                     "no whole artifact of a run", path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *path,
+                                      g2z_run_facts *out) {
+  char *text;
+  size_t bytes;
+  memset(out, 0, sizeof *out);
+  G2Z__TRY(g2z_read_file(services, path, (size_t)64 << 20, &text, &bytes));
+  g2z_status status = g2z__facts_parse(services, path, text, bytes, out);
+  g2z_release(services, text);
   return status;
 }
 
