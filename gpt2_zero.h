@@ -107,8 +107,9 @@
  *              letter, number, white space. AVX-512, AVX2, NEON or plain C make the masks, whatever
  *              the machine has at run time; G2Z_SIMD=avx512|avx2|neon|portable in the environment
  *              forces one. The ids are the same.
- *     caches   Nearly all pieces came before: each encoder remembers 262,144 of at most 16 bytes and
- *              32,768 of at most 48, in buckets of a cache line that are fetched before their turn.
+ *     caches   Nearly all pieces came before: each encoder remembers 131,072 of at most 8 bytes, as
+ *              many of at most 16 and 32,768 of at most 48, in buckets that are fetched before their
+ *              turn.
  *     parts    A piece that is new falls apart between two bytes that no token has inside; the rest is
  *              merged, the smallest id first. Pieces over 1 MiB are merged a MiB at a time.
  *     threads  Texts are cut where the pattern does not notice: g2z_encode_cut. A text that comes in
@@ -800,7 +801,7 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
 
 /* ===== >>d07 tokenizer ===================================================
  * GPT-2's byte-level BPE, exact over Unicode 16.0. A g2z_tokenizer is immutable once created and
- * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 14 MiB, most
+ * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 12 MiB, most
  * of them caches, and 16 bytes for each byte of a long piece's first MiB. */
 
 typedef struct g2z_tokenizer g2z_tokenizer;
@@ -4347,8 +4348,11 @@ G2Z__PRIVATE g2z_status g2z__pairs_add(g2z_services *services, g2z__pairs *pairs
 }
 
 /* Merges: what two ids make. A slot holds left << 40 | right << 20 | id, since ids have at most 20
- * bits; 0 is empty. */
+ * bits; 0 is empty. Three of four pairs that are asked for make nothing; the bits say so from 128
+ * KiB, where the slots of GPT-2's merges take 1 MiB, and a processor's second cache often no more. */
+#define G2Z__JOIN_BITS 20
 typedef struct g2z__joins {
+  uint64_t maybe[(1 << G2Z__JOIN_BITS) / 64]; /* a bit per hash of pairs: 0 for those of none */
   uint64_t *slots;
   size_t count, capacity; /* a power of two, at least twice count */
 } g2z__joins;
@@ -4362,9 +4366,15 @@ static inline size_t g2z__joins_slot(const g2z__joins *joins, uint64_t pair) {
   return at;
 }
 
+static inline size_t g2z__joins_bit(uint64_t pair) {
+  return (size_t)(pair * 0x9E3779B97F4A7C15u >> (64 - G2Z__JOIN_BITS));
+}
+
 /* The id that two make; 0: they make none. */
 static inline uint32_t g2z__joins_find(const g2z__joins *joins, uint32_t left, uint32_t right) {
   uint64_t pair = (uint64_t)left << 20 | right;
+  size_t bit = g2z__joins_bit(pair);
+  if (!(joins->maybe[bit / 64] >> bit % 64 & 1)) return 0;
   return (uint32_t)(joins->slots[g2z__joins_slot(joins, pair)] & 0xFFFFF);
 }
 
@@ -4372,18 +4382,19 @@ static inline uint32_t g2z__joins_find(const g2z__joins *joins, uint32_t left, u
 G2Z__PRIVATE g2z_status g2z__joins_add(g2z_services *services, g2z__joins *joins, uint32_t left,
                                        uint32_t right, uint32_t id) {
   if (joins->count * 2 >= joins->capacity) {
-    g2z__joins larger = *joins;
+    uint64_t *old = joins->slots;
+    size_t count = joins->capacity;
     void *memory;
-    larger.capacity = joins->capacity ? joins->capacity * 2 : 1024;
-    G2Z__TRY(g2z__alloc(services, larger.capacity, sizeof *larger.slots, &memory));
-    larger.slots = (uint64_t *)memory;
-    for (size_t i = 0; i < joins->capacity; i++)
-      if (joins->slots[i])
-        larger.slots[g2z__joins_slot(&larger, joins->slots[i] >> 20)] = joins->slots[i];
-    g2z_release(services, joins->slots);
-    *joins = larger;
+    G2Z__TRY(g2z__alloc(services, count ? count * 2 : 1024, sizeof *old, &memory));
+    joins->slots = (uint64_t *)memory;
+    joins->capacity = count ? count * 2 : 1024;
+    for (size_t i = 0; i < count; i++)
+      if (old[i]) joins->slots[g2z__joins_slot(joins, old[i] >> 20)] = old[i];
+    g2z_release(services, old);
   }
   uint64_t pair = (uint64_t)left << 20 | right;
+  size_t bit = g2z__joins_bit(pair);
+  joins->maybe[bit / 64] |= (uint64_t)1 << bit % 64;
   joins->slots[g2z__joins_slot(joins, pair)] = pair << 20 | id;
   joins->count++;
   return G2Z_OK;
@@ -4606,8 +4617,9 @@ static inline uint32_t g2z__site_run(const g2z_tokenizer *tokenizer, const g2z__
   return at;
 }
 
-/* Up to 16 bytes as a key: no byte of valid text is 0xFF, so no byte of the inverse is 0 but those
- * behind the piece, and an empty slot's key is nobody's. Row n of the masks keeps n bytes. */
+/* Up to 8 or 16 bytes as a key: no byte of valid text is 0xFF, so no byte of the inverse is 0 but
+ * those that are not the piece's, and an empty slot's key is nobody's. Row n of the masks keeps n
+ * bytes. */
 #define G2Z__LOW(n) {UINT64_MAX >> (64 - 8 * (n)), 0}
 #define G2Z__ALL(n) {UINT64_MAX, UINT64_MAX >> (128 - 8 * (n))}
 static const uint64_t g2z__key_masks[17][2] = {
@@ -4640,18 +4652,36 @@ static inline size_t g2z__key_hash(g2z__key key, int bits) {
   return (size_t)((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> (64 - bits));
 }
 
-/* The caches of pieces, of 8 and 4 MiB: English touches a few hundred KiB of them most of the time.
- * In a bucket of words16 the first comer stays and the second place goes to the latest, since what
- * is frequent comes early. In words48 a piece has one place, and the latest takes it. */
-#define G2Z__WORDS16_BITS 17
+/* The key of 1 to 8 bytes. Reads 8. */
+static inline uint64_t g2z__key8_of(const unsigned char *p, size_t bytes) {
+  uint64_t eight;
+  memcpy(&eight, p, sizeof eight);
+  return ~eight << (64 - 8 * bytes);
+}
+
+/* The caches of pieces, of 2, 4 and 4 MiB. 92 of 100 pieces of English have at most 8 bytes: words8
+ * is small, so that those which are frequent stay in a processor's second cache. In a bucket of
+ * words8 or words16 the first comer stays and the second place goes to the latest, since what is
+ * frequent comes early. In words48 a piece has one place, and the latest takes it. A piece with
+ * more ids than its cache has room for leaves a mark there, and is in the next. */
+#define G2Z__WORDS8_BITS 16
+#define G2Z__WORDS16_BITS 16
 #define G2Z__WORDS48_BITS 15
 #define G2Z__WORDS48_IDS 18
 #define G2Z__WORDS_AHEAD 64   /* pieces whose buckets are fetched before the first is looked at */
+#define G2Z__WORDS_NEXT 15    /* in place of a number of ids: the mark */
+
+typedef struct g2z__words8 { /* pieces of at most 8 bytes and 3 ids; half a cache line */
+  struct {
+    uint64_t key;
+    uint64_t ids;             /* three of 20 bits each, and on top their number */
+  } ways[2];
+} g2z__words8;
 
 typedef struct g2z__words16 { /* pieces of at most 16 bytes and 6 ids; a bucket is a cache line */
   struct {
     g2z__key key;
-    uint64_t ids[2];          /* three ids of 20 bits each, and on top of [0] their number */
+    uint64_t ids[2];          /* as above */
   } ways[2];
 } g2z__words16;
 
@@ -4666,7 +4696,8 @@ struct g2z_encoder {
   const g2z_tokenizer *tokenizer;
   g2z__classify classify;
   g2z__repair repair;
-  void *caches;             /* the block that has both */
+  void *caches;             /* the block that has all three */
+  g2z__words8 *words8;
   g2z__words16 *words16;
   g2z__words48 *words48;
   g2z__site *sites;         /* a long piece */
@@ -4840,17 +4871,18 @@ G2Z__PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned ch
  * They are written to here, because a page that is read first must be taken away from every
  * processor when it is written: with two threads that cost a tenth of the time. */
 G2Z__PRIVATE g2z_status g2z__encoder_caches(g2z_encoder *encoder) {
-  const size_t large = (size_t)2 << 20, words16 = sizeof(g2z__words16) << G2Z__WORDS16_BITS;
-  const size_t words48 = sizeof(g2z__words48) << G2Z__WORDS48_BITS;
-  G2Z__TRY(g2z__alloc(encoder->services, 1, words16 + words48 + large, &encoder->caches));
+  const size_t large = (size_t)2 << 20, words8 = sizeof(g2z__words8) << G2Z__WORDS8_BITS;
+  const size_t words16 = sizeof(g2z__words16) << G2Z__WORDS16_BITS;
+  const size_t bytes = words8 + words16 + (sizeof(g2z__words48) << G2Z__WORDS48_BITS);
+  G2Z__TRY(g2z__alloc(encoder->services, 1, bytes + large, &encoder->caches));
   uintptr_t address = ((uintptr_t)encoder->caches + large - 1) / large * large;
-  encoder->words16 = (g2z__words16 *)address;
-  encoder->words48 = (g2z__words48 *)(address + words16);
+  encoder->words8 = (g2z__words8 *)address;
+  encoder->words16 = (g2z__words16 *)(address + words8);
+  encoder->words48 = (g2z__words48 *)(address + words8 + words16);
 #ifdef MADV_HUGEPAGE
-  if (!encoder->services->allocate)
-    (void)!madvise((void *)address, words16 + words48, MADV_HUGEPAGE);
+  if (!encoder->services->allocate) (void)!madvise((void *)address, bytes, MADV_HUGEPAGE);
 #endif
-  for (size_t at = 0; at < words16 + words48; at += 4096) *(volatile char *)(address + at) = 0;
+  for (size_t at = 0; at < bytes; at += 4096) *(volatile char *)(address + at) = 0;
   return G2Z_OK;
 }
 
@@ -4906,27 +4938,59 @@ static inline void g2z__ids_unpack(uint64_t packed, int32_t *ids) {
   ids[2] = (int32_t)(packed >> 40 & 0xFFFFF);
 }
 
-/* Enters a piece of at most 16 bytes and 6 ids. */
+static inline g2z__words8 *g2z__words8_at(const g2z_encoder *encoder, uint64_t key) {
+  return &encoder->words8[key * 0x9E3779B97F4A7C15u >> (64 - G2Z__WORDS8_BITS)];
+}
+
+static inline g2z__words16 *g2z__words16_at(const g2z_encoder *encoder, g2z__key key) {
+  return &encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)];
+}
+
+/* `count` ids, at most 6, or the mark. */
+static inline void g2z__ids_pack(const int32_t *ids, size_t count, uint64_t packed[2]) {
+  packed[0] = (uint64_t)count << 60;
+  packed[1] = 0;
+  for (size_t i = 0; i < count && count != G2Z__WORDS_NEXT; i++)
+    packed[i / 3] |= (uint64_t)(uint32_t)ids[i] << 20 * (i % 3);
+}
+
+/* Enters a piece of at most 8 bytes and 3 ids, or the mark. */
+G2Z__PRIVATE void g2z__words8_put(g2z_encoder *encoder, uint64_t key, const int32_t *ids,
+                                  size_t count) {
+  g2z__words8 *words = g2z__words8_at(encoder, key);
+  int way = words->ways[0].key != 0 && words->ways[0].key != key;
+  uint64_t packed[2];
+  g2z__ids_pack(ids, count, packed);
+  words->ways[way].key = key;
+  words->ways[way].ids = packed[0];
+}
+
+/* The packed ids of a key in its bucket; 0: it is not there. */
+static inline uint64_t g2z__words8_get(const g2z__words8 *words, uint64_t key) {
+  uint64_t ids = words->ways[1].key == key ? words->ways[1].ids : 0;
+  return words->ways[0].key == key ? words->ways[0].ids : ids; /* branches would be guessed */
+}
+
+/* Enters a piece of at most 16 bytes and 6 ids, or the mark. */
 G2Z__PRIVATE void g2z__words16_put(g2z_encoder *encoder, g2z__key key, const int32_t *ids,
                                    size_t count) {
-  g2z__words16 *words = &encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)];
-  int way = words->ways[0].key.first != 0;
-  uint64_t packed[2] = {(uint64_t)count << 60, 0};
-  for (size_t i = 0; i < count; i++) packed[i / 3] |= (uint64_t)(uint32_t)ids[i] << 20 * (i % 3);
+  g2z__words16 *words = g2z__words16_at(encoder, key);
+  int way = words->ways[0].key.first != 0 && g2z__key_differs(words->ways[0].key, key) != 0;
+  uint64_t packed[2];
+  g2z__ids_pack(ids, count, packed);
   words->ways[way].key = key;
   memcpy(words->ways[way].ids, packed, sizeof packed);
 }
 
-/* The ids of a key in its bucket; 0: it is not there. Stores six. */
+/* The number of ids of a key in its bucket, or the mark; 0: it is not there. Stores six. */
 static inline size_t g2z__words16_get(const g2z__words16 *words, g2z__key key, int32_t *ids) {
   uint64_t other0 = g2z__key_differs(words->ways[0].key, key);
   uint64_t other1 = g2z__key_differs(words->ways[1].key, key);
   if ((other0 < other1 ? other0 : other1) != 0) return 0; /* two branches would often be guessed */
   const uint64_t *packed = words->ways[other0 != 0].ids;
-  uint64_t three = packed[0];
-  g2z__ids_unpack(three, ids);
-  if (three >> 60 > 3) g2z__ids_unpack(packed[1], ids + 3);
-  return (size_t)(three >> 60);
+  g2z__ids_unpack(packed[0], ids);
+  g2z__ids_unpack(packed[1], ids + 3);
+  return (size_t)(packed[0] >> 60);
 }
 
 /* The place of a piece of at most 48 bytes in the cache of those that are no words16. */
@@ -4975,41 +5039,96 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
   return G2Z_OK;
 }
 
-/* A piece or part that words16 does not know, or that was not looked up because fewer than 16 bytes
- * can be read from there. `room` bytes can. */
+/* Enters a piece of at most 48 bytes in the first cache that has room for its ids, and its mark in
+ * those before. `padded` are its first 16 bytes. */
+G2Z__PRIVATE void g2z__words_put(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
+                                 const unsigned char *padded, const int32_t *ids, size_t count) {
+  if (bytes <= 8)
+    g2z__words8_put(encoder, g2z__key8_of(padded, bytes), ids, count <= 3 ? count : G2Z__WORDS_NEXT);
+  if (bytes <= 16 && (bytes > 8 || count > 3))
+    g2z__words16_put(encoder, g2z__key_of(padded, bytes), ids, count <= 6 ? count : G2Z__WORDS_NEXT);
+  if ((bytes <= 16 && count <= 6) || count > G2Z__WORDS48_IDS) return;
+  g2z__words48 *words48 = g2z__words48_at(encoder, piece, bytes);
+  memcpy(words48->key, piece, bytes);
+  memcpy(words48->ids, ids, count * sizeof *ids);
+  words48->bytes = (uint32_t)bytes;
+  words48->count = (uint32_t)count;
+}
+
+/* Looks for a piece of at most 48 bytes in the caches, in the order of g2z__words_put, and stores
+ * its ids; returns how many there are, 0: it is in none. */
+G2Z__PRIVATE size_t g2z__words_get(const g2z_encoder *encoder, const unsigned char *piece,
+                                   size_t bytes, const unsigned char *padded, int32_t *ids) {
+  if (bytes <= 8) {
+    uint64_t key = g2z__key8_of(padded, bytes);
+    uint64_t packed = g2z__words8_get(g2z__words8_at(encoder, key), key);
+    g2z__ids_unpack(packed, ids);
+    if (packed >> 60 != G2Z__WORDS_NEXT) return (size_t)(packed >> 60);
+  }
+  if (bytes <= 16) {
+    g2z__key key = g2z__key_of(padded, bytes);
+    size_t made = g2z__words16_get(g2z__words16_at(encoder, key), key, ids);
+    if (made != G2Z__WORDS_NEXT) return made;
+  }
+  const g2z__words48 *words48 = g2z__words48_at(encoder, piece, bytes);
+  if (words48->bytes != bytes || memcmp(words48->key, piece, bytes) != 0) return 0;
+  memcpy(ids, words48->ids, words48->count * sizeof *ids);
+  return words48->count;
+}
+
+/* A piece or part whose ids are not in words8, nor where one of 9 to 16 bytes should be; or that was
+ * not looked up because fewer than 16 bytes can be read from there. `room` bytes can. */
 G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned char *piece,
                                          size_t bytes, size_t room, g2z__unit unit,
                                          g2z_tokens *out) {
   unsigned char padded[16] = {0};
-  g2z__words48 *words48 = NULL;
-  g2z__key key = {0, 0};
-  size_t before = out->count, made = 0;
-  if (bytes <= 16) {
-    memcpy(padded, piece, bytes);
-    key = g2z__key_of(padded, bytes);
-    made = g2z__words16_get(&encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)], key,
-                            out->ids + before);
+  size_t before = out->count;
+  if (bytes <= 48) {
+    memcpy(padded, piece, bytes < 16 ? bytes : 16);
+    out->count += g2z__words_get(encoder, piece, bytes, padded, out->ids + before);
+    if (out->count > before) return G2Z_OK;
   }
-  if (made == 0 && bytes > 8 && bytes <= sizeof words48->key) { /* few of 8 have 7 ids */
-    words48 = g2z__words48_at(encoder, piece, bytes);
-    if (words48->bytes == bytes && memcmp(words48->key, piece, bytes) == 0) {
-      made = words48->count;
-      memcpy(out->ids + before, words48->ids, made * sizeof *words48->ids);
+  G2Z__TRY(g2z__encode_parts(encoder, piece, bytes, room, unit, out));
+  if (bytes <= 48)
+    g2z__words_put(encoder, piece, bytes, padded, out->ids + before, out->count - before);
+  return G2Z_OK;
+}
+
+typedef struct g2z__lookups { /* what is known of the next pieces before their turn */
+  uint64_t keys[G2Z__WORDS_AHEAD];
+  const g2z__words8 *words8[G2Z__WORDS_AHEAD];
+} g2z__lookups;
+
+/* Sends for the buckets of pieces, `known` of which have 16 bytes to read. */
+static inline void g2z__encode_ahead(const g2z_encoder *encoder, const unsigned char *text,
+                                     const size_t *starts, size_t count, size_t known,
+                                     g2z__lookups *ahead) {
+  static const g2z__words8 none = {{{0, 0}, {0, 0}}};
+  for (size_t i = 0; i < known; i++) {
+    const unsigned char *p = text + starts[i];
+    size_t length = starts[i + 1] - starts[i];
+    if (length <= 8) {
+      uint64_t key = g2z__key8_of(p, length);
+      const g2z__words8 *words8 = g2z__words8_at(encoder, key);
+      __builtin_prefetch(words8);
+      ahead->keys[i] = key;
+      ahead->words8[i] = words8;
+      continue;
+    }
+    ahead->keys[i] = 0;
+    ahead->words8[i] = &none;
+    if (length <= 16) {
+      __builtin_prefetch(g2z__words16_at(encoder, g2z__key_of(p, length)));
+    } else if (length <= 48) {
+      const g2z__words48 *words48 = g2z__words48_at(encoder, p, length);
+      __builtin_prefetch(words48);
+      __builtin_prefetch(&words48->bytes);
     }
   }
-  out->count += made;
-  if (made) return G2Z_OK;
-  G2Z__TRY(g2z__encode_parts(encoder, piece, bytes, room, unit, out));
-  made = out->count - before;
-  if (bytes <= 16 && made <= 6) {
-    g2z__words16_put(encoder, key, out->ids + before, made);
-  } else if (words48 && made <= G2Z__WORDS48_IDS) {
-    memcpy(words48->key, piece, bytes);
-    memcpy(words48->ids, out->ids + before, made * sizeof *words48->ids);
-    words48->bytes = (uint32_t)bytes;
-    words48->count = (uint32_t)made;
+  for (size_t i = known; i < count; i++) {
+    ahead->keys[i] = 0;
+    ahead->words8[i] = &none;
   }
-  return G2Z_OK;
 }
 
 /* Appends the ids of `count` pieces or parts: number i is text[starts[i]..starts[i + 1]). All keys
@@ -5018,33 +5137,31 @@ G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned ch
 G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned char *text,
                                           size_t bytes, const size_t *starts, size_t count,
                                           g2z__unit unit, g2z_tokens *out) {
-  g2z__key keys[G2Z__WORDS_AHEAD];
-  const g2z__words16 *words[G2Z__WORDS_AHEAD];
-  const g2z__words16 *table = encoder->words16;
-  size_t known = count, from = starts[0]; /* those with 16 bytes to read */
+  g2z__lookups ahead;
+  size_t known = count;
   while (known && starts[known - 1] + 16 > bytes) known--;
-  for (size_t i = 0; i < known; i++) {
-    size_t next = starts[i + 1], length = next - from;
-    keys[i] = g2z__key_of(text + from, length);
-    if (length > 16 && length <= 48) {
-      const g2z__words48 *longer = g2z__words48_at(encoder, text + from, length);
-      __builtin_prefetch(longer);
-      __builtin_prefetch(&longer->bytes);
-    }
-    words[i] = &table[g2z__key_hash(keys[i], G2Z__WORDS16_BITS)];
-    __builtin_prefetch(words[i]);
-    from = next;
-  }
+  g2z__encode_ahead(encoder, text, starts, count, known, &ahead);
   int32_t *ids = out->ids + out->count;
   for (size_t i = 0; i < count; i++) {
-    size_t length = starts[i + 1] - starts[i];
-    if (i < known && length <= 16) {
-      size_t made = g2z__words16_get(words[i], keys[i], ids);
+    uint64_t packed = g2z__words8_get(ahead.words8[i], ahead.keys[i]);
+    size_t made = (size_t)(packed >> 60);
+    g2z__ids_unpack(packed, ids);
+    if (made - 1 < 3) {
       ids += made;
-      if (made) continue;
+      continue;
+    }
+    const unsigned char *p = text + starts[i];
+    size_t length = starts[i + 1] - starts[i];
+    if (length > 8 && length <= 16 && i < known) {
+      g2z__key key = g2z__key_of(p, length);
+      made = g2z__words16_get(g2z__words16_at(encoder, key), key, ids);
+      if (made - 1 < 6) {
+        ids += made;
+        continue;
+      }
     }
     out->count = (size_t)(ids - out->ids);
-    G2Z__TRY(g2z__encode_miss(encoder, text + starts[i], length, bytes - starts[i], unit, out));
+    G2Z__TRY(g2z__encode_miss(encoder, p, length, bytes - starts[i], unit, out));
     ids = out->ids + out->count;
   }
   out->count = (size_t)(ids - out->ids);
