@@ -42,6 +42,7 @@
   X(strategies, run_experiment, "one optimizer (dp) and ZeRO stages, on 1, 2, 4 ranks")           \
   X(comm,       run_comm,       "each collective against a plain copy")                           \
   X(report,     run_report,     "DIR...: experiments and runs as a page, report.html")            \
+  X(profile,    run_profile,    "DIR...: what took most in runs that were profiled")              \
   X(point,      run_point,      NULL)                                                             \
   X(exchange,   run_exchange,   NULL)
 
@@ -67,7 +68,7 @@ static const char *const command_abouts[] = {
 typedef struct options {
   g2z_train_config train;
   int command, argc;
-  char **argv;                            /* of a report: the directories are argv[1..argc-1] */
+  char **argv;                            /* of READERS: the directories are argv[1..argc-1] */
   char *command_line;
   const char *model, *peer, *out, *run_dir;
   const char *rank_list, *stage_list, *dtype_list, *size_list;
@@ -82,6 +83,7 @@ typedef struct options {
 #define EXPERIMENTS (IN(scaling) | IN(buckets) | IN(matrix) | IN(strategies))
 #define TRAINING (IN(step) | IN(ops) | EXPERIMENTS | IN(point))
 #define SWEEPS (EXPERIMENTS | IN(comm))
+#define READERS (IN(report) | IN(profile)) /* their arguments are directories */
 #define ANY ((1u << COMMAND_COUNT) - 1)
 
 #define WORD(name, text) "|" text
@@ -122,7 +124,7 @@ typedef struct options {
   FLAG(SWEEPS, "repeats", INT, repeats, 1, 32, "N", "runs of each point, one round after the other") \
   FLAG(TRAINING | IN(comm) | IN(exchange), "device", CHOICE, device, 0, 0,                        \
        G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")                                           \
-  FLAG(ANY & ~EXPERIMENTS & ~IN(report), "dtype", CHOICE, dtype, 0, 0,                            \
+  FLAG(ANY & ~EXPERIMENTS & ~READERS, "dtype", CHOICE, dtype, 0, 0,                            \
        G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")                                  \
   FLAG(TRAINING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph") \
   FLAG(TRAINING & ~EXPERIMENTS, "zero", INT, train.zero_stage, 0, 3, "STAGE",                     \
@@ -251,8 +253,9 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   g2z_device_kind kind = g2z_device_default();
   for (int pass = 0; pass < 2; pass++) {
     *o = default_options(command, kind);
-    int *unnamed = pass == 1 && command == COMMAND_report ? &rest : NULL;
-    int skip = pass == 0 && command == COMMAND_report; /* arguments move only once */
+    int named = (READERS >> command & 1) != 0;
+    int *unnamed = pass == 1 && named ? &rest : NULL;
+    int skip = pass == 0 && named; /* arguments move only once */
     int count = flags_of(o, flags);
     if (!skip) TRY(g2z_flags_parse(services, flags, count, argc - first, argv + first, unnamed));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
@@ -961,7 +964,7 @@ static g2z_status run_point(g2z_services *services, options *o, g2z_context_conf
 #define COLLECTIVE_LIST(X)                                                                    \
   X(reduce_scatter, (R - 1) / R, ops->reduce_scatter(comm, mine, buffer, G2Z_OVERWRITE, n))   \
   X(all_reduce, 2 * (R - 1) / R, ops->all_reduce(comm, buffer, n))                            \
-  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, n))                                \
+  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, mine, n))                          \
   X(reduce, 1, ops->reduce(comm, buffer, n))                                                  \
   X(broadcast, 1, ops->broadcast(comm, buffer, n))
 
@@ -1859,6 +1862,18 @@ static g2z_status run_report(g2z_services *services, options *o, g2z_context_con
   free(f.runs);
   free(f.run_paths);
   return status;
+}
+
+/* profiles/profile_summary.json of each run directory, from the tables beside it. */
+static g2z_status run_profile(g2z_services *services, options *o, g2z_context_config *config) {
+  (void)config;
+  if (o->argc < 2)
+    return fail(services, G2Z_BAD_ARGUMENT, "name the run directories: bench profile RUN_DIR...");
+  for (int i = 1; i < o->argc; i++) {
+    TRY(g2z_profile_run(services, o->argv[i]));
+    printf("%s/profiles/profile_summary.json\n", o->argv[i]);
+  }
+  return G2Z_OK;
 }
 
 /* ----- the program -------------------------------------------------------- */
