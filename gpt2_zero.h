@@ -1129,8 +1129,8 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
  * 2.28 on 2 and 4 H200s were 570 to 780 MiB. */
 #define G2Z_NCCL_BYTES ((size_t)680 << 20)
 
-/* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes nothing
- * of a GPU. */
+/* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes
+ * nothing of a GPU. */
 typedef struct g2z_gpu_sample {
   double busy_percent;         /* of the last moments, in which a kernel ran */
   size_t used_bytes;           /* by all processes */
@@ -1248,7 +1248,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
 
 typedef struct g2z_job {    /* processes that this one starts and looks after */
   int ranks;                      /* one is a process of its own, too */
-  char **argv;                    /* of each: this program, with arguments of its own; ends with NULL */
+  char **argv;                    /* of each: this program, with these arguments; ends with NULL */
   const char *output;             /* file at whose end they print; NULL: where this process does */
   void (*watch)(void *user);      /* called ten times a second while they run; NULL: not */
   void *user;
@@ -1259,8 +1259,8 @@ typedef struct g2z_job_end {
   double cpu_s;                   /* of all processes, user and system */
   size_t rank_bytes;              /* the most memory that one of them had resident */
 } g2z_job_end;
-/* The same for programs that start several jobs, one after the other. The ranks' g2z_ranks_spawn and
- * g2z_place_find tell them that they are ranks. */
+/* The same for programs that start several jobs, one after the other. The ranks' g2z_ranks_spawn
+ * and g2z_place_find tell them that they are ranks. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
 
 typedef struct g2z_fault {  /* why the job ends */
@@ -1305,8 +1305,8 @@ G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
 /* What heartbeats tell the others. hang_s starts again, and is hang_s + extra_s in this phase. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
-/* How many of this rank's last 1,024 collectives moved a bucket in a step. Those inside a graph count
- * in the step that recorded it only. */
+/* How many of this rank's last 1,024 collectives moved a bucket in a step. Those inside a graph
+ * count in the step that recorded it only. */
 G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
 /* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
  * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
@@ -1381,8 +1381,8 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
 /* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
- * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN on
- * all ranks where it sees no other. */
+ * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN
+ * on all ranks where it sees no other. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d13 context and model ===========================================
@@ -1830,8 +1830,8 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
  *   g2z_summary_print(summary, print_line, NULL);
  *   g2z_summary_free(summary); */
 
-/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary knows
- * is not in its file. */
+/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary
+ * knows is not in its file. */
 #define G2Z_FIGURE_LIST(X)                                                                        \
   /* name               digits heading        meaning */                                          \
   X(world_size,           0, "ranks",        "")                                                  \
@@ -17837,7 +17837,7 @@ G2Z__PRIVATE void g2z__plot_fill(const g2z__plot *plot, int number, double *out)
   for (size_t i = 0; i < plot->count; i++) out[i] = g2z__figure_of(plot->points[i], number);
 }
 
-/* Bars of a figure, with whiskers from `low` to `high` (-1: none); a second one beside it (-1: none). */
+/* Bars of a figure, with whiskers from `low` to `high` (-1: none), and of a second one (-1: none). */
 G2Z__PRIVATE void g2z__plot_bars(const g2z__plot *plot, g2z_page *page, const char *title,
                                  const char *about, int figure, int low, int high, int second) {
   double values[4][G2Z__PLOT_BARS];
@@ -17893,8 +17893,8 @@ G2Z__PRIVATE void g2z__plot_throughput(const g2z__plot *plot, g2z_page *page) {
   g2z_page_chart(page, &chart);
 }
 
-/* A line over x for each series of points, up to seven, and `ideal` beside them: "x" for y = x, or a
- * figure of the first series, or none (-1). */
+/* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure of
+ * the first series, or none. */
 enum { G2Z__IDEAL_NONE = -1, G2Z__IDEAL_X = -2 };
 G2Z__PRIVATE void g2z__plot_lines(const g2z__plot *plot, g2z_page *page, const char *title,
                                   const char *about, const char *x_name, int x, int y, int ideal,
@@ -17963,7 +17963,8 @@ G2Z__PRIVATE void g2z__summary_charts(const g2z__plot *plot, g2z_page *page) {
     g2z__plot_lines(plot, page, "Exposed communication", "ms of a step in which the device waited",
                     "MiB per collective", G2Z_FIGURE(bucket_mib), G2Z_FIGURE(exposed_comm_ms),
                     G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
-  g2z__plot_bars(plot, page, "Step time", "ms: median; whiskers from the fastest step to the 95th percentile",
+  g2z__plot_bars(plot, page, "Step time",
+                 "ms: median; whiskers from the fastest step to the 95th percentile",
                  G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
   g2z__plot_bars(plot, page, "Communication that hides under nothing", "ms of a step",
                  G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
@@ -18017,7 +18018,7 @@ G2Z__PRIVATE void g2z__facts_walk(g2z_json *json, const char *path, const g2z__f
       int longest = open == '[' ? 0 : (int)(key.bytes < 48 ? key.bytes : 48);
       int length = snprintf(below, sizeof below, "%s%s%.*s", path, *path && longest ? "." : "",
                             longest, longest ? (const char *)key.at : "");
-      if (length >= (int)sizeof below) g2z_json_skip(json); /* deeper than the schema has anything */
+      if (length >= (int)sizeof below) g2z_json_skip(json); /* deeper than the schema goes */
       else g2z__facts_walk(json, below, facts, count);
     }
     return;
@@ -18068,8 +18069,8 @@ G2Z__PRIVATE g2z_status g2z__facts_parse(g2z_services *services, const char *pat
                      schema);
   if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
     return g2z__fail(services, G2Z_FORMAT,
-                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it is "
-                     "no whole artifact of a run", path);
+                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
+                     "is no whole artifact of a run", path);
   return G2Z_OK;
 }
 

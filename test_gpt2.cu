@@ -9389,7 +9389,8 @@ static void test_run_events(g2z_test *t) {
 /* ----- experiments -------------------------------------------------------- */
 
 static void test_statistics(g2z_test *t) {
-  double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, holes[] = {1, NAN, 2}, same[] = {2, 4, 4, 4, 5, 5, 7, 9};
+  double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, holes[] = {1, NAN, 2};
+  const double same[] = {2, 4, 4, 4, 5, 5, 7, 9};
   CHECK_NEAR(t, g2z_median(odd, 3), 2, 0);
   CHECK_NEAR(t, g2z_median(even, 4), 2.5, 0);
   CHECK(t, isnan(g2z_median(holes, 3)) && isnan(g2z_median(odd, 0)));
@@ -9454,7 +9455,8 @@ static void test_summaries(g2z_test *t) {
   CHECK(t, text && strstr(text, "\"speedup_vs_1gpu\": 1.9\n") && !strstr(text, "gpu_percent"));
   g2z_release(&t->services, text);
   g2z_summary_print(again, test_summary_line, lines);
-  CHECK(t, strstr(lines, "| scaling | ranks | tokens/s | p50 ms | speed-up |\n|---|---|---|---|---|\n"));
+  CHECK(t, strstr(lines, "| scaling | ranks | tokens/s | p50 ms | speed-up |\n"
+                         "|---|---|---|---|---|\n"));
   CHECK(t, strstr(lines, "| 2 ranks | 2 | 1900 | 1.25 | 1.900 |\n"));
   CHECK(t, strstr(lines, "`./bench scaling`; commit 0123456789ab\n"));
   CHECK(t, strstr(lines, "skipped: 4 ranks: no such machine\n") && !strstr(lines, "| 4 ranks"));
@@ -9486,7 +9488,7 @@ static void test_summaries_damaged(g2z_test *t) {
   size_t bytes = 0;
   CHECK_OK(t, g2z_summary_write(summary, path));
   CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
-  for (size_t cut = 0; text && cut + 2 < bytes; cut += 3) { /* the last two are a brace and a line feed */
+  for (size_t cut = 0; text && cut + 2 < bytes; cut += 3) { /* two are "}" and a line feed */
     test_write_file(t, path, text, cut);
     CHECK(t, g2z_summary_read(&t->services, path, &again) != G2Z_OK && !again);
     CHECK(t, t->services.error[0] != 0);
@@ -9527,7 +9529,7 @@ static const char test_bench_small[] =
 
 static void test_bench_help(g2z_test *t) {
   static const struct { const char *command, *flags; } commands[] = {
-      {"", "model batch seq accum steps device dtype zero strategy recompute bucket-mb peer ops help"},
+      {"", "model batch accum steps device dtype zero strategy recompute bucket-mb peer ops help"},
       {"ops", "model batch seq accum dtype device help"},
       {"scaling", "gpus global-batch batch seq steps tokens warmup repeats zero dtype out help"},
       {"buckets", "gpus sizes graph repeats out help"},
@@ -9730,7 +9732,7 @@ static void test_bench_comm(g2z_test *t) {
   g2z_summary_free(s);
 }
 
-/* A page of what experiments and runs left; nothing when one of the files is not what it should be. */
+/* A page of what experiments and runs left; nothing when a file is not what it should be. */
 static void test_bench_report(g2z_test *t) {
   char output[16384], arguments[900], *text = NULL, path[600];
   size_t bytes;
@@ -9754,7 +9756,8 @@ static void test_bench_report(g2z_test *t) {
     static const char foreign[] = "{\"schema_version\": \"1.0\", \"format\": \"mine\"}";
     for (int k = 0; k < 2 && text; k++) {
       unlink(path);
-      test_write_file(t, test_path(t, files[i]), k ? foreign : text, k ? strlen(foreign) : bytes / 2);
+      test_write_file(t, test_path(t, files[i]), k ? foreign : text,
+                      k ? strlen(foreign) : bytes / 2);
       CHECK(t, test_bench(arguments, output, sizeof output) == 1);
       CHECK(t, strncmp(output, "bench: ", 7) == 0 && strstr(output, strrchr(files[i], '/')));
       CHECK(t, access(path, F_OK) != 0);
