@@ -9258,7 +9258,7 @@ static void test_profile(g2z_test *t) {
       {"slurm_job_id", "4711"},                 {"hosts.0", "node-1"},
       {"gpu", "H200"},                          {"nsys_report", "nsys_4711_node-1.nsys-rep"},
       {"inputs.0", "nsys_stats_node-1.txt"},    {"nvtx_top5.0.kind", "nvtx"},
-      {"nvtx_top5.0.name", "train/backward"},   {"nvtx_top5.0.total_time", "2765967562725 ns"},
+      {"nvtx_top5.0.name", ":train/backward"},  {"nvtx_top5.0.total_time", "2765967562725 ns"},
       {"nvtx_top5.1.name", "NCCL:ncclAllGather  two"}, {"nvtx_top5.2.total_time", "1000000.5 ns"},
       {"nvtx_top5.2.raw", "      3.1         1,000,000.5          1       1,000,000  PushPop  "
                           ":zero/all_gather"},
@@ -9313,8 +9313,8 @@ static void test_run_profile(g2z_test *t) {
       "0 tokens_per_sec", "0 total_wall_time_sec", "\" nvtx_top5.4.name", "[ osrt_top5"};
   if (text) {
     test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
-    CHECK(t, strstr(text, "\"train/forward\"") && strstr(text, "\"train/backward\"") &&
-                 strstr(text, "\"train/optimizer_step\""));
+    CHECK(t, strstr(text, "\":train/forward\"") && strstr(text, "\":train/backward\"") &&
+                 strstr(text, "\":train/optimizer_step\""));
     CHECK(t, !test_json_kind(t, text, bytes, "osrt_top5.0"));
   }
   g2z_release(&t->services, text);
@@ -9352,6 +9352,39 @@ static void test_profile_script(g2z_test *t) {
            t->directory);
   CHECK(t, test_shell(line, output, sizeof output) == 0 && strstr(output, "ran --profile\n"));
 #undef RUN
+}
+
+/* What programs that read training_metrics.json count on, however short the run: that each of these
+ * is there, and that the numbers which they format are numbers. */
+static void test_run_short(g2z_test *t) {
+  static const char *const schema[] = {
+      "\" schema_version", "\" run_id", "\" timestamp_utc", "n git_commit", "\" command_line",
+      "{ env", "{ hardware", "0 hardware.world_size", "{ training_config", "{ deepspeed_config",
+      "[ epochs", "0 epochs.0.optimizer_steps", "0 epochs.0.tokens_processed_global", "{ summary",
+      "0 summary.mean_tokens_per_sec_global", "0 summary.total_wall_time_sec"};
+  static const char *const names[] = {"run_one_step", "run_stopped", "run_validation"};
+  for (int i = 0; i < 3; i++) {
+    test_run_setup s;
+    test_run_seen seen;
+    size_t bytes = 0;
+    test_run_prepare(t, &s, names[i]);
+    s.config.save_weights = NULL;
+    if (i == 0) s.config.max_train_steps = 1;
+    if (i == 2) s.config.train.train_glob = NULL;
+    test_run_stop_at = i == 1; /* behind the first step */
+    g2z_status status = test_run_all(t, &s.config, &seen);
+    test_run_stop_at = 0;
+    CHECK(t, status == (i == 1 ? G2Z_STOPPED : G2Z_OK));
+    char *text = test_run_read(t, s.run_dir, "training_metrics.json", &bytes);
+    if (text) test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
+    g2z_release(&t->services, text);
+    text = test_run_read(t, s.run_dir, "train.log", &bytes); /* beside it, and not empty */
+    CHECK(t, bytes > 0);
+    g2z_release(&t->services, text);
+    text = test_run_read(t, s.run_dir, "report.html", &bytes);
+    CHECK(t, text && strstr(text, i == 1 ? "<dd>signal: SIGTERM</dd>" : "<dd>completed</dd>"));
+    g2z_release(&t->services, text);
+  }
 }
 
 static const g2z_test_entry test_table[] = {
@@ -9512,6 +9545,7 @@ static const g2z_test_entry test_table[] = {
      test_train_ranks_trouble},
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
+    {"run_short", "runs of no step and one step leave what readers want", test_run_short},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
     {"profile", "tables of nsys, and what is none", test_profile},
     {"run_profile", "a run that times its own parts", test_run_profile},
