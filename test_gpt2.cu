@@ -9843,12 +9843,22 @@ static g2z_status fuzz_take(void *user, size_t canonical, size_t count, const fl
 }
 
 static void fuzz_clean(void) {
+  static const char *const names[] = {"config.json", "model.safetensors", "metrics.jsonl",
+                                      "training_metrics.json", "report.html"};
   char path[128];
-  snprintf(path, sizeof path, "%s/config.json", fuzz_directory);
-  unlink(path);
-  snprintf(path, sizeof path, "%s/model.safetensors", fuzz_directory);
-  unlink(path);
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    snprintf(path, sizeof path, "%s/%s", fuzz_directory, names[i]);
+    unlink(path);
+  }
   rmdir(fuzz_directory);
+}
+
+/* In memory, and removed at the end. */
+static void fuzz_make_directory(void) {
+  if (fuzz_directory[0]) return;
+  snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
+  fuzz_check(mkdir(fuzz_directory, 0700) == 0);
+  atexit(fuzz_clean);
 }
 
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */
@@ -9857,11 +9867,7 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   g2z_services services;
   g2z_model_config model;
   g2z_safetensors *file;
-  if (!fuzz_directory[0]) {
-    snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
-    fuzz_check(mkdir(fuzz_directory, 0700) == 0);
-    atexit(fuzz_clean);
-  }
+  fuzz_make_directory();
   memset(&services, 0, sizeof services);
   if (size < 1) return 0;
   if (data[0] & 1) {
@@ -9907,6 +9913,49 @@ static int fuzz_state(const uint8_t *data, size_t size) {
     fuzz_check(saved.spans[i].file >= 0 && saved.spans[i].file < saved.file_count);
   if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, saved.sequences, 1, 7).step >= 0);
   g2z__saved_free(&services, &saved);
+  return 0;
+}
+
+/* What `nsys stats` printed, or what passes for it. */
+static int fuzz_stats(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z__profile profile;
+  memset(&services, 0, sizeof services);
+  memset(&profile, 0, sizeof profile);
+  profile.services = &services;
+  g2z_status status = g2z__stats_read(&profile, "stats", (const char *)data, size);
+  fuzz_check(status == G2Z_OK || services.error[0]);
+  for (int kind = 0; kind < 2; kind++)
+    for (int i = 0; i < profile.count[kind]; i++) {
+      const g2z__ranked *row = &profile.top[kind][i];
+      fuzz_check(row->percent >= 0 && row->percent <= 100 && row->name_bytes > 0);
+      fuzz_check(i == 0 || row->percent <= profile.top[kind][i - 1].percent);
+      fuzz_check(row->raw >= (const char *)data && row->name >= row->raw);
+      fuzz_check(row->raw + row->raw_bytes <= (const char *)data + size);
+    }
+  return 0;
+}
+
+/* The first two bytes say where metrics.jsonl ends and training_metrics.json begins. */
+static int fuzz_report(const uint8_t *data, size_t size) {
+  g2z_services services;
+  char *text = NULL;
+  size_t bytes = 0;
+  char path[128];
+  memset(&services, 0, sizeof services);
+  fuzz_make_directory();
+  if (size < 2) return 0;
+  size_t cut = (size_t)(data[0] | data[1] << 8) % (size - 1);
+  fuzz_put("metrics.jsonl", data + 2, cut);
+  fuzz_put("training_metrics.json", data + 2 + cut, size - 2 - cut);
+  snprintf(path, sizeof path, "%s/report.html", fuzz_directory);
+  unlink(path);
+  g2z_status status = g2z_report_run(&services, fuzz_directory);
+  fuzz_check((status == G2Z_OK) == (access(path, F_OK) == 0));
+  if (status != G2Z_OK) return 0;
+  fuzz_check(g2z_read_file(&services, path, 1 << 26, &text, &bytes) == G2Z_OK);
+  fuzz_check(strlen(text) == bytes && !strstr(text, "<script"));
+  g2z_release(&services, text);
   return 0;
 }
 
