@@ -5013,9 +5013,9 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
-    bool aligned = range.memory % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0;
+    bool aligned = range.param % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0;
     g2z__adamw_factors now = factors[range.decay != 0];
-    g2z__adamw_data<A, G> data = {params + range.memory, master + range.shard, m + range.shard,
+    g2z__adamw_data<A, G> data = {params + range.param, master + range.shard, m + range.shard,
                                   v + range.shard, grads + range.grad};
     for (; turn < chunks; turn += gridDim.x) {
       size_t first = turn * G2Z__ADAMW_CHUNK;
@@ -5243,7 +5243,8 @@ static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *s
 
 #if defined(G2Z__NCCL)
 
-#define G2Z__JOINS 512 /* of a step whose waiting is measured; more are not */
+/* Of a step whose waiting is measured; more are not. Stage 3 has 3 a block and micro-step. */
+#define G2Z__JOINS 4096
 
 typedef struct g2z__nccl {       /* comm->backend */
   ncclComm_t comm;
@@ -5449,13 +5450,11 @@ static void g2z__nccl_release(g2z_comm *comm, void *memory) {
   comm->device->ops->release(comm->device, memory);
 }
 
-static g2z_status g2z__nccl_all_gather(g2z_comm *comm, void *buffer, size_t n) {
+static g2z_status g2z__nccl_all_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  g2z_dtype dtype = comm->device->dtype;
-  size_t slice = n / (size_t)comm->world;
-  const char *mine = (const char *)buffer + (size_t)comm->rank * slice * g2z__nccl_bytes(dtype);
   g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_ALL_GATHER, nccl->stream);
-  G2Z__NCCL_TRY(comm, ncclAllGather(mine, buffer, slice, g2z__nccl_type(dtype), nccl->comm,
+  G2Z__NCCL_TRY(comm, ncclAllGather(from, to, n / (size_t)comm->world,
+                                    g2z__nccl_type(comm->device->dtype), nccl->comm,
                                     nccl->stream));
   g2z__cuda_span_end_on(comm->device, G2Z_SPAN_ALL_GATHER, nccl->stream);
   return G2Z_OK;

@@ -749,6 +749,38 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   }
 }
 
+/* The parameters' buffer is tiled by the units' places and by this rank's slices of the units that
+ * take turns; a bucket is gathered to where its unit is read. */
+static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
+  int turns = plan->zero_stage == 3 && plan->world > 1, L = plan->model.layers, unit = 0;
+  unsigned char *held = (unsigned char *)calloc(plan->param_elements, 1);
+  size_t wrong = 0;
+  for (int u = 0; u < plan->units; u++) {
+    size_t begin = g2z_plan_unit(plan, u), place = g2z_plan_param_unit(plan, u);
+    size_t end = u == plan->units - 1 ? plan->elements : g2z_plan_unit(plan, u + 1);
+    int turning = turns && u >= 1 && u <= L;
+    CHECK(t, turning || turns || place == begin);
+    CHECK(t, !turning || u < 3 || place == g2z_plan_param_unit(plan, u - 2));
+    CHECK(t, place + (end - begin) <= plan->param_elements);
+    for (size_t i = 0; i < end - begin && (!turning || u < 3); i++) held[place + i]++;
+  }
+  for (size_t i = 0; turns && L == 1 && i < g2z_plan_unit(plan, 2) - g2z_plan_unit(plan, 1); i++)
+    held[g2z_plan_unit(plan, 1) + i]++; /* of two places one block takes the second */
+  for (int k = 0; k < plan->buckets; k++) {
+    g2z_range bucket = g2z_plan_bucket(plan, k), slice = g2z_plan_slice(plan, k, plan->rank);
+    while (unit < plan->units - 1 && g2z_plan_unit(plan, unit + 1) <= bucket.begin) unit++;
+    size_t to = g2z_plan_param_bucket(plan, k), from = g2z_plan_param_slice(plan, k);
+    CHECK(t, from % 8 == 0 && to % 8 == 0);
+    CHECK(t, to - g2z_plan_param_unit(plan, unit) == bucket.begin - g2z_plan_unit(plan, unit));
+    if (turns && unit >= 1 && unit <= L)
+      for (size_t i = 0; i < slice.elements; i++) held[from + i]++;
+    else CHECK(t, from - to == slice.begin - bucket.begin);
+  }
+  for (size_t i = 0; i < plan->param_elements; i++) wrong += held[i] != 1;
+  CHECK(t, wrong == 0);
+  free(held);
+}
+
 /* Slices of all ranks tile the memory; shards have no holes; updates cover each parameter once, with
  * its own decay, and no padding. */
 static void test_plan_tiles(g2z_test *t) {
@@ -757,11 +789,12 @@ static void test_plan_tiles(g2z_test *t) {
   g2z_train_config config = test_config_of(3, 2, 48, 24, 131);
   for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
     for (size_t b = 0; b < sizeof buckets / sizeof *buckets; b++)
-      for (int column = 0; column <= 3; column++) { /* the last is strategy dp */
-        int stage = column % 3, dp = column == 3;
+      for (int column = 0; column <= 4; column++) { /* the last is strategy dp */
+        int stage = column % 4, dp = column == 4;
         config.zero_stage = stage;
         config.strategy = dp ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
         config.bucket_mb = buckets[b];
+        config.model.layers = 1 + (stage + (int)b) % 4;
         g2z_plan plan;
         CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, worlds[w], &plan));
         test_plan_units(t, &plan);
@@ -770,6 +803,7 @@ static void test_plan_tiles(g2z_test *t) {
         size_t updated = 0;
         for (int rank = 0; rank < (column == 0 ? 1 : worlds[w]); rank++) {
           CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, rank, worlds[w], &plan));
+          test_plan_params(t, &plan);
           size_t shard = 0;
           for (int k = 0; k < plan.buckets; k++) {
             g2z_range slice = g2z_plan_slice(&plan, k, rank);
@@ -783,23 +817,27 @@ static void test_plan_tiles(g2z_test *t) {
           CHECK(t, (plan.bytes[G2Z_MEMORY_OPTIMIZER] > 0) == (shard > 0));
           static g2z_update_range ranges[4096];
           size_t count = g2z_plan_update_ranges(&plan, ranges, 4096);
-          CHECK(t, (count > 0) == (shard > 0) && count <= 4096 &&
+          CHECK(t, (count == 0 || shard > 0) && count <= 4096 &&
                        count <= g2z__plan_update_ranges_limit(&plan));
-          g2z_range bucket = {0, 0};
           for (size_t i = 0, k = 0; i < count && i < 4096; i++) {
-            while (bucket.begin + bucket.elements <= ranges[i].memory)
-              bucket = g2z_plan_bucket(&plan, (int)k++);
+            while ((int)k + 1 < plan.buckets &&
+                   g2z_plan_shard_offset(&plan, (int)k + 1) <= ranges[i].shard)
+              k++;
+            g2z_range slice = g2z_plan_slice(&plan, (int)k, rank);
+            size_t inside = ranges[i].shard - g2z_plan_shard_offset(&plan, (int)k);
+            size_t memory = slice.begin + inside;
             CHECK(t, column == 0 || worlds[w] == 1 || /* what is sent by buckets is cut by them */
-                         ranges[i].memory + ranges[i].elements <= bucket.begin + bucket.elements);
+                         inside + ranges[i].elements <= slice.elements);
             for (size_t e = 0; e < ranges[i].elements; e++) {
-              seen[ranges[i].memory + e] |= 0x80;
+              seen[memory + e] |= 0x80;
               named[ranges[i].canonical + e]++;
             }
-            CHECK(t, ranges[i].grad == (stage < 2 ? ranges[i].memory : ranges[i].shard));
+            CHECK(t, ranges[i].grad == (stage < 2 ? memory : ranges[i].shard));
+            CHECK(t, ranges[i].param == g2z_plan_param_slice(&plan, (int)k) + inside);
             updated += ranges[i].elements;
             CHECK(t, ranges[i].shard + ranges[i].elements <= plan.shard_elements);
             CHECK(t, i == 0 || dp || ranges[i].decay != ranges[i - 1].decay ||
-                         ranges[i].memory != ranges[i - 1].memory + ranges[i - 1].elements ||
+                         ranges[i].param != ranges[i - 1].param + ranges[i - 1].elements ||
                          ranges[i].shard != ranges[i - 1].shard + ranges[i - 1].elements ||
                          ranges[i].canonical != ranges[i - 1].canonical + ranges[i - 1].elements);
           }
@@ -815,6 +853,30 @@ static void test_plan_tiles(g2z_test *t) {
         free(seen);
         free(named);
       }
+}
+
+/* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
+ * units' padding. */
+static void test_plan_bytes(g2z_test *t) {
+  static const int shapes[2][3] = {{48, 25, 1600}, {32, 32, 4096}};
+  for (int i = 0; i < 2; i++)
+    for (int stage = 0; stage <= 3; stage++) {
+      g2z_train_config config = g2z_train_config_default();
+      g2z_plan plan;
+      config.model.layers = shapes[i][0];
+      config.model.heads = shapes[i][1];
+      config.model.channels = shapes[i][2];
+      config.dtype = i ? G2Z_BF16 : G2Z_FP16;
+      config.zero_stage = stage;
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 5, 8, &plan));
+      double C = shapes[i][2], L = shapes[i][0], Vp = 50304, block = 12 * C * C + 13 * C, N = 8;
+      double stays = 2 * C + 1024 * C + Vp * C, P = L * block + stays, padding = 64 * (L + 3);
+      double params = stage < 3 ? P : L * block / N + 2 * block + stays;
+      double grads = stage < 2 ? P : P / N + 2 * block + Vp * C, optimizer = stage ? P / N : P;
+      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_PARAMS], 2 * params, 2 * padding + 256);
+      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_GRADS], 2 * grads, 2 * padding + 512);
+      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_OPTIMIZER], 12 * optimizer, 12 * padding + 768);
+    }
 }
 
 static void test_plan_update_decay(g2z_test *t) {
@@ -3488,7 +3550,7 @@ static void test_ops_adamw(g2z_test *t) {
     memset(ranges, 0, sizeof ranges);
     ranges[0].elements = 5000;
     ranges[0].decay = 1;
-    ranges[1].memory = ranges[1].grad = 5001;
+    ranges[1].param = ranges[1].grad = 5001;
     ranges[1].shard = 5000;
     ranges[1].elements = 4000;
     for (size_t i = 0; i < n; i++) want[i] = (double)master[i];
@@ -5721,7 +5783,7 @@ static void test_train_refusals(g2z_test *t) {
       {"--train $SHARD --steps 5 --epochs 1", "give one of them"},
       {"--train $SHARD --lr 1e-3 --min-lr 1e-2", "min_lr"},
       {"--train $SHARD --dtype tf32 --device cpu --context 64 --batch 4", "tf32"},
-      {"--train $SHARD --zero 3", "zero_stage=3"},
+      {"--train $SHARD --zero 4", "--zero 4: must be from 0 to 3"},
       {"--train $SHARD --strategy dp --zero 1", "strategy=dp keeps one optimizer, on rank 0, and"},
       {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
       {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
@@ -6162,6 +6224,8 @@ static void test_determinism(g2z_test *t) {
   test_fingerprint(t, 0.01, 1, 1, losses[0], first, &count);
   test_fingerprint(t, 0.01, 2, 1, losses[1], again, &other);
   for (size_t i = 0; i < count; i++) CHECK_NEAR(t, again[i], first[i], 1e-5);
+  test_fingerprint(t, 0.01, 3, 1, losses[0], first, &count); /* all parameters are its own */
+  CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
   free(first);
   free(again);
 }
@@ -6354,7 +6418,7 @@ static void test_divergence(g2z_test *t) {
 static void test_canonical_access(g2z_test *t) {
   static const double buckets[] = {0, 0.003, 0.02};
   for (int b = 0; b < 3; b++)
-    for (int stage = 0; stage <= 2; stage++) {
+    for (int stage = 0; stage <= 3; stage++) {
       g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
       config.bucket_mb = buckets[b];
       config.zero_stage = stage;
@@ -6835,21 +6899,22 @@ static int rank_mismatch(int argc, char **argv) {
 
 /* ----- rank programs: ZeRO ----- */
 
-enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_STAGES = 3 };
+enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_STAGES = 4 };
 enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * ZERO_COLUMNS };
 
-/* Case `index` of stages 0 to 2 and, in column ZERO_DP, the strategy of that name; three sizes of
+/* Case `index` of stages 0 to 3 and, in column ZERO_DP, the strategy of that name; three sizes of
  * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
- * matrix. */
+ * matrix. In stage 3 more blocks take turns than have a place. */
 static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
-  g2z_train_config config = test_config_of(2, 2, 32, ZERO_SEQ, 61);
   int column = index % ZERO_COLUMNS;
+  g2z_train_config config = test_config_of(column == 3 ? 4 : 2, 2, 32, ZERO_SEQ, 61);
   config.zero_stage = column == ZERO_DP ? 0 : column;
   config.strategy = column == ZERO_DP ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
   config.bucket_mb = buckets[index / ZERO_COLUMNS % 3];
   config.accum = index / (3 * ZERO_COLUMNS) ? 3 : 1;
   config.batch = ZERO_SEQUENCES / (world * config.accum);
+  config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
   config.dtype = dtype;
   config.dropout = 0.1f;
   config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
@@ -6888,9 +6953,9 @@ static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
 static g2z_collectives zero_faulty;
 static const g2z_collectives *zero_right;
 static int zero_gathers;
-static g2z_status zero_gather(g2z_comm *comm, void *buffer, size_t n) {
+static g2z_status zero_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
   if (++zero_gathers == 7) return G2Z_OK;
-  return zero_right->all_gather(comm, buffer, n);
+  return zero_right->all_gather(comm, to, from, n);
 }
 static g2z_status zero_broadcast(g2z_comm *comm, void *buffer, size_t n) {
   if (++zero_gathers == 7) return G2Z_OK;
@@ -6939,14 +7004,123 @@ static int rank_zero(int argc, char **argv) {
   return status == G2Z_OK ? 0 : 1;
 }
 
-/* trouble KIND DEVICE CASE: rank 1 brings a token that does not exist to step 4, or asks to stop in
- * step 3. All ranks say what became of it, from which step. On a GPU the step is a graph, and before step 4
- * all ask for logits, which gathers parameters that the graph would have gathered. */
+/* Counts gathers, and looks at where blocks take turns when one is computed with: it is there, and
+ * the next one of the pass is on its way. */
+static g2z_trainer *turns_trainer;
+static g2z_ops turns_ops;
+static const g2z_ops *turns_right;
+static int turns_seen, turns_wrong;
+static void turns_look(int next) {
+  const g2z_trainer *t = turns_trainer;
+  int unit = t->needed, L = t->plan.model.layers;
+  if (unit < 1 || unit > L) return; /* the final LayerNorm */
+  turns_seen++;
+  turns_wrong += t->turn[unit % 2] != unit || !t->turn_joined[unit % 2];
+  turns_wrong += unit + next >= 1 && unit + next <= L && t->turn[(unit + next) % 2] != unit + next;
+}
+static g2z_status turns_fwd(g2z_device *device, void *y, float *mean, float *rstd, const void *x,
+                            const void *w, const void *b, int N, int C) {
+  turns_look(-1);
+  return turns_right->layernorm_fwd(device, y, mean, rstd, x, w, b, N, C);
+}
+static g2z_status turns_bwd(g2z_device *device, void *dw, const void *x, const void *dy,
+                            g2z_write mode, int N, int I, int O) {
+  turns_look(1);
+  return turns_right->linear_bwd_weight(device, dw, x, dy, mode, N, I, O);
+}
+static g2z_status turns_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
+  zero_gathers++;
+  return zero_right->all_gather(comm, to, from, n);
+}
+
+/* turns CASE: three steps of stage 3 with a bucket for each unit. */
+static int rank_turns(int argc, char **argv) {
+  enum { STEPS = 3 };
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  if (argc != 1) return 2;
+  g2z_context *context = NULL;
+  g2z_trainer *t = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_train_config config = zero_config(atoi(argv[0]), g2z_context_world(context), G2Z_FP32);
+  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &t);
+  if (status == G2Z_OK) {
+    zero_right = t->comm->ops;
+    zero_faulty = *zero_right;
+    zero_faulty.all_gather = turns_gather;
+    t->comm->ops = &zero_faulty;
+    turns_trainer = t;
+    turns_right = t->device->ops;
+    turns_ops = *turns_right;
+    turns_ops.layernorm_fwd = turns_fwd;
+    turns_ops.linear_bwd_weight = turns_bwd;
+    t->device->ops = &turns_ops;
+  }
+  for (int step = 0; step < STEPS && status == G2Z_OK; step++) {
+    int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+    g2z_report report;
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
+    status = g2z_trainer_step_batch(t, x, y, &report);
+  }
+  /* Of L blocks, all but the two that lie there already come in each pass of each micro-step; an
+   * update sends those two, wte, wpe and the final LayerNorm, as does the beginning. */
+  int L = config.model.layers, most = 5 + STEPS * (2 * (L - 2) * config.accum + 5);
+  int looks = STEPS * config.accum * L * (2 + 4); /* LayerNorms and products of a block */
+  int wrong = zero_gathers != most || turns_seen != looks || turns_wrong;
+  printf("%d gathers of %d, %d looks of %d, %d wrong\n", zero_gathers, most, turns_seen, looks,
+         turns_wrong);
+  /* The first block, which lies there, is written to: what is computed then is what is computed
+   * when nothing lies there any more. */
+  float logits[2][61], zeros[512] = {0};
+  for (int i = 0; i < 2 && status == G2Z_OK; i++) {
+    int32_t token = 7;
+    if (i == 0)
+      status = g2z_trainer_write(t, G2Z_BUFFER_MASTER,
+                                 g2z_plan_unit_canonical(&t->plan, L) + 32, 512, zeros);
+    if (status == G2Z_OK) status = g2z_trainer_logits(t, &token, 1, 1, logits[i]);
+  }
+  if (status == G2Z_OK && memcmp(logits[0], logits[1], sizeof logits[0]) != 0) {
+    puts("what was written came late");
+    wrong++;
+  }
+  g2z_trainer_free(t);
+  g2z_context_free(context);
+  return status != G2Z_OK || wrong;
+}
+
+/* Validates on a shard that rank 1 believes to have tokens that it has no place for. */
+static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
+  const g2z_plan *plan = g2z_trainer_plan(trainer);
+  g2z_services *services = g2z_context_services(g2z_trainer_context(trainer));
+  g2z_loader_config config;
+  g2z_loader *loader;
+  double loss = 0;
+  memset(&config, 0, sizeof config);
+  config.glob = shard;
+  config.batch = plan->batch;
+  config.seq = plan->seq;
+  config.accum = 1;
+  config.rank = plan->rank;
+  config.world = plan->world;
+  config.vocab = plan->rank == 1 ? 30 : 61;
+  g2z_status status = g2z_loader_create(services, &config, &loader);
+  if (status == G2Z_OK) status = g2z_trainer_validate(trainer, loader, 3, &loss);
+  g2z_loader_free(loader);
+  return status;
+}
+
+/* trouble KIND DEVICE CASE SHARD: rank 1 brings a token that does not exist to step 4, or asks to
+ * stop in step 3, or cannot validate on SHARD before step 4, which hinders no step. All ranks say
+ * what became of it, from which step. On a GPU the step is a graph, and before step 4 all ask for
+ * logits, which gathers parameters that the graph would have gathered. */
 static int rank_trouble(int argc, char **argv) {
   g2z_services services;
   memset(&services, 0, sizeof services);
-  if (argc != 3) return 2;
-  int stop = strcmp(argv[0], "stop") == 0, gpu = atoi(argv[1]);
+  if (argc != 4) return 2;
+  int stop = strcmp(argv[0], "stop") == 0, token = strcmp(argv[0], "token") == 0;
+  int gpu = atoi(argv[1]);
   g2z_context *context = NULL;
   g2z_trainer *trainer = NULL;
   g2z_context_config cc = g2z_context_config_default(&services);
@@ -6962,8 +7136,9 @@ static int rank_trouble(int argc, char **argv) {
     int mine = g2z_context_rank(context) == 1;
     float logits[61];
     if (step == 4 && g2z_trainer_logits(trainer, x, 1, 1, logits) != G2Z_OK) break;
+    if (step == 4 && !stop && !token && rank_validate(trainer, argv[3]) == G2Z_OK) break;
     zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
-    if (mine && !stop && step == 4) x[17] = 61;
+    if (mine && token && step == 4) x[17] = 61;
     if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
     status = g2z_trainer_step_batch(trainer, x, y, &report);
   }
@@ -7052,6 +7227,7 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } ran
     {"stream", rank_stream},
     {"mismatch", rank_mismatch},
     {"zero", rank_zero},
+    {"turns", rank_turns},
     {"trouble", rank_trouble},
     {"loop", rank_loop},
     {"spawn", rank_spawn},
@@ -7805,14 +7981,29 @@ static void test_zero_halves(g2z_test *t) {
   test_zero_dtype(t, 0, G2Z_BF16, 2, 2);
 }
 
-/* Activations made again change no bit on two ranks either. On GPUs products are timed by the clock,
- * and another choice rounds otherwise. */
+/* Stage 3 gathers a block while the one before it is computed with, none more often than needed. */
+static void test_zero_turns(g2z_test *t) {
+  for (int accum = 0; accum < 2; accum++) {
+    char arguments[64];
+    test_ranks ranks;
+    snprintf(arguments, sizeof arguments, "turns %d", 3 + 3 * ZERO_COLUMNS * accum);
+    test_ranks_open(&ranks, 2);
+    test_ranks_start(t, &ranks, 0, 1, NULL, arguments);
+    test_ranks_wait(t, &ranks, 60);
+    for (int r = 0; r < 2; r++) CHECK_RANK(t, &ranks, r, 0, " 0 wrong");
+    test_ranks_free(t, &ranks);
+  }
+}
+
+/* Activations made again change no bit on two ranks either, in any column and with any bucket. On GPUs
+ * products are timed by the clock, and another choice rounds otherwise. */
 static void test_zero_recompute_on(g2z_test *t, int device, g2z_dtype dtype) {
   static float kept[ZERO_CASES][ZERO_STEPS], again[ZERO_CASES][ZERO_STEPS];
-  if (!zero_run(t, device, dtype, 2, ZERO_CASES, ZERO_PLAIN, kept) ||
-      !zero_run(t, device, dtype, 2, ZERO_CASES, ZERO_RECOMPUTE, again))
+  const int cases = 3 * ZERO_COLUMNS; /* those of one micro-step */
+  if (!zero_run(t, device, dtype, 2, cases, ZERO_PLAIN, kept) ||
+      !zero_run(t, device, dtype, 2, cases, ZERO_RECOMPUTE, again))
     return;
-  double worst = zero_worst(again, kept, ZERO_CASES);
+  double worst = zero_worst(again, kept, cases);
   CHECK_NEAR(t, worst, 0, device ? zero_bound(dtype, 2) : 0);
 }
 
@@ -7820,19 +8011,27 @@ static void test_zero_recompute(g2z_test *t) { test_zero_recompute_on(t, 0, G2Z_
 
 /* What befalls one rank is returned by all, from the same step, with the same sentence. */
 static void test_zero_trouble_on(g2z_test *t, int device, int world) {
-  static const struct { const char *kind; int index; const char *says; } cases[] = {
-      {"token", 2, "step 6 status 1: rank 1: token=61 at position 17"},
-      {"token", ZERO_DP, "step 6 status 1: rank 1: token=61 at position 17"},
-      {"stop", 2, "step 6 status 8: a stop was requested: step 5 was the last"}};
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    char arguments[64];
+  static const struct { const char *kind, *says; } cases[] = {
+      {"token", "step 6 status 1: rank 1: token=61 at position 17"},
+      {"stop", "step 6 status 8: a stop was requested: step 5 was the last"},
+      {"validation", "step 10 status 0: rank 1: "}};
+  int32_t ids[1600];
+  g2z_shard_writer *writer = NULL;
+  test_tokens(ids, 1600, 61, 3);
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "val.bin"), G2Z_SHARD_LLMC,
+                                        &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 1600));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  for (int i = 0; i < 9; i++) { /* in stages 2 and 3, and strategy dp */
+    char arguments[512];
     test_ranks ranks;
-    snprintf(arguments, sizeof arguments, "trouble %s %d %d", cases[i].kind, device,
-             cases[i].index);
+    snprintf(arguments, sizeof arguments, "trouble %s %d %d %s", cases[i / 3].kind, device,
+             2 + i % 3, test_path(t, "val.bin"));
     test_ranks_open(&ranks, world);
     test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
     test_ranks_wait(t, &ranks, 60);
-    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, cases[i].says);
+    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, cases[i / 3].says);
     test_ranks_free(t, &ranks);
   }
 }
@@ -7954,7 +8153,7 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.dropout = i < 3 ? 0.1f : 0;
     config.accum = 1 + i % 2;
     config.model.layers = 1 + i % 2;
-    config.zero_stage = i % 3;
+    config.zero_stage = i % 4;
     config.bucket_mb = i < 4 ? 0.004 : 0;
     config.optimizer.loss_scale = 16777216;  /* overflows, halves, */
     config.optimizer.loss_scale_window = 4;  /* and doubles until it overflows again */
@@ -8010,8 +8209,8 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   for (int i = 0; i < 5; i++) {
     static const struct { int batch, accum; int64_t step; } shapes[] = {
         {3, 1, 7}, {1, 1, 21}, {5, 1, 4}, {4, 2, 2}, {10, 2, 1}}; /* 21 sequences were read */
-    config.zero_stage = i % 3;
-    config.strategy = i == 3 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+    config.zero_stage = i % 4;
+    config.strategy = i == 4 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
     config.bucket_mb = 0.001 * (1 << i);
     config.dtype = i % 2 ? G2Z_FP32 : G2Z_FP16;
     config.batch = shapes[i].batch;
@@ -8698,7 +8897,8 @@ static void test_train_views(g2z_test *t, const char *one, const char *two) {
 }
 
 static void test_train_ranks_resume(g2z_test *t) {
-  static const char *const stages[] = {"--zero 0", "--zero 1", "--zero 2", "--strategy dp"};
+  static const char *const stages[] = {"--zero 0", "--zero 1", "--zero 2", "--zero 3",
+                                       "--strategy dp"};
   const int count = sizeof stages / sizeof *stages;
   char arguments[2000], base[1600], name[32];
   double losses[13] = {0}, resumed[13];
@@ -8707,23 +8907,25 @@ static void test_train_ranks_resume(g2z_test *t) {
   for (int stage = 0; stage < count; stage++) {
     snprintf(name, sizeof name, "four%d", stage);
     test_train_arguments(t, base, sizeof base, name);
-    snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 3 --save-every 6 %s "
-             "--bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base, stages[stage]);
+    snprintf(arguments, sizeof arguments, "%s --layers 3 --steps 12 --batch 3 --save-every 6 "
+             "%s --bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base,
+             stages[stage]);
     test_train_ranks(t, &ranks, 4, arguments, 60);
     for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
     test_ranks_free(t, &ranks);
     test_train_losses(t, name, losses, 12);
     CHECK(t, losses[12] > 0 && losses[12] < losses[1] - 0.5);
     /* 12 sequences a step on 4 ranks (again), on 3, on 1; other stages. */
-    for (int turn = 0; turn < 3; turn++) {
-      static const struct { int world, batch, accum; } shapes[] = {{4, 3, 1}, {3, 4, 1}, {1, 12, 1}};
+    for (int turn = 0; turn < 4; turn++) {
+      static const struct { int world, batch, accum; } shapes[] = {
+          {4, 3, 1}, {3, 4, 1}, {3, 4, 1}, {1, 12, 1}};
       char from[64];
-      int world = shapes[turn].world, other = turn ? (stage + turn + 1) % count : stage;
+      int world = shapes[turn].world, other = turn ? (count + turn - 2 - stage) % count : stage;
       snprintf(name, sizeof name, "again%d%d", stage, turn);
       snprintf(from, sizeof from, "four%d/step-000006", stage);
       test_train_arguments(t, base, sizeof base, name);
-      snprintf(arguments, sizeof arguments, "%s --steps 12 --batch %d --accum %d --save-every 6 "
-               "%s --bucket-mb %s --sample-tokens 9 --prompt 1 --temperature 0 "
+      snprintf(arguments, sizeof arguments, "%s --layers 3 --steps 12 --batch %d --accum %d "
+               "--save-every 6 %s --bucket-mb %s --sample-tokens 9 --prompt 1 --temperature 0 "
                "--resume '%s'", base, shapes[turn].batch,
                shapes[turn].accum, stages[other], turn ? "0.03" : "0.02", test_path(t, from));
       test_train_ranks(t, &ranks, world, arguments, 60);
@@ -8747,7 +8949,8 @@ static void test_train_ranks_resume(g2z_test *t) {
   char shard[512];
   g2z_train_config config = test_saved_config(t, shard);
   test_trainer tt;
-  config.model.layers = config.model.heads = 2;
+  config.model.layers = 3;
+  config.model.heads = 2;
   config.model.channels = 32;
   snprintf(base, sizeof base, "%s", test_path(t, "four1/step-000012"));
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
@@ -9404,6 +9607,7 @@ static const g2z_test_entry test_table[] = {
     {"philox", "random numbers equal the published vectors", test_philox},
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
+    {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
     {"plan_batch", "the largest batch that fits is the largest", test_plan_largest_batch},
@@ -9513,12 +9717,13 @@ static const g2z_test_entry test_table[] = {
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
-    {"zero_equal", "stages 0 to 2 and dp on 2, 3 and 4 ranks learn what one learns",
+    {"zero_equal", "stages 0 to 3 and dp on 2, 3 and 4 ranks learn what one learns",
      test_zero_equal},
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
     {"zero_recompute", "activations made again change no bit on two ranks", test_zero_recompute},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
     {"zero_fault", "a gather that is left out once is seen", test_zero_fault},
+    {"zero_turns", "stage 3 gathers a block one ahead of its use", test_zero_turns},
     {"zero_trouble", "what befalls one rank all return together", test_zero_trouble},
     {"crc32c", "CRC-32C against RFC 3720, in one piece and in several", test_crc32c},
     {"checkpoint_resume", "a resumed training is, to the bit, the unbroken one",

@@ -93,7 +93,7 @@ typedef struct options {
   FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
   FLAG("zero", INT, zero, 0, 3, "STAGE",                                                          \
-       "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing [1]")                        \
+       "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too [1]")          \
   FLAG("strategy", CHOICE, run.train.strategy, 0, 0, G2Z_STRATEGY_LIST(WORD),                     \
        "dp: rank 0 alone has the optimizer and updates for all")                                  \
   FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
