@@ -14394,15 +14394,18 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
   g2z_json_put_number(out, "train_loss_avg_global", epoch->loss_sum / (double)applied);
   g2z_json_put_number(out, "val_loss_avg_global", epoch->val_loss);
   /* The plan is all that is allocated. Reserved is what the GPU has given away, to whomever. */
-  double gpu = plan->device == G2Z_DEVICE_CUDA ? 1 : NAN, held = gpu * (double)plan->bytes_total;
+  static const char *const memory[] = {"max_cuda_mem_allocated_bytes_rank0",
+                                       "max_cuda_mem_reserved_bytes_rank0",
+                                       "max_cuda_mem_allocated_bytes_global"};
   size_t free_bytes = 0, total_bytes = 0;
-  if (plan->device == G2Z_DEVICE_CUDA)
+  if (plan->device == G2Z_DEVICE_CUDA) { /* integers: readers want no 4.5e+09 for bytes */
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
-  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_rank0", held);
-  g2z_json_put_number(out, "max_cuda_mem_reserved_bytes_rank0",
-                      gpu * (double)(total_bytes - free_bytes));
-  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_global",
-                      held + gpu * g2z__bytes_of_others(run));
+    g2z_json_put_integer(out, memory[0], (int64_t)plan->bytes_total);
+    g2z_json_put_integer(out, memory[1], (int64_t)(total_bytes - free_bytes));
+    double others = g2z__bytes_of_others(run);
+    if (isnan(others)) g2z_json_put_null(out, memory[2]);
+    else g2z_json_put_integer(out, memory[2], (int64_t)plan->bytes_total + (int64_t)others);
+  } else G2Z__PUT_NULLS(out, memory);
   g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
   g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
   g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
@@ -14446,6 +14449,11 @@ G2Z__PRIVATE void g2z__put_ending(const g2z_run *run, g2z_json_out *out, const c
   g2z_json_end(out, '}');
 }
 
+/* Of a run without steps 0, which readers can format; null they cannot. */
+G2Z__PRIVATE double g2z__run_tokens_per_s(const g2z_run *run) {
+  return run->train_s > 0 ? (double)run->train_tokens / run->train_s : 0.0;
+}
+
 /* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
 G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer, const char *now,
                                                 double wall_s) {
@@ -14471,8 +14479,7 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer
   g2z_json_begin(out, "summary", '{');
   g2z_json_put_number(out, "total_wall_time_sec", wall_s);
   g2z_json_put_number(out, "best_val_loss", run->best_val_loss);
-  g2z_json_put_number(out, "mean_tokens_per_sec_global",
-                      (double)run->train_tokens / run->train_s);
+  g2z_json_put_number(out, "mean_tokens_per_sec_global", g2z__run_tokens_per_s(run));
   g2z_json_end(out, '}');
   g2z__put_ending(run, out, now);
   g2z_json_end(out, '}');
@@ -14539,8 +14546,7 @@ G2Z__PRIVATE g2z_status g2z__run_complete(g2z_run *run) {
   snprintf(run->line, sizeof run->line,
            "[Rank 0] RUN_COMPLETE checkpoint_path=%.300s world_size=%d tokens_per_sec=%.2f "
            "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
-           g2z_context_world(run->context),
-           run->train_s > 0 ? (double)run->train_tokens / run->train_s : 0.0, wall_s, now);
+           g2z_context_world(run->context), g2z__run_tokens_per_s(run), wall_s, now);
   if (!run->log) return G2Z_OK;
   G2Z__TRY(g2z__run_log(run, run->line));
   G2Z__TRY(g2z__run_write_artifacts(run, now, wall_s));
@@ -17189,10 +17195,6 @@ G2Z__PRIVATE g2z_status g2z__stats_row(g2z__stats *s, const char *line, size_t b
   row.name = line + s->column[2];
   row.name_bytes = bytes - s->column[2];
   while (row.name_bytes > 0 && row.name[row.name_bytes - 1] == ' ') row.name_bytes--;
-  if (row.name_bytes > 1 && *row.name == ':') { /* NVTX's domain that has no name */
-    row.name++;
-    row.name_bytes--;
-  }
   if (row.name_bytes == 0) return g2z__stats_fail(s, "a row without a name");
   g2z__profile_rank(s->profile, s->kind, &row);
   return G2Z_OK;

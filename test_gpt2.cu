@@ -9843,7 +9843,7 @@ static void test_profile(g2z_test *t) {
       {"slurm_job_id", "4711"},                 {"hosts.0", "node-1"},
       {"gpu", "H200"},                          {"nsys_report", "nsys_4711_node-1.nsys-rep"},
       {"inputs.0", "nsys_stats_node-1.txt"},    {"nvtx_top5.0.kind", "nvtx"},
-      {"nvtx_top5.0.name", "train/backward"},   {"nvtx_top5.0.total_time", "2765967562725 ns"},
+      {"nvtx_top5.0.name", ":train/backward"},  {"nvtx_top5.0.total_time", "2765967562725 ns"},
       {"nvtx_top5.1.name", "NCCL:ncclAllGather  two"}, {"nvtx_top5.2.total_time", "1000000.5 ns"},
       {"nvtx_top5.2.raw", "      3.1         1,000,000.5          1       1,000,000  PushPop  "
                           ":zero/all_gather"},
@@ -9898,8 +9898,8 @@ static void test_run_profile(g2z_test *t) {
       "0 tokens_per_sec", "0 total_wall_time_sec", "\" nvtx_top5.4.name", "[ osrt_top5"};
   if (text) {
     test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
-    CHECK(t, strstr(text, "\"train/forward\"") && strstr(text, "\"train/backward\"") &&
-                 strstr(text, "\"train/optimizer_step\""));
+    CHECK(t, strstr(text, "\":train/forward\"") && strstr(text, "\":train/backward\"") &&
+                 strstr(text, "\":train/optimizer_step\""));
     CHECK(t, !test_json_kind(t, text, bytes, "osrt_top5.0"));
   }
   g2z_release(&t->services, text);
@@ -9937,6 +9937,39 @@ static void test_profile_script(g2z_test *t) {
            t->directory);
   CHECK(t, test_shell(line, output, sizeof output) == 0 && strstr(output, "ran --profile\n"));
 #undef RUN
+}
+
+/* What programs that read training_metrics.json count on, however short the run: that each of these
+ * is there, and that the numbers which they format are numbers. */
+static void test_run_short(g2z_test *t) {
+  static const char *const schema[] = {
+      "\" schema_version", "\" run_id", "\" timestamp_utc", "n git_commit", "\" command_line",
+      "{ env", "{ hardware", "0 hardware.world_size", "{ training_config", "{ deepspeed_config",
+      "[ epochs", "0 epochs.0.optimizer_steps", "0 epochs.0.tokens_processed_global", "{ summary",
+      "0 summary.mean_tokens_per_sec_global", "0 summary.total_wall_time_sec"};
+  static const char *const names[] = {"run_one_step", "run_stopped", "run_validation"};
+  for (int i = 0; i < 3; i++) {
+    test_run_setup s;
+    test_run_seen seen;
+    size_t bytes = 0;
+    test_run_prepare(t, &s, names[i]);
+    s.config.save_weights = NULL;
+    if (i == 0) s.config.max_train_steps = 1;
+    if (i == 2) s.config.train.train_glob = NULL;
+    test_run_stop_at = i == 1; /* behind the first step */
+    g2z_status status = test_run_all(t, &s.config, &seen);
+    test_run_stop_at = 0;
+    CHECK(t, status == (i == 1 ? G2Z_STOPPED : G2Z_OK));
+    char *text = test_run_read(t, s.run_dir, "training_metrics.json", &bytes);
+    if (text) test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
+    g2z_release(&t->services, text);
+    text = test_run_read(t, s.run_dir, "train.log", &bytes); /* beside it, and not empty */
+    CHECK(t, bytes > 0);
+    g2z_release(&t->services, text);
+    text = test_run_read(t, s.run_dir, "report.html", &bytes);
+    CHECK(t, text && strstr(text, i == 1 ? "<dd>signal: SIGTERM</dd>" : "<dd>completed</dd>"));
+    g2z_release(&t->services, text);
+  }
 }
 
 static const g2z_test_entry test_table[] = {
@@ -10099,6 +10132,7 @@ static const g2z_test_entry test_table[] = {
      test_train_ranks_trouble},
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
+    {"run_short", "runs of no step and one step leave what readers want", test_run_short},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
     {"profile", "tables of nsys, and what is none", test_profile},
     {"run_profile", "a run that times its own parts", test_run_profile},
@@ -10407,12 +10441,22 @@ static g2z_status fuzz_take(void *user, size_t canonical, size_t count, const fl
 }
 
 static void fuzz_clean(void) {
+  static const char *const names[] = {"config.json", "model.safetensors", "metrics.jsonl",
+                                      "training_metrics.json", "report.html"};
   char path[128];
-  snprintf(path, sizeof path, "%s/config.json", fuzz_directory);
-  unlink(path);
-  snprintf(path, sizeof path, "%s/model.safetensors", fuzz_directory);
-  unlink(path);
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    snprintf(path, sizeof path, "%s/%s", fuzz_directory, names[i]);
+    unlink(path);
+  }
   rmdir(fuzz_directory);
+}
+
+/* In memory, and removed at the end. */
+static void fuzz_make_directory(void) {
+  if (fuzz_directory[0]) return;
+  snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
+  fuzz_check(mkdir(fuzz_directory, 0700) == 0);
+  atexit(fuzz_clean);
 }
 
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */
@@ -10421,11 +10465,7 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   g2z_services services;
   g2z_model_config model;
   g2z_safetensors *file;
-  if (!fuzz_directory[0]) {
-    snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
-    fuzz_check(mkdir(fuzz_directory, 0700) == 0);
-    atexit(fuzz_clean);
-  }
+  fuzz_make_directory();
   memset(&services, 0, sizeof services);
   if (size < 1) return 0;
   if (data[0] & 1) {
@@ -10471,6 +10511,49 @@ static int fuzz_state(const uint8_t *data, size_t size) {
     fuzz_check(saved.spans[i].file >= 0 && saved.spans[i].file < saved.file_count);
   if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, saved.sequences, 1, 7).step >= 0);
   g2z__saved_free(&services, &saved);
+  return 0;
+}
+
+/* What `nsys stats` printed, or what passes for it. */
+static int fuzz_stats(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z__profile profile;
+  memset(&services, 0, sizeof services);
+  memset(&profile, 0, sizeof profile);
+  profile.services = &services;
+  g2z_status status = g2z__stats_read(&profile, "stats", (const char *)data, size);
+  fuzz_check(status == G2Z_OK || services.error[0]);
+  for (int kind = 0; kind < 2; kind++)
+    for (int i = 0; i < profile.count[kind]; i++) {
+      const g2z__ranked *row = &profile.top[kind][i];
+      fuzz_check(row->percent >= 0 && row->percent <= 100 && row->name_bytes > 0);
+      fuzz_check(i == 0 || row->percent <= profile.top[kind][i - 1].percent);
+      fuzz_check(row->raw >= (const char *)data && row->name >= row->raw);
+      fuzz_check(row->raw + row->raw_bytes <= (const char *)data + size);
+    }
+  return 0;
+}
+
+/* The first two bytes say where metrics.jsonl ends and training_metrics.json begins. */
+static int fuzz_report(const uint8_t *data, size_t size) {
+  g2z_services services;
+  char *text = NULL;
+  size_t bytes = 0;
+  char path[128];
+  memset(&services, 0, sizeof services);
+  fuzz_make_directory();
+  if (size < 2) return 0;
+  size_t cut = (size_t)(data[0] | data[1] << 8) % (size - 1);
+  fuzz_put("metrics.jsonl", data + 2, cut);
+  fuzz_put("training_metrics.json", data + 2 + cut, size - 2 - cut);
+  snprintf(path, sizeof path, "%s/report.html", fuzz_directory);
+  unlink(path);
+  g2z_status status = g2z_report_run(&services, fuzz_directory);
+  fuzz_check((status == G2Z_OK) == (access(path, F_OK) == 0));
+  if (status != G2Z_OK) return 0;
+  fuzz_check(g2z_read_file(&services, path, 1 << 26, &text, &bytes) == G2Z_OK);
+  fuzz_check(strlen(text) == bytes && !strstr(text, "<script"));
+  g2z_release(&services, text);
   return 0;
 }
 
