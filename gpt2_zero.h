@@ -4543,8 +4543,9 @@ G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned c
                                           size_t bytes, const size_t *starts, size_t count,
                                           g2z__unit unit, g2z_tokens *out);
 
-/* Merges a piece part by part: between two bytes that no token has inside no merge reaches across.
- * Scripts without spaces have pieces that never come again, but their characters do. */
+/* Merges a piece part by part: between two characters whose bytes that meet no token has inside no
+ * merge reaches across. Scripts without spaces have pieces that never come again, but their
+ * characters do. */
 G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned char *piece,
                                           size_t bytes, size_t room, g2z__unit unit,
                                           g2z_tokens *out) {
@@ -4556,7 +4557,8 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
     uint64_t ends = 0; /* bit i: a part ends at at + i */
     for (size_t i = 0; i < some; i++) {
       size_t joint = (size_t)piece[at + i - 1] << 8 | piece[at + i];
-      ends |= (~inside[joint / 64] >> joint % 64 & 1) << i;
+      uint64_t whole = (piece[at + i] & 0xC0) != 0x80; /* the character before */
+      ends |= (~inside[joint / 64] >> joint % 64 & whole) << i;
     }
     for (; ends; ends &= ends - 1) starts[++count] = at + (size_t)__builtin_ctzll(ends);
     if (count < G2Z__WORDS_AHEAD / 2) continue;
