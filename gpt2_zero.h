@@ -3753,11 +3753,24 @@ static const char g2z__class_runs[] =
     "o1l1o2l1o1l1o1l1o1l1o1l1o1l2o1l1o2l4o1l7o1l4o1l4o1l1o1l10o1l17o5l3o1l5o1l17o580n13o2787n10"
     "o1030l42720o32l4154o6l222o2l5762o14l7473o15l622o2466l542o1506l4939o5l4192";
 
-/* One byte per code point: a table of 201 KiB, of which a text touches a few cache lines. */
+/* Which first bytes of two or three begin nothing but letters, such as those of Cyrillic and nearly
+ * all of Chinese and Korean: bit h - 12 of leads[l] stands for the byte 16 h + l. */
+G2Z__PRIVATE void g2z__classes_leads(const unsigned char *classes, unsigned char leads[16]) {
+  memset(leads, 0, 16);
+  for (unsigned lead = 0xC2; lead < 0xF0; lead++) {
+    uint32_t first = lead < 0xE0 ? (lead & 0x1F) << 6 : (lead & 0x0F) << 12;
+    uint32_t end = first + (lead < 0xE0 ? 1 << 6 : 1 << 12);
+    while (first < end && classes[first] == G2Z__LETTER) first++;
+    if (first == end) leads[lead & 15] |= (unsigned char)(1 << (lead / 16 - 12));
+  }
+}
+
+/* One byte per code point: a table of 201 KiB, of which a text touches a few cache lines; and 16
+ * bytes of g2z__classes_leads. */
 G2Z__PRIVATE g2z_status g2z__classes_create(g2z_services *services, unsigned char **out) {
   void *memory;
   *out = NULL;
-  G2Z__TRY(g2z__alloc(services, G2Z__CLASSIFIED, 1, &memory));
+  G2Z__TRY(g2z__alloc(services, G2Z__CLASSIFIED + 16, 1, &memory));
   *out = (unsigned char *)memory;
   size_t at = 0;
   for (const char *run = g2z__class_runs; *run;) {
@@ -3771,6 +3784,7 @@ G2Z__PRIVATE g2z_status g2z__classes_create(g2z_services *services, unsigned cha
     at += count;
   }
   G2Z_ASSERT(at == G2Z__CLASSIFIED);
+  g2z__classes_leads(*out, *out + G2Z__CLASSIFIED);
   return G2Z_OK;
 }
 
@@ -3793,9 +3807,63 @@ G2Z__PRIVATE int g2z__utf8_step(const unsigned char *p, const unsigned char *end
   return length;
 }
 
-/* The bytes up to the first that is not valid UTF-8. */
-G2Z__PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
-  const unsigned char *p = text, *end = text + bytes;
+/* Goes on from the character at `at` and returns where another begins: all before is valid. It stops
+ * before what is not, or anywhere. `at` is at least 3 where 32 bytes follow. */
+typedef size_t (*g2z__utf8_ahead)(const unsigned char *text, size_t at, size_t bytes);
+
+#if defined(__x86_64__) && defined(__GNUC__)
+/* Keiser and Lemire 2020, arXiv:2010.03090: what is wrong with two bytes that follow each other shows
+ * in three half bytes. A table for each half byte names the mistakes that it allows; one that all
+ * three allow was made. What must follow the third and fourth byte of a character is left. */
+__attribute__((target("avx2"))) G2Z__PRIVATE size_t g2z__utf8_ahead_avx2(const unsigned char *text,
+                                                                        size_t at, size_t bytes) {
+  enum { SHORT = 1, LONG = 2, OVER3 = 4, LARGE = 8, SURROGATE = 16, OVER2 = 32, OVER4 = 64,
+         TWO = 128, LARGE2 = OVER4, ANY = SHORT | LONG | TWO, HIGH = ANY | LARGE | LARGE2 };
+#define G2Z__TABLE(...) _mm256_broadcastsi128_si256(_mm_setr_epi8(__VA_ARGS__))
+#define G2Z__C(x) ((char)(x))
+  const __m256i first_high = G2Z__TABLE(
+      LONG, LONG, LONG, LONG, LONG, LONG, LONG, LONG, G2Z__C(TWO), G2Z__C(TWO), G2Z__C(TWO),
+      G2Z__C(TWO), SHORT | OVER2, SHORT, SHORT | OVER3 | SURROGATE, SHORT | LARGE | OVER4);
+  const __m256i first_low = G2Z__TABLE(
+      G2Z__C(ANY | OVER2 | OVER3 | OVER4), G2Z__C(ANY | OVER2), G2Z__C(ANY), G2Z__C(ANY),
+      G2Z__C(ANY | LARGE), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH),
+      G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH | SURROGATE), G2Z__C(HIGH),
+      G2Z__C(HIGH));
+  const __m256i second_high = G2Z__TABLE(
+      SHORT, SHORT, SHORT, SHORT, SHORT, SHORT, SHORT, SHORT,
+      G2Z__C(LONG | OVER2 | TWO | OVER3 | OVER4), G2Z__C(LONG | OVER2 | TWO | OVER3 | LARGE),
+      G2Z__C(LONG | OVER2 | TWO | SURROGATE | LARGE), G2Z__C(LONG | OVER2 | TWO | SURROGATE | LARGE),
+      SHORT, SHORT, SHORT, SHORT);
+#undef G2Z__TABLE
+#undef G2Z__C
+  const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8((char)0x80);
+  const __m256i third = _mm256_set1_epi8(0xE0 - 0x80), fourth = _mm256_set1_epi8(0xF0 - 0x80);
+  size_t from = at;
+#define G2Z__LOAD(back) \
+  _mm256_loadu_si256((const __m256i *)(const void *)(text + from - (back)))
+  for (; from + 32 <= bytes; from += 32) {
+    __m256i x = G2Z__LOAD(0), before = G2Z__LOAD(1);
+    if (_mm256_testz_si256(_mm256_or_si256(x, G2Z__LOAD(3)), top)) continue; /* all ASCII */
+    __m256i pairs = _mm256_shuffle_epi8(first_low, _mm256_and_si256(before, low));
+    before = _mm256_and_si256(_mm256_srli_epi16(before, 4), low);
+    pairs = _mm256_and_si256(pairs, _mm256_shuffle_epi8(first_high, before));
+    x = _mm256_and_si256(_mm256_srli_epi16(x, 4), low);
+    pairs = _mm256_and_si256(pairs, _mm256_shuffle_epi8(second_high, x));
+    __m256i more = _mm256_or_si256(_mm256_subs_epu8(G2Z__LOAD(2), third),
+                                   _mm256_subs_epu8(G2Z__LOAD(3), fourth));
+    x = _mm256_xor_si256(_mm256_and_si256(more, top), pairs);
+    if (!_mm256_testz_si256(x, x)) break;
+  }
+#undef G2Z__LOAD
+  if (from == at) return at;
+  for (from--; (text[from] & 0xC0) == 0x80;) from--; /* the last character may be cut off */
+  return from;
+}
+#define g2z__utf8_ahead_avx512 g2z__utf8_ahead_avx2
+#endif
+
+G2Z__PRIVATE size_t g2z__utf8_ahead_portable(const unsigned char *text, size_t at, size_t bytes) {
+  const unsigned char *p = text + at, *end = text + bytes;
   while (p < end) {
     uint64_t eights[4], high = 0;
     for (; end - p >= 32; p += 32) {
@@ -3821,6 +3889,19 @@ G2Z__PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
   }
   return (size_t)(p - text);
 }
+#define g2z__utf8_ahead_neon g2z__utf8_ahead_portable
+
+/* The bytes up to the first that is not valid UTF-8. */
+G2Z__PRIVATE size_t g2z__utf8_valid(g2z__utf8_ahead ahead, const unsigned char *text,
+                                    size_t bytes) {
+  size_t at = 0;
+  while (at < 3 && at < bytes) {
+    int step = g2z__utf8_step(text + at, text + bytes);
+    if (step < 0) return at;
+    at += (size_t)step;
+  }
+  return g2z__utf8_ahead_portable(text, ahead(text, at, bytes), bytes);
+}
 
 /* Copies text with U+FFFD for what is invalid; returns the length. out NULL: only the length. */
 G2Z__PRIVATE size_t g2z__utf8_repair(const unsigned char *text, size_t bytes, unsigned char *out) {
@@ -3841,9 +3922,10 @@ typedef struct g2z__repair { /* room for texts that need one */
 } g2z__repair;
 
 /* Points *text at valid UTF-8: itself, or a repaired copy in `repair`. strict: fails instead. */
-G2Z__PRIVATE g2z_status g2z__valid_text(g2z_services *services, g2z__repair *repair, int strict,
+G2Z__PRIVATE g2z_status g2z__valid_text(g2z_services *services, g2z__utf8_ahead ahead,
+                                        g2z__repair *repair, int strict,
                                         const unsigned char **text, size_t *bytes) {
-  size_t valid = g2z__utf8_valid(*text, *bytes);
+  size_t valid = g2z__utf8_valid(ahead, *text, *bytes);
   if (valid == *bytes) return G2Z_OK;
   if (strict)
     return g2z__fail(services, G2Z_FORMAT,
@@ -3896,15 +3978,19 @@ typedef struct g2z__masks {
   uint64_t white1;          /* white space of one byte; the first bytes of it in two and three */
   uint64_t white2, white3;
   uint64_t lead;            /* the first byte of a character beyond ASCII */
+  uint64_t letter2, letter3; /* of them those of two and three bytes that are known to be letters */
 } g2z__masks;
 
-/* Makes the masks of `blocks` blocks of text; what is beyond ASCII is only marked in `lead`. */
-typedef void (*g2z__classify)(const unsigned char *text, size_t blocks, g2z__masks *out);
+/* Makes the masks of `blocks` blocks of text; what is beyond ASCII is only marked in `lead` and, with
+ * the help of g2z__classes_leads, in `letter2` and `letter3`. */
+typedef void (*g2z__classify)(const unsigned char *text, size_t blocks, const unsigned char *leads,
+                              g2z__masks *out);
 
 /* Eight bytes at a time, in any C: bit 7 of each byte of a word answers, and a product gathers the
  * eight answers. A comparison of 7-bit values never carries into the next byte. */
 G2Z__PRIVATE void g2z__classify_portable(const unsigned char *text, size_t blocks,
-                                         g2z__masks *out) {
+                                         const unsigned char *leads, g2z__masks *out) {
+  (void)leads;
   const uint64_t ones = 0x0101010101010101u, low = 0x7F7F7F7F7F7F7F7Fu;
 #define G2Z__FROM(x, least) ((x) + ones * (0x80 - (least)))  /* bit 7: the byte is >= least */
 #define G2Z__GATHER(x) (((x) >> 7 & ones) * 0x0102040810204080u >> 56)
@@ -3939,13 +4025,24 @@ G2Z__PRIVATE void g2z__classify_portable(const unsigned char *text, size_t block
 /* Shifting signed comparisons by 0x80 makes them unsigned ones, which AVX2 lacks. */
 __attribute__((target("avx2"))) G2Z__PRIVATE void g2z__classify_avx2(const unsigned char *text,
                                                                     size_t blocks,
+                                                                    const unsigned char *leads,
                                                                     g2z__masks *out) {
+  const __m256i low = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
+  const __m256i by_low =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)leads));
+  const __m256i by_high = _mm256_setr_epi64x(0, 0x0804020100000000, 0, 0x0804020100000000);
   const __m256i fold = _mm256_set1_epi8(0x20), bias = _mm256_set1_epi8((char)0x80);
 #define G2Z__BELOW(x, first, count)                                                            \
   _mm256_movemask_epi8(                                                                        \
       _mm256_cmpgt_epi8(_mm256_set1_epi8((char)((count) - 0x80)),                              \
                         _mm256_add_epi8(_mm256_sub_epi8(x, _mm256_set1_epi8(first)), bias)))
 #define G2Z__EQUAL(x, c) _mm256_movemask_epi8(_mm256_cmpeq_epi8(x, _mm256_set1_epi8(c)))
+#define G2Z__OTHERS(x) /* those whose bit in the leads is 0 */                                 \
+  _mm256_movemask_epi8(_mm256_cmpeq_epi8(                                                      \
+      _mm256_and_si256(                                                                        \
+          _mm256_shuffle_epi8(by_low, _mm256_and_si256(x, low)),                               \
+          _mm256_shuffle_epi8(by_high, _mm256_and_si256(_mm256_srli_epi16(x, 4), low))),       \
+      zero))
 #define G2Z__BOTH(low, high) ((uint64_t)(uint32_t)(low) | (uint64_t)(uint32_t)(high) << 32)
   for (size_t block = 0; block < blocks; block++) {
     const __m256i *from = (const __m256i *)(const void *)(text + block * G2Z__BLOCK);
@@ -3959,16 +4056,26 @@ __attribute__((target("avx2"))) G2Z__PRIVATE void g2z__classify_avx2(const unsig
     m.white1 = m.space | G2Z__BOTH(G2Z__BELOW(a, 9, 5), G2Z__BELOW(b, 9, 5));
     m.quote = G2Z__BOTH(G2Z__EQUAL(a, '\''), G2Z__EQUAL(b, '\''));
     m.lead = G2Z__BOTH(G2Z__BELOW(a, (char)0xC0, 64), G2Z__BELOW(b, (char)0xC0, 64));
+    if (m.lead) {
+      uint64_t others = G2Z__BOTH(G2Z__OTHERS(a), G2Z__OTHERS(b));
+      m.letter3 = G2Z__BOTH(G2Z__BELOW(a, (char)0xE0, 32), G2Z__BELOW(b, (char)0xE0, 32)) & ~others;
+      m.letter2 = m.lead & ~others & ~m.letter3;
+    }
     m.white = m.white1;
     out[block] = m;
   }
 #undef G2Z__BELOW
 #undef G2Z__EQUAL
+#undef G2Z__OTHERS
 #undef G2Z__BOTH
 }
 
 __attribute__((target("avx512f,avx512bw"))) G2Z__PRIVATE void g2z__classify_avx512(
-    const unsigned char *text, size_t blocks, g2z__masks *out) {
+    const unsigned char *text, size_t blocks, const unsigned char *leads, g2z__masks *out) {
+  const __m512i low = _mm512_set1_epi8(15);
+  const __m512i by_low =
+      _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)leads));
+  const __m512i by_high = _mm512_set4_epi32(0x08040201, 0, 0, 0);
 #define G2Z__BELOW(x, first, count) \
   _mm512_cmplt_epu8_mask(_mm512_sub_epi8(x, _mm512_set1_epi8(first)), _mm512_set1_epi8(count))
   for (size_t block = 0; block < blocks; block++) {
@@ -3981,6 +4088,13 @@ __attribute__((target("avx512f,avx512bw"))) G2Z__PRIVATE void g2z__classify_avx5
     m.white1 = m.space | G2Z__BELOW(x, 9, 5);
     m.quote = _mm512_cmpeq_epi8_mask(x, _mm512_set1_epi8('\''));
     m.lead = G2Z__BELOW(x, (char)0xC0, 64);
+    if (m.lead) {
+      uint64_t known = _mm512_test_epi8_mask(
+          _mm512_shuffle_epi8(by_low, _mm512_and_si512(x, low)),
+          _mm512_shuffle_epi8(by_high, _mm512_and_si512(_mm512_srli_epi16(x, 4), low)));
+      m.letter3 = known & G2Z__BELOW(x, (char)0xE0, 32);
+      m.letter2 = known & ~m.letter3;
+    }
     m.white = m.white1;
     out[block] = m;
   }
@@ -4000,7 +4114,9 @@ static inline uint64_t g2z__neon_mask(uint8x16_t a, uint8x16_t b, uint8x16_t c, 
   return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(ab, ab)), 0);
 }
 
-G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks, g2z__masks *out) {
+G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks,
+                                     const unsigned char *leads, g2z__masks *out) {
+  (void)leads;
 #define G2Z__BELOW(x, first, count) vcltq_u8(vsubq_u8(x, vdupq_n_u8(first)), vdupq_n_u8(count))
 #define G2Z__FOLDED(x, first, count) G2Z__BELOW(vorrq_u8(x, vdupq_n_u8(0x20)), first, count)
 #define G2Z__FOUR(test, first, count)                                                          \
@@ -4030,7 +4146,8 @@ G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks, g
 /* The instruction sets, the fastest first; the last runs everywhere. */
 #if defined(__x86_64__) && defined(__GNUC__)
 #define G2Z__SIMD_LIST(X)                                                                      \
-  X(avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))           \
+  X(avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&         \
+            __builtin_cpu_supports("avx2"))                                                    \
   X(avx2, __builtin_cpu_supports("avx2"))                                                      \
   X(portable, 1)
 #elif defined(__aarch64__) && defined(__GNUC__)
@@ -4039,12 +4156,18 @@ G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks, g
 #define G2Z__SIMD_LIST(X) X(portable, 1)
 #endif
 
+typedef struct g2z__simd {    /* what an instruction set does */
+  g2z__classify classify;
+  g2z__utf8_ahead ahead;
+} g2z__simd;
+
 /* The one that G2Z_SIMD in the environment names, or else the fastest that this machine has. */
-G2Z__PRIVATE g2z_status g2z__classify_choose(g2z_services *services, g2z__classify *out) {
+G2Z__PRIVATE g2z_status g2z__simd_choose(g2z_services *services, g2z__simd *out) {
   const char *name = getenv("G2Z_SIMD");
 #define X(set, is_here)                                     \
   if ((!name || strcmp(name, #set) == 0) && (is_here)) {    \
-    *out = g2z__classify_##set;                             \
+    out->classify = g2z__classify_##set;                    \
+    out->ahead = g2z__utf8_ahead_##set;                     \
     return G2Z_OK;                                          \
   }
   G2Z__SIMD_LIST(X)
@@ -4069,10 +4192,12 @@ typedef struct g2z__scan {     /* where a scan of a text is; the text is valid U
 
 /* Adds what is beyond ASCII to the masks of the block at `base`. */
 G2Z__PRIVATE void g2z__block_beyond_ascii(g2z__scan *scan, size_t base, g2z__masks *m) {
-  uint64_t of_class[4] = {0, 0, 0, 0};
+  uint64_t of_class[4] = {0, 0, 0, 0}, two = m->letter2, three = m->letter3;
   if (scan->spill) of_class[scan->spill_class] |= ((uint64_t)1 << scan->spill) - 1;
-  scan->spill = 0;
-  for (uint64_t leads = m->lead; leads; leads &= leads - 1) {
+  of_class[G2Z__LETTER] |= two | two << 1 | three | three << 1 | three << 2;
+  scan->spill = (int)(two >> 63 | (three >> 62 & 1) | three >> 63 << 1);
+  scan->spill_class = G2Z__LETTER;
+  for (uint64_t leads = m->lead & ~(two | three); leads; leads &= leads - 1) {
     int i = __builtin_ctzll(leads);
     const unsigned char *next, *p = scan->text + base + i;
     int kind = g2z__class_at(scan->classes, p, &next), length = (int)(next - p);
@@ -4093,13 +4218,13 @@ G2Z__PRIVATE void g2z__scan_masks(g2z__scan *scan, size_t block, g2z__masks *out
   size_t whole = scan->bytes / G2Z__BLOCK, rest = scan->bytes % G2Z__BLOCK, ready = 0;
   if (block < whole) {
     ready = whole - block < count ? whole - block : count;
-    scan->classify(scan->text + block * G2Z__BLOCK, ready, out);
+    scan->classify(scan->text + block * G2Z__BLOCK, ready, scan->classes + G2Z__CLASSIFIED, out);
   }
   for (; ready < count; ready++) { /* the text's last bytes, and what follows them */
     unsigned char padded[G2Z__BLOCK];
     memset(padded, ' ', sizeof padded);
     if (block + ready == whole) memcpy(padded, scan->text + whole * G2Z__BLOCK, rest);
-    scan->classify(padded, 1, out + ready);
+    scan->classify(padded, 1, scan->classes + G2Z__CLASSIFIED, out + ready);
   }
   for (size_t i = 0; i < count; i++)
     if (out[i].lead || scan->spill)
@@ -4694,7 +4819,7 @@ typedef struct g2z__words48 { /* other pieces of at most 48 bytes and 18 ids; tw
 struct g2z_encoder {
   g2z_services *services;
   const g2z_tokenizer *tokenizer;
-  g2z__classify classify;
+  g2z__simd simd;
   g2z__repair repair;
   void *caches;             /* the block that has all three */
   g2z__words8 *words8;
@@ -4895,7 +5020,7 @@ G2Z__PRIVATE g2z_status g2z__encoder_new(g2z_services *services, const g2z_token
   g2z_encoder *encoder = (g2z_encoder *)memory;
   encoder->services = services;
   encoder->tokenizer = tokenizer;
-  g2z_status status = g2z__classify_choose(services, &encoder->classify);
+  g2z_status status = g2z__simd_choose(services, &encoder->simd);
   if (status == G2Z_OK) status = g2z__encoder_caches(encoder);
   if (status == G2Z_OK) status = g2z__alloc(services, vocab, sizeof *encoder->firsts, &memory);
   if (status == G2Z_OK) {
@@ -5010,8 +5135,9 @@ G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned c
                                           size_t bytes, const size_t *starts, size_t count,
                                           g2z__unit unit, g2z_tokens *out);
 
-/* Merges a piece part by part: between two bytes that no token has inside no merge reaches across.
- * Scripts without spaces have pieces that never come again, but their characters do. */
+/* Merges a piece part by part: between two characters whose bytes that meet no token has inside no
+ * merge reaches across. Scripts without spaces have pieces that never come again, but their
+ * characters do. */
 G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned char *piece,
                                           size_t bytes, size_t room, g2z__unit unit,
                                           g2z_tokens *out) {
@@ -5023,7 +5149,8 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
     uint64_t ends = 0; /* bit i: a part ends at at + i */
     for (size_t i = 0; i < some; i++) {
       size_t joint = (size_t)piece[at + i - 1] << 8 | piece[at + i];
-      ends |= (~inside[joint / 64] >> joint % 64 & 1) << i;
+      uint64_t whole = (piece[at + i] & 0xC0) != 0x80; /* the character before */
+      ends |= (~inside[joint / 64] >> joint % 64 & whole) << i;
     }
     for (; ends; ends &= ends - 1) starts[++count] = at + (size_t)__builtin_ctzll(ends);
     if (count < G2Z__WORDS_AHEAD / 2) continue;
@@ -5178,7 +5305,7 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
   size_t limit = open ? bytes > G2Z__BLOCK ? bytes - G2Z__BLOCK : 0 : bytes, from = 0;
   *used = 0;
   if (limit == 0) return G2Z_OK;
-  g2z__scan_open(scan, encoder->tokenizer->classes, encoder->classify, text, bytes);
+  g2z__scan_open(scan, encoder->tokenizer->classes, encoder->simd.classify, text, bytes);
   while (scan->block < scan->blocks) {
     size_t *starts = encoder->starts;
     starts[0] = from; /* the piece that is still open; the first start is the text's */
@@ -5252,8 +5379,8 @@ G2Z__PRIVATE g2z_status g2z__encode(g2z_encoder *encoder, const unsigned char *t
   if (open) bytes = g2z__utf8_trim(text, bytes);
   if (bytes == 0) return G2Z_OK;
   size_t valid_bytes = bytes, before = out->count;
-  G2Z__TRY(g2z__valid_text(encoder->services, &encoder->repair, flags & G2Z_ENCODE_STRICT, &valid,
-                           &valid_bytes));
+  G2Z__TRY(g2z__valid_text(encoder->services, encoder->simd.ahead, &encoder->repair,
+                           flags & G2Z_ENCODE_STRICT, &valid, &valid_bytes));
   g2z_status status = flags & G2Z_ENCODE_ALLOW_SPECIAL
                           ? g2z__encode_special(encoder, valid, valid_bytes, open, out, used)
                           : g2z__encode_ordinary(encoder, valid, valid_bytes, open, out, used);
@@ -5788,7 +5915,7 @@ typedef struct g2z__recent { /* a piece of at most 16 bytes that came lately, an
 struct g2z_bpe_trainer {
   g2z_services *services;
   unsigned char *classes;
-  g2z__classify classify;
+  g2z__simd simd;
   g2z__repair repair;
   g2z__words words;        /* the different pieces of all texts */
   int64_t *counts;         /* [words.count] how often each occurred */
@@ -5829,7 +5956,7 @@ G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_traine
   g2z_bpe_trainer *trainer = (g2z_bpe_trainer *)memory;
   trainer->services = services;
   g2z_status status = g2z__classes_create(services, &trainer->classes);
-  if (status == G2Z_OK) status = g2z__classify_choose(services, &trainer->classify);
+  if (status == G2Z_OK) status = g2z__simd_choose(services, &trainer->simd);
   if (status == G2Z_OK)
     status = g2z__alloc(services, (size_t)1 << G2Z__RECENT_BITS, sizeof(g2z__recent), &memory);
   trainer->recent = status == G2Z_OK ? (g2z__recent *)memory : NULL;
@@ -5887,8 +6014,8 @@ G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *te
   g2z__scan *scan = &trainer->scan;
   size_t from = 0, *starts = trainer->starts;
   if (bytes == 0) return G2Z_OK;
-  G2Z__TRY(g2z__valid_text(trainer->services, &trainer->repair, 0, &p, &bytes));
-  g2z__scan_open(scan, trainer->classes, trainer->classify, p, bytes);
+  G2Z__TRY(g2z__valid_text(trainer->services, trainer->simd.ahead, &trainer->repair, 0, &p, &bytes));
+  g2z__scan_open(scan, trainer->classes, trainer->simd.classify, p, bytes);
   while (scan->block < scan->blocks) {
     size_t i = scan->block == 0, count = g2z__scan_next(scan, starts);
     if (scan->block == scan->blocks) starts[count++] = bytes;

@@ -1504,6 +1504,22 @@ static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned cha
   return p == end;
 }
 
+/* Whether an instruction set finds where a text of which one byte was changed stops to be valid. */
+static int test_valid_equal(g2z__utf8_ahead ahead, unsigned char *text, size_t bytes,
+                            uint32_t *state) {
+  size_t at = bytes ? test_bpe_random(state) % bytes : 0, valid = 0;
+  unsigned char kept = text[at];
+  text[at] ^= (unsigned char)(1u << test_bpe_random(state) % 8);
+  while (valid < bytes) {
+    int step = g2z__utf8_step(text + valid, text + bytes);
+    if (step < 0) break;
+    valid += (size_t)step;
+  }
+  int equal = g2z__utf8_valid(ahead, text, bytes) == valid;
+  text[at] = kept;
+  return equal && g2z__utf8_valid(ahead, text, bytes) == bytes;
+}
+
 /* Every instruction set that this machine has, forced: pieces of hard texts of many lengths, at
  * every place in a block, and of each class of Unicode beside each other. */
 static void test_tokenizer_simd(g2z_test *t) {
@@ -1532,8 +1548,11 @@ static void test_tokenizer_simd(g2z_test *t) {
       }
       size_t valid = g2z__utf8_repair(raw, bytes, text);
       t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->classify, text, valid))
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd.classify, text, valid))
         test_fail(t, __FILE__, __LINE__, "%s: other pieces in text %d", sets[set], i);
+      t->checks++;
+      if (!test_valid_equal(encoder->simd.ahead, text, valid, &state))
+        test_fail(t, __FILE__, __LINE__, "%s: text %d is valid up to another byte", sets[set], i);
     }
     for (uint32_t c = 0x20; c < G2Z__CLASSIFIED; c += 1 + c / 512) { /* between two of each class */
       if (c >= 0xD800 && c < 0xE000) continue;
@@ -1549,7 +1568,7 @@ static void test_tokenizer_simd(g2z_test *t) {
         bytes += length;
       }
       t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->classify, text, bytes))
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd.classify, text, bytes))
         test_fail(t, __FILE__, __LINE__, "%s: other pieces around U+%04X", sets[set], c);
     }
     g2z_encoder_free(encoder);
