@@ -42,6 +42,7 @@
   X(strategies, run_experiment, "one optimizer (dp) and ZeRO stages, on 1, 2, 4 ranks")           \
   X(comm,       run_comm,       "each collective against a plain copy")                           \
   X(report,     run_report,     "DIR...: experiments and runs as a page, report.html")            \
+  X(profile,    run_profile,    "DIR...: what took most in runs that were profiled")              \
   X(point,      run_point,      NULL)                                                             \
   X(exchange,   run_exchange,   NULL)
 
@@ -67,7 +68,7 @@ static const char *const command_abouts[] = {
 typedef struct options {
   g2z_train_config train;
   int command, argc;
-  char **argv;                            /* of a report: the directories are argv[1..argc-1] */
+  char **argv;                            /* of READERS: the directories are argv[1..argc-1] */
   char *command_line;
   const char *model, *peer, *out, *run_dir;
   const char *rank_list, *stage_list, *dtype_list, *size_list;
@@ -82,6 +83,7 @@ typedef struct options {
 #define EXPERIMENTS (IN(scaling) | IN(buckets) | IN(matrix) | IN(strategies))
 #define TRAINING (IN(step) | IN(ops) | EXPERIMENTS | IN(point))
 #define SWEEPS (EXPERIMENTS | IN(comm))
+#define READERS (IN(report) | IN(profile)) /* their arguments are directories */
 #define ANY ((1u << COMMAND_COUNT) - 1)
 
 #define WORD(name, text) "|" text
@@ -96,7 +98,7 @@ typedef struct options {
        "ZeRO stages; dp: one rank has the optimizer")                                             \
   FLAG(EXPERIMENTS, "dtype", TEXT, dtype_list, 0, 0, "LIST", "fp32, tf32, fp16, bf16")            \
   FLAG(EXPERIMENTS, "sizes", TEXT, size_list, 0, 0, "LIST",                                       \
-       "MiB of gradients per collective; 0: as train")                                            \
+       "MiB of gradients per collective; 0: the default")                                            \
   FLAG(IN(comm) | IN(exchange), "sizes", TEXT, size_list, 0, 0, "LIST", "MiB of a whole buffer")  \
   FLAG(TRAINING, "model", TEXT, model, 0, 0, "NAME",                                              \
        "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]")               \
@@ -122,11 +124,15 @@ typedef struct options {
   FLAG(SWEEPS, "repeats", INT, repeats, 1, 32, "N", "runs of each point, one round after the other") \
   FLAG(TRAINING | IN(comm) | IN(exchange), "device", CHOICE, device, 0, 0,                        \
        G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")                                           \
-  FLAG(ANY & ~EXPERIMENTS & ~IN(report), "dtype", CHOICE, dtype, 0, 0,                            \
+  FLAG(ANY & ~EXPERIMENTS & ~READERS, "dtype", CHOICE, dtype, 0, 0,                            \
        G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")                                  \
   FLAG(TRAINING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph") \
   FLAG(TRAINING & ~EXPERIMENTS, "zero", INT, train.zero_stage, 0, 3, "STAGE",                     \
        "ZeRO, on several ranks")                                                                  \
+  FLAG(TRAINING & ~EXPERIMENTS, "strategy", CHOICE, train.strategy, 0, 0,                         \
+       G2Z_STRATEGY_LIST(WORD), "dp: one rank has the optimizer; with --zero 0")                  \
+  FLAG(TRAINING, "recompute", CHOICE, train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),            \
+       "block: keep the input of each block alone")                                               \
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
   FLAG(TRAINING, "gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")    \
   FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                 \
@@ -247,8 +253,9 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   g2z_device_kind kind = g2z_device_default();
   for (int pass = 0; pass < 2; pass++) {
     *o = default_options(command, kind);
-    int *unnamed = pass == 1 && command == COMMAND_report ? &rest : NULL;
-    int skip = pass == 0 && command == COMMAND_report; /* arguments move only once */
+    int named = (READERS >> command & 1) != 0;
+    int *unnamed = pass == 1 && named ? &rest : NULL;
+    int skip = pass == 0 && named; /* arguments move only once */
     int count = flags_of(o, flags);
     if (!skip) TRY(g2z_flags_parse(services, flags, count, argc - first, argv + first, unnamed));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
@@ -344,17 +351,6 @@ static g2z_status read_words(g2z_services *services, const char *flag, const cha
 
 /* ----- whole steps ------------------------------------------------------ */
 
-static int order_of_doubles(const void *a, const void *b) {
-  double left = *(const double *)a, right = *(const double *)b;
-  return left < right ? -1 : left > right;
-}
-
-/* Sorts the times and returns the median. */
-static double median(double *times, int count) {
-  qsort(times, (size_t)count, sizeof *times, order_of_doubles);
-  return 0.5 * (times[(count - 1) / 2] + times[count / 2]);
-}
-
 /* Real text repeats a few tokens often, which is what makes the embedding's backward slow: rank r
  * is drawn with a probability proportional to 1 / r. */
 static void zipf_tokens(uint64_t seed, int vocab, int32_t *tokens, size_t count) {
@@ -400,10 +396,10 @@ static g2z_status time_steps(g2z_context *context, const options *o, steps_resul
   }
   if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
   if (status == G2Z_OK) {
-    result->median_s = median(times, o->steps);
+    result->median_s = g2z_median(times, (size_t)o->steps);
     result->least_s = times[0];
     result->most_s = times[o->steps - 1];
-    result->exposed_ms = median(exposed, o->steps);
+    result->exposed_ms = g2z_median(exposed, (size_t)o->steps);
   }
   g2z_trainer_free(trainer);
   free(exposed);
@@ -666,7 +662,7 @@ static g2z_status time_op(bench *b, g2z_status (*run)(bench *b), double rounds[5
     if (spent < 0.01 && round == 0) calls *= 2;
     else round++;
   }
-  qsort(rounds, 5, sizeof *rounds, order_of_doubles);
+  g2z_median(rounds, 5); /* sorts */
   return G2Z_OK;
 }
 
@@ -809,354 +805,14 @@ static g2z_status run_ops(g2z_services *services, options *o, g2z_context_config
   return time_plan_ops(services, o, &plan, NAN);
 }
 
-/* ----- what is known of a point ------------------------------------------ */
+/* ----- summaries --------------------------------------------------------- */
 
-/* One configuration of an experiment, or one message of one collective. What is not known is NaN, and
- * null in files. `from`: SET by the experiment, MEASURED by the ranks, WATCHED by the process that
- * started them, DERIVED from several of those. Of several repeats the median counts. */
-#define FIELD_LIST(X)                                                                             \
-  /* name                 from      digits heading */                                             \
-  X(world_size,           SET,      0, "ranks")                                                   \
-  X(micro_batch,          SET,      0, "batch")                                                   \
-  X(accum_steps,          SET,      0, "micro-steps")                                             \
-  X(global_batch,         SET,      0, "global batch")                                            \
-  X(seq_len,              SET,      0, "T")                                                       \
-  X(zero_stage,           SET,      0, "stage")                                                   \
-  X(buckets,              SET,      0, "buckets")                                                 \
-  X(plan_gib,             SET,      3, "plan, GiB")                                               \
-  X(steps,                MEASURED, 0, "steps")                                                   \
-  X(tokens_per_sec,       MEASURED, 0, "tokens/s")                                                \
-  X(tokens_per_sec_sd,    DERIVED,  0, "+-")                                                      \
-  X(step_min_ms,          MEASURED, 2, "least ms")                                                \
-  X(step_p50_ms,          MEASURED, 2, "p50 ms")                                                  \
-  X(step_p95_ms,          MEASURED, 2, "p95 ms")                                                  \
-  X(step_max_ms,          MEASURED, 2, "most ms")                                                 \
-  X(step_mean_ms,         MEASURED, 2, "mean ms")                                                 \
-  X(step_sd_ms,           MEASURED, 2, "sd ms")                                                   \
-  X(train_time_sec,       MEASURED, 2, "training s")                                              \
-  X(total_wall_time_sec,  WATCHED,  2, "wall s")                                                  \
-  X(exposed_comm_ms,      MEASURED, 3, "exposed ms")                                              \
-  X(exposed_comm_sec,     MEASURED, 3, "exposed s")                                               \
-  X(exposed_comm_share,   MEASURED, 3, "share")                                                   \
-  X(collectives_per_step, MEASURED, 0, "collectives")                                             \
-  X(cpu_percent,          MEASURED, 1, "CPU %")                                                   \
-  X(gpu_percent,          WATCHED,  1, "GPU %")                                                   \
-  X(peak_memory_gib,      WATCHED,  3, "peak GiB")                                                \
-  X(speedup_vs_1gpu,      DERIVED,  3, "speed-up")                                                \
-  X(scaling_efficiency,   DERIVED,  3, "efficiency")                                              \
-  X(message_mib,          MEASURED, 0, "MiB")                                                     \
-  X(time_us,              MEASURED, 1, "us")                                                      \
-  X(bus_gb_per_sec,       MEASURED, 2, "bus GB/s")                                                \
-  X(limit_gb_per_sec,     MEASURED, 2, "limit GB/s")                                              \
-  X(of_limit,             MEASURED, 3, "of it")                                                   \
-  X(began_sec,            CLOCK,    3, "began")                                                   \
-  X(ended_sec,            CLOCK,    3, "ended")
-
-enum { SET, MEASURED, WATCHED, DERIVED, CLOCK };
-enum {
-#define X(name, from, digits, heading) FIELD_##name,
-  FIELD_LIST(X)
-#undef X
-  FIELD_COUNT
-};
-static const struct {
-  const char *name, *heading;
-  int from, digits;
-} fields[] = {
-#define X(name, from, digits, heading) {#name, heading, from, digits},
-    FIELD_LIST(X)
-#undef X
-};
-
-#define OUTCOME_LIST(X) X(OK, "ok") X(SKIPPED, "skipped") X(FAILED, "failed")
-enum {
-#define X(name, text) OUTCOME_##name,
-  OUTCOME_LIST(X)
-#undef X
-  OUTCOME_COUNT
-};
-static const char *const outcome_texts[] = {
-#define X(name, text) text,
-    OUTCOME_LIST(X)
-#undef X
-};
-
-#define POINTS_MAX 512
-#define REPEATS_MAX 32
-
-typedef struct point {
-  char name[96], reason[400];   /* why it was skipped or failed */
-  int outcome, repeats;
-  int runs[REPEATS_MAX];        /* numbers of its run directories */
-  double value[FIELD_COUNT];
-} point;
-
-typedef struct summary {        /* NAME_report.json, and what a point's ranks tell */
-  char experiment[32], generated[32], command_line[1024], commit[64], hardware[256], work[256];
-  int count;
-  point points[POINTS_MAX];
-} summary;
-
-static const int scaling_columns[] = {
-    FIELD_world_size,  FIELD_micro_batch,    FIELD_accum_steps,     FIELD_tokens_per_sec,
-    FIELD_tokens_per_sec_sd, FIELD_step_p50_ms, FIELD_train_time_sec, FIELD_total_wall_time_sec,
-    FIELD_exposed_comm_ms, FIELD_speedup_vs_1gpu, FIELD_scaling_efficiency, -1};
-static const int buckets_columns[] = {
-    FIELD_world_size, FIELD_buckets, FIELD_collectives_per_step, FIELD_step_p50_ms, FIELD_step_p95_ms,
-    FIELD_exposed_comm_ms, FIELD_tokens_per_sec, FIELD_tokens_per_sec_sd, -1};
-static const int matrix_columns[] = {
-    FIELD_world_size, FIELD_tokens_per_sec, FIELD_tokens_per_sec_sd, FIELD_step_p50_ms,
-    FIELD_step_p95_ms, FIELD_peak_memory_gib, FIELD_plan_gib, FIELD_gpu_percent, -1};
-static const int strategies_columns[] = {
-    FIELD_world_size, FIELD_tokens_per_sec, FIELD_tokens_per_sec_sd, FIELD_total_wall_time_sec,
-    FIELD_exposed_comm_sec, FIELD_exposed_comm_share, FIELD_gpu_percent, FIELD_cpu_percent,
-    FIELD_peak_memory_gib, FIELD_speedup_vs_1gpu, FIELD_scaling_efficiency, -1};
-static const int comm_columns[] = {FIELD_message_mib, FIELD_time_us, FIELD_bus_gb_per_sec,
-                                   FIELD_limit_gb_per_sec, FIELD_of_limit, -1};
-/* The columns of an experiment's table; NULL: no experiment. */
-static const int *columns_of(const char *experiment) {
-#define X(name) \
-  if (strcmp(experiment, #name) == 0) return name##_columns;
-  X(scaling) X(buckets) X(matrix) X(strategies) X(comm)
-#undef X
-  return NULL;
-}
-
-static void clear_point(point *p) {
-  memset(p, 0, sizeof *p);
-  for (int f = 0; f < FIELD_COUNT; f++) p->value[f] = NAN;
-}
-
-static summary *new_summary(const options *o, const char *experiment) {
-  summary *s = (summary *)host_memory(sizeof *s);
-  memset(s, 0, sizeof *s);
+static g2z_status new_summary(g2z_services *services, const options *o, const char *experiment,
+                              g2z_summary **out) {
   const char *commit = G2Z_GIT_COMMIT;
-  snprintf(s->experiment, sizeof s->experiment, "%s", experiment);
-  snprintf(s->command_line, sizeof s->command_line, "%s", o->command_line);
-  snprintf(s->commit, sizeof s->commit, "%s", commit ? commit : "unknown");
-  g2z_utc_now(s->generated);
-  return s;
-}
-
-/* 1: a point of the summary knows the field. */
-static int is_known(const summary *s, int field) {
-  for (int i = 0; i < s->count; i++)
-    if (!isnan(s->points[i].value[field])) return 1;
-  return 0;
-}
-
-/* ----- summaries as files ------------------------------------------------- */
-
-static void write_point(g2z_json_out *out, const summary *s, const point *p) {
-  g2z_json_begin(out, NULL, '{');
-  g2z_json_put_string(out, "name", p->name);
-  g2z_json_put_string(out, "outcome", outcome_texts[p->outcome]);
-  g2z_json_put_string(out, "reason", p->reason[0] ? p->reason : NULL);
-  g2z_json_put_integer(out, "repeats", p->repeats);
-  g2z_json_begin(out, "runs", '[');
-  for (int r = 0; r < p->repeats; r++) {
-    char name[64];
-    snprintf(name, sizeof name, "run_%s_%d", s->experiment, p->runs[r]);
-    g2z_json_put_string(out, NULL, name);
-  }
-  g2z_json_end(out, ']');
-  for (int f = 0; f < FIELD_COUNT; f++)
-    if (is_known(s, f)) g2z_json_put_number(out, fields[f].name, p->value[f]);
-  g2z_json_end(out, '}');
-}
-
-static g2z_status write_summary(g2z_services *services, const summary *s, const char *path) {
-  g2z_writer *writer;
-  g2z_json_out out;
-  TRY(g2z_writer_create(services, path, &writer));
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
-  out.indent = 2;
-  g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_string(&out, "format", "gpt2_zero bench 1");
-  g2z_json_put_string(&out, "experiment", s->experiment);
-  g2z_json_put_string(&out, "generated_at_utc", s->generated);
-  g2z_json_put_string(&out, "command_line", s->command_line);
-  g2z_json_put_string(&out, "git_commit", s->commit);
-  g2z_json_put_string(&out, "hardware", s->hardware);
-  g2z_json_put_string(&out, "work", s->work);
-  g2z_json_begin(&out, "points", '[');
-  for (int i = 0; i < s->count; i++) write_point(&out, s, &s->points[i]);
-  g2z_json_end(&out, ']');
-  g2z_json_end(&out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  g2z_status status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  return status;
-}
-
-/* A string of at most room - 1 bytes; null becomes "". */
-static void read_text(g2z_json *json, char *out, size_t room) {
-  out[0] = 0;
-  if (g2z_json_peek(json) == 'n') {
-    g2z_json_skip(json);
-    return;
-  }
-  g2z_json_text text = g2z_json_string(json);
-  if (text.bytes >= 4096) g2z_json_fail(json, "a text of %zu bytes is too long", text.bytes);
-  unsigned char plain[4096];
-  size_t bytes = text.at && text.bytes < sizeof plain ? g2z_json_unescape(&text, plain) : 0;
-  snprintf(out, room, "%.*s", (int)bytes, (const char *)plain);
-}
-
-static double read_number(g2z_json *json) {
-  if (g2z_json_peek(json) != 'n') return g2z_json_number(json);
-  g2z_json_skip(json);
-  return NAN;
-}
-
-static void read_point(g2z_json *json, point *p) {
-  g2z_json_text key;
-  char word[16] = "";
-  clear_point(p);
-  p->outcome = OUTCOME_COUNT;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    int field = 0;
-    while (field < FIELD_COUNT && !g2z_json_is(&key, fields[field].name)) field++;
-    if (field < FIELD_COUNT) p->value[field] = read_number(json);
-    else if (g2z_json_is(&key, "name")) read_text(json, p->name, sizeof p->name);
-    else if (g2z_json_is(&key, "outcome")) read_text(json, word, sizeof word);
-    else if (g2z_json_is(&key, "reason")) read_text(json, p->reason, sizeof p->reason);
-    else if (g2z_json_is(&key, "repeats")) p->repeats = (int)g2z_json_number(json);
-    else g2z_json_skip(json);
-  }
-  for (int k = 0; k < OUTCOME_COUNT; k++)
-    if (strcmp(word, outcome_texts[k]) == 0) p->outcome = k;
-  if (p->outcome == OUTCOME_COUNT || !p->name[0])
-    g2z_json_fail(json, "a point without a name, or with outcome \"%s\"", word);
-}
-
-static void read_summary_members(g2z_json *json, summary *s, char format[64]) {
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    if (g2z_json_is(&key, "format")) read_text(json, format, 64);
-    else if (g2z_json_is(&key, "experiment")) read_text(json, s->experiment, sizeof s->experiment);
-    else if (g2z_json_is(&key, "generated_at_utc"))
-      read_text(json, s->generated, sizeof s->generated);
-    else if (g2z_json_is(&key, "command_line"))
-      read_text(json, s->command_line, sizeof s->command_line);
-    else if (g2z_json_is(&key, "git_commit")) read_text(json, s->commit, sizeof s->commit);
-    else if (g2z_json_is(&key, "hardware")) read_text(json, s->hardware, sizeof s->hardware);
-    else if (g2z_json_is(&key, "work")) read_text(json, s->work, sizeof s->work);
-    else if (g2z_json_is(&key, "points") && g2z_json_enter(json, '[')) {
-      for (s->count = 0; g2z_json_next(json, ']', NULL);) {
-        if (s->count == POINTS_MAX) g2z_json_fail(json, "more than %d points", POINTS_MAX);
-        else read_point(json, &s->points[s->count++]);
-      }
-    } else g2z_json_skip(json);
-  }
-}
-
-/* Takes what write_summary wrote and nothing else. */
-static g2z_status read_summary(g2z_services *services, const char *path, summary *s) {
-  char *text, format[64] = "";
-  size_t bytes;
-  g2z_json json;
-  memset(s, 0, sizeof *s);
-  TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
-  g2z_json_open(&json, services, path, text, bytes);
-  read_summary_members(&json, s, format);
-  g2z_status status = g2z_json_close(&json);
-  g2z_release(services, text);
-  TRY(status);
-  if (strcmp(format, "gpt2_zero bench 1") != 0)
-    return fail(services, G2Z_FORMAT, "%.400s: its format is \"%s\", and not \"gpt2_zero bench 1\": "
-                "name directories that bench wrote", path, format);
-  if (!columns_of(s->experiment) && strcmp(s->experiment, "point") != 0)
-    return fail(services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path, s->experiment);
-  if (s->count == 0) return fail(services, G2Z_FORMAT, "%.400s has no points", path);
-  return G2Z_OK;
-}
-
-/* What a run's training_metrics.json says, of what is shown here. */
-typedef struct run_facts {
-  char id[160], commit[64], gpu[128], cuda[32], nccl[32], model[128], precision[16];
-  double world_size, seq_len, batch, accum, zero_stage;
-  double tokens_per_sec, wall_s, steps, p50_s, p95_s;   /* the last three of its last epoch */
-  double memory_bytes;
-} run_facts;
-
-typedef struct run_member {     /* where a member of training_metrics.json goes */
-  const char *path;
-  char *text;                   /* or number */
-  size_t room;
-  double *number;
-} run_member;
-
-#define RUN_DEPTH 8
-
-/* Walks any value; `path` names it: "summary.total_wall_time_sec", "epochs.steps". Of arrays the last
- * element stays. Depth is limited by what the schema has. */
-static void read_run_value(g2z_json *json, const char *path, const run_member *members, int count,
-                           int depth) {
-  g2z_json_text key;
-  char open = g2z_json_peek(json), below[256];
-  if ((open == '{' || open == '[') && depth < RUN_DEPTH) {
-    if (!g2z_json_enter(json, open)) return;
-    while (g2z_json_next(json, open == '{' ? '}' : ']', open == '{' ? &key : NULL)) {
-      if (open == '[') snprintf(below, sizeof below, "%s", path);
-      else
-        snprintf(below, sizeof below, "%.150s%s%.*s", path, *path ? "." : "",
-                 (int)(key.bytes < 64 ? key.bytes : 64), (const char *)key.at);
-      read_run_value(json, below, members, count, depth + 1);
-    }
-    return;
-  }
-  for (int i = 0; i < count; i++) {
-    const run_member *m = &members[i];
-    if (strcmp(path, m->path) != 0) continue;
-    if (m->text && (open == '"' || open == 'n')) read_text(json, m->text, m->room);
-    else if (m->number && open != '"') *m->number = read_number(json);
-    else g2z_json_fail(json, "%s is not what schema 2.0 has there", path);
-    return;
-  }
-  g2z_json_skip(json);
-}
-
-/* Checks that it is schema 2.0 and whole before anything is believed. */
-static g2z_status read_run(g2z_services *services, const char *path, run_facts *r) {
-  char *text, schema[16] = "";
-  size_t bytes;
-  g2z_json json;
-  memset(r, 0, sizeof *r);
-  r->world_size = r->seq_len = r->batch = r->accum = r->zero_stage = r->tokens_per_sec = NAN;
-  r->wall_s = r->steps = r->p50_s = r->p95_s = r->memory_bytes = NAN;
-#define TEXT(path, member) {path, r->member, sizeof r->member, NULL}
-#define NUMBER(path, member) {path, NULL, 0, &r->member}
-  const run_member members[] = {
-      {"schema_version", schema, sizeof schema, NULL},
-      TEXT("run_id", id), TEXT("git_commit", commit), TEXT("hardware.gpu_name", gpu),
-      TEXT("env.cuda_version", cuda), TEXT("env.nccl_version", nccl),
-      TEXT("training_config.model_size", model), TEXT("training_config.precision", precision),
-      NUMBER("hardware.world_size", world_size), NUMBER("training_config.seq_len", seq_len),
-      NUMBER("training_config.micro_batch_size_per_gpu", batch),
-      NUMBER("training_config.grad_accum_steps", accum),
-      NUMBER("training_config.zero_stage", zero_stage),
-      NUMBER("summary.mean_tokens_per_sec_global", tokens_per_sec),
-      NUMBER("summary.total_wall_time_sec", wall_s), NUMBER("epochs.steps", steps),
-      NUMBER("epochs.step_time_p50_sec", p50_s), NUMBER("epochs.step_time_p95_sec", p95_s),
-      NUMBER("epochs.max_cuda_mem_allocated_bytes_rank0", memory_bytes)};
-#undef TEXT
-#undef NUMBER
-  TRY(g2z_read_file(services, path, (size_t)64 << 20, &text, &bytes));
-  g2z_json_open(&json, services, path, text, bytes);
-  read_run_value(&json, "", members, (int)(sizeof members / sizeof *members), 0);
-  g2z_status status = g2z_json_close(&json);
-  g2z_release(services, text);
-  TRY(status);
-  if (strcmp(schema, "2.0") != 0)
-    return fail(services, G2Z_FORMAT, "%.400s: schema_version is \"%s\", and not \"2.0\"", path,
-                schema);
-  if (!r->id[0] || !(r->world_size >= 1) || isnan(r->wall_s))
-    return fail(services, G2Z_FORMAT, "%.400s: run_id, hardware.world_size or "
-                "summary.total_wall_time_sec is missing: it is not a whole artifact", path);
+  TRY(g2z_summary_create(services, experiment, out));
+  snprintf((*out)->command_line, sizeof (*out)->command_line, "%s", o->command_line);
+  snprintf((*out)->commit, sizeof (*out)->commit, "%s", commit ? commit : "unknown");
   return G2Z_OK;
 }
 
@@ -1177,10 +833,8 @@ static double used_cpu_s(void) {
 
 static void watch_step(stopwatch *w, const options *o, g2z_context *context,
                        const g2z_metrics *m) {
-  if (m->step <= 2) { /* the first steps are no graph yet, and say what it will hold */
-    int now = g2z_ranks_collectives(g2z_context_ranks(context), m->step);
-    if (now > w->collectives) w->collectives = now;
-  }
+  if (m->step == 1) /* the second is enqueued: it sends no first parameters, and is no graph yet */
+    w->collectives = g2z_ranks_collectives(g2z_context_ranks(context), 2);
   if (m->step <= o->warmup) {
     w->began = g2z_seconds();
     w->cpu_s = used_cpu_s();
@@ -1200,35 +854,28 @@ static double sum_of(const double *values, int count) {
   return sum;
 }
 
-/* The sample's standard deviation; NaN of fewer than two. */
-static double deviation(const double *values, int count) {
-  double mean = sum_of(values, count) / count, squares = 0;
-  for (int i = 0; i < count; i++) squares += (values[i] - mean) * (values[i] - mean);
-  return count > 1 ? sqrt(squares / (count - 1)) : NAN;
-}
-
-static void fill_measured(point *p, const options *o, stopwatch *w, int world, double cpu_s) {
+static void fill_measured(g2z_figures *f, const options *o, stopwatch *w, int world, double cpu_s) {
   double step_s = sum_of(w->step_s, w->count), exposed_s = sum_of(w->exposed_s, w->count);
   double tokens = (double)o->train.batch * o->train.accum * o->train.seq * world;
-  double *v = p->value;
-  v[FIELD_steps] = w->count;
-  v[FIELD_step_mean_ms] = 1e3 * step_s / w->count;
-  v[FIELD_step_sd_ms] = 1e3 * deviation(w->step_s, w->count);
-  v[FIELD_step_p50_ms] = 1e3 * median(w->step_s, w->count); /* sorts */
-  v[FIELD_step_min_ms] = 1e3 * w->step_s[0];
-  v[FIELD_step_p95_ms] = 1e3 * w->step_s[(w->count * 95 + 99) / 100 - 1];
-  v[FIELD_step_max_ms] = 1e3 * w->step_s[w->count - 1];
-  v[FIELD_tokens_per_sec] = 1e3 * tokens / v[FIELD_step_p50_ms];
-  v[FIELD_train_time_sec] = step_s;
-  v[FIELD_cpu_percent] =
+  const size_t count = (size_t)w->count;
+  f->steps = w->count;
+  f->step_mean_ms = 1e3 * step_s / w->count;
+  f->step_sd_ms = 1e3 * g2z_deviation(w->step_s, count);
+  f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts */
+  f->step_min_ms = 1e3 * w->step_s[0];
+  f->step_p95_ms = 1e3 * w->step_s[(w->count * 95 + 99) / 100 - 1];
+  f->step_max_ms = 1e3 * w->step_s[w->count - 1];
+  f->tokens_per_sec = 1e3 * tokens / f->step_p50_ms;
+  f->train_time_sec = step_s;
+  f->cpu_percent =
       100 * cpu_s / ((w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN));
-  v[FIELD_began_sec] = w->began;
-  v[FIELD_ended_sec] = w->ended;
+  f->began_sec = w->began;
+  f->ended_sec = w->ended;
   if (world == 1) exposed_s = 0; /* there is nobody to wait for */
-  v[FIELD_exposed_comm_sec] = exposed_s;
-  v[FIELD_exposed_comm_share] = exposed_s / step_s;
-  v[FIELD_exposed_comm_ms] = world == 1 ? 0 : 1e3 * median(w->exposed_s, w->count);
-  v[FIELD_collectives_per_step] = world == 1 ? 0 : w->collectives;
+  f->exposed_comm_sec = exposed_s;
+  f->exposed_comm_share = exposed_s / step_s;
+  f->exposed_comm_ms = world == 1 ? 0 : 1e3 * g2z_median(w->exposed_s, count);
+  f->collectives_per_step = world == 1 ? 0 : w->collectives;
 }
 
 /* The CPU time of all ranks together goes to rank 0, which writes what it knows. */
@@ -1239,17 +886,20 @@ static g2z_status write_measured(g2z_context *context, const options *o, stopwat
   g2z_status status = g2z_ranks_all_gather(g2z_context_ranks(context), &w->cpu_s, sizeof w->cpu_s,
                                            cpu_s);
   if (world == 1) cpu_s[0] = w->cpu_s;
+  g2z_summary *s = NULL;
+  g2z_point *p;
   if (status == G2Z_OK && g2z_context_rank(context) == 0) {
     char path[1200];
-    summary *s = new_summary(o, "point");
-    s->count = 1;
-    clear_point(&s->points[0]);
-    snprintf(s->points[0].name, sizeof s->points[0].name, "point");
-    fill_measured(&s->points[0], o, w, world, sum_of(cpu_s, world));
     snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
-    status = write_summary(services, s, path);
-    free(s);
+    status = new_summary(services, o, "point", &s);
+    if (status == G2Z_OK) status = g2z_summary_add(s, &p);
+    if (status == G2Z_OK) {
+      snprintf(p->name, sizeof p->name, "point");
+      fill_measured(&p->figures, o, w, world, sum_of(cpu_s, world));
+      status = g2z_summary_write(s, path);
+    }
   }
+  g2z_summary_free(s);
   free(cpu_s);
   return status;
 }
@@ -1314,7 +964,9 @@ static g2z_status run_point(g2z_services *services, options *o, g2z_context_conf
 #define COLLECTIVE_LIST(X)                                                                    \
   X(reduce_scatter, (R - 1) / R, ops->reduce_scatter(comm, mine, buffer, G2Z_OVERWRITE, n))   \
   X(all_reduce, 2 * (R - 1) / R, ops->all_reduce(comm, buffer, n))                            \
-  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, n))
+  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, mine, n))                          \
+  X(reduce, 1, ops->reduce(comm, buffer, n))                                                  \
+  X(broadcast, 1, ops->broadcast(comm, buffer, n))
 
 #define X(name, passes, call)                                              \
   static g2z_status exchange_##name(g2z_comm *comm, char *buffer, size_t n) { \
@@ -1354,13 +1006,13 @@ static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
     if (round == 0 && most < 0.01 && calls < 1024) calls *= 2; /* all ranks see the same `most` */
     else round++;
   }
-  *seconds = median(rounds, 5);
+  *seconds = g2z_median(rounds, 5);
   return G2Z_OK;
 }
 
 /* All collectives at one size. How to gather is no matter of the reductions: the plain way shows
  * them. */
-static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all, summary *s) {
+static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all, g2z_summary *s) {
   const double R = comm->world;
   const struct {
     const char *name;
@@ -1379,23 +1031,24 @@ static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double
     if (comm->gather != G2Z_GATHER_PLAIN && strcmp(rows[i].name, "all_gather") != 0) continue;
     TRY(time_exchange(comm, buffer, n, rows[i].run, all, &seconds));
     double bus = rows[i].passes * (double)(n * size) / seconds;
-    point *p = &s->points[s->count++];
-    clear_point(p);
-    snprintf(p->name, sizeof p->name, "%s, %s, %d ranks, %g MiB", rows[i].name,
-             g2z_gather_text(comm->gather), comm->world, mib);
-    p->value[FIELD_world_size] = R;
-    p->value[FIELD_message_mib] = (double)(n * size) / 1048576.0;
-    p->value[FIELD_time_us] = seconds * 1e6;
-    p->value[FIELD_bus_gb_per_sec] = bus * 1e-9;
-    p->value[FIELD_limit_gb_per_sec] = copy_rate * 1e-9;
-    p->value[FIELD_of_limit] = bus / copy_rate;
+    g2z_point *p;
+    TRY(g2z_summary_add(s, &p));
+    snprintf(p->series, sizeof p->series, "%s, %s, %d ranks", rows[i].name,
+             g2z_gather_text(comm->gather), comm->world);
+    snprintf(p->name, sizeof p->name, "%s, %g MiB", p->series, mib);
+    p->figures.world_size = R;
+    p->figures.message_mib = (double)(n * size) / 1048576.0;
+    p->figures.time_us = seconds * 1e6;
+    p->figures.bus_gb_per_sec = bus * 1e-9;
+    p->figures.limit_gb_per_sec = copy_rate * 1e-9;
+    p->figures.of_limit = bus / copy_rate;
   }
   return G2Z_OK;
 }
 
 /* The sizes, over a communicator that gathers in one way; none when it cannot be had here. */
 static g2z_status exchange_gather(g2z_context *context, const options *o, g2z_device *device,
-                                  g2z_gather gather, summary *s) {
+                                  g2z_gather gather, g2z_summary *s) {
   double sizes[LIST_MAX], most = 0;
   int count;
   g2z_comm *comm;
@@ -1429,9 +1082,10 @@ static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_c
                 "with one");
   config->ranks.on_fault = on_fault;
   TRY(g2z_context_create(config, &context));
-  summary *s = new_summary(o, "comm");
-  g2z_status status = g2z_device_create(services, config->device, o->train.dtype, o->train.dtype,
-                                        &device);
+  g2z_summary *s = NULL;
+  g2z_status status = new_summary(services, o, "comm", &s);
+  if (status == G2Z_OK)
+    status = g2z_device_create(services, config->device, o->train.dtype, o->train.dtype, &device);
   status = g2z_ranks_agree(g2z_context_ranks(context), status);
   static const g2z_gather ways[] = {G2Z_GATHER_PLAIN, G2Z_GATHER_SYMMETRIC, G2Z_GATHER_COPY};
   for (int i = 0; i < 3 && status == G2Z_OK; i++)
@@ -1439,15 +1093,17 @@ static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_c
   if (status == G2Z_OK && g2z_context_rank(context) == 0) {
     char path[1200];
     snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
-    status = write_summary(services, s, path);
+    status = g2z_summary_write(s, path);
   }
   g2z_device_free(device);
   g2z_context_free(context);
-  free(s);
+  g2z_summary_free(s);
   return status;
 }
 
 /* ----- experiments: their points ------------------------------------------ */
+
+#define POINTS_MAX 512
 
 typedef struct work {           /* what a point's ranks shall do */
   g2z_train_config train;
@@ -1458,9 +1114,9 @@ typedef struct experiment {
   options *o;
   g2z_services *services;
   g2z_device_kind device;
-  summary *s;
+  g2z_summary *s;
   work *works;                  /* one for each point; of comm only the number of ranks counts */
-  double (*sample)[FIELD_COUNT];/* [points][REPEATS_MAX] */
+  g2z_figures *samples;         /* [POINTS_MAX][G2Z_REPEATS] */
   char out[1024], tokens[1100];
   g2z_gpu_watch *gpus;          /* NULL: there is no NVML */
   int runs, all_runs;           /* done and to be done */
@@ -1483,35 +1139,35 @@ static g2z_status divide_batch(g2z_services *services, const options *o, work *w
 }
 
 /* Whether this machine and this build can do it: the plan knows all that needs no device. */
-static g2z_status check_work(experiment *e, int stage, work *w, point *p) {
+static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
   g2z_plan plan;
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
-  if (stage < 0)
-    return fail(e->services, G2Z_UNSUPPORTED, "strategy dp is not in this version");
-  w->train.zero_stage = stage;
+  w->train.strategy = stage < 0 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+  w->train.zero_stage = stage < 0 ? 0 : stage;
   if (e->device == G2Z_DEVICE_CUDA && w->world > gpus)
     return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", w->world, gpus);
   TRY(divide_batch(e->services, e->o, w));
   TRY(g2z_plan_make(e->services, &w->train, e->device, 0, w->world, &plan));
   double per_step = (double)plan.batch * plan.accum * plan.seq * w->world;
   if (e->o->tokens) w->steps = (int)ceil((double)e->o->tokens / per_step);
-  p->value[FIELD_micro_batch] = plan.batch;
-  p->value[FIELD_accum_steps] = plan.accum;
-  p->value[FIELD_global_batch] = (double)plan.batch * plan.accum * w->world;
-  p->value[FIELD_seq_len] = plan.seq;
-  p->value[FIELD_zero_stage] = plan.zero_stage;
-  p->value[FIELD_buckets] = plan.buckets;
-  p->value[FIELD_plan_gib] = (double)plan.bytes_total / 1073741824.0;
+  p->figures.micro_batch = plan.batch;
+  p->figures.accum_steps = plan.accum;
+  p->figures.global_batch = (double)plan.batch * plan.accum * w->world;
+  p->figures.seq_len = plan.seq;
+  if (stage >= 0) p->figures.zero_stage = plan.zero_stage;
+  p->figures.buckets = plan.buckets;
+  p->figures.plan_gib = (double)plan.bytes_total / 1073741824.0;
   return G2Z_OK;
 }
 
-static void add_name(point *p, const char *format, ...) G2Z_PRINTF(2, 3);
-static void add_name(point *p, const char *format, ...) {
+/* Another part of a name, after a comma. */
+static void add_name(char *name, size_t room, const char *format, ...) G2Z_PRINTF(3, 4);
+static void add_name(char *name, size_t room, const char *format, ...) {
   va_list arguments;
-  size_t used = strlen(p->name);
-  if (used) used += (size_t)snprintf(p->name + used, sizeof p->name - used, ", ");
+  size_t used = strlen(name);
+  if (used) used += (size_t)snprintf(name + used, room - used, ", ");
   va_start(arguments, format);
-  vsnprintf(p->name + used, sizeof p->name - used, format, arguments);
+  if (used < room) vsnprintf(name + used, room - used, format, arguments);
   va_end(arguments);
 }
 
@@ -1539,25 +1195,33 @@ static g2z_status read_axes(experiment *e, axes *a) {
 static g2z_status add_point(experiment *e, const axes *a, double world, double stage, double dtype,
                             double size) {
   static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
-  summary *s = e->s;
+  g2z_summary *s = e->s;
+  g2z_point *p;
   if (s->count == POINTS_MAX)
     return fail(e->services, G2Z_BAD_ARGUMENT, "more than %d points: shorten a list", POINTS_MAX);
   work *w = &e->works[s->count];
-  point *p = &s->points[s->count++];
-  clear_point(p);
+  TRY(g2z_summary_add(s, &p));
   w->train = e->o->train;
   w->steps = e->o->steps;
   w->world = (int)world;
   w->train.dtype = (g2z_dtype)(int)dtype;
   w->train.bucket_mb = size;
-  p->value[FIELD_world_size] = world;
-  const char *rank = e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank";
-  if (a->stage_count > 1) add_name(p, "%s", stages[(int)stage]);
-  if (a->dtype_count > 1) add_name(p, "%s", g2z_dtype_text(w->train.dtype));
-  if (a->size_count > 1) add_name(p, size > 0 ? "%g MiB" : "buckets as train", size);
-  if (a->rank_count > 1 || !p->name[0]) add_name(p, "%d %s%s", w->world, rank, world > 1 ? "s" : "");
+  p->figures.world_size = world;
+  p->figures.bucket_mib = size > 0 ? size : NAN;
+  const int by_size = e->o->command == COMMAND_buckets; /* what the x axis of its charts is */
+  for (int whole = 0; whole < 2; whole++) {             /* the series, then the name */
+    char *to = whole ? p->name : p->series;
+    size_t room = whole ? sizeof p->name : sizeof p->series;
+    if (a->stage_count > 1) add_name(to, room, "%s", stages[(int)stage]);
+    if (a->dtype_count > 1) add_name(to, room, "%s", g2z_dtype_text(w->train.dtype));
+    if (a->size_count > 1 && (whole || !by_size))
+      add_name(to, room, "%g MiB", size);
+    if (whole ? a->rank_count > 1 || !*to : by_size && a->rank_count > 1)
+      add_name(to, room, "%d %s%s", w->world, e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank",
+               world > 1 ? "s" : "");
+  }
   if (check_work(e, (int)stage - 1, w, p) == G2Z_OK) return G2Z_OK;
-  p->outcome = OUTCOME_SKIPPED;
+  p->outcome = G2Z_OUTCOME_SKIPPED;
   snprintf(p->reason, sizeof p->reason, "%.390s", e->services->error);
   return G2Z_OK;
 }
@@ -1612,20 +1276,21 @@ static void observe(void *user) {
 
 /* GPUs: how busy between the first and the last step that counts, and the most memory ever. CPU: the
  * largest resident rank. */
-static void fill_watched(const observer *seen, const g2z_job_end *end, double wall_s, double *v) {
+static void fill_watched(const observer *seen, const g2z_job_end *end, double wall_s,
+                         g2z_figures *f) {
   double busy = 0, most = 0;
   int inside = 0;
   for (int i = 0; i < seen->count; i++) {
     const moment *m = &seen->moments[i];
     if (m->used_bytes > most) most = m->used_bytes;
-    if (m->at < v[FIELD_began_sec] || m->at > v[FIELD_ended_sec]) continue;
+    if (m->at < f->began_sec || m->at > f->ended_sec) continue;
     busy += m->busy_percent;
     inside++;
   }
-  if (inside) v[FIELD_gpu_percent] = busy / inside;
+  if (inside) f->gpu_percent = busy / inside;
   if (!seen->gpus) most = (double)end->rank_bytes;
-  v[FIELD_peak_memory_gib] = most / 1073741824.0;
-  v[FIELD_total_wall_time_sec] = wall_s;
+  f->peak_memory_gib = most / 1073741824.0;
+  f->total_wall_time_sec = wall_s;
 }
 
 #define ARGUMENTS_MAX 64
@@ -1676,7 +1341,9 @@ static void point_arguments(const experiment *e, const work *w, const char *run_
   add_argument(a, "device", "%s", g2z_device_text(e->device));
   add_argument(a, "dtype", "%s", g2z_dtype_text(t->dtype));
   add_argument(a, "graph", "%s", t->graph == 0 ? "off" : t->graph == 1 ? "on" : "auto");
+  add_argument(a, "strategy", "%s", g2z_strategy_text(t->strategy));
   add_argument(a, "zero", "%d", t->zero_stage);
+  add_argument(a, "recompute", "%s", g2z_recompute_text(t->recompute));
   add_argument(a, "grad-dtype", "%s", t->grad_fp32 ? "fp32" : "same");
   add_argument(a, "gather", "%s", g2z_gather_text(t->gather));
   if (t->bucket_mb > 0) add_argument(a, "bucket-mb", "%g", t->bucket_mb);
@@ -1697,14 +1364,15 @@ static void read_reason(g2z_services *services, const char *path, int code, char
   g2z_release(services, text);
 }
 
-/* Starts `world` ranks of this program and waits for them; *v: what they and their observer saw. The
- * status is that of bench itself; what befalls the ranks is the point's outcome. */
-static g2z_status run_ranks(experiment *e, int world, char **argv, const char *run_dir, point *p,
-                            summary *told) {
+/* Starts `world` ranks of this program and waits for them; *told: what they and their observer saw,
+ * NULL when they failed, which is the point's outcome. The status is that of bench itself. */
+static g2z_status run_ranks(experiment *e, int world, char **argv, const char *run_dir,
+                            g2z_point *p, g2z_summary **told) {
   g2z_job job;
   g2z_job_end end;
   observer seen;
   char console[1200], path[1200];
+  *told = NULL;
   memset(&job, 0, sizeof job);
   memset(&seen, 0, sizeof seen);
   TRY(g2z_make_directory(e->services, run_dir));
@@ -1728,18 +1396,16 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
   if (status == G2Z_OK && end.signal)
     status = fail(e->services, G2Z_STOPPED, "stopped by signal %d: the runs so far are in %.700s",
                   end.signal, e->out);
-  if (status == G2Z_OK && end.exit_code == 0) {
-    if (read_summary(e->services, path, told) == G2Z_OK) {
-      for (int i = 0; i < told->count; i++)
-        fill_watched(&seen, &end, wall_s, told->points[i].value);
-    } else {
-      p->outcome = OUTCOME_FAILED;
-      snprintf(p->reason, sizeof p->reason, "%.390s", e->services->error);
-    }
-  } else if (status == G2Z_OK) {
-    p->outcome = OUTCOME_FAILED;
+  if (status == G2Z_OK && end.exit_code == 0 &&
+      g2z_summary_read(e->services, path, told) != G2Z_OK) {
+    p->outcome = G2Z_OUTCOME_FAILED;
+    snprintf(p->reason, sizeof p->reason, "%.390s", e->services->error);
+  } else if (status == G2Z_OK && end.exit_code != 0) {
+    p->outcome = G2Z_OUTCOME_FAILED;
     read_reason(e->services, console, end.exit_code, p->reason);
   }
+  for (size_t i = 0; *told && i < (*told)->count; i++)
+    fill_watched(&seen, &end, wall_s, &(*told)->points[i].figures);
   free(seen.moments);
   return status;
 }
@@ -1752,107 +1418,79 @@ static void print_eta(const experiment *e) {
 }
 
 static g2z_status run_one(experiment *e, int index, int repeat) {
-  point *p = &e->s->points[index];
+  g2z_point *p = &e->s->points[index];
   const work *w = &e->works[index];
   char run_dir[1100];
   arguments a;
-  double *v = e->sample[index * REPEATS_MAX + repeat];
-  summary *told = (summary *)host_memory(sizeof *told);
+  g2z_figures *f = &e->samples[index * G2Z_REPEATS + repeat];
+  g2z_summary *told;
   p->runs[p->repeats++] = ++e->runs;
   snprintf(run_dir, sizeof run_dir, "%.1000s/run_%s_%d", e->out, e->s->experiment, e->runs);
   printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, p->name, repeat + 1);
   fflush(stdout);
   point_arguments(e, w, run_dir, &a);
-  g2z_status status = run_ranks(e, w->world, a.argv, run_dir, p, told);
+  g2z_status status = run_ranks(e, w->world, a.argv, run_dir, p, &told);
   free_arguments(&a);
-  if (status == G2Z_OK && p->outcome == OUTCOME_OK) {
-    memcpy(v, told->points[0].value, sizeof told->points[0].value);
-    printf("%.0f tokens/s, %.2f ms per step, %.1f s", v[FIELD_tokens_per_sec],
-           v[FIELD_step_p50_ms], v[FIELD_total_wall_time_sec]);
+  if (status == G2Z_OK && p->outcome == G2Z_OUTCOME_OK) {
+    *f = told->points[0].figures;
+    printf("%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
+           f->step_p50_ms, f->total_wall_time_sec);
   } else if (status == G2Z_OK) {
     printf("failed, %s", p->reason);
     e->all_runs -= e->o->repeats - repeat - 1; /* it will not be tried again */
   }
   if (status == G2Z_OK) print_eta(e);
-  free(told);
+  g2z_summary_free(told);
   return status;
 }
 
 /* A round runs each point once, so that what changes on the machine meanwhile meets all of them. */
 static g2z_status run_rounds(experiment *e) {
-  for (int i = 0; i < e->s->count; i++) {
-    const point *p = &e->s->points[i];
-    if (p->outcome == OUTCOME_OK) e->all_runs += e->o->repeats;
+  for (int i = 0; i < (int)e->s->count; i++) {
+    const g2z_point *p = &e->s->points[i];
+    if (p->outcome == G2Z_OUTCOME_OK) e->all_runs += e->o->repeats;
     else printf("skipped: %s: %s\n", p->name, p->reason);
   }
   e->began = g2z_seconds();
   for (int repeat = 0; repeat < e->o->repeats; repeat++)
-    for (int i = 0; i < e->s->count; i++)
-      if (e->s->points[i].outcome == OUTCOME_OK) TRY(run_one(e, i, repeat));
+    for (int i = 0; i < (int)e->s->count; i++)
+      if (e->s->points[i].outcome == G2Z_OUTCOME_OK) TRY(run_one(e, i, repeat));
   return G2Z_OK;
 }
 
 /* ----- experiments: what comes of them ------------------------------------ */
 
+/* Of what was measured the median, where each repeat knows it. */
 static void settle_repeats(const experiment *e, int index) {
-  point *p = &e->s->points[index];
-  const double (*sample)[FIELD_COUNT] =
-      (const double (*)[FIELD_COUNT])&e->sample[index * REPEATS_MAX];
-  double values[REPEATS_MAX];
-  for (int f = 0; f < FIELD_COUNT; f++) {
-    if (fields[f].from != MEASURED && fields[f].from != WATCHED) continue;
-    for (int r = 0; r < p->repeats; r++) values[r] = sample[r][f];
-    if (f == FIELD_tokens_per_sec)
-      p->value[FIELD_tokens_per_sec_sd] = deviation(values, p->repeats);
-    p->value[f] = median(values, p->repeats);
+  g2z_point *p = &e->s->points[index];
+  g2z_figures *samples = &e->samples[index * G2Z_REPEATS];
+  double values[G2Z_REPEATS];
+  const size_t count = (size_t)p->repeats;
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++) {
+    for (size_t r = 0; r < count; r++) values[r] = *g2z_figure(&samples[r], i);
+    if (i == G2Z_FIGURE(tokens_per_sec))
+      p->figures.tokens_per_sec_sd = g2z_deviation(values, count);
+    double median = g2z_median(values, count);
+    if (!isnan(median)) *g2z_figure(&p->figures, i) = median;
   }
+  p->figures.began_sec = p->figures.ended_sec = NAN; /* of one run, and of no use to others */
 }
 
 /* Against the point that differs in nothing but that it has one rank. */
 static void compare_with_one(experiment *e) {
-  for (int i = 0; i < e->s->count; i++) {
-    point *p = &e->s->points[i];
-    for (int k = 0; k < e->s->count; k++) {
-      const point *one = &e->s->points[k];
+  for (int i = 0; i < (int)e->s->count; i++) {
+    g2z_point *p = &e->s->points[i];
+    for (int k = 0; k < (int)e->s->count; k++) {
+      const g2z_point *one = &e->s->points[k];
       const g2z_train_config *mine = &e->works[i].train, *its = &e->works[k].train;
       if (e->works[k].world != 1 || mine->zero_stage != its->zero_stage ||
-          mine->dtype != its->dtype || mine->bucket_mb != its->bucket_mb)
+          mine->strategy != its->strategy || mine->dtype != its->dtype || mine->bucket_mb != its->bucket_mb)
         continue;
-      double speedup = p->value[FIELD_tokens_per_sec] / one->value[FIELD_tokens_per_sec];
-      p->value[FIELD_speedup_vs_1gpu] = speedup;
-      p->value[FIELD_scaling_efficiency] = speedup / e->works[i].world;
+      double speedup = p->figures.tokens_per_sec / one->figures.tokens_per_sec;
+      p->figures.speedup_vs_1gpu = speedup;
+      p->figures.scaling_efficiency = speedup / e->works[i].world;
     }
   }
-}
-
-static void print_cell(double value, int digits) {
-  if (isnan(value)) printf(" - |");
-  else printf(" %.*f |", digits, value);
-}
-
-/* The result as Markdown: a table, then machine, work, command and commit. */
-static void print_summary(const summary *s) {
-  const int *columns = columns_of(s->experiment);
-  printf("\n| %s |", s->experiment);
-  for (int c = 0; columns[c] >= 0; c++)
-    if (is_known(s, columns[c])) printf(" %s |", fields[columns[c]].heading);
-  printf("\n|---|");
-  for (int c = 0; columns[c] >= 0; c++)
-    if (is_known(s, columns[c])) printf("---|");
-  puts("");
-  for (int i = 0; i < s->count; i++) {
-    const point *p = &s->points[i];
-    if (p->outcome != OUTCOME_OK) continue;
-    printf("| %s |", p->name);
-    for (int c = 0; columns[c] >= 0; c++)
-      if (is_known(s, columns[c])) print_cell(p->value[columns[c]], fields[columns[c]].digits);
-    puts("");
-  }
-  printf("\n%s; %s; `%s`; commit %.12s\n", s->hardware, s->work, s->command_line, s->commit);
-  for (int i = 0; i < s->count; i++)
-    if (s->points[i].outcome != OUTCOME_OK)
-      printf("%s: %s: %s\n", outcome_texts[s->points[i].outcome], s->points[i].name,
-             s->points[i].reason);
 }
 
 /* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9" as the first run that
@@ -1860,14 +1498,15 @@ static void print_summary(const summary *s) {
 static void describe_hardware(const experiment *e, char out[256]) {
   char path[1200], *text, name[128] = "CPU";
   size_t bytes;
-  run_facts facts;
+  g2z_run_facts facts;
   long cores = sysconf(_SC_NPROCESSORS_ONLN);
   for (int run = 1; run <= e->runs && e->device == G2Z_DEVICE_CUDA; run++) {
     snprintf(path, sizeof path, "%.1000s/run_%s_%d/training_metrics.json", e->out,
              e->s->experiment, run);
-    if (access(path, R_OK) != 0 || read_run(e->services, path, &facts) != G2Z_OK) continue;
+    if (access(path, R_OK) != 0 || g2z_run_facts_read(e->services, path, &facts) != G2Z_OK) continue;
     snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", g2z_device_count(G2Z_DEVICE_CUDA),
-             facts.gpu, facts.cuda, facts.nccl[0] ? ", NCCL " : "", facts.nccl);
+             facts.gpu_name, facts.cuda_version, facts.nccl_version[0] ? ", NCCL " : "",
+             facts.nccl_version);
     return;
   }
   if (e->device == G2Z_DEVICE_CUDA) {
@@ -1888,13 +1527,14 @@ static g2z_status finish_experiment(experiment *e) {
   int failed = 0;
   describe_hardware(e, e->s->hardware);
   snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, e->s->experiment);
-  TRY(write_summary(e->services, e->s, path));
-  print_summary(e->s);
+  TRY(g2z_summary_write(e->s, path));
+  puts("");
+  g2z_summary_print(e->s, print_line, NULL);
   printf("%s\n", path);
-  for (int i = 0; i < e->s->count; i++) failed += e->s->points[i].outcome == OUTCOME_FAILED;
+  for (int i = 0; i < (int)e->s->count; i++) failed += e->s->points[i].outcome == G2Z_OUTCOME_FAILED;
   if (!failed) return G2Z_OK;
   return fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and what their "
-              "ranks said is in console.txt of their run directories", failed, e->s->count);
+              "ranks said is in console.txt of their run directories", failed, (int)e->s->count);
 }
 
 /* Tokens for the longest of the points, by Zipf's law. At most 32 Mi: a longer run reads them again,
@@ -1902,12 +1542,12 @@ static g2z_status finish_experiment(experiment *e) {
 static g2z_status write_tokens(experiment *e) {
   const size_t block = (size_t)1 << 20, limit = (size_t)1 << 25;
   size_t wanted = 0;
-  for (int i = 0; i < e->s->count; i++) {
+  for (int i = 0; i < (int)e->s->count; i++) {
     const work *w = &e->works[i];
     size_t step = (size_t)w->train.batch * (size_t)w->train.accum * (size_t)w->train.seq *
                   (size_t)w->world;
     size_t most = step > limit ? step : limit, run = step * (size_t)(w->steps + e->o->warmup);
-    if (e->s->points[i].outcome != OUTCOME_OK) continue;
+    if (e->s->points[i].outcome != G2Z_OUTCOME_OK) continue;
     if (run > most) run = most;
     if (run > wanted) wanted = run;
   }
@@ -1922,7 +1562,7 @@ static g2z_status write_tokens(experiment *e) {
   if (status == G2Z_OK) status = g2z_shard_writer_commit(writer);
   g2z_shard_writer_free(writer);
   free(tokens);
-  for (int i = 0; i < e->s->count; i++) e->works[i].train.train_glob = e->tokens;
+  for (int i = 0; i < (int)e->s->count; i++) e->works[i].train.train_glob = e->tokens;
   return status;
 }
 
@@ -1949,10 +1589,10 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
     return fail(services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, or "
                 "remove it", path);
   TRY(g2z_make_directory(services, e->out));
-  e->s = new_summary(o, command_names[o->command]);
+  TRY(new_summary(services, o, command_names[o->command], &e->s));
   e->works = (work *)host_memory(POINTS_MAX * sizeof *e->works);
   memset(e->works, 0, POINTS_MAX * sizeof *e->works);
-  e->sample = (double (*)[FIELD_COUNT])host_memory(POINTS_MAX * REPEATS_MAX * sizeof *e->sample);
+  e->samples = (g2z_figures *)host_memory(POINTS_MAX * G2Z_REPEATS * sizeof *e->samples);
   if (e->device == G2Z_DEVICE_CUDA && g2z_gpu_watch_create(services, &e->gpus) != G2Z_OK)
     printf("warning: %s\n", services->error);
   return G2Z_OK;
@@ -1961,9 +1601,9 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
 static void close_experiment(experiment *e) {
   if (e->tokens[0]) unlink(e->tokens);
   g2z_gpu_watch_free(e->gpus);
-  free(e->sample);
+  free(e->samples);
   free(e->works);
-  free(e->s);
+  g2z_summary_free(e->s);
 }
 
 static g2z_status run_points(experiment *e) {
@@ -1974,8 +1614,8 @@ static g2z_status run_points(experiment *e) {
            t->seq, e->o->dtype_list, e->works[0].steps, e->o->warmup, e->o->repeats);
   if (!t->train_glob) TRY(write_tokens(e));
   TRY(run_rounds(e));
-  for (int i = 0; i < e->s->count; i++)
-    if (e->s->points[i].outcome == OUTCOME_OK) settle_repeats(e, i);
+  for (int i = 0; i < (int)e->s->count; i++)
+    if (e->s->points[i].outcome == G2Z_OUTCOME_OK) settle_repeats(e, i);
   compare_with_one(e);
   return finish_experiment(e);
 }
@@ -1991,13 +1631,12 @@ static g2z_status run_experiment(g2z_services *services, options *o, g2z_context
 /* ----- comm --------------------------------------------------------------- */
 
 /* One more sample of each collective between `world` ranks; the first makes the points. */
-static g2z_status run_exchanges(experiment *e, int world, int first, int repeat) {
+static g2z_status run_exchanges(experiment *e, int world, size_t first, int repeat) {
   char run_dir[1100];
   arguments a;
-  point job;
-  summary *told = (summary *)host_memory(sizeof *told), *s = e->s;
+  g2z_point job = g2z_point_default(), *p;
+  g2z_summary *told, *s = e->s;
   memset(&a, 0, sizeof a);
-  clear_point(&job);
   snprintf(job.name, sizeof job.name, "%d ranks", world);
   snprintf(run_dir, sizeof run_dir, "%.1000s/run_comm_%d", e->out, ++e->runs);
   printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, job.name, repeat + 1);
@@ -2008,24 +1647,27 @@ static g2z_status run_exchanges(experiment *e, int world, int first, int repeat)
   add_argument(&a, "device", "%s", g2z_device_text(e->device));
   add_argument(&a, "dtype", "%s", g2z_dtype_text(e->o->train.dtype));
   add_argument(&a, "run-dir", "%s", run_dir);
-  g2z_status status = run_ranks(e, world, a.argv, run_dir, &job, told);
+  g2z_status status = run_ranks(e, world, a.argv, run_dir, &job, &told);
   free_arguments(&a);
-  if (status == G2Z_OK && job.outcome == OUTCOME_OK) {
-    for (int i = 0; i < told->count && first + i < POINTS_MAX; i++) {
-      point *p = &s->points[first + i];
-      if (first + i >= s->count) s->points[s->count++] = told->points[i];
-      memcpy(e->sample[(first + i) * REPEATS_MAX + p->repeats], told->points[i].value,
-             sizeof p->value);
-      p->runs[p->repeats++] = e->runs;
+  for (size_t i = 0; told && i < told->count && first + i < POINTS_MAX && status == G2Z_OK; i++) {
+    if (first + i >= s->count) {
+      status = g2z_summary_add(s, &p);
+      if (status == G2Z_OK) *p = told->points[i];
     }
-    printf("%d collectives, %.1f s", told->count, told->points[0].value[FIELD_total_wall_time_sec]);
+    p = &s->points[first + i];
+    e->samples[(first + i) * G2Z_REPEATS + (size_t)p->repeats] = told->points[i].figures;
+    p->runs[p->repeats++] = e->runs;
+  }
+  if (status == G2Z_OK && told) {
+    printf("%zu collectives, %.1f s", told->count, told->points[0].figures.total_wall_time_sec);
   } else if (status == G2Z_OK) {
     job.runs[job.repeats++] = e->runs;
-    if (s->count < POINTS_MAX) s->points[s->count++] = job;
+    status = g2z_summary_add(s, &p);
+    if (status == G2Z_OK) *p = job;
     printf("failed, %s", job.reason);
   }
   if (status == G2Z_OK) print_eta(e);
-  free(told);
+  g2z_summary_free(told);
   return status;
 }
 
@@ -2040,12 +1682,13 @@ static g2z_status run_worlds(experiment *e) {
   e->all_runs = a.rank_count * e->o->repeats;
   e->began = g2z_seconds();
   for (int i = 0; i < a.rank_count; i++) {
-    int world = (int)a.ranks[i], first = e->s->count;
+    int world = (int)a.ranks[i];
+    size_t first = e->s->count;
     int missing = e->device == G2Z_DEVICE_CUDA && world > gpus;
     if (world == 1 || missing) {
-      point *p = &e->s->points[e->s->count++];
-      clear_point(p);
-      p->outcome = OUTCOME_SKIPPED;
+      g2z_point *p;
+      TRY(g2z_summary_add(e->s, &p));
+      p->outcome = G2Z_OUTCOME_SKIPPED;
       snprintf(p->name, sizeof p->name, "%d rank%s", world, world > 1 ? "s" : "");
       if (missing) snprintf(p->reason, sizeof p->reason, "this process sees %d GPUs", gpus);
       else snprintf(p->reason, sizeof p->reason, "alone there is nothing to exchange");
@@ -2053,10 +1696,15 @@ static g2z_status run_worlds(experiment *e) {
       e->all_runs -= e->o->repeats;
       continue;
     }
-    for (int r = 0; r < e->o->repeats; r++) TRY(run_exchanges(e, world, first, r));
+    for (int r = 0; r < e->o->repeats; r++) {
+      TRY(run_exchanges(e, world, first, r));
+      if (e->s->points[e->s->count - 1].outcome != G2Z_OUTCOME_FAILED) continue;
+      e->all_runs -= e->o->repeats - r - 1; /* it will not be tried again */
+      break;
+    }
   }
-  for (int i = 0; i < e->s->count; i++)
-    if (e->s->points[i].outcome == OUTCOME_OK) settle_repeats(e, i);
+  for (int i = 0; i < (int)e->s->count; i++)
+    if (e->s->points[i].outcome == G2Z_OUTCOME_OK) settle_repeats(e, i);
   return finish_experiment(e);
 }
 
@@ -2070,9 +1718,155 @@ static g2z_status run_comm(g2z_services *services, options *o, g2z_context_confi
 
 /* ----- report ------------------------------------------------------------- */
 
+typedef struct findings {       /* what the directories hold */
+  g2z_services *services;
+  g2z_summary *summaries[64];
+  int summary_count;
+  g2z_run_facts *runs;
+  char (*run_paths)[256];
+  int run_count, run_room;
+} findings;
+
+static g2z_status add_run(findings *f, const char *directory, const char *path) {
+  if (f->run_count == f->run_room) {
+    int room = f->run_room ? 2 * f->run_room : 64;
+    g2z_run_facts *runs = (g2z_run_facts *)realloc(f->runs, (size_t)room * sizeof *runs);
+    if (runs) f->runs = runs;
+    char (*paths)[256] = (char (*)[256])realloc(f->run_paths, (size_t)room * sizeof *paths);
+    if (paths) f->run_paths = paths;
+    if (!runs || !paths) return fail(f->services, G2Z_NO_MEMORY, "no memory for %d runs", room);
+    f->run_room = room;
+  }
+  TRY(g2z_run_facts_read(f->services, path, &f->runs[f->run_count]));
+  size_t length = strlen(directory);
+  snprintf(f->run_paths[f->run_count++], sizeof *f->run_paths, "%s",
+           length < 250 ? directory : directory + length - 250);
+  return G2Z_OK;
+}
+
+static int order_of_names(const void *a, const void *b) {
+  const char *left = (const char *)a, *right = (const char *)b;
+  size_t i = strlen(left), k = strlen(right);
+  if (strncmp(left, "run_", 4) == 0 && strncmp(right, "run_", 4) == 0 && i != k)
+    return i < k ? -1 : 1; /* run_x_9 before run_x_10 */
+  return strcmp(left, right);
+}
+
+#define ENTRIES_MAX 4096
+
+/* Summaries and runs in a directory and one or two levels under it: runs/bench holds experiments, which
+ * hold runs. */
+static g2z_status find_results(findings *f, const char *directory, int levels) {
+  char path[1200], (*names)[256] = (char (*)[256])host_memory(ENTRIES_MAX * sizeof *names);
+  int count = 0;
+  g2z_status status = G2Z_OK;
+  struct stat info;
+  DIR *entries = opendir(directory);
+  if (!entries) status = fail(f->services, G2Z_IO, "%.600s: no such directory", directory);
+  for (struct dirent *entry; entries && count < ENTRIES_MAX && (entry = readdir(entries)) != NULL;)
+    if (entry->d_name[0] != '.') snprintf(names[count++], sizeof *names, "%s", entry->d_name);
+  if (entries) closedir(entries);
+  qsort(names, (size_t)count, sizeof *names, order_of_names);
+  for (int i = 0; i < count && status == G2Z_OK; i++) {
+    const char *name = names[i], *suffix = strstr(name, "_report.json");
+    snprintf(path, sizeof path, "%.900s/%.250s", directory, name);
+    if (strcmp(name, "training_metrics.json") == 0) status = add_run(f, directory, path);
+    else if (suffix && strcmp(suffix, "_report.json") == 0) {
+      if (f->summary_count == (int)(sizeof f->summaries / sizeof *f->summaries))
+        status = fail(f->services, G2Z_BAD_ARGUMENT, "more than %d experiments: name fewer "
+                      "directories", f->summary_count);
+      else {
+        status = g2z_summary_read(f->services, path, &f->summaries[f->summary_count]);
+        if (status == G2Z_OK) f->summary_count++;
+      }
+    } else if (levels > 0 && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+      status = find_results(f, path, levels - 1);
+  }
+  free(names);
+  return status;
+}
+
+static void put_known(g2z_page *page, int digits, double value) {
+  if (isnan(value)) g2z_page_cell(page, "%s", "");
+  else g2z_page_cell(page, "%.*f", digits, value);
+}
+
+static void put_runs(g2z_page *page, const findings *f) {
+  static const char *const headers[] = {"run", "ranks", "stage", "precision", "batch", "micro-steps",
+                                        "T", "tokens/s", "p50 ms", "p95 ms", "wall s"};
+  const int columns = (int)(sizeof headers / sizeof *headers);
+  if (!f->run_count) return;
+  g2z_page_heading(page, "Runs");
+  g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower here "
+                      "than as a point above. Times are those of its last epoch.");
+  g2z_page_table(page, NULL, columns, headers);
+  for (int i = 0; i < f->run_count; i++) {
+    const g2z_run_facts *r = &f->runs[i];
+    g2z_page_cell(page, "%s", f->run_paths[i]);
+    put_known(page, 0, r->world_size);
+    put_known(page, 0, r->zero_stage);
+    g2z_page_cell(page, "%s", r->precision);
+    put_known(page, 0, r->micro_batch);
+    put_known(page, 0, r->accum_steps);
+    put_known(page, 0, r->seq_len);
+    put_known(page, 0, r->tokens_per_sec);
+    put_known(page, 2, 1e3 * r->step_p50_sec);
+    put_known(page, 2, 1e3 * r->step_p95_sec);
+    put_known(page, 2, r->total_wall_time_sec);
+  }
+}
+
+/* Everything was read and believed: now the page. */
+static g2z_status write_page(const findings *f, const char *out) {
+  char path[1200], now[32];
+  g2z_page *page;
+  snprintf(path, sizeof path, "%.1000s/report.html", out);
+  TRY(g2z_page_create(f->services, path, "What was measured", &page));
+  g2z_status status = G2Z_OK;
+  g2z_utc_now(now);
+  g2z_page_fact(page, "experiments", "%d", f->summary_count);
+  g2z_page_fact(page, "runs", "%d", f->run_count);
+  g2z_page_fact(page, "made", "%s", now);
+  for (int i = 0; i < f->summary_count && status == G2Z_OK; i++)
+    status = g2z_summary_page(f->summaries[i], page);
+  put_runs(page, f);
+  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_page_free(page);
+  if (status == G2Z_OK) printf("%s: %d experiments, %d runs\n", path, f->summary_count, f->run_count);
+  return status;
+}
+
 static g2z_status run_report(g2z_services *services, options *o, g2z_context_config *config) {
-  (void)o, (void)config;
-  return fail(services, G2Z_UNSUPPORTED, "bench report is not in this version");
+  findings f;
+  g2z_status status = G2Z_OK;
+  (void)config;
+  memset(&f, 0, sizeof f);
+  f.services = services;
+  if (o->argc < 2)
+    return fail(services, G2Z_BAD_ARGUMENT, "bench report DIR...: name the directories that "
+                "experiments or runs left");
+  for (int i = 1; i < o->argc && status == G2Z_OK; i++) status = find_results(&f, o->argv[i], 2);
+  if (status == G2Z_OK && !f.summary_count && !f.run_count)
+    status = fail(services, G2Z_FORMAT, "%.600s holds no NAME_report.json and no "
+                  "training_metrics.json", o->argv[1]);
+  if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
+  if (status == G2Z_OK) status = write_page(&f, o->out ? o->out : o->argv[1]);
+  for (int i = 0; i < f.summary_count; i++) g2z_summary_free(f.summaries[i]);
+  free(f.runs);
+  free(f.run_paths);
+  return status;
+}
+
+/* profiles/profile_summary.json of each run directory, from the tables beside it. */
+static g2z_status run_profile(g2z_services *services, options *o, g2z_context_config *config) {
+  (void)config;
+  if (o->argc < 2)
+    return fail(services, G2Z_BAD_ARGUMENT, "name the run directories: bench profile RUN_DIR...");
+  for (int i = 1; i < o->argc; i++) {
+    TRY(g2z_profile_run(services, o->argv[i]));
+    printf("%s/profiles/profile_summary.json\n", o->argv[i]);
+  }
+  return G2Z_OK;
 }
 
 /* ----- the program -------------------------------------------------------- */

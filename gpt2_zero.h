@@ -23,7 +23,7 @@
  *     use a piece alone             the plan, the tokenizer, the loader, one op: rooms 03 to 12
  *
  * DOES NOT
- *     - shard parameters (ZeRO stage 3), or split a model in any other way: each rank holds it whole;
+ *     - split the computation of a model: each rank runs all of it, on sequences of its own;
  *     - keep a key-value cache: a generated token costs a forward pass over the window;
  *     - read tokens wider than 16 bits, or sharded safetensors;
  *     - exit, abort or print: it returns a status, and the log is a callback.
@@ -58,7 +58,8 @@
  *     >>d17 >>i17   checkpoints         a state that any number of ranks can take up again
  *     >>d18 >>i18   run                 a whole training and its directory
  *     >>d19 >>i19   flags               command lines from a table
- *     >>d20 >>i20   report              pages of curves, tables and charts; TensorBoard
+ *     >>d20 >>i20   report              pages of curves, tables and charts; TensorBoard; profiles
+ *     >>d21 >>i21   experiments         what several runs say together: files, tables, charts
  *
  * VOCABULARY
  *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
@@ -86,29 +87,36 @@
  *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (the default)
  *     stage 2   2 P + (g + 12) P / N    the same, gradients in every micro-step; beside that two
  *                                       blocks' gradients and wte's
+ *     stage 3   (2 + g + 12) P / N      as stage 2, but a block's parameters in every pass; beside
+ *                                       that those of two blocks, wte, wpe, the final LayerNorm
  *     dp        (2 + g) P, 12 P more    gradients: reduce to rank 0, which updates all; parameters:
  *               on rank 0               broadcast. What ZeRO is compared with: --strategy dp
- *     All four learn the same to within rounding; a checkpoint of one opens in the others. What is
- *     sent runs on a stream of its own with high priority. A step's exposed_comm_ms is what the
- *     computation waited for it all the same: the end of wte's gradient, the verdict, and the first
- *     parameters. A rank that fails in a step (a shard that cannot be read) says so in the verdict:
- *     all skip that step, and all return its status with its sentence. A rank whose GPU fails can say
- *     nothing any more: it returns alone, and the others learn that they lost it.
+ *     All learn the same to within rounding; a checkpoint of one opens in the others. What is sent
+ *     runs on a stream of its own with high priority. In stage 3 a block's parameters come while
+ *     the block before it is computed with, forward and backward, and make room for the next but
+ *     one; the two that a pass ends with stay for the next pass. With one micro-step that is half
+ *     as much again as in stages 1 and 2. A rank alone has all its parameters in any stage.
+ *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
+ *     gradient, the verdict, and the first parameters. A rank that fails in a step (a shard that
+ *     cannot be read) says so in the verdict: all skip that step, and all return its status with
+ *     its sentence. A rank whose GPU fails can say nothing any more: it returns alone, and the
+ *     others learn that they lost it.
  *
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
  *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64 says
  *              letter, number, white space. AVX-512, AVX2, NEON or plain C make the masks, whatever
  *              the machine has at run time; G2Z_SIMD=avx512|avx2|neon|portable in the environment
  *              forces one. The ids are the same.
- *     caches   Nearly all pieces came before: each encoder remembers 262,144 of at most 16 bytes and
- *              32,768 of at most 48, in buckets of a cache line that are fetched before their turn.
+ *     caches   Nearly all pieces came before: each encoder remembers 131,072 of at most 8 bytes, as
+ *              many of at most 16 and 32,768 of at most 48, in buckets that are fetched before their
+ *              turn.
  *     parts    A piece that is new falls apart between two bytes that no token has inside; the rest is
  *              merged, the smallest id first. Pieces over 1 MiB are merged a MiB at a time.
  *     threads  Texts are cut where the pattern does not notice: g2z_encode_cut. A text that comes in
  *              bits, or has no such place, is encoded as far as nothing can change: g2z_encode_part.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
- *     parameters, fp16                       0.232 GiB
+ *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
  *     gradients, fp16                        0.232 GiB   one bucket of 64 MiB after the other
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token
@@ -225,6 +233,8 @@
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
  *     report.html             for people: how it ended, curves, epochs; also while it goes on
  *     events.out.tfevents.*   the same scalars for TensorBoard, a file for each start
+ *     profiles/               with train --profile: timers_HOST.txt, profile_summary.json; of nsys
+ *                             nsys_JOB_HOST.nsys-rep, .sqlite and nsys_stats_HOST.txt
  *     launcher_metadata.json  who started it, where, with which variables (train)
  *     RUN_FAILED.json         who died or hung, where, in which phase; and of each rank that was
  *     flight_rank_N.jsonl     left the last 1,024 collectives (train)
@@ -585,7 +595,7 @@ typedef struct g2z_train_config {
   g2z_dtype dtype;
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
-  int zero_stage;               /* 0, 1 or 2: see room 06 */
+  int zero_stage;               /* 0 to 3: see room 06 */
   g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
@@ -624,8 +634,8 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * Where everything lies, as a pure function of config, world size, stage and type. The allocator,
  * --dry-run, the files and the tests read this one value. It owns no memory.
  *
- * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): every rank holds all parameters; stage 0 holds
- * everything on every rank, stage 1 shards master, m and v, stage 2 the gradients as well. Without
+ * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 0 holds everything on every rank, stage 1
+ * shards master, m and v, stage 2 the gradients as well, stage 3 the blocks' parameters too. Without
  * ZeRO, in strategy dp, rank 0 alone holds master, m and v.
  *
  * Parameters are one flat buffer, in the order in which backward completes their gradients: unit 0
@@ -633,19 +643,23 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * stand in G2Z_PARAM_LIST order, which is the order of completion too.
  * canonical   the element's index in the unpadded list: the same for every world, stage and bucket
  *             size. Files speak only of canonical ranges.
- * memory      the element's index in this run's parameters. wte comes last and its rows V..Vp-1 are
- *             zero, so up to stage 1 both are equal before wte, which begins at a multiple of 8*world,
- *             and the buffer's end is padded to one. In stage 2 the end of each unit is.
+ * memory      the element's index in this run's padded list. wte comes last and its rows V..Vp-1
+ *             are zero. Up to stage 1 both are equal before wte, which begins at a multiple of
+ *             8*world, and only the list's end is padded beside. From stage 2 on the end of each unit
+ *             is padded to such a multiple.
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
  *             slices one after the other. Up to stage 1 buckets cut across the units before wte. In
  *             stage 0 the slice of each rank is the whole bucket; in strategy dp rank 0's is, and
  *             the others' are empty.
- * gradients   lie as parameters do. In stage 2 there is room for two units, which take turns, and
+ * parameters  lie as in memory. In stage 3 (of several ranks) the final LayerNorm, wpe and wte do;
+ *             between them there is room for two blocks, which take turns: one is gathered while
+ *             the other is computed with. Behind all lie this rank's slices of the blocks.
+ * gradients   lie as in memory. From stage 2 on there is room for two units, which take turns, and
  *             for wte; what is summed over the ranks goes into a shard, as master, m and v have one.
- * Model code reaches a parameter as g2z_plan_unit(plan, unit) + g2z_plan_offset(plan, param), its
- * gradient as g2z_plan_grad_unit(plan, unit) + the same offset. */
+ * Model code reaches a parameter as g2z_plan_param_unit(plan, unit) + g2z_plan_offset(plan, param),
+ * its gradient as g2z_plan_grad_unit(plan, unit) + the same offset. */
 
 #define G2Z_PARAM_LIST(X)                                                                         \
   /*  name      unit   rank  rows  cols  init       decay  Hugging Face name */                   \
@@ -730,6 +744,7 @@ typedef struct g2z_plan {
   size_t block_elements;          /* 12 C^2 + 13 C */
   size_t parameters;              /* canonical: what the model has */
   size_t elements;                /* memory: with padding */
+  size_t param_elements;          /* of the parameters' buffer */
   size_t grad_elements;           /* of the buffer that backward writes to */
   size_t bucket_elements;         /* of a full bucket */
   int buckets;
@@ -761,17 +776,21 @@ static inline int g2z_plan_unit_of_wte(const g2z_plan *plan) { return plan->mode
 G2Z_API g2z_unit_kind g2z_plan_unit_kind(const g2z_plan *plan, int unit);
 G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit);           /* memory begin */
 G2Z_API size_t g2z_plan_unit_canonical(const g2z_plan *plan, int unit); /* canonical begin */
+G2Z_API size_t g2z_plan_param_unit(const g2z_plan *plan, int unit);     /* begin in parameters */
 G2Z_API size_t g2z_plan_grad_unit(const g2z_plan *plan, int unit);      /* begin in gradients */
 G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param);  /* inside its unit */
 G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket);    /* memory */
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank); /* memory */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket); /* of a slice in a shard */
+G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket); /* begin in parameters */
 G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket);  /* begin in gradients */
+/* Begin in parameters of this rank's slice: inside the bucket, or where it is kept beside it. */
+G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket);
 
 /* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. What other
  * ranks wait for is cut between buckets too. */
 typedef struct g2z_update_range {
-  size_t memory;     /* begin in parameters */
+  size_t param;      /* begin in parameters */
   size_t grad;       /* begin in reduced gradients: memory, and from stage 2 on shard */
   size_t shard;      /* begin in master, m and v */
   size_t canonical;
@@ -783,7 +802,7 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
 
 /* ===== >>d07 tokenizer ===================================================
  * GPT-2's byte-level BPE, exact over Unicode 16.0. A g2z_tokenizer is immutable once created and
- * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 14 MiB, most
+ * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 12 MiB, most
  * of them caches, and 16 bytes for each byte of a long piece's first MiB. */
 
 typedef struct g2z_tokenizer g2z_tokenizer;
@@ -1078,6 +1097,7 @@ struct g2z_device {
   g2z_device_kind kind;
   g2z_dtype dtype, grad_dtype;
   void *backend;               /* what the backend keeps for itself */
+  struct g2z__timers *timers;  /* of spans; NULL: they are not timed */
 };
 
 /* Opens a device for one type of numbers. */
@@ -1143,9 +1163,43 @@ G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out);
 G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph);
 G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph); /* NULL is fine */
 
-/* Named spans that profilers show (NVTX); they may be nested. Nothing on the CPU and inside a graph. */
-G2Z_API void g2z_range_begin(const g2z_device *device, const char *name);
-G2Z_API void g2z_range_end(const g2z_device *device);
+/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
+ * may lie in others, but not in itself; those inside a graph are not seen. */
+#define G2Z_SPAN_LIST(X)                                                                          \
+  /*  name            text */                                                                     \
+  X(FORWARD,         "train/forward")                                                             \
+  X(BACKWARD,        "train/backward")                                                            \
+  X(OPTIMIZER_STEP,  "train/optimizer_step")                                                      \
+  X(NORM,            "optimizer/norm")                                                            \
+  X(DECIDE,          "optimizer/decide")                                                          \
+  X(ADAMW,           "optimizer/adamw")                                                           \
+  X(VAL_FORWARD,     "val/forward")                                                               \
+  X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
+  X(ALL_REDUCE,      "zero/all_reduce")                                                           \
+  X(ALL_GATHER,      "zero/all_gather")                                                           \
+  X(REDUCE,          "zero/reduce")                                                               \
+  X(BROADCAST,       "zero/broadcast")                                                            \
+  X(VERDICT,         "zero/verdict")
+
+typedef enum g2z_span {
+#define X(name, text) G2Z_SPAN_##name,
+  G2Z_SPAN_LIST(X)
+#undef X
+  G2Z_SPAN_COUNT
+} g2z_span;
+G2Z_API const char *g2z_span_text(g2z_span span);
+G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span);
+G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span);
+
+typedef struct g2z_span_times {
+  int64_t count;
+  double total_s, min_s, max_s;
+} g2z_span_times;
+/* From now on spans are timed: on a GPU between events in the queue where their work runs, on a CPU
+ * by the clock. Until then they cost nothing. */
+G2Z_API g2z_status g2z_device_time_spans(g2z_device *device);
+/* What they took; waits for the device. All 0 where they are not timed. */
+G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]);
 
 /* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
 G2Z_API float g2z_round(g2z_dtype dtype, float x);
@@ -1284,12 +1338,13 @@ typedef struct g2z_collectives {
   g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
   /* buffer[n] grad: the same sum on rank 0; undefined on the others. */
   g2z_status (*reduce)(g2z_comm *comm, void *buffer, size_t n);
-  /* Memory for the buffers of all_gather, zeroed: of a kind that it is fast on. All ranks ask for
-   * the same, once. */
+  /* Memory for the buffers of all_gather, both, zeroed: of a kind that it is fast on. All ranks ask
+   * for the same, once. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* buffer[n] act: slice r comes from rank r. */
-  g2z_status (*all_gather)(g2z_comm *comm, void *buffer, size_t n);
+  /* to[n] act: slice r is rank r's from[n/world], which may be that slice itself. All ranks have it
+   * in the same place of that memory, or all in their slice. */
+  g2z_status (*all_gather)(g2z_comm *comm, void *to, const void *from, size_t n);
   /* buffer[n] act: comes from rank 0. */
   g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
   /* rows[world, columns] f64: row r comes from rank r. */
@@ -1429,7 +1484,8 @@ G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
 G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
                        uint32_t index, float *scratch /* [2 * vocab] */);
 /* Appends up to `count` tokens to `tokens`, which holds the prompt (at least one token). Stops
- * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. */
+ * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. All ranks of a job make
+ * the same call, and `token` answers the same on each: they may hold the parameters together. */
 G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, g2z_tokens *tokens, int count,
                                 const g2z_sampling *sampling, int stop,
                                 int (*token)(void *user, int id), void *user);
@@ -1576,6 +1632,8 @@ typedef struct g2z_run_config {
   int sample_tokens;           /* tokens of one sample; 0: no samples */
   g2z_sampling sampling;
   int tensorboard;             /* 1: event files of the same scalars in run_dir */
+  int profile;                 /* 1: what each part of a step takes, in run_dir/profiles. Without
+                                * graphs: train.graph becomes 0, and 1 is refused */
 } g2z_run_config;
 /* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1; else NULL, 0 or
  * g2z_*_default. */
@@ -1675,8 +1733,8 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
                                   char **line);
 
 /* ===== >>d20 report ======================================================
- * Pages for people: one HTML file each that holds all of itself: no script, nothing that is fetched.
- * Light or dark as the reader's system is, wide or narrow, and right in print. Text is escaped here.
+ * Pages for people: one HTML file each that holds all of itself, without scripts. Light or dark as
+ * the reader's system is, wide or narrow, and right in print. Text is escaped here.
  *
  *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
  *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts stand in a grid
@@ -1684,7 +1742,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
  *   g2z_page_table(page, "fixed work", 2, headers);                   until something else is put
  *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
  *   g2z_page_chart(page, &chart);                                     so do charts
- *   status = g2z_page_commit(page);                                   first failure; or the file is there
+ *   status = g2z_page_commit(page);                                   the first failure, or OK
  *   g2z_page_free(page); */
 
 #define G2Z_CHART_SERIES 8           /* as many colours are there */
@@ -1714,7 +1772,7 @@ typedef struct g2z_series {
 typedef struct g2z_chart {           /* start from all zero */
   const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
   const char *x_name;                /* under the x axis; NULL: none */
-  const char *const *labels;         /* not NULL: bars, a group for each of these; they start at 0 */
+  const char *const *labels;         /* not NULL: bars from 0 on, a group for each of these */
   const g2z_series *series;
   int series_count;                  /* 1 .. G2Z_CHART_SERIES */
   g2z_axis x_axis, y_axis;
@@ -1737,20 +1795,155 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
 G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommitted */
 
-/* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json or, before that is
- * there, launcher_metadata.json says about the run. Whatever is damaged or not a run's is a failure,
- * and then nothing is written. */
+/* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json says about the
+ * run, or launcher_metadata.json before that is there. Whatever is damaged or not a run's is a
+ * failure, and then nothing is written. */
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
 
-/* Scalars for TensorBoard: a new file events.out.tfevents.TIME.HOST in `directory`, which grows. Of a
- * run that goes on, TensorBoard forgets what earlier files say about `first_step` and later. */
+/* run_dir/profiles/timers_HOST.txt: what spans took, as `nsys stats` prints NVTX ranges. */
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]);
+/* run_dir/profiles/profile_summary.json: the five NVTX ranges and the five calls of the operating
+ * system that took most, from what `nsys stats` printed: profiles/nsys_stats_*.txt, or where there
+ * are none, from timers_*.txt, which know no calls. Files that are none of that are a failure, and
+ * then nothing is written. */
+G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
+
+/* Scalars for TensorBoard: a new file events.out.tfevents.TIME.HOST in `directory`, which grows. Of
+ * a run that goes on, TensorBoard forgets what earlier files say about `first_step` and later. */
 typedef struct g2z_events g2z_events;
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
                                      int64_t first_step, g2z_events **out);
-/* At most 32 of them, with tags of at most 63 characters; a value that is not finite is left out. */
+/* At most 32 of them, with tags of at most 63 characters. What is not finite is left out. */
 G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
                                   const char *const *tags, const double *values);
 G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
+
+/* ===== >>d21 experiments =================================================
+ * What several runs say together: points, each one configuration (or one message of one collective)
+ * with its figures, in a file NAME_report.json, as a Markdown table and on a page. And what a run's
+ * training_metrics.json says, for those who compare runs.
+ *
+ *   g2z_summary *summary;  g2z_point *point;
+ *   g2z_summary_create(services, "scaling", &summary);
+ *   g2z_summary_add(summary, &point);  point->figures.tokens_per_sec = 231000;  ...
+ *   g2z_summary_write(summary, "scaling_report.json");
+ *   g2z_summary_print(summary, print_line, NULL);
+ *   g2z_summary_free(summary); */
+
+/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary knows
+ * is not in its file. */
+#define G2Z_FIGURE_LIST(X)                                                                        \
+  /* name               digits heading        meaning */                                          \
+  X(world_size,           0, "ranks",        "")                                                  \
+  X(micro_batch,          0, "batch",        "sequences per micro-step and rank")                 \
+  X(accum_steps,          0, "micro-steps",  "per step")                                          \
+  X(global_batch,         0, "global batch", "sequences per step")                                \
+  X(seq_len,              0, "T",            "tokens per sequence")                               \
+  X(zero_stage,           0, "stage",        "")                                                  \
+  X(bucket_mib,           2, "MiB",          "of gradients per collective, as asked for")         \
+  X(buckets,              0, "buckets",      "")                                                  \
+  X(plan_gib,             3, "plan GiB",     "of one rank")                                       \
+  X(steps,                0, "steps",        "that count; warm-up came before")                   \
+  X(tokens_per_sec,       0, "tokens/s",     "of all ranks: a step's tokens over step_p50_ms")    \
+  X(tokens_per_sec_sd,    0, "+-",           "standard deviation over the repeats")               \
+  X(step_min_ms,          2, "least ms",     "")                                                  \
+  X(step_p50_ms,          2, "p50 ms",       "")                                                  \
+  X(step_p95_ms,          2, "p95 ms",       "")                                                  \
+  X(step_max_ms,          2, "most ms",      "")                                                  \
+  X(step_mean_ms,         2, "mean ms",      "")                                                  \
+  X(step_sd_ms,           2, "sd ms",        "")                                                  \
+  X(train_time_sec,       2, "training s",   "all steps that count")                              \
+  X(total_wall_time_sec,  2, "wall s",       "from the start of the processes to their end")      \
+  X(exposed_comm_ms,      3, "exposed ms",   "of a step: the device waited for others; median")   \
+  X(exposed_comm_sec,     3, "exposed s",    "of all steps that count")                           \
+  X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
+  X(collectives_per_step, 0, "collectives",  "that moved a bucket")                               \
+  X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
+  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: NVML")       \
+  X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
+  X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over those of one rank")                   \
+  X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \
+  X(message_mib,          0, "MiB",          "of a collective's whole buffer")                    \
+  X(time_us,              1, "us",           "of a collective, the slowest rank's")               \
+  X(bus_gb_per_sec,       2, "bus GB/s",     "what passed each rank's link, as nccl-tests count") \
+  X(limit_gb_per_sec,     2, "limit GB/s",   "a plain copy: g2z_comm_copy_rate")                  \
+  X(of_limit,             3, "of it",        "bus over limit")                                    \
+  X(began_sec,            3, "began",        "g2z_seconds() of the first step that counts")       \
+  X(ended_sec,            3, "ended",        "and of the last one's end")
+
+typedef struct g2z_figures {
+#define X(name, digits, heading, meaning) double name;
+  G2Z_FIGURE_LIST(X)
+#undef X
+} g2z_figures;
+/* Figures by number: 0 .. G2Z_FIGURE_COUNT - 1. */
+#define G2Z_FIGURE_COUNT ((int)(sizeof(g2z_figures) / sizeof(double)))
+#define G2Z_FIGURE(name) ((int)(offsetof(g2z_figures, name) / sizeof(double)))
+G2Z_API double *g2z_figure(g2z_figures *figures, int number);
+
+#define G2Z_OUTCOME_LIST(X)                                                                       \
+  X(OK,      "ok")                                                                                \
+  X(SKIPPED, "skipped") /* this machine or this build cannot do it */                             \
+  X(FAILED,  "failed")
+typedef enum g2z_outcome {
+#define X(name, text) G2Z_OUTCOME_##name,
+  G2Z_OUTCOME_LIST(X)
+#undef X
+  G2Z_OUTCOME_COUNT
+} g2z_outcome;
+
+#define G2Z_REPEATS 32
+typedef struct g2z_point {
+  char name[96];
+  char series[64];              /* what it is but for its place on the x axis of a chart; or "" */
+  char reason[400];             /* why it was skipped or failed */
+  g2z_outcome outcome;
+  int repeats, runs[G2Z_REPEATS]; /* N of its run directories run_EXPERIMENT_N */
+  g2z_figures figures;          /* medians over the repeats */
+} g2z_point;
+/* Nothing is known of it. */
+G2Z_API g2z_point g2z_point_default(void);
+
+typedef struct g2z_summary {
+  g2z_services *services;
+  char experiment[32], generated_utc[32], command_line[1024], commit[64], hardware[256], work[256];
+  g2z_point *points;
+  size_t count, capacity;
+} g2z_summary;
+
+/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", one of which the
+ * ranks tell. */
+G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
+                                      g2z_summary **out);
+G2Z_API void g2z_summary_free(g2z_summary *summary); /* NULL is fine */
+/* One more point, valid until the next. */
+G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out);
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path);
+/* Takes what g2z_summary_write wrote, and refuses everything else. */
+G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out);
+/* A Markdown table with the columns of the experiment, then machine, work, command and commit, then
+ * what was skipped or failed. */
+G2Z_API void g2z_summary_print(const g2z_summary *summary,
+                               void (*line)(void *user, const char *text), void *user);
+/* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
+G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page);
+
+/* Sorts the values. NaN of none; of values some of which are NaN nothing is known either. */
+G2Z_API double g2z_median(double *values, size_t count);
+/* The sample's standard deviation; NaN of fewer than two. */
+G2Z_API double g2z_deviation(const double *values, size_t count);
+
+typedef struct g2z_run_facts {  /* of a training_metrics.json; unknown: "" and NaN */
+  char run_id[160], git_commit[64], gpu_name[128], cuda_version[32], nccl_version[32];
+  char model_size[128], precision[16];
+  double world_size, seq_len, micro_batch, accum_steps, zero_stage;
+  double tokens_per_sec, total_wall_time_sec;
+  double steps, step_p50_sec, step_p95_sec;  /* of the last epoch */
+} g2z_run_facts;
+/* Refuses what is not a whole artifact of schema 2.0. */
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *path,
+                                      g2z_run_facts *out);
 
 #ifdef __cplusplus
 }
@@ -2934,9 +3127,6 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
                      (int)config->dtype);
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   G2Z__TRY(g2z__check_range(services, "zero_stage", config->zero_stage, 0, 3));
-  if (config->zero_stage > 2)
-    return g2z__fail(services, G2Z_UNSUPPORTED,
-                     "zero_stage=%d is not in this version: take 0, 1 or 2", config->zero_stage);
   G2Z__TRY(g2z__check_range(services, "strategy", (int)config->strategy, 0,
                             G2Z_STRATEGY_COUNT - 1));
   if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
@@ -3117,6 +3307,26 @@ G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit) {
   return begin + (unit > wpe ? g2z__plan_unit_room(plan, wpe) : 0);
 }
 
+/* Whether a unit's parameters are gathered when they are needed, and gone afterwards. A rank alone
+ * has all of them in any case. */
+G2Z__PRIVATE int g2z__plan_takes_turns(const g2z_plan *plan, int unit) {
+  return plan->zero_stage >= 3 && plan->world > 1 && unit >= 1 && unit <= plan->model.layers;
+}
+
+G2Z_API size_t g2z_plan_param_unit(const g2z_plan *plan, int unit) {
+  size_t begin = g2z_plan_unit(plan, unit);
+  if (unit == 0 || !g2z__plan_takes_turns(plan, 1)) return begin;
+  size_t first = g2z_plan_unit(plan, 1), room = g2z__plan_unit_room(plan, 1);
+  if (unit <= plan->model.layers) return first + (size_t)(unit % 2) * room;
+  return begin - (size_t)plan->model.layers * room + 2 * room;
+}
+
+/* Where this rank's slices of units that take turns begin: behind the last unit. */
+G2Z__PRIVATE size_t g2z__plan_param_slices(const g2z_plan *plan) {
+  int wte = g2z_plan_unit_of_wte(plan);
+  return g2z_plan_param_unit(plan, wte) + plan->elements - g2z_plan_unit(plan, wte);
+}
+
 /* Room for the gradients of one of two units that take turns. */
 G2Z__PRIVATE size_t g2z__plan_turn_elements(const g2z_plan *plan) {
   size_t block = g2z__plan_unit_room(plan, 1);
@@ -3197,11 +3407,21 @@ G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket) {
   return range;
 }
 
+/* The unit of a bucket; up to stage 1 the first one for all that lie before wte. */
+G2Z__PRIVATE int g2z__plan_bucket_unit(const g2z_plan *plan, int bucket) {
+  return g2z__plan_span(plan, &bucket).unit;
+}
+
 G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket) {
-  int inside = bucket;
-  int unit = g2z__plan_span(plan, &inside).unit;
+  int unit = g2z__plan_bucket_unit(plan, bucket);
   size_t begin = g2z_plan_bucket(plan, bucket).begin - g2z_plan_unit(plan, unit);
   return g2z_plan_grad_unit(plan, unit) + begin;
+}
+
+G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket) {
+  int unit = g2z__plan_bucket_unit(plan, bucket);
+  size_t begin = g2z_plan_bucket(plan, bucket).begin - g2z_plan_unit(plan, unit);
+  return g2z_plan_param_unit(plan, unit) + begin;
 }
 
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
@@ -3214,6 +3434,15 @@ G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
 /* Buckets tile the memory, and each gives the same part of itself. */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
   return g2z__plan_share(plan, g2z_plan_bucket(plan, bucket).begin, plan->rank);
+}
+
+G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket) {
+  if (g2z__plan_takes_turns(plan, g2z__plan_bucket_unit(plan, bucket)))
+    return g2z__plan_param_slices(plan) + g2z_plan_shard_offset(plan, bucket) -
+           g2z_plan_unit(plan, 1) / (size_t)plan->world;
+  size_t inside = g2z_plan_slice(plan, bucket, plan->rank).begin -
+                  g2z_plan_bucket(plan, bucket).begin;
+  return g2z_plan_param_bucket(plan, bucket) + inside;
 }
 
 /* A part of memory that belongs to one parameter. */
@@ -3251,19 +3480,20 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
   for (int bucket = 0; bucket < plan->buckets; bucket++) {
     g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
     size_t shard = g2z_plan_shard_offset(plan, bucket), at = slice.begin;
+    size_t param = g2z_plan_param_slice(plan, bucket);
     g2z__piece piece;
     while (g2z__plan_piece(plan, at, slice.begin + slice.elements, &piece)) {
       int decay = g2z_param_describe(&plan->model, piece.param).decay;
       int apart = plan->strategy == G2Z_STRATEGY_DP && at == slice.begin; /* broadcast by itself */
       int joins = open.elements > 0 && !apart && open.decay == decay &&
-                  open.memory + open.elements == at &&
+                  open.param + open.elements == param + (at - slice.begin) &&
                   open.shard + open.elements == shard + (at - slice.begin) &&
                   open.canonical + open.elements == piece.canonical;
       if (!joins) {
         if (open.elements > 0 && count++ < limit) out[count - 1] = open;
-        open.memory = at;
+        open.param = param + (at - slice.begin);
         open.shard = shard + (at - slice.begin);
-        open.grad = g2z__plan_by_unit(plan) ? open.shard : open.memory;
+        open.grad = g2z__plan_by_unit(plan) ? open.shard : at;
         open.canonical = piece.canonical;
         open.elements = 0;
         open.decay = decay;
@@ -3310,7 +3540,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t Vp = (size_t)plan->vocab_padded;
   size_t *bytes = plan->bytes;
-  bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->elements * (size_t)plan->dtype_bytes);
+  bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * (size_t)plan->dtype_bytes);
   bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
   if (g2z__plan_by_unit(plan))
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
@@ -3393,6 +3623,11 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.parameters = g2z_plan_unit_canonical(&plan, last) + (size_t)config->model.vocab * C;
   plan.elements = g2z__round_up(g2z_plan_unit(&plan, last) + g2z__plan_unit_elements(&plan, last),
                                 g2z__plan_grain(&plan));
+  plan.param_elements = plan.elements;
+  if (g2z__plan_takes_turns(&plan, 1))
+    plan.param_elements =
+        g2z__plan_param_slices(&plan) +
+        (size_t)plan.model.layers * g2z__plan_unit_room(&plan, 1) / (size_t)world;
   plan.grad_elements = g2z__plan_by_unit(&plan)
                            ? g2z_plan_grad_unit(&plan, last) + g2z__plan_unit_room(&plan, last)
                            : plan.elements;
@@ -3453,6 +3688,14 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of %.2f MiB", strategy, plan->rank,
                  plan->world, plan->buckets,
                  (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
+  if (g2z__plan_takes_turns(plan, 1)) {
+    size_t room = g2z__plan_unit_room(plan, 1), size = (size_t)plan->dtype_bytes;
+    size_t slices = plan->param_elements - g2z__plan_param_slices(plan);
+    g2z__plan_line(line, user,
+                   "parameters  %.3f GiB of the blocks, %.3f for two of them whole, which take "
+                   "turns, %.3f for what stays", g2z__gib(slices * size), g2z__gib(2 * room * size),
+                   g2z__gib((plan->param_elements - slices - 2 * room) * size));
+  }
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
     g2z__plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
                    g2z_recompute_text(plan->recompute));
@@ -4141,8 +4384,11 @@ G2Z__PRIVATE g2z_status g2z__pairs_add(g2z_services *services, g2z__pairs *pairs
 }
 
 /* Merges: what two ids make. A slot holds left << 40 | right << 20 | id, since ids have at most 20
- * bits; 0 is empty. */
+ * bits; 0 is empty. Three of four pairs that are asked for make nothing; the bits say so from 128
+ * KiB, where the slots of GPT-2's merges take 1 MiB, and a processor's second cache often no more. */
+#define G2Z__JOIN_BITS 20
 typedef struct g2z__joins {
+  uint64_t maybe[(1 << G2Z__JOIN_BITS) / 64]; /* a bit per hash of pairs: 0 for those of none */
   uint64_t *slots;
   size_t count, capacity; /* a power of two, at least twice count */
 } g2z__joins;
@@ -4156,9 +4402,15 @@ static inline size_t g2z__joins_slot(const g2z__joins *joins, uint64_t pair) {
   return at;
 }
 
+static inline size_t g2z__joins_bit(uint64_t pair) {
+  return (size_t)(pair * 0x9E3779B97F4A7C15u >> (64 - G2Z__JOIN_BITS));
+}
+
 /* The id that two make; 0: they make none. */
 static inline uint32_t g2z__joins_find(const g2z__joins *joins, uint32_t left, uint32_t right) {
   uint64_t pair = (uint64_t)left << 20 | right;
+  size_t bit = g2z__joins_bit(pair);
+  if (!(joins->maybe[bit / 64] >> bit % 64 & 1)) return 0;
   return (uint32_t)(joins->slots[g2z__joins_slot(joins, pair)] & 0xFFFFF);
 }
 
@@ -4166,18 +4418,19 @@ static inline uint32_t g2z__joins_find(const g2z__joins *joins, uint32_t left, u
 G2Z__PRIVATE g2z_status g2z__joins_add(g2z_services *services, g2z__joins *joins, uint32_t left,
                                        uint32_t right, uint32_t id) {
   if (joins->count * 2 >= joins->capacity) {
-    g2z__joins larger = *joins;
+    uint64_t *old = joins->slots;
+    size_t count = joins->capacity;
     void *memory;
-    larger.capacity = joins->capacity ? joins->capacity * 2 : 1024;
-    G2Z__TRY(g2z__alloc(services, larger.capacity, sizeof *larger.slots, &memory));
-    larger.slots = (uint64_t *)memory;
-    for (size_t i = 0; i < joins->capacity; i++)
-      if (joins->slots[i])
-        larger.slots[g2z__joins_slot(&larger, joins->slots[i] >> 20)] = joins->slots[i];
-    g2z_release(services, joins->slots);
-    *joins = larger;
+    G2Z__TRY(g2z__alloc(services, count ? count * 2 : 1024, sizeof *old, &memory));
+    joins->slots = (uint64_t *)memory;
+    joins->capacity = count ? count * 2 : 1024;
+    for (size_t i = 0; i < count; i++)
+      if (old[i]) joins->slots[g2z__joins_slot(joins, old[i] >> 20)] = old[i];
+    g2z_release(services, old);
   }
   uint64_t pair = (uint64_t)left << 20 | right;
+  size_t bit = g2z__joins_bit(pair);
+  joins->maybe[bit / 64] |= (uint64_t)1 << bit % 64;
   joins->slots[g2z__joins_slot(joins, pair)] = pair << 20 | id;
   joins->count++;
   return G2Z_OK;
@@ -4400,8 +4653,9 @@ static inline uint32_t g2z__site_run(const g2z_tokenizer *tokenizer, const g2z__
   return at;
 }
 
-/* Up to 16 bytes as a key: no byte of valid text is 0xFF, so no byte of the inverse is 0 but those
- * behind the piece, and an empty slot's key is nobody's. Row n of the masks keeps n bytes. */
+/* Up to 8 or 16 bytes as a key: no byte of valid text is 0xFF, so no byte of the inverse is 0 but
+ * those that are not the piece's, and an empty slot's key is nobody's. Row n of the masks keeps n
+ * bytes. */
 #define G2Z__LOW(n) {UINT64_MAX >> (64 - 8 * (n)), 0}
 #define G2Z__ALL(n) {UINT64_MAX, UINT64_MAX >> (128 - 8 * (n))}
 static const uint64_t g2z__key_masks[17][2] = {
@@ -4434,18 +4688,36 @@ static inline size_t g2z__key_hash(g2z__key key, int bits) {
   return (size_t)((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> (64 - bits));
 }
 
-/* The caches of pieces, of 8 and 4 MiB: English touches a few hundred KiB of them most of the time.
- * In a bucket of words16 the first comer stays and the second place goes to the latest, since what
- * is frequent comes early. In words48 a piece has one place, and the latest takes it. */
-#define G2Z__WORDS16_BITS 17
+/* The key of 1 to 8 bytes. Reads 8. */
+static inline uint64_t g2z__key8_of(const unsigned char *p, size_t bytes) {
+  uint64_t eight;
+  memcpy(&eight, p, sizeof eight);
+  return ~eight << (64 - 8 * bytes);
+}
+
+/* The caches of pieces, of 2, 4 and 4 MiB. 92 of 100 pieces of English have at most 8 bytes: words8
+ * is small, so that those which are frequent stay in a processor's second cache. In a bucket of
+ * words8 or words16 the first comer stays and the second place goes to the latest, since what is
+ * frequent comes early. In words48 a piece has one place, and the latest takes it. A piece with
+ * more ids than its cache has room for leaves a mark there, and is in the next. */
+#define G2Z__WORDS8_BITS 16
+#define G2Z__WORDS16_BITS 16
 #define G2Z__WORDS48_BITS 15
 #define G2Z__WORDS48_IDS 18
 #define G2Z__WORDS_AHEAD 64   /* pieces whose buckets are fetched before the first is looked at */
+#define G2Z__WORDS_NEXT 15    /* in place of a number of ids: the mark */
+
+typedef struct g2z__words8 { /* pieces of at most 8 bytes and 3 ids; half a cache line */
+  struct {
+    uint64_t key;
+    uint64_t ids;             /* three of 20 bits each, and on top their number */
+  } ways[2];
+} g2z__words8;
 
 typedef struct g2z__words16 { /* pieces of at most 16 bytes and 6 ids; a bucket is a cache line */
   struct {
     g2z__key key;
-    uint64_t ids[2];          /* three ids of 20 bits each, and on top of [0] their number */
+    uint64_t ids[2];          /* as above */
   } ways[2];
 } g2z__words16;
 
@@ -4460,7 +4732,8 @@ struct g2z_encoder {
   const g2z_tokenizer *tokenizer;
   g2z__classify classify;
   g2z__repair repair;
-  void *caches;             /* the block that has both */
+  void *caches;             /* the block that has all three */
+  g2z__words8 *words8;
   g2z__words16 *words16;
   g2z__words48 *words48;
   g2z__site *sites;         /* a long piece */
@@ -4634,17 +4907,18 @@ G2Z__PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned ch
  * They are written to here, because a page that is read first must be taken away from every
  * processor when it is written: with two threads that cost a tenth of the time. */
 G2Z__PRIVATE g2z_status g2z__encoder_caches(g2z_encoder *encoder) {
-  const size_t large = (size_t)2 << 20, words16 = sizeof(g2z__words16) << G2Z__WORDS16_BITS;
-  const size_t words48 = sizeof(g2z__words48) << G2Z__WORDS48_BITS;
-  G2Z__TRY(g2z__alloc(encoder->services, 1, words16 + words48 + large, &encoder->caches));
+  const size_t large = (size_t)2 << 20, words8 = sizeof(g2z__words8) << G2Z__WORDS8_BITS;
+  const size_t words16 = sizeof(g2z__words16) << G2Z__WORDS16_BITS;
+  const size_t bytes = words8 + words16 + (sizeof(g2z__words48) << G2Z__WORDS48_BITS);
+  G2Z__TRY(g2z__alloc(encoder->services, 1, bytes + large, &encoder->caches));
   uintptr_t address = ((uintptr_t)encoder->caches + large - 1) / large * large;
-  encoder->words16 = (g2z__words16 *)address;
-  encoder->words48 = (g2z__words48 *)(address + words16);
+  encoder->words8 = (g2z__words8 *)address;
+  encoder->words16 = (g2z__words16 *)(address + words8);
+  encoder->words48 = (g2z__words48 *)(address + words8 + words16);
 #ifdef MADV_HUGEPAGE
-  if (!encoder->services->allocate)
-    (void)!madvise((void *)address, words16 + words48, MADV_HUGEPAGE);
+  if (!encoder->services->allocate) (void)!madvise((void *)address, bytes, MADV_HUGEPAGE);
 #endif
-  for (size_t at = 0; at < words16 + words48; at += 4096) *(volatile char *)(address + at) = 0;
+  for (size_t at = 0; at < bytes; at += 4096) *(volatile char *)(address + at) = 0;
   return G2Z_OK;
 }
 
@@ -4700,27 +4974,59 @@ static inline void g2z__ids_unpack(uint64_t packed, int32_t *ids) {
   ids[2] = (int32_t)(packed >> 40 & 0xFFFFF);
 }
 
-/* Enters a piece of at most 16 bytes and 6 ids. */
+static inline g2z__words8 *g2z__words8_at(const g2z_encoder *encoder, uint64_t key) {
+  return &encoder->words8[key * 0x9E3779B97F4A7C15u >> (64 - G2Z__WORDS8_BITS)];
+}
+
+static inline g2z__words16 *g2z__words16_at(const g2z_encoder *encoder, g2z__key key) {
+  return &encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)];
+}
+
+/* `count` ids, at most 6, or the mark. */
+static inline void g2z__ids_pack(const int32_t *ids, size_t count, uint64_t packed[2]) {
+  packed[0] = (uint64_t)count << 60;
+  packed[1] = 0;
+  for (size_t i = 0; i < count && count != G2Z__WORDS_NEXT; i++)
+    packed[i / 3] |= (uint64_t)(uint32_t)ids[i] << 20 * (i % 3);
+}
+
+/* Enters a piece of at most 8 bytes and 3 ids, or the mark. */
+G2Z__PRIVATE void g2z__words8_put(g2z_encoder *encoder, uint64_t key, const int32_t *ids,
+                                  size_t count) {
+  g2z__words8 *words = g2z__words8_at(encoder, key);
+  int way = words->ways[0].key != 0 && words->ways[0].key != key;
+  uint64_t packed[2];
+  g2z__ids_pack(ids, count, packed);
+  words->ways[way].key = key;
+  words->ways[way].ids = packed[0];
+}
+
+/* The packed ids of a key in its bucket; 0: it is not there. */
+static inline uint64_t g2z__words8_get(const g2z__words8 *words, uint64_t key) {
+  uint64_t ids = words->ways[1].key == key ? words->ways[1].ids : 0;
+  return words->ways[0].key == key ? words->ways[0].ids : ids; /* branches would be guessed */
+}
+
+/* Enters a piece of at most 16 bytes and 6 ids, or the mark. */
 G2Z__PRIVATE void g2z__words16_put(g2z_encoder *encoder, g2z__key key, const int32_t *ids,
                                    size_t count) {
-  g2z__words16 *words = &encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)];
-  int way = words->ways[0].key.first != 0;
-  uint64_t packed[2] = {(uint64_t)count << 60, 0};
-  for (size_t i = 0; i < count; i++) packed[i / 3] |= (uint64_t)(uint32_t)ids[i] << 20 * (i % 3);
+  g2z__words16 *words = g2z__words16_at(encoder, key);
+  int way = words->ways[0].key.first != 0 && g2z__key_differs(words->ways[0].key, key) != 0;
+  uint64_t packed[2];
+  g2z__ids_pack(ids, count, packed);
   words->ways[way].key = key;
   memcpy(words->ways[way].ids, packed, sizeof packed);
 }
 
-/* The ids of a key in its bucket; 0: it is not there. Stores six. */
+/* The number of ids of a key in its bucket, or the mark; 0: it is not there. Stores six. */
 static inline size_t g2z__words16_get(const g2z__words16 *words, g2z__key key, int32_t *ids) {
   uint64_t other0 = g2z__key_differs(words->ways[0].key, key);
   uint64_t other1 = g2z__key_differs(words->ways[1].key, key);
   if ((other0 < other1 ? other0 : other1) != 0) return 0; /* two branches would often be guessed */
   const uint64_t *packed = words->ways[other0 != 0].ids;
-  uint64_t three = packed[0];
-  g2z__ids_unpack(three, ids);
-  if (three >> 60 > 3) g2z__ids_unpack(packed[1], ids + 3);
-  return (size_t)(three >> 60);
+  g2z__ids_unpack(packed[0], ids);
+  g2z__ids_unpack(packed[1], ids + 3);
+  return (size_t)(packed[0] >> 60);
 }
 
 /* The place of a piece of at most 48 bytes in the cache of those that are no words16. */
@@ -4769,41 +5075,96 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
   return G2Z_OK;
 }
 
-/* A piece or part that words16 does not know, or that was not looked up because fewer than 16 bytes
- * can be read from there. `room` bytes can. */
+/* Enters a piece of at most 48 bytes in the first cache that has room for its ids, and its mark in
+ * those before. `padded` are its first 16 bytes. */
+G2Z__PRIVATE void g2z__words_put(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
+                                 const unsigned char *padded, const int32_t *ids, size_t count) {
+  if (bytes <= 8)
+    g2z__words8_put(encoder, g2z__key8_of(padded, bytes), ids, count <= 3 ? count : G2Z__WORDS_NEXT);
+  if (bytes <= 16 && (bytes > 8 || count > 3))
+    g2z__words16_put(encoder, g2z__key_of(padded, bytes), ids, count <= 6 ? count : G2Z__WORDS_NEXT);
+  if ((bytes <= 16 && count <= 6) || count > G2Z__WORDS48_IDS) return;
+  g2z__words48 *words48 = g2z__words48_at(encoder, piece, bytes);
+  memcpy(words48->key, piece, bytes);
+  memcpy(words48->ids, ids, count * sizeof *ids);
+  words48->bytes = (uint32_t)bytes;
+  words48->count = (uint32_t)count;
+}
+
+/* Looks for a piece of at most 48 bytes in the caches, in the order of g2z__words_put, and stores
+ * its ids; returns how many there are, 0: it is in none. */
+G2Z__PRIVATE size_t g2z__words_get(const g2z_encoder *encoder, const unsigned char *piece,
+                                   size_t bytes, const unsigned char *padded, int32_t *ids) {
+  if (bytes <= 8) {
+    uint64_t key = g2z__key8_of(padded, bytes);
+    uint64_t packed = g2z__words8_get(g2z__words8_at(encoder, key), key);
+    g2z__ids_unpack(packed, ids);
+    if (packed >> 60 != G2Z__WORDS_NEXT) return (size_t)(packed >> 60);
+  }
+  if (bytes <= 16) {
+    g2z__key key = g2z__key_of(padded, bytes);
+    size_t made = g2z__words16_get(g2z__words16_at(encoder, key), key, ids);
+    if (made != G2Z__WORDS_NEXT) return made;
+  }
+  const g2z__words48 *words48 = g2z__words48_at(encoder, piece, bytes);
+  if (words48->bytes != bytes || memcmp(words48->key, piece, bytes) != 0) return 0;
+  memcpy(ids, words48->ids, words48->count * sizeof *ids);
+  return words48->count;
+}
+
+/* A piece or part whose ids are not in words8, nor where one of 9 to 16 bytes should be; or that was
+ * not looked up because fewer than 16 bytes can be read from there. `room` bytes can. */
 G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned char *piece,
                                          size_t bytes, size_t room, g2z__unit unit,
                                          g2z_tokens *out) {
   unsigned char padded[16] = {0};
-  g2z__words48 *words48 = NULL;
-  g2z__key key = {0, 0};
-  size_t before = out->count, made = 0;
-  if (bytes <= 16) {
-    memcpy(padded, piece, bytes);
-    key = g2z__key_of(padded, bytes);
-    made = g2z__words16_get(&encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)], key,
-                            out->ids + before);
+  size_t before = out->count;
+  if (bytes <= 48) {
+    memcpy(padded, piece, bytes < 16 ? bytes : 16);
+    out->count += g2z__words_get(encoder, piece, bytes, padded, out->ids + before);
+    if (out->count > before) return G2Z_OK;
   }
-  if (made == 0 && bytes > 8 && bytes <= sizeof words48->key) { /* few of 8 have 7 ids */
-    words48 = g2z__words48_at(encoder, piece, bytes);
-    if (words48->bytes == bytes && memcmp(words48->key, piece, bytes) == 0) {
-      made = words48->count;
-      memcpy(out->ids + before, words48->ids, made * sizeof *words48->ids);
+  G2Z__TRY(g2z__encode_parts(encoder, piece, bytes, room, unit, out));
+  if (bytes <= 48)
+    g2z__words_put(encoder, piece, bytes, padded, out->ids + before, out->count - before);
+  return G2Z_OK;
+}
+
+typedef struct g2z__lookups { /* what is known of the next pieces before their turn */
+  uint64_t keys[G2Z__WORDS_AHEAD];
+  const g2z__words8 *words8[G2Z__WORDS_AHEAD];
+} g2z__lookups;
+
+/* Sends for the buckets of pieces, `known` of which have 16 bytes to read. */
+static inline void g2z__encode_ahead(const g2z_encoder *encoder, const unsigned char *text,
+                                     const size_t *starts, size_t count, size_t known,
+                                     g2z__lookups *ahead) {
+  static const g2z__words8 none = {{{0, 0}, {0, 0}}};
+  for (size_t i = 0; i < known; i++) {
+    const unsigned char *p = text + starts[i];
+    size_t length = starts[i + 1] - starts[i];
+    if (length <= 8) {
+      uint64_t key = g2z__key8_of(p, length);
+      const g2z__words8 *words8 = g2z__words8_at(encoder, key);
+      __builtin_prefetch(words8);
+      ahead->keys[i] = key;
+      ahead->words8[i] = words8;
+      continue;
+    }
+    ahead->keys[i] = 0;
+    ahead->words8[i] = &none;
+    if (length <= 16) {
+      __builtin_prefetch(g2z__words16_at(encoder, g2z__key_of(p, length)));
+    } else if (length <= 48) {
+      const g2z__words48 *words48 = g2z__words48_at(encoder, p, length);
+      __builtin_prefetch(words48);
+      __builtin_prefetch(&words48->bytes);
     }
   }
-  out->count += made;
-  if (made) return G2Z_OK;
-  G2Z__TRY(g2z__encode_parts(encoder, piece, bytes, room, unit, out));
-  made = out->count - before;
-  if (bytes <= 16 && made <= 6) {
-    g2z__words16_put(encoder, key, out->ids + before, made);
-  } else if (words48 && made <= G2Z__WORDS48_IDS) {
-    memcpy(words48->key, piece, bytes);
-    memcpy(words48->ids, out->ids + before, made * sizeof *words48->ids);
-    words48->bytes = (uint32_t)bytes;
-    words48->count = (uint32_t)made;
+  for (size_t i = known; i < count; i++) {
+    ahead->keys[i] = 0;
+    ahead->words8[i] = &none;
   }
-  return G2Z_OK;
 }
 
 /* Appends the ids of `count` pieces or parts: number i is text[starts[i]..starts[i + 1]). All keys
@@ -4812,33 +5173,31 @@ G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned ch
 G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned char *text,
                                           size_t bytes, const size_t *starts, size_t count,
                                           g2z__unit unit, g2z_tokens *out) {
-  g2z__key keys[G2Z__WORDS_AHEAD];
-  const g2z__words16 *words[G2Z__WORDS_AHEAD];
-  const g2z__words16 *table = encoder->words16;
-  size_t known = count, from = starts[0]; /* those with 16 bytes to read */
+  g2z__lookups ahead;
+  size_t known = count;
   while (known && starts[known - 1] + 16 > bytes) known--;
-  for (size_t i = 0; i < known; i++) {
-    size_t next = starts[i + 1], length = next - from;
-    keys[i] = g2z__key_of(text + from, length);
-    if (length > 16 && length <= 48) {
-      const g2z__words48 *longer = g2z__words48_at(encoder, text + from, length);
-      __builtin_prefetch(longer);
-      __builtin_prefetch(&longer->bytes);
-    }
-    words[i] = &table[g2z__key_hash(keys[i], G2Z__WORDS16_BITS)];
-    __builtin_prefetch(words[i]);
-    from = next;
-  }
+  g2z__encode_ahead(encoder, text, starts, count, known, &ahead);
   int32_t *ids = out->ids + out->count;
   for (size_t i = 0; i < count; i++) {
-    size_t length = starts[i + 1] - starts[i];
-    if (i < known && length <= 16) {
-      size_t made = g2z__words16_get(words[i], keys[i], ids);
+    uint64_t packed = g2z__words8_get(ahead.words8[i], ahead.keys[i]);
+    size_t made = (size_t)(packed >> 60);
+    g2z__ids_unpack(packed, ids);
+    if (made - 1 < 3) {
       ids += made;
-      if (made) continue;
+      continue;
+    }
+    const unsigned char *p = text + starts[i];
+    size_t length = starts[i + 1] - starts[i];
+    if (length > 8 && length <= 16 && i < known) {
+      g2z__key key = g2z__key_of(p, length);
+      made = g2z__words16_get(g2z__words16_at(encoder, key), key, ids);
+      if (made - 1 < 6) {
+        ids += made;
+        continue;
+      }
     }
     out->count = (size_t)(ids - out->ids);
-    G2Z__TRY(g2z__encode_miss(encoder, text + starts[i], length, bytes - starts[i], unit, out));
+    G2Z__TRY(g2z__encode_miss(encoder, p, length, bytes - starts[i], unit, out));
     ids = out->ids + out->count;
   }
   out->count = (size_t)(ids - out->ids);
@@ -6489,7 +6848,11 @@ static g2z_status g2z__cuda_graph_begin(g2z_device *device);
 static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out);
 static g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph);
 static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph);
-static void g2z__cuda_range(const g2z_device *device, const char *name); /* NULL ends one */
+static g2z_status g2z__cuda_timers_open(g2z_device *device);
+static g2z_status g2z__cuda_timers_settle(g2z_device *device); /* all spans that have ended */
+static void g2z__cuda_timers_close(g2z_device *device);
+static void g2z__cuda_span_begin(const g2z_device *device, g2z_span span);
+static void g2z__cuda_span_end(const g2z_device *device, g2z_span span);
 #else
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
@@ -6545,8 +6908,18 @@ G2Z__PRIVATE g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph 
 G2Z__PRIVATE void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
   (void)device, (void)graph;
 }
-G2Z__PRIVATE void g2z__cuda_range(const g2z_device *device, const char *name) {
-  (void)device, (void)name;
+G2Z__PRIVATE g2z_status g2z__cuda_timers_open(g2z_device *device) {
+  return g2z__cuda_open(device);
+}
+G2Z__PRIVATE g2z_status g2z__cuda_timers_settle(g2z_device *device) {
+  return g2z__cuda_open(device);
+}
+G2Z__PRIVATE void g2z__cuda_timers_close(g2z_device *device) { (void)device; }
+G2Z__PRIVATE void g2z__cuda_span_begin(const g2z_device *device, g2z_span span) {
+  (void)device, (void)span;
+}
+G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
+  (void)device, (void)span;
 }
 #endif
 
@@ -6589,6 +6962,8 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
 
 G2Z_API void g2z_device_free(g2z_device *device) {
   if (!device) return;
+  if (device->timers && device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
+  g2z_release(device->services, device->timers);
   device->ops->close(device);
   g2z_release(device->services, device);
 }
@@ -6672,12 +7047,58 @@ G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph) {
   if (graph) g2z__cuda_graph_free(device, graph);
 }
 
-G2Z_API void g2z_range_begin(const g2z_device *device, const char *name) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_range(device, name);
+struct g2z__timers {
+  g2z_span_times span[G2Z_SPAN_COUNT];
+  double begun[G2Z_SPAN_COUNT];      /* CPU: when */
+  g2z_status status;                 /* the first failure of a GPU's events: spans return none */
+  void *backend;
+};
+
+G2Z_API const char *g2z_span_text(g2z_span span) {
+#define X(name, text) text,
+  static const char *const texts[] = {G2Z_SPAN_LIST(X)};
+#undef X
+  return (unsigned)span < G2Z_SPAN_COUNT ? texts[span] : "?";
 }
 
-G2Z_API void g2z_range_end(const g2z_device *device) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_range(device, NULL);
+G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, double seconds) {
+  g2z_span_times *s = &timers->span[span];
+  if (!s->count || seconds < s->min_s) s->min_s = seconds;
+  if (!s->count || seconds > s->max_s) s->max_s = seconds;
+  s->total_s += seconds;
+  s->count++;
+}
+
+G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_begin(device, span);
+  else if (device->timers) device->timers->begun[span] = g2z_seconds();
+}
+
+G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_end(device, span);
+  else if (device->timers)
+    g2z__timers_add(device->timers, span, g2z_seconds() - device->timers->begun[span]);
+}
+
+G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
+  void *memory;
+  if (device->timers) return G2Z_OK;
+  G2Z__TRY(g2z__alloc(device->services, 1, sizeof(struct g2z__timers), &memory));
+  device->timers = (struct g2z__timers *)memory;
+  g2z_status status = device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_timers_open(device) : G2Z_OK;
+  if (status == G2Z_OK) return G2Z_OK;
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
+  g2z_release(device->services, device->timers);
+  device->timers = NULL;
+  return status;
+}
+
+G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]) {
+  memset(out, 0, G2Z_SPAN_COUNT * sizeof *out);
+  if (!device->timers) return G2Z_OK;
+  if (device->kind == G2Z_DEVICE_CUDA) G2Z__TRY(g2z__cuda_timers_settle(device));
+  memcpy(out, device->timers->span, G2Z_SPAN_COUNT * sizeof *out);
+  return G2Z_OK;
 }
 
 /* The number behind `name` in /proc/meminfo, in bytes; 0 when it is not there. */
@@ -7807,7 +8228,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, void *params, float *
   for (size_t i = 0; i < count; i++) {
     g2z_update_range range = host_ranges[i];
     g2z__adamw_factors factors = g2z__adamw_prepare(config, state, range.decay);
-    float *weights = (float *)params + range.memory, *masters = master + range.shard;
+    float *weights = (float *)params + range.param, *masters = master + range.shard;
     float *first = m + range.shard, *second = v + range.shard;
     const float *gradients = (const float *)grads + range.grad;
     int64_t runs = (int64_t)((range.elements + G2Z__RUN - 1) / G2Z__RUN);
@@ -9741,6 +10162,13 @@ G2Z__PRIVATE g2z_status g2z__one_buffer(g2z_comm *comm, void *buffer, size_t n) 
   (void)comm, (void)buffer, (void)n;
   return G2Z_OK;
 }
+/* A rank alone has no parameters elsewhere than where they are used: the plan. */
+G2Z__PRIVATE g2z_status g2z__one_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
+  (void)comm, (void)n;
+  G2Z_ASSERT(to == from);
+  (void)to, (void)from;
+  return G2Z_OK;
+}
 G2Z__PRIVATE g2z_status g2z__one_rows(g2z_comm *comm, double *rows, size_t columns) {
   (void)comm, (void)rows, (void)columns;
   return G2Z_OK;
@@ -9766,7 +10194,7 @@ G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 static const g2z_collectives g2z__one_rank = {
     "one rank",             g2z__one_nothing, g2z__one_place,  g2z__one_place,
     g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_buffer, g2z__one_allocate,
-    g2z__one_release,       g2z__one_buffer,  g2z__one_buffer, g2z__one_rows,
+    g2z__one_release,       g2z__one_gather,  g2z__one_buffer, g2z__one_rows,
     g2z__lap,               g2z__lap_ms,      g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
@@ -9823,46 +10251,59 @@ G2Z__PRIVATE g2z_status g2z__star_gather(g2z_comm *comm, char *buffer, size_t by
   return g2z__star_spread(comm, buffer, bytes * (size_t)comm->world);
 }
 
+G2Z__PRIVATE double g2z__star_begin(g2z_comm *comm, g2z_span span) {
+  g2z_span_begin(comm->device, span);
+  return g2z_seconds();
+}
+
 /* CPU ranks compute and communicate in turns: all of it is waiting. */
-G2Z__PRIVATE g2z_status g2z__star_timed(g2z_comm *comm, double begin, g2z_status status) {
+G2Z__PRIVATE g2z_status g2z__star_timed(g2z_comm *comm, double begin, g2z_span span,
+                                        g2z_status status) {
+  g2z_span_end(comm->device, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
 
 G2Z__PRIVATE g2z_status g2z__star_reduce_scatter(g2z_comm *comm, void *out, void *from,
                                                  g2z_write mode, size_t n) {
-  double begin = g2z_seconds();
+  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE_SCATTER);
   size_t slice = n / (size_t)comm->world;
   float *mine = (float *)from + (size_t)comm->rank * slice;
   g2z_status status = g2z__star_sum(comm, (float *)from, n);
   if (status == G2Z_OK) status = g2z__star_scatter(comm, (char *)from, slice * sizeof(float));
   if (status == G2Z_OK && mine != out)
     status = comm->device->ops->grad_add(comm->device, out, mine, mode, slice);
-  return g2z__star_timed(comm, begin, status);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE_SCATTER, status);
 }
 G2Z__PRIVATE g2z_status g2z__star_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z_seconds();
+  double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_REDUCE);
   g2z_status status = g2z__star_sum(comm, (float *)buffer, n);
   if (status == G2Z_OK) status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
-  return g2z__star_timed(comm, begin, status);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_REDUCE, status);
 }
 G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z_seconds();
-  return g2z__star_timed(comm, begin, g2z__star_sum(comm, (float *)buffer, n));
+  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE, g2z__star_sum(comm, (float *)buffer, n));
 }
 G2Z__PRIVATE g2z_status g2z__star_broadcast(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z_seconds();
-  return g2z__star_timed(comm, begin, g2z__star_spread(comm, (char *)buffer, n * sizeof(float)));
+  double begin = g2z__star_begin(comm, G2Z_SPAN_BROADCAST);
+  g2z_status status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
+  return g2z__star_timed(comm, begin, G2Z_SPAN_BROADCAST, status);
 }
-G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z_seconds();
+G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *to, const void *from,
+                                             size_t n) {
+  double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_GATHER);
   size_t bytes = n / (size_t)comm->world * sizeof(float);
-  return g2z__star_timed(comm, begin, g2z__star_gather(comm, (char *)buffer, bytes));
+  char *mine = (char *)to + (size_t)comm->rank * bytes;
+  if (mine != from) memcpy(mine, from, bytes);
+  g2z_status status = g2z__star_gather(comm, (char *)to, bytes);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_GATHER, status);
 }
 G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, double *rows, size_t columns) {
-  double begin = g2z_seconds();
+  double begin = g2z__star_begin(comm, G2Z_SPAN_VERDICT);
   size_t bytes = columns * sizeof(double);
-  return g2z__star_timed(comm, begin, g2z__star_gather(comm, (char *)rows, bytes));
+  g2z_status status = g2z__star_gather(comm, (char *)rows, bytes);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_VERDICT, status);
 }
 G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
@@ -10060,9 +10501,10 @@ typedef struct g2z__model {
   char *activations;
   char *logits;             /* [head_chunk, Vp] act */
   float *dwte;              /* [Vp, C] f32: wte's gradient, inside grads where those are fp32 */
-  /* Called before a unit's parameters are read in a forward pass, before its gradients are written,
-   * and when every gradient in memory [0, end) has its final value for this micro-step: wte's in
-   * dwte, which is not cast yet. */
+  /* Called before a unit's parameters are read, in a forward pass and again in a backward pass, in
+   * their order and before those of the next unit; before its gradients are written; and when every
+   * gradient in memory [0, end) has its final value for this micro-step: wte's in dwte, where it is
+   * not cast yet. */
   g2z_status (*need)(void *user, int unit);
   g2z_status (*begin)(void *user, int unit);
   g2z_status (*complete)(void *user, size_t end); /* NULL: more micro-steps will add to them */
@@ -10070,7 +10512,7 @@ typedef struct g2z__model {
 } g2z__model;
 
 G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param param) {
-  size_t element = g2z_plan_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
+  size_t element = g2z_plan_param_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
   return model->params + element * (size_t)model->plan->dtype_bytes;
 }
 
@@ -10211,6 +10653,7 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   char *datt = (char *)dqkv + (size_t)N * 3 * (size_t)C * (size_t)plan->dtype_bytes;
   char *dln1 = datt; /* datt is read for the last time before dln1 is written */
 
+  G2Z__TRY(model->need(model->user, unit));
   /* With the same inputs, dropout and algorithms the same bits come out. The last block's activations
    * are still there: no other has run since. */
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
@@ -10252,6 +10695,7 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, L - 1, G2Z__SITE_FCPROJ);
   g2z_dropout drop_embed = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF);
+  G2Z__TRY(model->need(model->user, 0));
   G2Z__TRY(model->begin(model->user, 0));
   G2Z__TRY(model->begin(model->user, 1));
   G2Z__TRY(dev->ops->layernorm_bwd(
@@ -10296,7 +10740,8 @@ struct g2z_trainer {
   g2z_graph *graph;                  /* of g2z__trainer_enqueue, once it was recorded */
   g2z_loader *loader;
   float *master, *m, *v;             /* [shard_elements] */
-  char *grad_shard;                  /* [shard_elements] grad, stage 2: sums over ranks; else NULL */
+  char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
+                                      * else NULL */
   g2z_step_state *state;             /* device */
   g2z_step_state *reported[2];       /* host copies, by parity of the step */
   g2z_verdict verdict;
@@ -10315,6 +10760,10 @@ struct g2z_trainer {
   int stale;                         /* so many buckets, from the first: their slices of other
                                       * ranks are older than their masters */
   int joined;                        /* the device waited for the gathers of this bucket and later */
+  int needed;                        /* the unit whose parameters were asked for last */
+  int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two
+                                      * places, or come there; 0: none */
+  int turn_joined[2];                /* 1: the device waited for them */
   int tuned;                         /* 1: rank 0's choices of products are everybody's */
   int stop_requested, stop_agreed;
   g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
@@ -10407,7 +10856,7 @@ G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t coun
     if (high > end) high = end;
     if (low >= high) continue;
     size_t skip = low - part->canonical;
-    part->memory += skip;
+    part->param += skip;
     part->grad += skip;
     part->shard += skip;
     part->canonical = low;
@@ -10443,10 +10892,11 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
                               part.elements * sizeof(float)));
     if (buffer == G2Z_BUFFER_MASTER)
       G2Z__TRY(dev->ops->cast_act(
-          dev, t->model.params + part.memory * (size_t)t->plan.dtype_bytes, shard + part.shard,
+          dev, t->model.params + part.param * (size_t)t->plan.dtype_bytes, shard + part.shard,
           part.elements));
   }
   t->stale = t->plan.buckets;
+  t->turn[0] = t->turn[1] = 0;
   return dev->ops->synchronize(dev);
 }
 
@@ -10583,8 +11033,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
   double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
   size_t n = g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements;
   if (n == 0) return G2Z_OK;
-  return t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
-                                    g2z__trainer_reduced(t, bucket), n);
+  g2z_span_begin(t->device, G2Z_SPAN_NORM);
+  G2Z__TRY(t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
+                                      g2z__trainer_reduced(t, bucket), n));
+  g2z_span_end(t->device, G2Z_SPAN_NORM);
+  return G2Z_OK;
 }
 
 /* wte's part in a bucket takes its place among the gradients, rounded to their type. */
@@ -10635,59 +11088,126 @@ G2Z__PRIVATE g2z_status g2z__trainer_begin(void *user, int unit) {
                               (room - kept) * size);
 }
 
-/* A bucket's parameters from those who updated them. */
+/* A bucket's parameters from those who updated them. What lay where they come to has been read by
+ * then: fork(). */
 G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
-  g2z_range range = g2z_plan_bucket(&t->plan, bucket);
-  size_t size = (size_t)t->plan.dtype_bytes;
-  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, range.elements * size);
-  char *params = t->model.params + range.begin * size;
+  const g2z_plan *plan = &t->plan;
+  size_t n = g2z_plan_bucket(plan, bucket).elements, size = (size_t)plan->dtype_bytes;
+  char *to = t->model.params + g2z_plan_param_bucket(plan, bucket) * size;
+  const char *from = t->model.params + g2z_plan_param_slice(plan, bucket) * size;
+  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, n * size);
   G2Z__TRY(t->comm->ops->fork(t->comm));
-  if (t->plan.strategy == G2Z_STRATEGY_DP)
-    G2Z__TRY(t->comm->ops->broadcast(t->comm, params, range.elements));
-  else G2Z__TRY(t->comm->ops->all_gather(t->comm, params, range.elements));
-  return t->comm->ops->mark(t->comm, t->plan.buckets + bucket);
+  if (plan->strategy == G2Z_STRATEGY_DP) G2Z__TRY(t->comm->ops->broadcast(t->comm, to, n));
+  else G2Z__TRY(t->comm->ops->all_gather(t->comm, to, from, n));
+  return t->comm->ops->mark(t->comm, plan->buckets + bucket);
 }
 
-/* What is stale, in the order in which a forward pass needs it: from the back. */
+/* A unit that takes turns comes to its place, unless it is there. Others have one of their own. */
+G2Z__PRIVATE g2z_status g2z__trainer_fetch(g2z_trainer *t, int unit) {
+  if (!g2z__plan_takes_turns(&t->plan, unit) || t->turn[unit % 2] == unit) return G2Z_OK;
+  for (int bucket = t->unit_buckets[unit + 1] - 1; bucket >= t->unit_buckets[unit]; bucket--)
+    G2Z__TRY(g2z__trainer_gather(t, bucket));
+  t->turn[unit % 2] = unit;
+  t->turn_joined[unit % 2] = 0;
+  return G2Z_OK;
+}
+
+/* The device waits for a unit's parameters: of its gathers, that of the bucket in which it begins
+ * was enqueued last. */
+G2Z__PRIVATE g2z_status g2z__trainer_arrive(g2z_trainer *t, int unit) {
+  int bucket = t->unit_buckets[unit], turns = g2z__plan_takes_turns(&t->plan, unit);
+  if (turns ? t->turn_joined[unit % 2] : t->joined <= bucket) return G2Z_OK;
+  if (turns) t->turn_joined[unit % 2] = 1;
+  else t->joined = bucket;
+  return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
+}
+
+/* What is stale and has a place, in the order in which a forward pass needs it: from the back. */
 G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
   if (!t->stale || !g2z__trainer_gathers(t)) return G2Z_OK;
   for (int bucket = t->stale - 1; bucket >= 0; bucket--)
-    G2Z__TRY(g2z__trainer_gather(t, bucket));
+    if (!g2z__plan_takes_turns(&t->plan, g2z__plan_bucket_unit(&t->plan, bucket)))
+      G2Z__TRY(g2z__trainer_gather(t, bucket));
   t->joined = t->stale;
   t->stale = 0;
   return G2Z_OK;
 }
 
-/* Before a unit's parameters are read: the gather that was enqueued last is that of the bucket in
- * which the unit begins. */
+/* Before a unit's parameters are read: they are there, and those of the next one, in the direction
+ * of the pass, come beside what is computed with these. The two that a pass ends with stay: it is
+ * with them that the next one, in the other direction, begins. */
 G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
   g2z_trainer *t = (g2z_trainer *)user;
-  int bucket = t->unit_buckets[unit];
-  if (!g2z__trainer_gathers(t) || t->joined <= bucket) return G2Z_OK;
-  t->joined = bucket;
-  return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
+  int next = unit + (unit > t->needed) - (unit < t->needed);
+  if (!g2z__trainer_gathers(t)) return G2Z_OK;
+  t->needed = unit;
+  G2Z__TRY(g2z__trainer_fetch(t, unit));
+  G2Z__TRY(g2z__trainer_arrive(t, unit));
+  return g2z__trainer_fetch(t, next);
+}
+
+/* Of the units that take turns, the last that a forward pass finds in its place. */
+G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
+  return t->plan.model.layers > 1 ? t->plan.model.layers - 1 : 1;
+}
+
+/* The two blocks that a forward pass needs first are where they take turns. */
+G2Z__PRIVATE g2z_status g2z__trainer_begin_turns(g2z_trainer *t) {
+  if (!g2z__plan_takes_turns(&t->plan, 1)) return G2Z_OK;
+  for (int unit = t->plan.model.layers; unit >= g2z__trainer_second(t); unit--) {
+    G2Z__TRY(g2z__trainer_fetch(t, unit));
+    G2Z__TRY(g2z__trainer_arrive(t, unit));
+  }
+  return G2Z_OK;
+}
+
+/* Every parameter that has a place is there; unit 0's come last. */
+G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
+  if (!g2z__trainer_gathers(t)) return G2Z_OK;
+  G2Z__TRY(g2z__trainer_refresh(t));
+  G2Z__TRY(g2z__trainer_arrive(t, 0));
+  return g2z__trainer_begin_turns(t);
+}
+
+/* What a graph leaves to its next start: the buckets before this one. */
+G2Z__PRIVATE int g2z__trainer_early(const g2z_trainer *t) {
+  int turns = g2z__plan_takes_turns(&t->plan, 1);
+  return t->unit_buckets[turns ? g2z__trainer_second(t) : g2z_plan_unit_of_wpe(&t->plan)];
+}
+
+/* A bucket has its new parameters: they go out at once if there is a place for them. */
+G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
+  int unit = g2z__plan_bucket_unit(&t->plan, bucket);
+  if (!g2z__plan_takes_turns(&t->plan, unit)) return g2z__trainer_gather(t, bucket);
+  if (unit < g2z__trainer_second(t) || bucket > t->unit_buckets[unit]) return G2Z_OK;
+  return g2z__trainer_fetch(t, unit);
 }
 
 /* AdamW on what this rank owns; what other ranks need of it goes out bucket after bucket. A graph
- * must end with all its work done: it sends wte and wpe, under the update of the rest, and leaves the
- * rest to its next start, where it hides under the forward pass. */
+ * must end with all its work done: it sends what a forward pass needs first, wte, wpe, and two
+ * blocks where they take turns, under the update of the rest, and leaves the rest to its next
+ * start, where it hides under the forward pass. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
   int apart = g2z__trainer_gathers(t), last = apart ? t->plan.buckets - 1 : 0;
-  int first = t->graphed ? t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)] : 0;
+  int first = t->graphed ? g2z__trainer_early(t) : 0;
+  t->turn[0] = t->turn[1] = 0;
   for (int bucket = last; bucket >= 0; bucket--) {
     size_t begin = apart ? t->bucket_ranges[bucket] : 0;
     size_t end = apart ? t->bucket_ranges[bucket + 1] : t->range_count;
+    g2z_span_begin(t->device, G2Z_SPAN_ADAMW);
     if (end > begin)
       G2Z__TRY(t->device->ops->adamw(t->device, t->model.params, t->master, t->m, t->v,
                                      t->grad_shard ? t->grad_shard : t->model.grads,
                                      t->ranges + begin, t->host_ranges + begin, end - begin,
                                      &t->config.optimizer, t->state));
-    if (apart && bucket >= first) G2Z__TRY(g2z__trainer_gather(t, bucket));
+    g2z_span_end(t->device, G2Z_SPAN_ADAMW);
+    if (apart && bucket >= first) G2Z__TRY(g2z__trainer_send(t, bucket));
   }
   t->joined = t->plan.buckets;
   t->stale = first;
   if (!apart || !t->graphed) return G2Z_OK;
   t->joined = first;
+  t->turn_joined[0] = t->turn_joined[1] = 1;
   return t->comm->ops->join(t->comm, t->plan.buckets + first);
 }
 
@@ -10696,7 +11216,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
   const g2z_collectives *ops = t->comm->ops;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  g2z_range_begin(t->device, "train/optimizer_step");
+  g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   for (int bucket = 0; bucket < plan->buckets && plan->world > 1; bucket++) {
     G2Z__TRY(ops->join(t->comm, bucket)); /* while the last ones travel the others are squared */
     G2Z__TRY(g2z__trainer_squares(t, bucket));
@@ -10707,9 +11227,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
   G2Z__TRY(ops->all_gather_rows(t->comm, t->verdict.rows, G2Z_VERDICT_COLUMNS));
   G2Z__TRY(ops->mark(t->comm, 2 * plan->buckets));
   G2Z__TRY(ops->join(t->comm, 2 * plan->buckets));
+  g2z_span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
+  g2z_span_end(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(g2z__trainer_update(t));
-  g2z_range_end(t->device);
+  g2z_span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   return G2Z_OK;
 }
 
@@ -10753,7 +11275,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   int unit = 0;
   for (int bucket = 0; bucket < plan->buckets; bucket++) {
     g2z_range of = g2z_plan_bucket(plan, bucket);
-    while (range < t->range_count && t->host_ranges[range].memory < of.begin) range++;
+    size_t shard = g2z_plan_shard_offset(plan, bucket);
+    while (range < t->range_count && t->host_ranges[range].shard < shard) range++;
     t->bucket_ranges[bucket] = range;
     while (unit < plan->units && g2z_plan_unit(plan, unit) < of.begin + of.elements)
       t->unit_buckets[unit++] = bucket;
@@ -10795,6 +11318,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   t->model.plan = &t->plan;
   t->model.device = t->device;
   t->model.need = g2z__trainer_need;
+  t->needed = t->plan.units;
   t->model.begin = g2z__trainer_begin;
   t->model.user = t;
   G2Z__TRY(g2z__trainer_allocate(t));
@@ -10856,7 +11380,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   config.gather = t->config.gather; /* nothing is gathered where nothing is sharded */
   if (plan->zero_stage == 0) config.gather = G2Z_GATHER_PLAIN;
   G2Z__TRY(g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm));
-  G2Z__TRY(t->comm->ops->allocate(t->comm, plan->elements * (size_t)plan->dtype_bytes, &memory));
+  G2Z__TRY(t->comm->ops->allocate(t->comm, plan->param_elements * (size_t)plan->dtype_bytes,
+                                  &memory));
   t->model.params = (char *)memory;
   return G2Z_OK;
 }
@@ -10983,14 +11508,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, 
   t->micro_step = micro_step;
   t->buckets_reduced = 0;
   t->model.complete = g2z__trainer_reduces(t, micro_step) ? g2z__trainer_complete : NULL;
-  g2z_range_begin(t->device, "train/forward");
+  g2z_span_begin(t->device, G2Z_SPAN_FORWARD);
   G2Z__TRY(g2z__forward(&t->model, &pass));
   G2Z__TRY(g2z__head(&t->model, &pass, row + G2Z_VERDICT_LOSS, G2Z__HEAD_WITH_GRADIENT, dloss,
                      t->state, mode));
-  g2z_range_end(t->device);
-  g2z_range_begin(t->device, "train/backward");
+  g2z_span_end(t->device, G2Z_SPAN_FORWARD);
+  g2z_span_begin(t->device, G2Z_SPAN_BACKWARD);
   G2Z__TRY(g2z__backward(&t->model, &pass, mode));
-  g2z_range_end(t->device);
+  g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
 }
 
@@ -11020,6 +11545,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   return g2z_device_tuning(t->device, text);
 }
 
+/* What lies there takes the place of all: the others do not come along. */
+G2Z__PRIVATE g2z_status g2z__trainer_need_nothing(void *user, int unit) {
+  (void)user, (void)unit;
+  return G2Z_OK;
+}
+
 /* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
  * addition, and a run that is repeated has only one tuning table to read. */
 G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
@@ -11030,8 +11561,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   t->tuned = 1;
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
   g2z_ranks_phase(ranks, "tuning", t->enqueued, 600);
-  G2Z__TRY(g2z__trainer_refresh(t));
+  G2Z__TRY(g2z__trainer_settle(t));
+  t->model.need = g2z__trainer_need_nothing;
   g2z_status status = t->plan.rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
+  t->model.need = g2z__trainer_need;
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK && text) bytes = strlen(text) + 1;
   if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, &bytes, sizeof bytes);
@@ -11048,13 +11581,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
 
 /* The same as one graph. The first step runs without, so that scratch and algorithms are there. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
-  int early = t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)]; /* what a graph gathers as it starts */
+  int early = g2z__trainer_early(t);
   if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
-  if (t->stale > early && g2z__trainer_gathers(t)) { /* parameters were written */
-    G2Z__TRY(g2z__trainer_refresh(t));
-    G2Z__TRY(t->comm->ops->join(t->comm, t->plan.buckets)); /* bucket 0's came last: all are here */
-    t->joined = 0;
-  }
+  /* Behind another graph all is as it must be. Else parameters were written, or a forward pass has
+   * been through the places where blocks take turns. */
+  G2Z__TRY(t->stale > early ? g2z__trainer_settle(t) : g2z__trainer_begin_turns(t));
   t->stale = early;
   if (!t->graph) {
     G2Z__TRY(g2z_graph_begin(t->device));
@@ -11180,9 +11711,11 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
   return g2z__trainer_report(t, t->enqueued, report);
 }
 
-/* The losses of this rank's part of `steps` batches, added up. */
+/* The losses of this rank's part of `steps` batches, added up. *trouble is why there were no
+ * tokens: such a rank goes on with those of an earlier batch, as others may wait for its
+ * parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
-                                              double *sum) {
+                                              double *sum, g2z_status *trouble) {
   g2z_device *dev = t->device;
   size_t tokens = (size_t)t->plan.batch * (size_t)t->plan.seq;
   g2z__pass pass = g2z__trainer_pass(t, 0);
@@ -11191,13 +11724,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
   for (int64_t step = 0; step < steps; step++) {
     const int32_t *x, *y;
     g2z_ranks_phase(g2z_context_ranks(t->context), "validation", t->enqueued, 0); /* progress */
-    G2Z__TRY(g2z_loader_next(loader, &x, &y));
-    G2Z__TRY(g2z__trainer_stage(t, x, y, tokens));
-    g2z_range_begin(dev, "val/forward");
+    if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
+    if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
+    g2z_span_begin(dev, G2Z_SPAN_VAL_FORWARD);
     G2Z__TRY(g2z__forward(&t->model, &pass));
     G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state,
                        G2Z_OVERWRITE));
-    g2z_range_end(dev);
+    g2z_span_end(dev, G2Z_SPAN_VAL_FORWARD);
   }
   G2Z__TRY(dev->ops->download(dev, sum, t->eval_sum, sizeof *sum));
   return dev->ops->synchronize(dev);
@@ -11212,7 +11745,9 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   G2Z__TRY(g2z__trainer_share_tuning(t));
   G2Z__TRY(g2z__trainer_refresh(t));
   g2z_status status = g2z__alloc(t->services, (size_t)t->plan.world, sizeof(double), &sums);
-  if (status == G2Z_OK) status = g2z__trainer_validate(t, loader, steps, &sum);
+  g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &sum, &status);
+  if (enqueued != G2Z_OK) g2z_release(t->services, sums);
+  G2Z__TRY(enqueued); /* its GPU failed: the others wait where no agreement reaches them */
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, &sum, sizeof sum, sums);
   for (int rank = 0; rank < t->plan.world && status == G2Z_OK; rank++)
@@ -13996,7 +14531,16 @@ G2Z__PRIVATE double g2z__run_wall_s(const g2z_run *run) {
   return run->earlier_s + (g2z_seconds() - run->started);
 }
 
-/* Rank 0: the tuning table, training_metrics.json and report.html, which reads it. */
+/* Rank 0: what spans took, and its summary. */
+G2Z__PRIVATE g2z_status g2z__run_write_profile(g2z_run *run) {
+  g2z_span_times times[G2Z_SPAN_COUNT];
+  if (!run->config.profile) return G2Z_OK;
+  G2Z__TRY(g2z_device_span_times(run->trainer->device, times));
+  G2Z__TRY(g2z_profile_write_spans(run->services, run->config.run_dir, times));
+  return g2z_profile_run(run->services, run->config.run_dir);
+}
+
+/* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
 G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, double wall_s) {
   char *path;
   g2z_writer *writer;
@@ -14011,7 +14555,9 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, 
   if (status == G2Z_OK) status = g2z__run_write_artifact(run, writer, now, wall_s);
   g2z_writer_free(writer);
   g2z_release(run->services, path);
-  return status == G2Z_OK ? g2z_report_run(run->services, run->config.run_dir) : status;
+  G2Z__TRY(status);
+  G2Z__TRY(g2z_report_run(run->services, run->config.run_dir));
+  return g2z__run_write_profile(run);
 }
 
 /* Rank 0: the tokenizer beside the weights. */
@@ -14273,6 +14819,11 @@ G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
   if (needs && !config->run_dir)
     return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
                      "%s needs a run_dir, where checkpoints stand", needs);
+  if (config->profile && (!config->run_dir || config->train.graph == 1))
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "profile needs %s", config->run_dir
+                     ? "graph off: nothing can be timed inside a graph"
+                     : "a run_dir, where profiles stand");
+  if (config->profile) config->train.graph = 0;
   if (config->resume && !config->train.train_glob)
     return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "a training is resumed with the token shards "
                      "that it trains on: name them");
@@ -14752,6 +15303,8 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   G2Z__TRY(status);
   if (run->val) G2Z__TRY(g2z__run_val_entropy(run));
   G2Z__TRY(g2z_trainer_create(run->context, train, &run->trainer));
+  if (run->config.profile)
+    G2Z__TRY(g2z__run_agree(run, g2z_device_time_spans(run->trainer->device)));
   g2z__run_price(run);
   G2Z__TRY(g2z__run_begin_epoch(run, 0));
   if (run->steps == 0)
@@ -15331,7 +15884,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 
 /* ===== >>i20 report ======================================================
  * In:  numbers, and text of any origin. Out: pages.
- * Law: what comes from outside is escaped or is a number; a number that cannot be drawn is a gap. */
+ * Law: what comes from outside is escaped or a number; a number that cannot be drawn is a gap. */
 
 /* ----- pages ----- */
 
@@ -15612,7 +16165,7 @@ G2Z__PRIVATE double g2z__round_step(double span, int count, int whole) {
   return whole && step < 1 ? 1 : step;
 }
 
-/* Ticks at 1, 2, 5 within few decades, else at powers of ten; at some of them where there are many. */
+/* Ticks at 1, 2, 5 within few decades, else at powers of ten, or at some of them. */
 G2Z__PRIVATE void g2z__log_ticks(g2z__scale *s) {
   int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
   int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
@@ -15987,7 +16540,7 @@ G2Z__PRIVATE void g2z__event_varint(g2z_events *e, uint64_t value) {
   g2z__event_bytes(e, bytes, count);
 }
 
-/* Field numbers and wire types of protobuf: 0 varint, 1 eight bytes, 2 bytes with a length, 5 four. */
+/* Field number and wire type of protobuf: 0 varint, 1 eight bytes, 2 a length and bytes, 5 four. */
 G2Z__PRIVATE void g2z__event_key(g2z_events *e, int field, int type) {
   g2z__event_varint(e, (uint64_t)(field << 3 | type));
 }
@@ -16420,7 +16973,7 @@ typedef struct g2z__run_files {      /* what a run directory tells about the run
   g2z__told metrics, launcher, failure;
 } g2z__run_files;
 
-/* Steps that training_metrics.json knows of: fewer than there are when the run has gone on since. */
+/* Steps that training_metrics.json knows of: not all, when the run has gone on since. */
 G2Z__PRIVATE size_t g2z__report_steps(const g2z__told *metrics) {
   char at[48];
   double steps = 0, more;
@@ -16453,19 +17006,20 @@ G2Z__PRIVATE g2z_status g2z__report_result(g2z_page *page, const g2z__run_files 
 
 /* Epoch by epoch, from training_metrics.json. */
 G2Z__PRIVATE void g2z__report_epochs(g2z_page *page, const g2z__told *metrics) {
+  enum { COLUMNS = 9 };
   static const struct {
     const char *header, *name, *format;
     double factor;
-  } columns[] = {{"epoch", "epoch_idx", "%.0f", 1},
-                 {"steps", "steps", "%.0f", 1},
-                 {"tokens", "tokens_processed_global", "%.0f", 1},
-                 {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
-                 {"training loss", "train_loss_avg_global", "%.4f", 1},
-                 {"validation loss", "val_loss_avg_global", "%.4f", 1},
-                 {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
-                 {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
-                 {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
-  enum { COLUMNS = sizeof columns / sizeof *columns };
+  } columns[COLUMNS] = {
+      {"epoch", "epoch_idx", "%.0f", 1},
+      {"steps", "steps", "%.0f", 1},
+      {"tokens", "tokens_processed_global", "%.0f", 1},
+      {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
+      {"training loss", "train_loss_avg_global", "%.4f", 1},
+      {"validation loss", "val_loss_avg_global", "%.4f", 1},
+      {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
+      {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
+      {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
   const char *headers[COLUMNS];
   char at[64], text[32];
   for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
@@ -16543,6 +17097,1035 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   return status;
 }
 
+/* ----- profiles ----- */
+
+#define G2Z__PROFILE_TOP 5
+
+/* Written so that one reader serves for this table and for those of nsys. */
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  char *directory, *path, host[128] = "", name[160], percent[32];
+  g2z_writer *writer;
+  double total_s = 0;
+  gethostname(host, sizeof host - 1);
+  snprintf(name, sizeof name, "timers_%s.txt", host);
+  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z_make_directory(services, directory);
+  if (status == G2Z_OK) status = g2z__join_path(services, directory, name, &path);
+  g2z_release(services, directory);
+  G2Z__TRY(status);
+  status = g2z_writer_create(services, path, &writer);
+  g2z_release(services, path);
+  G2Z__TRY(status);
+  g2z_writer_printf(writer, " ** NVTX Range Summary (train --profile):\n\n"
+                            " Time (%%)   Total Time (ns)  Instances         Avg (ns)         "
+                            "Min (ns)         Max (ns)  Range\n"
+                            " --------  ----------------  ---------  ---------------  "
+                            "---------------  ---------------  -------------------\n");
+  int order[G2Z_SPAN_COUNT], count = 0; /* what took most first */
+  for (int i = 0; i < G2Z_SPAN_COUNT; i++) {
+    int at = count;
+    if (!times[i].count) continue;
+    total_s += times[i].total_s;
+    for (; at > 0 && times[order[at - 1]].total_s < times[i].total_s; at--)
+      order[at] = order[at - 1];
+    order[at] = i;
+    count++;
+  }
+  for (int i = 0; i < count; i++) {
+    const g2z_span_times *s = &times[order[i]];
+    snprintf(percent, sizeof percent, "%.1f", total_s > 0 ? 100 * s->total_s / total_s : 0);
+    g2z__plain_number(percent);
+    g2z_writer_printf(writer, " %8s  %16.0f  %9" PRId64 "  %15.0f  %15.0f  %15.0f  :%s\n", percent,
+                      s->total_s * 1e9, s->count, s->total_s * 1e9 / (double)s->count,
+                      s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)order[i]));
+  }
+  status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+typedef struct g2z__ranked {         /* a row of a table; texts lie in the file's text */
+  double percent;
+  char total[48];                    /* "1234567 ns" */
+  const char *name, *raw;
+  size_t name_bytes, raw_bytes;
+} g2z__ranked;
+
+typedef struct g2z__profile {
+  g2z_services *services;
+  g2z__ranked top[2][G2Z__PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
+  int count[2];
+  char **inputs, **texts;            /* names of files, what they hold */
+  size_t input_count, input_capacity;
+  char **reports;                    /* nsys_*.nsys-rep */
+  size_t report_count, report_capacity;
+} g2z__profile;
+
+static const char *const g2z__profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
+static const char *const g2z__profile_kinds[] = {"nvtx", "osrt"};
+
+/* Into the top list of its kind, behind those of the same share. */
+G2Z__PRIVATE void g2z__profile_rank(g2z__profile *p, int kind, const g2z__ranked *row) {
+  int at = p->count[kind];
+  while (at > 0 && p->top[kind][at - 1].percent < row->percent) at--;
+  if (at == G2Z__PROFILE_TOP) return;
+  int moved = p->count[kind] - at - (p->count[kind] == G2Z__PROFILE_TOP);
+  memmove(&p->top[kind][at + 1], &p->top[kind][at], (size_t)moved * sizeof *row);
+  p->top[kind][at] = *row;
+  if (p->count[kind] < G2Z__PROFILE_TOP) p->count[kind]++;
+}
+
+typedef struct g2z__stats {          /* a text of `nsys stats`, line by line */
+  g2z__profile *profile;
+  const char *path;
+  int number, kind;                  /* line; table that it belongs to, -1: none that counts */
+  int sections;                      /* tables that count */
+  char unit[8];                      /* of the total time */
+  size_t column[3];                  /* where share, total and name begin; column[2] 0: not known */
+} g2z__stats;
+
+G2Z__PRIVATE g2z_status g2z__stats_fail(const g2z__stats *s, const char *why) {
+  return g2z__fail(s->profile->services, G2Z_FORMAT,
+                   "%.400s, line %d: %s: it is damaged, or not what `nsys stats` printed", s->path,
+                   s->number, why);
+}
+
+/* The line of dashes: where columns begin. The name is the last one. */
+G2Z__PRIVATE g2z_status g2z__stats_columns(g2z__stats *s, const char *line, size_t bytes) {
+  int columns = 0;
+  for (size_t i = 0; i < bytes; i++) {
+    if (line[i] != '-' || (i > 0 && line[i - 1] == '-')) continue;
+    s->column[columns < 2 ? columns : 2] = i;
+    columns++;
+  }
+  return columns >= 3 ? G2Z_OK : g2z__stats_fail(s, "a table of fewer than three columns");
+}
+
+/* The first number in [from, to) of a line, without the commas between its digits. */
+G2Z__PRIVATE int g2z__stats_number(const g2z__stats *s, const char *line, size_t from, size_t to,
+                                   char text[40], double *value) {
+  g2z_json json;
+  size_t used = 0;
+  while (from < to && line[from] == ' ') from++;
+  for (; from < to && line[from] != ' ' && used < 39; from++)
+    if (line[from] != ',') text[used++] = line[from];
+  text[used] = 0;
+  g2z_json_open(&json, s->profile->services, s->path, text, used);
+  *value = g2z_json_number(&json);
+  return g2z_json_close(&json) == G2Z_OK && *value >= 0;
+}
+
+/* " 53.9  2,765,967  14,244 ...  PushPop  :train/forward". */
+G2Z__PRIVATE g2z_status g2z__stats_row(g2z__stats *s, const char *line, size_t bytes) {
+  g2z__ranked row;
+  char text[40];
+  double total;
+  memset(&row, 0, sizeof row);
+  if (bytes <= s->column[2] ||
+      !g2z__stats_number(s, line, 0, s->column[1], text, &row.percent) || row.percent > 100 ||
+      !g2z__stats_number(s, line, s->column[1], s->column[2], text, &total))
+    return g2z__stats_fail(s, "no row of a share, a time and a name");
+  snprintf(row.total, sizeof row.total, "%s %s", text, s->unit);
+  row.raw = line;
+  row.raw_bytes = bytes;
+  row.name = line + s->column[2];
+  row.name_bytes = bytes - s->column[2];
+  while (row.name_bytes > 0 && row.name[row.name_bytes - 1] == ' ') row.name_bytes--;
+  if (row.name_bytes > 1 && *row.name == ':') { /* NVTX's domain that has no name */
+    row.name++;
+    row.name_bytes--;
+  }
+  if (row.name_bytes == 0) return g2z__stats_fail(s, "a row without a name");
+  g2z__profile_rank(s->profile, s->kind, &row);
+  return G2Z_OK;
+}
+
+/* 1: the line, which ends with a NUL or a line feed, has `part` in it. */
+G2Z__PRIVATE const char *g2z__stats_find(const char *line, size_t bytes, const char *part) {
+  size_t length = strlen(part);
+  for (size_t i = 0; i + length <= bytes; i++)
+    if (memcmp(line + i, part, length) == 0) return line + i;
+  return NULL;
+}
+
+G2Z__PRIVATE g2z_status g2z__stats_line(g2z__stats *s, const char *line, size_t bytes) {
+  if (g2z__stats_find(line, bytes, "** ") || g2z__stats_find(line, bytes, "Processing [")) {
+    if (s->kind >= 0 && !s->column[2]) return g2z__stats_fail(s, "the table before has no head");
+    s->kind = -1;
+    for (int i = 0; i < 2; i++)
+      if (g2z__stats_find(line, bytes, g2z__profile_titles[i])) s->kind = i;
+    s->sections += s->kind >= 0;
+    s->column[2] = 0;
+    s->unit[0] = 0;
+    return G2Z_OK;
+  }
+  size_t blank = 0;
+  while (blank < bytes && line[blank] == ' ') blank++;
+  if (blank == bytes && s->column[2]) s->kind = -1; /* behind the last row */
+  if (blank == bytes || s->kind < 0) return G2Z_OK;
+  if (s->column[2]) return g2z__stats_row(s, line, bytes);
+  if (s->unit[0]) return g2z__stats_columns(s, line, bytes);
+  static const char total[] = "Total Time (";
+  const char *unit = g2z__stats_find(line, bytes, total);
+  size_t rest = unit ? bytes - (size_t)(unit - line) - (sizeof total - 1) : 0, length = 0;
+  if (unit) unit += sizeof total - 1;
+  while (length < rest && unit[length] >= 'a' && unit[length] <= 'z') length++;
+  if (!length || length >= sizeof s->unit || length == rest || unit[length] != ')')
+    return g2z__stats_fail(s, "a table without a \"Total Time (ns)\"");
+  snprintf(s->unit, sizeof s->unit, "%.*s", (int)length, unit);
+  return G2Z_OK;
+}
+
+/* What `nsys stats` printed into a file; `text` must outlive the profile. */
+G2Z__PRIVATE g2z_status g2z__stats_read(g2z__profile *profile, const char *path, const char *text,
+                                        size_t bytes) {
+  g2z__stats s;
+  memset(&s, 0, sizeof s);
+  s.profile = profile;
+  s.path = path;
+  s.kind = -1;
+  for (size_t at = 0; at < bytes;) {
+    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
+    size_t length = (end ? (size_t)(end - text) : bytes) - at, next = at + length + 1;
+    if (length > 0 && text[at + length - 1] == '\r') length--;
+    s.number++;
+    G2Z__TRY(g2z__stats_line(&s, text + at, length));
+    at = next;
+  }
+  if (s.kind >= 0 && !s.column[2]) return g2z__stats_fail(&s, "the last table has no rows");
+  if (s.sections) return G2Z_OK;
+  return g2z__stats_fail(&s, "neither an NVTX Range Summary nor an OS Runtime Summary");
+}
+
+/* A copy at the end of a list. */
+G2Z__PRIVATE g2z_status g2z__list_append(g2z_services *services, char ***list, size_t *count,
+                                         size_t *capacity, const char *text) {
+  void *memory = *list, *copy;
+  g2z_status status = g2z__grow(services, &memory, capacity, *count, *count + 1, sizeof **list);
+  *list = (char **)memory;
+  G2Z__TRY(status);
+  G2Z__TRY(g2z__alloc(services, strlen(text) + 1, 1, &copy));
+  memcpy(copy, text, strlen(text) + 1);
+  (*list)[(*count)++] = (char *)copy;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE int g2z__text_order(const void *a, const void *b) {
+  return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Names in a directory that begin and end so, in their order; in one that is not there: none. */
+G2Z__PRIVATE g2z_status g2z__list_files(g2z_services *services, const char *directory,
+                                        const char *begin, const char *end, char ***list,
+                                        size_t *count, size_t *capacity) {
+  DIR *opened = opendir(directory);
+  g2z_status status = G2Z_OK;
+  for (struct dirent *entry; opened && status == G2Z_OK && (entry = readdir(opened)) != NULL;) {
+    const char *name = entry->d_name;
+    size_t length = strlen(name), first = strlen(begin), last = strlen(end);
+    if (length >= first + last && strncmp(name, begin, first) == 0 &&
+        strcmp(name + length - last, end) == 0)
+      status = g2z__list_append(services, list, count, capacity, name);
+  }
+  if (opened) closedir(opened);
+  if (*count > 1) qsort(*list, *count, sizeof **list, g2z__text_order);
+  return status;
+}
+
+/* The files that are read, and their tables. */
+G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory) {
+  size_t read = 0;
+  G2Z__TRY(g2z__list_files(p->services, directory, "nsys_", ".nsys-rep", &p->reports,
+                           &p->report_count, &p->report_capacity));
+  G2Z__TRY(g2z__list_files(p->services, directory, "nsys_stats_", ".txt", &p->inputs,
+                           &p->input_count, &p->input_capacity));
+  if (p->input_count == 0)
+    G2Z__TRY(g2z__list_files(p->services, directory, "timers_", ".txt", &p->inputs,
+                             &p->input_count, &p->input_capacity));
+  if (p->input_count == 0)
+    return g2z__fail(p->services, G2Z_IO,
+                     "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
+                     "slurm/profile.sh or with train --profile first", directory);
+  void *memory;
+  G2Z__TRY(g2z__alloc(p->services, p->input_count, sizeof(char *), &memory));
+  p->texts = (char **)memory;
+  for (; read < p->input_count; read++) {
+    char *path;
+    size_t bytes;
+    G2Z__TRY(g2z__join_path(p->services, directory, p->inputs[read], &path));
+    g2z_status status = g2z_read_file(p->services, path, (size_t)1 << 28, &p->texts[read], &bytes);
+    if (status == G2Z_OK) status = g2z__stats_read(p, path, p->texts[read], bytes);
+    g2z_release(p->services, path);
+    G2Z__TRY(status);
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE void g2z__profile_free(g2z__profile *p) {
+  for (size_t i = 0; i < p->input_count; i++) {
+    if (p->texts) g2z_release(p->services, p->texts[i]);
+    g2z_release(p->services, p->inputs[i]);
+  }
+  for (size_t i = 0; i < p->report_count; i++) g2z_release(p->services, p->reports[i]);
+  g2z_release(p->services, p->texts);
+  g2z_release(p->services, p->inputs);
+  g2z_release(p->services, p->reports);
+}
+
+/* A text of another file; NULL: not known. */
+G2Z__PRIVATE g2z_status g2z__profile_copy_text(g2z_json_out *out, const char *key,
+                                               const g2z__told *told, const char *at) {
+  char *text;
+  G2Z__TRY(g2z__told_text(told, at, &text));
+  g2z_json_put_string(out, key, text);
+  g2z_release(told->services, text);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__profile_put_top(const g2z__profile *p, g2z_json_out *out, int kind) {
+  char key[16];
+  snprintf(key, sizeof key, "%s_top5", g2z__profile_kinds[kind]);
+  g2z_json_begin(out, key, '[');
+  for (int i = 0; i < p->count[kind]; i++) {
+    const g2z__ranked *row = &p->top[kind][i];
+    void *memory;
+    G2Z__TRY(g2z__alloc(p->services, row->raw_bytes + 1, 1, &memory));
+    char *text = (char *)memory;
+    g2z_json_begin(out, NULL, '{');
+    g2z_json_put_string(out, "kind", g2z__profile_kinds[kind]);
+    memcpy(text, row->name, row->name_bytes); /* the rest is zero from the allocation */
+    g2z_json_put_string(out, "name", text);
+    g2z_json_put_number(out, "time_percent", row->percent);
+    g2z_json_put_string(out, "total_time", row->total);
+    memcpy(text, row->raw, row->raw_bytes);
+    g2z_json_put_string(out, "raw", text);
+    g2z_json_end(out, '}');
+    g2z_release(p->services, text);
+  }
+  g2z_json_end(out, ']');
+  return G2Z_OK;
+}
+
+/* Hosts are in the names of the files: nsys_stats_HOST.txt, timers_HOST.txt. */
+G2Z__PRIVATE void g2z__profile_put_files(const g2z__profile *p, g2z_json_out *out) {
+  char host[300];
+  g2z_json_begin(out, "hosts", '[');
+  for (size_t i = 0; i < p->input_count; i++) {
+    const char *name = p->inputs[i] + (strncmp(p->inputs[i], "nsys", 4) == 0 ? 11 : 7);
+    snprintf(host, sizeof host, "%.*s", (int)(strlen(name) - 4), name);
+    g2z_json_put_string(out, NULL, host);
+  }
+  g2z_json_end(out, ']');
+}
+
+G2Z__PRIVATE g2z_status g2z__profile_put(const g2z__profile *p, g2z_json_out *out,
+                                         const char *run_dir, const g2z__told *metrics,
+                                         const g2z__told *launcher) {
+  static const char *const numbers[][2] = {
+      {"seq_length", "training_config.seq_len"},
+      {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu"},
+      {"grad_accum_steps", "training_config.grad_accum_steps"},
+      {"tokens_per_sec", "summary.mean_tokens_per_sec_global"},
+      {"total_wall_time_sec", "summary.total_wall_time_sec"}};
+  char now[32], *absolute = realpath(run_dir, NULL);
+  g2z_utc_now(now);
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "generated_at_utc", now);
+  g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
+  free(absolute);
+  g2z_json json;
+  int scheduled = g2z__told_at(metrics, "scheduler.job_id", &json);
+  G2Z__TRY(g2z__profile_copy_text(out, "slurm_job_id", scheduled ? metrics : launcher,
+                                  scheduled ? "scheduler.job_id" : "slurm.SLURM_JOB_ID"));
+  g2z__profile_put_files(p, out);
+  double world = g2z__told_number(metrics, "hardware.world_size");
+  if (isnan(world)) world = g2z__told_number(launcher, "world_size");
+  g2z_json_put_number(out, "world_size", world);
+  G2Z__TRY(g2z__profile_copy_text(out, "gpu", metrics, "hardware.gpu_name"));
+  G2Z__TRY(g2z__profile_copy_text(out, "cuda", metrics, "env.cuda_version"));
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    g2z_json_put_number(out, numbers[i][0], g2z__told_number(metrics, numbers[i][1]));
+  if (p->report_count == 1) g2z_json_put_string(out, "nsys_report", p->reports[0]);
+  else if (p->report_count == 0) g2z_json_put_null(out, "nsys_report");
+  else {
+    g2z_json_begin(out, "nsys_report", '[');
+    for (size_t i = 0; i < p->report_count; i++) g2z_json_put_string(out, NULL, p->reports[i]);
+    g2z_json_end(out, ']');
+  }
+  g2z_json_begin(out, "inputs", '[');
+  for (size_t i = 0; i < p->input_count; i++) g2z_json_put_string(out, NULL, p->inputs[i]);
+  g2z_json_end(out, ']');
+  G2Z__TRY(g2z__profile_put_top(p, out, 0));
+  G2Z__TRY(g2z__profile_put_top(p, out, 1));
+  g2z_json_end(out, '}');
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__profile_write(const g2z__profile *p, const char *run_dir,
+                                           const char *directory) {
+  g2z__told metrics, launcher;
+  g2z_writer *writer = NULL;
+  g2z_json_out out;
+  char *path;
+  memset(&launcher, 0, sizeof launcher);
+  memset(&out, 0, sizeof out);
+  launcher.services = p->services;
+  out.indent = 2;
+  G2Z__TRY(g2z__join_path(p->services, directory, "profile_summary.json", &path));
+  g2z_status status = g2z__told_read(p->services, run_dir, "training_metrics.json", &metrics);
+  if (status == G2Z_OK)
+    status = g2z__told_read(p->services, run_dir, "launcher_metadata.json", &launcher);
+  if (status == G2Z_OK) status = g2z_writer_create(p->services, path, &writer);
+  out.writer = writer;
+  if (status == G2Z_OK) status = g2z__profile_put(p, &out, run_dir, &metrics, &launcher);
+  if (status == G2Z_OK) g2z_writer_put(writer, "\n", 1);
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  g2z_release(p->services, path);
+  g2z__told_free(&metrics);
+  g2z__told_free(&launcher);
+  return status;
+}
+
+G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
+  g2z__profile p;
+  char *directory;
+  memset(&p, 0, sizeof p);
+  p.services = services;
+  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z__profile_read(&p, directory);
+  if (status == G2Z_OK) status = g2z__profile_write(&p, run_dir, directory);
+  g2z__profile_free(&p);
+  g2z_release(services, directory);
+  return status;
+}
+
+/* ===== >>i21 experiments =================================================
+ * In:  figures, or files of any origin. Out: files, tables, pages.
+ * Law: a file is read whole and checked before any of it is believed. */
+
+#define G2Z__SUMMARY_FORMAT "gpt2_zero experiment 1"
+#define G2Z__SUMMARY_POINTS 4096 /* more are no experiment, but a damaged file */
+
+static const struct {
+  const char *name, *heading;
+  int digits;
+} g2z__figures[] = {
+#define X(name, digits, heading, meaning) {#name, heading, digits},
+    G2Z_FIGURE_LIST(X)
+#undef X
+};
+
+static const char *const g2z__outcomes[] = {
+#define X(name, text) text,
+    G2Z_OUTCOME_LIST(X)
+#undef X
+};
+
+/* The columns of an experiment's table. */
+#define X G2Z_FIGURE
+static const int g2z__scaling_columns[] = {
+    X(world_size), X(micro_batch), X(accum_steps), X(tokens_per_sec), X(tokens_per_sec_sd),
+    X(step_p50_ms), X(train_time_sec), X(total_wall_time_sec), X(exposed_comm_ms),
+    X(speedup_vs_1gpu), X(scaling_efficiency), -1};
+static const int g2z__buckets_columns[] = {
+    X(world_size), X(buckets), X(collectives_per_step), X(step_p50_ms), X(step_p95_ms),
+    X(exposed_comm_ms), X(tokens_per_sec), X(tokens_per_sec_sd), -1};
+static const int g2z__matrix_columns[] = {
+    X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(step_p50_ms), X(step_p95_ms),
+    X(peak_memory_gib), X(plan_gib), X(gpu_percent), -1};
+static const int g2z__strategies_columns[] = {
+    X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(total_wall_time_sec),
+    X(exposed_comm_sec), X(exposed_comm_share), X(gpu_percent), X(cpu_percent),
+    X(peak_memory_gib), X(speedup_vs_1gpu), X(scaling_efficiency), -1};
+static const int g2z__comm_columns[] = {X(message_mib), X(time_us), X(bus_gb_per_sec),
+                                        X(limit_gb_per_sec), X(of_limit), -1};
+static const int g2z__point_columns[] = {X(tokens_per_sec), X(step_p50_ms), -1};
+#undef X
+
+static const struct {
+  const char *name, *title;
+  const int *columns;
+} g2z__experiments[] = {{"scaling", "Scaling: the same work on more ranks", g2z__scaling_columns},
+                        {"buckets", "Sizes of gradient buckets", g2z__buckets_columns},
+                        {"matrix", "ZeRO stages by precision", g2z__matrix_columns},
+                        {"strategies", "Strategies", g2z__strategies_columns},
+                        {"comm", "Collectives", g2z__comm_columns},
+                        {"point", "A point", g2z__point_columns}};
+
+/* Its row in the table above; -1: there is none. */
+G2Z__PRIVATE int g2z__experiment(const char *name) {
+  for (int i = 0; i < (int)(sizeof g2z__experiments / sizeof *g2z__experiments); i++)
+    if (strcmp(name, g2z__experiments[i].name) == 0) return i;
+  return -1;
+}
+
+G2Z_API double *g2z_figure(g2z_figures *figures, int number) {
+  G2Z_ASSERT(number >= 0 && number < G2Z_FIGURE_COUNT);
+  return (double *)(void *)figures + number; /* the struct holds doubles and nothing else */
+}
+
+G2Z__PRIVATE double g2z__figure_of(const g2z_point *point, int number) {
+  g2z_figures figures = point->figures;
+  return *g2z_figure(&figures, number);
+}
+
+G2Z_API g2z_point g2z_point_default(void) {
+  g2z_point point;
+  memset(&point, 0, sizeof point);
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++) *g2z_figure(&point.figures, i) = NAN;
+  return point;
+}
+
+G2Z_API double g2z_median(double *values, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (isnan(values[i])) return NAN;
+  qsort(values, count, sizeof *values, g2z__double_order);
+  return count ? 0.5 * (values[(count - 1) / 2] + values[count / 2]) : NAN;
+}
+
+G2Z_API double g2z_deviation(const double *values, size_t count) {
+  double mean = 0, squares = 0;
+  for (size_t i = 0; i < count; i++) mean += values[i] / (double)count;
+  for (size_t i = 0; i < count; i++) squares += (values[i] - mean) * (values[i] - mean);
+  return count > 1 ? sqrt(squares / (double)(count - 1)) : NAN;
+}
+
+/* ----- summaries ----- */
+
+G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
+                                      g2z_summary **out) {
+  void *memory;
+  *out = NULL;
+  if (g2z__experiment(experiment) < 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "no experiment is called \"%.64s\"", experiment);
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_summary), &memory));
+  g2z_summary *summary = (g2z_summary *)memory;
+  summary->services = services;
+  snprintf(summary->experiment, sizeof summary->experiment, "%s", experiment);
+  g2z_utc_now(summary->generated_utc);
+  *out = summary;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_summary_free(g2z_summary *summary) {
+  if (!summary) return;
+  g2z_release(summary->services, summary->points);
+  g2z_release(summary->services, summary);
+}
+
+G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
+  void *list = summary->points;
+  *out = NULL;
+  if (summary->count >= G2Z__SUMMARY_POINTS)
+    return g2z__fail(summary->services, G2Z_BAD_ARGUMENT, "an experiment has at most %d points",
+                     G2Z__SUMMARY_POINTS);
+  g2z_status status = g2z__grow(summary->services, &list, &summary->capacity, summary->count,
+                                summary->count + 1, sizeof(g2z_point));
+  summary->points = (g2z_point *)list;
+  G2Z__TRY(status);
+  *out = &summary->points[summary->count++];
+  **out = g2z_point_default();
+  return G2Z_OK;
+}
+
+/* 1: a point knows the figure. */
+G2Z__PRIVATE int g2z__summary_knows(const g2z_summary *summary, int number) {
+  for (size_t i = 0; i < summary->count; i++)
+    if (!isnan(g2z__figure_of(&summary->points[i], number))) return 1;
+  return 0;
+}
+
+G2Z__PRIVATE void g2z__put_point(g2z_json_out *out, const g2z_summary *summary,
+                                 const g2z_point *point) {
+  char name[64];
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "name", point->name);
+  g2z_json_put_string(out, "series", point->series);
+  g2z_json_put_string(out, "outcome", g2z__outcomes[point->outcome]);
+  g2z_json_put_string(out, "reason", point->reason[0] ? point->reason : NULL);
+  g2z_json_begin(out, "runs", '[');
+  for (int r = 0; r < point->repeats; r++) {
+    snprintf(name, sizeof name, "run_%s_%d", summary->experiment, point->runs[r]);
+    g2z_json_put_string(out, NULL, name);
+  }
+  g2z_json_end(out, ']');
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++)
+    if (g2z__summary_knows(summary, i))
+      g2z_json_put_number(out, g2z__figures[i].name, g2z__figure_of(point, i));
+  g2z_json_end(out, '}');
+}
+
+/* The texts of a summary: in files under these names. */
+#define G2Z__SUMMARY_TEXTS(X)     \
+  X(experiment, "experiment")     \
+  X(generated_utc, "generated_at_utc") \
+  X(command_line, "command_line") \
+  X(commit, "git_commit")         \
+  X(hardware, "hardware")         \
+  X(work, "work")
+
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
+  g2z_writer *writer;
+  g2z_json_out out;
+  G2Z__TRY(g2z_writer_create(summary->services, path, &writer));
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_string(&out, "format", G2Z__SUMMARY_FORMAT);
+#define X(member, name) g2z_json_put_string(&out, name, summary->member);
+  G2Z__SUMMARY_TEXTS(X)
+#undef X
+  g2z_json_begin(&out, "points", '[');
+  for (size_t i = 0; i < summary->count; i++) g2z__put_point(&out, summary, &summary->points[i]);
+  g2z_json_end(&out, ']');
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* A string that fits into `room` bytes with its NUL; null becomes "". */
+G2Z__PRIVATE void g2z__json_get_text(g2z_json *json, char *out, size_t room) {
+  out[0] = 0;
+  if (g2z_json_peek(json) == 'n') {
+    g2z_json_skip(json);
+    return;
+  }
+  g2z_json_text text = g2z_json_string(json);
+  if (text.bytes >= room) {
+    g2z_json_fail(json, "a text of %zu bytes where %zu have room", text.bytes, room - 1);
+  } else if (text.at) {
+    out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
+  }
+}
+
+G2Z__PRIVATE void g2z__get_runs(g2z_json *json, g2z_point *point) {
+  char name[64];
+  if (!g2z_json_enter(json, '[')) return;
+  while (g2z_json_next(json, ']', NULL)) {
+    g2z__json_get_text(json, name, sizeof name);
+    const char *number = strrchr(name, '_');
+    if (strncmp(name, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
+      g2z_json_fail(json, "\"%s\" is no run's name, or one more than %d", name, G2Z_REPEATS);
+    else point->runs[point->repeats++] = atoi(number + 1);
+  }
+}
+
+G2Z__PRIVATE void g2z__get_point(g2z_json *json, g2z_summary *summary) {
+  g2z_json_text key;
+  g2z_point *point;
+  char word[16] = "";
+  int outcome = 0;
+  if (g2z_summary_add(summary, &point) != G2Z_OK) {
+    json->status = G2Z_NO_MEMORY; /* or too many: the sentence is written */
+    return;
+  }
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    int figure = 0;
+    while (figure < G2Z_FIGURE_COUNT && !g2z_json_is(&key, g2z__figures[figure].name)) figure++;
+    if (figure < G2Z_FIGURE_COUNT)
+      *g2z_figure(&point->figures, figure) = g2z__json_number_or_null(json);
+    else if (g2z_json_is(&key, "name")) g2z__json_get_text(json, point->name, sizeof point->name);
+    else if (g2z_json_is(&key, "series"))
+      g2z__json_get_text(json, point->series, sizeof point->series);
+    else if (g2z_json_is(&key, "outcome")) g2z__json_get_text(json, word, sizeof word);
+    else if (g2z_json_is(&key, "reason"))
+      g2z__json_get_text(json, point->reason, sizeof point->reason);
+    else if (g2z_json_is(&key, "runs")) g2z__get_runs(json, point);
+    else g2z_json_skip(json);
+  }
+  while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2z__outcomes[outcome]) != 0) outcome++;
+  if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
+    g2z_json_fail(json, "a point without a name, or whose outcome is \"%s\"", word);
+  else point->outcome = (g2z_outcome)outcome;
+}
+
+G2Z__PRIVATE g2z_status g2z__summary_parse(g2z_summary *summary, const char *path,
+                                           const char *text, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  char format[64] = "";
+  summary->experiment[0] = 0;
+  g2z_json_open(&json, summary->services, path, text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+#define X(member, name)                                                      \
+      if (g2z_json_is(&key, name)) {                                         \
+        g2z__json_get_text(&json, summary->member, sizeof summary->member);  \
+        continue;                                                            \
+      }
+      G2Z__SUMMARY_TEXTS(X)
+#undef X
+      if (g2z_json_is(&key, "format")) g2z__json_get_text(&json, format, sizeof format);
+      else if (g2z_json_is(&key, "points") && g2z_json_enter(&json, '[')) {
+        while (g2z_json_next(&json, ']', NULL)) g2z__get_point(&json, summary);
+      } else g2z_json_skip(&json);
+    }
+  G2Z__TRY(g2z_json_close(&json));
+  if (strcmp(format, G2Z__SUMMARY_FORMAT) != 0)
+    return g2z__fail(summary->services, G2Z_FORMAT,
+                     "%.400s: its format is \"%s\" and not \"%s\": name a file or directory that "
+                     "bench wrote", path, format, G2Z__SUMMARY_FORMAT);
+  if (g2z__experiment(summary->experiment) < 0)
+    return g2z__fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path,
+                     summary->experiment);
+  if (summary->count == 0)
+    return g2z__fail(summary->services, G2Z_FORMAT, "%.400s has no points", path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out) {
+  char *text;
+  size_t bytes;
+  *out = NULL;
+  G2Z__TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
+  g2z_status status = g2z_summary_create(services, "point", out);
+  if (status == G2Z_OK) status = g2z__summary_parse(*out, path, text, bytes);
+  if (status != G2Z_OK) {
+    g2z_summary_free(*out);
+    *out = NULL;
+  }
+  g2z_release(services, text);
+  return status;
+}
+
+/* ----- tables ----- */
+
+/* "12.3", and "-" for what is not known. */
+G2Z__PRIVATE const char *g2z__figure_text(const g2z_point *point, int number, char text[32]) {
+  double value = g2z__figure_of(point, number);
+  if (isnan(value)) snprintf(text, 32, "-");
+  else snprintf(text, 32, "%.*f", g2z__figures[number].digits, value);
+  return text;
+}
+
+G2Z_API void g2z_summary_print(const g2z_summary *summary,
+                               void (*line)(void *user, const char *text), void *user) {
+  const int *columns = g2z__experiments[g2z__experiment(summary->experiment)].columns;
+  char text[2048], rule[256], cell[32];
+  int used = snprintf(text, sizeof text, "| %s |", summary->experiment);
+  int ruled = snprintf(rule, sizeof rule, "|---|");
+  for (const int *c = columns; *c >= 0; c++) {
+    if (!g2z__summary_knows(summary, *c)) continue;
+    used += snprintf(text + used, sizeof text - (size_t)used, " %s |", g2z__figures[*c].heading);
+    ruled += snprintf(rule + ruled, sizeof rule - (size_t)ruled, "---|");
+  }
+  line(user, text);
+  line(user, rule);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome != G2Z_OUTCOME_OK) continue;
+    used = snprintf(text, sizeof text, "| %s |", point->name);
+    for (const int *c = columns; *c >= 0; c++)
+      if (g2z__summary_knows(summary, *c))
+        used += snprintf(text + used, sizeof text - (size_t)used, " %s |",
+                         g2z__figure_text(point, *c, cell));
+    line(user, text);
+  }
+  snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
+           summary->command_line, summary->commit);
+  line(user, "");
+  line(user, text);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome == G2Z_OUTCOME_OK) continue;
+    snprintf(text, sizeof text, "%s: %s: %s", g2z__outcomes[point->outcome], point->name,
+             point->reason);
+    line(user, text);
+  }
+}
+
+G2Z__PRIVATE void g2z__summary_table(const g2z_summary *summary, g2z_page *page) {
+  const int *columns = g2z__experiments[g2z__experiment(summary->experiment)].columns;
+  const char *headers[32];
+  char cell[32];
+  int count = 0;
+  headers[count++] = summary->experiment;
+  for (const int *c = columns; *c >= 0; c++)
+    if (g2z__summary_knows(summary, *c)) headers[count++] = g2z__figures[*c].heading;
+  g2z_page_table(page, NULL, count, headers);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome != G2Z_OUTCOME_OK) continue;
+    g2z_page_cell(page, "%s", point->name);
+    for (const int *c = columns; *c >= 0; c++) {
+      if (!g2z__summary_knows(summary, *c)) continue;
+      int known = !isnan(g2z__figure_of(point, *c));
+      g2z_page_cell(page, "%s", known ? g2z__figure_text(point, *c, cell) : "");
+    }
+  }
+  for (size_t i = 0; i < summary->count; i++)
+    if (summary->points[i].outcome != G2Z_OUTCOME_OK)
+      g2z_page_text(page, "%s: %s: %s", g2z__outcomes[summary->points[i].outcome],
+                    summary->points[i].name, summary->points[i].reason);
+}
+
+/* ----- charts ----- */
+
+#define G2Z__PLOT_BARS 64            /* more have no room on a page */
+
+typedef struct g2z__plot {           /* the points of a summary that went well, column by column */
+  const g2z_summary *summary;
+  size_t count;
+  const g2z_point *points[G2Z__PLOT_BARS];
+  const char *labels[G2Z__PLOT_BARS];
+} g2z__plot;
+
+G2Z__PRIVATE void g2z__plot_fill(const g2z__plot *plot, int number, double *out) {
+  for (size_t i = 0; i < plot->count; i++) out[i] = g2z__figure_of(plot->points[i], number);
+}
+
+/* Bars of a figure, with whiskers from `low` to `high` (-1: none); a second one beside it (-1: none). */
+G2Z__PRIVATE void g2z__plot_bars(const g2z__plot *plot, g2z_page *page, const char *title,
+                                 const char *about, int figure, int low, int high, int second) {
+  double values[4][G2Z__PLOT_BARS];
+  const int numbers[4] = {figure, low, high, second};
+  g2z_series series[2];
+  g2z_chart chart;
+  if (!g2z__summary_knows(plot->summary, figure)) return;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (int k = 0; k < 4; k++)
+    if (numbers[k] >= 0) g2z__plot_fill(plot, numbers[k], values[k]);
+  for (int k = 0; k < 2; k++) {
+    series[k].count = plot->count;
+    series[k].y = values[k ? 3 : 0];
+    series[k].name = g2z__figures[k ? (second >= 0 ? second : figure) : figure].heading;
+  }
+  if (low >= 0) {
+    series[0].low = values[1];
+    series[0].high = values[2];
+  }
+  chart.title = title;
+  chart.about = about;
+  chart.labels = plot->labels;
+  chart.series = series;
+  chart.series_count = second >= 0 && g2z__summary_knows(plot->summary, second) ? 2 : 1;
+  g2z_page_chart(page, &chart);
+}
+
+/* tokens/s with its deviation as whiskers. */
+G2Z__PRIVATE void g2z__plot_throughput(const g2z__plot *plot, g2z_page *page) {
+  double y[G2Z__PLOT_BARS], sd[G2Z__PLOT_BARS], low[G2Z__PLOT_BARS], high[G2Z__PLOT_BARS];
+  g2z_series series;
+  g2z_chart chart;
+  if (!g2z__summary_knows(plot->summary, G2Z_FIGURE(tokens_per_sec))) return;
+  memset(&series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  g2z__plot_fill(plot, G2Z_FIGURE(tokens_per_sec), y);
+  g2z__plot_fill(plot, G2Z_FIGURE(tokens_per_sec_sd), sd);
+  for (size_t i = 0; i < plot->count; i++) {
+    low[i] = y[i] - sd[i];
+    high[i] = y[i] + sd[i];
+  }
+  series.name = "tokens/s";
+  series.count = plot->count;
+  series.y = y;
+  series.low = low;
+  series.high = high;
+  chart.title = "Throughput";
+  chart.about = "tokens per second of all ranks; whiskers: standard deviation over the repeats";
+  chart.labels = plot->labels;
+  chart.series = &series;
+  chart.series_count = 1;
+  g2z_page_chart(page, &chart);
+}
+
+/* A line over x for each series of points, up to seven, and `ideal` beside them: "x" for y = x, or a
+ * figure of the first series, or none (-1). */
+enum { G2Z__IDEAL_NONE = -1, G2Z__IDEAL_X = -2 };
+G2Z__PRIVATE void g2z__plot_lines(const g2z__plot *plot, g2z_page *page, const char *title,
+                                  const char *about, const char *x_name, int x, int y, int ideal,
+                                  g2z_axis x_axis) {
+  double xs[G2Z_CHART_SERIES][G2Z__PLOT_BARS], ys[G2Z_CHART_SERIES][G2Z__PLOT_BARS];
+  g2z_series series[G2Z_CHART_SERIES];
+  g2z_chart chart;
+  const int last = ideal == G2Z__IDEAL_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
+  int used = 0;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (size_t i = 0; i < plot->count; i++) {
+    const g2z_point *point = plot->points[i];
+    double at = g2z__figure_of(point, x), value = g2z__figure_of(point, y);
+    int k = 0;
+    if (isnan(at) || isnan(value)) continue;
+    const char *name = point->series[0] ? point->series : g2z__figures[y].heading;
+    while (k < used && strcmp(series[k].name, name) != 0) k++;
+    if (k == last) continue;
+    if (k == used) series[used++].name = name;
+    xs[k][series[k].count] = at;
+    ys[k][series[k].count++] = value;
+    if (k || ideal == G2Z__IDEAL_NONE) continue;
+    xs[last][series[0].count - 1] = at;
+    ys[last][series[0].count - 1] = ideal == G2Z__IDEAL_X ? at : g2z__figure_of(point, ideal);
+  }
+  if (!used || series[0].count < 2) return; /* one place on the axis makes no line */
+  for (int k = 0; k < used; k++) {
+    series[k].x = xs[k];
+    series[k].y = ys[k];
+    series[k].mark = G2Z_MARK_POINTS;
+  }
+  if (ideal != G2Z__IDEAL_NONE) {
+    series[used].name = ideal == G2Z__IDEAL_X ? "ideal" : "limit";
+    series[used].x = xs[last];
+    series[used].y = ys[last];
+    series[used].count = series[0].count;
+    series[used++].mark = G2Z_MARK_DASHED;
+  }
+  chart.title = title;
+  chart.about = about;
+  chart.x_name = x_name;
+  chart.series = series;
+  chart.series_count = used;
+  chart.x_axis = x_axis;
+  chart.y_axis = G2Z_AXIS_ZERO;
+  g2z_page_chart(page, &chart);
+}
+
+G2Z__PRIVATE void g2z__summary_charts(const g2z__plot *plot, g2z_page *page) {
+  const char *experiment = plot->summary->experiment;
+  if (strcmp(experiment, "comm") == 0) {
+    g2z__plot_lines(plot, page, "Bandwidth", "GB/s on each rank's link", "MiB",
+                    G2Z_FIGURE(message_mib), G2Z_FIGURE(bus_gb_per_sec),
+                    G2Z_FIGURE(limit_gb_per_sec), G2Z_AXIS_LOG);
+    g2z__plot_lines(plot, page, "Time", "us per collective", "MiB", G2Z_FIGURE(message_mib),
+                    G2Z_FIGURE(time_us), G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+    return;
+  }
+  g2z__plot_throughput(plot, page);
+  if (g2z__summary_knows(plot->summary, G2Z_FIGURE(speedup_vs_1gpu)))
+    g2z__plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
+                    G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2Z__IDEAL_X,
+                    G2Z_AXIS_LINEAR);
+  if (strcmp(experiment, "buckets") == 0)
+    g2z__plot_lines(plot, page, "Exposed communication", "ms of a step in which the device waited",
+                    "MiB per collective", G2Z_FIGURE(bucket_mib), G2Z_FIGURE(exposed_comm_ms),
+                    G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+  g2z__plot_bars(plot, page, "Step time", "ms: median; whiskers from the fastest step to the 95th percentile",
+                 G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
+  g2z__plot_bars(plot, page, "Communication that hides under nothing", "ms of a step",
+                 G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
+  g2z__plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
+                 G2Z_FIGURE(plan_gib));
+  g2z__plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
+                 G2Z_FIGURE(gpu_percent), -1, -1, -1);
+}
+
+G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
+  void *memory;
+  G2Z__TRY(g2z__alloc(summary->services, 1, sizeof(g2z__plot), &memory));
+  g2z__plot *plot = (g2z__plot *)memory;
+  plot->summary = summary;
+  for (size_t i = 0; i < summary->count && plot->count < G2Z__PLOT_BARS; i++) {
+    if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
+    plot->labels[plot->count] = summary->points[i].name;
+    plot->points[plot->count++] = &summary->points[i];
+  }
+  g2z_page_heading(page, g2z__experiments[g2z__experiment(summary->experiment)].title);
+  g2z_page_fact(page, "machine", "%s", summary->hardware);
+  g2z_page_fact(page, "work", "%s", summary->work);
+  g2z_page_fact(page, "commit", "%s", summary->commit);
+  g2z_page_fact(page, "when", "%s", summary->generated_utc);
+  g2z_page_fact(page, "command", "%s", summary->command_line);
+  g2z__summary_table(summary, page);
+  if (plot->count) g2z__summary_charts(plot, page);
+  g2z_release(summary->services, plot);
+  return G2Z_OK;
+}
+
+/* ----- what a run's artifact says ----- */
+
+typedef struct g2z__fact {           /* where a member goes: text of `room` bytes, or a number */
+  const char *path;
+  char *text;
+  size_t room;
+  double *number;
+} g2z__fact;
+
+/* Walks any value; `path` names it: "summary.total_wall_time_sec". Of an array the last element
+ * stays: epochs[-1]. */
+G2Z__PRIVATE void g2z__facts_walk(g2z_json *json, const char *path, const g2z__fact *facts,
+                                  size_t count) {
+  g2z_json_text key;
+  char open = g2z_json_peek(json), below[128];
+  const char close = open == '{' ? '}' : ']';
+  if (open == '{' || open == '[') {
+    if (!g2z_json_enter(json, open)) return;
+    while (g2z_json_next(json, close, open == '{' ? &key : NULL)) {
+      int longest = open == '[' ? 0 : (int)(key.bytes < 48 ? key.bytes : 48);
+      int length = snprintf(below, sizeof below, "%s%s%.*s", path, *path && longest ? "." : "",
+                            longest, longest ? (const char *)key.at : "");
+      if (length >= (int)sizeof below) g2z_json_skip(json); /* deeper than the schema has anything */
+      else g2z__facts_walk(json, below, facts, count);
+    }
+    return;
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (strcmp(path, facts[i].path) != 0) continue;
+    if (facts[i].text) g2z__json_get_text(json, facts[i].text, facts[i].room);
+    else *facts[i].number = g2z__json_number_or_null(json);
+    return;
+  }
+  g2z_json_skip(json);
+}
+
+G2Z__PRIVATE g2z_status g2z__facts_parse(g2z_services *services, const char *path, const char *text,
+                                         size_t bytes, g2z_run_facts *out) {
+  char schema[16] = "";
+  g2z_json json;
+#define G2Z__TEXT(path, member) {path, out->member, sizeof out->member, NULL}
+#define G2Z__NUMBER(path, member) {path, NULL, 0, &out->member}
+  const g2z__fact facts[] = {{"schema_version", schema, sizeof schema, NULL},
+                             G2Z__TEXT("run_id", run_id),
+                             G2Z__TEXT("git_commit", git_commit),
+                             G2Z__TEXT("hardware.gpu_name", gpu_name),
+                             G2Z__TEXT("env.cuda_version", cuda_version),
+                             G2Z__TEXT("env.nccl_version", nccl_version),
+                             G2Z__TEXT("training_config.model_size", model_size),
+                             G2Z__TEXT("training_config.precision", precision),
+                             G2Z__NUMBER("hardware.world_size", world_size),
+                             G2Z__NUMBER("training_config.seq_len", seq_len),
+                             G2Z__NUMBER("training_config.micro_batch_size_per_gpu", micro_batch),
+                             G2Z__NUMBER("training_config.grad_accum_steps", accum_steps),
+                             G2Z__NUMBER("training_config.zero_stage", zero_stage),
+                             G2Z__NUMBER("summary.mean_tokens_per_sec_global", tokens_per_sec),
+                             G2Z__NUMBER("summary.total_wall_time_sec", total_wall_time_sec),
+                             G2Z__NUMBER("epochs.steps", steps),
+                             G2Z__NUMBER("epochs.step_time_p50_sec", step_p50_sec),
+                             G2Z__NUMBER("epochs.step_time_p95_sec", step_p95_sec)};
+#undef G2Z__TEXT
+#undef G2Z__NUMBER
+  const size_t count = sizeof facts / sizeof *facts;
+  for (size_t i = 0; i < count; i++)
+    if (facts[i].number) *facts[i].number = NAN;
+  g2z_json_open(&json, services, path, text, bytes);
+  g2z__facts_walk(&json, "", facts, count);
+  G2Z__TRY(g2z_json_close(&json));
+  if (strcmp(schema, "2.0") != 0)
+    return g2z__fail(services, G2Z_FORMAT, "%.400s: schema_version is \"%s\" and not \"2.0\"", path,
+                     schema);
+  if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
+    return g2z__fail(services, G2Z_FORMAT,
+                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it is "
+                     "no whole artifact of a run", path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *path,
+                                      g2z_run_facts *out) {
+  char *text;
+  size_t bytes;
+  memset(out, 0, sizeof *out);
+  G2Z__TRY(g2z_read_file(services, path, (size_t)64 << 20, &text, &bytes));
+  g2z_status status = g2z__facts_parse(services, path, text, bytes, out);
+  g2z_release(services, text);
+  return status;
+}
 
 #ifdef __cplusplus
 }

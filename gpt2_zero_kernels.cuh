@@ -313,10 +313,110 @@ static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
   g2z_release(device->services, graph);
 }
 
-static void g2z__cuda_range(const g2z_device *device, const char *name) {
+/* ----- spans ------------------------------------------------------------- */
+
+/* Events are taken in turn. The host is a step ahead at most, so that those which come round again
+ * have long been passed, unless a step has more spans than this. */
+#define G2Z__SPANS 1024
+
+typedef struct g2z__cuda_spans {     /* device->timers->backend */
+  cudaEvent_t begin[G2Z__SPANS], end[G2Z__SPANS];
+  g2z_span span[G2Z__SPANS];
+  int ended[G2Z__SPANS];             /* 1: it has an end, and is not counted yet */
+  int next;
+  int open[G2Z_SPAN_COUNT];          /* turn of each span that is open; -1: it is not */
+} g2z__cuda_spans;
+
+static g2z__cuda_spans *g2z__cuda_spans_of(const g2z_device *device) {
+  return device->timers ? (g2z__cuda_spans *)device->timers->backend : NULL;
+}
+
+static g2z_status g2z__cuda_timers_open(g2z_device *device) {
+  void *memory;
+  G2Z__TRY(g2z__alloc(device->services, 1, sizeof(g2z__cuda_spans), &memory));
+  g2z__cuda_spans *s = (g2z__cuda_spans *)memory;
+  device->timers->backend = s;
+  for (int i = 0; i < G2Z__SPANS; i++) {
+    G2Z__CUDA(device, cudaEventCreate(&s->begin[i]));
+    G2Z__CUDA(device, cudaEventCreate(&s->end[i]));
+  }
+  for (int i = 0; i < G2Z_SPAN_COUNT; i++) s->open[i] = -1;
+  return G2Z_OK;
+}
+
+static void g2z__cuda_timers_close(g2z_device *device) {
+  g2z__cuda_spans *s = g2z__cuda_spans_of(device);
+  for (int i = 0; s && i < G2Z__SPANS; i++) {
+    if (s->begin[i]) cudaEventDestroy(s->begin[i]);
+    if (s->end[i]) cudaEventDestroy(s->end[i]);
+  }
+  g2z_release(device->services, s);
+}
+
+/* Waits for the end of one span and counts it. */
+static g2z_status g2z__cuda_span_count(const g2z_device *device, int i) {
+  g2z__cuda_spans *s = g2z__cuda_spans_of(device);
+  float ms = 0;
+  if (!s->ended[i]) return G2Z_OK;
+  s->ended[i] = 0;
+  G2Z__CUDA(device, cudaEventSynchronize(s->end[i]));
+  G2Z__CUDA(device, cudaEventElapsedTime(&ms, s->begin[i], s->end[i]));
+  g2z__timers_add(device->timers, s->span[i], (double)ms * 1e-3);
+  return G2Z_OK;
+}
+
+static g2z_status g2z__cuda_timers_settle(g2z_device *device) {
+  for (int i = 0; i < G2Z__SPANS && device->timers->status == G2Z_OK; i++)
+    device->timers->status = g2z__cuda_span_count(device, i);
+  if (device->timers->status == G2Z_OK) return G2Z_OK;
+  return g2z__fail(device->services, device->timers->status,
+                   "the events that time spans failed: profile without them");
+}
+
+static g2z_status g2z__cuda_span_open(const g2z_device *device, g2z_span span,
+                                      cudaStream_t stream) {
+  g2z__cuda_spans *s = g2z__cuda_spans_of(device);
+  int i = s->next++ % G2Z__SPANS;
+  G2Z__TRY(g2z__cuda_span_count(device, i));
+  s->span[i] = span;
+  s->open[span] = i;
+  s->next %= G2Z__SPANS;
+  G2Z__CUDA(device, cudaEventRecord(s->begin[i], stream));
+  return G2Z_OK;
+}
+
+static g2z_status g2z__cuda_span_shut(const g2z_device *device, g2z_span span,
+                                      cudaStream_t stream) {
+  g2z__cuda_spans *s = g2z__cuda_spans_of(device);
+  int i = s->open[span];
+  if (i < 0) return G2Z_OK;
+  s->open[span] = -1;
+  G2Z__CUDA(device, cudaEventRecord(s->end[i], stream));
+  s->ended[i] = 1;
+  return G2Z_OK;
+}
+
+/* A failure ends the timing, not the training: it is told when the times are asked for. */
+static void g2z__cuda_span_begin_on(const g2z_device *device, g2z_span span, cudaStream_t stream) {
   if (g2z__capturing(device)) return;
-  if (name) nvtxRangePushA(name);
-  else nvtxRangePop();
+  nvtxRangePushA(g2z_span_text(span));
+  if (device->timers && device->timers->status == G2Z_OK)
+    device->timers->status = g2z__cuda_span_open(device, span, stream);
+}
+
+static void g2z__cuda_span_end_on(const g2z_device *device, g2z_span span, cudaStream_t stream) {
+  if (g2z__capturing(device)) return;
+  nvtxRangePop();
+  if (device->timers && device->timers->status == G2Z_OK)
+    device->timers->status = g2z__cuda_span_shut(device, span, stream);
+}
+
+static void g2z__cuda_span_begin(const g2z_device *device, g2z_span span) {
+  g2z__cuda_span_begin_on(device, span, g2z__cuda_of(device)->stream);
+}
+
+static void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
+  g2z__cuda_span_end_on(device, span, g2z__cuda_of(device)->stream);
 }
 
 /* ----- opening ----------------------------------------------------------- */
@@ -4913,9 +5013,9 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
-    bool aligned = range.memory % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0;
+    bool aligned = range.param % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0;
     g2z__adamw_factors now = factors[range.decay != 0];
-    g2z__adamw_data<A, G> data = {params + range.memory, master + range.shard, m + range.shard,
+    g2z__adamw_data<A, G> data = {params + range.param, master + range.shard, m + range.shard,
                                   v + range.shard, grads + range.grad};
     for (; turn < chunks; turn += gridDim.x) {
       size_t first = turn * G2Z__ADAMW_CHUNK;
@@ -5143,7 +5243,8 @@ static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *s
 
 #if defined(G2Z__NCCL)
 
-#define G2Z__JOINS 512 /* of a step whose waiting is measured; more are not */
+/* Of a step whose waiting is measured; more are not. Stage 3 has 3 a block and micro-step. */
+#define G2Z__JOINS 4096
 
 typedef struct g2z__nccl {       /* comm->backend */
   ncclComm_t comm;
@@ -5254,35 +5355,44 @@ static g2z_status g2z__nccl_reduce_scatter(g2z_comm *comm, void *out, void *from
   g2z__nccl *nccl = g2z__nccl_of(comm);
   size_t slice = n / (size_t)comm->world;
   char *wire;
+  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_REDUCE_SCATTER, nccl->stream);
   G2Z__TRY(g2z__nccl_wire(comm, from, n, &wire));
   char *mine = wire + (size_t)comm->rank * slice * g2z__nccl_bytes(comm->wire);
   void *to = mode == G2Z_OVERWRITE && wire == (char *)from ? out : mine;
   G2Z__NCCL_TRY(comm, ncclReduceScatter(wire, to, slice, g2z__nccl_type(comm->wire), ncclSum,
                                         nccl->comm, nccl->stream));
-  if (to == out) return G2Z_OK;
-  return g2z__nccl_convert(comm, out, comm->device->grad_dtype, mine, comm->wire, mode, slice);
+  if (to != out)
+    G2Z__TRY(g2z__nccl_convert(comm, out, comm->device->grad_dtype, mine, comm->wire, mode, slice));
+  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_REDUCE_SCATTER, nccl->stream);
+  return G2Z_OK;
 }
 
 static g2z_status g2z__nccl_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   char *wire;
+  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_ALL_REDUCE, nccl->stream);
   G2Z__TRY(g2z__nccl_wire(comm, buffer, n, &wire));
   G2Z__NCCL_TRY(comm, ncclAllReduce(wire, wire, n, g2z__nccl_type(comm->wire), ncclSum, nccl->comm,
                                     nccl->stream));
-  if (wire == (char *)buffer) return G2Z_OK;
-  return g2z__nccl_convert(comm, buffer, comm->device->grad_dtype, wire, comm->wire, G2Z_OVERWRITE,
-                           n);
+  if (wire != (char *)buffer)
+    G2Z__TRY(g2z__nccl_convert(comm, buffer, comm->device->grad_dtype, wire, comm->wire,
+                               G2Z_OVERWRITE, n));
+  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_ALL_REDUCE, nccl->stream);
+  return G2Z_OK;
 }
 
 static g2z_status g2z__nccl_reduce(g2z_comm *comm, void *buffer, size_t n) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   char *wire;
+  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_REDUCE, nccl->stream);
   G2Z__TRY(g2z__nccl_wire(comm, buffer, n, &wire));
   G2Z__NCCL_TRY(comm, ncclReduce(wire, wire, n, g2z__nccl_type(comm->wire), ncclSum, 0, nccl->comm,
                                  nccl->stream));
-  if (wire == (char *)buffer || comm->rank > 0) return G2Z_OK;
-  return g2z__nccl_convert(comm, buffer, comm->device->grad_dtype, wire, comm->wire, G2Z_OVERWRITE,
-                           n);
+  if (wire != (char *)buffer && comm->rank == 0)
+    G2Z__TRY(g2z__nccl_convert(comm, buffer, comm->device->grad_dtype, wire, comm->wire,
+                               G2Z_OVERWRITE, n));
+  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_REDUCE, nccl->stream);
+  return G2Z_OK;
 }
 
 /* Memory that every rank can write to. What one rank cannot have none takes: *out is NULL then. */
@@ -5340,27 +5450,31 @@ static void g2z__nccl_release(g2z_comm *comm, void *memory) {
   comm->device->ops->release(comm->device, memory);
 }
 
-static g2z_status g2z__nccl_all_gather(g2z_comm *comm, void *buffer, size_t n) {
+static g2z_status g2z__nccl_all_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  g2z_dtype dtype = comm->device->dtype;
-  size_t slice = n / (size_t)comm->world;
-  const char *mine = (const char *)buffer + (size_t)comm->rank * slice * g2z__nccl_bytes(dtype);
-  G2Z__NCCL_TRY(comm, ncclAllGather(mine, buffer, slice, g2z__nccl_type(dtype), nccl->comm,
+  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_ALL_GATHER, nccl->stream);
+  G2Z__NCCL_TRY(comm, ncclAllGather(from, to, n / (size_t)comm->world,
+                                    g2z__nccl_type(comm->device->dtype), nccl->comm,
                                     nccl->stream));
+  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_ALL_GATHER, nccl->stream);
   return G2Z_OK;
 }
 
 static g2z_status g2z__nccl_broadcast(g2z_comm *comm, void *buffer, size_t n) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
+  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_BROADCAST, nccl->stream);
   G2Z__NCCL_TRY(comm, ncclBroadcast(buffer, buffer, n, g2z__nccl_type(comm->device->dtype), 0,
                                     nccl->comm, nccl->stream));
+  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_BROADCAST, nccl->stream);
   return G2Z_OK;
 }
 
 static g2z_status g2z__nccl_all_gather_rows(g2z_comm *comm, double *rows, size_t columns) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
+  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_VERDICT, nccl->stream);
   G2Z__NCCL_TRY(comm, ncclAllGather(rows + (size_t)comm->rank * columns, rows, columns,
                                     ncclFloat64, nccl->comm, nccl->stream));
+  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_VERDICT, nccl->stream);
   return G2Z_OK;
 }
 

@@ -754,6 +754,38 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   }
 }
 
+/* The parameters' buffer is tiled by the units' places and by this rank's slices of the units that
+ * take turns; a bucket is gathered to where its unit is read. */
+static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
+  int turns = plan->zero_stage == 3 && plan->world > 1, L = plan->model.layers, unit = 0;
+  unsigned char *held = (unsigned char *)calloc(plan->param_elements, 1);
+  size_t wrong = 0;
+  for (int u = 0; u < plan->units; u++) {
+    size_t begin = g2z_plan_unit(plan, u), place = g2z_plan_param_unit(plan, u);
+    size_t end = u == plan->units - 1 ? plan->elements : g2z_plan_unit(plan, u + 1);
+    int turning = turns && u >= 1 && u <= L;
+    CHECK(t, turning || turns || place == begin);
+    CHECK(t, !turning || u < 3 || place == g2z_plan_param_unit(plan, u - 2));
+    CHECK(t, place + (end - begin) <= plan->param_elements);
+    for (size_t i = 0; i < end - begin && (!turning || u < 3); i++) held[place + i]++;
+  }
+  for (size_t i = 0; turns && L == 1 && i < g2z_plan_unit(plan, 2) - g2z_plan_unit(plan, 1); i++)
+    held[g2z_plan_unit(plan, 1) + i]++; /* of two places one block takes the second */
+  for (int k = 0; k < plan->buckets; k++) {
+    g2z_range bucket = g2z_plan_bucket(plan, k), slice = g2z_plan_slice(plan, k, plan->rank);
+    while (unit < plan->units - 1 && g2z_plan_unit(plan, unit + 1) <= bucket.begin) unit++;
+    size_t to = g2z_plan_param_bucket(plan, k), from = g2z_plan_param_slice(plan, k);
+    CHECK(t, from % 8 == 0 && to % 8 == 0);
+    CHECK(t, to - g2z_plan_param_unit(plan, unit) == bucket.begin - g2z_plan_unit(plan, unit));
+    if (turns && unit >= 1 && unit <= L)
+      for (size_t i = 0; i < slice.elements; i++) held[from + i]++;
+    else CHECK(t, from - to == slice.begin - bucket.begin);
+  }
+  for (size_t i = 0; i < plan->param_elements; i++) wrong += held[i] != 1;
+  CHECK(t, wrong == 0);
+  free(held);
+}
+
 /* Slices of all ranks tile the memory; shards have no holes; updates cover each parameter once, with
  * its own decay, and no padding. */
 static void test_plan_tiles(g2z_test *t) {
@@ -762,11 +794,12 @@ static void test_plan_tiles(g2z_test *t) {
   g2z_train_config config = test_config_of(3, 2, 48, 24, 131);
   for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
     for (size_t b = 0; b < sizeof buckets / sizeof *buckets; b++)
-      for (int column = 0; column <= 3; column++) { /* the last is strategy dp */
-        int stage = column % 3, dp = column == 3;
+      for (int column = 0; column <= 4; column++) { /* the last is strategy dp */
+        int stage = column % 4, dp = column == 4;
         config.zero_stage = stage;
         config.strategy = dp ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
         config.bucket_mb = buckets[b];
+        config.model.layers = 1 + (stage + (int)b) % 4;
         g2z_plan plan;
         CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, worlds[w], &plan));
         test_plan_units(t, &plan);
@@ -775,6 +808,7 @@ static void test_plan_tiles(g2z_test *t) {
         size_t updated = 0;
         for (int rank = 0; rank < (column == 0 ? 1 : worlds[w]); rank++) {
           CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, rank, worlds[w], &plan));
+          test_plan_params(t, &plan);
           size_t shard = 0;
           for (int k = 0; k < plan.buckets; k++) {
             g2z_range slice = g2z_plan_slice(&plan, k, rank);
@@ -788,23 +822,27 @@ static void test_plan_tiles(g2z_test *t) {
           CHECK(t, (plan.bytes[G2Z_MEMORY_OPTIMIZER] > 0) == (shard > 0));
           static g2z_update_range ranges[4096];
           size_t count = g2z_plan_update_ranges(&plan, ranges, 4096);
-          CHECK(t, (count > 0) == (shard > 0) && count <= 4096 &&
+          CHECK(t, (count == 0 || shard > 0) && count <= 4096 &&
                        count <= g2z__plan_update_ranges_limit(&plan));
-          g2z_range bucket = {0, 0};
           for (size_t i = 0, k = 0; i < count && i < 4096; i++) {
-            while (bucket.begin + bucket.elements <= ranges[i].memory)
-              bucket = g2z_plan_bucket(&plan, (int)k++);
+            while ((int)k + 1 < plan.buckets &&
+                   g2z_plan_shard_offset(&plan, (int)k + 1) <= ranges[i].shard)
+              k++;
+            g2z_range slice = g2z_plan_slice(&plan, (int)k, rank);
+            size_t inside = ranges[i].shard - g2z_plan_shard_offset(&plan, (int)k);
+            size_t memory = slice.begin + inside;
             CHECK(t, column == 0 || worlds[w] == 1 || /* what is sent by buckets is cut by them */
-                         ranges[i].memory + ranges[i].elements <= bucket.begin + bucket.elements);
+                         inside + ranges[i].elements <= slice.elements);
             for (size_t e = 0; e < ranges[i].elements; e++) {
-              seen[ranges[i].memory + e] |= 0x80;
+              seen[memory + e] |= 0x80;
               named[ranges[i].canonical + e]++;
             }
-            CHECK(t, ranges[i].grad == (stage < 2 ? ranges[i].memory : ranges[i].shard));
+            CHECK(t, ranges[i].grad == (stage < 2 ? memory : ranges[i].shard));
+            CHECK(t, ranges[i].param == g2z_plan_param_slice(&plan, (int)k) + inside);
             updated += ranges[i].elements;
             CHECK(t, ranges[i].shard + ranges[i].elements <= plan.shard_elements);
             CHECK(t, i == 0 || dp || ranges[i].decay != ranges[i - 1].decay ||
-                         ranges[i].memory != ranges[i - 1].memory + ranges[i - 1].elements ||
+                         ranges[i].param != ranges[i - 1].param + ranges[i - 1].elements ||
                          ranges[i].shard != ranges[i - 1].shard + ranges[i - 1].elements ||
                          ranges[i].canonical != ranges[i - 1].canonical + ranges[i - 1].elements);
           }
@@ -843,6 +881,30 @@ static void test_plan_last_buckets(g2z_test *t) {
     }
     CHECK(t, plan.buckets == (accum == 1 ? 4 + 5 : 6 + 3));
   }
+}
+
+/* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
+ * units' padding. */
+static void test_plan_bytes(g2z_test *t) {
+  static const int shapes[2][3] = {{48, 25, 1600}, {32, 32, 4096}};
+  for (int i = 0; i < 2; i++)
+    for (int stage = 0; stage <= 3; stage++) {
+      g2z_train_config config = g2z_train_config_default();
+      g2z_plan plan;
+      config.model.layers = shapes[i][0];
+      config.model.heads = shapes[i][1];
+      config.model.channels = shapes[i][2];
+      config.dtype = i ? G2Z_BF16 : G2Z_FP16;
+      config.zero_stage = stage;
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 5, 8, &plan));
+      double C = shapes[i][2], L = shapes[i][0], Vp = 50304, block = 12 * C * C + 13 * C, N = 8;
+      double stays = 2 * C + 1024 * C + Vp * C, P = L * block + stays, padding = 64 * (L + 3);
+      double params = stage < 3 ? P : L * block / N + 2 * block + stays;
+      double grads = stage < 2 ? P : P / N + 2 * block + Vp * C, optimizer = stage ? P / N : P;
+      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_PARAMS], 2 * params, 2 * padding + 256);
+      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_GRADS], 2 * grads, 2 * padding + 512);
+      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_OPTIMIZER], 12 * optimizer, 12 * padding + 768);
+    }
 }
 
 static void test_plan_update_decay(g2z_test *t) {
@@ -3516,7 +3578,7 @@ static void test_ops_adamw(g2z_test *t) {
     memset(ranges, 0, sizeof ranges);
     ranges[0].elements = 5000;
     ranges[0].decay = 1;
-    ranges[1].memory = ranges[1].grad = 5001;
+    ranges[1].param = ranges[1].grad = 5001;
     ranges[1].shard = 5000;
     ranges[1].elements = 4000;
     for (size_t i = 0; i < n; i++) want[i] = (double)master[i];
@@ -5749,7 +5811,7 @@ static void test_train_refusals(g2z_test *t) {
       {"--train $SHARD --steps 5 --epochs 1", "give one of them"},
       {"--train $SHARD --lr 1e-3 --min-lr 1e-2", "min_lr"},
       {"--train $SHARD --dtype tf32 --device cpu --context 64 --batch 4", "tf32"},
-      {"--train $SHARD --zero 3", "zero_stage=3"},
+      {"--train $SHARD --zero 4", "--zero 4: must be from 0 to 3"},
       {"--train $SHARD --strategy dp --zero 1", "strategy=dp keeps one optimizer, on rank 0, and"},
       {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
       {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
@@ -6190,6 +6252,8 @@ static void test_determinism(g2z_test *t) {
   test_fingerprint(t, 0.01, 1, 1, losses[0], first, &count);
   test_fingerprint(t, 0.01, 2, 1, losses[1], again, &other);
   for (size_t i = 0; i < count; i++) CHECK_NEAR(t, again[i], first[i], 1e-5);
+  test_fingerprint(t, 0.01, 3, 1, losses[0], first, &count); /* all parameters are its own */
+  CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
   free(first);
   free(again);
 }
@@ -6382,7 +6446,7 @@ static void test_divergence(g2z_test *t) {
 static void test_canonical_access(g2z_test *t) {
   static const double buckets[] = {0, 0.003, 0.02};
   for (int b = 0; b < 3; b++)
-    for (int stage = 0; stage <= 2; stage++) {
+    for (int stage = 0; stage <= 3; stage++) {
       g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
       config.bucket_mb = buckets[b];
       config.zero_stage = stage;
@@ -6863,21 +6927,22 @@ static int rank_mismatch(int argc, char **argv) {
 
 /* ----- rank programs: ZeRO ----- */
 
-enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_STAGES = 3 };
+enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_STAGES = 4 };
 enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * ZERO_COLUMNS };
 
-/* Case `index` of stages 0 to 2 and, in column ZERO_DP, the strategy of that name; three sizes of
+/* Case `index` of stages 0 to 3 and, in column ZERO_DP, the strategy of that name; three sizes of
  * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
- * matrix. */
+ * matrix. In stage 3 more blocks take turns than have a place. */
 static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
-  g2z_train_config config = test_config_of(2, 2, 32, ZERO_SEQ, 61);
   int column = index % ZERO_COLUMNS;
+  g2z_train_config config = test_config_of(column == 3 ? 4 : 2, 2, 32, ZERO_SEQ, 61);
   config.zero_stage = column == ZERO_DP ? 0 : column;
   config.strategy = column == ZERO_DP ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
   config.bucket_mb = buckets[index / ZERO_COLUMNS % 3];
   config.accum = index / (3 * ZERO_COLUMNS) ? 3 : 1;
   config.batch = ZERO_SEQUENCES / (world * config.accum);
+  config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
   config.dtype = dtype;
   config.dropout = 0.1f;
   config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
@@ -6916,9 +6981,9 @@ static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
 static g2z_collectives zero_faulty;
 static const g2z_collectives *zero_right;
 static int zero_gathers;
-static g2z_status zero_gather(g2z_comm *comm, void *buffer, size_t n) {
+static g2z_status zero_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
   if (++zero_gathers == 7) return G2Z_OK;
-  return zero_right->all_gather(comm, buffer, n);
+  return zero_right->all_gather(comm, to, from, n);
 }
 static g2z_status zero_broadcast(g2z_comm *comm, void *buffer, size_t n) {
   if (++zero_gathers == 7) return G2Z_OK;
@@ -6967,14 +7032,123 @@ static int rank_zero(int argc, char **argv) {
   return status == G2Z_OK ? 0 : 1;
 }
 
-/* trouble KIND DEVICE CASE: rank 1 brings a token that does not exist to step 4, or asks to stop in
- * step 3. All ranks say what became of it, from which step. On a GPU the step is a graph, and before step 4
- * all ask for logits, which gathers parameters that the graph would have gathered. */
+/* Counts gathers, and looks at where blocks take turns when one is computed with: it is there, and
+ * the next one of the pass is on its way. */
+static g2z_trainer *turns_trainer;
+static g2z_ops turns_ops;
+static const g2z_ops *turns_right;
+static int turns_seen, turns_wrong;
+static void turns_look(int next) {
+  const g2z_trainer *t = turns_trainer;
+  int unit = t->needed, L = t->plan.model.layers;
+  if (unit < 1 || unit > L) return; /* the final LayerNorm */
+  turns_seen++;
+  turns_wrong += t->turn[unit % 2] != unit || !t->turn_joined[unit % 2];
+  turns_wrong += unit + next >= 1 && unit + next <= L && t->turn[(unit + next) % 2] != unit + next;
+}
+static g2z_status turns_fwd(g2z_device *device, void *y, float *mean, float *rstd, const void *x,
+                            const void *w, const void *b, int N, int C) {
+  turns_look(-1);
+  return turns_right->layernorm_fwd(device, y, mean, rstd, x, w, b, N, C);
+}
+static g2z_status turns_bwd(g2z_device *device, void *dw, const void *x, const void *dy,
+                            g2z_write mode, int N, int I, int O) {
+  turns_look(1);
+  return turns_right->linear_bwd_weight(device, dw, x, dy, mode, N, I, O);
+}
+static g2z_status turns_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
+  zero_gathers++;
+  return zero_right->all_gather(comm, to, from, n);
+}
+
+/* turns CASE: three steps of stage 3 with a bucket for each unit. */
+static int rank_turns(int argc, char **argv) {
+  enum { STEPS = 3 };
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  if (argc != 1) return 2;
+  g2z_context *context = NULL;
+  g2z_trainer *t = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_train_config config = zero_config(atoi(argv[0]), g2z_context_world(context), G2Z_FP32);
+  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &t);
+  if (status == G2Z_OK) {
+    zero_right = t->comm->ops;
+    zero_faulty = *zero_right;
+    zero_faulty.all_gather = turns_gather;
+    t->comm->ops = &zero_faulty;
+    turns_trainer = t;
+    turns_right = t->device->ops;
+    turns_ops = *turns_right;
+    turns_ops.layernorm_fwd = turns_fwd;
+    turns_ops.linear_bwd_weight = turns_bwd;
+    t->device->ops = &turns_ops;
+  }
+  for (int step = 0; step < STEPS && status == G2Z_OK; step++) {
+    int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+    g2z_report report;
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
+    status = g2z_trainer_step_batch(t, x, y, &report);
+  }
+  /* Of L blocks, all but the two that lie there already come in each pass of each micro-step; an
+   * update sends those two, wte, wpe and the final LayerNorm, as does the beginning. */
+  int L = config.model.layers, most = 5 + STEPS * (2 * (L - 2) * config.accum + 5);
+  int looks = STEPS * config.accum * L * (2 + 4); /* LayerNorms and products of a block */
+  int wrong = zero_gathers != most || turns_seen != looks || turns_wrong;
+  printf("%d gathers of %d, %d looks of %d, %d wrong\n", zero_gathers, most, turns_seen, looks,
+         turns_wrong);
+  /* The first block, which lies there, is written to: what is computed then is what is computed
+   * when nothing lies there any more. */
+  float logits[2][61], zeros[512] = {0};
+  for (int i = 0; i < 2 && status == G2Z_OK; i++) {
+    int32_t token = 7;
+    if (i == 0)
+      status = g2z_trainer_write(t, G2Z_BUFFER_MASTER,
+                                 g2z_plan_unit_canonical(&t->plan, L) + 32, 512, zeros);
+    if (status == G2Z_OK) status = g2z_trainer_logits(t, &token, 1, 1, logits[i]);
+  }
+  if (status == G2Z_OK && memcmp(logits[0], logits[1], sizeof logits[0]) != 0) {
+    puts("what was written came late");
+    wrong++;
+  }
+  g2z_trainer_free(t);
+  g2z_context_free(context);
+  return status != G2Z_OK || wrong;
+}
+
+/* Validates on a shard that rank 1 believes to have tokens that it has no place for. */
+static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
+  const g2z_plan *plan = g2z_trainer_plan(trainer);
+  g2z_services *services = g2z_context_services(g2z_trainer_context(trainer));
+  g2z_loader_config config;
+  g2z_loader *loader;
+  double loss = 0;
+  memset(&config, 0, sizeof config);
+  config.glob = shard;
+  config.batch = plan->batch;
+  config.seq = plan->seq;
+  config.accum = 1;
+  config.rank = plan->rank;
+  config.world = plan->world;
+  config.vocab = plan->rank == 1 ? 30 : 61;
+  g2z_status status = g2z_loader_create(services, &config, &loader);
+  if (status == G2Z_OK) status = g2z_trainer_validate(trainer, loader, 3, &loss);
+  g2z_loader_free(loader);
+  return status;
+}
+
+/* trouble KIND DEVICE CASE SHARD: rank 1 brings a token that does not exist to step 4, or asks to
+ * stop in step 3, or cannot validate on SHARD before step 4, which hinders no step. All ranks say
+ * what became of it, from which step. On a GPU the step is a graph, and before step 4 all ask for
+ * logits, which gathers parameters that the graph would have gathered. */
 static int rank_trouble(int argc, char **argv) {
   g2z_services services;
   memset(&services, 0, sizeof services);
-  if (argc != 3) return 2;
-  int stop = strcmp(argv[0], "stop") == 0, gpu = atoi(argv[1]);
+  if (argc != 4) return 2;
+  int stop = strcmp(argv[0], "stop") == 0, token = strcmp(argv[0], "token") == 0;
+  int gpu = atoi(argv[1]);
   g2z_context *context = NULL;
   g2z_trainer *trainer = NULL;
   g2z_context_config cc = g2z_context_config_default(&services);
@@ -6990,8 +7164,9 @@ static int rank_trouble(int argc, char **argv) {
     int mine = g2z_context_rank(context) == 1;
     float logits[61];
     if (step == 4 && g2z_trainer_logits(trainer, x, 1, 1, logits) != G2Z_OK) break;
+    if (step == 4 && !stop && !token && rank_validate(trainer, argv[3]) == G2Z_OK) break;
     zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
-    if (mine && !stop && step == 4) x[17] = 61;
+    if (mine && token && step == 4) x[17] = 61;
     if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
     status = g2z_trainer_step_batch(trainer, x, y, &report);
   }
@@ -7080,6 +7255,7 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } ran
     {"stream", rank_stream},
     {"mismatch", rank_mismatch},
     {"zero", rank_zero},
+    {"turns", rank_turns},
     {"trouble", rank_trouble},
     {"loop", rank_loop},
     {"spawn", rank_spawn},
@@ -7725,8 +7901,7 @@ static void test_slurm_scripts(g2z_test *t) {
        "GPT2_EXTRA_ARGS='--train /*  --lr 1e-3'",
        "-K1|./train|--run-dir|@/run|--batch|4|--accum|2|--nccl-logs|--train|/*|--lr|1e-3|"},
       {"train_2x4gpu.sbatch", "NSYS=1 DIST_DEBUG=1",
-       "-K1|--label|nsys|profile|--trace|cuda,nvtx|--force-overwrite|true|--output|"
-       "@/run/nsys_rank_%q{SLURM_PROCID}|./train|--run-dir|@/run|"},
+       "-K1|--label|bash|slurm/profile.sh|@/run|./train|--run-dir|@/run|--graph|off|"},
       {"train_2gpu.sbatch", "GPT2_EXTRA_ARGS='--steps\n5'",
        "-K1|./train|--run-dir|@/run|--steps|5|"}};
   static const char fake[] = "#!/bin/sh\nprintf 'srun:'; printf '%s|' \"$@\"; echo\nexit 75\n";
@@ -7834,6 +8009,20 @@ static void test_zero_halves(g2z_test *t) {
   test_zero_dtype(t, 0, G2Z_BF16, 2, 2);
 }
 
+/* Stage 3 gathers a block while the one before it is computed with, none more often than needed. */
+static void test_zero_turns(g2z_test *t) {
+  for (int accum = 0; accum < 2; accum++) {
+    char arguments[64];
+    test_ranks ranks;
+    snprintf(arguments, sizeof arguments, "turns %d", 3 + 3 * ZERO_COLUMNS * accum);
+    test_ranks_open(&ranks, 2);
+    test_ranks_start(t, &ranks, 0, 1, NULL, arguments);
+    test_ranks_wait(t, &ranks, 60);
+    for (int r = 0; r < 2; r++) CHECK_RANK(t, &ranks, r, 0, " 0 wrong");
+    test_ranks_free(t, &ranks);
+  }
+}
+
 /* Activations made again change no bit on two ranks either, in any column and with any bucket. On GPUs
  * products are timed by the clock, and another choice rounds otherwise. */
 static void test_zero_recompute_on(g2z_test *t, int device, g2z_dtype dtype) {
@@ -7850,19 +8039,27 @@ static void test_zero_recompute(g2z_test *t) { test_zero_recompute_on(t, 0, G2Z_
 
 /* What befalls one rank is returned by all, from the same step, with the same sentence. */
 static void test_zero_trouble_on(g2z_test *t, int device, int world) {
-  static const struct { const char *kind; int index; const char *says; } cases[] = {
-      {"token", 2, "step 6 status 1: rank 1: token=61 at position 17"},
-      {"token", ZERO_DP, "step 6 status 1: rank 1: token=61 at position 17"},
-      {"stop", 2, "step 6 status 8: a stop was requested: step 5 was the last"}};
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    char arguments[64];
+  static const struct { const char *kind, *says; } cases[] = {
+      {"token", "step 6 status 1: rank 1: token=61 at position 17"},
+      {"stop", "step 6 status 8: a stop was requested: step 5 was the last"},
+      {"validation", "step 10 status 0: rank 1: "}};
+  int32_t ids[1600];
+  g2z_shard_writer *writer = NULL;
+  test_tokens(ids, 1600, 61, 3);
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "val.bin"), G2Z_SHARD_LLMC,
+                                        &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 1600));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  for (int i = 0; i < 9; i++) { /* in stages 2 and 3, and strategy dp */
+    char arguments[512];
     test_ranks ranks;
-    snprintf(arguments, sizeof arguments, "trouble %s %d %d", cases[i].kind, device,
-             cases[i].index);
+    snprintf(arguments, sizeof arguments, "trouble %s %d %d %s", cases[i / 3].kind, device,
+             2 + i % 3, test_path(t, "val.bin"));
     test_ranks_open(&ranks, world);
     test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
     test_ranks_wait(t, &ranks, 60);
-    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, cases[i].says);
+    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, cases[i / 3].says);
     test_ranks_free(t, &ranks);
   }
 }
@@ -7984,7 +8181,7 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.dropout = i < 3 ? 0.1f : 0;
     config.accum = 1 + i % 2;
     config.model.layers = 1 + i % 2;
-    config.zero_stage = i % 3;
+    config.zero_stage = i % 4;
     config.bucket_mb = i < 4 ? 0.004 : 0;
     config.optimizer.loss_scale = 16777216;  /* overflows, halves, */
     config.optimizer.loss_scale_window = 4;  /* and doubles until it overflows again */
@@ -8040,8 +8237,8 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   for (int i = 0; i < 5; i++) {
     static const struct { int batch, accum; int64_t step; } shapes[] = {
         {3, 1, 7}, {1, 1, 21}, {5, 1, 4}, {4, 2, 2}, {10, 2, 1}}; /* 21 sequences were read */
-    config.zero_stage = i % 3;
-    config.strategy = i == 3 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+    config.zero_stage = i % 4;
+    config.strategy = i == 4 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
     config.bucket_mb = 0.001 * (1 << i);
     config.dtype = i % 2 ? G2Z_FP32 : G2Z_FP16;
     config.batch = shapes[i].batch;
@@ -8728,7 +8925,8 @@ static void test_train_views(g2z_test *t, const char *one, const char *two) {
 }
 
 static void test_train_ranks_resume(g2z_test *t) {
-  static const char *const stages[] = {"--zero 0", "--zero 1", "--zero 2", "--strategy dp"};
+  static const char *const stages[] = {"--zero 0", "--zero 1", "--zero 2", "--zero 3",
+                                       "--strategy dp"};
   const int count = sizeof stages / sizeof *stages;
   char arguments[2000], base[1600], name[32];
   double losses[13] = {0}, resumed[13];
@@ -8737,23 +8935,25 @@ static void test_train_ranks_resume(g2z_test *t) {
   for (int stage = 0; stage < count; stage++) {
     snprintf(name, sizeof name, "four%d", stage);
     test_train_arguments(t, base, sizeof base, name);
-    snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 3 --save-every 6 %s "
-             "--bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base, stages[stage]);
+    snprintf(arguments, sizeof arguments, "%s --layers 3 --steps 12 --batch 3 --save-every 6 "
+             "%s --bucket-mb 0.02 --sample-tokens 9 --prompt 1 --temperature 0", base,
+             stages[stage]);
     test_train_ranks(t, &ranks, 4, arguments, 60);
     for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
     test_ranks_free(t, &ranks);
     test_train_losses(t, name, losses, 12);
     CHECK(t, losses[12] > 0 && losses[12] < losses[1] - 0.5);
     /* 12 sequences a step on 4 ranks (again), on 3, on 1; other stages. */
-    for (int turn = 0; turn < 3; turn++) {
-      static const struct { int world, batch, accum; } shapes[] = {{4, 3, 1}, {3, 4, 1}, {1, 12, 1}};
+    for (int turn = 0; turn < 4; turn++) {
+      static const struct { int world, batch, accum; } shapes[] = {
+          {4, 3, 1}, {3, 4, 1}, {3, 4, 1}, {1, 12, 1}};
       char from[64];
-      int world = shapes[turn].world, other = turn ? (stage + turn + 1) % count : stage;
+      int world = shapes[turn].world, other = turn ? (count + turn - 2 - stage) % count : stage;
       snprintf(name, sizeof name, "again%d%d", stage, turn);
       snprintf(from, sizeof from, "four%d/step-000006", stage);
       test_train_arguments(t, base, sizeof base, name);
-      snprintf(arguments, sizeof arguments, "%s --steps 12 --batch %d --accum %d --save-every 6 "
-               "%s --bucket-mb %s --sample-tokens 9 --prompt 1 --temperature 0 "
+      snprintf(arguments, sizeof arguments, "%s --layers 3 --steps 12 --batch %d --accum %d "
+               "--save-every 6 %s --bucket-mb %s --sample-tokens 9 --prompt 1 --temperature 0 "
                "--resume '%s'", base, shapes[turn].batch,
                shapes[turn].accum, stages[other], turn ? "0.03" : "0.02", test_path(t, from));
       test_train_ranks(t, &ranks, world, arguments, 60);
@@ -8777,7 +8977,8 @@ static void test_train_ranks_resume(g2z_test *t) {
   char shard[512];
   g2z_train_config config = test_saved_config(t, shard);
   test_trainer tt;
-  config.model.layers = config.model.heads = 2;
+  config.model.layers = 3;
+  config.model.heads = 2;
   config.model.channels = 32;
   snprintf(base, sizeof base, "%s", test_path(t, "four1/step-000012"));
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
@@ -8882,7 +9083,7 @@ static int test_page_count(const char *text, const char *part) {
   return count;
 }
 
-/* A page with everything that pages have; `count` points of a noisy curve with a spike and a gap. */
+/* A page with everything that pages have: `count` points of a noisy curve, a spike, a gap. */
 static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
   static const char *const headers[] = {"GPUs", "tok/s"}, *const labels[] = {"<zero> 0", "zero 1"};
   static double x[20000], y[20000], bars[2] = {3, NAN}, high[2] = {4, 5};
@@ -8985,11 +9186,16 @@ static void test_page_scales(g2z_test *t) {
     double low, high;
     g2z_axis axis;
     const char *first, *last;
-  } cases[] = {{2.3, 10.7, G2Z_AXIS_AUTO, "2", "12"},      {0, 2.9e-4, G2Z_AXIS_AUTO, "0", "3e-4"},
-               {1, 1999, G2Z_AXIS_AUTO, "1", "1000"},      {231e3, 1848e3, G2Z_AXIS_ZERO, "0", "2.0M"},
-               {-3, 4, G2Z_AXIS_AUTO, "-4", "4"},          {65536, 65536, G2Z_AXIS_AUTO, "65.54k", "65.54k"},
-               {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},  {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
-               {3, 20, G2Z_AXIS_LOG, "2", "20"},           {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
+  } cases[] = {{2.3, 10.7, G2Z_AXIS_AUTO, "2", "12"},
+               {0, 2.9e-4, G2Z_AXIS_AUTO, "0", "3e-4"},
+               {1, 1999, G2Z_AXIS_AUTO, "1", "1000"},
+               {231e3, 1848e3, G2Z_AXIS_ZERO, "0", "2.0M"},
+               {-3, 4, G2Z_AXIS_AUTO, "-4", "4"},
+               {65536, 65536, G2Z_AXIS_AUTO, "65.54k", "65.54k"},
+               {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},
+               {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
+               {3, 20, G2Z_AXIS_LOG, "2", "20"},
+               {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z__extent extent = g2z__nothing;
     g2z__scale scale;
@@ -9038,7 +9244,8 @@ static void test_run_report(g2z_test *t) {
   snprintf(page, sizeof page, "%.500s/report.html", s.run_dir);
   char *text = test_run_read(t, s.run_dir, "report.html", &bytes);
   static const char *const parts[] = {
-      "<title>Run run</title>", "<dd>completed</dd>", "<dd>./train &lt;&amp;&gt; &quot;x&quot;</dd>",
+      "<title>Run run</title>", "<dd>completed</dd>",
+      "<dd>./train &lt;&amp;&gt; &quot;x&quot;</dd>",
       "<dt>precision</dt><dd>fp16</dd>", "<b>Loss</b>", "<b>Learning rate</b>",
       "<b>Gradient norm</b>", "<b>Throughput</b>", "<dt>loss scale</dt><dd>65536</dd>",
       "<dt>skipped steps</dt><dd>0</dd>", "<dt>planned memory per device, GiB</dt>",
@@ -9207,6 +9414,177 @@ static void test_run_events(g2z_test *t) {
   CHECK(t, test_files_count(t, "without/events") == 0);
 }
 
+static const char test_stats_text[] =
+    "Processing [a.sqlite] with [reports/nvtx_sum.py]...\n\n"
+    " ** NVTX Range Summary (nvtx_sum):\n\n"
+    " Time (%)   Total Time (ns)    Instances     Avg (ns)    Style            Range          \n"
+    " --------  ------------------  ---------  --------------  -------  ----------------------\n"
+    "     53.9  27,65,96,75,62,725     14,244  19,41,84,748.9  PushPop  :train/backward       \n"
+    "     40.8      20933596900890     14,244  14,69,64,314.1  PushPop  NCCL:ncclAllGather  two\n"
+    "      3.1         1,000,000.5          1       1,000,000  PushPop  :zero/all_gather\n\n"
+    "Processing [a.sqlite] with [reports/osrt_sum.py]...\n\n"
+    " ** OS Runtime Summary (osrt_sum):\r\n\r\n"
+    " Time (%)  Total Time (ms)  Num Calls  Name\r\n"
+    " --------  ---------------  ---------  ----\r\n"
+    "     21.9         914.5806   3,46,812  poll\r\n"
+    "      100               12          2  read\r\n\r\n"
+    " ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):\n\n"
+    " Time (%)  whatever\n ---\n x\n";
+
+/* The first string at "a.0.b" of a JSON text is this one. */
+static void test_profile_is(g2z_test *t, const char *text, const char *path, const char *want) {
+  g2z__told told;
+  char *got = NULL;
+  memset(&told, 0, sizeof told);
+  told.services = &t->services;
+  told.path = (char *)path;
+  told.text = (char *)text;
+  told.bytes = strlen(text);
+  CHECK_OK(t, g2z__told_text(&told, path, &got));
+  t->checks++;
+  if (!got || strcmp(got, want) != 0)
+    test_fail(t, __FILE__, __LINE__, "%s is \"%s\", expected \"%s\"", path, got ? got : "none",
+              want);
+  g2z_release(&t->services, got);
+}
+
+static void test_profile(g2z_test *t) {
+  static const char *const damaged[][2] = {
+      {"", "neither an NVTX Range Summary nor an OS Runtime Summary"},
+      {"<html>\n", "neither an NVTX"},
+      {" ** NVTX Range Summary (nvtx_sum):\n\n", "has no rows"},
+      {" ** NVTX Range Summary (x):\n Time\n", "without a \"Total Time (ns)\""},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns\n", "without a \"Total Time (ns)\""},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n --- ---\n", "fewer than three columns"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n x 3  b\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n 101 3b\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n 1  3\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n ** OS Runtime Summary (x):\n", "line 2: the table before"}};
+  char stats[600], summary[600], *text;
+  size_t bytes = 0;
+  snprintf(stats, sizeof stats, "%s", test_path(t, "profiles/nsys_stats_node-1.txt"));
+  snprintf(summary, sizeof summary, "%s", test_path(t, "profiles/profile_summary.json"));
+  CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_IO, &t->services,
+               "no nsys_stats_*.txt");
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "profiles")));
+  for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
+    test_write_file(t, stats, damaged[i][0], strlen(damaged[i][0]));
+    CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_FORMAT, &t->services,
+                 damaged[i][1]);
+    CHECK(t, test_files_count(t, "profiles/profile_summary") == 0);
+  }
+  test_write_file(t, stats, test_stats_text, sizeof test_stats_text - 1);
+  test_write_file(t, test_path(t, "training_metrics.json"), "{", 1);
+  CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_FORMAT, &t->services,
+               "training_metrics.json");
+  static const char metrics[] =
+      "{\"schema_version\": \"2.0\", \"hardware\": {\"gpu_name\": \"H200\", \"world_size\": 8}, "
+      "\"scheduler\": {\"job_id\": \"4711\"}}";
+  test_write_file(t, test_path(t, "training_metrics.json"), metrics, sizeof metrics - 1);
+  test_write_file(t, test_path(t, "profiles/nsys_4711_node-1.nsys-rep"), "x", 1);
+  CHECK_OK(t, g2z_profile_run(&t->services, t->directory));
+  text = test_run_read(t, t->directory, "profiles/profile_summary.json", &bytes);
+  if (!text) return;
+  static const char *const want[][2] = {
+      {"slurm_job_id", "4711"},                 {"hosts.0", "node-1"},
+      {"gpu", "H200"},                          {"nsys_report", "nsys_4711_node-1.nsys-rep"},
+      {"inputs.0", "nsys_stats_node-1.txt"},    {"nvtx_top5.0.kind", "nvtx"},
+      {"nvtx_top5.0.name", "train/backward"},   {"nvtx_top5.0.total_time", "2765967562725 ns"},
+      {"nvtx_top5.1.name", "NCCL:ncclAllGather  two"}, {"nvtx_top5.2.total_time", "1000000.5 ns"},
+      {"nvtx_top5.2.raw", "      3.1         1,000,000.5          1       1,000,000  PushPop  "
+                          ":zero/all_gather"},
+      {"osrt_top5.0.name", "read"},             {"osrt_top5.1.total_time", "914.5806 ms"},
+      {"osrt_top5.1.kind", "osrt"}};
+  for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+    test_profile_is(t, text, want[i][0], want[i][1]);
+  static const char *const schema[] = {
+      "\" generated_at_utc", "\" run_dir", "\" slurm_job_id", "[ hosts", "0 world_size", "\" gpu",
+      "n cuda", "n seq_length", "n micro_batch_size_per_gpu", "n grad_accum_steps",
+      "n tokens_per_sec", "n total_wall_time_sec", "\" nsys_report", "[ inputs",
+      "0 nvtx_top5.0.time_percent", "0 osrt_top5.0.time_percent"};
+  test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
+  CHECK(t, !test_json_kind(t, text, bytes, "nvtx_top5.3") &&
+               !test_json_kind(t, text, bytes, "osrt_top5.2"));
+  g2z_release(&t->services, text);
+  for (long at = 1, failed = 0;; at++) {
+    unlink(summary);
+    t->fail_at = at;
+    g2z_status status = g2z_profile_run(&t->services, t->directory);
+    t->fail_at = 0;
+    CHECK(t, test_files_count(t, "profiles/*.partial") == 0);
+    if (status == G2Z_NO_MEMORY && at < 500) failed++;
+    else {
+      CHECK(t, status == G2Z_OK && failed > 10);
+      break;
+    }
+  }
+}
+
+/* train --profile, and the same summary made again from what it left. */
+static void test_run_profile(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  size_t bytes = 0;
+  char path[600];
+  test_run_prepare(t, &s, "run");
+  s.config.profile = 1;
+  s.config.train.graph = 1;
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "profile needs graph off");
+  s.config.train.graph = 2;
+  s.config.run_dir = NULL;
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "profile needs a run_dir");
+  s.config.run_dir = s.run_dir;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  snprintf(path, sizeof path, "%.500s/profiles/profile_summary.json", s.run_dir);
+  char *text = test_run_read(t, s.run_dir, "profiles/profile_summary.json", &bytes);
+  static const char *const schema[] = {
+      "0 world_size", "n nsys_report", "\" hosts.0", "\" inputs.0", "0 seq_length",
+      "0 tokens_per_sec", "0 total_wall_time_sec", "\" nvtx_top5.4.name", "[ osrt_top5"};
+  if (text) {
+    test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
+    CHECK(t, strstr(text, "\"train/forward\"") && strstr(text, "\"train/backward\"") &&
+                 strstr(text, "\"train/optimizer_step\""));
+    CHECK(t, !test_json_kind(t, text, bytes, "osrt_top5.0"));
+  }
+  g2z_release(&t->services, text);
+  CHECK(t, unlink(path) == 0);
+  CHECK_OK(t, g2z_profile_run(&t->services, s.run_dir));
+  CHECK(t, access(path, R_OK) == 0);
+}
+
+/* slurm/profile.sh with an nsys that is played, and without one. */
+static void test_profile_script(g2z_test *t) {
+  static const char nsys[] =
+      "#!/bin/sh\ncase $1 in\n"
+      "profile) while [ \"$1\" != --output ]; do shift; done; echo x > \"$2.nsys-rep\"; shift 2; "
+      "\"$@\";;\n"
+      "stats) [ -e \"$5\" ] && echo ' ** NVTX Range Summary (x):';;\nesac\n";
+  char line[1500], output[4096];
+  if (access("slurm/profile.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run in the repository");
+  if (test_shell("bash --version", output, sizeof output) != 0) SKIP(t, "there is no bash");
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "bin")));
+  test_write_file(t, test_path(t, "bin/nsys"), nsys, sizeof nsys - 1);
+  CHECK(t, chmod(test_path(t, "bin/nsys"), 0755) == 0);
+#define RUN(before, what)                                                                        \
+  (snprintf(line, sizeof line, "env -u SLURM_LOCALID PATH='%s/bin':\"$PATH\" SLURM_JOB_ID=7 "     \
+            before " bash slurm/profile.sh '%s/run' " what " 2>&1", t->directory, t->directory),  \
+   test_shell(line, output, sizeof output))
+  CHECK(t, RUN("", "sh -c 'echo ran; exit 75'") == 75 && strstr(output, "ran"));
+  CHECK(t, test_files_count(t, "run/profiles/nsys_7_*.nsys-rep") == 1);
+  CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
+  test_sh(t, "rm -r '%s/run'%s", t->directory, "");
+  CHECK(t, RUN("SLURM_LOCALID=1", "echo ran") == 0 && strcmp(output, "ran\n") == 0);
+  CHECK(t, test_files_count(t, "run") == 0); /* the first task of the host does it */
+  CHECK(t, RUN("", "") == 1 && strstr(output, "slurm/profile.sh RUN_DIR"));
+  if (test_shell("PATH=/usr/bin:/bin command -v nsys", output, sizeof output) == 0) return;
+  snprintf(line, sizeof line, "PATH=/usr/bin:/bin bash slurm/profile.sh '%s/run' echo ran 2>&1",
+           t->directory);
+  CHECK(t, test_shell(line, output, sizeof output) == 0 && strstr(output, "ran --profile\n"));
+#undef RUN
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -9225,6 +9603,7 @@ static const g2z_test_entry test_table[] = {
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
     {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
+    {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
     {"plan_batch", "the largest batch that fits is the largest", test_plan_largest_batch},
@@ -9334,12 +9713,13 @@ static const g2z_test_entry test_table[] = {
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
-    {"zero_equal", "stages 0 to 2 and dp on 2, 3 and 4 ranks learn what one learns",
+    {"zero_equal", "stages 0 to 3 and dp on 2, 3 and 4 ranks learn what one learns",
      test_zero_equal},
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
     {"zero_recompute", "activations made again change no bit on two ranks", test_zero_recompute},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
     {"zero_fault", "a gather that is left out once is seen", test_zero_fault},
+    {"zero_turns", "stage 3 gathers a block one ahead of its use", test_zero_turns},
     {"zero_trouble", "what befalls one rank all return together", test_zero_trouble},
     {"crc32c", "CRC-32C against RFC 3720, in one piece and in several", test_crc32c},
     {"checkpoint_resume", "a resumed training is, to the bit, the unbroken one",
@@ -9367,6 +9747,9 @@ static const g2z_test_entry test_table[] = {
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
+    {"profile", "tables of nsys, and what is none", test_profile},
+    {"run_profile", "a run that times its own parts", test_run_profile},
+    {"profile_script", "slurm/profile.sh with and without nsys", test_profile_script},
     {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
 };
 

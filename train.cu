@@ -93,7 +93,7 @@ typedef struct options {
   FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
   FLAG("zero", INT, zero, 0, 3, "STAGE",                                                          \
-       "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing [1]")                        \
+       "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too [1]")          \
   FLAG("strategy", CHOICE, run.train.strategy, 0, 0, G2Z_STRATEGY_LIST(WORD),                     \
        "dp: rank 0 alone has the optimizer and updates for all")                                  \
   FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
@@ -142,6 +142,8 @@ typedef struct options {
   FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
        "NCCL's log and topology into the run directory; NCCL_LOGS=1 does it too")                 \
   FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
+  FLAG("profile", SWITCH, run.profile, 0, 0, "",                                                  \
+       "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
   FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 10 s at most")       \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
 
