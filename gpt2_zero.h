@@ -644,14 +644,15 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * canonical   the element's index in the unpadded list: the same for every world, stage and bucket
  *             size. Files speak only of canonical ranges.
  * memory      the element's index in this run's padded list. wte comes last and its rows V..Vp-1
- *             are zero, so up to stage 1 both are equal, and only the list's end is padded. From
- *             stage 2 on the end of each unit is padded to a multiple of 8*world.
+ *             are zero. Up to stage 1 both are equal before wte, which begins at a multiple of
+ *             8*world, and only the list's end is padded beside. From stage 2 on the end of each unit
+ *             is padded to such a multiple.
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
- *             slices one after the other. Buckets cut across units up to stage 1. In stage 0 the
- *             slice of each rank is the whole bucket; in strategy dp rank 0's is, and the others'
- *             are empty.
+ *             slices one after the other. Up to stage 1 buckets cut across the units before wte. In
+ *             stage 0 the slice of each rank is the whole bucket; in strategy dp rank 0's is, and
+ *             the others' are empty.
  * parameters  lie as in memory. In stage 3 (of several ranks) the final LayerNorm, wpe and wte do;
  *             between them there is room for two blocks, which take turns: one is gathered while
  *             the other is computed with. Behind all lie this rank's slices of the blocks.
@@ -3295,7 +3296,10 @@ G2Z__PRIVATE size_t g2z__plan_unit_room(const g2z_plan *plan, int unit) {
 }
 
 G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit) {
-  if (!g2z__plan_by_unit(plan)) return g2z_plan_unit_canonical(plan, unit);
+  size_t canonical = g2z_plan_unit_canonical(plan, unit);
+  if (!g2z__plan_by_unit(plan)) /* wte has buckets of its own */
+    return unit == g2z_plan_unit_of_wte(plan) ? g2z__round_up(canonical, g2z__plan_grain(plan))
+                                              : canonical;
   if (unit == 0) return 0;
   int blocks = unit - 1 < plan->model.layers ? unit - 1 : plan->model.layers;
   size_t begin = g2z__plan_unit_room(plan, 0) + (size_t)blocks * g2z__plan_unit_room(plan, 1);
@@ -3346,40 +3350,78 @@ G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param) {
   return offset;
 }
 
-/* The span of memory that bucket `*bucket` is cut from; *bucket becomes its index there. Returns the
- * span's unit, 0 where one span is everything. */
-G2Z__PRIVATE int g2z__plan_span(const g2z_plan *plan, int *bucket, g2z_range *span) {
-  span->begin = 0;
-  span->elements = plan->elements;
-  if (!g2z__plan_by_unit(plan)) return 0;
-  for (int unit = 0;; unit++) {
-    span->elements = g2z__plan_unit_room(plan, unit);
-    int count = (int)((span->elements + plan->bucket_elements - 1) / plan->bucket_elements);
-    if (*bucket < count || unit == plan->units - 1) return unit;
-    *bucket -= count;
-    span->begin += span->elements;
+/* A span of memory that buckets are cut from, from its end on: what is odd is the first. */
+typedef struct g2z__bucket_span {
+  int unit, next;          /* its first unit, and the one behind its last */
+  size_t begin, elements;
+  size_t full, last;       /* the size of its buckets at most; of the last one */
+  int buckets;
+} g2z__bucket_span;
+
+/* The most that is left for the end of backward, where nothing hides it: of what comes before wte,
+ * and of wte, which is cast piece by piece while pieces travel. Of fp32 there is no cast. */
+#define G2Z__LAST_BYTES ((size_t)8 << 20)
+#define G2Z__PIECE_BYTES ((size_t)16 << 20)
+
+/* `elements` of a bucket, or what `bytes` hold if that is less. */
+G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
+  size_t grain = g2z__plan_grain(plan), room = bytes / (size_t)plan->grad_bytes / grain * grain;
+  return room < grain || elements < room ? elements : room;
+}
+
+/* The span that begins with `unit`: it alone, or all units before wte. */
+G2Z__PRIVATE g2z__bucket_span g2z__plan_span_at(const g2z_plan *plan, int unit) {
+  int wte = g2z_plan_unit_of_wte(plan), alone = g2z__plan_by_unit(plan) || unit == wte;
+  g2z__bucket_span span;
+  span.unit = unit;
+  span.next = alone ? unit + 1 : wte;
+  span.begin = g2z_plan_unit(plan, unit);
+  span.elements = (unit == wte ? plan->elements : g2z_plan_unit(plan, span.next)) - span.begin;
+  span.full = span.last = plan->bucket_elements;
+  if (unit == wte && plan->grad_dtype != G2Z_FP32)
+    span.full = span.last = g2z__plan_at_most(plan, span.full, G2Z__PIECE_BYTES);
+  if (span.next == wte) span.last = g2z__plan_at_most(plan, span.full, G2Z__LAST_BYTES);
+  if (span.last > span.elements) span.last = span.elements;
+  span.buckets = 1 + (int)((span.elements - span.last + span.full - 1) / span.full);
+  return span;
+}
+
+/* The span that has bucket `*bucket`, which becomes its index there. */
+G2Z__PRIVATE g2z__bucket_span g2z__plan_span(const g2z_plan *plan, int *bucket) {
+  g2z__bucket_span span = g2z__plan_span_at(plan, 0);
+  while (*bucket >= span.buckets && span.next < plan->units) {
+    *bucket -= span.buckets;
+    span = g2z__plan_span_at(plan, span.next);
   }
+  return span;
 }
 
 G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket) {
-  g2z_range span, range;
-  g2z__plan_span(plan, &bucket, &span);
-  size_t before = (size_t)bucket * plan->bucket_elements, left = span.elements - before;
-  range.begin = span.begin + before;
-  range.elements = left < plan->bucket_elements ? left : plan->bucket_elements;
+  g2z__bucket_span span = g2z__plan_span(plan, &bucket);
+  size_t after = (size_t)(span.buckets - 1 - bucket); /* buckets behind it in the span */
+  size_t end = span.elements - (after ? span.last + (after - 1) * span.full : 0);
+  size_t begin = bucket ? span.elements - span.last - after * span.full : 0;
+  g2z_range range;
+  range.begin = span.begin + begin;
+  range.elements = end - begin;
   return range;
 }
 
+/* The unit of a bucket; up to stage 1 the first one for all that lie before wte. */
+G2Z__PRIVATE int g2z__plan_bucket_unit(const g2z_plan *plan, int bucket) {
+  return g2z__plan_span(plan, &bucket).unit;
+}
+
 G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket) {
-  g2z_range span;
-  int unit = g2z__plan_span(plan, &bucket, &span);
-  return g2z_plan_grad_unit(plan, unit) + (size_t)bucket * plan->bucket_elements;
+  int unit = g2z__plan_bucket_unit(plan, bucket);
+  size_t begin = g2z_plan_bucket(plan, bucket).begin - g2z_plan_unit(plan, unit);
+  return g2z_plan_grad_unit(plan, unit) + begin;
 }
 
 G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket) {
-  g2z_range span;
-  int unit = g2z__plan_span(plan, &bucket, &span);
-  return g2z_plan_param_unit(plan, unit) + (size_t)bucket * plan->bucket_elements;
+  int unit = g2z__plan_bucket_unit(plan, bucket);
+  size_t begin = g2z_plan_bucket(plan, bucket).begin - g2z_plan_unit(plan, unit);
+  return g2z_plan_param_unit(plan, unit) + begin;
 }
 
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
@@ -3392,12 +3434,6 @@ G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
 /* Buckets tile the memory, and each gives the same part of itself. */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
   return g2z__plan_share(plan, g2z_plan_bucket(plan, bucket).begin, plan->rank);
-}
-
-/* The unit of a bucket, from stage 2 on. */
-G2Z__PRIVATE int g2z__plan_bucket_unit(const g2z_plan *plan, int bucket) {
-  g2z_range span;
-  return g2z__plan_span(plan, &bucket, &span);
 }
 
 G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket) {
@@ -10591,10 +10627,11 @@ typedef struct g2z__model {
   char *params, *grads;     /* flat; where what lies, the plan says */
   char *activations;
   char *logits;             /* [head_chunk, Vp] act */
-  float *dwte;              /* [Vp, C] f32: inside grads where those are fp32 */
+  float *dwte;              /* [Vp, C] f32: wte's gradient, inside grads where those are fp32 */
   /* Called before a unit's parameters are read, in a forward pass and again in a backward pass, in
    * their order and before those of the next unit; before its gradients are written; and when every
-   * gradient in memory [0, end) has its final value for this micro-step. */
+   * gradient in memory [0, end) has its final value for this micro-step: wte's in dwte, where it is
+   * not cast yet. */
   g2z_status (*need)(void *user, int unit);
   g2z_status (*begin)(void *user, int unit);
   g2z_status (*complete)(void *user, size_t end); /* NULL: more micro-steps will add to them */
@@ -10781,7 +10818,7 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   g2z_device *dev = model->device;
   const g2z_plan *plan = model->plan;
   int C = plan->model.channels, L = plan->model.layers, N = pass->B * pass->T, layer = 0, unit = 0;
-  int wpe = g2z_plan_unit_of_wpe(plan), wte = g2z_plan_unit_of_wte(plan);
+  int wpe = g2z_plan_unit_of_wpe(plan);
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, L - 1, G2Z__SITE_FCPROJ);
   g2z_dropout drop_embed = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF);
@@ -10799,9 +10836,6 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   G2Z__TRY(dev->ops->embed_bwd(dev, model->dwte, g2z__grad(model, wpe, G2Z_WPE), dres, pass->x,
                                mode, &drop_embed, pass->B, pass->T, C));
   G2Z__TRY(g2z__complete(model, wpe, G2Z_WPE));
-  if (plan->grad_dtype != G2Z_FP32)
-    G2Z__TRY(dev->ops->cast_grad(dev, g2z__grad(model, wte, G2Z_WTE), model->dwte,
-                                 (size_t)plan->vocab_padded * (size_t)C));
   if (!model->complete) return G2Z_OK;
   return model->complete(model->user, plan->elements);
 }
@@ -11133,12 +11167,27 @@ G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
   return G2Z_OK;
 }
 
+/* wte's part in a bucket takes its place among the gradients, rounded to their type. */
+G2Z__PRIVATE g2z_status g2z__trainer_cast(g2z_trainer *t, int bucket) {
+  const g2z_plan *plan = &t->plan;
+  int wte = g2z_plan_unit_of_wte(plan);
+  if (plan->grad_dtype == G2Z_FP32 || bucket < t->unit_buckets[wte]) return G2Z_OK;
+  g2z_range range = g2z_plan_bucket(plan, bucket);
+  size_t first = range.begin - g2z_plan_unit(plan, wte), n = range.elements;
+  size_t all = g2z__plan_unit_elements(plan, wte); /* the bucket's end may be padding */
+  if (first >= all) return G2Z_OK;
+  char *to = t->model.grads + g2z_plan_grad_bucket(plan, bucket) * (size_t)plan->grad_bytes;
+  return t->device->ops->cast_grad(t->device, to, t->model.dwte + first,
+                                   n < all - first ? n : all - first);
+}
+
 /* As gradients complete, so do buckets. In a job of one rank their squares are taken while warm. */
 G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
   g2z_trainer *t = (g2z_trainer *)user;
   while (t->buckets_reduced < t->plan.buckets) {
     g2z_range bucket = g2z_plan_bucket(&t->plan, t->buckets_reduced);
     if (bucket.begin + bucket.elements > end) break;
+    G2Z__TRY(g2z__trainer_cast(t, t->buckets_reduced));
     G2Z__TRY(g2z__trainer_reduce(t, t->buckets_reduced));
     if (t->plan.world == 1 && t->micro_step == t->plan.accum - 1)
       G2Z__TRY(g2z__trainer_squares(t, t->buckets_reduced));
@@ -11295,10 +11344,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
   const g2z_collectives *ops = t->comm->ops;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  if (plan->world > 1) {
-    G2Z__TRY(ops->join(t->comm, plan->buckets - 1));
-    for (int bucket = 0; bucket < plan->buckets; bucket++)
-      G2Z__TRY(g2z__trainer_squares(t, bucket));
+  for (int bucket = 0; bucket < plan->buckets && plan->world > 1; bucket++) {
+    G2Z__TRY(ops->join(t->comm, bucket)); /* while the last ones travel the others are squared */
+    G2Z__TRY(g2z__trainer_squares(t, bucket));
   }
   g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1,
                     G2Z_VERDICT_COLUMNS * sizeof(double));

@@ -727,7 +727,9 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
     }
     int wte = unit == g2z_plan_unit_of_wte(plan);
     size_t room = wte ? (size_t)plan->vocab_padded * (size_t)plan->model.channels : at - begin;
-    memory += plan->zero_stage < 2 ? room : (room + grain - 1) / grain * grain;
+    memory += room;
+    if (plan->zero_stage >= 2 || unit == g2z_plan_unit_of_wpe(plan))
+      memory = (memory + grain - 1) / grain * grain;
     size_t grad = g2z_plan_grad_unit(plan, unit), last = g2z_plan_grad_unit(plan, plan->units - 1);
     CHECK(t, grad + room <= plan->grad_elements && (wte || grad + room <= last));
     CHECK(t, plan->zero_stage < 2 || unit < 2 || wte || grad == g2z_plan_grad_unit(plan, unit - 2));
@@ -735,14 +737,17 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   CHECK(t, at == plan->parameters && plan->elements >= memory &&
                plan->elements < memory + grain);
   int units_end = 0;
-  for (int k = 0; k < plan->buckets; k++) { /* each lies inside one unit, from stage 2 on */
+  for (int k = 0; k < plan->buckets; k++) { /* each lies inside one unit, from stage 2 on; wte's do
+                                             * in any stage */
     g2z_range bucket = g2z_plan_bucket(plan, k);
     size_t end = bucket.begin + bucket.elements;
     while (units_end < plan->units - 1 && g2z_plan_unit(plan, units_end + 1) <= bucket.begin)
       units_end++;
     size_t unit_end = units_end == plan->units - 1 ? plan->elements
                                                    : g2z_plan_unit(plan, units_end + 1);
-    CHECK(t, bucket.elements <= plan->bucket_elements && (plan->zero_stage < 2 || end <= unit_end));
+    if (plan->zero_stage < 2 && units_end < plan->units - 1)
+      unit_end = g2z_plan_unit(plan, plan->units - 1);
+    CHECK(t, bucket.elements <= plan->bucket_elements && end <= unit_end);
     CHECK(t, plan->zero_stage < 2 ||
                  g2z_plan_grad_bucket(plan, k) - g2z_plan_grad_unit(plan, units_end) ==
                      bucket.begin - g2z_plan_unit(plan, units_end));
@@ -853,6 +858,29 @@ static void test_plan_tiles(g2z_test *t) {
         free(seen);
         free(named);
       }
+}
+
+/* What completes last is cut small: of GPT-2 124M in fp16 64 MiB before that, then at most 8 before
+ * wte, which goes in pieces of at most 16, but in fp32 in buckets of the full size. */
+static void test_plan_last_buckets(g2z_test *t) {
+  g2z_train_config config = g2z_train_config_default();
+  config.dtype = G2Z_FP16;
+  for (int accum = 1; accum <= 2; accum++) {
+    g2z_plan plan;
+    config.accum = accum;
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 4, &plan));
+    size_t wte = g2z_plan_unit(&plan, g2z_plan_unit_of_wte(&plan)), size = (size_t)plan.grad_bytes;
+    int before = 0;
+    for (int k = 0; k < plan.buckets; k++) {
+      g2z_range bucket = g2z_plan_bucket(&plan, k);
+      size_t mib = bucket.elements * size >> 20;
+      if (bucket.begin >= wte) CHECK(t, mib <= (accum == 1 ? 16 : 64) && before > 0);
+      else if (bucket.begin + bucket.elements == wte) CHECK(t, mib == 8);
+      else CHECK(t, k == 0 ? mib < 64 : mib == 64);
+      before += bucket.begin < wte;
+    }
+    CHECK(t, plan.buckets == (accum == 1 ? 4 + 5 : 6 + 3));
+  }
 }
 
 /* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
@@ -10008,6 +10036,7 @@ static const g2z_test_entry test_table[] = {
     {"philox", "random numbers equal the published vectors", test_philox},
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
+    {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
