@@ -915,6 +915,7 @@ static g2z_status train_point(g2z_context *context, const options *o, stopwatch 
   config.train.optimizer.steps = o->warmup + o->steps;
   config.run_dir = o->run_dir;
   config.sample_tokens = 0;
+  config.tensorboard = 0;
   config.command_line = o->command_line;
   config.git_commit = G2Z_GIT_COMMIT;
   config.model_name = o->model;
@@ -1508,9 +1509,7 @@ static void describe_hardware(const experiment *e, char out[256]) {
   g2z_run_facts facts;
   long cores = sysconf(_SC_NPROCESSORS_ONLN);
   for (int run = 1; run <= e->runs && e->device == G2Z_DEVICE_CUDA; run++) {
-    snprintf(path, sizeof path, "%.1000s/run_%s_%d/training_metrics.json", e->out,
-             e->s->experiment, run);
-    if (access(path, R_OK) != 0) continue;
+    snprintf(path, sizeof path, "%.1000s/run_%s_%d", e->out, e->s->experiment, run);
     if (g2z_run_facts_read(e->services, path, &facts) != G2Z_OK) continue;
     snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", g2z_device_count(G2Z_DEVICE_CUDA),
              facts.gpu_name, facts.cuda_version, facts.nccl_version[0] ? ", NCCL " : "",
@@ -1745,7 +1744,7 @@ typedef struct findings {       /* what the directories hold */
   int run_count, run_room;
 } findings;
 
-static g2z_status add_run(findings *f, const char *directory, const char *path) {
+static g2z_status add_run(findings *f, const char *directory) {
   if (f->run_count == f->run_room) {
     int room = f->run_room ? 2 * f->run_room : 64;
     g2z_run_facts *runs = (g2z_run_facts *)realloc(f->runs, (size_t)room * sizeof *runs);
@@ -1755,7 +1754,7 @@ static g2z_status add_run(findings *f, const char *directory, const char *path) 
     if (!runs || !paths) return fail(f->services, G2Z_NO_MEMORY, "no memory for %d runs", room);
     f->run_room = room;
   }
-  TRY(g2z_run_facts_read(f->services, path, &f->runs[f->run_count]));
+  TRY(g2z_run_facts_read(f->services, directory, &f->runs[f->run_count]));
   size_t length = strlen(directory);
   snprintf(f->run_paths[f->run_count++], sizeof *f->run_paths, "%s",
            length < 250 ? directory : directory + length - 250);
@@ -1788,7 +1787,7 @@ static g2z_status find_results(findings *f, const char *directory, int levels) {
   for (int i = 0; i < count && status == G2Z_OK; i++) {
     const char *name = names[i], *suffix = strstr(name, "_report.json");
     snprintf(path, sizeof path, "%.900s/%.250s", directory, name);
-    if (strcmp(name, "training_metrics.json") == 0) status = add_run(f, directory, path);
+    if (strcmp(name, "training_metrics.json") == 0) status = add_run(f, directory);
     else if (suffix && strcmp(suffix, "_report.json") == 0) {
       if (f->summary_count == (int)(sizeof f->summaries / sizeof *f->summaries))
         status = fail(f->services, G2Z_BAD_ARGUMENT, "more than %d experiments: name fewer "
@@ -1823,7 +1822,8 @@ static void put_runs(g2z_page *page, const findings *f) {
     const g2z_run_facts *r = &f->runs[i];
     g2z_page_cell(page, "%s", f->run_paths[i]);
     put_known(page, 0, r->world_size);
-    put_known(page, 0, r->zero_stage);
+    if (strcmp(r->strategy, "dp") == 0) g2z_page_cell(page, "dp");
+    else put_known(page, 0, r->zero_stage);
     g2z_page_cell(page, "%s", r->precision);
     put_known(page, 0, r->micro_batch);
     put_known(page, 0, r->accum_steps);
@@ -1869,8 +1869,14 @@ static g2z_status run_report(g2z_services *services, options *o, g2z_context_con
   if (status == G2Z_OK && !f.summary_count && !f.run_count)
     status = fail(services, G2Z_FORMAT, "%.600s holds no NAME_report.json and no "
                   "training_metrics.json", o->argv[1]);
+  const char *out = o->out ? o->out : o->argv[1];
+  char path[1200];
+  snprintf(path, sizeof path, "%.1000s/training_metrics.json", out);
+  if (status == G2Z_OK && access(path, F_OK) == 0)
+    status = fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run, with a report.html of its own: say "
+                  "where this one goes, --out DIR", out);
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
-  if (status == G2Z_OK) status = write_page(&f, o->out ? o->out : o->argv[1]);
+  if (status == G2Z_OK) status = write_page(&f, out);
   for (int i = 0; i < f.summary_count; i++) g2z_summary_free(f.summaries[i]);
   free(f.runs);
   free(f.run_paths);
