@@ -727,7 +727,9 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
     }
     int wte = unit == g2z_plan_unit_of_wte(plan);
     size_t room = wte ? (size_t)plan->vocab_padded * (size_t)plan->model.channels : at - begin;
-    memory += plan->zero_stage < 2 ? room : (room + grain - 1) / grain * grain;
+    memory += room;
+    if (plan->zero_stage >= 2 || unit == g2z_plan_unit_of_wpe(plan))
+      memory = (memory + grain - 1) / grain * grain;
     size_t grad = g2z_plan_grad_unit(plan, unit), last = g2z_plan_grad_unit(plan, plan->units - 1);
     CHECK(t, grad + room <= plan->grad_elements && (wte || grad + room <= last));
     CHECK(t, plan->zero_stage < 2 || unit < 2 || wte || grad == g2z_plan_grad_unit(plan, unit - 2));
@@ -735,14 +737,17 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   CHECK(t, at == plan->parameters && plan->elements >= memory &&
                plan->elements < memory + grain);
   int units_end = 0;
-  for (int k = 0; k < plan->buckets; k++) { /* each lies inside one unit, from stage 2 on */
+  for (int k = 0; k < plan->buckets; k++) { /* each lies inside one unit, from stage 2 on; wte's do
+                                             * in any stage */
     g2z_range bucket = g2z_plan_bucket(plan, k);
     size_t end = bucket.begin + bucket.elements;
     while (units_end < plan->units - 1 && g2z_plan_unit(plan, units_end + 1) <= bucket.begin)
       units_end++;
     size_t unit_end = units_end == plan->units - 1 ? plan->elements
                                                    : g2z_plan_unit(plan, units_end + 1);
-    CHECK(t, bucket.elements <= plan->bucket_elements && (plan->zero_stage < 2 || end <= unit_end));
+    if (plan->zero_stage < 2 && units_end < plan->units - 1)
+      unit_end = g2z_plan_unit(plan, plan->units - 1);
+    CHECK(t, bucket.elements <= plan->bucket_elements && end <= unit_end);
     CHECK(t, plan->zero_stage < 2 ||
                  g2z_plan_grad_bucket(plan, k) - g2z_plan_grad_unit(plan, units_end) ==
                      bucket.begin - g2z_plan_unit(plan, units_end));
@@ -853,6 +858,29 @@ static void test_plan_tiles(g2z_test *t) {
         free(seen);
         free(named);
       }
+}
+
+/* What completes last is cut small: of GPT-2 124M in fp16 64 MiB before that, then at most 8 before
+ * wte, which goes in pieces of at most 16, but in fp32 in buckets of the full size. */
+static void test_plan_last_buckets(g2z_test *t) {
+  g2z_train_config config = g2z_train_config_default();
+  config.dtype = G2Z_FP16;
+  for (int accum = 1; accum <= 2; accum++) {
+    g2z_plan plan;
+    config.accum = accum;
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 4, &plan));
+    size_t wte = g2z_plan_unit(&plan, g2z_plan_unit_of_wte(&plan)), size = (size_t)plan.grad_bytes;
+    int before = 0;
+    for (int k = 0; k < plan.buckets; k++) {
+      g2z_range bucket = g2z_plan_bucket(&plan, k);
+      size_t mib = bucket.elements * size >> 20;
+      if (bucket.begin >= wte) CHECK(t, mib <= (accum == 1 ? 16 : 64) && before > 0);
+      else if (bucket.begin + bucket.elements == wte) CHECK(t, mib == 8);
+      else CHECK(t, k == 0 ? mib < 64 : mib == 64);
+      before += bucket.begin < wte;
+    }
+    CHECK(t, plan.buckets == (accum == 1 ? 4 + 5 : 6 + 3));
+  }
 }
 
 /* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
@@ -1504,6 +1532,22 @@ static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned cha
   return p == end;
 }
 
+/* Whether an instruction set finds where a text of which one byte was changed stops to be valid. */
+static int test_valid_equal(g2z__utf8_ahead ahead, unsigned char *text, size_t bytes,
+                            uint32_t *state) {
+  size_t at = bytes ? test_bpe_random(state) % bytes : 0, valid = 0;
+  unsigned char kept = text[at];
+  text[at] ^= (unsigned char)(1u << test_bpe_random(state) % 8);
+  while (valid < bytes) {
+    int step = g2z__utf8_step(text + valid, text + bytes);
+    if (step < 0) break;
+    valid += (size_t)step;
+  }
+  int equal = g2z__utf8_valid(ahead, text, bytes) == valid;
+  text[at] = kept;
+  return equal && g2z__utf8_valid(ahead, text, bytes) == bytes;
+}
+
 /* Every instruction set that this machine has, forced: pieces of hard texts of many lengths, at
  * every place in a block, and of each class of Unicode beside each other. */
 static void test_tokenizer_simd(g2z_test *t) {
@@ -1532,8 +1576,11 @@ static void test_tokenizer_simd(g2z_test *t) {
       }
       size_t valid = g2z__utf8_repair(raw, bytes, text);
       t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->classify, text, valid))
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd.classify, text, valid))
         test_fail(t, __FILE__, __LINE__, "%s: other pieces in text %d", sets[set], i);
+      t->checks++;
+      if (!test_valid_equal(encoder->simd.ahead, text, valid, &state))
+        test_fail(t, __FILE__, __LINE__, "%s: text %d is valid up to another byte", sets[set], i);
     }
     for (uint32_t c = 0x20; c < G2Z__CLASSIFIED; c += 1 + c / 512) { /* between two of each class */
       if (c >= 0xD800 && c < 0xE000) continue;
@@ -1549,7 +1596,7 @@ static void test_tokenizer_simd(g2z_test *t) {
         bytes += length;
       }
       t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->classify, text, bytes))
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd.classify, text, bytes))
         test_fail(t, __FILE__, __LINE__, "%s: other pieces around U+%04X", sets[set], c);
     }
     g2z_encoder_free(encoder);
@@ -9847,7 +9894,7 @@ static void test_profile(g2z_test *t) {
       {"slurm_job_id", "4711"},                 {"hosts.0", "node-1"},
       {"gpu", "H200"},                          {"nsys_report", "nsys_4711_node-1.nsys-rep"},
       {"inputs.0", "nsys_stats_node-1.txt"},    {"nvtx_top5.0.kind", "nvtx"},
-      {"nvtx_top5.0.name", "train/backward"},   {"nvtx_top5.0.total_time", "2765967562725 ns"},
+      {"nvtx_top5.0.name", ":train/backward"},  {"nvtx_top5.0.total_time", "2765967562725 ns"},
       {"nvtx_top5.1.name", "NCCL:ncclAllGather  two"}, {"nvtx_top5.2.total_time", "1000000.5 ns"},
       {"nvtx_top5.2.raw", "      3.1         1,000,000.5          1       1,000,000  PushPop  "
                           ":zero/all_gather"},
@@ -9902,8 +9949,8 @@ static void test_run_profile(g2z_test *t) {
       "0 tokens_per_sec", "0 total_wall_time_sec", "\" nvtx_top5.4.name", "[ osrt_top5"};
   if (text) {
     test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
-    CHECK(t, strstr(text, "\"train/forward\"") && strstr(text, "\"train/backward\"") &&
-                 strstr(text, "\"train/optimizer_step\""));
+    CHECK(t, strstr(text, "\":train/forward\"") && strstr(text, "\":train/backward\"") &&
+                 strstr(text, "\":train/optimizer_step\""));
     CHECK(t, !test_json_kind(t, text, bytes, "osrt_top5.0"));
   }
   g2z_release(&t->services, text);
@@ -9943,6 +9990,39 @@ static void test_profile_script(g2z_test *t) {
 #undef RUN
 }
 
+/* What programs that read training_metrics.json count on, however short the run: that each of these
+ * is there, and that the numbers which they format are numbers. */
+static void test_run_short(g2z_test *t) {
+  static const char *const schema[] = {
+      "\" schema_version", "\" run_id", "\" timestamp_utc", "n git_commit", "\" command_line",
+      "{ env", "{ hardware", "0 hardware.world_size", "{ training_config", "{ deepspeed_config",
+      "[ epochs", "0 epochs.0.optimizer_steps", "0 epochs.0.tokens_processed_global", "{ summary",
+      "0 summary.mean_tokens_per_sec_global", "0 summary.total_wall_time_sec"};
+  static const char *const names[] = {"run_one_step", "run_stopped", "run_validation"};
+  for (int i = 0; i < 3; i++) {
+    test_run_setup s;
+    test_run_seen seen;
+    size_t bytes = 0;
+    test_run_prepare(t, &s, names[i]);
+    s.config.save_weights = NULL;
+    if (i == 0) s.config.max_train_steps = 1;
+    if (i == 2) s.config.train.train_glob = NULL;
+    test_run_stop_at = i == 1; /* behind the first step */
+    g2z_status status = test_run_all(t, &s.config, &seen);
+    test_run_stop_at = 0;
+    CHECK(t, status == (i == 1 ? G2Z_STOPPED : G2Z_OK));
+    char *text = test_run_read(t, s.run_dir, "training_metrics.json", &bytes);
+    if (text) test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
+    g2z_release(&t->services, text);
+    text = test_run_read(t, s.run_dir, "train.log", &bytes); /* beside it, and not empty */
+    CHECK(t, bytes > 0);
+    g2z_release(&t->services, text);
+    text = test_run_read(t, s.run_dir, "report.html", &bytes);
+    CHECK(t, text && strstr(text, i == 1 ? "<dd>signal: SIGTERM</dd>" : "<dd>completed</dd>"));
+    g2z_release(&t->services, text);
+  }
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -9960,6 +10040,7 @@ static const g2z_test_entry test_table[] = {
     {"philox", "random numbers equal the published vectors", test_philox},
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
+    {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
@@ -10103,6 +10184,7 @@ static const g2z_test_entry test_table[] = {
      test_train_ranks_trouble},
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
+    {"run_short", "runs of no step and one step leave what readers want", test_run_short},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
     {"profile", "tables of nsys, and what is none", test_profile},
     {"run_profile", "a run that times its own parts", test_run_profile},
@@ -10411,12 +10493,22 @@ static g2z_status fuzz_take(void *user, size_t canonical, size_t count, const fl
 }
 
 static void fuzz_clean(void) {
+  static const char *const names[] = {"config.json", "model.safetensors", "metrics.jsonl",
+                                      "training_metrics.json", "report.html"};
   char path[128];
-  snprintf(path, sizeof path, "%s/config.json", fuzz_directory);
-  unlink(path);
-  snprintf(path, sizeof path, "%s/model.safetensors", fuzz_directory);
-  unlink(path);
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    snprintf(path, sizeof path, "%s/%s", fuzz_directory, names[i]);
+    unlink(path);
+  }
   rmdir(fuzz_directory);
+}
+
+/* In memory, and removed at the end. */
+static void fuzz_make_directory(void) {
+  if (fuzz_directory[0]) return;
+  snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
+  fuzz_check(mkdir(fuzz_directory, 0700) == 0);
+  atexit(fuzz_clean);
 }
 
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */
@@ -10425,11 +10517,7 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   g2z_services services;
   g2z_model_config model;
   g2z_safetensors *file;
-  if (!fuzz_directory[0]) {
-    snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
-    fuzz_check(mkdir(fuzz_directory, 0700) == 0);
-    atexit(fuzz_clean);
-  }
+  fuzz_make_directory();
   memset(&services, 0, sizeof services);
   if (size < 1) return 0;
   if (data[0] & 1) {
@@ -10475,6 +10563,49 @@ static int fuzz_state(const uint8_t *data, size_t size) {
     fuzz_check(saved.spans[i].file >= 0 && saved.spans[i].file < saved.file_count);
   if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, saved.sequences, 1, 7).step >= 0);
   g2z__saved_free(&services, &saved);
+  return 0;
+}
+
+/* What `nsys stats` printed, or what passes for it. */
+static int fuzz_stats(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z__profile profile;
+  memset(&services, 0, sizeof services);
+  memset(&profile, 0, sizeof profile);
+  profile.services = &services;
+  g2z_status status = g2z__stats_read(&profile, "stats", (const char *)data, size);
+  fuzz_check(status == G2Z_OK || services.error[0]);
+  for (int kind = 0; kind < 2; kind++)
+    for (int i = 0; i < profile.count[kind]; i++) {
+      const g2z__ranked *row = &profile.top[kind][i];
+      fuzz_check(row->percent >= 0 && row->percent <= 100 && row->name_bytes > 0);
+      fuzz_check(i == 0 || row->percent <= profile.top[kind][i - 1].percent);
+      fuzz_check(row->raw >= (const char *)data && row->name >= row->raw);
+      fuzz_check(row->raw + row->raw_bytes <= (const char *)data + size);
+    }
+  return 0;
+}
+
+/* The first two bytes say where metrics.jsonl ends and training_metrics.json begins. */
+static int fuzz_report(const uint8_t *data, size_t size) {
+  g2z_services services;
+  char *text = NULL;
+  size_t bytes = 0;
+  char path[128];
+  memset(&services, 0, sizeof services);
+  fuzz_make_directory();
+  if (size < 2) return 0;
+  size_t cut = (size_t)(data[0] | data[1] << 8) % (size - 1);
+  fuzz_put("metrics.jsonl", data + 2, cut);
+  fuzz_put("training_metrics.json", data + 2 + cut, size - 2 - cut);
+  snprintf(path, sizeof path, "%s/report.html", fuzz_directory);
+  unlink(path);
+  g2z_status status = g2z_report_run(&services, fuzz_directory);
+  fuzz_check((status == G2Z_OK) == (access(path, F_OK) == 0));
+  if (status != G2Z_OK) return 0;
+  fuzz_check(g2z_read_file(&services, path, 1 << 26, &text, &bytes) == G2Z_OK);
+  fuzz_check(strlen(text) == bytes && !strstr(text, "<script"));
+  g2z_release(&services, text);
   return 0;
 }
 
