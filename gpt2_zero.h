@@ -1954,6 +1954,24 @@ typedef struct g2z_run_facts {  /* of a run's training_metrics.json; unknown: ""
 G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
                                       g2z_run_facts *out);
 
+typedef struct g2z_run_result {
+  char *run_dir;
+  g2z_run_facts facts;
+} g2z_run_result;
+/* What directories hold of all that, for one page about it. */
+typedef struct g2z_results {
+  g2z_services *services;
+  g2z_summary **summaries;
+  g2z_run_result *runs;
+  size_t summary_count, summary_capacity, run_count, run_capacity;
+} g2z_results;
+G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
+G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
+/* The directory's summaries and run, and those up to two levels under it. One damaged file is a
+ * failure, and so is a directory that holds neither. */
+G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
+G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
+
 #ifdef __cplusplus
 }
 #endif
@@ -18250,6 +18268,152 @@ G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_di
     status = g2z__fail(services, G2Z_IO, "%.600s is not there: the run has not ended", told.path);
   if (status == G2Z_OK) status = g2z__facts_get(&told, out);
   g2z__told_free(&told);
+  return status;
+}
+
+/* ----- all that directories hold ----- */
+
+G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_results), &memory));
+  *out = (g2z_results *)memory;
+  (*out)->services = services;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_results_free(g2z_results *results) {
+  if (!results) return;
+  for (size_t i = 0; i < results->summary_count; i++) g2z_summary_free(results->summaries[i]);
+  for (size_t i = 0; i < results->run_count; i++)
+    g2z_release(results->services, results->runs[i].run_dir);
+  g2z_release(results->services, results->summaries);
+  g2z_release(results->services, results->runs);
+  g2z_release(results->services, results);
+}
+
+G2Z__PRIVATE g2z_status g2z__results_add_run(g2z_results *results, const char *run_dir) {
+  void *list = results->runs;
+  g2z_status status = g2z__grow(results->services, &list, &results->run_capacity,
+                                results->run_count, results->run_count + 1, sizeof *results->runs);
+  results->runs = (g2z_run_result *)list;
+  G2Z__TRY(status);
+  g2z_run_result *run = &results->runs[results->run_count];
+  G2Z__TRY(g2z_run_facts_read(results->services, run_dir, &run->facts));
+  G2Z__TRY(g2z__alloc(results->services, strlen(run_dir) + 1, 1, &list));
+  run->run_dir = (char *)list;
+  memcpy(run->run_dir, run_dir, strlen(run_dir) + 1);
+  results->run_count++;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__results_add_summary(g2z_results *results, const char *path) {
+  void *list = results->summaries;
+  g2z_status status =
+      g2z__grow(results->services, &list, &results->summary_capacity, results->summary_count,
+                results->summary_count + 1, sizeof *results->summaries);
+  results->summaries = (g2z_summary **)list;
+  G2Z__TRY(status);
+  G2Z__TRY(g2z_summary_read(results->services, path, &results->summaries[results->summary_count]));
+  results->summary_count++;
+  return G2Z_OK;
+}
+
+/* run_x_9 before run_x_10; else as letters are. */
+G2Z__PRIVATE int g2z__results_order(const struct dirent **a, const struct dirent **b) {
+  const char *left = (*a)->d_name, *right = (*b)->d_name;
+  size_t i = strlen(left), k = strlen(right);
+  if (strncmp(left, "run_", 4) == 0 && strncmp(right, "run_", 4) == 0 && i != k)
+    return i < k ? -1 : 1;
+  return strcmp(left, right);
+}
+
+G2Z__PRIVATE int g2z__results_shown(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+
+G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *directory, int levels);
+
+G2Z__PRIVATE g2z_status g2z__results_entry(g2z_results *results, const char *directory,
+                                           const char *name, int levels) {
+  const char *suffix = strstr(name, "_report.json");
+  char *path;
+  struct stat info;
+  g2z_status status = G2Z_OK;
+  if (strcmp(name, "training_metrics.json") == 0) return g2z__results_add_run(results, directory);
+  G2Z__TRY(g2z__join_path(results->services, directory, name, &path));
+  if (suffix && strcmp(suffix, "_report.json") == 0) status = g2z__results_add_summary(results, path);
+  else if (levels > 0 && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+    status = g2z__results_scan(results, path, levels - 1);
+  g2z_release(results->services, path);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *directory, int levels) {
+  struct dirent **entries;
+  g2z_status status = G2Z_OK;
+  int count = scandir(directory, &entries, g2z__results_shown, g2z__results_order);
+  if (count < 0) return g2z__fail_file(results->services, errno, "read the directory", directory);
+  for (int i = 0; i < count; i++) {
+    if (status == G2Z_OK)
+      status = g2z__results_entry(results, directory, entries[i]->d_name, levels);
+    free(entries[i]); /* scandir's own */
+  }
+  free(entries);
+  return status;
+}
+
+G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
+  const size_t before = results->summary_count + results->run_count;
+  G2Z__TRY(g2z__results_scan(results, directory, 2));
+  if (results->summary_count + results->run_count > before) return G2Z_OK;
+  return g2z__fail(results->services, G2Z_FORMAT,
+                   "%.600s holds no NAME_report.json and no training_metrics.json, nor do the "
+                   "directories in it", directory);
+}
+
+G2Z__PRIVATE void g2z__page_number(g2z_page *page, int digits, double value) {
+  if (isnan(value)) g2z_page_cell(page, "%s", "");
+  else g2z_page_cell(page, "%.*f", digits, value);
+}
+
+G2Z__PRIVATE void g2z__results_runs(const g2z_results *results, g2z_page *page) {
+  static const char *const headers[] = {"run",         "ranks", "stage",    "precision", "batch",
+                                        "micro-steps", "T",     "tokens/s", "p50 ms",    "p95 ms",
+                                        "wall s"};
+  g2z_page_heading(page, "Runs");
+  g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
+                      "here than as a point above. Times are those of its last epoch.");
+  g2z_page_table(page, NULL, (int)(sizeof headers / sizeof *headers), headers);
+  for (size_t i = 0; i < results->run_count; i++) {
+    const g2z_run_facts *facts = &results->runs[i].facts;
+    g2z_page_cell(page, "%s", results->runs[i].run_dir);
+    g2z__page_number(page, 0, facts->world_size);
+    if (strcmp(facts->strategy, "dp") == 0) g2z_page_cell(page, "dp");
+    else g2z__page_number(page, 0, facts->zero_stage);
+    g2z_page_cell(page, "%s", facts->precision);
+    g2z__page_number(page, 0, facts->micro_batch);
+    g2z__page_number(page, 0, facts->accum_steps);
+    g2z__page_number(page, 0, facts->seq_len);
+    g2z__page_number(page, 0, facts->tokens_per_sec);
+    g2z__page_number(page, 2, 1e3 * facts->step_p50_sec);
+    g2z__page_number(page, 2, 1e3 * facts->step_p95_sec);
+    g2z__page_number(page, 2, facts->total_wall_time_sec);
+  }
+}
+
+G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
+  char now[32];
+  g2z_page *page;
+  G2Z__TRY(g2z_page_create(results->services, path, "What was measured", &page));
+  g2z_status status = G2Z_OK;
+  g2z_utc_now(now);
+  g2z_page_fact(page, "experiments", "%zu", results->summary_count);
+  g2z_page_fact(page, "runs", "%zu", results->run_count);
+  g2z_page_fact(page, "made", "%s", now);
+  for (size_t i = 0; i < results->summary_count && status == G2Z_OK; i++)
+    status = g2z_summary_page(results->summaries[i], page);
+  if (results->run_count) g2z__results_runs(results, page);
+  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_page_free(page);
   return status;
 }
 
