@@ -18163,15 +18163,14 @@ G2Z__PRIVATE void g2z__summary_charts(const g2z__plot *plot, g2z_page *page) {
     g2z__plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
                     G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2Z__IDEAL_X,
                     G2Z_AXIS_LINEAR);
+  const char *exposed = "Exposed communication", *waited = "ms of a step in which the device waited";
   if (strcmp(experiment, "buckets") == 0)
-    g2z__plot_lines(plot, page, "Exposed communication", "ms of a step in which the device waited",
-                    "MiB per collective", G2Z_FIGURE(bucket_mib), G2Z_FIGURE(exposed_comm_ms),
-                    G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+    g2z__plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
+                    G2Z_FIGURE(exposed_comm_ms), G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+  else g2z__plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
   g2z__plot_bars(plot, page, "Step time",
                  "ms: median; whiskers from the fastest step to the 95th percentile",
                  G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
-  g2z__plot_bars(plot, page, "Communication that hides under nothing", "ms of a step",
-                 G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
   g2z__plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
                  G2Z_FIGURE(plan_gib));
   g2z__plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
