@@ -245,6 +245,15 @@
  *     A run that is resumed cuts metrics.jsonl and train.log behind the checkpoint's step and goes
  *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run.
  *
+ * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
+ *     run_NAME_N              run directories, N in the order of time; with them console.txt, what the
+ *                             ranks printed, and bench_point.json, what they measured
+ *     NAME_report.json        "format": "gpt2_zero experiment 1"; experiment, generated_at_utc,
+ *                             command_line, git_commit, hardware, work; points, each with a name, an
+ *                             outcome (ok, skipped, failed), a reason, the names of its runs, and the
+ *                             figures of G2Z_FIGURE_LIST, medians over those runs
+ *     report.html             by `bench report`: tables and charts of all that it finds
+ *
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
  *     Sennrich et al. 2016, arXiv:1508.07909 (BPE)
@@ -1934,16 +1943,34 @@ G2Z_API double g2z_median(double *values, size_t count);
 /* The sample's standard deviation; NaN of fewer than two. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
-typedef struct g2z_run_facts {  /* of a training_metrics.json; unknown: "" and NaN */
+typedef struct g2z_run_facts {  /* of a run's training_metrics.json; unknown: "" and NaN */
   char run_id[160], git_commit[64], gpu_name[128], cuda_version[32], nccl_version[32];
-  char model_size[128], precision[16];
+  char precision[16], strategy[16];
   double world_size, seq_len, micro_batch, accum_steps, zero_stage;
   double tokens_per_sec, total_wall_time_sec;
   double steps, step_p50_sec, step_p95_sec;  /* of the last epoch */
 } g2z_run_facts;
 /* Refuses what is not a whole artifact of schema 2.0. */
-G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *path,
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
                                       g2z_run_facts *out);
+
+typedef struct g2z_run_result {
+  char *run_dir;
+  g2z_run_facts facts;
+} g2z_run_result;
+/* What directories hold of all that, for one page about it. */
+typedef struct g2z_results {
+  g2z_services *services;
+  g2z_summary **summaries;
+  g2z_run_result *runs;
+  size_t summary_count, summary_capacity, run_count, run_capacity;
+} g2z_results;
+G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
+G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
+/* The directory's summaries and run, and those up to two levels under it. One damaged file is a
+ * failure, and so is a directory that holds neither. */
+G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
+G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
 
 #ifdef __cplusplus
 }
@@ -18136,15 +18163,14 @@ G2Z__PRIVATE void g2z__summary_charts(const g2z__plot *plot, g2z_page *page) {
     g2z__plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
                     G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2Z__IDEAL_X,
                     G2Z_AXIS_LINEAR);
+  const char *exposed = "Exposed communication", *waited = "ms of a step in which the device waited";
   if (strcmp(experiment, "buckets") == 0)
-    g2z__plot_lines(plot, page, "Exposed communication", "ms of a step in which the device waited",
-                    "MiB per collective", G2Z_FIGURE(bucket_mib), G2Z_FIGURE(exposed_comm_ms),
-                    G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+    g2z__plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
+                    G2Z_FIGURE(exposed_comm_ms), G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+  else g2z__plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
   g2z__plot_bars(plot, page, "Step time",
                  "ms: median; whiskers from the fastest step to the 95th percentile",
                  G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
-  g2z__plot_bars(plot, page, "Communication that hides under nothing", "ms of a step",
-                 G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
   g2z__plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
                  G2Z_FIGURE(plan_gib));
   g2z__plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
@@ -18175,90 +18201,218 @@ G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) 
 
 /* ----- what a run's artifact says ----- */
 
-typedef struct g2z__fact {           /* where a member goes: text of `room` bytes, or a number */
-  const char *path;
+/* Where members of training_metrics.json go. */
+#define G2Z__FACT_LIST(TEXT, NUMBER)                                \
+  TEXT(run_id, "run_id")                                            \
+  TEXT(git_commit, "git_commit")                                    \
+  TEXT(gpu_name, "hardware.gpu_name")                               \
+  TEXT(cuda_version, "env.cuda_version")                            \
+  TEXT(nccl_version, "env.nccl_version")                            \
+  TEXT(precision, "training_config.precision")                      \
+  TEXT(strategy, "training_config.strategy")                        \
+  NUMBER(world_size, "hardware.world_size")                         \
+  NUMBER(seq_len, "training_config.seq_len")                        \
+  NUMBER(micro_batch, "training_config.micro_batch_size_per_gpu")   \
+  NUMBER(accum_steps, "training_config.grad_accum_steps")           \
+  NUMBER(zero_stage, "training_config.zero_stage")                  \
+  NUMBER(tokens_per_sec, "summary.mean_tokens_per_sec_global")      \
+  NUMBER(total_wall_time_sec, "summary.total_wall_time_sec")
+
+/* A text that is cut off where the room ends; "" where there is none. */
+G2Z__PRIVATE g2z_status g2z__fact_text(const g2z__told *told, const char *at, char *out,
+                                       size_t room) {
   char *text;
-  size_t room;
-  double *number;
-} g2z__fact;
-
-/* Walks any value; `path` names it: "summary.total_wall_time_sec". Of an array the last element
- * stays: epochs[-1]. */
-G2Z__PRIVATE void g2z__facts_walk(g2z_json *json, const char *path, const g2z__fact *facts,
-                                  size_t count) {
-  g2z_json_text key;
-  char open = g2z_json_peek(json), below[128];
-  const char close = open == '{' ? '}' : ']';
-  if (open == '{' || open == '[') {
-    if (!g2z_json_enter(json, open)) return;
-    while (g2z_json_next(json, close, open == '{' ? &key : NULL)) {
-      int longest = open == '[' ? 0 : (int)(key.bytes < 48 ? key.bytes : 48);
-      int length = snprintf(below, sizeof below, "%s%s%.*s", path, *path && longest ? "." : "",
-                            longest, longest ? (const char *)key.at : "");
-      if (length >= (int)sizeof below) g2z_json_skip(json); /* deeper than the schema goes */
-      else g2z__facts_walk(json, below, facts, count);
-    }
-    return;
-  }
-  for (size_t i = 0; i < count; i++) {
-    if (strcmp(path, facts[i].path) != 0) continue;
-    if (facts[i].text) g2z__json_get_text(json, facts[i].text, facts[i].room);
-    else *facts[i].number = g2z__json_number_or_null(json);
-    return;
-  }
-  g2z_json_skip(json);
-}
-
-G2Z__PRIVATE g2z_status g2z__facts_parse(g2z_services *services, const char *path, const char *text,
-                                         size_t bytes, g2z_run_facts *out) {
-  char schema[16] = "";
-  g2z_json json;
-#define G2Z__TEXT(path, member) {path, out->member, sizeof out->member, NULL}
-#define G2Z__NUMBER(path, member) {path, NULL, 0, &out->member}
-  const g2z__fact facts[] = {{"schema_version", schema, sizeof schema, NULL},
-                             G2Z__TEXT("run_id", run_id),
-                             G2Z__TEXT("git_commit", git_commit),
-                             G2Z__TEXT("hardware.gpu_name", gpu_name),
-                             G2Z__TEXT("env.cuda_version", cuda_version),
-                             G2Z__TEXT("env.nccl_version", nccl_version),
-                             G2Z__TEXT("training_config.model_size", model_size),
-                             G2Z__TEXT("training_config.precision", precision),
-                             G2Z__NUMBER("hardware.world_size", world_size),
-                             G2Z__NUMBER("training_config.seq_len", seq_len),
-                             G2Z__NUMBER("training_config.micro_batch_size_per_gpu", micro_batch),
-                             G2Z__NUMBER("training_config.grad_accum_steps", accum_steps),
-                             G2Z__NUMBER("training_config.zero_stage", zero_stage),
-                             G2Z__NUMBER("summary.mean_tokens_per_sec_global", tokens_per_sec),
-                             G2Z__NUMBER("summary.total_wall_time_sec", total_wall_time_sec),
-                             G2Z__NUMBER("epochs.steps", steps),
-                             G2Z__NUMBER("epochs.step_time_p50_sec", step_p50_sec),
-                             G2Z__NUMBER("epochs.step_time_p95_sec", step_p95_sec)};
-#undef G2Z__TEXT
-#undef G2Z__NUMBER
-  const size_t count = sizeof facts / sizeof *facts;
-  for (size_t i = 0; i < count; i++)
-    if (facts[i].number) *facts[i].number = NAN;
-  g2z_json_open(&json, services, path, text, bytes);
-  g2z__facts_walk(&json, "", facts, count);
-  G2Z__TRY(g2z_json_close(&json));
-  if (strcmp(schema, "2.0") != 0)
-    return g2z__fail(services, G2Z_FORMAT, "%.400s: schema_version is \"%s\" and not \"2.0\"", path,
-                     schema);
-  if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
-    return g2z__fail(services, G2Z_FORMAT,
-                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
-                     "is no whole artifact of a run", path);
+  G2Z__TRY(g2z__told_text(told, at, &text));
+  snprintf(out, room, "%s", text ? text : "");
+  g2z_release(told->services, text);
   return G2Z_OK;
 }
 
-G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *path,
+G2Z__PRIVATE g2z_status g2z__facts_get(const g2z__told *told, g2z_run_facts *out) {
+  char schema[16], at[64];
+  G2Z__TRY(g2z__fact_text(told, "schema_version", schema, sizeof schema));
+#define G2Z__TEXT(member, at) G2Z__TRY(g2z__fact_text(told, at, out->member, sizeof out->member));
+#define G2Z__NUMBER(member, at) out->member = g2z__told_number(told, at);
+  G2Z__FACT_LIST(G2Z__TEXT, G2Z__NUMBER)
+#undef G2Z__TEXT
+#undef G2Z__NUMBER
+  out->steps = out->step_p50_sec = out->step_p95_sec = NAN;
+  for (int epoch = 0;; epoch++) { /* the last one's stay */
+    g2z_json json;
+    snprintf(at, sizeof at, "epochs.%d", epoch);
+    if (!g2z__told_at(told, at, &json)) break;
+    snprintf(at, sizeof at, "epochs.%d.steps", epoch);
+    out->steps = g2z__told_number(told, at);
+    snprintf(at, sizeof at, "epochs.%d.step_time_p50_sec", epoch);
+    out->step_p50_sec = g2z__told_number(told, at);
+    snprintf(at, sizeof at, "epochs.%d.step_time_p95_sec", epoch);
+    out->step_p95_sec = g2z__told_number(told, at);
+  }
+  if (strcmp(schema, "2.0") != 0)
+    return g2z__fail(told->services, G2Z_FORMAT,
+                     "%.400s: schema_version is \"%s\" and not \"2.0\"", told->path, schema);
+  if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
+    return g2z__fail(told->services, G2Z_FORMAT,
+                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
+                     "is no whole artifact of a run", told->path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
                                       g2z_run_facts *out) {
-  char *text;
-  size_t bytes;
+  g2z__told told;
   memset(out, 0, sizeof *out);
-  G2Z__TRY(g2z_read_file(services, path, (size_t)64 << 20, &text, &bytes));
-  g2z_status status = g2z__facts_parse(services, path, text, bytes, out);
-  g2z_release(services, text);
+  g2z_status status = g2z__told_read(services, run_dir, "training_metrics.json", &told);
+  if (status == G2Z_OK && !told.text)
+    status = g2z__fail(services, G2Z_IO, "%.600s is not there: the run has not ended", told.path);
+  if (status == G2Z_OK) status = g2z__facts_get(&told, out);
+  g2z__told_free(&told);
+  return status;
+}
+
+/* ----- all that directories hold ----- */
+
+G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_results), &memory));
+  *out = (g2z_results *)memory;
+  (*out)->services = services;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_results_free(g2z_results *results) {
+  if (!results) return;
+  for (size_t i = 0; i < results->summary_count; i++) g2z_summary_free(results->summaries[i]);
+  for (size_t i = 0; i < results->run_count; i++)
+    g2z_release(results->services, results->runs[i].run_dir);
+  g2z_release(results->services, results->summaries);
+  g2z_release(results->services, results->runs);
+  g2z_release(results->services, results);
+}
+
+G2Z__PRIVATE g2z_status g2z__results_add_run(g2z_results *results, const char *run_dir) {
+  void *list = results->runs;
+  g2z_status status = g2z__grow(results->services, &list, &results->run_capacity,
+                                results->run_count, results->run_count + 1, sizeof *results->runs);
+  results->runs = (g2z_run_result *)list;
+  G2Z__TRY(status);
+  g2z_run_result *run = &results->runs[results->run_count];
+  G2Z__TRY(g2z_run_facts_read(results->services, run_dir, &run->facts));
+  G2Z__TRY(g2z__alloc(results->services, strlen(run_dir) + 1, 1, &list));
+  run->run_dir = (char *)list;
+  memcpy(run->run_dir, run_dir, strlen(run_dir) + 1);
+  results->run_count++;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__results_add_summary(g2z_results *results, const char *path) {
+  void *list = results->summaries;
+  g2z_status status =
+      g2z__grow(results->services, &list, &results->summary_capacity, results->summary_count,
+                results->summary_count + 1, sizeof *results->summaries);
+  results->summaries = (g2z_summary **)list;
+  G2Z__TRY(status);
+  G2Z__TRY(g2z_summary_read(results->services, path, &results->summaries[results->summary_count]));
+  results->summary_count++;
+  return G2Z_OK;
+}
+
+/* run_x_9 before run_x_10; else as letters are. */
+G2Z__PRIVATE int g2z__results_order(const struct dirent **a, const struct dirent **b) {
+  const char *left = (*a)->d_name, *right = (*b)->d_name;
+  size_t i = strlen(left), k = strlen(right);
+  if (strncmp(left, "run_", 4) == 0 && strncmp(right, "run_", 4) == 0 && i != k)
+    return i < k ? -1 : 1;
+  return strcmp(left, right);
+}
+
+G2Z__PRIVATE int g2z__results_shown(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+
+G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *directory, int levels);
+
+G2Z__PRIVATE g2z_status g2z__results_entry(g2z_results *results, const char *directory,
+                                           const char *name, int levels) {
+  const char *suffix = strstr(name, "_report.json");
+  char *path;
+  struct stat info;
+  g2z_status status = G2Z_OK;
+  if (strcmp(name, "training_metrics.json") == 0) return g2z__results_add_run(results, directory);
+  G2Z__TRY(g2z__join_path(results->services, directory, name, &path));
+  if (suffix && strcmp(suffix, "_report.json") == 0) status = g2z__results_add_summary(results, path);
+  else if (levels > 0 && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+    status = g2z__results_scan(results, path, levels - 1);
+  g2z_release(results->services, path);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *directory, int levels) {
+  struct dirent **entries;
+  g2z_status status = G2Z_OK;
+  int count = scandir(directory, &entries, g2z__results_shown, g2z__results_order);
+  if (count < 0) return g2z__fail_file(results->services, errno, "read the directory", directory);
+  for (int i = 0; i < count; i++) {
+    if (status == G2Z_OK)
+      status = g2z__results_entry(results, directory, entries[i]->d_name, levels);
+    free(entries[i]); /* scandir's own */
+  }
+  free(entries);
+  return status;
+}
+
+G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
+  const size_t before = results->summary_count + results->run_count;
+  G2Z__TRY(g2z__results_scan(results, directory, 2));
+  if (results->summary_count + results->run_count > before) return G2Z_OK;
+  return g2z__fail(results->services, G2Z_FORMAT,
+                   "%.600s holds no NAME_report.json and no training_metrics.json, nor do the "
+                   "directories in it", directory);
+}
+
+G2Z__PRIVATE void g2z__page_number(g2z_page *page, int digits, double value) {
+  if (isnan(value)) g2z_page_cell(page, "%s", "");
+  else g2z_page_cell(page, "%.*f", digits, value);
+}
+
+G2Z__PRIVATE void g2z__results_runs(const g2z_results *results, g2z_page *page) {
+  static const char *const headers[] = {"run",         "ranks", "stage",    "precision", "batch",
+                                        "micro-steps", "T",     "tokens/s", "p50 ms",    "p95 ms",
+                                        "wall s"};
+  g2z_page_heading(page, "Runs");
+  g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
+                      "here than as a point above. Times are those of its last epoch.");
+  g2z_page_table(page, NULL, (int)(sizeof headers / sizeof *headers), headers);
+  for (size_t i = 0; i < results->run_count; i++) {
+    const g2z_run_facts *facts = &results->runs[i].facts;
+    g2z_page_cell(page, "%s", results->runs[i].run_dir);
+    g2z__page_number(page, 0, facts->world_size);
+    if (strcmp(facts->strategy, "dp") == 0) g2z_page_cell(page, "dp");
+    else g2z__page_number(page, 0, facts->zero_stage);
+    g2z_page_cell(page, "%s", facts->precision);
+    g2z__page_number(page, 0, facts->micro_batch);
+    g2z__page_number(page, 0, facts->accum_steps);
+    g2z__page_number(page, 0, facts->seq_len);
+    g2z__page_number(page, 0, facts->tokens_per_sec);
+    g2z__page_number(page, 2, 1e3 * facts->step_p50_sec);
+    g2z__page_number(page, 2, 1e3 * facts->step_p95_sec);
+    g2z__page_number(page, 2, facts->total_wall_time_sec);
+  }
+}
+
+G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
+  char now[32];
+  g2z_page *page;
+  G2Z__TRY(g2z_page_create(results->services, path, "What was measured", &page));
+  g2z_status status = G2Z_OK;
+  g2z_utc_now(now);
+  g2z_page_fact(page, "experiments", "%zu", results->summary_count);
+  g2z_page_fact(page, "runs", "%zu", results->run_count);
+  g2z_page_fact(page, "made", "%s", now);
+  for (size_t i = 0; i < results->summary_count && status == G2Z_OK; i++)
+    status = g2z_summary_page(results->summaries[i], page);
+  if (results->run_count) g2z__results_runs(results, page);
+  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_page_free(page);
   return status;
 }
 
