@@ -15775,10 +15775,11 @@ G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2z__run_advance(run, event);
-  if (status != G2Z_OK) { /* into train.log as well, but a failure to write must not replace it */
+  if (status != G2Z_OK) { /* into train.log as well; a failure to write must not replace it */
     char sentence[G2Z_ERROR_BYTES];
     memcpy(sentence, run->services->error, sizeof sentence);
     g2z__run_log(run, sentence);
+    if (run->metrics && status != G2Z_STOPPED) g2z_report_run(run->services, run->config.run_dir);
     memcpy(run->services->error, sentence, sizeof sentence);
   }
   return status;
@@ -16087,6 +16088,7 @@ static const char g2z__page_style[] =
     "dd{margin:0}\n"
     ".long{grid-column:1/-1;order:1}\n"
     ".long dd{font:.87rem/1.5 ui-monospace,monospace}\n"
+    ".long span{display:inline-block}\n"
     ".charts{grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}\n"
     "figure{margin:0;padding:14px 14px 8px;background:var(--card);border:1px solid var(--line);"
     "border-radius:8px;break-inside:avoid}\n"
@@ -16117,11 +16119,12 @@ static const char g2z__page_style[] =
     "white-space:nowrap}\n"
     "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
     "th:first-child,td:first-child{text-align:left}\n"
-    "@media (max-width:480px){svg text{font-size:14px}}\n"
-    "@media print{:root{color-scheme:light;--page:#fff;--card:#fff;--line:#bbb;--grid:#e4e4e4;"
-    "--text:#000;--soft:#444;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;--s4:#b07d00;"
-    "--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}body{max-width:none;padding:0;font-size:11px}"
-    ".charts{grid-template-columns:1fr 1fr}h2{break-after:avoid}tr{break-inside:avoid}}\n";
+    "@media (max-width:480px){svg text{font-size:14px}dl{grid-template-columns:1fr 1fr}}\n"
+    "@media print{:root{color-scheme:light;font-size:11px;--page:#fff;--card:#fff;--line:#bbb;"
+    "--grid:#e4e4e4;--text:#000;--soft:#444;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
+    "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}body{max-width:none;padding:0;"
+    "font-size:11px}.charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
+    "th,td{white-space:normal}h2{break-after:avoid}tr{break-inside:avoid}}\n";
 
 /* Text of any origin: markup is escaped; what is no UTF-8 or steers a terminal becomes U+FFFD. */
 G2Z__PRIVATE void g2z__page_escape(g2z_writer *writer, const char *text) {
@@ -16214,16 +16217,30 @@ G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
   g2z_release(page->services, text);
 }
 
+/* A command line breaks between words, and not in "--steps" as browsers would. Cuts up `text`. */
+G2Z__PRIVATE void g2z__page_words(g2z_page *page, char *text) {
+  while (*text) {
+    char *end = text + strcspn(text, " "), space = *end;
+    *end = 0;
+    g2z__page_put(page, "<span>");
+    g2z__page_escape(page->writer, text);
+    g2z__page_put(page, space ? "</span> " : "</span>");
+    text = end + (space != 0);
+  }
+}
+
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   char *text = g2z__page_format(page, format, arguments);
   va_end(arguments);
+  int is_long = text && strlen(text) > 60;
   g2z__page_open(page, G2Z__PAGE_FACTS);
-  g2z__page_put(page, text && strlen(text) > 60 ? "<div class=long><dt>" : "<div><dt>");
+  g2z__page_put(page, is_long ? "<div class=long><dt>" : "<div><dt>");
   g2z__page_escape(page->writer, name);
   g2z__page_put(page, "</dt><dd>");
-  if (text) g2z__page_escape(page->writer, text);
+  if (is_long) g2z__page_words(page, text);
+  else if (text) g2z__page_escape(page->writer, text);
   g2z__page_put(page, "</dd></div>\n");
   g2z_release(page->services, text);
 }

@@ -9820,6 +9820,45 @@ static void test_bench_report(g2z_test *t) {
   CHECK(t, strstr(output, "is a run, with a report.html of its own: say where this one goes"));
 }
 
+/* Spans inside each other, more of them than a GPU has events for at a time. */
+static void test_spans_on(g2z_test *t, g2z_device_kind kind) {
+  enum { TURNS = 1500 };
+  const size_t bytes = (size_t)1 << 20;
+  g2z_device *device = NULL;
+  g2z_span_times times[G2Z_SPAN_COUNT];
+  void *memory = NULL;
+  CHECK_OK(t, g2z_device_create(&t->services, kind, G2Z_FP32, G2Z_FP32, &device));
+  if (!device) return;
+  CHECK_OK(t, device->ops->allocate(device, bytes, &memory));
+  for (int timed = 0; timed < 2; timed++) {
+    for (int i = 0; i < TURNS; i++) {
+      g2z_span_begin(device, G2Z_SPAN_BACKWARD);
+      CHECK_OK(t, device->ops->zero(device, memory, bytes));
+      g2z_span_begin(device, G2Z_SPAN_NORM);
+      CHECK_OK(t, device->ops->zero(device, memory, bytes));
+      g2z_span_end(device, G2Z_SPAN_NORM);
+      g2z_span_end(device, G2Z_SPAN_BACKWARD);
+    }
+    CHECK_OK(t, g2z_device_span_times(device, times));
+    CHECK(t, times[G2Z_SPAN_BACKWARD].count == (timed ? TURNS : 0));
+    if (!timed) CHECK_OK(t, g2z_device_time_spans(device));
+  }
+  const g2z_span_times *outer = &times[G2Z_SPAN_BACKWARD], *inner = &times[G2Z_SPAN_NORM];
+  CHECK(t, inner->count == TURNS && inner->total_s > 0 && inner->total_s < outer->total_s);
+  CHECK(t, outer->min_s > 0 && outer->max_s >= outer->total_s / TURNS);
+  CHECK(t, outer->min_s <= outer->total_s / TURNS && outer->total_s < 60);
+  CHECK(t, times[G2Z_SPAN_FORWARD].count == 0);
+  device->ops->release(device, memory);
+  g2z_device_free(device);
+}
+
+static void test_spans(g2z_test *t) { test_spans_on(t, G2Z_DEVICE_CPU); }
+
+static void test_cuda_spans(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  test_spans_on(t, G2Z_DEVICE_CUDA);
+}
+
 static const char test_stats_text[] =
     "Processing [a.sqlite] with [reports/nvtx_sum.py]...\n\n"
     " ** NVTX Range Summary (nvtx_sum):\n\n"
@@ -10187,6 +10226,8 @@ static const g2z_test_entry test_table[] = {
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
     {"run_short", "runs of no step and one step leave what readers want", test_run_short},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
+    {"spans", "what parts of a step take, by the clock", test_spans},
+    {"cuda_spans", "the same between events of a GPU", test_cuda_spans},
     {"profile", "tables of nsys, and what is none", test_profile},
     {"run_profile", "a run that times its own parts", test_run_profile},
     {"profile_script", "slurm/profile.sh with and without nsys", test_profile_script},
