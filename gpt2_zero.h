@@ -4569,7 +4569,7 @@ static inline uint32_t g2z__joins_find(const g2z__joins *joins, uint32_t left, u
 /* Adds a pair that is not in the table. */
 G2Z__PRIVATE g2z_status g2z__joins_add(g2z_services *services, g2z__joins *joins, uint32_t left,
                                        uint32_t right, uint32_t id) {
-  if (joins->count * 2 >= joins->capacity) {
+  if (joins->count * 8 >= joins->capacity * 7) {
     uint64_t *old = joins->slots;
     size_t count = joins->capacity;
     void *memory;
@@ -6310,7 +6310,9 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count) {
-  for (size_t i = 0; i < count; i++) /* before anything is written: an append is all or nothing */
+  uint32_t all = 0; /* before anything is written: an append is all or nothing */
+  for (size_t i = 0; i < count; i++) all |= (uint32_t)ids[i];
+  for (size_t i = 0; i < count && all > 65535; i++)
     if ((uint32_t)ids[i] > 65535)
       return g2z__fail(writer->services, G2Z_BAD_ARGUMENT,
                        "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
