@@ -96,6 +96,9 @@
  *     the block before it is computed with, forward and backward, and make room for the next but
  *     one; the two that a pass ends with stay for the next pass. With one micro-step that is half
  *     as much again as in stages 1 and 2. A rank alone has all its parameters in any stage.
+ *     wte's gradient, 31 % of all in 124M, has its last part from the embedding, at the end. Where
+ *     the tokens of a micro-step on all ranks are at most two thirds as many as wte's rows, the LM
+ *     head's part goes before, under backward, and at the end only a row for each token.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
  *     gradient, the verdict, and the first parameters. A rank that fails in a step (a shard that
  *     cannot be read) says so in the verdict: all skip that step, and all return its status with
@@ -139,6 +142,9 @@
  *                                              NCCL may round at each hop; --grad-dtype fp32 avoids both
  *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast to
  *                                              the grad type once, at the end
+ *       of ranks with few tokens    act        the embedding's part travels as a row for each token
+ *                                              of a last micro-step, rounded once; these add up in
+ *                                              fp32, are added to the sum of the rest, and rounded
  *     token losses                  fp32       their sum is fp64
  *     sum of squares of gradients   fp64
  *     master, m, v, AdamW           fp32
@@ -650,9 +656,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
- *             slices one after the other. Up to stage 1 buckets cut across the units before wte. In
- *             stage 0 the slice of each rank is the whole bucket; in strategy dp rank 0's is, and
- *             the others' are empty.
+ *             slices one after the other. Up to stage 1 buckets cut across the units before wte,
+ *             from 8 MiB before it on twice as large as the one behind. In stage 0 the slice of
+ *             each rank is the whole bucket; in strategy dp rank 0's is, and the others' are empty.
  * parameters  lie as in memory. In stage 3 (of several ranks) the final LayerNorm, wpe and wte do;
  *             between them there is room for two blocks, which take turns: one is gathered while
  *             the other is computed with. Behind all lie this rank's slices of the blocks.
@@ -1028,8 +1034,8 @@ typedef struct g2z_ops {
 
   /* The same where dwte is spread over ranks. order[2 N] i32: tokens[N] in ascending order, equal
    * ones as they stood, and behind them where each stood. With that, grads[count] grad += elements
-   * first, first + 1, ... of the sums of rows[N,C] act by token: a token's rows are added up in fp32
-   * and rounded once, with what was there. first and count are multiples of 8. */
+   * first, first + 1, ... of the sums of rows[N,C] act by token: a token's rows are added up in
+   * fp32 and rounded once, with what was there. first and count are multiples of 8. */
   g2z_status (*embed_order)(g2z_device *device, int32_t *order, const int32_t *tokens, int N);
   g2z_status (*embed_add)(g2z_device *device, void *grads, size_t first, size_t count,
                           const void *rows, const int32_t *order, int N, int C);
@@ -3371,13 +3377,15 @@ G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param) {
 typedef struct g2z__bucket_span {
   int unit, next;          /* its first unit, and the one behind its last */
   size_t begin, elements;
-  size_t full, last;       /* the size of its buckets at most; of the last one */
+  size_t full, last;       /* the size of its buckets at most; of the last one. Others are at most
+                            * twice as large as the one behind: that travels while it is made */
   int buckets;
 } g2z__bucket_span;
 
-/* The most that is left for the end of backward, where nothing hides it: of what comes before wte,
- * and of wte, which is cast piece by piece while pieces travel. Of fp32 there is no cast; and where
- * the embedding's part goes as rows, all of it goes before, under backward. */
+/* The most that is left for the end of backward, where nothing hides it: of what comes before wte
+ * (and is wanted first by the next forward pass), and of wte, which is cast piece by piece while
+ * pieces travel. Of fp32 there is no cast; and where the embedding's part goes as rows, all of
+ * wte's gradient goes before, under backward. */
 #define G2Z__LAST_BYTES ((size_t)8 << 20)
 #define G2Z__PIECE_BYTES ((size_t)16 << 20)
 
@@ -3385,6 +3393,16 @@ typedef struct g2z__bucket_span {
 G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
   size_t grain = g2z__plan_grain(plan), room = bytes / (size_t)plan->grad_bytes / grain * grain;
   return room < grain || elements < room ? elements : room;
+}
+
+/* The elements of the last `count` buckets; of more than there are, at least all. */
+G2Z__PRIVATE size_t g2z__plan_span_tail(const g2z__bucket_span *span, size_t count) {
+  size_t total = 0, size = span->last;
+  for (; count > 0 && size < span->full; count--) {
+    total += size;
+    size = 2 * size < span->full ? 2 * size : span->full;
+  }
+  return total + count * size;
 }
 
 /* The span that begins with `unit`: it alone, or all units before wte. */
@@ -3399,8 +3417,12 @@ G2Z__PRIVATE g2z__bucket_span g2z__plan_span_at(const g2z_plan *plan, int unit) 
   if (unit == wte && plan->grad_dtype != G2Z_FP32 && !plan->wte_rows)
     span.full = span.last = g2z__plan_at_most(plan, span.full, G2Z__PIECE_BYTES);
   if (span.next == wte) span.last = g2z__plan_at_most(plan, span.full, G2Z__LAST_BYTES);
-  if (span.last > span.elements) span.last = span.elements;
-  span.buckets = 1 + (int)((span.elements - span.last + span.full - 1) / span.full);
+  size_t left = span.elements, size = span.last;
+  for (span.buckets = 1; left > size && size < span.full; span.buckets++) {
+    left -= size;
+    size = 2 * size < span.full ? 2 * size : span.full;
+  }
+  span.buckets += (int)((left + size - 1) / size) - 1;
   return span;
 }
 
@@ -3417,8 +3439,8 @@ G2Z__PRIVATE g2z__bucket_span g2z__plan_span(const g2z_plan *plan, int *bucket) 
 G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket) {
   g2z__bucket_span span = g2z__plan_span(plan, &bucket);
   size_t after = (size_t)(span.buckets - 1 - bucket); /* buckets behind it in the span */
-  size_t end = span.elements - (after ? span.last + (after - 1) * span.full : 0);
-  size_t begin = bucket ? span.elements - span.last - after * span.full : 0;
+  size_t end = span.elements - g2z__plan_span_tail(&span, after);
+  size_t begin = bucket ? span.elements - g2z__plan_span_tail(&span, after + 1) : 0;
   g2z_range range;
   range.begin = span.begin + begin;
   range.elements = end - begin;
@@ -11183,8 +11205,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
 }
 
 /* Where wte's gradient goes in two parts, it does so in a step's last micro-step: then the sum of
- * the head's part, and of what earlier micro-steps added, is under way while backward runs. `tokens`
- * are what the rows that follow belong to. */
+ * the head's part, and of what earlier micro-steps added, is under way while backward runs.
+ * `tokens` are what the rows that follow belong to. */
 G2Z__PRIVATE g2z_status g2z__trainer_send_head(g2z_trainer *t, const int32_t *tokens) {
   g2z__embedding_rows rows = g2z__plan_rows(&t->plan);
   size_t bytes = rows.count / (size_t)t->plan.world * sizeof(int32_t);
@@ -11352,7 +11374,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
 /* What a graph leaves to its next start: the buckets before this one. */
 G2Z__PRIVATE int g2z__trainer_early(const g2z_trainer *t) {
   int turns = g2z__plan_takes_turns(&t->plan, 1);
-  return t->unit_buckets[turns ? g2z__trainer_second(t) : g2z_plan_unit_of_wpe(&t->plan)];
+  return t->unit_buckets[turns ? g2z__trainer_second(t) : g2z_plan_unit_of_block(&t->plan, 0)];
 }
 
 /* A bucket has its new parameters: they go out at once if there is a place for them. */
@@ -11364,9 +11386,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
 }
 
 /* AdamW on what this rank owns; what other ranks need of it goes out bucket after bucket. A graph
- * must end with all its work done: it sends what a forward pass needs first, wte, wpe, and two
- * blocks where they take turns, under the update of the rest, and leaves the rest to its next
- * start, where it hides under the forward pass. */
+ * must end with all its work done: it sends what a forward pass needs first, wte, wpe, and a
+ * block, or two where they take turns, under the update of the rest, and leaves the rest to its
+ * next start, where it hides under the forward pass. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
   int apart = g2z__trainer_gathers(t), last = apart ? t->plan.buckets - 1 : 0;
   int first = t->graphed ? g2z__trainer_early(t) : 0;
