@@ -977,49 +977,74 @@ static int g2z__run_rows(const g2z_device *device, int N, int packs) {
   return rows < 8 ? 8 : rows > 32 ? 32 : (int)rows;
 }
 
+/* A row's pack as floats: of fp32, or of the type that a pack holds L of. */
+template <int L, typename D>
+static __device__ inline void g2z__get_row(float (&out)[L], const D *from) {
+  if constexpr (sizeof(D) == 4) g2z__get_floats<L>(out, from);
+  else g2z__unpack<D>(out, g2z__get(from, 0));
+}
+template <int L, typename D>
+static __device__ inline void g2z__put_row(D *to, const float (&in)[L]) {
+  if constexpr (sizeof(D) == 4) g2z__put_floats<L>(to, in);
+  else g2z__put(to, 0, g2z__pack<D>(in));
+}
+
 /* g2z_k_embed_bwd_runs: dwte[token] += the sum of each run of equal tokens.
  *   sorted  [N] i32 in           tokens in ascending order
  *   order   [N] i32 in           where each stood in the batch
  *   dout    [N,C] A in
- *   dwte    [Vp,C] f32 in place  runs that lie inside one chunk of run_rows positions
+ *   dwte    [count] D in place   elements low, low + 1, ... of dwte[Vp,C], from where both are
+ *                                multiples of 8; runs inside one chunk of run_rows positions
  *   heads   [chunks,C] f32 out   what a chunk has of a run that began before it
  *   tails   [chunks,C] f32 out   what a chunk has of a run that begins in it and goes on behind it
  * Launch  grid (ceil(chunks/8), ceil(packs/32)), block (32,8): a warp per chunk and 32 packs
- * Cost    sizeof(A) NC bytes + 8C per distinct token; frequent tokens are spread over many warps
+ * Cost    sizeof(A) NC bytes + 2 sizeof(D) C per distinct token, of those inside; frequent tokens
+ *         are spread over many warps
  * Order   the order of the batch */
-template <typename A, g2z__drop DROP>
+template <typename A, typename D, g2z__drop DROP>
 static __global__ void __launch_bounds__(256, 2)
-g2z_k_embed_bwd_runs(float *dwte, float *heads, float *tails, const int32_t *sorted,
-                     const int32_t *order, const A *dout, g2z_dropout dropout, int N, int C,
-                     int run_rows) {
+g2z_k_embed_bwd_runs(D *dwte, size_t low, size_t count, float *heads, float *tails,
+                     const int32_t *sorted, const int32_t *order, const A *dout,
+                     g2z_dropout dropout, int N, int C, int run_rows) {
   constexpr int L = g2z__lanes<A>, GROUP = 4;
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int pack = (int)(blockIdx.y * 32 + threadIdx.x), packs = C / L;
   if (first >= N || pack >= packs) return;
   int end = min(N, first + run_rows), token = sorted[first];
-  bool began_before = first > 0 && sorted[first - 1] == token;
   size_t column = (size_t)pack * L, width = (size_t)C;
+  if (((size_t)sorted[end - 1] + 1) * width <= low || (size_t)token * width >= low + count) return;
+  bool began_before = first > 0 && sorted[first - 1] == token;
   float sum[L] = {}, before[L] = {}; /* of the run so far, and dwte's row as it was */
+  auto inside = [=](int key) { return (size_t)key * width + column - low < count; };
+  auto write = [&](bool goes_on) { /* a run has ended, or the chunk: other parts go to the seams */
+    if (!inside(token)) return;
+    if (began_before) g2z__put_floats<L>(heads + (size_t)chunk * width + column, sum);
+    else if (goes_on) g2z__put_floats<L>(tails + (size_t)chunk * width + column, sum);
+    else {
+#pragma unroll
+      for (int i = 0; i < L; i++) sum[i] += before[i];
+      g2z__put_row<L>(dwte + ((size_t)token * width + column - low), sum);
+    }
+  };
   for (int group = first; group < end; group += GROUP) {
     uint4 raw[GROUP];
-    float row_before[GROUP][L];
+    float row_before[GROUP][L] = {};
     int keys[GROUP], rows[GROUP];
 #pragma unroll
     for (int j = 0; j < GROUP; j++) { /* all loads of a group are under way together */
       int i = min(group + j, end - 1);
       keys[j] = sorted[i];
       rows[j] = order[i];
+      raw[j] = make_uint4(0, 0, 0, 0);
+      if (!inside(keys[j])) continue;
       raw[j] = g2z__get(dout, (size_t)rows[j] * (size_t)packs + (size_t)pack);
-      g2z__get_floats<L>(row_before[j], dwte + (size_t)keys[j] * width + column);
+      g2z__get_row<L>(row_before[j], dwte + ((size_t)keys[j] * width + column - low));
     }
 #pragma unroll
     for (int j = 0; j < GROUP; j++) {
       if (group + j >= end) break;
-      if (keys[j] != token) { /* a run has ended: write it, unless it goes to the seams */
-#pragma unroll
-        for (int i = 0; i < L; i++) sum[i] += began_before ? 0.0f : before[i];
-        g2z__put_floats<L>(began_before ? heads + (size_t)chunk * width + column
-                                        : dwte + (size_t)token * width + column, sum);
+      if (keys[j] != token) {
+        write(false);
 #pragma unroll
         for (int i = 0; i < L; i++) sum[i] = 0;
         began_before = false;
@@ -1034,20 +1059,16 @@ g2z_k_embed_bwd_runs(float *dwte, float *heads, float *tails, const int32_t *sor
       }
     }
   }
-  bool goes_on = end < N && sorted[end] == token;
-#pragma unroll
-  for (int i = 0; i < L; i++) sum[i] += began_before || goes_on ? 0.0f : before[i];
-  g2z__put_floats<L>(began_before ? heads + (size_t)chunk * width + column
-                     : goes_on    ? tails + (size_t)chunk * width + column
-                                  : dwte + (size_t)token * width + column, sum);
+  write(end < N && sorted[end] == token);
 }
 
 /* g2z_k_embed_bwd_seams: dwte[token] += tail + heads, for the runs that cross chunks.
  * Launch  grid (ceil(chunks/8), ceil(C/32)), block (32,8): a warp per chunk whose last run goes on
  * Order   the order of the chunks */
-static __global__ void g2z_k_embed_bwd_seams(float *dwte, const float *heads, const float *tails,
-                                             const int32_t *sorted, int N, int C,
-                                             int run_rows) {
+template <typename D>
+static __global__ void g2z_k_embed_bwd_seams(D *dwte, size_t low, size_t count, const float *heads,
+                                             const float *tails, const int32_t *sorted, int N,
+                                             int C, int run_rows) {
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int end = first + run_rows, c = (int)(blockIdx.y * 32 + threadIdx.x);
   if (end >= N) return; /* like the two below: all lanes together */
@@ -1063,12 +1084,13 @@ static __global__ void g2z_k_embed_bwd_seams(float *dwte, const float *heads, co
       break;
     }
   }
-  if (c >= C) return;
+  size_t at = (size_t)token * (size_t)C + (size_t)c - low;
+  if (c >= C || at >= count) return;
   float sum = tails[(size_t)chunk * (size_t)C + (size_t)c];
 #pragma unroll 8
   for (int next = chunk + 1; next <= last; next++)
     sum += heads[(size_t)next * (size_t)C + (size_t)c];
-  dwte[(size_t)token * (size_t)C + (size_t)c] += sum;
+  g2z__write(dwte + at, sum, G2Z_ACCUMULATE);
 }
 
 #define G2Z__RANKED_TOKENS 8192  /* most tokens that are sorted by their ranks */
@@ -1154,6 +1176,25 @@ static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tok
   return G2Z_OK;
 }
 
+/* What is sorted is added up. */
+template <typename A, typename D, g2z__drop DROP>
+static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, size_t low, size_t count,
+                                  const g2z__embed_scratch *scratch, const A *dout,
+                                  g2z_dropout dropout, int N, int C, int run_rows) {
+  cudaStream_t stream = g2z__cuda_of(device)->stream;
+  size_t packs = (size_t)(C / g2z__lanes<A>);
+  unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
+  g2z_k_embed_bwd_runs<A, D, DROP>
+      <<<dim3(chunks, (unsigned)g2z__blocks(packs, 32)), dim3(32, 8), 0, stream>>>(
+          dwte, low, count, scratch->heads, scratch->tails, scratch->sorted, scratch->order, dout,
+          dropout, N, C, run_rows);
+  G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_runs"));
+  g2z_k_embed_bwd_seams<<<dim3(chunks, (unsigned)g2z__blocks((size_t)C, 32)), dim3(32, 8), 0,
+                          stream>>>(dwte, low, count, scratch->heads, scratch->tails,
+                                    scratch->sorted, N, C, run_rows);
+  return g2z__launched(device, "g2z_k_embed_bwd_seams");
+}
+
 template <typename A, typename G, g2z__drop DROP>
 static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const A *dout,
                                  const int32_t *tokens, g2z_write mode, g2z_dropout dropout, int B,
@@ -1161,22 +1202,15 @@ static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const
   cudaStream_t stream = g2z__cuda_of(device)->stream;
   int N = B * T, packs = C / g2z__lanes<A>, run_rows = g2z__run_rows(device, N, packs);
   g2z__embed_scratch scratch;
-  G2Z__TRY(g2z__embed_scratch_take(device, tokens, N, C, run_rows, &scratch));
   g2z_k_embed_bwd_wpe<A, G, DROP>
       <<<(unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, stream>>>(
           dwpe, dout, dropout, mode, B, T, C);
   G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_wpe"));
+  if (!dwte) return G2Z_OK;
+  G2Z__TRY(g2z__embed_scratch_take(device, tokens, N, C, run_rows, &scratch));
   G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N));
-  unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
-  g2z_k_embed_bwd_runs<A, DROP>
-      <<<dim3(chunks, (unsigned)g2z__blocks((size_t)packs, 32)), dim3(32, 8), 0, stream>>>(
-          dwte, scratch.heads, scratch.tails, scratch.sorted, scratch.order, dout, dropout, N, C,
-          run_rows);
-  G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_runs"));
-  g2z_k_embed_bwd_seams<<<dim3(chunks, (unsigned)g2z__blocks((size_t)C, 32)), dim3(32, 8), 0,
-                          stream>>>(dwte, scratch.heads, scratch.tails, scratch.sorted, N, C,
-                                    run_rows);
-  return g2z__launched(device, "g2z_k_embed_bwd_seams");
+  return g2z__embed_runs<A, float, DROP>(device, dwte, 0, SIZE_MAX, &scratch, dout, dropout, N, C,
+                                         run_rows);
 }
 
 template <typename A, typename G>
@@ -1187,6 +1221,39 @@ static g2z_status g2z_cuda_embed_bwd(g2z_device *device, float *dwte, void *dwpe
                                          : g2z__embed_bwd<A, G, G2Z__DROP_OFF>;
   return launch(device, dwte, (G *)dwpe, (const A *)dout, tokens, mode,
                 g2z__dropout_value(dropout), B, T, C);
+}
+
+static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const int32_t *tokens,
+                                       int N) {
+  g2z__embed_scratch scratch;
+  void *memory;
+  memset(&scratch, 0, sizeof scratch);
+  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* says how much CUB needs */
+  size_t cub_bytes = g2z__align(scratch.cub_bytes);
+  G2Z__TRY(g2z__scratch(device, cub_bytes + (size_t)N * sizeof(int32_t), &memory));
+  scratch.cub = memory;
+  scratch.count = (int32_t *)((char *)memory + cub_bytes);
+  scratch.sorted = order;
+  scratch.order = order + N;
+  return g2z__embed_sort(device, &scratch, tokens, N);
+}
+
+template <typename A, typename G>
+static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, size_t first, size_t count,
+                                     const void *rows, const int32_t *order, int N, int C) {
+  int run_rows = g2z__run_rows(device, N, C / g2z__lanes<A>);
+  size_t buffer = g2z__align(g2z__blocks((size_t)N, (size_t)run_rows) * (size_t)C * sizeof(float));
+  g2z__embed_scratch scratch;
+  void *memory;
+  memset(&scratch, 0, sizeof scratch);
+  G2Z__TRY(g2z__scratch(device, 2 * buffer, &memory));
+  scratch.heads = (float *)memory;
+  scratch.tails = (float *)((char *)memory + buffer);
+  scratch.sorted = (int32_t *)order; /* which are only read from here on */
+  scratch.order = (int32_t *)order + N;
+  return g2z__embed_runs<A, G, G2Z__DROP_OFF>(device, (G *)grads, first, count, &scratch,
+                                              (const A *)rows, g2z__dropout_value(NULL), N, C,
+                                              run_rows);
 }
 
 /* ===== >>k23 layernorm ===================================================
@@ -1614,7 +1681,7 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
   data.dropout = g2z__dropout_value(dropout);
   data.N = N;
   data.C = C;
-  int threads, K, drops = g2z__dropout_on(dropout) && dbias;
+  int threads, K, drops = g2z__dropout_on(dropout) && dropped;
   G2Z__TRY(g2z__row_threads(device, C / g2z__lanes<A>, &threads, &K));
   auto run = K == 1 ? drops ? g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_ON>
                             : g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_OFF>
@@ -5469,13 +5536,17 @@ static g2z_status g2z__nccl_broadcast(g2z_comm *comm, void *buffer, size_t n) {
   return G2Z_OK;
 }
 
-static g2z_status g2z__nccl_all_gather_rows(g2z_comm *comm, double *rows, size_t columns) {
+static g2z_status g2z__nccl_all_gather_rows(g2z_comm *comm, g2z_span span, void *rows,
+                                            const void *mine, size_t bytes) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_VERDICT, nccl->stream);
-  G2Z__NCCL_TRY(comm, ncclAllGather(rows + (size_t)comm->rank * columns, rows, columns,
-                                    ncclFloat64, nccl->comm, nccl->stream));
-  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_VERDICT, nccl->stream);
+  g2z__cuda_span_begin_on(comm->device, span, nccl->stream);
+  G2Z__NCCL_TRY(comm, ncclAllGather(mine, rows, bytes, ncclUint8, nccl->comm, nccl->stream));
+  g2z__cuda_span_end_on(comm->device, span, nccl->stream);
   return G2Z_OK;
+}
+
+static g2z_status g2z__nccl_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
+  return g2z__nccl_convert(comm, to, comm->device->grad_dtype, from, G2Z_FP32, G2Z_OVERWRITE, n);
 }
 
 static void g2z__nccl_lap(g2z_comm *comm, int lap) {
@@ -5524,7 +5595,8 @@ static const g2z_collectives g2z__nccl_collectives = {
     "NCCL",                   g2z__nccl_fork,       g2z__nccl_mark,     g2z__nccl_join,
     g2z__nccl_reduce_scatter, g2z__nccl_all_reduce, g2z__nccl_reduce,   g2z__nccl_allocate,
     g2z__nccl_release,        g2z__nccl_all_gather, g2z__nccl_broadcast,
-    g2z__nccl_all_gather_rows, g2z__nccl_lap,       g2z__nccl_waited_ms, g2z__nccl_close};
+    g2z__nccl_all_gather_rows, g2z__nccl_cast_grad, g2z__nccl_lap,      g2z__nccl_waited_ms,
+    g2z__nccl_close};
 
 /* Stream, events and memory: all that needs no other rank. */
 static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wanted) {
@@ -5608,6 +5680,8 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->close = g2z_cuda_close;
   ops->embed_fwd = g2z_cuda_embed_fwd<A>;
   ops->embed_bwd = g2z_cuda_embed_bwd<A, G>;
+  ops->embed_order = g2z_cuda_embed_order;
+  ops->embed_add = g2z_cuda_embed_add<A, G>;
   ops->layernorm_fwd = g2z_cuda_layernorm_fwd<A>;
   ops->layernorm_bwd = g2z_cuda_layernorm_bwd<A, G>;
   ops->linear_fwd = g2z_cuda_linear_fwd<A>;
