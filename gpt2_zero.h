@@ -11754,7 +11754,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                       int last_only, float *logits) {
   g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
-  g2z_device_tune(t->device, 0);
+  g2z_device_tune(t->device, G2Z_TUNE_OFF);
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
   g2z_device_tune(t->device, t->config.tune);
   return status;

@@ -2144,8 +2144,8 @@ static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
   if (strncmp(text, head, length) != 0 || text[length] != '\n')
     return g2z__fail(device->services, G2Z_FORMAT,
                      "the tuning table begins with \"%.*s\" and not with \"%s\": it was made on "
-                     "another GPU or cuBLAS, remove it to tune anew", (int)strcspn(text, "\n"),
-                     text, head);
+                     "another GPU or cuBLAS, or by another build; remove it to tune anew",
+                     (int)strcspn(text, "\n"), text, head);
   int number = 2;
   for (const char *line = text + length + 1; *line; number++) {
     g2z__lt_key key;
@@ -5077,14 +5077,15 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  * Math    f32 accumulation; M and K are multiples of 8
  * Launch  a block of 384 threads for each multiprocessor; 225 KB of shared memory. Producer 24,
  *         others 240 registers
- * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP, 200 us at 772 TFLOP/s. On an H200 that
- *         long products keep hot, in turns: GELU 280 us (cuBLASLt 350), GELU's gradient and sums
- *         300 (cuBLASLt's product alone 238), K=M=768 with a residual 71 (cuBLASLt 88); plain
- *         products are 0 to 7 % slower than cuBLASLt's. 15.5 instructions an element for the
- *         gradient, 10 for GELU, at 4 cycles each while wgmma takes the registers' ports: as long
- *         as the products themselves, beside which they run
+ * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP, 200 us at 772 TFLOP/s. In turns with
+ *         cuBLASLt's on an H200 that is at its power limit: GELU 280 us (cuBLASLt 350), GELU's
+ *         gradient with sums 300 (cuBLASLt's product alone 238, and its DGELU 404), K=M=768 with a
+ *         residual 71 (cuBLASLt 88); plain products take 0 to 7 % longer than cuBLASLt's. They
+ *         keep the tensor cores busy in every cycle, at 1.2 GHz: there only fewer joules are
+ *         faster. 10 instructions an element for GELU, 17 for its gradient, at 4 cycles each while
+ *         wgmma takes the registers' ports: nearly as long as the products beside which they run
  * Order   k upwards; bitwise repeatable
- * Oracle  g2z_cpu_linear_fwd, g2z_cpu_linear_bwd_data; test cuda_linear */
+ * Oracle  g2z_cpu_linear_fwd, g2z_cpu_linear_bwd_data; test cuda_products */
 template <typename A, g2z__finish FINISH, g2z__by BY>
 static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(384), 1)
 g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
