@@ -46,7 +46,7 @@ RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e
            --prompt '  for (int i' --sample-tokens 200 --temperature 0.6
 
 # Threads that wait sleep: where something else runs on a core, spinning ones cost half of the speed.
-run test: export OMP_WAIT_POLICY ?= passive
+run test bench: export OMP_WAIT_POLICY ?= passive
 
 run: train prepare_data ## train a GPT-2 on these sources, save it, let it write (2 minutes, no download)
 	rm -rf data/sources runs/sources
@@ -71,17 +71,23 @@ profile: train prepare_data $(CURDIR)/bench ## what the parts of a step take: by
 
 # ----- test -------------------------------------------------------------------------------------
 
-test: test_gpt2 prepare_data train ## everything that this machine can prove; the last line counts it
+test: test_gpt2 prepare_data train $(CURDIR)/bench ## everything that this machine can prove; the last line counts it
 	./test_gpt2
 
-bench: $(CURDIR)/bench ## time training steps, and each op against this machine's limits
+# Without a GPU all experiments run small, to be seen; with one what is asked first: make bench BENCH='matrix comm'
+BENCH ?= $(if $(FOUND),scaling,scaling buckets matrix strategies comm)
+bench: $(CURDIR)/bench ## steps, ops, scaling over the GPUs there are; without one every experiment, small
+	rm -rf runs/bench
 	./bench
+	@failed=0; for experiment in $(BENCH); do \
+	  echo; ./bench $$experiment --out runs/bench/$$experiment || failed=1; done; \
+	./bench report runs/bench && exit $$failed
 
 # All of it once more under AddressSanitizer and UBSan; the tests start the programs named here.
 SANITIZE := -std=c11 -O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all
-sanitize: $(addprefix build/sanitized/,test_gpt2 train prepare_data) ## the tests under AddressSanitizer and UBSan
+sanitize: $(addprefix build/sanitized/,test_gpt2 train prepare_data bench) ## the tests under AddressSanitizer and UBSan
 	G2Z_TRAIN=build/sanitized/train G2Z_PREPARE_DATA=build/sanitized/prepare_data \
-	  build/sanitized/test_gpt2
+	  G2Z_BENCH=build/sanitized/bench build/sanitized/test_gpt2
 build/sanitized/%: %.cu gpt2_zero.h
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) -x c $< -o $@ $(LIBS)
@@ -194,8 +200,8 @@ data/tinyshakespeare_train_000000.bin: data/tinyshakespeare.txt data/vocab.bpe p
 
 # ----- the rest ---------------------------------------------------------------------------------
 
-clean: ## remove what was built and what `make run` and `make profile` left; downloads and other runs stay
-	rm -rf train bench prepare_data test_gpt2 build data/sources runs/sources runs/profile
+clean: ## remove what was built and what `make run`, `make profile` and `make bench` left; downloads and other runs stay
+	rm -rf train bench prepare_data test_gpt2 build data/sources runs/sources runs/profile runs/bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

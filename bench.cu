@@ -1,7 +1,7 @@
-/* bench: what is fast on this machine, what is not, and why. Alone it times whole training steps, then
- * each op of a step against two limits measured in the same run: the rate of a large matrix product
- * and of a copy. Its sub-commands are experiments over several configurations, each of which runs
- * in processes of its own and leaves a run directory; `bench report` makes a page of what they left. */
+/* bench: what is fast on this machine, what is not, and why. Alone it times whole training steps,
+ * then each op of a step against two limits measured in the same run: the rate of a large matrix
+ * product and of a copy. Its sub-commands are experiments over several configurations: each runs in
+ * processes of its own and leaves a run directory; `bench report` makes a page of them. */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
@@ -30,8 +30,8 @@
 
 /* ----- sub-commands ----------------------------------------------------- */
 
-/* The first is what bench does without a sub-command. Those without a description are no sub-commands
- * for people: the ranks that an experiment starts run them. */
+/* The first is what bench does without a sub-command. Those without a description are not for
+ * people: the ranks that an experiment starts run them. */
 #define COMMAND_LIST(X)                                                                           \
   /* name       run             what it does */                                                   \
   X(step,       run_step,       "one configuration: training steps, then each op of a step")      \
@@ -88,8 +88,8 @@ typedef struct options {
 
 #define WORD(name, text) "|" text
 #define WORD_OF_3(name, text, bytes) "|" text
-/* Every flag of every sub-command, once. A name that stands twice takes one value in some and a list
- * in others. */
+/* Every flag of every sub-command, once. A name that stands twice takes one value in some and a
+ * list in others. */
 #define FLAG_LIST(FLAG)                                                                           \
   /*   in  name  kind  destination  minimum  maximum  value  help */                              \
   FLAG(SWEEPS, "gpus", TEXT, rank_list, 0, 0, "LIST",                                             \
@@ -98,11 +98,12 @@ typedef struct options {
        "ZeRO stages; dp: one rank has the optimizer")                                             \
   FLAG(EXPERIMENTS, "dtype", TEXT, dtype_list, 0, 0, "LIST", "fp32, tf32, fp16, bf16")            \
   FLAG(EXPERIMENTS, "sizes", TEXT, size_list, 0, 0, "LIST",                                       \
-       "MiB of gradients per collective; 0: the default")                                            \
+       "MiB of gradients per collective; 0: the default")                                         \
   FLAG(IN(comm) | IN(exchange), "sizes", TEXT, size_list, 0, 0, "LIST", "MiB of a whole buffer")  \
   FLAG(TRAINING, "model", TEXT, model, 0, 0, "NAME",                                              \
        "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]")               \
-  FLAG(TRAINING, "layers", INT, layers, 1, 1024, "N", "overrides the model's, as do the next four") \
+  FLAG(TRAINING, "layers", INT, layers, 1, 1024, "N",                                             \
+       "overrides the model's, as do the next four")                                              \
   FLAG(TRAINING, "channels", INT, channels, 8, 65536, "N", "width of the residual stream")        \
   FLAG(TRAINING, "heads", INT, heads, 1, 65536, "N", "divides channels [channels / 64]")          \
   FLAG(TRAINING, "context", INT, context, 1, 1048576, "N", "positions: the longest sequence")     \
@@ -121,7 +122,8 @@ typedef struct options {
   FLAG(EXPERIMENTS | IN(point), "warmup", INT, warmup, 0, 1000000, "N", "steps before those")     \
   FLAG(EXPERIMENTS | IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",                     \
        "batches of a validation at the end [none]")                                               \
-  FLAG(SWEEPS, "repeats", INT, repeats, 1, 32, "N", "runs of each point, one round after the other") \
+  FLAG(SWEEPS, "repeats", INT, repeats, 1, G2Z_REPEATS, "N",                                      \
+       "runs of each point, one round after the other")                                           \
   FLAG(TRAINING | IN(comm) | IN(exchange), "device", CHOICE, device, 0, 0,                        \
        G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")                                           \
   FLAG(ANY & ~EXPERIMENTS & ~READERS, "dtype", CHOICE, dtype, 0, 0,                            \
@@ -139,7 +141,8 @@ typedef struct options {
        "MiB of gradients per collective")                                                         \
   FLAG(IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                             \
        "run this on the same work too: 'python3 peers/torch_gpt2.py'")                            \
-  FLAG(IN(step), "ops", CHOICE, without_ops, 0, 0, "|on|off", "time each op of a step, on one rank") \
+  FLAG(IN(step), "ops", CHOICE, without_ops, 0, 0, "|on|off",                                     \
+       "time each op of a step, on one rank")                                                     \
   FLAG(TRAINING, "seed", UINT64, train.seed, 0, 0, "N", "of weights, tokens and dropout")         \
   FLAG(SWEEPS | IN(report), "out", TEXT, out, 0, 0, "DIR",                                        \
        "where the results go [experiments: runs/bench_NAME_TIME; report: the first DIR]")         \
@@ -310,8 +313,8 @@ static void *host_memory(size_t bytes) {
 #define LIST_MAX 16
 
 /* "1,2,4": numbers from least to most. */
-static g2z_status read_list(g2z_services *services, const char *flag, const char *text, double least,
-                            double most, double out[LIST_MAX], int *count) {
+static g2z_status read_list(g2z_services *services, const char *flag, const char *text,
+                            double least, double most, double out[LIST_MAX], int *count) {
   const char *at = text;
   for (*count = 0;; at++) {
     char *end;
@@ -959,32 +962,34 @@ static g2z_status run_point(g2z_services *services, options *o, g2z_context_conf
 
 /* ----- a comm's ranks: bench exchange ------------------------------------- */
 
-/* Each collective: what of a whole buffer passes each rank's link (as nccl-tests count it, R ranks),
- * and the call. */
-#define COLLECTIVE_LIST(X)                                                                    \
-  X(reduce_scatter, (R - 1) / R, ops->reduce_scatter(comm, mine, buffer, G2Z_OVERWRITE, n))   \
-  X(all_reduce, 2 * (R - 1) / R, ops->all_reduce(comm, buffer, n))                            \
-  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, mine, n))                          \
-  X(reduce, 1, ops->reduce(comm, buffer, n))                                                  \
-  X(broadcast, 1, ops->broadcast(comm, buffer, n))
-
-#define X(name, passes, call)                                              \
-  static g2z_status exchange_##name(g2z_comm *comm, char *buffer, size_t n) { \
-    const g2z_collectives *ops = comm->ops;                                \
-    size_t bytes = n * (size_t)(comm->device->kind == G2Z_DEVICE_CPU ||    \
-                                comm->device->dtype == G2Z_FP32 ? 4 : 2);  \
-    char *mine = buffer + (size_t)comm->rank * (bytes / (size_t)comm->world); \
-    (void)mine;                                                            \
-    return call;                                                           \
-  }
-COLLECTIVE_LIST(X)
-#undef X
 /* Bytes of an element: act and the gradients alike, and a CPU stores all in fp32. */
 static size_t element_bytes(const g2z_comm *comm) {
   int half = comm->device->dtype == G2Z_FP16 || comm->device->dtype == G2Z_BF16;
   return comm->device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
 }
 
+/* This rank's slice of buffer[n]. */
+static char *slice_of(const g2z_comm *comm, char *buffer, size_t n) {
+  return buffer + (size_t)comm->rank * (n / (size_t)comm->world) * element_bytes(comm);
+}
+
+/* Each collective: what of a whole buffer passes each rank's link (as nccl-tests count it, of R
+ * ranks), and the call. */
+#define COLLECTIVE_LIST(X)                                                                        \
+  X(reduce_scatter, (R - 1) / R,                                                                  \
+    ops->reduce_scatter(comm, slice_of(comm, buffer, n), buffer, G2Z_OVERWRITE, n))               \
+  X(all_reduce, 2 * (R - 1) / R, ops->all_reduce(comm, buffer, n))                                \
+  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, slice_of(comm, buffer, n), n))         \
+  X(reduce, 1, ops->reduce(comm, buffer, n))                                                      \
+  X(broadcast, 1, ops->broadcast(comm, buffer, n))
+
+#define X(name, passes, call)                                                 \
+  static g2z_status exchange_##name(g2z_comm *comm, char *buffer, size_t n) { \
+    const g2z_collectives *ops = comm->ops;                                   \
+    return call;                                                              \
+  }
+COLLECTIVE_LIST(X)
+#undef X
 /* Seconds per call, the slowest rank's: the median of five rounds of at least 10 ms each. */
 static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
                                 g2z_status (*run)(g2z_comm *comm, char *buffer, size_t n),
@@ -1012,7 +1017,8 @@ static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
 
 /* All collectives at one size. How to gather is no matter of the reductions: the plain way shows
  * them. */
-static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all, g2z_summary *s) {
+static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all,
+                                g2z_summary *s) {
   const double R = comm->world;
   const struct {
     const char *name;
@@ -1274,8 +1280,8 @@ static void observe(void *user) {
   seen->moments[seen->count++] = now;
 }
 
-/* GPUs: how busy between the first and the last step that counts, and the most memory ever. CPU: the
- * largest resident rank. */
+/* GPUs: how busy between the first and the last step that counts, and the most memory ever. CPU:
+ * the largest resident rank. */
 static void fill_watched(const observer *seen, const g2z_job_end *end, double wall_s,
                          g2z_figures *f) {
   double busy = 0, most = 0;
@@ -1484,7 +1490,8 @@ static void compare_with_one(experiment *e) {
       const g2z_point *one = &e->s->points[k];
       const g2z_train_config *mine = &e->works[i].train, *its = &e->works[k].train;
       if (e->works[k].world != 1 || mine->zero_stage != its->zero_stage ||
-          mine->strategy != its->strategy || mine->dtype != its->dtype || mine->bucket_mb != its->bucket_mb)
+          mine->strategy != its->strategy || mine->dtype != its->dtype ||
+          mine->bucket_mb != its->bucket_mb)
         continue;
       double speedup = p->figures.tokens_per_sec / one->figures.tokens_per_sec;
       p->figures.speedup_vs_1gpu = speedup;
@@ -1493,8 +1500,8 @@ static void compare_with_one(experiment *e) {
   }
 }
 
-/* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9" as the first run that
- * ended saw it. */
+/* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9", as the first run
+ * that ended saw it. */
 static void describe_hardware(const experiment *e, char out[256]) {
   char path[1200], *text, name[128] = "CPU";
   size_t bytes;
@@ -1503,7 +1510,8 @@ static void describe_hardware(const experiment *e, char out[256]) {
   for (int run = 1; run <= e->runs && e->device == G2Z_DEVICE_CUDA; run++) {
     snprintf(path, sizeof path, "%.1000s/run_%s_%d/training_metrics.json", e->out,
              e->s->experiment, run);
-    if (access(path, R_OK) != 0 || g2z_run_facts_read(e->services, path, &facts) != G2Z_OK) continue;
+    if (access(path, R_OK) != 0) continue;
+    if (g2z_run_facts_read(e->services, path, &facts) != G2Z_OK) continue;
     snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", g2z_device_count(G2Z_DEVICE_CUDA),
              facts.gpu_name, facts.cuda_version, facts.nccl_version[0] ? ", NCCL " : "",
              facts.nccl_version);
@@ -1531,14 +1539,16 @@ static g2z_status finish_experiment(experiment *e) {
   puts("");
   g2z_summary_print(e->s, print_line, NULL);
   printf("%s\n", path);
-  for (int i = 0; i < (int)e->s->count; i++) failed += e->s->points[i].outcome == G2Z_OUTCOME_FAILED;
+  for (int i = 0; i < (int)e->s->count; i++)
+    failed += e->s->points[i].outcome == G2Z_OUTCOME_FAILED;
   if (!failed) return G2Z_OK;
-  return fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and what their "
-              "ranks said is in console.txt of their run directories", failed, (int)e->s->count);
+  return fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and what "
+              "their ranks said is in console.txt of their run directories", failed,
+              (int)e->s->count);
 }
 
-/* Tokens for the longest of the points, by Zipf's law. At most 32 Mi: a longer run reads them again,
- * and a block of 1 Mi is drawn once and repeated. */
+/* Tokens for the longest of the points, by Zipf's law. At most 32 Mi: a longer run reads them
+ * again. A block of 1 Mi is drawn once and repeated. */
 static g2z_status write_tokens(experiment *e) {
   const size_t block = (size_t)1 << 20, limit = (size_t)1 << 25;
   size_t wanted = 0;
@@ -1554,7 +1564,8 @@ static g2z_status write_tokens(experiment *e) {
   g2z_shard_writer *writer;
   snprintf(e->tokens, sizeof e->tokens, "%.1000s/tokens.bin", e->out);
   int32_t *tokens = (int32_t *)host_memory(block * sizeof *tokens);
-  zipf_tokens(e->o->train.seed, e->o->train.model.vocab, tokens, wanted < block ? wanted + 1 : block);
+  zipf_tokens(e->o->train.seed, e->o->train.model.vocab, tokens,
+              wanted < block ? wanted + 1 : block);
   g2z_status status = g2z_shard_writer_create(e->services, e->tokens, G2Z_SHARD_LLMC, &writer);
   for (size_t done = 0; done <= wanted && status == G2Z_OK; done += block)
     status = g2z_shard_writer_append(writer, tokens,
@@ -1608,10 +1619,16 @@ static void close_experiment(experiment *e) {
 
 static g2z_status run_points(experiment *e) {
   const g2z_train_config *t = &e->o->train;
+  int possible = 0;
   TRY(add_points(e));
-  snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %s, %d steps "
-           "after %d of warm-up, %d repeats", t->model.layers, t->model.channels, t->model.vocab,
-           t->seq, e->o->dtype_list, e->works[0].steps, e->o->warmup, e->o->repeats);
+  for (int i = 0; i < (int)e->s->count; i++) possible += e->s->points[i].outcome == G2Z_OUTCOME_OK;
+  if (!possible)
+    return fail(e->services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
+                e->s->points[0].reason);
+  snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
+           "%d steps after %d of warm-up, %d repeats", t->model.layers, t->model.channels,
+           t->model.vocab, t->seq, e->o->dtype_list, e->works[0].steps, e->o->warmup,
+           e->o->repeats);
   if (!t->train_glob) TRY(write_tokens(e));
   TRY(run_rounds(e));
   for (int i = 0; i < (int)e->s->count; i++)
@@ -1676,6 +1693,7 @@ static g2z_status run_worlds(experiment *e) {
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
   memset(&a, 0, sizeof a);
   TRY(read_axes(e, &a));
+  TRY(read_list(e->services, "sizes", e->o->size_list, 0.001, 65536, a.sizes, &a.size_count));
   snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
            g2z_dtype_text(e->o->train.dtype), e->o->repeats,
            e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
@@ -1754,8 +1772,8 @@ static int order_of_names(const void *a, const void *b) {
 
 #define ENTRIES_MAX 4096
 
-/* Summaries and runs in a directory and one or two levels under it: runs/bench holds experiments, which
- * hold runs. */
+/* Summaries and runs in a directory and up to two levels under it: runs/bench holds experiments,
+ * which hold runs. */
 static g2z_status find_results(findings *f, const char *directory, int levels) {
   char path[1200], (*names)[256] = (char (*)[256])host_memory(ENTRIES_MAX * sizeof *names);
   int count = 0;
@@ -1792,13 +1810,14 @@ static void put_known(g2z_page *page, int digits, double value) {
 }
 
 static void put_runs(g2z_page *page, const findings *f) {
-  static const char *const headers[] = {"run", "ranks", "stage", "precision", "batch", "micro-steps",
-                                        "T", "tokens/s", "p50 ms", "p95 ms", "wall s"};
+  static const char *const headers[] = {"run",         "ranks", "stage",    "precision", "batch",
+                                        "micro-steps", "T",     "tokens/s", "p50 ms",    "p95 ms",
+                                        "wall s"};
   const int columns = (int)(sizeof headers / sizeof *headers);
   if (!f->run_count) return;
   g2z_page_heading(page, "Runs");
-  g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower here "
-                      "than as a point above. Times are those of its last epoch.");
+  g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
+                      "here than as a point above. Times are those of its last epoch.");
   g2z_page_table(page, NULL, columns, headers);
   for (int i = 0; i < f->run_count; i++) {
     const g2z_run_facts *r = &f->runs[i];
@@ -1832,7 +1851,8 @@ static g2z_status write_page(const findings *f, const char *out) {
   put_runs(page, f);
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);
-  if (status == G2Z_OK) printf("%s: %d experiments, %d runs\n", path, f->summary_count, f->run_count);
+  if (status == G2Z_OK)
+    printf("%s: %d experiments, %d runs\n", path, f->summary_count, f->run_count);
   return status;
 }
 

@@ -644,14 +644,15 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * canonical   the element's index in the unpadded list: the same for every world, stage and bucket
  *             size. Files speak only of canonical ranges.
  * memory      the element's index in this run's padded list. wte comes last and its rows V..Vp-1
- *             are zero, so up to stage 1 both are equal, and only the list's end is padded. From
- *             stage 2 on the end of each unit is padded to a multiple of 8*world.
+ *             are zero. Up to stage 1 both are equal before wte, which begins at a multiple of
+ *             8*world, and only the list's end is padded beside. From stage 2 on the end of each unit
+ *             is padded to such a multiple.
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
- *             slices one after the other. Buckets cut across units up to stage 1. In stage 0 the
- *             slice of each rank is the whole bucket; in strategy dp rank 0's is, and the others'
- *             are empty.
+ *             slices one after the other. Up to stage 1 buckets cut across the units before wte. In
+ *             stage 0 the slice of each rank is the whole bucket; in strategy dp rank 0's is, and
+ *             the others' are empty.
  * parameters  lie as in memory. In stage 3 (of several ranks) the final LayerNorm, wpe and wte do;
  *             between them there is room for two blocks, which take turns: one is gathered while
  *             the other is computed with. Behind all lie this rank's slices of the blocks.
@@ -1129,8 +1130,8 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
  * 2.28 on 2 and 4 H200s were 570 to 780 MiB. */
 #define G2Z_NCCL_BYTES ((size_t)680 << 20)
 
-/* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes nothing
- * of a GPU. */
+/* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes
+ * nothing of a GPU. */
 typedef struct g2z_gpu_sample {
   double busy_percent;         /* of the last moments, in which a kernel ran */
   size_t used_bytes;           /* by all processes */
@@ -1251,7 +1252,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
 
 typedef struct g2z_job {    /* processes that this one starts and looks after */
   int ranks;                      /* one is a process of its own, too */
-  char **argv;                    /* of each: this program, with arguments of its own; ends with NULL */
+  char **argv;                    /* of each: this program, with these arguments; ends with NULL */
   const char *output;             /* file at whose end they print; NULL: where this process does */
   void (*watch)(void *user);      /* called ten times a second while they run; NULL: not */
   void *user;
@@ -1262,8 +1263,8 @@ typedef struct g2z_job_end {
   double cpu_s;                   /* of all processes, user and system */
   size_t rank_bytes;              /* the most memory that one of them had resident */
 } g2z_job_end;
-/* The same for programs that start several jobs, one after the other. The ranks' g2z_ranks_spawn and
- * g2z_place_find tell them that they are ranks. */
+/* The same for programs that start several jobs, one after the other. The ranks' g2z_ranks_spawn
+ * and g2z_place_find tell them that they are ranks. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
 
 typedef struct g2z_fault {  /* why the job ends */
@@ -1308,8 +1309,8 @@ G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
 /* What heartbeats tell the others. hang_s starts again, and is hang_s + extra_s in this phase. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
-/* How many of this rank's last 1,024 collectives moved a bucket in a step. Those inside a graph count
- * in the step that recorded it only. */
+/* How many of this rank's last 1,024 collectives moved a bucket in a step. Those inside a graph
+ * count in the step that recorded it only. */
 G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
 /* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
  * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
@@ -1384,8 +1385,8 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
 /* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
- * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN on
- * all ranks where it sees no other. */
+ * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN
+ * on all ranks where it sees no other. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d13 context and model ===========================================
@@ -1833,8 +1834,8 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
  *   g2z_summary_print(summary, print_line, NULL);
  *   g2z_summary_free(summary); */
 
-/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary knows
- * is not in its file. */
+/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary
+ * knows is not in its file. */
 #define G2Z_FIGURE_LIST(X)                                                                        \
   /* name               digits heading        meaning */                                          \
   X(world_size,           0, "ranks",        "")                                                  \
@@ -3298,7 +3299,10 @@ G2Z__PRIVATE size_t g2z__plan_unit_room(const g2z_plan *plan, int unit) {
 }
 
 G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit) {
-  if (!g2z__plan_by_unit(plan)) return g2z_plan_unit_canonical(plan, unit);
+  size_t canonical = g2z_plan_unit_canonical(plan, unit);
+  if (!g2z__plan_by_unit(plan)) /* wte has buckets of its own */
+    return unit == g2z_plan_unit_of_wte(plan) ? g2z__round_up(canonical, g2z__plan_grain(plan))
+                                              : canonical;
   if (unit == 0) return 0;
   int blocks = unit - 1 < plan->model.layers ? unit - 1 : plan->model.layers;
   size_t begin = g2z__plan_unit_room(plan, 0) + (size_t)blocks * g2z__plan_unit_room(plan, 1);
@@ -3349,40 +3353,78 @@ G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param) {
   return offset;
 }
 
-/* The span of memory that bucket `*bucket` is cut from; *bucket becomes its index there. Returns the
- * span's unit, 0 where one span is everything. */
-G2Z__PRIVATE int g2z__plan_span(const g2z_plan *plan, int *bucket, g2z_range *span) {
-  span->begin = 0;
-  span->elements = plan->elements;
-  if (!g2z__plan_by_unit(plan)) return 0;
-  for (int unit = 0;; unit++) {
-    span->elements = g2z__plan_unit_room(plan, unit);
-    int count = (int)((span->elements + plan->bucket_elements - 1) / plan->bucket_elements);
-    if (*bucket < count || unit == plan->units - 1) return unit;
-    *bucket -= count;
-    span->begin += span->elements;
+/* A span of memory that buckets are cut from, from its end on: what is odd is the first. */
+typedef struct g2z__bucket_span {
+  int unit, next;          /* its first unit, and the one behind its last */
+  size_t begin, elements;
+  size_t full, last;       /* the size of its buckets at most; of the last one */
+  int buckets;
+} g2z__bucket_span;
+
+/* The most that is left for the end of backward, where nothing hides it: of what comes before wte,
+ * and of wte, which is cast piece by piece while pieces travel. Of fp32 there is no cast. */
+#define G2Z__LAST_BYTES ((size_t)8 << 20)
+#define G2Z__PIECE_BYTES ((size_t)16 << 20)
+
+/* `elements` of a bucket, or what `bytes` hold if that is less. */
+G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
+  size_t grain = g2z__plan_grain(plan), room = bytes / (size_t)plan->grad_bytes / grain * grain;
+  return room < grain || elements < room ? elements : room;
+}
+
+/* The span that begins with `unit`: it alone, or all units before wte. */
+G2Z__PRIVATE g2z__bucket_span g2z__plan_span_at(const g2z_plan *plan, int unit) {
+  int wte = g2z_plan_unit_of_wte(plan), alone = g2z__plan_by_unit(plan) || unit == wte;
+  g2z__bucket_span span;
+  span.unit = unit;
+  span.next = alone ? unit + 1 : wte;
+  span.begin = g2z_plan_unit(plan, unit);
+  span.elements = (unit == wte ? plan->elements : g2z_plan_unit(plan, span.next)) - span.begin;
+  span.full = span.last = plan->bucket_elements;
+  if (unit == wte && plan->grad_dtype != G2Z_FP32)
+    span.full = span.last = g2z__plan_at_most(plan, span.full, G2Z__PIECE_BYTES);
+  if (span.next == wte) span.last = g2z__plan_at_most(plan, span.full, G2Z__LAST_BYTES);
+  if (span.last > span.elements) span.last = span.elements;
+  span.buckets = 1 + (int)((span.elements - span.last + span.full - 1) / span.full);
+  return span;
+}
+
+/* The span that has bucket `*bucket`, which becomes its index there. */
+G2Z__PRIVATE g2z__bucket_span g2z__plan_span(const g2z_plan *plan, int *bucket) {
+  g2z__bucket_span span = g2z__plan_span_at(plan, 0);
+  while (*bucket >= span.buckets && span.next < plan->units) {
+    *bucket -= span.buckets;
+    span = g2z__plan_span_at(plan, span.next);
   }
+  return span;
 }
 
 G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket) {
-  g2z_range span, range;
-  g2z__plan_span(plan, &bucket, &span);
-  size_t before = (size_t)bucket * plan->bucket_elements, left = span.elements - before;
-  range.begin = span.begin + before;
-  range.elements = left < plan->bucket_elements ? left : plan->bucket_elements;
+  g2z__bucket_span span = g2z__plan_span(plan, &bucket);
+  size_t after = (size_t)(span.buckets - 1 - bucket); /* buckets behind it in the span */
+  size_t end = span.elements - (after ? span.last + (after - 1) * span.full : 0);
+  size_t begin = bucket ? span.elements - span.last - after * span.full : 0;
+  g2z_range range;
+  range.begin = span.begin + begin;
+  range.elements = end - begin;
   return range;
 }
 
+/* The unit of a bucket; up to stage 1 the first one for all that lie before wte. */
+G2Z__PRIVATE int g2z__plan_bucket_unit(const g2z_plan *plan, int bucket) {
+  return g2z__plan_span(plan, &bucket).unit;
+}
+
 G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket) {
-  g2z_range span;
-  int unit = g2z__plan_span(plan, &bucket, &span);
-  return g2z_plan_grad_unit(plan, unit) + (size_t)bucket * plan->bucket_elements;
+  int unit = g2z__plan_bucket_unit(plan, bucket);
+  size_t begin = g2z_plan_bucket(plan, bucket).begin - g2z_plan_unit(plan, unit);
+  return g2z_plan_grad_unit(plan, unit) + begin;
 }
 
 G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket) {
-  g2z_range span;
-  int unit = g2z__plan_span(plan, &bucket, &span);
-  return g2z_plan_param_unit(plan, unit) + (size_t)bucket * plan->bucket_elements;
+  int unit = g2z__plan_bucket_unit(plan, bucket);
+  size_t begin = g2z_plan_bucket(plan, bucket).begin - g2z_plan_unit(plan, unit);
+  return g2z_plan_param_unit(plan, unit) + begin;
 }
 
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
@@ -3395,12 +3437,6 @@ G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
 /* Buckets tile the memory, and each gives the same part of itself. */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
   return g2z__plan_share(plan, g2z_plan_bucket(plan, bucket).begin, plan->rank);
-}
-
-/* The unit of a bucket, from stage 2 on. */
-G2Z__PRIVATE int g2z__plan_bucket_unit(const g2z_plan *plan, int bucket) {
-  g2z_range span;
-  return g2z__plan_span(plan, &bucket, &span);
 }
 
 G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket) {
@@ -3756,11 +3792,24 @@ static const char g2z__class_runs[] =
     "o1l1o2l1o1l1o1l1o1l1o1l1o1l2o1l1o2l4o1l7o1l4o1l4o1l1o1l10o1l17o5l3o1l5o1l17o580n13o2787n10"
     "o1030l42720o32l4154o6l222o2l5762o14l7473o15l622o2466l542o1506l4939o5l4192";
 
-/* One byte per code point: a table of 201 KiB, of which a text touches a few cache lines. */
+/* Which first bytes of two or three begin nothing but letters, such as those of Cyrillic and nearly
+ * all of Chinese and Korean: bit h - 12 of leads[l] stands for the byte 16 h + l. */
+G2Z__PRIVATE void g2z__classes_leads(const unsigned char *classes, unsigned char leads[16]) {
+  memset(leads, 0, 16);
+  for (unsigned lead = 0xC2; lead < 0xF0; lead++) {
+    uint32_t first = lead < 0xE0 ? (lead & 0x1F) << 6 : (lead & 0x0F) << 12;
+    uint32_t end = first + (lead < 0xE0 ? 1 << 6 : 1 << 12);
+    while (first < end && classes[first] == G2Z__LETTER) first++;
+    if (first == end) leads[lead & 15] |= (unsigned char)(1 << (lead / 16 - 12));
+  }
+}
+
+/* One byte per code point: a table of 201 KiB, of which a text touches a few cache lines; and 16
+ * bytes of g2z__classes_leads. */
 G2Z__PRIVATE g2z_status g2z__classes_create(g2z_services *services, unsigned char **out) {
   void *memory;
   *out = NULL;
-  G2Z__TRY(g2z__alloc(services, G2Z__CLASSIFIED, 1, &memory));
+  G2Z__TRY(g2z__alloc(services, G2Z__CLASSIFIED + 16, 1, &memory));
   *out = (unsigned char *)memory;
   size_t at = 0;
   for (const char *run = g2z__class_runs; *run;) {
@@ -3774,6 +3823,7 @@ G2Z__PRIVATE g2z_status g2z__classes_create(g2z_services *services, unsigned cha
     at += count;
   }
   G2Z_ASSERT(at == G2Z__CLASSIFIED);
+  g2z__classes_leads(*out, *out + G2Z__CLASSIFIED);
   return G2Z_OK;
 }
 
@@ -3796,9 +3846,63 @@ G2Z__PRIVATE int g2z__utf8_step(const unsigned char *p, const unsigned char *end
   return length;
 }
 
-/* The bytes up to the first that is not valid UTF-8. */
-G2Z__PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
-  const unsigned char *p = text, *end = text + bytes;
+/* Goes on from the character at `at` and returns where another begins: all before is valid. It stops
+ * before what is not, or anywhere. `at` is at least 3 where 32 bytes follow. */
+typedef size_t (*g2z__utf8_ahead)(const unsigned char *text, size_t at, size_t bytes);
+
+#if defined(__x86_64__) && defined(__GNUC__)
+/* Keiser and Lemire 2020, arXiv:2010.03090: what is wrong with two bytes that follow each other shows
+ * in three half bytes. A table for each half byte names the mistakes that it allows; one that all
+ * three allow was made. What must follow the third and fourth byte of a character is left. */
+__attribute__((target("avx2"))) G2Z__PRIVATE size_t g2z__utf8_ahead_avx2(const unsigned char *text,
+                                                                        size_t at, size_t bytes) {
+  enum { SHORT = 1, LONG = 2, OVER3 = 4, LARGE = 8, SURROGATE = 16, OVER2 = 32, OVER4 = 64,
+         TWO = 128, LARGE2 = OVER4, ANY = SHORT | LONG | TWO, HIGH = ANY | LARGE | LARGE2 };
+#define G2Z__TABLE(...) _mm256_broadcastsi128_si256(_mm_setr_epi8(__VA_ARGS__))
+#define G2Z__C(x) ((char)(x))
+  const __m256i first_high = G2Z__TABLE(
+      LONG, LONG, LONG, LONG, LONG, LONG, LONG, LONG, G2Z__C(TWO), G2Z__C(TWO), G2Z__C(TWO),
+      G2Z__C(TWO), SHORT | OVER2, SHORT, SHORT | OVER3 | SURROGATE, SHORT | LARGE | OVER4);
+  const __m256i first_low = G2Z__TABLE(
+      G2Z__C(ANY | OVER2 | OVER3 | OVER4), G2Z__C(ANY | OVER2), G2Z__C(ANY), G2Z__C(ANY),
+      G2Z__C(ANY | LARGE), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH),
+      G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH | SURROGATE), G2Z__C(HIGH),
+      G2Z__C(HIGH));
+  const __m256i second_high = G2Z__TABLE(
+      SHORT, SHORT, SHORT, SHORT, SHORT, SHORT, SHORT, SHORT,
+      G2Z__C(LONG | OVER2 | TWO | OVER3 | OVER4), G2Z__C(LONG | OVER2 | TWO | OVER3 | LARGE),
+      G2Z__C(LONG | OVER2 | TWO | SURROGATE | LARGE), G2Z__C(LONG | OVER2 | TWO | SURROGATE | LARGE),
+      SHORT, SHORT, SHORT, SHORT);
+#undef G2Z__TABLE
+#undef G2Z__C
+  const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8((char)0x80);
+  const __m256i third = _mm256_set1_epi8(0xE0 - 0x80), fourth = _mm256_set1_epi8(0xF0 - 0x80);
+  size_t from = at;
+#define G2Z__LOAD(back) \
+  _mm256_loadu_si256((const __m256i *)(const void *)(text + from - (back)))
+  for (; from + 32 <= bytes; from += 32) {
+    __m256i x = G2Z__LOAD(0), before = G2Z__LOAD(1);
+    if (_mm256_testz_si256(_mm256_or_si256(x, G2Z__LOAD(3)), top)) continue; /* all ASCII */
+    __m256i pairs = _mm256_shuffle_epi8(first_low, _mm256_and_si256(before, low));
+    before = _mm256_and_si256(_mm256_srli_epi16(before, 4), low);
+    pairs = _mm256_and_si256(pairs, _mm256_shuffle_epi8(first_high, before));
+    x = _mm256_and_si256(_mm256_srli_epi16(x, 4), low);
+    pairs = _mm256_and_si256(pairs, _mm256_shuffle_epi8(second_high, x));
+    __m256i more = _mm256_or_si256(_mm256_subs_epu8(G2Z__LOAD(2), third),
+                                   _mm256_subs_epu8(G2Z__LOAD(3), fourth));
+    x = _mm256_xor_si256(_mm256_and_si256(more, top), pairs);
+    if (!_mm256_testz_si256(x, x)) break;
+  }
+#undef G2Z__LOAD
+  if (from == at) return at;
+  for (from--; (text[from] & 0xC0) == 0x80;) from--; /* the last character may be cut off */
+  return from;
+}
+#define g2z__utf8_ahead_avx512 g2z__utf8_ahead_avx2
+#endif
+
+G2Z__PRIVATE size_t g2z__utf8_ahead_portable(const unsigned char *text, size_t at, size_t bytes) {
+  const unsigned char *p = text + at, *end = text + bytes;
   while (p < end) {
     uint64_t eights[4], high = 0;
     for (; end - p >= 32; p += 32) {
@@ -3824,6 +3928,19 @@ G2Z__PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
   }
   return (size_t)(p - text);
 }
+#define g2z__utf8_ahead_neon g2z__utf8_ahead_portable
+
+/* The bytes up to the first that is not valid UTF-8. */
+G2Z__PRIVATE size_t g2z__utf8_valid(g2z__utf8_ahead ahead, const unsigned char *text,
+                                    size_t bytes) {
+  size_t at = 0;
+  while (at < 3 && at < bytes) {
+    int step = g2z__utf8_step(text + at, text + bytes);
+    if (step < 0) return at;
+    at += (size_t)step;
+  }
+  return g2z__utf8_ahead_portable(text, ahead(text, at, bytes), bytes);
+}
 
 /* Copies text with U+FFFD for what is invalid; returns the length. out NULL: only the length. */
 G2Z__PRIVATE size_t g2z__utf8_repair(const unsigned char *text, size_t bytes, unsigned char *out) {
@@ -3844,9 +3961,10 @@ typedef struct g2z__repair { /* room for texts that need one */
 } g2z__repair;
 
 /* Points *text at valid UTF-8: itself, or a repaired copy in `repair`. strict: fails instead. */
-G2Z__PRIVATE g2z_status g2z__valid_text(g2z_services *services, g2z__repair *repair, int strict,
+G2Z__PRIVATE g2z_status g2z__valid_text(g2z_services *services, g2z__utf8_ahead ahead,
+                                        g2z__repair *repair, int strict,
                                         const unsigned char **text, size_t *bytes) {
-  size_t valid = g2z__utf8_valid(*text, *bytes);
+  size_t valid = g2z__utf8_valid(ahead, *text, *bytes);
   if (valid == *bytes) return G2Z_OK;
   if (strict)
     return g2z__fail(services, G2Z_FORMAT,
@@ -3899,15 +4017,19 @@ typedef struct g2z__masks {
   uint64_t white1;          /* white space of one byte; the first bytes of it in two and three */
   uint64_t white2, white3;
   uint64_t lead;            /* the first byte of a character beyond ASCII */
+  uint64_t letter2, letter3; /* of them those of two and three bytes that are known to be letters */
 } g2z__masks;
 
-/* Makes the masks of `blocks` blocks of text; what is beyond ASCII is only marked in `lead`. */
-typedef void (*g2z__classify)(const unsigned char *text, size_t blocks, g2z__masks *out);
+/* Makes the masks of `blocks` blocks of text; what is beyond ASCII is only marked in `lead` and, with
+ * the help of g2z__classes_leads, in `letter2` and `letter3`. */
+typedef void (*g2z__classify)(const unsigned char *text, size_t blocks, const unsigned char *leads,
+                              g2z__masks *out);
 
 /* Eight bytes at a time, in any C: bit 7 of each byte of a word answers, and a product gathers the
  * eight answers. A comparison of 7-bit values never carries into the next byte. */
 G2Z__PRIVATE void g2z__classify_portable(const unsigned char *text, size_t blocks,
-                                         g2z__masks *out) {
+                                         const unsigned char *leads, g2z__masks *out) {
+  (void)leads;
   const uint64_t ones = 0x0101010101010101u, low = 0x7F7F7F7F7F7F7F7Fu;
 #define G2Z__FROM(x, least) ((x) + ones * (0x80 - (least)))  /* bit 7: the byte is >= least */
 #define G2Z__GATHER(x) (((x) >> 7 & ones) * 0x0102040810204080u >> 56)
@@ -3942,13 +4064,24 @@ G2Z__PRIVATE void g2z__classify_portable(const unsigned char *text, size_t block
 /* Shifting signed comparisons by 0x80 makes them unsigned ones, which AVX2 lacks. */
 __attribute__((target("avx2"))) G2Z__PRIVATE void g2z__classify_avx2(const unsigned char *text,
                                                                     size_t blocks,
+                                                                    const unsigned char *leads,
                                                                     g2z__masks *out) {
+  const __m256i low = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
+  const __m256i by_low =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)leads));
+  const __m256i by_high = _mm256_setr_epi64x(0, 0x0804020100000000, 0, 0x0804020100000000);
   const __m256i fold = _mm256_set1_epi8(0x20), bias = _mm256_set1_epi8((char)0x80);
 #define G2Z__BELOW(x, first, count)                                                            \
   _mm256_movemask_epi8(                                                                        \
       _mm256_cmpgt_epi8(_mm256_set1_epi8((char)((count) - 0x80)),                              \
                         _mm256_add_epi8(_mm256_sub_epi8(x, _mm256_set1_epi8(first)), bias)))
 #define G2Z__EQUAL(x, c) _mm256_movemask_epi8(_mm256_cmpeq_epi8(x, _mm256_set1_epi8(c)))
+#define G2Z__OTHERS(x) /* those whose bit in the leads is 0 */                                 \
+  _mm256_movemask_epi8(_mm256_cmpeq_epi8(                                                      \
+      _mm256_and_si256(                                                                        \
+          _mm256_shuffle_epi8(by_low, _mm256_and_si256(x, low)),                               \
+          _mm256_shuffle_epi8(by_high, _mm256_and_si256(_mm256_srli_epi16(x, 4), low))),       \
+      zero))
 #define G2Z__BOTH(low, high) ((uint64_t)(uint32_t)(low) | (uint64_t)(uint32_t)(high) << 32)
   for (size_t block = 0; block < blocks; block++) {
     const __m256i *from = (const __m256i *)(const void *)(text + block * G2Z__BLOCK);
@@ -3962,16 +4095,26 @@ __attribute__((target("avx2"))) G2Z__PRIVATE void g2z__classify_avx2(const unsig
     m.white1 = m.space | G2Z__BOTH(G2Z__BELOW(a, 9, 5), G2Z__BELOW(b, 9, 5));
     m.quote = G2Z__BOTH(G2Z__EQUAL(a, '\''), G2Z__EQUAL(b, '\''));
     m.lead = G2Z__BOTH(G2Z__BELOW(a, (char)0xC0, 64), G2Z__BELOW(b, (char)0xC0, 64));
+    if (m.lead) {
+      uint64_t others = G2Z__BOTH(G2Z__OTHERS(a), G2Z__OTHERS(b));
+      m.letter3 = G2Z__BOTH(G2Z__BELOW(a, (char)0xE0, 32), G2Z__BELOW(b, (char)0xE0, 32)) & ~others;
+      m.letter2 = m.lead & ~others & ~m.letter3;
+    }
     m.white = m.white1;
     out[block] = m;
   }
 #undef G2Z__BELOW
 #undef G2Z__EQUAL
+#undef G2Z__OTHERS
 #undef G2Z__BOTH
 }
 
 __attribute__((target("avx512f,avx512bw"))) G2Z__PRIVATE void g2z__classify_avx512(
-    const unsigned char *text, size_t blocks, g2z__masks *out) {
+    const unsigned char *text, size_t blocks, const unsigned char *leads, g2z__masks *out) {
+  const __m512i low = _mm512_set1_epi8(15);
+  const __m512i by_low =
+      _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)leads));
+  const __m512i by_high = _mm512_set4_epi32(0x08040201, 0, 0, 0);
 #define G2Z__BELOW(x, first, count) \
   _mm512_cmplt_epu8_mask(_mm512_sub_epi8(x, _mm512_set1_epi8(first)), _mm512_set1_epi8(count))
   for (size_t block = 0; block < blocks; block++) {
@@ -3984,6 +4127,13 @@ __attribute__((target("avx512f,avx512bw"))) G2Z__PRIVATE void g2z__classify_avx5
     m.white1 = m.space | G2Z__BELOW(x, 9, 5);
     m.quote = _mm512_cmpeq_epi8_mask(x, _mm512_set1_epi8('\''));
     m.lead = G2Z__BELOW(x, (char)0xC0, 64);
+    if (m.lead) {
+      uint64_t known = _mm512_test_epi8_mask(
+          _mm512_shuffle_epi8(by_low, _mm512_and_si512(x, low)),
+          _mm512_shuffle_epi8(by_high, _mm512_and_si512(_mm512_srli_epi16(x, 4), low)));
+      m.letter3 = known & G2Z__BELOW(x, (char)0xE0, 32);
+      m.letter2 = known & ~m.letter3;
+    }
     m.white = m.white1;
     out[block] = m;
   }
@@ -4003,7 +4153,9 @@ static inline uint64_t g2z__neon_mask(uint8x16_t a, uint8x16_t b, uint8x16_t c, 
   return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(ab, ab)), 0);
 }
 
-G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks, g2z__masks *out) {
+G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks,
+                                     const unsigned char *leads, g2z__masks *out) {
+  (void)leads;
 #define G2Z__BELOW(x, first, count) vcltq_u8(vsubq_u8(x, vdupq_n_u8(first)), vdupq_n_u8(count))
 #define G2Z__FOLDED(x, first, count) G2Z__BELOW(vorrq_u8(x, vdupq_n_u8(0x20)), first, count)
 #define G2Z__FOUR(test, first, count)                                                          \
@@ -4033,7 +4185,8 @@ G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks, g
 /* The instruction sets, the fastest first; the last runs everywhere. */
 #if defined(__x86_64__) && defined(__GNUC__)
 #define G2Z__SIMD_LIST(X)                                                                      \
-  X(avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))           \
+  X(avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&         \
+            __builtin_cpu_supports("avx2"))                                                    \
   X(avx2, __builtin_cpu_supports("avx2"))                                                      \
   X(portable, 1)
 #elif defined(__aarch64__) && defined(__GNUC__)
@@ -4042,12 +4195,18 @@ G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks, g
 #define G2Z__SIMD_LIST(X) X(portable, 1)
 #endif
 
+typedef struct g2z__simd {    /* what an instruction set does */
+  g2z__classify classify;
+  g2z__utf8_ahead ahead;
+} g2z__simd;
+
 /* The one that G2Z_SIMD in the environment names, or else the fastest that this machine has. */
-G2Z__PRIVATE g2z_status g2z__classify_choose(g2z_services *services, g2z__classify *out) {
+G2Z__PRIVATE g2z_status g2z__simd_choose(g2z_services *services, g2z__simd *out) {
   const char *name = getenv("G2Z_SIMD");
 #define X(set, is_here)                                     \
   if ((!name || strcmp(name, #set) == 0) && (is_here)) {    \
-    *out = g2z__classify_##set;                             \
+    out->classify = g2z__classify_##set;                    \
+    out->ahead = g2z__utf8_ahead_##set;                     \
     return G2Z_OK;                                          \
   }
   G2Z__SIMD_LIST(X)
@@ -4072,10 +4231,12 @@ typedef struct g2z__scan {     /* where a scan of a text is; the text is valid U
 
 /* Adds what is beyond ASCII to the masks of the block at `base`. */
 G2Z__PRIVATE void g2z__block_beyond_ascii(g2z__scan *scan, size_t base, g2z__masks *m) {
-  uint64_t of_class[4] = {0, 0, 0, 0};
+  uint64_t of_class[4] = {0, 0, 0, 0}, two = m->letter2, three = m->letter3;
   if (scan->spill) of_class[scan->spill_class] |= ((uint64_t)1 << scan->spill) - 1;
-  scan->spill = 0;
-  for (uint64_t leads = m->lead; leads; leads &= leads - 1) {
+  of_class[G2Z__LETTER] |= two | two << 1 | three | three << 1 | three << 2;
+  scan->spill = (int)(two >> 63 | (three >> 62 & 1) | three >> 63 << 1);
+  scan->spill_class = G2Z__LETTER;
+  for (uint64_t leads = m->lead & ~(two | three); leads; leads &= leads - 1) {
     int i = __builtin_ctzll(leads);
     const unsigned char *next, *p = scan->text + base + i;
     int kind = g2z__class_at(scan->classes, p, &next), length = (int)(next - p);
@@ -4096,13 +4257,13 @@ G2Z__PRIVATE void g2z__scan_masks(g2z__scan *scan, size_t block, g2z__masks *out
   size_t whole = scan->bytes / G2Z__BLOCK, rest = scan->bytes % G2Z__BLOCK, ready = 0;
   if (block < whole) {
     ready = whole - block < count ? whole - block : count;
-    scan->classify(scan->text + block * G2Z__BLOCK, ready, out);
+    scan->classify(scan->text + block * G2Z__BLOCK, ready, scan->classes + G2Z__CLASSIFIED, out);
   }
   for (; ready < count; ready++) { /* the text's last bytes, and what follows them */
     unsigned char padded[G2Z__BLOCK];
     memset(padded, ' ', sizeof padded);
     if (block + ready == whole) memcpy(padded, scan->text + whole * G2Z__BLOCK, rest);
-    scan->classify(padded, 1, out + ready);
+    scan->classify(padded, 1, scan->classes + G2Z__CLASSIFIED, out + ready);
   }
   for (size_t i = 0; i < count; i++)
     if (out[i].lead || scan->spill)
@@ -4697,7 +4858,7 @@ typedef struct g2z__words48 { /* other pieces of at most 48 bytes and 18 ids; tw
 struct g2z_encoder {
   g2z_services *services;
   const g2z_tokenizer *tokenizer;
-  g2z__classify classify;
+  g2z__simd simd;
   g2z__repair repair;
   void *caches;             /* the block that has all three */
   g2z__words8 *words8;
@@ -4898,7 +5059,7 @@ G2Z__PRIVATE g2z_status g2z__encoder_new(g2z_services *services, const g2z_token
   g2z_encoder *encoder = (g2z_encoder *)memory;
   encoder->services = services;
   encoder->tokenizer = tokenizer;
-  g2z_status status = g2z__classify_choose(services, &encoder->classify);
+  g2z_status status = g2z__simd_choose(services, &encoder->simd);
   if (status == G2Z_OK) status = g2z__encoder_caches(encoder);
   if (status == G2Z_OK) status = g2z__alloc(services, vocab, sizeof *encoder->firsts, &memory);
   if (status == G2Z_OK) {
@@ -5013,8 +5174,9 @@ G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned c
                                           size_t bytes, const size_t *starts, size_t count,
                                           g2z__unit unit, g2z_tokens *out);
 
-/* Merges a piece part by part: between two bytes that no token has inside no merge reaches across.
- * Scripts without spaces have pieces that never come again, but their characters do. */
+/* Merges a piece part by part: between two characters whose bytes that meet no token has inside no
+ * merge reaches across. Scripts without spaces have pieces that never come again, but their
+ * characters do. */
 G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned char *piece,
                                           size_t bytes, size_t room, g2z__unit unit,
                                           g2z_tokens *out) {
@@ -5026,7 +5188,8 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
     uint64_t ends = 0; /* bit i: a part ends at at + i */
     for (size_t i = 0; i < some; i++) {
       size_t joint = (size_t)piece[at + i - 1] << 8 | piece[at + i];
-      ends |= (~inside[joint / 64] >> joint % 64 & 1) << i;
+      uint64_t whole = (piece[at + i] & 0xC0) != 0x80; /* the character before */
+      ends |= (~inside[joint / 64] >> joint % 64 & whole) << i;
     }
     for (; ends; ends &= ends - 1) starts[++count] = at + (size_t)__builtin_ctzll(ends);
     if (count < G2Z__WORDS_AHEAD / 2) continue;
@@ -5181,7 +5344,7 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
   size_t limit = open ? bytes > G2Z__BLOCK ? bytes - G2Z__BLOCK : 0 : bytes, from = 0;
   *used = 0;
   if (limit == 0) return G2Z_OK;
-  g2z__scan_open(scan, encoder->tokenizer->classes, encoder->classify, text, bytes);
+  g2z__scan_open(scan, encoder->tokenizer->classes, encoder->simd.classify, text, bytes);
   while (scan->block < scan->blocks) {
     size_t *starts = encoder->starts;
     starts[0] = from; /* the piece that is still open; the first start is the text's */
@@ -5255,8 +5418,8 @@ G2Z__PRIVATE g2z_status g2z__encode(g2z_encoder *encoder, const unsigned char *t
   if (open) bytes = g2z__utf8_trim(text, bytes);
   if (bytes == 0) return G2Z_OK;
   size_t valid_bytes = bytes, before = out->count;
-  G2Z__TRY(g2z__valid_text(encoder->services, &encoder->repair, flags & G2Z_ENCODE_STRICT, &valid,
-                           &valid_bytes));
+  G2Z__TRY(g2z__valid_text(encoder->services, encoder->simd.ahead, &encoder->repair,
+                           flags & G2Z_ENCODE_STRICT, &valid, &valid_bytes));
   g2z_status status = flags & G2Z_ENCODE_ALLOW_SPECIAL
                           ? g2z__encode_special(encoder, valid, valid_bytes, open, out, used)
                           : g2z__encode_ordinary(encoder, valid, valid_bytes, open, out, used);
@@ -5791,7 +5954,7 @@ typedef struct g2z__recent { /* a piece of at most 16 bytes that came lately, an
 struct g2z_bpe_trainer {
   g2z_services *services;
   unsigned char *classes;
-  g2z__classify classify;
+  g2z__simd simd;
   g2z__repair repair;
   g2z__words words;        /* the different pieces of all texts */
   int64_t *counts;         /* [words.count] how often each occurred */
@@ -5832,7 +5995,7 @@ G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_traine
   g2z_bpe_trainer *trainer = (g2z_bpe_trainer *)memory;
   trainer->services = services;
   g2z_status status = g2z__classes_create(services, &trainer->classes);
-  if (status == G2Z_OK) status = g2z__classify_choose(services, &trainer->classify);
+  if (status == G2Z_OK) status = g2z__simd_choose(services, &trainer->simd);
   if (status == G2Z_OK)
     status = g2z__alloc(services, (size_t)1 << G2Z__RECENT_BITS, sizeof(g2z__recent), &memory);
   trainer->recent = status == G2Z_OK ? (g2z__recent *)memory : NULL;
@@ -5890,8 +6053,8 @@ G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *te
   g2z__scan *scan = &trainer->scan;
   size_t from = 0, *starts = trainer->starts;
   if (bytes == 0) return G2Z_OK;
-  G2Z__TRY(g2z__valid_text(trainer->services, &trainer->repair, 0, &p, &bytes));
-  g2z__scan_open(scan, trainer->classes, trainer->classify, p, bytes);
+  G2Z__TRY(g2z__valid_text(trainer->services, trainer->simd.ahead, &trainer->repair, 0, &p, &bytes));
+  g2z__scan_open(scan, trainer->classes, trainer->simd.classify, p, bytes);
   while (scan->block < scan->blocks) {
     size_t i = scan->block == 0, count = g2z__scan_next(scan, starts);
     if (scan->block == scan->blocks) starts[count++] = bytes;
@@ -10467,10 +10630,11 @@ typedef struct g2z__model {
   char *params, *grads;     /* flat; where what lies, the plan says */
   char *activations;
   char *logits;             /* [head_chunk, Vp] act */
-  float *dwte;              /* [Vp, C] f32: inside grads where those are fp32 */
+  float *dwte;              /* [Vp, C] f32: wte's gradient, inside grads where those are fp32 */
   /* Called before a unit's parameters are read, in a forward pass and again in a backward pass, in
    * their order and before those of the next unit; before its gradients are written; and when every
-   * gradient in memory [0, end) has its final value for this micro-step. */
+   * gradient in memory [0, end) has its final value for this micro-step: wte's in dwte, where it is
+   * not cast yet. */
   g2z_status (*need)(void *user, int unit);
   g2z_status (*begin)(void *user, int unit);
   g2z_status (*complete)(void *user, size_t end); /* NULL: more micro-steps will add to them */
@@ -10657,7 +10821,7 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   g2z_device *dev = model->device;
   const g2z_plan *plan = model->plan;
   int C = plan->model.channels, L = plan->model.layers, N = pass->B * pass->T, layer = 0, unit = 0;
-  int wpe = g2z_plan_unit_of_wpe(plan), wte = g2z_plan_unit_of_wte(plan);
+  int wpe = g2z_plan_unit_of_wpe(plan);
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, L - 1, G2Z__SITE_FCPROJ);
   g2z_dropout drop_embed = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF);
@@ -10675,9 +10839,6 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   G2Z__TRY(dev->ops->embed_bwd(dev, model->dwte, g2z__grad(model, wpe, G2Z_WPE), dres, pass->x,
                                mode, &drop_embed, pass->B, pass->T, C));
   G2Z__TRY(g2z__complete(model, wpe, G2Z_WPE));
-  if (plan->grad_dtype != G2Z_FP32)
-    G2Z__TRY(dev->ops->cast_grad(dev, g2z__grad(model, wte, G2Z_WTE), model->dwte,
-                                 (size_t)plan->vocab_padded * (size_t)C));
   if (!model->complete) return G2Z_OK;
   return model->complete(model->user, plan->elements);
 }
@@ -11009,12 +11170,27 @@ G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
   return G2Z_OK;
 }
 
+/* wte's part in a bucket takes its place among the gradients, rounded to their type. */
+G2Z__PRIVATE g2z_status g2z__trainer_cast(g2z_trainer *t, int bucket) {
+  const g2z_plan *plan = &t->plan;
+  int wte = g2z_plan_unit_of_wte(plan);
+  if (plan->grad_dtype == G2Z_FP32 || bucket < t->unit_buckets[wte]) return G2Z_OK;
+  g2z_range range = g2z_plan_bucket(plan, bucket);
+  size_t first = range.begin - g2z_plan_unit(plan, wte), n = range.elements;
+  size_t all = g2z__plan_unit_elements(plan, wte); /* the bucket's end may be padding */
+  if (first >= all) return G2Z_OK;
+  char *to = t->model.grads + g2z_plan_grad_bucket(plan, bucket) * (size_t)plan->grad_bytes;
+  return t->device->ops->cast_grad(t->device, to, t->model.dwte + first,
+                                   n < all - first ? n : all - first);
+}
+
 /* As gradients complete, so do buckets. In a job of one rank their squares are taken while warm. */
 G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
   g2z_trainer *t = (g2z_trainer *)user;
   while (t->buckets_reduced < t->plan.buckets) {
     g2z_range bucket = g2z_plan_bucket(&t->plan, t->buckets_reduced);
     if (bucket.begin + bucket.elements > end) break;
+    G2Z__TRY(g2z__trainer_cast(t, t->buckets_reduced));
     G2Z__TRY(g2z__trainer_reduce(t, t->buckets_reduced));
     if (t->plan.world == 1 && t->micro_step == t->plan.accum - 1)
       G2Z__TRY(g2z__trainer_squares(t, t->buckets_reduced));
@@ -11171,10 +11347,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
   const g2z_collectives *ops = t->comm->ops;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  if (plan->world > 1) {
-    G2Z__TRY(ops->join(t->comm, plan->buckets - 1));
-    for (int bucket = 0; bucket < plan->buckets; bucket++)
-      G2Z__TRY(g2z__trainer_squares(t, bucket));
+  for (int bucket = 0; bucket < plan->buckets && plan->world > 1; bucket++) {
+    G2Z__TRY(ops->join(t->comm, bucket)); /* while the last ones travel the others are squared */
+    G2Z__TRY(g2z__trainer_squares(t, bucket));
   }
   g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1,
                     G2Z_VERDICT_COLUMNS * sizeof(double));
@@ -14073,6 +14248,8 @@ struct g2z_run {
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
   double earlier_s;                  /* wall time of this run before it was resumed */
   int64_t stop_signal;               /* that asked to stop; 0: none */
+  int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
+                                      * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
@@ -14395,15 +14572,18 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
   g2z_json_put_number(out, "train_loss_avg_global", epoch->loss_sum / (double)applied);
   g2z_json_put_number(out, "val_loss_avg_global", epoch->val_loss);
   /* The plan is all that is allocated. Reserved is what the GPU has given away, to whomever. */
-  double gpu = plan->device == G2Z_DEVICE_CUDA ? 1 : NAN, held = gpu * (double)plan->bytes_total;
+  static const char *const memory[] = {"max_cuda_mem_allocated_bytes_rank0",
+                                       "max_cuda_mem_reserved_bytes_rank0",
+                                       "max_cuda_mem_allocated_bytes_global"};
   size_t free_bytes = 0, total_bytes = 0;
-  if (plan->device == G2Z_DEVICE_CUDA)
+  if (plan->device == G2Z_DEVICE_CUDA) { /* integers: readers want no 4.5e+09 for bytes */
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
-  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_rank0", held);
-  g2z_json_put_number(out, "max_cuda_mem_reserved_bytes_rank0",
-                      gpu * (double)(total_bytes - free_bytes));
-  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_global",
-                      held + gpu * g2z__bytes_of_others(run));
+    g2z_json_put_integer(out, memory[0], (int64_t)plan->bytes_total);
+    g2z_json_put_integer(out, memory[1], (int64_t)(total_bytes - free_bytes));
+    double others = g2z__bytes_of_others(run);
+    if (isnan(others)) g2z_json_put_null(out, memory[2]);
+    else g2z_json_put_integer(out, memory[2], (int64_t)plan->bytes_total + (int64_t)others);
+  } else G2Z__PUT_NULLS(out, memory);
   g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
   g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
   g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
@@ -14447,6 +14627,11 @@ G2Z__PRIVATE void g2z__put_ending(const g2z_run *run, g2z_json_out *out, const c
   g2z_json_end(out, '}');
 }
 
+/* Of a run without steps 0, which readers can format; null they cannot. */
+G2Z__PRIVATE double g2z__run_tokens_per_s(const g2z_run *run) {
+  return run->train_s > 0 ? (double)run->train_tokens / run->train_s : 0.0;
+}
+
 /* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
 G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer, const char *now,
                                                 double wall_s) {
@@ -14472,8 +14657,7 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer
   g2z_json_begin(out, "summary", '{');
   g2z_json_put_number(out, "total_wall_time_sec", wall_s);
   g2z_json_put_number(out, "best_val_loss", run->best_val_loss);
-  g2z_json_put_number(out, "mean_tokens_per_sec_global",
-                      (double)run->train_tokens / run->train_s);
+  g2z_json_put_number(out, "mean_tokens_per_sec_global", g2z__run_tokens_per_s(run));
   g2z_json_end(out, '}');
   g2z__put_ending(run, out, now);
   g2z_json_end(out, '}');
@@ -14540,8 +14724,7 @@ G2Z__PRIVATE g2z_status g2z__run_complete(g2z_run *run) {
   snprintf(run->line, sizeof run->line,
            "[Rank 0] RUN_COMPLETE checkpoint_path=%.300s world_size=%d tokens_per_sec=%.2f "
            "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
-           g2z_context_world(run->context),
-           run->train_s > 0 ? (double)run->train_tokens / run->train_s : 0.0, wall_s, now);
+           g2z_context_world(run->context), g2z__run_tokens_per_s(run), wall_s, now);
   if (!run->log) return G2Z_OK;
   G2Z__TRY(g2z__run_log(run, run->line));
   G2Z__TRY(g2z__run_write_artifacts(run, now, wall_s));
@@ -15267,6 +15450,8 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
                (run->config.sample_tokens > 0 ? G2Z__DUE_SAMPLE : 0) | G2Z__DUE_EPOCH_END |
                G2Z__DUE_FINISH;
   G2Z__TRY(g2z__run_take_up(run));
+  g2z_loader *loader = g2z_trainer_loader(run->trainer);
+  if (loader) run->epoch_step = g2z_loader_tell(loader).step;
   G2Z__TRY(g2z__run_agree(run, g2z__run_open_files(run)));
   if (run->resume) {
     if (!run->continues) run->epoch[0].index = g2z_loader_tell(g2z_trainer_loader(run->trainer)).epoch;
@@ -15328,7 +15513,8 @@ G2Z__PRIVATE g2z_status g2z__run_train(g2z_run *run, g2z_report *report) {
   G2Z__TRY(g2z_trainer_step(run->trainer, report));
   int64_t step = ++run->step;
   run->step_s_of[step % 2] = g2z_seconds() - begin;
-  run->epoch_ends = g2z_loader_tell(g2z_trainer_loader(run->trainer)).step == 0;
+  run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;
+  run->epoch_ends = run->epoch_step == 0;
   int last = step == run->steps, epoch_end = last || run->epoch_ends;
   if (run->val && (epoch_end || (config->val_every > 0 && step % config->val_every == 0)))
     run->due |= G2Z__DUE_VALIDATION;
@@ -17187,10 +17373,6 @@ G2Z__PRIVATE g2z_status g2z__stats_row(g2z__stats *s, const char *line, size_t b
   row.name = line + s->column[2];
   row.name_bytes = bytes - s->column[2];
   while (row.name_bytes > 0 && row.name[row.name_bytes - 1] == ' ') row.name_bytes--;
-  if (row.name_bytes > 1 && *row.name == ':') { /* NVTX's domain that has no name */
-    row.name++;
-    row.name_bytes--;
-  }
   if (row.name_bytes == 0) return g2z__stats_fail(s, "a row without a name");
   g2z__profile_rank(s->profile, s->kind, &row);
   return G2Z_OK;
@@ -17835,7 +18017,7 @@ G2Z__PRIVATE void g2z__plot_fill(const g2z__plot *plot, int number, double *out)
   for (size_t i = 0; i < plot->count; i++) out[i] = g2z__figure_of(plot->points[i], number);
 }
 
-/* Bars of a figure, with whiskers from `low` to `high` (-1: none); a second one beside it (-1: none). */
+/* Bars of a figure, with whiskers from `low` to `high` (-1: none), and of a second one (-1: none). */
 G2Z__PRIVATE void g2z__plot_bars(const g2z__plot *plot, g2z_page *page, const char *title,
                                  const char *about, int figure, int low, int high, int second) {
   double values[4][G2Z__PLOT_BARS];
@@ -17891,8 +18073,8 @@ G2Z__PRIVATE void g2z__plot_throughput(const g2z__plot *plot, g2z_page *page) {
   g2z_page_chart(page, &chart);
 }
 
-/* A line over x for each series of points, up to seven, and `ideal` beside them: "x" for y = x, or a
- * figure of the first series, or none (-1). */
+/* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure of
+ * the first series, or none. */
 enum { G2Z__IDEAL_NONE = -1, G2Z__IDEAL_X = -2 };
 G2Z__PRIVATE void g2z__plot_lines(const g2z__plot *plot, g2z_page *page, const char *title,
                                   const char *about, const char *x_name, int x, int y, int ideal,
@@ -17961,7 +18143,8 @@ G2Z__PRIVATE void g2z__summary_charts(const g2z__plot *plot, g2z_page *page) {
     g2z__plot_lines(plot, page, "Exposed communication", "ms of a step in which the device waited",
                     "MiB per collective", G2Z_FIGURE(bucket_mib), G2Z_FIGURE(exposed_comm_ms),
                     G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
-  g2z__plot_bars(plot, page, "Step time", "ms: median; whiskers from the fastest step to the 95th percentile",
+  g2z__plot_bars(plot, page, "Step time",
+                 "ms: median; whiskers from the fastest step to the 95th percentile",
                  G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
   g2z__plot_bars(plot, page, "Communication that hides under nothing", "ms of a step",
                  G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
@@ -18015,7 +18198,7 @@ G2Z__PRIVATE void g2z__facts_walk(g2z_json *json, const char *path, const g2z__f
       int longest = open == '[' ? 0 : (int)(key.bytes < 48 ? key.bytes : 48);
       int length = snprintf(below, sizeof below, "%s%s%.*s", path, *path && longest ? "." : "",
                             longest, longest ? (const char *)key.at : "");
-      if (length >= (int)sizeof below) g2z_json_skip(json); /* deeper than the schema has anything */
+      if (length >= (int)sizeof below) g2z_json_skip(json); /* deeper than the schema goes */
       else g2z__facts_walk(json, below, facts, count);
     }
     return;
@@ -18066,8 +18249,8 @@ G2Z__PRIVATE g2z_status g2z__facts_parse(g2z_services *services, const char *pat
                      schema);
   if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
     return g2z__fail(services, G2Z_FORMAT,
-                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it is "
-                     "no whole artifact of a run", path);
+                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
+                     "is no whole artifact of a run", path);
   return G2Z_OK;
 }
 

@@ -727,7 +727,9 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
     }
     int wte = unit == g2z_plan_unit_of_wte(plan);
     size_t room = wte ? (size_t)plan->vocab_padded * (size_t)plan->model.channels : at - begin;
-    memory += plan->zero_stage < 2 ? room : (room + grain - 1) / grain * grain;
+    memory += room;
+    if (plan->zero_stage >= 2 || unit == g2z_plan_unit_of_wpe(plan))
+      memory = (memory + grain - 1) / grain * grain;
     size_t grad = g2z_plan_grad_unit(plan, unit), last = g2z_plan_grad_unit(plan, plan->units - 1);
     CHECK(t, grad + room <= plan->grad_elements && (wte || grad + room <= last));
     CHECK(t, plan->zero_stage < 2 || unit < 2 || wte || grad == g2z_plan_grad_unit(plan, unit - 2));
@@ -735,14 +737,17 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   CHECK(t, at == plan->parameters && plan->elements >= memory &&
                plan->elements < memory + grain);
   int units_end = 0;
-  for (int k = 0; k < plan->buckets; k++) { /* each lies inside one unit, from stage 2 on */
+  for (int k = 0; k < plan->buckets; k++) { /* each lies inside one unit, from stage 2 on; wte's do
+                                             * in any stage */
     g2z_range bucket = g2z_plan_bucket(plan, k);
     size_t end = bucket.begin + bucket.elements;
     while (units_end < plan->units - 1 && g2z_plan_unit(plan, units_end + 1) <= bucket.begin)
       units_end++;
     size_t unit_end = units_end == plan->units - 1 ? plan->elements
                                                    : g2z_plan_unit(plan, units_end + 1);
-    CHECK(t, bucket.elements <= plan->bucket_elements && (plan->zero_stage < 2 || end <= unit_end));
+    if (plan->zero_stage < 2 && units_end < plan->units - 1)
+      unit_end = g2z_plan_unit(plan, plan->units - 1);
+    CHECK(t, bucket.elements <= plan->bucket_elements && end <= unit_end);
     CHECK(t, plan->zero_stage < 2 ||
                  g2z_plan_grad_bucket(plan, k) - g2z_plan_grad_unit(plan, units_end) ==
                      bucket.begin - g2z_plan_unit(plan, units_end));
@@ -853,6 +858,29 @@ static void test_plan_tiles(g2z_test *t) {
         free(seen);
         free(named);
       }
+}
+
+/* What completes last is cut small: of GPT-2 124M in fp16 64 MiB before that, then at most 8 before
+ * wte, which goes in pieces of at most 16, but in fp32 in buckets of the full size. */
+static void test_plan_last_buckets(g2z_test *t) {
+  g2z_train_config config = g2z_train_config_default();
+  config.dtype = G2Z_FP16;
+  for (int accum = 1; accum <= 2; accum++) {
+    g2z_plan plan;
+    config.accum = accum;
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 4, &plan));
+    size_t wte = g2z_plan_unit(&plan, g2z_plan_unit_of_wte(&plan)), size = (size_t)plan.grad_bytes;
+    int before = 0;
+    for (int k = 0; k < plan.buckets; k++) {
+      g2z_range bucket = g2z_plan_bucket(&plan, k);
+      size_t mib = bucket.elements * size >> 20;
+      if (bucket.begin >= wte) CHECK(t, mib <= (accum == 1 ? 16 : 64) && before > 0);
+      else if (bucket.begin + bucket.elements == wte) CHECK(t, mib == 8);
+      else CHECK(t, k == 0 ? mib < 64 : mib == 64);
+      before += bucket.begin < wte;
+    }
+    CHECK(t, plan.buckets == (accum == 1 ? 4 + 5 : 6 + 3));
+  }
 }
 
 /* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
@@ -1504,6 +1532,22 @@ static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned cha
   return p == end;
 }
 
+/* Whether an instruction set finds where a text of which one byte was changed stops to be valid. */
+static int test_valid_equal(g2z__utf8_ahead ahead, unsigned char *text, size_t bytes,
+                            uint32_t *state) {
+  size_t at = bytes ? test_bpe_random(state) % bytes : 0, valid = 0;
+  unsigned char kept = text[at];
+  text[at] ^= (unsigned char)(1u << test_bpe_random(state) % 8);
+  while (valid < bytes) {
+    int step = g2z__utf8_step(text + valid, text + bytes);
+    if (step < 0) break;
+    valid += (size_t)step;
+  }
+  int equal = g2z__utf8_valid(ahead, text, bytes) == valid;
+  text[at] = kept;
+  return equal && g2z__utf8_valid(ahead, text, bytes) == bytes;
+}
+
 /* Every instruction set that this machine has, forced: pieces of hard texts of many lengths, at
  * every place in a block, and of each class of Unicode beside each other. */
 static void test_tokenizer_simd(g2z_test *t) {
@@ -1532,8 +1576,11 @@ static void test_tokenizer_simd(g2z_test *t) {
       }
       size_t valid = g2z__utf8_repair(raw, bytes, text);
       t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->classify, text, valid))
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd.classify, text, valid))
         test_fail(t, __FILE__, __LINE__, "%s: other pieces in text %d", sets[set], i);
+      t->checks++;
+      if (!test_valid_equal(encoder->simd.ahead, text, valid, &state))
+        test_fail(t, __FILE__, __LINE__, "%s: text %d is valid up to another byte", sets[set], i);
     }
     for (uint32_t c = 0x20; c < G2Z__CLASSIFIED; c += 1 + c / 512) { /* between two of each class */
       if (c >= 0xD800 && c < 0xE000) continue;
@@ -1549,7 +1596,7 @@ static void test_tokenizer_simd(g2z_test *t) {
         bytes += length;
       }
       t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->classify, text, bytes))
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd.classify, text, bytes))
         test_fail(t, __FILE__, __LINE__, "%s: other pieces around U+%04X", sets[set], c);
     }
     g2z_encoder_free(encoder);
@@ -9419,6 +9466,388 @@ static void test_run_events(g2z_test *t) {
   CHECK(t, test_files_count(t, "without/events") == 0);
 }
 
+/* ----- experiments -------------------------------------------------------- */
+
+static void test_statistics(g2z_test *t) {
+  double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, holes[] = {1, NAN, 2};
+  const double same[] = {2, 4, 4, 4, 5, 5, 7, 9};
+  CHECK_NEAR(t, g2z_median(odd, 3), 2, 0);
+  CHECK_NEAR(t, g2z_median(even, 4), 2.5, 0);
+  CHECK(t, isnan(g2z_median(holes, 3)) && isnan(g2z_median(odd, 0)));
+  CHECK_NEAR(t, g2z_deviation(same, 8), sqrt(32.0 / 7), 1e-12);
+  CHECK(t, isnan(g2z_deviation(odd, 1)));
+}
+
+/* A summary with a point of each outcome. */
+static g2z_summary *test_summary(g2z_test *t) {
+  g2z_summary *summary = NULL;
+  g2z_point *point;
+  CHECK_OK(t, g2z_summary_create(&t->services, "scaling", &summary));
+  snprintf(summary->hardware, sizeof summary->hardware, "2 x <GPU> & \"co\"");
+  snprintf(summary->work, sizeof summary->work, "work");
+  snprintf(summary->command_line, sizeof summary->command_line, "./bench scaling");
+  snprintf(summary->commit, sizeof summary->commit, "0123456789abcdef");
+  for (int i = 0; i < 3; i++) {
+    CHECK_OK(t, g2z_summary_add(summary, &point));
+    snprintf(point->name, sizeof point->name, "%d ranks", 1 << i);
+    point->figures.world_size = 1 << i;
+    point->outcome = (g2z_outcome)(i == 2 ? G2Z_OUTCOME_SKIPPED : G2Z_OUTCOME_OK);
+    if (i == 2) snprintf(point->reason, sizeof point->reason, "no such machine");
+    if (i == 2) break;
+    point->figures.tokens_per_sec = 1000 * (1.9 * i + (i == 0));
+    point->figures.step_p50_ms = 1.25;
+    point->figures.speedup_vs_1gpu = i ? 1.9 : 1;
+    point->repeats = 2;
+    point->runs[0] = 1 + i;
+    point->runs[1] = 3 + i;
+  }
+  return summary;
+}
+
+static void test_summary_line(void *user, const char *text) {
+  char *lines = (char *)user;
+  size_t used = strlen(lines);
+  snprintf(lines + used, 4096 - used, "%s\n", text);
+}
+
+/* What is written is read again; the table and the page show it. */
+static void test_summaries(g2z_test *t) {
+  g2z_summary *summary = test_summary(t), *again = NULL;
+  const char *path = strdup(test_path(t, "scaling_report.json"));
+  char lines[4096] = "", *text;
+  size_t bytes;
+  g2z_page *page;
+  CHECK_OK(t, g2z_summary_write(summary, path));
+  CHECK_OK(t, g2z_summary_read(&t->services, path, &again));
+  CHECK(t, again && again->count == 3 && strcmp(again->hardware, summary->hardware) == 0);
+  for (size_t i = 0; again && i < 3; i++) {
+    const g2z_point *a = &summary->points[i], *b = &again->points[i];
+    CHECK(t, strcmp(a->name, b->name) == 0 && a->outcome == b->outcome);
+    CHECK(t, a->repeats == b->repeats && a->runs[1] == b->runs[1]);
+    CHECK(t, strcmp(a->reason, b->reason) == 0);
+    for (int k = 0; k < G2Z_FIGURE_COUNT; k++) {
+      double x = *g2z_figure(&summary->points[i].figures, k);
+      double y = *g2z_figure(&again->points[i].figures, k);
+      CHECK(t, isnan(x) ? isnan(y) : x == y);
+    }
+  }
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  CHECK(t, text && strstr(text, "\"speedup_vs_1gpu\": 1.9\n") && !strstr(text, "gpu_percent"));
+  g2z_release(&t->services, text);
+  g2z_summary_print(again, test_summary_line, lines);
+  CHECK(t, strstr(lines, "| scaling | ranks | tokens/s | p50 ms | speed-up |\n"
+                         "|---|---|---|---|---|\n"));
+  CHECK(t, strstr(lines, "| 2 ranks | 2 | 1900 | 1.25 | 1.900 |\n"));
+  CHECK(t, strstr(lines, "`./bench scaling`; commit 0123456789ab\n"));
+  CHECK(t, strstr(lines, "skipped: 4 ranks: no such machine\n") && !strstr(lines, "| 4 ranks"));
+  CHECK_OK(t, g2z_page_create(&t->services, test_path(t, "page.html"), "page", &page));
+  CHECK_OK(t, g2z_summary_page(again, page));
+  CHECK_OK(t, g2z_page_commit(page));
+  g2z_page_free(page);
+  CHECK_OK(t, g2z_read_file(&t->services, test_path(t, "page.html"), 1 << 20, &text, &bytes));
+  CHECK(t, text && strstr(text, "2 x &lt;GPU&gt; &amp; ") && strstr(text, ">Speed-up<"));
+  CHECK(t, text && strstr(text, "ideal") && strstr(text, "no such machine"));
+  g2z_release(&t->services, text);
+  g2z_summary_free(summary);
+  g2z_summary_free(again);
+  free((void *)path);
+}
+
+/* Files that are cut off or changed are refused with a sentence, and so are others' files. */
+static void test_summaries_damaged(g2z_test *t) {
+  static const struct { const char *from, *to, *says; } changes[] = {
+      {"gpt2_zero experiment 1", "gpt2_zero experiment 9", "and not \"gpt2_zero experiment 1\""},
+      {"\"scaling\"", "\"baking\"", "no experiment is called \"baking\""},
+      {"\"outcome\": \"ok\"", "\"outcome\": \"no\"", "outcome is \"no\""},
+      {"\"name\": \"1 ranks\"", "\"nome\": \"1 ranks\"", "a point without a name"},
+      {"\"tokens_per_sec\": 1000", "\"tokens_per_sec\": true", ""},
+      {"run_scaling_1", "../scaling_1", "is no run's name"},
+      {"\"points\": [", "\"dots\": [", "has no points"}};
+  g2z_summary *summary = test_summary(t), *again;
+  char *path = strdup(test_path(t, "scaling_report.json")), *text = NULL, changed[8192];
+  size_t bytes = 0;
+  CHECK_OK(t, g2z_summary_write(summary, path));
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  for (size_t cut = 0; text && cut + 2 < bytes; cut += 3) { /* two are "}" and a line feed */
+    test_write_file(t, path, text, cut);
+    CHECK(t, g2z_summary_read(&t->services, path, &again) != G2Z_OK && !again);
+    CHECK(t, t->services.error[0] != 0);
+  }
+  for (size_t i = 0; text && i < sizeof changes / sizeof *changes; i++) {
+    const char *at = strstr(text, changes[i].from);
+    CHECK(t, at != NULL);
+    if (!at) continue;
+    snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, changes[i].to,
+             at + strlen(changes[i].from));
+    test_write_file(t, path, changed, strlen(changed));
+    CHECK_STATUS(t, g2z_summary_read(&t->services, path, &again), G2Z_FORMAT, &t->services,
+                 changes[i].says);
+  }
+  g2z_release(&t->services, text);
+  g2z_summary_free(summary);
+  free(path);
+}
+
+/* Runs `bench ARGUMENTS` through the shell; returns the exit code. */
+static int test_bench(const char *arguments, char *output, size_t room) {
+  const char *program = getenv("G2Z_BENCH"); /* another build of it, such as a sanitized one */
+  char command[2048];
+  snprintf(command, sizeof command, "OMP_WAIT_POLICY=passive %s %s 2>&1",
+           program ? program : "./bench", arguments);
+  return test_shell(command, output, room);
+}
+
+static int test_bench_is_there(void) {
+  const char *program = getenv("G2Z_BENCH");
+  return access(program ? program : "./bench", X_OK) == 0;
+}
+
+/* As little as an experiment can do. */
+static const char test_bench_small[] =
+    "--device cpu --layers 1 --channels 16 --heads 2 --context 16 --vocab-size 64 --seq 8 "
+    "--steps 3 --warmup 1";
+
+static void test_bench_help(g2z_test *t) {
+  static const struct { const char *command, *flags; } commands[] = {
+      {"", "model batch accum steps device dtype zero strategy recompute bucket-mb peer ops help"},
+      {"ops", "model batch seq accum dtype device help"},
+      {"scaling", "gpus global-batch batch seq steps tokens warmup repeats zero dtype out help"},
+      {"buckets", "gpus sizes graph repeats out help"},
+      {"matrix", "gpus zero dtype batch seq repeats out help"},
+      {"strategies", "gpus zero val-steps repeats out help"},
+      {"comm", "gpus sizes repeats device dtype out help"},
+      {"report", "out help"}};
+  char output[16384], arguments[64], flags[256], flag[64];
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+    snprintf(arguments, sizeof arguments, "%s --help", commands[i].command);
+    CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+    snprintf(flags, sizeof flags, "%s", commands[i].flags);
+    for (char *rest = NULL, *name = strtok_r(flags, " ", &rest); name;
+         name = strtok_r(NULL, " ", &rest)) {
+      snprintf(flag, sizeof flag, "\n  --%s ", name);
+      t->checks++;
+      if (!strstr(output, flag))
+        test_fail(t, __FILE__, __LINE__, "bench %s --help lacks --%s", commands[i].command, name);
+    }
+    CHECK(t, strstr(output, "--run-dir") == NULL); /* of ranks alone */
+    if (i) continue;
+    for (size_t k = 1; k < sizeof commands / sizeof *commands; k++) {
+      snprintf(flag, sizeof flag, "\n  %s ", commands[k].command);
+      CHECK(t, strstr(output, flag) != NULL);
+    }
+    CHECK(t, !strstr(output, "\n  point") && !strstr(output, "\n  exchange"));
+  }
+}
+
+static void test_bench_refusals(g2z_test *t) {
+  /* Each ends with exit code 1 and a line that begins with "bench: " and holds the words. */
+  static const char *const cases[][2] = {
+      {"scale", "scale is no sub-command: bench --help lists them"},
+      {"scaling --bathc 4", "did you mean --batch?"},
+      {"scaling --peer x", "there is no flag --peer"},
+      {"scaling x", "this program takes flags only"},
+      {"scaling --gpus 0 --out $D/s", "--gpus 0: numbers from 1 to 4096 are wanted"},
+      {"scaling --gpus 1,,2 --out $D/s", "--gpus 1,,2: numbers from 1"},
+      {"scaling --gpus 1,2, --out $D/s", "--gpus 1,2,: numbers from 1"},
+      {"scaling --gpus 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1 --out $D/s", "more than 16 numbers"},
+      {"matrix --zero 4 --out $D/s", "--zero 4: up to 16 of dp|0|1|2|3 are wanted"},
+      {"matrix --dtype fp16,fp8 --out $D/s", "--dtype fp16,fp8: up to 16 of fp32|tf32|fp16|bf16"},
+      {"buckets --sizes 1,x --out $D/s", "--sizes 1,x: numbers from 0"},
+      {"scaling --device cpu --channels 60 --heads 7 --out $D/s",
+       "no point can be measured here: channels=60 must divide by heads=7"},
+      {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
+      {"comm --device cpu --gpus 2 --sizes 0 --out $D/s", "--sizes 0: numbers from 0.001"},
+      {"point", "bench point needs --run-dir and --train"},
+      {"exchange", "bench exchange needs --run-dir"},
+      {"report", "name the directories"},
+      {"report /nowhere", "/nowhere: no such directory"},
+      {"report $D", "holds no NAME_report.json and no training_metrics.json"}};
+  char output[16384], line[1500];
+  const char *program = getenv("G2Z_BENCH");
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(line, sizeof line, "D='%s'; OMP_WAIT_POLICY=passive %s %s 2>&1", t->directory,
+             program ? program : "./bench", cases[i][0]);
+    int code = test_shell(line, output, sizeof output);
+    const char *said = strstr(output, "bench: ");
+    t->checks++;
+    if (code != 1 || !said || !strstr(said, cases[i][1]))
+      test_fail(t, __FILE__, __LINE__, "bench %s ends with %d and says \"%s\"", cases[i][0], code,
+                output);
+  }
+}
+
+/* The summary that an experiment left; NULL when it cannot be read. */
+static g2z_summary *test_bench_summary(g2z_test *t, const char *name) {
+  char path[600];
+  g2z_summary *summary = NULL;
+  snprintf(path, sizeof path, "%.250s/%s/%s_report.json", t->directory, name, name);
+  CHECK_OK(t, g2z_summary_read(&t->services, path, &summary));
+  return summary;
+}
+
+/* What holds for every point that went well: figures fit together, run directories are whole. */
+static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_point *point) {
+  const g2z_figures *f = &point->figures;
+  g2z_run_facts facts;
+  char path[700];
+  CHECK(t, point->outcome == G2Z_OUTCOME_OK);
+  CHECK(t, f->steps == 3 && f->step_min_ms > 0 && f->step_min_ms <= f->step_p50_ms);
+  CHECK(t, f->step_p50_ms <= f->step_p95_ms && f->step_p95_ms <= f->step_max_ms);
+  CHECK(t, f->global_batch == f->micro_batch * f->accum_steps * f->world_size);
+  CHECK(t, f->total_wall_time_sec > f->train_time_sec && f->peak_memory_gib > 0);
+  CHECK(t, f->exposed_comm_share >= 0 && f->exposed_comm_share <= 1 && f->cpu_percent > 0);
+  CHECK(t, isnan(f->began_sec) && isnan(f->gpu_percent));
+  if (point->repeats == 1)
+    CHECK_NEAR(t, f->tokens_per_sec, 1e3 * f->global_batch * f->seq_len / f->step_p50_ms,
+               1e-5 * f->tokens_per_sec);
+  for (int r = 0; r < point->repeats; r++) {
+    snprintf(path, sizeof path, "%.250s/%s/run_%s_%d/training_metrics.json", t->directory,
+             summary->experiment, summary->experiment, point->runs[r]);
+    CHECK_OK(t, g2z_run_facts_read(&t->services, path, &facts));
+    CHECK(t, facts.world_size == f->world_size && facts.micro_batch == f->micro_batch);
+    CHECK(t, facts.steps == f->steps + 1 && facts.tokens_per_sec > 0); /* with its warm-up */
+    snprintf(strrchr(path, '/'), 32, "/train.log");
+    CHECK(t, access(path, R_OK) == 0);
+  }
+}
+
+/* Fixed work on 1, 2 and 3 ranks, of which 3 cannot divide it; two rounds. */
+static void test_bench_scaling(g2z_test *t) {
+  char output[16384], arguments[900];
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2,3 --global-batch 4 --batch 2 "
+           "--repeats 2 --out '%s'", test_bench_small, test_path(t, "scaling"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "\n[4/4] 2 ranks, repeat 2: ") && strstr(output, " left\n"));
+  CHECK(t, strstr(output, "skipped: 3 ranks: 4 sequences cannot be divided among 3 ranks\n"));
+  CHECK(t, strstr(output, "\n| 2 ranks | 2 | 2 | 1 | "));
+  g2z_summary *s = test_bench_summary(t, "scaling");
+  if (!s) return;
+  CHECK(t, s->count == 3 && s->points[2].outcome == G2Z_OUTCOME_SKIPPED);
+  for (int i = 0; i < 2; i++) {
+    const g2z_point *p = &s->points[i];
+    test_bench_point(t, s, p);
+    CHECK(t, p->repeats == 2 && p->runs[0] == 1 + i && p->runs[1] == 3 + i); /* A B A B */
+    double speedup = p->figures.tokens_per_sec / s->points[0].figures.tokens_per_sec;
+    CHECK_NEAR(t, p->figures.speedup_vs_1gpu, speedup, 1e-6 * speedup);
+    CHECK_NEAR(t, p->figures.scaling_efficiency, speedup / (1 + i), 1e-6 * speedup);
+    CHECK(t, p->figures.accum_steps == 2 - i && p->figures.tokens_per_sec_sd >= 0);
+  }
+  g2z_summary_free(s);
+  CHECK(t, access(test_path(t, "scaling/tokens.bin"), F_OK) != 0); /* as large as the work */
+  CHECK(t, test_bench(arguments, output, sizeof output) == 1); /* never over what is there */
+  CHECK(t, strstr(output, "scaling_report.json is there already: choose another --out"));
+}
+
+static void test_bench_others(g2z_test *t) {
+  static const struct { const char *name, *flags; size_t points; } cases[] = {
+      {"buckets", "--sizes 0.005,4 --gpus 2", 2},
+      {"matrix", "--gpus 1 --zero 0,2 --dtype fp16,fp32", 4},
+      {"strategies", "--gpus 2 --zero dp,0", 2}};
+  char output[16384], arguments[900];
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(arguments, sizeof arguments, "%s %s --batch 2 --repeats 1 %s --out '%s'",
+             cases[i].name, test_bench_small, cases[i].flags, test_path(t, cases[i].name));
+    CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+    g2z_summary *s = test_bench_summary(t, cases[i].name);
+    if (!s) continue;
+    CHECK(t, s->count == cases[i].points);
+    for (size_t k = 0; k < s->count; k++) test_bench_point(t, s, &s->points[k]);
+    const g2z_figures *f = &s->points[0].figures;
+    if (i == 0) { /* stage 1 reduces and gathers each bucket */
+      CHECK(t, f->buckets > s->points[1].figures.buckets);
+      CHECK(t, f->collectives_per_step == 2 * f->buckets && f->exposed_comm_ms > 0);
+    }
+    if (i == 1) CHECK(t, strcmp(s->points[0].name, "ZeRO 0, fp16") == 0);
+    if (i == 2) CHECK(t, strcmp(s->points[0].name, "dp") == 0 && isnan(f->zero_stage));
+    g2z_summary_free(s);
+  }
+}
+
+/* A point that fails says why, the others are measured all the same, and the exit code tells. */
+static void test_bench_failing(g2z_test *t) {
+  char output[16384], arguments[900];
+  uint16_t tokens[1000];
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  for (int i = 0; i < 1000; i++) tokens[i] = (uint16_t)(i % 60);
+  tokens[100] = 64; /* beyond the vocabulary */
+  test_write_file(t, test_path(t, "bad.bin"), tokens, sizeof tokens);
+  tokens[100] = 63;
+  snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2 --global-batch 2 --repeats 2 "
+           "--train '%s' --steps 200 --out '%s'", test_bench_small, test_path(t, "bad.bin"),
+           test_path(t, "scaling"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "[1/3] 1 rank, repeat 1: failed, exit code 1: ") != NULL ||
+           strstr(output, "[1/4] 1 rank, repeat 1: failed, exit code 1: ") != NULL);
+  CHECK(t, strstr(output, "bench: 2 of 2 points failed") != NULL);
+  g2z_summary *s = test_bench_summary(t, "scaling");
+  CHECK(t, s && s->count == 2 && s->points[1].outcome == G2Z_OUTCOME_FAILED);
+  CHECK(t, s && strstr(s->points[1].reason, "token 64"));
+  CHECK(t, s && s->points[1].repeats == 1); /* it is not tried again */
+  g2z_summary_free(s);
+}
+
+static void test_bench_comm(g2z_test *t) {
+  char output[16384], arguments[600];
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  snprintf(arguments, sizeof arguments, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 2 "
+           "--out '%s'", test_path(t, "comm"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "skipped: 1 rank: alone there is nothing to exchange\n"));
+  g2z_summary *s = test_bench_summary(t, "comm");
+  if (!s) return;
+  CHECK(t, s->count == 1 + 2 * 5); /* five collectives */
+  for (size_t i = 1; i < s->count; i++) {
+    const g2z_figures *f = &s->points[i].figures;
+    const char *name = s->points[i].name;
+    double passes = strncmp(name, "all_reduce", 10) == 0 || strncmp(name, "reduce,", 7) == 0 ||
+                    strncmp(name, "broadcast", 9) == 0 ? 1 : 0.5; /* of two ranks */
+    double bus = passes * f->message_mib * 1048576 / (f->time_us * 1e-6) * 1e-9;
+    CHECK(t, s->points[i].repeats == 2 && f->time_us > 0 && f->limit_gb_per_sec > 0);
+    CHECK(t, f->bus_gb_per_sec > 0.5 * bus && f->bus_gb_per_sec < 2 * bus); /* medians of two */
+  }
+  g2z_summary_free(s);
+}
+
+/* A page of what experiments and runs left; nothing when a file is not what it should be. */
+static void test_bench_report(g2z_test *t) {
+  char output[16384], arguments[900], *text = NULL, path[600];
+  size_t bytes;
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2 --global-batch 2 --repeats 1 "
+           "--out '%s'", test_bench_small, test_path(t, "all/scaling"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  snprintf(arguments, sizeof arguments, "report '%s'", test_path(t, "all"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "/all/report.html: 1 experiments, 2 runs\n"));
+  snprintf(path, sizeof path, "%s", test_path(t, "all/report.html"));
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 22, &text, &bytes));
+  CHECK(t, text && strstr(text, ">Throughput<") && strstr(text, ">Speed-up<"));
+  CHECK(t, text && strstr(text, "run_scaling_2") && strstr(text, "prefers-color-scheme"));
+  CHECK(t, text && !strstr(text, "http") && !strstr(text, "<script")); /* no network, no script */
+  g2z_release(&t->services, text);
+  static const char *const files[] = {"all/scaling/scaling_report.json",
+                                      "all/scaling/run_scaling_1/training_metrics.json"};
+  for (int i = 0; i < 2; i++) {
+    CHECK_OK(t, g2z_read_file(&t->services, test_path(t, files[i]), 1 << 22, &text, &bytes));
+    static const char foreign[] = "{\"schema_version\": \"1.0\", \"format\": \"mine\"}";
+    for (int k = 0; k < 2 && text; k++) {
+      unlink(path);
+      test_write_file(t, test_path(t, files[i]), k ? foreign : text,
+                      k ? strlen(foreign) : bytes / 2);
+      CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+      CHECK(t, strncmp(output, "bench: ", 7) == 0 && strstr(output, strrchr(files[i], '/')));
+      CHECK(t, access(path, F_OK) != 0);
+    }
+    test_write_file(t, test_path(t, files[i]), text, bytes);
+    g2z_release(&t->services, text);
+  }
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+}
+
 static const char test_stats_text[] =
     "Processing [a.sqlite] with [reports/nvtx_sum.py]...\n\n"
     " ** NVTX Range Summary (nvtx_sum):\n\n"
@@ -9494,7 +9923,7 @@ static void test_profile(g2z_test *t) {
       {"slurm_job_id", "4711"},                 {"hosts.0", "node-1"},
       {"gpu", "H200"},                          {"nsys_report", "nsys_4711_node-1.nsys-rep"},
       {"inputs.0", "nsys_stats_node-1.txt"},    {"nvtx_top5.0.kind", "nvtx"},
-      {"nvtx_top5.0.name", "train/backward"},   {"nvtx_top5.0.total_time", "2765967562725 ns"},
+      {"nvtx_top5.0.name", ":train/backward"},  {"nvtx_top5.0.total_time", "2765967562725 ns"},
       {"nvtx_top5.1.name", "NCCL:ncclAllGather  two"}, {"nvtx_top5.2.total_time", "1000000.5 ns"},
       {"nvtx_top5.2.raw", "      3.1         1,000,000.5          1       1,000,000  PushPop  "
                           ":zero/all_gather"},
@@ -9549,8 +9978,8 @@ static void test_run_profile(g2z_test *t) {
       "0 tokens_per_sec", "0 total_wall_time_sec", "\" nvtx_top5.4.name", "[ osrt_top5"};
   if (text) {
     test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
-    CHECK(t, strstr(text, "\"train/forward\"") && strstr(text, "\"train/backward\"") &&
-                 strstr(text, "\"train/optimizer_step\""));
+    CHECK(t, strstr(text, "\":train/forward\"") && strstr(text, "\":train/backward\"") &&
+                 strstr(text, "\":train/optimizer_step\""));
     CHECK(t, !test_json_kind(t, text, bytes, "osrt_top5.0"));
   }
   g2z_release(&t->services, text);
@@ -9590,6 +10019,39 @@ static void test_profile_script(g2z_test *t) {
 #undef RUN
 }
 
+/* What programs that read training_metrics.json count on, however short the run: that each of these
+ * is there, and that the numbers which they format are numbers. */
+static void test_run_short(g2z_test *t) {
+  static const char *const schema[] = {
+      "\" schema_version", "\" run_id", "\" timestamp_utc", "n git_commit", "\" command_line",
+      "{ env", "{ hardware", "0 hardware.world_size", "{ training_config", "{ deepspeed_config",
+      "[ epochs", "0 epochs.0.optimizer_steps", "0 epochs.0.tokens_processed_global", "{ summary",
+      "0 summary.mean_tokens_per_sec_global", "0 summary.total_wall_time_sec"};
+  static const char *const names[] = {"run_one_step", "run_stopped", "run_validation"};
+  for (int i = 0; i < 3; i++) {
+    test_run_setup s;
+    test_run_seen seen;
+    size_t bytes = 0;
+    test_run_prepare(t, &s, names[i]);
+    s.config.save_weights = NULL;
+    if (i == 0) s.config.max_train_steps = 1;
+    if (i == 2) s.config.train.train_glob = NULL;
+    test_run_stop_at = i == 1; /* behind the first step */
+    g2z_status status = test_run_all(t, &s.config, &seen);
+    test_run_stop_at = 0;
+    CHECK(t, status == (i == 1 ? G2Z_STOPPED : G2Z_OK));
+    char *text = test_run_read(t, s.run_dir, "training_metrics.json", &bytes);
+    if (text) test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
+    g2z_release(&t->services, text);
+    text = test_run_read(t, s.run_dir, "train.log", &bytes); /* beside it, and not empty */
+    CHECK(t, bytes > 0);
+    g2z_release(&t->services, text);
+    text = test_run_read(t, s.run_dir, "report.html", &bytes);
+    CHECK(t, text && strstr(text, i == 1 ? "<dd>signal: SIGTERM</dd>" : "<dd>completed</dd>"));
+    g2z_release(&t->services, text);
+  }
+}
+
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
@@ -9607,6 +10069,7 @@ static const g2z_test_entry test_table[] = {
     {"philox", "random numbers equal the published vectors", test_philox},
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
+    {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
@@ -9751,11 +10214,23 @@ static const g2z_test_entry test_table[] = {
      test_train_ranks_trouble},
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
+    {"run_short", "runs of no step and one step leave what readers want", test_run_short},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
     {"profile", "tables of nsys, and what is none", test_profile},
     {"run_profile", "a run that times its own parts", test_run_profile},
     {"profile_script", "slurm/profile.sh with and without nsys", test_profile_script},
     {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
+    {"statistics", "medians and deviations, of none and with holes", test_statistics},
+    {"summaries", "an experiment's file, table and page", test_summaries},
+    {"summaries_damaged", "files that are cut off, changed or others' are refused",
+     test_summaries_damaged},
+    {"bench_help", "--help of ./bench and of each sub-command", test_bench_help},
+    {"bench_refusals", "what ./bench cannot do: a sentence and exit code 1", test_bench_refusals},
+    {"bench_scaling", "fixed work on 1 and 2 ranks, in rounds", test_bench_scaling},
+    {"bench_others", "buckets, matrix and strategies, small", test_bench_others},
+    {"bench_failing", "a point that fails is told, and the others go on", test_bench_failing},
+    {"bench_comm", "every collective against memcpy", test_bench_comm},
+    {"bench_report", "a page of what was left, and none of damaged files", test_bench_report},
 };
 
 static int test_remove_entry(const char *path, const struct stat *info, int type,
@@ -10048,12 +10523,22 @@ static g2z_status fuzz_take(void *user, size_t canonical, size_t count, const fl
 }
 
 static void fuzz_clean(void) {
+  static const char *const names[] = {"config.json", "model.safetensors", "metrics.jsonl",
+                                      "training_metrics.json", "report.html"};
   char path[128];
-  snprintf(path, sizeof path, "%s/config.json", fuzz_directory);
-  unlink(path);
-  snprintf(path, sizeof path, "%s/model.safetensors", fuzz_directory);
-  unlink(path);
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    snprintf(path, sizeof path, "%s/%s", fuzz_directory, names[i]);
+    unlink(path);
+  }
   rmdir(fuzz_directory);
+}
+
+/* In memory, and removed at the end. */
+static void fuzz_make_directory(void) {
+  if (fuzz_directory[0]) return;
+  snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
+  fuzz_check(mkdir(fuzz_directory, 0700) == 0);
+  atexit(fuzz_clean);
 }
 
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */
@@ -10062,11 +10547,7 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   g2z_services services;
   g2z_model_config model;
   g2z_safetensors *file;
-  if (!fuzz_directory[0]) {
-    snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
-    fuzz_check(mkdir(fuzz_directory, 0700) == 0);
-    atexit(fuzz_clean);
-  }
+  fuzz_make_directory();
   memset(&services, 0, sizeof services);
   if (size < 1) return 0;
   if (data[0] & 1) {
@@ -10112,6 +10593,49 @@ static int fuzz_state(const uint8_t *data, size_t size) {
     fuzz_check(saved.spans[i].file >= 0 && saved.spans[i].file < saved.file_count);
   if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, saved.sequences, 1, 7).step >= 0);
   g2z__saved_free(&services, &saved);
+  return 0;
+}
+
+/* What `nsys stats` printed, or what passes for it. */
+static int fuzz_stats(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z__profile profile;
+  memset(&services, 0, sizeof services);
+  memset(&profile, 0, sizeof profile);
+  profile.services = &services;
+  g2z_status status = g2z__stats_read(&profile, "stats", (const char *)data, size);
+  fuzz_check(status == G2Z_OK || services.error[0]);
+  for (int kind = 0; kind < 2; kind++)
+    for (int i = 0; i < profile.count[kind]; i++) {
+      const g2z__ranked *row = &profile.top[kind][i];
+      fuzz_check(row->percent >= 0 && row->percent <= 100 && row->name_bytes > 0);
+      fuzz_check(i == 0 || row->percent <= profile.top[kind][i - 1].percent);
+      fuzz_check(row->raw >= (const char *)data && row->name >= row->raw);
+      fuzz_check(row->raw + row->raw_bytes <= (const char *)data + size);
+    }
+  return 0;
+}
+
+/* The first two bytes say where metrics.jsonl ends and training_metrics.json begins. */
+static int fuzz_report(const uint8_t *data, size_t size) {
+  g2z_services services;
+  char *text = NULL;
+  size_t bytes = 0;
+  char path[128];
+  memset(&services, 0, sizeof services);
+  fuzz_make_directory();
+  if (size < 2) return 0;
+  size_t cut = (size_t)(data[0] | data[1] << 8) % (size - 1);
+  fuzz_put("metrics.jsonl", data + 2, cut);
+  fuzz_put("training_metrics.json", data + 2 + cut, size - 2 - cut);
+  snprintf(path, sizeof path, "%s/report.html", fuzz_directory);
+  unlink(path);
+  g2z_status status = g2z_report_run(&services, fuzz_directory);
+  fuzz_check((status == G2Z_OK) == (access(path, F_OK) == 0));
+  if (status != G2Z_OK) return 0;
+  fuzz_check(g2z_read_file(&services, path, 1 << 26, &text, &bytes) == G2Z_OK);
+  fuzz_check(strlen(text) == bytes && !strstr(text, "<script"));
+  g2z_release(&services, text);
   return 0;
 }
 
