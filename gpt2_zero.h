@@ -1172,10 +1172,13 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
 
 /* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which one
  * it is changes the order of addition: a rerun that must be bit-equal reads the table that the first
- * run wrote, before its first step. `on` 0 takes the library's first choice instead of the clock's,
- * from then on and for shapes that are new: right for shapes that come once, as in generation.
+ * run wrote, before its first step. `how`, for shapes that are new from then on, is one of
+ *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation
+ *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel
+ *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
  * `text` ends with a NUL. The CPU has nothing to tune: its table is empty. */
-G2Z_API void g2z_device_tune(g2z_device *device, int on);
+typedef enum g2z_tune { G2Z_TUNE_OFF, G2Z_TUNE_ON, G2Z_TUNE_OWN } g2z_tune;
+G2Z_API void g2z_device_tune(g2z_device *device, int how);
 G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text); /* freed by g2z_release */
 G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text);
 
@@ -7066,7 +7069,7 @@ static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
 static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
 static void g2z__nvml_close(g2z_gpu_watch *watch);
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
-static void g2z__cuda_tune(g2z_device *device, int on);
+static void g2z__cuda_tune(g2z_device *device, int how);
 static g2z_status g2z__cuda_tuning(g2z_device *device, char **text);
 static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
 static g2z_status g2z__cuda_graph_begin(g2z_device *device);
@@ -7110,7 +7113,7 @@ G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
 G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
   (void)device, (void)out;
 }
-G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int on) { (void)device, (void)on; }
+G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int how) { (void)device, (void)how; }
 G2Z__PRIVATE g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
   (void)text;
   return g2z__cuda_open(device);
@@ -7228,8 +7231,8 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
   g2z_release(watch->services, watch);
 }
 
-G2Z_API void g2z_device_tune(g2z_device *device, int on) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, on);
+G2Z_API void g2z_device_tune(g2z_device *device, int how) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, how);
 }
 
 G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text) {
@@ -12160,7 +12163,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                       int last_only, float *logits) {
   g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
-  g2z_device_tune(t->device, 0);
+  g2z_device_tune(t->device, G2Z_TUNE_OFF);
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
   g2z_device_tune(t->device, t->config.tune);
   return status;

@@ -4325,6 +4325,34 @@ static void test_cuda_linear(g2z_test *t) {
   }
 }
 
+/* Our own products, which the clock may choose or not: less than a tile, more tiles than a GPU has
+ * multiprocessors both forward and backward, and no multiple of a tile in any direction. */
+static void test_cuda_products(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+#ifdef __CUDACC__
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      const g2z__cuda *cuda = g2z__cuda_of(p.gpu);
+      int ours = 0, here = cuda->hopper_products && (p.dtype == G2Z_FP16 || p.dtype == G2Z_BF16);
+      g2z_device_tune(p.gpu, G2Z_TUNE_OWN);
+      test_cuda_linear_one(&p, 1, 8, 24);
+      test_cuda_linear_one(&p, 37, 40, 120);
+      test_cuda_linear_one(&p, 515, 1032, 136);
+      if (here) {
+        test_cuda_linear_one(&p, 4200, 72, 1544);
+        test_cuda_linear_one(&p, 4200, 1544, 72);
+      }
+      for (int i = 0; i < cuda->product_count; i++)
+        ours += cuda->products[i].way == G2Z__WAY_HOPPER;
+      /* plain or with what is added, GELU, data gradient, with GELU's: of each shape */
+      CHECK(t, ours == (here ? 5 * 4 : 0));
+    }
+    test_pair_close(&p);
+  }
+#endif
+}
+
 /* A tuning table goes to a file and comes back; what does not fit is refused. */
 static void test_cuda_tuning(g2z_test *t) {
   CUDA_OR_SKIP(t);
@@ -4350,7 +4378,12 @@ static void test_cuda_tuning(g2z_test *t) {
   again[20] ^= 1;
   again[bytes - 1] = 0;
   CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
-  g2z_device_tune(p.gpu, 0);
+  again[bytes - 1] = '\n';
+  char *way = strstr(again, " cublaslt ") ? strstr(again, " cublaslt ") : strstr(again, " hopper ");
+  CHECK(t, way != NULL);
+  if (way) way[2] ^= 1;
+  CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
+  g2z_device_tune(p.gpu, G2Z_TUNE_OFF);
   test_cuda_linear_one(&p, 131, 256, 768); /* the heuristic's choices */
   g2z_release(&t->services, text);
   g2z_release(&t->services, again);
@@ -10201,6 +10234,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_embed", "embedding, with tokens in long runs", test_cuda_embed},
     {"cuda_layernorm", "LayerNorm at all row widths", test_cuda_layernorm},
     {"cuda_linear", "products with bias, GELU, residual, dropout", test_cuda_linear},
+    {"cuda_products", "our own products, whatever the clock says", test_cuda_products},
     {"cuda_tuning", "a tuning table is written, read and refused", test_cuda_tuning},
     {"cuda_head", "LM head and cross-entropy", test_cuda_head},
     {"cuda_cast", "casts round as the CPU's, to the bit", test_cuda_cast},
