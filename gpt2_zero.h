@@ -18,6 +18,7 @@
  *     cc -O3 -march=native -fopenmp main.c -lm -lpthread
  *
  * LEVELS, each built only on the one below
+ *     compare several runs          g2z_summary_*  room 21: what bench.cu shows
  *     run a whole training          g2z_run_*      rooms 18 to 19: what train.cu shows
  *     drive a trainer               g2z_trainer_*  rooms 13 to 17
  *     use a piece alone             the plan, the tokenizer, the loader, one op: rooms 03 to 12
@@ -1418,7 +1419,7 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
 /* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
  * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN
- * on all ranks where it sees no other. */
+ * on all ranks where it sees no other, or may take no memory there. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d13 context and model ===========================================
