@@ -41,15 +41,16 @@ prepare_data: prepare_data.c gpt2_zero.h
 # ----- run --------------------------------------------------------------------------------------
 
 SOURCES := gpt2_zero.h train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md
+SHARDS  := ./prepare_data --train-bpe 4096 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
 RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e-3 --val-every 200 \
            --prompt '  for (int i' --sample-tokens 200 --temperature 0.6
 
 # Threads that wait sleep: where something else runs on a core, spinning ones cost half of the speed.
-run test: export OMP_WAIT_POLICY ?= passive
+run test bench: export OMP_WAIT_POLICY ?= passive
 
 run: train prepare_data ## train a GPT-2 on these sources, save it, let it write (2 minutes, no download)
 	rm -rf data/sources runs/sources
-	./prepare_data --train-bpe 4096 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
+	$(SHARDS)
 	./train --train 'data/sources/sources_train_*.bin' --val 'data/sources/sources_val_*.bin' \
 	  --vocab data/sources/sources.bpe $(RUN) \
 	  --run-dir runs/sources --save-weights runs/sources/weights
@@ -59,19 +60,34 @@ run: train prepare_data ## train a GPT-2 on these sources, save it, let it write
 	@echo 'the model                     runs/sources/weights'
 	@echo 'let it write again:           ./train --init-from runs/sources/weights --prompt "if (" --temperature 0.5'
 
+# Any other run: slurm/profile.sh RUN_DIR ./train --run-dir RUN_DIR ... and ./bench profile RUN_DIR
+profile: train prepare_data $(CURDIR)/bench ## what the parts of a step take: by nsys where it is installed, else timed by train
+	rm -rf data/sources runs/profile
+	$(SHARDS)
+	slurm/profile.sh runs/profile ./train --train 'data/sources/sources_train_*.bin' \
+	  --val 'data/sources/sources_val_*.bin' --vocab data/sources/sources.bpe $(RUN) --sample-tokens 0 \
+	  --steps 50 --max-val-steps 10 --graph off --run-dir runs/profile
+	./bench profile runs/profile
+
 # ----- test -------------------------------------------------------------------------------------
 
-test: test_gpt2 prepare_data train ## everything that this machine can prove; the last line counts it
+test: test_gpt2 prepare_data train $(CURDIR)/bench ## everything that this machine can prove; the last line counts it
 	./test_gpt2
 
-bench: $(CURDIR)/bench ## time training steps, and each op against this machine's limits
+# Without a GPU all experiments run small, to be seen; with one what is asked first: make bench BENCH='matrix comm'
+BENCH ?= $(if $(FOUND),scaling,scaling buckets matrix strategies comm)
+bench: $(CURDIR)/bench ## steps, ops, scaling over the GPUs there are; without one every experiment, small
+	rm -rf runs/bench
 	./bench
+	@failed=0; for experiment in $(BENCH); do \
+	  echo; ./bench $$experiment --out runs/bench/$$experiment || failed=1; done; \
+	./bench report runs/bench && exit $$failed
 
 # All of it once more under AddressSanitizer and UBSan; the tests start the programs named here.
 SANITIZE := -std=c11 -O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all
-sanitize: $(addprefix build/sanitized/,test_gpt2 train prepare_data) ## the tests under AddressSanitizer and UBSan
+sanitize: $(addprefix build/sanitized/,test_gpt2 train prepare_data bench) ## the tests under AddressSanitizer and UBSan
 	G2Z_TRAIN=build/sanitized/train G2Z_PREPARE_DATA=build/sanitized/prepare_data \
-	  build/sanitized/test_gpt2
+	  G2Z_BENCH=build/sanitized/bench build/sanitized/test_gpt2
 build/sanitized/%: %.cu gpt2_zero.h
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) -x c $< -o $@ $(LIBS)
@@ -184,12 +200,12 @@ data/tinyshakespeare_train_000000.bin: data/tinyshakespeare.txt data/vocab.bpe p
 
 # ----- the rest ---------------------------------------------------------------------------------
 
-clean: ## remove what was built and what `make run` left; downloads and other runs stay
-	rm -rf train bench prepare_data test_gpt2 build data/sources runs/sources
+clean: ## remove what was built and what `make run`, `make profile` and `make bench` left; downloads and other runs stay
+	rm -rf train bench prepare_data test_gpt2 build data/sources runs/sources runs/profile runs/bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL: downloads'
 
-.PHONY: all run test bench sanitize fuzz check check-cuda check-compilers check-contents check-flags vocab data clean help
+.PHONY: all run profile test bench sanitize fuzz check check-cuda check-compilers check-contents check-flags vocab data clean help

@@ -1,14 +1,23 @@
-/* bench: how fast a training step is on this machine, and where its time goes. First whole steps,
- * then each op of a step alone, against two limits measured in the same run: the rate of a large
- * matrix product and of a copy. */
+/* bench: what is fast on this machine, what is not, and why. Alone it times whole training steps,
+ * then each op of a step against two limits measured in the same run: the rate of a large matrix
+ * product and of a copy. Its sub-commands are experiments over several configurations: each runs in
+ * processes of its own and leaves a run directory; `bench report` makes a page of them. */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef G2Z_GIT_COMMIT
+#define G2Z_GIT_COMMIT NULL /* the Makefile knows it */
+#endif
 
 #define TRY(call)                          \
   do {                                     \
@@ -16,67 +25,246 @@
     if (status_ != G2Z_OK) return status_; \
   } while (0)
 
+/* ----- sub-commands ----------------------------------------------------- */
+
+/* The first is what bench does without a sub-command. Those without a description are not for
+ * people: the ranks that an experiment starts run them. */
+#define COMMAND_LIST(X)                                                                           \
+  /* name       run             what it does */                                                   \
+  X(step,       run_step,       "one configuration: training steps, then each op of a step")      \
+  X(ops,        run_ops,        "each op of a step against this machine's limits")                \
+  X(scaling,    run_experiment, "the same work on 1, 2, 4, ... ranks: speed-up and efficiency")   \
+  X(buckets,    run_experiment, "sizes of gradient buckets: what communication hides, what not")  \
+  X(matrix,     run_experiment, "ZeRO stages by precision: throughput, memory, utilisation")      \
+  X(strategies, run_experiment, "one optimizer (dp) and ZeRO stages, on 1, 2, 4 ranks")           \
+  X(comm,       run_comm,       "each collective against a plain copy")                           \
+  X(report,     run_report,     "DIR...: experiments and runs as a page, report.html")            \
+  X(profile,    run_profile,    "DIR...: what took most in runs that were profiled")              \
+  X(point,      run_point,      NULL)                                                             \
+  X(exchange,   run_exchange,   NULL)
+
+enum {
+#define X(name, run, about) COMMAND_##name,
+  COMMAND_LIST(X)
+#undef X
+  COMMAND_COUNT
+};
+static const char *const command_names[] = {
+#define X(name, run, about) #name,
+    COMMAND_LIST(X)
+#undef X
+};
+static const char *const command_abouts[] = {
+#define X(name, run, about) about,
+    COMMAND_LIST(X)
+#undef X
+};
+
 /* ----- options ---------------------------------------------------------- */
 
 typedef struct options {
   g2z_train_config train;
-  const char *model, *peer;
+  int command, argc;
+  char **argv;                            /* of READERS: the directories are argv[1..argc-1] */
+  char *command_line;
+  const char *model, *peer, *out, *run_dir;
+  const char *rank_list, *stage_list, *dtype_list, *size_list;
   int layers, heads, channels, context, vocab_size, seq; /* 0: see --help */
   int device, dtype, steps, without_ops, help;
+  int warmup, repeats, global_batch, val_steps;
+  int64_t tokens;
   float bucket_mb;
 } options;
 
+#define IN(name) (1u << COMMAND_##name)
+#define EXPERIMENTS (IN(scaling) | IN(buckets) | IN(matrix) | IN(strategies))
+#define TRAINING (IN(step) | IN(ops) | EXPERIMENTS | IN(point))
+#define SWEEPS (EXPERIMENTS | IN(comm))
+#define READERS (IN(report) | IN(profile)) /* their arguments are directories */
+#define ANY ((1u << COMMAND_COUNT) - 1)
+
 #define WORD(name, text) "|" text
 #define WORD_OF_3(name, text, bytes) "|" text
+/* Every flag of every sub-command, once. A name that stands twice takes one value in some and a
+ * list in others. */
 #define FLAG_LIST(FLAG)                                                                           \
-  /*   name  kind  destination  minimum  maximum  value  help */                                  \
-  FLAG("model", TEXT, model, 0, 0, "NAME",                                                        \
+  /*   in  name  kind  destination  minimum  maximum  value  help */                              \
+  FLAG(SWEEPS, "gpus", TEXT, rank_list, 0, 0, "LIST",                                             \
+       "numbers of ranks, each with a GPU or a share of the CPU, or all")                         \
+  FLAG(EXPERIMENTS, "zero", TEXT, stage_list, 0, 0, "LIST",                                       \
+       "ZeRO stages; dp: one rank has the optimizer")                                             \
+  FLAG(EXPERIMENTS, "dtype", TEXT, dtype_list, 0, 0, "LIST", "fp32, tf32, fp16, bf16")            \
+  FLAG(EXPERIMENTS, "sizes", TEXT, size_list, 0, 0, "LIST",                                       \
+       "MiB of gradients per collective; 0: the default")                                         \
+  FLAG(IN(comm) | IN(exchange), "sizes", TEXT, size_list, 0, 0, "LIST", "MiB of a whole buffer")  \
+  FLAG(TRAINING, "model", TEXT, model, 0, 0, "NAME",                                              \
        "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]")               \
-  FLAG("layers", INT, layers, 1, 1024, "N", "overrides the model's, as do the next four")         \
-  FLAG("channels", INT, channels, 8, 65536, "N", "width of the residual stream")                  \
-  FLAG("heads", INT, heads, 1, 65536, "N", "divides channels [channels / 64]")                    \
-  FLAG("context", INT, context, 1, 1048576, "N", "positions: the longest sequence")               \
-  FLAG("vocab-size", INT, vocab_size, 2, 65536, "N", "tokens that the model knows")               \
-  FLAG("batch", INT, train.batch, 1, 1048576, "N", "sequences per micro-step")                    \
-  FLAG("seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")                         \
-  FLAG("accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")                        \
-  FLAG("dropout", FLOAT, train.dropout, 0, 0.99, "P", "on embedding, attention, projections")     \
-  FLAG("train", TEXT, train.train_glob, 0, 0, "GLOB", "token shards [tokens by Zipf's law]")      \
-  FLAG("steps", INT, steps, 1, 1000000, "N", "steps that are timed")                              \
-  FLAG("device", CHOICE, device, 0, 0, G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")           \
-  FLAG("dtype", CHOICE, dtype, 0, 0, G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")    \
-  FLAG("graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph")          \
-  FLAG("zero", INT, train.zero_stage, 0, 3, "STAGE", "ZeRO, on several ranks")                    \
-  FLAG("grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")                 \
-  FLAG("gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")              \
-  FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X", "MiB of gradients per collective")       \
-  FLAG("peer", TEXT, peer, 0, 0, "COMMAND",                                                       \
+  FLAG(TRAINING, "layers", INT, layers, 1, 1024, "N",                                             \
+       "overrides the model's, as do the next four")                                              \
+  FLAG(TRAINING, "channels", INT, channels, 8, 65536, "N", "width of the residual stream")        \
+  FLAG(TRAINING, "heads", INT, heads, 1, 65536, "N", "divides channels [channels / 64]")          \
+  FLAG(TRAINING, "context", INT, context, 1, 1048576, "N", "positions: the longest sequence")     \
+  FLAG(TRAINING, "vocab-size", INT, vocab_size, 2, 65536, "N", "tokens that the model knows")     \
+  FLAG(EXPERIMENTS, "global-batch", INT, global_batch, 1, 2147483647, "N",                        \
+       "sequences per step, however many ranks: then --batch is the most per micro-step")         \
+  FLAG(TRAINING, "batch", INT, train.batch, 1, 1048576, "N", "sequences per micro-step and rank") \
+  FLAG(TRAINING, "seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")               \
+  FLAG(TRAINING, "accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")              \
+  FLAG(TRAINING, "dropout", FLOAT, train.dropout, 0, 0.99, "P",                                   \
+       "on embedding, attention, projections")                                                    \
+  FLAG(TRAINING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                                   \
+       "token shards [tokens by Zipf's law]")                                                     \
+  FLAG(TRAINING, "steps", INT, steps, 1, 100000000, "N", "steps that are timed")                  \
+  FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "the same in tokens over all ranks")   \
+  FLAG(EXPERIMENTS | IN(point), "warmup", INT, warmup, 0, 1000000, "N", "steps before those")     \
+  FLAG(EXPERIMENTS | IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",                     \
+       "batches of a validation at the end [none]")                                               \
+  FLAG(SWEEPS, "repeats", INT, repeats, 1, G2Z_REPEATS, "N",                                      \
+       "runs of each point, one round after the other")                                           \
+  FLAG(TRAINING | IN(comm) | IN(exchange), "device", CHOICE, device, 0, 0,                        \
+       G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")                                           \
+  FLAG(ANY & ~EXPERIMENTS & ~READERS, "dtype", CHOICE, dtype, 0, 0,                            \
+       G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")                                  \
+  FLAG(TRAINING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph") \
+  FLAG(TRAINING & ~EXPERIMENTS, "zero", INT, train.zero_stage, 0, 3, "STAGE",                     \
+       "ZeRO, on several ranks")                                                                  \
+  FLAG(TRAINING & ~EXPERIMENTS, "strategy", CHOICE, train.strategy, 0, 0,                         \
+       G2Z_STRATEGY_LIST(WORD), "dp: one rank has the optimizer; with --zero 0")                  \
+  FLAG(TRAINING, "recompute", CHOICE, train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),            \
+       "block: keep the input of each block alone")                                               \
+  FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
+  FLAG(TRAINING, "gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")    \
+  FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                 \
+       "MiB of gradients per collective")                                                         \
+  FLAG(IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                             \
        "run this on the same work too: 'python3 peers/torch_gpt2.py'")                            \
-  FLAG("ops", CHOICE, without_ops, 0, 0, "|on|off", "time each op of a step, on one rank")        \
-  FLAG("seed", UINT64, train.seed, 0, 0, "N", "of weights, tokens and dropout")                   \
-  FLAG("help", SWITCH, help, 0, 0, "", "print this")
+  FLAG(IN(step), "ops", CHOICE, without_ops, 0, 0, "|on|off",                                     \
+       "time each op of a step, on one rank")                                                     \
+  FLAG(TRAINING, "seed", UINT64, train.seed, 0, 0, "N", "of weights, tokens and dropout")         \
+  FLAG(SWEEPS | IN(report), "out", TEXT, out, 0, 0, "DIR",                                        \
+       "where the results go [experiments: runs/bench_NAME_TIME; report: the first DIR]")         \
+  FLAG(IN(point) | IN(exchange), "run-dir", TEXT, run_dir, 0, 0, "DIR", "where it leaves them")   \
+  FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this")
+
+/* What the flags of a sub-command start from. On a CPU it is as little as shows the whole path. */
+#define WORK_LIST(X)                                                                              \
+  /* command, device  ranks  stages  dtypes  sizes  batch accum global seq steps warmup repeats   \
+   *                  val graph */                                                                \
+  X(scaling,    CUDA, "1,2,4,8", "1",       "fp16", "0", 4, 1, 16, 512, 300, 20, 3, 0, 2)         \
+  X(scaling,    CPU,  "1,2",     "1",       "fp32", "0", 4, 1, 8, 64, 6, 2, 2, 0, 2)              \
+  X(buckets,    CUDA, "all", "1", "fp16", "1,5,25,100,400", 4, 1, 0, 512, 300, 20, 3, 0, 0)       \
+  X(buckets,    CPU,  "2",   "1", "fp32", "0.25,1,4",       4, 1, 0, 64, 6, 2, 2, 0, 0)           \
+  X(matrix,     CUDA, "all", "0,1,2,3", "fp16,bf16,fp32", "0", 32, 1, 0, 128, 200, 20, 5, 0, 2)   \
+  X(matrix,     CPU,  "2",   "0,1,2,3", "fp16,bf16,fp32", "0", 4, 1, 0, 32, 4, 2, 2, 0, 2)        \
+  X(strategies, CUDA, "1,2,4", "dp,0,2,3", "fp16", "0", 2, 2, 0, 512, 300, 20, 3, 50, 0)          \
+  X(strategies, CPU,  "1,2",   "dp,0,2,3", "fp32", "0", 2, 2, 0, 32, 4, 2, 2, 2, 0)               \
+  X(comm,       CUDA, "all", "", "", "1,4,16,64,256", 1, 1, 0, 1, 1, 0, 3, 0, 2)                  \
+  X(comm,       CPU,  "2",   "", "", "1,4,16", 1, 1, 0, 1, 1, 0, 2, 0, 2)
+
+static options default_options(int command, g2z_device_kind kind) {
+  options o;
+  memset(&o, 0, sizeof o);
+  o.train = g2z_train_config_default();
+  o.command = command;
+  o.device = o.dtype = -1;
+  o.steps = 10;
+#define X(name, device, ranks, stages, dtypes, sizes, batch_, accum_, global, seq_, steps_, \
+          warmup_, repeats_, val, graph_)                                                   \
+  if (command == COMMAND_##name && kind == G2Z_DEVICE_##device) {                           \
+    o.rank_list = ranks;                                                                    \
+    o.stage_list = stages;                                                                  \
+    o.dtype_list = dtypes;                                                                  \
+    o.size_list = sizes;                                                                    \
+    o.train.batch = batch_;                                                                 \
+    o.train.accum = accum_;                                                                 \
+    o.train.graph = graph_;                                                                 \
+    o.global_batch = global;                                                                \
+    o.seq = seq_;                                                                           \
+    o.steps = steps_;                                                                       \
+    o.warmup = warmup_;                                                                     \
+    o.repeats = repeats_;                                                                   \
+    o.val_steps = val;                                                                      \
+  }
+  WORK_LIST(X)
+#undef X
+  return o;
+}
+
+static g2z_status fail(g2z_services *services, g2z_status status, const char *format, ...)
+    G2Z_PRINTF(3, 4);
+static g2z_status fail(g2z_services *services, g2z_status status, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(services->error, sizeof services->error, format, arguments);
+  va_end(arguments);
+  return status;
+}
 
 static void print_line(void *user, const char *text) {
   (void)user;
   puts(text);
 }
 
-static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o) {
-#define FLAG(name, kind, destination, minimum, maximum, value, help) \
-  {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
-  const g2z_flag flags[] = {FLAG_LIST(FLAG)};
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help) +1
+enum { FLAG_COUNT = 0 FLAG_LIST(FLAG) };
 #undef FLAG
-  const int count = (int)(sizeof flags / sizeof *flags);
-  memset(o, 0, sizeof *o);
-  o->train = g2z_train_config_default();
-  o->device = o->dtype = -1;
-  o->steps = 10;
-  options defaults = *o;
-  g2z_status status = g2z_flags_parse(services, flags, count, argc, argv, NULL);
-  if (status != G2Z_OK || !o->help) return status;
-  *o = defaults;
-  puts("bench: times whole training steps, then each op of a step against the machine's limits\n");
-  g2z_flags_print(flags, count, print_line, NULL);
+
+/* The flags of o->command, with destinations in o. */
+static int flags_of(options *o, g2z_flag flags[FLAG_COUNT]) {
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help) in,
+  static const unsigned commands[] = {FLAG_LIST(FLAG)};
+#undef FLAG
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help) \
+  {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
+  const g2z_flag all[] = {FLAG_LIST(FLAG)};
+#undef FLAG
+  int count = 0;
+  for (int i = 0; i < FLAG_COUNT; i++)
+    if (commands[i] & (1u << o->command)) flags[count++] = all[i];
+  return count;
+}
+
+static void print_help(options *o) {
+  g2z_flag flags[FLAG_COUNT];
+  printf("bench%s%s: %s\n", o->command == COMMAND_step ? "" : " ",
+         o->command == COMMAND_step ? "" : command_names[o->command], command_abouts[o->command]);
+  if (o->command == COMMAND_step) {
+    puts("\nSub-commands, each with a --help of its own:");
+    for (int c = 1; c < COMMAND_COUNT; c++)
+      if (command_abouts[c]) printf("  %-12s %s\n", command_names[c], command_abouts[c]);
+  }
+  puts("");
+  g2z_flags_print(flags, flags_of(o, flags), print_line, NULL);
+}
+
+/* argv[1] may name a sub-command. Flags are read twice: --device decides what the others start
+ * from. */
+static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o) {
+  int command = COMMAND_step, first = 0, rest = 0;
+  g2z_flag flags[FLAG_COUNT];
+  if (argc > 1 && argv[1][0] != '-') {
+    for (command = 0; command < COMMAND_COUNT; command++)
+      if (strcmp(argv[1], command_names[command]) == 0) break;
+    if (command == COMMAND_COUNT)
+      return fail(services, G2Z_BAD_ARGUMENT, "%.80s is no sub-command: bench --help lists them",
+                  argv[1]);
+    first = 1;
+  }
+  g2z_device_kind kind = g2z_device_default();
+  for (int pass = 0; pass < 2; pass++) {
+    *o = default_options(command, kind);
+    int named = (READERS >> command & 1) != 0;
+    int *unnamed = pass == 1 && named ? &rest : NULL;
+    int skip = pass == 0 && named; /* arguments move only once */
+    int count = flags_of(o, flags);
+    if (!skip) TRY(g2z_flags_parse(services, flags, count, argc - first, argv + first, unnamed));
+    if (o->device >= 0) kind = (g2z_device_kind)o->device;
+  }
+  o->argc = rest + 1;
+  o->argv = argv + first;
+  if (!o->help) return G2Z_OK;
+  *o = default_options(command, kind);
+  print_help(o);
   o->help = 1;
   return G2Z_OK;
 }
@@ -117,18 +305,51 @@ static void *host_memory(size_t bytes) {
   exit(1);
 }
 
+/* ----- lists in flags ----------------------------------------------------- */
+
+#define LIST_MAX 16
+
+/* "1,2,4": numbers from least to most. */
+static g2z_status read_list(g2z_services *services, const char *flag, const char *text,
+                            double least, double most, double out[LIST_MAX], int *count) {
+  const char *at = text;
+  for (*count = 0;; at++) {
+    char *end;
+    double number = strtod(at, &end);
+    if (*count == LIST_MAX)
+      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: more than %d numbers", flag, text,
+                  LIST_MAX);
+    if (end == at || (*end && *end != ',') || !(number >= least && number <= most))
+      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, with "
+                  "commas between them, as in %g,%g", flag, text, least, most, least, least + 1);
+    out[(*count)++] = number;
+    at = end;
+    if (!*at) return G2Z_OK;
+  }
+}
+
+/* "fp16,bf16": the indices of words among those of "|fp32|tf32|..". */
+static g2z_status read_words(g2z_services *services, const char *flag, const char *text,
+                             const char *words, double out[LIST_MAX], int *count) {
+  const char *at = text;
+  for (*count = 0;; at++) {
+    size_t length = strcspn(at, ",");
+    const char *word = words;
+    int index = 0;
+    while (word && (strcspn(word + 1, "|") != length || memcmp(word + 1, at, length) != 0)) {
+      word = strchr(word + 1, '|');
+      index++;
+    }
+    if (!word || *count == LIST_MAX)
+      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with commas "
+                  "between them", flag, text, LIST_MAX, words + 1);
+    out[(*count)++] = index;
+    at += length;
+    if (!*at) return G2Z_OK;
+  }
+}
+
 /* ----- whole steps ------------------------------------------------------ */
-
-static int order_of_doubles(const void *a, const void *b) {
-  double left = *(const double *)a, right = *(const double *)b;
-  return left < right ? -1 : left > right;
-}
-
-/* Sorts the times and returns the median. */
-static double median(double *times, int count) {
-  qsort(times, (size_t)count, sizeof *times, order_of_doubles);
-  return 0.5 * (times[(count - 1) / 2] + times[count / 2]);
-}
 
 /* Real text repeats a few tokens often, which is what makes the embedding's backward slow: rank r
  * is drawn with a probability proportional to 1 / r. */
@@ -175,10 +396,10 @@ static g2z_status time_steps(g2z_context *context, const options *o, steps_resul
   }
   if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
   if (status == G2Z_OK) {
-    result->median_s = median(times, o->steps);
+    result->median_s = g2z_median(times, (size_t)o->steps);
     result->least_s = times[0];
     result->most_s = times[o->steps - 1];
-    result->exposed_ms = median(exposed, o->steps);
+    result->exposed_ms = g2z_median(exposed, (size_t)o->steps);
   }
   g2z_trainer_free(trainer);
   free(exposed);
@@ -441,7 +662,7 @@ static g2z_status time_op(bench *b, g2z_status (*run)(bench *b), double rounds[5
     if (spent < 0.01 && round == 0) calls *= 2;
     else round++;
   }
-  qsort(rounds, 5, sizeof *rounds, order_of_doubles);
+  g2z_median(rounds, 5); /* sorts */
   return G2Z_OK;
 }
 
@@ -475,6 +696,8 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
     sum_s += rows[i].calls * rows[i].seconds;
   }
   qsort(rows, OP_COUNT, sizeof *rows, order_of_gaps);
+  const char *whole = isnan(step_s) ? "their sum" : "the median step";
+  if (isnan(step_s)) step_s = sum_s;
   for (int i = 0; i < OP_COUNT; i++) {
     const op_row *row = &rows[i];
     printf("%-19s %6.0f %10.1f %9.2f %5.1f%% %9.2f %7s/s %5.1f%% %8.1f  %s\n", row->name, row->calls,
@@ -483,9 +706,9 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
            100 * row->limit_s / row->seconds,
            gap_s(row) * 1e9 / ((double)b->N * b->accum), row->formula);
   }
-  printf("%-19s %6s %10s %9.2f %5.1f%%  of the median step; ops that run alone may find "
+  printf("%-19s %6s %10s %9.2f %5.1f%%  of %s; ops that run alone may find "
          "their data in caches, then beyond 100 %% of the copy\n", "sum", "", "", sum_s * 1e3,
-         100 * sum_s / step_s);
+         100 * sum_s / step_s, whole);
   return G2Z_OK;
 }
 
@@ -529,17 +752,33 @@ static g2z_status run_peer(g2z_services *services, const options *o, double toke
   return G2Z_OK;
 }
 
-static g2z_status run_bench(g2z_services *services, const options *o,
-                            const g2z_context_config *context_config) {
+/* Each op of a step of the plan. step_s NaN: shares are of the ops' sum. */
+static g2z_status time_plan_ops(g2z_services *services, const options *o, const g2z_plan *plan,
+                                double step_s) {
+  bench b;
+  double product_rate = 0;
+  g2z_status status = open_bench(&b, services, o, plan);
+  if (status == G2Z_OK) status = time_ops(&b, step_s, &product_rate);
+  close_bench(&b);
+  TRY(status);
+  if (isnan(step_s)) return G2Z_OK;
+  /* Matrices three times forward, attention's causal half of T x T likewise. */
+  double C = plan->model.channels, L = plan->model.layers;
+  double flops = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
+  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
+  printf("MFU         %.1f %% of the measured product: %.2f MFLOP per token, 6 (12 L C C + V C) + "
+         "6 L T C\n", 100 * flops * tokens / step_s / product_rate, flops * 1e-6);
+  return G2Z_OK;
+}
+
+static g2z_status run_step(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_context *context;
   g2z_plan plan;
   steps_result steps = {0, 0, 0, 0};
-  bench b;
-  double product_rate = 0;
-  const g2z_place *place = &context_config->ranks.place;
-  TRY(g2z_plan_make(services, &o->train, context_config->device, place->rank, place->world, &plan));
+  const g2z_place *place = &config->ranks.place;
+  TRY(g2z_plan_make(services, &o->train, config->device, place->rank, place->world, &plan));
   g2z_plan_print(&plan, 0, 0, print_line, NULL);
-  TRY(g2z_context_create(context_config, &context));
+  TRY(g2z_context_create(config, &context));
   g2z_status status = time_steps(context, o, &steps);
   g2z_context_free(context);
   TRY(status);
@@ -556,18 +795,981 @@ static g2z_status run_bench(g2z_services *services, const options *o,
     return G2Z_OK;
   }
   if (o->peer) TRY(run_peer(services, o, tokens / steps.median_s));
-  if (o->without_ops) return G2Z_OK;
-  status = open_bench(&b, services, o, &plan);
-  if (status == G2Z_OK) status = time_ops(&b, steps.median_s, &product_rate);
-  close_bench(&b);
-  TRY(status);
-  /* Matrices three times forward, attention's causal half of T x T likewise. */
-  double C = plan.model.channels, L = plan.model.layers;
-  double flops = 6 * (12 * L * C * C + plan.model.vocab * C) + 6 * L * plan.seq * C;
-  printf("MFU         %.1f %% of the measured product: %.2f MFLOP per token, 6 (12 L C C + V C) + "
-         "6 L T C\n", 100 * flops * tokens / steps.median_s / product_rate, flops * 1e-6);
+  return o->without_ops ? G2Z_OK : time_plan_ops(services, o, &plan, steps.median_s);
+}
+
+static g2z_status run_ops(g2z_services *services, options *o, g2z_context_config *config) {
+  g2z_plan plan;
+  TRY(g2z_plan_make(services, &o->train, config->device, 0, 1, &plan));
+  g2z_plan_print(&plan, 0, 0, print_line, NULL);
+  return time_plan_ops(services, o, &plan, NAN);
+}
+
+/* ----- summaries --------------------------------------------------------- */
+
+static g2z_status new_summary(g2z_services *services, const options *o, const char *experiment,
+                              g2z_summary **out) {
+  const char *commit = G2Z_GIT_COMMIT;
+  TRY(g2z_summary_create(services, experiment, out));
+  snprintf((*out)->command_line, sizeof (*out)->command_line, "%s", o->command_line);
+  snprintf((*out)->commit, sizeof (*out)->commit, "%s", commit ? commit : "unknown");
   return G2Z_OK;
 }
+
+/* ----- a point's ranks: bench point -------------------------------------- */
+
+typedef struct stopwatch {      /* of the steps that count */
+  double *step_s, *exposed_s;
+  int count, collectives;
+  double began, ended, cpu_s;   /* of this rank */
+} stopwatch;
+
+static double used_cpu_s(void) {
+  struct rusage used;
+  getrusage(RUSAGE_SELF, &used);
+  return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+         1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+}
+
+static void watch_step(stopwatch *w, const options *o, g2z_context *context,
+                       const g2z_metrics *m) {
+  if (m->step == 1) /* the second is enqueued: it sends no first parameters, and is no graph yet */
+    w->collectives = g2z_ranks_collectives(g2z_context_ranks(context), 2);
+  if (m->step <= o->warmup) {
+    w->began = g2z_seconds();
+    w->cpu_s = used_cpu_s();
+    return;
+  }
+  if (w->count == o->steps) return;
+  w->step_s[w->count] = m->step_ms * 1e-3;
+  w->exposed_s[w->count++] = m->exposed_comm_ms * 1e-3;
+  if (w->count < o->steps) return;
+  w->ended = g2z_seconds();
+  w->cpu_s = used_cpu_s() - w->cpu_s;
+}
+
+static double sum_of(const double *values, int count) {
+  double sum = 0;
+  for (int i = 0; i < count; i++) sum += values[i];
+  return sum;
+}
+
+static void fill_measured(g2z_figures *f, const options *o, stopwatch *w, int world, double cpu_s) {
+  double step_s = sum_of(w->step_s, w->count), exposed_s = sum_of(w->exposed_s, w->count);
+  double tokens = (double)o->train.batch * o->train.accum * o->train.seq * world;
+  const size_t count = (size_t)w->count;
+  f->steps = w->count;
+  f->step_mean_ms = 1e3 * step_s / w->count;
+  f->step_sd_ms = 1e3 * g2z_deviation(w->step_s, count);
+  f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts */
+  f->step_min_ms = 1e3 * w->step_s[0];
+  f->step_p95_ms = 1e3 * w->step_s[(w->count * 95 + 99) / 100 - 1];
+  f->step_max_ms = 1e3 * w->step_s[w->count - 1];
+  f->tokens_per_sec = 1e3 * tokens / f->step_p50_ms;
+  f->train_time_sec = step_s;
+  f->cpu_percent =
+      100 * cpu_s / ((w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN));
+  f->began_sec = w->began;
+  f->ended_sec = w->ended;
+  if (world == 1) exposed_s = 0; /* there is nobody to wait for */
+  f->exposed_comm_sec = exposed_s;
+  f->exposed_comm_share = exposed_s / step_s;
+  f->exposed_comm_ms = world == 1 ? 0 : 1e3 * g2z_median(w->exposed_s, count);
+  f->collectives_per_step = world == 1 ? 0 : w->collectives;
+}
+
+/* The CPU time of all ranks together goes to rank 0, which writes what it knows. */
+static g2z_status write_measured(g2z_context *context, const options *o, stopwatch *w) {
+  g2z_services *services = g2z_context_services(context);
+  int world = g2z_context_world(context);
+  double *cpu_s = (double *)host_memory((size_t)world * sizeof *cpu_s);
+  g2z_status status = g2z_ranks_all_gather(g2z_context_ranks(context), &w->cpu_s, sizeof w->cpu_s,
+                                           cpu_s);
+  if (world == 1) cpu_s[0] = w->cpu_s;
+  g2z_summary *s = NULL;
+  g2z_point *p;
+  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+    char path[1200];
+    snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
+    status = new_summary(services, o, "point", &s);
+    if (status == G2Z_OK) status = g2z_summary_add(s, &p);
+    if (status == G2Z_OK) {
+      snprintf(p->name, sizeof p->name, "point");
+      fill_measured(&p->figures, o, w, world, sum_of(cpu_s, world));
+      status = g2z_summary_write(s, path);
+    }
+  }
+  g2z_summary_free(s);
+  free(cpu_s);
+  return status;
+}
+
+static g2z_status train_point(g2z_context *context, const options *o, stopwatch *w) {
+  g2z_run_config config = g2z_run_config_default();
+  g2z_run *run;
+  g2z_run_event event;
+  config.train = o->train;
+  config.train.optimizer.steps = o->warmup + o->steps;
+  config.run_dir = o->run_dir;
+  config.sample_tokens = 0;
+  config.tensorboard = 0;
+  config.command_line = o->command_line;
+  config.git_commit = G2Z_GIT_COMMIT;
+  config.model_name = o->model;
+  if (o->val_steps) {
+    config.val_glob = o->train.train_glob;
+    config.val_steps = o->val_steps;
+  }
+  TRY(g2z_run_create(context, &config, &run));
+  w->began = g2z_seconds();
+  w->cpu_s = used_cpu_s();
+  g2z_status status;
+  do {
+    status = g2z_run_next(run, &event);
+    if (status == G2Z_OK && event.kind == G2Z_RUN_STEP) watch_step(w, o, context, &event.metrics);
+  } while (status == G2Z_OK && event.kind != G2Z_RUN_DONE);
+  g2z_run_free(run);
+  return status;
+}
+
+/* Others may wait inside a collective for ever. */
+static void on_fault(void *user, const g2z_fault *fault) {
+  (void)user;
+  fprintf(stderr, "bench: %s\n", fault->sentence);
+  _exit(G2Z_EXIT_LOST);
+}
+
+static g2z_status run_point(g2z_services *services, options *o, g2z_context_config *config) {
+  g2z_context *context;
+  stopwatch w;
+  memset(&w, 0, sizeof w);
+  if (!o->run_dir || !o->train.train_glob)
+    return fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: experiments "
+                "start it with both");
+  config->ranks.on_fault = on_fault;
+  TRY(g2z_context_create(config, &context));
+  w.step_s = (double *)host_memory((size_t)o->steps * sizeof(double));
+  w.exposed_s = (double *)host_memory((size_t)o->steps * sizeof(double));
+  g2z_status status = train_point(context, o, &w);
+  if (status == G2Z_OK) status = write_measured(context, o, &w);
+  g2z_context_free(context);
+  free(w.step_s);
+  free(w.exposed_s);
+  return status;
+}
+
+/* ----- a comm's ranks: bench exchange ------------------------------------- */
+
+/* Bytes of an element: act and the gradients alike, and a CPU stores all in fp32. */
+static size_t element_bytes(const g2z_comm *comm) {
+  int half = comm->device->dtype == G2Z_FP16 || comm->device->dtype == G2Z_BF16;
+  return comm->device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
+}
+
+/* This rank's slice of buffer[n]. */
+static char *slice_of(const g2z_comm *comm, char *buffer, size_t n) {
+  return buffer + (size_t)comm->rank * (n / (size_t)comm->world) * element_bytes(comm);
+}
+
+/* Each collective: what of a whole buffer passes each rank's link (as nccl-tests count it, of R
+ * ranks), and the call. */
+#define COLLECTIVE_LIST(X)                                                                        \
+  X(reduce_scatter, (R - 1) / R,                                                                  \
+    ops->reduce_scatter(comm, slice_of(comm, buffer, n), buffer, G2Z_OVERWRITE, n))               \
+  X(all_reduce, 2 * (R - 1) / R, ops->all_reduce(comm, buffer, n))                                \
+  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, slice_of(comm, buffer, n), n))         \
+  X(reduce, 1, ops->reduce(comm, buffer, n))                                                      \
+  X(broadcast, 1, ops->broadcast(comm, buffer, n))
+
+#define X(name, passes, call)                                                 \
+  static g2z_status exchange_##name(g2z_comm *comm, char *buffer, size_t n) { \
+    const g2z_collectives *ops = comm->ops;                                   \
+    return call;                                                              \
+  }
+COLLECTIVE_LIST(X)
+#undef X
+/* Seconds per call, the slowest rank's: the median of five rounds of at least 10 ms each. */
+static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
+                                g2z_status (*run)(g2z_comm *comm, char *buffer, size_t n),
+                                double *all, double *seconds) {
+  double rounds[5];
+  int calls = 1;
+  for (int round = -1; round < 5;) { /* the first opens connections, and does not count */
+    TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
+    double begin = g2z_seconds(), most = 0;
+    TRY(comm->ops->fork(comm));
+    for (int i = 0; i < calls; i++) TRY(run(comm, buffer, n));
+    TRY(comm->ops->mark(comm, 0));
+    TRY(comm->ops->join(comm, 0));
+    TRY(comm->device->ops->synchronize(comm->device));
+    double mine = g2z_seconds() - begin;
+    TRY(g2z_ranks_all_gather(comm->ranks, &mine, sizeof mine, all));
+    for (int r = 0; r < comm->world; r++) most = all[r] > most ? all[r] : most;
+    if (round >= 0) rounds[round] = most / calls;
+    if (round == 0 && most < 0.01 && calls < 1024) calls *= 2; /* all ranks see the same `most` */
+    else round++;
+  }
+  *seconds = g2z_median(rounds, 5);
+  return G2Z_OK;
+}
+
+/* All collectives at one size. How to gather is no matter of the reductions: the plain way shows
+ * them. */
+static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all,
+                                g2z_summary *s) {
+  const double R = comm->world;
+  const struct {
+    const char *name;
+    double passes;
+    g2z_status (*run)(g2z_comm *comm, char *buffer, size_t n);
+  } rows[] = {
+#define X(name, passes, call) {#name, passes, exchange_##name},
+      COLLECTIVE_LIST(X)
+#undef X
+  };
+  const size_t unit = 8 * (size_t)comm->world, size = element_bytes(comm);
+  const size_t n = ((size_t)(mib * 1048576.0) / size + unit - 1) / unit * unit;
+  double copy_rate, seconds;
+  TRY(g2z_comm_copy_rate(comm, n * size, &copy_rate));
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    if (comm->gather != G2Z_GATHER_PLAIN && strcmp(rows[i].name, "all_gather") != 0) continue;
+    TRY(time_exchange(comm, buffer, n, rows[i].run, all, &seconds));
+    double bus = rows[i].passes * (double)(n * size) / seconds;
+    g2z_point *p;
+    TRY(g2z_summary_add(s, &p));
+    snprintf(p->series, sizeof p->series, "%s, %s, %d ranks", rows[i].name,
+             g2z_gather_text(comm->gather), comm->world);
+    snprintf(p->name, sizeof p->name, "%s, %g MiB", p->series, mib);
+    p->figures.world_size = R;
+    p->figures.message_mib = (double)(n * size) / 1048576.0;
+    p->figures.time_us = seconds * 1e6;
+    p->figures.bus_gb_per_sec = bus * 1e-9;
+    p->figures.limit_gb_per_sec = copy_rate * 1e-9;
+    p->figures.of_limit = bus / copy_rate;
+  }
+  return G2Z_OK;
+}
+
+/* The sizes, over a communicator that gathers in one way; none when it cannot be had here. */
+static g2z_status exchange_gather(g2z_context *context, const options *o, g2z_device *device,
+                                  g2z_gather gather, g2z_summary *s) {
+  double sizes[LIST_MAX], most = 0;
+  int count;
+  g2z_comm *comm;
+  g2z_comm_config config;
+  void *buffer;
+  TRY(read_list(device->services, "sizes", o->size_list, 0.001, 65536, sizes, &count));
+  for (int i = 0; i < count; i++) most = sizes[i] > most ? sizes[i] : most;
+  size_t bytes = (size_t)(most * 1048576.0) + 64 * (size_t)g2z_context_world(context);
+  memset(&config, 0, sizeof config);
+  config.places = 1;
+  config.most = bytes / 2;
+  config.wire = device->dtype;
+  config.gather = gather;
+  TRY(g2z_comm_create(g2z_context_ranks(context), device, &config, &comm));
+  g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
+  status = g2z_ranks_agree(comm->ranks, status);
+  double *all = (double *)host_memory((size_t)comm->world * sizeof *all);
+  for (int i = 0; i < count && status == G2Z_OK && comm->gather == gather; i++)
+    status = exchange_size(comm, (char *)buffer, sizes[i], all, s);
+  free(all);
+  if (buffer) comm->ops->release(comm, buffer);
+  g2z_comm_free(comm);
+  return status;
+}
+
+static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_config *config) {
+  g2z_context *context;
+  g2z_device *device = NULL;
+  if (!o->run_dir)
+    return fail(services, G2Z_BAD_ARGUMENT, "bench exchange needs --run-dir: bench comm starts it "
+                "with one");
+  config->ranks.on_fault = on_fault;
+  TRY(g2z_context_create(config, &context));
+  g2z_summary *s = NULL;
+  g2z_status status = new_summary(services, o, "comm", &s);
+  if (status == G2Z_OK)
+    status = g2z_device_create(services, config->device, o->train.dtype, o->train.dtype, &device);
+  status = g2z_ranks_agree(g2z_context_ranks(context), status);
+  static const g2z_gather ways[] = {G2Z_GATHER_PLAIN, G2Z_GATHER_SYMMETRIC, G2Z_GATHER_COPY};
+  for (int i = 0; i < 3 && status == G2Z_OK; i++)
+    status = exchange_gather(context, o, device, ways[i], s);
+  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+    char path[1200];
+    snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
+    status = g2z_summary_write(s, path);
+  }
+  g2z_device_free(device);
+  g2z_context_free(context);
+  g2z_summary_free(s);
+  return status;
+}
+
+/* ----- experiments: their points ------------------------------------------ */
+
+#define POINTS_MAX 512
+
+typedef struct work {           /* what a point's ranks shall do */
+  g2z_train_config train;
+  int world, steps;
+} work;
+
+typedef struct experiment {
+  options *o;
+  g2z_services *services;
+  g2z_device_kind device;
+  g2z_summary *s;
+  work *works;                  /* one for each point; of comm only the number of ranks counts */
+  g2z_figures *samples;         /* [POINTS_MAX][G2Z_REPEATS] */
+  char out[1024], tokens[1100];
+  g2z_gpu_watch *gpus;          /* NULL: there is no NVML */
+  int runs, all_runs;           /* done and to be done */
+  double began;
+} experiment;
+
+static const char *const stage_words = "|dp|0|1|2|3";
+
+/* The sequences of a step divided among the ranks: as many per micro-step as --batch allows. */
+static g2z_status divide_batch(g2z_services *services, const options *o, work *w) {
+  if (!o->global_batch) return G2Z_OK;
+  if (o->global_batch % w->world)
+    return fail(services, G2Z_UNSUPPORTED, "%d sequences cannot be divided among %d ranks",
+                o->global_batch, w->world);
+  int share = o->global_batch / w->world, batch = o->train.batch < share ? o->train.batch : share;
+  while (share % batch) batch--;
+  w->train.batch = batch;
+  w->train.accum = share / batch;
+  return G2Z_OK;
+}
+
+/* Whether this machine and this build can do it: the plan knows all that needs no device. */
+static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
+  g2z_plan plan;
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  w->train.strategy = stage < 0 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+  w->train.zero_stage = stage < 0 ? 0 : stage;
+  if (e->device == G2Z_DEVICE_CUDA && w->world > gpus)
+    return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", w->world, gpus);
+  TRY(divide_batch(e->services, e->o, w));
+  TRY(g2z_plan_make(e->services, &w->train, e->device, 0, w->world, &plan));
+  double per_step = (double)plan.batch * plan.accum * plan.seq * w->world;
+  if (e->o->tokens) w->steps = (int)ceil((double)e->o->tokens / per_step);
+  p->figures.micro_batch = plan.batch;
+  p->figures.accum_steps = plan.accum;
+  p->figures.global_batch = (double)plan.batch * plan.accum * w->world;
+  p->figures.seq_len = plan.seq;
+  if (stage >= 0) p->figures.zero_stage = plan.zero_stage;
+  p->figures.buckets = plan.buckets;
+  p->figures.plan_gib = (double)plan.bytes_total / 1073741824.0;
+  return G2Z_OK;
+}
+
+/* Another part of a name, after a comma. */
+static void add_name(char *name, size_t room, const char *format, ...) G2Z_PRINTF(3, 4);
+static void add_name(char *name, size_t room, const char *format, ...) {
+  va_list arguments;
+  size_t used = strlen(name);
+  if (used) used += (size_t)snprintf(name + used, room - used, ", ");
+  va_start(arguments, format);
+  if (used < room) vsnprintf(name + used, room - used, format, arguments);
+  va_end(arguments);
+}
+
+typedef struct axes {           /* what the flags' lists say */
+  double ranks[LIST_MAX], stages[LIST_MAX], dtypes[LIST_MAX], sizes[LIST_MAX];
+  int rank_count, stage_count, dtype_count, size_count;
+} axes;
+
+static g2z_status read_axes(experiment *e, axes *a) {
+  g2z_services *services = e->services;
+  const options *o = e->o;
+  char all[16];
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA), cpus = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  snprintf(all, sizeof all, "%d", e->device == G2Z_DEVICE_CUDA ? gpus : cpus);
+  int every = strcmp(o->rank_list, "all") == 0;
+  TRY(read_list(services, "gpus", every ? all : o->rank_list, 1, 4096, a->ranks, &a->rank_count));
+  if (o->command == COMMAND_comm) return G2Z_OK;
+  TRY(read_words(services, "zero", o->stage_list, stage_words, a->stages, &a->stage_count));
+  TRY(read_words(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(WORD_OF_3), a->dtypes,
+                 &a->dtype_count));
+  return read_list(services, "sizes", o->size_list, 0, 65536, a->sizes, &a->size_count);
+}
+
+/* One point of the product of the axes; what makes it differ from the others is its name. */
+static g2z_status add_point(experiment *e, const axes *a, double world, double stage, double dtype,
+                            double size) {
+  static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
+  g2z_summary *s = e->s;
+  g2z_point *p;
+  if (s->count == POINTS_MAX)
+    return fail(e->services, G2Z_BAD_ARGUMENT, "more than %d points: shorten a list", POINTS_MAX);
+  work *w = &e->works[s->count];
+  TRY(g2z_summary_add(s, &p));
+  w->train = e->o->train;
+  w->steps = e->o->steps;
+  w->world = (int)world;
+  w->train.dtype = (g2z_dtype)(int)dtype;
+  w->train.bucket_mb = size;
+  p->figures.world_size = world;
+  p->figures.bucket_mib = size > 0 ? size : NAN;
+  const int by_size = e->o->command == COMMAND_buckets; /* what the x axis of its charts is */
+  for (int whole = 0; whole < 2; whole++) {             /* the series, then the name */
+    char *to = whole ? p->name : p->series;
+    size_t room = whole ? sizeof p->name : sizeof p->series;
+    if (a->stage_count > 1) add_name(to, room, "%s", stages[(int)stage]);
+    if (a->dtype_count > 1) add_name(to, room, "%s", g2z_dtype_text(w->train.dtype));
+    if (a->size_count > 1 && (whole || !by_size))
+      add_name(to, room, "%g MiB", size);
+    if (whole ? a->rank_count > 1 || !*to : by_size && a->rank_count > 1)
+      add_name(to, room, "%d %s%s", w->world, e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank",
+               world > 1 ? "s" : "");
+  }
+  if (check_work(e, (int)stage - 1, w, p) == G2Z_OK) return G2Z_OK;
+  p->outcome = G2Z_OUTCOME_SKIPPED;
+  snprintf(p->reason, sizeof p->reason, "%.390s", e->services->error);
+  return G2Z_OK;
+}
+
+static g2z_status add_points(experiment *e) {
+  axes a;
+  memset(&a, 0, sizeof a);
+  TRY(read_axes(e, &a));
+  for (int i = 0; i < a.stage_count; i++)
+    for (int k = 0; k < a.dtype_count; k++)
+      for (int m = 0; m < a.size_count; m++)
+        for (int r = 0; r < a.rank_count; r++)
+          TRY(add_point(e, &a, a.ranks[r], a.stages[i], a.dtypes[k], a.sizes[m]));
+  return G2Z_OK;
+}
+
+/* ----- experiments: running a point --------------------------------------- */
+
+typedef struct moment {         /* what NVML said at a time, over the GPUs of a point */
+  double at, busy_percent, used_bytes;
+} moment;
+
+typedef struct observer {       /* of a point's ranks, while they run */
+  g2z_gpu_watch *gpus;
+  int world, count, room;
+  double next;
+  double before[64];            /* bytes in use on each GPU when nothing ran yet */
+  moment *moments;
+} observer;
+
+static void observe(void *user) {
+  observer *seen = (observer *)user;
+  moment now = {g2z_seconds(), 0, 0};
+  if (!seen->gpus || now.at < seen->next) return;
+  seen->next = now.at + 0.2;
+  for (int gpu = 0; gpu < seen->world && gpu < 64; gpu++) {
+    g2z_gpu_sample sample;
+    if (g2z_gpu_watch_sample(seen->gpus, gpu, &sample) != G2Z_OK) return;
+    double used = (double)sample.used_bytes - seen->before[gpu];
+    now.busy_percent += sample.busy_percent / seen->world;
+    if (used > now.used_bytes) now.used_bytes = used;
+  }
+  if (seen->count == seen->room) {
+    int room = seen->room ? 2 * seen->room : 256;
+    moment *grown = (moment *)realloc(seen->moments, (size_t)room * sizeof *grown);
+    if (!grown) return; /* what was seen until now has to do */
+    seen->moments = grown;
+    seen->room = room;
+  }
+  seen->moments[seen->count++] = now;
+}
+
+/* GPUs: how busy between the first and the last step that counts, and the most memory ever. CPU:
+ * the largest resident rank. */
+static void fill_watched(const observer *seen, const g2z_job_end *end, double wall_s,
+                         g2z_figures *f) {
+  double busy = 0, most = 0;
+  int inside = 0;
+  for (int i = 0; i < seen->count; i++) {
+    const moment *m = &seen->moments[i];
+    if (m->used_bytes > most) most = m->used_bytes;
+    if (m->at < f->began_sec || m->at > f->ended_sec) continue;
+    busy += m->busy_percent;
+    inside++;
+  }
+  if (inside) f->gpu_percent = busy / inside;
+  if (!seen->gpus) most = (double)end->rank_bytes;
+  f->peak_memory_gib = most / 1073741824.0;
+  f->total_wall_time_sec = wall_s;
+}
+
+#define ARGUMENTS_MAX 64
+typedef struct arguments {
+  char *argv[ARGUMENTS_MAX + 1];
+  int count;
+} arguments;
+
+/* --name VALUE, in memory of their own; a NULL format adds the name alone. */
+static void add_argument(arguments *a, const char *name, const char *format, ...) G2Z_PRINTF(3, 4);
+static void add_argument(arguments *a, const char *name, const char *format, ...) {
+  char *text = (char *)host_memory(2048);
+  va_list list;
+  int used = format ? snprintf(text, 2048, "--%s=", name) : snprintf(text, 2048, "%s", name);
+  va_start(list, format);
+  if (format) vsnprintf(text + used, 2048 - (size_t)used, format, list);
+  va_end(list);
+  G2Z_ASSERT(a->count < ARGUMENTS_MAX);
+  a->argv[a->count++] = text;
+  a->argv[a->count] = NULL;
+}
+
+static void free_arguments(arguments *a) {
+  for (int i = 0; i < a->count; i++) free(a->argv[i]);
+}
+
+/* What a point's ranks are started with: nothing is left to defaults. */
+static void point_arguments(const experiment *e, const work *w, const char *run_dir,
+                            arguments *a) {
+  const g2z_train_config *t = &w->train;
+  memset(a, 0, sizeof *a);
+  add_argument(a, "bench", NULL);
+  add_argument(a, "point", NULL);
+  if (e->o->model) add_argument(a, "model", "%s", e->o->model);
+  add_argument(a, "layers", "%d", t->model.layers);
+  add_argument(a, "channels", "%d", t->model.channels);
+  add_argument(a, "heads", "%d", t->model.heads);
+  add_argument(a, "context", "%d", t->model.context);
+  add_argument(a, "vocab-size", "%d", t->model.vocab);
+  add_argument(a, "batch", "%d", t->batch);
+  add_argument(a, "seq", "%d", t->seq);
+  add_argument(a, "accum", "%d", t->accum);
+  add_argument(a, "dropout", "%g", (double)t->dropout);
+  add_argument(a, "train", "%s", t->train_glob);
+  add_argument(a, "steps", "%d", w->steps);
+  add_argument(a, "warmup", "%d", e->o->warmup);
+  if (e->o->val_steps) add_argument(a, "val-steps", "%d", e->o->val_steps);
+  add_argument(a, "device", "%s", g2z_device_text(e->device));
+  add_argument(a, "dtype", "%s", g2z_dtype_text(t->dtype));
+  add_argument(a, "graph", "%s", t->graph == 0 ? "off" : t->graph == 1 ? "on" : "auto");
+  add_argument(a, "strategy", "%s", g2z_strategy_text(t->strategy));
+  add_argument(a, "zero", "%d", t->zero_stage);
+  add_argument(a, "recompute", "%s", g2z_recompute_text(t->recompute));
+  add_argument(a, "grad-dtype", "%s", t->grad_fp32 ? "fp32" : "same");
+  add_argument(a, "gather", "%s", g2z_gather_text(t->gather));
+  if (t->bucket_mb > 0) add_argument(a, "bucket-mb", "%g", t->bucket_mb);
+  add_argument(a, "seed", "%llu", (unsigned long long)t->seed);
+  add_argument(a, "run-dir", "%s", run_dir);
+}
+
+/* The last line of what the ranks printed that says what is wrong, else the last one. */
+static void read_reason(g2z_services *services, const char *path, int code, char out[400]) {
+  char *text = NULL, *best = NULL, *rest = NULL;
+  size_t bytes;
+  if (g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes) == G2Z_OK)
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+      if (!best || strncmp(best, "bench: ", 7) != 0 || strncmp(line, "bench: ", 7) == 0)
+        best = line;
+  snprintf(out, 400, "exit code %d: %.300s", code,
+           !best ? "it printed nothing" : strncmp(best, "bench: ", 7) == 0 ? best + 7 : best);
+  g2z_release(services, text);
+}
+
+/* Starts `world` ranks of this program and waits for them; *told: what they and their observer saw,
+ * NULL when they failed, which is the point's outcome. The status is that of bench itself. */
+static g2z_status run_ranks(experiment *e, int world, char **argv, const char *run_dir,
+                            g2z_point *p, g2z_summary **told) {
+  g2z_job job;
+  g2z_job_end end;
+  observer seen;
+  char console[1200], path[1200];
+  *told = NULL;
+  memset(&job, 0, sizeof job);
+  memset(&seen, 0, sizeof seen);
+  TRY(g2z_make_directory(e->services, run_dir));
+  snprintf(console, sizeof console, "%.1000s/console.txt", run_dir);
+  snprintf(path, sizeof path, "%.1000s/bench_point.json", run_dir);
+  job.ranks = world;
+  job.argv = argv;
+  job.output = console;
+  job.watch = observe;
+  job.user = &seen;
+  for (int gpu = 0; e->gpus && gpu < world && gpu < 64; gpu++) {
+    g2z_gpu_sample sample;
+    if (g2z_gpu_watch_sample(e->gpus, gpu, &sample) == G2Z_OK)
+      seen.before[gpu] = (double)sample.used_bytes;
+  }
+  seen.gpus = e->gpus;
+  seen.world = world;
+  double begin = g2z_seconds();
+  g2z_status status = g2z_ranks_run(e->services, &job, &end);
+  double wall_s = g2z_seconds() - begin;
+  if (status == G2Z_OK && end.signal)
+    status = fail(e->services, G2Z_STOPPED, "stopped by signal %d: the runs so far are in %.700s",
+                  end.signal, e->out);
+  if (status == G2Z_OK && end.exit_code == 0 &&
+      g2z_summary_read(e->services, path, told) != G2Z_OK) {
+    p->outcome = G2Z_OUTCOME_FAILED;
+    snprintf(p->reason, sizeof p->reason, "%.390s", e->services->error);
+  } else if (status == G2Z_OK && end.exit_code != 0) {
+    p->outcome = G2Z_OUTCOME_FAILED;
+    read_reason(e->services, console, end.exit_code, p->reason);
+  }
+  for (size_t i = 0; *told && i < (*told)->count; i++)
+    fill_watched(&seen, &end, wall_s, &(*told)->points[i].figures);
+  free(seen.moments);
+  return status;
+}
+
+static void print_eta(const experiment *e) {
+  double left = (g2z_seconds() - e->began) / e->runs * (e->all_runs - e->runs);
+  if (e->runs < e->all_runs) printf(", %d:%02d left", (int)left / 60, (int)left % 60);
+  puts("");
+  fflush(stdout);
+}
+
+static g2z_status run_one(experiment *e, int index, int repeat) {
+  g2z_point *p = &e->s->points[index];
+  const work *w = &e->works[index];
+  char run_dir[1100];
+  arguments a;
+  g2z_figures *f = &e->samples[index * G2Z_REPEATS + repeat];
+  g2z_summary *told;
+  p->runs[p->repeats++] = ++e->runs;
+  snprintf(run_dir, sizeof run_dir, "%.1000s/run_%s_%d", e->out, e->s->experiment, e->runs);
+  printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, p->name, repeat + 1);
+  fflush(stdout);
+  point_arguments(e, w, run_dir, &a);
+  g2z_status status = run_ranks(e, w->world, a.argv, run_dir, p, &told);
+  free_arguments(&a);
+  if (status == G2Z_OK && p->outcome == G2Z_OUTCOME_OK) {
+    *f = told->points[0].figures;
+    printf("%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
+           f->step_p50_ms, f->total_wall_time_sec);
+  } else if (status == G2Z_OK) {
+    printf("failed, %s", p->reason);
+    e->all_runs -= e->o->repeats - repeat - 1; /* it will not be tried again */
+  }
+  if (status == G2Z_OK) print_eta(e);
+  g2z_summary_free(told);
+  return status;
+}
+
+/* A round runs each point once, so that what changes on the machine meanwhile meets all of them. */
+static g2z_status run_rounds(experiment *e) {
+  for (int i = 0; i < (int)e->s->count; i++) {
+    const g2z_point *p = &e->s->points[i];
+    if (p->outcome == G2Z_OUTCOME_OK) e->all_runs += e->o->repeats;
+    else printf("skipped: %s: %s\n", p->name, p->reason);
+  }
+  e->began = g2z_seconds();
+  for (int repeat = 0; repeat < e->o->repeats; repeat++)
+    for (int i = 0; i < (int)e->s->count; i++)
+      if (e->s->points[i].outcome == G2Z_OUTCOME_OK) TRY(run_one(e, i, repeat));
+  return G2Z_OK;
+}
+
+/* ----- experiments: what comes of them ------------------------------------ */
+
+/* Of what was measured the median, where each repeat knows it. */
+static void settle_repeats(const experiment *e, int index) {
+  g2z_point *p = &e->s->points[index];
+  g2z_figures *samples = &e->samples[index * G2Z_REPEATS];
+  double values[G2Z_REPEATS];
+  const size_t count = (size_t)p->repeats;
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++) {
+    for (size_t r = 0; r < count; r++) values[r] = *g2z_figure(&samples[r], i);
+    if (i == G2Z_FIGURE(tokens_per_sec))
+      p->figures.tokens_per_sec_sd = g2z_deviation(values, count);
+    double median = g2z_median(values, count);
+    if (!isnan(median)) *g2z_figure(&p->figures, i) = median;
+  }
+  p->figures.began_sec = p->figures.ended_sec = NAN; /* of one run, and of no use to others */
+}
+
+/* Against the point that differs in nothing but that it has one rank. */
+static void compare_with_one(experiment *e) {
+  for (int i = 0; i < (int)e->s->count; i++) {
+    g2z_point *p = &e->s->points[i];
+    for (int k = 0; k < (int)e->s->count; k++) {
+      const g2z_point *one = &e->s->points[k];
+      const g2z_train_config *mine = &e->works[i].train, *its = &e->works[k].train;
+      if (e->works[k].world != 1 || mine->zero_stage != its->zero_stage ||
+          mine->strategy != its->strategy || mine->dtype != its->dtype ||
+          mine->bucket_mb != its->bucket_mb)
+        continue;
+      double speedup = p->figures.tokens_per_sec / one->figures.tokens_per_sec;
+      p->figures.speedup_vs_1gpu = speedup;
+      p->figures.scaling_efficiency = speedup / e->works[i].world;
+    }
+  }
+}
+
+/* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9", as the first run
+ * that ended saw it. */
+static void describe_hardware(const experiment *e, char out[256]) {
+  char path[1200], *text, name[128] = "CPU";
+  size_t bytes;
+  g2z_run_facts facts;
+  long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  for (int run = 1; run <= e->runs && e->device == G2Z_DEVICE_CUDA; run++) {
+    snprintf(path, sizeof path, "%.1000s/run_%s_%d", e->out, e->s->experiment, run);
+    if (g2z_run_facts_read(e->services, path, &facts) != G2Z_OK) continue;
+    snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", g2z_device_count(G2Z_DEVICE_CUDA),
+             facts.gpu_name, facts.cuda_version, facts.nccl_version[0] ? ", NCCL " : "",
+             facts.nccl_version);
+    return;
+  }
+  if (e->device == G2Z_DEVICE_CUDA) {
+    snprintf(out, 256, "%d GPUs", g2z_device_count(G2Z_DEVICE_CUDA));
+    return;
+  }
+  if (g2z_read_file(e->services, "/proc/cpuinfo", 1 << 22, &text, &bytes) == G2Z_OK) {
+    const char *at = strstr(text, "model name");
+    if (at && (at = strchr(at, ':')) != NULL)
+      snprintf(name, sizeof name, "%.*s", (int)strcspn(at + 2, "\n"), at + 2);
+    g2z_release(e->services, text);
+  }
+  snprintf(out, 256, "%.120s, %ld cores", name, cores);
+}
+
+static g2z_status finish_experiment(experiment *e) {
+  char path[1200];
+  int failed = 0;
+  describe_hardware(e, e->s->hardware);
+  snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, e->s->experiment);
+  TRY(g2z_summary_write(e->s, path));
+  puts("");
+  g2z_summary_print(e->s, print_line, NULL);
+  printf("%s\n", path);
+  for (int i = 0; i < (int)e->s->count; i++)
+    failed += e->s->points[i].outcome == G2Z_OUTCOME_FAILED;
+  if (!failed) return G2Z_OK;
+  return fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and what "
+              "their ranks said is in console.txt of their run directories", failed,
+              (int)e->s->count);
+}
+
+/* Tokens for the longest of the points, by Zipf's law. At most 32 Mi: a longer run reads them
+ * again. A block of 1 Mi is drawn once and repeated. */
+static g2z_status write_tokens(experiment *e) {
+  const size_t block = (size_t)1 << 20, limit = (size_t)1 << 25;
+  size_t wanted = 0;
+  for (int i = 0; i < (int)e->s->count; i++) {
+    const work *w = &e->works[i];
+    size_t step = (size_t)w->train.batch * (size_t)w->train.accum * (size_t)w->train.seq *
+                  (size_t)w->world;
+    size_t most = step > limit ? step : limit, run = step * (size_t)(w->steps + e->o->warmup);
+    if (e->s->points[i].outcome != G2Z_OUTCOME_OK) continue;
+    if (run > most) run = most;
+    if (run > wanted) wanted = run;
+  }
+  g2z_shard_writer *writer;
+  snprintf(e->tokens, sizeof e->tokens, "%.1000s/tokens.bin", e->out);
+  int32_t *tokens = (int32_t *)host_memory(block * sizeof *tokens);
+  zipf_tokens(e->o->train.seed, e->o->train.model.vocab, tokens,
+              wanted < block ? wanted + 1 : block);
+  g2z_status status = g2z_shard_writer_create(e->services, e->tokens, G2Z_SHARD_LLMC, &writer);
+  for (size_t done = 0; done <= wanted && status == G2Z_OK; done += block)
+    status = g2z_shard_writer_append(writer, tokens,
+                                     wanted + 1 - done < block ? wanted + 1 - done : block);
+  if (status == G2Z_OK) status = g2z_shard_writer_commit(writer);
+  g2z_shard_writer_free(writer);
+  free(tokens);
+  for (int i = 0; i < (int)e->s->count; i++) e->works[i].train.train_glob = e->tokens;
+  return status;
+}
+
+/* The directory of the results, which holds no others. */
+static g2z_status open_experiment(experiment *e, g2z_services *services, options *o,
+                                  const g2z_context_config *config) {
+  char path[1200];
+  memset(e, 0, sizeof *e);
+  e->o = o;
+  e->services = services;
+  e->device = config->device;
+  if (config->ranks.place.world > 1)
+    return fail(services, G2Z_BAD_ARGUMENT, "this process is rank %d of %d: bench %s starts its "
+                "ranks itself, so start it alone", config->ranks.place.rank,
+                config->ranks.place.world, command_names[o->command]);
+  time_t now = time(NULL);
+  struct tm utc;
+  char stamp[32];
+  strftime(stamp, sizeof stamp, "%Y%m%d_%H%M%S", gmtime_r(&now, &utc));
+  if (o->out) snprintf(e->out, sizeof e->out, "%s", o->out);
+  else snprintf(e->out, sizeof e->out, "runs/bench_%s_%s", command_names[o->command], stamp);
+  snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, command_names[o->command]);
+  if (access(path, F_OK) == 0)
+    return fail(services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, or "
+                "remove it", path);
+  TRY(g2z_make_directory(services, e->out));
+  TRY(new_summary(services, o, command_names[o->command], &e->s));
+  e->works = (work *)host_memory(POINTS_MAX * sizeof *e->works);
+  memset(e->works, 0, POINTS_MAX * sizeof *e->works);
+  e->samples = (g2z_figures *)host_memory(POINTS_MAX * G2Z_REPEATS * sizeof *e->samples);
+  if (e->device == G2Z_DEVICE_CUDA && g2z_gpu_watch_create(services, &e->gpus) != G2Z_OK)
+    printf("warning: %s\n", services->error);
+  return G2Z_OK;
+}
+
+static void close_experiment(experiment *e) {
+  if (e->tokens[0]) unlink(e->tokens);
+  g2z_gpu_watch_free(e->gpus);
+  free(e->samples);
+  free(e->works);
+  g2z_summary_free(e->s);
+}
+
+static g2z_status run_points(experiment *e) {
+  const g2z_train_config *t = &e->o->train;
+  int possible = 0;
+  TRY(add_points(e));
+  for (int i = 0; i < (int)e->s->count; i++) possible += e->s->points[i].outcome == G2Z_OUTCOME_OK;
+  if (!possible)
+    return fail(e->services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
+                e->s->points[0].reason);
+  snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
+           "%d steps after %d of warm-up, %d repeats", t->model.layers, t->model.channels,
+           t->model.vocab, t->seq, e->o->dtype_list, e->works[0].steps, e->o->warmup,
+           e->o->repeats);
+  if (!t->train_glob) TRY(write_tokens(e));
+  TRY(run_rounds(e));
+  for (int i = 0; i < (int)e->s->count; i++)
+    if (e->s->points[i].outcome == G2Z_OUTCOME_OK) settle_repeats(e, i);
+  compare_with_one(e);
+  return finish_experiment(e);
+}
+
+static g2z_status run_experiment(g2z_services *services, options *o, g2z_context_config *config) {
+  experiment e;
+  g2z_status status = open_experiment(&e, services, o, config);
+  if (status == G2Z_OK) status = run_points(&e);
+  close_experiment(&e);
+  return status;
+}
+
+/* ----- comm --------------------------------------------------------------- */
+
+/* One more sample of each collective between `world` ranks; the first makes the points. */
+static g2z_status run_exchanges(experiment *e, int world, size_t first, int repeat) {
+  char run_dir[1100];
+  arguments a;
+  g2z_point job = g2z_point_default(), *p;
+  g2z_summary *told, *s = e->s;
+  memset(&a, 0, sizeof a);
+  snprintf(job.name, sizeof job.name, "%d ranks", world);
+  snprintf(run_dir, sizeof run_dir, "%.1000s/run_comm_%d", e->out, ++e->runs);
+  printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, job.name, repeat + 1);
+  fflush(stdout);
+  add_argument(&a, "bench", NULL);
+  add_argument(&a, "exchange", NULL);
+  add_argument(&a, "sizes", "%s", e->o->size_list);
+  add_argument(&a, "device", "%s", g2z_device_text(e->device));
+  add_argument(&a, "dtype", "%s", g2z_dtype_text(e->o->train.dtype));
+  add_argument(&a, "run-dir", "%s", run_dir);
+  g2z_status status = run_ranks(e, world, a.argv, run_dir, &job, &told);
+  free_arguments(&a);
+  for (size_t i = 0; told && i < told->count && first + i < POINTS_MAX && status == G2Z_OK; i++) {
+    if (first + i >= s->count) {
+      status = g2z_summary_add(s, &p);
+      if (status == G2Z_OK) *p = told->points[i];
+    }
+    p = &s->points[first + i];
+    e->samples[(first + i) * G2Z_REPEATS + (size_t)p->repeats] = told->points[i].figures;
+    p->runs[p->repeats++] = e->runs;
+  }
+  if (status == G2Z_OK && told) {
+    printf("%zu collectives, %.1f s", told->count, told->points[0].figures.total_wall_time_sec);
+  } else if (status == G2Z_OK) {
+    job.runs[job.repeats++] = e->runs;
+    status = g2z_summary_add(s, &p);
+    if (status == G2Z_OK) *p = job;
+    printf("failed, %s", job.reason);
+  }
+  if (status == G2Z_OK) print_eta(e);
+  g2z_summary_free(told);
+  return status;
+}
+
+static g2z_status run_worlds(experiment *e) {
+  axes a;
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  memset(&a, 0, sizeof a);
+  TRY(read_axes(e, &a));
+  TRY(read_list(e->services, "sizes", e->o->size_list, 0.001, 65536, a.sizes, &a.size_count));
+  snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
+           g2z_dtype_text(e->o->train.dtype), e->o->repeats,
+           e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
+  e->all_runs = a.rank_count * e->o->repeats;
+  e->began = g2z_seconds();
+  for (int i = 0; i < a.rank_count; i++) {
+    int world = (int)a.ranks[i];
+    size_t first = e->s->count;
+    int missing = e->device == G2Z_DEVICE_CUDA && world > gpus;
+    if (world == 1 || missing) {
+      g2z_point *p;
+      TRY(g2z_summary_add(e->s, &p));
+      p->outcome = G2Z_OUTCOME_SKIPPED;
+      snprintf(p->name, sizeof p->name, "%d rank%s", world, world > 1 ? "s" : "");
+      if (missing) snprintf(p->reason, sizeof p->reason, "this process sees %d GPUs", gpus);
+      else snprintf(p->reason, sizeof p->reason, "alone there is nothing to exchange");
+      printf("skipped: %s: %s\n", p->name, p->reason);
+      e->all_runs -= e->o->repeats;
+      continue;
+    }
+    for (int r = 0; r < e->o->repeats; r++) {
+      TRY(run_exchanges(e, world, first, r));
+      if (e->s->points[e->s->count - 1].outcome != G2Z_OUTCOME_FAILED) continue;
+      e->all_runs -= e->o->repeats - r - 1; /* it will not be tried again */
+      break;
+    }
+  }
+  for (int i = 0; i < (int)e->s->count; i++)
+    if (e->s->points[i].outcome == G2Z_OUTCOME_OK) settle_repeats(e, i);
+  return finish_experiment(e);
+}
+
+static g2z_status run_comm(g2z_services *services, options *o, g2z_context_config *config) {
+  experiment e;
+  g2z_status status = open_experiment(&e, services, o, config);
+  if (status == G2Z_OK) status = run_worlds(&e);
+  close_experiment(&e);
+  return status;
+}
+
+/* ----- report ------------------------------------------------------------- */
+
+static g2z_status run_report(g2z_services *services, options *o, g2z_context_config *config) {
+  g2z_results *found;
+  char path[1200];
+  const char *out = o->out ? o->out : o->argv[1];
+  (void)config;
+  if (o->argc < 2)
+    return fail(services, G2Z_BAD_ARGUMENT, "bench report DIR...: name the directories that "
+                "experiments or runs left");
+  TRY(g2z_results_create(services, &found));
+  g2z_status status = G2Z_OK;
+  for (int i = 1; i < o->argc && status == G2Z_OK; i++)
+    status = g2z_results_add(found, o->argv[i]);
+  snprintf(path, sizeof path, "%.1000s/training_metrics.json", out);
+  if (status == G2Z_OK && access(path, F_OK) == 0)
+    status = fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run, with a report.html of its own: say "
+                  "where this one goes, --out DIR", out);
+  if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
+  snprintf(path, sizeof path, "%.1000s/report.html", out);
+  if (status == G2Z_OK) status = g2z_results_page(found, path);
+  if (status == G2Z_OK)
+    printf("%s: %zu experiments, %zu runs\n", path, found->summary_count, found->run_count);
+  g2z_results_free(found);
+  return status;
+}
+
+/* profiles/profile_summary.json of each run directory, from the tables beside it. */
+static g2z_status run_profile(g2z_services *services, options *o, g2z_context_config *config) {
+  (void)config;
+  if (o->argc < 2)
+    return fail(services, G2Z_BAD_ARGUMENT, "name the run directories: bench profile RUN_DIR...");
+  for (int i = 1; i < o->argc; i++) {
+    TRY(g2z_profile_run(services, o->argv[i]));
+    printf("%s/profiles/profile_summary.json\n", o->argv[i]);
+  }
+  return G2Z_OK;
+}
+
+/* ----- the program -------------------------------------------------------- */
 
 static void print_log(void *user, g2z_log_level level, const char *sentence) {
   (void)user;
@@ -575,18 +1777,28 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
 }
 
 int main(int argc, char **argv) {
+  static g2z_status (*const run[])(g2z_services *services, options *o,
+                                   g2z_context_config *config) = {
+#define X(name, run, about) run,
+      COMMAND_LIST(X)
+#undef X
+  };
   g2z_services services;
   memset(&services, 0, sizeof services);
   services.log = print_log;
   options o;
+  char *command_line = NULL;
   g2z_context_config context = g2z_context_config_default(&services);
-  g2z_status status = read_flags(&services, argc, argv, &o);
+  g2z_status status = g2z_flags_line(&services, argc, argv, &command_line);
+  if (status == G2Z_OK) status = read_flags(&services, argc, argv, &o);
   if (status == G2Z_OK && !o.help) {
+    o.command_line = command_line;
     status = settle(&services, &o, &context);
     if (status == G2Z_OK && context.ranks.place.rank != 0 && !freopen("/dev/null", "w", stdout))
       fprintf(stderr, "bench: rank %d cannot be silenced\n", context.ranks.place.rank);
-    if (status == G2Z_OK) status = run_bench(&services, &o, &context);
+    if (status == G2Z_OK) status = run[o.command](&services, &o, &context);
   }
   if (status != G2Z_OK) fprintf(stderr, "bench: %s\n", services.error);
+  g2z_release(&services, command_line);
   return status == G2Z_OK ? 0 : 1;
 }

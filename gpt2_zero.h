@@ -23,7 +23,7 @@
  *     use a piece alone             the plan, the tokenizer, the loader, one op: rooms 03 to 12
  *
  * DOES NOT
- *     - shard parameters (ZeRO stage 3), or split a model in any other way: each rank holds it whole;
+ *     - split the computation of a model: each rank runs all of it, on sequences of its own;
  *     - keep a key-value cache: a generated token costs a forward pass over the window;
  *     - read tokens wider than 16 bits, or sharded safetensors;
  *     - exit, abort or print: it returns a status, and the log is a callback.
@@ -58,6 +58,8 @@
  *     >>d17 >>i17   checkpoints         a state that any number of ranks can take up again
  *     >>d18 >>i18   run                 a whole training and its directory
  *     >>d19 >>i19   flags               command lines from a table
+ *     >>d20 >>i20   report              pages of curves, tables and charts; TensorBoard; profiles
+ *     >>d21 >>i21   experiments         what several runs say together: files, tables, charts
  *
  * VOCABULARY
  *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
@@ -85,12 +87,23 @@
  *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (the default)
  *     stage 2   2 P + (g + 12) P / N    the same, gradients in every micro-step; beside that two
  *                                       blocks' gradients and wte's
- *     All three learn the same to within rounding; a checkpoint of one opens in the others. What is
- *     sent runs on a stream of its own with high priority. A step's exposed_comm_ms is what the
- *     computation waited for it all the same: the end of wte's gradient, the verdict, and the first
- *     parameters. A rank that fails in a step (a shard that cannot be read) says so in the verdict:
- *     all skip that step, and all return its status with its sentence. A rank whose GPU fails can say
- *     nothing any more: it returns alone, and the others learn that they lost it.
+ *     stage 3   (2 + g + 12) P / N      as stage 2, but a block's parameters in every pass; beside
+ *                                       that those of two blocks, wte, wpe, the final LayerNorm
+ *     dp        (2 + g) P, 12 P more    gradients: reduce to rank 0, which updates all; parameters:
+ *               on rank 0               broadcast. What ZeRO is compared with: --strategy dp
+ *     All learn the same to within rounding; a checkpoint of one opens in the others. What is sent
+ *     runs on a stream of its own with high priority. In stage 3 a block's parameters come while
+ *     the block before it is computed with, forward and backward, and make room for the next but
+ *     one; the two that a pass ends with stay for the next pass. With one micro-step that is half
+ *     as much again as in stages 1 and 2. A rank alone has all its parameters in any stage.
+ *     wte's gradient, 31 % of all in 124M, has its last part from the embedding, at the end. Where
+ *     the tokens of a micro-step on all ranks are at most two thirds as many as wte's rows, the LM
+ *     head's part goes before, under backward, and at the end only a row for each token.
+ *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
+ *     gradient, the verdict, and the first parameters. A rank that fails in a step (a shard that
+ *     cannot be read) says so in the verdict: all skip that step, and all return its status with
+ *     its sentence. A rank whose GPU fails can say nothing any more: it returns alone, and the
+ *     others learn that they lost it.
  *
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
  *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64 says
@@ -107,10 +120,11 @@
  *              bits, or has no such place, is encoded as far as nothing can change: g2z_encode_part.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
- *     parameters, fp16                       0.232 GiB
+ *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
  *     gradients, fp16                        0.232 GiB   one bucket of 64 MiB after the other
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token
+ *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28, for 15 % more flops
  *     LM head: 4,096 logits, dwte in fp32    0.528 GiB
  *     scratch of the ops                     0.289 GiB   and CUDA's context, about 0.5 GiB
  *
@@ -129,6 +143,9 @@
  *                                              NCCL may round at each hop; --grad-dtype fp32 avoids both
  *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast to
  *                                              the grad type once, at the end
+ *       of ranks with few tokens    act        the embedding's part travels as a row for each token
+ *                                              of a last micro-step, rounded once; these add up in
+ *                                              fp32, are added to the sum of the rest, and rounded
  *     token losses                  fp32       their sum is fp64
  *     sum of squares of gradients   fp64
  *     master, m, v, AdamW           fp32
@@ -221,6 +238,10 @@
  *     step-NNNNNN             checkpoints
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
+ *     report.html             for people: how it ended, curves, epochs; also while it goes on
+ *     events.out.tfevents.*   the same scalars for TensorBoard, a file for each start
+ *     profiles/               with train --profile: timers_HOST.txt, profile_summary.json; of nsys
+ *                             nsys_JOB_HOST.nsys-rep, .sqlite and nsys_stats_HOST.txt
  *     launcher_metadata.json  who started it, where, with which variables (train)
  *     RUN_FAILED.json         who died or hung, where, in which phase; and of each rank that was
  *     flight_rank_N.jsonl     left the last 1,024 collectives (train)
@@ -230,6 +251,15 @@
  *                             checkpoint and training_metrics.json, with the reason under "shutdown"
  *     A run that is resumed cuts metrics.jsonl and train.log behind the checkpoint's step and goes
  *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run.
+ *
+ * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
+ *     run_NAME_N              run directories, N in the order of time; with them console.txt, what the
+ *                             ranks printed, and bench_point.json, what they measured
+ *     NAME_report.json        "format": "gpt2_zero experiment 1"; experiment, generated_at_utc,
+ *                             command_line, git_commit, hardware, work; points, each with a name, an
+ *                             outcome (ok, skipped, failed), a reason, the names of its runs, and the
+ *                             figures of G2Z_FIGURE_LIST, medians over those runs
+ *     report.html             by `bench report`: tables and charts of all that it finds
  *
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
@@ -484,6 +514,14 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
   X(COPY,      "copy")      /* copy engines: no multiprocessor takes part */
 
+#define G2Z_STRATEGY_LIST(X)                                                                      \
+  X(ZERO, "zero")           /* what zero_stage says */                                            \
+  X(DP,   "dp")             /* one optimizer: rank 0 updates everything, the others wait for it */
+
+#define G2Z_RECOMPUTE_LIST(X)                                                                     \
+  X(NONE,  "none")          /* activations are kept from forward to backward */                   \
+  X(BLOCK, "block")         /* of a block its input; its forward runs again before its backward */
+
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
   X(CUDA, "cuda")
@@ -506,6 +544,18 @@ typedef enum g2z_gather {
 #undef X
   G2Z_GATHER_COUNT
 } g2z_gather;
+typedef enum g2z_strategy {
+#define X(name, text) G2Z_STRATEGY_##name,
+  G2Z_STRATEGY_LIST(X)
+#undef X
+  G2Z_STRATEGY_COUNT
+} g2z_strategy;
+typedef enum g2z_recompute {
+#define X(name, text) G2Z_RECOMPUTE_##name,
+  G2Z_RECOMPUTE_LIST(X)
+#undef X
+  G2Z_RECOMPUTE_COUNT
+} g2z_recompute;
 typedef enum g2z_device_kind {
 #define X(name, text) G2Z_DEVICE_##name,
   G2Z_DEVICE_LIST(X)
@@ -517,6 +567,8 @@ G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
 G2Z_API const char *g2z_gather_text(g2z_gather gather);
+G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
+G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
 /* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
  * as in every GPT-2 that was published. */
@@ -560,10 +612,12 @@ typedef struct g2z_train_config {
   g2z_dtype dtype;
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
-  int zero_stage;               /* 0, 1 or 2: see room 06 */
+  int zero_stage;               /* 0 to 3: see room 06 */
+  g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
   g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
+  g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
   int graph;                    /* the step as one CUDA graph: 0 no, 1 yes, 2 where it pays */
   int tune;                     /* 1: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to be repeated; or NULL */
@@ -597,25 +651,32 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * Where everything lies, as a pure function of config, world size, stage and type. The allocator,
  * --dry-run, the files and the tests read this one value. It owns no memory.
  *
- * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): every rank holds all parameters; stage 0 holds
- * everything on every rank, stage 1 shards master, m and v, stage 2 the gradients as well.
+ * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 0 holds everything on every rank, stage 1
+ * shards master, m and v, stage 2 the gradients as well, stage 3 the blocks' parameters too. Without
+ * ZeRO, in strategy dp, rank 0 alone holds master, m and v.
  *
  * Parameters are one flat buffer, in the order in which backward completes their gradients: unit 0
  * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters
  * stand in G2Z_PARAM_LIST order, which is the order of completion too.
  * canonical   the element's index in the unpadded list: the same for every world, stage and bucket
  *             size. Files speak only of canonical ranges.
- * memory      the element's index in this run's parameters. wte comes last and its rows V..Vp-1 are
- *             zero, so up to stage 1 both are equal, and only the buffer's end is padded. In stage 2
- *             the end of each unit is padded to a multiple of 8*world.
+ * memory      the element's index in this run's padded list. wte comes last and its rows V..Vp-1
+ *             are zero. Up to stage 1 both are equal before wte, which begins at a multiple of
+ *             8*world, and only the list's end is padded beside. From stage 2 on the end of each unit
+ *             is padded to such a multiple.
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
- *             slices one after the other. Buckets cut across units but in stage 2.
- * gradients   lie as parameters do. In stage 2 there is room for two units, which take turns, and
+ *             slices one after the other. Up to stage 1 buckets cut across the units before wte,
+ *             from 8 MiB before it on twice as large as the one behind. In stage 0 the slice of
+ *             each rank is the whole bucket; in strategy dp rank 0's is, and the others' are empty.
+ * parameters  lie as in memory. In stage 3 (of several ranks) the final LayerNorm, wpe and wte do;
+ *             between them there is room for two blocks, which take turns: one is gathered while
+ *             the other is computed with. Behind all lie this rank's slices of the blocks.
+ * gradients   lie as in memory. From stage 2 on there is room for two units, which take turns, and
  *             for wte; what is summed over the ranks goes into a shard, as master, m and v have one.
- * Model code reaches a parameter as g2z_plan_unit(plan, unit) + g2z_plan_offset(plan, param), its
- * gradient as g2z_plan_grad_unit(plan, unit) + the same offset. */
+ * Model code reaches a parameter as g2z_plan_param_unit(plan, unit) + g2z_plan_offset(plan, param),
+ * its gradient as g2z_plan_grad_unit(plan, unit) + the same offset. */
 
 #define G2Z_PARAM_LIST(X)                                                                         \
   /*  name      unit   rank  rows  cols  init       decay  Hugging Face name */                   \
@@ -689,7 +750,9 @@ typedef struct g2z_plan {
   int vocab_padded;               /* Vp */
   int batch, seq, accum;          /* B, T, micro-steps */
   int rank, world, zero_stage;
+  g2z_strategy strategy;
   int dropout;                    /* 1: there is some */
+  g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
   g2z_dtype wire_dtype;           /* in which ranks add gradients up: dtype, or fp32 if asked for */
@@ -698,11 +761,14 @@ typedef struct g2z_plan {
   size_t block_elements;          /* 12 C^2 + 13 C */
   size_t parameters;              /* canonical: what the model has */
   size_t elements;                /* memory: with padding */
+  size_t param_elements;          /* of the parameters' buffer */
   size_t grad_elements;           /* of the buffer that backward writes to */
   size_t bucket_elements;         /* of a full bucket */
   int buckets;
   size_t shard_elements;          /* this rank's slices together */
   int head_chunk;                 /* tokens whose logits exist at one time */
+  int wte_rows;                   /* 1: ranks exchange the embedding's part of wte's gradient as the
+                                   * rows of their tokens; 0: with the rest of it */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
 } g2z_plan;
@@ -729,16 +795,21 @@ static inline int g2z_plan_unit_of_wte(const g2z_plan *plan) { return plan->mode
 G2Z_API g2z_unit_kind g2z_plan_unit_kind(const g2z_plan *plan, int unit);
 G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit);           /* memory begin */
 G2Z_API size_t g2z_plan_unit_canonical(const g2z_plan *plan, int unit); /* canonical begin */
+G2Z_API size_t g2z_plan_param_unit(const g2z_plan *plan, int unit);     /* begin in parameters */
 G2Z_API size_t g2z_plan_grad_unit(const g2z_plan *plan, int unit);      /* begin in gradients */
 G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param);  /* inside its unit */
 G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket);    /* memory */
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank); /* memory */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket); /* of a slice in a shard */
+G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket); /* begin in parameters */
 G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket);  /* begin in gradients */
+/* Begin in parameters of this rank's slice: inside the bucket, or where it is kept beside it. */
+G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket);
 
-/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. */
+/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. What other
+ * ranks wait for is cut between buckets too. */
 typedef struct g2z_update_range {
-  size_t memory;     /* begin in parameters */
+  size_t param;      /* begin in parameters */
   size_t grad;       /* begin in reduced gradients: memory, and from stage 2 on shard */
   size_t shard;      /* begin in master, m and v */
   size_t canonical;
@@ -966,17 +1037,27 @@ typedef struct g2z_ops {
   /* out[N,C] act = dropout(wte[token] + wpe[t]) */
   g2z_status (*embed_fwd)(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
                           const void *wpe, const g2z_dropout *dropout, int B, int T, int C);
-  /* dwte[Vp,C] f32 += ; dwpe[T,C] grad, rows of the sequence length only. dout[N,C] act. */
+  /* dwte[Vp,C] f32 += , or NULL: dwpe alone; dwpe[T,C] grad, rows of the sequence length only.
+   * dout[N,C] act. */
   g2z_status (*embed_bwd)(g2z_device *device, float *dwte, void *dwpe, const void *dout,
                           const int32_t *tokens, g2z_write mode, const g2z_dropout *dropout, int B,
                           int T, int C);
+
+  /* The same where dwte is spread over ranks. order[2 N] i32: tokens[N] in ascending order, equal
+   * ones as they stood, and behind them where each stood. With that, grads[count] grad += elements
+   * first, first + 1, ... of the sums of rows[N,C] act by token: a token's rows are added up in
+   * fp32 and rounded once, with what was there. first and count are multiples of 8. */
+  g2z_status (*embed_order)(g2z_device *device, int32_t *order, const int32_t *tokens, int N);
+  g2z_status (*embed_add)(g2z_device *device, void *grads, size_t first, size_t count,
+                          const void *rows, const int32_t *order, int N, int C);
 
   /* y[N,C] act = (x - mean) * rstd * w + b; mean[N], rstd[N] f32 are kept for backward. */
   g2z_status (*layernorm_fwd)(g2z_device *device, void *y, float *mean, float *rstd, const void *x,
                               const void *w, const void *b, int N, int C);
   /* dres[N,C] act: = dx or += dx (res_mode); dw[C], db[C] grad (mode). dbias[C] grad, if not NULL:
-   * column sums of dropped[N,C] = dropout'(dres), the gradient that the projection which was added
-   * into this residual sees; without dropout `dropped` is not written: dres is that gradient. */
+   * column sums of dropped[N,C] act = dropout'(dres), the gradient that the projection or embedding
+   * which was added into this residual sees. Without dropout `dropped` is not written: dres is that
+   * gradient. NULL, with dbias NULL: nobody wants it. */
   g2z_status (*layernorm_bwd)(g2z_device *device, void *dres, void *dropped, void *dw, void *db,
                               void *dbias, const void *dy, const void *x, const void *w,
                               const float *mean, const float *rstd, g2z_write res_mode,
@@ -1045,6 +1126,7 @@ struct g2z_device {
   g2z_device_kind kind;
   g2z_dtype dtype, grad_dtype;
   void *backend;               /* what the backend keeps for itself */
+  struct g2z__timers *timers;  /* of spans; NULL: they are not timed */
 };
 
 /* Opens a device for one type of numbers. */
@@ -1077,12 +1159,28 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
  * 2.28 on 2 and 4 H200s were 570 to 780 MiB. */
 #define G2Z_NCCL_BYTES ((size_t)680 << 20)
 
+/* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes
+ * nothing of a GPU. */
+typedef struct g2z_gpu_sample {
+  double busy_percent;         /* of the last moments, in which a kernel ran */
+  size_t used_bytes;           /* by all processes */
+} g2z_gpu_sample;
+typedef struct g2z_gpu_watch g2z_gpu_watch;
+/* G2Z_UNSUPPORTED where there is no NVML. */
+G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out);
+/* The GPU that this process sees as number `gpu`, now. */
+G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
+G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
+
 /* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which one
  * it is changes the order of addition: a rerun that must be bit-equal reads the table that the first
- * run wrote, before its first step. `on` 0 takes the library's first choice instead of the clock's,
- * from then on and for shapes that are new: right for shapes that come once, as in generation.
+ * run wrote, before its first step. `how`, for shapes that are new from then on, is one of
+ *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation
+ *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel
+ *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
  * `text` ends with a NUL. The CPU has nothing to tune: its table is empty. */
-G2Z_API void g2z_device_tune(g2z_device *device, int on);
+typedef enum g2z_tune { G2Z_TUNE_OFF, G2Z_TUNE_ON, G2Z_TUNE_OWN } g2z_tune;
+G2Z_API void g2z_device_tune(g2z_device *device, int how);
 G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text); /* freed by g2z_release */
 G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text);
 
@@ -1097,9 +1195,44 @@ G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out);
 G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph);
 G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph); /* NULL is fine */
 
-/* Named spans that profilers show (NVTX); they may be nested. Nothing on the CPU and inside a graph. */
-G2Z_API void g2z_range_begin(const g2z_device *device, const char *name);
-G2Z_API void g2z_range_end(const g2z_device *device);
+/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
+ * may lie in others, but not in itself; those inside a graph are not seen. */
+#define G2Z_SPAN_LIST(X)                                                                          \
+  /*  name            text */                                                                     \
+  X(FORWARD,         "train/forward")                                                             \
+  X(BACKWARD,        "train/backward")                                                            \
+  X(OPTIMIZER_STEP,  "train/optimizer_step")                                                      \
+  X(NORM,            "optimizer/norm")                                                            \
+  X(DECIDE,          "optimizer/decide")                                                          \
+  X(ADAMW,           "optimizer/adamw")                                                           \
+  X(VAL_FORWARD,     "val/forward")                                                               \
+  X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
+  X(ALL_REDUCE,      "zero/all_reduce")                                                           \
+  X(ALL_GATHER,      "zero/all_gather")                                                           \
+  X(REDUCE,          "zero/reduce")                                                               \
+  X(BROADCAST,       "zero/broadcast")                                                            \
+  X(EMBEDDING_ROWS,  "zero/embedding_rows")                                                       \
+  X(VERDICT,         "zero/verdict")
+
+typedef enum g2z_span {
+#define X(name, text) G2Z_SPAN_##name,
+  G2Z_SPAN_LIST(X)
+#undef X
+  G2Z_SPAN_COUNT
+} g2z_span;
+G2Z_API const char *g2z_span_text(g2z_span span);
+G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span);
+G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span);
+
+typedef struct g2z_span_times {
+  int64_t count;
+  double total_s, min_s, max_s;
+} g2z_span_times;
+/* From now on spans are timed: on a GPU between events in the queue where their work runs, on a CPU
+ * by the clock. Until then they cost nothing. */
+G2Z_API g2z_status g2z_device_time_spans(g2z_device *device);
+/* What they took; waits for the device. All 0 where they are not timed. */
+G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]);
 
 /* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
 G2Z_API float g2z_round(g2z_dtype dtype, float x);
@@ -1147,6 +1280,23 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
+typedef struct g2z_job {    /* processes that this one starts and looks after */
+  int ranks;                      /* one is a process of its own, too */
+  char **argv;                    /* of each: this program, with these arguments; ends with NULL */
+  const char *output;             /* file at whose end they print; NULL: where this process does */
+  void (*watch)(void *user);      /* called ten times a second while they run; NULL: not */
+  void *user;
+} g2z_job;
+typedef struct g2z_job_end {
+  int exit_code;                  /* as of g2z_ranks_spawn */
+  int signal;                     /* the last one that was handed on; 0: none */
+  double cpu_s;                   /* of all processes, user and system */
+  size_t rank_bytes;              /* the most memory that one of them had resident */
+} g2z_job_end;
+/* The same for programs that start several jobs, one after the other. The ranks' g2z_ranks_spawn
+ * and g2z_place_find tell them that they are ranks. */
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
+
 typedef struct g2z_fault {  /* why the job ends */
   int rank;                       /* who died or hangs */
   char host[64];
@@ -1189,6 +1339,9 @@ G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
 /* What heartbeats tell the others. hang_s starts again, and is hang_s + extra_s in this phase. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
+/* How many of this rank's last 1,024 collectives moved a bucket in a step. Those inside a graph
+ * count in the step that recorded it only. */
+G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
 /* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
  * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
@@ -1216,14 +1369,23 @@ typedef struct g2z_collectives {
   g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
   /* buffer[n] grad: the same sum, whole. */
   g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
-  /* Memory for the buffers of all_gather, zeroed: of a kind that it is fast on. All ranks ask for
-   * the same, once. */
+  /* buffer[n] grad: the same sum on rank 0; undefined on the others. */
+  g2z_status (*reduce)(g2z_comm *comm, void *buffer, size_t n);
+  /* Memory for the buffers of all_gather, both, zeroed: of a kind that it is fast on. All ranks ask
+   * for the same, once. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* buffer[n] act: slice r comes from rank r. */
-  g2z_status (*all_gather)(g2z_comm *comm, void *buffer, size_t n);
-  /* rows[world, columns] f64: row r comes from rank r. */
-  g2z_status (*all_gather_rows)(g2z_comm *comm, double *rows, size_t columns);
+  /* to[n] act: slice r is rank r's from[n/world], which may be that slice itself. All ranks have it
+   * in the same place of that memory, or all in their slice. */
+  g2z_status (*all_gather)(g2z_comm *comm, void *to, const void *from, size_t n);
+  /* buffer[n] act: comes from rank 0. */
+  g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
+  /* rows[world, bytes]: row r is rank r's mine[bytes], which may be that row itself, and is so in a
+   * job of one. `span` says what they are. */
+  g2z_status (*all_gather_rows)(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
+                                size_t bytes);
+  /* to[n] grad = round(from[n]), in the queue. */
+  g2z_status (*cast_grad)(g2z_comm *comm, void *to, const float *from, size_t n);
   /* From now on waiting in joins counts for lap 0 or 1; how long it was, once the device has passed
    * all joins of the lap. Joins inside a graph are not counted. */
   void (*lap)(g2z_comm *comm, int lap);
@@ -1256,6 +1418,10 @@ typedef struct g2z_comm_config {
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
+/* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
+ * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN
+ * on all ranks where it sees no other. */
+G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d13 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
@@ -1355,7 +1521,8 @@ G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
 G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
                        uint32_t index, float *scratch /* [2 * vocab] */);
 /* Appends up to `count` tokens to `tokens`, which holds the prompt (at least one token). Stops
- * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. */
+ * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. All ranks of a job make
+ * the same call, and `token` answers the same on each: they may hold the parameters together. */
 G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, g2z_tokens *tokens, int count,
                                 const g2z_sampling *sampling, int stop,
                                 int (*token)(void *user, int id), void *user);
@@ -1501,8 +1668,12 @@ typedef struct g2z_run_config {
   int64_t sample_every;        /* steps; 0: at the end only, and only with a prompt or a vocab */
   int sample_tokens;           /* tokens of one sample; 0: no samples */
   g2z_sampling sampling;
+  int tensorboard;             /* 1: event files of the same scalars in run_dir */
+  int profile;                 /* 1: what each part of a step takes, in run_dir/profiles. Without
+                                * graphs: train.graph becomes 0, and 1 is refused */
 } g2z_run_config;
-/* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; else NULL, 0 or g2z_*_default. */
+/* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1; else NULL, 0 or
+ * g2z_*_default. */
 G2Z_API g2z_run_config g2z_run_config_default(void);
 
 /* One line of metrics.jsonl, written when the step's loss is known. */
@@ -1598,6 +1769,237 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line);
 
+/* ===== >>d20 report ======================================================
+ * Pages for people: one HTML file each that holds all of itself, without scripts. Light or dark as
+ * the reader's system is, wide or narrow, and right in print. Text is escaped here.
+ *
+ *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
+ *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts stand in a grid
+ *   g2z_page_heading(page, "Throughput");
+ *   g2z_page_table(page, "fixed work", 2, headers);                   until something else is put
+ *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
+ *   g2z_page_chart(page, &chart);                                     so do charts
+ *   status = g2z_page_commit(page);                                   the first failure, or OK
+ *   g2z_page_free(page); */
+
+#define G2Z_CHART_SERIES 8           /* as many colours are there */
+#define G2Z_CHART_POINTS 1000        /* of a longer series the least and the most of each stretch */
+
+typedef enum g2z_mark {
+  G2Z_MARK_LINE,
+  G2Z_MARK_POINTS,                   /* a line with a point at each of up to 64 values */
+  G2Z_MARK_DASHED                    /* something ideal that others are compared with */
+} g2z_mark;
+
+typedef enum g2z_axis {
+  G2Z_AXIS_AUTO,                     /* LOG where all is positive and spans a factor of 1,000 */
+  G2Z_AXIS_LINEAR,
+  G2Z_AXIS_ZERO,                     /* linear, and 0 is shown */
+  G2Z_AXIS_LOG                       /* what is not positive is a gap */
+} g2z_axis;
+
+typedef struct g2z_series {
+  const char *name;                  /* in the legend, which appears from two series on */
+  const double *x, *y;               /* [count]; NaN: a gap. x is not read in charts of bars */
+  const double *low, *high;          /* [count], or both NULL: a whisker at each value */
+  size_t count;
+  g2z_mark mark;
+} g2z_series;
+
+typedef struct g2z_chart {           /* start from all zero */
+  const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
+  const char *x_name;                /* under the x axis; NULL: none */
+  const char *const *labels;         /* not NULL: bars from 0 on, a group for each of these */
+  const g2z_series *series;
+  int series_count;                  /* 1 .. G2Z_CHART_SERIES */
+  g2z_axis x_axis, y_axis;
+} g2z_chart;
+
+typedef struct g2z_page g2z_page;
+/* `path` appears in g2z_page_commit, as a g2z_writer's. Failures stick until then. */
+G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
+                                   g2z_page **out);
+G2Z_API void g2z_page_heading(g2z_page *page, const char *text);
+G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
+G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...)
+    G2Z_PRINTF(3, 4);
+/* Rows of `columns` cells, which are put one by one. The first column is text, the others numbers;
+ * an empty cell is one that is not known. caption NULL: none. */
+G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
+                            const char *const *headers);
+G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
+G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
+G2Z_API g2z_status g2z_page_commit(g2z_page *page);
+G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommitted */
+
+/* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json says about the
+ * run, or launcher_metadata.json before that is there. Whatever is damaged or not a run's is a
+ * failure, and then nothing is written. */
+G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
+
+/* run_dir/profiles/timers_HOST.txt: what spans took, as `nsys stats` prints NVTX ranges. */
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]);
+/* run_dir/profiles/profile_summary.json: the five NVTX ranges and the five calls of the operating
+ * system that took most, from what `nsys stats` printed: profiles/nsys_stats_*.txt, or where there
+ * are none, from timers_*.txt, which know no calls. Files that are none of that are a failure, and
+ * then nothing is written. */
+G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
+
+/* Scalars for TensorBoard: a new file events.out.tfevents.TIME.HOST in `directory`, which grows. Of
+ * a run that goes on, TensorBoard forgets what earlier files say about `first_step` and later. */
+typedef struct g2z_events g2z_events;
+G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
+                                     int64_t first_step, g2z_events **out);
+/* At most 32 of them, with tags of at most 63 characters. What is not finite is left out. */
+G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
+                                  const char *const *tags, const double *values);
+G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
+
+/* ===== >>d21 experiments =================================================
+ * What several runs say together: points, each one configuration (or one message of one collective)
+ * with its figures, in a file NAME_report.json, as a Markdown table and on a page. And what a run's
+ * training_metrics.json says, for those who compare runs.
+ *
+ *   g2z_summary *summary;  g2z_point *point;
+ *   g2z_summary_create(services, "scaling", &summary);
+ *   g2z_summary_add(summary, &point);  point->figures.tokens_per_sec = 231000;  ...
+ *   g2z_summary_write(summary, "scaling_report.json");
+ *   g2z_summary_print(summary, print_line, NULL);
+ *   g2z_summary_free(summary); */
+
+/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary
+ * knows is not in its file. */
+#define G2Z_FIGURE_LIST(X)                                                                        \
+  /* name               digits heading        meaning */                                          \
+  X(world_size,           0, "ranks",        "")                                                  \
+  X(micro_batch,          0, "batch",        "sequences per micro-step and rank")                 \
+  X(accum_steps,          0, "micro-steps",  "per step")                                          \
+  X(global_batch,         0, "global batch", "sequences per step")                                \
+  X(seq_len,              0, "T",            "tokens per sequence")                               \
+  X(zero_stage,           0, "stage",        "")                                                  \
+  X(bucket_mib,           2, "MiB",          "of gradients per collective, as asked for")         \
+  X(buckets,              0, "buckets",      "")                                                  \
+  X(plan_gib,             3, "plan GiB",     "of one rank")                                       \
+  X(steps,                0, "steps",        "that count; warm-up came before")                   \
+  X(tokens_per_sec,       0, "tokens/s",     "of all ranks: a step's tokens over step_p50_ms")    \
+  X(tokens_per_sec_sd,    0, "+-",           "standard deviation over the repeats")               \
+  X(step_min_ms,          2, "least ms",     "")                                                  \
+  X(step_p50_ms,          2, "p50 ms",       "")                                                  \
+  X(step_p95_ms,          2, "p95 ms",       "")                                                  \
+  X(step_max_ms,          2, "most ms",      "")                                                  \
+  X(step_mean_ms,         2, "mean ms",      "")                                                  \
+  X(step_sd_ms,           2, "sd ms",        "")                                                  \
+  X(train_time_sec,       2, "training s",   "all steps that count")                              \
+  X(total_wall_time_sec,  2, "wall s",       "from the start of the processes to their end")      \
+  X(exposed_comm_ms,      3, "exposed ms",   "of a step: the device waited for others; median")   \
+  X(exposed_comm_sec,     3, "exposed s",    "of all steps that count")                           \
+  X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
+  X(collectives_per_step, 0, "collectives",  "that moved a bucket")                               \
+  X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
+  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: NVML")       \
+  X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
+  X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over those of one rank")                   \
+  X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \
+  X(message_mib,          0, "MiB",          "of a collective's whole buffer")                    \
+  X(time_us,              1, "us",           "of a collective, the slowest rank's")               \
+  X(bus_gb_per_sec,       2, "bus GB/s",     "what passed each rank's link, as nccl-tests count") \
+  X(limit_gb_per_sec,     2, "limit GB/s",   "a plain copy: g2z_comm_copy_rate")                  \
+  X(of_limit,             3, "of it",        "bus over limit")                                    \
+  X(began_sec,            3, "began",        "g2z_seconds() of the first step that counts")       \
+  X(ended_sec,            3, "ended",        "and of the last one's end")
+
+typedef struct g2z_figures {
+#define X(name, digits, heading, meaning) double name;
+  G2Z_FIGURE_LIST(X)
+#undef X
+} g2z_figures;
+/* Figures by number: 0 .. G2Z_FIGURE_COUNT - 1. */
+#define G2Z_FIGURE_COUNT ((int)(sizeof(g2z_figures) / sizeof(double)))
+#define G2Z_FIGURE(name) ((int)(offsetof(g2z_figures, name) / sizeof(double)))
+G2Z_API double *g2z_figure(g2z_figures *figures, int number);
+
+#define G2Z_OUTCOME_LIST(X)                                                                       \
+  X(OK,      "ok")                                                                                \
+  X(SKIPPED, "skipped") /* this machine or this build cannot do it */                             \
+  X(FAILED,  "failed")
+typedef enum g2z_outcome {
+#define X(name, text) G2Z_OUTCOME_##name,
+  G2Z_OUTCOME_LIST(X)
+#undef X
+  G2Z_OUTCOME_COUNT
+} g2z_outcome;
+
+#define G2Z_REPEATS 32
+typedef struct g2z_point {
+  char name[96];
+  char series[64];              /* what it is but for its place on the x axis of a chart; or "" */
+  char reason[400];             /* why it was skipped or failed */
+  g2z_outcome outcome;
+  int repeats, runs[G2Z_REPEATS]; /* N of its run directories run_EXPERIMENT_N */
+  g2z_figures figures;          /* medians over the repeats */
+} g2z_point;
+/* Nothing is known of it. */
+G2Z_API g2z_point g2z_point_default(void);
+
+typedef struct g2z_summary {
+  g2z_services *services;
+  char experiment[32], generated_utc[32], command_line[1024], commit[64], hardware[256], work[256];
+  g2z_point *points;
+  size_t count, capacity;
+} g2z_summary;
+
+/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", one of which the
+ * ranks tell. */
+G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
+                                      g2z_summary **out);
+G2Z_API void g2z_summary_free(g2z_summary *summary); /* NULL is fine */
+/* One more point, valid until the next. */
+G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out);
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path);
+/* Takes what g2z_summary_write wrote, and refuses everything else. */
+G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out);
+/* A Markdown table with the columns of the experiment, then machine, work, command and commit, then
+ * what was skipped or failed. */
+G2Z_API void g2z_summary_print(const g2z_summary *summary,
+                               void (*line)(void *user, const char *text), void *user);
+/* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
+G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page);
+
+/* Sorts the values. NaN of none; of values some of which are NaN nothing is known either. */
+G2Z_API double g2z_median(double *values, size_t count);
+/* The sample's standard deviation; NaN of fewer than two. */
+G2Z_API double g2z_deviation(const double *values, size_t count);
+
+typedef struct g2z_run_facts {  /* of a run's training_metrics.json; unknown: "" and NaN */
+  char run_id[160], git_commit[64], gpu_name[128], cuda_version[32], nccl_version[32];
+  char precision[16], strategy[16];
+  double world_size, seq_len, micro_batch, accum_steps, zero_stage;
+  double tokens_per_sec, total_wall_time_sec;
+  double steps, step_p50_sec, step_p95_sec;  /* of the last epoch */
+} g2z_run_facts;
+/* Refuses what is not a whole artifact of schema 2.0. */
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
+                                      g2z_run_facts *out);
+
+typedef struct g2z_run_result {
+  char *run_dir;
+  g2z_run_facts facts;
+} g2z_run_result;
+/* What directories hold of all that, for one page about it. */
+typedef struct g2z_results {
+  g2z_services *services;
+  g2z_summary **summaries;
+  g2z_run_result *runs;
+  size_t summary_count, summary_capacity, run_count, run_capacity;
+} g2z_results;
+G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
+G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
+/* The directory's summaries and run, and those up to two levels under it. One damaged file is a
+ * failure, and so is a directory that holds neither. */
+G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
+G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
+
 #ifdef __cplusplus
 }
 #endif
@@ -1629,6 +2031,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -2450,6 +2853,12 @@ G2Z__PRIVATE size_t g2z__utf8_length(const unsigned char *at, const unsigned cha
   return bytes;
 }
 
+/* A control character other than tab and line feed, of `length` bytes at `at`. */
+G2Z__PRIVATE int g2z__utf8_control(const unsigned char *at, size_t length) {
+  return *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
+         (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
+}
+
 /* A command line may hold any bytes, but a JSON text must be UTF-8: what is not becomes U+FFFD. */
 G2Z__PRIVATE void g2z__json_quote(g2z_writer *writer, const char *text) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
@@ -2512,21 +2921,28 @@ G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t va
   g2z_writer_printf(out->writer, "%" PRId64, value);
 }
 
+/* What printf made of a number: the locale's decimal point, which may take several bytes, becomes
+ * a full stop. */
+G2Z__PRIVATE void g2z__plain_number(char *text) {
+  char *to = text;
+  for (const char *c = text; *c; c++) {
+    int foreign = !strchr("0123456789+-e", *c);
+    if (!foreign) *to++ = *c;
+    else if (to == text || to[-1] != '.') *to++ = '.';
+  }
+  *to = 0;
+}
+
 G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value) {
   g2z__json_member(out, key);
   if (!isfinite(value)) {
     g2z_writer_put(out->writer, "null", 4);
     return;
   }
-  char text[32], plain[32];
-  size_t length = 0;
+  char text[32];
   snprintf(text, sizeof text, "%.9g", value);
-  for (const char *c = text; *c; c++) { /* the locale's decimal point may take several bytes */
-    int foreign = !strchr("0123456789+-e", *c);
-    if (!foreign) plain[length++] = *c;
-    else if (plain[length - 1] != '.') plain[length++] = '.';
-  }
-  g2z_writer_put(out->writer, plain, length);
+  g2z__plain_number(text);
+  g2z_writer_put(out->writer, text, strlen(text));
 }
 
 G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
@@ -2604,6 +3020,28 @@ G2Z_API const char *g2z_gather_text(g2z_gather gather) {
     G2Z_GATHER_LIST(X)
 #undef X
     case G2Z_GATHER_COUNT: break;
+  }
+  return "?";
+}
+
+G2Z_API const char *g2z_strategy_text(g2z_strategy strategy) {
+  switch (strategy) {
+#define X(name, text) \
+  case G2Z_STRATEGY_##name: return text;
+    G2Z_STRATEGY_LIST(X)
+#undef X
+    case G2Z_STRATEGY_COUNT: break;
+  }
+  return "?";
+}
+
+G2Z_API const char *g2z_recompute_text(g2z_recompute recompute) {
+  switch (recompute) {
+#define X(name, text) \
+  case G2Z_RECOMPUTE_##name: return text;
+    G2Z_RECOMPUTE_LIST(X)
+#undef X
+    case G2Z_RECOMPUTE_COUNT: break;
   }
   return "?";
 }
@@ -2744,10 +3182,15 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
                      (int)config->dtype);
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   G2Z__TRY(g2z__check_range(services, "zero_stage", config->zero_stage, 0, 3));
-  if (config->zero_stage > 2)
-    return g2z__fail(services, G2Z_UNSUPPORTED,
-                     "zero_stage=%d is not in this version: take 0, 1 or 2", config->zero_stage);
+  G2Z__TRY(g2z__check_range(services, "strategy", (int)config->strategy, 0,
+                            G2Z_STRATEGY_COUNT - 1));
+  if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
+                     "take zero_stage=0, or strategy=zero", config->zero_stage);
   G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
+  G2Z__TRY(g2z__check_range(services, "recompute", (int)config->recompute, 0,
+                            G2Z_RECOMPUTE_COUNT - 1));
   return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
 }
 
@@ -2755,8 +3198,8 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
  * In:  a config, a device kind, a rank of a world. Out: where everything lies and what it weighs.
  * Law: pure. Whoever allocates, prints or reshards asks here and computes nothing of its own. */
 
-/* Activations of a forward pass that backward needs, and backward's own scratch. LAYER buffers exist
- * once per layer. Types: A the plan's dtype, F fp32. Some live a second life:
+/* Activations of a forward pass that backward needs, and backward's own scratch. STREAM buffers exist
+ * once per layer, and LAYER buffers too, but that with recomputation all layers use the same. Types: A the plan's dtype, F fp32. Some live a second life:
  *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
  *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output
  *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C)  */
@@ -2775,7 +3218,7 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   X(LN2_RSTD,  LAYER,   F,    (N))                                       \
   X(FCPRE,     LAYER,   A,    (N) * 4 * C)  /* GELU's input */           \
   X(FC,        LAYER,   A,    (N) * 4 * C)  /* GELU's output */          \
-  X(RES3,      LAYER,   A,    (N) * C)      /* residual stream behind the block */ \
+  X(RES3,      STREAM,  A,    (N) * C)      /* residual stream behind the block */ \
   X(LNF,       ONCE,    A,    (N) * C)                                   \
   X(LNF_MEAN,  ONCE,    F,    (N))                                       \
   X(LNF_RSTD,  ONCE,    F,    (N))                                       \
@@ -2796,25 +3239,27 @@ G2Z__PRIVATE size_t g2z__align(size_t bytes) {
   return (bytes + G2Z__ALIGN - 1) / G2Z__ALIGN * G2Z__ALIGN;
 }
 
-/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. LAYER
- * buffers of one layer lie together, the ONCE buffers behind those of all layers. */
+/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. The STREAM
+ * buffers of all layers come first, then the LAYER buffers, those of one layer together, then the ONCE
+ * buffers. */
 G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation which, int layer) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t NH = (size_t)plan->model.heads, A = (size_t)plan->dtype_bytes, F = sizeof(float);
-  enum { ONCE, LAYER };
-  size_t in_layer = 0, once = 0, layer_bytes = 0;
+  enum { ONCE, STREAM, LAYER, SCOPES };
+  size_t before[SCOPES] = {0, 0, 0}, bytes[SCOPES] = {0, 0, 0}; /* of one layer */
   int scope_of_which = ONCE;
 #define X(name, scope, type, elements)                                  \
-  {                                                                     \
-    size_t bytes = g2z__align((elements) * type);                       \
-    if (scope == LAYER) layer_bytes += bytes;                           \
-    if (which == G2Z__ACT_##name) scope_of_which = scope;               \
-    if (G2Z__ACT_##name < which) *(scope == LAYER ? &in_layer : &once) += bytes; \
-  }
+  if (which == G2Z__ACT_##name) scope_of_which = scope;                 \
+  if (G2Z__ACT_##name < which) before[scope] = bytes[scope] + g2z__align((elements) * type); \
+  bytes[scope] += g2z__align((elements) * type);
   G2Z__ACTIVATION_LIST(X)
 #undef X
-  if (scope_of_which == LAYER) return (size_t)layer * layer_bytes + in_layer;
-  return (size_t)plan->model.layers * layer_bytes + once;
+  int once = plan->recompute == G2Z_RECOMPUTE_BLOCK;
+  size_t layers = (size_t)plan->model.layers, at = (size_t)layer;
+  size_t streams = layers * bytes[STREAM], kept = (once ? 1 : layers) * bytes[LAYER];
+  if (scope_of_which == STREAM) return at * bytes[STREAM] + before[STREAM];
+  if (scope_of_which == LAYER) return streams + (once ? 0 : at) * bytes[LAYER] + before[LAYER];
+  return streams + kept + before[ONCE];
 }
 
 G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_param param) {
@@ -2873,6 +3318,18 @@ G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
 /* Whether each unit is laid out, reduced and freed by itself. */
 G2Z__PRIVATE int g2z__plan_by_unit(const g2z_plan *plan) { return plan->zero_stage >= 2; }
 
+/* Whether each rank updates everything, so that none needs another's parameters. */
+G2Z__PRIVATE int g2z__plan_replicates(const g2z_plan *plan) {
+  return plan->strategy == G2Z_STRATEGY_ZERO && plan->zero_stage == 0;
+}
+
+/* How many of a bucket's elements, and so of those of many buckets, a rank owns. */
+G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements, int rank) {
+  if (g2z__plan_replicates(plan)) return elements;
+  if (plan->strategy == G2Z_STRATEGY_DP) return rank == 0 ? elements : 0;
+  return elements / (size_t)plan->world;
+}
+
 /* What buckets are cut to multiples of. */
 G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->world; }
 
@@ -2894,12 +3351,35 @@ G2Z__PRIVATE size_t g2z__plan_unit_room(const g2z_plan *plan, int unit) {
 }
 
 G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit) {
-  if (!g2z__plan_by_unit(plan)) return g2z_plan_unit_canonical(plan, unit);
+  size_t canonical = g2z_plan_unit_canonical(plan, unit);
+  if (!g2z__plan_by_unit(plan)) /* wte has buckets of its own */
+    return unit == g2z_plan_unit_of_wte(plan) ? g2z__round_up(canonical, g2z__plan_grain(plan))
+                                              : canonical;
   if (unit == 0) return 0;
   int blocks = unit - 1 < plan->model.layers ? unit - 1 : plan->model.layers;
   size_t begin = g2z__plan_unit_room(plan, 0) + (size_t)blocks * g2z__plan_unit_room(plan, 1);
   int wpe = g2z_plan_unit_of_wpe(plan);
   return begin + (unit > wpe ? g2z__plan_unit_room(plan, wpe) : 0);
+}
+
+/* Whether a unit's parameters are gathered when they are needed, and gone afterwards. A rank alone
+ * has all of them in any case. */
+G2Z__PRIVATE int g2z__plan_takes_turns(const g2z_plan *plan, int unit) {
+  return plan->zero_stage >= 3 && plan->world > 1 && unit >= 1 && unit <= plan->model.layers;
+}
+
+G2Z_API size_t g2z_plan_param_unit(const g2z_plan *plan, int unit) {
+  size_t begin = g2z_plan_unit(plan, unit);
+  if (unit == 0 || !g2z__plan_takes_turns(plan, 1)) return begin;
+  size_t first = g2z_plan_unit(plan, 1), room = g2z__plan_unit_room(plan, 1);
+  if (unit <= plan->model.layers) return first + (size_t)(unit % 2) * room;
+  return begin - (size_t)plan->model.layers * room + 2 * room;
+}
+
+/* Where this rank's slices of units that take turns begin: behind the last unit. */
+G2Z__PRIVATE size_t g2z__plan_param_slices(const g2z_plan *plan) {
+  int wte = g2z_plan_unit_of_wte(plan);
+  return g2z_plan_param_unit(plan, wte) + plan->elements - g2z_plan_unit(plan, wte);
 }
 
 /* Room for the gradients of one of two units that take turns. */
@@ -2925,48 +3405,116 @@ G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param) {
   return offset;
 }
 
-/* The span of memory that bucket `*bucket` is cut from; *bucket becomes its index there. Returns the
- * span's unit, 0 where one span is everything. */
-G2Z__PRIVATE int g2z__plan_span(const g2z_plan *plan, int *bucket, g2z_range *span) {
-  span->begin = 0;
-  span->elements = plan->elements;
-  if (!g2z__plan_by_unit(plan)) return 0;
-  for (int unit = 0;; unit++) {
-    span->elements = g2z__plan_unit_room(plan, unit);
-    int count = (int)((span->elements + plan->bucket_elements - 1) / plan->bucket_elements);
-    if (*bucket < count || unit == plan->units - 1) return unit;
-    *bucket -= count;
-    span->begin += span->elements;
+/* A span of memory that buckets are cut from, from its end on: what is odd is the first. */
+typedef struct g2z__bucket_span {
+  int unit, next;          /* its first unit, and the one behind its last */
+  size_t begin, elements;
+  size_t full, last;       /* the size of its buckets at most; of the last one. Others are at most
+                            * twice as large as the one behind: that travels while it is made */
+  int buckets;
+} g2z__bucket_span;
+
+/* The most that is left for the end of backward, where nothing hides it: of what comes before wte
+ * (and is wanted first by the next forward pass), and of wte, which is cast piece by piece while
+ * pieces travel. Of fp32 there is no cast; and where the embedding's part goes as rows, all of
+ * wte's gradient goes before, under backward. */
+#define G2Z__LAST_BYTES ((size_t)8 << 20)
+#define G2Z__PIECE_BYTES ((size_t)16 << 20)
+
+/* `elements` of a bucket, or what `bytes` hold if that is less. */
+G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
+  size_t grain = g2z__plan_grain(plan), room = bytes / (size_t)plan->grad_bytes / grain * grain;
+  return room < grain || elements < room ? elements : room;
+}
+
+/* The elements of the last `count` buckets; of more than there are, at least all. */
+G2Z__PRIVATE size_t g2z__plan_span_tail(const g2z__bucket_span *span, size_t count) {
+  size_t total = 0, size = span->last;
+  for (; count > 0 && size < span->full; count--) {
+    total += size;
+    size = 2 * size < span->full ? 2 * size : span->full;
   }
+  return total + count * size;
+}
+
+/* The span that begins with `unit`: it alone, or all units before wte. */
+G2Z__PRIVATE g2z__bucket_span g2z__plan_span_at(const g2z_plan *plan, int unit) {
+  int wte = g2z_plan_unit_of_wte(plan), alone = g2z__plan_by_unit(plan) || unit == wte;
+  g2z__bucket_span span;
+  span.unit = unit;
+  span.next = alone ? unit + 1 : wte;
+  span.begin = g2z_plan_unit(plan, unit);
+  span.elements = (unit == wte ? plan->elements : g2z_plan_unit(plan, span.next)) - span.begin;
+  span.full = span.last = plan->bucket_elements;
+  if (unit == wte && plan->grad_dtype != G2Z_FP32 && !plan->wte_rows)
+    span.full = span.last = g2z__plan_at_most(plan, span.full, G2Z__PIECE_BYTES);
+  if (span.next == wte) span.last = g2z__plan_at_most(plan, span.full, G2Z__LAST_BYTES);
+  size_t left = span.elements, size = span.last;
+  for (span.buckets = 1; left > size && size < span.full; span.buckets++) {
+    left -= size;
+    size = 2 * size < span.full ? 2 * size : span.full;
+  }
+  span.buckets += (int)((left + size - 1) / size) - 1;
+  return span;
+}
+
+/* The span that has bucket `*bucket`, which becomes its index there. */
+G2Z__PRIVATE g2z__bucket_span g2z__plan_span(const g2z_plan *plan, int *bucket) {
+  g2z__bucket_span span = g2z__plan_span_at(plan, 0);
+  while (*bucket >= span.buckets && span.next < plan->units) {
+    *bucket -= span.buckets;
+    span = g2z__plan_span_at(plan, span.next);
+  }
+  return span;
 }
 
 G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket) {
-  g2z_range span, range;
-  g2z__plan_span(plan, &bucket, &span);
-  size_t before = (size_t)bucket * plan->bucket_elements, left = span.elements - before;
-  range.begin = span.begin + before;
-  range.elements = left < plan->bucket_elements ? left : plan->bucket_elements;
+  g2z__bucket_span span = g2z__plan_span(plan, &bucket);
+  size_t after = (size_t)(span.buckets - 1 - bucket); /* buckets behind it in the span */
+  size_t end = span.elements - g2z__plan_span_tail(&span, after);
+  size_t begin = bucket ? span.elements - g2z__plan_span_tail(&span, after + 1) : 0;
+  g2z_range range;
+  range.begin = span.begin + begin;
+  range.elements = end - begin;
   return range;
 }
 
+/* The unit of a bucket; up to stage 1 the first one for all that lie before wte. */
+G2Z__PRIVATE int g2z__plan_bucket_unit(const g2z_plan *plan, int bucket) {
+  return g2z__plan_span(plan, &bucket).unit;
+}
+
 G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket) {
-  g2z_range span;
-  int unit = g2z__plan_span(plan, &bucket, &span);
-  return g2z_plan_grad_unit(plan, unit) + (size_t)bucket * plan->bucket_elements;
+  int unit = g2z__plan_bucket_unit(plan, bucket);
+  size_t begin = g2z_plan_bucket(plan, bucket).begin - g2z_plan_unit(plan, unit);
+  return g2z_plan_grad_unit(plan, unit) + begin;
+}
+
+G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket) {
+  int unit = g2z__plan_bucket_unit(plan, bucket);
+  size_t begin = g2z_plan_bucket(plan, bucket).begin - g2z_plan_unit(plan, unit);
+  return g2z_plan_param_unit(plan, unit) + begin;
 }
 
 G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
   g2z_range range = g2z_plan_bucket(plan, bucket);
-  if (plan->zero_stage == 0) return range; /* every rank owns all */
-  range.elements /= (size_t)plan->world;
-  range.begin += (size_t)rank * range.elements;
+  range.elements = g2z__plan_share(plan, range.elements, rank);
+  if (!g2z__plan_replicates(plan)) range.begin += (size_t)rank * range.elements;
   return range;
 }
 
 /* Buckets tile the memory, and each gives the same part of itself. */
 G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
-  size_t owners = plan->zero_stage == 0 ? 1 : (size_t)plan->world;
-  return g2z_plan_bucket(plan, bucket).begin / owners;
+  return g2z__plan_share(plan, g2z_plan_bucket(plan, bucket).begin, plan->rank);
+}
+
+G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket) {
+  if (g2z__plan_takes_turns(plan, g2z__plan_bucket_unit(plan, bucket)))
+    return g2z__plan_param_slices(plan) + g2z_plan_shard_offset(plan, bucket) -
+           g2z_plan_unit(plan, 1) / (size_t)plan->world;
+  size_t inside = g2z_plan_slice(plan, bucket, plan->rank).begin -
+                  g2z_plan_bucket(plan, bucket).begin;
+  return g2z_plan_param_bucket(plan, bucket) + inside;
 }
 
 /* A part of memory that belongs to one parameter. */
@@ -3004,18 +3552,20 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
   for (int bucket = 0; bucket < plan->buckets; bucket++) {
     g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
     size_t shard = g2z_plan_shard_offset(plan, bucket), at = slice.begin;
+    size_t param = g2z_plan_param_slice(plan, bucket);
     g2z__piece piece;
     while (g2z__plan_piece(plan, at, slice.begin + slice.elements, &piece)) {
       int decay = g2z_param_describe(&plan->model, piece.param).decay;
-      int joins = open.elements > 0 && open.decay == decay &&
-                  open.memory + open.elements == at &&
+      int apart = plan->strategy == G2Z_STRATEGY_DP && at == slice.begin; /* broadcast by itself */
+      int joins = open.elements > 0 && !apart && open.decay == decay &&
+                  open.param + open.elements == param + (at - slice.begin) &&
                   open.shard + open.elements == shard + (at - slice.begin) &&
                   open.canonical + open.elements == piece.canonical;
       if (!joins) {
         if (open.elements > 0 && count++ < limit) out[count - 1] = open;
-        open.memory = at;
+        open.param = param + (at - slice.begin);
         open.shard = shard + (at - slice.begin);
-        open.grad = g2z__plan_by_unit(plan) ? open.shard : open.memory;
+        open.grad = g2z__plan_by_unit(plan) ? open.shard : at;
         open.canonical = piece.canonical;
         open.elements = 0;
         open.decay = decay;
@@ -3062,7 +3612,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t Vp = (size_t)plan->vocab_padded;
   size_t *bytes = plan->bytes;
-  bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->elements * (size_t)plan->dtype_bytes);
+  bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * (size_t)plan->dtype_bytes);
   bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
   if (g2z__plan_by_unit(plan))
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
@@ -3085,10 +3635,37 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
 
 /* Tokens whose logits exist at one time: on a GPU 4,096, where the three products run at full rate;
  * on a CPU as many as stay in the caches with the rows of wte that they meet. */
-G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
+G2Z__PRIVATE void g2z__plan_chunk(g2z_plan *plan, int batch) {
   int limit = plan->device == G2Z_DEVICE_CUDA ? 4096 : 256;
   plan->batch = batch;
   plan->head_chunk = batch * plan->seq < limit ? batch * plan->seq : limit;
+}
+
+/* What the embedding adds to wte's gradient, on all ranks: where the logits were, a row for each
+ * token of a micro-step; then the tokens; then their order, as embed_order leaves it. */
+typedef struct g2z__embedding_rows {
+  size_t count, tokens, order, bytes; /* number of rows; where what begins, and all ends */
+} g2z__embedding_rows;
+G2Z__PRIVATE g2z__embedding_rows g2z__plan_rows(const g2z_plan *plan) {
+  g2z__embedding_rows rows;
+  rows.count = (size_t)plan->world * (size_t)plan->batch * (size_t)plan->seq;
+  size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
+  rows.tokens = g2z__align(rows.count * row);
+  rows.order = rows.tokens + g2z__align(rows.count * sizeof(int32_t));
+  rows.bytes = rows.order + 2 * rows.count * sizeof(int32_t);
+  return rows;
+}
+
+/* Whether there are so few rows that they arrive well before all of wte's gradient would: at most
+ * two thirds as many as wte has. */
+G2Z__PRIVATE int g2z__plan_sends_rows(const g2z_plan *plan) {
+  g2z__embedding_rows rows = g2z__plan_rows(plan);
+  return plan->world > 1 && 3 * rows.count <= 2 * (size_t)plan->vocab_padded &&
+         rows.bytes <= g2z__plan_logits_bytes(plan);
+}
+
+G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
+  g2z__plan_chunk(plan, batch);
   g2z__plan_bytes(plan);
 }
 
@@ -3128,7 +3705,9 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.rank = rank;
   plan.world = world;
   plan.zero_stage = config->zero_stage;
+  plan.strategy = config->strategy;
   plan.dropout = config->dropout > 0;
+  plan.recompute = config->recompute;
   plan.dtype = config->dtype;
   int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
   plan.grad_dtype = wide ? G2Z_FP32 : config->dtype;
@@ -3143,9 +3722,16 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.parameters = g2z_plan_unit_canonical(&plan, last) + (size_t)config->model.vocab * C;
   plan.elements = g2z__round_up(g2z_plan_unit(&plan, last) + g2z__plan_unit_elements(&plan, last),
                                 g2z__plan_grain(&plan));
+  plan.param_elements = plan.elements;
+  if (g2z__plan_takes_turns(&plan, 1))
+    plan.param_elements =
+        g2z__plan_param_slices(&plan) +
+        (size_t)plan.model.layers * g2z__plan_unit_room(&plan, 1) / (size_t)world;
   plan.grad_elements = g2z__plan_by_unit(&plan)
                            ? g2z_plan_grad_unit(&plan, last) + g2z__plan_unit_room(&plan, last)
                            : plan.elements;
+  g2z__plan_chunk(&plan, config->batch);
+  plan.wte_rows = g2z__plan_sends_rows(&plan);
   plan.bucket_elements = g2z__plan_bucket_elements(&plan, config->bucket_mb);
   size_t most = plan.elements / plan.bucket_elements + (size_t)plan.units;
   if (most > 1 << 16)
@@ -3153,8 +3739,8 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
                      "bucket_mb=%g cuts %zu gradients into %zu buckets: take a larger one",
                      config->bucket_mb, plan.elements, most);
   plan.buckets = g2z__plan_count_buckets(&plan);
-  plan.shard_elements = plan.zero_stage == 0 ? plan.elements : plan.elements / (size_t)world;
-  g2z__plan_batch(&plan, config->batch);
+  plan.shard_elements = g2z__plan_share(&plan, plan.elements, rank);
+  g2z__plan_bytes(&plan);
   *out = plan;
   return G2Z_OK;
 }
@@ -3196,17 +3782,33 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   g2z__plan_line(line, user, "types       %s parameters, %s gradients, on %s", 
                  g2z_dtype_text(plan->dtype), g2z_dtype_text(plan->grad_dtype),
                  g2z_device_text(plan->device));
-  g2z__plan_line(line, user, "ZeRO        stage %d, rank %d of %d, %d buckets of %.2f MiB",
-                 plan->zero_stage, plan->rank, plan->world, plan->buckets,
+  char strategy[64];
+  snprintf(strategy, sizeof strategy, "ZeRO        stage %d", plan->zero_stage);
+  if (plan->strategy == G2Z_STRATEGY_DP)
+    snprintf(strategy, sizeof strategy, "dp          the optimizer on rank 0 alone");
+  g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of %.2f MiB", strategy, plan->rank,
+                 plan->world, plan->buckets,
                  (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
+  if (g2z__plan_takes_turns(plan, 1)) {
+    size_t room = g2z__plan_unit_room(plan, 1), size = (size_t)plan->dtype_bytes;
+    size_t slices = plan->param_elements - g2z__plan_param_slices(plan);
+    g2z__plan_line(line, user,
+                   "parameters  %.3f GiB of the blocks, %.3f for two of them whole, which take "
+                   "turns, %.3f for what stays", g2z__gib(slices * size), g2z__gib(2 * room * size),
+                   g2z__gib((plan->param_elements - slices - 2 * room) * size));
+  }
+  if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
+    g2z__plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
+                   g2z_recompute_text(plan->recompute));
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
     g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]),
                    g2z_memory_text((g2z_memory)i));
   if (overhead_bytes)
     g2z__plan_line(line, user, "memory      %9.3f GiB  CUDA context and libraries, measured%s",
                    g2z__gib(overhead_bytes), plan->world > 1 ? ", and NCCL as usual" : "");
-  g2z__plan_line(line, user, "memory      %9.3f GiB  total per rank",
-                 g2z__gib(plan->bytes_total + overhead_bytes));
+  g2z__plan_line(line, user, "memory      %9.3f GiB  total %s",
+                 g2z__gib(plan->bytes_total + overhead_bytes),
+                 plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
   if (!free_bytes) return;
   g2z__plan_line(line, user, "free        %9.3f GiB  on this device: %s", g2z__gib(free_bytes),
                  plan->bytes_total <= free_bytes ? "it fits" : "IT DOES NOT FIT");
@@ -6471,21 +7073,33 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 
 /* ----- devices ---------------------------------------------------------- */
 
+struct g2z_gpu_watch {
+  g2z_services *services;
+  void *library, *call[5];     /* NVML and its functions: room k70 */
+};
+
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
+static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
+static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
+static void g2z__nvml_close(g2z_gpu_watch *watch);
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
-static void g2z__cuda_tune(g2z_device *device, int on);
+static void g2z__cuda_tune(g2z_device *device, int how);
 static g2z_status g2z__cuda_tuning(g2z_device *device, char **text);
 static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
 static g2z_status g2z__cuda_graph_begin(g2z_device *device);
 static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out);
 static g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph);
 static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph);
-static void g2z__cuda_range(const g2z_device *device, const char *name); /* NULL ends one */
+static g2z_status g2z__cuda_timers_open(g2z_device *device);
+static g2z_status g2z__cuda_timers_settle(g2z_device *device); /* all spans that have ended */
+static void g2z__cuda_timers_close(g2z_device *device);
+static void g2z__cuda_span_begin(const g2z_device *device, g2z_span span);
+static void g2z__cuda_span_end(const g2z_device *device, g2z_span span);
 #else
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
@@ -6506,10 +7120,19 @@ G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
   return g2z__cuda_memory(device->services, &none, &none);
 }
+G2Z__PRIVATE g2z_status g2z__nvml_open(g2z_gpu_watch *watch) {
+  size_t none;
+  return g2z__cuda_memory(watch->services, &none, &none);
+}
+G2Z__PRIVATE g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
+  (void)gpu, (void)out;
+  return g2z__nvml_open(watch);
+}
+G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
 G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
   (void)device, (void)out;
 }
-G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int on) { (void)device, (void)on; }
+G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int how) { (void)device, (void)how; }
 G2Z__PRIVATE g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
   (void)text;
   return g2z__cuda_open(device);
@@ -6532,8 +7155,18 @@ G2Z__PRIVATE g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph 
 G2Z__PRIVATE void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
   (void)device, (void)graph;
 }
-G2Z__PRIVATE void g2z__cuda_range(const g2z_device *device, const char *name) {
-  (void)device, (void)name;
+G2Z__PRIVATE g2z_status g2z__cuda_timers_open(g2z_device *device) {
+  return g2z__cuda_open(device);
+}
+G2Z__PRIVATE g2z_status g2z__cuda_timers_settle(g2z_device *device) {
+  return g2z__cuda_open(device);
+}
+G2Z__PRIVATE void g2z__cuda_timers_close(g2z_device *device) { (void)device; }
+G2Z__PRIVATE void g2z__cuda_span_begin(const g2z_device *device, g2z_span span) {
+  (void)device, (void)span;
+}
+G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
+  (void)device, (void)span;
 }
 #endif
 
@@ -6576,6 +7209,8 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
 
 G2Z_API void g2z_device_free(g2z_device *device) {
   if (!device) return;
+  if (device->timers && device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
+  g2z_release(device->services, device->timers);
   device->ops->close(device);
   g2z_release(device->services, device);
 }
@@ -6592,8 +7227,31 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_overhead(services, bytes) : G2Z_OK;
 }
 
-G2Z_API void g2z_device_tune(g2z_device *device, int on) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, on);
+G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_gpu_watch), &memory));
+  g2z_gpu_watch *watch = (g2z_gpu_watch *)memory;
+  watch->services = services;
+  g2z_status status = g2z__nvml_open(watch);
+  if (status != G2Z_OK) g2z_gpu_watch_free(watch);
+  else *out = watch;
+  return status;
+}
+
+G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
+  memset(out, 0, sizeof *out);
+  return g2z__nvml_sample(watch, gpu, out);
+}
+
+G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
+  if (!watch) return;
+  g2z__nvml_close(watch);
+  g2z_release(watch->services, watch);
+}
+
+G2Z_API void g2z_device_tune(g2z_device *device, int how) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, how);
 }
 
 G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text) {
@@ -6636,12 +7294,58 @@ G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph) {
   if (graph) g2z__cuda_graph_free(device, graph);
 }
 
-G2Z_API void g2z_range_begin(const g2z_device *device, const char *name) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_range(device, name);
+struct g2z__timers {
+  g2z_span_times span[G2Z_SPAN_COUNT];
+  double begun[G2Z_SPAN_COUNT];      /* CPU: when */
+  g2z_status status;                 /* the first failure of a GPU's events: spans return none */
+  void *backend;
+};
+
+G2Z_API const char *g2z_span_text(g2z_span span) {
+#define X(name, text) text,
+  static const char *const texts[] = {G2Z_SPAN_LIST(X)};
+#undef X
+  return (unsigned)span < G2Z_SPAN_COUNT ? texts[span] : "?";
 }
 
-G2Z_API void g2z_range_end(const g2z_device *device) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_range(device, NULL);
+G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, double seconds) {
+  g2z_span_times *s = &timers->span[span];
+  if (!s->count || seconds < s->min_s) s->min_s = seconds;
+  if (!s->count || seconds > s->max_s) s->max_s = seconds;
+  s->total_s += seconds;
+  s->count++;
+}
+
+G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_begin(device, span);
+  else if (device->timers) device->timers->begun[span] = g2z_seconds();
+}
+
+G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_end(device, span);
+  else if (device->timers)
+    g2z__timers_add(device->timers, span, g2z_seconds() - device->timers->begun[span]);
+}
+
+G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
+  void *memory;
+  if (device->timers) return G2Z_OK;
+  G2Z__TRY(g2z__alloc(device->services, 1, sizeof(struct g2z__timers), &memory));
+  device->timers = (struct g2z__timers *)memory;
+  g2z_status status = device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_timers_open(device) : G2Z_OK;
+  if (status == G2Z_OK) return G2Z_OK;
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
+  g2z_release(device->services, device->timers);
+  device->timers = NULL;
+  return status;
+}
+
+G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]) {
+  memset(out, 0, G2Z_SPAN_COUNT * sizeof *out);
+  if (!device->timers) return G2Z_OK;
+  if (device->kind == G2Z_DEVICE_CUDA) G2Z__TRY(g2z__cuda_timers_settle(device));
+  memcpy(out, device->timers->span, G2Z_SPAN_COUNT * sizeof *out);
+  return G2Z_OK;
 }
 
 /* The number behind `name` in /proc/meminfo, in bytes; 0 when it is not there. */
@@ -7161,16 +7865,62 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void
       memset(total, 0, sizeof total);
       for (int b = 0; b < B; b++) {
         int n = b * T + t;
-        float *row = dwte + (size_t)tokens[n] * (size_t)C + c, gradient[G2Z__SHARE] = {0};
+        float *row = dwte ? dwte + (size_t)tokens[n] * (size_t)C + c : NULL;
+        float gradient[G2Z__SHARE] = {0};
         memcpy(gradient, (const float *)dout + (size_t)n * (size_t)C + c,
-               (size_t)width * sizeof *row);
+               (size_t)width * sizeof *gradient);
         g2z__cpu_drop(dropout, gradient, n, c, width, C);
-        for (int j = 0; j < width; j++) row[j] += gradient[j];
+        for (int j = 0; j < width && row; j++) row[j] += gradient[j];
         for (int j = 0; j < G2Z__SHARE_VECS; j++)
           total[j] += g2z__cpu_load(gradient + j * G2Z__LANES);
       }
       g2z__cpu_put_sums(device->grad_dtype, (float *)dwpe + (size_t)t * (size_t)C + c, mode, total,
                         width);
+    }
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE int g2z__word_order(const void *a, const void *b) {
+  uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+  return (x > y) - (x < y);
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_embed_order(g2z_device *device, int32_t *order,
+                                             const int32_t *tokens, int N) {
+  void *memory;
+  G2Z__TRY(g2z__alloc(device->services, (size_t)N, sizeof(uint64_t), &memory));
+  uint64_t *words = (uint64_t *)memory; /* a token, and below it where it stood */
+  for (int n = 0; n < N; n++) words[n] = (uint64_t)tokens[n] << 32 | (uint64_t)n;
+  qsort(words, (size_t)N, sizeof *words, g2z__word_order);
+  for (int n = 0; n < N; n++) {
+    order[n] = (int32_t)(words[n] >> 32);
+    order[N + n] = (int32_t)(words[n] & 0xffffffffu);
+  }
+  g2z_release(device->services, memory);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads, size_t first,
+                                           size_t count, const void *rows, const int32_t *order,
+                                           int N, int C) {
+  G2Z__PARALLEL_ROWS(2.0 * N * C)
+  for (int c = 0; c < C; c += G2Z__SHARE) {
+    for (int n = 0; n < N;) {
+      int token = order[n];
+      size_t row = (size_t)token * (size_t)C, begin = row + (size_t)c;
+      size_t end = begin + (size_t)g2z__cpu_min(G2Z__SHARE, C - c);
+      if (begin < first) begin = first;
+      if (end > first + count) end = first + count;
+      float total[G2Z__SHARE] = {0};
+      for (; n < N && order[n] == token; n++) {
+        const float *from = (const float *)rows + (size_t)order[N + n] * (size_t)C;
+        for (size_t at = begin; at < end; at++) total[at - begin] += from[at - row];
+      }
+      for (size_t at = begin; at < end; at++) {
+        float *to = (float *)grads + (at - first);
+        *to = g2z_round(device->grad_dtype, *to + total[at - begin]);
+      }
     }
   }
   return G2Z_OK;
@@ -7253,7 +8003,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
                                                const float *rstd, g2z_write res_mode,
                                                g2z_write mode, const g2z_dropout *dropout, int N,
                                                int C) {
-  int drops = dbias && g2z__dropout_on(dropout);
+  int drops = dropped && g2z__dropout_on(dropout);
   G2Z__PARALLEL_ROWS(12.0 * N * C)
   for (int n = 0; n < N; n++) {
     size_t at = (size_t)n * (size_t)C;
@@ -7771,7 +8521,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, void *params, float *
   for (size_t i = 0; i < count; i++) {
     g2z_update_range range = host_ranges[i];
     g2z__adamw_factors factors = g2z__adamw_prepare(config, state, range.decay);
-    float *weights = (float *)params + range.memory, *masters = master + range.shard;
+    float *weights = (float *)params + range.param, *masters = master + range.shard;
     float *first = m + range.shard, *second = v + range.shard;
     const float *gradients = (const float *)grads + range.grad;
     int64_t runs = (int64_t)((range.elements + G2Z__RUN - 1) / G2Z__RUN);
@@ -7799,6 +8549,7 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
       g2z__cpu_event,          g2z__cpu_event,           /* mark, wait */
       g2z__cpu_synchronize,    g2z__cpu_close,
       g2z__cpu_embed_fwd,      g2z__cpu_embed_bwd,
+      g2z__cpu_embed_order,    g2z__cpu_embed_add,
       g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
       g2z__cpu_linear_fwd,     g2z__cpu_linear_bwd_data, g2z__cpu_linear_bwd_weight,
       g2z__cpu_attention_fwd,  g2z__cpu_attention_bwd,
@@ -8197,11 +8948,12 @@ G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank,
 }
 
 /* Starts one rank. In a group of its own: what a terminal or `timeout` sends to the group of this
- * process would otherwise come twice, and a second signal means haste. */
-G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, int rank, int ranks, const char *job,
-                                       char **argv, const sigset_t *mask, pid_t *out) {
+ * process would otherwise come twice, and a second signal means haste. `output` -1: as this process. */
+G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, const g2z_job *job, int rank,
+                                       const char *id, int output, const sigset_t *mask,
+                                       pid_t *out) {
   char texts[G2Z__SPAWN_VARIABLES][192], **environment;
-  G2Z__TRY(g2z__spawn_environment(services, rank, ranks, job, texts, &environment));
+  G2Z__TRY(g2z__spawn_environment(services, rank, job->ranks, id, texts, &environment));
   pid_t parent = getpid();
   *out = fork();
   if (*out == 0) { /* from here to exec only what a signal handler may do */
@@ -8210,7 +8962,9 @@ G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, int rank, int ran
 #endif
     setpgid(0, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
-    if (getppid() == parent) execve("/proc/self/exe", argv, environment);
+    int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
+                                  dup2(output, STDERR_FILENO) >= 0);
+    if (printing && getppid() == parent) execve("/proc/self/exe", job->argv, environment);
     _exit(127);
   }
   int error = errno;
@@ -8225,18 +8979,23 @@ G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal)
     if (spawned[r] > 0) kill(spawned[r], signal);
 }
 
-/* Takes note of those that have ended (their process becomes 0); returns how many still run. *first:
- * the code to return. Those that this process killed in haste failed for another's sake. */
-G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *first) {
-  int running = 0;
+/* Takes note of those that have ended (their process becomes 0); returns how many still run. Those
+ * that this process killed in haste failed for another's sake. */
+G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, g2z_job_end *end) {
+  int running = 0, *first = &end->exit_code;
   for (int r = 0; r < ranks; r++) {
     int status;
+    struct rusage used;
     if (spawned[r] <= 0) continue;
-    if (waitpid(spawned[r], &status, WNOHANG) != spawned[r]) {
+    if (wait4(spawned[r], &status, WNOHANG, &used) != spawned[r]) {
       running++;
       continue;
     }
     spawned[r] = 0;
+    end->cpu_s += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+                  1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+    size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts in KiB */
+    if (resident > end->rank_bytes) end->rank_bytes = resident;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (haste && !WIFEXITED(status)) code = G2Z_EXIT_LOST;
     if (code && (*first == 0 || (*first == G2Z_EXIT_LOST && code != G2Z_EXIT_LOST))) *first = code;
@@ -8245,55 +9004,40 @@ G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, int *firs
 }
 
 /* Until all have ended. */
-G2Z__PRIVATE int g2z__spawn_wait(pid_t *spawned, int ranks, const sigset_t *signals) {
-  int code = 0, haste = 0;
+G2Z__PRIVATE void g2z__spawn_wait(const g2z_job *job, pid_t *spawned, const sigset_t *signals,
+                                  g2z_job_end *end) {
+  int haste = 0;
   double failed = 0;
-  while (g2z__spawn_reap(spawned, ranks, haste, &code) > 0) {
+  while (g2z__spawn_reap(spawned, job->ranks, haste, end) > 0) {
     double now = g2z_seconds();
-    int bad = code != 0 && code != G2Z_EXIT_STOPPED; /* to save may take its time */
+    int bad = end->exit_code != 0 && end->exit_code != G2Z_EXIT_STOPPED; /* saving takes its time */
     if (bad && failed == 0) {
       failed = now;
-      g2z__spawn_signal(spawned, ranks, SIGCONT); /* who was stopped may hear of it, and leave */
+      /* Who was stopped may hear of it, and leave. */
+      g2z__spawn_signal(spawned, job->ranks, SIGCONT);
     }
     int late = failed > 0 ? (now > failed + 10) + (now > failed + 13) : 0;
     if (late > haste) {
-      g2z__spawn_signal(spawned, ranks, late == 1 ? SIGTERM : SIGKILL);
+      g2z__spawn_signal(spawned, job->ranks, late == 1 ? SIGTERM : SIGKILL);
       haste = late;
     }
+    if (job->watch) job->watch(job->user);
     struct timespec pause = {0, 100000000};
     int signal = sigtimedwait(signals, NULL, &pause);
-    if (signal > 0 && signal != SIGCHLD) g2z__spawn_signal(spawned, ranks, signal);
+    if (signal <= 0 || signal == SIGCHLD) continue;
+    end->signal = signal;
+    g2z__spawn_signal(spawned, job->ranks, signal);
   }
-  return code;
 }
 
-G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
-                                   int *exit_code) {
+G2Z__PRIVATE g2z_status g2z__spawn_all(g2z_services *services, const g2z_job *job, int output,
+                                       pid_t *spawned, g2z_job_end *end) {
   static const int handed_on[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-  g2z_place place;
   sigset_t signals, before;
-  char job[64];
-  void *memory;
-  int parent;
-  *is_parent = *exit_code = 0;
-  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
-                     G2Z__RANKS_MAX);
-  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
-  if (parent == (int)getppid()) return G2Z_OK;
-  if (g2z_place_find(services, &place) == G2Z_OK && place.world > 1)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "this process is rank %d of %d already (%s), and shall start %d more: leave "
-                     "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
-                     ranks);
-  if (ranks == 1) return G2Z_OK;
-  *is_parent = 1;
-  G2Z__TRY(g2z__alloc(services, (size_t)ranks, sizeof(pid_t), &memory));
-  pid_t *spawned = (pid_t *)memory;
+  char id[64];
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  snprintf(job, sizeof job, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec,
-           now.tv_nsec);
+  snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
   sigemptyset(&signals);
   for (size_t i = 0; i < sizeof handed_on / sizeof *handed_on; i++) sigaddset(&signals, handed_on[i]);
   sigprocmask(SIG_BLOCK, &signals, &before);
@@ -8302,13 +9046,60 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
   sigaction(SIGCHLD, &ordinary, &child);
   g2z_status status = G2Z_OK;
-  for (int r = 0; r < ranks && status == G2Z_OK; r++)
-    status = g2z__spawn_one(services, r, ranks, job, argv, &before, &spawned[r]);
-  if (status != G2Z_OK) g2z__spawn_signal(spawned, ranks, SIGKILL);
-  *exit_code = g2z__spawn_wait(spawned, ranks, &signals);
+  for (int r = 0; r < job->ranks && status == G2Z_OK; r++)
+    status = g2z__spawn_one(services, job, r, id, output, &before, &spawned[r]);
+  if (status != G2Z_OK) g2z__spawn_signal(spawned, job->ranks, SIGKILL);
+  g2z__spawn_wait(job, spawned, &signals, end);
   sigaction(SIGCHLD, &child, NULL);
   sigprocmask(SIG_SETMASK, &before, NULL);
-  g2z_release(services, spawned);
+  return status;
+}
+
+/* Refuses to start ranks from a rank. */
+G2Z__PRIVATE g2z_status g2z__spawn_check(g2z_services *services, int ranks) {
+  g2z_place place;
+  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
+                     G2Z__RANKS_MAX);
+  if (g2z_place_find(services, &place) != G2Z_OK || place.world <= 1) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                   "this process is rank %d of %d already (%s), and shall start %d more: leave "
+                   "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
+                   ranks);
+}
+
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
+  void *memory;
+  int output = -1;
+  memset(out, 0, sizeof *out);
+  G2Z__TRY(g2z__spawn_check(services, job->ranks));
+  if (job->output) {
+    output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (output < 0) return g2z__fail_file(services, errno, "open", job->output);
+  }
+  g2z_status status = g2z__alloc(services, (size_t)job->ranks, sizeof(pid_t), &memory);
+  if (status == G2Z_OK) status = g2z__spawn_all(services, job, output, (pid_t *)memory, out);
+  g2z_release(services, memory);
+  if (output >= 0) close(output);
+  return status;
+}
+
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code) {
+  g2z_job job;
+  g2z_job_end end;
+  int parent;
+  *is_parent = *exit_code = 0;
+  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  if (ranks >= 1 && parent == (int)getppid()) return G2Z_OK;
+  G2Z__TRY(g2z__spawn_check(services, ranks));
+  if (ranks == 1) return G2Z_OK;
+  *is_parent = 1;
+  memset(&job, 0, sizeof job);
+  job.ranks = ranks;
+  job.argv = argv;
+  g2z_status status = g2z_ranks_run(services, &job, &end);
+  *exit_code = end.exit_code;
   return status;
 }
 
@@ -9414,6 +10205,16 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   }
 }
 
+G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step) {
+  int count = 0;
+  pthread_mutex_lock(&ranks->lock);
+  for (int i = 0; i < G2Z__RANKS_RECORDS; i++)
+    count += ranks->records[i].sequence > 0 && ranks->records[i].step == step &&
+             ranks->records[i].bucket >= 0;
+  pthread_mutex_unlock(&ranks->lock);
+  return count;
+}
+
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
                                           const char *path) {
   g2z_writer *writer;
@@ -9655,9 +10456,22 @@ G2Z__PRIVATE g2z_status g2z__one_buffer(g2z_comm *comm, void *buffer, size_t n) 
   (void)comm, (void)buffer, (void)n;
   return G2Z_OK;
 }
-G2Z__PRIVATE g2z_status g2z__one_rows(g2z_comm *comm, double *rows, size_t columns) {
-  (void)comm, (void)rows, (void)columns;
+/* A rank alone has no parameters elsewhere than where they are used: the plan. */
+G2Z__PRIVATE g2z_status g2z__one_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
+  (void)comm, (void)n;
+  G2Z_ASSERT(to == from);
+  (void)to, (void)from;
   return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__one_rows(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
+                                      size_t bytes) {
+  (void)comm, (void)span, (void)bytes;
+  G2Z_ASSERT(rows == mine);
+  (void)rows, (void)mine;
+  return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__one_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
+  return comm->device->ops->cast_grad(comm->device, to, from, n);
 }
 G2Z__PRIVATE g2z_status g2z__one_reduce_scatter(g2z_comm *comm, void *out, void *from,
                                                 g2z_write mode, size_t n) {
@@ -9679,9 +10493,9 @@ G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
 static const g2z_collectives g2z__one_rank = {
     "one rank",             g2z__one_nothing, g2z__one_place,  g2z__one_place,
-    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_allocate, g2z__one_release,
-    g2z__one_buffer,        g2z__one_rows,    g2z__lap,        g2z__lap_ms,
-    g2z__one_close};
+    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_buffer, g2z__one_allocate,
+    g2z__one_release,       g2z__one_gather,  g2z__one_buffer, g2z__one_rows,
+    g2z__one_cast_grad,     g2z__lap,         g2z__lap_ms,     g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -9737,52 +10551,80 @@ G2Z__PRIVATE g2z_status g2z__star_gather(g2z_comm *comm, char *buffer, size_t by
   return g2z__star_spread(comm, buffer, bytes * (size_t)comm->world);
 }
 
+G2Z__PRIVATE double g2z__star_begin(g2z_comm *comm, g2z_span span) {
+  g2z_span_begin(comm->device, span);
+  return g2z_seconds();
+}
+
 /* CPU ranks compute and communicate in turns: all of it is waiting. */
-G2Z__PRIVATE g2z_status g2z__star_timed(g2z_comm *comm, double begin, g2z_status status) {
+G2Z__PRIVATE g2z_status g2z__star_timed(g2z_comm *comm, double begin, g2z_span span,
+                                        g2z_status status) {
+  g2z_span_end(comm->device, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
 
 G2Z__PRIVATE g2z_status g2z__star_reduce_scatter(g2z_comm *comm, void *out, void *from,
                                                  g2z_write mode, size_t n) {
-  double begin = g2z_seconds();
+  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE_SCATTER);
   size_t slice = n / (size_t)comm->world;
   float *mine = (float *)from + (size_t)comm->rank * slice;
   g2z_status status = g2z__star_sum(comm, (float *)from, n);
   if (status == G2Z_OK) status = g2z__star_scatter(comm, (char *)from, slice * sizeof(float));
   if (status == G2Z_OK && mine != out)
     status = comm->device->ops->grad_add(comm->device, out, mine, mode, slice);
-  return g2z__star_timed(comm, begin, status);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE_SCATTER, status);
 }
 G2Z__PRIVATE g2z_status g2z__star_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z_seconds();
+  double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_REDUCE);
   g2z_status status = g2z__star_sum(comm, (float *)buffer, n);
   if (status == G2Z_OK) status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
-  return g2z__star_timed(comm, begin, status);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_REDUCE, status);
 }
-G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z_seconds();
+G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, void *buffer, size_t n) {
+  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE, g2z__star_sum(comm, (float *)buffer, n));
+}
+G2Z__PRIVATE g2z_status g2z__star_broadcast(g2z_comm *comm, void *buffer, size_t n) {
+  double begin = g2z__star_begin(comm, G2Z_SPAN_BROADCAST);
+  g2z_status status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
+  return g2z__star_timed(comm, begin, G2Z_SPAN_BROADCAST, status);
+}
+G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *to, const void *from,
+                                             size_t n) {
+  double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_GATHER);
   size_t bytes = n / (size_t)comm->world * sizeof(float);
-  return g2z__star_timed(comm, begin, g2z__star_gather(comm, (char *)buffer, bytes));
+  char *mine = (char *)to + (size_t)comm->rank * bytes;
+  if (mine != from) memcpy(mine, from, bytes);
+  g2z_status status = g2z__star_gather(comm, (char *)to, bytes);
+  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_GATHER, status);
 }
-G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, double *rows, size_t columns) {
-  double begin = g2z_seconds();
-  size_t bytes = columns * sizeof(double);
-  return g2z__star_timed(comm, begin, g2z__star_gather(comm, (char *)rows, bytes));
+G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, g2z_span span, void *rows,
+                                       const void *mine, size_t bytes) {
+  double begin = g2z__star_begin(comm, span);
+  char *to = (char *)rows + (size_t)comm->rank * bytes;
+  if (to != mine) memcpy(to, mine, bytes);
+  return g2z__star_timed(comm, begin, span, g2z__star_gather(comm, (char *)rows, bytes));
 }
 G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
 static const g2z_collectives g2z__star = {
     "connections to rank 0", g2z__one_nothing,     g2z__one_place,    g2z__one_place,
-    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__one_allocate, g2z__one_release,
-    g2z__star_all_gather,    g2z__star_rows,       g2z__lap,          g2z__lap_ms,
-    g2z__star_close};
+    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__star_reduce, g2z__one_allocate,
+    g2z__one_release,        g2z__star_all_gather, g2z__star_broadcast, g2z__star_rows,
+    g2z__one_cast_grad,      g2z__lap,             g2z__lap_ms,        g2z__star_close};
 
 /* ----- choosing ---------------------------------------------------------- */
 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k80 */
 static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted);
+static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds);
 #else
+G2Z__PRIVATE g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
+  (void)bytes;
+  *seconds = NAN;
+  return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
+}
 G2Z__PRIVATE g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   (void)wanted;
   return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
@@ -9826,6 +10668,42 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
   if (!comm) return;
   if (comm->ops) comm->ops->close(comm);
   g2z_release(comm->services, comm);
+}
+
+#define G2Z__COPIES 5 /* the first one touches pages and opens paths */
+
+G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
+  void *from, *to;
+  *seconds = NAN;
+  G2Z__TRY(g2z__alloc(comm->services, bytes, 1, &from));
+  g2z_status status = g2z__alloc(comm->services, bytes, 1, &to);
+  for (int i = 0; i < G2Z__COPIES && status == G2Z_OK; i++) {
+    memset(from, i, bytes); /* so that no copy can be left out */
+    double begin = g2z_seconds();
+    memcpy(to, from, bytes);
+    double spent = g2z_seconds() - begin;
+    if (((const char *)to)[bytes - 1] != i)
+      status = g2z__fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
+    if (i > 0 && !(*seconds <= spent)) *seconds = spent;
+  }
+  g2z_release(comm->services, to);
+  g2z_release(comm->services, from);
+  return status;
+}
+
+G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s) {
+  double seconds = NAN;
+  g2z_status status = G2Z_OK;
+  *bytes_per_s = NAN;
+  if (bytes == 0)
+    status = g2z__fail(comm->services, G2Z_BAD_ARGUMENT, "a copy of no bytes has no rate");
+  else if (comm->rank == 0)
+    status = comm->device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_copy_seconds(comm, bytes, &seconds)
+                                                   : g2z__cpu_copy_seconds(comm, bytes, &seconds);
+  G2Z__TRY(g2z_ranks_agree(comm->ranks, status));
+  G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &seconds, sizeof seconds));
+  *bytes_per_s = (double)bytes / seconds;
+  return G2Z_OK;
 }
 
 /* ===== >>i13 context and model ===========================================
@@ -9923,17 +10801,21 @@ typedef struct g2z__model {
   char *params, *grads;     /* flat; where what lies, the plan says */
   char *activations;
   char *logits;             /* [head_chunk, Vp] act */
-  float *dwte;              /* [Vp, C] f32: inside grads where those are fp32 */
-  /* Called before a unit's parameters are read in a forward pass, before its gradients are written,
-   * and when every gradient in memory [0, end) has its final value for this micro-step. */
+  float *dwte;              /* [Vp, C] f32: wte's gradient, inside grads where those are fp32 */
+  /* Called before a unit's parameters are read, in a forward pass and again in a backward pass, in
+   * their order and before those of the next unit; before its gradients are written; and when every
+   * gradient in memory [0, end) has its final value for this micro-step: wte's in dwte, where it is
+   * not cast yet. */
   g2z_status (*need)(void *user, int unit);
   g2z_status (*begin)(void *user, int unit);
   g2z_status (*complete)(void *user, size_t end); /* NULL: more micro-steps will add to them */
+  /* Not NULL: the embedding adds nothing to dwte; this gets rows[N,C] act, what each token adds. */
+  g2z_status (*embedded)(void *user, const void *rows);
   void *user;
 } g2z__model;
 
 G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param param) {
-  size_t element = g2z_plan_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
+  size_t element = g2z_plan_param_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
   return model->params + element * (size_t)model->plan->dtype_bytes;
 }
 
@@ -9954,7 +10836,8 @@ typedef struct g2z__pass {
   g2z_dropout dropout;      /* `site` is set for each use */
 } g2z__pass;
 
-/* Dropout sites: 0 the embedding; then three a layer. */
+/* Dropout sites: 0 the embedding; then three a layer. The embedding stands where the last one of a
+ * layer -1 would. */
 enum { G2Z__SITE_EMBED = 0, G2Z__SITE_ATTENTION = 1, G2Z__SITE_ATTPROJ = 2, G2Z__SITE_FCPROJ = 3 };
 
 G2Z__PRIVATE g2z_dropout g2z__dropout_at(const g2z__pass *pass, int layer, int site) {
@@ -9974,18 +10857,17 @@ G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__pass *pass,
-                                           int layer) {
+/* A block up to GELU's output: everything that its backward reads. */
+G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2z__pass *pass,
+                                               int layer) {
   g2z_device *dev = model->device;
   const g2z_ops *op = dev->ops;
   int unit = g2z_plan_unit_of_block(model->plan, layer);
   int C = model->plan->model.channels, NH = model->plan->model.heads, N = pass->B * pass->T;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
-  g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
   void *res = g2z__residual(model, layer);
 
-  G2Z__TRY(model->need(model->user, unit));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                              G2Z__W(LN1W), G2Z__W(LN1B), N, C));
   G2Z__TRY(op->linear_fwd(dev, G2Z__A(QKV), NULL, G2Z__A(LN1), G2Z__W(QKVW), G2Z__W(QKVB), NULL,
@@ -9996,10 +10878,19 @@ G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__p
                           G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD), G2Z__A(RES2),
                              G2Z__W(LN2W), G2Z__W(LN2B), N, C));
-  G2Z__TRY(op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCPRE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
-                          NULL, NULL, N, C, 4 * C));
-  return op->linear_fwd(dev, G2Z__A(RES3), NULL, G2Z__A(FC), G2Z__W(FCPROJW), G2Z__W(FCPROJB),
-                        G2Z__A(RES2), &drop_fcproj, N, 4 * C, C);
+  return op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCPRE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
+                        NULL, NULL, N, C, 4 * C);
+}
+
+G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__pass *pass,
+                                           int layer) {
+  int unit = g2z_plan_unit_of_block(model->plan, layer), C = model->plan->model.channels;
+  g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
+  G2Z__TRY(model->need(model->user, unit));
+  G2Z__TRY(g2z__block_activations(model, pass, layer));
+  return model->device->ops->linear_fwd(model->device, G2Z__A(RES3), NULL, G2Z__A(FC),
+                                        G2Z__W(FCPROJW), G2Z__W(FCPROJB), G2Z__A(RES2),
+                                        &drop_fcproj, pass->B * pass->T, 4 * C, C);
 }
 
 /* From tokens to the output of the final LayerNorm. */
@@ -10066,6 +10957,11 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   char *datt = (char *)dqkv + (size_t)N * 3 * (size_t)C * (size_t)plan->dtype_bytes;
   char *dln1 = datt; /* datt is read for the last time before dln1 is written */
 
+  G2Z__TRY(model->need(model->user, unit));
+  /* With the same inputs, dropout and algorithms the same bits come out. The last block's activations
+   * are still there: no other has run since. */
+  if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
+    G2Z__TRY(g2z__block_activations(model, pass, layer));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
   G2Z__TRY(g2z__complete(model, unit, G2Z_FCPROJW));
   G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCPRE), mode,
@@ -10086,9 +10982,10 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   G2Z__TRY(g2z__complete(model, unit, G2Z_QKVW));
   G2Z__TRY(op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, mode, N, C, 3 * C));
   void *bias_below = layer == 0 ? NULL : g2z__grad(model, unit + 1, G2Z_FCPROJB);
+  void *dropped_below = layer == 0 && !model->embedded ? NULL : dropped;
   G2Z__TRY(model->begin(model->user, unit + 1));
-  G2Z__TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN1W), G2Z__G(LN1B), bias_below, dln1,
-                             g2z__residual(model, layer), G2Z__W(LN1W), G2Z__F(LN1_MEAN),
+  G2Z__TRY(op->layernorm_bwd(dev, dres, dropped_below, G2Z__G(LN1W), G2Z__G(LN1B), bias_below,
+                             dln1, g2z__residual(model, layer), G2Z__W(LN1W), G2Z__F(LN1_MEAN),
                              G2Z__F(LN1_RSTD), G2Z_ACCUMULATE, mode, &drop_below, N, C));
   return g2z__complete(model, unit, G2Z_LN1B);
 }
@@ -10099,10 +10996,11 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   g2z_device *dev = model->device;
   const g2z_plan *plan = model->plan;
   int C = plan->model.channels, L = plan->model.layers, N = pass->B * pass->T, layer = 0, unit = 0;
-  int wpe = g2z_plan_unit_of_wpe(plan), wte = g2z_plan_unit_of_wte(plan);
+  int wpe = g2z_plan_unit_of_wpe(plan);
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, L - 1, G2Z__SITE_FCPROJ);
   g2z_dropout drop_embed = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF);
+  G2Z__TRY(model->need(model->user, 0));
   G2Z__TRY(model->begin(model->user, 0));
   G2Z__TRY(model->begin(model->user, 1));
   G2Z__TRY(dev->ops->layernorm_bwd(
@@ -10113,12 +11011,12 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   const void *dproj = pass->dropout.probability > 0 ? dropped : dres;
   for (int l = L - 1; l >= 0; l--)
     G2Z__TRY(g2z__block_backward(model, pass, l, mode, dproj));
-  G2Z__TRY(dev->ops->embed_bwd(dev, model->dwte, g2z__grad(model, wpe, G2Z_WPE), dres, pass->x,
-                               mode, &drop_embed, pass->B, pass->T, C));
+  /* Before its first block the stream came from the embedding, whose dropout block 0 undid. */
+  if (model->embedded) G2Z__TRY(model->embedded(model->user, dproj));
+  G2Z__TRY(dev->ops->embed_bwd(dev, model->embedded ? NULL : model->dwte,
+                               g2z__grad(model, wpe, G2Z_WPE), dres, pass->x, mode, &drop_embed,
+                               pass->B, pass->T, C));
   G2Z__TRY(g2z__complete(model, wpe, G2Z_WPE));
-  if (plan->grad_dtype != G2Z_FP32)
-    G2Z__TRY(dev->ops->cast_grad(dev, g2z__grad(model, wte, G2Z_WTE), model->dwte,
-                                 (size_t)plan->vocab_padded * (size_t)C));
   if (!model->complete) return G2Z_OK;
   return model->complete(model->user, plan->elements);
 }
@@ -10144,13 +11042,15 @@ struct g2z_trainer {
   g2z_train_config config;
   g2z_plan plan;
   g2z_device *device;
-  g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict */
+  g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict,
+                                      * the embedding's rows */
   g2z__model model;
   int graphed;                       /* 1: a step is one CUDA graph */
   g2z_graph *graph;                  /* of g2z__trainer_enqueue, once it was recorded */
   g2z_loader *loader;
   float *master, *m, *v;             /* [shard_elements] */
-  char *grad_shard;                  /* [shard_elements] grad, stage 2: sums over ranks; else NULL */
+  char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
+                                      * else NULL */
   g2z_step_state *state;             /* device */
   g2z_step_state *reported[2];       /* host copies, by parity of the step */
   g2z_verdict verdict;
@@ -10165,10 +11065,15 @@ struct g2z_trainer {
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
   int64_t resumed_step, resumed_tokens; /* where the checkpoint stood; 0: there was none */
-  int micro_step, buckets_reduced;   /* of the step that is being enqueued */
+  int micro_step, buckets_reduced;   /* of the step that is being enqueued; up to wte, where it goes
+                                      * ahead */
   int stale;                         /* so many buckets, from the first: their slices of other
                                       * ranks are older than their masters */
   int joined;                        /* the device waited for the gathers of this bucket and later */
+  int needed;                        /* the unit whose parameters were asked for last */
+  int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two
+                                      * places, or come there; 0: none */
+  int turn_joined[2];                /* 1: the device waited for them */
   int tuned;                         /* 1: rank 0's choices of products are everybody's */
   int stop_requested, stop_agreed;
   g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
@@ -10209,7 +11114,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   G2Z__DEVICE(t->verdict.rows, double,
               (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double));
   t->verdict.world = plan->world;
-  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world;
+  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp it is rank 0 */
   G2Z__DEVICE(t->eval_sum, double, sizeof(double));
   G2Z__DEVICE(t->ranges, g2z_update_range,
               g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range));
@@ -10231,12 +11136,20 @@ G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   size_t free_bytes, total_bytes;
   G2Z__TRY(g2z_device_memory(t->services, t->plan.device, &free_bytes, &total_bytes));
   if (t->plan.bytes_total <= free_bytes) return G2Z_OK;
+  g2z_plan leaner = t->plan;
+  leaner.recompute = G2Z_RECOMPUTE_BLOCK;
   int largest = g2z_plan_largest_batch(&t->plan, free_bytes);
-  if (largest > 0)
+  int most = g2z_plan_largest_batch(&leaner, free_bytes);
+  char remedy[96] = "";
+  if (largest > 0) snprintf(remedy, sizeof remedy, "batch=%d fits", largest);
+  if (most > largest)
+    snprintf(remedy + strlen(remedy), sizeof remedy - strlen(remedy),
+             "%sbatch=%d with recompute=block fits", largest > 0 ? ", " : "", most);
+  if (most > 0)
     return g2z__fail(t->services, G2Z_NO_MEMORY,
-                     "batch=%d needs %.2f GiB and %.2f GiB are free: batch=%d fits, with accum "
-                     "raised to keep the global batch", t->plan.batch, g2z__gib(t->plan.bytes_total),
-                     g2z__gib(free_bytes), largest);
+                     "batch=%d needs %.2f GiB and %.2f GiB are free: %s; accum can be raised to keep "
+                     "the global batch", t->plan.batch, g2z__gib(t->plan.bytes_total),
+                     g2z__gib(free_bytes), remedy);
   return g2z__fail(t->services, G2Z_NO_MEMORY,
                    "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free "
                    "even at batch=1: take a smaller model or a shorter seq",
@@ -10253,7 +11166,7 @@ G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t coun
     if (high > end) high = end;
     if (low >= high) continue;
     size_t skip = low - part->canonical;
-    part->memory += skip;
+    part->param += skip;
     part->grad += skip;
     part->shard += skip;
     part->canonical = low;
@@ -10289,10 +11202,11 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
                               part.elements * sizeof(float)));
     if (buffer == G2Z_BUFFER_MASTER)
       G2Z__TRY(dev->ops->cast_act(
-          dev, t->model.params + part.memory * (size_t)t->plan.dtype_bytes, shard + part.shard,
+          dev, t->model.params + part.param * (size_t)t->plan.dtype_bytes, shard + part.shard,
           part.elements));
   }
   t->stale = t->plan.buckets;
+  t->turn[0] = t->turn[1] = 0;
   return dev->ops->synchronize(dev);
 }
 
@@ -10394,8 +11308,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
 
 /* ----- what ranks do together -------------------------------------------- */
 
-G2Z__PRIVATE int g2z__trainer_shards_params(const g2z_trainer *t) {
-  return t->plan.world > 1 && t->plan.zero_stage > 0;
+/* Whether parameters that other ranks updated must come from them. */
+G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
+  return t->plan.world > 1 && !g2z__plan_replicates(&t->plan);
 }
 
 /* Where the sums over the ranks of this rank's slice of a bucket lie. */
@@ -10412,7 +11327,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
   char *from = t->model.grads + g2z_plan_grad_bucket(&t->plan, bucket) * size;
   g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, n * size);
   G2Z__TRY(ops->fork(t->comm));
-  if (t->plan.zero_stage == 0) {
+  if (t->plan.strategy == G2Z_STRATEGY_DP) {
+    G2Z__TRY(ops->reduce(t->comm, from, n));
+  } else if (t->plan.zero_stage == 0) {
     G2Z__TRY(ops->all_reduce(t->comm, from, n));
   } else { /* without a shard of their own, micro-steps have added up already */
     g2z_write mode = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
@@ -10424,21 +11341,110 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
 /* The sum of squares of what this rank owns, in the order of buckets. */
 G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
   double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
-  return t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
-                                    g2z__trainer_reduced(t, bucket),
-                                    g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements);
+  size_t n = g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements;
+  if (n == 0) return G2Z_OK;
+  g2z_span_begin(t->device, G2Z_SPAN_NORM);
+  G2Z__TRY(t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
+                                      g2z__trainer_reduced(t, bucket), n));
+  g2z_span_end(t->device, G2Z_SPAN_NORM);
+  return G2Z_OK;
+}
+
+/* wte's part in a bucket takes its place among the gradients, rounded to their type. */
+G2Z__PRIVATE g2z_status g2z__trainer_cast(g2z_trainer *t, int bucket) {
+  const g2z_plan *plan = &t->plan;
+  int wte = g2z_plan_unit_of_wte(plan);
+  if (plan->grad_dtype == G2Z_FP32 || bucket < t->unit_buckets[wte]) return G2Z_OK;
+  g2z_range range = g2z_plan_bucket(plan, bucket);
+  size_t first = range.begin - g2z_plan_unit(plan, wte), n = range.elements;
+  size_t all = g2z__plan_unit_elements(plan, wte); /* the bucket's end may be padding */
+  if (first >= all) return G2Z_OK;
+  if (n > all - first) n = all - first;
+  char *to = t->model.grads + g2z_plan_grad_bucket(plan, bucket) * (size_t)plan->grad_bytes;
+  const float *from = t->model.dwte + first;
+  return t->model.embedded ? t->comm->ops->cast_grad(t->comm, to, from, n) /* beside backward */
+                           : t->device->ops->cast_grad(t->device, to, from, n);
 }
 
 /* As gradients complete, so do buckets. In a job of one rank their squares are taken while warm. */
 G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
   g2z_trainer *t = (g2z_trainer *)user;
-  while (t->buckets_reduced < t->plan.buckets) {
+  int wte = t->unit_buckets[g2z_plan_unit_of_wte(&t->plan)];
+  while (t->buckets_reduced < (t->model.embedded ? wte : t->plan.buckets)) {
     g2z_range bucket = g2z_plan_bucket(&t->plan, t->buckets_reduced);
     if (bucket.begin + bucket.elements > end) break;
+    G2Z__TRY(g2z__trainer_cast(t, t->buckets_reduced));
     G2Z__TRY(g2z__trainer_reduce(t, t->buckets_reduced));
     if (t->plan.world == 1 && t->micro_step == t->plan.accum - 1)
       G2Z__TRY(g2z__trainer_squares(t, t->buckets_reduced));
     t->buckets_reduced++;
+  }
+  return G2Z_OK;
+}
+
+/* Where wte's gradient goes in two parts, it does so in a step's last micro-step: then the sum of
+ * the head's part, and of what earlier micro-steps added, is under way while backward runs.
+ * `tokens` are what the rows that follow belong to. */
+G2Z__PRIVATE g2z_status g2z__trainer_send_head(g2z_trainer *t, const int32_t *tokens) {
+  g2z__embedding_rows rows = g2z__plan_rows(&t->plan);
+  size_t bytes = rows.count / (size_t)t->plan.world * sizeof(int32_t);
+  g2z__ranks_record(g2z_context_ranks(t->context), "tokens", -1, bytes);
+  G2Z__TRY(t->comm->ops->fork(t->comm));
+  G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS,
+                                         t->model.logits + rows.tokens, tokens, bytes));
+  int wte = t->unit_buckets[g2z_plan_unit_of_wte(&t->plan)];
+  for (int bucket = wte; bucket < t->plan.buckets; bucket++) {
+    G2Z__TRY(g2z__trainer_cast(t, bucket));
+    G2Z__TRY(g2z__trainer_reduce(t, bucket));
+  }
+  return G2Z_OK;
+}
+
+/* The other part: what each token adds to its row. */
+G2Z__PRIVATE g2z_status g2z__trainer_embedded(void *user, const void *mine) {
+  g2z_trainer *t = (g2z_trainer *)user;
+  const g2z_plan *plan = &t->plan;
+  size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
+  size_t bytes = (size_t)plan->batch * (size_t)plan->seq * row;
+  g2z__ranks_record(g2z_context_ranks(t->context), "rows", -1, bytes);
+  G2Z__TRY(t->comm->ops->fork(t->comm));
+  G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS, t->model.logits, mine,
+                                         bytes));
+  return t->comm->ops->mark(t->comm, 2 * plan->buckets + 1);
+}
+
+/* Adds the rows of all ranks to this rank's slice of one of wte's buckets. */
+G2Z__PRIVATE g2z_status g2z__trainer_add_rows(g2z_trainer *t, int bucket) {
+  const g2z_plan *plan = &t->plan;
+  g2z__embedding_rows rows = g2z__plan_rows(plan);
+  g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
+  if (slice.elements == 0) return G2Z_OK;
+  size_t first = slice.begin - g2z_plan_unit(plan, g2z_plan_unit_of_wte(plan));
+  return t->device->ops->embed_add(t->device, g2z__trainer_reduced(t, bucket), first,
+                                   slice.elements, t->model.logits,
+                                   (const int32_t *)(t->model.logits + rows.order),
+                                   (int)rows.count, plan->model.channels);
+}
+
+/* Behind the last backward pass: the sums over the ranks as they come, and their squares, so that
+ * these are taken while the last ones travel. Where wte's went ahead its rows come before the last
+ * bucket; while they travel their tokens are sorted. */
+G2Z__PRIVATE g2z_status g2z__trainer_collect(g2z_trainer *t) {
+  const g2z_plan *plan = &t->plan;
+  const g2z_collectives *ops = t->comm->ops;
+  int wte = t->unit_buckets[g2z_plan_unit_of_wte(plan)];
+  if (plan->wte_rows) {
+    g2z__embedding_rows rows = g2z__plan_rows(plan);
+    G2Z__TRY(ops->join(t->comm, wte)); /* the tokens came before */
+    G2Z__TRY(t->device->ops->embed_order(
+        t->device, (int32_t *)(t->model.logits + rows.order),
+        (const int32_t *)(t->model.logits + rows.tokens), (int)rows.count));
+  }
+  for (int i = 0; i < plan->buckets; i++) {
+    int bucket = !plan->wte_rows || i < wte - 1 ? i : i < plan->buckets - 1 ? i + 1 : wte - 1;
+    G2Z__TRY(ops->join(t->comm, plan->wte_rows && bucket == wte ? 2 * plan->buckets + 1 : bucket));
+    if (plan->wte_rows && bucket >= wte) G2Z__TRY(g2z__trainer_add_rows(t, bucket));
+    G2Z__TRY(g2z__trainer_squares(t, bucket));
   }
   return G2Z_OK;
 }
@@ -10462,57 +11468,126 @@ G2Z__PRIVATE g2z_status g2z__trainer_begin(void *user, int unit) {
                               (room - kept) * size);
 }
 
-/* A bucket's parameters from those who updated them. */
+/* A bucket's parameters from those who updated them. What lay where they come to has been read by
+ * then: fork(). */
 G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
-  g2z_range range = g2z_plan_bucket(&t->plan, bucket);
-  size_t size = (size_t)t->plan.dtype_bytes;
-  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, range.elements * size);
+  const g2z_plan *plan = &t->plan;
+  size_t n = g2z_plan_bucket(plan, bucket).elements, size = (size_t)plan->dtype_bytes;
+  char *to = t->model.params + g2z_plan_param_bucket(plan, bucket) * size;
+  const char *from = t->model.params + g2z_plan_param_slice(plan, bucket) * size;
+  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, n * size);
   G2Z__TRY(t->comm->ops->fork(t->comm));
-  G2Z__TRY(t->comm->ops->all_gather(t->comm, t->model.params + range.begin * size,
-                                    range.elements));
-  return t->comm->ops->mark(t->comm, t->plan.buckets + bucket);
+  if (plan->strategy == G2Z_STRATEGY_DP) G2Z__TRY(t->comm->ops->broadcast(t->comm, to, n));
+  else G2Z__TRY(t->comm->ops->all_gather(t->comm, to, from, n));
+  return t->comm->ops->mark(t->comm, plan->buckets + bucket);
 }
 
-/* What is stale, in the order in which a forward pass needs it: from the back. */
-G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
-  if (!t->stale || !g2z__trainer_shards_params(t)) return G2Z_OK;
-  for (int bucket = t->stale - 1; bucket >= 0; bucket--)
+/* A unit that takes turns comes to its place, unless it is there. Others have one of their own. */
+G2Z__PRIVATE g2z_status g2z__trainer_fetch(g2z_trainer *t, int unit) {
+  if (!g2z__plan_takes_turns(&t->plan, unit) || t->turn[unit % 2] == unit) return G2Z_OK;
+  for (int bucket = t->unit_buckets[unit + 1] - 1; bucket >= t->unit_buckets[unit]; bucket--)
     G2Z__TRY(g2z__trainer_gather(t, bucket));
+  t->turn[unit % 2] = unit;
+  t->turn_joined[unit % 2] = 0;
+  return G2Z_OK;
+}
+
+/* The device waits for a unit's parameters: of its gathers, that of the bucket in which it begins
+ * was enqueued last. */
+G2Z__PRIVATE g2z_status g2z__trainer_arrive(g2z_trainer *t, int unit) {
+  int bucket = t->unit_buckets[unit], turns = g2z__plan_takes_turns(&t->plan, unit);
+  if (turns ? t->turn_joined[unit % 2] : t->joined <= bucket) return G2Z_OK;
+  if (turns) t->turn_joined[unit % 2] = 1;
+  else t->joined = bucket;
+  return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
+}
+
+/* What is stale and has a place, in the order in which a forward pass needs it: from the back. */
+G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
+  if (!t->stale || !g2z__trainer_gathers(t)) return G2Z_OK;
+  for (int bucket = t->stale - 1; bucket >= 0; bucket--)
+    if (!g2z__plan_takes_turns(&t->plan, g2z__plan_bucket_unit(&t->plan, bucket)))
+      G2Z__TRY(g2z__trainer_gather(t, bucket));
   t->joined = t->stale;
   t->stale = 0;
   return G2Z_OK;
 }
 
-/* Before a unit's parameters are read: the gather that was enqueued last is that of the bucket in
- * which the unit begins. */
+/* Before a unit's parameters are read: they are there, and those of the next one, in the direction
+ * of the pass, come beside what is computed with these. The two that a pass ends with stay: it is
+ * with them that the next one, in the other direction, begins. */
 G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
   g2z_trainer *t = (g2z_trainer *)user;
-  int bucket = t->unit_buckets[unit];
-  if (!g2z__trainer_shards_params(t) || t->joined <= bucket) return G2Z_OK;
-  t->joined = bucket;
-  return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
+  int next = unit + (unit > t->needed) - (unit < t->needed);
+  if (!g2z__trainer_gathers(t)) return G2Z_OK;
+  t->needed = unit;
+  G2Z__TRY(g2z__trainer_fetch(t, unit));
+  G2Z__TRY(g2z__trainer_arrive(t, unit));
+  return g2z__trainer_fetch(t, next);
+}
+
+/* Of the units that take turns, the last that a forward pass finds in its place. */
+G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
+  return t->plan.model.layers > 1 ? t->plan.model.layers - 1 : 1;
+}
+
+/* The two blocks that a forward pass needs first are where they take turns. */
+G2Z__PRIVATE g2z_status g2z__trainer_begin_turns(g2z_trainer *t) {
+  if (!g2z__plan_takes_turns(&t->plan, 1)) return G2Z_OK;
+  for (int unit = t->plan.model.layers; unit >= g2z__trainer_second(t); unit--) {
+    G2Z__TRY(g2z__trainer_fetch(t, unit));
+    G2Z__TRY(g2z__trainer_arrive(t, unit));
+  }
+  return G2Z_OK;
+}
+
+/* Every parameter that has a place is there; unit 0's come last. */
+G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
+  if (!g2z__trainer_gathers(t)) return G2Z_OK;
+  G2Z__TRY(g2z__trainer_refresh(t));
+  G2Z__TRY(g2z__trainer_arrive(t, 0));
+  return g2z__trainer_begin_turns(t);
+}
+
+/* What a graph leaves to its next start: the buckets before this one. */
+G2Z__PRIVATE int g2z__trainer_early(const g2z_trainer *t) {
+  int turns = g2z__plan_takes_turns(&t->plan, 1);
+  return t->unit_buckets[turns ? g2z__trainer_second(t) : g2z_plan_unit_of_block(&t->plan, 0)];
+}
+
+/* A bucket has its new parameters: they go out at once if there is a place for them. */
+G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
+  int unit = g2z__plan_bucket_unit(&t->plan, bucket);
+  if (!g2z__plan_takes_turns(&t->plan, unit)) return g2z__trainer_gather(t, bucket);
+  if (unit < g2z__trainer_second(t) || bucket > t->unit_buckets[unit]) return G2Z_OK;
+  return g2z__trainer_fetch(t, unit);
 }
 
 /* AdamW on what this rank owns; what other ranks need of it goes out bucket after bucket. A graph
- * must end with all its work done: it sends wte and wpe, under the update of the rest, and leaves the
- * rest to its next start, where it hides under the forward pass. */
+ * must end with all its work done: it sends what a forward pass needs first, wte, wpe, and a
+ * block, or two where they take turns, under the update of the rest, and leaves the rest to its
+ * next start, where it hides under the forward pass. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
-  int apart = g2z__trainer_shards_params(t), last = apart ? t->plan.buckets - 1 : 0;
-  int first = t->graphed ? t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)] : 0;
+  int apart = g2z__trainer_gathers(t), last = apart ? t->plan.buckets - 1 : 0;
+  int first = t->graphed ? g2z__trainer_early(t) : 0;
+  t->turn[0] = t->turn[1] = 0;
   for (int bucket = last; bucket >= 0; bucket--) {
     size_t begin = apart ? t->bucket_ranges[bucket] : 0;
     size_t end = apart ? t->bucket_ranges[bucket + 1] : t->range_count;
+    g2z_span_begin(t->device, G2Z_SPAN_ADAMW);
     if (end > begin)
       G2Z__TRY(t->device->ops->adamw(t->device, t->model.params, t->master, t->m, t->v,
                                      t->grad_shard ? t->grad_shard : t->model.grads,
                                      t->ranges + begin, t->host_ranges + begin, end - begin,
                                      &t->config.optimizer, t->state));
-    if (apart && bucket >= first) G2Z__TRY(g2z__trainer_gather(t, bucket));
+    g2z_span_end(t->device, G2Z_SPAN_ADAMW);
+    if (apart && bucket >= first) G2Z__TRY(g2z__trainer_send(t, bucket));
   }
   t->joined = t->plan.buckets;
   t->stale = first;
   if (!apart || !t->graphed) return G2Z_OK;
   t->joined = first;
+  t->turn_joined[0] = t->turn_joined[1] = 1;
   return t->comm->ops->join(t->comm, t->plan.buckets + first);
 }
 
@@ -10521,21 +11596,21 @@ G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
   const g2z_collectives *ops = t->comm->ops;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  g2z_range_begin(t->device, "train/optimizer_step");
-  if (plan->world > 1) {
-    G2Z__TRY(ops->join(t->comm, plan->buckets - 1));
-    for (int bucket = 0; bucket < plan->buckets; bucket++)
-      G2Z__TRY(g2z__trainer_squares(t, bucket));
-  }
+  g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (plan->world > 1) G2Z__TRY(g2z__trainer_collect(t));
   g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1,
                     G2Z_VERDICT_COLUMNS * sizeof(double));
   G2Z__TRY(ops->fork(t->comm));
-  G2Z__TRY(ops->all_gather_rows(t->comm, t->verdict.rows, G2Z_VERDICT_COLUMNS));
+  G2Z__TRY(ops->all_gather_rows(t->comm, G2Z_SPAN_VERDICT, t->verdict.rows,
+                                t->verdict.rows + (size_t)plan->rank * G2Z_VERDICT_COLUMNS,
+                                G2Z_VERDICT_COLUMNS * sizeof(double)));
   G2Z__TRY(ops->mark(t->comm, 2 * plan->buckets));
   G2Z__TRY(ops->join(t->comm, 2 * plan->buckets));
+  g2z_span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
+  g2z_span_end(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(g2z__trainer_update(t));
-  g2z_range_end(t->device);
+  g2z_span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   return G2Z_OK;
 }
 
@@ -10579,7 +11654,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   int unit = 0;
   for (int bucket = 0; bucket < plan->buckets; bucket++) {
     g2z_range of = g2z_plan_bucket(plan, bucket);
-    while (range < t->range_count && t->host_ranges[range].memory < of.begin) range++;
+    size_t shard = g2z_plan_shard_offset(plan, bucket);
+    while (range < t->range_count && t->host_ranges[range].shard < shard) range++;
     t->bucket_ranges[bucket] = range;
     while (unit < plan->units && g2z_plan_unit(plan, unit) < of.begin + of.elements)
       t->unit_buckets[unit++] = bucket;
@@ -10621,6 +11697,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   t->model.plan = &t->plan;
   t->model.device = t->device;
   t->model.need = g2z__trainer_need;
+  t->needed = t->plan.units;
   t->model.begin = g2z__trainer_begin;
   t->model.user = t;
   G2Z__TRY(g2z__trainer_allocate(t));
@@ -10653,7 +11730,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            "dropout=%g\nseed=%" PRIu64 "\nlr=%g\nmin_lr=%g\nbeta1=%g\nbeta2=%g\neps=%g\n"
            "weight_decay=%g\nclip=%g\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
            "loss_scale=%g\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
-           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\n",
+           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\n",
            c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
            c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
            c->bucket_mb, g2z_device_text(g2z_context_device(t->context)), c->graph,
@@ -10661,7 +11738,8 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            (double)o->beta2, (double)o->eps, (double)o->weight_decay, (double)o->clip,
            g2z_schedule_text(o->schedule), o->warmup, o->steps, (double)o->loss_scale,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
-           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0);
+           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0,
+           g2z_strategy_text(c->strategy));
 }
 
 /* Tokens trained on so far, over all ranks. */
@@ -10675,12 +11753,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
   void *memory;
   g2z_comm_config config;
-  config.places = 2 * plan->buckets + 1;
+  config.places = 2 * plan->buckets + 2;
   config.most = plan->bucket_elements;
   config.wire = plan->wire_dtype;
-  config.gather = t->config.gather;
+  config.gather = t->config.gather; /* nothing is gathered where nothing is sharded */
+  if (plan->zero_stage == 0) config.gather = G2Z_GATHER_PLAIN;
   G2Z__TRY(g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm));
-  G2Z__TRY(t->comm->ops->allocate(t->comm, plan->elements * (size_t)plan->dtype_bytes, &memory));
+  G2Z__TRY(t->comm->ops->allocate(t->comm, plan->param_elements * (size_t)plan->dtype_bytes,
+                                  &memory));
   t->model.params = (char *)memory;
   return G2Z_OK;
 }
@@ -10692,17 +11772,19 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ngather=%s\ninit_from=%.1000s\n", t->config.tune,
-           t->config.tuning != NULL, g2z_gather_text(t->config.gather),
-           t->config.init_from ? t->config.init_from : "");
+  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ngather=%s\nrecompute=%s\ninit_from=%.1000s\n",
+           t->config.tune, t->config.tuning != NULL, g2z_gather_text(t->config.gather),
+           g2z_recompute_text(t->config.recompute), t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
   if (t->plan.world > 1 && t->plan.rank == 0)
     g2z__log(t->services, G2Z_LOG_INFO,
-             "%d ranks through %s: ZeRO stage %d, %d buckets of %.1f MiB, parameters gathered: %s",
-             t->plan.world, t->comm->ops->name, t->plan.zero_stage, t->plan.buckets,
+             "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of %.1f MiB, parameters "
+             "gathered: %s", t->plan.world, t->comm->ops->name, g2z_strategy_text(t->plan.strategy),
+             t->plan.zero_stage, t->plan.buckets,
              (double)(t->plan.bucket_elements * (size_t)t->plan.grad_bytes) / 1048576.0,
-             t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
+             t->plan.strategy == G2Z_STRATEGY_DP ? "from rank 0"
+             : t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
@@ -10805,14 +11887,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, 
   t->micro_step = micro_step;
   t->buckets_reduced = 0;
   t->model.complete = g2z__trainer_reduces(t, micro_step) ? g2z__trainer_complete : NULL;
-  g2z_range_begin(t->device, "train/forward");
+  int apart = t->plan.wte_rows && micro_step == t->plan.accum - 1;
+  t->model.embedded = apart ? g2z__trainer_embedded : NULL;
+  g2z_span_begin(t->device, G2Z_SPAN_FORWARD);
   G2Z__TRY(g2z__forward(&t->model, &pass));
   G2Z__TRY(g2z__head(&t->model, &pass, row + G2Z_VERDICT_LOSS, G2Z__HEAD_WITH_GRADIENT, dloss,
                      t->state, mode));
-  g2z_range_end(t->device);
-  g2z_range_begin(t->device, "train/backward");
+  g2z_span_end(t->device, G2Z_SPAN_FORWARD);
+  g2z_span_begin(t->device, G2Z_SPAN_BACKWARD);
+  if (apart) G2Z__TRY(g2z__trainer_send_head(t, pass.x));
   G2Z__TRY(g2z__backward(&t->model, &pass, mode));
-  g2z_range_end(t->device);
+  g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
 }
 
@@ -10835,11 +11920,18 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     g2z__pass pass = g2z__trainer_pass(t, 0);
     g2z_write mode = micro_step ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     t->model.complete = NULL;
+    t->model.embedded = NULL;
     G2Z__TRY(g2z__forward(&t->model, &pass));
     G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_WITH_GRADIENT, 1, t->state, mode));
     G2Z__TRY(g2z__backward(&t->model, &pass, mode));
   }
   return g2z_device_tuning(t->device, text);
+}
+
+/* What lies there takes the place of all: the others do not come along. */
+G2Z__PRIVATE g2z_status g2z__trainer_need_nothing(void *user, int unit) {
+  (void)user, (void)unit;
+  return G2Z_OK;
 }
 
 /* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
@@ -10852,8 +11944,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   t->tuned = 1;
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
   g2z_ranks_phase(ranks, "tuning", t->enqueued, 600);
-  G2Z__TRY(g2z__trainer_refresh(t));
+  G2Z__TRY(g2z__trainer_settle(t));
+  t->model.need = g2z__trainer_need_nothing;
   g2z_status status = t->plan.rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
+  t->model.need = g2z__trainer_need;
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK && text) bytes = strlen(text) + 1;
   if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, &bytes, sizeof bytes);
@@ -10870,13 +11964,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
 
 /* The same as one graph. The first step runs without, so that scratch and algorithms are there. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
-  int early = t->unit_buckets[g2z_plan_unit_of_wpe(&t->plan)]; /* what a graph gathers as it starts */
+  int early = g2z__trainer_early(t);
   if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
-  if (t->stale > early && g2z__trainer_shards_params(t)) { /* parameters were written */
-    G2Z__TRY(g2z__trainer_refresh(t));
-    G2Z__TRY(t->comm->ops->join(t->comm, t->plan.buckets)); /* bucket 0's came last: all are here */
-    t->joined = 0;
-  }
+  /* Behind another graph all is as it must be. Else parameters were written, or a forward pass has
+   * been through the places where blocks take turns. */
+  G2Z__TRY(t->stale > early ? g2z__trainer_settle(t) : g2z__trainer_begin_turns(t));
   t->stale = early;
   if (!t->graph) {
     G2Z__TRY(g2z_graph_begin(t->device));
@@ -11002,9 +12094,11 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
   return g2z__trainer_report(t, t->enqueued, report);
 }
 
-/* The losses of this rank's part of `steps` batches, added up. */
+/* The losses of this rank's part of `steps` batches, added up. *trouble is why there were no
+ * tokens: such a rank goes on with those of an earlier batch, as others may wait for its
+ * parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
-                                              double *sum) {
+                                              double *sum, g2z_status *trouble) {
   g2z_device *dev = t->device;
   size_t tokens = (size_t)t->plan.batch * (size_t)t->plan.seq;
   g2z__pass pass = g2z__trainer_pass(t, 0);
@@ -11013,13 +12107,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
   for (int64_t step = 0; step < steps; step++) {
     const int32_t *x, *y;
     g2z_ranks_phase(g2z_context_ranks(t->context), "validation", t->enqueued, 0); /* progress */
-    G2Z__TRY(g2z_loader_next(loader, &x, &y));
-    G2Z__TRY(g2z__trainer_stage(t, x, y, tokens));
-    g2z_range_begin(dev, "val/forward");
+    if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
+    if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
+    g2z_span_begin(dev, G2Z_SPAN_VAL_FORWARD);
     G2Z__TRY(g2z__forward(&t->model, &pass));
     G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state,
                        G2Z_OVERWRITE));
-    g2z_range_end(dev);
+    g2z_span_end(dev, G2Z_SPAN_VAL_FORWARD);
   }
   G2Z__TRY(dev->ops->download(dev, sum, t->eval_sum, sizeof *sum));
   return dev->ops->synchronize(dev);
@@ -11034,7 +12128,9 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   G2Z__TRY(g2z__trainer_share_tuning(t));
   G2Z__TRY(g2z__trainer_refresh(t));
   g2z_status status = g2z__alloc(t->services, (size_t)t->plan.world, sizeof(double), &sums);
-  if (status == G2Z_OK) status = g2z__trainer_validate(t, loader, steps, &sum);
+  g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &sum, &status);
+  if (enqueued != G2Z_OK) g2z_release(t->services, sums);
+  G2Z__TRY(enqueued); /* its GPU failed: the others wait where no agreement reaches them */
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, &sum, sizeof sum, sums);
   for (int rank = 0; rank < t->plan.world && status == G2Z_OK; rank++)
@@ -11086,7 +12182,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                       int last_only, float *logits) {
   g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
-  g2z_device_tune(t->device, 0);
+  g2z_device_tune(t->device, G2Z_TUNE_OFF);
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
   g2z_device_tune(t->device, t->config.tune);
   return status;
@@ -12299,7 +13395,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   G2Z__TRY(g2z__join_path(t->services, saver->place, "model.safetensors.partial",
                           &saver->model_path));
   size_t begin = 0, end = P;
-  if (plan->zero_stage == 0) {
+  if (g2z__plan_replicates(plan)) {
     begin = (size_t)((uint64_t)P * (uint64_t)plan->rank / (uint64_t)plan->world);
     end = (size_t)((uint64_t)P * (uint64_t)(plan->rank + 1) / (uint64_t)plan->world);
   }
@@ -13392,6 +14488,8 @@ struct g2z_run {
   g2z_tokens prompt, sample;
   char *sample_text;
   g2z_writer *metrics, *log;
+  g2z_events *events;                /* NULL: none */
+  double next_report;                /* g2z_seconds(): when report.html may be written anew */
   char line[640], dataset[128], id[128], started_utc[32];
   double started;
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
@@ -13403,6 +14501,8 @@ struct g2z_run {
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
   double earlier_s;                  /* wall time of this run before it was resumed */
   int64_t stop_signal;               /* that asked to stop; 0: none */
+  int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
+                                      * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
@@ -13430,6 +14530,7 @@ G2Z_API g2z_run_config g2z_run_config_default(void) {
   config.sampling = g2z_sampling_default();
   config.sampling.temperature = 0.8f;
   config.sample_tokens = 64;
+  config.tensorboard = 1;
   return config;
 }
 
@@ -13540,6 +14641,17 @@ G2Z__PRIVATE g2z_status g2z__probe_directory(g2z_services *services, const char 
 
 /* ----- metrics and artifacts ----- */
 
+/* Rank 0: scalars for TensorBoard, in a file that begins with the first of them. */
+G2Z__PRIVATE g2z_status g2z__run_put_events(g2z_run *run, int64_t step, int count,
+                                            const char *const *tags, const double *values) {
+  g2z_status status = G2Z_OK;
+  if (!run->metrics || !run->config.tensorboard) return G2Z_OK;
+  if (!run->events)
+    status = g2z_events_create(run->services, run->config.run_dir, run->resumed + 1, &run->events);
+  if (status == G2Z_OK) status = g2z_events_put(run->events, step, count, tags, values);
+  return g2z__run_hold(run, status);
+}
+
 G2Z__PRIVATE g2z_status g2z__run_write_metrics(g2z_run *run) {
   if (!run->metrics) return G2Z_OK;
   g2z_json_out out;
@@ -13556,7 +14668,15 @@ G2Z__PRIVATE g2z_status g2z__run_write_metrics(g2z_run *run) {
 #undef G2Z__PUT_NUMBER
   g2z_json_end(&out, '}');
   g2z_writer_put(run->metrics, "\n", 1);
-  return g2z__run_hold(run, g2z__writer_flush(run->metrics));
+  G2Z__TRY(g2z__run_hold(run, g2z__writer_flush(run->metrics)));
+#define X(type, name, meaning) "train/" #name,
+  static const char *const tags[] = {G2Z_METRIC_LIST(X)};
+#undef X
+#define X(type, name, meaning) (double)m->name,
+  const double values[] = {G2Z_METRIC_LIST(X)};
+#undef X
+  const int count = (int)(sizeof tags / sizeof *tags);
+  return g2z__run_put_events(run, m->step, count - 1, tags + 1, values + 1); /* without the step */
 }
 
 /* Another line of metrics.jsonl: what took time beside steps, and what came of it (NULL: nothing). */
@@ -13574,6 +14694,17 @@ G2Z__PRIVATE g2z_status g2z__run_write_note(g2z_run *run, const char *name, doub
   g2z_json_end(&out, '}');
   g2z_writer_put(run->metrics, "\n", 1);
   return g2z__run_hold(run, g2z__writer_flush(run->metrics));
+}
+
+/* Rank 0: report.html while the run goes on. It takes a hundredth of the time at most, however long
+ * metrics.jsonl has become. */
+G2Z__PRIVATE g2z_status g2z__run_report_now_and_then(g2z_run *run) {
+  double begin = g2z_seconds();
+  if (!run->metrics || begin < run->next_report) return G2Z_OK;
+  g2z_status status = g2z_report_run(run->services, run->config.run_dir);
+  double end = g2z_seconds();
+  run->next_report = end + 99 * (end - begin);
+  return g2z__run_hold(run, status);
 }
 
 G2Z__PRIVATE void g2z__put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
@@ -13654,6 +14785,8 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
   g2z_json_put_integer(out, "zero_stage", plan->zero_stage);
+  g2z_json_put_string(out, "strategy", g2z_strategy_text(plan->strategy));
+  g2z_json_put_string(out, "recompute", g2z_recompute_text(plan->recompute));
   g2z_json_put_string(out, "dataset_name", run->dataset);
   g2z_json_begin(out, "dataset_subset_sizes", '{');
   g2z_json_put_integer(out, "train", run->train_sequences);
@@ -13663,6 +14796,17 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_begin(out, "deepspeed_config", '{');
   G2Z__PUT_NULLS(out, deepspeed);
   g2z_json_end(out, '}');
+}
+
+/* Of all ranks but 0, whose plans are of one size. */
+G2Z__PRIVATE double g2z__bytes_of_others(const g2z_run *run) {
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  g2z_plan other;
+  if (plan->world == 1) return 0;
+  if (g2z_plan_make(run->services, g2z_trainer_config(run->trainer), plan->device, 1, plan->world,
+                    &other) != G2Z_OK)
+    return NAN;
+  return (double)other.bytes_total * (plan->world - 1);
 }
 
 G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2z__epoch *epoch) {
@@ -13680,16 +14824,19 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
   g2z_json_put_number(out, "tokens_per_sec_global", (double)epoch->tokens / epoch->train_s);
   g2z_json_put_number(out, "train_loss_avg_global", epoch->loss_sum / (double)applied);
   g2z_json_put_number(out, "val_loss_avg_global", epoch->val_loss);
-  /* The plan is all that is allocated, and all ranks' plans are of one size. Reserved is what the GPU
-   * has given away, to whomever. */
-  double gpu = plan->device == G2Z_DEVICE_CUDA ? 1 : NAN, held = gpu * (double)plan->bytes_total;
+  /* The plan is all that is allocated. Reserved is what the GPU has given away, to whomever. */
+  static const char *const memory[] = {"max_cuda_mem_allocated_bytes_rank0",
+                                       "max_cuda_mem_reserved_bytes_rank0",
+                                       "max_cuda_mem_allocated_bytes_global"};
   size_t free_bytes = 0, total_bytes = 0;
-  if (plan->device == G2Z_DEVICE_CUDA)
+  if (plan->device == G2Z_DEVICE_CUDA) { /* integers: readers want no 4.5e+09 for bytes */
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
-  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_rank0", held);
-  g2z_json_put_number(out, "max_cuda_mem_reserved_bytes_rank0",
-                      gpu * (double)(total_bytes - free_bytes));
-  g2z_json_put_number(out, "max_cuda_mem_allocated_bytes_global", held * plan->world);
+    g2z_json_put_integer(out, memory[0], (int64_t)plan->bytes_total);
+    g2z_json_put_integer(out, memory[1], (int64_t)(total_bytes - free_bytes));
+    double others = g2z__bytes_of_others(run);
+    if (isnan(others)) g2z_json_put_null(out, memory[2]);
+    else g2z_json_put_integer(out, memory[2], (int64_t)plan->bytes_total + (int64_t)others);
+  } else G2Z__PUT_NULLS(out, memory);
   g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
   g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
   g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
@@ -13733,6 +14880,11 @@ G2Z__PRIVATE void g2z__put_ending(const g2z_run *run, g2z_json_out *out, const c
   g2z_json_end(out, '}');
 }
 
+/* Of a run without steps 0, which readers can format; null they cannot. */
+G2Z__PRIVATE double g2z__run_tokens_per_s(const g2z_run *run) {
+  return run->train_s > 0 ? (double)run->train_tokens / run->train_s : 0.0;
+}
+
 /* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
 G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer, const char *now,
                                                 double wall_s) {
@@ -13758,8 +14910,7 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer
   g2z_json_begin(out, "summary", '{');
   g2z_json_put_number(out, "total_wall_time_sec", wall_s);
   g2z_json_put_number(out, "best_val_loss", run->best_val_loss);
-  g2z_json_put_number(out, "mean_tokens_per_sec_global",
-                      (double)run->train_tokens / run->train_s);
+  g2z_json_put_number(out, "mean_tokens_per_sec_global", g2z__run_tokens_per_s(run));
   g2z_json_end(out, '}');
   g2z__put_ending(run, out, now);
   g2z_json_end(out, '}');
@@ -13772,7 +14923,16 @@ G2Z__PRIVATE double g2z__run_wall_s(const g2z_run *run) {
   return run->earlier_s + (g2z_seconds() - run->started);
 }
 
-/* Rank 0: the tuning table and training_metrics.json. */
+/* Rank 0: what spans took, and its summary. */
+G2Z__PRIVATE g2z_status g2z__run_write_profile(g2z_run *run) {
+  g2z_span_times times[G2Z_SPAN_COUNT];
+  if (!run->config.profile) return G2Z_OK;
+  G2Z__TRY(g2z_device_span_times(run->trainer->device, times));
+  G2Z__TRY(g2z_profile_write_spans(run->services, run->config.run_dir, times));
+  return g2z_profile_run(run->services, run->config.run_dir);
+}
+
+/* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
 G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, double wall_s) {
   char *path;
   g2z_writer *writer;
@@ -13787,7 +14947,9 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, 
   if (status == G2Z_OK) status = g2z__run_write_artifact(run, writer, now, wall_s);
   g2z_writer_free(writer);
   g2z_release(run->services, path);
-  return status;
+  G2Z__TRY(status);
+  G2Z__TRY(g2z_report_run(run->services, run->config.run_dir));
+  return g2z__run_write_profile(run);
 }
 
 /* Rank 0: the tokenizer beside the weights. */
@@ -13815,8 +14977,7 @@ G2Z__PRIVATE g2z_status g2z__run_complete(g2z_run *run) {
   snprintf(run->line, sizeof run->line,
            "[Rank 0] RUN_COMPLETE checkpoint_path=%.300s world_size=%d tokens_per_sec=%.2f "
            "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
-           g2z_context_world(run->context),
-           run->train_s > 0 ? (double)run->train_tokens / run->train_s : 0.0, wall_s, now);
+           g2z_context_world(run->context), g2z__run_tokens_per_s(run), wall_s, now);
   if (!run->log) return G2Z_OK;
   G2Z__TRY(g2z__run_log(run, run->line));
   G2Z__TRY(g2z__run_write_artifacts(run, now, wall_s));
@@ -13947,6 +15108,7 @@ G2Z__PRIVATE g2z_status g2z__run_save(g2z_run *run, g2z_run_event *event) {
   if (!run->metrics) return G2Z_OK;
   G2Z__TRY(g2z__run_write_note(run, NULL, 0, "save_ms", seconds));
   G2Z__TRY(g2z__run_log(run, run->line));
+  G2Z__TRY(g2z__run_report_now_and_then(run));
   return run->config.keep > 0 ? g2z__run_hold(run, g2z__run_prune(run, run->step)) : G2Z_OK;
 }
 
@@ -14048,6 +15210,11 @@ G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
   if (needs && !config->run_dir)
     return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
                      "%s needs a run_dir, where checkpoints stand", needs);
+  if (config->profile && (!config->run_dir || config->train.graph == 1))
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "profile needs %s", config->run_dir
+                     ? "graph off: nothing can be timed inside a graph"
+                     : "a run_dir, where profiles stand");
+  if (config->profile) config->train.graph = 0;
   if (config->resume && !config->train.train_glob)
     return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "a training is resumed with the token shards "
                      "that it trains on: name them");
@@ -14251,15 +15418,15 @@ G2Z__PRIVATE double g2z__json_number_or_null(g2z_json *json) {
   return NAN;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_run *run, const char *text, size_t bytes,
-                                            g2z__run_line *line) {
+G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *text,
+                                            size_t bytes, g2z__run_line *line) {
   g2z_json json;
   g2z_json_text key;
   memset(line, 0, sizeof *line);
   line->val_loss = line->val_ms = line->save_ms = line->sample_ms = line->epoch_ms = NAN;
   line->metrics.step = -1;
   line->metrics.step_ms = NAN;
-  g2z_json_open(&json, run->services, "metrics.jsonl", text, bytes);
+  g2z_json_open(&json, services, "metrics.jsonl", text, bytes);
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
 #define G2Z__GET_INTEGER g2z_json_integer
@@ -14328,7 +15495,7 @@ G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *text, size_t b
     const char *at = text + *kept;
     const char *end = (const char *)memchr(at, '\n', bytes - *kept);
     g2z__run_line line;
-    if (!end || g2z__run_parse_line(run, at, (size_t)(end - at), &line) != G2Z_OK) break;
+    if (!end || g2z__run_parse_line(run->services, at, (size_t)(end - at), &line) != G2Z_OK) break;
     if (line.metrics.step < 0 || line.metrics.step > run->resumed) break;
     G2Z__TRY(g2z__run_replay_line(run, &line, &spent));
     *kept += (size_t)(end - at) + 1;
@@ -14527,6 +15694,8 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   G2Z__TRY(status);
   if (run->val) G2Z__TRY(g2z__run_val_entropy(run));
   G2Z__TRY(g2z_trainer_create(run->context, train, &run->trainer));
+  if (run->config.profile)
+    G2Z__TRY(g2z__run_agree(run, g2z_device_time_spans(run->trainer->device)));
   g2z__run_price(run);
   G2Z__TRY(g2z__run_begin_epoch(run, 0));
   if (run->steps == 0)
@@ -14534,6 +15703,8 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
                (run->config.sample_tokens > 0 ? G2Z__DUE_SAMPLE : 0) | G2Z__DUE_EPOCH_END |
                G2Z__DUE_FINISH;
   G2Z__TRY(g2z__run_take_up(run));
+  g2z_loader *loader = g2z_trainer_loader(run->trainer);
+  if (loader) run->epoch_step = g2z_loader_tell(loader).step;
   G2Z__TRY(g2z__run_agree(run, g2z__run_open_files(run)));
   if (run->resume) {
     if (!run->continues) run->epoch[0].index = g2z_loader_tell(g2z_trainer_loader(run->trainer)).epoch;
@@ -14571,6 +15742,7 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   g2z_tokens_free(&run->sample);
   g2z_writer_free(run->metrics);
   g2z_writer_free(run->log);
+  g2z_events_free(run->events);
   g2z_release(run->services, run->sample_text);
   g2z_release(run->services, run->step_s);
   g2z_release(run->services, run->epoch);
@@ -14594,7 +15766,8 @@ G2Z__PRIVATE g2z_status g2z__run_train(g2z_run *run, g2z_report *report) {
   G2Z__TRY(g2z_trainer_step(run->trainer, report));
   int64_t step = ++run->step;
   run->step_s_of[step % 2] = g2z_seconds() - begin;
-  run->epoch_ends = g2z_loader_tell(g2z_trainer_loader(run->trainer)).step == 0;
+  run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;
+  run->epoch_ends = run->epoch_step == 0;
   int last = step == run->steps, epoch_end = last || run->epoch_ends;
   if (run->val && (epoch_end || (config->val_every > 0 && step % config->val_every == 0)))
     run->due |= G2Z__DUE_VALIDATION;
@@ -14672,7 +15845,10 @@ G2Z__PRIVATE g2z_status g2z__run_validate(g2z_run *run, g2z_run_event *event) {
            "perplexity %.2f | %.2f s", run->step, run->steps, loss, fabs(run->val_entropy - loss),
            loss <= run->val_entropy ? "under" : "over", exp(loss), seconds);
   G2Z__TRY(g2z__run_write_note(run, "val_loss", loss, "val_ms", seconds));
-  return g2z__run_log(run, run->line);
+  static const char *const tag = "val/loss";
+  G2Z__TRY(g2z__run_put_events(run, run->step, 1, &tag, &loss));
+  G2Z__TRY(g2z__run_log(run, run->line));
+  return g2z__run_report_now_and_then(run);
 }
 
 /* Text that a terminal can take: what is not valid UTF-8, and control characters other than tab and
@@ -14681,9 +15857,7 @@ G2Z__PRIVATE void g2z__printable(const char *text, size_t bytes, char *to) {
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   while (at < end) {
     size_t length = g2z__utf8_length(at, end);
-    int control = *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
-                  (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
-    int keep = length > 0 && !control;
+    int keep = length > 0 && !g2z__utf8_control(at, length);
     memcpy(to, keep ? (const char *)at : "\xef\xbf\xbd", keep ? length : 3);
     to += keep ? length : 3;
     at += length ? length : 1;
@@ -14830,10 +16004,11 @@ G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2z__run_advance(run, event);
-  if (status != G2Z_OK) { /* into train.log as well, but a failure to write must not replace it */
+  if (status != G2Z_OK) { /* into train.log as well; a failure to write must not replace it */
     char sentence[G2Z_ERROR_BYTES];
     memcpy(sentence, run->services->error, sizeof sentence);
     g2z__run_log(run, sentence);
+    if (run->metrics && status != G2Z_STOPPED) g2z_report_run(run->services, run->config.run_dir);
     memcpy(run->services->error, sentence, sizeof sentence);
   }
   return status;
@@ -15102,6 +16277,2390 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
   return G2Z_OK;
 }
 
+/* ===== >>i20 report ======================================================
+ * In:  numbers, and text of any origin. Out: pages.
+ * Law: what comes from outside is escaped or a number; a number that cannot be drawn is a gap. */
+
+/* ----- pages ----- */
+
+enum { /* what is open: the next thing of another kind closes it */
+  G2Z__PAGE_PLAIN,
+  G2Z__PAGE_FACTS,
+  G2Z__PAGE_TABLE,
+  G2Z__PAGE_CHARTS
+};
+
+struct g2z_page {
+  g2z_services *services;
+  g2z_writer *writer;
+  int open;
+  int columns, cell;                 /* of the table that is open: cells put so far */
+};
+
+/* Eight colours that differ for colour-blind eyes too, by their lightness as well as their hue. */
+static const char g2z__page_style[] =
+    ":root{color-scheme:light dark;--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;"
+    "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;--s4:#b07d00;"
+    "--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}\n"
+    "@media (prefers-color-scheme:dark){:root{--page:#131416;--card:#1b1d20;--line:#303338;"
+    "--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;"
+    "--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;--s7:#aab3bf}}\n"
+    "*{box-sizing:border-box}\n"
+    "body{margin:0 auto;max-width:1400px;padding:clamp(16px,3vw,40px);background:var(--page);"
+    "color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}\n"
+    "h1{font-size:1.6rem;line-height:1.2;margin:0 0 1rem}\n"
+    "h2{font-size:1.15rem;margin:2rem 0 .6rem}\n"
+    "p{max-width:70ch;margin:.5rem 0}\n"
+    "dl,.charts{display:grid;gap:12px;margin:1rem 0}\n"
+    "dl{grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr));gap:10px 24px}\n"
+    "dt{color:var(--soft);font-size:.8rem}\n"
+    "dd{margin:0}\n"
+    ".long{grid-column:1/-1;order:1}\n"
+    ".long dd{font:.87rem/1.5 ui-monospace,monospace}\n"
+    ".long span{display:inline-block}\n"
+    ".charts{grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}\n"
+    "figure{margin:0;padding:14px 14px 8px;background:var(--card);border:1px solid var(--line);"
+    "border-radius:8px;break-inside:avoid}\n"
+    "figcaption b{font-weight:600}\n"
+    "figcaption span,.legend,caption{color:var(--soft);font-size:.85rem}\n"
+    "figcaption span{margin-left:.6em}\n"
+    ".legend{display:flex;flex-wrap:wrap;gap:0 1em}\n"
+    ".legend span::before{content:'';display:inline-block;width:1.3em;margin-right:.4em;"
+    "border-top:3px solid var(--c);vertical-align:.22em}\n"
+    ".legend .dash::before{border-top-style:dashed;border-top-width:2px}\n"
+    "svg{display:block;width:100%;height:auto;margin-top:6px}\n"
+    "svg text{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}\n"
+    "svg .end{text-anchor:end}\n"
+    "svg .mid{text-anchor:middle}\n"
+    "svg .grid{stroke:var(--grid)}\n"
+    "svg .axis{stroke:var(--line)}\n"
+    "svg .series{fill:none;stroke:var(--c);stroke-width:1.7;stroke-linejoin:round;"
+    "stroke-linecap:round}\n"
+    "svg .many{stroke-width:1.1}\n"
+    "svg .dash{stroke-dasharray:5 5;stroke-width:1.4}\n"
+    "svg .dot{fill:var(--c);stroke:var(--card);stroke-width:1.2}\n"
+    "svg .bar{fill:var(--c)}\n"
+    "svg .whisker{stroke:var(--text);stroke-width:1.2;fill:none;opacity:.65}\n"
+    ".scroll{overflow-x:auto;margin:1rem 0}\n"
+    "table{border-collapse:collapse;font-variant-numeric:tabular-nums;overflow-wrap:normal}\n"
+    "caption{text-align:left;padding-bottom:.4rem}\n"
+    "th,td{padding:.32rem .9rem .32rem 0;border-bottom:1px solid var(--line);text-align:right;"
+    "white-space:nowrap}\n"
+    "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
+    "th:first-child,td:first-child{text-align:left}\n"
+    "@media (max-width:480px){svg text{font-size:14px}dl{grid-template-columns:1fr 1fr}}\n"
+    "@media print{:root{color-scheme:light;font-size:11px;--page:#fff;--card:#fff;--line:#bbb;"
+    "--grid:#e4e4e4;--text:#000;--soft:#444;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
+    "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}body{max-width:none;padding:0;"
+    "font-size:11px}.charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
+    "th,td{white-space:normal}h2{break-after:avoid}tr{break-inside:avoid}}\n";
+
+/* Text of any origin: markup is escaped; what is no UTF-8 or steers a terminal becomes U+FFFD. */
+G2Z__PRIVATE void g2z__page_escape(g2z_writer *writer, const char *text) {
+  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  while (at < end) {
+    size_t length = g2z__utf8_length(at, end);
+    const char *entity = *at == '&' ? "&amp;" : *at == '<' ? "&lt;" : *at == '>' ? "&gt;"
+                         : *at == '"' ? "&quot;" : *at == '\'' ? "&#39;" : NULL;
+    if (length == 0 || g2z__utf8_control(at, length)) entity = "\xef\xbf\xbd";
+    if (entity) g2z_writer_put(writer, entity, strlen(entity));
+    else g2z_writer_put(writer, at, length);
+    at += length ? length : 1;
+  }
+}
+
+/* What was formatted, whatever its length; freed with g2z_release. NULL when memory ran out, which
+ * sticks. */
+G2Z__PRIVATE char *g2z__page_format(g2z_page *page, const char *format, va_list arguments) {
+  va_list again;
+  void *memory = NULL;
+  va_copy(again, arguments);
+  int length = vsnprintf(NULL, 0, format, again);
+  va_end(again);
+  if (length < 0) {
+    g2z__writer_fail(page->writer, errno, "format text for");
+    return NULL;
+  }
+  g2z_status status = g2z__alloc(page->services, (size_t)length + 1, 1, &memory);
+  if (status != G2Z_OK) g2z__writer_stick(page->writer, status);
+  else vsnprintf((char *)memory, (size_t)length + 1, format, arguments);
+  return (char *)memory;
+}
+
+G2Z__PRIVATE void g2z__page_put(g2z_page *page, const char *markup) {
+  g2z_writer_put(page->writer, markup, strlen(markup));
+}
+
+/* Closes what is open unless it is of this kind. */
+G2Z__PRIVATE void g2z__page_open(g2z_page *page, int kind) {
+  static const char *const begin[] = {"", "<dl>\n", "", "<div class=charts>\n"};
+  static const char *const end[] = {"", "</dl>\n", "</tbody></table></div>\n", "</div>\n"};
+  if (page->open == kind && kind != G2Z__PAGE_TABLE) return;
+  if (page->open == G2Z__PAGE_TABLE && page->cell) g2z__page_put(page, "</tr>\n");
+  g2z__page_put(page, end[page->open]);
+  g2z__page_put(page, begin[kind]);
+  page->open = kind;
+}
+
+G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
+                                   g2z_page **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_page), &memory));
+  g2z_page *page = (g2z_page *)memory;
+  page->services = services;
+  g2z_status status = g2z_writer_create(services, path, &page->writer);
+  if (status != G2Z_OK) {
+    g2z_page_free(page);
+    return status;
+  }
+  g2z__page_put(page, "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
+                      "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
+                      "<meta name=color-scheme content=\"light dark\">\n<title>");
+  g2z__page_escape(page->writer, title);
+  g2z__page_put(page, "</title>\n<style>\n");
+  g2z__page_put(page, g2z__page_style);
+  g2z__page_put(page, "</style>\n<body>\n<h1>");
+  g2z__page_escape(page->writer, title);
+  g2z__page_put(page, "</h1>\n");
+  *out = page;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
+  g2z__page_open(page, G2Z__PAGE_PLAIN);
+  g2z__page_put(page, "<h2>");
+  g2z__page_escape(page->writer, text);
+  g2z__page_put(page, "</h2>\n");
+}
+
+G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  char *text = g2z__page_format(page, format, arguments);
+  va_end(arguments);
+  g2z__page_open(page, G2Z__PAGE_PLAIN);
+  g2z__page_put(page, "<p>");
+  if (text) g2z__page_escape(page->writer, text);
+  g2z__page_put(page, "</p>\n");
+  g2z_release(page->services, text);
+}
+
+/* A command line breaks between words, and not in "--steps" as browsers would. Cuts up `text`. */
+G2Z__PRIVATE void g2z__page_words(g2z_page *page, char *text) {
+  while (*text) {
+    char *end = text + strcspn(text, " "), space = *end;
+    *end = 0;
+    g2z__page_put(page, "<span>");
+    g2z__page_escape(page->writer, text);
+    g2z__page_put(page, space ? "</span> " : "</span>");
+    text = end + (space != 0);
+  }
+}
+
+G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  char *text = g2z__page_format(page, format, arguments);
+  va_end(arguments);
+  int is_long = text && strlen(text) > 60;
+  g2z__page_open(page, G2Z__PAGE_FACTS);
+  g2z__page_put(page, is_long ? "<div class=long><dt>" : "<div><dt>");
+  g2z__page_escape(page->writer, name);
+  g2z__page_put(page, "</dt><dd>");
+  if (is_long) g2z__page_words(page, text);
+  else if (text) g2z__page_escape(page->writer, text);
+  g2z__page_put(page, "</dd></div>\n");
+  g2z_release(page->services, text);
+}
+
+G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
+                            const char *const *headers) {
+  G2Z_ASSERT(columns > 0);
+  g2z__page_open(page, G2Z__PAGE_TABLE);
+  page->columns = columns;
+  page->cell = 0;
+  g2z__page_put(page, "<div class=scroll><table>");
+  if (caption) {
+    g2z__page_put(page, "<caption>");
+    g2z__page_escape(page->writer, caption);
+    g2z__page_put(page, "</caption>");
+  }
+  g2z__page_put(page, "<thead><tr>");
+  for (int i = 0; i < columns; i++) {
+    g2z__page_put(page, "<th>");
+    g2z__page_escape(page->writer, headers[i]);
+  }
+  g2z__page_put(page, "</tr></thead><tbody>\n");
+}
+
+G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
+  G2Z_ASSERT(page->open == G2Z__PAGE_TABLE);
+  va_list arguments;
+  va_start(arguments, format);
+  char *text = g2z__page_format(page, format, arguments);
+  va_end(arguments);
+  g2z__page_put(page, page->cell ? "<td>" : "<tr><td>");
+  if (text) g2z__page_escape(page->writer, *text ? text : "\xe2\x80\x93");
+  if (++page->cell == page->columns) {
+    g2z__page_put(page, "</tr>\n");
+    page->cell = 0;
+  }
+  g2z_release(page->services, text);
+}
+
+G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
+  g2z__page_open(page, G2Z__PAGE_PLAIN);
+  g2z__page_put(page, "</body>\n</html>\n");
+  return g2z_writer_commit(page->writer);
+}
+
+G2Z_API void g2z_page_free(g2z_page *page) {
+  if (!page) return;
+  g2z_writer_free(page->writer);
+  g2z_release(page->services, page);
+}
+
+/* ----- scales ----- */
+
+#define G2Z__CHART_WIDTH 440.0 /* one is about 1 px on a wide page, and 0.72 px on a telephone */
+#define G2Z__CHART_HEIGHT 260.0
+#define G2Z__TICKS 12
+#define G2Z__OWN_TICKS 8
+
+typedef struct g2z__scale {
+  double low, high;                  /* values, */
+  double from, to;                   /* and where they are drawn */
+  int log;
+  double step;                       /* between ticks of a linear scale; 0: they are data */
+  double tick[G2Z__TICKS];
+  int ticks;
+} g2z__scale;
+
+typedef struct g2z__extent {         /* of all values of an axis */
+  double low, high, positive;        /* NaN: none; positive: the least that is */
+  int whole;                         /* all are integers */
+  double value[G2Z__OWN_TICKS + 1];  /* the different ones, in order; */
+  int values;                        /* more than G2Z__OWN_TICKS: there are more */
+} g2z__extent;
+
+static const g2z__extent g2z__nothing = {NAN, NAN, NAN, 1, {0}, 0};
+
+/* Far from the ends of a double, so that no scale overflows; NaN: a gap. */
+G2Z__PRIVATE double g2z__drawable(double value) {
+  if (!isfinite(value) || fabs(value) > 1e30) return NAN;
+  return fabs(value) < 1e-30 ? 0 : value;
+}
+
+G2Z__PRIVATE void g2z__extent_add(g2z__extent *e, double value) {
+  value = g2z__drawable(value);
+  if (isnan(value)) return;
+  if (!(e->low <= value)) e->low = value; /* the first one: against NaN */
+  if (!(e->high >= value)) e->high = value;
+  if (value > 0 && !(e->positive <= value)) e->positive = value;
+  if (value != floor(value)) e->whole = 0;
+  int i = 0;
+  if (e->values > G2Z__OWN_TICKS) return;
+  while (i < e->values && e->value[i] < value) i++;
+  if (i < e->values && e->value[i] == value) return;
+  memmove(e->value + i + 1, e->value + i, (size_t)(e->values - i) * sizeof(double));
+  e->value[i] = value;
+  e->values++;
+}
+
+/* 1, 2, 2.5 or 5 times a power of ten, so that about `count` of it make up the span. */
+G2Z__PRIVATE double g2z__round_step(double span, int count, int whole) {
+  double raw = span / count, power = pow(10, floor(log10(raw))), lead = raw / power;
+  int quarter = lead > 2 && lead <= 2.5 && !(whole && power < 10);
+  double step = power * (lead <= 1 ? 1 : lead <= 2 ? 2 : quarter ? 2.5 : lead <= 5 ? 5 : 10);
+  return whole && step < 1 ? 1 : step;
+}
+
+/* Ticks at 1, 2, 5 within few decades, else at powers of ten, or at some of them. */
+G2Z__PRIVATE void g2z__log_ticks(g2z__scale *s) {
+  int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
+  int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
+  for (int power = first; power <= last; power += every)
+    for (int lead = 1; lead <= 5; lead += lead == 2 ? 3 : 1) { /* 1, 2, 5 */
+      double tick = lead * pow(10, power);
+      int shown = (lead == 1 || fine) && tick >= s->low * 0.999 && tick <= s->high * 1.001;
+      if (shown && s->ticks < G2Z__TICKS) s->tick[s->ticks++] = tick;
+    }
+}
+
+/* The nearest of 1, 2, 5 times a power of ten beyond `value`, below or above. */
+G2Z__PRIVATE double g2z__log_bound(double value, int above) {
+  double power = pow(10, floor(log10(value) + 1e-9)), lead = value / power;
+  if (above) return power * (lead <= 1.001 ? 1 : lead <= 2.001 ? 2 : lead <= 5.001 ? 5 : 10);
+  return power * (lead >= 4.999 ? 5 : lead >= 1.999 ? 2 : 1);
+}
+
+/* `rounded`: the ends are ticks, as of a y axis; else they are the first and the last value. */
+G2Z__PRIVATE void g2z__scale_make(g2z__scale *s, const g2z__extent *e, g2z_axis axis, int rounded) {
+  memset(s, 0, sizeof *s);
+  s->low = isnan(e->low) ? 0 : e->low;
+  s->high = isnan(e->high) ? 1 : e->high;
+  s->log = (axis == G2Z_AXIS_LOG && e->positive < e->high) ||
+           (axis == G2Z_AXIS_AUTO && e->low > 0 && e->high / e->low > 1000);
+  if (s->log) {
+    s->low = rounded ? g2z__log_bound(e->positive, 0) : e->positive;
+    if (rounded) s->high = g2z__log_bound(e->high, 1);
+  } else {
+    if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
+    if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;
+    double size = fmax(fabs(s->low), fabs(s->high));
+    int one = s->high - s->low <= 1e-9 * size; /* value: in the middle, and its own tick */
+    if (one) {
+      s->low -= size > 0 ? size / 10 : 1;
+      s->high += size > 0 ? size / 10 : 1;
+      rounded = 0;
+    }
+    s->step = g2z__round_step(s->high - s->low, 5, e->whole);
+    if (rounded) {
+      s->low = floor(s->low / s->step + 1e-6) * s->step;
+      s->high = ceil(s->high / s->step - 1e-6) * s->step;
+    }
+  }
+  if (!rounded && e->values <= G2Z__OWN_TICKS) { /* few values: ticks right there */
+    s->step = 0;
+    for (int i = 0; i < e->values; i++)
+      if (e->value[i] > 0 || !s->log) s->tick[s->ticks++] = e->value[i];
+  } else if (s->log) g2z__log_ticks(s);
+  else
+    for (double i = ceil(s->low / s->step - 1e-6);
+         i * s->step <= s->high + 1e-6 * s->step && s->ticks < G2Z__TICKS; i++)
+      s->tick[s->ticks++] = i * s->step;
+}
+
+/* Where a value is drawn; NaN: nowhere. */
+G2Z__PRIVATE double g2z__scale_at(const g2z__scale *s, double value) {
+  value = g2z__drawable(value);
+  if (s->log && !(value > 0)) return NAN;
+  double part = s->log ? log(value / s->low) / log(s->high / s->low)
+                       : (value - s->low) / (s->high - s->low);
+  return s->from + part * (s->to - s->from);
+}
+
+/* "2,500" would be wide: "2.5k". All ticks of a linear scale have one unit and as many decimals as
+ * the step needs. */
+G2Z__PRIVATE void g2z__tick_text(const g2z__scale *s, double value, char out[32]) {
+  double size = s->step > 0 ? fmax(fabs(s->low), fabs(s->high)) : fabs(value), unit = 1;
+  char suffix[8] = "";
+  if (size >= 1e15 || (size < 1e-2 && size > 0)) {
+    int power = (int)floor(log10(size) + 1e-9);
+    unit = pow(10, power);
+    snprintf(suffix, sizeof suffix, "e%d", power);
+  } else if (size >= 1e4) {
+    unit = size >= 1e12 ? 1e12 : size >= 1e9 ? 1e9 : size >= 1e6 ? 1e6 : 1e3;
+    snprintf(suffix, sizeof suffix, "%s",
+             size >= 1e12 ? "T" : size >= 1e9 ? "G" : size >= 1e6 ? "M" : "k");
+  }
+  if (s->step > 0) {
+    int decimals = 0;
+    for (double rest = s->step / unit; decimals < 6 && fabs(rest - round(rest)) > 1e-6; rest *= 10)
+      decimals++;
+    snprintf(out, 24, "%.*f", decimals, value / unit);
+  } else snprintf(out, 24, "%.4g", value / unit);
+  g2z__plain_number(out);
+  if (value == 0) snprintf(out, 32, "0");
+  else strcat(out, suffix);
+}
+
+/* ----- charts ----- */
+
+/* A coordinate, to a tenth, whatever the locale writes for a decimal point. */
+G2Z__PRIVATE void g2z__svg_number(g2z_writer *writer, const char *before, double value) {
+  long tenths = lround(value * 10);
+  g2z_writer_printf(writer, "%s%s%ld.%ld", before, tenths < 0 ? "-" : "", labs(tenths) / 10,
+                    labs(tenths) % 10);
+}
+
+G2Z__PRIVATE void g2z__svg_line(g2z_writer *writer, const char *kind, double x1, double y1,
+                                double x2, double y2) {
+  g2z_writer_printf(writer, "<path class=%s d=\"M", kind);
+  g2z__svg_number(writer, "", x1);
+  g2z__svg_number(writer, " ", y1);
+  g2z__svg_number(writer, "L", x2);
+  g2z__svg_number(writer, " ", y2);
+  g2z_writer_put(writer, "\"/>", 3);
+}
+
+G2Z__PRIVATE void g2z__svg_text(g2z_writer *writer, const char *kind, double x, double y,
+                                const char *text) {
+  g2z_writer_printf(writer, "<text class=%s", kind);
+  g2z__svg_number(writer, " x=\"", x);
+  g2z__svg_number(writer, "\" y=\"", y);
+  g2z_writer_put(writer, "\">", 2);
+  g2z__page_escape(writer, text);
+  g2z_writer_put(writer, "</text>\n", 8);
+}
+
+/* A vertical or horizontal line between two values, with feet. */
+G2Z__PRIVATE void g2z__svg_whisker(g2z_writer *writer, double x1, double y1, double x2, double y2) {
+  if (isnan(x1 + y1 + x2 + y2)) return;
+  double across = x1 == x2 ? 3.5 : 0, down = x1 == x2 ? 0 : 3.5;
+  g2z__svg_line(writer, "whisker", x1, y1, x2, y2);
+  g2z__svg_line(writer, "whisker", x1 - across, y1 - down, x1 + across, y1 + down);
+  g2z__svg_line(writer, "whisker", x2 - across, y2 - down, x2 + across, y2 + down);
+}
+
+/* Title, legend and the opening of the picture. */
+G2Z__PRIVATE void g2z__chart_head(g2z_page *page, const g2z_chart *chart, double height) {
+  g2z_writer *writer = page->writer;
+  g2z__page_put(page, "<figure><figcaption><b>");
+  g2z__page_escape(writer, chart->title);
+  g2z__page_put(page, "</b>");
+  if (chart->about) {
+    g2z__page_put(page, "<span>");
+    g2z__page_escape(writer, chart->about);
+    g2z__page_put(page, "</span>");
+  }
+  g2z__page_put(page, "</figcaption>\n");
+  if (chart->series_count > 1) {
+    g2z__page_put(page, "<div class=legend>");
+    for (int i = 0; i < chart->series_count; i++) {
+      int dashed = chart->series[i].mark == G2Z_MARK_DASHED;
+      g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\">", dashed ? " class=dash" : "",
+                        i);
+      g2z__page_escape(writer, chart->series[i].name);
+      g2z__page_put(page, "</span>");
+    }
+    g2z__page_put(page, "</div>\n");
+  }
+  g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"",
+                    (int)G2Z__CHART_WIDTH, (int)height);
+  g2z__page_escape(writer, chart->title);
+  g2z__page_put(page, "\">\n");
+}
+
+/* The grid, and what stands beside its lines. */
+G2Z__PRIVATE void g2z__chart_axes(g2z_page *page, const g2z_chart *chart, const g2z__scale *x,
+                                  const g2z__scale *y) {
+  char text[32];
+  double free_from = 0; /* ticks that are data may be too near to each other */
+  for (int i = 0; i < y->ticks; i++) {
+    double at = g2z__scale_at(y, y->tick[i]);
+    g2z__tick_text(y, y->tick[i], text);
+    g2z__svg_line(page->writer, "grid", x->from, at, x->to, at);
+    g2z__svg_text(page->writer, "end", x->from - 6, at + 4, text);
+  }
+  g2z__svg_line(page->writer, "axis", x->from, y->from, x->to, y->from);
+  for (int i = 0; i < x->ticks; i++) {
+    double at = g2z__scale_at(x, x->tick[i]);
+    g2z__tick_text(x, x->tick[i], text);
+    double half = 4 * (double)strlen(text) + 2;
+    if (at - half < free_from) continue;
+    free_from = at + half;
+    g2z__svg_line(page->writer, "axis", at, y->from, at, y->from + 4);
+    g2z__svg_text(page->writer, "mid", at, y->from + 17, text);
+  }
+  if (chart->x_name)
+    g2z__svg_text(page->writer, "mid", (x->from + x->to) / 2, y->from + 33, chart->x_name);
+}
+
+/* The least and the most of points [begin, end), in their order; fewer where there are not two.
+ * *gap: one of them cannot be drawn. */
+G2Z__PRIVATE int g2z__chart_extremes(const g2z_series *series, const g2z__scale *x,
+                                     const g2z__scale *y, size_t begin, size_t end, size_t out[2],
+                                     int *gap) {
+  size_t least = end, most = end;
+  *gap = 0;
+  for (size_t i = begin; i < end; i++) {
+    if (isnan(g2z__scale_at(x, series->x[i]) + g2z__scale_at(y, series->y[i]))) {
+      *gap = 1;
+      continue;
+    }
+    if (least == end || series->y[i] < series->y[least]) least = i;
+    if (most == end || series->y[i] > series->y[most]) most = i;
+  }
+  if (least == end) return 0;
+  out[0] = least < most ? least : most;
+  out[1] = least < most ? most : least;
+  return out[0] == out[1] ? 1 : 2;
+}
+
+/* A point alone between two gaps is a line of no length, which round ends make a dot. */
+G2Z__PRIVATE void g2z__chart_line(g2z_writer *writer, const g2z_series *series, int index,
+                                  const g2z__scale *x, const g2z__scale *y) {
+  size_t stretch = series->count <= G2Z_CHART_POINTS
+                       ? 1 : (series->count + G2Z_CHART_POINTS / 2 - 1) / (G2Z_CHART_POINTS / 2);
+  int drawn = 0;                     /* points since the last gap */
+  g2z_writer_printf(writer, "<path class=\"series%s%s\" style=\"--c:var(--s%d)\" d=\"",
+                    series->mark == G2Z_MARK_DASHED ? " dash" : "",
+                    series->count > 200 ? " many" : "", index);
+  for (size_t begin = 0; begin < series->count; begin += stretch) {
+    size_t end = series->count - begin < stretch ? series->count : begin + stretch, point[2];
+    int gap, points = g2z__chart_extremes(series, x, y, begin, end, point, &gap);
+    for (int i = 0; i < points; i++, drawn++) {
+      g2z__svg_number(writer, drawn ? "L" : "M", g2z__scale_at(x, series->x[point[i]]));
+      g2z__svg_number(writer, " ", g2z__scale_at(y, series->y[point[i]]));
+    }
+    if (drawn == 1 && (gap || end == series->count)) g2z_writer_put(writer, "h0", 2);
+    if (gap) drawn = 0;
+  }
+  g2z_writer_put(writer, "\"/>\n", 4);
+}
+
+/* Whiskers and points; a pointer that rests on one is told its values. */
+G2Z__PRIVATE void g2z__chart_points(g2z_writer *writer, const g2z_series *series, int index,
+                                    const g2z__scale *x, const g2z__scale *y) {
+  char text[32];
+  for (size_t i = 0; i < series->count; i++) {
+    double at = g2z__scale_at(x, series->x[i]), up = g2z__scale_at(y, series->y[i]);
+    if (series->low)
+      g2z__svg_whisker(writer, at, g2z__scale_at(y, series->low[i]), at,
+                       g2z__scale_at(y, series->high[i]));
+    if (isnan(at + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
+    g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5", index);
+    g2z__svg_number(writer, " cx=\"", at);
+    g2z__svg_number(writer, "\" cy=\"", up);
+    g2z_writer_put(writer, "\"><title>", 9);
+    g2z__page_escape(writer, series->name);
+    snprintf(text, sizeof text, "%.9g", series->y[i]);
+    g2z__plain_number(text);
+    g2z_writer_printf(writer, ": %s</title></circle>\n", text);
+  }
+}
+
+G2Z__PRIVATE void g2z__chart_lines(g2z_page *page, const g2z_chart *chart) {
+  g2z__extent across = g2z__nothing, up = g2z__nothing;
+  g2z__scale x, y;
+  char text[32];
+  size_t widest = 0;
+  for (int i = 0; i < chart->series_count; i++) {
+    const g2z_series *series = &chart->series[i];
+    for (size_t at = 0; at < series->count; at++) {
+      g2z__extent_add(&across, series->x[at]);
+      g2z__extent_add(&up, series->y[at]);
+      if (series->low) g2z__extent_add(&up, series->low[at]);
+      if (series->high) g2z__extent_add(&up, series->high[at]);
+    }
+  }
+  g2z__scale_make(&x, &across, chart->x_axis == G2Z_AXIS_AUTO ? G2Z_AXIS_LINEAR : chart->x_axis, 0);
+  g2z__scale_make(&y, &up, chart->y_axis, 1);
+  for (int i = 0; i < y.ticks; i++) {
+    g2z__tick_text(&y, y.tick[i], text);
+    if (strlen(text) > widest) widest = strlen(text);
+  }
+  x.from = 12 + 7.5 * (double)widest;
+  x.to = G2Z__CHART_WIDTH - 14;
+  y.from = G2Z__CHART_HEIGHT - (chart->x_name ? 40 : 24);
+  y.to = 10;
+  g2z__chart_head(page, chart, G2Z__CHART_HEIGHT);
+  g2z__chart_axes(page, chart, &x, &y);
+  if (isnan(across.low + up.low))
+    g2z__svg_text(page->writer, "mid", (x.from + x.to) / 2, (y.from + y.to) / 2, "no values");
+  for (int i = 0; i < chart->series_count; i++)
+    g2z__chart_line(page->writer, &chart->series[i], i, &x, &y);
+  for (int i = 0; i < chart->series_count; i++)
+    g2z__chart_points(page->writer, &chart->series[i], i, &x, &y);
+}
+
+/* One bar and its value; nothing where the value is not known. */
+G2Z__PRIVATE void g2z__chart_bar(g2z_writer *writer, const g2z_series *series, int index, size_t at,
+                                 const g2z__scale *x, double top) {
+  double end = at < series->count ? g2z__scale_at(x, series->y[at]) : NAN, text_at = end;
+  char text[32];
+  if (isnan(end)) return;
+  if (end < x->from) end = x->from;
+  g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12", index);
+  g2z__svg_number(writer, " x=\"", x->from);
+  g2z__svg_number(writer, "\" y=\"", top);
+  g2z__svg_number(writer, "\" width=\"", end - x->from);
+  g2z_writer_put(writer, "\"/>", 3);
+  if (series->low) {
+    double high = g2z__scale_at(x, series->high[at]);
+    g2z__svg_whisker(writer, g2z__scale_at(x, series->low[at]), top + 6, high, top + 6);
+    if (high > text_at) text_at = high;
+  }
+  g2z__scale own = *x;
+  own.step = 0; /* its own unit and decimals */
+  g2z__tick_text(&own, series->y[at], text);
+  g2z__svg_text(writer, "value", text_at + 6, top + 10, text);
+}
+
+/* Bars lie, so that their labels have room; a group for each label. */
+G2Z__PRIVATE void g2z__chart_bars(g2z_page *page, const g2z_chart *chart) {
+  g2z__extent extent = g2z__nothing;
+  g2z__scale x, y;
+  size_t groups = 0, widest = 0;
+  for (int i = 0; i < chart->series_count; i++) {
+    const g2z_series *series = &chart->series[i];
+    if (series->count > groups) groups = series->count;
+    for (size_t at = 0; at < series->count; at++) {
+      g2z__extent_add(&extent, series->y[at]);
+      if (series->high) g2z__extent_add(&extent, series->high[at]);
+    }
+  }
+  for (size_t at = 0; at < groups; at++)
+    if (strlen(chart->labels[at]) > widest) widest = strlen(chart->labels[at]);
+  g2z__scale_make(&x, &extent, G2Z_AXIS_ZERO, 1);
+  x.from = fmin(12 + 7.5 * (double)widest, 0.45 * G2Z__CHART_WIDTH);
+  x.to = G2Z__CHART_WIDTH - 52;      /* room for the value behind the longest bar */
+  double group = 14.0 * chart->series_count + 10;
+  memset(&y, 0, sizeof y);
+  y.to = 4;
+  y.from = y.to + group * (double)groups;
+  g2z__chart_head(page, chart, y.from + (chart->x_name ? 40 : 24));
+  for (int i = 0; i < x.ticks; i++) {
+    double at = g2z__scale_at(&x, x.tick[i]);
+    g2z__svg_line(page->writer, "grid", at, y.to, at, y.from);
+  }
+  g2z__chart_axes(page, chart, &x, &y);
+  for (size_t at = 0; at < groups; at++) {
+    double top = y.to + group * (double)at + 5;
+    g2z__svg_text(page->writer, "end", x.from - 6, top + (group - 10) / 2 + 3, chart->labels[at]);
+    for (int i = 0; i < chart->series_count; i++)
+      g2z__chart_bar(page->writer, &chart->series[i], i, at, &x, top + 14 * i);
+  }
+}
+
+G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
+  G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
+  g2z__page_open(page, G2Z__PAGE_CHARTS);
+  if (chart->labels) g2z__chart_bars(page, chart);
+  else g2z__chart_lines(page, chart);
+  g2z__page_put(page, "</svg></figure>\n");
+}
+
+/* ----- TensorBoard's events ----- */
+
+/* A record of tensorflow/core/lib/io/record_writer.h: u64 length, its masked CRC-32C, a protobuf
+ * Event, its masked CRC-32C. */
+#define G2Z__EVENT_BYTES 4096
+
+struct g2z_events {
+  g2z_services *services;
+  g2z_writer *writer;
+  g2z__crc crc;
+  unsigned char data[G2Z__EVENT_BYTES];
+  size_t used;
+};
+
+G2Z__PRIVATE void g2z__event_bytes(g2z_events *e, const void *bytes, size_t count) {
+  G2Z_ASSERT(e->used + count <= sizeof e->data);
+  memcpy(e->data + e->used, bytes, count);
+  e->used += count;
+}
+
+G2Z__PRIVATE void g2z__event_varint(g2z_events *e, uint64_t value) {
+  unsigned char bytes[10];
+  size_t count = 0;
+  for (; value >= 128; value >>= 7) bytes[count++] = (unsigned char)(value | 128);
+  bytes[count++] = (unsigned char)value;
+  g2z__event_bytes(e, bytes, count);
+}
+
+/* Field number and wire type of protobuf: 0 varint, 1 eight bytes, 2 a length and bytes, 5 four. */
+G2Z__PRIVATE void g2z__event_key(g2z_events *e, int field, int type) {
+  g2z__event_varint(e, (uint64_t)(field << 3 | type));
+}
+
+/* Event.wall_time, and its step. */
+G2Z__PRIVATE void g2z__event_begin(g2z_events *e, int64_t step) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  e->used = 0;
+  g2z__event_key(e, 1, 1);
+  g2z__event_bytes(e, &seconds, sizeof seconds);
+  g2z__event_key(e, 2, 0);
+  g2z__event_varint(e, (uint64_t)step);
+}
+
+G2Z__PRIVATE uint32_t g2z__event_mask(const g2z_events *e, const void *bytes, size_t count) {
+  uint32_t sum = g2z__crc32c(&e->crc, 0, bytes, count);
+  return (sum >> 15 | sum << 17) + 0xa282ead8u;
+}
+
+G2Z__PRIVATE g2z_status g2z__event_end(g2z_events *e) {
+  uint64_t length = e->used;
+  uint32_t sum = g2z__event_mask(e, &length, sizeof length);
+  g2z_writer_put(e->writer, &length, sizeof length);
+  g2z_writer_put(e->writer, &sum, sizeof sum);
+  sum = g2z__event_mask(e, e->data, e->used);
+  g2z_writer_put(e->writer, e->data, e->used);
+  g2z_writer_put(e->writer, &sum, sizeof sum);
+  return g2z__writer_flush(e->writer);
+}
+
+/* Two starts in one second must not share a file: the second one waits for no clock, it takes the
+ * next second's name. */
+G2Z__PRIVATE g2z_status g2z__events_path(g2z_services *services, const char *directory,
+                                         char **path) {
+  char host[128] = "", name[200];
+  long long seconds = (long long)time(NULL);
+  gethostname(host, sizeof host - 1);
+  for (;; seconds++) {
+    snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s", seconds, host);
+    G2Z__TRY(g2z__join_path(services, directory, name, path));
+    if (access(*path, F_OK) != 0) return G2Z_OK;
+    g2z_release(services, *path);
+  }
+}
+
+/* The version that TensorBoard looks for, and where this file takes over from earlier ones. */
+G2Z__PRIVATE g2z_status g2z__events_head(g2z_events *e, int64_t first_step) {
+  static const char version[] = "brain.Event:2";
+  g2z__event_begin(e, 0);
+  g2z__event_key(e, 3, 2);
+  g2z__event_varint(e, sizeof version - 1);
+  g2z__event_bytes(e, version, sizeof version - 1);
+  G2Z__TRY(g2z__event_end(e));
+  if (first_step <= 1) return G2Z_OK;
+  g2z__event_begin(e, first_step);
+  g2z__event_key(e, 7, 2); /* SessionLog { status: START } */
+  g2z__event_varint(e, 2);
+  g2z__event_key(e, 1, 0);
+  g2z__event_varint(e, 1);
+  return g2z__event_end(e);
+}
+
+G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
+                                     int64_t first_step, g2z_events **out) {
+  void *memory;
+  char *path;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_events), &memory));
+  g2z_events *e = (g2z_events *)memory;
+  e->services = services;
+  g2z__crc_init(&e->crc);
+  g2z_status status = g2z__events_path(services, directory, &path);
+  if (status == G2Z_OK) {
+    status = g2z__stream_create(services, path, "", 0, &e->writer);
+    g2z_release(services, path);
+  }
+  if (status == G2Z_OK) {
+    status = g2z__events_head(e, first_step);
+    if (status != G2Z_OK) unlink(e->writer->path);
+  }
+  if (status != G2Z_OK) g2z_events_free(e);
+  else *out = e;
+  return status;
+}
+
+G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const char *const *tags,
+                                  const double *values) {
+  G2Z_ASSERT(count <= 32);
+  g2z__event_begin(e, step);
+  size_t before = e->used, bytes = 0, length;
+  for (int pass = 0; pass < 2; pass++) { /* a length stands before what it counts */
+    if (pass) {
+      g2z__event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
+      g2z__event_varint(e, bytes);
+    }
+    for (int i = 0; i < count; i++) {
+      float value = (float)values[i];
+      if (!isfinite(value)) continue;
+      length = strlen(tags[i]);
+      G2Z_ASSERT(length < 64);
+      bytes += length + 9;
+      if (!pass) continue;
+      g2z__event_key(e, 1, 2);
+      g2z__event_varint(e, length + 7);
+      g2z__event_key(e, 1, 2);
+      g2z__event_varint(e, length);
+      g2z__event_bytes(e, tags[i], length);
+      g2z__event_key(e, 2, 5);
+      g2z__event_bytes(e, &value, sizeof value);
+    }
+    if (bytes == 0) return G2Z_OK;
+  }
+  G2Z_ASSERT(e->used > before);
+  return g2z__event_end(e);
+}
+
+G2Z_API void g2z_events_free(g2z_events *e) {
+  if (!e) return;
+  g2z_writer_free(e->writer);
+  g2z_release(e->services, e);
+}
+
+/* ----- JSON files that tell about a run ----- */
+
+typedef struct g2z__told {
+  g2z_services *services;
+  char *path, *text;                 /* text NULL: there is no such file */
+  size_t bytes;
+} g2z__told;
+
+G2Z__PRIVATE void g2z__told_free(g2z__told *told) {
+  g2z_release(told->services, told->path);
+  g2z_release(told->services, told->text);
+  told->path = told->text = NULL;
+}
+
+/* DIRECTORY/name, an object of correct JSON; a file that is not there tells nothing. */
+G2Z__PRIVATE g2z_status g2z__told_read(g2z_services *services, const char *directory,
+                                       const char *name, g2z__told *told) {
+  g2z_json json;
+  memset(told, 0, sizeof *told);
+  told->services = services;
+  G2Z__TRY(g2z__join_path(services, directory, name, &told->path));
+  if (access(told->path, F_OK) != 0) return G2Z_OK;
+  G2Z__TRY(g2z_read_file(services, told->path, (size_t)1 << 26, &told->text, &told->bytes));
+  g2z_json_open(&json, services, told->path, told->text, told->bytes);
+  if (g2z_json_peek(&json) != '{') return g2z_json_fail(&json, "%s must hold an object", name);
+  g2z_json_skip(&json);
+  return g2z_json_close(&json);
+}
+
+/* 1: *json stands at the value of "summary.best_val_loss" or "epochs.0.steps". */
+G2Z__PRIVATE int g2z__told_at(const g2z__told *told, const char *at, g2z_json *json) {
+  g2z_json_text key;
+  if (!told->text) return 0;
+  g2z_json_open(json, told->services, told->path, told->text, told->bytes);
+  while (*at) {
+    char part[64], open = g2z_json_peek(json);
+    size_t length = strcspn(at, ".");
+    int found = 0, index = 0;
+    snprintf(part, sizeof part, "%.*s", (int)length, at);
+    if ((open != '{' && open != '[') || !g2z_json_enter(json, open)) return 0;
+    while (!found && g2z_json_next(json, open == '{' ? '}' : ']', &key)) {
+      found = open == '{' ? g2z_json_is(&key, part) : index++ == atoi(part);
+      if (!found) g2z_json_skip(json);
+    }
+    if (!found) return 0;
+    at += length + (at[length] == '.');
+  }
+  return 1;
+}
+
+/* NaN: there is no such number. */
+G2Z__PRIVATE double g2z__told_number(const g2z__told *told, const char *at) {
+  g2z_json json;
+  if (!g2z__told_at(told, at, &json) || !strchr("-0123456789", g2z_json_peek(&json))) return NAN;
+  return g2z_json_number(&json);
+}
+
+/* NULL: there is no such text; else freed with g2z_release. */
+G2Z__PRIVATE g2z_status g2z__told_text(const g2z__told *told, const char *at, char **out) {
+  g2z_json json;
+  void *memory;
+  *out = NULL;
+  if (!g2z__told_at(told, at, &json) || g2z_json_peek(&json) != '"') return G2Z_OK;
+  g2z_json_text text = g2z_json_string(&json);
+  G2Z__TRY(g2z__alloc(told->services, text.bytes + 1, 1, &memory));
+  g2z_json_unescape(&text, (unsigned char *)memory);
+  *out = (char *)memory;
+  return G2Z_OK;
+}
+
+/* ----- the report of a run ----- */
+
+enum { /* columns: the metrics of each step, and what is made from them */
+#define X(type, name, meaning) G2Z__COLUMN_##name,
+  G2Z_METRIC_LIST(X)
+#undef X
+  G2Z__COLUMN_skips,                 /* steps that were skipped so far */
+  G2Z__COLUMN_val_step, G2Z__COLUMN_val_loss,
+  G2Z__COLUMNS
+};
+
+typedef struct g2z__curves {
+  g2z_services *services;
+  double *column[G2Z__COLUMNS];      /* [steps], the last two [validations]; one block of memory */
+  size_t steps, validations;
+  int64_t skips;
+  double spent_s[5];                 /* training, waiting for tokens, validation, saving, samples */
+} g2z__curves;
+
+static const char *const g2z__spent_names[] = {"training", "waiting for tokens", "validation",
+                                               "checkpoints", "samples"};
+
+/* Charts in the order of the page; a second series of -1: there is none. One whose values are all
+ * the same becomes a line in the head of the page. */
+static const struct {
+  const char *title, *about;
+  g2z_axis axis;
+  int series[2];
+  const char *names[2];
+} g2z__report_charts[] = {
+    {"Loss", "nats per token", G2Z_AXIS_AUTO, {G2Z__COLUMN_loss, G2Z__COLUMN_val_loss},
+     {"training", "validation"}},
+    {"Learning rate", NULL, G2Z_AXIS_ZERO, {G2Z__COLUMN_lr, -1}, {"learning rate", NULL}},
+    {"Gradient norm", "before clipping", G2Z_AXIS_AUTO, {G2Z__COLUMN_grad_norm, -1},
+     {"gradient norm", NULL}},
+    {"Loss scale", NULL, G2Z_AXIS_AUTO, {G2Z__COLUMN_loss_scale, -1}, {"loss scale", NULL}},
+    {"Skipped steps", "so far", G2Z_AXIS_ZERO, {G2Z__COLUMN_skips, -1}, {"skipped steps", NULL}},
+    {"Throughput", "tokens per second, all ranks", G2Z_AXIS_ZERO, {G2Z__COLUMN_tok_s, -1},
+     {"tokens per second", NULL}},
+    {"Utilisation", "share of the device's peak", G2Z_AXIS_ZERO, {G2Z__COLUMN_mfu, -1},
+     {"model flops utilisation", NULL}},
+    {"Waiting", "ms per step", G2Z_AXIS_ZERO, {G2Z__COLUMN_exposed_comm_ms, G2Z__COLUMN_data_ms},
+     {"exposed communication, ms", "tokens, ms"}},
+    {"Memory", "GiB per device, as planned", G2Z_AXIS_ZERO, {G2Z__COLUMN_mem_gib, -1},
+     {"planned memory per device, GiB", NULL}}};
+
+/* A line of metrics.jsonl, into the columns and sums. */
+G2Z__PRIVATE void g2z__curves_take(g2z__curves *c, const g2z__run_line *line) {
+  const g2z_metrics *m = &line->metrics;
+  const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line->val_ms, line->save_ms,
+                       line->sample_ms};
+  int is_step = !isnan(m->step_ms);
+  for (int i = is_step ? 0 : 2; i < 5; i++)
+    if (isfinite(ms[i])) c->spent_s[i] += ms[i] * 1e-3;
+  if (!isnan(line->val_loss)) {
+    c->column[G2Z__COLUMN_val_step][c->validations] = (double)m->step;
+    c->column[G2Z__COLUMN_val_loss][c->validations++] = line->val_loss;
+  }
+  if (!is_step) return;
+#define X(type, name, meaning) c->column[G2Z__COLUMN_##name][c->steps] = (double)m->name;
+  G2Z_METRIC_LIST(X)
+#undef X
+  c->skips += m->skipped != 0;
+  c->column[G2Z__COLUMN_skips][c->steps++] = (double)c->skips;
+}
+
+G2Z__PRIVATE g2z_status g2z__curves_fill(g2z__curves *c, const char *path, const char *text,
+                                         size_t bytes) {
+  size_t at = 0;
+  for (int number = 1; at < bytes; number++) {
+    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
+    char sentence[G2Z_ERROR_BYTES];
+    g2z__run_line line;
+    if (!end) break; /* it is being written, or was when the machine went down */
+    g2z_status status = g2z__run_parse_line(c->services, text + at, (size_t)(end - text) - at,
+                                            &line);
+    if (status == G2Z_OK && line.metrics.step < 0)
+      status = g2z__fail(c->services, G2Z_FORMAT, "it has no step");
+    if (status != G2Z_OK) {
+      memcpy(sentence, c->services->error, sizeof sentence);
+      return g2z__fail(c->services, status, "%.300s, line %d: %.400s: it is damaged, or no run's",
+                       path, number, sentence);
+    }
+    g2z__curves_take(c, &line);
+    at = (size_t)(end - text) + 1;
+  }
+  return G2Z_OK;
+}
+
+/* The whole of metrics.jsonl. */
+G2Z__PRIVATE g2z_status g2z__curves_read(g2z_services *services, const char *run_dir,
+                                         g2z__curves *c) {
+  char *path, *text = NULL;
+  size_t bytes = 0, lines = 0;
+  void *memory = NULL;
+  memset(c, 0, sizeof *c);
+  c->services = services;
+  G2Z__TRY(g2z__join_path(services, run_dir, "metrics.jsonl", &path));
+  g2z_status status = g2z_read_file(services, path, (size_t)1 << 40, &text, &bytes);
+  for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
+  if (status == G2Z_OK)
+    status = g2z__alloc(services, lines, G2Z__COLUMNS * sizeof(double), &memory);
+  for (int i = 0; i < G2Z__COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
+  if (status == G2Z_OK) status = g2z__curves_fill(c, path, text, bytes);
+  g2z_release(services, text);
+  g2z_release(services, path);
+  return status;
+}
+
+/* 1: all values that are known are one and the same, which is *value; NaN: none is known. */
+G2Z__PRIVATE int g2z__column_constant(const double *column, size_t count, double *value) {
+  *value = NAN;
+  for (size_t i = 0; i < count; i++) {
+    if (isnan(column[i])) continue;
+    if (isnan(*value)) *value = column[i];
+    if (column[i] != *value) return 0;
+  }
+  return 1;
+}
+
+/* The series of a chart of which something is known; *varies: they are worth a picture. */
+G2Z__PRIVATE int g2z__report_series(const g2z__curves *c, int chart, g2z_series series[2],
+                                    double constant[2], int *varies) {
+  int count = 0;
+  *varies = 0;
+  memset(series, 0, 2 * sizeof *series);
+  for (int i = 0; i < 2; i++) {
+    int column = g2z__report_charts[chart].series[i], val = column == G2Z__COLUMN_val_loss;
+    if (column < 0) continue;
+    g2z_series *s = &series[count];
+    s->name = g2z__report_charts[chart].names[i];
+    s->x = c->column[val ? G2Z__COLUMN_val_step : G2Z__COLUMN_step];
+    s->y = c->column[column];
+    s->count = val ? c->validations : c->steps;
+    s->mark = s->count <= 64 ? G2Z_MARK_POINTS : G2Z_MARK_LINE;
+    int same = g2z__column_constant(s->y, s->count, &constant[count]);
+    if (!same) *varies = 1;
+    if (!same || !isnan(constant[count])) count++;
+  }
+  return count;
+}
+
+#define G2Z__REPORT_CHARTS ((int)(sizeof g2z__report_charts / sizeof *g2z__report_charts))
+
+/* In the head of the page: what was the same in all steps. */
+G2Z__PRIVATE void g2z__report_constants(g2z_page *page, const g2z__curves *c) {
+  g2z_series series[2];
+  double constant[2];
+  char text[32];
+  for (int i = 0; i < G2Z__REPORT_CHARTS; i++) {
+    int varies, count = g2z__report_series(c, i, series, constant, &varies);
+    for (int k = 0; k < count && !varies; k++) {
+      snprintf(text, sizeof text, "%.6g", constant[k]);
+      g2z__plain_number(text);
+      g2z_page_fact(page, series[k].name, "%s", text);
+    }
+  }
+}
+
+G2Z__PRIVATE void g2z__report_draw(g2z_page *page, const g2z__curves *c) {
+  g2z_series series[2];
+  double constant[2];
+  for (int i = 0; i < G2Z__REPORT_CHARTS; i++) {
+    g2z_chart chart;
+    int varies, count = g2z__report_series(c, i, series, constant, &varies);
+    if (!varies) continue;
+    memset(&chart, 0, sizeof chart);
+    chart.title = g2z__report_charts[i].title;
+    chart.about = g2z__report_charts[i].about;
+    chart.x_name = "step";
+    chart.y_axis = g2z__report_charts[i].axis;
+    chart.series = series;
+    chart.series_count = count;
+    g2z_page_chart(page, &chart);
+  }
+  g2z_chart spent;
+  memset(&spent, 0, sizeof spent);
+  memset(series, 0, sizeof series);
+  series[0].name = "seconds";
+  series[0].y = c->spent_s;
+  series[0].count = sizeof c->spent_s / sizeof *c->spent_s;
+  spent.title = "Where the time went";
+  spent.about = "s";
+  spent.labels = g2z__spent_names;
+  spent.series = series;
+  spent.series_count = 1;
+  g2z_page_chart(page, &spent);
+}
+
+/* What the head of the page says of a run that has ended, and of one that has not. */
+typedef struct g2z__report_fact {
+  const char *name, *at;
+} g2z__report_fact;
+static const g2z__report_fact g2z__ended_facts[] = {
+    {"model", "training_config.model_name"},
+    {"size", "training_config.model_size"},
+    {"GPU", "hardware.gpu_name"},
+    {"ranks", "hardware.world_size"},
+    {"host", "host.hostname"},
+    {"system", "host.os"},
+    {"CUDA", "env.cuda_version"},
+    {"NCCL", "env.nccl_version"},
+    {"precision", "training_config.precision"},
+    {"ZeRO stage", "training_config.zero_stage"},
+    {"data", "training_config.dataset_name"},
+    {"tokens per sequence", "training_config.seq_len"},
+    {"sequences per rank and micro-step", "training_config.micro_batch_size_per_gpu"},
+    {"micro-steps", "training_config.grad_accum_steps"},
+    {"sequences per step", "training_config.global_batch_size"},
+    {"peak learning rate", "training_config.lr"},
+    {"wall time, s", "summary.total_wall_time_sec"},
+    {"mean tokens per second", "summary.mean_tokens_per_sec_global"},
+    {"best validation loss", "summary.best_val_loss"},
+    {"started", "timestamp_utc"},
+    {"commit", "git_commit"},
+    {"command", "command_line"}};
+static const g2z__report_fact g2z__running_facts[] = {
+    {"ranks", "world_size"},       {"host of rank 0", "rank0_host"}, {"launcher", "launcher"},
+    {"started", "timestamp_utc"},  {"commit", "git_commit"},         {"command", "command_line"}};
+
+G2Z__PRIVATE g2z_status g2z__report_facts(g2z_page *page, const g2z__told *told,
+                                          const g2z__report_fact *facts, size_t count) {
+  char number[32], *text;
+  for (size_t i = 0; i < count; i++) {
+    G2Z__TRY(g2z__told_text(told, facts[i].at, &text));
+    double value = text ? NAN : g2z__told_number(told, facts[i].at);
+    snprintf(number, sizeof number, "%.7g", value);
+    g2z__plain_number(number);
+    if (text || !isnan(value)) g2z_page_fact(page, facts[i].name, "%s", text ? text : number);
+    g2z_release(told->services, text);
+  }
+  return G2Z_OK;
+}
+
+typedef struct g2z__run_files {      /* what a run directory tells about the run */
+  g2z__told metrics, launcher, failure;
+} g2z__run_files;
+
+/* Steps that training_metrics.json knows of: not all, when the run has gone on since. */
+G2Z__PRIVATE size_t g2z__report_steps(const g2z__told *metrics) {
+  char at[48];
+  double steps = 0, more;
+  for (int i = 0;; i++, steps += more) {
+    snprintf(at, sizeof at, "epochs.%d.steps", i);
+    more = g2z__told_number(metrics, at);
+    if (!(more >= 0)) return (size_t)steps;
+  }
+}
+
+/* How the run ended, in the head of the page. */
+G2Z__PRIVATE g2z_status g2z__report_result(g2z_page *page, const g2z__run_files *files,
+                                           const g2z__curves *curves) {
+  char *reason = NULL, *detail = NULL, now[32];
+  g2z_status status = G2Z_OK;
+  g2z_utc_now(now);
+  if (files->failure.text) status = g2z__told_text(&files->failure, "sentence", &detail);
+  else if (g2z__report_steps(&files->metrics) == curves->steps) {
+    status = g2z__told_text(&files->metrics, "shutdown.reason", &reason);
+    if (status == G2Z_OK) status = g2z__told_text(&files->metrics, "shutdown.signal", &detail);
+  }
+  if (files->failure.text) g2z_page_fact(page, "result", "failed: %s", detail ? detail : "?");
+  else if (reason)
+    g2z_page_fact(page, "result", "%s%s%s", reason, detail ? ": " : "", detail ? detail : "");
+  else g2z_page_fact(page, "result", "it had not ended at %s", now);
+  g2z_release(files->metrics.services, reason);
+  g2z_release(files->metrics.services, detail);
+  return status;
+}
+
+/* Epoch by epoch, from training_metrics.json. */
+G2Z__PRIVATE void g2z__report_epochs(g2z_page *page, const g2z__told *metrics) {
+  enum { COLUMNS = 9 };
+  static const struct {
+    const char *header, *name, *format;
+    double factor;
+  } columns[COLUMNS] = {
+      {"epoch", "epoch_idx", "%.0f", 1},
+      {"steps", "steps", "%.0f", 1},
+      {"tokens", "tokens_processed_global", "%.0f", 1},
+      {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
+      {"training loss", "train_loss_avg_global", "%.4f", 1},
+      {"validation loss", "val_loss_avg_global", "%.4f", 1},
+      {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
+      {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
+      {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
+  const char *headers[COLUMNS];
+  char at[64], text[32];
+  for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
+  for (int epoch = 0;; epoch++) {
+    snprintf(at, sizeof at, "epochs.%d.steps", epoch);
+    if (isnan(g2z__told_number(metrics, at))) return;
+    if (epoch == 0) {
+      g2z_page_heading(page, "Epochs");
+      g2z_page_table(page, NULL, COLUMNS, headers);
+    }
+    for (int i = 0; i < COLUMNS; i++) {
+      snprintf(at, sizeof at, "epochs.%d.%s", epoch, columns[i].name);
+      double value = g2z__told_number(metrics, at) * columns[i].factor;
+      text[0] = 0;
+      if (fabs(value) < 1e18) { /* neither NaN nor longer than `text` */
+        snprintf(text, sizeof text, columns[i].format, value);
+        g2z__plain_number(text);
+      }
+      g2z_page_cell(page, "%s", text);
+    }
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__report_write(g2z_services *services, const char *run_dir,
+                                          const g2z__run_files *files, const g2z__curves *curves) {
+  const char *slash = strrchr(run_dir, '/'), *name = slash && slash[1] ? slash + 1 : run_dir;
+  char *path, title[300];
+  g2z_page *page;
+  int ended = files->metrics.text != NULL;
+  snprintf(title, sizeof title, "Run %.280s", name);
+  G2Z__TRY(g2z__join_path(services, run_dir, "report.html", &path));
+  g2z_status status = g2z_page_create(services, path, title, &page);
+  g2z_release(services, path);
+  G2Z__TRY(status);
+  status = g2z__report_result(page, files, curves);
+  if (status == G2Z_OK)
+    status = ended ? g2z__report_facts(page, &files->metrics, g2z__ended_facts,
+                                       sizeof g2z__ended_facts / sizeof *g2z__ended_facts)
+                   : g2z__report_facts(page, &files->launcher, g2z__running_facts,
+                                       sizeof g2z__running_facts / sizeof *g2z__running_facts);
+  g2z__report_constants(page, curves);
+  g2z_page_heading(page, "Curves");
+  g2z__report_draw(page, curves);
+  g2z__report_epochs(page, &files->metrics);
+  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_page_free(page);
+  return status;
+}
+
+G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
+  g2z__run_files files;
+  g2z__curves curves;
+  char *version = NULL;
+  memset(&files, 0, sizeof files);
+  files.launcher.services = files.failure.services = services; /* g2z__told_free needs them */
+  g2z_status status = g2z__curves_read(services, run_dir, &curves);
+  if (status == G2Z_OK)
+    status = g2z__told_read(services, run_dir, "training_metrics.json", &files.metrics);
+  if (status == G2Z_OK) status = g2z__told_text(&files.metrics, "schema_version", &version);
+  if (status == G2Z_OK && files.metrics.text && (!version || strcmp(version, "2.0") != 0))
+    status = g2z__fail(services, G2Z_FORMAT,
+                       "%s is of schema_version %.20s, and 2.0 is what can be read: is it a run's?",
+                       files.metrics.path, version ? version : "none");
+  if (status == G2Z_OK)
+    status = g2z__told_read(services, run_dir, "launcher_metadata.json", &files.launcher);
+  if (status == G2Z_OK)
+    status = g2z__told_read(services, run_dir, "RUN_FAILED.json", &files.failure);
+  if (status == G2Z_OK) status = g2z__report_write(services, run_dir, &files, &curves);
+  g2z_release(services, version);
+  g2z_release(services, curves.column[0]);
+  files.metrics.services = services;
+  g2z__told_free(&files.metrics);
+  g2z__told_free(&files.launcher);
+  g2z__told_free(&files.failure);
+  return status;
+}
+
+/* ----- profiles ----- */
+
+#define G2Z__PROFILE_TOP 5
+
+/* Written so that one reader serves for this table and for those of nsys. */
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  char *directory, *path, host[128] = "", name[160], percent[32];
+  g2z_writer *writer;
+  double total_s = 0;
+  gethostname(host, sizeof host - 1);
+  snprintf(name, sizeof name, "timers_%s.txt", host);
+  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z_make_directory(services, directory);
+  if (status == G2Z_OK) status = g2z__join_path(services, directory, name, &path);
+  g2z_release(services, directory);
+  G2Z__TRY(status);
+  status = g2z_writer_create(services, path, &writer);
+  g2z_release(services, path);
+  G2Z__TRY(status);
+  g2z_writer_printf(writer, " ** NVTX Range Summary (train --profile):\n\n"
+                            " Time (%%)   Total Time (ns)  Instances         Avg (ns)         "
+                            "Min (ns)         Max (ns)  Range\n"
+                            " --------  ----------------  ---------  ---------------  "
+                            "---------------  ---------------  -------------------\n");
+  int order[G2Z_SPAN_COUNT], count = 0; /* what took most first */
+  for (int i = 0; i < G2Z_SPAN_COUNT; i++) {
+    int at = count;
+    if (!times[i].count) continue;
+    total_s += times[i].total_s;
+    for (; at > 0 && times[order[at - 1]].total_s < times[i].total_s; at--)
+      order[at] = order[at - 1];
+    order[at] = i;
+    count++;
+  }
+  for (int i = 0; i < count; i++) {
+    const g2z_span_times *s = &times[order[i]];
+    snprintf(percent, sizeof percent, "%.1f", total_s > 0 ? 100 * s->total_s / total_s : 0);
+    g2z__plain_number(percent);
+    g2z_writer_printf(writer, " %8s  %16.0f  %9" PRId64 "  %15.0f  %15.0f  %15.0f  :%s\n", percent,
+                      s->total_s * 1e9, s->count, s->total_s * 1e9 / (double)s->count,
+                      s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)order[i]));
+  }
+  status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+typedef struct g2z__ranked {         /* a row of a table; texts lie in the file's text */
+  double percent;
+  char total[48];                    /* "1234567 ns" */
+  const char *name, *raw;
+  size_t name_bytes, raw_bytes;
+} g2z__ranked;
+
+typedef struct g2z__profile {
+  g2z_services *services;
+  g2z__ranked top[2][G2Z__PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
+  int count[2];
+  char **inputs, **texts;            /* names of files, what they hold */
+  size_t input_count, input_capacity;
+  char **reports;                    /* nsys_*.nsys-rep */
+  size_t report_count, report_capacity;
+} g2z__profile;
+
+static const char *const g2z__profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
+static const char *const g2z__profile_kinds[] = {"nvtx", "osrt"};
+
+/* Into the top list of its kind, behind those of the same share. */
+G2Z__PRIVATE void g2z__profile_rank(g2z__profile *p, int kind, const g2z__ranked *row) {
+  int at = p->count[kind];
+  while (at > 0 && p->top[kind][at - 1].percent < row->percent) at--;
+  if (at == G2Z__PROFILE_TOP) return;
+  int moved = p->count[kind] - at - (p->count[kind] == G2Z__PROFILE_TOP);
+  memmove(&p->top[kind][at + 1], &p->top[kind][at], (size_t)moved * sizeof *row);
+  p->top[kind][at] = *row;
+  if (p->count[kind] < G2Z__PROFILE_TOP) p->count[kind]++;
+}
+
+typedef struct g2z__stats {          /* a text of `nsys stats`, line by line */
+  g2z__profile *profile;
+  const char *path;
+  int number, kind;                  /* line; table that it belongs to, -1: none that counts */
+  int sections;                      /* tables that count */
+  char unit[8];                      /* of the total time */
+  size_t column[3];                  /* where share, total and name begin; column[2] 0: not known */
+} g2z__stats;
+
+G2Z__PRIVATE g2z_status g2z__stats_fail(const g2z__stats *s, const char *why) {
+  return g2z__fail(s->profile->services, G2Z_FORMAT,
+                   "%.400s, line %d: %s: it is damaged, or not what `nsys stats` printed", s->path,
+                   s->number, why);
+}
+
+/* The line of dashes: where columns begin. The name is the last one. */
+G2Z__PRIVATE g2z_status g2z__stats_columns(g2z__stats *s, const char *line, size_t bytes) {
+  int columns = 0;
+  for (size_t i = 0; i < bytes; i++) {
+    if (line[i] != '-' || (i > 0 && line[i - 1] == '-')) continue;
+    s->column[columns < 2 ? columns : 2] = i;
+    columns++;
+  }
+  return columns >= 3 ? G2Z_OK : g2z__stats_fail(s, "a table of fewer than three columns");
+}
+
+/* The first number in [from, to) of a line, without the commas between its digits. */
+G2Z__PRIVATE int g2z__stats_number(const g2z__stats *s, const char *line, size_t from, size_t to,
+                                   char text[40], double *value) {
+  g2z_json json;
+  size_t used = 0;
+  while (from < to && line[from] == ' ') from++;
+  for (; from < to && line[from] != ' ' && used < 39; from++)
+    if (line[from] != ',') text[used++] = line[from];
+  text[used] = 0;
+  g2z_json_open(&json, s->profile->services, s->path, text, used);
+  *value = g2z_json_number(&json);
+  return g2z_json_close(&json) == G2Z_OK && *value >= 0;
+}
+
+/* " 53.9  2,765,967  14,244 ...  PushPop  :train/forward". */
+G2Z__PRIVATE g2z_status g2z__stats_row(g2z__stats *s, const char *line, size_t bytes) {
+  g2z__ranked row;
+  char text[40];
+  double total;
+  memset(&row, 0, sizeof row);
+  if (bytes <= s->column[2] ||
+      !g2z__stats_number(s, line, 0, s->column[1], text, &row.percent) || row.percent > 100 ||
+      !g2z__stats_number(s, line, s->column[1], s->column[2], text, &total))
+    return g2z__stats_fail(s, "no row of a share, a time and a name");
+  snprintf(row.total, sizeof row.total, "%s %s", text, s->unit);
+  row.raw = line;
+  row.raw_bytes = bytes;
+  row.name = line + s->column[2];
+  row.name_bytes = bytes - s->column[2];
+  while (row.name_bytes > 0 && row.name[row.name_bytes - 1] == ' ') row.name_bytes--;
+  if (row.name_bytes == 0) return g2z__stats_fail(s, "a row without a name");
+  g2z__profile_rank(s->profile, s->kind, &row);
+  return G2Z_OK;
+}
+
+/* 1: the line, which ends with a NUL or a line feed, has `part` in it. */
+G2Z__PRIVATE const char *g2z__stats_find(const char *line, size_t bytes, const char *part) {
+  size_t length = strlen(part);
+  for (size_t i = 0; i + length <= bytes; i++)
+    if (memcmp(line + i, part, length) == 0) return line + i;
+  return NULL;
+}
+
+G2Z__PRIVATE g2z_status g2z__stats_line(g2z__stats *s, const char *line, size_t bytes) {
+  if (g2z__stats_find(line, bytes, "** ") || g2z__stats_find(line, bytes, "Processing [")) {
+    if (s->kind >= 0 && !s->column[2]) return g2z__stats_fail(s, "the table before has no head");
+    s->kind = -1;
+    for (int i = 0; i < 2; i++)
+      if (g2z__stats_find(line, bytes, g2z__profile_titles[i])) s->kind = i;
+    s->sections += s->kind >= 0;
+    s->column[2] = 0;
+    s->unit[0] = 0;
+    return G2Z_OK;
+  }
+  size_t blank = 0;
+  while (blank < bytes && line[blank] == ' ') blank++;
+  if (blank == bytes && s->column[2]) s->kind = -1; /* behind the last row */
+  if (blank == bytes || s->kind < 0) return G2Z_OK;
+  if (s->column[2]) return g2z__stats_row(s, line, bytes);
+  if (s->unit[0]) return g2z__stats_columns(s, line, bytes);
+  static const char total[] = "Total Time (";
+  const char *unit = g2z__stats_find(line, bytes, total);
+  size_t rest = unit ? bytes - (size_t)(unit - line) - (sizeof total - 1) : 0, length = 0;
+  if (unit) unit += sizeof total - 1;
+  while (length < rest && unit[length] >= 'a' && unit[length] <= 'z') length++;
+  if (!length || length >= sizeof s->unit || length == rest || unit[length] != ')')
+    return g2z__stats_fail(s, "a table without a \"Total Time (ns)\"");
+  snprintf(s->unit, sizeof s->unit, "%.*s", (int)length, unit);
+  return G2Z_OK;
+}
+
+/* What `nsys stats` printed into a file; `text` must outlive the profile. */
+G2Z__PRIVATE g2z_status g2z__stats_read(g2z__profile *profile, const char *path, const char *text,
+                                        size_t bytes) {
+  g2z__stats s;
+  memset(&s, 0, sizeof s);
+  s.profile = profile;
+  s.path = path;
+  s.kind = -1;
+  for (size_t at = 0; at < bytes;) {
+    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
+    size_t length = (end ? (size_t)(end - text) : bytes) - at, next = at + length + 1;
+    if (length > 0 && text[at + length - 1] == '\r') length--;
+    s.number++;
+    G2Z__TRY(g2z__stats_line(&s, text + at, length));
+    at = next;
+  }
+  if (s.kind >= 0 && !s.column[2]) return g2z__stats_fail(&s, "the last table has no rows");
+  if (s.sections) return G2Z_OK;
+  return g2z__stats_fail(&s, "neither an NVTX Range Summary nor an OS Runtime Summary");
+}
+
+/* A copy at the end of a list. */
+G2Z__PRIVATE g2z_status g2z__list_append(g2z_services *services, char ***list, size_t *count,
+                                         size_t *capacity, const char *text) {
+  void *memory = *list, *copy;
+  g2z_status status = g2z__grow(services, &memory, capacity, *count, *count + 1, sizeof **list);
+  *list = (char **)memory;
+  G2Z__TRY(status);
+  G2Z__TRY(g2z__alloc(services, strlen(text) + 1, 1, &copy));
+  memcpy(copy, text, strlen(text) + 1);
+  (*list)[(*count)++] = (char *)copy;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE int g2z__text_order(const void *a, const void *b) {
+  return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Names in a directory that begin and end so, in their order; in one that is not there: none. */
+G2Z__PRIVATE g2z_status g2z__list_files(g2z_services *services, const char *directory,
+                                        const char *begin, const char *end, char ***list,
+                                        size_t *count, size_t *capacity) {
+  DIR *opened = opendir(directory);
+  g2z_status status = G2Z_OK;
+  for (struct dirent *entry; opened && status == G2Z_OK && (entry = readdir(opened)) != NULL;) {
+    const char *name = entry->d_name;
+    size_t length = strlen(name), first = strlen(begin), last = strlen(end);
+    if (length >= first + last && strncmp(name, begin, first) == 0 &&
+        strcmp(name + length - last, end) == 0)
+      status = g2z__list_append(services, list, count, capacity, name);
+  }
+  if (opened) closedir(opened);
+  if (*count > 1) qsort(*list, *count, sizeof **list, g2z__text_order);
+  return status;
+}
+
+/* The files that are read, and their tables. */
+G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory) {
+  size_t read = 0;
+  G2Z__TRY(g2z__list_files(p->services, directory, "nsys_", ".nsys-rep", &p->reports,
+                           &p->report_count, &p->report_capacity));
+  G2Z__TRY(g2z__list_files(p->services, directory, "nsys_stats_", ".txt", &p->inputs,
+                           &p->input_count, &p->input_capacity));
+  if (p->input_count == 0)
+    G2Z__TRY(g2z__list_files(p->services, directory, "timers_", ".txt", &p->inputs,
+                             &p->input_count, &p->input_capacity));
+  if (p->input_count == 0)
+    return g2z__fail(p->services, G2Z_IO,
+                     "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
+                     "slurm/profile.sh or with train --profile first", directory);
+  void *memory;
+  G2Z__TRY(g2z__alloc(p->services, p->input_count, sizeof(char *), &memory));
+  p->texts = (char **)memory;
+  for (; read < p->input_count; read++) {
+    char *path;
+    size_t bytes;
+    G2Z__TRY(g2z__join_path(p->services, directory, p->inputs[read], &path));
+    g2z_status status = g2z_read_file(p->services, path, (size_t)1 << 28, &p->texts[read], &bytes);
+    if (status == G2Z_OK) status = g2z__stats_read(p, path, p->texts[read], bytes);
+    g2z_release(p->services, path);
+    G2Z__TRY(status);
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE void g2z__profile_free(g2z__profile *p) {
+  for (size_t i = 0; i < p->input_count; i++) {
+    if (p->texts) g2z_release(p->services, p->texts[i]);
+    g2z_release(p->services, p->inputs[i]);
+  }
+  for (size_t i = 0; i < p->report_count; i++) g2z_release(p->services, p->reports[i]);
+  g2z_release(p->services, p->texts);
+  g2z_release(p->services, p->inputs);
+  g2z_release(p->services, p->reports);
+}
+
+/* A text of another file; NULL: not known. */
+G2Z__PRIVATE g2z_status g2z__profile_copy_text(g2z_json_out *out, const char *key,
+                                               const g2z__told *told, const char *at) {
+  char *text;
+  G2Z__TRY(g2z__told_text(told, at, &text));
+  g2z_json_put_string(out, key, text);
+  g2z_release(told->services, text);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__profile_put_top(const g2z__profile *p, g2z_json_out *out, int kind) {
+  char key[16];
+  snprintf(key, sizeof key, "%s_top5", g2z__profile_kinds[kind]);
+  g2z_json_begin(out, key, '[');
+  for (int i = 0; i < p->count[kind]; i++) {
+    const g2z__ranked *row = &p->top[kind][i];
+    void *memory;
+    G2Z__TRY(g2z__alloc(p->services, row->raw_bytes + 1, 1, &memory));
+    char *text = (char *)memory;
+    g2z_json_begin(out, NULL, '{');
+    g2z_json_put_string(out, "kind", g2z__profile_kinds[kind]);
+    memcpy(text, row->name, row->name_bytes); /* the rest is zero from the allocation */
+    g2z_json_put_string(out, "name", text);
+    g2z_json_put_number(out, "time_percent", row->percent);
+    g2z_json_put_string(out, "total_time", row->total);
+    memcpy(text, row->raw, row->raw_bytes);
+    g2z_json_put_string(out, "raw", text);
+    g2z_json_end(out, '}');
+    g2z_release(p->services, text);
+  }
+  g2z_json_end(out, ']');
+  return G2Z_OK;
+}
+
+/* Hosts are in the names of the files: nsys_stats_HOST.txt, timers_HOST.txt. */
+G2Z__PRIVATE void g2z__profile_put_files(const g2z__profile *p, g2z_json_out *out) {
+  char host[300];
+  g2z_json_begin(out, "hosts", '[');
+  for (size_t i = 0; i < p->input_count; i++) {
+    const char *name = p->inputs[i] + (strncmp(p->inputs[i], "nsys", 4) == 0 ? 11 : 7);
+    snprintf(host, sizeof host, "%.*s", (int)(strlen(name) - 4), name);
+    g2z_json_put_string(out, NULL, host);
+  }
+  g2z_json_end(out, ']');
+}
+
+G2Z__PRIVATE g2z_status g2z__profile_put(const g2z__profile *p, g2z_json_out *out,
+                                         const char *run_dir, const g2z__told *metrics,
+                                         const g2z__told *launcher) {
+  static const char *const numbers[][2] = {
+      {"seq_length", "training_config.seq_len"},
+      {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu"},
+      {"grad_accum_steps", "training_config.grad_accum_steps"},
+      {"tokens_per_sec", "summary.mean_tokens_per_sec_global"},
+      {"total_wall_time_sec", "summary.total_wall_time_sec"}};
+  char now[32], *absolute = realpath(run_dir, NULL);
+  g2z_utc_now(now);
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "generated_at_utc", now);
+  g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
+  free(absolute);
+  g2z_json json;
+  int scheduled = g2z__told_at(metrics, "scheduler.job_id", &json);
+  G2Z__TRY(g2z__profile_copy_text(out, "slurm_job_id", scheduled ? metrics : launcher,
+                                  scheduled ? "scheduler.job_id" : "slurm.SLURM_JOB_ID"));
+  g2z__profile_put_files(p, out);
+  double world = g2z__told_number(metrics, "hardware.world_size");
+  if (isnan(world)) world = g2z__told_number(launcher, "world_size");
+  g2z_json_put_number(out, "world_size", world);
+  G2Z__TRY(g2z__profile_copy_text(out, "gpu", metrics, "hardware.gpu_name"));
+  G2Z__TRY(g2z__profile_copy_text(out, "cuda", metrics, "env.cuda_version"));
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    g2z_json_put_number(out, numbers[i][0], g2z__told_number(metrics, numbers[i][1]));
+  if (p->report_count == 1) g2z_json_put_string(out, "nsys_report", p->reports[0]);
+  else if (p->report_count == 0) g2z_json_put_null(out, "nsys_report");
+  else {
+    g2z_json_begin(out, "nsys_report", '[');
+    for (size_t i = 0; i < p->report_count; i++) g2z_json_put_string(out, NULL, p->reports[i]);
+    g2z_json_end(out, ']');
+  }
+  g2z_json_begin(out, "inputs", '[');
+  for (size_t i = 0; i < p->input_count; i++) g2z_json_put_string(out, NULL, p->inputs[i]);
+  g2z_json_end(out, ']');
+  G2Z__TRY(g2z__profile_put_top(p, out, 0));
+  G2Z__TRY(g2z__profile_put_top(p, out, 1));
+  g2z_json_end(out, '}');
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__profile_write(const g2z__profile *p, const char *run_dir,
+                                           const char *directory) {
+  g2z__told metrics, launcher;
+  g2z_writer *writer = NULL;
+  g2z_json_out out;
+  char *path;
+  memset(&launcher, 0, sizeof launcher);
+  memset(&out, 0, sizeof out);
+  launcher.services = p->services;
+  out.indent = 2;
+  G2Z__TRY(g2z__join_path(p->services, directory, "profile_summary.json", &path));
+  g2z_status status = g2z__told_read(p->services, run_dir, "training_metrics.json", &metrics);
+  if (status == G2Z_OK)
+    status = g2z__told_read(p->services, run_dir, "launcher_metadata.json", &launcher);
+  if (status == G2Z_OK) status = g2z_writer_create(p->services, path, &writer);
+  out.writer = writer;
+  if (status == G2Z_OK) status = g2z__profile_put(p, &out, run_dir, &metrics, &launcher);
+  if (status == G2Z_OK) g2z_writer_put(writer, "\n", 1);
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  g2z_release(p->services, path);
+  g2z__told_free(&metrics);
+  g2z__told_free(&launcher);
+  return status;
+}
+
+G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
+  g2z__profile p;
+  char *directory;
+  memset(&p, 0, sizeof p);
+  p.services = services;
+  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z__profile_read(&p, directory);
+  if (status == G2Z_OK) status = g2z__profile_write(&p, run_dir, directory);
+  g2z__profile_free(&p);
+  g2z_release(services, directory);
+  return status;
+}
+
+/* ===== >>i21 experiments =================================================
+ * In:  figures, or files of any origin. Out: files, tables, pages.
+ * Law: a file is read whole and checked before any of it is believed. */
+
+#define G2Z__SUMMARY_FORMAT "gpt2_zero experiment 1"
+#define G2Z__SUMMARY_POINTS 4096 /* more are no experiment, but a damaged file */
+
+static const struct {
+  const char *name, *heading;
+  int digits;
+} g2z__figures[] = {
+#define X(name, digits, heading, meaning) {#name, heading, digits},
+    G2Z_FIGURE_LIST(X)
+#undef X
+};
+
+static const char *const g2z__outcomes[] = {
+#define X(name, text) text,
+    G2Z_OUTCOME_LIST(X)
+#undef X
+};
+
+/* The columns of an experiment's table. */
+#define X G2Z_FIGURE
+static const int g2z__scaling_columns[] = {
+    X(world_size), X(micro_batch), X(accum_steps), X(tokens_per_sec), X(tokens_per_sec_sd),
+    X(step_p50_ms), X(train_time_sec), X(total_wall_time_sec), X(exposed_comm_ms),
+    X(speedup_vs_1gpu), X(scaling_efficiency), -1};
+static const int g2z__buckets_columns[] = {
+    X(world_size), X(buckets), X(collectives_per_step), X(step_p50_ms), X(step_p95_ms),
+    X(exposed_comm_ms), X(tokens_per_sec), X(tokens_per_sec_sd), -1};
+static const int g2z__matrix_columns[] = {
+    X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(step_p50_ms), X(step_p95_ms),
+    X(peak_memory_gib), X(plan_gib), X(gpu_percent), -1};
+static const int g2z__strategies_columns[] = {
+    X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(total_wall_time_sec),
+    X(exposed_comm_sec), X(exposed_comm_share), X(gpu_percent), X(cpu_percent),
+    X(peak_memory_gib), X(speedup_vs_1gpu), X(scaling_efficiency), -1};
+static const int g2z__comm_columns[] = {X(message_mib), X(time_us), X(bus_gb_per_sec),
+                                        X(limit_gb_per_sec), X(of_limit), -1};
+static const int g2z__point_columns[] = {X(tokens_per_sec), X(step_p50_ms), -1};
+#undef X
+
+static const struct {
+  const char *name, *title;
+  const int *columns;
+} g2z__experiments[] = {{"scaling", "Scaling: the same work on more ranks", g2z__scaling_columns},
+                        {"buckets", "Sizes of gradient buckets", g2z__buckets_columns},
+                        {"matrix", "ZeRO stages by precision", g2z__matrix_columns},
+                        {"strategies", "Strategies", g2z__strategies_columns},
+                        {"comm", "Collectives", g2z__comm_columns},
+                        {"point", "A point", g2z__point_columns}};
+
+/* Its row in the table above; -1: there is none. */
+G2Z__PRIVATE int g2z__experiment(const char *name) {
+  for (int i = 0; i < (int)(sizeof g2z__experiments / sizeof *g2z__experiments); i++)
+    if (strcmp(name, g2z__experiments[i].name) == 0) return i;
+  return -1;
+}
+
+G2Z_API double *g2z_figure(g2z_figures *figures, int number) {
+  G2Z_ASSERT(number >= 0 && number < G2Z_FIGURE_COUNT);
+  return (double *)(void *)figures + number; /* the struct holds doubles and nothing else */
+}
+
+G2Z__PRIVATE double g2z__figure_of(const g2z_point *point, int number) {
+  g2z_figures figures = point->figures;
+  return *g2z_figure(&figures, number);
+}
+
+G2Z_API g2z_point g2z_point_default(void) {
+  g2z_point point;
+  memset(&point, 0, sizeof point);
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++) *g2z_figure(&point.figures, i) = NAN;
+  return point;
+}
+
+G2Z_API double g2z_median(double *values, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (isnan(values[i])) return NAN;
+  qsort(values, count, sizeof *values, g2z__double_order);
+  return count ? 0.5 * (values[(count - 1) / 2] + values[count / 2]) : NAN;
+}
+
+G2Z_API double g2z_deviation(const double *values, size_t count) {
+  double mean = 0, squares = 0;
+  for (size_t i = 0; i < count; i++) mean += values[i] / (double)count;
+  for (size_t i = 0; i < count; i++) squares += (values[i] - mean) * (values[i] - mean);
+  return count > 1 ? sqrt(squares / (double)(count - 1)) : NAN;
+}
+
+/* ----- summaries ----- */
+
+G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
+                                      g2z_summary **out) {
+  void *memory;
+  *out = NULL;
+  if (g2z__experiment(experiment) < 0)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "no experiment is called \"%.64s\"", experiment);
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_summary), &memory));
+  g2z_summary *summary = (g2z_summary *)memory;
+  summary->services = services;
+  snprintf(summary->experiment, sizeof summary->experiment, "%s", experiment);
+  g2z_utc_now(summary->generated_utc);
+  *out = summary;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_summary_free(g2z_summary *summary) {
+  if (!summary) return;
+  g2z_release(summary->services, summary->points);
+  g2z_release(summary->services, summary);
+}
+
+G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
+  void *list = summary->points;
+  *out = NULL;
+  if (summary->count >= G2Z__SUMMARY_POINTS)
+    return g2z__fail(summary->services, G2Z_BAD_ARGUMENT, "an experiment has at most %d points",
+                     G2Z__SUMMARY_POINTS);
+  g2z_status status = g2z__grow(summary->services, &list, &summary->capacity, summary->count,
+                                summary->count + 1, sizeof(g2z_point));
+  summary->points = (g2z_point *)list;
+  G2Z__TRY(status);
+  *out = &summary->points[summary->count++];
+  **out = g2z_point_default();
+  return G2Z_OK;
+}
+
+/* 1: a point knows the figure. */
+G2Z__PRIVATE int g2z__summary_knows(const g2z_summary *summary, int number) {
+  for (size_t i = 0; i < summary->count; i++)
+    if (!isnan(g2z__figure_of(&summary->points[i], number))) return 1;
+  return 0;
+}
+
+G2Z__PRIVATE void g2z__put_point(g2z_json_out *out, const g2z_summary *summary,
+                                 const g2z_point *point) {
+  char name[64];
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "name", point->name);
+  g2z_json_put_string(out, "series", point->series);
+  g2z_json_put_string(out, "outcome", g2z__outcomes[point->outcome]);
+  g2z_json_put_string(out, "reason", point->reason[0] ? point->reason : NULL);
+  g2z_json_begin(out, "runs", '[');
+  for (int r = 0; r < point->repeats; r++) {
+    snprintf(name, sizeof name, "run_%s_%d", summary->experiment, point->runs[r]);
+    g2z_json_put_string(out, NULL, name);
+  }
+  g2z_json_end(out, ']');
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++)
+    if (g2z__summary_knows(summary, i))
+      g2z_json_put_number(out, g2z__figures[i].name, g2z__figure_of(point, i));
+  g2z_json_end(out, '}');
+}
+
+/* The texts of a summary: in files under these names. */
+#define G2Z__SUMMARY_TEXTS(X)     \
+  X(experiment, "experiment")     \
+  X(generated_utc, "generated_at_utc") \
+  X(command_line, "command_line") \
+  X(commit, "git_commit")         \
+  X(hardware, "hardware")         \
+  X(work, "work")
+
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
+  g2z_writer *writer;
+  g2z_json_out out;
+  G2Z__TRY(g2z_writer_create(summary->services, path, &writer));
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_string(&out, "format", G2Z__SUMMARY_FORMAT);
+#define X(member, name) g2z_json_put_string(&out, name, summary->member);
+  G2Z__SUMMARY_TEXTS(X)
+#undef X
+  g2z_json_begin(&out, "points", '[');
+  for (size_t i = 0; i < summary->count; i++) g2z__put_point(&out, summary, &summary->points[i]);
+  g2z_json_end(&out, ']');
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* A string that fits into `room` bytes with its NUL; null becomes "". */
+G2Z__PRIVATE void g2z__json_get_text(g2z_json *json, char *out, size_t room) {
+  out[0] = 0;
+  if (g2z_json_peek(json) == 'n') {
+    g2z_json_skip(json);
+    return;
+  }
+  g2z_json_text text = g2z_json_string(json);
+  if (text.bytes >= room) {
+    g2z_json_fail(json, "a text of %zu bytes where %zu have room", text.bytes, room - 1);
+  } else if (text.at) {
+    out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
+  }
+}
+
+G2Z__PRIVATE void g2z__get_runs(g2z_json *json, g2z_point *point) {
+  char name[64];
+  if (!g2z_json_enter(json, '[')) return;
+  while (g2z_json_next(json, ']', NULL)) {
+    g2z__json_get_text(json, name, sizeof name);
+    const char *number = strrchr(name, '_');
+    if (strncmp(name, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
+      g2z_json_fail(json, "\"%s\" is no run's name, or one more than %d", name, G2Z_REPEATS);
+    else point->runs[point->repeats++] = atoi(number + 1);
+  }
+}
+
+G2Z__PRIVATE void g2z__get_point(g2z_json *json, g2z_summary *summary) {
+  g2z_json_text key;
+  g2z_point *point;
+  char word[16] = "";
+  int outcome = 0;
+  if (g2z_summary_add(summary, &point) != G2Z_OK) {
+    json->status = G2Z_NO_MEMORY; /* or too many: the sentence is written */
+    return;
+  }
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    int figure = 0;
+    while (figure < G2Z_FIGURE_COUNT && !g2z_json_is(&key, g2z__figures[figure].name)) figure++;
+    if (figure < G2Z_FIGURE_COUNT)
+      *g2z_figure(&point->figures, figure) = g2z__json_number_or_null(json);
+    else if (g2z_json_is(&key, "name")) g2z__json_get_text(json, point->name, sizeof point->name);
+    else if (g2z_json_is(&key, "series"))
+      g2z__json_get_text(json, point->series, sizeof point->series);
+    else if (g2z_json_is(&key, "outcome")) g2z__json_get_text(json, word, sizeof word);
+    else if (g2z_json_is(&key, "reason"))
+      g2z__json_get_text(json, point->reason, sizeof point->reason);
+    else if (g2z_json_is(&key, "runs")) g2z__get_runs(json, point);
+    else g2z_json_skip(json);
+  }
+  while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2z__outcomes[outcome]) != 0) outcome++;
+  if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
+    g2z_json_fail(json, "a point without a name, or whose outcome is \"%s\"", word);
+  else point->outcome = (g2z_outcome)outcome;
+}
+
+G2Z__PRIVATE g2z_status g2z__summary_parse(g2z_summary *summary, const char *path,
+                                           const char *text, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  char format[64] = "";
+  summary->experiment[0] = 0;
+  g2z_json_open(&json, summary->services, path, text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+#define X(member, name)                                                      \
+      if (g2z_json_is(&key, name)) {                                         \
+        g2z__json_get_text(&json, summary->member, sizeof summary->member);  \
+        continue;                                                            \
+      }
+      G2Z__SUMMARY_TEXTS(X)
+#undef X
+      if (g2z_json_is(&key, "format")) g2z__json_get_text(&json, format, sizeof format);
+      else if (g2z_json_is(&key, "points") && g2z_json_enter(&json, '[')) {
+        while (g2z_json_next(&json, ']', NULL)) g2z__get_point(&json, summary);
+      } else g2z_json_skip(&json);
+    }
+  G2Z__TRY(g2z_json_close(&json));
+  if (strcmp(format, G2Z__SUMMARY_FORMAT) != 0)
+    return g2z__fail(summary->services, G2Z_FORMAT,
+                     "%.400s: its format is \"%s\" and not \"%s\": name a file or directory that "
+                     "bench wrote", path, format, G2Z__SUMMARY_FORMAT);
+  if (g2z__experiment(summary->experiment) < 0)
+    return g2z__fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path,
+                     summary->experiment);
+  if (summary->count == 0)
+    return g2z__fail(summary->services, G2Z_FORMAT, "%.400s has no points", path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out) {
+  char *text;
+  size_t bytes;
+  *out = NULL;
+  G2Z__TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
+  g2z_status status = g2z_summary_create(services, "point", out);
+  if (status == G2Z_OK) status = g2z__summary_parse(*out, path, text, bytes);
+  if (status != G2Z_OK) {
+    g2z_summary_free(*out);
+    *out = NULL;
+  }
+  g2z_release(services, text);
+  return status;
+}
+
+/* ----- tables ----- */
+
+/* "12.3", and "-" for what is not known. */
+G2Z__PRIVATE const char *g2z__figure_text(const g2z_point *point, int number, char text[32]) {
+  double value = g2z__figure_of(point, number);
+  if (isnan(value)) snprintf(text, 32, "-");
+  else snprintf(text, 32, "%.*f", g2z__figures[number].digits, value);
+  return text;
+}
+
+G2Z_API void g2z_summary_print(const g2z_summary *summary,
+                               void (*line)(void *user, const char *text), void *user) {
+  const int *columns = g2z__experiments[g2z__experiment(summary->experiment)].columns;
+  char text[2048], rule[256], cell[32];
+  int used = snprintf(text, sizeof text, "| %s |", summary->experiment);
+  int ruled = snprintf(rule, sizeof rule, "|---|");
+  for (const int *c = columns; *c >= 0; c++) {
+    if (!g2z__summary_knows(summary, *c)) continue;
+    used += snprintf(text + used, sizeof text - (size_t)used, " %s |", g2z__figures[*c].heading);
+    ruled += snprintf(rule + ruled, sizeof rule - (size_t)ruled, "---|");
+  }
+  line(user, text);
+  line(user, rule);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome != G2Z_OUTCOME_OK) continue;
+    used = snprintf(text, sizeof text, "| %s |", point->name);
+    for (const int *c = columns; *c >= 0; c++)
+      if (g2z__summary_knows(summary, *c))
+        used += snprintf(text + used, sizeof text - (size_t)used, " %s |",
+                         g2z__figure_text(point, *c, cell));
+    line(user, text);
+  }
+  snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
+           summary->command_line, summary->commit);
+  line(user, "");
+  line(user, text);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome == G2Z_OUTCOME_OK) continue;
+    snprintf(text, sizeof text, "%s: %s: %s", g2z__outcomes[point->outcome], point->name,
+             point->reason);
+    line(user, text);
+  }
+}
+
+G2Z__PRIVATE void g2z__summary_table(const g2z_summary *summary, g2z_page *page) {
+  const int *columns = g2z__experiments[g2z__experiment(summary->experiment)].columns;
+  const char *headers[32];
+  char cell[32];
+  int count = 0;
+  headers[count++] = summary->experiment;
+  for (const int *c = columns; *c >= 0; c++)
+    if (g2z__summary_knows(summary, *c)) headers[count++] = g2z__figures[*c].heading;
+  g2z_page_table(page, NULL, count, headers);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome != G2Z_OUTCOME_OK) continue;
+    g2z_page_cell(page, "%s", point->name);
+    for (const int *c = columns; *c >= 0; c++) {
+      if (!g2z__summary_knows(summary, *c)) continue;
+      int known = !isnan(g2z__figure_of(point, *c));
+      g2z_page_cell(page, "%s", known ? g2z__figure_text(point, *c, cell) : "");
+    }
+  }
+  for (size_t i = 0; i < summary->count; i++)
+    if (summary->points[i].outcome != G2Z_OUTCOME_OK)
+      g2z_page_text(page, "%s: %s: %s", g2z__outcomes[summary->points[i].outcome],
+                    summary->points[i].name, summary->points[i].reason);
+}
+
+/* ----- charts ----- */
+
+#define G2Z__PLOT_BARS 64            /* more have no room on a page */
+
+typedef struct g2z__plot {           /* the points of a summary that went well, column by column */
+  const g2z_summary *summary;
+  size_t count;
+  const g2z_point *points[G2Z__PLOT_BARS];
+  const char *labels[G2Z__PLOT_BARS];
+} g2z__plot;
+
+G2Z__PRIVATE void g2z__plot_fill(const g2z__plot *plot, int number, double *out) {
+  for (size_t i = 0; i < plot->count; i++) out[i] = g2z__figure_of(plot->points[i], number);
+}
+
+/* Bars of a figure, with whiskers from `low` to `high` (-1: none), and of a second one (-1: none). */
+G2Z__PRIVATE void g2z__plot_bars(const g2z__plot *plot, g2z_page *page, const char *title,
+                                 const char *about, int figure, int low, int high, int second) {
+  double values[4][G2Z__PLOT_BARS];
+  const int numbers[4] = {figure, low, high, second};
+  g2z_series series[2];
+  g2z_chart chart;
+  if (!g2z__summary_knows(plot->summary, figure)) return;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (int k = 0; k < 4; k++)
+    if (numbers[k] >= 0) g2z__plot_fill(plot, numbers[k], values[k]);
+  for (int k = 0; k < 2; k++) {
+    series[k].count = plot->count;
+    series[k].y = values[k ? 3 : 0];
+    series[k].name = g2z__figures[k ? (second >= 0 ? second : figure) : figure].heading;
+  }
+  if (low >= 0) {
+    series[0].low = values[1];
+    series[0].high = values[2];
+  }
+  chart.title = title;
+  chart.about = about;
+  chart.labels = plot->labels;
+  chart.series = series;
+  chart.series_count = second >= 0 && g2z__summary_knows(plot->summary, second) ? 2 : 1;
+  g2z_page_chart(page, &chart);
+}
+
+/* tokens/s with its deviation as whiskers. */
+G2Z__PRIVATE void g2z__plot_throughput(const g2z__plot *plot, g2z_page *page) {
+  double y[G2Z__PLOT_BARS], sd[G2Z__PLOT_BARS], low[G2Z__PLOT_BARS], high[G2Z__PLOT_BARS];
+  g2z_series series;
+  g2z_chart chart;
+  if (!g2z__summary_knows(plot->summary, G2Z_FIGURE(tokens_per_sec))) return;
+  memset(&series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  g2z__plot_fill(plot, G2Z_FIGURE(tokens_per_sec), y);
+  g2z__plot_fill(plot, G2Z_FIGURE(tokens_per_sec_sd), sd);
+  for (size_t i = 0; i < plot->count; i++) {
+    low[i] = y[i] - sd[i];
+    high[i] = y[i] + sd[i];
+  }
+  series.name = "tokens/s";
+  series.count = plot->count;
+  series.y = y;
+  series.low = low;
+  series.high = high;
+  chart.title = "Throughput";
+  chart.about = "tokens per second of all ranks; whiskers: standard deviation over the repeats";
+  chart.labels = plot->labels;
+  chart.series = &series;
+  chart.series_count = 1;
+  g2z_page_chart(page, &chart);
+}
+
+/* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure of
+ * the first series, or none. */
+enum { G2Z__IDEAL_NONE = -1, G2Z__IDEAL_X = -2 };
+G2Z__PRIVATE void g2z__plot_lines(const g2z__plot *plot, g2z_page *page, const char *title,
+                                  const char *about, const char *x_name, int x, int y, int ideal,
+                                  g2z_axis x_axis) {
+  double xs[G2Z_CHART_SERIES][G2Z__PLOT_BARS], ys[G2Z_CHART_SERIES][G2Z__PLOT_BARS];
+  g2z_series series[G2Z_CHART_SERIES];
+  g2z_chart chart;
+  const int last = ideal == G2Z__IDEAL_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
+  int used = 0;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (size_t i = 0; i < plot->count; i++) {
+    const g2z_point *point = plot->points[i];
+    double at = g2z__figure_of(point, x), value = g2z__figure_of(point, y);
+    int k = 0;
+    if (isnan(at) || isnan(value)) continue;
+    const char *name = point->series[0] ? point->series : g2z__figures[y].heading;
+    while (k < used && strcmp(series[k].name, name) != 0) k++;
+    if (k == last) continue;
+    if (k == used) series[used++].name = name;
+    xs[k][series[k].count] = at;
+    ys[k][series[k].count++] = value;
+    if (k || ideal == G2Z__IDEAL_NONE) continue;
+    xs[last][series[0].count - 1] = at;
+    ys[last][series[0].count - 1] = ideal == G2Z__IDEAL_X ? at : g2z__figure_of(point, ideal);
+  }
+  if (!used || series[0].count < 2) return; /* one place on the axis makes no line */
+  for (int k = 0; k < used; k++) {
+    series[k].x = xs[k];
+    series[k].y = ys[k];
+    series[k].mark = G2Z_MARK_POINTS;
+  }
+  if (ideal != G2Z__IDEAL_NONE) {
+    series[used].name = ideal == G2Z__IDEAL_X ? "ideal" : "limit";
+    series[used].x = xs[last];
+    series[used].y = ys[last];
+    series[used].count = series[0].count;
+    series[used++].mark = G2Z_MARK_DASHED;
+  }
+  chart.title = title;
+  chart.about = about;
+  chart.x_name = x_name;
+  chart.series = series;
+  chart.series_count = used;
+  chart.x_axis = x_axis;
+  chart.y_axis = G2Z_AXIS_ZERO;
+  g2z_page_chart(page, &chart);
+}
+
+G2Z__PRIVATE void g2z__summary_charts(const g2z__plot *plot, g2z_page *page) {
+  const char *experiment = plot->summary->experiment;
+  if (strcmp(experiment, "comm") == 0) {
+    g2z__plot_lines(plot, page, "Bandwidth", "GB/s on each rank's link", "MiB",
+                    G2Z_FIGURE(message_mib), G2Z_FIGURE(bus_gb_per_sec),
+                    G2Z_FIGURE(limit_gb_per_sec), G2Z_AXIS_LOG);
+    g2z__plot_lines(plot, page, "Time", "us per collective", "MiB", G2Z_FIGURE(message_mib),
+                    G2Z_FIGURE(time_us), G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+    return;
+  }
+  g2z__plot_throughput(plot, page);
+  if (g2z__summary_knows(plot->summary, G2Z_FIGURE(speedup_vs_1gpu)))
+    g2z__plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
+                    G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2Z__IDEAL_X,
+                    G2Z_AXIS_LINEAR);
+  const char *exposed = "Exposed communication", *waited = "ms of a step in which the device waited";
+  if (strcmp(experiment, "buckets") == 0)
+    g2z__plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
+                    G2Z_FIGURE(exposed_comm_ms), G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+  else g2z__plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
+  g2z__plot_bars(plot, page, "Step time",
+                 "ms: median; whiskers from the fastest step to the 95th percentile",
+                 G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
+  g2z__plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
+                 G2Z_FIGURE(plan_gib));
+  g2z__plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
+                 G2Z_FIGURE(gpu_percent), -1, -1, -1);
+}
+
+G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
+  void *memory;
+  G2Z__TRY(g2z__alloc(summary->services, 1, sizeof(g2z__plot), &memory));
+  g2z__plot *plot = (g2z__plot *)memory;
+  plot->summary = summary;
+  for (size_t i = 0; i < summary->count && plot->count < G2Z__PLOT_BARS; i++) {
+    if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
+    plot->labels[plot->count] = summary->points[i].name;
+    plot->points[plot->count++] = &summary->points[i];
+  }
+  g2z_page_heading(page, g2z__experiments[g2z__experiment(summary->experiment)].title);
+  g2z_page_fact(page, "machine", "%s", summary->hardware);
+  g2z_page_fact(page, "work", "%s", summary->work);
+  g2z_page_fact(page, "commit", "%s", summary->commit);
+  g2z_page_fact(page, "when", "%s", summary->generated_utc);
+  g2z_page_fact(page, "command", "%s", summary->command_line);
+  g2z__summary_table(summary, page);
+  if (plot->count) g2z__summary_charts(plot, page);
+  g2z_release(summary->services, plot);
+  return G2Z_OK;
+}
+
+/* ----- what a run's artifact says ----- */
+
+/* Where members of training_metrics.json go. */
+#define G2Z__FACT_LIST(TEXT, NUMBER)                                \
+  TEXT(run_id, "run_id")                                            \
+  TEXT(git_commit, "git_commit")                                    \
+  TEXT(gpu_name, "hardware.gpu_name")                               \
+  TEXT(cuda_version, "env.cuda_version")                            \
+  TEXT(nccl_version, "env.nccl_version")                            \
+  TEXT(precision, "training_config.precision")                      \
+  TEXT(strategy, "training_config.strategy")                        \
+  NUMBER(world_size, "hardware.world_size")                         \
+  NUMBER(seq_len, "training_config.seq_len")                        \
+  NUMBER(micro_batch, "training_config.micro_batch_size_per_gpu")   \
+  NUMBER(accum_steps, "training_config.grad_accum_steps")           \
+  NUMBER(zero_stage, "training_config.zero_stage")                  \
+  NUMBER(tokens_per_sec, "summary.mean_tokens_per_sec_global")      \
+  NUMBER(total_wall_time_sec, "summary.total_wall_time_sec")
+
+/* A text that is cut off where the room ends; "" where there is none. */
+G2Z__PRIVATE g2z_status g2z__fact_text(const g2z__told *told, const char *at, char *out,
+                                       size_t room) {
+  char *text;
+  G2Z__TRY(g2z__told_text(told, at, &text));
+  snprintf(out, room, "%s", text ? text : "");
+  g2z_release(told->services, text);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__facts_get(const g2z__told *told, g2z_run_facts *out) {
+  char schema[16], at[64];
+  G2Z__TRY(g2z__fact_text(told, "schema_version", schema, sizeof schema));
+#define G2Z__TEXT(member, at) G2Z__TRY(g2z__fact_text(told, at, out->member, sizeof out->member));
+#define G2Z__NUMBER(member, at) out->member = g2z__told_number(told, at);
+  G2Z__FACT_LIST(G2Z__TEXT, G2Z__NUMBER)
+#undef G2Z__TEXT
+#undef G2Z__NUMBER
+  out->steps = out->step_p50_sec = out->step_p95_sec = NAN;
+  for (int epoch = 0;; epoch++) { /* the last one's stay */
+    g2z_json json;
+    snprintf(at, sizeof at, "epochs.%d", epoch);
+    if (!g2z__told_at(told, at, &json)) break;
+    snprintf(at, sizeof at, "epochs.%d.steps", epoch);
+    out->steps = g2z__told_number(told, at);
+    snprintf(at, sizeof at, "epochs.%d.step_time_p50_sec", epoch);
+    out->step_p50_sec = g2z__told_number(told, at);
+    snprintf(at, sizeof at, "epochs.%d.step_time_p95_sec", epoch);
+    out->step_p95_sec = g2z__told_number(told, at);
+  }
+  if (strcmp(schema, "2.0") != 0)
+    return g2z__fail(told->services, G2Z_FORMAT,
+                     "%.400s: schema_version is \"%s\" and not \"2.0\"", told->path, schema);
+  if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
+    return g2z__fail(told->services, G2Z_FORMAT,
+                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
+                     "is no whole artifact of a run", told->path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
+                                      g2z_run_facts *out) {
+  g2z__told told;
+  memset(out, 0, sizeof *out);
+  g2z_status status = g2z__told_read(services, run_dir, "training_metrics.json", &told);
+  if (status == G2Z_OK && !told.text)
+    status = g2z__fail(services, G2Z_IO, "%.600s is not there: the run has not ended", told.path);
+  if (status == G2Z_OK) status = g2z__facts_get(&told, out);
+  g2z__told_free(&told);
+  return status;
+}
+
+/* ----- all that directories hold ----- */
+
+G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_results), &memory));
+  *out = (g2z_results *)memory;
+  (*out)->services = services;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_results_free(g2z_results *results) {
+  if (!results) return;
+  for (size_t i = 0; i < results->summary_count; i++) g2z_summary_free(results->summaries[i]);
+  for (size_t i = 0; i < results->run_count; i++)
+    g2z_release(results->services, results->runs[i].run_dir);
+  g2z_release(results->services, results->summaries);
+  g2z_release(results->services, results->runs);
+  g2z_release(results->services, results);
+}
+
+G2Z__PRIVATE g2z_status g2z__results_add_run(g2z_results *results, const char *run_dir) {
+  void *list = results->runs;
+  g2z_status status = g2z__grow(results->services, &list, &results->run_capacity,
+                                results->run_count, results->run_count + 1, sizeof *results->runs);
+  results->runs = (g2z_run_result *)list;
+  G2Z__TRY(status);
+  g2z_run_result *run = &results->runs[results->run_count];
+  G2Z__TRY(g2z_run_facts_read(results->services, run_dir, &run->facts));
+  G2Z__TRY(g2z__alloc(results->services, strlen(run_dir) + 1, 1, &list));
+  run->run_dir = (char *)list;
+  memcpy(run->run_dir, run_dir, strlen(run_dir) + 1);
+  results->run_count++;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__results_add_summary(g2z_results *results, const char *path) {
+  void *list = results->summaries;
+  g2z_status status =
+      g2z__grow(results->services, &list, &results->summary_capacity, results->summary_count,
+                results->summary_count + 1, sizeof *results->summaries);
+  results->summaries = (g2z_summary **)list;
+  G2Z__TRY(status);
+  G2Z__TRY(g2z_summary_read(results->services, path, &results->summaries[results->summary_count]));
+  results->summary_count++;
+  return G2Z_OK;
+}
+
+/* run_x_9 before run_x_10; else as letters are. */
+G2Z__PRIVATE int g2z__results_order(const struct dirent **a, const struct dirent **b) {
+  const char *left = (*a)->d_name, *right = (*b)->d_name;
+  size_t i = strlen(left), k = strlen(right);
+  if (strncmp(left, "run_", 4) == 0 && strncmp(right, "run_", 4) == 0 && i != k)
+    return i < k ? -1 : 1;
+  return strcmp(left, right);
+}
+
+G2Z__PRIVATE int g2z__results_shown(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+
+G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *directory, int levels);
+
+G2Z__PRIVATE g2z_status g2z__results_entry(g2z_results *results, const char *directory,
+                                           const char *name, int levels) {
+  const char *suffix = strstr(name, "_report.json");
+  char *path;
+  struct stat info;
+  g2z_status status = G2Z_OK;
+  if (strcmp(name, "training_metrics.json") == 0) return g2z__results_add_run(results, directory);
+  G2Z__TRY(g2z__join_path(results->services, directory, name, &path));
+  if (suffix && strcmp(suffix, "_report.json") == 0) status = g2z__results_add_summary(results, path);
+  else if (levels > 0 && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+    status = g2z__results_scan(results, path, levels - 1);
+  g2z_release(results->services, path);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *directory, int levels) {
+  struct dirent **entries;
+  g2z_status status = G2Z_OK;
+  int count = scandir(directory, &entries, g2z__results_shown, g2z__results_order);
+  if (count < 0) return g2z__fail_file(results->services, errno, "read the directory", directory);
+  for (int i = 0; i < count; i++) {
+    if (status == G2Z_OK)
+      status = g2z__results_entry(results, directory, entries[i]->d_name, levels);
+    free(entries[i]); /* scandir's own */
+  }
+  free(entries);
+  return status;
+}
+
+G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
+  const size_t before = results->summary_count + results->run_count;
+  G2Z__TRY(g2z__results_scan(results, directory, 2));
+  if (results->summary_count + results->run_count > before) return G2Z_OK;
+  return g2z__fail(results->services, G2Z_FORMAT,
+                   "%.600s holds no NAME_report.json and no training_metrics.json, nor do the "
+                   "directories in it", directory);
+}
+
+G2Z__PRIVATE void g2z__page_number(g2z_page *page, int digits, double value) {
+  if (isnan(value)) g2z_page_cell(page, "%s", "");
+  else g2z_page_cell(page, "%.*f", digits, value);
+}
+
+G2Z__PRIVATE void g2z__results_runs(const g2z_results *results, g2z_page *page) {
+  static const char *const headers[] = {"run",         "ranks", "stage",    "precision", "batch",
+                                        "micro-steps", "T",     "tokens/s", "p50 ms",    "p95 ms",
+                                        "wall s"};
+  g2z_page_heading(page, "Runs");
+  g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
+                      "here than as a point above. Times are those of its last epoch.");
+  g2z_page_table(page, NULL, (int)(sizeof headers / sizeof *headers), headers);
+  for (size_t i = 0; i < results->run_count; i++) {
+    const g2z_run_facts *facts = &results->runs[i].facts;
+    g2z_page_cell(page, "%s", results->runs[i].run_dir);
+    g2z__page_number(page, 0, facts->world_size);
+    if (strcmp(facts->strategy, "dp") == 0) g2z_page_cell(page, "dp");
+    else g2z__page_number(page, 0, facts->zero_stage);
+    g2z_page_cell(page, "%s", facts->precision);
+    g2z__page_number(page, 0, facts->micro_batch);
+    g2z__page_number(page, 0, facts->accum_steps);
+    g2z__page_number(page, 0, facts->seq_len);
+    g2z__page_number(page, 0, facts->tokens_per_sec);
+    g2z__page_number(page, 2, 1e3 * facts->step_p50_sec);
+    g2z__page_number(page, 2, 1e3 * facts->step_p95_sec);
+    g2z__page_number(page, 2, facts->total_wall_time_sec);
+  }
+}
+
+G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
+  char now[32];
+  g2z_page *page;
+  G2Z__TRY(g2z_page_create(results->services, path, "What was measured", &page));
+  g2z_status status = G2Z_OK;
+  g2z_utc_now(now);
+  g2z_page_fact(page, "experiments", "%zu", results->summary_count);
+  g2z_page_fact(page, "runs", "%zu", results->run_count);
+  g2z_page_fact(page, "made", "%s", now);
+  for (size_t i = 0; i < results->summary_count && status == G2Z_OK; i++)
+    status = g2z_summary_page(results->summaries[i], page);
+  if (results->run_count) g2z__results_runs(results, page);
+  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_page_free(page);
+  return status;
+}
 
 #ifdef __cplusplus
 }

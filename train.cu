@@ -25,7 +25,7 @@ typedef struct options {
   g2z_run_config run;
   const char *model, *run_dir;
   int layers, heads, channels, context, vocab_size, seq, accum; /* 0: see --help */
-  int global_batch, device, dtype;
+  int global_batch, device, dtype, zero;
   int64_t steps;
   float loss_scale, bucket_mb;
   int ranks, gpus;
@@ -92,14 +92,18 @@ typedef struct options {
   FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph")        \
   FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
-  FLAG("zero", INT, run.train.zero_stage, 0, 3, "STAGE",                                          \
-       "ZeRO: 1 shards the optimizer, 2 the gradients too, 0 nothing")                            \
+  FLAG("zero", INT, zero, 0, 3, "STAGE",                                                          \
+       "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too [1]")          \
+  FLAG("strategy", CHOICE, run.train.strategy, 0, 0, G2Z_STRATEGY_LIST(WORD),                     \
+       "dp: rank 0 alone has the optimizer and updates for all")                                  \
   FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
        "of gradients, also between ranks; micro-steps add up in fp32")                            \
   FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(WORD),                           \
        "how GPUs exchange parameters: see the header")                                            \
   FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
        "MiB of gradients per collective [64, and 1.9 x ranks]")                                   \
+  FLAG("recompute", CHOICE, run.train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),                  \
+       "block: forward runs again in backward, which saves memory")                  \
   FLAG("seed", UINT64, run.train.seed, 0, 0, "N", "of weights, order of the data, dropout")       \
   GROUP("Ranks")                                                                                  \
   FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host; not under a launcher")      \
@@ -133,9 +137,13 @@ typedef struct options {
   FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
   FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
        "model.safetensors and config.json at the end, with the tokenizer")                        \
+  FLAG("tensorboard", CHOICE, run.tensorboard, 0, 0, "|off|on",                                   \
+       "event files of the metrics in the run directory")                                         \
   FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
        "NCCL's log and topology into the run directory; NCCL_LOGS=1 does it too")                 \
   FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
+  FLAG("profile", SWITCH, run.profile, 0, 0, "",                                                  \
+       "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
   FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 10 s at most")       \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
 
@@ -145,7 +153,7 @@ static options default_options(void) {
   memset(&o, 0, sizeof o);
   o.run = g2z_run_config_default();
   o.model = "gpt2";
-  o.device = o.dtype = -1;
+  o.device = o.dtype = o.zero = -1;
   o.join_timeout = (float)ranks.join_s;
   o.silence_timeout = (float)ranks.silence_s;
   o.hang_timeout = (float)ranks.hang_s;
@@ -317,6 +325,8 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
   train->bucket_mb = (double)o->bucket_mb;
+  if (o->zero >= 0) train->zero_stage = o->zero;
+  else if (train->strategy == G2Z_STRATEGY_DP) train->zero_stage = 0;
   if (o->loss_scale > 0) {
     train->optimizer.loss_scale = o->loss_scale;
     train->optimizer.loss_scale_dynamic = 0;
@@ -337,7 +347,7 @@ static g2z_status dry_run(g2z_services *services, const options *o,
   g2z_train_config config = o->run.train;
   g2z_plan plan;
   size_t overhead_bytes, free_bytes, total_bytes;
-  if (context->ranks.place.rank != 0) return G2Z_OK; /* all would say the same */
+  if (context->ranks.place.rank != 0) return G2Z_OK; /* no other's is larger */
   config.optimizer.warmup = 0; /* nothing in the plan depends on the schedule */
   config.optimizer.min_lr = 0;
   TRY(g2z_plan_make(services, &config, context->device, context->ranks.place.rank,
@@ -447,6 +457,7 @@ static g2z_status write_launch(g2z_services *services, const options *o, const g
   g2z_json_put_string(&out, "rank0_host", host);
   g2z_json_put_integer(&out, "world_size", place->world);
   g2z_json_put_string(&out, "git_commit", o->run.git_commit);
+  g2z_json_put_string(&out, "command_line", o->run.command_line);
   put_variables(&out, "slurm", slurm, 1);
   put_variables(&out, "env", steering, (int)(sizeof steering / sizeof *steering));
   put_variables(&out, "nccl_env", nccl, 1);

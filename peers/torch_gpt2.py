@@ -4,15 +4,21 @@
     pip install torch numpy
     python3 peers/torch_gpt2.py [--model gpt2] [--dtype fp16|bf16|fp32] [--batch 32] [--seq 1024]
                                 [--accum 1] [--steps 30] [--warmup 10] [--eager]
+    torchrun --nproc-per-node 8 peers/torch_gpt2.py ...     DistributedDataParallel with
+                                                            ZeroRedundancyOptimizer: ZeRO stage 1
+    pip install deepspeed; torchrun --nproc-per-node 8 peers/torch_gpt2.py --deepspeed 1 ...
+                                                            DeepSpeed, ZeRO stage 1
 
 A step is forward and backward of each micro-batch, unscaling, clipping of the global norm to 1 and AdamW;
-fp16 runs under autocast with GradScaler, bf16 under autocast. Tokens follow Zipf's law. One line of JSON
-at the end: median, minimum and maximum of the step time in ms, and tokens/s of the median.
+fp16 runs under autocast with GradScaler, bf16 under autocast, and both as weights in DeepSpeed, which
+scales the loss itself. Tokens follow Zipf's law. Rank 0 prints one line of JSON at the end: median,
+minimum and maximum of its step time in ms, and all ranks' tokens/s of the median.
 """
 import argparse
 import contextlib
 import json
 import math
+import os
 import statistics
 
 import torch
@@ -22,6 +28,8 @@ import torch.nn.functional as F
 MODELS = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280),
           "gpt2-xl": (48, 25, 1600)}
 VOCAB, VOCAB_PADDED = 50257, 50304
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+ADAMW = {"lr": 6e-4, "betas": (0.9, 0.95), "eps": 1e-8}
 
 
 class Block(nn.Module):
@@ -62,6 +70,59 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCAB_PADDED).float(), y.view(-1))
 
 
+def in_turns(args, model, groups, world):
+    """The step of PyTorch's own means; DistributedDataParallel sums in the last micro-step."""
+    run = model if args.eager else torch.compile(model)
+    if world > 1:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        run = nn.parallel.DistributedDataParallel(run, gradient_as_bucket_view=True)
+        optimizer = ZeroRedundancyOptimizer(groups, optimizer_class=torch.optim.AdamW,
+                                            parameters_as_bucket_view=True, fused=True, **ADAMW)
+    else:
+        optimizer = torch.optim.AdamW(groups, fused=True, **ADAMW)
+    scaler = torch.amp.GradScaler("cuda", enabled=args.dtype == "fp16")
+    half = HALF.get(args.dtype)
+    autocast = (lambda: torch.autocast("cuda", half)) if half else contextlib.nullcontext
+
+    def step(tokens):
+        for micro in range(args.accum):
+            alone = world > 1 and micro < args.accum - 1
+            with run.no_sync() if alone else contextlib.nullcontext():
+                with autocast():
+                    loss = run(tokens[micro, :, :-1].contiguous(), tokens[micro, :, 1:].contiguous())
+                scaler.scale(loss / args.accum).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+    return step
+
+
+def by_deepspeed(args, model, groups, world):
+    """The step of DeepSpeed's engine: half weights, its own loss scaler, its overlap switched on."""
+    import deepspeed
+    optimizer = torch.optim.AdamW(groups, fused=True, **ADAMW)
+    config = {"train_micro_batch_size_per_gpu": args.batch, "gradient_accumulation_steps": args.accum,
+              "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
+              "zero_optimization": {"stage": args.deepspeed, "overlap_comm": True,
+                                    "contiguous_gradients": True},
+              "fp16": {"enabled": args.dtype == "fp16", "initial_scale_power": 16},
+              "bf16": {"enabled": args.dtype == "bf16"}}
+    engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    if not args.eager:
+        engine.module.forward = torch.compile(engine.module.forward)
+
+    def step(tokens):
+        for micro in range(args.accum):
+            loss = engine(tokens[micro, :, :-1].contiguous(), tokens[micro, :, 1:].contiguous())
+            engine.backward(loss)
+            engine.step()
+        return loss
+    return step
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -73,54 +134,50 @@ def main():
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="DeepSpeed's engine, ZeRO STAGE")
     args = parser.parse_args()
 
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if world > 1:
+        torch.distributed.init_process_group("nccl")
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("highest" if args.dtype == "fp32" else "high")
     model = GPT2(*MODELS[args.model], args.seq).cuda()
-    decayed = [p for p in model.parameters() if p.dim() == 2]
-    others = [p for p in model.parameters() if p.dim() != 2]
-    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1},
-                                   {"params": others, "weight_decay": 0.0}],
-                                  lr=6e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    run = model if args.eager else torch.compile(model)
-    scaler = torch.amp.GradScaler("cuda", enabled=args.dtype == "fp16")
-    half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(args.dtype)
-    autocast = (lambda: torch.autocast("cuda", half)) if half else contextlib.nullcontext
+    groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
+              {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0}]
+    make = in_turns if args.deepspeed is None else by_deepspeed
+    step = make(args, model, groups, world)
+
+    torch.manual_seed(2 + rank)
     zipf = 1.0 / torch.arange(1, VOCAB + 1, dtype=torch.float64)
     tokens = torch.multinomial(zipf, args.accum * args.batch * (args.seq + 1), replacement=True)
     tokens = tokens.view(args.accum, args.batch, args.seq + 1).cuda()
-
-    def step():
-        for micro in range(args.accum):
-            with autocast():
-                loss = run(tokens[micro, :, :-1].contiguous(), tokens[micro, :, 1:].contiguous())
-            scaler.scale(loss / args.accum).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
-
     for _ in range(args.warmup):
-        step()
+        step(tokens)
     times = []
     for _ in range(args.steps):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        loss = step()
+        loss = step(tokens)
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end))
     median = statistics.median(times)
-    print(json.dumps({
-        "peer": "torch " + torch.__version__ + (" eager" if args.eager else " compile"),
-        "gpu": torch.cuda.get_device_name(), "model": args.model, "dtype": args.dtype,
-        "batch": args.batch, "seq": args.seq, "accum": args.accum, "step_ms_median": round(median, 3),
-        "step_ms_min": round(min(times), 3), "step_ms_max": round(max(times), 3),
-        "tokens_per_second": round(args.accum * args.batch * args.seq / median * 1e3),
-        "loss": float(loss)}))
+    how = "" if args.deepspeed is None else ", DeepSpeed ZeRO stage %d" % args.deepspeed
+    if world > 1 and args.deepspeed is None:
+        how = ", DistributedDataParallel with ZeroRedundancyOptimizer"
+    if rank == 0:
+        print(json.dumps({
+            "peer": "torch " + torch.__version__ + (" eager" if args.eager else " compile") + how,
+            "gpu": torch.cuda.get_device_name(), "world_size": world, "model": args.model,
+            "dtype": args.dtype, "batch": args.batch, "seq": args.seq, "accum": args.accum,
+            "step_ms_median": round(median, 3), "step_ms_min": round(min(times), 3),
+            "step_ms_max": round(max(times), 3),
+            "tokens_per_second": round(world * args.accum * args.batch * args.seq / median * 1e3),
+            "loss": float(loss)}))
+    if world > 1:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

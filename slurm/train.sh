@@ -10,7 +10,7 @@
 #     MICRO_BATCH_SIZE_PER_GPU   --batch of train                    [train's default]
 #     GRAD_ACCUM_STEPS           --accum of train                    [train's default]
 #     GPT2_EXTRA_ARGS            further flags of train; split at spaces, never expanded
-#     NSYS=1                     an Nsight Systems report per rank, in the run directory
+#     NSYS=1                     profile the first rank of each host: see slurm/profile.sh
 #     NCCL_LOGS=1                NCCL's log and topology, in the run directory
 #     DIST_DEBUG=1               verbose NCCL, lines labelled with their task, the environment first
 # Exit codes are train's: 0 done, 70 a rank was lost, 75 stopped and saved: submit it again with the
@@ -27,13 +27,13 @@ program=(./train --run-dir "$run_dir")
 if [[ -n ${MICRO_BATCH_SIZE_PER_GPU:-} ]]; then program+=(--batch "$MICRO_BATCH_SIZE_PER_GPU"); fi
 if [[ -n ${GRAD_ACCUM_STEPS:-} ]]; then program+=(--accum "$GRAD_ACCUM_STEPS"); fi
 if [[ ${NCCL_LOGS:-0} == 1 ]]; then program+=(--nccl-logs); fi
+if [[ ${NSYS:-0} == 1 ]]; then program+=(--graph off); fi # nsys cannot see parts of a graph
 if [[ -n ${GPT2_EXTRA_ARGS:-} ]]; then
   read -r -a extra <<< "${GPT2_EXTRA_ARGS//$'\n'/ }" # globs go to train as they are
   program+=("${extra[@]}")
 fi
 if [[ ${NSYS:-0} == 1 ]]; then
-  program=(nsys profile --trace "cuda,nvtx" --force-overwrite true
-           --output "$run_dir/nsys_rank_%q{SLURM_PROCID}" "${program[@]}")
+  program=(bash slurm/profile.sh "$run_dir" "${program[@]}")
 fi
 if [[ ${DIST_DEBUG:-0} == 1 ]]; then
   export NCCL_DEBUG=${NCCL_DEBUG:-INFO} NCCL_DEBUG_SUBSYS=${NCCL_DEBUG_SUBSYS:-INIT,ENV,NET,GRAPH}

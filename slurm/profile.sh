@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Runs a program that leaves a run directory, and profiles it:
+#     slurm/profile.sh RUN_DIR ./train --run-dir RUN_DIR --train 'data/mine_train_*.bin' --steps 50 ...
+# Where nsys is installed the first task of each host runs under it, and RUN_DIR/profiles gets
+#     nsys_JOB_HOST.nsys-rep, .sqlite   for Nsight Systems
+#     nsys_stats_HOST.txt               its tables, which `./bench profile RUN_DIR` reads
+# Without nsys the program gets --profile: train then times its own parts.
+# What happens inside a CUDA graph nsys shows as one piece: give train --graph off to see the parts.
+set -uo pipefail
+
+if [[ $# -lt 2 ]]; then
+  sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+  exit 1
+fi
+run_dir=$1
+shift
+if ! command -v nsys > /dev/null; then
+  echo "profile.sh: nsys is not installed here: the program's own timers take its place" >&2
+  exec "$@" --profile
+fi
+if [[ ${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-${LOCAL_RANK:-0}}} != 0 ]]; then exec "$@"; fi
+
+host=$(uname -n)
+report=$run_dir/profiles/nsys_${SLURM_JOB_ID:-0}_$host
+stats=$run_dir/profiles/nsys_stats_$host.txt
+mkdir -p "$run_dir/profiles" || exit 1
+nsys profile --trace cuda,nvtx,osrt --sample none --force-overwrite true --output "$report" "$@"
+code=$?
+# The stats file has its name only when it is whole. This also leaves the .sqlite beside the report.
+if nsys stats --force-export=true --report nvtx_sum,osrt_sum,cuda_gpu_kern_sum,cuda_gpu_mem_time_sum \
+     "$report.nsys-rep" > "$stats.partial"; then
+  mv "$stats.partial" "$stats"
+else
+  rm -f "$stats.partial"
+  echo "profile.sh: nsys stats failed on $report.nsys-rep" >&2
+fi
+exit "$code"
