@@ -1523,9 +1523,9 @@ static const unsigned char *test_piece_end(const unsigned char *classes, const u
 
 /* Whether the masks of an instruction set give the pieces that the pattern gives, one by one. */
 static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned char *classes,
-                             g2z__classify classify, const unsigned char *text, size_t bytes) {
+                             g2z__simd simd, const unsigned char *text, size_t bytes) {
   const unsigned char *p = text, *end = text + bytes;
-  g2z__scan_open(scan, classes, classify, text, bytes);
+  g2z__scan_open(scan, classes, simd.classify, text, bytes);
   while (scan->block < scan->blocks) {
     size_t count = g2z__scan_next(scan, starts);
     for (size_t i = 0; i < count; i++) {
@@ -1580,7 +1580,7 @@ static void test_tokenizer_simd(g2z_test *t) {
       }
       size_t valid = g2z__utf8_repair(raw, bytes, text);
       t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd.classify, text, valid))
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd, text, valid))
         test_fail(t, __FILE__, __LINE__, "%s: other pieces in text %d", sets[set], i);
       t->checks++;
       if (!test_valid_equal(encoder->simd.ahead, text, valid, &state))
@@ -1600,7 +1600,7 @@ static void test_tokenizer_simd(g2z_test *t) {
         bytes += length;
       }
       t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd.classify, text, bytes))
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd, text, bytes))
         test_fail(t, __FILE__, __LINE__, "%s: other pieces around U+%04X", sets[set], c);
     }
     g2z_encoder_free(encoder);
