@@ -242,7 +242,8 @@
  *     tuning.txt              on a GPU: the algorithms that were chosen, for --tuning
  *     RUN_COMPLETE.txt        written last: a run without it did not end. One that was stopped has a
  *                             checkpoint and training_metrics.json, with the reason under "shutdown"
- *     A run that is resumed cuts metrics.jsonl and train.log behind the checkpoint's step and goes
+ *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
+ *     training_metrics.json, cuts metrics.jsonl and train.log behind the checkpoint's step and goes
  *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run.
  *
  * PAPERS
@@ -15313,6 +15314,7 @@ G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
   if (!run->config.run_dir) return G2Z_OK;
   if (!run->continues) {
     G2Z__TRY(g2z__run_refuse_old(run, "RUN_COMPLETE.txt"));
+    G2Z__TRY(g2z__run_refuse_old(run, "training_metrics.json"));
     return g2z__run_refuse_old(run, "metrics.jsonl");
   }
   int64_t latest = g2z__run_latest(run, INT64_MAX, &count);
@@ -15370,11 +15372,14 @@ G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
   G2Z__TRY(g2z__run_open_stream(run, "metrics.jsonl", g2z__run_replay, &run->metrics));
   G2Z__TRY(g2z__run_open_stream(run, "train.log", g2z__run_keep_log, &run->log));
   if (!run->continues) return G2Z_OK;
+  static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"}; /* it goes on */
   char *path;
   G2Z__TRY(g2z__run_sweep(run));
-  G2Z__TRY(g2z__join_path(run->services, config->run_dir, "RUN_COMPLETE.txt", &path));
-  unlink(path); /* it goes on */
-  g2z_release(run->services, path);
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+    G2Z__TRY(g2z__join_path(run->services, config->run_dir, ends[i], &path));
+    unlink(path);
+    g2z_release(run->services, path);
+  }
   return G2Z_OK;
 }
 
