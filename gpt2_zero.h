@@ -97,7 +97,8 @@
  *     one; the two that a pass ends with stay for the next pass. With one micro-step that is half
  *     as much again as in stages 1 and 2. A rank alone has all its parameters in any stage.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
- *     gradient, the verdict, and the first parameters. A rank that fails in a step (a shard that
+ *     gradient, the verdict, the first parameters, and in stage 3 blocks that came late; of a step
+ *     that ran as a CUDA graph it is not known. A rank that fails in a step (a shard that
  *     cannot be read) says so in the verdict: all skip that step, and all return its status with
  *     its sentence. A rank whose GPU fails can say nothing any more: it returns alone, and the
  *     others learn that they lost it.
@@ -3144,8 +3145,9 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
  * In:  a config, a device kind, a rank of a world. Out: where everything lies and what it weighs.
  * Law: pure. Whoever allocates, prints or reshards asks here and computes nothing of its own. */
 
-/* Activations of a forward pass that backward needs, and backward's own scratch. STREAM buffers exist
- * once per layer, and LAYER buffers too, but that with recomputation all layers use the same. Types: A the plan's dtype, F fp32. Some live a second life:
+/* Activations of a forward pass that backward needs, and backward's own scratch. STREAM buffers
+ * exist once per layer, and LAYER buffers too, but with recomputation all layers share one set of
+ * those. Types: A the plan's dtype, F fp32. Some live a second life:
  *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
  *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output
  *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C)  */
@@ -11722,6 +11724,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
     if (status != G2Z_OK || ended != G2Z_OK) return status != G2Z_OK ? status : ended;
   }
   t->stale = early;
+  /* Inside a graph waiting is not measured, and what came before it would pass for all of it. */
+  t->comm->ops->lap(t->comm, t->comm->lap_now);
   g2z__ranks_record(g2z_context_ranks(t->context), "graph", -1, 0);
   return g2z_graph_run(t->device, t->graph);
 }
