@@ -11714,8 +11714,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
   int early = g2z__trainer_early(t);
   if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
   /* Behind another graph all is as it must be. Else parameters were written, or a forward pass has
-   * been through the places where blocks take turns. */
-  G2Z__TRY(t->stale > early ? g2z__trainer_settle(t) : g2z__trainer_begin_turns(t));
+   * been through the places where blocks take turns, or one was begun and gathers are on their way:
+   * those of the graph must not run beside them. */
+  G2Z__TRY(t->stale != early ? g2z__trainer_settle(t) : g2z__trainer_begin_turns(t));
   t->stale = early;
   if (!t->graph) {
     G2Z__TRY(g2z_graph_begin(t->device));
