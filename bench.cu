@@ -6,15 +6,12 @@
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
 
-#include <dirent.h>
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -915,6 +912,7 @@ static g2z_status train_point(g2z_context *context, const options *o, stopwatch 
   config.train.optimizer.steps = o->warmup + o->steps;
   config.run_dir = o->run_dir;
   config.sample_tokens = 0;
+  config.tensorboard = 0;
   config.command_line = o->command_line;
   config.git_commit = G2Z_GIT_COMMIT;
   config.model_name = o->model;
@@ -1508,9 +1506,7 @@ static void describe_hardware(const experiment *e, char out[256]) {
   g2z_run_facts facts;
   long cores = sysconf(_SC_NPROCESSORS_ONLN);
   for (int run = 1; run <= e->runs && e->device == G2Z_DEVICE_CUDA; run++) {
-    snprintf(path, sizeof path, "%.1000s/run_%s_%d/training_metrics.json", e->out,
-             e->s->experiment, run);
-    if (access(path, R_OK) != 0) continue;
+    snprintf(path, sizeof path, "%.1000s/run_%s_%d", e->out, e->s->experiment, run);
     if (g2z_run_facts_read(e->services, path, &facts) != G2Z_OK) continue;
     snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", g2z_device_count(G2Z_DEVICE_CUDA),
              facts.gpu_name, facts.cuda_version, facts.nccl_version[0] ? ", NCCL " : "",
@@ -1736,144 +1732,28 @@ static g2z_status run_comm(g2z_services *services, options *o, g2z_context_confi
 
 /* ----- report ------------------------------------------------------------- */
 
-typedef struct findings {       /* what the directories hold */
-  g2z_services *services;
-  g2z_summary *summaries[64];
-  int summary_count;
-  g2z_run_facts *runs;
-  char (*run_paths)[256];
-  int run_count, run_room;
-} findings;
-
-static g2z_status add_run(findings *f, const char *directory, const char *path) {
-  if (f->run_count == f->run_room) {
-    int room = f->run_room ? 2 * f->run_room : 64;
-    g2z_run_facts *runs = (g2z_run_facts *)realloc(f->runs, (size_t)room * sizeof *runs);
-    if (runs) f->runs = runs;
-    char (*paths)[256] = (char (*)[256])realloc(f->run_paths, (size_t)room * sizeof *paths);
-    if (paths) f->run_paths = paths;
-    if (!runs || !paths) return fail(f->services, G2Z_NO_MEMORY, "no memory for %d runs", room);
-    f->run_room = room;
-  }
-  TRY(g2z_run_facts_read(f->services, path, &f->runs[f->run_count]));
-  size_t length = strlen(directory);
-  snprintf(f->run_paths[f->run_count++], sizeof *f->run_paths, "%s",
-           length < 250 ? directory : directory + length - 250);
-  return G2Z_OK;
-}
-
-static int order_of_names(const void *a, const void *b) {
-  const char *left = (const char *)a, *right = (const char *)b;
-  size_t i = strlen(left), k = strlen(right);
-  if (strncmp(left, "run_", 4) == 0 && strncmp(right, "run_", 4) == 0 && i != k)
-    return i < k ? -1 : 1; /* run_x_9 before run_x_10 */
-  return strcmp(left, right);
-}
-
-#define ENTRIES_MAX 4096
-
-/* Summaries and runs in a directory and up to two levels under it: runs/bench holds experiments,
- * which hold runs. */
-static g2z_status find_results(findings *f, const char *directory, int levels) {
-  char path[1200], (*names)[256] = (char (*)[256])host_memory(ENTRIES_MAX * sizeof *names);
-  int count = 0;
-  g2z_status status = G2Z_OK;
-  struct stat info;
-  DIR *entries = opendir(directory);
-  if (!entries) status = fail(f->services, G2Z_IO, "%.600s: no such directory", directory);
-  for (struct dirent *entry; entries && count < ENTRIES_MAX && (entry = readdir(entries)) != NULL;)
-    if (entry->d_name[0] != '.') snprintf(names[count++], sizeof *names, "%s", entry->d_name);
-  if (entries) closedir(entries);
-  qsort(names, (size_t)count, sizeof *names, order_of_names);
-  for (int i = 0; i < count && status == G2Z_OK; i++) {
-    const char *name = names[i], *suffix = strstr(name, "_report.json");
-    snprintf(path, sizeof path, "%.900s/%.250s", directory, name);
-    if (strcmp(name, "training_metrics.json") == 0) status = add_run(f, directory, path);
-    else if (suffix && strcmp(suffix, "_report.json") == 0) {
-      if (f->summary_count == (int)(sizeof f->summaries / sizeof *f->summaries))
-        status = fail(f->services, G2Z_BAD_ARGUMENT, "more than %d experiments: name fewer "
-                      "directories", f->summary_count);
-      else {
-        status = g2z_summary_read(f->services, path, &f->summaries[f->summary_count]);
-        if (status == G2Z_OK) f->summary_count++;
-      }
-    } else if (levels > 0 && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-      status = find_results(f, path, levels - 1);
-  }
-  free(names);
-  return status;
-}
-
-static void put_known(g2z_page *page, int digits, double value) {
-  if (isnan(value)) g2z_page_cell(page, "%s", "");
-  else g2z_page_cell(page, "%.*f", digits, value);
-}
-
-static void put_runs(g2z_page *page, const findings *f) {
-  static const char *const headers[] = {"run",         "ranks", "stage",    "precision", "batch",
-                                        "micro-steps", "T",     "tokens/s", "p50 ms",    "p95 ms",
-                                        "wall s"};
-  const int columns = (int)(sizeof headers / sizeof *headers);
-  if (!f->run_count) return;
-  g2z_page_heading(page, "Runs");
-  g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
-                      "here than as a point above. Times are those of its last epoch.");
-  g2z_page_table(page, NULL, columns, headers);
-  for (int i = 0; i < f->run_count; i++) {
-    const g2z_run_facts *r = &f->runs[i];
-    g2z_page_cell(page, "%s", f->run_paths[i]);
-    put_known(page, 0, r->world_size);
-    put_known(page, 0, r->zero_stage);
-    g2z_page_cell(page, "%s", r->precision);
-    put_known(page, 0, r->micro_batch);
-    put_known(page, 0, r->accum_steps);
-    put_known(page, 0, r->seq_len);
-    put_known(page, 0, r->tokens_per_sec);
-    put_known(page, 2, 1e3 * r->step_p50_sec);
-    put_known(page, 2, 1e3 * r->step_p95_sec);
-    put_known(page, 2, r->total_wall_time_sec);
-  }
-}
-
-/* Everything was read and believed: now the page. */
-static g2z_status write_page(const findings *f, const char *out) {
-  char path[1200], now[32];
-  g2z_page *page;
-  snprintf(path, sizeof path, "%.1000s/report.html", out);
-  TRY(g2z_page_create(f->services, path, "What was measured", &page));
-  g2z_status status = G2Z_OK;
-  g2z_utc_now(now);
-  g2z_page_fact(page, "experiments", "%d", f->summary_count);
-  g2z_page_fact(page, "runs", "%d", f->run_count);
-  g2z_page_fact(page, "made", "%s", now);
-  for (int i = 0; i < f->summary_count && status == G2Z_OK; i++)
-    status = g2z_summary_page(f->summaries[i], page);
-  put_runs(page, f);
-  if (status == G2Z_OK) status = g2z_page_commit(page);
-  g2z_page_free(page);
-  if (status == G2Z_OK)
-    printf("%s: %d experiments, %d runs\n", path, f->summary_count, f->run_count);
-  return status;
-}
-
 static g2z_status run_report(g2z_services *services, options *o, g2z_context_config *config) {
-  findings f;
-  g2z_status status = G2Z_OK;
+  g2z_results *found;
+  char path[1200];
+  const char *out = o->out ? o->out : o->argv[1];
   (void)config;
-  memset(&f, 0, sizeof f);
-  f.services = services;
   if (o->argc < 2)
     return fail(services, G2Z_BAD_ARGUMENT, "bench report DIR...: name the directories that "
                 "experiments or runs left");
-  for (int i = 1; i < o->argc && status == G2Z_OK; i++) status = find_results(&f, o->argv[i], 2);
-  if (status == G2Z_OK && !f.summary_count && !f.run_count)
-    status = fail(services, G2Z_FORMAT, "%.600s holds no NAME_report.json and no "
-                  "training_metrics.json", o->argv[1]);
+  TRY(g2z_results_create(services, &found));
+  g2z_status status = G2Z_OK;
+  for (int i = 1; i < o->argc && status == G2Z_OK; i++)
+    status = g2z_results_add(found, o->argv[i]);
+  snprintf(path, sizeof path, "%.1000s/training_metrics.json", out);
+  if (status == G2Z_OK && access(path, F_OK) == 0)
+    status = fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run, with a report.html of its own: say "
+                  "where this one goes, --out DIR", out);
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
-  if (status == G2Z_OK) status = write_page(&f, o->out ? o->out : o->argv[1]);
-  for (int i = 0; i < f.summary_count; i++) g2z_summary_free(f.summaries[i]);
-  free(f.runs);
-  free(f.run_paths);
+  snprintf(path, sizeof path, "%.1000s/report.html", out);
+  if (status == G2Z_OK) status = g2z_results_page(found, path);
+  if (status == G2Z_OK)
+    printf("%s: %zu experiments, %zu runs\n", path, found->summary_count, found->run_count);
+  g2z_results_free(found);
   return status;
 }
 

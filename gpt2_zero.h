@@ -96,6 +96,9 @@
  *     the block before it is computed with, forward and backward, and make room for the next but
  *     one; the two that a pass ends with stay for the next pass. With one micro-step that is half
  *     as much again as in stages 1 and 2. A rank alone has all its parameters in any stage.
+ *     wte's gradient, 31 % of all in 124M, has its last part from the embedding, at the end. Where
+ *     the tokens of a micro-step on all ranks are at most two thirds as many as wte's rows, the LM
+ *     head's part goes before, under backward, and at the end only a row for each token.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
  *     gradient, the verdict, the first parameters, and in stage 3 blocks that came late; of a step
  *     that ran as a CUDA graph it is not known. A rank that fails in a step (a shard that
@@ -140,6 +143,9 @@
  *                                              NCCL may round at each hop; --grad-dtype fp32 avoids both
  *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast to
  *                                              the grad type once, at the end
+ *       of ranks with few tokens    act        the embedding's part travels as a row for each token
+ *                                              of a last micro-step, rounded once; these add up in
+ *                                              fp32, are added to the sum of the rest, and rounded
  *     token losses                  fp32       their sum is fp64
  *     sum of squares of gradients   fp64
  *     master, m, v, AdamW           fp32
@@ -246,6 +252,15 @@
  *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
  *     training_metrics.json, cuts metrics.jsonl and train.log behind the checkpoint's step and goes
  *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run.
+ *
+ * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
+ *     run_NAME_N              run directories, N in the order of time; with them console.txt, what the
+ *                             ranks printed, and bench_point.json, what they measured
+ *     NAME_report.json        "format": "gpt2_zero experiment 1"; experiment, generated_at_utc,
+ *                             command_line, git_commit, hardware, work; points, each with a name, an
+ *                             outcome (ok, skipped, failed), a reason, the names of its runs, and the
+ *                             figures of G2Z_FIGURE_LIST, medians over those runs
+ *     report.html             by `bench report`: tables and charts of all that it finds
  *
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
@@ -652,9 +667,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
  *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
- *             slices one after the other. Up to stage 1 buckets cut across the units before wte. In
- *             stage 0 the slice of each rank is the whole bucket; in strategy dp rank 0's is, and
- *             the others' are empty.
+ *             slices one after the other. Up to stage 1 buckets cut across the units before wte,
+ *             from 8 MiB before it on twice as large as the one behind. In stage 0 the slice of
+ *             each rank is the whole bucket; in strategy dp rank 0's is, and the others' are empty.
  * parameters  lie as in memory. In stage 3 (of several ranks) the final LayerNorm, wpe and wte do;
  *             between them there is room for two blocks, which take turns: one is gathered while
  *             the other is computed with. Behind all lie this rank's slices of the blocks.
@@ -752,6 +767,8 @@ typedef struct g2z_plan {
   int buckets;
   size_t shard_elements;          /* this rank's slices together */
   int head_chunk;                 /* tokens whose logits exist at one time */
+  int wte_rows;                   /* 1: ranks exchange the embedding's part of wte's gradient as the
+                                   * rows of their tokens; 0: with the rest of it */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
 } g2z_plan;
@@ -1020,17 +1037,27 @@ typedef struct g2z_ops {
   /* out[N,C] act = dropout(wte[token] + wpe[t]) */
   g2z_status (*embed_fwd)(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
                           const void *wpe, const g2z_dropout *dropout, int B, int T, int C);
-  /* dwte[Vp,C] f32 += ; dwpe[T,C] grad, rows of the sequence length only. dout[N,C] act. */
+  /* dwte[Vp,C] f32 += , or NULL: dwpe alone; dwpe[T,C] grad, rows of the sequence length only.
+   * dout[N,C] act. */
   g2z_status (*embed_bwd)(g2z_device *device, float *dwte, void *dwpe, const void *dout,
                           const int32_t *tokens, g2z_write mode, const g2z_dropout *dropout, int B,
                           int T, int C);
+
+  /* The same where dwte is spread over ranks. order[2 N] i32: tokens[N] in ascending order, equal
+   * ones as they stood, and behind them where each stood. With that, grads[count] grad += elements
+   * first, first + 1, ... of the sums of rows[N,C] act by token: a token's rows are added up in
+   * fp32 and rounded once, with what was there. first and count are multiples of 8. */
+  g2z_status (*embed_order)(g2z_device *device, int32_t *order, const int32_t *tokens, int N);
+  g2z_status (*embed_add)(g2z_device *device, void *grads, size_t first, size_t count,
+                          const void *rows, const int32_t *order, int N, int C);
 
   /* y[N,C] act = (x - mean) * rstd * w + b; mean[N], rstd[N] f32 are kept for backward. */
   g2z_status (*layernorm_fwd)(g2z_device *device, void *y, float *mean, float *rstd, const void *x,
                               const void *w, const void *b, int N, int C);
   /* dres[N,C] act: = dx or += dx (res_mode); dw[C], db[C] grad (mode). dbias[C] grad, if not NULL:
-   * column sums of dropped[N,C] = dropout'(dres), the gradient that the projection which was added
-   * into this residual sees; without dropout `dropped` is not written: dres is that gradient. */
+   * column sums of dropped[N,C] act = dropout'(dres), the gradient that the projection or embedding
+   * which was added into this residual sees. Without dropout `dropped` is not written: dres is that
+   * gradient. NULL, with dbias NULL: nobody wants it. */
   g2z_status (*layernorm_bwd)(g2z_device *device, void *dres, void *dropped, void *dw, void *db,
                               void *dbias, const void *dy, const void *x, const void *w,
                               const float *mean, const float *rstd, g2z_write res_mode,
@@ -1147,10 +1174,13 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
 
 /* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which one
  * it is changes the order of addition: a rerun that must be bit-equal reads the table that the first
- * run wrote, before its first step. `on` 0 takes the library's first choice instead of the clock's,
- * from then on and for shapes that are new: right for shapes that come once, as in generation.
+ * run wrote, before its first step. `how`, for shapes that are new from then on, is one of
+ *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation
+ *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel
+ *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
  * `text` ends with a NUL. The CPU has nothing to tune: its table is empty. */
-G2Z_API void g2z_device_tune(g2z_device *device, int on);
+typedef enum g2z_tune { G2Z_TUNE_OFF, G2Z_TUNE_ON, G2Z_TUNE_OWN } g2z_tune;
+G2Z_API void g2z_device_tune(g2z_device *device, int how);
 G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text); /* freed by g2z_release */
 G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text);
 
@@ -1181,6 +1211,7 @@ G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph); /* NULL is fi
   X(ALL_GATHER,      "zero/all_gather")                                                           \
   X(REDUCE,          "zero/reduce")                                                               \
   X(BROADCAST,       "zero/broadcast")                                                            \
+  X(EMBEDDING_ROWS,  "zero/embedding_rows")                                                       \
   X(VERDICT,         "zero/verdict")
 
 typedef enum g2z_span {
@@ -1349,8 +1380,12 @@ typedef struct g2z_collectives {
   g2z_status (*all_gather)(g2z_comm *comm, void *to, const void *from, size_t n);
   /* buffer[n] act: comes from rank 0. */
   g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
-  /* rows[world, columns] f64: row r comes from rank r. */
-  g2z_status (*all_gather_rows)(g2z_comm *comm, double *rows, size_t columns);
+  /* rows[world, bytes]: row r is rank r's mine[bytes], which may be that row itself, and is so in a
+   * job of one. `span` says what they are. */
+  g2z_status (*all_gather_rows)(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
+                                size_t bytes);
+  /* to[n] grad = round(from[n]), in the queue. */
+  g2z_status (*cast_grad)(g2z_comm *comm, void *to, const float *from, size_t n);
   /* From now on waiting in joins counts for lap 0 or 1; how long it was, once the device has passed
    * all joins of the lap. Joins inside a graph are not counted. */
   void (*lap)(g2z_comm *comm, int lap);
@@ -1936,16 +1971,34 @@ G2Z_API double g2z_median(double *values, size_t count);
 /* The sample's standard deviation; NaN of fewer than two. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
-typedef struct g2z_run_facts {  /* of a training_metrics.json; unknown: "" and NaN */
+typedef struct g2z_run_facts {  /* of a run's training_metrics.json; unknown: "" and NaN */
   char run_id[160], git_commit[64], gpu_name[128], cuda_version[32], nccl_version[32];
-  char model_size[128], precision[16];
+  char precision[16], strategy[16];
   double world_size, seq_len, micro_batch, accum_steps, zero_stage;
   double tokens_per_sec, total_wall_time_sec;
   double steps, step_p50_sec, step_p95_sec;  /* of the last epoch */
 } g2z_run_facts;
 /* Refuses what is not a whole artifact of schema 2.0. */
-G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *path,
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
                                       g2z_run_facts *out);
+
+typedef struct g2z_run_result {
+  char *run_dir;
+  g2z_run_facts facts;
+} g2z_run_result;
+/* What directories hold of all that, for one page about it. */
+typedef struct g2z_results {
+  g2z_services *services;
+  g2z_summary **summaries;
+  g2z_run_result *runs;
+  size_t summary_count, summary_capacity, run_count, run_capacity;
+} g2z_results;
+G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
+G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
+/* The directory's summaries and run, and those up to two levels under it. One damaged file is a
+ * failure, and so is a directory that holds neither. */
+G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
+G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
 
 #ifdef __cplusplus
 }
@@ -3357,12 +3410,15 @@ G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param) {
 typedef struct g2z__bucket_span {
   int unit, next;          /* its first unit, and the one behind its last */
   size_t begin, elements;
-  size_t full, last;       /* the size of its buckets at most; of the last one */
+  size_t full, last;       /* the size of its buckets at most; of the last one. Others are at most
+                            * twice as large as the one behind: that travels while it is made */
   int buckets;
 } g2z__bucket_span;
 
-/* The most that is left for the end of backward, where nothing hides it: of what comes before wte,
- * and of wte, which is cast piece by piece while pieces travel. Of fp32 there is no cast. */
+/* The most that is left for the end of backward, where nothing hides it: of what comes before wte
+ * (and is wanted first by the next forward pass), and of wte, which is cast piece by piece while
+ * pieces travel. Of fp32 there is no cast; and where the embedding's part goes as rows, all of
+ * wte's gradient goes before, under backward. */
 #define G2Z__LAST_BYTES ((size_t)8 << 20)
 #define G2Z__PIECE_BYTES ((size_t)16 << 20)
 
@@ -3370,6 +3426,16 @@ typedef struct g2z__bucket_span {
 G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
   size_t grain = g2z__plan_grain(plan), room = bytes / (size_t)plan->grad_bytes / grain * grain;
   return room < grain || elements < room ? elements : room;
+}
+
+/* The elements of the last `count` buckets; of more than there are, at least all. */
+G2Z__PRIVATE size_t g2z__plan_span_tail(const g2z__bucket_span *span, size_t count) {
+  size_t total = 0, size = span->last;
+  for (; count > 0 && size < span->full; count--) {
+    total += size;
+    size = 2 * size < span->full ? 2 * size : span->full;
+  }
+  return total + count * size;
 }
 
 /* The span that begins with `unit`: it alone, or all units before wte. */
@@ -3381,11 +3447,15 @@ G2Z__PRIVATE g2z__bucket_span g2z__plan_span_at(const g2z_plan *plan, int unit) 
   span.begin = g2z_plan_unit(plan, unit);
   span.elements = (unit == wte ? plan->elements : g2z_plan_unit(plan, span.next)) - span.begin;
   span.full = span.last = plan->bucket_elements;
-  if (unit == wte && plan->grad_dtype != G2Z_FP32)
+  if (unit == wte && plan->grad_dtype != G2Z_FP32 && !plan->wte_rows)
     span.full = span.last = g2z__plan_at_most(plan, span.full, G2Z__PIECE_BYTES);
   if (span.next == wte) span.last = g2z__plan_at_most(plan, span.full, G2Z__LAST_BYTES);
-  if (span.last > span.elements) span.last = span.elements;
-  span.buckets = 1 + (int)((span.elements - span.last + span.full - 1) / span.full);
+  size_t left = span.elements, size = span.last;
+  for (span.buckets = 1; left > size && size < span.full; span.buckets++) {
+    left -= size;
+    size = 2 * size < span.full ? 2 * size : span.full;
+  }
+  span.buckets += (int)((left + size - 1) / size) - 1;
   return span;
 }
 
@@ -3402,8 +3472,8 @@ G2Z__PRIVATE g2z__bucket_span g2z__plan_span(const g2z_plan *plan, int *bucket) 
 G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket) {
   g2z__bucket_span span = g2z__plan_span(plan, &bucket);
   size_t after = (size_t)(span.buckets - 1 - bucket); /* buckets behind it in the span */
-  size_t end = span.elements - (after ? span.last + (after - 1) * span.full : 0);
-  size_t begin = bucket ? span.elements - span.last - after * span.full : 0;
+  size_t end = span.elements - g2z__plan_span_tail(&span, after);
+  size_t begin = bucket ? span.elements - g2z__plan_span_tail(&span, after + 1) : 0;
   g2z_range range;
   range.begin = span.begin + begin;
   range.elements = end - begin;
@@ -3566,10 +3636,37 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
 
 /* Tokens whose logits exist at one time: on a GPU 4,096, where the three products run at full rate;
  * on a CPU as many as stay in the caches with the rows of wte that they meet. */
-G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
+G2Z__PRIVATE void g2z__plan_chunk(g2z_plan *plan, int batch) {
   int limit = plan->device == G2Z_DEVICE_CUDA ? 4096 : 256;
   plan->batch = batch;
   plan->head_chunk = batch * plan->seq < limit ? batch * plan->seq : limit;
+}
+
+/* What the embedding adds to wte's gradient, on all ranks: where the logits were, a row for each
+ * token of a micro-step; then the tokens; then their order, as embed_order leaves it. */
+typedef struct g2z__embedding_rows {
+  size_t count, tokens, order, bytes; /* number of rows; where what begins, and all ends */
+} g2z__embedding_rows;
+G2Z__PRIVATE g2z__embedding_rows g2z__plan_rows(const g2z_plan *plan) {
+  g2z__embedding_rows rows;
+  rows.count = (size_t)plan->world * (size_t)plan->batch * (size_t)plan->seq;
+  size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
+  rows.tokens = g2z__align(rows.count * row);
+  rows.order = rows.tokens + g2z__align(rows.count * sizeof(int32_t));
+  rows.bytes = rows.order + 2 * rows.count * sizeof(int32_t);
+  return rows;
+}
+
+/* Whether there are so few rows that they arrive well before all of wte's gradient would: at most
+ * two thirds as many as wte has. */
+G2Z__PRIVATE int g2z__plan_sends_rows(const g2z_plan *plan) {
+  g2z__embedding_rows rows = g2z__plan_rows(plan);
+  return plan->world > 1 && 3 * rows.count <= 2 * (size_t)plan->vocab_padded &&
+         rows.bytes <= g2z__plan_logits_bytes(plan);
+}
+
+G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
+  g2z__plan_chunk(plan, batch);
   g2z__plan_bytes(plan);
 }
 
@@ -3634,6 +3731,8 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.grad_elements = g2z__plan_by_unit(&plan)
                            ? g2z_plan_grad_unit(&plan, last) + g2z__plan_unit_room(&plan, last)
                            : plan.elements;
+  g2z__plan_chunk(&plan, config->batch);
+  plan.wte_rows = g2z__plan_sends_rows(&plan);
   plan.bucket_elements = g2z__plan_bucket_elements(&plan, config->bucket_mb);
   size_t most = plan.elements / plan.bucket_elements + (size_t)plan.units;
   if (most > 1 << 16)
@@ -3642,7 +3741,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
                      config->bucket_mb, plan.elements, most);
   plan.buckets = g2z__plan_count_buckets(&plan);
   plan.shard_elements = g2z__plan_share(&plan, plan.elements, rank);
-  g2z__plan_batch(&plan, config->batch);
+  g2z__plan_bytes(&plan);
   *out = plan;
   return G2Z_OK;
 }
@@ -4545,7 +4644,7 @@ static inline uint32_t g2z__joins_find(const g2z__joins *joins, uint32_t left, u
 /* Adds a pair that is not in the table. */
 G2Z__PRIVATE g2z_status g2z__joins_add(g2z_services *services, g2z__joins *joins, uint32_t left,
                                        uint32_t right, uint32_t id) {
-  if (joins->count * 2 >= joins->capacity) {
+  if (joins->count * 8 >= joins->capacity * 7) {
     uint64_t *old = joins->slots;
     size_t count = joins->capacity;
     void *memory;
@@ -6286,7 +6385,9 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count) {
-  for (size_t i = 0; i < count; i++) /* before anything is written: an append is all or nothing */
+  uint32_t all = 0; /* before anything is written: an append is all or nothing */
+  for (size_t i = 0; i < count; i++) all |= (uint32_t)ids[i];
+  for (size_t i = 0; i < count && all > 65535; i++)
     if ((uint32_t)ids[i] > 65535)
       return g2z__fail(writer->services, G2Z_BAD_ARGUMENT,
                        "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
@@ -6971,7 +7072,7 @@ static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
 static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
 static void g2z__nvml_close(g2z_gpu_watch *watch);
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
-static void g2z__cuda_tune(g2z_device *device, int on);
+static void g2z__cuda_tune(g2z_device *device, int how);
 static g2z_status g2z__cuda_tuning(g2z_device *device, char **text);
 static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
 static g2z_status g2z__cuda_graph_begin(g2z_device *device);
@@ -7015,7 +7116,7 @@ G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
 G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
   (void)device, (void)out;
 }
-G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int on) { (void)device, (void)on; }
+G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int how) { (void)device, (void)how; }
 G2Z__PRIVATE g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
   (void)text;
   return g2z__cuda_open(device);
@@ -7133,8 +7234,8 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
   g2z_release(watch->services, watch);
 }
 
-G2Z_API void g2z_device_tune(g2z_device *device, int on) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, on);
+G2Z_API void g2z_device_tune(g2z_device *device, int how) {
+  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, how);
 }
 
 G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text) {
@@ -7748,16 +7849,62 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void
       memset(total, 0, sizeof total);
       for (int b = 0; b < B; b++) {
         int n = b * T + t;
-        float *row = dwte + (size_t)tokens[n] * (size_t)C + c, gradient[G2Z__SHARE] = {0};
+        float *row = dwte ? dwte + (size_t)tokens[n] * (size_t)C + c : NULL;
+        float gradient[G2Z__SHARE] = {0};
         memcpy(gradient, (const float *)dout + (size_t)n * (size_t)C + c,
-               (size_t)width * sizeof *row);
+               (size_t)width * sizeof *gradient);
         g2z__cpu_drop(dropout, gradient, n, c, width, C);
-        for (int j = 0; j < width; j++) row[j] += gradient[j];
+        for (int j = 0; j < width && row; j++) row[j] += gradient[j];
         for (int j = 0; j < G2Z__SHARE_VECS; j++)
           total[j] += g2z__cpu_load(gradient + j * G2Z__LANES);
       }
       g2z__cpu_put_sums(device->grad_dtype, (float *)dwpe + (size_t)t * (size_t)C + c, mode, total,
                         width);
+    }
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE int g2z__word_order(const void *a, const void *b) {
+  uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+  return (x > y) - (x < y);
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_embed_order(g2z_device *device, int32_t *order,
+                                             const int32_t *tokens, int N) {
+  void *memory;
+  G2Z__TRY(g2z__alloc(device->services, (size_t)N, sizeof(uint64_t), &memory));
+  uint64_t *words = (uint64_t *)memory; /* a token, and below it where it stood */
+  for (int n = 0; n < N; n++) words[n] = (uint64_t)tokens[n] << 32 | (uint64_t)n;
+  qsort(words, (size_t)N, sizeof *words, g2z__word_order);
+  for (int n = 0; n < N; n++) {
+    order[n] = (int32_t)(words[n] >> 32);
+    order[N + n] = (int32_t)(words[n] & 0xffffffffu);
+  }
+  g2z_release(device->services, memory);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads, size_t first,
+                                           size_t count, const void *rows, const int32_t *order,
+                                           int N, int C) {
+  G2Z__PARALLEL_ROWS(2.0 * N * C)
+  for (int c = 0; c < C; c += G2Z__SHARE) {
+    for (int n = 0; n < N;) {
+      int token = order[n];
+      size_t row = (size_t)token * (size_t)C, begin = row + (size_t)c;
+      size_t end = begin + (size_t)g2z__cpu_min(G2Z__SHARE, C - c);
+      if (begin < first) begin = first;
+      if (end > first + count) end = first + count;
+      float total[G2Z__SHARE] = {0};
+      for (; n < N && order[n] == token; n++) {
+        const float *from = (const float *)rows + (size_t)order[N + n] * (size_t)C;
+        for (size_t at = begin; at < end; at++) total[at - begin] += from[at - row];
+      }
+      for (size_t at = begin; at < end; at++) {
+        float *to = (float *)grads + (at - first);
+        *to = g2z_round(device->grad_dtype, *to + total[at - begin]);
+      }
     }
   }
   return G2Z_OK;
@@ -7840,7 +7987,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
                                                const float *rstd, g2z_write res_mode,
                                                g2z_write mode, const g2z_dropout *dropout, int N,
                                                int C) {
-  int drops = dbias && g2z__dropout_on(dropout);
+  int drops = dropped && g2z__dropout_on(dropout);
   G2Z__PARALLEL_ROWS(12.0 * N * C)
   for (int n = 0; n < N; n++) {
     size_t at = (size_t)n * (size_t)C;
@@ -8386,6 +8533,7 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
       g2z__cpu_event,          g2z__cpu_event,           /* mark, wait */
       g2z__cpu_synchronize,    g2z__cpu_close,
       g2z__cpu_embed_fwd,      g2z__cpu_embed_bwd,
+      g2z__cpu_embed_order,    g2z__cpu_embed_add,
       g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
       g2z__cpu_linear_fwd,     g2z__cpu_linear_bwd_data, g2z__cpu_linear_bwd_weight,
       g2z__cpu_attention_fwd,  g2z__cpu_attention_bwd,
@@ -10299,9 +10447,15 @@ G2Z__PRIVATE g2z_status g2z__one_gather(g2z_comm *comm, void *to, const void *fr
   (void)to, (void)from;
   return G2Z_OK;
 }
-G2Z__PRIVATE g2z_status g2z__one_rows(g2z_comm *comm, double *rows, size_t columns) {
-  (void)comm, (void)rows, (void)columns;
+G2Z__PRIVATE g2z_status g2z__one_rows(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
+                                      size_t bytes) {
+  (void)comm, (void)span, (void)bytes;
+  G2Z_ASSERT(rows == mine);
+  (void)rows, (void)mine;
   return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__one_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
+  return comm->device->ops->cast_grad(comm->device, to, from, n);
 }
 G2Z__PRIVATE g2z_status g2z__one_reduce_scatter(g2z_comm *comm, void *out, void *from,
                                                 g2z_write mode, size_t n) {
@@ -10325,7 +10479,7 @@ static const g2z_collectives g2z__one_rank = {
     "one rank",             g2z__one_nothing, g2z__one_place,  g2z__one_place,
     g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_buffer, g2z__one_allocate,
     g2z__one_release,       g2z__one_gather,  g2z__one_buffer, g2z__one_rows,
-    g2z__lap,               g2z__lap_ms,      g2z__one_close};
+    g2z__one_cast_grad,     g2z__lap,         g2z__lap_ms,     g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -10429,11 +10583,12 @@ G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *to, const voi
   g2z_status status = g2z__star_gather(comm, (char *)to, bytes);
   return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_GATHER, status);
 }
-G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, double *rows, size_t columns) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_VERDICT);
-  size_t bytes = columns * sizeof(double);
-  g2z_status status = g2z__star_gather(comm, (char *)rows, bytes);
-  return g2z__star_timed(comm, begin, G2Z_SPAN_VERDICT, status);
+G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, g2z_span span, void *rows,
+                                       const void *mine, size_t bytes) {
+  double begin = g2z__star_begin(comm, span);
+  char *to = (char *)rows + (size_t)comm->rank * bytes;
+  if (to != mine) memcpy(to, mine, bytes);
+  return g2z__star_timed(comm, begin, span, g2z__star_gather(comm, (char *)rows, bytes));
 }
 G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
@@ -10441,7 +10596,7 @@ static const g2z_collectives g2z__star = {
     "connections to rank 0", g2z__one_nothing,     g2z__one_place,    g2z__one_place,
     g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__star_reduce, g2z__one_allocate,
     g2z__one_release,        g2z__star_all_gather, g2z__star_broadcast, g2z__star_rows,
-    g2z__lap,                g2z__lap_ms,          g2z__star_close};
+    g2z__one_cast_grad,      g2z__lap,             g2z__lap_ms,        g2z__star_close};
 
 /* ----- choosing ---------------------------------------------------------- */
 
@@ -10638,6 +10793,8 @@ typedef struct g2z__model {
   g2z_status (*need)(void *user, int unit);
   g2z_status (*begin)(void *user, int unit);
   g2z_status (*complete)(void *user, size_t end); /* NULL: more micro-steps will add to them */
+  /* Not NULL: the embedding adds nothing to dwte; this gets rows[N,C] act, what each token adds. */
+  g2z_status (*embedded)(void *user, const void *rows);
   void *user;
 } g2z__model;
 
@@ -10663,7 +10820,8 @@ typedef struct g2z__pass {
   g2z_dropout dropout;      /* `site` is set for each use */
 } g2z__pass;
 
-/* Dropout sites: 0 the embedding; then three a layer. */
+/* Dropout sites: 0 the embedding; then three a layer. The embedding stands where the last one of a
+ * layer -1 would. */
 enum { G2Z__SITE_EMBED = 0, G2Z__SITE_ATTENTION = 1, G2Z__SITE_ATTPROJ = 2, G2Z__SITE_FCPROJ = 3 };
 
 G2Z__PRIVATE g2z_dropout g2z__dropout_at(const g2z__pass *pass, int layer, int site) {
@@ -10808,9 +10966,10 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   G2Z__TRY(g2z__complete(model, unit, G2Z_QKVW));
   G2Z__TRY(op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, mode, N, C, 3 * C));
   void *bias_below = layer == 0 ? NULL : g2z__grad(model, unit + 1, G2Z_FCPROJB);
+  void *dropped_below = layer == 0 && !model->embedded ? NULL : dropped;
   G2Z__TRY(model->begin(model->user, unit + 1));
-  G2Z__TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN1W), G2Z__G(LN1B), bias_below, dln1,
-                             g2z__residual(model, layer), G2Z__W(LN1W), G2Z__F(LN1_MEAN),
+  G2Z__TRY(op->layernorm_bwd(dev, dres, dropped_below, G2Z__G(LN1W), G2Z__G(LN1B), bias_below,
+                             dln1, g2z__residual(model, layer), G2Z__W(LN1W), G2Z__F(LN1_MEAN),
                              G2Z__F(LN1_RSTD), G2Z_ACCUMULATE, mode, &drop_below, N, C));
   return g2z__complete(model, unit, G2Z_LN1B);
 }
@@ -10836,8 +10995,11 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   const void *dproj = pass->dropout.probability > 0 ? dropped : dres;
   for (int l = L - 1; l >= 0; l--)
     G2Z__TRY(g2z__block_backward(model, pass, l, mode, dproj));
-  G2Z__TRY(dev->ops->embed_bwd(dev, model->dwte, g2z__grad(model, wpe, G2Z_WPE), dres, pass->x,
-                               mode, &drop_embed, pass->B, pass->T, C));
+  /* Before its first block the stream came from the embedding, whose dropout block 0 undid. */
+  if (model->embedded) G2Z__TRY(model->embedded(model->user, dproj));
+  G2Z__TRY(dev->ops->embed_bwd(dev, model->embedded ? NULL : model->dwte,
+                               g2z__grad(model, wpe, G2Z_WPE), dres, pass->x, mode, &drop_embed,
+                               pass->B, pass->T, C));
   G2Z__TRY(g2z__complete(model, wpe, G2Z_WPE));
   if (!model->complete) return G2Z_OK;
   return model->complete(model->user, plan->elements);
@@ -10864,7 +11026,8 @@ struct g2z_trainer {
   g2z_train_config config;
   g2z_plan plan;
   g2z_device *device;
-  g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict */
+  g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict,
+                                      * the embedding's rows */
   g2z__model model;
   int graphed;                       /* 1: a step is one CUDA graph */
   g2z_graph *graph;                  /* of g2z__trainer_enqueue, once it was recorded */
@@ -10886,7 +11049,8 @@ struct g2z_trainer {
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
   int64_t resumed_step, resumed_tokens; /* where the checkpoint stood; 0: there was none */
-  int micro_step, buckets_reduced;   /* of the step that is being enqueued */
+  int micro_step, buckets_reduced;   /* of the step that is being enqueued; up to wte, where it goes
+                                      * ahead */
   int stale;                         /* so many buckets, from the first: their slices of other
                                       * ranks are older than their masters */
   int joined;                        /* the device waited for the gathers of this bucket and later */
@@ -11179,15 +11343,18 @@ G2Z__PRIVATE g2z_status g2z__trainer_cast(g2z_trainer *t, int bucket) {
   size_t first = range.begin - g2z_plan_unit(plan, wte), n = range.elements;
   size_t all = g2z__plan_unit_elements(plan, wte); /* the bucket's end may be padding */
   if (first >= all) return G2Z_OK;
+  if (n > all - first) n = all - first;
   char *to = t->model.grads + g2z_plan_grad_bucket(plan, bucket) * (size_t)plan->grad_bytes;
-  return t->device->ops->cast_grad(t->device, to, t->model.dwte + first,
-                                   n < all - first ? n : all - first);
+  const float *from = t->model.dwte + first;
+  return t->model.embedded ? t->comm->ops->cast_grad(t->comm, to, from, n) /* beside backward */
+                           : t->device->ops->cast_grad(t->device, to, from, n);
 }
 
 /* As gradients complete, so do buckets. In a job of one rank their squares are taken while warm. */
 G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
   g2z_trainer *t = (g2z_trainer *)user;
-  while (t->buckets_reduced < t->plan.buckets) {
+  int wte = t->unit_buckets[g2z_plan_unit_of_wte(&t->plan)];
+  while (t->buckets_reduced < (t->model.embedded ? wte : t->plan.buckets)) {
     g2z_range bucket = g2z_plan_bucket(&t->plan, t->buckets_reduced);
     if (bucket.begin + bucket.elements > end) break;
     G2Z__TRY(g2z__trainer_cast(t, t->buckets_reduced));
@@ -11195,6 +11362,73 @@ G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
     if (t->plan.world == 1 && t->micro_step == t->plan.accum - 1)
       G2Z__TRY(g2z__trainer_squares(t, t->buckets_reduced));
     t->buckets_reduced++;
+  }
+  return G2Z_OK;
+}
+
+/* Where wte's gradient goes in two parts, it does so in a step's last micro-step: then the sum of
+ * the head's part, and of what earlier micro-steps added, is under way while backward runs.
+ * `tokens` are what the rows that follow belong to. */
+G2Z__PRIVATE g2z_status g2z__trainer_send_head(g2z_trainer *t, const int32_t *tokens) {
+  g2z__embedding_rows rows = g2z__plan_rows(&t->plan);
+  size_t bytes = rows.count / (size_t)t->plan.world * sizeof(int32_t);
+  g2z__ranks_record(g2z_context_ranks(t->context), "tokens", -1, bytes);
+  G2Z__TRY(t->comm->ops->fork(t->comm));
+  G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS,
+                                         t->model.logits + rows.tokens, tokens, bytes));
+  int wte = t->unit_buckets[g2z_plan_unit_of_wte(&t->plan)];
+  for (int bucket = wte; bucket < t->plan.buckets; bucket++) {
+    G2Z__TRY(g2z__trainer_cast(t, bucket));
+    G2Z__TRY(g2z__trainer_reduce(t, bucket));
+  }
+  return G2Z_OK;
+}
+
+/* The other part: what each token adds to its row. */
+G2Z__PRIVATE g2z_status g2z__trainer_embedded(void *user, const void *mine) {
+  g2z_trainer *t = (g2z_trainer *)user;
+  const g2z_plan *plan = &t->plan;
+  size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
+  size_t bytes = (size_t)plan->batch * (size_t)plan->seq * row;
+  g2z__ranks_record(g2z_context_ranks(t->context), "rows", -1, bytes);
+  G2Z__TRY(t->comm->ops->fork(t->comm));
+  G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS, t->model.logits, mine,
+                                         bytes));
+  return t->comm->ops->mark(t->comm, 2 * plan->buckets + 1);
+}
+
+/* Adds the rows of all ranks to this rank's slice of one of wte's buckets. */
+G2Z__PRIVATE g2z_status g2z__trainer_add_rows(g2z_trainer *t, int bucket) {
+  const g2z_plan *plan = &t->plan;
+  g2z__embedding_rows rows = g2z__plan_rows(plan);
+  g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
+  if (slice.elements == 0) return G2Z_OK;
+  size_t first = slice.begin - g2z_plan_unit(plan, g2z_plan_unit_of_wte(plan));
+  return t->device->ops->embed_add(t->device, g2z__trainer_reduced(t, bucket), first,
+                                   slice.elements, t->model.logits,
+                                   (const int32_t *)(t->model.logits + rows.order),
+                                   (int)rows.count, plan->model.channels);
+}
+
+/* Behind the last backward pass: the sums over the ranks as they come, and their squares, so that
+ * these are taken while the last ones travel. Where wte's went ahead its rows come before the last
+ * bucket; while they travel their tokens are sorted. */
+G2Z__PRIVATE g2z_status g2z__trainer_collect(g2z_trainer *t) {
+  const g2z_plan *plan = &t->plan;
+  const g2z_collectives *ops = t->comm->ops;
+  int wte = t->unit_buckets[g2z_plan_unit_of_wte(plan)];
+  if (plan->wte_rows) {
+    g2z__embedding_rows rows = g2z__plan_rows(plan);
+    G2Z__TRY(ops->join(t->comm, wte)); /* the tokens came before */
+    G2Z__TRY(t->device->ops->embed_order(
+        t->device, (int32_t *)(t->model.logits + rows.order),
+        (const int32_t *)(t->model.logits + rows.tokens), (int)rows.count));
+  }
+  for (int i = 0; i < plan->buckets; i++) {
+    int bucket = !plan->wte_rows || i < wte - 1 ? i : i < plan->buckets - 1 ? i + 1 : wte - 1;
+    G2Z__TRY(ops->join(t->comm, plan->wte_rows && bucket == wte ? 2 * plan->buckets + 1 : bucket));
+    if (plan->wte_rows && bucket >= wte) G2Z__TRY(g2z__trainer_add_rows(t, bucket));
+    G2Z__TRY(g2z__trainer_squares(t, bucket));
   }
   return G2Z_OK;
 }
@@ -11302,7 +11536,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
 /* What a graph leaves to its next start: the buckets before this one. */
 G2Z__PRIVATE int g2z__trainer_early(const g2z_trainer *t) {
   int turns = g2z__plan_takes_turns(&t->plan, 1);
-  return t->unit_buckets[turns ? g2z__trainer_second(t) : g2z_plan_unit_of_wpe(&t->plan)];
+  return t->unit_buckets[turns ? g2z__trainer_second(t) : g2z_plan_unit_of_block(&t->plan, 0)];
 }
 
 /* A bucket has its new parameters: they go out at once if there is a place for them. */
@@ -11314,9 +11548,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
 }
 
 /* AdamW on what this rank owns; what other ranks need of it goes out bucket after bucket. A graph
- * must end with all its work done: it sends what a forward pass needs first, wte, wpe, and two
- * blocks where they take turns, under the update of the rest, and leaves the rest to its next
- * start, where it hides under the forward pass. */
+ * must end with all its work done: it sends what a forward pass needs first, wte, wpe, and a
+ * block, or two where they take turns, under the update of the rest, and leaves the rest to its
+ * next start, where it hides under the forward pass. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
   int apart = g2z__trainer_gathers(t), last = apart ? t->plan.buckets - 1 : 0;
   int first = t->graphed ? g2z__trainer_early(t) : 0;
@@ -11347,14 +11581,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
   const g2z_collectives *ops = t->comm->ops;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  for (int bucket = 0; bucket < plan->buckets && plan->world > 1; bucket++) {
-    G2Z__TRY(ops->join(t->comm, bucket)); /* while the last ones travel the others are squared */
-    G2Z__TRY(g2z__trainer_squares(t, bucket));
-  }
+  if (plan->world > 1) G2Z__TRY(g2z__trainer_collect(t));
   g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1,
                     G2Z_VERDICT_COLUMNS * sizeof(double));
   G2Z__TRY(ops->fork(t->comm));
-  G2Z__TRY(ops->all_gather_rows(t->comm, t->verdict.rows, G2Z_VERDICT_COLUMNS));
+  G2Z__TRY(ops->all_gather_rows(t->comm, G2Z_SPAN_VERDICT, t->verdict.rows,
+                                t->verdict.rows + (size_t)plan->rank * G2Z_VERDICT_COLUMNS,
+                                G2Z_VERDICT_COLUMNS * sizeof(double)));
   G2Z__TRY(ops->mark(t->comm, 2 * plan->buckets));
   G2Z__TRY(ops->join(t->comm, 2 * plan->buckets));
   g2z_span_begin(t->device, G2Z_SPAN_DECIDE);
@@ -11504,7 +11737,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
   void *memory;
   g2z_comm_config config;
-  config.places = 2 * plan->buckets + 1;
+  config.places = 2 * plan->buckets + 2;
   config.most = plan->bucket_elements;
   config.wire = plan->wire_dtype;
   config.gather = t->config.gather; /* nothing is gathered where nothing is sharded */
@@ -11638,12 +11871,15 @@ G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, 
   t->micro_step = micro_step;
   t->buckets_reduced = 0;
   t->model.complete = g2z__trainer_reduces(t, micro_step) ? g2z__trainer_complete : NULL;
+  int apart = t->plan.wte_rows && micro_step == t->plan.accum - 1;
+  t->model.embedded = apart ? g2z__trainer_embedded : NULL;
   g2z_span_begin(t->device, G2Z_SPAN_FORWARD);
   G2Z__TRY(g2z__forward(&t->model, &pass));
   G2Z__TRY(g2z__head(&t->model, &pass, row + G2Z_VERDICT_LOSS, G2Z__HEAD_WITH_GRADIENT, dloss,
                      t->state, mode));
   g2z_span_end(t->device, G2Z_SPAN_FORWARD);
   g2z_span_begin(t->device, G2Z_SPAN_BACKWARD);
+  if (apart) G2Z__TRY(g2z__trainer_send_head(t, pass.x));
   G2Z__TRY(g2z__backward(&t->model, &pass, mode));
   g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
@@ -11668,6 +11904,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     g2z__pass pass = g2z__trainer_pass(t, 0);
     g2z_write mode = micro_step ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     t->model.complete = NULL;
+    t->model.embedded = NULL;
     G2Z__TRY(g2z__forward(&t->model, &pass));
     G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_WITH_GRADIENT, 1, t->state, mode));
     G2Z__TRY(g2z__backward(&t->model, &pass, mode));
@@ -11932,7 +12169,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                       int last_only, float *logits) {
   g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
-  g2z_device_tune(t->device, 0);
+  g2z_device_tune(t->device, G2Z_TUNE_OFF);
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
   g2z_device_tune(t->device, t->config.tune);
   return status;
@@ -15758,10 +15995,11 @@ G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2z__run_advance(run, event);
-  if (status != G2Z_OK) { /* into train.log as well, but a failure to write must not replace it */
+  if (status != G2Z_OK) { /* into train.log as well; a failure to write must not replace it */
     char sentence[G2Z_ERROR_BYTES];
     memcpy(sentence, run->services->error, sizeof sentence);
     g2z__run_log(run, sentence);
+    if (run->metrics && status != G2Z_STOPPED) g2z_report_run(run->services, run->config.run_dir);
     memcpy(run->services->error, sentence, sizeof sentence);
   }
   return status;
@@ -16070,6 +16308,7 @@ static const char g2z__page_style[] =
     "dd{margin:0}\n"
     ".long{grid-column:1/-1;order:1}\n"
     ".long dd{font:.87rem/1.5 ui-monospace,monospace}\n"
+    ".long span{display:inline-block}\n"
     ".charts{grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}\n"
     "figure{margin:0;padding:14px 14px 8px;background:var(--card);border:1px solid var(--line);"
     "border-radius:8px;break-inside:avoid}\n"
@@ -16100,11 +16339,12 @@ static const char g2z__page_style[] =
     "white-space:nowrap}\n"
     "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
     "th:first-child,td:first-child{text-align:left}\n"
-    "@media (max-width:480px){svg text{font-size:14px}}\n"
-    "@media print{:root{color-scheme:light;--page:#fff;--card:#fff;--line:#bbb;--grid:#e4e4e4;"
-    "--text:#000;--soft:#444;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;--s4:#b07d00;"
-    "--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}body{max-width:none;padding:0;font-size:11px}"
-    ".charts{grid-template-columns:1fr 1fr}h2{break-after:avoid}tr{break-inside:avoid}}\n";
+    "@media (max-width:480px){svg text{font-size:14px}dl{grid-template-columns:1fr 1fr}}\n"
+    "@media print{:root{color-scheme:light;font-size:11px;--page:#fff;--card:#fff;--line:#bbb;"
+    "--grid:#e4e4e4;--text:#000;--soft:#444;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
+    "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}body{max-width:none;padding:0;"
+    "font-size:11px}.charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
+    "th,td{white-space:normal}h2{break-after:avoid}tr{break-inside:avoid}}\n";
 
 /* Text of any origin: markup is escaped; what is no UTF-8 or steers a terminal becomes U+FFFD. */
 G2Z__PRIVATE void g2z__page_escape(g2z_writer *writer, const char *text) {
@@ -16197,16 +16437,30 @@ G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
   g2z_release(page->services, text);
 }
 
+/* A command line breaks between words, and not in "--steps" as browsers would. Cuts up `text`. */
+G2Z__PRIVATE void g2z__page_words(g2z_page *page, char *text) {
+  while (*text) {
+    char *end = text + strcspn(text, " "), space = *end;
+    *end = 0;
+    g2z__page_put(page, "<span>");
+    g2z__page_escape(page->writer, text);
+    g2z__page_put(page, space ? "</span> " : "</span>");
+    text = end + (space != 0);
+  }
+}
+
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   char *text = g2z__page_format(page, format, arguments);
   va_end(arguments);
+  int is_long = text && strlen(text) > 60;
   g2z__page_open(page, G2Z__PAGE_FACTS);
-  g2z__page_put(page, text && strlen(text) > 60 ? "<div class=long><dt>" : "<div><dt>");
+  g2z__page_put(page, is_long ? "<div class=long><dt>" : "<div><dt>");
   g2z__page_escape(page->writer, name);
   g2z__page_put(page, "</dt><dd>");
-  if (text) g2z__page_escape(page->writer, text);
+  if (is_long) g2z__page_words(page, text);
+  else if (text) g2z__page_escape(page->writer, text);
   g2z__page_put(page, "</dd></div>\n");
   g2z_release(page->services, text);
 }
@@ -18146,15 +18400,14 @@ G2Z__PRIVATE void g2z__summary_charts(const g2z__plot *plot, g2z_page *page) {
     g2z__plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
                     G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2Z__IDEAL_X,
                     G2Z_AXIS_LINEAR);
+  const char *exposed = "Exposed communication", *waited = "ms of a step in which the device waited";
   if (strcmp(experiment, "buckets") == 0)
-    g2z__plot_lines(plot, page, "Exposed communication", "ms of a step in which the device waited",
-                    "MiB per collective", G2Z_FIGURE(bucket_mib), G2Z_FIGURE(exposed_comm_ms),
-                    G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+    g2z__plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
+                    G2Z_FIGURE(exposed_comm_ms), G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+  else g2z__plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
   g2z__plot_bars(plot, page, "Step time",
                  "ms: median; whiskers from the fastest step to the 95th percentile",
                  G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
-  g2z__plot_bars(plot, page, "Communication that hides under nothing", "ms of a step",
-                 G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
   g2z__plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
                  G2Z_FIGURE(plan_gib));
   g2z__plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
@@ -18185,90 +18438,218 @@ G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) 
 
 /* ----- what a run's artifact says ----- */
 
-typedef struct g2z__fact {           /* where a member goes: text of `room` bytes, or a number */
-  const char *path;
+/* Where members of training_metrics.json go. */
+#define G2Z__FACT_LIST(TEXT, NUMBER)                                \
+  TEXT(run_id, "run_id")                                            \
+  TEXT(git_commit, "git_commit")                                    \
+  TEXT(gpu_name, "hardware.gpu_name")                               \
+  TEXT(cuda_version, "env.cuda_version")                            \
+  TEXT(nccl_version, "env.nccl_version")                            \
+  TEXT(precision, "training_config.precision")                      \
+  TEXT(strategy, "training_config.strategy")                        \
+  NUMBER(world_size, "hardware.world_size")                         \
+  NUMBER(seq_len, "training_config.seq_len")                        \
+  NUMBER(micro_batch, "training_config.micro_batch_size_per_gpu")   \
+  NUMBER(accum_steps, "training_config.grad_accum_steps")           \
+  NUMBER(zero_stage, "training_config.zero_stage")                  \
+  NUMBER(tokens_per_sec, "summary.mean_tokens_per_sec_global")      \
+  NUMBER(total_wall_time_sec, "summary.total_wall_time_sec")
+
+/* A text that is cut off where the room ends; "" where there is none. */
+G2Z__PRIVATE g2z_status g2z__fact_text(const g2z__told *told, const char *at, char *out,
+                                       size_t room) {
   char *text;
-  size_t room;
-  double *number;
-} g2z__fact;
-
-/* Walks any value; `path` names it: "summary.total_wall_time_sec". Of an array the last element
- * stays: epochs[-1]. */
-G2Z__PRIVATE void g2z__facts_walk(g2z_json *json, const char *path, const g2z__fact *facts,
-                                  size_t count) {
-  g2z_json_text key;
-  char open = g2z_json_peek(json), below[128];
-  const char close = open == '{' ? '}' : ']';
-  if (open == '{' || open == '[') {
-    if (!g2z_json_enter(json, open)) return;
-    while (g2z_json_next(json, close, open == '{' ? &key : NULL)) {
-      int longest = open == '[' ? 0 : (int)(key.bytes < 48 ? key.bytes : 48);
-      int length = snprintf(below, sizeof below, "%s%s%.*s", path, *path && longest ? "." : "",
-                            longest, longest ? (const char *)key.at : "");
-      if (length >= (int)sizeof below) g2z_json_skip(json); /* deeper than the schema goes */
-      else g2z__facts_walk(json, below, facts, count);
-    }
-    return;
-  }
-  for (size_t i = 0; i < count; i++) {
-    if (strcmp(path, facts[i].path) != 0) continue;
-    if (facts[i].text) g2z__json_get_text(json, facts[i].text, facts[i].room);
-    else *facts[i].number = g2z__json_number_or_null(json);
-    return;
-  }
-  g2z_json_skip(json);
-}
-
-G2Z__PRIVATE g2z_status g2z__facts_parse(g2z_services *services, const char *path, const char *text,
-                                         size_t bytes, g2z_run_facts *out) {
-  char schema[16] = "";
-  g2z_json json;
-#define G2Z__TEXT(path, member) {path, out->member, sizeof out->member, NULL}
-#define G2Z__NUMBER(path, member) {path, NULL, 0, &out->member}
-  const g2z__fact facts[] = {{"schema_version", schema, sizeof schema, NULL},
-                             G2Z__TEXT("run_id", run_id),
-                             G2Z__TEXT("git_commit", git_commit),
-                             G2Z__TEXT("hardware.gpu_name", gpu_name),
-                             G2Z__TEXT("env.cuda_version", cuda_version),
-                             G2Z__TEXT("env.nccl_version", nccl_version),
-                             G2Z__TEXT("training_config.model_size", model_size),
-                             G2Z__TEXT("training_config.precision", precision),
-                             G2Z__NUMBER("hardware.world_size", world_size),
-                             G2Z__NUMBER("training_config.seq_len", seq_len),
-                             G2Z__NUMBER("training_config.micro_batch_size_per_gpu", micro_batch),
-                             G2Z__NUMBER("training_config.grad_accum_steps", accum_steps),
-                             G2Z__NUMBER("training_config.zero_stage", zero_stage),
-                             G2Z__NUMBER("summary.mean_tokens_per_sec_global", tokens_per_sec),
-                             G2Z__NUMBER("summary.total_wall_time_sec", total_wall_time_sec),
-                             G2Z__NUMBER("epochs.steps", steps),
-                             G2Z__NUMBER("epochs.step_time_p50_sec", step_p50_sec),
-                             G2Z__NUMBER("epochs.step_time_p95_sec", step_p95_sec)};
-#undef G2Z__TEXT
-#undef G2Z__NUMBER
-  const size_t count = sizeof facts / sizeof *facts;
-  for (size_t i = 0; i < count; i++)
-    if (facts[i].number) *facts[i].number = NAN;
-  g2z_json_open(&json, services, path, text, bytes);
-  g2z__facts_walk(&json, "", facts, count);
-  G2Z__TRY(g2z_json_close(&json));
-  if (strcmp(schema, "2.0") != 0)
-    return g2z__fail(services, G2Z_FORMAT, "%.400s: schema_version is \"%s\" and not \"2.0\"", path,
-                     schema);
-  if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
-    return g2z__fail(services, G2Z_FORMAT,
-                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
-                     "is no whole artifact of a run", path);
+  G2Z__TRY(g2z__told_text(told, at, &text));
+  snprintf(out, room, "%s", text ? text : "");
+  g2z_release(told->services, text);
   return G2Z_OK;
 }
 
-G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *path,
+G2Z__PRIVATE g2z_status g2z__facts_get(const g2z__told *told, g2z_run_facts *out) {
+  char schema[16], at[64];
+  G2Z__TRY(g2z__fact_text(told, "schema_version", schema, sizeof schema));
+#define G2Z__TEXT(member, at) G2Z__TRY(g2z__fact_text(told, at, out->member, sizeof out->member));
+#define G2Z__NUMBER(member, at) out->member = g2z__told_number(told, at);
+  G2Z__FACT_LIST(G2Z__TEXT, G2Z__NUMBER)
+#undef G2Z__TEXT
+#undef G2Z__NUMBER
+  out->steps = out->step_p50_sec = out->step_p95_sec = NAN;
+  for (int epoch = 0;; epoch++) { /* the last one's stay */
+    g2z_json json;
+    snprintf(at, sizeof at, "epochs.%d", epoch);
+    if (!g2z__told_at(told, at, &json)) break;
+    snprintf(at, sizeof at, "epochs.%d.steps", epoch);
+    out->steps = g2z__told_number(told, at);
+    snprintf(at, sizeof at, "epochs.%d.step_time_p50_sec", epoch);
+    out->step_p50_sec = g2z__told_number(told, at);
+    snprintf(at, sizeof at, "epochs.%d.step_time_p95_sec", epoch);
+    out->step_p95_sec = g2z__told_number(told, at);
+  }
+  if (strcmp(schema, "2.0") != 0)
+    return g2z__fail(told->services, G2Z_FORMAT,
+                     "%.400s: schema_version is \"%s\" and not \"2.0\"", told->path, schema);
+  if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
+    return g2z__fail(told->services, G2Z_FORMAT,
+                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
+                     "is no whole artifact of a run", told->path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
                                       g2z_run_facts *out) {
-  char *text;
-  size_t bytes;
+  g2z__told told;
   memset(out, 0, sizeof *out);
-  G2Z__TRY(g2z_read_file(services, path, (size_t)64 << 20, &text, &bytes));
-  g2z_status status = g2z__facts_parse(services, path, text, bytes, out);
-  g2z_release(services, text);
+  g2z_status status = g2z__told_read(services, run_dir, "training_metrics.json", &told);
+  if (status == G2Z_OK && !told.text)
+    status = g2z__fail(services, G2Z_IO, "%.600s is not there: the run has not ended", told.path);
+  if (status == G2Z_OK) status = g2z__facts_get(&told, out);
+  g2z__told_free(&told);
+  return status;
+}
+
+/* ----- all that directories hold ----- */
+
+G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_results), &memory));
+  *out = (g2z_results *)memory;
+  (*out)->services = services;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_results_free(g2z_results *results) {
+  if (!results) return;
+  for (size_t i = 0; i < results->summary_count; i++) g2z_summary_free(results->summaries[i]);
+  for (size_t i = 0; i < results->run_count; i++)
+    g2z_release(results->services, results->runs[i].run_dir);
+  g2z_release(results->services, results->summaries);
+  g2z_release(results->services, results->runs);
+  g2z_release(results->services, results);
+}
+
+G2Z__PRIVATE g2z_status g2z__results_add_run(g2z_results *results, const char *run_dir) {
+  void *list = results->runs;
+  g2z_status status = g2z__grow(results->services, &list, &results->run_capacity,
+                                results->run_count, results->run_count + 1, sizeof *results->runs);
+  results->runs = (g2z_run_result *)list;
+  G2Z__TRY(status);
+  g2z_run_result *run = &results->runs[results->run_count];
+  G2Z__TRY(g2z_run_facts_read(results->services, run_dir, &run->facts));
+  G2Z__TRY(g2z__alloc(results->services, strlen(run_dir) + 1, 1, &list));
+  run->run_dir = (char *)list;
+  memcpy(run->run_dir, run_dir, strlen(run_dir) + 1);
+  results->run_count++;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__results_add_summary(g2z_results *results, const char *path) {
+  void *list = results->summaries;
+  g2z_status status =
+      g2z__grow(results->services, &list, &results->summary_capacity, results->summary_count,
+                results->summary_count + 1, sizeof *results->summaries);
+  results->summaries = (g2z_summary **)list;
+  G2Z__TRY(status);
+  G2Z__TRY(g2z_summary_read(results->services, path, &results->summaries[results->summary_count]));
+  results->summary_count++;
+  return G2Z_OK;
+}
+
+/* run_x_9 before run_x_10; else as letters are. */
+G2Z__PRIVATE int g2z__results_order(const struct dirent **a, const struct dirent **b) {
+  const char *left = (*a)->d_name, *right = (*b)->d_name;
+  size_t i = strlen(left), k = strlen(right);
+  if (strncmp(left, "run_", 4) == 0 && strncmp(right, "run_", 4) == 0 && i != k)
+    return i < k ? -1 : 1;
+  return strcmp(left, right);
+}
+
+G2Z__PRIVATE int g2z__results_shown(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+
+G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *directory, int levels);
+
+G2Z__PRIVATE g2z_status g2z__results_entry(g2z_results *results, const char *directory,
+                                           const char *name, int levels) {
+  const char *suffix = strstr(name, "_report.json");
+  char *path;
+  struct stat info;
+  g2z_status status = G2Z_OK;
+  if (strcmp(name, "training_metrics.json") == 0) return g2z__results_add_run(results, directory);
+  G2Z__TRY(g2z__join_path(results->services, directory, name, &path));
+  if (suffix && strcmp(suffix, "_report.json") == 0) status = g2z__results_add_summary(results, path);
+  else if (levels > 0 && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+    status = g2z__results_scan(results, path, levels - 1);
+  g2z_release(results->services, path);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *directory, int levels) {
+  struct dirent **entries;
+  g2z_status status = G2Z_OK;
+  int count = scandir(directory, &entries, g2z__results_shown, g2z__results_order);
+  if (count < 0) return g2z__fail_file(results->services, errno, "read the directory", directory);
+  for (int i = 0; i < count; i++) {
+    if (status == G2Z_OK)
+      status = g2z__results_entry(results, directory, entries[i]->d_name, levels);
+    free(entries[i]); /* scandir's own */
+  }
+  free(entries);
+  return status;
+}
+
+G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
+  const size_t before = results->summary_count + results->run_count;
+  G2Z__TRY(g2z__results_scan(results, directory, 2));
+  if (results->summary_count + results->run_count > before) return G2Z_OK;
+  return g2z__fail(results->services, G2Z_FORMAT,
+                   "%.600s holds no NAME_report.json and no training_metrics.json, nor do the "
+                   "directories in it", directory);
+}
+
+G2Z__PRIVATE void g2z__page_number(g2z_page *page, int digits, double value) {
+  if (isnan(value)) g2z_page_cell(page, "%s", "");
+  else g2z_page_cell(page, "%.*f", digits, value);
+}
+
+G2Z__PRIVATE void g2z__results_runs(const g2z_results *results, g2z_page *page) {
+  static const char *const headers[] = {"run",         "ranks", "stage",    "precision", "batch",
+                                        "micro-steps", "T",     "tokens/s", "p50 ms",    "p95 ms",
+                                        "wall s"};
+  g2z_page_heading(page, "Runs");
+  g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
+                      "here than as a point above. Times are those of its last epoch.");
+  g2z_page_table(page, NULL, (int)(sizeof headers / sizeof *headers), headers);
+  for (size_t i = 0; i < results->run_count; i++) {
+    const g2z_run_facts *facts = &results->runs[i].facts;
+    g2z_page_cell(page, "%s", results->runs[i].run_dir);
+    g2z__page_number(page, 0, facts->world_size);
+    if (strcmp(facts->strategy, "dp") == 0) g2z_page_cell(page, "dp");
+    else g2z__page_number(page, 0, facts->zero_stage);
+    g2z_page_cell(page, "%s", facts->precision);
+    g2z__page_number(page, 0, facts->micro_batch);
+    g2z__page_number(page, 0, facts->accum_steps);
+    g2z__page_number(page, 0, facts->seq_len);
+    g2z__page_number(page, 0, facts->tokens_per_sec);
+    g2z__page_number(page, 2, 1e3 * facts->step_p50_sec);
+    g2z__page_number(page, 2, 1e3 * facts->step_p95_sec);
+    g2z__page_number(page, 2, facts->total_wall_time_sec);
+  }
+}
+
+G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
+  char now[32];
+  g2z_page *page;
+  G2Z__TRY(g2z_page_create(results->services, path, "What was measured", &page));
+  g2z_status status = G2Z_OK;
+  g2z_utc_now(now);
+  g2z_page_fact(page, "experiments", "%zu", results->summary_count);
+  g2z_page_fact(page, "runs", "%zu", results->run_count);
+  g2z_page_fact(page, "made", "%s", now);
+  for (size_t i = 0; i < results->summary_count && status == G2Z_OK; i++)
+    status = g2z_summary_page(results->summaries[i], page);
+  if (results->run_count) g2z__results_runs(results, page);
+  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_page_free(page);
   return status;
 }
 

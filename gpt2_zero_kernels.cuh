@@ -2,7 +2,8 @@
  *
  * gpt2_zero.h includes this file inside its implementation when nvcc compiles it; nothing else
  * needs to. It fills the op table of room 09 for fp16, bf16, tf32 and fp32: sm_75 and newer, tuned
- * on sm_90a. Products go through cuBLASLt, everything else is written here.
+ * on sm_90a. Products go through cuBLASLt or, where that is faster, through room k42; everything
+ * else is written here.
  *
  * CONTENTS, in the order of the forward pass
  *   >>k10 base        errors, the backend, opening a device, memory and order, graphs, ranges
@@ -14,6 +15,7 @@
  *   >>k30 linear      cuBLASLt: products, timed once per shape, and the ops made of them
  *   >>k40 attention   flash attention on packed qkv
  *   >>k41 attention on Hopper  the same with wgmma and TMA, head size 64
+ *   >>k42 products on Hopper   with what is done to their sums, beside cuBLASLt's
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW
  *   >>k70 memory      what CUDA takes beside the plan, measured
@@ -77,7 +79,8 @@ typedef struct g2z__cuda {       /* device->backend */
   void *lt_workspace;
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
   int product_count, products_timed, product_victim;
-  int tune;                      /* 0: take the heuristic's first choice */
+  int tune;                      /* a g2z_tune */
+  int hopper_products;           /* 1: room k42 was compiled for this GPU */
   /* Scratch that was outgrown stays: a captured graph may still write to it. */
   void *scratch[G2Z__SCRATCH_BLOCKS];
   size_t scratch_bytes[G2Z__SCRATCH_BLOCKS];
@@ -532,7 +535,7 @@ static g2z_status g2z__cuda_open(g2z_device *device) {
   G2Z__TRY(g2z__alloc(device->services, 1, sizeof(g2z__cuda), &memory));
   g2z__cuda *cuda = (g2z__cuda *)memory;
   device->backend = cuda;
-  cuda->tune = 1;
+  cuda->tune = G2Z_TUNE_ON;
   g2z_status status = g2z__cuda_fill_ops(device, &cuda->ops);
   if (status == G2Z_OK) status = g2z__cuda_open_gpu(device);
   if (status != G2Z_OK) g2z_cuda_close(device);
@@ -865,14 +868,21 @@ g2z_k_column_sums(float *partial, A *x, const A *pre, int N, int C, int slab_row
   }
 }
 
+/* The first stage alone: `partial` gets g2z__slabs(N) rows of C floats. */
+template <typename A, g2z__columns COLUMNS>
+static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, const A *pre, int N,
+                                    int C) {
+  dim3 grid((unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32), (unsigned)g2z__slabs(N));
+  g2z_k_column_sums<A, COLUMNS><<<grid, dim3(32, 8), 0, g2z__cuda_of(device)->stream>>>(
+      partial, x, pre, N, C, g2z__slab_rows(N));
+  return g2z__launched(device, "g2z_k_column_sums");
+}
+
 /* sums[C] G = or += column sums of x[N,C]. `partial` has room for g2z__slabs(N) * C floats. */
 template <typename A, typename G, g2z__columns COLUMNS>
 static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, const A *pre, float *partial,
                                    g2z_write mode, int N, int C) {
-  dim3 grid((unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32), (unsigned)g2z__slabs(N));
-  g2z_k_column_sums<A, COLUMNS><<<grid, dim3(32, 8), 0, g2z__cuda_of(device)->stream>>>(
-      partial, x, pre, N, C, g2z__slab_rows(N));
-  G2Z__TRY(g2z__launched(device, "g2z_k_column_sums"));
+  G2Z__TRY((g2z__column_slabs<A, COLUMNS>(device, partial, x, pre, N, C)));
   return g2z__add_slabs<G>(device, sums, (G *)NULL, (G *)NULL, partial, g2z__slabs(N), C, mode);
 }
 
@@ -977,49 +987,74 @@ static int g2z__run_rows(const g2z_device *device, int N, int packs) {
   return rows < 8 ? 8 : rows > 32 ? 32 : (int)rows;
 }
 
+/* A row's pack as floats: of fp32, or of the type that a pack holds L of. */
+template <int L, typename D>
+static __device__ inline void g2z__get_row(float (&out)[L], const D *from) {
+  if constexpr (sizeof(D) == 4) g2z__get_floats<L>(out, from);
+  else g2z__unpack<D>(out, g2z__get(from, 0));
+}
+template <int L, typename D>
+static __device__ inline void g2z__put_row(D *to, const float (&in)[L]) {
+  if constexpr (sizeof(D) == 4) g2z__put_floats<L>(to, in);
+  else g2z__put(to, 0, g2z__pack<D>(in));
+}
+
 /* g2z_k_embed_bwd_runs: dwte[token] += the sum of each run of equal tokens.
  *   sorted  [N] i32 in           tokens in ascending order
  *   order   [N] i32 in           where each stood in the batch
  *   dout    [N,C] A in
- *   dwte    [Vp,C] f32 in place  runs that lie inside one chunk of run_rows positions
+ *   dwte    [count] D in place   elements low, low + 1, ... of dwte[Vp,C], from where both are
+ *                                multiples of 8; runs inside one chunk of run_rows positions
  *   heads   [chunks,C] f32 out   what a chunk has of a run that began before it
  *   tails   [chunks,C] f32 out   what a chunk has of a run that begins in it and goes on behind it
  * Launch  grid (ceil(chunks/8), ceil(packs/32)), block (32,8): a warp per chunk and 32 packs
- * Cost    sizeof(A) NC bytes + 8C per distinct token; frequent tokens are spread over many warps
+ * Cost    sizeof(A) NC bytes + 2 sizeof(D) C per distinct token, of those inside; frequent tokens
+ *         are spread over many warps
  * Order   the order of the batch */
-template <typename A, g2z__drop DROP>
+template <typename A, typename D, g2z__drop DROP>
 static __global__ void __launch_bounds__(256, 2)
-g2z_k_embed_bwd_runs(float *dwte, float *heads, float *tails, const int32_t *sorted,
-                     const int32_t *order, const A *dout, g2z_dropout dropout, int N, int C,
-                     int run_rows) {
+g2z_k_embed_bwd_runs(D *dwte, size_t low, size_t count, float *heads, float *tails,
+                     const int32_t *sorted, const int32_t *order, const A *dout,
+                     g2z_dropout dropout, int N, int C, int run_rows) {
   constexpr int L = g2z__lanes<A>, GROUP = 4;
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int pack = (int)(blockIdx.y * 32 + threadIdx.x), packs = C / L;
   if (first >= N || pack >= packs) return;
   int end = min(N, first + run_rows), token = sorted[first];
-  bool began_before = first > 0 && sorted[first - 1] == token;
   size_t column = (size_t)pack * L, width = (size_t)C;
+  if (((size_t)sorted[end - 1] + 1) * width <= low || (size_t)token * width >= low + count) return;
+  bool began_before = first > 0 && sorted[first - 1] == token;
   float sum[L] = {}, before[L] = {}; /* of the run so far, and dwte's row as it was */
+  auto inside = [=](int key) { return (size_t)key * width + column - low < count; };
+  auto write = [&](bool goes_on) { /* a run has ended, or the chunk: other parts go to the seams */
+    if (!inside(token)) return;
+    if (began_before) g2z__put_floats<L>(heads + (size_t)chunk * width + column, sum);
+    else if (goes_on) g2z__put_floats<L>(tails + (size_t)chunk * width + column, sum);
+    else {
+#pragma unroll
+      for (int i = 0; i < L; i++) sum[i] += before[i];
+      g2z__put_row<L>(dwte + ((size_t)token * width + column - low), sum);
+    }
+  };
   for (int group = first; group < end; group += GROUP) {
     uint4 raw[GROUP];
-    float row_before[GROUP][L];
+    float row_before[GROUP][L] = {};
     int keys[GROUP], rows[GROUP];
 #pragma unroll
     for (int j = 0; j < GROUP; j++) { /* all loads of a group are under way together */
       int i = min(group + j, end - 1);
       keys[j] = sorted[i];
       rows[j] = order[i];
+      raw[j] = make_uint4(0, 0, 0, 0);
+      if (!inside(keys[j])) continue;
       raw[j] = g2z__get(dout, (size_t)rows[j] * (size_t)packs + (size_t)pack);
-      g2z__get_floats<L>(row_before[j], dwte + (size_t)keys[j] * width + column);
+      g2z__get_row<L>(row_before[j], dwte + ((size_t)keys[j] * width + column - low));
     }
 #pragma unroll
     for (int j = 0; j < GROUP; j++) {
       if (group + j >= end) break;
-      if (keys[j] != token) { /* a run has ended: write it, unless it goes to the seams */
-#pragma unroll
-        for (int i = 0; i < L; i++) sum[i] += began_before ? 0.0f : before[i];
-        g2z__put_floats<L>(began_before ? heads + (size_t)chunk * width + column
-                                        : dwte + (size_t)token * width + column, sum);
+      if (keys[j] != token) {
+        write(false);
 #pragma unroll
         for (int i = 0; i < L; i++) sum[i] = 0;
         began_before = false;
@@ -1034,20 +1069,16 @@ g2z_k_embed_bwd_runs(float *dwte, float *heads, float *tails, const int32_t *sor
       }
     }
   }
-  bool goes_on = end < N && sorted[end] == token;
-#pragma unroll
-  for (int i = 0; i < L; i++) sum[i] += began_before || goes_on ? 0.0f : before[i];
-  g2z__put_floats<L>(began_before ? heads + (size_t)chunk * width + column
-                     : goes_on    ? tails + (size_t)chunk * width + column
-                                  : dwte + (size_t)token * width + column, sum);
+  write(end < N && sorted[end] == token);
 }
 
 /* g2z_k_embed_bwd_seams: dwte[token] += tail + heads, for the runs that cross chunks.
  * Launch  grid (ceil(chunks/8), ceil(C/32)), block (32,8): a warp per chunk whose last run goes on
  * Order   the order of the chunks */
-static __global__ void g2z_k_embed_bwd_seams(float *dwte, const float *heads, const float *tails,
-                                             const int32_t *sorted, int N, int C,
-                                             int run_rows) {
+template <typename D>
+static __global__ void g2z_k_embed_bwd_seams(D *dwte, size_t low, size_t count, const float *heads,
+                                             const float *tails, const int32_t *sorted, int N,
+                                             int C, int run_rows) {
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int end = first + run_rows, c = (int)(blockIdx.y * 32 + threadIdx.x);
   if (end >= N) return; /* like the two below: all lanes together */
@@ -1063,12 +1094,13 @@ static __global__ void g2z_k_embed_bwd_seams(float *dwte, const float *heads, co
       break;
     }
   }
-  if (c >= C) return;
+  size_t at = (size_t)token * (size_t)C + (size_t)c - low;
+  if (c >= C || at >= count) return;
   float sum = tails[(size_t)chunk * (size_t)C + (size_t)c];
 #pragma unroll 8
   for (int next = chunk + 1; next <= last; next++)
     sum += heads[(size_t)next * (size_t)C + (size_t)c];
-  dwte[(size_t)token * (size_t)C + (size_t)c] += sum;
+  g2z__write(dwte + at, sum, G2Z_ACCUMULATE);
 }
 
 #define G2Z__RANKED_TOKENS 8192  /* most tokens that are sorted by their ranks */
@@ -1154,6 +1186,25 @@ static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tok
   return G2Z_OK;
 }
 
+/* What is sorted is added up. */
+template <typename A, typename D, g2z__drop DROP>
+static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, size_t low, size_t count,
+                                  const g2z__embed_scratch *scratch, const A *dout,
+                                  g2z_dropout dropout, int N, int C, int run_rows) {
+  cudaStream_t stream = g2z__cuda_of(device)->stream;
+  size_t packs = (size_t)(C / g2z__lanes<A>);
+  unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
+  g2z_k_embed_bwd_runs<A, D, DROP>
+      <<<dim3(chunks, (unsigned)g2z__blocks(packs, 32)), dim3(32, 8), 0, stream>>>(
+          dwte, low, count, scratch->heads, scratch->tails, scratch->sorted, scratch->order, dout,
+          dropout, N, C, run_rows);
+  G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_runs"));
+  g2z_k_embed_bwd_seams<<<dim3(chunks, (unsigned)g2z__blocks((size_t)C, 32)), dim3(32, 8), 0,
+                          stream>>>(dwte, low, count, scratch->heads, scratch->tails,
+                                    scratch->sorted, N, C, run_rows);
+  return g2z__launched(device, "g2z_k_embed_bwd_seams");
+}
+
 template <typename A, typename G, g2z__drop DROP>
 static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const A *dout,
                                  const int32_t *tokens, g2z_write mode, g2z_dropout dropout, int B,
@@ -1161,22 +1212,15 @@ static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const
   cudaStream_t stream = g2z__cuda_of(device)->stream;
   int N = B * T, packs = C / g2z__lanes<A>, run_rows = g2z__run_rows(device, N, packs);
   g2z__embed_scratch scratch;
-  G2Z__TRY(g2z__embed_scratch_take(device, tokens, N, C, run_rows, &scratch));
   g2z_k_embed_bwd_wpe<A, G, DROP>
       <<<(unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, stream>>>(
           dwpe, dout, dropout, mode, B, T, C);
   G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_wpe"));
+  if (!dwte) return G2Z_OK;
+  G2Z__TRY(g2z__embed_scratch_take(device, tokens, N, C, run_rows, &scratch));
   G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N));
-  unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
-  g2z_k_embed_bwd_runs<A, DROP>
-      <<<dim3(chunks, (unsigned)g2z__blocks((size_t)packs, 32)), dim3(32, 8), 0, stream>>>(
-          dwte, scratch.heads, scratch.tails, scratch.sorted, scratch.order, dout, dropout, N, C,
-          run_rows);
-  G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_runs"));
-  g2z_k_embed_bwd_seams<<<dim3(chunks, (unsigned)g2z__blocks((size_t)C, 32)), dim3(32, 8), 0,
-                          stream>>>(dwte, scratch.heads, scratch.tails, scratch.sorted, N, C,
-                                    run_rows);
-  return g2z__launched(device, "g2z_k_embed_bwd_seams");
+  return g2z__embed_runs<A, float, DROP>(device, dwte, 0, SIZE_MAX, &scratch, dout, dropout, N, C,
+                                         run_rows);
 }
 
 template <typename A, typename G>
@@ -1187,6 +1231,39 @@ static g2z_status g2z_cuda_embed_bwd(g2z_device *device, float *dwte, void *dwpe
                                          : g2z__embed_bwd<A, G, G2Z__DROP_OFF>;
   return launch(device, dwte, (G *)dwpe, (const A *)dout, tokens, mode,
                 g2z__dropout_value(dropout), B, T, C);
+}
+
+static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const int32_t *tokens,
+                                       int N) {
+  g2z__embed_scratch scratch;
+  void *memory;
+  memset(&scratch, 0, sizeof scratch);
+  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* says how much CUB needs */
+  size_t cub_bytes = g2z__align(scratch.cub_bytes);
+  G2Z__TRY(g2z__scratch(device, cub_bytes + (size_t)N * sizeof(int32_t), &memory));
+  scratch.cub = memory;
+  scratch.count = (int32_t *)((char *)memory + cub_bytes);
+  scratch.sorted = order;
+  scratch.order = order + N;
+  return g2z__embed_sort(device, &scratch, tokens, N);
+}
+
+template <typename A, typename G>
+static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, size_t first, size_t count,
+                                     const void *rows, const int32_t *order, int N, int C) {
+  int run_rows = g2z__run_rows(device, N, C / g2z__lanes<A>);
+  size_t buffer = g2z__align(g2z__blocks((size_t)N, (size_t)run_rows) * (size_t)C * sizeof(float));
+  g2z__embed_scratch scratch;
+  void *memory;
+  memset(&scratch, 0, sizeof scratch);
+  G2Z__TRY(g2z__scratch(device, 2 * buffer, &memory));
+  scratch.heads = (float *)memory;
+  scratch.tails = (float *)((char *)memory + buffer);
+  scratch.sorted = (int32_t *)order; /* which are only read from here on */
+  scratch.order = (int32_t *)order + N;
+  return g2z__embed_runs<A, G, G2Z__DROP_OFF>(device, (G *)grads, first, count, &scratch,
+                                              (const A *)rows, g2z__dropout_value(NULL), N, C,
+                                              run_rows);
 }
 
 /* ===== >>k23 layernorm ===================================================
@@ -1614,7 +1691,7 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
   data.dropout = g2z__dropout_value(dropout);
   data.N = N;
   data.C = C;
-  int threads, K, drops = g2z__dropout_on(dropout) && dbias;
+  int threads, K, drops = g2z__dropout_on(dropout) && dropped;
   G2Z__TRY(g2z__row_threads(device, C / g2z__lanes<A>, &threads, &K));
   auto run = K == 1 ? drops ? g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_ON>
                             : g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_OFF>
@@ -1630,16 +1707,16 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
 /* GELU in its tanh form, 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), is x times the
  * logistic function of 2u. Written so, small results keep their digits: 1 + tanh u would lose them.
  * Hendrycks and Gimpel 2016, arXiv:1606.08415. */
-static __device__ inline float g2z__k_gelu_gate(float x) {
+static __device__ inline float g2z__k_gelu_gate(float x, float square) {
+  const float power = -1.5957691216057308f * G2Z__LOG2E;
   /* exp(-2u) as a power of 2; it may overflow to infinity, and then the gate is 0 */
-  float power = -1.5957691216057308f * G2Z__LOG2E * x * (1.0f + 0.044715f * x * x);
-  return __fdividef(1.0f, 1.0f + g2z__exp2(power));
+  return __fdividef(1.0f, 1.0f + g2z__exp2(x * (power * 0.044715f * square + power)));
 }
-static __device__ inline float g2z__k_gelu(float x) { return x * g2z__k_gelu_gate(x); }
+static __device__ inline float g2z__k_gelu(float x) { return x * g2z__k_gelu_gate(x, x * x); }
 static __device__ inline float g2z__k_gelu_gradient(float x) {
-  float gate = g2z__k_gelu_gate(x);
-  float slope = 1.5957691216057308f * (1.0f + 3.0f * 0.044715f * x * x);
-  return gate + x * slope * (gate - gate * gate);
+  const float slope = 1.5957691216057308f;
+  float square = x * x, gate = g2z__k_gelu_gate(x, square);
+  return gate + x * (slope * 3.0f * 0.044715f * square + slope) * (gate - gate * gate);
 }
 
 /* g2z_k_gelu_fwd: y = gelu(x)
@@ -1743,7 +1820,8 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
  *      (g2z_device_tuning_write).
  *
  * cuBLASLt speaks column-major: our row-major y[N,O] is its y'[O,N], so a product of rows is asked
- * for with its operands exchanged: y' = w' x'. */
+ * for with its operands exchanged: y' = w' x'. Room k42's kernel is timed beside cuBLASLt's
+ * algorithms, and taken where it wins. */
 
 #define G2Z__CANDIDATES 24       /* algorithms that are timed for a shape, if there are so many */
 #define G2Z__TIMED_FLOP 1.6e11   /* that a timed run of small products has: 0.3 ms on an H200 */
@@ -1758,8 +1836,13 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
 } g2z__lt_key;
 #define G2Z__KEY_FIELDS ((int)(sizeof(g2z__lt_key) / sizeof(int32_t)))
 
+/* Who computes a product, and what a table calls him. */
+typedef enum g2z__way { G2Z__WAY_CUBLASLT, G2Z__WAY_HOPPER, G2Z__WAYS } g2z__way;
+static const char *const g2z__way_names[G2Z__WAYS] = {"cublaslt", "hopper"};
+
 typedef struct g2z__lt_product {
   g2z__lt_key key;
+  g2z__way way;                    /* with HOPPER too, algo is cuBLASLt's best */
   cublasLtMatmulDesc_t desc;
   cublasLtMatrixLayout_t a, b, d;
   cublasLtMatmulAlgo_t algo;
@@ -1772,7 +1855,17 @@ typedef struct g2z__lt_operands {
   const void *c;                   /* added, of D's layout: NULL, D itself or another */
   const void *bias;                /* [m], with an epilogue that has one */
   void *aux;                       /* [m,n] of D's layout: GELU's input */
+  float *sums;                     /* with the epilogue DGELU: of D, a row for each slab */
 } g2z__lt_operands;
+
+/* Room k42: whether it has a kernel for that, and how it runs. `on` NULL: whatever is added. With
+ * DGELU, which is its alone, it sums the columns of slabs of G2Z__PRODUCT_ROWS rows. */
+#define G2Z__PRODUCT_ROWS 128
+static int g2z__hopper_products_here(const g2z_device *device);
+static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
+                                    const g2z__lt_operands *on);
+static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
+                                          const g2z__lt_operands *on);
 
 static g2z_status g2z__lt_fail(g2z_device *device, cublasStatus_t status, const char *what,
                                const g2z__lt_key *key) {
@@ -1801,6 +1894,7 @@ static g2z_status g2z__lt_open(g2z_device *device) {
     return g2z__fail(device->services, G2Z_DEVICE,
                      "cuBLASLt %zu does not start: %s; check that it fits the driver",
                      cublasLtGetVersion(), cublasLtGetStatusString(status));
+  cuda->hopper_products = g2z__hopper_products_here(device);
   G2Z__CUDA(device, cudaMalloc(&cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE));
   return G2Z_OK;
 }
@@ -1908,29 +2002,33 @@ static g2z_status g2z__lt_candidates(g2z_device *device, const g2z__lt_product *
              : g2z__lt_fail(device, status, "the choice of an algorithm", key);
 }
 
-/* Best of three runs behind one that warms up; negative when the algorithm does not run. A small
- * product alone is timed with the 5 us around it: runs of 8 choose algorithms that save 1.7, 0.3
- * and 1.2 % of the products' time at 1,024, 2,048 and 4,096 tokens of GPT-2 124M on an H200. */
-static float g2z__lt_time_us(g2z_device *device, const g2z__lt_product *product,
-                                  const g2z__lt_operands *on, const cublasLtMatmulAlgo_t *algo) {
+/* Best of three runs behind one that warms up; negative when `run`, which says whether it could,
+ * could not. A small product alone is timed with the 5 us around it: runs of 8 choose algorithms
+ * that save 1.7, 0.3 and 1.2 % of the products' time at 1,024, 2,048 and 4,096 tokens of GPT-2 124M
+ * on an H200. */
+template <typename F>
+static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) {
   g2z__cuda *cuda = g2z__cuda_of(device);
-  double fit = G2Z__TIMED_FLOP / (2.0 * product->key.m * product->key.n * product->key.k);
+  double fit = G2Z__TIMED_FLOP / (2.0 * key->m * key->n * key->k);
   int calls = fit < 1 ? 1 : fit > 8 ? 8 : (int)fit;
   float best_ms = -1;
-  for (int run = 0; run < 4; run++) {
+  for (int round = 0; round < 4; round++) {
     float ms = -1;
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    if (cudaEventRecord(cuda->begin, cuda->stream) != cudaSuccess) return -1;
-    for (int i = 0; i < calls && status == CUBLAS_STATUS_SUCCESS; i++)
-      status = g2z__lt_run(device, product, on, algo);
-    if (status != CUBLAS_STATUS_SUCCESS ||
-        cudaEventRecord(cuda->end, cuda->stream) != cudaSuccess ||
+    bool ran = cudaEventRecord(cuda->begin, cuda->stream) == cudaSuccess;
+    for (int i = 0; i < calls && ran; i++) ran = run();
+    if (!ran || cudaEventRecord(cuda->end, cuda->stream) != cudaSuccess ||
         cudaEventSynchronize(cuda->end) != cudaSuccess ||
         cudaEventElapsedTime(&ms, cuda->begin, cuda->end) != cudaSuccess)
       return -1;
-    if (run > 0 && (best_ms < 0 || ms < best_ms)) best_ms = ms;
+    if (round > 0 && (best_ms < 0 || ms < best_ms)) best_ms = ms;
   }
   return best_ms * 1000 / (float)calls;
+}
+
+static int g2z__lt_may_time(const g2z_device *device) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  return cuda->tune == G2Z_TUNE_ON && cuda->products_timed < G2Z__PRODUCTS_TIMED &&
+         !g2z__capturing(device);
 }
 
 /* Chooses by the clock. Trials must not change a C that D overwrites: then they write elsewhere,
@@ -1941,9 +2039,9 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   int count;
   G2Z__TRY(g2z__lt_candidates(device, product, candidates, &count));
   product->algo = candidates[0].algo;
-  const g2z__cuda *cuda = g2z__cuda_of(device);
-  if (!cuda->tune || cuda->products_timed >= G2Z__PRODUCTS_TIMED || g2z__capturing(device))
-    return G2Z_OK;
+  int hopper = g2z__hopper_product_fits(device, &product->key, on);
+  if (hopper && g2z__cuda_of(device)->tune == G2Z_TUNE_OWN) product->way = G2Z__WAY_HOPPER;
+  if (!g2z__lt_may_time(device)) return G2Z_OK;
   g2z__lt_operands trial = *on;
   void *elsewhere = NULL;
   if (on->c == on->d) {
@@ -1957,10 +2055,19 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   }
   for (int i = 0; i < count; i++) {
     if (candidates[i].state != CUBLAS_STATUS_SUCCESS) continue;
-    float us = g2z__lt_time_us(device, product, &trial, &candidates[i].algo);
+    float us = g2z__lt_time_us(device, &product->key, [&] {
+      return g2z__lt_run(device, product, &trial, &candidates[i].algo) == CUBLAS_STATUS_SUCCESS;
+    });
     if (us <= 0 || (product->us > 0 && us >= product->us)) continue;
     product->us = us;
     product->algo = candidates[i].algo;
+  }
+  float us = !hopper ? -1 : g2z__lt_time_us(device, &product->key, [&] {
+    return g2z__hopper_product_run(device, &product->key, &trial) == G2Z_OK;
+  });
+  if (us > 0 && product->us > 0 && us < product->us) {
+    product->us = us;
+    product->way = G2Z__WAY_HOPPER;
   }
   cudaFree(elsewhere);
   return G2Z_OK;
@@ -2006,6 +2113,8 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
     return status;
   }
   if (!known && product->us > 0) g2z__cuda_of(device)->products_timed++;
+  if (product->way == G2Z__WAY_HOPPER && g2z__hopper_product_fits(device, key, on))
+    return g2z__hopper_product_run(device, key, on);
   cublasStatus_t run = g2z__lt_run(device, product, on, &product->algo);
   return run == CUBLAS_STATUS_SUCCESS ? G2Z_OK : g2z__lt_fail(device, run, "cublasLtMatmul", key);
 }
@@ -2015,13 +2124,13 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
 /* A line says what the table holds for: another GPU or cuBLAS has other algorithms. */
 static void g2z__lt_table_head(const g2z_device *device, char *text, size_t bytes) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  snprintf(text, bytes, "gpt2_zero tuning 1, cuBLASLt %zu, %d SMs, %s", cublasLtGetVersion(),
+  snprintf(text, bytes, "gpt2_zero tuning 2, cuBLASLt %zu, %d SMs, %s", cublasLtGetVersion(),
            cuda->sms, cuda->gpu);
 }
 
-static void g2z__cuda_tune(g2z_device *device, int on) { g2z__cuda_of(device)->tune = on; }
+static void g2z__cuda_tune(g2z_device *device, int how) { g2z__cuda_of(device)->tune = how; }
 
-/* One line a product that was timed: key, algorithm in hexadecimal, microseconds. */
+/* One line a product that was timed: key, way, algorithm in hexadecimal, microseconds. */
 static g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   const size_t line = 640; /* a head, or a product's fields, words and time, at their longest */
@@ -2039,6 +2148,7 @@ static g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
     memcpy(fields, &product->key, sizeof fields);
     for (int f = 0; f < G2Z__KEY_FIELDS; f++)
       at += (size_t)snprintf(out + at, room - at, "%" PRId32 " ", fields[f]);
+    at += (size_t)snprintf(out + at, room - at, "%s ", g2z__way_names[product->way]);
     for (size_t word = 0; word < sizeof product->algo.data / sizeof product->algo.data[0]; word++)
       at += (size_t)snprintf(out + at, room - at, "%016" PRIx64 " ", product->algo.data[word]);
     at += (size_t)snprintf(out + at, room - at, "%.2f\n", (double)product->us);
@@ -2047,8 +2157,8 @@ static g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
 }
 
 /* Reads one line behind the head into a product; 0 when it is not one. */
-static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, cublasLtMatmulAlgo_t *algo,
-                             float *us) {
+static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, g2z__way *way,
+                               cublasLtMatmulAlgo_t *algo, float *us) {
   int32_t fields[G2Z__KEY_FIELDS];
   char *end;
   for (int f = 0; f < G2Z__KEY_FIELDS; f++) {
@@ -2058,6 +2168,14 @@ static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, cublasLtMatmu
     line = end;
   }
   memcpy(key, fields, sizeof fields);
+  int named = 0;
+  size_t name = strcspn(++line, " \n");
+  while (named < G2Z__WAYS && (strlen(g2z__way_names[named]) != name ||
+                               strncmp(line, g2z__way_names[named], name) != 0))
+    named++;
+  if (named == G2Z__WAYS) return 0;
+  *way = (g2z__way)named;
+  line += name;
   for (size_t word = 0; word < sizeof algo->data / sizeof algo->data[0]; word++) {
     algo->data[word] = strtoull(line, &end, 16);
     if (end == line || *end != ' ') return 0;
@@ -2067,10 +2185,15 @@ static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, cublasLtMatmu
   return end != line && *end == '\n' && *us > 0;
 }
 
-/* Whether this cuBLAS runs an algorithm that a file names: a damaged one must not be launched. */
-static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product,
-                                const cublasLtMatmulAlgo_t *algo) {
+/* Whether what a file names runs here: a damaged algorithm must not be launched. The product of a
+ * DGELU that is not fused has a line of its own. */
+static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g2z__way way,
+                           const cublasLtMatmulAlgo_t *algo) {
   cublasLtMatmulHeuristicResult_t result;
+  int fused = product->key.epilogue == CUBLASLT_EPILOGUE_DGELU;
+  if ((fused || way == G2Z__WAY_HOPPER) && !g2z__hopper_product_fits(device, &product->key, NULL))
+    return 0;
+  if (fused) return 1;
   memset(&result, 0, sizeof result);
   cublasStatus_t status =
       cublasLtMatmulAlgoCheck(g2z__cuda_of(device)->lt, product->desc, product->a, product->b,
@@ -2088,15 +2211,16 @@ static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
   if (strncmp(text, head, length) != 0 || text[length] != '\n')
     return g2z__fail(device->services, G2Z_FORMAT,
                      "the tuning table begins with \"%.*s\" and not with \"%s\": it was made on "
-                     "another GPU or cuBLAS, remove it to tune anew", (int)strcspn(text, "\n"),
-                     text, head);
+                     "another GPU or cuBLAS, or by another build; remove it to tune anew",
+                     (int)strcspn(text, "\n"), text, head);
   int number = 2;
   for (const char *line = text + length + 1; *line; number++) {
     g2z__lt_key key;
     cublasLtMatmulAlgo_t algo;
+    g2z__way way;
     float us;
     const char *next = strchr(line, '\n');
-    if (!next || !g2z__lt_table_parse(line, &key, &algo, &us))
+    if (!next || !g2z__lt_table_parse(line, &key, &way, &algo, &us))
       return g2z__fail(device->services, G2Z_FORMAT,
                        "line %d of the tuning table is no product: remove the table to tune anew",
                        number);
@@ -2106,12 +2230,13 @@ static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
     if (cuda->products_timed >= G2Z__PRODUCTS_TIMED) break;
     if (product) g2z__lt_free(product);
     G2Z__TRY(g2z__lt_add(device, &key, &product));
-    if (!g2z__lt_accepts(device, product, &algo)) {
+    if (!g2z__lt_accepts(device, product, way, &algo)) {
       g2z__lt_free(product);
       return g2z__fail(device->services, G2Z_FORMAT,
                        "line %d of the tuning table names an algorithm that this cuBLAS does not "
                        "run: remove the table to tune anew", number);
     }
+    product->way = way;
     product->algo = algo;
     product->us = us;
     cuda->products_timed++;
@@ -2163,9 +2288,9 @@ static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *righ
 }
 
 /* y = x w + bias, and gelu or residual.
- * GELU     16-bit types take cuBLASLt's epilogue, the same tanh form, computed on the sum before
+ * GELU     16-bit types take it in an epilogue, in the same tanh form, computed on the sum before
  *          it is rounded to `pre`: a kernel of its own would read and write 4 bytes an element
- *          more. C=768, N=1024, 2048, 4096, 32768 take 11.7, 20.8, 40.0, 287 us with the epilogue,
+ *          more. C=768, N=1024, 2048, 4096, 32768 take 11.7, 20.8, 40.0, 287 us with cuBLASLt's,
  *          12.0, 21.6, 41.0, 298 with the kernel on an H200.
  * residual It is the product's C, added before the rounding; behind a dropout it takes a
  *          kernel of its own, and where y is the residual itself, the product waits in scratch. */
@@ -2191,9 +2316,47 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *pre, co
                                   O);
 }
 
-/* dx = dy w^T; with pre, times gelu'(pre) in the kernel that sums the columns. cuBLASLt's epilogue
- * DGELU, with a kernel that only sums, costs more: I=3072, O=768, N=1024, 2048, 4096, 32768 take
- * 14.6, 25.7, 47.3, 389 us as it is, 23.1, 35.5, 60.7, 420 with the epilogue on an H200. */
+/* dx = dy w^T gelu'(pre) and sums of its columns by slabs, whose number it tells: the product and
+ * then the kernel that sums the columns, or room k42's kernel, which does it all. cuBLASLt's
+ * epilogue DGELU, with a kernel that only sums, costs more than both apart: I=3072, O=768, N=1024,
+ * 2048, 4096, 32768 take 23.1, 35.5, 60.7, 420 us with it, 14.6, 25.7, 47.3, 389 apart on an
+ * H200. */
+template <typename A>
+static g2z_status g2z__gelu_gradient_product(g2z_device *device, const g2z__lt_key *plain,
+                                             const g2z__lt_operands *on, int *slabs) {
+  const int N = plain->n, I = plain->m;
+  g2z__lt_key key = *plain;
+  key.epilogue = CUBLASLT_EPILOGUE_DGELU;
+  auto apart = [&] {
+    g2z__lt_operands product = g2z__lt_rows(on->d, on->b, on->a);
+    G2Z__TRY(g2z__lt_multiply(device, plain, &product));
+    return g2z__column_slabs<A, G2Z__COLUMNS_TIMES_GELU_GRADIENT>(device, on->sums, (A *)on->d,
+                                                                  (const A *)on->aux, N, I);
+  };
+  auto fused = [&] { return g2z__hopper_product_run(device, &key, on); };
+  *slabs = g2z__slabs(N);
+  if (!g2z__hopper_product_fits(device, &key, on)) return apart();
+  g2z__lt_product *product = g2z__lt_find(device, &key);
+  if (!product) {
+    g2z__way way = g2z__cuda_of(device)->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
+    float us = 0;
+    if (way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* its product is timed by itself */
+    if (g2z__lt_may_time(device)) {
+      us = g2z__lt_time_us(device, &key, [&] { return apart() == G2Z_OK; });
+      float fused_us = g2z__lt_time_us(device, &key, [&] { return fused() == G2Z_OK; });
+      if (fused_us > 0 && fused_us < us) us = fused_us, way = G2Z__WAY_HOPPER;
+    }
+    G2Z__TRY(g2z__lt_add(device, &key, &product));
+    product->way = way;
+    product->us = us > 0 ? us : 0;
+    if (us > 0) g2z__cuda_of(device)->products_timed++;
+  }
+  if (product->way == G2Z__WAY_CUBLASLT) return apart();
+  *slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
+  return fused();
+}
+
+/* dx = dy w^T; with pre, times gelu'(pre), and dbias = or += its column sums. */
 template <typename A, typename G>
 static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                            const void *dy, const void *w, const void *pre,
@@ -2201,12 +2364,16 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
   g2z__lt_key key = g2z__lt_rows_key<A, A>(device, N, O, I, G2Z__AS_IT_IS, G2Z__TRANSPOSED, I,
                                              CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(dx, dy, w);
-  G2Z__TRY(g2z__lt_multiply(device, &key, &on));
-  if (!pre) return G2Z_OK;
+  if (!pre) return g2z__lt_multiply(device, &key, &on);
+  size_t slabs = g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
+  if (slabs < (size_t)g2z__slabs(N)) slabs = (size_t)g2z__slabs(N);
   void *partial;
-  G2Z__TRY(g2z__scratch(device, (size_t)g2z__slabs(N) * (size_t)I * sizeof(float), &partial));
-  return g2z__add_columns<A, G, G2Z__COLUMNS_TIMES_GELU_GRADIENT>(
-      device, (G *)dbias, (A *)dx, (const A *)pre, (float *)partial, mode, N, I);
+  int count;
+  G2Z__TRY(g2z__scratch(device, slabs * (size_t)I * sizeof(float), &partial));
+  on.aux = (void *)pre;
+  on.sums = (float *)partial;
+  G2Z__TRY(g2z__gelu_gradient_product<A>(device, &key, &on, &count));
+  return g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, on.sums, count, I, mode);
 }
 
 /* dw = or += x^T dy */
@@ -4565,6 +4732,540 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
                                                     x.q_sums, mode, B * T, 3 * C);
 }
 
+/* ===== >>k42 products on Hopper ==========================================
+ * In:  a product of rows as room k30 knows it, fp16 or bf16, and what is done to its sums.
+ * Out: the same within the same bounds, on sm_90a: a candidate beside cuBLASLt's algorithms.
+ * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows.
+ *
+ * cuBLASLt leaves the tensor cores idle while a tile's GELU is computed, and K = 768 is short: a
+ * third of the time is lost. Here two warpgroups take turns: one computes the products of a tile
+ * of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and stores
+ * the tile before. A third warpgroup, one thread of it, keeps four blocks of 64 terms on the way.
+ * Tiles are those of room k41; a tile of k by columns is read by columns, whatever its rows are. */
+
+static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
+#define G2Z__PRODUCT_COLUMNS 192 /* of a tile */
+#define G2Z__PRODUCT_STAGES 4
+#define G2Z__PRODUCT_DOWN 8      /* tiles down, then to the right: what they read stays in L2 */
+#define G2Z__PRODUCT_PIECE 2048  /* 16 rows of 64 numbers: what a warp stages for a copy */
+#define G2Z__PRODUCT_PIECES 4    /* that a warp has room for */
+
+/* What becomes of the sums. */
+typedef enum g2z__finish {
+  G2Z__FINISH_PLAIN,             /* stored, behind a bias if there is one */
+  G2Z__FINISH_ADD,               /* bias and `other` are added */
+  G2Z__FINISH_GELU,              /* with the bias stored to `other`; their GELU is the output */
+  G2Z__FINISH_GELU_GRADIENT      /* times GELU's gradient at `other`; and the columns are summed */
+} g2z__finish;
+
+typedef struct g2z__product_data {
+  const void *bias;              /* [M] A, or NULL */
+  float *sums;                   /* [slabs,M] with GELU_GRADIENT */
+  int K, M, slabs;
+  int down, across;              /* tiles */
+} g2z__product_data;
+
+/* Where things lie in dynamic shared memory, in bytes. */
+struct g2z__product_shared {
+  enum {
+    LEFT = G2Z__PRODUCT_ROWS * 128,
+    STAGE = LEFT + G2Z__PRODUCT_COLUMNS * 128,
+    STAGING = G2Z__PRODUCT_STAGES * STAGE,
+    WARP = G2Z__PRODUCT_PIECES * G2Z__PRODUCT_PIECE,
+    BYTES = STAGING + 8 * WARP + 1024
+  };
+};
+
+typedef struct g2z__product_barriers {
+  uint64_t full[G2Z__PRODUCT_STAGES], empty[G2Z__PRODUCT_STAGES];
+  uint64_t other[8][G2Z__PRODUCT_PIECES]; /* a piece of `other` has come, for a warp */
+} g2z__product_barriers;
+
+/* ----- copies ------------------------------------------------------------ */
+
+static __device__ inline void g2z__copy_box(uint32_t to, const CUtensorMap *map, int column,
+                                            int row, const uint64_t *full) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+               "l"(map), "r"(column), "r"(row), "r"(g2z__shared_at(full))
+               : "memory");
+}
+static __device__ inline void g2z__store_box(const CUtensorMap *map, int column, int row,
+                                             uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::
+                   "l"(map), "r"(column), "r"(row), "r"(from)
+               : "memory");
+}
+static __device__ inline void g2z__stores_commit(void) {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* Until all but the last PENDING groups of this thread's stores have read what they store. */
+template <int PENDING>
+static __device__ inline void g2z__stores_have_read(void) {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+/* Named barriers: a turn waits for `threads` threads, of which those that pass do not wait. */
+static __device__ inline void g2z__barrier_turn(int id, int threads) {
+  __syncwarp();
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+static __device__ inline void g2z__barrier_pass(int id, int threads) {
+  __syncwarp();
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Where tile number t of all is. */
+struct g2z__product_place {
+  int row, column;
+};
+static __device__ inline g2z__product_place g2z__product_at(const g2z__product_data &x, int t) {
+  int whole = G2Z__PRODUCT_DOWN * x.across, first = t / whole * G2Z__PRODUCT_DOWN;
+  int down = min(G2Z__PRODUCT_DOWN, x.down - first), rest = t % whole;
+  return {(first + rest % down) * G2Z__PRODUCT_ROWS, rest / down * G2Z__PRODUCT_COLUMNS};
+}
+
+/* One thread asks for all blocks of all tiles of this multiprocessor. */
+template <g2z__by BY>
+static __device__ inline void g2z__product_load(const g2z__product_data &x, uint32_t shared,
+                                                const CUtensorMap *left, const CUtensorMap *right,
+                                                const g2z__product_barriers *barriers) {
+  typedef g2z__product_shared S;
+  g2z__turn<G2Z__PRODUCT_STAGES> turn = {0, 0};
+  for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x) {
+    g2z__product_place at = g2z__product_at(x, t);
+    for (int k = 0; k < x.K; k += 64, turn.next()) {
+      const uint64_t *full = barriers->full + turn.stage;
+      uint32_t to = shared + (uint32_t)(turn.stage * S::STAGE);
+      g2z__barrier_wait(barriers->empty + turn.stage, turn.phase ^ 1);
+      g2z__barrier_expect(full, S::STAGE);
+      g2z__copy_box(to, left, k, at.row, full);
+      to += S::LEFT;
+      if (BY == G2Z__BY_ROWS) g2z__copy_box(to, right, k, at.column, full);
+      else
+#pragma unroll
+        for (int n = 0; n < G2Z__PRODUCT_COLUMNS; n += 64)
+          g2z__copy_box(to + (uint32_t)(n / 64 * G2Z__TILE_BYTES), right, at.column + n, k, full);
+    }
+  }
+}
+
+/* ----- sums -------------------------------------------------------------- */
+
+#define G2Z__C_TEXT_192                                                                          \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "       \
+  "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "        \
+  "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "        \
+  "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, "        \
+  "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, "        \
+  "%87, %88, %89, %90, %91, %92, %93, %94, %95}"
+/* c[64,192] += a[64,16] b[16,192], or without `adds` =. */
+#define G2Z__C_EIGHT(c, n)                                                                \
+  G2Z__C_TILE(c[n]), G2Z__C_TILE(c[n + 1]), G2Z__C_TILE(c[n + 2]), G2Z__C_TILE(c[n + 3]), \
+      G2Z__C_TILE(c[n + 4]), G2Z__C_TILE(c[n + 5]), G2Z__C_TILE(c[n + 6]), G2Z__C_TILE(c[n + 7])
+#define G2Z__WGMMA_192(type)                                                                     \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %99, 0;\n"                                      \
+               "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " " G2Z__C_TEXT_192  \
+               ", %96, %97, p, 1, 1, 0, %98;\n}"                                                 \
+               : G2Z__C_EIGHT(c, 0), G2Z__C_EIGHT(c, 8), G2Z__C_EIGHT(c, 16)                     \
+               : "l"(a), "l"(b), "n"((int)BY), "r"(adds))
+template <typename A, g2z__by BY>
+static __device__ inline void g2z__wgmma_192(float (&c)[24][4], uint64_t a, uint64_t b, int adds) {
+  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_192("f16");
+  else G2Z__WGMMA_192("bf16");
+}
+
+/* An operand on the right that is read by columns has 64 of them every 8192 bytes. */
+template <g2z__by BY>
+static __device__ inline uint64_t g2z__operand_right(uint32_t tile) {
+  uint64_t one = g2z__operand(tile, 0);
+  return BY == G2Z__BY_ROWS ? one : one + ((uint64_t)(G2Z__TILE_BYTES - 1024) >> 4 << 16);
+}
+
+/* The products of one stage, under way when it returns. */
+template <typename A, g2z__by BY>
+static __device__ inline void g2z__product_step(float (&c)[2][24][4], uint32_t stage, int adds) {
+  uint64_t a = g2z__operand(stage, 0);
+  uint64_t b = g2z__operand_right<BY>(stage + g2z__product_shared::LEFT);
+  g2z__wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+      g2z__wgmma_192<A, BY>(c[m], a + (uint64_t)((m * G2Z__TILE_BYTES + k * 32) / 16),
+                            b + (uint64_t)((BY == G2Z__BY_ROWS ? k * 32 : k * 2048) / 16),
+                            adds || k > 0);
+  g2z__wgmma_commit();
+}
+
+/* ----- what becomes of them ---------------------------------------------- */
+
+/* Where a warp is. Pieces are numbered through all tiles; number i of `other` lies in staging
+ * place i % PIECES, and what becomes of it takes its place. */
+struct g2z__product_warp {
+  uint32_t staging;
+  const uint64_t *other;         /* [PIECES] */
+  int row, column;               /* of the tile; row: of the warp's first 16 */
+  uint32_t bias[3];              /* of columns 2 lane, 2 lane + 1 of each 64 */
+  g2z__turn<G2Z__PRODUCT_PIECES> asked, used;
+};
+
+/* Asks for pieces first ... last - 1 of the tile: 0 and 1 are both halves of its first 64 columns,
+ * and so on. */
+static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CUtensorMap *other,
+                                               int first, int last) {
+#pragma unroll
+  for (int i = first; i < last; i++, warp.asked.next()) {
+    if (g2z__lane() != 0) continue;
+    g2z__barrier_expect(warp.other + warp.asked.stage, G2Z__PRODUCT_PIECE);
+    g2z__copy_box(warp.staging + (uint32_t)(warp.asked.stage * G2Z__PRODUCT_PIECE), other,
+                  warp.column + i / 2 * 64, warp.row + i % 2 * 64, warp.other + warp.asked.stage);
+  }
+}
+
+/* Two sums to an output and, for GELU, its input; `other` is what was read, if anything was. */
+template <typename A, g2z__finish FINISH>
+static __device__ inline uint32_t g2z__product_pair(float low, float high, uint32_t &other,
+                                                    float &sum_low, float &sum_high) {
+  typedef g2z__pair_of<A> P;
+  if constexpr (FINISH == G2Z__FINISH_ADD) {
+    float2 more = P::unpack(other);
+    low += more.x, high += more.y;
+  } else if constexpr (FINISH == G2Z__FINISH_GELU) {
+    other = P::pack(low, high);
+    low = g2z__k_gelu(low), high = g2z__k_gelu(high);
+  } else if constexpr (FINISH == G2Z__FINISH_GELU_GRADIENT) {
+    float2 input = P::unpack(other);
+    low *= g2z__k_gelu_gradient(input.x), high *= g2z__k_gelu_gradient(input.y);
+    sum_low += low, sum_high += high;
+  }
+  return P::pack(low, high);
+}
+
+/* 16 rows of 64 columns, number `group` of the tile. */
+template <typename A, g2z__finish FINISH>
+static __device__ __forceinline__ void
+g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
+                   const float (&c)[24][4], int group, const g2z__product_warp &warp) {
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = c[group * 8 + n][i];
+    if constexpr (FINISH != G2Z__FINISH_GELU_GRADIENT) {
+      float2 bias = g2z__pair_of<A>::unpack(
+          __shfl_sync(G2Z__ALL_LANES, warp.bias[group], n * 4 + g2z__lane() % 4));
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[i] += i % 2 ? bias.y : bias.x;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) /* rows, and 8 further down */
+      out[n / 2][n % 2 * 2 + half] = g2z__product_pair<A, FINISH>(
+          v[2 * half], v[2 * half + 1], other[n / 2][n % 2 * 2 + half], sums[2 * n],
+          sums[2 * n + 1]);
+  }
+}
+
+/* Both halves of 64 columns of the tile, to `out`. The stores of a group are asked for together:
+ * the fence before them waits for what was written, as long for one piece as for four. */
+template <typename A, g2z__finish FINISH>
+static __device__ __forceinline__ void
+g2z__product_columns(float (&sums)[16], const float (&c)[2][24][4], int group,
+                     g2z__product_warp &warp, const CUtensorMap *out, const CUtensorMap *other) {
+  constexpr int READS = FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_GELU_GRADIENT;
+  constexpr int TWO = FINISH == G2Z__FINISH_GELU;
+  uint32_t y[2][4][4], z[2][4][4], to[2];
+  g2z__reader reader = g2z__reader_b_transposed<64>();
+#pragma unroll
+  for (int m = 0; m < 2; m++) {
+    int place = READS ? warp.used.stage : TWO ? m * 2 : (group * 2 + m) % G2Z__PRODUCT_PIECES;
+    to[m] = warp.staging + (uint32_t)(place * G2Z__PRODUCT_PIECE);
+    if constexpr (READS) {
+      g2z__barrier_wait_warp(warp.other + place, warp.used.phase);
+      warp.used.next();
+#pragma unroll
+      for (int n = 0; n < 4; n++)
+        g2z__read_b(z[m][n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
+    }
+    g2z__product_piece<A, FINISH>(y[m], z[m], sums, c[m], group, warp);
+    if (READS && m == 0 && group == 1) { /* the stores of group 0 have left room for group 2 */
+      if (g2z__lane() == 0) g2z__stores_have_read<0>();
+      __syncwarp();
+      g2z__product_ask(warp, other, 4, 6);
+    }
+  }
+  if constexpr (!READS) {
+    if (g2z__lane() == 0) g2z__stores_have_read<TWO ? 0 : 1>();
+    __syncwarp();
+  }
+#pragma unroll
+  for (int m = 0; m < 2; m++) {
+    g2z__write_a(to[m], 0, y[m]);
+    if (TWO) g2z__write_a(to[m] + G2Z__PRODUCT_PIECE, 0, z[m]);
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncwarp();
+  if (g2z__lane() == 0) {
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+      g2z__store_box(out, warp.column + group * 64, warp.row + m * 64, to[m]);
+      if (TWO)
+        g2z__store_box(other, warp.column + group * 64, warp.row + m * 64,
+                       to[m] + G2Z__PRODUCT_PIECE);
+    }
+    g2z__stores_commit();
+  }
+  __syncwarp();
+}
+
+/* The sums of the tile's columns, two of each 64 in a lane. Each warp leaves its own at `all`,
+ * where it staged a piece that is stored; the next tile's first piece will come there. */
+static __device__ inline void g2z__product_sums(const g2z__product_data &x, const float (&sums)[6],
+                                                float *all, int group,
+                                                const g2z__product_warp &warp) {
+  constexpr int WARP = (int)g2z__product_shared::WARP / (int)sizeof(float);
+  float *mine = all + (int)threadIdx.x / 32 % 4 * WARP;
+#pragma unroll
+  for (int i = 0; i < 6; i++) mine[i / 2 * 64 + g2z__summed_column<16>(i % 2)] = sums[i];
+  g2z__barrier_turn(1 + group, 128);
+  int slab = warp.row / G2Z__PRODUCT_ROWS;
+  for (int i = (int)threadIdx.x % 128; i < G2Z__PRODUCT_COLUMNS; i += 128)
+    if (slab < x.slabs && warp.column + i < x.M)
+      x.sums[(size_t)slab * (size_t)x.M + (size_t)(warp.column + i)] =
+          all[i] + all[WARP + i] + all[2 * WARP + i] + all[3 * WARP + i];
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  g2z__barrier_turn(1 + group, 128);
+}
+
+template <typename A, g2z__finish FINISH>
+static __device__ __forceinline__ void
+g2z__product_finish(const g2z__product_data &x, const float (&c)[2][24][4], g2z__product_warp &warp,
+                    unsigned char *staging, const CUtensorMap *out, const CUtensorMap *other,
+                    int group) {
+  float columns[6];
+#pragma unroll
+  for (int n = 0; n < 3; n++) {
+    float sums[16] = {};
+    g2z__product_columns<A, FINISH>(sums, c, n, warp, out, other);
+    if constexpr (FINISH == G2Z__FINISH_GELU_GRADIENT) {
+      g2z__sum_lanes(sums);
+      columns[2 * n] = sums[0], columns[2 * n + 1] = sums[1];
+    }
+  }
+  if constexpr (FINISH == G2Z__FINISH_GELU_GRADIENT) {
+    if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* all but those of the last 64 columns */
+    __syncwarp();
+    staging += group * 4 * (int)g2z__product_shared::WARP + warp.used.stage * G2Z__PRODUCT_PIECE;
+    g2z__product_sums(x, columns, reinterpret_cast<float *>(staging), group, warp);
+  }
+}
+
+/* ----- a warpgroup's tiles ----------------------------------------------- */
+
+/* The sums of one tile. A stage is given back when the products of the next one are under way.
+ * `other` is asked for behind the first of them: then nobody waits for the stores before it. */
+template <typename A, g2z__finish FINISH, g2z__by BY>
+static __device__ __forceinline__ void
+g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shared,
+                 g2z__turn<G2Z__PRODUCT_STAGES> &turn, g2z__product_warp &warp,
+                 const CUtensorMap *other, const g2z__product_barriers *barriers) {
+  const int blocks = (x.K + 63) / 64;
+  g2z__barrier_wait_warp(barriers->full + turn.stage, turn.phase);
+  g2z__product_step<A, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 0);
+  int before = turn.stage;
+  turn.next();
+  if constexpr (FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_GELU_GRADIENT) {
+    if (g2z__lane() == 0) g2z__stores_have_read<0>();
+    __syncwarp();
+    g2z__product_ask(warp, other, 0, G2Z__PRODUCT_PIECES);
+  }
+  for (int k = 1; k < blocks; k++) {
+    g2z__barrier_wait_warp(barriers->full + turn.stage, turn.phase);
+    g2z__product_step<A, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 1);
+    g2z__wgmma_wait<1>();
+    g2z__barrier_arrive_warp(barriers->empty + before);
+    before = turn.stage;
+    turn.next();
+  }
+  g2z__barrier_pass(4 - g2z__warpgroup(), 256); /* the other's blocks follow in the stages */
+  g2z__wgmma_wait<0>();
+  g2z__barrier_arrive_warp(barriers->empty + before);
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int n = 0; n < 96; n++) asm volatile("" : "+f"(c[m][n / 4][n % 4])::"memory");
+}
+
+/* Tiles number `group`, group + 2, ... of this multiprocessor's. A phase tells only whether a stage
+ * has come once more: so a warpgroup waits for its first one when the other has had its last. */
+template <typename A, g2z__finish FINISH, g2z__by BY>
+static __device__ inline void
+g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *staging,
+                   const CUtensorMap *out, const CUtensorMap *other,
+                   const g2z__product_barriers *barriers, int group) {
+  typedef g2z__product_shared S;
+  const int warp8 = __shfl_sync(G2Z__ALL_LANES, (int)threadIdx.x / 32, 0);
+  g2z__product_warp warp = {};
+  warp.staging = shared + (uint32_t)(S::STAGING + warp8 * S::WARP);
+  warp.other = barriers->other[warp8];
+  g2z__turn<G2Z__PRODUCT_STAGES> turn = {0, 0};
+  float c[2][24][4];
+  int mine = 0;
+  if (group == 1) g2z__barrier_pass(3, 256);
+  for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x, mine++) {
+    if (mine % 2 != group) {
+      int stage = turn.stage + (x.K + 63) / 64;
+      turn.phase ^= (uint32_t)(stage / G2Z__PRODUCT_STAGES) & 1;
+      turn.stage = stage % G2Z__PRODUCT_STAGES;
+      continue;
+    }
+    g2z__product_place at = g2z__product_at(x, t);
+    warp.row = at.row + warp8 % 4 * 16;
+    warp.column = at.column;
+    if (FINISH != G2Z__FINISH_GELU_GRADIENT && x.bias)
+#pragma unroll
+      for (int i = 0; i < 3; i++) {
+        int column = at.column + i * 64 + g2z__lane() * 2;
+        warp.bias[i] =
+            column < x.M ? __ldg(static_cast<const uint32_t *>(x.bias) + column / 2) : 0;
+      }
+    g2z__barrier_turn(3 + group, 256);
+    g2z__product_sum<A, FINISH, BY>(c, x, shared, turn, warp, other, barriers);
+    g2z__product_finish<A, FINISH>(x, c, warp, staging, out, other, group);
+  }
+  if (g2z__lane() == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* g2z_k_product_hopper: out = finish(left right)
+ *   left   [N,K] A in   as tiles of 128 x 64
+ *   right  [K,M] A in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 64
+ *   out    [N,M] A out  as tiles of 16 x 64
+ *   other  [N,M] A      in or out, as FINISH says; may be out where it is added
+ *   x      sums         [ceil(N/128),M] f32 out with GELU_GRADIENT, before they are rounded
+ * Math    f32 accumulation; M and K are multiples of 8
+ * Launch  a block of 384 threads for each multiprocessor; 225 KB of shared memory. Producer 24,
+ *         others 240 registers
+ * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP, 200 us at 772 TFLOP/s. In turns with
+ *         cuBLASLt's on an H200 that is at its power limit: GELU 280 us (cuBLASLt 350), GELU's
+ *         gradient with sums 300 (cuBLASLt's product alone 238, and its DGELU 404), K=M=768 with a
+ *         residual 71 (cuBLASLt 88); plain products take 0 to 7 % longer than cuBLASLt's. They
+ *         keep the tensor cores busy in every cycle, at 1.2 GHz: there only fewer joules are
+ *         faster. 10 instructions an element for GELU, 17 for its gradient, at 4 cycles each while
+ *         wgmma takes the registers' ports: nearly as long as the products beside which they run
+ * Order   k upwards; bitwise repeatable
+ * Oracle  g2z_cpu_linear_fwd, g2z_cpu_linear_bwd_data; test cuda_products */
+template <typename A, g2z__finish FINISH, g2z__by BY>
+static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(384), 1)
+g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
+                     const __grid_constant__ CUtensorMap right,
+                     const __grid_constant__ CUtensorMap out,
+                     const __grid_constant__ CUtensorMap other,
+                     const __grid_constant__ g2z__product_data x) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ unsigned char g2z__shared_bytes[];
+  __shared__ g2z__product_barriers barriers;
+  uint32_t begin = g2z__shared_at(g2z__shared_bytes), shared = (begin + 1023u) & ~1023u;
+  unsigned char *staging = g2z__shared_bytes + (shared - begin) + g2z__product_shared::STAGING;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < G2Z__PRODUCT_STAGES; i++) {
+      g2z__barrier_init(barriers.full + i, 1);
+      g2z__barrier_init(barriers.empty + i, 4);
+    }
+    for (int i = 0; i < 8 * G2Z__PRODUCT_PIECES; i++) g2z__barrier_init(barriers.other[0] + i, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  int group = g2z__warpgroup();
+  if (group < 2) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    g2z__product_tiles<A, FINISH, BY>(x, shared, staging, &out, &other, &barriers, group);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x == 256) g2z__product_load<BY>(x, shared, &left, &right, &barriers);
+  }
+#else
+  (void)left, (void)right, (void)out, (void)other, (void)x;
+#endif
+}
+
+/* ----- launchers --------------------------------------------------------- */
+
+typedef void (*g2z__product_kernel)(CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap,
+                                    g2z__product_data);
+
+/* The kernel of a key, or NULL. Rows are on cuBLASLt's B, which is on the left here. */
+template <typename A>
+static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int adds) {
+  int epilogue = key->epilogue, by_rows = key->transpose_a;
+  int plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS;
+  if (by_rows && epilogue == CUBLASLT_EPILOGUE_DEFAULT && !adds)
+    return g2z_k_product_hopper<A, G2Z__FINISH_PLAIN, G2Z__BY_ROWS>;
+  if (by_rows && epilogue == CUBLASLT_EPILOGUE_DGELU && !adds)
+    return g2z_k_product_hopper<A, G2Z__FINISH_GELU_GRADIENT, G2Z__BY_ROWS>;
+  if (!by_rows && plain && !adds)
+    return g2z_k_product_hopper<A, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>;
+  if (!by_rows && plain) return g2z_k_product_hopper<A, G2Z__FINISH_ADD, G2Z__BY_COLUMNS>;
+  if (!by_rows && epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS && !adds)
+    return g2z_k_product_hopper<A, G2Z__FINISH_GELU, G2Z__BY_COLUMNS>;
+  return NULL;
+}
+static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int adds) {
+  return key->type == CUDA_R_16F ? g2z__product_kernel_of<__half>(key, adds)
+                                 : g2z__product_kernel_of<__nv_bfloat16>(key, adds);
+}
+
+static int g2z__hopper_products_here(const g2z_device *device) {
+  return g2z__hopper_has(device,
+                         g2z_k_product_hopper<__half, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>) &&
+         g2z__cuda_of(device)->shared_limit >=
+             (int)(g2z__product_shared::BYTES + sizeof(g2z__product_barriers));
+}
+
+static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
+                                    const g2z__lt_operands *on) {
+  int multiples = key->m % 8 == 0 && key->k % 8 == 0 && key->ld_a % 8 == 0 &&
+                  key->ld_b % 8 == 0 && key->ld_d % 8 == 0;
+  int types = (key->type == CUDA_R_16F || key->type == CUDA_R_16BF) && key->type_d == key->type;
+  return g2z__cuda_of(device)->hopper_products && multiples && types && !key->transpose_b &&
+         g2z__product_kernel_for(key, on && on->c) != NULL;
+}
+
+/* x[rows,columns], with rows `ld` numbers apart, by boxes of 64 columns. */
+static g2z_status g2z__product_map(g2z_device *device, CUtensorMap *map, const g2z__lt_key *key,
+                                   const void *x, int rows, int columns, int ld, int box_rows) {
+  cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)ld * 2};
+  cuuint32_t box[2] = {64, (cuuint32_t)box_rows};
+  CUtensorMapDataType type = key->type == CUDA_R_16F ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return g2z__tensor_map(device, map, type, 2, x, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
+                                          const g2z__lt_operands *on) {
+  g2z__product_kernel kernel = g2z__product_kernel_for(key, on->c != NULL);
+  const int N = key->n, K = key->k, M = key->m;
+  CUtensorMap left, right, out, other;
+  G2Z__TRY(g2z__product_map(device, &left, key, on->b, N, K, key->ld_b, G2Z__PRODUCT_ROWS));
+  if (key->transpose_a)
+    G2Z__TRY(g2z__product_map(device, &right, key, on->a, M, K, key->ld_a, G2Z__PRODUCT_COLUMNS));
+  else G2Z__TRY(g2z__product_map(device, &right, key, on->a, K, M, key->ld_a, 64));
+  G2Z__TRY(g2z__product_map(device, &out, key, on->d, N, M, key->ld_d, 16));
+  const void *beside = on->c ? on->c : on->aux ? on->aux : on->d;
+  G2Z__TRY(g2z__product_map(device, &other, key, beside, N, M, key->ld_d, 16));
+  g2z__product_data x;
+  memset(&x, 0, sizeof x);
+  x.bias = on->bias;
+  x.sums = on->sums;
+  x.K = K, x.M = M;
+  x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
+  x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
+  const int bytes = (int)g2z__product_shared::BYTES;
+  G2Z__CUDA(device,
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<(unsigned)min(x.down * x.across, g2z__cuda_of(device)->sms), 384, (size_t)bytes,
+           g2z__cuda_of(device)->stream>>>(left, right, out, other, x);
+  return g2z__launched(device, "g2z_k_product_hopper");
+}
+
 /* ===== >>k50 head ========================================================
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
  * Law: logits exist for `chunk` tokens at a time, in A; their gradients overwrite them; dwte adds
@@ -5469,13 +6170,17 @@ static g2z_status g2z__nccl_broadcast(g2z_comm *comm, void *buffer, size_t n) {
   return G2Z_OK;
 }
 
-static g2z_status g2z__nccl_all_gather_rows(g2z_comm *comm, double *rows, size_t columns) {
+static g2z_status g2z__nccl_all_gather_rows(g2z_comm *comm, g2z_span span, void *rows,
+                                            const void *mine, size_t bytes) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_VERDICT, nccl->stream);
-  G2Z__NCCL_TRY(comm, ncclAllGather(rows + (size_t)comm->rank * columns, rows, columns,
-                                    ncclFloat64, nccl->comm, nccl->stream));
-  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_VERDICT, nccl->stream);
+  g2z__cuda_span_begin_on(comm->device, span, nccl->stream);
+  G2Z__NCCL_TRY(comm, ncclAllGather(mine, rows, bytes, ncclUint8, nccl->comm, nccl->stream));
+  g2z__cuda_span_end_on(comm->device, span, nccl->stream);
   return G2Z_OK;
+}
+
+static g2z_status g2z__nccl_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
+  return g2z__nccl_convert(comm, to, comm->device->grad_dtype, from, G2Z_FP32, G2Z_OVERWRITE, n);
 }
 
 static void g2z__nccl_lap(g2z_comm *comm, int lap) {
@@ -5524,7 +6229,8 @@ static const g2z_collectives g2z__nccl_collectives = {
     "NCCL",                   g2z__nccl_fork,       g2z__nccl_mark,     g2z__nccl_join,
     g2z__nccl_reduce_scatter, g2z__nccl_all_reduce, g2z__nccl_reduce,   g2z__nccl_allocate,
     g2z__nccl_release,        g2z__nccl_all_gather, g2z__nccl_broadcast,
-    g2z__nccl_all_gather_rows, g2z__nccl_lap,       g2z__nccl_waited_ms, g2z__nccl_close};
+    g2z__nccl_all_gather_rows, g2z__nccl_cast_grad, g2z__nccl_lap,      g2z__nccl_waited_ms,
+    g2z__nccl_close};
 
 /* Stream, events and memory: all that needs no other rank. */
 static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wanted) {
@@ -5608,6 +6314,8 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->close = g2z_cuda_close;
   ops->embed_fwd = g2z_cuda_embed_fwd<A>;
   ops->embed_bwd = g2z_cuda_embed_bwd<A, G>;
+  ops->embed_order = g2z_cuda_embed_order;
+  ops->embed_add = g2z_cuda_embed_add<A, G>;
   ops->layernorm_fwd = g2z_cuda_layernorm_fwd<A>;
   ops->layernorm_bwd = g2z_cuda_layernorm_bwd<A, G>;
   ops->linear_fwd = g2z_cuda_linear_fwd<A>;

@@ -1,7 +1,7 @@
 /* prepare_data: text to shards of GPT-2 tokens; text to ids and back. It needs this file and
  * gpt2_zero.h: cc -O3 prepare_data.c -lm -lpthread -o prepare_data
  *
- *   files --> jobs of about 1 MiB --> ids --in the order of the text--> shards
+ *   files --> jobs of about 256 KiB --> ids --in the order of the text--> shards
  *
  * All threads do the same: read the next job, one at a time; encode it; write what is due. A job
  * is cut where the encoding does not notice, so the output depends neither on the number of threads
@@ -225,7 +225,7 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
 
 /* ----- reading: files -> jobs -------------------------------------------- */
 
-#define JOB_BYTES 1048576
+#define JOB_BYTES 262144        /* with its ids it stays in a processor's second cache */
 #define OPEN_BYTES 4194304      /* as much text without a cut is encoded while it is read */
 #define FLIGHT_BYTES 67108864   /* no job is read while the others hold more text */
 

@@ -860,26 +860,30 @@ static void test_plan_tiles(g2z_test *t) {
       }
 }
 
-/* What completes last is cut small: of GPT-2 124M in fp16 64 MiB before that, then at most 8 before
- * wte, which goes in pieces of at most 16, but in fp32 in buckets of the full size. */
+/* What completes last is cut small: of GPT-2 124M in fp16 64 MiB, 32, 16 and 8 before wte. Where
+ * that goes whole at the end, it goes in pieces of at most 16 MiB, but in fp32 in buckets of the
+ * full size, as where its embedding's part goes as rows: of up to 33,536 tokens. */
 static void test_plan_last_buckets(g2z_test *t) {
   g2z_train_config config = g2z_train_config_default();
   config.dtype = G2Z_FP16;
-  for (int accum = 1; accum <= 2; accum++) {
+  config.seq = 16;
+  for (int i = 0; i < 4; i++) {
     g2z_plan plan;
+    int accum = 1 + i % 2, rows = i / 2;
+    size_t most = accum == 1 && !rows ? 16 << 20 : 64 << 20, size = 8 << 20;
     config.accum = accum;
+    config.batch = rows ? 524 : 525; /* a rank's 8,384 tokens, or 8,400 */
     CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 4, &plan));
-    size_t wte = g2z_plan_unit(&plan, g2z_plan_unit_of_wte(&plan)), size = (size_t)plan.grad_bytes;
-    int before = 0;
-    for (int k = 0; k < plan.buckets; k++) {
-      g2z_range bucket = g2z_plan_bucket(&plan, k);
-      size_t mib = bucket.elements * size >> 20;
-      if (bucket.begin >= wte) CHECK(t, mib <= (accum == 1 ? 16 : 64) && before > 0);
-      else if (bucket.begin + bucket.elements == wte) CHECK(t, mib == 8);
-      else CHECK(t, k == 0 ? mib < 64 : mib == 64);
-      before += bucket.begin < wte;
-    }
-    CHECK(t, plan.buckets == (accum == 1 ? 4 + 5 : 6 + 3));
+    CHECK(t, plan.wte_rows == rows);
+    size_t wte = g2z_plan_unit(&plan, g2z_plan_unit_of_wte(&plan)), bytes = (size_t)plan.grad_bytes;
+    int bucket = plan.buckets - 1;
+    for (; g2z_plan_bucket(&plan, bucket).begin > wte; bucket--)
+      CHECK(t, g2z_plan_bucket(&plan, bucket).elements * bytes == most);
+    CHECK(t, g2z_plan_bucket(&plan, bucket).begin == wte);
+    CHECK(t, g2z_plan_bucket(&plan, bucket).elements * bytes < most); /* what is odd */
+    for (; --bucket > 0; size = size < 64 << 20 ? 2 * size : size)
+      CHECK(t, g2z_plan_bucket(&plan, bucket).elements * bytes == size);
+    CHECK(t, bucket == 0 && g2z_plan_bucket(&plan, 0).elements * bytes < size);
   }
 }
 
@@ -3050,7 +3054,7 @@ static void ops_layernorm_backward(ops_env *e, const ops_norm *l, int drop) {
     }
     ops_expect(e, "layernorm_bwd's dropped", dropped, want, NULL, n, drop ? dtype : G2Z_FP32, 4);
   }
-  /* The first LayerNorm has no projection before it: no dbias, and nothing is dropped. */
+  /* The first LayerNorm has no projection before it: no dbias, and nobody asks what is dropped. */
   CHECK_OK(e->t, ops->layernorm_bwd(e->device, plain, NULL, dw, db, NULL, dy, l->x, l->w, l->mean,
                                     l->rstd, G2Z_OVERWRITE, G2Z_OVERWRITE, d, N, C));
   CHECK_OK(e->t, ops->layernorm_bwd(e->device, dres, dropped, dw, db, dbias, dy, l->x, l->w,
@@ -3286,6 +3290,34 @@ static void ops_embedding(ops_env *e, int B, int T, int C, int V, int drop) {
   free(tokens);
 }
 
+/* The rows of all tokens, added to a part of wte's gradient: to what lies in it alone. */
+static void ops_embedding_add(ops_env *e, int N, int C, int V, size_t first, size_t count) {
+  size_t n = (size_t)(N * C), words = (size_t)(V * C);
+  float *rows = ops_random(e, n, 1), *grads = ops_random(e, words, 4);
+  double *sums = ops_doubles(e, words), *sizes = ops_doubles(e, words);
+  int32_t *tokens = (int32_t *)malloc((size_t)(3 * N) * sizeof *tokens), *order = tokens + N;
+  for (int i = 0; i < N; i++) tokens[i] = (i * i + 3) % V;
+  for (size_t i = 0; i < words; i++) {
+    grads[i] = g2z_round(e->device->grad_dtype, grads[i]);
+    sums[i] = (double)grads[i], sizes[i] = fabs(sums[i]);
+  }
+  for (size_t i = 0; i < n; i++) {
+    size_t at = (size_t)(tokens[i / (size_t)C] * C) + i % (size_t)C;
+    if (at < first || at >= first + count) continue;
+    sums[at] += (double)rows[i];
+    sizes[at] += fabs((double)rows[i]);
+  }
+  CHECK_OK(e->t, e->ops->embed_order(e->device, order, tokens, N));
+  for (int i = 0; i < N; i++) {
+    CHECK(e->t, order[i] == tokens[order[N + i]]);
+    CHECK(e->t, i == 0 || order[i - 1] < order[i] ||
+                    (order[i - 1] == order[i] && order[N + i - 1] < order[N + i]));
+  }
+  CHECK_OK(e->t, e->ops->embed_add(e->device, grads + first, first, count, rows, order, N, C));
+  ops_expect(e, "embed_add", grads, sums, sizes, words, e->device->grad_dtype, ops_walk(N));
+  free(tokens);
+}
+
 static void test_ops_embedding(g2z_test *t) {
   static const int sizes[3][4] = {{1, 1, 8, 3}, {3, 11, 40, 17}, {2, 70, 72, 5}};
   for (int i = 0; i < 3; i++)
@@ -3293,6 +3325,10 @@ static void test_ops_embedding(g2z_test *t) {
       ops_env e;
       ops_open(&e, t, ops_dtypes[i], s == 1 ? G2Z_FP32 : ops_dtypes[i]);
       ops_embedding(&e, sizes[s][0], sizes[s][1], sizes[s][2], sizes[s][3], s != 0);
+      size_t words = (size_t)(sizes[s][2] * sizes[s][3]);
+      int N = sizes[s][0] * sizes[s][1];
+      ops_embedding_add(&e, N, sizes[s][2], sizes[s][3], 0, words);
+      ops_embedding_add(&e, N, sizes[s][2], sizes[s][3], 8, words / 2 / 8 * 8); /* cuts two rows */
       ops_close(&e);
     }
 }
@@ -4100,6 +4136,22 @@ static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float 
     test_twin_compare(p, dwte, "embed_bwd dwte", 2, test_sum_noise((int)N, 2));
     test_twin_compare(p, dwpe, "embed_bwd dwpe", 2, test_sum_noise(B, 2));
   }
+  size_t words = (size_t)V * width, part = words / 3 / 8 * 8; /* three parts, which cut rows */
+  test_twin *grads = test_twin_normal(p, TEST_GRAD, words, 5, 1, 0);
+  test_twin *order = test_twin_tokens(p, 2 * N, V, 1);
+  CHECK_OK(p->t, cpu->embed_order(p->cpu, (int32_t *)order->cpu, (const int32_t *)tokens->cpu,
+                                  (int)N));
+  CHECK_OK(p->t, gpu->embed_order(p->gpu, (int32_t *)order->gpu, (const int32_t *)tokens->gpu,
+                                  (int)N));
+  for (size_t first = 0; first < words; first += part) {
+    if (words - first < 2 * part || part == 0) part = words - first;
+    void *to = (char *)grads->gpu + first * (grads->bytes / grads->n);
+    CHECK_OK(p->t, cpu->embed_add(p->cpu, (float *)grads->cpu + first, first, part, dout->cpu,
+                                  (const int32_t *)order->cpu, (int)N, C));
+    CHECK_OK(p->t, gpu->embed_add(p->gpu, to, first, part, dout->gpu, (const int32_t *)order->gpu,
+                                  (int)N, C));
+  }
+  test_twin_compare(p, grads, "embed_add", 2, test_sum_noise((int)N, 2));
   test_pair_clear(p);
 }
 
@@ -4273,6 +4325,34 @@ static void test_cuda_linear(g2z_test *t) {
   }
 }
 
+/* Our own products, which the clock may choose or not: less than a tile, more tiles than a GPU has
+ * multiprocessors both forward and backward, and no multiple of a tile in any direction. */
+static void test_cuda_products(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+#ifdef __CUDACC__
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      const g2z__cuda *cuda = g2z__cuda_of(p.gpu);
+      int ours = 0, here = cuda->hopper_products && (p.dtype == G2Z_FP16 || p.dtype == G2Z_BF16);
+      g2z_device_tune(p.gpu, G2Z_TUNE_OWN);
+      test_cuda_linear_one(&p, 1, 8, 24);
+      test_cuda_linear_one(&p, 37, 40, 120);
+      test_cuda_linear_one(&p, 515, 1032, 136);
+      if (here) {
+        test_cuda_linear_one(&p, 4200, 72, 1544);
+        test_cuda_linear_one(&p, 4200, 1544, 72);
+      }
+      for (int i = 0; i < cuda->product_count; i++)
+        ours += cuda->products[i].way == G2Z__WAY_HOPPER;
+      /* plain or with what is added, GELU, data gradient, with GELU's: of each shape */
+      CHECK(t, ours == (here ? 5 * 4 : 0));
+    }
+    test_pair_close(&p);
+  }
+#endif
+}
+
 /* A tuning table goes to a file and comes back; what does not fit is refused. */
 static void test_cuda_tuning(g2z_test *t) {
   CUDA_OR_SKIP(t);
@@ -4298,7 +4378,12 @@ static void test_cuda_tuning(g2z_test *t) {
   again[20] ^= 1;
   again[bytes - 1] = 0;
   CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
-  g2z_device_tune(p.gpu, 0);
+  again[bytes - 1] = '\n';
+  char *way = strstr(again, " cublaslt ") ? strstr(again, " cublaslt ") : strstr(again, " hopper ");
+  CHECK(t, way != NULL);
+  if (way) way[2] ^= 1;
+  CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
+  g2z_device_tune(p.gpu, G2Z_TUNE_OFF);
   test_cuda_linear_one(&p, 131, 256, 768); /* the heuristic's choices */
   g2z_release(&t->services, text);
   g2z_release(&t->services, again);
@@ -6947,15 +7032,18 @@ static int rank_mismatch(int argc, char **argv) {
 /* ----- rank programs: ZeRO ----- */
 
 enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 36, ZERO_SEQ = 16, ZERO_STAGES = 4 };
+enum { ZERO_WORDS = 869 }; /* at most */
 enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * ZERO_COLUMNS };
 
 /* Case `index` of stages 0 to 3 and, in column ZERO_DP, the strategy of that name; three sizes of
  * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
- * matrix. In stage 3 more blocks take turns than have a place. */
+ * matrix. In stage 3 more blocks take turns than have a place. Every other time there are so many
+ * words that a step's tokens are few beside them, and the embedding's gradient goes as rows. */
 static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
   int column = index % ZERO_COLUMNS;
-  g2z_train_config config = test_config_of(column == 3 ? 4 : 2, 2, 32, ZERO_SEQ, 61);
+  int vocab = index / ZERO_COLUMNS % 2 ? ZERO_WORDS : 61;
+  g2z_train_config config = test_config_of(column == 3 ? 4 : 2, 2, 32, ZERO_SEQ, vocab);
   config.zero_stage = column == ZERO_DP ? 0 : column;
   config.strategy = column == ZERO_DP ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
   config.bucket_mb = buckets[index / ZERO_COLUMNS % 3];
@@ -6971,13 +7059,15 @@ static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
 
 /* This rank's part of the global batch of a step: sequence j goes to rank j % world. What follows a
  * token is a function of it, so that twenty steps learn something. */
-static void zero_tokens(int step, int rank, int world, int32_t *x, int32_t *y) {
+static void zero_tokens(int step, int rank, int world, int vocab, int32_t *x, int32_t *y) {
+  int apart = vocab / 61; /* 61 of the words, which lie in the slices of all ranks */
   int32_t all[ZERO_SEQUENCES * ZERO_SEQ];
   test_tokens(all, ZERO_SEQUENCES * ZERO_SEQ, 61, (uint64_t)step + 5);
   for (int j = rank, at = 0; j < ZERO_SEQUENCES; j += world)
     for (int i = 0; i < ZERO_SEQ; i++, at++) {
-      x[at] = all[j * ZERO_SEQ + i];
-      y[at] = (x[at] * 7 + 3) % 61;
+      int word = all[j * ZERO_SEQ + i];
+      x[at] = word * apart;
+      y[at] = (word * 7 + 3) % 61 * apart;
     }
 }
 
@@ -6987,7 +7077,7 @@ static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
   const g2z_plan *plan = g2z_trainer_plan(trainer);
   g2z_report report;
   for (int step = 0; step <= ZERO_STEPS; step++) {
-    zero_tokens(step, plan->rank, plan->world, x, y);
+    zero_tokens(step, plan->rank, plan->world, plan->model.vocab, x, y);
     g2z_status status = step < ZERO_STEPS ? g2z_trainer_step_batch(trainer, x, y, &report)
                                           : g2z_trainer_flush(trainer, &report);
     if (status != G2Z_OK) return status;
@@ -7009,8 +7099,18 @@ static g2z_status zero_broadcast(g2z_comm *comm, void *buffer, size_t n) {
   return zero_right->broadcast(comm, buffer, n);
 }
 
+/* Of the embedding's gradient in step 2 the other ranks' rows stay away. */
+static g2z_status zero_rows(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
+                            size_t bytes) {
+  if (span != G2Z_SPAN_EMBEDDING_ROWS || ++zero_gathers != 4) /* a step's second: tokens, rows */
+    return zero_right->all_gather_rows(comm, span, rows, mine, bytes);
+  memset(rows, 0, (size_t)comm->world * bytes);
+  memcpy((char *)rows + (size_t)comm->rank * bytes, mine, bytes);
+  return G2Z_OK;
+}
+
 /* What is done to a run beside its case. */
-enum { ZERO_PLAIN, ZERO_FAULT, ZERO_RECOMPUTE };
+enum { ZERO_PLAIN, ZERO_FAULT, ZERO_FAULT_ROWS, ZERO_RECOMPUTE };
 
 /* zero DEVICE DTYPE CASES HOW FILE: rank 0 writes the losses of all cases to FILE. */
 static int rank_zero(int argc, char **argv) {
@@ -7029,11 +7129,12 @@ static int rank_zero(int argc, char **argv) {
     config.recompute = how == ZERO_RECOMPUTE ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
     status = g2z_trainer_create(context, &config, &trainer);
     if (status != G2Z_OK) break;
-    if (how == ZERO_FAULT) {
+    if (how == ZERO_FAULT || how == ZERO_FAULT_ROWS) {
       zero_right = trainer->comm->ops;
       zero_faulty = *zero_right;
-      zero_faulty.all_gather = zero_gather;
-      zero_faulty.broadcast = zero_broadcast;
+      if (how == ZERO_FAULT) zero_faulty.all_gather = zero_gather;
+      if (how == ZERO_FAULT) zero_faulty.broadcast = zero_broadcast;
+      if (how == ZERO_FAULT_ROWS) zero_faulty.all_gather_rows = zero_rows;
       trainer->comm->ops = &zero_faulty;
       zero_gathers = 0;
     }
@@ -7108,7 +7209,8 @@ static int rank_turns(int argc, char **argv) {
   for (int step = 0; step < STEPS && status == G2Z_OK; step++) {
     int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
     g2z_report report;
-    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), config.model.vocab, x,
+                y);
     status = g2z_trainer_step_batch(t, x, y, &report);
   }
   /* Of L blocks, all but the two that lie there already come in each pass of each micro-step; an
@@ -7120,7 +7222,7 @@ static int rank_turns(int argc, char **argv) {
          turns_wrong);
   /* The first block, which lies there, is written to: what is computed then is what is computed
    * when nothing lies there any more. */
-  float logits[2][61], zeros[512] = {0};
+  float logits[2][ZERO_WORDS] = {{0}}, zeros[512] = {0};
   for (int i = 0; i < 2 && status == G2Z_OK; i++) {
     int32_t token = 7;
     if (i == 0)
@@ -7184,7 +7286,8 @@ static int rank_trouble(int argc, char **argv) {
     float logits[61];
     if (step == 4 && g2z_trainer_logits(trainer, x, 1, 1, logits) != G2Z_OK) break;
     if (step == 4 && !stop && !token && rank_validate(trainer, argv[3]) == G2Z_OK) break;
-    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), x, y);
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), config.model.vocab, x,
+                y);
     if (mine && token && step == 4) x[17] = 61;
     if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
     status = g2z_trainer_step_batch(trainer, x, y, &report);
@@ -8106,14 +8209,16 @@ static void test_cuda_zero(g2z_test *t) {
 static void test_zero_fault(g2z_test *t) {
   static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
   const int cases = 2 * ZERO_COLUMNS;
-  if (!zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_PLAIN, right) ||
-      !zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_FAULT, wrong))
-    return;
-  for (int i = 0; i < cases; i++) { /* stage 0 gathers nothing */
-    double worst = 0;
-    for (int step = 0; step < ZERO_STEPS; step++)
-      worst = fmax(worst, fabs((double)wrong[i][step] - (double)right[i][step]));
-    CHECK(t, i % ZERO_COLUMNS == 0 ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32, 2));
+  if (!zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_PLAIN, right)) return;
+  for (int how = ZERO_FAULT; how <= ZERO_FAULT_ROWS; how++) {
+    if (!zero_run(t, 0, G2Z_FP32, 2, cases, how, wrong)) return;
+    for (int i = 0; i < cases; i++) { /* stage 0 gathers nothing; the first half sends no rows */
+      int clean = how == ZERO_FAULT ? i % ZERO_COLUMNS == 0 : i < ZERO_COLUMNS;
+      double worst = 0;
+      for (int step = 0; step < ZERO_STEPS; step++)
+        worst = fmax(worst, fabs((double)wrong[i][step] - (double)right[i][step]));
+      CHECK(t, clean ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32, 2));
+    }
   }
 }
 
@@ -9021,7 +9126,8 @@ static void test_train_ranks_resume(g2z_test *t) {
     }
   }
 
-  /* One rank's file twice, with checksums that are right; and one that is missing. */
+  /* One rank's file twice, with checksums that are right; and one that is missing. Ranks 1 and 2
+   * own as much of what pads wte, so their files are as long. */
   char shard[512];
   g2z_train_config config = test_saved_config(t, shard);
   test_trainer tt;
@@ -9031,11 +9137,11 @@ static void test_train_ranks_resume(g2z_test *t) {
   snprintf(base, sizeof base, "%s", test_path(t, "four1/step-000012"));
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   CHECK_OK(t, g2z_trainer_load(tt.trainer, base));
-  test_sh(t, "cd '%s' && cp optimizer-00000-of-00004%s optimizer-00001-of-00004.safetensors", base,
+  test_sh(t, "cd '%s' && cp optimizer-00001-of-00004%s optimizer-00002-of-00004.safetensors", base,
           ".safetensors");
   CHECK_STATUS(t, g2z_trainer_load(tt.trainer, base), G2Z_FORMAT, &t->services,
-               "/optimizer-00001-of-00004.safetensors: bytes 0 to ");
-  test_saved_sign(t, base, "optimizer-00001-of-00004.safetensors");
+               "/optimizer-00002-of-00004.safetensors: bytes 0 to ");
+  test_saved_sign(t, base, "optimizer-00002-of-00004.safetensors");
   CHECK_STATUS(t, g2z_trainer_load(tt.trainer, base), G2Z_FORMAT, &t->services, " overlaps others");
   test_sh(t, "rm '%s/optimizer-00003-of-00004%s'", base, ".safetensors");
   CHECK_STATUS(t, g2z_trainer_load(tt.trainer, base), G2Z_FORMAT, &t->services,
@@ -9657,7 +9763,7 @@ static void test_bench_refusals(g2z_test *t) {
       {"point", "bench point needs --run-dir and --train"},
       {"exchange", "bench exchange needs --run-dir"},
       {"report", "name the directories"},
-      {"report /nowhere", "/nowhere: no such directory"},
+      {"report /nowhere", "/nowhere"},
       {"report $D", "holds no NAME_report.json and no training_metrics.json"}};
   char output[16384], line[1500];
   const char *program = getenv("G2Z_BENCH");
@@ -9699,12 +9805,12 @@ static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_
     CHECK_NEAR(t, f->tokens_per_sec, 1e3 * f->global_batch * f->seq_len / f->step_p50_ms,
                1e-5 * f->tokens_per_sec);
   for (int r = 0; r < point->repeats; r++) {
-    snprintf(path, sizeof path, "%.250s/%s/run_%s_%d/training_metrics.json", t->directory,
-             summary->experiment, summary->experiment, point->runs[r]);
+    snprintf(path, sizeof path, "%.250s/%s/run_%s_%d", t->directory, summary->experiment,
+             summary->experiment, point->runs[r]);
     CHECK_OK(t, g2z_run_facts_read(&t->services, path, &facts));
     CHECK(t, facts.world_size == f->world_size && facts.micro_batch == f->micro_batch);
     CHECK(t, facts.steps == f->steps + 1 && facts.tokens_per_sec > 0); /* with its warm-up */
-    snprintf(strrchr(path, '/'), 32, "/train.log");
+    strcat(path, "/train.log");
     CHECK(t, access(path, R_OK) == 0);
   }
 }
@@ -9789,7 +9895,7 @@ static void test_bench_failing(g2z_test *t) {
 static void test_bench_comm(g2z_test *t) {
   char output[16384], arguments[600];
   if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
-  snprintf(arguments, sizeof arguments, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 2 "
+  snprintf(arguments, sizeof arguments, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 1 "
            "--out '%s'", test_path(t, "comm"));
   CHECK(t, test_bench(arguments, output, sizeof output) == 0);
   CHECK(t, strstr(output, "skipped: 1 rank: alone there is nothing to exchange\n"));
@@ -9802,8 +9908,9 @@ static void test_bench_comm(g2z_test *t) {
     double passes = strncmp(name, "all_reduce", 10) == 0 || strncmp(name, "reduce,", 7) == 0 ||
                     strncmp(name, "broadcast", 9) == 0 ? 1 : 0.5; /* of two ranks */
     double bus = passes * f->message_mib * 1048576 / (f->time_us * 1e-6) * 1e-9;
-    CHECK(t, s->points[i].repeats == 2 && f->time_us > 0 && f->limit_gb_per_sec > 0);
-    CHECK(t, f->bus_gb_per_sec > 0.5 * bus && f->bus_gb_per_sec < 2 * bus); /* medians of two */
+    CHECK(t, s->points[i].repeats == 1 && f->time_us > 0 && f->limit_gb_per_sec > 0);
+    CHECK_NEAR(t, f->bus_gb_per_sec, bus, 1e-6 * bus);
+    CHECK_NEAR(t, f->of_limit, bus / f->limit_gb_per_sec, 1e-6 * f->of_limit);
   }
   g2z_summary_free(s);
 }
@@ -9842,6 +9949,48 @@ static void test_bench_report(g2z_test *t) {
     g2z_release(&t->services, text);
   }
   CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  snprintf(arguments, sizeof arguments, "report '%s'", test_path(t, "all/scaling/run_scaling_1"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "is a run, with a report.html of its own: say where this one goes"));
+}
+
+/* Spans inside each other, more of them than a GPU has events for at a time. */
+static void test_spans_on(g2z_test *t, g2z_device_kind kind) {
+  enum { TURNS = 1500 };
+  const size_t bytes = (size_t)1 << 20;
+  g2z_device *device = NULL;
+  g2z_span_times times[G2Z_SPAN_COUNT];
+  void *memory = NULL;
+  CHECK_OK(t, g2z_device_create(&t->services, kind, G2Z_FP32, G2Z_FP32, &device));
+  if (!device) return;
+  CHECK_OK(t, device->ops->allocate(device, bytes, &memory));
+  for (int timed = 0; timed < 2; timed++) {
+    for (int i = 0; i < TURNS; i++) {
+      g2z_span_begin(device, G2Z_SPAN_BACKWARD);
+      CHECK_OK(t, device->ops->zero(device, memory, bytes));
+      g2z_span_begin(device, G2Z_SPAN_NORM);
+      CHECK_OK(t, device->ops->zero(device, memory, bytes));
+      g2z_span_end(device, G2Z_SPAN_NORM);
+      g2z_span_end(device, G2Z_SPAN_BACKWARD);
+    }
+    CHECK_OK(t, g2z_device_span_times(device, times));
+    CHECK(t, times[G2Z_SPAN_BACKWARD].count == (timed ? TURNS : 0));
+    if (!timed) CHECK_OK(t, g2z_device_time_spans(device));
+  }
+  const g2z_span_times *outer = &times[G2Z_SPAN_BACKWARD], *inner = &times[G2Z_SPAN_NORM];
+  CHECK(t, inner->count == TURNS && inner->total_s > 0 && inner->total_s < outer->total_s);
+  CHECK(t, outer->min_s > 0 && outer->max_s >= outer->total_s / TURNS);
+  CHECK(t, outer->min_s <= outer->total_s / TURNS && outer->total_s < 60);
+  CHECK(t, times[G2Z_SPAN_FORWARD].count == 0);
+  device->ops->release(device, memory);
+  g2z_device_free(device);
+}
+
+static void test_spans(g2z_test *t) { test_spans_on(t, G2Z_DEVICE_CPU); }
+
+static void test_cuda_spans(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  test_spans_on(t, G2Z_DEVICE_CUDA);
 }
 
 static const char test_stats_text[] =
@@ -10114,6 +10263,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_embed", "embedding, with tokens in long runs", test_cuda_embed},
     {"cuda_layernorm", "LayerNorm at all row widths", test_cuda_layernorm},
     {"cuda_linear", "products with bias, GELU, residual, dropout", test_cuda_linear},
+    {"cuda_products", "our own products, whatever the clock says", test_cuda_products},
     {"cuda_tuning", "a tuning table is written, read and refused", test_cuda_tuning},
     {"cuda_head", "LM head and cross-entropy", test_cuda_head},
     {"cuda_cast", "casts round as the CPU's, to the bit", test_cuda_cast},
@@ -10181,7 +10331,7 @@ static const g2z_test_entry test_table[] = {
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
     {"zero_recompute", "activations made again change no bit on two ranks", test_zero_recompute},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
-    {"zero_fault", "a gather that is left out once is seen", test_zero_fault},
+    {"zero_fault", "a gather or rows that are left out once are seen", test_zero_fault},
     {"zero_turns", "stage 3 gathers a block one ahead of its use", test_zero_turns},
     {"zero_trouble", "what befalls one rank all return together", test_zero_trouble},
     {"crc32c", "CRC-32C against RFC 3720, in one piece and in several", test_crc32c},
@@ -10212,6 +10362,8 @@ static const g2z_test_entry test_table[] = {
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
     {"run_short", "runs of no step and one step leave what readers want", test_run_short},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
+    {"spans", "what parts of a step take, by the clock", test_spans},
+    {"cuda_spans", "the same between events of a GPU", test_cuda_spans},
     {"profile", "tables of nsys, and what is none", test_profile},
     {"run_profile", "a run that times its own parts", test_run_profile},
     {"profile_script", "slurm/profile.sh with and without nsys", test_profile_script},
