@@ -46,7 +46,7 @@ RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e
            --prompt '  for (int i' --sample-tokens 200 --temperature 0.6
 
 # Threads that wait sleep: where something else runs on a core, spinning ones cost half of the speed.
-run test bench: export OMP_WAIT_POLICY ?= passive
+run test bench profile: export OMP_WAIT_POLICY ?= passive
 
 run: train prepare_data ## train a GPT-2 on these sources, save it, let it write (2 minutes, no download)
 	rm -rf data/sources runs/sources

@@ -101,7 +101,8 @@
  *     the tokens of a micro-step on all ranks are at most two thirds as many as wte's rows, the LM
  *     head's part goes before, under backward, and at the end only a row for each token.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
- *     gradient, the verdict, and the first parameters. A rank that fails in a step (a shard that
+ *     gradient, the verdict, the first parameters, and in stage 3 blocks that came late; of a step
+ *     that ran as a CUDA graph it is not known. A rank that fails in a step (a shard that
  *     cannot be read) says so in the verdict: all skip that step, and all return its status with
  *     its sentence. A rank whose GPU fails can say nothing any more: it returns alone, and the
  *     others learn that they lost it.
@@ -250,7 +251,8 @@
  *     tuning.txt              on a GPU: the algorithms that were chosen, for --tuning
  *     RUN_COMPLETE.txt        written last: a run without it did not end. One that was stopped has a
  *                             checkpoint and training_metrics.json, with the reason under "shutdown"
- *     A run that is resumed cuts metrics.jsonl and train.log behind the checkpoint's step and goes
+ *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
+ *     training_metrics.json, cuts metrics.jsonl and train.log behind the checkpoint's step and goes
  *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run.
  *
  * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
@@ -3199,8 +3201,9 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
  * In:  a config, a device kind, a rank of a world. Out: where everything lies and what it weighs.
  * Law: pure. Whoever allocates, prints or reshards asks here and computes nothing of its own. */
 
-/* Activations of a forward pass that backward needs, and backward's own scratch. STREAM buffers exist
- * once per layer, and LAYER buffers too, but that with recomputation all layers use the same. Types: A the plan's dtype, F fp32. Some live a second life:
+/* Activations of a forward pass that backward needs, and backward's own scratch. STREAM buffers
+ * exist once per layer, and LAYER buffers too, but with recomputation all layers share one set of
+ * those. Types: A the plan's dtype, F fp32. Some live a second life:
  *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
  *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output
  *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C)  */
@@ -11968,8 +11971,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
   int early = g2z__trainer_early(t);
   if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
   /* Behind another graph all is as it must be. Else parameters were written, or a forward pass has
-   * been through the places where blocks take turns. */
-  G2Z__TRY(t->stale > early ? g2z__trainer_settle(t) : g2z__trainer_begin_turns(t));
+   * been through the places where blocks take turns, or one was begun and gathers are on their way:
+   * those of the graph must not run beside them. */
+  G2Z__TRY(t->stale != early ? g2z__trainer_settle(t) : g2z__trainer_begin_turns(t));
   t->stale = early;
   if (!t->graph) {
     G2Z__TRY(g2z_graph_begin(t->device));
@@ -11978,6 +11982,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
     if (status != G2Z_OK || ended != G2Z_OK) return status != G2Z_OK ? status : ended;
   }
   t->stale = early;
+  /* Inside a graph waiting is not measured, and what came before it would pass for all of it. */
+  t->comm->ops->lap(t->comm, t->comm->lap_now);
   g2z__ranks_record(g2z_context_ranks(t->context), "graph", -1, 0);
   return g2z_graph_run(t->device, t->graph);
 }
@@ -15570,6 +15576,7 @@ G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
   if (!run->config.run_dir) return G2Z_OK;
   if (!run->continues) {
     G2Z__TRY(g2z__run_refuse_old(run, "RUN_COMPLETE.txt"));
+    G2Z__TRY(g2z__run_refuse_old(run, "training_metrics.json"));
     return g2z__run_refuse_old(run, "metrics.jsonl");
   }
   int64_t latest = g2z__run_latest(run, INT64_MAX, &count);
@@ -15627,11 +15634,14 @@ G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
   G2Z__TRY(g2z__run_open_stream(run, "metrics.jsonl", g2z__run_replay, &run->metrics));
   G2Z__TRY(g2z__run_open_stream(run, "train.log", g2z__run_keep_log, &run->log));
   if (!run->continues) return G2Z_OK;
+  static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"}; /* it goes on */
   char *path;
   G2Z__TRY(g2z__run_sweep(run));
-  G2Z__TRY(g2z__join_path(run->services, config->run_dir, "RUN_COMPLETE.txt", &path));
-  unlink(path); /* it goes on */
-  g2z_release(run->services, path);
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+    G2Z__TRY(g2z__join_path(run->services, config->run_dir, ends[i], &path));
+    unlink(path);
+    g2z_release(run->services, path);
+  }
   return G2Z_OK;
 }
 

@@ -8823,6 +8823,35 @@ static void test_run_resume_refusals(g2z_test *t) {
   CHECK(t, failed > 40 && status == G2Z_OK && seen.last_step == 5);
 }
 
+/* What a run said when it ended does not describe it while it goes on, and what another program left
+ * under that name is no surprise in the middle of a training. */
+static void test_run_goes_on(g2z_test *t) {
+  static const char foreign[] = "{\"schema_version\": \"1.0\"}";
+  test_run_setup s;
+  test_run_seen seen;
+  g2z_context *context = NULL;
+  g2z_run *run = NULL;
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  cc.device = G2Z_DEVICE_CPU;
+  test_run_saves(t, &s, "run");
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, access(test_path(t, "run/training_metrics.json"), F_OK) == 0);
+  s.config.resume = "latest";
+  s.config.epochs = 3;
+  CHECK_OK(t, g2z_context_create(&cc, &context));
+  CHECK_OK(t, g2z_run_create(context, &s.config, &run));
+  CHECK(t, access(test_path(t, "run/training_metrics.json"), F_OK) != 0);
+  CHECK(t, access(test_path(t, "run/RUN_COMPLETE.txt"), F_OK) != 0);
+  g2z_run_free(run);
+  g2z_context_free(context);
+  test_run_prepare(t, &s, "other");
+  CHECK_OK(t, g2z_make_directory(&t->services, s.run_dir));
+  test_write_file(t, test_path(t, "other/training_metrics.json"), foreign, sizeof foreign - 1);
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "holds a run already (training_metrics.json)");
+  CHECK(t, access(test_path(t, "other/metrics.jsonl"), F_OK) != 0);
+}
+
 /* Stopped behind each of the first steps, and resumed. */
 static void test_run_stop(g2z_test *t) {
   test_run_setup a, b;
@@ -10357,6 +10386,7 @@ static const g2z_test_entry test_table[] = {
     {"run_resume", "a resumed run leaves the files of an unbroken one", test_run_resume},
     {"run_resume_refusals", "what cannot be resumed is said before the first step",
      test_run_resume_refusals},
+    {"run_goes_on", "what a run said at its end goes when it goes on", test_run_goes_on},
     {"run_stop", "a stop saves, says so and can be resumed", test_run_stop},
     {"train_signals", "signals: checkpoint and exit code 75; a second one ends at once",
      test_train_signals},
