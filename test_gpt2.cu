@@ -9591,6 +9591,7 @@ static g2z_summary *test_summary(g2z_test *t) {
   snprintf(summary->commit, sizeof summary->commit, "0123456789abcdef");
   for (int i = 0; i < 3; i++) {
     CHECK_OK(t, g2z_summary_add(summary, &point));
+    if (!point) break;
     snprintf(point->name, sizeof point->name, "%d ranks", 1 << i);
     point->figures.world_size = 1 << i;
     point->outcome = (g2z_outcome)(i == 2 ? G2Z_OUTCOME_SKIPPED : G2Z_OUTCOME_OK);
