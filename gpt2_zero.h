@@ -18,6 +18,7 @@
  *     cc -O3 -march=native -fopenmp main.c -lm -lpthread
  *
  * LEVELS, each built only on the one below
+ *     compare several runs          g2z_summary_*  room 21: what bench.cu shows
  *     run a whole training          g2z_run_*      rooms 18 to 19: what train.cu shows
  *     drive a trainer               g2z_trainer_*  rooms 13 to 17
  *     use a piece alone             the plan, the tokenizer, the loader, one op: rooms 03 to 12
@@ -112,10 +113,11 @@
  *              the machine has at run time; G2Z_SIMD=avx512|avx2|neon|portable in the environment
  *              forces one. The ids are the same.
  *     caches   Nearly all pieces came before: each encoder remembers 131,072 of at most 8 bytes, as
- *              many of at most 16 and 32,768 of at most 48, in buckets that are fetched before their
- *              turn.
- *     parts    A piece that is new falls apart between two bytes that no token has inside; the rest is
- *              merged, the smallest id first. Pieces over 1 MiB are merged a MiB at a time.
+ *              many of at most 16 and 32,768 of at most 48, in buckets that are fetched before
+ *              their turn.
+ *     parts    A piece that is new falls apart between two characters where no token has the bytes
+ *              that meet inside; the rest is merged, the smallest id first. Pieces over 1 MiB are
+ *              merged a MiB at a time.
  *     threads  Texts are cut where the pattern does not notice: g2z_encode_cut. A text that comes in
  *              bits, or has no such place, is encoded as far as nothing can change: g2z_encode_part.
  *
@@ -265,6 +267,7 @@
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
  *     Sennrich et al. 2016, arXiv:1508.07909 (BPE)
+ *     Keiser and Lemire 2020, arXiv:2010.03090 (validity of UTF-8)
  *     Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO)
  *     Loshchilov and Hutter 2019, arXiv:1711.05101 (AdamW)
  *     Micikevicius et al. 2018, arXiv:1710.03740 (mixed precision)
@@ -821,8 +824,8 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
 
 /* ===== >>d07 tokenizer ===================================================
  * GPT-2's byte-level BPE, exact over Unicode 16.0. A g2z_tokenizer is immutable once created and
- * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 12 MiB, most
- * of them caches, and 16 bytes for each byte of a long piece's first MiB. */
+ * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 12 MiB,
+ * most of them caches, and 16 bytes for each byte of a long piece's first MiB. */
 
 typedef struct g2z_tokenizer g2z_tokenizer;
 typedef struct g2z_encoder g2z_encoder;
@@ -1420,7 +1423,7 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
 /* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
  * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN
- * on all ranks where it sees no other. */
+ * on all ranks where it sees no other, or may take no memory there. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d13 context and model ===========================================
@@ -3945,14 +3948,15 @@ G2Z__PRIVATE int g2z__utf8_step(const unsigned char *p, const unsigned char *end
   return length;
 }
 
-/* Goes on from the character at `at` and returns where another begins: all before is valid. It stops
- * before what is not, or anywhere. `at` is at least 3 where 32 bytes follow. */
+/* Goes on from the character at `at` and returns where another begins: all before is valid. It
+ * stops before what is not, or anywhere. `at` is at least 3 where 32 bytes follow. */
 typedef size_t (*g2z__utf8_ahead)(const unsigned char *text, size_t at, size_t bytes);
 
 #if defined(__x86_64__) && defined(__GNUC__)
-/* Keiser and Lemire 2020, arXiv:2010.03090: what is wrong with two bytes that follow each other shows
- * in three half bytes. A table for each half byte names the mistakes that it allows; one that all
- * three allow was made. What must follow the third and fourth byte of a character is left. */
+/* Keiser and Lemire 2020, arXiv:2010.03090: what is wrong with two bytes that follow each other
+ * shows in three half bytes. A table for each half byte names the mistakes that it allows; one that
+ * all three allow was made. What is left is whether third and fourth bytes of characters stand
+ * where they must, and only there. */
 __attribute__((target("avx2"))) G2Z__PRIVATE size_t g2z__utf8_ahead_avx2(const unsigned char *text,
                                                                         size_t at, size_t bytes) {
   enum { SHORT = 1, LONG = 2, OVER3 = 4, LARGE = 8, SURROGATE = 16, OVER2 = 32, OVER4 = 64,
@@ -3970,8 +3974,8 @@ __attribute__((target("avx2"))) G2Z__PRIVATE size_t g2z__utf8_ahead_avx2(const u
   const __m256i second_high = G2Z__TABLE(
       SHORT, SHORT, SHORT, SHORT, SHORT, SHORT, SHORT, SHORT,
       G2Z__C(LONG | OVER2 | TWO | OVER3 | OVER4), G2Z__C(LONG | OVER2 | TWO | OVER3 | LARGE),
-      G2Z__C(LONG | OVER2 | TWO | SURROGATE | LARGE), G2Z__C(LONG | OVER2 | TWO | SURROGATE | LARGE),
-      SHORT, SHORT, SHORT, SHORT);
+      G2Z__C(LONG | OVER2 | TWO | SURROGATE | LARGE),
+      G2Z__C(LONG | OVER2 | TWO | SURROGATE | LARGE), SHORT, SHORT, SHORT, SHORT);
 #undef G2Z__TABLE
 #undef G2Z__C
   const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8((char)0x80);
@@ -4119,8 +4123,8 @@ typedef struct g2z__masks {
   uint64_t letter2, letter3; /* of them those of two and three bytes that are known to be letters */
 } g2z__masks;
 
-/* Makes the masks of `blocks` blocks of text; what is beyond ASCII is only marked in `lead` and, with
- * the help of g2z__classes_leads, in `letter2` and `letter3`. */
+/* Makes the masks of `blocks` blocks of text; what is beyond ASCII is only marked in `lead` and,
+ * with the help of g2z__classes_leads, in `letter2` and `letter3`. */
 typedef void (*g2z__classify)(const unsigned char *text, size_t blocks, const unsigned char *leads,
                               g2z__masks *out);
 
@@ -4611,13 +4615,13 @@ G2Z__PRIVATE g2z_status g2z__pairs_add(g2z_services *services, g2z__pairs *pairs
 }
 
 /* Merges: what two ids make. A slot holds left << 40 | right << 20 | id, since ids have at most 20
- * bits; 0 is empty. Three of four pairs that are asked for make nothing; the bits say so from 128
- * KiB, where the slots of GPT-2's merges take 1 MiB, and a processor's second cache often no more. */
+ * bits; 0 is empty. Most pairs that are asked for make nothing; the bits say so, in 128 KiB, where
+ * the slots of GPT-2's merges take 512 KiB of a second cache that often has 1 MiB. */
 #define G2Z__JOIN_BITS 20
 typedef struct g2z__joins {
   uint64_t maybe[(1 << G2Z__JOIN_BITS) / 64]; /* a bit per hash of pairs: 0 for those of none */
   uint64_t *slots;
-  size_t count, capacity; /* a power of two, at least twice count */
+  size_t count, capacity; /* a power of two, at least 8/7 of count */
 } g2z__joins;
 
 static_assert(G2Z__VOCAB_MAX <= 1 << 20, "an id must fit into 20 bits: three share 64");
@@ -4817,6 +4821,7 @@ G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer,
 /* ----- merging: one piece of valid text -> ids ---------------------------
  * Both ways apply the merge with the smallest id first, the leftmost of equals first. */
 
+#define G2Z__PIECE_WORD 16
 #define G2Z__PIECE_SHORT 128     /* where looking at every pair for every merge gets slower */
 #define G2Z__PIECE_PART 1048576  /* longer pieces are merged in parts: 16 bytes of scratch a byte */
 
@@ -4971,6 +4976,25 @@ struct g2z_encoder {
   size_t starts[G2Z__SCAN_STARTS + 2];
 };
 
+/* The least of joins[0..count), which is filled up to a multiple of 8. Of a word only what is still
+ * a symbol is looked at, one by one: loads of eight would wait for the stores just before, which
+ * cost a tenth of the time of prose that is new. */
+static inline uint32_t g2z__merge_least(const uint32_t *joins, const unsigned char *next,
+                                        size_t count) {
+  uint32_t least[8] = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX,
+                       UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX};
+  if (count <= G2Z__PIECE_WORD) {
+    for (size_t i = 0; i < count; i = next[i]) least[0] = joins[i] < least[0] ? joins[i] : least[0];
+    return least[0];
+  }
+  for (size_t i = 0; i < count; i += 8)
+    for (size_t k = 0; k < 8; k++) least[k] = joins[i + k] < least[k] ? joins[i + k] : least[k];
+  for (size_t half = 4; half; half /= 2)
+    for (size_t k = 0; k < half; k++)
+      least[k] = least[k + half] < least[k] ? least[k + half] : least[k];
+  return least[0];
+}
+
 /* O(n^2), for 1 to G2Z__PIECE_SHORT bytes. A symbol stays where its first byte was; joins[i] is
  * what it makes with the next, id << 7 | i, so that the smallest is the merge whose turn it is, and
  * says where. Returns how many ids are left. */
@@ -4989,15 +5013,10 @@ G2Z__PRIVATE size_t g2z__merge_short(const g2z_tokenizer *tokenizer, const unsig
   }
   for (size_t i = count; i % 8; i++) joins[i] = none;
   for (;;) {
-    uint32_t least[8] = {none, none, none, none, none, none, none, none};
-    for (size_t i = 0; i < count; i += 8)
-      for (size_t k = 0; k < 8; k++) least[k] = joins[i + k] < least[k] ? joins[i + k] : least[k];
-    for (size_t half = 4; half; half /= 2)
-      for (size_t k = 0; k < half; k++)
-        least[k] = least[k + half] < least[k] ? least[k + half] : least[k];
-    if (least[0] == none) break;
-    size_t left = least[0] & 127, right = next[left], after = next[right];
-    uint32_t id = least[0] >> 7, joined = 0;
+    uint32_t least = g2z__merge_least(joins, next, count);
+    if (least == none) break;
+    size_t left = least & 127, right = next[left], after = next[right];
+    uint32_t id = least >> 7, joined = 0;
     ids[left] = (int32_t)id;
     joins[right] = none;
     next[left] = (unsigned char)after;
@@ -5308,10 +5327,10 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
  * those before. `padded` are its first 16 bytes. */
 G2Z__PRIVATE void g2z__words_put(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
                                  const unsigned char *padded, const int32_t *ids, size_t count) {
-  if (bytes <= 8)
-    g2z__words8_put(encoder, g2z__key8_of(padded, bytes), ids, count <= 3 ? count : G2Z__WORDS_NEXT);
+  size_t in8 = count <= 3 ? count : G2Z__WORDS_NEXT, in16 = count <= 6 ? count : G2Z__WORDS_NEXT;
+  if (bytes <= 8) g2z__words8_put(encoder, g2z__key8_of(padded, bytes), ids, in8);
   if (bytes <= 16 && (bytes > 8 || count > 3))
-    g2z__words16_put(encoder, g2z__key_of(padded, bytes), ids, count <= 6 ? count : G2Z__WORDS_NEXT);
+    g2z__words16_put(encoder, g2z__key_of(padded, bytes), ids, in16);
   if ((bytes <= 16 && count <= 6) || count > G2Z__WORDS48_IDS) return;
   g2z__words48 *words48 = g2z__words48_at(encoder, piece, bytes);
   memcpy(words48->key, piece, bytes);
@@ -5341,8 +5360,8 @@ G2Z__PRIVATE size_t g2z__words_get(const g2z_encoder *encoder, const unsigned ch
   return words48->count;
 }
 
-/* A piece or part whose ids are not in words8, nor where one of 9 to 16 bytes should be; or that was
- * not looked up because fewer than 16 bytes can be read from there. `room` bytes can. */
+/* A piece or part whose ids are neither in words8 nor, if it has 9 to 16 bytes, in words16; or that
+ * was not looked up because fewer than 16 bytes can be read from there. `room` bytes can. */
 G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned char *piece,
                                          size_t bytes, size_t room, g2z__unit unit,
                                          g2z_tokens *out) {
@@ -6152,7 +6171,8 @@ G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *te
   g2z__scan *scan = &trainer->scan;
   size_t from = 0, *starts = trainer->starts;
   if (bytes == 0) return G2Z_OK;
-  G2Z__TRY(g2z__valid_text(trainer->services, trainer->simd.ahead, &trainer->repair, 0, &p, &bytes));
+  G2Z__TRY(
+      g2z__valid_text(trainer->services, trainer->simd.ahead, &trainer->repair, 0, &p, &bytes));
   g2z__scan_open(scan, trainer->classes, trainer->simd.classify, p, bytes);
   while (scan->block < scan->blocks) {
     size_t i = scan->block == 0, count = g2z__scan_next(scan, starts);

@@ -1332,7 +1332,8 @@ static g2z_status bench_pieces(benched *b) {
     some = b->bytes - at < JOB_BYTES ? b->bytes - at : g2z_encode_cut(b->text + at, JOB_BYTES);
     if (some == 0) some = b->bytes - at;
     const unsigned char *text = (const unsigned char *)b->text + at;
-    if (g2z__utf8_valid(b->encoder->simd.ahead, text, some) < some) continue; /* only valid text may be scanned */
+    size_t valid = g2z__utf8_valid(b->encoder->simd.ahead, text, some);
+    if (valid < some) continue; /* only valid text may be scanned */
     g2z__scan_open(scan, b->tokenizer->classes, b->encoder->simd.classify, text, some);
     while (scan->block < scan->blocks) g2z__scan_next(scan, b->encoder->starts);
   }

@@ -1523,9 +1523,9 @@ static const unsigned char *test_piece_end(const unsigned char *classes, const u
 
 /* Whether the masks of an instruction set give the pieces that the pattern gives, one by one. */
 static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned char *classes,
-                             g2z__classify classify, const unsigned char *text, size_t bytes) {
+                             g2z__simd simd, const unsigned char *text, size_t bytes) {
   const unsigned char *p = text, *end = text + bytes;
-  g2z__scan_open(scan, classes, classify, text, bytes);
+  g2z__scan_open(scan, classes, simd.classify, text, bytes);
   while (scan->block < scan->blocks) {
     size_t count = g2z__scan_next(scan, starts);
     for (size_t i = 0; i < count; i++) {
@@ -1580,7 +1580,7 @@ static void test_tokenizer_simd(g2z_test *t) {
       }
       size_t valid = g2z__utf8_repair(raw, bytes, text);
       t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd.classify, text, valid))
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd, text, valid))
         test_fail(t, __FILE__, __LINE__, "%s: other pieces in text %d", sets[set], i);
       t->checks++;
       if (!test_valid_equal(encoder->simd.ahead, text, valid, &state))
@@ -1600,7 +1600,7 @@ static void test_tokenizer_simd(g2z_test *t) {
         bytes += length;
       }
       t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd.classify, text, bytes))
+      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd, text, bytes))
         test_fail(t, __FILE__, __LINE__, "%s: other pieces around U+%04X", sets[set], c);
     }
     g2z_encoder_free(encoder);
@@ -9690,6 +9690,44 @@ static void test_summaries_damaged(g2z_test *t) {
   free(path);
 }
 
+static void test_count_watch(void *user) { ++*(int *)user; }
+
+/* Jobs that a program starts one after the other: what they print, take and end with. */
+static void test_ranks_run(g2z_test *t) {
+  char name[] = "test_gpt2", list[] = "--list", none[] = "no_such_test", *text;
+  char *argv[] = {name, list, NULL};
+  const char *path = strdup(test_path(t, "out.txt"));
+  int looks = 0, copies = 0;
+  size_t bytes;
+  g2z_job job;
+  g2z_job_end end;
+  memset(&job, 0, sizeof job);
+  job.ranks = 2;
+  job.argv = argv;
+  job.output = path;
+  job.watch = test_count_watch;
+  job.user = &looks;
+  CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
+  CHECK(t, end.exit_code == 0 && end.signal == 0 && looks > 0);
+  CHECK(t, end.rank_bytes > 65536 && end.cpu_s >= 0 && end.cpu_s < 60);
+  job.ranks = 1; /* a process of its own as well; what it prints comes behind */
+  CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  for (const char *at = text; at && (at = strstr(at, "\nranks_run ")) != NULL; at++) copies++;
+  CHECK(t, copies == 3);
+  g2z_release(&t->services, text);
+  argv[1] = none;
+  job.ranks = 2;
+  CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
+  CHECK(t, end.exit_code == 1);
+  job.output = "/nowhere/out.txt";
+  CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_IO, &t->services, "/nowhere/out.txt");
+  job.ranks = 0;
+  CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_BAD_ARGUMENT, &t->services,
+               "0 ranks: must be from 1 to");
+  free((void *)path);
+}
+
 /* Runs `bench ARGUMENTS` through the shell; returns the exit code. */
 static int test_bench(const char *arguments, char *output, size_t room) {
   const char *program = getenv("G2Z_BENCH"); /* another build of it, such as a sanitized one */
@@ -10372,6 +10410,7 @@ static const g2z_test_entry test_table[] = {
     {"summaries", "an experiment's file, table and page", test_summaries},
     {"summaries_damaged", "files that are cut off, changed or others' are refused",
      test_summaries_damaged},
+    {"ranks_run", "jobs of a program: output, exit codes, what they took", test_ranks_run},
     {"bench_help", "--help of ./bench and of each sub-command", test_bench_help},
     {"bench_refusals", "what ./bench cannot do: a sentence and exit code 1", test_bench_refusals},
     {"bench_scaling", "fixed work on 1 and 2 ranks, in rounds", test_bench_scaling},
@@ -10519,6 +10558,22 @@ static int fuzz_json(const uint8_t *data, size_t size) {
   fuzz_check(json.at >= data && json.at <= data + size);
   fuzz_check(walked != G2Z_OK || skipped == G2Z_OK);
   if (skipped != G2Z_OK) fuzz_check(strlen(services.error) > 0);
+  return 0;
+}
+
+/* Any bytes as an experiment's file. One that is accepted can be shown. */
+static void fuzz_summary_line(void *user, const char *text) { *(size_t *)user += strlen(text); }
+static int fuzz_summary(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z_summary *summary;
+  size_t shown = 0;
+  memset(&services, 0, sizeof services);
+  fuzz_check(g2z_summary_create(&services, "point", &summary) == G2Z_OK);
+  if (g2z__summary_parse(summary, "fuzz", (const char *)data, size) == G2Z_OK) {
+    g2z_summary_print(summary, fuzz_summary_line, &shown);
+    fuzz_check(summary->count > 0 && shown > 0);
+  } else fuzz_check(strlen(services.error) > 0);
+  g2z_summary_free(summary);
   return 0;
 }
 
