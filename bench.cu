@@ -280,7 +280,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
     model->layers = 4;
     model->channels = 128;
     model->heads = 2;
-    model->context = 128;
+    model->context = o->seq > 128 ? o->seq : 128;
     model->vocab = 2048;
   }
   if (o->layers) model->layers = o->layers;

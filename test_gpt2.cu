@@ -9905,6 +9905,11 @@ static void test_bench_others(g2z_test *t) {
     if (i == 2) CHECK(t, strcmp(s->points[0].name, "dp") == 0 && isnan(f->zero_stage));
     g2z_summary_free(s);
   }
+  /* The small model of a CPU has as many positions as are asked for. */
+  snprintf(arguments, sizeof arguments, "scaling --device cpu --layers 1 --channels 16 --seq 130 "
+           "--vocab-size 64 --gpus 1 --global-batch 1 --steps 1 --repeats 1 --out '%s'",
+           test_path(t, "long"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
 }
 
 /* A point that fails says why, the others are measured all the same, and the exit code tells. */
