@@ -9796,6 +9796,8 @@ static void test_bench_refusals(g2z_test *t) {
       {"buckets --sizes 1,x --out $D/s", "--sizes 1,x: numbers from 0"},
       {"scaling --device cpu --channels 60 --heads 7 --out $D/s",
        "no point can be measured here: channels=60 must divide by heads=7"},
+      {"scaling --device cpu --gpus 1 --tokens 100000000000000 --out $D/s",
+       "--tokens 100000000000000 are 195312500000 steps: at most 100000000 can be timed"},
       {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
       {"comm --device cpu --gpus 2 --sizes 0 --out $D/s", "--sizes 0: numbers from 0.001"},
       {"point", "bench point needs --run-dir and --train"},
