@@ -82,6 +82,7 @@ typedef struct options {
 #define SWEEPS (EXPERIMENTS | IN(comm))
 #define READERS (IN(report) | IN(profile)) /* their arguments are directories */
 #define ANY ((1u << COMMAND_COUNT) - 1)
+#define STEPS_MAX 100000000
 
 #define WORD(name, text) "|" text
 #define WORD_OF_3(name, text, bytes) "|" text
@@ -114,7 +115,7 @@ typedef struct options {
        "on embedding, attention, projections")                                                    \
   FLAG(TRAINING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                                   \
        "token shards [tokens by Zipf's law]")                                                     \
-  FLAG(TRAINING, "steps", INT, steps, 1, 100000000, "N", "steps that are timed")                  \
+  FLAG(TRAINING, "steps", INT, steps, 1, STEPS_MAX, "N", "steps that are timed")                  \
   FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "the same in tokens over all ranks")   \
   FLAG(EXPERIMENTS | IN(point), "warmup", INT, warmup, 0, 1000000, "N", "steps before those")     \
   FLAG(EXPERIMENTS | IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",                     \
@@ -280,7 +281,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
     model->layers = 4;
     model->channels = 128;
     model->heads = 2;
-    model->context = 128;
+    model->context = o->seq > 128 ? o->seq : 128;
     model->vocab = 2048;
   }
   if (o->layers) model->layers = o->layers;
@@ -1153,7 +1154,11 @@ static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
   TRY(divide_batch(e->services, e->o, w));
   TRY(g2z_plan_make(e->services, &w->train, e->device, 0, w->world, &plan));
   double per_step = (double)plan.batch * plan.accum * plan.seq * w->world;
-  if (e->o->tokens) w->steps = (int)ceil((double)e->o->tokens / per_step);
+  double steps = e->o->tokens ? ceil((double)e->o->tokens / per_step) : w->steps;
+  if (steps > STEPS_MAX)
+    return fail(e->services, G2Z_BAD_ARGUMENT, "--tokens %.0f are %.0f steps: at most %d can be "
+                "timed", (double)e->o->tokens, steps, STEPS_MAX);
+  w->steps = (int)steps;
   p->figures.micro_batch = plan.batch;
   p->figures.accum_steps = plan.accum;
   p->figures.global_batch = (double)plan.batch * plan.accum * w->world;

@@ -9797,6 +9797,8 @@ static void test_bench_refusals(g2z_test *t) {
       {"buckets --sizes 1,x --out $D/s", "--sizes 1,x: numbers from 0"},
       {"scaling --device cpu --channels 60 --heads 7 --out $D/s",
        "no point can be measured here: channels=60 must divide by heads=7"},
+      {"scaling --device cpu --gpus 1 --tokens 100000000000000 --out $D/s",
+       "--tokens 100000000000000 are 195312500000 steps: at most 100000000 can be timed"},
       {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
       {"comm --device cpu --gpus 2 --sizes 0 --out $D/s", "--sizes 0: numbers from 0.001"},
       {"point", "bench point needs --run-dir and --train"},
@@ -9906,6 +9908,11 @@ static void test_bench_others(g2z_test *t) {
     if (i == 2) CHECK(t, strcmp(s->points[0].name, "dp") == 0 && isnan(f->zero_stage));
     g2z_summary_free(s);
   }
+  /* The small model of a CPU has as many positions as are asked for. */
+  snprintf(arguments, sizeof arguments, "scaling --device cpu --layers 1 --channels 16 --seq 130 "
+           "--vocab-size 64 --gpus 1 --global-batch 1 --steps 1 --repeats 1 --out '%s'",
+           test_path(t, "long"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
 }
 
 /* A point that fails says why, the others are measured all the same, and the exit code tells. */
