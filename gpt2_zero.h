@@ -123,7 +123,7 @@
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
- *     gradients, fp16                        0.232 GiB   one bucket of 64 MiB after the other
+ *     gradients, fp16                        0.232 GiB   in buckets of up to 64 MiB
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28, for 15 % more flops
@@ -3790,8 +3790,8 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   snprintf(strategy, sizeof strategy, "ZeRO        stage %d", plan->zero_stage);
   if (plan->strategy == G2Z_STRATEGY_DP)
     snprintf(strategy, sizeof strategy, "dp          the optimizer on rank 0 alone");
-  g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of %.2f MiB", strategy, plan->rank,
-                 plan->world, plan->buckets,
+  g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of up to %.2f MiB", strategy,
+                 plan->rank, plan->world, plan->buckets,
                  (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
   if (g2z__plan_takes_turns(plan, 1)) {
     size_t room = g2z__plan_unit_room(plan, 1), size = (size_t)plan->dtype_bytes;
@@ -11784,9 +11784,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
   if (t->plan.world > 1 && t->plan.rank == 0)
     g2z__log(t->services, G2Z_LOG_INFO,
-             "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of %.1f MiB, parameters "
-             "gathered: %s", t->plan.world, t->comm->ops->name, g2z_strategy_text(t->plan.strategy),
-             t->plan.zero_stage, t->plan.buckets,
+             "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB, "
+             "parameters gathered: %s", t->plan.world, t->comm->ops->name,
+             g2z_strategy_text(t->plan.strategy), t->plan.zero_stage, t->plan.buckets,
              (double)(t->plan.bucket_elements * (size_t)t->plan.grad_bytes) / 1048576.0,
              t->plan.strategy == G2Z_STRATEGY_DP ? "from rank 0"
              : t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
