@@ -17145,6 +17145,24 @@ G2Z__PRIVATE double g2z__told_number(const g2z__told *told, const char *at) {
   return g2z_json_number(&json);
 }
 
+/* 1: *json stands in the list at `at`, before its first element. */
+G2Z__PRIVATE int g2z__told_list(const g2z__told *told, const char *at, g2z_json *json) {
+  return g2z__told_at(told, at, json) && g2z_json_peek(json) == '[' && g2z_json_enter(json, '[');
+}
+
+/* 1: *element is the next one of the list, cut out, so that asking for its members does not read
+ * those before it again. It is `told`'s and not freed. */
+G2Z__PRIVATE int g2z__told_next(const g2z__told *told, g2z_json *json, g2z__told *element) {
+  if (!g2z_json_next(json, ']', NULL)) return 0;
+  g2z_json_peek(json); /* to where it begins */
+  size_t begin = (size_t)(json->at - json->begin);
+  g2z_json_skip(json);
+  *element = *told;
+  element->text = told->text + begin;
+  element->bytes = (size_t)(json->at - json->begin) - begin;
+  return 1;
+}
+
 /* NULL: there is no such text; else freed with g2z_release. */
 G2Z__PRIVATE g2z_status g2z__told_text(const g2z__told *told, const char *at, char **out) {
   g2z_json json;
@@ -17398,13 +17416,16 @@ typedef struct g2z__run_files {      /* what a run directory tells about the run
 
 /* Steps that training_metrics.json knows of: not all, when the run has gone on since. */
 G2Z__PRIVATE size_t g2z__report_steps(const g2z__told *metrics) {
-  char at[48];
-  double steps = 0, more;
-  for (int i = 0;; i++, steps += more) {
-    snprintf(at, sizeof at, "epochs.%d.steps", i);
-    more = g2z__told_number(metrics, at);
-    if (!(more >= 0)) return (size_t)steps;
+  g2z_json json;
+  g2z__told epoch;
+  double steps = 0;
+  if (!g2z__told_list(metrics, "epochs", &json)) return 0;
+  while (g2z__told_next(metrics, &json, &epoch)) {
+    double more = g2z__told_number(&epoch, "steps");
+    if (!(more >= 0)) break;
+    steps += more;
   }
+  return (size_t)steps;
 }
 
 /* How the run ended, in the head of the page. */
@@ -17444,18 +17465,19 @@ G2Z__PRIVATE void g2z__report_epochs(g2z_page *page, const g2z__told *metrics) {
       {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
       {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
   const char *headers[COLUMNS];
-  char at[64], text[32];
+  char text[32];
+  g2z_json json;
+  g2z__told epoch;
   for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
-  for (int epoch = 0;; epoch++) {
-    snprintf(at, sizeof at, "epochs.%d.steps", epoch);
-    if (isnan(g2z__told_number(metrics, at))) return;
-    if (epoch == 0) {
+  if (!g2z__told_list(metrics, "epochs", &json)) return;
+  for (int row = 0; g2z__told_next(metrics, &json, &epoch); row++) {
+    if (isnan(g2z__told_number(&epoch, "steps"))) return;
+    if (row == 0) {
       g2z_page_heading(page, "Epochs");
       g2z_page_table(page, NULL, COLUMNS, headers);
     }
     for (int i = 0; i < COLUMNS; i++) {
-      snprintf(at, sizeof at, "epochs.%d.%s", epoch, columns[i].name);
-      double value = g2z__told_number(metrics, at) * columns[i].factor;
+      double value = g2z__told_number(&epoch, columns[i].name) * columns[i].factor;
       text[0] = 0;
       if (fabs(value) < 1e18) { /* neither NaN nor longer than `text` */
         snprintf(text, sizeof text, columns[i].format, value);
@@ -18487,7 +18509,9 @@ G2Z__PRIVATE g2z_status g2z__fact_text(const g2z__told *told, const char *at, ch
 }
 
 G2Z__PRIVATE g2z_status g2z__facts_get(const g2z__told *told, g2z_run_facts *out) {
-  char schema[16], at[64];
+  char schema[16];
+  g2z_json json;
+  g2z__told epoch;
   G2Z__TRY(g2z__fact_text(told, "schema_version", schema, sizeof schema));
 #define G2Z__TEXT(member, at) G2Z__TRY(g2z__fact_text(told, at, out->member, sizeof out->member));
 #define G2Z__NUMBER(member, at) out->member = g2z__told_number(told, at);
@@ -18495,16 +18519,11 @@ G2Z__PRIVATE g2z_status g2z__facts_get(const g2z__told *told, g2z_run_facts *out
 #undef G2Z__TEXT
 #undef G2Z__NUMBER
   out->steps = out->step_p50_sec = out->step_p95_sec = NAN;
-  for (int epoch = 0;; epoch++) { /* the last one's stay */
-    g2z_json json;
-    snprintf(at, sizeof at, "epochs.%d", epoch);
-    if (!g2z__told_at(told, at, &json)) break;
-    snprintf(at, sizeof at, "epochs.%d.steps", epoch);
-    out->steps = g2z__told_number(told, at);
-    snprintf(at, sizeof at, "epochs.%d.step_time_p50_sec", epoch);
-    out->step_p50_sec = g2z__told_number(told, at);
-    snprintf(at, sizeof at, "epochs.%d.step_time_p95_sec", epoch);
-    out->step_p95_sec = g2z__told_number(told, at);
+  int more = g2z__told_list(told, "epochs", &json);
+  while (more && g2z__told_next(told, &json, &epoch)) { /* the last one's stay */
+    out->steps = g2z__told_number(&epoch, "steps");
+    out->step_p50_sec = g2z__told_number(&epoch, "step_time_p50_sec");
+    out->step_p95_sec = g2z__told_number(&epoch, "step_time_p95_sec");
   }
   if (strcmp(schema, "2.0") != 0)
     return g2z__fail(told->services, G2Z_FORMAT,

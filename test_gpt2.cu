@@ -9450,6 +9450,53 @@ static void test_run_report(g2z_test *t) {
   }
 }
 
+/* A run of 2,000 epochs: a page that reads all of them for each of its 18,000 figures takes 10 s on
+ * one core, one that reads each once 0.02 s. The bound lies between, far from both. */
+static void test_run_report_epochs(g2z_test *t) {
+  enum { EPOCHS = 2000 };
+  static const char *const names[] = {
+      "tokens_processed_global", "tokens_per_sec_global", "train_loss_avg_global",
+      "val_loss_avg_global", "step_time_p95_sec", "epoch_wall_time_sec"};
+  g2z_json_out out;
+  g2z_writer *writer;
+  g2z_run_facts facts;
+  size_t bytes;
+  memset(&out, 0, sizeof out);
+  CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "metrics.jsonl"), &writer));
+  for (int i = 1; i <= 3 * EPOCHS; i++)
+    g2z_writer_printf(writer, "{\"step\": %d, \"loss\": 2.5, \"step_ms\": 7}\n", i);
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
+  CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "training_metrics.json"), &writer));
+  out.writer = writer;
+  g2z_writer_printf(writer, "{\"schema_version\": \"2.0\", \"run_id\": \"x\", \"hardware\": "
+                            "{\"world_size\": 1}, \"summary\": {\"total_wall_time_sec\": 9}, "
+                            "\"shutdown\": {\"reason\": \"completed\"}, \"epochs\":");
+  g2z_json_begin(&out, NULL, '[');
+  for (int i = 0; i < EPOCHS; i++) {
+    g2z_json_begin(&out, NULL, '{');
+    g2z_json_put_integer(&out, "epoch_idx", i);
+    g2z_json_put_integer(&out, "steps", 3);
+    g2z_json_put_number(&out, "step_time_p50_sec", 7 + i);
+    for (int k = 0; k < 6; k++) g2z_json_put_number(&out, names[k], 1e6 + i);
+    g2z_json_end(&out, '}');
+  }
+  g2z_json_end(&out, ']');
+  g2z_writer_printf(writer, "}\n");
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
+  double begin = g2z_seconds();
+  CHECK_OK(t, g2z_report_run(&t->services, t->directory));
+  CHECK_OK(t, g2z_run_facts_read(&t->services, t->directory, &facts));
+  CHECK(t, g2z_seconds() - begin < 2);
+  CHECK(t, facts.steps == 3 && facts.step_p50_sec == 6 + EPOCHS);
+  char *text = test_run_read(t, t->directory, "report.html", &bytes);
+  CHECK(t, test_page_count(text, "<tr><td>") == EPOCHS);
+  CHECK(t, text && strstr(text, "<tr><td>1999<td>3<td>1001999<td>") != NULL);
+  CHECK(t, text && strstr(text, "<dd>completed</dd>") != NULL); /* the steps add up to the lines */
+  g2z_release(&t->services, text);
+}
+
 static uint64_t test_event_varint(const unsigned char **at) {
   uint64_t value = 0;
   for (int shift = 0;; shift += 7) {
@@ -10406,6 +10453,7 @@ static const g2z_test_entry test_table[] = {
      test_train_ranks_trouble},
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
+    {"run_report_epochs", "the page of a run of 2,000 epochs, in one pass", test_run_report_epochs},
     {"run_short", "runs of no step and one step leave what readers want", test_run_short},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
     {"spans", "what parts of a step take, by the clock", test_spans},
