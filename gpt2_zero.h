@@ -1840,7 +1840,8 @@ G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommit
  * failure, and then nothing is written. */
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
 
-/* run_dir/profiles/timers_HOST.txt: what spans took, as `nsys stats` prints NVTX ranges. */
+/* run_dir/profiles/timers_HOST.txt: what spans took, as `nsys stats` prints NVTX ranges; and its
+ * summary, as below, of this file alone: others in profiles/ are of earlier runs. */
 G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
                                            const g2z_span_times times[G2Z_SPAN_COUNT]);
 /* run_dir/profiles/profile_summary.json: the five NVTX ranges and the five calls of the operating
@@ -14936,8 +14937,7 @@ G2Z__PRIVATE g2z_status g2z__run_write_profile(g2z_run *run) {
   g2z_span_times times[G2Z_SPAN_COUNT];
   if (!run->config.profile) return G2Z_OK;
   G2Z__TRY(g2z_device_span_times(run->trainer->device, times));
-  G2Z__TRY(g2z_profile_write_spans(run->services, run->config.run_dir, times));
-  return g2z_profile_run(run->services, run->config.run_dir);
+  return g2z_profile_write_spans(run->services, run->config.run_dir, times);
 }
 
 /* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
@@ -17547,19 +17547,14 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
 #define G2Z__PROFILE_TOP 5
 
 /* Written so that one reader serves for this table and for those of nsys. */
-G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
-                                           const g2z_span_times times[G2Z_SPAN_COUNT]) {
-  char *directory, *path, host[128] = "", name[160], percent[32];
+G2Z__PRIVATE g2z_status g2z__profile_put_spans(g2z_services *services, const char *directory,
+                                               const char *name,
+                                               const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  char *path, percent[32];
   g2z_writer *writer;
   double total_s = 0;
-  gethostname(host, sizeof host - 1);
-  snprintf(name, sizeof name, "timers_%s.txt", host);
-  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
-  g2z_status status = g2z_make_directory(services, directory);
-  if (status == G2Z_OK) status = g2z__join_path(services, directory, name, &path);
-  g2z_release(services, directory);
-  G2Z__TRY(status);
-  status = g2z_writer_create(services, path, &writer);
+  G2Z__TRY(g2z__join_path(services, directory, name, &path));
+  g2z_status status = g2z_writer_create(services, path, &writer);
   g2z_release(services, path);
   G2Z__TRY(status);
   g2z_writer_printf(writer, " ** NVTX Range Summary (train --profile):\n\n"
@@ -17774,9 +17769,8 @@ G2Z__PRIVATE g2z_status g2z__list_files(g2z_services *services, const char *dire
   return status;
 }
 
-/* The files that are read, and their tables. */
-G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory) {
-  size_t read = 0;
+/* What there is: the tables of nsys, else those of timers. */
+G2Z__PRIVATE g2z_status g2z__profile_find(g2z__profile *p, const char *directory) {
   G2Z__TRY(g2z__list_files(p->services, directory, "nsys_", ".nsys-rep", &p->reports,
                            &p->report_count, &p->report_capacity));
   G2Z__TRY(g2z__list_files(p->services, directory, "nsys_stats_", ".txt", &p->inputs,
@@ -17788,6 +17782,12 @@ G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory
     return g2z__fail(p->services, G2Z_IO,
                      "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
                      "slurm/profile.sh or with train --profile first", directory);
+  return G2Z_OK;
+}
+
+/* The tables in p->inputs. */
+G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory) {
+  size_t read = 0;
   void *memory;
   G2Z__TRY(g2z__alloc(p->services, p->input_count, sizeof(char *), &memory));
   p->texts = (char **)memory;
@@ -17929,15 +17929,38 @@ G2Z__PRIVATE g2z_status g2z__profile_write(const g2z__profile *p, const char *ru
   return status;
 }
 
-G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
+/* name: the one table that counts; NULL: those that there are. */
+G2Z__PRIVATE g2z_status g2z__profile_summarize(g2z_services *services, const char *run_dir,
+                                               const char *directory, const char *name) {
   g2z__profile p;
-  char *directory;
   memset(&p, 0, sizeof p);
   p.services = services;
-  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
-  g2z_status status = g2z__profile_read(&p, directory);
+  g2z_status status = name ? g2z__list_append(services, &p.inputs, &p.input_count,
+                                              &p.input_capacity, name)
+                           : g2z__profile_find(&p, directory);
+  if (status == G2Z_OK) status = g2z__profile_read(&p, directory);
   if (status == G2Z_OK) status = g2z__profile_write(&p, run_dir, directory);
   g2z__profile_free(&p);
+  return status;
+}
+
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  char *directory, host[128] = "", name[160];
+  gethostname(host, sizeof host - 1);
+  snprintf(name, sizeof name, "timers_%s.txt", host);
+  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z_make_directory(services, directory);
+  if (status == G2Z_OK) status = g2z__profile_put_spans(services, directory, name, times);
+  if (status == G2Z_OK) status = g2z__profile_summarize(services, run_dir, directory, name);
+  g2z_release(services, directory);
+  return status;
+}
+
+G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
+  char *directory;
+  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z__profile_summarize(services, run_dir, directory, NULL);
   g2z_release(services, directory);
   return status;
 }

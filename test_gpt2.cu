@@ -10194,6 +10194,8 @@ static void test_profile(g2z_test *t) {
 
 /* train --profile, and the same summary made again from what it left. */
 static void test_run_profile(g2z_test *t) {
+  static const char *const earlier[] = {"run/profiles/nsys_stats_a.txt", "run/profiles/timers_.txt",
+                                        "run/profiles/nsys_7_a.nsys-rep"};
   test_run_setup s;
   test_run_seen seen;
   size_t bytes = 0;
@@ -10208,7 +10210,12 @@ static void test_run_profile(g2z_test *t) {
   CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
                "profile needs a run_dir");
   s.config.run_dir = s.run_dir;
+  /* What an earlier run left there does not count, and damaged does no harm. */
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "run/profiles")));
+  for (size_t i = 0; i < sizeof earlier / sizeof *earlier; i++)
+    test_write_file(t, test_path(t, earlier[i]), "x\n", 2);
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, test_files_count(t, "run/RUN_COMPLETE.txt") == 1);
   snprintf(path, sizeof path, "%.500s/profiles/profile_summary.json", s.run_dir);
   char *text = test_run_read(t, s.run_dir, "profiles/profile_summary.json", &bytes);
   static const char *const schema[] = {
@@ -10219,9 +10226,14 @@ static void test_run_profile(g2z_test *t) {
     CHECK(t, strstr(text, "\":train/forward\"") && strstr(text, "\":train/backward\"") &&
                  strstr(text, "\":train/optimizer_step\""));
     CHECK(t, !test_json_kind(t, text, bytes, "osrt_top5.0"));
+    CHECK(t, !test_json_kind(t, text, bytes, "inputs.1") && strstr(text, "\"timers_") != NULL);
   }
   g2z_release(&t->services, text);
   CHECK(t, unlink(path) == 0);
+  CHECK_STATUS(t, g2z_profile_run(&t->services, s.run_dir), G2Z_FORMAT, &t->services,
+               "nsys_stats_a.txt, line 1");
+  for (size_t i = 0; i < sizeof earlier / sizeof *earlier; i++)
+    CHECK(t, unlink(test_path(t, earlier[i])) == 0);
   CHECK_OK(t, g2z_profile_run(&t->services, s.run_dir));
   CHECK(t, access(path, R_OK) == 0);
 }
