@@ -116,7 +116,7 @@ typedef struct options {
   FLAG(TRAINING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                                   \
        "token shards [tokens by Zipf's law]")                                                     \
   FLAG(TRAINING, "steps", INT, steps, 1, STEPS_MAX, "N", "steps that are timed")                  \
-  FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "the same in tokens over all ranks")   \
+  FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "instead of --steps, over all ranks")    \
   FLAG(EXPERIMENTS | IN(point), "warmup", INT, warmup, 0, 1000000, "N", "steps before those")     \
   FLAG(EXPERIMENTS | IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",                     \
        "batches of a validation at the end [none]")                                               \
@@ -239,7 +239,7 @@ static void print_help(options *o) {
 }
 
 /* argv[1] may name a sub-command. Flags are read twice: --device decides what the others start
- * from. */
+ * from. The first time --steps starts from 0, so that it shows whether it is given. */
 static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o) {
   int command = COMMAND_step, first = 0, rest = 0;
   g2z_flag flags[FLAG_COUNT];
@@ -254,12 +254,16 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   g2z_device_kind kind = g2z_device_default();
   for (int pass = 0; pass < 2; pass++) {
     *o = default_options(command, kind);
+    if (pass == 0) o->steps = 0;
     int named = (READERS >> command & 1) != 0;
     int *unnamed = pass == 1 && named ? &rest : NULL;
     int skip = pass == 0 && named; /* arguments move only once */
     int count = flags_of(o, flags);
     if (!skip) TRY(g2z_flags_parse(services, flags, count, argc - first, argv + first, unnamed));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
+    if (pass == 0 && o->tokens && o->steps)
+      return fail(services, G2Z_BAD_ARGUMENT, "--tokens and --steps both set the length: give one "
+                  "of them");
   }
   o->argc = rest + 1;
   o->argv = argv + first;
@@ -310,7 +314,17 @@ static void *host_memory(size_t bytes) {
 
 #define LIST_MAX 16
 
-/* "1,2,4": numbers from least to most. */
+/* What stands in a list a second time would be measured twice under one name. */
+static g2z_status check_entry(g2z_services *services, const char *flag, const char *text,
+                              const char *entry, size_t length, const double *list, int count) {
+  for (int i = 0; i < count; i++)
+    if (list[i] == list[count])
+      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: %.*s is there already: give each once",
+                  flag, text, (int)length, entry);
+  return G2Z_OK;
+}
+
+/* "1,2,4": numbers from least to most, none twice. */
 static g2z_status read_list(g2z_services *services, const char *flag, const char *text,
                             double least, double most, double out[LIST_MAX], int *count) {
   const char *at = text;
@@ -323,7 +337,8 @@ static g2z_status read_list(g2z_services *services, const char *flag, const char
     if (end == at || (*end && *end != ',') || !(number >= least && number <= most))
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, with "
                   "commas between them, as in %g,%g", flag, text, least, most, least, least + 1);
-    out[(*count)++] = number;
+    out[*count] = number;
+    TRY(check_entry(services, flag, text, at, (size_t)(end - at), out, (*count)++));
     at = end;
     if (!*at) return G2Z_OK;
   }
@@ -344,7 +359,8 @@ static g2z_status read_words(g2z_services *services, const char *flag, const cha
     if (!word || *count == LIST_MAX)
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with commas "
                   "between them", flag, text, LIST_MAX, words + 1);
-    out[(*count)++] = index;
+    out[*count] = index;
+    TRY(check_entry(services, flag, text, at, length, out, (*count)++));
     at += length;
     if (!*at) return G2Z_OK;
   }
@@ -1115,10 +1131,16 @@ typedef struct work {           /* what a point's ranks shall do */
   int world, steps;
 } work;
 
+typedef struct axes {           /* what the flags' lists say */
+  double ranks[LIST_MAX], stages[LIST_MAX], dtypes[LIST_MAX], sizes[LIST_MAX];
+  int rank_count, stage_count, dtype_count, size_count;
+} axes;
+
 typedef struct experiment {
   options *o;
   g2z_services *services;
   g2z_device_kind device;
+  axes lists;
   g2z_summary *s;
   work *works;                  /* one for each point; of comm only the number of ranks counts */
   g2z_figures *samples;         /* [POINTS_MAX][G2Z_REPEATS] */
@@ -1129,6 +1151,25 @@ typedef struct experiment {
 } experiment;
 
 static const char *const stage_words = "|dp|0|1|2|3";
+
+/* The lists are read before anything is written or started. */
+static g2z_status read_axes(experiment *e) {
+  g2z_services *services = e->services;
+  axes *a = &e->lists;
+  const options *o = e->o;
+  char all[16];
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA), cpus = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  snprintf(all, sizeof all, "%d", e->device == G2Z_DEVICE_CUDA ? gpus : cpus);
+  int every = strcmp(o->rank_list, "all") == 0;
+  TRY(read_list(services, "gpus", every ? all : o->rank_list, 1, 4096, a->ranks, &a->rank_count));
+  const int comm = o->command == COMMAND_comm;
+  TRY(read_list(services, "sizes", o->size_list, comm ? 0.001 : 0, 65536, a->sizes,
+                &a->size_count));
+  if (comm) return G2Z_OK;
+  TRY(read_words(services, "zero", o->stage_list, stage_words, a->stages, &a->stage_count));
+  return read_words(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(WORD_OF_3), a->dtypes,
+                    &a->dtype_count);
+}
 
 /* The sequences of a step divided among the ranks: as many per micro-step as --batch allows. */
 static g2z_status divide_batch(g2z_services *services, const options *o, work *w) {
@@ -1180,30 +1221,10 @@ static void add_name(char *name, size_t room, const char *format, ...) {
   va_end(arguments);
 }
 
-typedef struct axes {           /* what the flags' lists say */
-  double ranks[LIST_MAX], stages[LIST_MAX], dtypes[LIST_MAX], sizes[LIST_MAX];
-  int rank_count, stage_count, dtype_count, size_count;
-} axes;
-
-static g2z_status read_axes(experiment *e, axes *a) {
-  g2z_services *services = e->services;
-  const options *o = e->o;
-  char all[16];
-  int gpus = g2z_device_count(G2Z_DEVICE_CUDA), cpus = (int)sysconf(_SC_NPROCESSORS_ONLN);
-  snprintf(all, sizeof all, "%d", e->device == G2Z_DEVICE_CUDA ? gpus : cpus);
-  int every = strcmp(o->rank_list, "all") == 0;
-  TRY(read_list(services, "gpus", every ? all : o->rank_list, 1, 4096, a->ranks, &a->rank_count));
-  if (o->command == COMMAND_comm) return G2Z_OK;
-  TRY(read_words(services, "zero", o->stage_list, stage_words, a->stages, &a->stage_count));
-  TRY(read_words(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(WORD_OF_3), a->dtypes,
-                 &a->dtype_count));
-  return read_list(services, "sizes", o->size_list, 0, 65536, a->sizes, &a->size_count);
-}
-
 /* One point of the product of the axes; what makes it differ from the others is its name. */
-static g2z_status add_point(experiment *e, const axes *a, double world, double stage, double dtype,
-                            double size) {
+static g2z_status add_point(experiment *e, double world, double stage, double dtype, double size) {
   static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
+  const axes *a = &e->lists;
   g2z_summary *s = e->s;
   g2z_point *p;
   if (s->count == POINTS_MAX)
@@ -1236,14 +1257,12 @@ static g2z_status add_point(experiment *e, const axes *a, double world, double s
 }
 
 static g2z_status add_points(experiment *e) {
-  axes a;
-  memset(&a, 0, sizeof a);
-  TRY(read_axes(e, &a));
-  for (int i = 0; i < a.stage_count; i++)
-    for (int k = 0; k < a.dtype_count; k++)
-      for (int m = 0; m < a.size_count; m++)
-        for (int r = 0; r < a.rank_count; r++)
-          TRY(add_point(e, &a, a.ranks[r], a.stages[i], a.dtypes[k], a.sizes[m]));
+  const axes *a = &e->lists;
+  for (int i = 0; i < a->stage_count; i++)
+    for (int k = 0; k < a->dtype_count; k++)
+      for (int m = 0; m < a->size_count; m++)
+        for (int r = 0; r < a->rank_count; r++)
+          TRY(add_point(e, a->ranks[r], a->stages[i], a->dtypes[k], a->sizes[m]));
   return G2Z_OK;
 }
 
@@ -1578,7 +1597,7 @@ static g2z_status write_tokens(experiment *e) {
   return status;
 }
 
-/* The directory of the results, which holds no others. */
+/* Checks all that can be checked before the points are known, and writes nothing. */
 static g2z_status open_experiment(experiment *e, g2z_services *services, options *o,
                                   const g2z_context_config *config) {
   char path[1200];
@@ -1590,6 +1609,7 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
     return fail(services, G2Z_BAD_ARGUMENT, "this process is rank %d of %d: bench %s starts its "
                 "ranks itself, so start it alone", config->ranks.place.rank,
                 config->ranks.place.world, command_names[o->command]);
+  TRY(read_axes(e));
   time_t now = time(NULL);
   struct tm utc;
   char stamp[32];
@@ -1600,7 +1620,6 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
   if (access(path, F_OK) == 0)
     return fail(services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, or "
                 "remove it", path);
-  TRY(g2z_make_directory(services, e->out));
   TRY(new_summary(services, o, command_names[o->command], &e->s));
   e->works = (work *)host_memory(POINTS_MAX * sizeof *e->works);
   memset(e->works, 0, POINTS_MAX * sizeof *e->works);
@@ -1630,6 +1649,7 @@ static g2z_status run_points(experiment *e) {
            "%d steps after %d of warm-up, %d repeats", t->model.layers, t->model.channels,
            t->model.vocab, t->seq, e->o->dtype_list, e->works[0].steps, e->o->warmup,
            e->o->repeats);
+  TRY(g2z_make_directory(e->services, e->out));
   if (!t->train_glob) TRY(write_tokens(e));
   TRY(run_rounds(e));
   for (int i = 0; i < (int)e->s->count; i++)
@@ -1690,18 +1710,16 @@ static g2z_status run_exchanges(experiment *e, int world, size_t first, int repe
 }
 
 static g2z_status run_worlds(experiment *e) {
-  axes a;
+  const axes *a = &e->lists;
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
-  memset(&a, 0, sizeof a);
-  TRY(read_axes(e, &a));
-  TRY(read_list(e->services, "sizes", e->o->size_list, 0.001, 65536, a.sizes, &a.size_count));
   snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
            g2z_dtype_text(e->o->train.dtype), e->o->repeats,
            e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
-  e->all_runs = a.rank_count * e->o->repeats;
+  TRY(g2z_make_directory(e->services, e->out));
+  e->all_runs = a->rank_count * e->o->repeats;
   e->began = g2z_seconds();
-  for (int i = 0; i < a.rank_count; i++) {
-    int world = (int)a.ranks[i];
+  for (int i = 0; i < a->rank_count; i++) {
+    int world = (int)a->ranks[i];
     size_t first = e->s->count;
     int missing = e->device == G2Z_DEVICE_CUDA && world > gpus;
     if (world == 1 || missing) {

@@ -9838,7 +9838,7 @@ static void test_bench_refusals(g2z_test *t) {
       {"scaling --gpus 0 --out $D/s", "--gpus 0: numbers from 1 to 4096 are wanted"},
       {"scaling --gpus 1,,2 --out $D/s", "--gpus 1,,2: numbers from 1"},
       {"scaling --gpus 1,2, --out $D/s", "--gpus 1,2,: numbers from 1"},
-      {"scaling --gpus 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1 --out $D/s", "more than 16 numbers"},
+      {"scaling --gpus 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17 --out $D/s", "more than 16 numbers"},
       {"matrix --zero 4 --out $D/s", "--zero 4: up to 16 of dp|0|1|2|3 are wanted"},
       {"matrix --dtype fp16,fp8 --out $D/s", "--dtype fp16,fp8: up to 16 of fp32|tf32|fp16|bf16"},
       {"buckets --sizes 1,x --out $D/s", "--sizes 1,x: numbers from 0"},
@@ -9848,6 +9848,10 @@ static void test_bench_refusals(g2z_test *t) {
        "--tokens 100000000000000 are 195312500000 steps: at most 100000000 can be timed"},
       {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
       {"comm --device cpu --gpus 2 --sizes 0 --out $D/s", "--sizes 0: numbers from 0.001"},
+      {"strategies --zero dp,0,dp --out $D/s", "--zero dp,0,dp: dp is there already"},
+      {"matrix --dtype fp16,fp16 --out $D/s", "--dtype fp16,fp16: fp16 is there already"},
+      {"comm --sizes 1,4,1.0 --out $D/s", "--sizes 1,4,1.0: 1.0 is there already"},
+      {"scaling --device cpu --steps 6 --tokens 99 --out $D/s", "--tokens and --steps both set"},
       {"point", "bench point needs --run-dir and --train"},
       {"exchange", "bench exchange needs --run-dir"},
       {"report", "name the directories"},
@@ -9865,6 +9869,7 @@ static void test_bench_refusals(g2z_test *t) {
     if (code != 1 || !said || !strstr(said, cases[i][1]))
       test_fail(t, __FILE__, __LINE__, "bench %s ends with %d and says \"%s\"", cases[i][0], code,
                 output);
+    CHECK(t, test_files_count(t, "s") == 0); /* and nothing is left */
   }
 }
 
