@@ -69,7 +69,8 @@ typedef struct options {
   char *command_line;
   const char *model, *peer, *out, *run_dir;
   const char *rank_list, *stage_list, *dtype_list, *size_list;
-  int layers, heads, channels, context, vocab_size, seq; /* 0: see --help */
+  g2z_model_config shape;                 /* what overrides the model's; 0: see --help */
+  int seq;                                /* 0: the model's context */
   int device, dtype, steps, without_ops, help;
   int warmup, repeats, global_batch, val_steps;
   int64_t tokens;
@@ -100,12 +101,13 @@ typedef struct options {
   FLAG(IN(comm) | IN(exchange), "sizes", TEXT, size_list, 0, 0, "LIST", "MiB of a whole buffer")  \
   FLAG(TRAINING, "model", TEXT, model, 0, 0, "NAME",                                              \
        "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]")               \
-  FLAG(TRAINING, "layers", INT, layers, 1, 1024, "N",                                             \
+  FLAG(TRAINING, "layers", INT, shape.layers, 1, 1024, "N",                                       \
        "overrides the model's, as do the next four")                                              \
-  FLAG(TRAINING, "channels", INT, channels, 8, 65536, "N", "width of the residual stream")        \
-  FLAG(TRAINING, "heads", INT, heads, 1, 65536, "N", "divides channels [channels / 64]")          \
-  FLAG(TRAINING, "context", INT, context, 1, 1048576, "N", "positions: the longest sequence")     \
-  FLAG(TRAINING, "vocab-size", INT, vocab_size, 2, 65536, "N", "tokens that the model knows")     \
+  FLAG(TRAINING, "channels", INT, shape.channels, 8, 65536, "N", "width of the residual stream")  \
+  FLAG(TRAINING, "heads", INT, shape.heads, 1, 65536, "N", "divides channels [channels / 64]")    \
+  FLAG(TRAINING, "context", INT, shape.context, 1, 1048576, "N",                                  \
+       "positions: the longest sequence")                                                         \
+  FLAG(TRAINING, "vocab-size", INT, shape.vocab, 2, 65536, "N", "tokens that the model knows")    \
   FLAG(EXPERIMENTS, "global-batch", INT, global_batch, 1, 2147483647, "N",                        \
        "sequences per step, however many ranks: then --batch is the most per micro-step")         \
   FLAG(TRAINING, "batch", INT, train.batch, 1, 1048576, "N", "sequences per micro-step and rank") \
@@ -116,7 +118,7 @@ typedef struct options {
   FLAG(TRAINING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                                   \
        "token shards [tokens by Zipf's law]")                                                     \
   FLAG(TRAINING, "steps", INT, steps, 1, STEPS_MAX, "N", "steps that are timed")                  \
-  FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "instead of --steps, over all ranks")    \
+  FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "instead of --steps, over all ranks")  \
   FLAG(EXPERIMENTS | IN(point), "warmup", INT, warmup, 0, 1000000, "N", "steps before those")     \
   FLAG(EXPERIMENTS | IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",                     \
        "batches of a validation at the end [none]")                                               \
@@ -288,14 +290,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
     model->context = o->seq > 128 ? o->seq : 128;
     model->vocab = 2048;
   }
-  if (o->layers) model->layers = o->layers;
-  if (o->channels) {
-    model->channels = o->channels;
-    model->heads = o->channels < 64 ? 1 : o->channels / 64;
-  }
-  if (o->heads) model->heads = o->heads;
-  if (o->context) model->context = o->context;
-  if (o->vocab_size) model->vocab = o->vocab_size;
+  g2z_model_config_override(model, &o->shape);
   o->train.seq = o->seq ? o->seq : model->context;
   o->train.dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
                    : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;

@@ -589,6 +589,9 @@ G2Z_API g2z_model_config g2z_model_config_default(void); /* gpt2: 12 x 12 x 768,
 /* One of G2Z_MODEL_LIST by name, with context 1024 and vocab 50257. */
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out);
+/* What is not 0 in `wanted` replaces config's. Heads that it does not say follow its channels: one
+ * for 64 of them. */
+G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model_config *wanted);
 G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_model_config *config);
 
 typedef struct g2z_optimizer_config {     /* AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101 */
@@ -3076,6 +3079,16 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
                    "no model is called \"%.64s\": take one of" G2Z_MODEL_LIST(X)
                    ", or give layers, heads and channels", name);
 #undef X
+}
+
+G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model_config *wanted) {
+  const int channels = wanted->channels;
+  if (wanted->layers) config->layers = wanted->layers;
+  if (channels) config->channels = channels;
+  if (wanted->heads) config->heads = wanted->heads;
+  else if (channels) config->heads = channels < 64 ? 1 : channels / 64;
+  if (wanted->context) config->context = wanted->context;
+  if (wanted->vocab) config->vocab = wanted->vocab;
 }
 
 /* `value` of `name` must lie in [least, most]. */

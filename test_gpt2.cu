@@ -601,6 +601,16 @@ static void test_config_checks(g2z_test *t) {
   CHECK_OK(t, g2z_model_config_named(s, "gpt2-xl", &model));
   CHECK(t, model.layers == 48 && model.heads == 25 && model.channels == 1600);
   CHECK_STATUS(t, g2z_model_config_named(s, "gpt3", &model), G2Z_BAD_ARGUMENT, s, "gpt2-medium");
+  static const g2z_model_config wanted[][2] = { /* in the order of its members: L, NH, C, ... */
+      {{0, 0, 0, 0, 0}, {48, 25, 1600, 1024, 50257}},
+      {{2, 0, 320, 0, 0}, {2, 5, 320, 1024, 50257}},
+      {{0, 0, 32, 0, 99}, {2, 1, 32, 1024, 99}},
+      {{0, 2, 0, 8, 0}, {2, 2, 32, 8, 99}},
+      {{0, 8, 640, 0, 0}, {2, 8, 640, 8, 99}}};
+  for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) { /* each on top of the one before */
+    g2z_model_config_override(&model, &wanted[i][0]);
+    CHECK(t, memcmp(&model, &wanted[i][1], sizeof model) == 0);
+  }
   model = g2z_model_config_default();
   CHECK_OK(t, g2z_model_config_check(s, &model));
   model.heads = 7;
