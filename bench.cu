@@ -1316,62 +1316,26 @@ static void fill_watched(const observer *seen, const g2z_job_end *end, double wa
   f->total_wall_time_sec = wall_s;
 }
 
-#define ARGUMENTS_MAX 64
-typedef struct arguments {
-  char *argv[ARGUMENTS_MAX + 1];
-  int count;
-} arguments;
-
-/* --name VALUE, in memory of their own; a NULL format adds the name alone. */
-static void add_argument(arguments *a, const char *name, const char *format, ...) G2Z_PRINTF(3, 4);
-static void add_argument(arguments *a, const char *name, const char *format, ...) {
-  char *text = (char *)host_memory(2048);
-  va_list list;
-  int used = format ? snprintf(text, 2048, "--%s=", name) : snprintf(text, 2048, "%s", name);
-  va_start(list, format);
-  if (format) vsnprintf(text + used, 2048 - (size_t)used, format, list);
-  va_end(list);
-  G2Z_ASSERT(a->count < ARGUMENTS_MAX);
-  a->argv[a->count++] = text;
-  a->argv[a->count] = NULL;
+/* What ranks are started with: every flag of their sub-command; none is left to defaults. */
+static g2z_status rank_arguments(const experiment *e, int command, options *o, char ***argv) {
+  const char *first[] = {"bench", command_names[command]};
+  g2z_flag flags[FLAG_COUNT];
+  o->command = command;
+  o->device = (int)e->device;
+  o->dtype = (int)o->train.dtype;
+  return g2z_flags_arguments(e->services, flags, flags_of(o, flags), first, 2, argv);
 }
 
-static void free_arguments(arguments *a) {
-  for (int i = 0; i < a->count; i++) free(a->argv[i]);
-}
-
-/* What a point's ranks are started with: nothing is left to defaults. */
-static void point_arguments(const experiment *e, const work *w, const char *run_dir,
-                            arguments *a) {
-  const g2z_train_config *t = &w->train;
-  memset(a, 0, sizeof *a);
-  add_argument(a, "bench", NULL);
-  add_argument(a, "point", NULL);
-  if (e->o->model) add_argument(a, "model", "%s", e->o->model);
-  add_argument(a, "layers", "%d", t->model.layers);
-  add_argument(a, "channels", "%d", t->model.channels);
-  add_argument(a, "heads", "%d", t->model.heads);
-  add_argument(a, "context", "%d", t->model.context);
-  add_argument(a, "vocab-size", "%d", t->model.vocab);
-  add_argument(a, "batch", "%d", t->batch);
-  add_argument(a, "seq", "%d", t->seq);
-  add_argument(a, "accum", "%d", t->accum);
-  add_argument(a, "dropout", "%g", (double)t->dropout);
-  add_argument(a, "train", "%s", t->train_glob);
-  add_argument(a, "steps", "%d", w->steps);
-  add_argument(a, "warmup", "%d", e->o->warmup);
-  if (e->o->val_steps) add_argument(a, "val-steps", "%d", e->o->val_steps);
-  add_argument(a, "device", "%s", g2z_device_text(e->device));
-  add_argument(a, "dtype", "%s", g2z_dtype_text(t->dtype));
-  add_argument(a, "graph", "%s", t->graph == 0 ? "off" : t->graph == 1 ? "on" : "auto");
-  add_argument(a, "strategy", "%s", g2z_strategy_text(t->strategy));
-  add_argument(a, "zero", "%d", t->zero_stage);
-  add_argument(a, "recompute", "%s", g2z_recompute_text(t->recompute));
-  add_argument(a, "grad-dtype", "%s", t->grad_fp32 ? "fp32" : "same");
-  add_argument(a, "gather", "%s", g2z_gather_text(t->gather));
-  if (t->bucket_mb > 0) add_argument(a, "bucket-mb", "%g", t->bucket_mb);
-  add_argument(a, "seed", "%llu", (unsigned long long)t->seed);
-  add_argument(a, "run-dir", "%s", run_dir);
+static g2z_status point_arguments(const experiment *e, const work *w, const char *run_dir,
+                                  char ***argv) {
+  options o = *e->o;
+  o.train = w->train;
+  o.shape = w->train.model;
+  o.seq = w->train.seq;
+  o.bucket_mb = (float)w->train.bucket_mb;
+  o.steps = w->steps;
+  o.run_dir = run_dir;
+  return rank_arguments(e, COMMAND_point, &o, argv);
 }
 
 /* The last line of what the ranks printed that says what is wrong, else the last one. */
@@ -1443,17 +1407,16 @@ static void print_eta(const experiment *e) {
 static g2z_status run_one(experiment *e, int index, int repeat) {
   g2z_point *p = &e->s->points[index];
   const work *w = &e->works[index];
-  char run_dir[1100];
-  arguments a;
+  char run_dir[1100], **argv;
   g2z_figures *f = &e->samples[index * G2Z_REPEATS + repeat];
   g2z_summary *told;
   p->runs[p->repeats++] = ++e->runs;
   snprintf(run_dir, sizeof run_dir, "%.1000s/run_%s_%d", e->out, e->s->experiment, e->runs);
   printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, p->name, repeat + 1);
   fflush(stdout);
-  point_arguments(e, w, run_dir, &a);
-  g2z_status status = run_ranks(e, w->world, a.argv, run_dir, p, &told);
-  free_arguments(&a);
+  TRY(point_arguments(e, w, run_dir, &argv));
+  g2z_status status = run_ranks(e, w->world, argv, run_dir, p, &told);
+  g2z_release(e->services, argv);
   if (status == G2Z_OK && p->outcome == G2Z_OUTCOME_OK) {
     *f = told->points[0].figures;
     printf("%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
@@ -1665,23 +1628,18 @@ static g2z_status run_experiment(g2z_services *services, options *o, g2z_context
 
 /* One more sample of each collective between `world` ranks; the first makes the points. */
 static g2z_status run_exchanges(experiment *e, int world, size_t first, int repeat) {
-  char run_dir[1100];
-  arguments a;
+  char run_dir[1100], **argv;
+  options o = *e->o;
   g2z_point job = g2z_point_default(), *p;
   g2z_summary *told, *s = e->s;
-  memset(&a, 0, sizeof a);
   snprintf(job.name, sizeof job.name, "%d ranks", world);
   snprintf(run_dir, sizeof run_dir, "%.1000s/run_comm_%d", e->out, ++e->runs);
   printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, job.name, repeat + 1);
   fflush(stdout);
-  add_argument(&a, "bench", NULL);
-  add_argument(&a, "exchange", NULL);
-  add_argument(&a, "sizes", "%s", e->o->size_list);
-  add_argument(&a, "device", "%s", g2z_device_text(e->device));
-  add_argument(&a, "dtype", "%s", g2z_dtype_text(e->o->train.dtype));
-  add_argument(&a, "run-dir", "%s", run_dir);
-  g2z_status status = run_ranks(e, world, a.argv, run_dir, &job, &told);
-  free_arguments(&a);
+  o.run_dir = run_dir;
+  TRY(rank_arguments(e, COMMAND_exchange, &o, &argv));
+  g2z_status status = run_ranks(e, world, argv, run_dir, &job, &told);
+  g2z_release(e->services, argv);
   for (size_t i = 0; told && i < told->count && first + i < POINTS_MAX && status == G2Z_OK; i++) {
     if (first + i >= s->count) {
       status = g2z_summary_add(s, &p);

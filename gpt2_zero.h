@@ -1771,6 +1771,11 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
 /* The table for people. Print it before parsing: it shows what the destinations hold. */
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
                              void (*line)(void *user, const char *text), void *user);
+/* The table as arguments, for a program that starts itself: behind the words of `first` a
+ * "--name=VALUE" for each flag whose destination holds a value of its range, which the parser turns
+ * into that value again, to the last bit. NULL is behind the last; freed with g2z_release. */
+G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
+                                       const char *const *first, int first_count, char ***argv);
 /* argv as one line that a shell would take apart in the same way; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line);
@@ -16246,7 +16251,45 @@ G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
     case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
     case G2Z_FLAG_FLOAT: number = *(float *)flag->destination; break;
   }
-  if (number >= flag->minimum && number <= flag->maximum) g2z__number_text(number, text);
+  if (!(number >= flag->minimum && number <= flag->maximum)) return;
+  g2z__number_text(number, text);
+  if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
+    snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);
+  if (flag->kind == G2Z_FLAG_FLOAT && (float)strtod(text, NULL) != (float)number)
+    snprintf(text, 64, "%.9g", number);
+}
+
+/* A flag as one argument, 0: it holds no value; else the length, as snprintf counts it. */
+G2Z__PRIVATE int g2z__flag_argument(const g2z_flag *flag, char *out, size_t room) {
+  char text[64];
+  const char *value = text;
+  g2z__flag_default(flag, text);
+  if (flag->kind == G2Z_FLAG_SWITCH)
+    return *(int *)flag->destination ? snprintf(out, room, "--%s", flag->name) : 0;
+  if (flag->kind == G2Z_FLAG_TEXT) value = *(const char **)flag->destination;
+  else if (!text[0]) return 0;
+  return value ? snprintf(out, room, "--%s=%s", flag->name, value) : 0;
+}
+
+G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
+                                       const char *const *first, int first_count, char ***argv) {
+  size_t places = (size_t)(first_count + count + 1), bytes = places * sizeof(char *);
+  void *memory;
+  *argv = NULL;
+  for (int i = 0; i < first_count; i++) bytes += strlen(first[i]) + 1;
+  for (int i = 0; i < count; i++) bytes += (size_t)g2z__flag_argument(&flags[i], NULL, 0) + 1;
+  G2Z__TRY(g2z__alloc(services, bytes, 1, &memory)); /* the pointers, then what they point to */
+  char **out = *argv = (char **)memory, *to = (char *)(out + places), *end = (char *)memory + bytes;
+  for (int i = 0; i < first_count + count; i++) {
+    size_t room = (size_t)(end - to);
+    int length = i < first_count ? snprintf(to, room, "%s", first[i])
+                                 : g2z__flag_argument(&flags[i - first_count], to, room);
+    if (length == 0 && i >= first_count) continue;
+    *out++ = to;
+    to += length + 1;
+  }
+  *out = NULL;
+  return G2Z_OK;
 }
 
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,

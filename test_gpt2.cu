@@ -5860,6 +5860,61 @@ static void test_flags(g2z_test *t) {
   g2z_release(&t->services, line);
 }
 
+/* A table becomes arguments, and these become the same values again, to the last bit. */
+static void test_flags_arguments(g2z_test *t) {
+  static const float reals[] = {0.5f, 6e-4f, 0.1f, 16777216.0f, 1.0f / 3, 1e-30f, 3.4e38f};
+  static const char *const texts[] = {"", "--on", "it's a b", NULL}, *const first[] = {"p", ""};
+  struct {
+    int number, unset, choice, on, off;
+    int64_t big;
+    uint64_t seed;
+    float real;
+    const char *text;
+  } v, back;
+  const g2z_flag flags[] = {
+      {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", "Numbers:"},
+      {"number", G2Z_FLAG_INT, &v.number, -2147483648.0, 2147483647, "N", ""},
+      {"unset", G2Z_FLAG_INT, &v.unset, 1, 100, "N", ""},
+      {"big", G2Z_FLAG_INT64, &v.big, -9.3e18, 9.3e18, "N", ""},
+      {"seed", G2Z_FLAG_UINT64, &v.seed, 0, 0, "N", ""},
+      {"real", G2Z_FLAG_FLOAT, &v.real, 0, 3.5e38, "X", ""},
+      {"choice", G2Z_FLAG_CHOICE, &v.choice, 0, 0, "|cpu|cuda", ""},
+      {"text", G2Z_FLAG_TEXT, &v.text, 0, 0, "TEXT", ""},
+      {"off", G2Z_FLAG_SWITCH, &v.off, 0, 0, "", ""},
+      {"on", G2Z_FLAG_SWITCH, &v.on, 0, 0, "", ""}};
+  const int count = (int)(sizeof flags / sizeof *flags);
+  for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) {
+    char **argv = NULL;
+    memset(&v, 0, sizeof v);
+    v.number = i % 2 ? INT_MIN : INT_MAX;
+    v.choice = (int)i % 3 - 1; /* -1: none */
+    v.on = 1;
+    v.big = i % 2 ? INT64_MAX : INT64_C(-9007199254740993); /* not a double */
+    v.seed = UINT64_MAX - i;
+    v.real = reals[i];
+    v.text = texts[i % 4];
+    back = v;
+    CHECK_OK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv));
+    if (!argv) continue;
+    int words = 0;
+    while (argv[words]) words++;
+    CHECK(t, words == 2 + 5 + (v.choice >= 0) + (v.text != NULL));
+    CHECK(t, strcmp(argv[0], "p") == 0 && !*argv[1] && strcmp(argv[words - 1], "--on") == 0);
+    memset(&v, 0, sizeof v);
+    v.choice = -1;
+    CHECK_OK(t, g2z_flags_parse(&t->services, flags, count, words - 1, argv + 1, NULL));
+    CHECK(t, v.number == back.number && v.choice == back.choice && v.on && !v.off && !v.unset);
+    CHECK(t, v.big == back.big && v.seed == back.seed && v.real == back.real);
+    CHECK(t, !v.text == !back.text && (!v.text || strcmp(v.text, back.text) == 0));
+    g2z_release(&t->services, argv);
+  }
+  char **argv;
+  t->fail_at = 1;
+  CHECK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv) == G2Z_NO_MEMORY);
+  t->fail_at = 0;
+  CHECK(t, argv == NULL);
+}
+
 /* ----- the command line of ./train ----- */
 
 /* Runs `train ARGUMENTS` through the shell; returns the exit code, -1 when it did not exit. */
@@ -9923,7 +9978,8 @@ static void test_bench_scaling(g2z_test *t) {
   char output[16384], arguments[900];
   if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
   snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2,3 --global-batch 4 --batch 2 "
-           "--repeats 2 --out '%s'", test_bench_small, test_path(t, "scaling"));
+           "--repeats 2 --dropout 0.1 --recompute block --out '%s'", test_bench_small,
+           test_path(t, "scaling"));
   CHECK(t, test_bench(arguments, output, sizeof output) == 0);
   CHECK(t, strstr(output, "\n[4/4] 2 ranks, repeat 2: ") && strstr(output, " left\n"));
   CHECK(t, strstr(output, "skipped: 3 ranks: 4 sequences cannot be divided among 3 ranks\n"));
@@ -9942,6 +9998,12 @@ static void test_bench_scaling(g2z_test *t) {
   }
   g2z_summary_free(s);
   CHECK(t, access(test_path(t, "scaling/tokens.bin"), F_OK) != 0); /* as large as the work */
+  size_t bytes; /* what bench was told reaches the ranks that it starts */
+  char *text = test_run_read(t, test_path(t, "scaling"), "run_scaling_2/training_metrics.json",
+                             &bytes);
+  CHECK(t, text && strstr(text, "\"bench point --layers=1 --channels=16 --heads=2 ") != NULL);
+  CHECK(t, text && strstr(text, " --dropout=0.1 ") && strstr(text, " --recompute=block "));
+  g2z_release(&t->services, text);
   CHECK(t, test_bench(arguments, output, sizeof output) == 1); /* never over what is there */
   CHECK(t, strstr(output, "scaling_report.json is there already: choose another --out"));
 }
@@ -10406,6 +10468,7 @@ static const g2z_test_entry test_table[] = {
     {"run_full_disk", "a run on a full disk ends in a sentence", test_run_full_disk},
     {"run_allocations", "a run survives every failing allocation", test_run_allocations},
     {"flags", "the command-line parser", test_flags},
+    {"flags_arguments", "a table of flags as arguments, and back", test_flags_arguments},
     {"train_help", "--help lists each flag", test_train_help},
     {"train_refusals", "bad flags: a sentence and exit code 1", test_train_refusals},
     {"train_device", "--device cuda without one", test_train_device},
