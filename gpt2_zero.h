@@ -15686,6 +15686,41 @@ G2Z__PRIVATE void g2z__run_price(g2z_run *run) {
   run->peak_flops = info.peak_flops * plan->world;
 }
 
+/* Ranks validate, save and sample together: one that has other settings would wait for the rest of
+ * them until the watchdog ends the job. */
+#define G2Z__RUN_MEETING_LIST(X)                                                                  \
+  X(epochs, config->epochs)                                                                       \
+  X(max_train_steps, config->max_train_steps)                                                     \
+  X(val, config->val_glob != NULL)                                                                \
+  X(val_every, config->val_every)                                                                 \
+  X(val_steps, config->val_steps)                                                                 \
+  X(max_val_steps, config->max_val_steps)                                                         \
+  X(run_dir, config->run_dir != NULL)                                                             \
+  X(save_every, config->save_every)                                                               \
+  X(save_epochs, config->save_epochs)                                                             \
+  X(save_weights, config->save_weights != NULL)                                                   \
+  X(vocab, config->vocab != NULL)                                                                 \
+  X(sample_every, config->sample_every)                                                           \
+  X(sample_tokens, config->sample_tokens)                                                         \
+  X(top_k, config->sampling.top_k)                                                                \
+  X(sample_seed, config->sampling.seed)                                                           \
+  X(profile, config->profile)
+
+G2Z__PRIVATE g2z_status g2z__run_same(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
+  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  char text[1024];
+  int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
+                      (double)config->sampling.temperature, (double)config->sampling.top_p);
+#define X(name, value)                                                                            \
+  used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n",              \
+                   (int64_t)(value));
+  G2Z__RUN_MEETING_LIST(X)
+#undef X
+  G2Z__TRY(g2z_ranks_same(ranks, "config", text));
+  return g2z_ranks_same(ranks, "prompt", config->prompt ? config->prompt : "");
+}
+
 /* Files come last: whatever else fails leaves none behind. */
 G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
@@ -15700,6 +15735,7 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   run->started = g2z_seconds();
   run->best_val_loss = run->val_entropy = NAN;
   G2Z__TRY(g2z__run_agree(run, g2z__run_check(run)));
+  G2Z__TRY(g2z__run_same(run));
   g2z_status status = g2z__run_find(run, &saved);
   if (status == G2Z_OK) status = g2z__run_agree(run, g2z__run_open_alone(run, &saved));
   g2z__saved_free(run->services, &saved);
