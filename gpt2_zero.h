@@ -2090,16 +2090,16 @@ extern "C" {
 /* ===== >>i01 status ======================================================
  * In:  a status code. Out: its meaning. */
 
-G2Z_API const char *g2z_status_text(g2z_status status) {
-  switch (status) {
-#define X(name, meaning) \
-  case G2Z_##name: return meaning;
-    G2Z_STATUS_LIST(X)
-#undef X
-    case G2Z_STATUS_COUNT: break;
+/* The function that tells the texts of an enum, from the list that made the enum. */
+#define G2Z__DEFINE_TEXT(function, type, LIST, TEXT)                          \
+  G2Z_API const char *function(type value) {                                  \
+    static const char *const texts[] = {LIST(TEXT)};                          \
+    return (size_t)value < sizeof texts / sizeof *texts ? texts[value] : "?"; \
   }
-  return "not a g2z_status";
-}
+#define G2Z__SECOND(name, text) text,
+#define G2Z__SECOND_OF_3(name, text, bytes) text,
+
+G2Z__DEFINE_TEXT(g2z_status_text, g2z_status, G2Z_STATUS_LIST, G2Z__SECOND)
 
 /* ===== >>i02 services and files ==========================================
  * In:  requests for memory, log lines, files. Out: the same, with every failure as a sentence.
@@ -2976,16 +2976,7 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key) {
 #define G2Z__MAX_CONTEXT (1 << 20)
 #define G2Z__MAX_VOCAB (1 << 24)
 
-G2Z_API const char *g2z_dtype_text(g2z_dtype dtype) {
-  switch (dtype) {
-#define X(name, text, bytes) \
-  case G2Z_##name: return text;
-    G2Z_DTYPE_LIST(X)
-#undef X
-    case G2Z_DTYPE_COUNT: break;
-  }
-  return "?";
-}
+G2Z__DEFINE_TEXT(g2z_dtype_text, g2z_dtype, G2Z_DTYPE_LIST, G2Z__SECOND_OF_3)
 
 /* The value of 16 bits that hold an FP16 or a BF16 number. */
 G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
@@ -3003,60 +2994,11 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
   return value;
 }
 
-G2Z_API const char *g2z_schedule_text(g2z_schedule schedule) {
-  switch (schedule) {
-#define X(name, text) \
-  case G2Z_SCHEDULE_##name: return text;
-    G2Z_SCHEDULE_LIST(X)
-#undef X
-    case G2Z_SCHEDULE_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z_API const char *g2z_device_text(g2z_device_kind kind) {
-  switch (kind) {
-#define X(name, text) \
-  case G2Z_DEVICE_##name: return text;
-    G2Z_DEVICE_LIST(X)
-#undef X
-    case G2Z_DEVICE_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z_API const char *g2z_gather_text(g2z_gather gather) {
-  switch (gather) {
-#define X(name, text) \
-  case G2Z_GATHER_##name: return text;
-    G2Z_GATHER_LIST(X)
-#undef X
-    case G2Z_GATHER_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z_API const char *g2z_strategy_text(g2z_strategy strategy) {
-  switch (strategy) {
-#define X(name, text) \
-  case G2Z_STRATEGY_##name: return text;
-    G2Z_STRATEGY_LIST(X)
-#undef X
-    case G2Z_STRATEGY_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z_API const char *g2z_recompute_text(g2z_recompute recompute) {
-  switch (recompute) {
-#define X(name, text) \
-  case G2Z_RECOMPUTE_##name: return text;
-    G2Z_RECOMPUTE_LIST(X)
-#undef X
-    case G2Z_RECOMPUTE_COUNT: break;
-  }
-  return "?";
-}
+G2Z__DEFINE_TEXT(g2z_schedule_text, g2z_schedule, G2Z_SCHEDULE_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_device_text, g2z_device_kind, G2Z_DEVICE_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_gather_text, g2z_gather, G2Z_GATHER_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_strategy_text, g2z_strategy, G2Z_STRATEGY_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SECOND)
 
 G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int channels) {
   g2z_model_config config;
@@ -3309,16 +3251,7 @@ G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_par
   return info;
 }
 
-G2Z_API const char *g2z_memory_text(g2z_memory category) {
-  switch (category) {
-#define X(name, text) \
-  case G2Z_MEMORY_##name: return text;
-    G2Z_MEMORY_LIST(X)
-#undef X
-    case G2Z_MEMORY_COUNT: break;
-  }
-  return "?";
-}
+G2Z__DEFINE_TEXT(g2z_memory_text, g2z_memory, G2Z_MEMORY_LIST, G2Z__SECOND)
 
 G2Z_API g2z_unit_kind g2z_plan_unit_kind(const g2z_plan *plan, int unit) {
   if (unit == 0) return G2Z_UNIT_LNF;
@@ -7325,12 +7258,7 @@ struct g2z__timers {
   void *backend;
 };
 
-G2Z_API const char *g2z_span_text(g2z_span span) {
-#define X(name, text) text,
-  static const char *const texts[] = {G2Z_SPAN_LIST(X)};
-#undef X
-  return (unsigned)span < G2Z_SPAN_COUNT ? texts[span] : "?";
-}
+G2Z__DEFINE_TEXT(g2z_span_text, g2z_span, G2Z_SPAN_LIST, G2Z__SECOND)
 
 G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, double seconds) {
   g2z_span_times *s = &timers->span[span];
@@ -15704,6 +15632,41 @@ G2Z__PRIVATE void g2z__run_price(g2z_run *run) {
   run->peak_flops = info.peak_flops * plan->world;
 }
 
+/* Ranks validate, save and sample together: one that has other settings would wait for the rest of
+ * them until the watchdog ends the job. */
+#define G2Z__RUN_MEETING_LIST(X)                                                                  \
+  X(epochs, config->epochs)                                                                       \
+  X(max_train_steps, config->max_train_steps)                                                     \
+  X(val, config->val_glob != NULL)                                                                \
+  X(val_every, config->val_every)                                                                 \
+  X(val_steps, config->val_steps)                                                                 \
+  X(max_val_steps, config->max_val_steps)                                                         \
+  X(run_dir, config->run_dir != NULL)                                                             \
+  X(save_every, config->save_every)                                                               \
+  X(save_epochs, config->save_epochs)                                                             \
+  X(save_weights, config->save_weights != NULL)                                                   \
+  X(vocab, config->vocab != NULL)                                                                 \
+  X(sample_every, config->sample_every)                                                           \
+  X(sample_tokens, config->sample_tokens)                                                         \
+  X(top_k, config->sampling.top_k)                                                                \
+  X(sample_seed, config->sampling.seed)                                                           \
+  X(profile, config->profile)
+
+G2Z__PRIVATE g2z_status g2z__run_same(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
+  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  char text[1024];
+  int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
+                      (double)config->sampling.temperature, (double)config->sampling.top_p);
+#define X(name, value)                                                                            \
+  used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n",              \
+                   (int64_t)(value));
+  G2Z__RUN_MEETING_LIST(X)
+#undef X
+  G2Z__TRY(g2z_ranks_same(ranks, "config", text));
+  return g2z_ranks_same(ranks, "prompt", config->prompt ? config->prompt : "");
+}
+
 /* Files come last: whatever else fails leaves none behind. */
 G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
@@ -15718,6 +15681,7 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   run->started = g2z_seconds();
   run->best_val_loss = run->val_entropy = NAN;
   G2Z__TRY(g2z__run_agree(run, g2z__run_check(run)));
+  G2Z__TRY(g2z__run_same(run));
   g2z_status status = g2z__run_find(run, &saved);
   if (status == G2Z_OK) status = g2z__run_agree(run, g2z__run_open_alone(run, &saved));
   g2z__saved_free(run->services, &saved);

@@ -9244,6 +9244,33 @@ static void test_train_ranks_trouble(g2z_test *t) {
   }
 }
 
+/* What would have ranks wait for each other at different places is said before the first step. */
+static void test_train_ranks_differ(g2z_test *t) {
+  static const struct { const char *flags, *says; } cases[] = {
+      {"--val-every 4", "the config of rank 1 differs from rank 0's: \"val_every=4\" there, "
+                        "\"val_every=5\" on rank 0"},
+      {"--save-every 3", "\"save_every=3\" there, \"save_every=0\" on rank 0"},
+      {"--prompt 1", "the prompt of rank 1 differs from rank 0's: \"1\" there, \"\" on rank 0"},
+      {"--max-train-steps 7", "\"max_train_steps=7\" there, \"max_train_steps=0\" on rank 0"},
+      {"--profile", "\"profile=1\" there, \"profile=0\" on rank 0"}};
+  char arguments[2000], base[1600];
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_train_arguments(t, base, sizeof base, "differ");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    test_ranks_open(&ranks, 2);
+    for (int r = 0; r < 2; r++) {
+      snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 1 --val-every 5 %s", base,
+               r ? cases[i].flags : "");
+      test_train_start(t, &ranks, r, "", arguments);
+    }
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < 2; r++) CHECK_RANK(t, &ranks, r, 1, cases[i].says);
+    test_ranks_free(t, &ranks);
+  }
+  CHECK(t, access(test_path(t, "differ"), F_OK) != 0); /* nothing was left behind */
+}
+
 /* kill -9 of one of three ranks that nobody supervises: the others leave and name it, and the job
  * that is started again goes on, to the same end. */
 static void test_train_ranks_killed(g2z_test *t) {
@@ -10537,6 +10564,8 @@ static const g2z_test_entry test_table[] = {
      test_train_signals},
     {"train_killed", "kill -9 at any moment leaves whole checkpoints", test_train_killed},
     {"train_ranks_resume", "saved on 4 ranks, resumed on 3 and on 1", test_train_ranks_resume},
+    {"train_ranks_differ", "ranks whose settings differ say so before the first step",
+     test_train_ranks_differ},
     {"train_ranks_killed", "kill -9 of a rank: the others name it, the next start goes on",
      test_train_ranks_killed},
     {"train_ranks_trouble", "what befalls one rank while saving is told by all",
