@@ -5909,6 +5909,7 @@ static void test_flags_arguments(g2z_test *t) {
     g2z_release(&t->services, argv);
   }
   char **argv;
+  v.text = NULL; /* it lay in the arguments */
   t->fail_at = 1;
   CHECK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv) == G2Z_NO_MEMORY);
   t->fail_at = 0;
