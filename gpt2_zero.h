@@ -5228,12 +5228,11 @@ static inline size_t g2z__words16_get(const g2z__words16 *words, g2z__key key, i
   return (size_t)(packed[0] >> 60);
 }
 
-/* The place of a piece of at most 48 bytes in the cache of those that are no words16. */
-G2Z__PRIVATE g2z__words48 *g2z__words48_at(const g2z_encoder *encoder, const unsigned char *piece,
-                                           size_t bytes) {
-  unsigned char padded[16] = {0};
-  if (bytes < 16) memcpy(padded, piece, bytes);
-  g2z__key key = g2z__key_of(bytes < 16 ? padded : piece, 16);
+/* The place of a piece of at most 48 bytes in the cache of those that are no words16. `padded` are
+ * its first 16 bytes, here and below: the piece itself where 16 bytes can be read. */
+static inline g2z__words48 *g2z__words48_at(const g2z_encoder *encoder, const unsigned char *piece,
+                                            const unsigned char *padded, size_t bytes) {
+  g2z__key key = g2z__key_of(padded, bytes);
   if (bytes > 16) key.first ^= g2z__key_hash(g2z__key_of(piece + bytes - 16, 16), 64) + bytes;
   if (bytes > 32) key.second ^= g2z__key_hash(g2z__key_of(piece + 16, 16), 64);
   return &encoder->words48[g2z__key_hash(key, G2Z__WORDS48_BITS)];
@@ -5277,7 +5276,7 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
 }
 
 /* Enters a piece of at most 48 bytes in the first cache that has room for its ids, and its mark in
- * those before. `padded` are its first 16 bytes. */
+ * those before. */
 G2Z__PRIVATE void g2z__words_put(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
                                  const unsigned char *padded, const int32_t *ids, size_t count) {
   size_t in8 = count <= 3 ? count : G2Z__WORDS_NEXT, in16 = count <= 6 ? count : G2Z__WORDS_NEXT;
@@ -5285,14 +5284,23 @@ G2Z__PRIVATE void g2z__words_put(g2z_encoder *encoder, const unsigned char *piec
   if (bytes <= 16 && (bytes > 8 || count > 3))
     g2z__words16_put(encoder, g2z__key_of(padded, bytes), ids, in16);
   if ((bytes <= 16 && count <= 6) || count > G2Z__WORDS48_IDS) return;
-  g2z__words48 *words48 = g2z__words48_at(encoder, piece, bytes);
+  g2z__words48 *words48 = g2z__words48_at(encoder, piece, padded, bytes);
   memcpy(words48->key, piece, bytes);
   memcpy(words48->ids, ids, count * sizeof *ids);
   words48->bytes = (uint32_t)bytes;
   words48->count = (uint32_t)count;
 }
 
-/* Looks for a piece of at most 48 bytes in the caches, in the order of g2z__words_put, and stores
+/* Stores the ids of a piece of at most 48 bytes and returns how many; 0: it is not in its place. */
+G2Z__PRIVATE size_t g2z__words48_get(const g2z_encoder *encoder, const unsigned char *piece,
+                                     const unsigned char *padded, size_t bytes, int32_t *ids) {
+  const g2z__words48 *words48 = g2z__words48_at(encoder, piece, padded, bytes);
+  if (words48->bytes != bytes || memcmp(words48->key, piece, bytes) != 0) return 0;
+  memcpy(ids, words48->ids, words48->count * sizeof *ids);
+  return words48->count;
+}
+
+/* Looks for a piece of at most 16 bytes in the caches, in the order of g2z__words_put, and stores
  * its ids; returns how many there are, 0: it is in none. */
 G2Z__PRIVATE size_t g2z__words_get(const g2z_encoder *encoder, const unsigned char *piece,
                                    size_t bytes, const unsigned char *padded, int32_t *ids) {
@@ -5302,33 +5310,32 @@ G2Z__PRIVATE size_t g2z__words_get(const g2z_encoder *encoder, const unsigned ch
     g2z__ids_unpack(packed, ids);
     if (packed >> 60 != G2Z__WORDS_NEXT) return (size_t)(packed >> 60);
   }
-  if (bytes <= 16) {
-    g2z__key key = g2z__key_of(padded, bytes);
-    size_t made = g2z__words16_get(g2z__words16_at(encoder, key), key, ids);
-    if (made != G2Z__WORDS_NEXT) return made;
-  }
-  const g2z__words48 *words48 = g2z__words48_at(encoder, piece, bytes);
-  if (words48->bytes != bytes || memcmp(words48->key, piece, bytes) != 0) return 0;
-  memcpy(ids, words48->ids, words48->count * sizeof *ids);
-  return words48->count;
+  g2z__key key = g2z__key_of(padded, bytes);
+  size_t made = g2z__words16_get(g2z__words16_at(encoder, key), key, ids);
+  if (made != G2Z__WORDS_NEXT) return made;
+  return g2z__words48_get(encoder, piece, padded, bytes, ids);
 }
 
-/* A piece or part whose ids are neither in words8 nor, if it has 9 to 16 bytes, in words16; or that
- * was not looked up because fewer than 16 bytes can be read from there. `room` bytes can. */
-G2Z__PRIVATE g2z_status g2z__encode_miss(g2z_encoder *encoder, const unsigned char *piece,
-                                         size_t bytes, size_t room, g2z__unit unit,
-                                         g2z_tokens *out) {
-  unsigned char padded[16] = {0};
+/* A piece or part that is in no cache. `room` bytes can be read. */
+G2Z__PRIVATE g2z_status g2z__encode_new(g2z_encoder *encoder, const unsigned char *piece,
+                                        size_t bytes, size_t room, const unsigned char *padded,
+                                        g2z__unit unit, g2z_tokens *out) {
   size_t before = out->count;
-  if (bytes <= 48) {
-    memcpy(padded, piece, bytes < 16 ? bytes : 16);
-    out->count += g2z__words_get(encoder, piece, bytes, padded, out->ids + before);
-    if (out->count > before) return G2Z_OK;
-  }
   G2Z__TRY(g2z__encode_parts(encoder, piece, bytes, room, unit, out));
   if (bytes <= 48)
     g2z__words_put(encoder, piece, bytes, padded, out->ids + before, out->count - before);
   return G2Z_OK;
+}
+
+/* A piece or part from which fewer than 16 bytes can be read: `room`. */
+G2Z__PRIVATE g2z_status g2z__encode_last(g2z_encoder *encoder, const unsigned char *piece,
+                                         size_t bytes, size_t room, g2z__unit unit,
+                                         g2z_tokens *out) {
+  unsigned char padded[16] = {0};
+  memcpy(padded, piece, bytes);
+  size_t made = g2z__words_get(encoder, piece, bytes, padded, out->ids + out->count);
+  out->count += made;
+  return made ? G2Z_OK : g2z__encode_new(encoder, piece, bytes, room, padded, unit, out);
 }
 
 typedef struct g2z__lookups { /* what is known of the next pieces before their turn */
@@ -5336,7 +5343,16 @@ typedef struct g2z__lookups { /* what is known of the next pieces before their t
   const g2z__words8 *words8[G2Z__WORDS_AHEAD];
 } g2z__lookups;
 
-/* Sends for the buckets of pieces, `known` of which have 16 bytes to read. */
+static inline void g2z__words48_send(const g2z_encoder *encoder, const unsigned char *piece,
+                                     size_t bytes) {
+  const g2z__words48 *words48 = g2z__words48_at(encoder, piece, piece, bytes);
+  __builtin_prefetch(words48);
+  __builtin_prefetch(&words48->bytes);
+}
+
+/* Sends for the buckets of pieces, `known` of which have 16 bytes to read. Five bytes beyond ASCII
+ * at the end, or among the first eight, often make more ids than the first cache has room for: the
+ * next one's bucket is sent for as well. In prose and code that is never guessed wrong. */
 static inline void g2z__encode_ahead(const g2z_encoder *encoder, const unsigned char *text,
                                      const size_t *starts, size_t count, size_t known,
                                      g2z__lookups *ahead) {
@@ -5350,16 +5366,19 @@ static inline void g2z__encode_ahead(const g2z_encoder *encoder, const unsigned 
       __builtin_prefetch(words8);
       ahead->keys[i] = key;
       ahead->words8[i] = words8;
+      if (!(key & 0x8080808080000000u)) /* the last five bytes, inverted */
+        __builtin_prefetch(g2z__words16_at(encoder, g2z__key_of(p, length)));
       continue;
     }
     ahead->keys[i] = 0;
     ahead->words8[i] = &none;
     if (length <= 16) {
-      __builtin_prefetch(g2z__words16_at(encoder, g2z__key_of(p, length)));
+      g2z__key key = g2z__key_of(p, length);
+      __builtin_prefetch(g2z__words16_at(encoder, key));
+      if (__builtin_popcountll(key.first & 0x8080808080808080u) < 4) /* bytes of ASCII */
+        g2z__words48_send(encoder, p, length);
     } else if (length <= 48) {
-      const g2z__words48 *words48 = g2z__words48_at(encoder, p, length);
-      __builtin_prefetch(words48);
-      __builtin_prefetch(&words48->bytes);
+      g2z__words48_send(encoder, p, length);
     }
   }
   for (size_t i = known; i < count; i++) {
@@ -5389,7 +5408,7 @@ G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned c
     }
     const unsigned char *p = text + starts[i];
     size_t length = starts[i + 1] - starts[i];
-    if (length > 8 && length <= 16 && i < known) {
+    if (length <= 16 && i < known && (length > 8 || made)) {
       g2z__key key = g2z__key_of(p, length);
       made = g2z__words16_get(g2z__words16_at(encoder, key), key, ids);
       if (made - 1 < 6) {
@@ -5397,8 +5416,16 @@ G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned c
         continue;
       }
     }
+    if (length <= 48 && i < known && (length > 16 || made)) {
+      made = g2z__words48_get(encoder, p, p, length, ids);
+      if (made) {
+        ids += made;
+        continue;
+      }
+    }
     out->count = (size_t)(ids - out->ids);
-    G2Z__TRY(g2z__encode_miss(encoder, p, length, bytes - starts[i], unit, out));
+    G2Z__TRY(i < known ? g2z__encode_new(encoder, p, length, bytes - starts[i], p, unit, out)
+                       : g2z__encode_last(encoder, p, length, bytes - starts[i], unit, out));
     ids = out->ids + out->count;
   }
   out->count = (size_t)(ids - out->ids);
