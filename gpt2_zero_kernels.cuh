@@ -5942,13 +5942,15 @@ static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *s
   cudaError_t error = cudaMalloc(&from, bytes);
   if (error == cudaSuccess) error = cudaSetDevice(there);
   if (error == cudaSuccess) error = cudaMalloc(&to, bytes);
-  cudaSetDevice(here);
+  G2Z__CUDA(comm, cudaSetDevice(here));
   g2z_status status = G2Z_OK;
   if (error == cudaSuccess) status = g2z__cuda_copies(comm, here, there, from, to, bytes, seconds);
   else (void)cudaGetLastError(); /* that GPU is another process's alone, or full: not known */
-  cudaFree(to);
-  cudaFree(from);
-  return status;
+  cudaError_t freed_to = cudaFree(to), freed_from = cudaFree(from);
+  G2Z__TRY(status);
+  G2Z__CUDA(comm, freed_to);
+  G2Z__CUDA(comm, freed_from);
+  return G2Z_OK;
 }
 
 #if defined(G2Z__NCCL)
