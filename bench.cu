@@ -69,7 +69,8 @@ typedef struct options {
   char *command_line;
   const char *model, *peer, *out, *run_dir;
   const char *rank_list, *stage_list, *dtype_list, *size_list;
-  int layers, heads, channels, context, vocab_size, seq; /* 0: see --help */
+  g2z_model_config shape;                 /* what overrides the model's; 0: see --help */
+  int seq;                                /* 0: the model's context */
   int device, dtype, steps, without_ops, help;
   int warmup, repeats, global_batch, val_steps;
   int64_t tokens;
@@ -100,12 +101,13 @@ typedef struct options {
   FLAG(IN(comm) | IN(exchange), "sizes", TEXT, size_list, 0, 0, "LIST", "MiB of a whole buffer")  \
   FLAG(TRAINING, "model", TEXT, model, 0, 0, "NAME",                                              \
        "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]")               \
-  FLAG(TRAINING, "layers", INT, layers, 1, 1024, "N",                                             \
+  FLAG(TRAINING, "layers", INT, shape.layers, 1, 1024, "N",                                       \
        "overrides the model's, as do the next four")                                              \
-  FLAG(TRAINING, "channels", INT, channels, 8, 65536, "N", "width of the residual stream")        \
-  FLAG(TRAINING, "heads", INT, heads, 1, 65536, "N", "divides channels [channels / 64]")          \
-  FLAG(TRAINING, "context", INT, context, 1, 1048576, "N", "positions: the longest sequence")     \
-  FLAG(TRAINING, "vocab-size", INT, vocab_size, 2, 65536, "N", "tokens that the model knows")     \
+  FLAG(TRAINING, "channels", INT, shape.channels, 8, 65536, "N", "width of the residual stream")  \
+  FLAG(TRAINING, "heads", INT, shape.heads, 1, 65536, "N", "divides channels [channels / 64]")    \
+  FLAG(TRAINING, "context", INT, shape.context, 1, 1048576, "N",                                  \
+       "positions: the longest sequence")                                                         \
+  FLAG(TRAINING, "vocab-size", INT, shape.vocab, 2, 65536, "N", "tokens that the model knows")    \
   FLAG(EXPERIMENTS, "global-batch", INT, global_batch, 1, 2147483647, "N",                        \
        "sequences per step, however many ranks: then --batch is the most per micro-step")         \
   FLAG(TRAINING, "batch", INT, train.batch, 1, 1048576, "N", "sequences per micro-step and rank") \
@@ -116,7 +118,7 @@ typedef struct options {
   FLAG(TRAINING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                                   \
        "token shards [tokens by Zipf's law]")                                                     \
   FLAG(TRAINING, "steps", INT, steps, 1, STEPS_MAX, "N", "steps that are timed")                  \
-  FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "the same in tokens over all ranks")   \
+  FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "instead of --steps, over all ranks")  \
   FLAG(EXPERIMENTS | IN(point), "warmup", INT, warmup, 0, 1000000, "N", "steps before those")     \
   FLAG(EXPERIMENTS | IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",                     \
        "batches of a validation at the end [none]")                                               \
@@ -239,7 +241,7 @@ static void print_help(options *o) {
 }
 
 /* argv[1] may name a sub-command. Flags are read twice: --device decides what the others start
- * from. */
+ * from. The first time --steps starts from 0, so that it shows whether it is given. */
 static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o) {
   int command = COMMAND_step, first = 0, rest = 0;
   g2z_flag flags[FLAG_COUNT];
@@ -254,12 +256,16 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   g2z_device_kind kind = g2z_device_default();
   for (int pass = 0; pass < 2; pass++) {
     *o = default_options(command, kind);
+    if (pass == 0) o->steps = 0;
     int named = (READERS >> command & 1) != 0;
     int *unnamed = pass == 1 && named ? &rest : NULL;
     int skip = pass == 0 && named; /* arguments move only once */
     int count = flags_of(o, flags);
     if (!skip) TRY(g2z_flags_parse(services, flags, count, argc - first, argv + first, unnamed));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
+    if (pass == 0 && o->tokens && o->steps)
+      return fail(services, G2Z_BAD_ARGUMENT, "--tokens and --steps both set the length: give one "
+                  "of them");
   }
   o->argc = rest + 1;
   o->argv = argv + first;
@@ -284,14 +290,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
     model->context = o->seq > 128 ? o->seq : 128;
     model->vocab = 2048;
   }
-  if (o->layers) model->layers = o->layers;
-  if (o->channels) {
-    model->channels = o->channels;
-    model->heads = o->channels < 64 ? 1 : o->channels / 64;
-  }
-  if (o->heads) model->heads = o->heads;
-  if (o->context) model->context = o->context;
-  if (o->vocab_size) model->vocab = o->vocab_size;
+  g2z_model_config_override(model, &o->shape);
   o->train.seq = o->seq ? o->seq : model->context;
   o->train.dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
                    : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
@@ -310,7 +309,17 @@ static void *host_memory(size_t bytes) {
 
 #define LIST_MAX 16
 
-/* "1,2,4": numbers from least to most. */
+/* What stands in a list a second time would be measured twice under one name. */
+static g2z_status check_entry(g2z_services *services, const char *flag, const char *text,
+                              const char *entry, size_t length, const double *list, int count) {
+  for (int i = 0; i < count; i++)
+    if (list[i] == list[count])
+      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: %.*s is there already: give each once",
+                  flag, text, (int)length, entry);
+  return G2Z_OK;
+}
+
+/* "1,2,4": numbers from least to most, none twice. */
 static g2z_status read_list(g2z_services *services, const char *flag, const char *text,
                             double least, double most, double out[LIST_MAX], int *count) {
   const char *at = text;
@@ -323,7 +332,8 @@ static g2z_status read_list(g2z_services *services, const char *flag, const char
     if (end == at || (*end && *end != ',') || !(number >= least && number <= most))
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, with "
                   "commas between them, as in %g,%g", flag, text, least, most, least, least + 1);
-    out[(*count)++] = number;
+    out[*count] = number;
+    TRY(check_entry(services, flag, text, at, (size_t)(end - at), out, (*count)++));
     at = end;
     if (!*at) return G2Z_OK;
   }
@@ -344,7 +354,8 @@ static g2z_status read_words(g2z_services *services, const char *flag, const cha
     if (!word || *count == LIST_MAX)
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with commas "
                   "between them", flag, text, LIST_MAX, words + 1);
-    out[(*count)++] = index;
+    out[*count] = index;
+    TRY(check_entry(services, flag, text, at, length, out, (*count)++));
     at += length;
     if (!*at) return G2Z_OK;
   }
@@ -1115,10 +1126,16 @@ typedef struct work {           /* what a point's ranks shall do */
   int world, steps;
 } work;
 
+typedef struct axes {           /* what the flags' lists say */
+  double ranks[LIST_MAX], stages[LIST_MAX], dtypes[LIST_MAX], sizes[LIST_MAX];
+  int rank_count, stage_count, dtype_count, size_count;
+} axes;
+
 typedef struct experiment {
   options *o;
   g2z_services *services;
   g2z_device_kind device;
+  axes lists;
   g2z_summary *s;
   work *works;                  /* one for each point; of comm only the number of ranks counts */
   g2z_figures *samples;         /* [POINTS_MAX][G2Z_REPEATS] */
@@ -1129,6 +1146,25 @@ typedef struct experiment {
 } experiment;
 
 static const char *const stage_words = "|dp|0|1|2|3";
+
+/* The lists are read before anything is written or started. */
+static g2z_status read_axes(experiment *e) {
+  g2z_services *services = e->services;
+  axes *a = &e->lists;
+  const options *o = e->o;
+  char all[16];
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA), cpus = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  snprintf(all, sizeof all, "%d", e->device == G2Z_DEVICE_CUDA ? gpus : cpus);
+  int every = strcmp(o->rank_list, "all") == 0;
+  TRY(read_list(services, "gpus", every ? all : o->rank_list, 1, 4096, a->ranks, &a->rank_count));
+  const int comm = o->command == COMMAND_comm;
+  TRY(read_list(services, "sizes", o->size_list, comm ? 0.001 : 0, 65536, a->sizes,
+                &a->size_count));
+  if (comm) return G2Z_OK;
+  TRY(read_words(services, "zero", o->stage_list, stage_words, a->stages, &a->stage_count));
+  return read_words(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(WORD_OF_3), a->dtypes,
+                    &a->dtype_count);
+}
 
 /* The sequences of a step divided among the ranks: as many per micro-step as --batch allows. */
 static g2z_status divide_batch(g2z_services *services, const options *o, work *w) {
@@ -1180,30 +1216,10 @@ static void add_name(char *name, size_t room, const char *format, ...) {
   va_end(arguments);
 }
 
-typedef struct axes {           /* what the flags' lists say */
-  double ranks[LIST_MAX], stages[LIST_MAX], dtypes[LIST_MAX], sizes[LIST_MAX];
-  int rank_count, stage_count, dtype_count, size_count;
-} axes;
-
-static g2z_status read_axes(experiment *e, axes *a) {
-  g2z_services *services = e->services;
-  const options *o = e->o;
-  char all[16];
-  int gpus = g2z_device_count(G2Z_DEVICE_CUDA), cpus = (int)sysconf(_SC_NPROCESSORS_ONLN);
-  snprintf(all, sizeof all, "%d", e->device == G2Z_DEVICE_CUDA ? gpus : cpus);
-  int every = strcmp(o->rank_list, "all") == 0;
-  TRY(read_list(services, "gpus", every ? all : o->rank_list, 1, 4096, a->ranks, &a->rank_count));
-  if (o->command == COMMAND_comm) return G2Z_OK;
-  TRY(read_words(services, "zero", o->stage_list, stage_words, a->stages, &a->stage_count));
-  TRY(read_words(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(WORD_OF_3), a->dtypes,
-                 &a->dtype_count));
-  return read_list(services, "sizes", o->size_list, 0, 65536, a->sizes, &a->size_count);
-}
-
 /* One point of the product of the axes; what makes it differ from the others is its name. */
-static g2z_status add_point(experiment *e, const axes *a, double world, double stage, double dtype,
-                            double size) {
+static g2z_status add_point(experiment *e, double world, double stage, double dtype, double size) {
   static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
+  const axes *a = &e->lists;
   g2z_summary *s = e->s;
   g2z_point *p;
   if (s->count == POINTS_MAX)
@@ -1236,14 +1252,12 @@ static g2z_status add_point(experiment *e, const axes *a, double world, double s
 }
 
 static g2z_status add_points(experiment *e) {
-  axes a;
-  memset(&a, 0, sizeof a);
-  TRY(read_axes(e, &a));
-  for (int i = 0; i < a.stage_count; i++)
-    for (int k = 0; k < a.dtype_count; k++)
-      for (int m = 0; m < a.size_count; m++)
-        for (int r = 0; r < a.rank_count; r++)
-          TRY(add_point(e, &a, a.ranks[r], a.stages[i], a.dtypes[k], a.sizes[m]));
+  const axes *a = &e->lists;
+  for (int i = 0; i < a->stage_count; i++)
+    for (int k = 0; k < a->dtype_count; k++)
+      for (int m = 0; m < a->size_count; m++)
+        for (int r = 0; r < a->rank_count; r++)
+          TRY(add_point(e, a->ranks[r], a->stages[i], a->dtypes[k], a->sizes[m]));
   return G2Z_OK;
 }
 
@@ -1302,62 +1316,26 @@ static void fill_watched(const observer *seen, const g2z_job_end *end, double wa
   f->total_wall_time_sec = wall_s;
 }
 
-#define ARGUMENTS_MAX 64
-typedef struct arguments {
-  char *argv[ARGUMENTS_MAX + 1];
-  int count;
-} arguments;
-
-/* --name VALUE, in memory of their own; a NULL format adds the name alone. */
-static void add_argument(arguments *a, const char *name, const char *format, ...) G2Z_PRINTF(3, 4);
-static void add_argument(arguments *a, const char *name, const char *format, ...) {
-  char *text = (char *)host_memory(2048);
-  va_list list;
-  int used = format ? snprintf(text, 2048, "--%s=", name) : snprintf(text, 2048, "%s", name);
-  va_start(list, format);
-  if (format) vsnprintf(text + used, 2048 - (size_t)used, format, list);
-  va_end(list);
-  G2Z_ASSERT(a->count < ARGUMENTS_MAX);
-  a->argv[a->count++] = text;
-  a->argv[a->count] = NULL;
+/* What ranks are started with: every flag of their sub-command; none is left to defaults. */
+static g2z_status rank_arguments(const experiment *e, int command, options *o, char ***argv) {
+  const char *first[] = {"bench", command_names[command]};
+  g2z_flag flags[FLAG_COUNT];
+  o->command = command;
+  o->device = (int)e->device;
+  o->dtype = (int)o->train.dtype;
+  return g2z_flags_arguments(e->services, flags, flags_of(o, flags), first, 2, argv);
 }
 
-static void free_arguments(arguments *a) {
-  for (int i = 0; i < a->count; i++) free(a->argv[i]);
-}
-
-/* What a point's ranks are started with: nothing is left to defaults. */
-static void point_arguments(const experiment *e, const work *w, const char *run_dir,
-                            arguments *a) {
-  const g2z_train_config *t = &w->train;
-  memset(a, 0, sizeof *a);
-  add_argument(a, "bench", NULL);
-  add_argument(a, "point", NULL);
-  if (e->o->model) add_argument(a, "model", "%s", e->o->model);
-  add_argument(a, "layers", "%d", t->model.layers);
-  add_argument(a, "channels", "%d", t->model.channels);
-  add_argument(a, "heads", "%d", t->model.heads);
-  add_argument(a, "context", "%d", t->model.context);
-  add_argument(a, "vocab-size", "%d", t->model.vocab);
-  add_argument(a, "batch", "%d", t->batch);
-  add_argument(a, "seq", "%d", t->seq);
-  add_argument(a, "accum", "%d", t->accum);
-  add_argument(a, "dropout", "%g", (double)t->dropout);
-  add_argument(a, "train", "%s", t->train_glob);
-  add_argument(a, "steps", "%d", w->steps);
-  add_argument(a, "warmup", "%d", e->o->warmup);
-  if (e->o->val_steps) add_argument(a, "val-steps", "%d", e->o->val_steps);
-  add_argument(a, "device", "%s", g2z_device_text(e->device));
-  add_argument(a, "dtype", "%s", g2z_dtype_text(t->dtype));
-  add_argument(a, "graph", "%s", t->graph == 0 ? "off" : t->graph == 1 ? "on" : "auto");
-  add_argument(a, "strategy", "%s", g2z_strategy_text(t->strategy));
-  add_argument(a, "zero", "%d", t->zero_stage);
-  add_argument(a, "recompute", "%s", g2z_recompute_text(t->recompute));
-  add_argument(a, "grad-dtype", "%s", t->grad_fp32 ? "fp32" : "same");
-  add_argument(a, "gather", "%s", g2z_gather_text(t->gather));
-  if (t->bucket_mb > 0) add_argument(a, "bucket-mb", "%g", t->bucket_mb);
-  add_argument(a, "seed", "%llu", (unsigned long long)t->seed);
-  add_argument(a, "run-dir", "%s", run_dir);
+static g2z_status point_arguments(const experiment *e, const work *w, const char *run_dir,
+                                  char ***argv) {
+  options o = *e->o;
+  o.train = w->train;
+  o.shape = w->train.model;
+  o.seq = w->train.seq;
+  o.bucket_mb = (float)w->train.bucket_mb;
+  o.steps = w->steps;
+  o.run_dir = run_dir;
+  return rank_arguments(e, COMMAND_point, &o, argv);
 }
 
 /* The last line of what the ranks printed that says what is wrong, else the last one. */
@@ -1429,17 +1407,16 @@ static void print_eta(const experiment *e) {
 static g2z_status run_one(experiment *e, int index, int repeat) {
   g2z_point *p = &e->s->points[index];
   const work *w = &e->works[index];
-  char run_dir[1100];
-  arguments a;
+  char run_dir[1100], **argv;
   g2z_figures *f = &e->samples[index * G2Z_REPEATS + repeat];
   g2z_summary *told;
   p->runs[p->repeats++] = ++e->runs;
   snprintf(run_dir, sizeof run_dir, "%.1000s/run_%s_%d", e->out, e->s->experiment, e->runs);
   printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, p->name, repeat + 1);
   fflush(stdout);
-  point_arguments(e, w, run_dir, &a);
-  g2z_status status = run_ranks(e, w->world, a.argv, run_dir, p, &told);
-  free_arguments(&a);
+  TRY(point_arguments(e, w, run_dir, &argv));
+  g2z_status status = run_ranks(e, w->world, argv, run_dir, p, &told);
+  g2z_release(e->services, argv);
   if (status == G2Z_OK && p->outcome == G2Z_OUTCOME_OK) {
     *f = told->points[0].figures;
     printf("%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
@@ -1578,7 +1555,7 @@ static g2z_status write_tokens(experiment *e) {
   return status;
 }
 
-/* The directory of the results, which holds no others. */
+/* Checks all that can be checked before the points are known, and writes nothing. */
 static g2z_status open_experiment(experiment *e, g2z_services *services, options *o,
                                   const g2z_context_config *config) {
   char path[1200];
@@ -1590,6 +1567,7 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
     return fail(services, G2Z_BAD_ARGUMENT, "this process is rank %d of %d: bench %s starts its "
                 "ranks itself, so start it alone", config->ranks.place.rank,
                 config->ranks.place.world, command_names[o->command]);
+  TRY(read_axes(e));
   time_t now = time(NULL);
   struct tm utc;
   char stamp[32];
@@ -1600,7 +1578,6 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
   if (access(path, F_OK) == 0)
     return fail(services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, or "
                 "remove it", path);
-  TRY(g2z_make_directory(services, e->out));
   TRY(new_summary(services, o, command_names[o->command], &e->s));
   e->works = (work *)host_memory(POINTS_MAX * sizeof *e->works);
   memset(e->works, 0, POINTS_MAX * sizeof *e->works);
@@ -1630,6 +1607,7 @@ static g2z_status run_points(experiment *e) {
            "%d steps after %d of warm-up, %d repeats", t->model.layers, t->model.channels,
            t->model.vocab, t->seq, e->o->dtype_list, e->works[0].steps, e->o->warmup,
            e->o->repeats);
+  TRY(g2z_make_directory(e->services, e->out));
   if (!t->train_glob) TRY(write_tokens(e));
   TRY(run_rounds(e));
   for (int i = 0; i < (int)e->s->count; i++)
@@ -1650,23 +1628,18 @@ static g2z_status run_experiment(g2z_services *services, options *o, g2z_context
 
 /* One more sample of each collective between `world` ranks; the first makes the points. */
 static g2z_status run_exchanges(experiment *e, int world, size_t first, int repeat) {
-  char run_dir[1100];
-  arguments a;
+  char run_dir[1100], **argv;
+  options o = *e->o;
   g2z_point job = g2z_point_default(), *p;
   g2z_summary *told, *s = e->s;
-  memset(&a, 0, sizeof a);
   snprintf(job.name, sizeof job.name, "%d ranks", world);
   snprintf(run_dir, sizeof run_dir, "%.1000s/run_comm_%d", e->out, ++e->runs);
   printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, job.name, repeat + 1);
   fflush(stdout);
-  add_argument(&a, "bench", NULL);
-  add_argument(&a, "exchange", NULL);
-  add_argument(&a, "sizes", "%s", e->o->size_list);
-  add_argument(&a, "device", "%s", g2z_device_text(e->device));
-  add_argument(&a, "dtype", "%s", g2z_dtype_text(e->o->train.dtype));
-  add_argument(&a, "run-dir", "%s", run_dir);
-  g2z_status status = run_ranks(e, world, a.argv, run_dir, &job, &told);
-  free_arguments(&a);
+  o.run_dir = run_dir;
+  TRY(rank_arguments(e, COMMAND_exchange, &o, &argv));
+  g2z_status status = run_ranks(e, world, argv, run_dir, &job, &told);
+  g2z_release(e->services, argv);
   for (size_t i = 0; told && i < told->count && first + i < POINTS_MAX && status == G2Z_OK; i++) {
     if (first + i >= s->count) {
       status = g2z_summary_add(s, &p);
@@ -1690,18 +1663,16 @@ static g2z_status run_exchanges(experiment *e, int world, size_t first, int repe
 }
 
 static g2z_status run_worlds(experiment *e) {
-  axes a;
+  const axes *a = &e->lists;
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
-  memset(&a, 0, sizeof a);
-  TRY(read_axes(e, &a));
-  TRY(read_list(e->services, "sizes", e->o->size_list, 0.001, 65536, a.sizes, &a.size_count));
   snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
            g2z_dtype_text(e->o->train.dtype), e->o->repeats,
            e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
-  e->all_runs = a.rank_count * e->o->repeats;
+  TRY(g2z_make_directory(e->services, e->out));
+  e->all_runs = a->rank_count * e->o->repeats;
   e->began = g2z_seconds();
-  for (int i = 0; i < a.rank_count; i++) {
-    int world = (int)a.ranks[i];
+  for (int i = 0; i < a->rank_count; i++) {
+    int world = (int)a->ranks[i];
     size_t first = e->s->count;
     int missing = e->device == G2Z_DEVICE_CUDA && world > gpus;
     if (world == 1 || missing) {

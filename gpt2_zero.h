@@ -123,7 +123,7 @@
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
- *     gradients, fp16                        0.232 GiB   one bucket of 64 MiB after the other
+ *     gradients, fp16                        0.232 GiB   in buckets of up to 64 MiB
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28, for 15 % more flops
@@ -589,6 +589,9 @@ G2Z_API g2z_model_config g2z_model_config_default(void); /* gpt2: 12 x 12 x 768,
 /* One of G2Z_MODEL_LIST by name, with context 1024 and vocab 50257. */
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out);
+/* What is not 0 in `wanted` replaces config's. Heads that it does not say follow its channels: one
+ * for 64 of them. */
+G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model_config *wanted);
 G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_model_config *config);
 
 typedef struct g2z_optimizer_config {     /* AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101 */
@@ -1768,6 +1771,11 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
 /* The table for people. Print it before parsing: it shows what the destinations hold. */
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
                              void (*line)(void *user, const char *text), void *user);
+/* The table as arguments, for a program that starts itself: behind the words of `first` a
+ * "--name=VALUE" for each flag whose destination holds a value of its range, which the parser turns
+ * into that value again, to the last bit. NULL is behind the last; freed with g2z_release. */
+G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
+                                       const char *const *first, int first_count, char ***argv);
 /* argv as one line that a shell would take apart in the same way; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line);
@@ -1840,7 +1848,8 @@ G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommit
  * failure, and then nothing is written. */
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
 
-/* run_dir/profiles/timers_HOST.txt: what spans took, as `nsys stats` prints NVTX ranges. */
+/* run_dir/profiles/timers_HOST.txt: what spans took, as `nsys stats` prints NVTX ranges; and its
+ * summary, as below, of this file alone: others in profiles/ are of earlier runs. */
 G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
                                            const g2z_span_times times[G2Z_SPAN_COUNT]);
 /* run_dir/profiles/profile_summary.json: the five NVTX ranges and the five calls of the operating
@@ -2081,16 +2090,16 @@ extern "C" {
 /* ===== >>i01 status ======================================================
  * In:  a status code. Out: its meaning. */
 
-G2Z_API const char *g2z_status_text(g2z_status status) {
-  switch (status) {
-#define X(name, meaning) \
-  case G2Z_##name: return meaning;
-    G2Z_STATUS_LIST(X)
-#undef X
-    case G2Z_STATUS_COUNT: break;
+/* The function that tells the texts of an enum, from the list that made the enum. */
+#define G2Z__DEFINE_TEXT(function, type, LIST, TEXT)                          \
+  G2Z_API const char *function(type value) {                                  \
+    static const char *const texts[] = {LIST(TEXT)};                          \
+    return (size_t)value < sizeof texts / sizeof *texts ? texts[value] : "?"; \
   }
-  return "not a g2z_status";
-}
+#define G2Z__SECOND(name, text) text,
+#define G2Z__SECOND_OF_3(name, text, bytes) text,
+
+G2Z__DEFINE_TEXT(g2z_status_text, g2z_status, G2Z_STATUS_LIST, G2Z__SECOND)
 
 /* ===== >>i02 services and files ==========================================
  * In:  requests for memory, log lines, files. Out: the same, with every failure as a sentence.
@@ -2967,16 +2976,7 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key) {
 #define G2Z__MAX_CONTEXT (1 << 20)
 #define G2Z__MAX_VOCAB (1 << 24)
 
-G2Z_API const char *g2z_dtype_text(g2z_dtype dtype) {
-  switch (dtype) {
-#define X(name, text, bytes) \
-  case G2Z_##name: return text;
-    G2Z_DTYPE_LIST(X)
-#undef X
-    case G2Z_DTYPE_COUNT: break;
-  }
-  return "?";
-}
+G2Z__DEFINE_TEXT(g2z_dtype_text, g2z_dtype, G2Z_DTYPE_LIST, G2Z__SECOND_OF_3)
 
 /* The value of 16 bits that hold an FP16 or a BF16 number. */
 G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
@@ -2994,60 +2994,11 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
   return value;
 }
 
-G2Z_API const char *g2z_schedule_text(g2z_schedule schedule) {
-  switch (schedule) {
-#define X(name, text) \
-  case G2Z_SCHEDULE_##name: return text;
-    G2Z_SCHEDULE_LIST(X)
-#undef X
-    case G2Z_SCHEDULE_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z_API const char *g2z_device_text(g2z_device_kind kind) {
-  switch (kind) {
-#define X(name, text) \
-  case G2Z_DEVICE_##name: return text;
-    G2Z_DEVICE_LIST(X)
-#undef X
-    case G2Z_DEVICE_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z_API const char *g2z_gather_text(g2z_gather gather) {
-  switch (gather) {
-#define X(name, text) \
-  case G2Z_GATHER_##name: return text;
-    G2Z_GATHER_LIST(X)
-#undef X
-    case G2Z_GATHER_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z_API const char *g2z_strategy_text(g2z_strategy strategy) {
-  switch (strategy) {
-#define X(name, text) \
-  case G2Z_STRATEGY_##name: return text;
-    G2Z_STRATEGY_LIST(X)
-#undef X
-    case G2Z_STRATEGY_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z_API const char *g2z_recompute_text(g2z_recompute recompute) {
-  switch (recompute) {
-#define X(name, text) \
-  case G2Z_RECOMPUTE_##name: return text;
-    G2Z_RECOMPUTE_LIST(X)
-#undef X
-    case G2Z_RECOMPUTE_COUNT: break;
-  }
-  return "?";
-}
+G2Z__DEFINE_TEXT(g2z_schedule_text, g2z_schedule, G2Z_SCHEDULE_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_device_text, g2z_device_kind, G2Z_DEVICE_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_gather_text, g2z_gather, G2Z_GATHER_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_strategy_text, g2z_strategy, G2Z_STRATEGY_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SECOND)
 
 G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int channels) {
   g2z_model_config config;
@@ -3075,6 +3026,16 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
                    "no model is called \"%.64s\": take one of" G2Z_MODEL_LIST(X)
                    ", or give layers, heads and channels", name);
 #undef X
+}
+
+G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model_config *wanted) {
+  const int channels = wanted->channels;
+  if (wanted->layers) config->layers = wanted->layers;
+  if (channels) config->channels = channels;
+  if (wanted->heads) config->heads = wanted->heads;
+  else if (channels) config->heads = channels < 64 ? 1 : channels / 64;
+  if (wanted->context) config->context = wanted->context;
+  if (wanted->vocab) config->vocab = wanted->vocab;
 }
 
 /* `value` of `name` must lie in [least, most]. */
@@ -3290,16 +3251,7 @@ G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_par
   return info;
 }
 
-G2Z_API const char *g2z_memory_text(g2z_memory category) {
-  switch (category) {
-#define X(name, text) \
-  case G2Z_MEMORY_##name: return text;
-    G2Z_MEMORY_LIST(X)
-#undef X
-    case G2Z_MEMORY_COUNT: break;
-  }
-  return "?";
-}
+G2Z__DEFINE_TEXT(g2z_memory_text, g2z_memory, G2Z_MEMORY_LIST, G2Z__SECOND)
 
 G2Z_API g2z_unit_kind g2z_plan_unit_kind(const g2z_plan *plan, int unit) {
   if (unit == 0) return G2Z_UNIT_LNF;
@@ -3790,8 +3742,8 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   snprintf(strategy, sizeof strategy, "ZeRO        stage %d", plan->zero_stage);
   if (plan->strategy == G2Z_STRATEGY_DP)
     snprintf(strategy, sizeof strategy, "dp          the optimizer on rank 0 alone");
-  g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of %.2f MiB", strategy, plan->rank,
-                 plan->world, plan->buckets,
+  g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of up to %.2f MiB", strategy,
+                 plan->rank, plan->world, plan->buckets,
                  (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
   if (g2z__plan_takes_turns(plan, 1)) {
     size_t room = g2z__plan_unit_room(plan, 1), size = (size_t)plan->dtype_bytes;
@@ -7331,12 +7283,7 @@ struct g2z__timers {
   void *backend;
 };
 
-G2Z_API const char *g2z_span_text(g2z_span span) {
-#define X(name, text) text,
-  static const char *const texts[] = {G2Z_SPAN_LIST(X)};
-#undef X
-  return (unsigned)span < G2Z_SPAN_COUNT ? texts[span] : "?";
-}
+G2Z__DEFINE_TEXT(g2z_span_text, g2z_span, G2Z_SPAN_LIST, G2Z__SECOND)
 
 G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, double seconds) {
   g2z_span_times *s = &timers->span[span];
@@ -11809,9 +11756,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_comm(t)));
   if (t->plan.world > 1 && t->plan.rank == 0)
     g2z__log(t->services, G2Z_LOG_INFO,
-             "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of %.1f MiB, parameters "
-             "gathered: %s", t->plan.world, t->comm->ops->name, g2z_strategy_text(t->plan.strategy),
-             t->plan.zero_stage, t->plan.buckets,
+             "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB, "
+             "parameters gathered: %s", t->plan.world, t->comm->ops->name,
+             g2z_strategy_text(t->plan.strategy), t->plan.zero_stage, t->plan.buckets,
              (double)(t->plan.bucket_elements * (size_t)t->plan.grad_bytes) / 1048576.0,
              t->plan.strategy == G2Z_STRATEGY_DP ? "from rank 0"
              : t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
@@ -14961,8 +14908,7 @@ G2Z__PRIVATE g2z_status g2z__run_write_profile(g2z_run *run) {
   g2z_span_times times[G2Z_SPAN_COUNT];
   if (!run->config.profile) return G2Z_OK;
   G2Z__TRY(g2z_device_span_times(run->trainer->device, times));
-  G2Z__TRY(g2z_profile_write_spans(run->services, run->config.run_dir, times));
-  return g2z_profile_run(run->services, run->config.run_dir);
+  return g2z_profile_write_spans(run->services, run->config.run_dir, times);
 }
 
 /* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
@@ -15711,6 +15657,41 @@ G2Z__PRIVATE void g2z__run_price(g2z_run *run) {
   run->peak_flops = info.peak_flops * plan->world;
 }
 
+/* Ranks validate, save and sample together: one that has other settings would wait for the rest of
+ * them until the watchdog ends the job. */
+#define G2Z__RUN_MEETING_LIST(X)                                                                  \
+  X(epochs, config->epochs)                                                                       \
+  X(max_train_steps, config->max_train_steps)                                                     \
+  X(val, config->val_glob != NULL)                                                                \
+  X(val_every, config->val_every)                                                                 \
+  X(val_steps, config->val_steps)                                                                 \
+  X(max_val_steps, config->max_val_steps)                                                         \
+  X(run_dir, config->run_dir != NULL)                                                             \
+  X(save_every, config->save_every)                                                               \
+  X(save_epochs, config->save_epochs)                                                             \
+  X(save_weights, config->save_weights != NULL)                                                   \
+  X(vocab, config->vocab != NULL)                                                                 \
+  X(sample_every, config->sample_every)                                                           \
+  X(sample_tokens, config->sample_tokens)                                                         \
+  X(top_k, config->sampling.top_k)                                                                \
+  X(sample_seed, config->sampling.seed)                                                           \
+  X(profile, config->profile)
+
+G2Z__PRIVATE g2z_status g2z__run_same(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
+  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  char text[1024];
+  int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
+                      (double)config->sampling.temperature, (double)config->sampling.top_p);
+#define X(name, value)                                                                            \
+  used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n",              \
+                   (int64_t)(value));
+  G2Z__RUN_MEETING_LIST(X)
+#undef X
+  G2Z__TRY(g2z_ranks_same(ranks, "config", text));
+  return g2z_ranks_same(ranks, "prompt", config->prompt ? config->prompt : "");
+}
+
 /* Files come last: whatever else fails leaves none behind. */
 G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
@@ -15725,6 +15706,7 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   run->started = g2z_seconds();
   run->best_val_loss = run->val_entropy = NAN;
   G2Z__TRY(g2z__run_agree(run, g2z__run_check(run)));
+  G2Z__TRY(g2z__run_same(run));
   g2z_status status = g2z__run_find(run, &saved);
   if (status == G2Z_OK) status = g2z__run_agree(run, g2z__run_open_alone(run, &saved));
   g2z__saved_free(run->services, &saved);
@@ -16258,7 +16240,45 @@ G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
     case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
     case G2Z_FLAG_FLOAT: number = *(float *)flag->destination; break;
   }
-  if (number >= flag->minimum && number <= flag->maximum) g2z__number_text(number, text);
+  if (!(number >= flag->minimum && number <= flag->maximum)) return;
+  g2z__number_text(number, text);
+  if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
+    snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);
+  if (flag->kind == G2Z_FLAG_FLOAT && (float)strtod(text, NULL) != (float)number)
+    snprintf(text, 64, "%.9g", number);
+}
+
+/* A flag as one argument, 0: it holds no value; else the length, as snprintf counts it. */
+G2Z__PRIVATE int g2z__flag_argument(const g2z_flag *flag, char *out, size_t room) {
+  char text[64];
+  const char *value = text;
+  g2z__flag_default(flag, text);
+  if (flag->kind == G2Z_FLAG_SWITCH)
+    return *(int *)flag->destination ? snprintf(out, room, "--%s", flag->name) : 0;
+  if (flag->kind == G2Z_FLAG_TEXT) value = *(const char **)flag->destination;
+  else if (!text[0]) return 0;
+  return value ? snprintf(out, room, "--%s=%s", flag->name, value) : 0;
+}
+
+G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
+                                       const char *const *first, int first_count, char ***argv) {
+  size_t places = (size_t)(first_count + count + 1), bytes = places * sizeof(char *);
+  void *memory;
+  *argv = NULL;
+  for (int i = 0; i < first_count; i++) bytes += strlen(first[i]) + 1;
+  for (int i = 0; i < count; i++) bytes += (size_t)g2z__flag_argument(&flags[i], NULL, 0) + 1;
+  G2Z__TRY(g2z__alloc(services, bytes, 1, &memory)); /* the pointers, then what they point to */
+  char **out = *argv = (char **)memory, *to = (char *)(out + places), *end = (char *)memory + bytes;
+  for (int i = 0; i < first_count + count; i++) {
+    size_t room = (size_t)(end - to);
+    int length = i < first_count ? snprintf(to, room, "%s", first[i])
+                                 : g2z__flag_argument(&flags[i - first_count], to, room);
+    if (length == 0 && i >= first_count) continue;
+    *out++ = to;
+    to += length + 1;
+  }
+  *out = NULL;
+  return G2Z_OK;
 }
 
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
@@ -17170,6 +17190,24 @@ G2Z__PRIVATE double g2z__told_number(const g2z__told *told, const char *at) {
   return g2z_json_number(&json);
 }
 
+/* 1: *json stands in the list at `at`, before its first element. */
+G2Z__PRIVATE int g2z__told_list(const g2z__told *told, const char *at, g2z_json *json) {
+  return g2z__told_at(told, at, json) && g2z_json_peek(json) == '[' && g2z_json_enter(json, '[');
+}
+
+/* 1: *element is the next one of the list, cut out, so that asking for its members does not read
+ * those before it again. It is `told`'s and not freed. */
+G2Z__PRIVATE int g2z__told_next(const g2z__told *told, g2z_json *json, g2z__told *element) {
+  if (!g2z_json_next(json, ']', NULL)) return 0;
+  g2z_json_peek(json); /* to where it begins */
+  size_t begin = (size_t)(json->at - json->begin);
+  g2z_json_skip(json);
+  *element = *told;
+  element->text = told->text + begin;
+  element->bytes = (size_t)(json->at - json->begin) - begin;
+  return 1;
+}
+
 /* NULL: there is no such text; else freed with g2z_release. */
 G2Z__PRIVATE g2z_status g2z__told_text(const g2z__told *told, const char *at, char **out) {
   g2z_json json;
@@ -17423,13 +17461,16 @@ typedef struct g2z__run_files {      /* what a run directory tells about the run
 
 /* Steps that training_metrics.json knows of: not all, when the run has gone on since. */
 G2Z__PRIVATE size_t g2z__report_steps(const g2z__told *metrics) {
-  char at[48];
-  double steps = 0, more;
-  for (int i = 0;; i++, steps += more) {
-    snprintf(at, sizeof at, "epochs.%d.steps", i);
-    more = g2z__told_number(metrics, at);
-    if (!(more >= 0)) return (size_t)steps;
+  g2z_json json;
+  g2z__told epoch;
+  double steps = 0;
+  if (!g2z__told_list(metrics, "epochs", &json)) return 0;
+  while (g2z__told_next(metrics, &json, &epoch)) {
+    double more = g2z__told_number(&epoch, "steps");
+    if (!(more >= 0)) break;
+    steps += more;
   }
+  return (size_t)steps;
 }
 
 /* How the run ended, in the head of the page. */
@@ -17469,18 +17510,19 @@ G2Z__PRIVATE void g2z__report_epochs(g2z_page *page, const g2z__told *metrics) {
       {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
       {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
   const char *headers[COLUMNS];
-  char at[64], text[32];
+  char text[32];
+  g2z_json json;
+  g2z__told epoch;
   for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
-  for (int epoch = 0;; epoch++) {
-    snprintf(at, sizeof at, "epochs.%d.steps", epoch);
-    if (isnan(g2z__told_number(metrics, at))) return;
-    if (epoch == 0) {
+  if (!g2z__told_list(metrics, "epochs", &json)) return;
+  for (int row = 0; g2z__told_next(metrics, &json, &epoch); row++) {
+    if (isnan(g2z__told_number(&epoch, "steps"))) return;
+    if (row == 0) {
       g2z_page_heading(page, "Epochs");
       g2z_page_table(page, NULL, COLUMNS, headers);
     }
     for (int i = 0; i < COLUMNS; i++) {
-      snprintf(at, sizeof at, "epochs.%d.%s", epoch, columns[i].name);
-      double value = g2z__told_number(metrics, at) * columns[i].factor;
+      double value = g2z__told_number(&epoch, columns[i].name) * columns[i].factor;
       text[0] = 0;
       if (fabs(value) < 1e18) { /* neither NaN nor longer than `text` */
         snprintf(text, sizeof text, columns[i].format, value);
@@ -17550,19 +17592,14 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
 #define G2Z__PROFILE_TOP 5
 
 /* Written so that one reader serves for this table and for those of nsys. */
-G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
-                                           const g2z_span_times times[G2Z_SPAN_COUNT]) {
-  char *directory, *path, host[128] = "", name[160], percent[32];
+G2Z__PRIVATE g2z_status g2z__profile_put_spans(g2z_services *services, const char *directory,
+                                               const char *name,
+                                               const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  char *path, percent[32];
   g2z_writer *writer;
   double total_s = 0;
-  gethostname(host, sizeof host - 1);
-  snprintf(name, sizeof name, "timers_%s.txt", host);
-  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
-  g2z_status status = g2z_make_directory(services, directory);
-  if (status == G2Z_OK) status = g2z__join_path(services, directory, name, &path);
-  g2z_release(services, directory);
-  G2Z__TRY(status);
-  status = g2z_writer_create(services, path, &writer);
+  G2Z__TRY(g2z__join_path(services, directory, name, &path));
+  g2z_status status = g2z_writer_create(services, path, &writer);
   g2z_release(services, path);
   G2Z__TRY(status);
   g2z_writer_printf(writer, " ** NVTX Range Summary (train --profile):\n\n"
@@ -17777,9 +17814,8 @@ G2Z__PRIVATE g2z_status g2z__list_files(g2z_services *services, const char *dire
   return status;
 }
 
-/* The files that are read, and their tables. */
-G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory) {
-  size_t read = 0;
+/* What there is: the tables of nsys, else those of timers. */
+G2Z__PRIVATE g2z_status g2z__profile_find(g2z__profile *p, const char *directory) {
   G2Z__TRY(g2z__list_files(p->services, directory, "nsys_", ".nsys-rep", &p->reports,
                            &p->report_count, &p->report_capacity));
   G2Z__TRY(g2z__list_files(p->services, directory, "nsys_stats_", ".txt", &p->inputs,
@@ -17791,6 +17827,12 @@ G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory
     return g2z__fail(p->services, G2Z_IO,
                      "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
                      "slurm/profile.sh or with train --profile first", directory);
+  return G2Z_OK;
+}
+
+/* The tables in p->inputs. */
+G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory) {
+  size_t read = 0;
   void *memory;
   G2Z__TRY(g2z__alloc(p->services, p->input_count, sizeof(char *), &memory));
   p->texts = (char **)memory;
@@ -17932,15 +17974,38 @@ G2Z__PRIVATE g2z_status g2z__profile_write(const g2z__profile *p, const char *ru
   return status;
 }
 
-G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
+/* name: the one table that counts; NULL: those that there are. */
+G2Z__PRIVATE g2z_status g2z__profile_summarize(g2z_services *services, const char *run_dir,
+                                               const char *directory, const char *name) {
   g2z__profile p;
-  char *directory;
   memset(&p, 0, sizeof p);
   p.services = services;
-  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
-  g2z_status status = g2z__profile_read(&p, directory);
+  g2z_status status = name ? g2z__list_append(services, &p.inputs, &p.input_count,
+                                              &p.input_capacity, name)
+                           : g2z__profile_find(&p, directory);
+  if (status == G2Z_OK) status = g2z__profile_read(&p, directory);
   if (status == G2Z_OK) status = g2z__profile_write(&p, run_dir, directory);
   g2z__profile_free(&p);
+  return status;
+}
+
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  char *directory, host[128] = "", name[160];
+  gethostname(host, sizeof host - 1);
+  snprintf(name, sizeof name, "timers_%s.txt", host);
+  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z_make_directory(services, directory);
+  if (status == G2Z_OK) status = g2z__profile_put_spans(services, directory, name, times);
+  if (status == G2Z_OK) status = g2z__profile_summarize(services, run_dir, directory, name);
+  g2z_release(services, directory);
+  return status;
+}
+
+G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
+  char *directory;
+  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z__profile_summarize(services, run_dir, directory, NULL);
   g2z_release(services, directory);
   return status;
 }
@@ -18512,7 +18577,9 @@ G2Z__PRIVATE g2z_status g2z__fact_text(const g2z__told *told, const char *at, ch
 }
 
 G2Z__PRIVATE g2z_status g2z__facts_get(const g2z__told *told, g2z_run_facts *out) {
-  char schema[16], at[64];
+  char schema[16];
+  g2z_json json;
+  g2z__told epoch;
   G2Z__TRY(g2z__fact_text(told, "schema_version", schema, sizeof schema));
 #define G2Z__TEXT(member, at) G2Z__TRY(g2z__fact_text(told, at, out->member, sizeof out->member));
 #define G2Z__NUMBER(member, at) out->member = g2z__told_number(told, at);
@@ -18520,16 +18587,11 @@ G2Z__PRIVATE g2z_status g2z__facts_get(const g2z__told *told, g2z_run_facts *out
 #undef G2Z__TEXT
 #undef G2Z__NUMBER
   out->steps = out->step_p50_sec = out->step_p95_sec = NAN;
-  for (int epoch = 0;; epoch++) { /* the last one's stay */
-    g2z_json json;
-    snprintf(at, sizeof at, "epochs.%d", epoch);
-    if (!g2z__told_at(told, at, &json)) break;
-    snprintf(at, sizeof at, "epochs.%d.steps", epoch);
-    out->steps = g2z__told_number(told, at);
-    snprintf(at, sizeof at, "epochs.%d.step_time_p50_sec", epoch);
-    out->step_p50_sec = g2z__told_number(told, at);
-    snprintf(at, sizeof at, "epochs.%d.step_time_p95_sec", epoch);
-    out->step_p95_sec = g2z__told_number(told, at);
+  int more = g2z__told_list(told, "epochs", &json);
+  while (more && g2z__told_next(told, &json, &epoch)) { /* the last one's stay */
+    out->steps = g2z__told_number(&epoch, "steps");
+    out->step_p50_sec = g2z__told_number(&epoch, "step_time_p50_sec");
+    out->step_p95_sec = g2z__told_number(&epoch, "step_time_p95_sec");
   }
   if (strcmp(schema, "2.0") != 0)
     return g2z__fail(told->services, G2Z_FORMAT,

@@ -601,6 +601,16 @@ static void test_config_checks(g2z_test *t) {
   CHECK_OK(t, g2z_model_config_named(s, "gpt2-xl", &model));
   CHECK(t, model.layers == 48 && model.heads == 25 && model.channels == 1600);
   CHECK_STATUS(t, g2z_model_config_named(s, "gpt3", &model), G2Z_BAD_ARGUMENT, s, "gpt2-medium");
+  static const g2z_model_config wanted[][2] = { /* in the order of its members: L, NH, C, ... */
+      {{0, 0, 0, 0, 0}, {48, 25, 1600, 1024, 50257}},
+      {{2, 0, 320, 0, 0}, {2, 5, 320, 1024, 50257}},
+      {{0, 0, 32, 0, 99}, {2, 1, 32, 1024, 99}},
+      {{0, 2, 0, 8, 0}, {2, 2, 32, 8, 99}},
+      {{0, 8, 640, 0, 0}, {2, 8, 640, 8, 99}}};
+  for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) { /* each on top of the one before */
+    g2z_model_config_override(&model, &wanted[i][0]);
+    CHECK(t, memcmp(&model, &wanted[i][1], sizeof model) == 0);
+  }
   model = g2z_model_config_default();
   CHECK_OK(t, g2z_model_config_check(s, &model));
   model.heads = 7;
@@ -5850,6 +5860,62 @@ static void test_flags(g2z_test *t) {
   g2z_release(&t->services, line);
 }
 
+/* A table becomes arguments, and these become the same values again, to the last bit. */
+static void test_flags_arguments(g2z_test *t) {
+  static const float reals[] = {0.5f, 6e-4f, 0.1f, 16777216.0f, 1.0f / 3, 1e-30f, 3.4e38f};
+  static const char *const texts[] = {"", "--on", "it's a b", NULL}, *const first[] = {"p", ""};
+  struct {
+    int number, unset, choice, on, off;
+    int64_t big;
+    uint64_t seed;
+    float real;
+    const char *text;
+  } v, back;
+  const g2z_flag flags[] = {
+      {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", "Numbers:"},
+      {"number", G2Z_FLAG_INT, &v.number, -2147483648.0, 2147483647, "N", ""},
+      {"unset", G2Z_FLAG_INT, &v.unset, 1, 100, "N", ""},
+      {"big", G2Z_FLAG_INT64, &v.big, -9.3e18, 9.3e18, "N", ""},
+      {"seed", G2Z_FLAG_UINT64, &v.seed, 0, 0, "N", ""},
+      {"real", G2Z_FLAG_FLOAT, &v.real, 0, 3.5e38, "X", ""},
+      {"choice", G2Z_FLAG_CHOICE, &v.choice, 0, 0, "|cpu|cuda", ""},
+      {"text", G2Z_FLAG_TEXT, &v.text, 0, 0, "TEXT", ""},
+      {"off", G2Z_FLAG_SWITCH, &v.off, 0, 0, "", ""},
+      {"on", G2Z_FLAG_SWITCH, &v.on, 0, 0, "", ""}};
+  const int count = (int)(sizeof flags / sizeof *flags);
+  for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) {
+    char **argv = NULL;
+    memset(&v, 0, sizeof v);
+    v.number = i % 2 ? INT_MIN : INT_MAX;
+    v.choice = (int)i % 3 - 1; /* -1: none */
+    v.on = 1;
+    v.big = i % 2 ? INT64_MAX : INT64_C(-9007199254740993); /* not a double */
+    v.seed = UINT64_MAX - i;
+    v.real = reals[i];
+    v.text = texts[i % 4];
+    back = v;
+    CHECK_OK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv));
+    if (!argv) continue;
+    int words = 0;
+    while (argv[words]) words++;
+    CHECK(t, words == 2 + 5 + (v.choice >= 0) + (v.text != NULL));
+    CHECK(t, strcmp(argv[0], "p") == 0 && !*argv[1] && strcmp(argv[words - 1], "--on") == 0);
+    memset(&v, 0, sizeof v);
+    v.choice = -1;
+    CHECK_OK(t, g2z_flags_parse(&t->services, flags, count, words - 1, argv + 1, NULL));
+    CHECK(t, v.number == back.number && v.choice == back.choice && v.on && !v.off && !v.unset);
+    CHECK(t, v.big == back.big && v.seed == back.seed && v.real == back.real);
+    CHECK(t, !v.text == !back.text && (!v.text || strcmp(v.text, back.text) == 0));
+    g2z_release(&t->services, argv);
+  }
+  char **argv;
+  v.text = NULL; /* it lay in the arguments */
+  t->fail_at = 1;
+  CHECK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv) == G2Z_NO_MEMORY);
+  t->fail_at = 0;
+  CHECK(t, argv == NULL);
+}
+
 /* ----- the command line of ./train ----- */
 
 /* Runs `train ARGUMENTS` through the shell; returns the exit code, -1 when it did not exit. */
@@ -9179,6 +9245,33 @@ static void test_train_ranks_trouble(g2z_test *t) {
   }
 }
 
+/* What would have ranks wait for each other at different places is said before the first step. */
+static void test_train_ranks_differ(g2z_test *t) {
+  static const struct { const char *flags, *says; } cases[] = {
+      {"--val-every 4", "the config of rank 1 differs from rank 0's: \"val_every=4\" there, "
+                        "\"val_every=5\" on rank 0"},
+      {"--save-every 3", "\"save_every=3\" there, \"save_every=0\" on rank 0"},
+      {"--prompt 1", "the prompt of rank 1 differs from rank 0's: \"1\" there, \"\" on rank 0"},
+      {"--max-train-steps 7", "\"max_train_steps=7\" there, \"max_train_steps=0\" on rank 0"},
+      {"--profile", "\"profile=1\" there, \"profile=0\" on rank 0"}};
+  char arguments[2000], base[1600];
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_train_arguments(t, base, sizeof base, "differ");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    test_ranks_open(&ranks, 2);
+    for (int r = 0; r < 2; r++) {
+      snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 1 --val-every 5 %s", base,
+               r ? cases[i].flags : "");
+      test_train_start(t, &ranks, r, "", arguments);
+    }
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < 2; r++) CHECK_RANK(t, &ranks, r, 1, cases[i].says);
+    test_ranks_free(t, &ranks);
+  }
+  CHECK(t, access(test_path(t, "differ"), F_OK) != 0); /* nothing was left behind */
+}
+
 /* kill -9 of one of three ranks that nobody supervises: the others leave and name it, and the job
  * that is started again goes on, to the same end. */
 static void test_train_ranks_killed(g2z_test *t) {
@@ -9448,6 +9541,53 @@ static void test_run_report(g2z_test *t) {
       break;
     }
   }
+}
+
+/* A run of 2,000 epochs: a page that reads all of them for each of its 18,000 figures takes 10 s on
+ * one core, one that reads each once 0.02 s. The bound lies between, far from both. */
+static void test_run_report_epochs(g2z_test *t) {
+  enum { EPOCHS = 2000 };
+  static const char *const names[] = {
+      "tokens_processed_global", "tokens_per_sec_global", "train_loss_avg_global",
+      "val_loss_avg_global", "step_time_p95_sec", "epoch_wall_time_sec"};
+  g2z_json_out out;
+  g2z_writer *writer;
+  g2z_run_facts facts;
+  size_t bytes;
+  memset(&out, 0, sizeof out);
+  CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "metrics.jsonl"), &writer));
+  for (int i = 1; i <= 3 * EPOCHS; i++)
+    g2z_writer_printf(writer, "{\"step\": %d, \"loss\": 2.5, \"step_ms\": 7}\n", i);
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
+  CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "training_metrics.json"), &writer));
+  out.writer = writer;
+  g2z_writer_printf(writer, "{\"schema_version\": \"2.0\", \"run_id\": \"x\", \"hardware\": "
+                            "{\"world_size\": 1}, \"summary\": {\"total_wall_time_sec\": 9}, "
+                            "\"shutdown\": {\"reason\": \"completed\"}, \"epochs\":");
+  g2z_json_begin(&out, NULL, '[');
+  for (int i = 0; i < EPOCHS; i++) {
+    g2z_json_begin(&out, NULL, '{');
+    g2z_json_put_integer(&out, "epoch_idx", i);
+    g2z_json_put_integer(&out, "steps", 3);
+    g2z_json_put_number(&out, "step_time_p50_sec", 7 + i);
+    for (int k = 0; k < 6; k++) g2z_json_put_number(&out, names[k], 1e6 + i);
+    g2z_json_end(&out, '}');
+  }
+  g2z_json_end(&out, ']');
+  g2z_writer_printf(writer, "}\n");
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
+  double begin = g2z_seconds();
+  CHECK_OK(t, g2z_report_run(&t->services, t->directory));
+  CHECK_OK(t, g2z_run_facts_read(&t->services, t->directory, &facts));
+  CHECK(t, g2z_seconds() - begin < 2);
+  CHECK(t, facts.steps == 3 && facts.step_p50_sec == 6 + EPOCHS);
+  char *text = test_run_read(t, t->directory, "report.html", &bytes);
+  CHECK(t, test_page_count(text, "<tr><td>") == EPOCHS);
+  CHECK(t, text && strstr(text, "<tr><td>1999<td>3<td>1001999<td>") != NULL);
+  CHECK(t, text && strstr(text, "<dd>completed</dd>") != NULL); /* the steps add up to the lines */
+  g2z_release(&t->services, text);
 }
 
 static uint64_t test_event_varint(const unsigned char **at) {
@@ -9791,7 +9931,8 @@ static void test_bench_refusals(g2z_test *t) {
       {"scaling --gpus 0 --out $D/s", "--gpus 0: numbers from 1 to 4096 are wanted"},
       {"scaling --gpus 1,,2 --out $D/s", "--gpus 1,,2: numbers from 1"},
       {"scaling --gpus 1,2, --out $D/s", "--gpus 1,2,: numbers from 1"},
-      {"scaling --gpus 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1 --out $D/s", "more than 16 numbers"},
+      {"scaling --gpus 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17 --out $D/s",
+       "more than 16 numbers"},
       {"matrix --zero 4 --out $D/s", "--zero 4: up to 16 of dp|0|1|2|3 are wanted"},
       {"matrix --dtype fp16,fp8 --out $D/s", "--dtype fp16,fp8: up to 16 of fp32|tf32|fp16|bf16"},
       {"buckets --sizes 1,x --out $D/s", "--sizes 1,x: numbers from 0"},
@@ -9801,6 +9942,10 @@ static void test_bench_refusals(g2z_test *t) {
        "--tokens 100000000000000 are 195312500000 steps: at most 100000000 can be timed"},
       {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
       {"comm --device cpu --gpus 2 --sizes 0 --out $D/s", "--sizes 0: numbers from 0.001"},
+      {"strategies --zero dp,0,dp --out $D/s", "--zero dp,0,dp: dp is there already"},
+      {"matrix --dtype fp16,fp16 --out $D/s", "--dtype fp16,fp16: fp16 is there already"},
+      {"comm --sizes 1,4,1.0 --out $D/s", "--sizes 1,4,1.0: 1.0 is there already"},
+      {"scaling --device cpu --steps 6 --tokens 99 --out $D/s", "--tokens and --steps both set"},
       {"point", "bench point needs --run-dir and --train"},
       {"exchange", "bench exchange needs --run-dir"},
       {"report", "name the directories"},
@@ -9818,6 +9963,7 @@ static void test_bench_refusals(g2z_test *t) {
     if (code != 1 || !said || !strstr(said, cases[i][1]))
       test_fail(t, __FILE__, __LINE__, "bench %s ends with %d and says \"%s\"", cases[i][0], code,
                 output);
+    CHECK(t, test_files_count(t, "s") == 0); /* and nothing is left */
   }
 }
 
@@ -9861,7 +10007,8 @@ static void test_bench_scaling(g2z_test *t) {
   char output[16384], arguments[900];
   if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
   snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2,3 --global-batch 4 --batch 2 "
-           "--repeats 2 --out '%s'", test_bench_small, test_path(t, "scaling"));
+           "--repeats 2 --dropout 0.1 --recompute block --out '%s'", test_bench_small,
+           test_path(t, "scaling"));
   CHECK(t, test_bench(arguments, output, sizeof output) == 0);
   CHECK(t, strstr(output, "\n[4/4] 2 ranks, repeat 2: ") && strstr(output, " left\n"));
   CHECK(t, strstr(output, "skipped: 3 ranks: 4 sequences cannot be divided among 3 ranks\n"));
@@ -9880,6 +10027,12 @@ static void test_bench_scaling(g2z_test *t) {
   }
   g2z_summary_free(s);
   CHECK(t, access(test_path(t, "scaling/tokens.bin"), F_OK) != 0); /* as large as the work */
+  size_t bytes; /* what bench was told reaches the ranks that it starts */
+  char *text = test_run_read(t, test_path(t, "scaling"), "run_scaling_2/training_metrics.json",
+                             &bytes);
+  CHECK(t, text && strstr(text, "\"bench point --layers=1 --channels=16 --heads=2 ") != NULL);
+  CHECK(t, text && strstr(text, " --dropout=0.1 ") && strstr(text, " --recompute=block "));
+  g2z_release(&t->services, text);
   CHECK(t, test_bench(arguments, output, sizeof output) == 1); /* never over what is there */
   CHECK(t, strstr(output, "scaling_report.json is there already: choose another --out"));
 }
@@ -10147,6 +10300,8 @@ static void test_profile(g2z_test *t) {
 
 /* train --profile, and the same summary made again from what it left. */
 static void test_run_profile(g2z_test *t) {
+  static const char *const earlier[] = {"run/profiles/nsys_stats_a.txt", "run/profiles/timers_.txt",
+                                        "run/profiles/nsys_7_a.nsys-rep"};
   test_run_setup s;
   test_run_seen seen;
   size_t bytes = 0;
@@ -10161,7 +10316,12 @@ static void test_run_profile(g2z_test *t) {
   CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
                "profile needs a run_dir");
   s.config.run_dir = s.run_dir;
+  /* What an earlier run left there does not count, and damaged does no harm. */
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "run/profiles")));
+  for (size_t i = 0; i < sizeof earlier / sizeof *earlier; i++)
+    test_write_file(t, test_path(t, earlier[i]), "x\n", 2);
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, test_files_count(t, "run/RUN_COMPLETE.txt") == 1);
   snprintf(path, sizeof path, "%.500s/profiles/profile_summary.json", s.run_dir);
   char *text = test_run_read(t, s.run_dir, "profiles/profile_summary.json", &bytes);
   static const char *const schema[] = {
@@ -10172,9 +10332,14 @@ static void test_run_profile(g2z_test *t) {
     CHECK(t, strstr(text, "\":train/forward\"") && strstr(text, "\":train/backward\"") &&
                  strstr(text, "\":train/optimizer_step\""));
     CHECK(t, !test_json_kind(t, text, bytes, "osrt_top5.0"));
+    CHECK(t, !test_json_kind(t, text, bytes, "inputs.1") && strstr(text, "\"timers_") != NULL);
   }
   g2z_release(&t->services, text);
   CHECK(t, unlink(path) == 0);
+  CHECK_STATUS(t, g2z_profile_run(&t->services, s.run_dir), G2Z_FORMAT, &t->services,
+               "nsys_stats_a.txt, line 1");
+  for (size_t i = 0; i < sizeof earlier / sizeof *earlier; i++)
+    CHECK(t, unlink(test_path(t, earlier[i])) == 0);
   CHECK_OK(t, g2z_profile_run(&t->services, s.run_dir));
   CHECK(t, access(path, R_OK) == 0);
 }
@@ -10332,6 +10497,7 @@ static const g2z_test_entry test_table[] = {
     {"run_full_disk", "a run on a full disk ends in a sentence", test_run_full_disk},
     {"run_allocations", "a run survives every failing allocation", test_run_allocations},
     {"flags", "the command-line parser", test_flags},
+    {"flags_arguments", "a table of flags as arguments, and back", test_flags_arguments},
     {"train_help", "--help lists each flag", test_train_help},
     {"train_refusals", "bad flags: a sentence and exit code 1", test_train_refusals},
     {"train_device", "--device cuda without one", test_train_device},
@@ -10400,12 +10566,15 @@ static const g2z_test_entry test_table[] = {
      test_train_signals},
     {"train_killed", "kill -9 at any moment leaves whole checkpoints", test_train_killed},
     {"train_ranks_resume", "saved on 4 ranks, resumed on 3 and on 1", test_train_ranks_resume},
+    {"train_ranks_differ", "ranks whose settings differ say so before the first step",
+     test_train_ranks_differ},
     {"train_ranks_killed", "kill -9 of a rank: the others name it, the next start goes on",
      test_train_ranks_killed},
     {"train_ranks_trouble", "what befalls one rank while saving is told by all",
      test_train_ranks_trouble},
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
+    {"run_report_epochs", "the page of a run of 2,000 epochs, in one pass", test_run_report_epochs},
     {"run_short", "runs of no step and one step leave what readers want", test_run_short},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
     {"spans", "what parts of a step take, by the clock", test_spans},

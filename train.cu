@@ -24,7 +24,8 @@
 typedef struct options {
   g2z_run_config run;
   const char *model, *run_dir;
-  int layers, heads, channels, context, vocab_size, seq, accum; /* 0: see --help */
+  g2z_model_config shape; /* what overrides the model's; 0: see --help, as do the next */
+  int seq, accum;
   int global_batch, device, dtype, zero;
   int64_t steps;
   float loss_scale, bucket_mb;
@@ -51,11 +52,11 @@ typedef struct options {
        "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
   GROUP("Model")                                                                                  \
   FLAG("model", TEXT, model, 0, 0, "NAME", "gpt2, gpt2-medium, gpt2-large or gpt2-xl")            \
-  FLAG("layers", INT, layers, 1, 1024, "N", "overrides the model's, as do the next four")         \
-  FLAG("channels", INT, channels, 8, 65536, "N", "width of the residual stream")                  \
-  FLAG("heads", INT, heads, 1, 65536, "N", "divides channels [channels / 64]")                    \
-  FLAG("context", INT, context, 1, 1048576, "N", "positions: the longest sequence [1024]")        \
-  FLAG("vocab-size", INT, vocab_size, 2, 16777216, "N",                                           \
+  FLAG("layers", INT, shape.layers, 1, 1024, "N", "overrides the model's, as do the next four")   \
+  FLAG("channels", INT, shape.channels, 8, 65536, "N", "width of the residual stream")            \
+  FLAG("heads", INT, shape.heads, 1, 65536, "N", "divides channels [channels / 64]")              \
+  FLAG("context", INT, shape.context, 1, 1048576, "N", "positions: the longest sequence [1024]")  \
+  FLAG("vocab-size", INT, shape.vocab, 2, 16777216, "N",                                          \
        "tokens that the model knows [those of --vocab; without one 50257]")                       \
   FLAG("dropout", FLOAT, run.train.dropout, 0, 0.99, "P", "on embedding, attention, projections") \
   FLAG("init-from", TEXT, run.train.init_from, 0, 0, "DIR",                                       \
@@ -260,7 +261,7 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
 static g2z_status settle_model(g2z_services *services, options *o) {
   g2z_model_config *model = &o->run.train.model;
   const char *weights = o->run.train.init_from;
-  int custom = o->layers || o->heads || o->channels || o->context;
+  int custom = o->shape.layers || o->shape.heads || o->shape.channels || o->shape.context;
   o->run.model_name = custom || weights ? "custom" : o->model;
   if (weights) {
     TRY(g2z_weights_config(services, weights, model));
@@ -275,14 +276,7 @@ static g2z_status settle_model(g2z_services *services, options *o) {
       g2z_tokenizer_free(tokenizer);
     }
   }
-  if (o->layers) model->layers = o->layers;
-  if (o->channels) {
-    model->channels = o->channels;
-    model->heads = o->channels < 64 ? 1 : o->channels / 64;
-  }
-  if (o->heads) model->heads = o->heads;
-  if (o->context) model->context = o->context;
-  if (o->vocab_size) model->vocab = o->vocab_size;
+  g2z_model_config_override(model, &o->shape);
   return G2Z_OK;
 }
 
