@@ -5350,9 +5350,9 @@ static inline void g2z__words48_send(const g2z_encoder *encoder, const unsigned 
   __builtin_prefetch(&words48->bytes);
 }
 
-/* Sends for the buckets of pieces, `known` of which have 16 bytes to read. Five bytes beyond ASCII
- * at the end, or among the first eight, often make more ids than the first cache has room for: the
- * next one's bucket is sent for as well. In prose and code that is never guessed wrong. */
+/* Sends for the buckets of pieces, `known` of which have 16 bytes to read. Where more than four of
+ * the first eight bytes are not ASCII the ids are often too many for words16, and the place in
+ * words48 is sent for as well: in prose and code that is never guessed wrong. */
 static inline void g2z__encode_ahead(const g2z_encoder *encoder, const unsigned char *text,
                                      const size_t *starts, size_t count, size_t known,
                                      g2z__lookups *ahead) {
@@ -5366,8 +5366,6 @@ static inline void g2z__encode_ahead(const g2z_encoder *encoder, const unsigned 
       __builtin_prefetch(words8);
       ahead->keys[i] = key;
       ahead->words8[i] = words8;
-      if (!(key & 0x8080808080000000u)) /* the last five bytes, inverted */
-        __builtin_prefetch(g2z__words16_at(encoder, g2z__key_of(p, length)));
       continue;
     }
     ahead->keys[i] = 0;
