@@ -11,7 +11,8 @@
  *       tc.train_glob = "data/text_train.bin";                    // from prepare_data
  *       g2z_status status = g2z_context_create(&cc, &context);
  *       if (status == G2Z_OK) status = g2z_trainer_create(context, &tc, &trainer);
- *       for (int i = 0; i < 1000 && status == G2Z_OK; i++) status = g2z_trainer_step(trainer, &report);
+ *       for (int i = 0; i < 1000 && status == G2Z_OK; i++)
+ *         status = g2z_trainer_step(trainer, &report);
  *       if (status == G2Z_OK) status = g2z_trainer_save_weights(trainer, "gpt2-mine");
  *       if (status != G2Z_OK) puts(services.error);              // a sentence with the values
  *       g2z_trainer_free(trainer);  g2z_context_free(context);  return status != G2Z_OK; }
@@ -78,14 +79,14 @@
  *       --> LN --> LM head and loss, in chunks of tokens
  *       --> backward, into one flat buffer in the order in which gradients complete
  *       --> bucket complete: its sum over the ranks, beside the rest of backward; sum of squares
- *       --> verdict of all ranks: finite?, norm, clip factor, learning rate, loss scale: g2z_step_state
+ *       --> verdict of all ranks: finite?, norm, clip factor, learning rate, loss scale
  *       --> AdamW on the fp32 shard --> params = round(master)
  *       --> bucket updated: to the other ranks, beside the next forward pass
  *     The host enqueues all that and reads g2z_step_state one step late.
  *
  * ZERO over N ranks, P parameters, g bytes per gradient: bytes per rank, and what a step sends
  *     stage 0   (2 + g + 12) P          gradients: all-reduce
- *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (the default)
+ *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (default)
  *     stage 2   2 P + (g + 12) P / N    the same, gradients in every micro-step; beside that two
  *                                       blocks' gradients and wte's
  *     stage 3   (2 + g + 12) P / N      as stage 2, but a block's parameters in every pass; beside
@@ -108,25 +109,26 @@
  *     others learn that they lost it.
  *
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
- *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64 says
- *              letter, number, white space. AVX-512, AVX2, NEON or plain C make the masks, whatever
- *              the machine has at run time; G2Z_SIMD=avx512|avx2|neon|portable in the environment
- *              forces one. The ids are the same.
+ *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64
+ *              says letter, number, white space. AVX-512, AVX2, NEON or plain C make the masks,
+ *              whatever the machine has at run time; G2Z_SIMD=avx512|avx2|neon|portable in the
+ *              environment forces one. The ids are the same.
  *     caches   Nearly all pieces came before: each encoder remembers 131,072 of at most 8 bytes, as
  *              many of at most 16 and 32,768 of at most 48, in buckets that are fetched before
  *              their turn.
  *     parts    A piece that is new falls apart between two characters where no token has the bytes
  *              that meet inside; the rest is merged, the smallest id first. Pieces over 1 MiB are
  *              merged a MiB at a time.
- *     threads  Texts are cut where the pattern does not notice: g2z_encode_cut. A text that comes in
- *              bits, or has no such place, is encoded as far as nothing can change: g2z_encode_part.
+ *     threads  Texts are cut where the pattern does not notice: g2z_encode_cut. A text that comes
+ *              in bits, or has no such place, is encoded as far as nothing can change:
+ *              g2z_encode_part.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
  *     gradients, fp16                        0.232 GiB   in buckets of up to 64 MiB
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
- *     activations                            2.338 GiB   about L (32 C + 4 NH + 16) + 14 C bytes a token
- *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28, for 15 % more flops
+ *     activations                            2.338 GiB   L (32 C + 4 NH + 16) + 14 C bytes a token
+ *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
  *     LM head: 4,096 logits, dwte in fp32    0.528 GiB
  *     scratch of the ops                     0.289 GiB   and CUDA's context, about 0.5 GiB
  *
@@ -142,9 +144,10 @@
  *     weight and bias gradients     grad type  act with one micro-step, fp32 when accum > 1: then
  *                                              micro-steps add up in fp32
  *     sums of them over ranks       act        each rank's part is rounded before it travels, and
- *                                              NCCL may round at each hop; --grad-dtype fp32 avoids both
- *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast to
- *                                              the grad type once, at the end
+ *                                              NCCL may round at each hop; --grad-dtype fp32 avoids
+ *                                              both
+ *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast
+ *                                              to the grad type once, at the end
  *       of ranks with few tokens    act        the embedding's part travels as a row for each token
  *                                              of a last micro-step, rounded once; these add up in
  *                                              fp32, are added to the sum of the rest, and rounded
@@ -153,8 +156,8 @@
  *     master, m, v, AdamW           fp32
  *     fp16 has 5 exponent bits, so the loss is multiplied with a scale (Micikevicius et al. 2018,
  *     arXiv:1710.03740): 2^16 first, doubled after loss_scale_window good steps, halved when a
- *     gradient is not finite (from the loss_scale_hysteresis-th time on), never below 1. A step whose
- *     gradients are not finite is skipped in every type: weights, m, v, AdamW's count and the
+ *     gradient is not finite (from the loss_scale_hysteresis-th time on), never below 1. A step
+ *     whose gradients are not finite is skipped in every type: weights, m, v, AdamW's count and the
  *     schedule stay. After 50 skips in a row at a scale that cannot shrink a step returns
  *     G2Z_DIVERGED. A loss of NaN is a result, not an error.
  *     tf32 is fp32 with the inputs of products rounded to 10 bits of mantissa: GPUs only.
@@ -162,53 +165,56 @@
  * DETERMINISM
  *     The same binary, config, kind of machine, world and tuning table (rank 0's, for all) give
  *     bit-identical losses, weights and files, run after run, whatever the number of threads. Every
- *     sum has an order that depends on shapes alone; random numbers are keyed by (seed, step, sequence
- *     in the global batch, layer, element), never by rank or thread. Another world, bucket size or
- *     micro-batch size adds up in another order: equal within rounding.
+ *     sum has an order that depends on shapes alone; random numbers are keyed by (seed, step,
+ *     sequence in the global batch, layer, element), never by rank or thread. Another world, bucket
+ *     size or micro-batch size adds up in another order: equal within rounding.
  *
  * ERRORS
  *     What can fail returns g2z_status, and writes a sentence with the values and the remedy to
  *     g2z_services.error. Outputs come last and are NULL on failure. _free takes NULL. Files are
- *     checked before they are believed. A file gets its final name only when it is whole: until then
- *     it is "NAME.partial". Failures of the caller's own logic hit G2Z_ASSERT.
+ *     checked before they are believed. A file gets its final name only when it is whole: until
+ *     then it is "NAME.partial". Failures of the caller's own logic hit G2Z_ASSERT.
  *
  * THREADS
- *     An object is used by one thread at a time. A g2z_tokenizer is immutable and may be shared. The
- *     loader has one thread of its own that only reads files, and in a job of several ranks there is
- *     one that watches the others; on_fault runs in it. OpenMP threads live inside CPU ops.
+ *     An object is used by one thread at a time. A g2z_tokenizer is immutable and may be shared.
+ *     The loader has one thread of its own that only reads files, and in a job of several ranks
+ *     there is one that watches the others; on_fault runs in it. OpenMP threads live inside CPU
+ *     ops.
  *
  * RANKS: processes of one job, each with a GPU or with a share of the CPU
  *     Who starts them, in the order of precedence:
- *       g2z_ranks_spawn         train --gpus N, --ranks N: on this host, looked after by their parent
- *       torchrun, or by hand    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+ *       g2z_ranks_spawn         train --gpus N, --ranks N: on this host, by their parent
+ *       torchrun, or by hand    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, _PORT
  *       Open MPI                OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
  *       MPICH, Intel MPI        PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
  *       srun                    SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
  *     Rank 0 listens: on this host alone when all ranks are here; else at MASTER_ADDR, where mpirun
- *     runs (Open MPI 4), or on the first of Slurm's nodes. The port is MASTER_PORT, or made from the
- *     job's id, and the next 15 when it is taken. Jobs tell each other by that id, or G2Z_RUN_ID. MPICH
- *     gives none: of two that start at once on one host each needs a MASTER_PORT or G2Z_RUN_ID.
- *     Before anything else they compare number, build and GPU; the trainer compares its config.
- *     From then on each has a thread that sends a heartbeat a second. A connection that ends without
- *     a goodbye, 30 s of silence, 600 s without progress: rank 0 names the culprit to all, whose
- *     on_fault reports and exits. The others name rank 0. No CUDA or NCCL call is waited for.
- *     Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and saved.
+ *     runs (Open MPI 4), or on the first of Slurm's nodes. The port is MASTER_PORT, or made from
+ *     the job's id, and the next 15 when it is taken. Jobs tell each other by that id, or
+ *     G2Z_RUN_ID. MPICH gives none: of two that start at once on one host each needs a MASTER_PORT
+ *     or G2Z_RUN_ID. Before anything else they compare number, build and GPU; the trainer compares
+ *     its config. From then on each has a thread that sends a heartbeat a second. A connection that
+ *     ends without a goodbye, 30 s of silence, 600 s without progress: rank 0 names the culprit to
+ *     all, whose on_fault reports and exits. The others name rank 0. No CUDA or NCCL call is waited
+ *     for. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens
  *     token shard, raw      uint16 tokens, nothing else
- *     vocabulary            vocab.bpe / merges.txt: "#version: 0.2", then "LEFT RIGHT" per merge, bytes
- *                           in GPT-2's printable alphabet. Ids: 0..255 are the bytes 33-126, 161-172,
- *                           174-255 and then the other 68; merge i is 256 + i; <|endoftext|> is last
- *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data; names
- *                           and shapes of Hugging Face's GPT2LMHeadModel; weights are [in, out]
+ *     vocabulary            vocab.bpe / merges.txt: "#version: 0.2", then "LEFT RIGHT" per merge,
+ *                           bytes in GPT-2's printable alphabet. Ids: 0..255 are the bytes 33-126,
+ *                           161-172, 174-255 and then the other 68; merge i is 256 + i;
+ *                           <|endoftext|> is last
+ *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
+ *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
+ *                           out]
  *     config.json           its GPT2Config
  *
  * CHECKPOINTS, a directory that g2z_trainer_save writes and g2z_trainer_load reads
  *     model.safetensors     the fp32 master weights, and config.json: from_pretrained opens them
  *     optimizer-RRRRR-of-WWWWW.safetensors   of rank R of W, F32 tensors of one dimension:
- *                           "m.0000000123" holds AdamW's m of canonical elements 123, 124, ...; then
- *                           "v.", the same ranges. All files together hold each element once
+ *                           "m.0000000123" holds AdamW's m of canonical elements 123, 124, ...;
+ *                           then "v.", the same ranges. All files together hold each element once
  *     tuning.txt            the algorithms that a GPU had chosen; empty on a CPU
  *     trainer_state.json    written last, an object with these members in this order:
  *         format, version     "gpt2_zero checkpoint", 1
@@ -218,21 +224,22 @@
  *         layers ... vocab    the model; batch, seq, accum, world, zero_stage, dtype of the run
  *         state               g2z_step_state: step, applied, loss_scale, ...; null: not finite
  *         settings            "name=value": of a run that resumes, those that differ are told
- *         files               [{name, spans: ["BEGIN BYTES CRC", ...], bytes}]: model, config, tuning,
- *                             optimizer 0 ... W-1. Spans tile a file; BEGIN and BYTES are decimal,
- *                             CRC is CRC-32C (RFC 3720) in 8 hexadecimal digits
+ *         files               [{name, spans: ["BEGIN BYTES CRC", ...], bytes}]: model, config,
+ *                             tuning, optimizer 0 ... W-1. Spans tile a file; BEGIN and BYTES are
+ *                             decimal, CRC is CRC-32C (RFC 3720) in 8 hexadecimal digits
  *         crc32c              of all bytes of this file before its own digits. Behind them stand
  *                             a quotation mark, a line feed, a brace and a line feed
  *     All ranks write at the same time, each what it owns, into NAME.partial on a file system that
- *     they share. Files and directory are synced, then it is renamed: a crash leaves the checkpoints
- *     before it, and a .partial that the next start removes. Loading divides the checksums among the
- *     ranks; one flipped bit anywhere is an error, and then nothing of the trainer has changed.
- *     Files speak canonical ranges, so the world, the stage, the bucket size and the type of the
- *     trainer that loads may be others. On the same config and machine what follows is bit-identical
- *     to a run that never stopped; on another world or bucket size equal within rounding. With
- *     another global batch the data goes on behind as many whole steps as the sequences that were
- *     read make up (the rest of them, less than a step, is read again); keep batch x accum x world
- *     the same to keep the schedule. A dynamic loss scale goes on from fp16 to fp16 only.
+ *     they share. Files and directory are synced, then it is renamed: a crash leaves the
+ *     checkpoints before it, and a .partial that the next start removes. Loading divides the
+ *     checksums among the ranks; one flipped bit anywhere is an error, and then nothing of the
+ *     trainer has changed. Files speak canonical ranges, so the world, the stage, the bucket size
+ *     and the type of the trainer that loads may be others. On the same config and machine what
+ *     follows is bit-identical to a run that never stopped; on another world or bucket size equal
+ *     within rounding. With another global batch the data goes on behind as many whole steps as the
+ *     sequences that were read make up (the rest of them, less than a step, is read again); keep
+ *     batch x accum x world the same to keep the schedule. A dynamic loss scale goes on from fp16
+ *     to fp16 only.
  *
  * RUN DIRECTORY, written by g2z_run_*
  *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
@@ -249,19 +256,20 @@
  *     flight_rank_N.jsonl     left the last 1,024 collectives (train)
  *     nccl_*, topo.txt, ibstat.txt   with train --nccl-logs
  *     tuning.txt              on a GPU: the algorithms that were chosen, for --tuning
- *     RUN_COMPLETE.txt        written last: a run without it did not end. One that was stopped has a
- *                             checkpoint and training_metrics.json, with the reason under "shutdown"
+ *     RUN_COMPLETE.txt        written last: a run without it did not end. One that was stopped has
+ *                             a checkpoint and training_metrics.json, with the reason under
+ *                             "shutdown"
  *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
  *     training_metrics.json, cuts metrics.jsonl and train.log behind the checkpoint's step and goes
  *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run.
  *
  * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
- *     run_NAME_N              run directories, N in the order of time; with them console.txt, what the
- *                             ranks printed, and bench_point.json, what they measured
+ *     run_NAME_N              run directories, N in the order of time; with them console.txt, what
+ *                             the ranks printed, and bench_point.json, what they measured
  *     NAME_report.json        "format": "gpt2_zero experiment 1"; experiment, generated_at_utc,
- *                             command_line, git_commit, hardware, work; points, each with a name, an
- *                             outcome (ok, skipped, failed), a reason, the names of its runs, and the
- *                             figures of G2Z_FIGURE_LIST, medians over those runs
+ *                             command_line, git_commit, hardware, work; points, each with a name,
+ *                             an outcome (ok, skipped, failed), a reason, the names of its runs,
+ *                             and the figures of G2Z_FIGURE_LIST, medians over those runs
  *     report.html             by `bench report`: tables and charts of all that it finds
  *
  * PAPERS
@@ -658,21 +666,21 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * --dry-run, the files and the tests read this one value. It owns no memory.
  *
  * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 0 holds everything on every rank, stage 1
- * shards master, m and v, stage 2 the gradients as well, stage 3 the blocks' parameters too. Without
- * ZeRO, in strategy dp, rank 0 alone holds master, m and v.
+ * shards master, m and v, stage 2 the gradients as well, stage 3 the blocks' parameters too.
+ * Without ZeRO, in strategy dp, rank 0 alone holds master, m and v.
  *
  * Parameters are one flat buffer, in the order in which backward completes their gradients: unit 0
- * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters
- * stand in G2Z_PARAM_LIST order, which is the order of completion too.
+ * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit
+ * parameters stand in G2Z_PARAM_LIST order, which is the order of completion too.
  * canonical   the element's index in the unpadded list: the same for every world, stage and bucket
  *             size. Files speak only of canonical ranges.
  * memory      the element's index in this run's padded list. wte comes last and its rows V..Vp-1
  *             are zero. Up to stage 1 both are equal before wte, which begins at a multiple of
- *             8*world, and only the list's end is padded beside. From stage 2 on the end of each unit
- *             is padded to such a multiple.
+ *             8*world, and only the list's end is padded beside. From stage 2 on the end of each
+ *             unit is padded to such a multiple.
  * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
- *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on 16
- *             bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
+ *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on
+ *             16 bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
  *             slices one after the other. Up to stage 1 buckets cut across the units before wte,
  *             from 8 MiB before it on twice as large as the one behind. In stage 0 the slice of
  *             each rank is the whole bucket; in strategy dp rank 0's is, and the others' are empty.
@@ -680,7 +688,8 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *             between them there is room for two blocks, which take turns: one is gathered while
  *             the other is computed with. Behind all lie this rank's slices of the blocks.
  * gradients   lie as in memory. From stage 2 on there is room for two units, which take turns, and
- *             for wte; what is summed over the ranks goes into a shard, as master, m and v have one.
+ *             for wte; what is summed over the ranks goes into a shard, as master, m and v have
+ *             one.
  * Model code reaches a parameter as g2z_plan_param_unit(plan, unit) + g2z_plan_offset(plan, param),
  * its gradient as g2z_plan_grad_unit(plan, unit) + the same offset. */
 
@@ -954,7 +963,8 @@ typedef struct g2z_loader g2z_loader;
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
                                      g2z_loader **out);
 G2Z_API void g2z_loader_free(g2z_loader *loader); /* NULL is fine */
-/* The tokens of the next step: x and y point to [accum, B, T] and stay valid until the next call. */
+/* The tokens of the next step: x and y point to [accum, B, T] and stay valid until the next
+ * call. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y);
 G2Z_API g2z_loader_position g2z_loader_tell(const g2z_loader *loader);
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
@@ -1114,8 +1124,8 @@ typedef struct g2z_ops {
   /* *sum f64 += sum of squares of grads[n]; not finite when one of them is not. */
   g2z_status (*grad_sumsq)(g2z_device *device, double *sum, const void *grads, size_t n);
   /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
-   * number of tokens that all losses cover. Adds up in the order of ranks, so that each comes to the
-   * same result; leaves losses and squares zero for the next step. */
+   * number of tokens that all losses cover. Adds up in the order of ranks, so that each comes to
+   * the same result; leaves losses and squares zero for the next step. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
   /* AdamW on the ranges, or nothing when state->skip; params = round(master). `ranges` is device
@@ -1178,9 +1188,9 @@ G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **
 G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
 G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
 
-/* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which one
- * it is changes the order of addition: a rerun that must be bit-equal reads the table that the first
- * run wrote, before its first step. `how`, for shapes that are new from then on, is one of
+/* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which
+ * one it is changes the order of addition: a rerun that must be bit-equal reads the table that the
+ * first run wrote, before its first step. `how`, for shapes that are new from then on, is one of
  *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation
  *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel
  *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
@@ -1193,8 +1203,8 @@ G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text);
 /* A graph is work that is recorded once and then started as a whole, without the cost of its many
  * launches. Between begin and end the ops and mark() are recorded and do not run; run the same work
  * once before, so that scratch has its size and every product its algorithm. Uploads and downloads
- * inside a graph use the same pinned memory each time. Nothing that the graph touches may be released
- * before it. The CPU has no graphs: begin is G2Z_UNSUPPORTED. */
+ * inside a graph use the same pinned memory each time. Nothing that the graph touches may be
+ * released before it. The CPU has no graphs: begin is G2Z_UNSUPPORTED. */
 typedef struct g2z_graph g2z_graph;
 G2Z_API g2z_status g2z_graph_begin(g2z_device *device);
 G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out);
@@ -1277,12 +1287,12 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 #define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
 #define G2Z_EXIT_STOPPED 75  /* a stop was requested, the state is saved: start again to go on */
 
-/* Starts this program `ranks` times with the same arguments, as ranks of one job on this host, waits
- * for all and hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to them. *is_parent 0: this
- * process is such a rank and goes on; 1: all have ended, and *exit_code is what the program shall
- * return: that of the first rank that failed, 128 + signal when it was killed, and one that is no
- * consequence of another's if there is one. When a rank fails the others have ten seconds to leave.
- * Call it before anything starts a thread. */
+/* Starts this program `ranks` times with the same arguments, as ranks of one job on this host,
+ * waits for all and hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to them. *is_parent 0:
+ * this process is such a rank and goes on; 1: all have ended, and *exit_code is what the program
+ * shall return: that of the first rank that failed, 128 + signal when it was killed, and one that
+ * is no consequence of another's if there is one. When a rank fails the others have ten seconds to
+ * leave. Call it before anything starts a thread. */
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
@@ -1318,8 +1328,8 @@ typedef struct g2z_ranks_config {
   double join_s;                  /* until all ranks are there */
   double silence_s;               /* without a heartbeat, after which a rank counts as dead */
   double hang_s;                  /* without a new phase or collective: it counts as hung; 0: never */
-  /* Called once, from a thread of the library, when the job cannot go on. It should report and leave
-   * the process: other threads may wait for ever inside a collective. NULL: calls return
+  /* Called once, from a thread of the library, when the job cannot go on. It should report and
+   * leave the process: other threads may wait for ever inside a collective. NULL: calls return
    * G2Z_LOST where they can. */
   void (*on_fault)(void *user, const g2z_fault *fault);
   void *user;
@@ -1354,11 +1364,11 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
                                           const char *path);
 
 /* ===== >>d12 collectives =================================================
- * What ranks do to each other's device memory: NCCL between GPUs, the connections of room 11 between
- * CPU ranks, nothing at all in a job of one. They run in order on a queue of their own, beside the
- * device's: fork() and join() are where the two wait for each other; the host waits for neither.
- * n is the number of elements of the whole buffer, a multiple of 8 * world; slice r of it, n / world
- * elements, belongs to rank r. All ranks make the same calls in the same order. */
+ * What ranks do to each other's device memory: NCCL between GPUs, the connections of room 11
+ * between CPU ranks, nothing at all in a job of one. They run in order on a queue of their own,
+ * beside the device's: fork() and join() are where the two wait for each other; the host waits for
+ * neither. n is the number of elements of the whole buffer, a multiple of 8 * world; slice r of it,
+ * n / world elements, belongs to rank r. All ranks make the same calls in the same order. */
 
 typedef struct g2z_comm g2z_comm;
 typedef struct g2z_collectives {
@@ -1369,8 +1379,8 @@ typedef struct g2z_collectives {
   g2z_status (*mark)(g2z_comm *comm, int place);
   /* The device goes on when the queue has passed the place. */
   g2z_status (*join)(g2z_comm *comm, int place);
-  /* out[n/world] grad (mode): this rank's slice of the sum of all ranks' from[n], each rounded to the
-   * type of the wire first. `out` may be that slice of `from`; the other slices of `from` are
+  /* out[n/world] grad (mode): this rank's slice of the sum of all ranks' from[n], each rounded to
+   * the type of the wire first. `out` may be that slice of `from`; the other slices of `from` are
    * undefined afterwards. */
   g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
   /* buffer[n] grad: the same sum, whole. */
@@ -1527,8 +1537,9 @@ G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
 G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
                        uint32_t index, float *scratch /* [2 * vocab] */);
 /* Appends up to `count` tokens to `tokens`, which holds the prompt (at least one token). Stops
- * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. All ranks of a job make
- * the same call, and `token` answers the same on each: they may hold the parameters together. */
+ * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. All ranks of a job
+ * make the same call, and `token` answers the same on each: they may hold the parameters
+ * together. */
 G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, g2z_tokens *tokens, int count,
                                 const g2z_sampling *sampling, int stop,
                                 int (*token)(void *user, int id), void *user);
@@ -1621,14 +1632,14 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
  * (manual: CHECKPOINTS). Any world size, stage, bucket size and type can take it up: files speak
  * canonical ranges. All ranks call these together. */
 
-/* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. A failure on any
- * rank is a failure on all, and leaves nothing behind. Steps under way are waited for. */
+/* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. A failure on
+ * any rank is a failure on all, and leaves nothing behind. Steps under way are waited for. */
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
 /* Checks every byte before anything of the trainer changes. On the same world, config and machine
- * the steps that follow are, to the bit, those of the run that saved. The model must be the same; any
- * other setting is the trainer's own, and the log names those that differ. With another global batch
- * the data goes on behind as many whole steps as the sequences that were read make up: those of the
- * rest are read again. With other data or another T the epoch starts over. */
+ * the steps that follow are, to the bit, those of the run that saved. The model must be the same;
+ * any other setting is the trainer's own, and the log names those that differ. With another global
+ * batch the data goes on behind as many whole steps as the sequences that were read make up: those
+ * of the rest are read again. With other data or another T the epoch starts over. */
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *trainer, const char *directory);
 
 /* ===== >>d18 run =========================================================
@@ -1727,8 +1738,8 @@ typedef struct g2z_run_event {
 } g2z_run_event;
 
 typedef struct g2z_run g2z_run;
-/* Checks everything that can be checked before the first step; on failure no file is left. All ranks
- * make the same calls; rank 0 writes the files of the run. */
+/* Checks everything that can be checked before the first step; on failure no file is left. All
+ * ranks make the same calls; rank 0 writes the files of the run. */
 G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
                                   g2z_run **out);
 /* Works until there is something to show. After G2Z_RUN_DONE it returns that again. G2Z_STOPPED: a
@@ -3204,9 +3215,9 @@ G2Z__PRIVATE size_t g2z__align(size_t bytes) {
   return (bytes + G2Z__ALIGN - 1) / G2Z__ALIGN * G2Z__ALIGN;
 }
 
-/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. The STREAM
- * buffers of all layers come first, then the LAYER buffers, those of one layer together, then the ONCE
- * buffers. */
+/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. The
+ * STREAM buffers of all layers come first, then the LAYER buffers, those of one layer together,
+ * then the ONCE buffers. */
 G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation which, int layer) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t NH = (size_t)plan->model.heads, A = (size_t)plan->dtype_bytes, F = sizeof(float);
@@ -3547,10 +3558,10 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
 
 #define G2Z__ATTENTION_PARTS 320 /* heads whose dQ attention's backward has in scratch, at most */
 
-/* What the CUDA ops ask for beside the plan's buffers: 32 MiB for products; then, of the op that asks
- * for most: attention's row statistics, partial sums and parts of dQ, the sort of the tokens, and
- * with dropout a projection's output. Blocks that were outgrown stay, each 1.5 times the last: 3
- * times in all. */
+/* What the CUDA ops ask for beside the plan's buffers: 32 MiB for products; then, of the op that
+ * asks for most: attention's row statistics, partial sums and parts of dQ, the sort of the tokens,
+ * and with dropout a projection's output. Blocks that were outgrown stay, each 1.5 times the last:
+ * 3 times in all. */
 G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
   if (plan->device != G2Z_DEVICE_CUDA) return 0;
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
@@ -3626,8 +3637,8 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
 }
 
 /* 64 MiB: on 4 H200s a step of 4 x 512 tokens takes 5.39 ms with 16 MiB, 5.18 with 32 and 5.04 with
- * 64, one of 32 x 1024 52.69, 52.83 and 52.47. Smaller ones pay the start of each collective, larger
- * ones (100, 400 MB) leave more for the end, when nothing hides it. */
+ * 64, one of 32 x 1024 52.69, 52.83 and 52.47. Smaller ones pay the start of each collective,
+ * larger ones (100, 400 MB) leave more for the end, when nothing hides it. */
 G2Z__PRIVATE size_t g2z__plan_bucket_elements(const g2z_plan *plan, double bucket_mb) {
   double bytes = bucket_mb > 0 ? bucket_mb * 1048576.0 : 64.0 * 1048576.0;
   if (bucket_mb <= 0 && bytes < 2e6 * plan->world) bytes = 2e6 * plan->world;
@@ -5039,10 +5050,10 @@ G2Z__PRIVATE void g2z__merge_drop_last(g2z_encoder *encoder, uint32_t *end) {
  * possible. *used is how many bytes the ids stand for.
  *
  * whole = 0: the piece goes on, and nobody knows what is right of the last symbol. As long as no
- * merge so far has that symbol on its left, it is what it would be in the whole piece. When one has,
- * the symbol goes, as it may have merged with what is not seen: so each merge costs at most one
- * symbol, and what is left at the end are the ids of the whole piece up to a place that no merge
- * reached across. From there on it is merged as if it began there. */
+ * merge so far has that symbol on its left, it is what it would be in the whole piece. When one
+ * has, the symbol goes, as it may have merged with what is not seen: so each merge costs at most
+ * one symbol, and what is left at the end are the ids of the whole piece up to a place that no
+ * merge reached across. From there on it is merged as if it began there. */
 G2Z__PRIVATE g2z_status g2z__merge_long(g2z_encoder *encoder, const unsigned char *piece,
                                         size_t count, int whole, int32_t *ids, size_t *made,
                                         size_t *used) {
@@ -8663,7 +8674,8 @@ G2Z__PRIVATE void g2z__host_name(char host[64]) {
 
 /* ----- place ------------------------------------------------------------- */
 
-/* In the order of precedence. A launcher is there when its size is; NULL: it has no such variable. */
+/* In the order of precedence. A launcher is there when its size is; NULL: it has no such
+ * variable. */
 #define G2Z__LAUNCHER_LIST(X)                                                                     \
   /* name        rank                    size                    local rank, local size */        \
   X("torchrun",  "RANK",                 "WORLD_SIZE",                                            \
@@ -8828,7 +8840,8 @@ G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) 
     snprintf(out->host, sizeof out->host, "%s", address);
     return G2Z_OK;
   }
-  /* Open MPI 4: "3894476800.0;tcp://10.0.0.2,192.168.1.2:35871" is mpirun, beside which rank 0 runs. */
+  /* Open MPI 4: "3894476800.0;tcp://10.0.0.2,192.168.1.2:35871" is mpirun, beside which rank 0
+   * runs. */
   const char *uri = strcmp(out->launcher, "openmpi") == 0 ? g2z__variable("OMPI_MCA_orte_hnp_uri")
                                                           : NULL;
   uri = uri ? strstr(uri, "tcp://") : NULL;
@@ -8891,7 +8904,8 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
 
 #define G2Z__SPAWN_VARIABLES 8
 
-/* The environment of a rank: this one's, with what a launcher would set. `texts` holds the latter. */
+/* The environment of a rank: this one's, with what a launcher would set. `texts` holds the
+ * latter. */
 G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank, int ranks,
                                                const char *job, char (*texts)[192],
                                                char ***environment) {
@@ -8925,7 +8939,8 @@ G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank,
 }
 
 /* Starts one rank. In a group of its own: what a terminal or `timeout` sends to the group of this
- * process would otherwise come twice, and a second signal means haste. `output` -1: as this process. */
+ * process would otherwise come twice, and a second signal means haste. `output` -1: as this
+ * process. */
 G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, const g2z_job *job, int rank,
                                        const char *id, int output, const sigset_t *mask,
                                        pid_t *out) {
@@ -9160,8 +9175,8 @@ G2Z__PRIVATE int g2z__socket_listen(int port, int loopback) {
   }
 }
 
-/* A connection to one address, or -1. A port without a listener may be given to the very socket that
- * asks for it, which then talks to itself: such a connection is none. */
+/* A connection to one address, or -1. A port without a listener may be given to the very socket
+ * that asks for it, which then talks to itself: such a connection is none. */
 G2Z__PRIVATE int g2z__socket_connect_to(const struct addrinfo *address, double deadline) {
   int one = socket(address->ai_family, SOCK_STREAM, 0), error = 0;
   if (one < 0) return -1;
@@ -9181,7 +9196,8 @@ G2Z__PRIVATE int g2z__socket_connect_to(const struct addrinfo *address, double d
   return -1;
 }
 
-/* The addresses of a host, to be freed with freeaddrinfo; returns what getaddrinfo says, 0: found. */
+/* The addresses of a host, to be freed with freeaddrinfo; returns what getaddrinfo says, 0:
+ * found. */
 G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   struct addrinfo hints;
   memset(&hints, 0, sizeof hints);
@@ -9229,8 +9245,8 @@ G2Z__PRIVATE g2z__hello g2z__ranks_hello(const g2z_ranks *ranks, int control) {
 }
 
 /* Connects to what listens on the port and reads its banner: 1 it is this job's rank 0, 0 nobody is
- * there, -1 another job's, -2 something else. Only in the first case *out is a socket. Rank 0 speaks
- * at once, most other services wait to be spoken to. */
+ * there, -1 another job's, -2 something else. Only in the first case *out is a socket. Rank 0
+ * speaks at once, most other services wait to be spoken to. */
 G2Z__PRIVATE int g2z__ranks_knock(const g2z_ranks *ranks, const struct addrinfo *host, int port,
                                   double deadline, double patience_s, int *out) {
   g2z__banner banner;
@@ -9275,9 +9291,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_not_found(g2z_ranks *ranks, const char *host,
                    place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
 }
 
-/* One look at all ports of a host; 1 when rank 0 was greeted. A port that belongs to others is noted.
- * One that does not even refuse is on a host that is not up, or behind a firewall: its other ports
- * would take as long, and rank 0 most likely comes to the first. */
+/* One look at all ports of a host; 1 when rank 0 was greeted. A port that belongs to others is
+ * noted. One that does not even refuse is on a host that is not up, or behind a firewall: its other
+ * ports would take as long, and rank 0 most likely comes to the first. */
 G2Z__PRIVATE int g2z__ranks_look(g2z_ranks *ranks, const struct addrinfo *host, double deadline,
                                  int *other_job, int *other_service) {
   g2z__peer *peer = &ranks->peers[0];
@@ -9806,8 +9822,8 @@ G2Z__PRIVATE int g2z__watch_is_behind(const g2z__pulse *pulse, const g2z__pulse 
 }
 
 /* On rank 0: who has begun fewer collectives than the others holds them up, and must not do so for
- * longer than its phase may take; how long the others wait does not matter. What peers said is up to
- * a beat old, so the suspicion must last for two. */
+ * longer than its phase may take; how long the others wait does not matter. What peers said is up
+ * to a beat old, so the suspicion must last for two. */
 G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, double now) {
   const g2z__pulse *last = self;
   int64_t furthest = self->sequence;
@@ -9879,8 +9895,8 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
     if (polls[i].revents) g2z__watch_read(ranks, i);
 }
 
-/* Goodbye to all, and then until they have said it too: rank 0 holds the star together for those that
- * are about to leave as well. */
+/* Goodbye to all, and then until they have said it too: rank 0 holds the star together for those
+ * that are about to leave as well. */
 G2Z__PRIVATE void g2z__watch_leave(g2z_ranks *ranks) {
   double deadline = g2z_seconds() + 5;
   g2z__pulse goodbye = g2z__watch_self(ranks, G2Z__GOODBYE);
@@ -10086,10 +10102,10 @@ G2Z__PRIVATE g2z_status g2z__ranks_ready(g2z_ranks *ranks) {
   return status;
 }
 
-/* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is 0
- * on every rank but rank 0. Both sides call in the same order. They return when the bytes are in the
- * system's hands (send) or in the caller's (receive): two that send much to each other at the same
- * time wait for ever. */
+/* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is
+ * 0 on every rank but rank 0. Both sides call in the same order. They return when the bytes are in
+ * the system's hands (send) or in the caller's (receive): two that send much to each other at the
+ * same time wait for ever. */
 G2Z__PRIVATE g2z_status g2z__ranks_send(g2z_ranks *ranks, int peer, const void *bytes,
                                         size_t count) {
   G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->config.place.rank != peer);
@@ -10202,8 +10218,8 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
   return status;
 }
 
-/* A word that the device counts up as its collectives end, in memory that the host can read: it goes
- * on when the host does not. NULL before that memory is freed. */
+/* A word that the device counts up as its collectives end, in memory that the host can read: it
+ * goes on when the host does not. NULL before that memory is freed. */
 G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t *word) {
   pthread_mutex_lock(&ranks->lock);
   ranks->progress = word;
@@ -10716,8 +10732,8 @@ G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
   return config;
 }
 
-/* Ranks that nobody has bound to cores of their own share the host's: each with all of them would be
- * ten times slower. No result depends on the number of threads. */
+/* Ranks that nobody has bound to cores of their own share the host's: each with all of them would
+ * be ten times slower. No result depends on the number of threads. */
 G2Z__PRIVATE void g2z__share_cores(int local_world) {
 #ifdef _OPENMP
   int cores = omp_get_num_procs();
@@ -10916,9 +10932,9 @@ G2Z__PRIVATE g2z_status g2z__complete(const g2z__model *model, int unit, g2z_par
   return model->complete(model->user, g2z_plan_unit(plan, unit) + inside);
 }
 
-/* In: DRES, the gradient of the stream behind the block, and `dproj`, the same behind the dropout of
- * its projection. Out: DRES, the gradient of the stream before the block; *dproj of the block below.
- * LNF takes what lies behind a dropout, FC takes ln2's gradient: both are dead by then. */
+/* In: DRES, the gradient of the stream behind the block, and `dproj`, the same behind the dropout
+ * of its projection. Out: DRES, the gradient of the stream before the block; *dproj of the block
+ * below. LNF takes what lies behind a dropout, FC takes ln2's gradient: both are dead by then. */
 G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__pass *pass,
                                             int layer, g2z_write mode, const void *dproj) {
   g2z_device *dev = model->device;
@@ -10935,8 +10951,8 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   char *dln1 = datt; /* datt is read for the last time before dln1 is written */
 
   G2Z__TRY(model->need(model->user, unit));
-  /* With the same inputs, dropout and algorithms the same bits come out. The last block's activations
-   * are still there: no other has run since. */
+  /* With the same inputs, dropout and algorithms the same bits come out. The last block's
+   * activations are still there: no other has run since. */
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
     G2Z__TRY(g2z__block_activations(model, pass, layer));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
@@ -11007,8 +11023,8 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
  * In:  a config, then batches. Out: weights that fit the text, and a report per step.
  * Law: a step only enqueues. What it decides, it decides on the device from g2z_step_state; the
  *      host reads that state one step late, and never to decide about the step that runs. Whatever
- *      happens to a rank, it enqueues the collectives of a step: its trouble travels in the verdict,
- *      and all ranks return the same status from the same call. */
+ *      happens to a rank, it enqueues the collectives of a step: its trouble travels in the
+ *      verdict, and all ranks return the same status from the same call. */
 
 /* Places in the queue that the host may wait for. Two of each: one is in flight, one is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
@@ -11426,9 +11442,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_collect(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* Before a unit's gradients are written. From stage 2 on, what lay there must have been reduced, and
- * what backward does not write is not allowed to keep what lay there: padding, and positions in wpe
- * behind the sequence. */
+/* Before a unit's gradients are written. From stage 2 on, what lay there must have been reduced,
+ * and what backward does not write is not allowed to keep what lay there: padding, and positions in
+ * wpe behind the sequence. */
 G2Z__PRIVATE g2z_status g2z__trainer_begin(void *user, int unit) {
   g2z_trainer *t = (g2z_trainer *)user;
   const g2z_plan *plan = &t->plan;
@@ -11591,7 +11607,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* Which algorithm a product takes: timed, the library's first choice, or as an earlier run took it. */
+/* Which algorithm a product takes: timed, the library's first choice, or as an earlier run took
+ * it. */
 G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
   char *text;
   size_t bytes;
@@ -11665,8 +11682,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
                              &t->device));
   if (config->graph == 1 && t->plan.device == G2Z_DEVICE_CPU)
     return g2z__fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
-  /* On an H200 a graph saves 8 % of a step of 4 x 512 tokens, 4 % of 32 x 128 and 0.4 % of 32 x 1024;
-   * where launches hide behind the work, ranges and measured waiting are worth more. */
+  /* On an H200 a graph saves 8 % of a step of 4 x 512 tokens, 4 % of 32 x 128 and 0.4 % of 32 x
+   * 1024; where launches hide behind the work, ranges and measured waiting are worth more. */
   t->graphed = config->graph == 1 || (config->graph == 2 && t->plan.device == G2Z_DEVICE_CUDA &&
                                       (int64_t)config->batch * config->seq <= 8192);
   G2Z__TRY(g2z__trainer_tune(t));
@@ -12031,8 +12048,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   t->comm->ops->lap(t->comm, slot);
   G2Z__TRY(g2z__trainer_vote(t));
   G2Z__TRY(g2z__trainer_share_tuning(t));
-  /* A rank that failed goes the same way, with the tokens of an earlier step: the others wait for its
-   * part of each sum, and its vote makes all of them skip the step. */
+  /* A rank that failed goes the same way, with the tokens of an earlier step: the others wait for
+   * its part of each sum, and its vote makes all of them skip the step. */
   G2Z__TRY(t->graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
   t->enqueued = step;
   G2Z__TRY(dev->ops->download(dev, t->reported[slot], t->state, sizeof(g2z_step_state)));
@@ -13545,8 +13562,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__saver *saver, uint64_t *data) {
   return g2z__tensors_reserve(saver->model, data);
 }
 
-/* Rank 0, of a checkpoint: what stands there may be the rest of a save that was killed, but what has
- * the final name is whole and stays. */
+/* Rank 0, of a checkpoint: what stands there may be the rest of a save that was killed, but what
+ * has the final name is whole and stays. */
 G2Z__PRIVATE g2z_status g2z__saver_begin_new(g2z__saver *saver, uint64_t *data) {
   if (access(saver->directory, F_OK) == 0)
     return g2z__fail(saver->services, G2Z_BAD_ARGUMENT,
@@ -14659,7 +14676,8 @@ G2Z__PRIVATE g2z_status g2z__run_write_metrics(g2z_run *run) {
   return g2z__run_put_events(run, m->step, count - 1, tags + 1, values + 1); /* without the step */
 }
 
-/* Another line of metrics.jsonl: what took time beside steps, and what came of it (NULL: nothing). */
+/* Another line of metrics.jsonl: what took time beside steps, and what came of it (NULL:
+ * nothing). */
 G2Z__PRIVATE g2z_status g2z__run_write_note(g2z_run *run, const char *name, double value,
                                             const char *ms_name, double seconds) {
   if (!run->metrics) return G2Z_OK;
@@ -15646,8 +15664,8 @@ G2Z__PRIVATE g2z_status g2z__run_take_up(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Six operations for each weight of a matrix and token, forward and backward, and attention's causal
- * half of T x T: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
+/* Six operations for each weight of a matrix and token, forward and backward, and attention's
+ * causal half of T x T: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
 G2Z__PRIVATE void g2z__run_price(g2z_run *run) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   double C = plan->model.channels, L = plan->model.layers;
@@ -15925,8 +15943,8 @@ G2Z__PRIVATE g2z_status g2z__run_write_sample(g2z_run *run, g2z_run_event *event
   return g2z__run_log(run, run->sample_text);
 }
 
-/* The epoch that ended, and the next unless the run ends with it. One that --max-train-steps cut off
- * stays open in metrics.jsonl, so that a longer run can go on with it. */
+/* The epoch that ended, and the next unless the run ends with it. One that --max-train-steps cut
+ * off stays open in metrics.jsonl, so that a longer run can go on with it. */
 G2Z__PRIVATE g2z_status g2z__run_end_epoch(g2z_run *run) {
   g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2z__run_settle_epoch(run);
@@ -18389,7 +18407,8 @@ G2Z__PRIVATE void g2z__plot_fill(const g2z__plot *plot, int number, double *out)
   for (size_t i = 0; i < plot->count; i++) out[i] = g2z__figure_of(plot->points[i], number);
 }
 
-/* Bars of a figure, with whiskers from `low` to `high` (-1: none), and of a second one (-1: none). */
+/* Bars of a figure, with whiskers from `low` to `high` (-1: none), and of a second one (-1:
+ * none). */
 G2Z__PRIVATE void g2z__plot_bars(const g2z__plot *plot, g2z_page *page, const char *title,
                                  const char *about, int figure, int low, int high, int second) {
   double values[4][G2Z__PLOT_BARS];
@@ -18445,8 +18464,8 @@ G2Z__PRIVATE void g2z__plot_throughput(const g2z__plot *plot, g2z_page *page) {
   g2z_page_chart(page, &chart);
 }
 
-/* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure of
- * the first series, or none. */
+/* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure
+ * of the first series, or none. */
 enum { G2Z__IDEAL_NONE = -1, G2Z__IDEAL_X = -2 };
 G2Z__PRIVATE void g2z__plot_lines(const g2z__plot *plot, g2z_page *page, const char *title,
                                   const char *about, const char *x_name, int x, int y, int ideal,

@@ -376,8 +376,8 @@ static g2z_status g2z__cuda_timers_settle(g2z_device *device) {
                    "the events that time spans failed: profile without them");
 }
 
-/* The next turn, but for those of open spans: a backward pass in stage 3 of 13 billion parameters has
- * 1,500 collectives inside. */
+/* The next turn, but for those of open spans: a backward pass in stage 3 of 13 billion parameters
+ * has 1,500 collectives inside. */
 static int g2z__cuda_span_turn(g2z__cuda_spans *s) {
   for (int taken = 1; taken;) {
     s->next = (s->next + 1) % G2Z__SPANS;
@@ -5761,8 +5761,8 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, void *params, float *master
   return g2z__launched(device, "g2z_k_adamw");
 }
 /* ===== >>k70 memory ======================================================
- * In:  nothing. Out: what a process takes of the GPU beside the plan: CUDA's context, the libraries'
- *      code and workspaces.
+ * In:  nothing. Out: what a process takes of the GPU beside the plan: CUDA's context, the
+ *      libraries' code and workspaces.
  * Law: it is measured, with NVML, which is opened at run time: a build needs nothing of it. */
 
 /* NVML's functions, in the order of g2z_gpu_watch.call. */
@@ -5911,8 +5911,8 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
 
 /* ===== >>k80 collectives =================================================
  * In:  gradients that are complete, parameters that are new. Out: sums and copies over all GPUs.
- * Law: one communicator, one stream of high priority; the two streams wait for each other by events,
- *      the host for none. Every rank enqueues the same calls in the same order. */
+ * Law: one communicator, one stream of high priority; the two streams wait for each other by
+ *      events, the host for none. Every rank enqueues the same calls in the same order. */
 
 /* The best of several copies of `bytes` from this GPU into the next one that the process sees. */
 static g2z_status g2z__cuda_copies(g2z_comm *comm, int here, int there, void *from, void *to,
@@ -6003,9 +6003,9 @@ static g2z_status g2z__nccl_fork(g2z_comm *comm) {
   return G2Z_OK;
 }
 
-/* g2z_k_progress: one more place of the queue was passed, for heartbeats and the flight recorder. It
- * counts, so that a graph that is started again and again counts as well: the recorder's sequence
- * takes a graph for one collective, this word for as many as it has. */
+/* g2z_k_progress: one more place of the queue was passed, for heartbeats and the flight recorder.
+ * It counts, so that a graph that is started again and again counts as well: the recorder's
+ * sequence takes a graph for one collective, this word for as many as it has. */
 static __global__ void g2z_k_progress(volatile uint32_t *word) { *word = *word + 1; }
 
 static g2z_status g2z__nccl_mark(g2z_comm *comm, int place) {

@@ -796,8 +796,8 @@ static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
   free(held);
 }
 
-/* Slices of all ranks tile the memory; shards have no holes; updates cover each parameter once, with
- * its own decay, and no padding. */
+/* Slices of all ranks tile the memory; shards have no holes; updates cover each parameter once,
+ * with its own decay, and no padding. */
 static void test_plan_tiles(g2z_test *t) {
   static const int worlds[] = {1, 2, 3, 4, 9, 13};
   static const double buckets[] = {0, 0.001, 0.01, 1};
@@ -989,7 +989,8 @@ static const char test_bpe_text[] =
     "10000 chances, don't they? aaaaaaa aaaa aa! Café, cafés and naïve 東京, 東京都.    Four  "
     "spaces:\t\tand tabs.\r\n";
 
-/* What Hugging Face's BpeTrainer (tokenizers 0.23.3) learns from test_bpe_text: 120 merges of 144. */
+/* What Hugging Face's BpeTrainer (tokenizers 0.23.3) learns from test_bpe_text: 120 merges of
+ * 144. */
 static const char test_bpe_merges[] =
     "#version: 0.2\n"
     "Ġ t\nĠ w\na a\na s\nh e\nĠt he\ni t\nĠ o\nĠ it\nĠw as\nĠo f\ne s\n0 0\nĠ s\na n\nc h\n"
@@ -4664,15 +4665,15 @@ static void test_cuda_graph(g2z_test *t) {
   test_pair_close(&p);
 }
 /* ----- CUDA attention against the CPU's ----------------------------------
- * On both, scores, statistics and sums are fp32. Tensor cores take P and dS rounded to the type, which
- * the CPU does not round; eps is the spacing of the type.
+ * On both, scores, statistics and sums are fp32. Tensor cores take P and dS rounded to the type,
+ * which the CPU does not round; eps is the spacing of the type.
  * Each element: one more rounding of the result, and the roundings of the P or dS in its sum. These
  *   are independent, each up to eps/2 of its term, so their sum stays under 2 eps of the largest
  *   element of the tensor.
  * Each tensor: ||gpu - cpu|| <= eps/2 ||cpu||. Two roundings with a standard deviation of at most
  *   0.29 eps each make 0.41 eps; a wrong term or a missing one is far above.
- * fp32: scores of size s differ by about sqrt(HS) s 2^-24 in their sums, probabilities by as much of
- *   themselves: 64 eps for scores around 1, `spread`^2 times that for larger ones. */
+ * fp32: scores of size s differ by about sqrt(HS) s 2^-24 in their sums, probabilities by as much
+ *   of themselves: 64 eps for scores around 1, `spread`^2 times that for larger ones. */
 
 static double test_attention_eps(const test_pair *p, double spread) {
   double eps = test_eps(p->dtype);
@@ -4692,8 +4693,9 @@ static float *test_attention_fetch(test_pair *p, const test_twin *twin) {
   return numbers;
 }
 
-/* Both bounds, for columns [first, first + width) of rows of `row` numbers. Differences smaller than
- * the error of numbers around 0.1 never count: with one query dQ and dK are differences of equals. */
+/* Both bounds, for columns [first, first + width) of rows of `row` numbers. Differences smaller
+ * than the error of numbers around 0.1 never count: with one query dQ and dK are differences of
+ * equals. */
 static void test_attention_compare(test_pair *p, const test_twin *twin, const char *what,
                                    size_t first, size_t width, size_t row, double eps) {
   float *got = test_attention_fetch(p, twin);
@@ -4768,8 +4770,8 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
     for (size_t part = 0; part < 3; part++)
       test_attention_compare(p, dqkv, what, part * width, width, 3 * width, eps);
     test_twin_compare(p, dqkv, what, 1, 2 * eps * (largest + 0.1));
-    /* A column adds N errors of 0.41 eps of its elements; six standard deviations, for the column of
-     * the largest norm: those of V are larger than those of Q and K. */
+    /* A column adds N errors of 0.41 eps of its elements; six standard deviations, for the column
+     * of the largest norm: those of V are larger than those of Q and K. */
     test_twin_compare(p, dbias, what, 2 + mode, 2.5 * eps * (column + 0.1));
   }
   test_pair_clear(p);
@@ -6164,7 +6166,8 @@ static void test_golden_forward(g2z_test *t) {
 }
 
 /* L2 error of each gradient against its norm. Adding a constant to every key of a head shifts all
- * scores of a query alike: the key bias has no gradient, and only its absolute size means anything. */
+ * scores of a query alike: the key bias has no gradient, and only its absolute size means
+ * anything. */
 static void test_golden_gradients(g2z_test *t) {
   g2z_train_config config;
   test_trainer tt;
@@ -6492,8 +6495,8 @@ static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_tr
   test_trainer_close(&tt);
 }
 
-/* Every loss, gradient and weight is the same to the bit, in each type and stage. Each block but the
- * last runs forward again, without its last product. */
+/* Every loss, gradient and weight is the same to the bit, in each type and stage. Each block but
+ * the last runs forward again, without its last product. */
 static void test_recompute_on(g2z_test *t, g2z_device_kind device, int graph) {
   static test_recomputed kept, again;
   static const g2z_dtype dtypes[] = {G2Z_FP32, G2Z_FP16, G2Z_BF16};
@@ -6549,7 +6552,8 @@ static void test_accumulation(g2z_test *t) {
   CHECK(t, losses[0][9] < losses[0][0] - 0.5f);
 }
 
-/* A skipped step moves nothing but the scale: weights, m, v, AdamW's count and the schedule stay. */
+/* A skipped step moves nothing but the scale: weights, m, v, AdamW's count and the schedule
+ * stay. */
 static void test_loss_scale(g2z_test *t) {
   g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
   config.dtype = G2Z_FP16;
@@ -6821,9 +6825,9 @@ typedef struct g2z_test_entry {
 } g2z_test_entry;
 
 /* ----- ranks: real processes ---------------------------------------------
- * A rank program is a function that `./test_gpt2 --rank-program NAME ARGUMENTS` runs in a process of
- * its own; its result is the exit code. Processes are started with fork and exec: this one has used
- * OpenMP's threads, and maybe CUDA, which do not survive a fork. */
+ * A rank program is a function that `./test_gpt2 --rank-program NAME ARGUMENTS` runs in a process
+ * of its own; its result is the exit code. Processes are started with fork and exec: this one has
+ * used OpenMP's threads, and maybe CUDA, which do not survive a fork. */
 
 enum { TEST_RANKS = 8, TEST_WORDS = 24, RANKS_MOST = 256 /* by hand */ };
 
@@ -7459,9 +7463,9 @@ static int rank_program(int argc, char **argv) {
 
 /* ----- tests of places ----- */
 
-/* Puts the words "NAME=value NAME=value" into the environment, where no launcher's variables are, and
- * asks for the place. Everything is as it was afterwards. setenv and unsetenv do all of it: memory
- * that environ was pointed to by hand may belong to them, and be freed by the next call. */
+/* Puts the words "NAME=value NAME=value" into the environment, where no launcher's variables are,
+ * and asks for the place. Everything is as it was afterwards. setenv and unsetenv do all of it:
+ * memory that environ was pointed to by hand may belong to them, and be freed by the next call. */
 static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *place) {
   enum { MOST = 64 };
   char line[600], *hidden[MOST];
@@ -8164,9 +8168,9 @@ static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASE
 
 /* In nats. Each of `world` ranks rounds its part of a gradient before it travels, and a ring rounds
  * their sum world - 1 times, to 2^-12 of it on average: world * 2^-11 together. AdamW carries that
- * into a step of at most lr: after 20 steps of 4e-3 a weight is off by up to 4e-5 per rank in fp16, 3e-4
- * in bf16. A logit adds up 32 products of such weights with numbers of size 1, of either sign: six
- * times that. In fp32 it would be 3e-8; activations' own roundings add to it: 1e-5. */
+ * into a step of at most lr: after 20 steps of 4e-3 a weight is off by up to 4e-5 per rank in fp16,
+ * 3e-4 in bf16. A logit adds up 32 products of such weights with numbers of size 1, of either sign:
+ * six times that. In fp32 it would be 3e-8; activations' own roundings add to it: 1e-5. */
 static double zero_bound(g2z_dtype dtype, int world) {
   return dtype == G2Z_FP32 ? 1e-5 : (dtype == G2Z_FP16 ? 2.4e-4 : 1.8e-3) * world;
 }
@@ -8211,8 +8215,8 @@ static void test_zero_turns(g2z_test *t) {
   }
 }
 
-/* Activations made again change no bit on two ranks either, in any column and with any bucket. On GPUs
- * products are timed by the clock, and another choice rounds otherwise. */
+/* Activations made again change no bit on two ranks either, in any column and with any bucket. On
+ * GPUs products are timed by the clock, and another choice rounds otherwise. */
 static void test_zero_recompute_on(g2z_test *t, int device, g2z_dtype dtype) {
   static float kept[ZERO_CASES][ZERO_STEPS], again[ZERO_CASES][ZERO_STEPS];
   const int cases = 3 * ZERO_COLUMNS; /* those of one micro-step */
@@ -8312,7 +8316,8 @@ static void test_crc32c(g2z_test *t) {
     }
 }
 
-/* A tiny model that reads "digits.bin": 125 sequences of 16. The caller frees with test_trainer_close. */
+/* A tiny model that reads "digits.bin": 125 sequences of 16. The caller frees with
+ * test_trainer_close. */
 static g2z_train_config test_saved_config(g2z_test *t, char shard[512]) {
   g2z_train_config config = test_config_of(1, 1, 16, 16, 257);
   snprintf(shard, 512, "%s", test_path(t, "digits.bin"));
@@ -8889,8 +8894,8 @@ static void test_run_resume_refusals(g2z_test *t) {
   CHECK(t, failed > 40 && status == G2Z_OK && seen.last_step == 5);
 }
 
-/* What a run said when it ended does not describe it while it goes on, and what another program left
- * under that name is no surprise in the middle of a training. */
+/* What a run said when it ended does not describe it while it goes on, and what another program
+ * left under that name is no surprise in the middle of a training. */
 static void test_run_goes_on(g2z_test *t) {
   static const char foreign[] = "{\"schema_version\": \"1.0\"}";
   test_run_setup s;

@@ -374,7 +374,8 @@ static g2z_run *running;         /* NULL: there is nothing to save yet */
 static struct timespec asked_at; /* when the first signal came */
 
 /* The first signal lets the run save and end; a second one ends the program at once. A terminal's
- * Ctrl-C may come twice, from the terminal and from the launcher: within half a second it is one. */
+ * Ctrl-C may come twice, from the terminal and from the launcher: within half a second it is
+ * one. */
 static void on_signal(int number) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -480,7 +481,8 @@ static g2z_status write_output_of(g2z_services *services, const char *directory,
   return status;
 }
 
-/* --nccl-logs, before NCCL starts, which reads these variables once. What the user has set stays. */
+/* --nccl-logs, before NCCL starts, which reads these variables once. What the user has set
+ * stays. */
 static g2z_status log_nccl(g2z_services *services, const options *o, const g2z_place *place) {
   const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
   char path[1200];
