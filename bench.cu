@@ -1462,6 +1462,11 @@ static void settle_repeats(const experiment *e, int index) {
   p->figures.began_sec = p->figures.ended_sec = NAN; /* of one run, and of no use to others */
 }
 
+static void settle_points(const experiment *e) {
+  for (int i = 0; i < (int)e->s->count; i++)
+    if (e->s->points[i].outcome == G2Z_OUTCOME_OK) settle_repeats(e, i);
+}
+
 /* Against the point that differs in nothing but that it has one rank. */
 static void compare_with_one(experiment *e) {
   for (int i = 0; i < (int)e->s->count; i++) {
@@ -1610,18 +1615,22 @@ static g2z_status run_points(experiment *e) {
   TRY(g2z_make_directory(e->services, e->out));
   if (!t->train_glob) TRY(write_tokens(e));
   TRY(run_rounds(e));
-  for (int i = 0; i < (int)e->s->count; i++)
-    if (e->s->points[i].outcome == G2Z_OUTCOME_OK) settle_repeats(e, i);
+  settle_points(e);
   compare_with_one(e);
   return finish_experiment(e);
 }
 
-static g2z_status run_experiment(g2z_services *services, options *o, g2z_context_config *config) {
+static g2z_status run_opened(g2z_services *services, options *o, g2z_context_config *config,
+                             g2z_status (*run)(experiment *e)) {
   experiment e;
   g2z_status status = open_experiment(&e, services, o, config);
-  if (status == G2Z_OK) status = run_points(&e);
+  if (status == G2Z_OK) status = run(&e);
   close_experiment(&e);
   return status;
+}
+
+static g2z_status run_experiment(g2z_services *services, options *o, g2z_context_config *config) {
+  return run_opened(services, o, config, run_points);
 }
 
 /* ----- comm --------------------------------------------------------------- */
@@ -1693,17 +1702,12 @@ static g2z_status run_worlds(experiment *e) {
       break;
     }
   }
-  for (int i = 0; i < (int)e->s->count; i++)
-    if (e->s->points[i].outcome == G2Z_OUTCOME_OK) settle_repeats(e, i);
+  settle_points(e);
   return finish_experiment(e);
 }
 
 static g2z_status run_comm(g2z_services *services, options *o, g2z_context_config *config) {
-  experiment e;
-  g2z_status status = open_experiment(&e, services, o, config);
-  if (status == G2Z_OK) status = run_worlds(&e);
-  close_experiment(&e);
-  return status;
+  return run_opened(services, o, config, run_worlds);
 }
 
 /* ----- report ------------------------------------------------------------- */
