@@ -14964,17 +14964,29 @@ G2Z__PRIVATE g2z_status g2z__run_save_tokenizer(g2z_run *run) {
   return status;
 }
 
-/* Rank 0: training_metrics.json, RUN_COMPLETE.txt. run->line becomes the latter's. */
+G2Z__PRIVATE g2z_status g2z__run_checkpoint_path(const g2z_run *run, int64_t step, char **path) {
+  char name[32];
+  snprintf(name, sizeof name, "step-%06" PRId64, step);
+  return g2z__join_path(run->services, run->config.run_dir, name, path);
+}
+
+/* Rank 0: training_metrics.json, RUN_COMPLETE.txt. run->line becomes the latter's: it names the
+ * weights, or the last checkpoint where none were asked for. */
 G2Z__PRIVATE g2z_status g2z__run_complete(g2z_run *run) {
   const char *saved = run->config.save_weights;
-  char now[32], *path;
+  char now[32], *path, *checkpoint = NULL;
   double wall_s = g2z__run_wall_s(run);
   g2z_writer *writer;
   g2z_utc_now(now);
+  if (!saved && run->saved >= 0) {
+    G2Z__TRY(g2z__run_checkpoint_path(run, run->saved, &checkpoint));
+    saved = checkpoint;
+  }
   snprintf(run->line, sizeof run->line,
            "[Rank 0] RUN_COMPLETE checkpoint_path=%.300s world_size=%d tokens_per_sec=%.2f "
            "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
            g2z_context_world(run->context), g2z__run_tokens_per_s(run), wall_s, now);
+  g2z_release(run->services, checkpoint);
   if (!run->log) return G2Z_OK;
   G2Z__TRY(g2z__run_log(run, run->line));
   G2Z__TRY(g2z__run_write_artifacts(run, now, wall_s));
@@ -15024,12 +15036,6 @@ G2Z__PRIVATE int64_t g2z__run_latest(const g2z_run *run, int64_t before, int64_t
   }
   if (directory) closedir(directory);
   return latest;
-}
-
-G2Z__PRIVATE g2z_status g2z__run_checkpoint_path(const g2z_run *run, int64_t step, char **path) {
-  char name[32];
-  snprintf(name, sizeof name, "step-%06" PRId64, step);
-  return g2z__join_path(run->services, run->config.run_dir, name, path);
 }
 
 /* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an

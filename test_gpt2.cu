@@ -9181,7 +9181,8 @@ static void test_train_ranks_resume(g2z_test *t) {
                "--resume '%s'", base, shapes[turn].batch,
                shapes[turn].accum, stages[other], turn ? "0.03" : "0.02", test_path(t, from));
       test_train_ranks(t, &ranks, world, arguments, 60);
-      for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+      for (int r = 0; r < world; r++)
+        CHECK_RANK(t, &ranks, r, 0, r ? NULL : "/step-000012 world_size="); /* the checkpoint */
       test_ranks_free(t, &ranks);
       memset(resumed, 0, sizeof resumed);
       test_train_losses(t, name, resumed, 12);
