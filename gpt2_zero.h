@@ -771,6 +771,8 @@ typedef struct g2z_plan {
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
   g2z_dtype wire_dtype;           /* in which ranks add gradients up: dtype, or fp32 if asked for */
+  g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype
+                                   * where nothing is added to it before it travels */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
   int units;                      /* L + 3 */
   size_t block_elements;          /* 12 C^2 + 13 C */
@@ -1104,12 +1106,14 @@ typedef struct g2z_ops {
                               const g2z_dropout *dropout, int B, int T, int C, int NH);
 
   /* LM head and cross-entropy, `chunk` tokens of logits at a time. losses[N] f32: each token's;
-   * *loss_sum f64 += their sum. dh not NULL: dh[N,C] act, and dwte[Vp,C] f32 (mode), of the loss
-   * times dloss * state->loss_scale. logits[chunk,Vp] act: scratch. Rows V..Vp-1 of wte never
+   * *loss_sum f64 += their sum. dh not NULL: dh[N,C] act, and dwte[Vp,C] (mode), of the loss
+   * times dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if dwte is overwritten
+   * by a single chunk. logits[chunk,Vp] act: scratch. Rows V..Vp-1 of wte never
    * reach the softmax; those of dwte are written as 0. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
-                          float *dwte, void *logits, const void *h, const void *wte,
-                          const int32_t *targets, float dloss, const g2z_step_state *state,
+                          void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
+                          const void *wte, const int32_t *targets, float dloss,
+                          const g2z_step_state *state,
                           g2z_write mode, int N, int C, int V, int Vp, int chunk);
   /* logits[n,V] f32 = h[n,C] wte^T */
   g2z_status (*head_logits)(g2z_device *device, float *logits, const void *h, const void *wte,
@@ -3588,7 +3592,8 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   bytes[G2Z_MEMORY_OPTIMIZER] = 3 * g2z__align(plan->shard_elements * sizeof(float));
   bytes[G2Z_MEMORY_ACTIVATIONS] = g2z__activation_offset(plan, G2Z__ACT_COUNT, 0);
   bytes[G2Z_MEMORY_HEAD] = g2z__plan_logits_bytes(plan);
-  if (plan->grad_dtype != G2Z_FP32) bytes[G2Z_MEMORY_HEAD] += g2z__align(Vp * C * sizeof(float));
+  if (plan->dwte_dtype != plan->grad_dtype)
+    bytes[G2Z_MEMORY_HEAD] += g2z__align(Vp * C * sizeof(float));
   bytes[G2Z_MEMORY_BATCHES] =
       2 * g2z__align((size_t)plan->accum * N * sizeof(int32_t)) +
       g2z__align(sizeof(g2z_step_state)) +
@@ -3598,14 +3603,6 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   bytes[G2Z_MEMORY_SCRATCH] = g2z__plan_scratch_bytes(plan);
   plan->bytes_total = 0;
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++) plan->bytes_total += bytes[i];
-}
-
-/* Tokens whose logits exist at one time: on a GPU 4,096, where the three products run at full rate;
- * on a CPU as many as stay in the caches with the rows of wte that they meet. */
-G2Z__PRIVATE void g2z__plan_chunk(g2z_plan *plan, int batch) {
-  int limit = plan->device == G2Z_DEVICE_CUDA ? 4096 : 256;
-  plan->batch = batch;
-  plan->head_chunk = batch * plan->seq < limit ? batch * plan->seq : limit;
 }
 
 /* What the embedding adds to wte's gradient, on all ranks: where the logits were, a row for each
@@ -3631,9 +3628,11 @@ G2Z__PRIVATE int g2z__plan_sends_rows(const g2z_plan *plan) {
          rows.bytes <= g2z__plan_logits_bytes(plan);
 }
 
-G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
-  g2z__plan_chunk(plan, batch);
-  g2z__plan_bytes(plan);
+/* Tokens whose logits exist at one time: on a GPU 4,096, where the three products run at full rate;
+ * on a CPU as many as stay in the caches with the rows of wte that they meet. */
+G2Z__PRIVATE int g2z__plan_head_chunk(const g2z_plan *plan, int tokens) {
+  int limit = plan->device == G2Z_DEVICE_CUDA ? 4096 : 256;
+  return tokens < limit ? tokens : limit;
 }
 
 /* 64 MiB: on 4 H200s a step of 4 x 512 tokens takes 5.39 ms with 16 MiB, 5.18 with 32 and 5.04 with
@@ -3655,6 +3654,18 @@ G2Z__PRIVATE int g2z__plan_count_buckets(const g2z_plan *plan) {
     end = bucket.begin + bucket.elements;
   }
   return count;
+}
+
+/* What depends on the micro-batch. */
+G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
+  int tokens = batch * plan->seq;
+  plan->batch = batch;
+  plan->head_chunk = g2z__plan_head_chunk(plan, tokens);
+  plan->wte_rows = g2z__plan_sends_rows(plan);
+  int single = plan->wte_rows && plan->accum == 1 && plan->head_chunk == tokens;
+  plan->dwte_dtype = single ? plan->grad_dtype : G2Z_FP32;
+  plan->buckets = g2z__plan_count_buckets(plan);
+  g2z__plan_bytes(plan);
 }
 
 G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config *config,
@@ -3697,17 +3708,14 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.grad_elements = g2z__plan_by_unit(&plan)
                            ? g2z_plan_grad_unit(&plan, last) + g2z__plan_unit_room(&plan, last)
                            : plan.elements;
-  g2z__plan_chunk(&plan, config->batch);
-  plan.wte_rows = g2z__plan_sends_rows(&plan);
   plan.bucket_elements = g2z__plan_bucket_elements(&plan, config->bucket_mb);
   size_t most = plan.elements / plan.bucket_elements + (size_t)plan.units;
   if (most > 1 << 16)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
                      "bucket_mb=%g cuts %zu gradients into %zu buckets: take a larger one",
                      config->bucket_mb, plan.elements, most);
-  plan.buckets = g2z__plan_count_buckets(&plan);
   plan.shard_elements = g2z__plan_share(&plan, plan.elements, rank);
-  g2z__plan_bytes(&plan);
+  g2z__plan_batch(&plan, config->batch);
   *out = plan;
   return G2Z_OK;
 }
@@ -8351,9 +8359,9 @@ G2Z__PRIVATE void g2z__cpu_head_product(g2z_dtype dtype, float *logits, ptrdiff_
 }
 
 /* dh[n,C] = dlogits[n,Vp] wte[V,C]; dwte[V,C] = (or +=) dlogits^T h */
-G2Z__PRIVATE void g2z__cpu_head_back(g2z_dtype dtype, float *dh, float *dwte, const float *dlogits,
-                                     const float *h, const float *wte, g2z_write mode, int n,
-                                     int C, int V, int Vp) {
+G2Z__PRIVATE void g2z__cpu_head_back(g2z_dtype dtype, float *dh, float *dwte, g2z_dtype dwte_dtype,
+                                     const float *dlogits, const float *h, const float *wte,
+                                     g2z_write mode, int n, int C, int V, int Vp) {
   g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = n, p.N = C, p.K = V;
   p.a = dlogits, p.a_row = Vp, p.a_column = 1;
@@ -8364,7 +8372,7 @@ G2Z__PRIVATE void g2z__cpu_head_back(g2z_dtype dtype, float *dh, float *dwte, co
   p.M = V, p.N = C, p.K = n;
   p.a = dlogits, p.a_row = 1, p.a_column = Vp;
   p.b = h, p.b_row = C, p.b_column = 1;
-  p.out = dwte, p.dtype = G2Z_FP32, p.mode = mode;
+  p.out = dwte, p.dtype = dwte_dtype, p.mode = mode;
   g2z__cpu_multiply(&p);
 }
 
@@ -8395,10 +8403,12 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
-                                           void *dh, float *dwte, void *logits, const void *h,
-                                           const void *wte, const int32_t *targets, float dloss,
+                                           void *dh, void *dwte, g2z_dtype dwte_dtype,
+                                           void *logits, const void *h, const void *wte,
+                                           const int32_t *targets, float dloss,
                                            const g2z_step_state *state, g2z_write mode, int N,
                                            int C, int V, int Vp, int chunk) {
+  G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
   float gradient = dh ? dloss * state->loss_scale : 0.0f;
   for (int first = 0; first < N; first += chunk) {
     int n = g2z__cpu_min(chunk, N - first);
@@ -8411,13 +8421,14 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
           g2z__cpu_classify(device->dtype, (float *)logits + (size_t)i * (size_t)Vp, V,
                             targets[first + i], gradient);
     if (dh)
-      g2z__cpu_head_back(device->dtype, (float *)dh + at, dwte, (const float *)logits,
-                         (const float *)h + at, (const float *)wte, first ? G2Z_ACCUMULATE : mode,
-                         n, C, V, Vp);
+      g2z__cpu_head_back(device->dtype, (float *)dh + at, (float *)dwte, dwte_dtype,
+                         (const float *)logits, (const float *)h + at, (const float *)wte,
+                         first ? G2Z_ACCUMULATE : mode, n, C, V, Vp);
   }
   for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
   if (dh && mode == G2Z_OVERWRITE)
-    memset(dwte + (size_t)V * (size_t)C, 0, (size_t)(Vp - V) * (size_t)C * sizeof *dwte);
+    memset((float *)dwte + (size_t)V * (size_t)C, 0,
+           (size_t)(Vp - V) * (size_t)C * sizeof(float));
   return G2Z_OK;
 }
 
@@ -10794,7 +10805,8 @@ typedef struct g2z__model {
   char *params, *grads;     /* flat; where what lies, the plan says */
   char *activations;
   char *logits;             /* [head_chunk, Vp] act */
-  float *dwte;              /* [Vp, C] f32: wte's gradient, inside grads where those are fp32 */
+  void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
+                             * their type */
   /* Called before a unit's parameters are read, in a forward pass and again in a backward pass, in
    * their order and before those of the next unit; before its gradients are written; and when every
    * gradient in memory [0, end) has its final value for this micro-step: wte's in dwte, where it is
@@ -10916,7 +10928,7 @@ G2Z__PRIVATE g2z_status g2z__head(const g2z__model *model, const g2z__pass *pass
   if (backward) G2Z__TRY(model->begin(model->user, g2z_plan_unit_of_wte(plan)));
   return model->device->ops->head_loss(
       model->device, G2Z__F(LOSSES), loss_sum, backward ? G2Z__A(WIDE) : NULL,
-      backward ? model->dwte : NULL, model->logits, G2Z__A(LNF),
+      backward ? model->dwte : NULL, plan->dwte_dtype, model->logits, G2Z__A(LNF),
       g2z__parameter(model, g2z_plan_unit_of_wte(plan), G2Z_WTE), pass->y, dloss, state, mode,
       pass->B * pass->T, plan->model.channels, plan->model.vocab, plan->vocab_padded,
       plan->head_chunk);
@@ -11006,7 +11018,7 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
     G2Z__TRY(g2z__block_backward(model, pass, l, mode, dproj));
   /* Before its first block the stream came from the embedding, whose dropout block 0 undid. */
   if (model->embedded) G2Z__TRY(model->embedded(model->user, dproj));
-  G2Z__TRY(dev->ops->embed_bwd(dev, model->embedded ? NULL : model->dwte,
+  G2Z__TRY(dev->ops->embed_bwd(dev, model->embedded ? NULL : (float *)model->dwte,
                                g2z__grad(model, wpe, G2Z_WPE), dres, pass->x, mode, &drop_embed,
                                pass->B, pass->T, C));
   G2Z__TRY(g2z__complete(model, wpe, G2Z_WPE));
@@ -11096,8 +11108,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   G2Z__DEVICE(t->v, float, shard);
   G2Z__DEVICE(model->activations, char, plan->bytes[G2Z_MEMORY_ACTIVATIONS]);
   G2Z__DEVICE(model->logits, char, g2z__plan_logits_bytes(plan));
-  if (plan->grad_dtype == G2Z_FP32) {
-    model->dwte = (float *)g2z__grad(model, g2z_plan_unit_of_wte(plan), G2Z_WTE);
+  if (plan->dwte_dtype == plan->grad_dtype) {
+    model->dwte = g2z__grad(model, g2z_plan_unit_of_wte(plan), G2Z_WTE);
   } else {
     G2Z__DEVICE(model->dwte, float, Vp * C * sizeof(float));
   }
@@ -11347,14 +11359,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
 G2Z__PRIVATE g2z_status g2z__trainer_cast(g2z_trainer *t, int bucket) {
   const g2z_plan *plan = &t->plan;
   int wte = g2z_plan_unit_of_wte(plan);
-  if (plan->grad_dtype == G2Z_FP32 || bucket < t->unit_buckets[wte]) return G2Z_OK;
+  if (plan->dwte_dtype == plan->grad_dtype || bucket < t->unit_buckets[wte]) return G2Z_OK;
   g2z_range range = g2z_plan_bucket(plan, bucket);
   size_t first = range.begin - g2z_plan_unit(plan, wte), n = range.elements;
   size_t all = g2z__plan_unit_elements(plan, wte); /* the bucket's end may be padding */
   if (first >= all) return G2Z_OK;
   if (n > all - first) n = all - first;
   char *to = t->model.grads + g2z_plan_grad_bucket(plan, bucket) * (size_t)plan->grad_bytes;
-  const float *from = t->model.dwte + first;
+  const float *from = (const float *)t->model.dwte + first;
   return t->model.embedded ? t->comm->ops->cast_grad(t->comm, to, from, n) /* beside backward */
                            : t->device->ops->cast_grad(t->device, to, from, n);
 }
@@ -11804,8 +11816,9 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   if (t->device) {
     const g2z_ops *ops = t->device->ops;
     void *held[] = {t->model.grads, t->master, t->m, t->v, t->model.activations,
-                    t->model.logits, t->plan.grad_dtype == G2Z_FP32 ? NULL : t->model.dwte, t->x,
-                    t->y, t->state, t->verdict.rows, t->eval_sum, t->ranges, t->grad_shard};
+                    t->model.logits, t->x, t->y,
+                    t->plan.dwte_dtype == t->plan.grad_dtype ? NULL : t->model.dwte,
+                    t->state, t->verdict.rows, t->eval_sum, t->ranges, t->grad_shard};
     ops->synchronize(t->device);
     g2z_graph_free(t->device, t->graph); /* before the communicator, which would wait for it */
     if (t->model.params) t->comm->ops->release(t->comm, t->model.params);
@@ -11905,6 +11918,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   return g2z__trainer_conclude(t);
 }
 
+/* Rows that go nowhere. */
+G2Z__PRIVATE g2z_status g2z__trainer_embedded_nothing(void *user, const void *rows) {
+  (void)user, (void)rows;
+  return G2Z_OK;
+}
+
 /* Forward and backward of what lies in x and y, for the shapes alone: once to write gradients, and
  * once to add to them where a step does. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
@@ -11914,7 +11933,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     g2z__pass pass = g2z__trainer_pass(t, 0);
     g2z_write mode = micro_step ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     t->model.complete = NULL;
-    t->model.embedded = NULL;
+    t->model.embedded = t->plan.wte_rows ? g2z__trainer_embedded_nothing : NULL;
     G2Z__TRY(g2z__forward(&t->model, &pass));
     G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_WITH_GRADIENT, 1, t->state, mode));
     G2Z__TRY(g2z__backward(&t->model, &pass, mode));

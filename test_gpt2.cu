@@ -3365,7 +3365,7 @@ static void ops_classify(g2z_dtype dtype, double *loss, double *size, float *dlo
 
 static void ops_head(ops_env *e, int N, int C, int V, int chunk) {
   const g2z_ops *ops = e->ops;
-  g2z_dtype dtype = e->device->dtype;
+  g2z_dtype dtype = e->device->dtype, grad = e->device->grad_dtype;
   int Vp = (V + 127) / 128 * 128;
   size_t n = (size_t)(N * C), words = (size_t)(Vp * C), all = (size_t)(N * V);
   float *h = ops_random(e, n, 2), *wte = ops_random(e, words, 0.5f);
@@ -3391,8 +3391,8 @@ static void ops_head(ops_env *e, int N, int C, int V, int chunk) {
    * the op's own logits, which were just checked. */
   ops_classify(dtype, want_loss, size, d, own, targets, N, V);
   double loss_sum = 2.5, in_order = 2.5;
-  CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, NULL, NULL, logits, h, wte, targets,
-                                dloss, &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
+  CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, NULL, NULL, G2Z_FP32, logits, h, wte,
+                                targets, dloss, &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
   ops_expect(e, "head_loss, evaluation", losses, want_loss, size, (size_t)N, G2Z_FP32, 16);
   for (int i = 0; i < N; i++) in_order += (double)losses[i];
   CHECK(e->t, loss_sum == in_order);
@@ -3407,9 +3407,9 @@ static void ops_head(ops_env *e, int N, int C, int V, int chunk) {
       want_w[i] += (double)before[i];
       size_w[i] += fabs((double)before[i]);
     }
-    CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, dh, dwte, logits, h, wte, targets,
-                                  dloss, &state, mode ? G2Z_ACCUMULATE : G2Z_OVERWRITE, N, C, V, Vp,
-                                  chunk));
+    CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, dh, dwte, G2Z_FP32, logits, h, wte,
+                                  targets, dloss, &state, mode ? G2Z_ACCUMULATE : G2Z_OVERWRITE, N,
+                                  C, V, Vp, chunk));
     ops_expect(e, "head_loss", losses, want_loss, size, (size_t)N, G2Z_FP32, 16);
     for (int i = (N - 1) / chunk * chunk; i < N; i++) { /* the last chunk's are still there */
       for (int v = 0; v < V; v++) want[v] = (double)d[i * V + v];
@@ -3421,14 +3421,20 @@ static void ops_head(ops_env *e, int N, int C, int V, int chunk) {
     double each = dtype == G2Z_FP32 ? 128 : dtype == G2Z_FP16 ? 16384 : 131072;
     ops_expect(e, "head_loss's dh", dh, want_h, size_h, n, dtype, each + ops_walk(V));
     ops_expect(e, "head_loss's dwte", dwte, want_w, size_w, words, G2Z_FP32, each + ops_walk(N));
+    for (size_t i = 0; i < words && !mode; i++) before[i] = g2z_round(grad, dwte[i]);
+    if (mode || N > chunk) continue; /* in one chunk it may be rounded at once */
+    CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, dh, dwte, grad, logits, h, wte,
+                                  targets, dloss, &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
+    CHECK(e->t, memcmp(dwte, before, words * sizeof *dwte) == 0);
   }
   free(targets);
 }
 
 static void test_ops_head(g2z_test *t) {
-  static const int sizes[3][4] = {{1, 8, 2, 1}, {37, 24, 301, 10}, {70, 40, 1100, 64}};
+  static const int sizes[4][4] = {
+      {1, 8, 2, 1}, {37, 24, 301, 10}, {70, 40, 1100, 64}, {37, 24, 301, 37}};
   for (int i = 0; i < 3; i++)
-    for (int s = 0; s < 3; s++) {
+    for (int s = 0; s < 4; s++) {
       ops_env e;
       ops_open(&e, t, ops_dtypes[i], ops_dtypes[i]);
       ops_head(&e, sizes[s][0], sizes[s][1], sizes[s][2], sizes[s][3]);
@@ -3755,8 +3761,8 @@ static float *ops_run_all(ops_env *e, size_t *count) {
   CHECK_OK(e->t, e->ops->attention_bwd(device, dqkv, sums_qkv, y, out, lse, x, G2Z_OVERWRITE, &d, B,
                                        T, C, NH));
   float *losses = ops_next(&at, (size_t)N), *dh = ops_next(&at, n), *dwte = ops_next(&at, words);
-  CHECK_OK(e->t, e->ops->head_loss(device, losses, sums, dh, dwte, logits, x, w, tokens, 0.125f,
-                                   &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
+  CHECK_OK(e->t, e->ops->head_loss(device, losses, sums, dh, dwte, G2Z_FP32, logits, x, w, tokens,
+                                   0.125f, &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
   float *dembed = ops_next(&at, words), *dwpe = ops_next(&at, (size_t)(T * C));
   CHECK_OK(e->t, e->ops->embed_bwd(device, dembed, dwpe, x, tokens, G2Z_OVERWRITE, &d, B, T, C));
   float *mean = ops_next(&at, (size_t)N), *rstd = ops_next(&at, (size_t)N);
@@ -4425,11 +4431,11 @@ static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk) {
     *(double *)sum->cpu = 0.5;
     test_twin_send(p, sum);
     CHECK_OK(p->t, cpu->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
-                                  (float *)dwte->cpu, logits->cpu, h->cpu, wte->cpu,
+                                  dwte->cpu, G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
                                   (const int32_t *)targets->cpu, dloss, state.cpu, (g2z_write)mode,
                                   N, C, V, Vp, chunk));
     CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
-                                  (float *)dwte->gpu, logits->gpu, h->gpu, wte->gpu,
+                                  dwte->gpu, G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
                                   (const int32_t *)targets->gpu, dloss, state.gpu, (g2z_write)mode,
                                   N, C, V, Vp, chunk));
     double g = (double)dloss * (double)scale;
@@ -4439,12 +4445,33 @@ static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk) {
     test_twin_compare(p, dwte, "head_loss dwte", 8,
                       (1 + mode) * g * sqrt((double)N) * 4 * (2 * logit + 4 * eps + 1e-6));
   }
+  if (N <= chunk) { /* rounded at once */
+    test_twin *narrow = test_twin_new(p, TEST_GRAD, words);
+    g2z_dtype grad = p->cpu->grad_dtype;
+    CHECK_OK(p->t, cpu->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
+                                  narrow->cpu, grad, logits->cpu, h->cpu, wte->cpu,
+                                  (const int32_t *)targets->cpu, dloss, state.cpu, G2Z_OVERWRITE,
+                                  N, C, V, Vp, chunk));
+    CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
+                                  narrow->gpu, grad, logits->gpu, h->gpu, wte->gpu,
+                                  (const int32_t *)targets->gpu, dloss, state.gpu, G2Z_OVERWRITE,
+                                  N, C, V, Vp, chunk));
+    test_twin_compare(p, narrow, "head_loss dwte, rounded", 8,
+                      (double)dloss * (double)scale * sqrt((double)N) * 4 *
+                          (2 * logit + 4 * eps + 1e-6));
+  }
+  *(double *)sum->cpu = 0.5;
+  test_twin_send(p, sum);
+  CHECK_OK(p->t, cpu->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, NULL, NULL,
+                                G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
+                                (const int32_t *)targets->cpu, 0, NULL, G2Z_OVERWRITE, N, C, V,
+                                Vp, chunk));
   CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, NULL, NULL,
-                                logits->gpu, h->gpu, wte->gpu, (const int32_t *)targets->gpu, 0,
-                                NULL, G2Z_OVERWRITE, N, C, V, Vp, chunk));
-  *(double *)sum->cpu += *(double *)sum->cpu - 0.5;
+                                G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
+                                (const int32_t *)targets->gpu, 0, NULL, G2Z_OVERWRITE, N, C, V, Vp,
+                                chunk));
   test_twin_compare(p, losses, "head_loss losses, no gradient", 8, 2 * logit + 1e-6);
-  test_twin_compare(p, sum, "head_loss sum, added to", 0, 2 * N * (2 * logit + 1e-6));
+  test_twin_compare(p, sum, "head_loss sum, no gradient", 0, N * (2 * logit + 1e-6));
   int n = N < 5 ? N : 5;
   test_twin *rows = test_twin_new(p, TEST_F32, (size_t)n * (size_t)V);
   CHECK_OK(p->t, cpu->head_logits(p->cpu, (float *)rows->cpu, h->cpu, wte->cpu, n, C, V));
@@ -4641,7 +4668,7 @@ static void test_cuda_graph(g2z_test *t) {
       CHECK_OK(t, ops->layernorm_fwd(p.gpu, h->gpu, (float *)mean->gpu, (float *)rstd->gpu, y->gpu,
                                      b->gpu, b->gpu, N, C));
       CHECK_OK(t, ops->head_loss(p.gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
-                                 (float *)dwte->gpu, logits->gpu, h->gpu, wte->gpu,
+                                 dwte->gpu, G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
                                  (const int32_t *)targets->gpu, 0.01f, state.gpu, G2Z_OVERWRITE, N,
                                  C, V, VP, 100));
       CHECK_OK(t, ops->layernorm_bwd(p.gpu, y->gpu, NULL, dw->gpu, db->gpu, NULL, dh->gpu, x->gpu,
