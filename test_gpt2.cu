@@ -897,6 +897,28 @@ static void test_plan_last_buckets(g2z_test *t) {
   }
 }
 
+/* The LM head's part of wte's gradient is rounded at once where it is all in one chunk of one
+ * micro-step, and then needs no memory of its own. */
+static void test_plan_wte_gradient(g2z_test *t) {
+  static const struct {
+    int world, accum, batch, alone;
+  } cases[] = {{1, 1, 2, 1}, {1, 1, 4, 1}, {1, 1, 5, 0}, {1, 2, 2, 0}, {2, 1, 2, 1}, {2, 2, 2, 0},
+               {12, 1, 4, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_train_config config = g2z_train_config_default();
+    config.dtype = G2Z_FP16;
+    config.accum = cases[i].accum;
+    config.batch = cases[i].batch;
+    g2z_plan plan;
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, cases[i].world, &plan));
+    size_t words = (size_t)plan.vocab_padded * (size_t)plan.model.channels;
+    size_t logits = (size_t)plan.head_chunk * (size_t)plan.vocab_padded * 2;
+    int apart = plan.dwte_dtype != plan.grad_dtype;
+    CHECK(t, (plan.dwte_dtype == G2Z_FP16) == cases[i].alone);
+    CHECK(t, plan.bytes[G2Z_MEMORY_HEAD] == logits + (apart ? words * 4 : 0));
+  }
+}
+
 /* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
  * units' padding. */
 static void test_plan_bytes(g2z_test *t) {
@@ -10459,6 +10481,7 @@ static const g2z_test_entry test_table[] = {
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
     {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
+    {"plan_wte_gradient", "what the head adds to wte is rounded at once where it may be", test_plan_wte_gradient},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
