@@ -14725,15 +14725,21 @@ G2Z__PRIVATE g2z_status g2z__run_write_note(g2z_run *run, const char *name, doub
   return g2z__run_hold(run, g2z__writer_flush(run->metrics));
 }
 
-/* Rank 0: report.html while the run goes on. It takes a hundredth of the time at most, however long
- * metrics.jsonl has become. */
-G2Z__PRIVATE g2z_status g2z__run_report_now_and_then(g2z_run *run) {
+/* Rank 0: report.html. Training does not end for want of a page: all that it shows is in other
+ * files. */
+G2Z__PRIVATE void g2z__run_report(g2z_run *run) {
+  if (g2z_report_run(run->services, run->config.run_dir) == G2Z_OK) return;
+  g2z__log(run->services, G2Z_LOG_WARNING, "no report.html: %s", run->services->error);
+}
+
+/* While the run goes on it takes a hundredth of the time at most, however long metrics.jsonl has
+ * become. */
+G2Z__PRIVATE void g2z__run_report_now_and_then(g2z_run *run) {
   double begin = g2z_seconds();
-  if (!run->metrics || begin < run->next_report) return G2Z_OK;
-  g2z_status status = g2z_report_run(run->services, run->config.run_dir);
+  if (!run->metrics || begin < run->next_report) return;
+  g2z__run_report(run);
   double end = g2z_seconds();
   run->next_report = end + 99 * (end - begin);
-  return g2z__run_hold(run, status);
 }
 
 G2Z__PRIVATE void g2z__put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
@@ -14976,7 +14982,7 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, 
   g2z_writer_free(writer);
   g2z_release(run->services, path);
   G2Z__TRY(status);
-  G2Z__TRY(g2z_report_run(run->services, run->config.run_dir));
+  g2z__run_report(run);
   return g2z__run_write_profile(run);
 }
 
@@ -15142,7 +15148,7 @@ G2Z__PRIVATE g2z_status g2z__run_save(g2z_run *run, g2z_run_event *event) {
   if (!run->metrics) return G2Z_OK;
   G2Z__TRY(g2z__run_write_note(run, NULL, 0, "save_ms", seconds));
   G2Z__TRY(g2z__run_log(run, run->line));
-  G2Z__TRY(g2z__run_report_now_and_then(run));
+  g2z__run_report_now_and_then(run);
   return run->config.keep > 0 ? g2z__run_hold(run, g2z__run_prune(run, run->step)) : G2Z_OK;
 }
 
@@ -15922,7 +15928,8 @@ G2Z__PRIVATE g2z_status g2z__run_validate(g2z_run *run, g2z_run_event *event) {
   static const char *const tag = "val/loss";
   G2Z__TRY(g2z__run_put_events(run, run->step, 1, &tag, &loss));
   G2Z__TRY(g2z__run_log(run, run->line));
-  return g2z__run_report_now_and_then(run);
+  g2z__run_report_now_and_then(run);
+  return G2Z_OK;
 }
 
 /* Text that a terminal can take: what is not valid UTF-8, and control characters other than tab and

@@ -5812,6 +5812,20 @@ static void test_run_full_disk(g2z_test *t) {
   CHECK(t, access(s.weights, F_OK) != 0);
 }
 
+/* A run goes on, and ends well, where its page cannot be written. */
+static void test_run_no_page(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  char page[700];
+  size_t bytes;
+  test_run_prepare(t, &s, "run");
+  snprintf(page, sizeof page, "%.500s/report.html", s.run_dir);
+  CHECK(t, mkdir(s.run_dir, 0777) == 0 && mkdir(page, 0777) == 0);
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, seen.done && rmdir(page) == 0 && test_files_count(t, "run/*.partial") == 0);
+  g2z_release(&t->services, test_run_read(t, s.run_dir, "RUN_COMPLETE.txt", &bytes));
+}
+
 static void test_run_allocations(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -10551,6 +10565,7 @@ static const g2z_test_entry test_table[] = {
     {"run_slurm", "Slurm's variables reach the artifacts", test_run_slurm},
     {"run_refusals", "a run that cannot work does not start", test_run_refusals},
     {"run_full_disk", "a run on a full disk ends in a sentence", test_run_full_disk},
+    {"run_no_page", "a run whose page cannot be written ends well", test_run_no_page},
     {"run_allocations", "a run survives every failing allocation", test_run_allocations},
     {"flags", "the command-line parser", test_flags},
     {"flags_arguments", "a table of flags as arguments, and back", test_flags_arguments},
