@@ -5382,7 +5382,7 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
 /* ===== >>k50 head ========================================================
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
  * Law: logits exist for `chunk` tokens at a time, in A; their gradients overwrite them; dwte adds
- *      up over the chunks in fp32. */
+ *      up over the chunks in fp32, and where it has nothing to add up it may be rounded at once. */
 
 /* A softmax in the making: exp(x - max) add up to sum. */
 typedef struct g2z__softmax {
@@ -5587,12 +5587,13 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
   return run(device, logits, losses, targets, state, dloss, n, V, Vp);
 }
 
-template <typename A>
+template <typename A, typename G>
 static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *loss_sum, void *dh,
-                                     float *dwte, void *logits, const void *h, const void *wte,
-                                     const int32_t *targets, float dloss,
+                                     void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
+                                     const void *wte, const int32_t *targets, float dloss,
                                      const g2z_step_state *state, g2z_write mode, int N, int C,
                                      int V, int Vp, int chunk) {
+  G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
   for (int first = 0; first < N; first += chunk) {
     int n = N - first < chunk ? N - first : chunk;
     size_t at = (size_t)first * (size_t)C;
@@ -5608,8 +5609,9 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
                                  CUBLASLT_EPILOGUE_DEFAULT);
     on = g2z__lt_rows((A *)dh + at, logits, wte);
     G2Z__TRY(g2z__lt_multiply(device, &key, &on));
-    key = g2z__lt_rows_key<A, float>(device, Vp, n, C, G2Z__TRANSPOSED, G2Z__AS_IT_IS, C,
-                                     CUBLASLT_EPILOGUE_DEFAULT);
+    auto weight_key = dwte_dtype == G2Z_FP32 ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, G>;
+    key = weight_key(device, Vp, n, C, G2Z__TRANSPOSED, G2Z__AS_IT_IS, C,
+                     CUBLASLT_EPILOGUE_DEFAULT);
     on = g2z__lt_rows(dwte, logits, (const A *)h + at);
     if (first > 0 || mode == G2Z_ACCUMULATE) on.c = dwte;
     G2Z__TRY(g2z__lt_multiply(device, &key, &on));
@@ -6436,7 +6438,7 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->linear_bwd_weight = g2z_cuda_linear_bwd_weight<A, G>;
   ops->attention_fwd = g2z_cuda_attention_fwd<A>;
   ops->attention_bwd = g2z_cuda_attention_bwd<A, G>;
-  ops->head_loss = g2z_cuda_head_loss<A>;
+  ops->head_loss = g2z_cuda_head_loss<A, G>;
   ops->head_logits = g2z_cuda_head_logits<A>;
   ops->cast_act = g2z_cuda_cast<A>;
   ops->cast_grad = g2z_cuda_cast<G>;
