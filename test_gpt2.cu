@@ -4826,6 +4826,27 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   test_pair_clear(p);
 }
 
+/* What Hopper's backward cuts into items: heads for several rounds, none cut; one head that is cut,
+ * 9 blocks of keys in 7 parts; and a few heads more than there are multiprocessors, some whole and
+ * some cut, with tiles of dQ in both places where they wait. */
+static void test_attention_cuts(test_pair *p) {
+  int shapes[][3] = {{27, 65, 10}, {1, 1100, 1}, {5, 330, 27}};
+#ifdef __CUDACC__
+  const g2z__cuda *cuda = g2z__cuda_of(p->gpu);
+  shapes[2][2] = cuda->sms / 5 + 1;
+#endif
+  for (int i = 0; i < 3; i++) {
+    int B = shapes[i][0], T = shapes[i][1], NH = shapes[i][2];
+    test_attention_one(p, B, T, NH, 64, 0, 1);
+#ifdef __CUDACC__
+    g2z__hopper_cut cut;
+    g2z__hopper_best_cut(&cut, T, B * NH, cuda->sms);
+    CHECK(p->t, (cut.whole > 0) == (i != 1));
+    CHECK(p->t, (cut.whole < B * NH) == (i != 0));
+#endif
+  }
+}
+
 static void test_cuda_attention(g2z_test *t) {
   CUDA_OR_SKIP(t);
   static const int sizes[] = {1, 7, 63, 64, 65, 129, 257, 1000};
@@ -4840,9 +4861,7 @@ static void test_cuda_attention(g2z_test *t) {
       test_attention_one(&p, 3, 192, 5, 64, 0, 4);    /* large scores: few keys have all the weight */
       test_attention_one(&p, 3, 100, 2, 48, 0.5f, 4); /* dropout on tensor cores: T is 4 x 25 */
       test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than a GPU has multiprocessors */
-      /* On Hopper: tiles of dQ in both places where they wait; 9 blocks of keys in 7 parts. */
-      test_attention_one(&p, 12, 330, 12, 64, 0, 1);
-      test_attention_one(&p, 1, 1100, 1, 64, 0, 1);
+      test_attention_cuts(&p);
     }
     test_pair_close(&p);
   }
@@ -4872,7 +4891,7 @@ static void test_attention_run(test_pair *p, unsigned char *bytes, const test_tw
 static void test_cuda_attention_repeats(g2z_test *t) {
   CUDA_OR_SKIP(t);
   static const int shapes[][4] = {
-      {13, 321, 12, 64}, {2, 512, 3, 64}, {3, 1100, 3, 64}, {3, 260, 4, 96}};
+      {6, 321, 25, 64}, {2, 512, 3, 64}, {3, 1100, 3, 64}, {3, 260, 4, 96}};
   for (int types = 0; types < TEST_TYPES; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types))
