@@ -11072,7 +11072,7 @@ struct g2z_trainer {
   size_t range_count;
   size_t *bucket_ranges;             /* host, [buckets + 1]: where each bucket's ranges begin */
   int *unit_buckets;                 /* host, [units + 1]: the bucket in which each unit begins */
-  int32_t *x, *y;                    /* device, [accum, B, T] */
+  int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
   const void *rows;                  /* device: what the embedding adds to wte's gradient, a row for */
   const int32_t *row_tokens;         /* each token, and the tokens, of all ranks */
   int32_t *staged[2];                /* host, x and y of one step one after the other */
@@ -11122,8 +11122,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   } else {
     G2Z__DEVICE(model->dwte, float, Vp * C * sizeof(float));
   }
-  G2Z__DEVICE(t->x, int32_t, tokens * sizeof(int32_t));
-  G2Z__DEVICE(t->y, int32_t, tokens * sizeof(int32_t));
+  G2Z__DEVICE(t->x, int32_t, 2 * tokens * sizeof(int32_t));
+  t->y = t->x + tokens;
   G2Z__DEVICE(t->state, g2z_step_state, sizeof(g2z_step_state));
   G2Z__DEVICE(t->verdict.rows, double,
               (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double));
@@ -11352,10 +11352,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
   return ops->mark(t->comm, bucket);
 }
 
-/* The sum of squares of what this rank owns, in the order of buckets. */
-G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket) {
+/* The sum of squares of n gradients that this rank owns, from those of a bucket on. */
+G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int bucket, size_t n) {
   double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
-  size_t n = g2z_plan_slice(&t->plan, bucket, t->plan.rank).elements;
   if (n == 0) return G2Z_OK;
   g2z_span_begin(t->device, G2Z_SPAN_NORM);
   G2Z__TRY(t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES,
@@ -11380,7 +11379,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_cast(g2z_trainer *t, int bucket) {
                            : t->device->ops->cast_grad(t->device, to, from, n);
 }
 
-/* As gradients complete, so do buckets. In a job of one rank their squares are taken while warm. */
+/* As gradients complete, so do buckets. */
 G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
   g2z_trainer *t = (g2z_trainer *)user;
   int wte = t->unit_buckets[g2z_plan_unit_of_wte(&t->plan)];
@@ -11389,8 +11388,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
     if (bucket.begin + bucket.elements > end) break;
     G2Z__TRY(g2z__trainer_cast(t, t->buckets_reduced));
     G2Z__TRY(g2z__trainer_reduce(t, t->buckets_reduced));
-    if (t->plan.world == 1 && t->micro_step == t->plan.accum - 1)
-      G2Z__TRY(g2z__trainer_squares(t, t->buckets_reduced));
     t->buckets_reduced++;
   }
   return G2Z_OK;
@@ -11444,8 +11441,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_add_rows(g2z_trainer *t, int bucket) {
 }
 
 /* Behind the last backward pass: the sums over the ranks as they come, and their squares, so that
- * these are taken while the last ones travel. Where wte's went ahead its rows come before the last
- * bucket; while they travel their tokens are sorted. */
+ * these are taken while the last ones travel; a rank alone takes them all at once. Where wte's went
+ * ahead its rows come before the last bucket; while they travel their tokens are sorted. */
 G2Z__PRIVATE g2z_status g2z__trainer_collect(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
   const g2z_collectives *ops = t->comm->ops;
@@ -11458,12 +11455,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_collect(g2z_trainer *t) {
   }
   for (int i = 0; i < plan->buckets; i++) {
     int bucket = !plan->wte_rows || i < wte - 1 ? i : i < plan->buckets - 1 ? i + 1 : wte - 1;
-    if (plan->world == 1 && bucket < t->buckets_reduced) continue; /* that was done while warm */
     G2Z__TRY(ops->join(t->comm, plan->wte_rows && bucket == wte ? 2 * plan->buckets + 1 : bucket));
     if (plan->wte_rows && bucket >= wte) G2Z__TRY(g2z__trainer_add_rows(t, bucket));
-    G2Z__TRY(g2z__trainer_squares(t, bucket));
+    size_t mine = g2z_plan_slice(plan, bucket, plan->rank).elements;
+    if (plan->world > 1) G2Z__TRY(g2z__trainer_squares(t, bucket, mine));
   }
-  return G2Z_OK;
+  return plan->world > 1 ? G2Z_OK : g2z__trainer_squares(t, 0, plan->shard_elements);
 }
 
 /* Before a unit's gradients are written. From stage 2 on, what lay there must have been reduced,
@@ -11828,7 +11825,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   if (t->device) {
     const g2z_ops *ops = t->device->ops;
     void *held[] = {t->model.grads, t->master, t->m, t->v, t->model.activations,
-                    t->model.logits, t->x, t->y,
+                    t->model.logits, t->x,
                     t->plan.dwte_dtype == t->plan.grad_dtype ? NULL : t->model.dwte,
                     t->state, t->verdict.rows, t->eval_sum, t->ranges, t->grad_shard};
     ops->synchronize(t->device);
@@ -11857,12 +11854,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
   int slot = (int)(t->stagings++ % 2);
   int32_t *host = t->staged[slot];
   G2Z__TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
-  memcpy(host, x, count * sizeof(int32_t));
-  G2Z__TRY(dev->ops->upload(dev, t->x, host, count * sizeof(int32_t)));
-  if (y) {
-    memcpy(host + count, y, count * sizeof(int32_t));
-    G2Z__TRY(dev->ops->upload(dev, t->y, host + count, count * sizeof(int32_t)));
-  }
+  size_t bytes = count * sizeof(int32_t);
+  int at_once = y && t->x + count == t->y; /* a step's: each upload takes 8 us */
+  memcpy(host, x, bytes);
+  if (y) memcpy(host + count, y, bytes);
+  G2Z__TRY(dev->ops->upload(dev, t->x, host, at_once ? 2 * bytes : bytes));
+  if (y && !at_once) G2Z__TRY(dev->ops->upload(dev, t->y, host + count, bytes));
   return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
 }
 

@@ -7202,6 +7202,7 @@ static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   config.accum = index / (3 * ZERO_COLUMNS) ? 3 : 1;
   config.batch = ZERO_SEQUENCES / (world * config.accum);
   config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
+  config.tune = 0; /* trainers that time products may choose differently, and round differently */
   config.dtype = dtype;
   config.dropout = 0.1f;
   config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
