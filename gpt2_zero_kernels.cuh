@@ -2044,7 +2044,7 @@ static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) 
     if (round > 0 && (best_ms < 0 || ms < best_ms)) best_ms = ms;
   }
   if (flop < G2Z__LARGE_FLOP) return best_ms * 1000 / (float)calls;
-  for (; spent_ms < 2 * G2Z__LARGE_MS; spent_ms += ms) {
+  for (; counted == 0 || spent_ms < 2 * G2Z__LARGE_MS; spent_ms += ms) {
     if (!g2z__lt_time_round(device, G2Z__LARGE_CALLS, run, &ms)) return -1;
     if (spent_ms >= G2Z__LARGE_MS) sum_ms += ms, counted += G2Z__LARGE_CALLS;
   }
