@@ -4940,17 +4940,52 @@ struct g2z_encoder {
   size_t starts[G2Z__SCAN_STARTS + 2];
 };
 
-/* The least of joins[0..count), which is filled up to a multiple of 8. Of a word only what is still
- * a symbol is looked at, one by one: loads of eight would wait for the stores just before, which
- * cost a tenth of the time of prose that is new. */
-static inline uint32_t g2z__merge_least(const uint32_t *joins, const unsigned char *next,
-                                        size_t count) {
+/* For 1 to G2Z__PIECE_WORD bytes, which new words of Latin script mostly have. Symbol i is at bit and
+ * place i + 1, between barriers that no token makes anything with; open are those that make
+ * something with the next: joins has id << 5 | place, so that the smallest is the merge whose turn
+ * it is. With bits in place of links a word of 8 bytes takes 140 ns; g2z__merge_short took 166. */
+G2Z__PRIVATE size_t g2z__merge_word(const g2z_tokenizer *tokenizer, const unsigned char *piece,
+                                    size_t count, int32_t *ids) {
+  const uint32_t barrier = G2Z__VOCAB_MAX - 1, end = 31;
+  uint32_t symbols[32], joins[32], open = 0, alive = (2u << count) - 1;
+  size_t made = 0;
+  for (size_t i = 0; i < count; i++) {
+    uint32_t id = i + 1 < count ? tokenizer->byte_pairs[piece[i] << 8 | piece[i + 1]] : 0;
+    symbols[i + 1] = (uint32_t)tokenizer->byte_ids[piece[i]];
+    joins[i + 1] = id << 5 | (uint32_t)(i + 1);
+    open |= (uint32_t)(id != 0) << (i + 1);
+  }
+  symbols[0] = symbols[end] = barrier;
+  joins[end] = UINT32_MAX;
+  while (open) {
+    uint32_t least = UINT32_MAX;
+    for (uint32_t bits = open; bits;)
+      for (int k = 0; k < 4; k++, bits &= bits - 1) { /* no branch until there are more than 4 */
+        uint32_t join = joins[__builtin_ctz(bits | 1u << end)];
+        least = join < least ? join : least;
+      }
+    uint32_t left = least & 31, id = least >> 5, behind = alive & (~1u << left);
+    uint32_t right = behind & (0 - behind), after, before, joined;
+    alive ^= right;
+    after = (uint32_t)__builtin_ctz((behind ^ right) | 1u << end);
+    before = 31 - (uint32_t)__builtin_clz(alive & ((1u << left) - 1));
+    symbols[left] = id;
+    open &= ~(right | 1u << left | 1u << before);
+    joined = g2z__joins_find(&tokenizer->joins, id, symbols[after]);
+    joins[left] = joined << 5 | left;
+    open |= (uint32_t)(joined != 0) << left;
+    joined = g2z__joins_find(&tokenizer->joins, symbols[before], id);
+    joins[before] = joined << 5 | before;
+    open |= (uint32_t)(joined != 0) << before;
+  }
+  for (alive &= ~1u; alive; alive &= alive - 1) ids[made++] = (int32_t)symbols[__builtin_ctz(alive)];
+  return made;
+}
+
+/* The least of joins[0..count), which is filled up to a multiple of 8. */
+static inline uint32_t g2z__merge_least(const uint32_t *joins, size_t count) {
   uint32_t least[8] = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX,
                        UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX};
-  if (count <= G2Z__PIECE_WORD) {
-    for (size_t i = 0; i < count; i = next[i]) least[0] = joins[i] < least[0] ? joins[i] : least[0];
-    return least[0];
-  }
   for (size_t i = 0; i < count; i += 8)
     for (size_t k = 0; k < 8; k++) least[k] = joins[i + k] < least[k] ? joins[i + k] : least[k];
   for (size_t half = 4; half; half /= 2)
@@ -4961,7 +4996,8 @@ static inline uint32_t g2z__merge_least(const uint32_t *joins, const unsigned ch
 
 /* O(n^2), for 1 to G2Z__PIECE_SHORT bytes. A symbol stays where its first byte was; joins[i] is
  * what it makes with the next, id << 7 | i, so that the smallest is the merge whose turn it is, and
- * says where. Returns how many ids are left. */
+ * says where. All merges to that id follow at once, from left to right: a ruler of dashes has few
+ * ids and takes 0.6 us; with a search for each merge 2.4. Returns how many ids are left. */
 G2Z__PRIVATE size_t g2z__merge_short(const g2z_tokenizer *tokenizer, const unsigned char *piece,
                                      size_t count, int32_t *ids) {
   const uint32_t none = UINT32_MAX;
@@ -4976,21 +5012,23 @@ G2Z__PRIVATE size_t g2z__merge_short(const g2z_tokenizer *tokenizer, const unsig
     previous[i + 1] = (unsigned char)i;
   }
   for (size_t i = count; i % 8; i++) joins[i] = none;
-  for (;;) {
-    uint32_t least = g2z__merge_least(joins, next, count);
-    if (least == none) break;
-    size_t left = least & 127, right = next[left], after = next[right];
-    uint32_t id = least >> 7, joined = 0;
-    ids[left] = (int32_t)id;
-    joins[right] = none;
-    next[left] = (unsigned char)after;
-    previous[after] = (unsigned char)left;
-    if (after < count) joined = g2z__joins_find(&tokenizer->joins, id, (uint32_t)ids[after]);
-    joins[left] = joined ? joined << 7 | (uint32_t)left : none;
-    if (left == 0) continue;
-    size_t before = previous[left];
-    joined = g2z__joins_find(&tokenizer->joins, (uint32_t)ids[before], id);
-    joins[before] = joined ? joined << 7 | (uint32_t)before : none;
+  for (uint32_t least; (least = g2z__merge_least(joins, count)) != none;) {
+    uint32_t id = least >> 7;
+    for (size_t left = least & 127; left < count; left = next[left]) {
+      if (joins[left] >> 7 != id) continue;
+      size_t right = next[left], after = next[right];
+      uint32_t joined = 0;
+      ids[left] = (int32_t)id;
+      joins[right] = none;
+      next[left] = (unsigned char)after;
+      previous[after] = (unsigned char)left;
+      if (after < count) joined = g2z__joins_find(&tokenizer->joins, id, (uint32_t)ids[after]);
+      joins[left] = joined ? joined << 7 | (uint32_t)left : none;
+      if (left == 0) continue;
+      size_t before = previous[left];
+      joined = g2z__joins_find(&tokenizer->joins, (uint32_t)ids[before], id);
+      joins[before] = joined ? joined << 7 | (uint32_t)before : none;
+    }
   }
   for (size_t i = 0; i < count; i = next[i]) ids[made++] = ids[i];
   return made;
@@ -5094,7 +5132,8 @@ G2Z__PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned ch
   size_t part = G2Z__PIECE_PART, merged = 0, step;
   *made = *used = 0;
   if (whole && count <= G2Z__PIECE_SHORT) {
-    *made = g2z__merge_short(encoder->tokenizer, piece, count, ids);
+    *made = count <= G2Z__PIECE_WORD ? g2z__merge_word(encoder->tokenizer, piece, count, ids)
+                                     : g2z__merge_short(encoder->tokenizer, piece, count, ids);
     *used = count;
     return G2Z_OK;
   }
