@@ -4252,9 +4252,8 @@ G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks,
 /* The instruction sets, the fastest first; the last runs everywhere. */
 #if defined(__x86_64__) && defined(__GNUC__)
 #define G2Z__SIMD_LIST(X)                                                                      \
-  X(avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&         \
-            __builtin_cpu_supports("avx2"))                                                    \
-  X(avx2, __builtin_cpu_supports("avx2"))                                                      \
+  X(avx512, __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi2"))       \
+  X(avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi"))                     \
   X(portable, 1)
 #elif defined(__aarch64__) && defined(__GNUC__)
 #define G2Z__SIMD_LIST(X) X(neon, 1) X(portable, 1)
@@ -4262,39 +4261,27 @@ G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks,
 #define G2Z__SIMD_LIST(X) X(portable, 1)
 #endif
 
+typedef struct g2z__scan g2z__scan;
+
+/* Stores where the pieces of the next blocks start, whose masks are ready; returns how many do. */
+typedef size_t (*g2z__starts)(g2z__scan *scan, size_t blocks, size_t *starts);
+
 typedef struct g2z__simd {    /* what an instruction set does */
   g2z__classify classify;
   g2z__utf8_ahead ahead;
+  g2z__starts starts;
 } g2z__simd;
 
-/* The one that G2Z_SIMD in the environment names, or else the fastest that this machine has. */
-G2Z__PRIVATE g2z_status g2z__simd_choose(g2z_services *services, g2z__simd *out) {
-  const char *name = getenv("G2Z_SIMD");
-#define X(set, is_here)                                     \
-  if ((!name || strcmp(name, #set) == 0) && (is_here)) {    \
-    out->classify = g2z__classify_##set;                    \
-    out->ahead = g2z__utf8_ahead_##set;                     \
-    return G2Z_OK;                                          \
-  }
-  G2Z__SIMD_LIST(X)
-#undef X
-#define X(set, is_here) #set " "
-  return g2z__fail(services, G2Z_UNSUPPORTED,
-                   "G2Z_SIMD=%.40s is not for this build or machine; unset it, or take one of "
-                   "those that are: " G2Z__SIMD_LIST(X), name);
-#undef X
-}
-
-typedef struct g2z__scan {     /* where a scan of a text is; the text is valid UTF-8 */
+struct g2z__scan {             /* where a scan of a text is; the text is valid UTF-8 */
   const unsigned char *text, *classes;
   size_t bytes;
   size_t block, blocks;        /* masks[0] belongs to `block`; there are `blocks` with text */
-  g2z__classify classify;
+  const g2z__simd *simd;
   int spill, spill_class;      /* bytes of the last character that lie in the next block */
   uint64_t clear, set;         /* what a contraction changes in the next block's starts */
   g2z__masks before;           /* of the block before masks[0]; zero at the beginning */
   g2z__masks masks[G2Z__SCAN_BLOCKS + 1];
-} g2z__scan;
+};
 
 /* Adds what is beyond ASCII to the masks of the block at `base`. */
 G2Z__PRIVATE void g2z__block_beyond_ascii(g2z__scan *scan, size_t base, g2z__masks *m) {
@@ -4324,13 +4311,14 @@ G2Z__PRIVATE void g2z__scan_masks(g2z__scan *scan, size_t block, g2z__masks *out
   size_t whole = scan->bytes / G2Z__BLOCK, rest = scan->bytes % G2Z__BLOCK, ready = 0;
   if (block < whole) {
     ready = whole - block < count ? whole - block : count;
-    scan->classify(scan->text + block * G2Z__BLOCK, ready, scan->classes + G2Z__CLASSIFIED, out);
+    scan->simd->classify(scan->text + block * G2Z__BLOCK, ready, scan->classes + G2Z__CLASSIFIED,
+                         out);
   }
   for (; ready < count; ready++) { /* the text's last bytes, and what follows them */
     unsigned char padded[G2Z__BLOCK];
     memset(padded, ' ', sizeof padded);
     if (block + ready == whole) memcpy(padded, scan->text + whole * G2Z__BLOCK, rest);
-    scan->classify(padded, 1, scan->classes + G2Z__CLASSIFIED, out + ready);
+    scan->simd->classify(padded, 1, scan->classes + G2Z__CLASSIFIED, out + ready);
   }
   for (size_t i = 0; i < count; i++)
     if (out[i].lead || scan->spill)
@@ -4338,10 +4326,10 @@ G2Z__PRIVATE void g2z__scan_masks(g2z__scan *scan, size_t block, g2z__masks *out
 }
 
 G2Z__PRIVATE void g2z__scan_open(g2z__scan *scan, const unsigned char *classes,
-                                 g2z__classify classify, const unsigned char *text, size_t bytes) {
+                                 const g2z__simd *simd, const unsigned char *text, size_t bytes) {
   scan->text = text;
   scan->classes = classes;
-  scan->classify = classify;
+  scan->simd = simd;
   scan->bytes = bytes;
   scan->block = 0;
   scan->blocks = (bytes + G2Z__BLOCK - 1) / G2Z__BLOCK;
@@ -4397,23 +4385,88 @@ static inline uint64_t g2z__block_starts(g2z__scan *scan, size_t base, const g2z
   return runs;
 }
 
+/* The body of g2z__starts: EIGHT(k) stores the places of the bits from number k on. Eight are stored
+ * at a time, so that no branch asks for less. */
+#define G2Z__STARTS(LOAD, EIGHT)                                                                  \
+  size_t count = 0;                                                                               \
+  for (size_t i = 0; i < blocks; i++) {                                                           \
+    const g2z__masks *m = &scan->masks[i];                                                        \
+    size_t base = (scan->block + i) * G2Z__BLOCK;                                                 \
+    uint64_t bits = g2z__block_starts(scan, base, i ? m - 1 : &scan->before, m, m + 1);           \
+    size_t some = (size_t)__builtin_popcountll(bits), *out = starts + count;                      \
+    LOAD;                                                                                         \
+    for (size_t k = 0; k < some; k += 8) {                                                        \
+      EIGHT;                                                                                      \
+    }                                                                                             \
+    count += some;                                                                                \
+  }                                                                                               \
+  return count;
+#define G2Z__EIGHT_BITS                          \
+  for (size_t n = 0; n < 8; n++, bits &= bits - 1) \
+    out[k + n] = base + (size_t)__builtin_ctzll(bits | (uint64_t)1 << 63)
+
+G2Z__PRIVATE size_t g2z__starts_portable(g2z__scan *scan, size_t blocks, size_t *starts) {
+  G2Z__STARTS((void)0, G2Z__EIGHT_BITS)
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+__attribute__((target("avx2,bmi,popcnt"))) G2Z__PRIVATE size_t g2z__starts_avx2(g2z__scan *scan,
+                                                                                size_t blocks,
+                                                                                size_t *starts) {
+  G2Z__STARTS((void)0, G2Z__EIGHT_BITS)
+}
+
+/* The numbers of the bits are gathered as bytes, and widened eight at a time. */
+__attribute__((target("avx512f,avx512bw,avx512vbmi2,bmi,popcnt"))) G2Z__PRIVATE size_t
+g2z__starts_avx512(g2z__scan *scan, size_t blocks, size_t *starts) {
+  static const unsigned char numbers[G2Z__BLOCK] = {
+      0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+      22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
+      44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+  const __m512i all = _mm512_loadu_si512((const void *)numbers);
+  unsigned char of_bits[G2Z__BLOCK];
+  G2Z__STARTS(_mm512_storeu_si512((void *)of_bits, _mm512_maskz_compress_epi8(bits, all)),
+              _mm512_storeu_si512(
+                  (void *)(out + k),
+                  _mm512_add_epi64(_mm512_cvtepu8_epi64(_mm_loadl_epi64(
+                                       (const __m128i *)(const void *)(of_bits + k))),
+                                   _mm512_set1_epi64((long long)base))))
+}
+#endif
+
+#if defined(__aarch64__) && defined(__GNUC__)
+#define g2z__starts_neon g2z__starts_portable
+#endif
+#undef G2Z__STARTS
+#undef G2Z__EIGHT_BITS
+
+/* The one that G2Z_SIMD in the environment names, or else the fastest that this machine has. */
+G2Z__PRIVATE g2z_status g2z__simd_choose(g2z_services *services, g2z__simd *out) {
+  const char *name = getenv("G2Z_SIMD");
+#define X(set, is_here)                                     \
+  if ((!name || strcmp(name, #set) == 0) && (is_here)) {    \
+    out->classify = g2z__classify_##set;                    \
+    out->ahead = g2z__utf8_ahead_##set;                     \
+    out->starts = g2z__starts_##set;                        \
+    return G2Z_OK;                                          \
+  }
+  G2Z__SIMD_LIST(X)
+#undef X
+#define X(set, is_here) #set " "
+  return g2z__fail(services, G2Z_UNSUPPORTED,
+                   "G2Z_SIMD=%.40s is not for this build or machine; unset it, or take one of "
+                   "those that are: " G2Z__SIMD_LIST(X), name);
+#undef X
+}
+
 /* Stores where the pieces of the next blocks start, and returns how many do; the end of the scan is
  * where scan->block reaches scan->blocks. `starts` has room for G2Z__SCAN_STARTS. */
 G2Z__PRIVATE size_t g2z__scan_next(g2z__scan *scan, size_t *starts) {
-  size_t blocks = scan->blocks - scan->block, count = 0;
+  size_t blocks = scan->blocks - scan->block;
   if (blocks > G2Z__SCAN_BLOCKS) blocks = G2Z__SCAN_BLOCKS;
   g2z__masks *masks = scan->masks;
   g2z__scan_masks(scan, scan->block + 1, masks + 1, blocks);
-  for (size_t i = 0; i < blocks; i++) {
-    size_t base = (scan->block + i) * G2Z__BLOCK;
-    uint64_t bits = g2z__block_starts(scan, base, i ? &masks[i - 1] : &scan->before, &masks[i],
-                                      &masks[i + 1]);
-    size_t some = (size_t)__builtin_popcountll(bits);
-    for (size_t k = 0; k < some; k += 8)
-      for (size_t n = 0; n < 8; n++, bits &= bits - 1) /* no branch until there are more than 8 */
-        starts[count + k + n] = base + (size_t)__builtin_ctzll(bits | (uint64_t)1 << 63);
-    count += some;
-  }
+  size_t count = scan->simd->starts(scan, blocks, starts);
   if (blocks) scan->before = masks[blocks - 1];
   masks[0] = masks[blocks];
   scan->block += blocks;
@@ -5490,7 +5543,7 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
   size_t limit = open ? bytes > G2Z__BLOCK ? bytes - G2Z__BLOCK : 0 : bytes, from = 0;
   *used = 0;
   if (limit == 0) return G2Z_OK;
-  g2z__scan_open(scan, encoder->tokenizer->classes, encoder->simd.classify, text, bytes);
+  g2z__scan_open(scan, encoder->tokenizer->classes, &encoder->simd, text, bytes);
   while (scan->block < scan->blocks) {
     size_t *starts = encoder->starts;
     starts[0] = from; /* the piece that is still open; the first start is the text's */
@@ -6201,7 +6254,7 @@ G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *te
   if (bytes == 0) return G2Z_OK;
   G2Z__TRY(
       g2z__valid_text(trainer->services, trainer->simd.ahead, &trainer->repair, 0, &p, &bytes));
-  g2z__scan_open(scan, trainer->classes, trainer->simd.classify, p, bytes);
+  g2z__scan_open(scan, trainer->classes, &trainer->simd, p, bytes);
   while (scan->block < scan->blocks) {
     size_t i = scan->block == 0, count = g2z__scan_next(scan, starts);
     if (scan->block == scan->blocks) starts[count++] = bytes;

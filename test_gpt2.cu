@@ -1536,7 +1536,7 @@ static const unsigned char *test_piece_end(const unsigned char *classes, const u
 static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned char *classes,
                              g2z__simd simd, const unsigned char *text, size_t bytes) {
   const unsigned char *p = text, *end = text + bytes;
-  g2z__scan_open(scan, classes, simd.classify, text, bytes);
+  g2z__scan_open(scan, classes, &simd, text, bytes);
   while (scan->block < scan->blocks) {
     size_t count = g2z__scan_next(scan, starts);
     for (size_t i = 0; i < count; i++) {
