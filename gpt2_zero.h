@@ -5460,6 +5460,7 @@ static inline void g2z__encode_ahead(const g2z_encoder *encoder, const unsigned 
                                      const size_t *starts, size_t count, size_t known,
                                      g2z__lookups *ahead) {
   static const g2z__words8 none = {{{0, 0}, {0, 0}}};
+  const uint64_t ones = 0x0101010101010101u;
   for (size_t i = 0; i < known; i++) {
     const unsigned char *p = text + starts[i];
     size_t length = starts[i + 1] - starts[i];
@@ -5476,7 +5477,8 @@ static inline void g2z__encode_ahead(const g2z_encoder *encoder, const unsigned 
     if (length <= 16) {
       g2z__key key = g2z__key_of(p, length);
       __builtin_prefetch(g2z__words16_at(encoder, key));
-      if (__builtin_popcountll(key.first & 0x8080808080808080u) < 4) /* bytes of ASCII */
+      uint64_t ascii = key.first >> 7 & ones;
+      if (ascii * ones >> 56 < 4) /* the sum of the bytes of ASCII */
         g2z__words48_send(encoder, p, length);
     } else if (length <= 48) {
       g2z__words48_send(encoder, p, length);
