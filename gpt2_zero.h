@@ -3857,24 +3857,37 @@ static const char g2z__class_runs[] =
     "o1l1o2l1o1l1o1l1o1l1o1l1o1l2o1l1o2l4o1l7o1l4o1l4o1l1o1l10o1l17o5l3o1l5o1l17o580n13o2787n10"
     "o1030l42720o32l4154o6l222o2l5762o14l7473o15l622o2466l542o1506l4939o5l4192";
 
-/* Which first bytes of two or three begin nothing but letters, such as those of Cyrillic and nearly
- * all of Chinese and Korean: bit h - 12 of leads[l] stands for the byte 16 h + l. */
-G2Z__PRIVATE void g2z__classes_leads(const unsigned char *classes, unsigned char leads[16]) {
-  memset(leads, 0, 16);
+/* What instruction sets know letters beyond ASCII by. */
+typedef struct g2z__letters {
+  /* Which first bytes of two or three begin nothing but letters, such as those of Cyrillic and
+   * nearly all of Chinese and Korean: bit h - 12 of leads[l] stands for the byte 16 h + l. */
+  unsigned char leads[16];
+  /* Characters of two bytes: bit l % 8 of two[l / 8][c] stands for 0xC0 + l, 0x80 + c. */
+  unsigned char two[4][64];
+  /* Kana and what is around: bit s of kana[c] stands for 0xE3, 0x80 + s, 0x80 + c. */
+  unsigned char kana[64];
+} g2z__letters;
+
+G2Z__PRIVATE void g2z__letters_find(const unsigned char *classes, g2z__letters *letters) {
+  memset(letters, 0, sizeof *letters);
+  for (unsigned c = 0x80; c < 0x800; c++)
+    letters->two[c >> 9][c & 63] |= (unsigned char)((classes[c] == G2Z__LETTER) << (c >> 6 & 7));
+  for (unsigned c = 0x3000; c < 0x3200; c++)
+    letters->kana[c & 63] |= (unsigned char)((classes[c] == G2Z__LETTER) << (c >> 6 & 7));
   for (unsigned lead = 0xC2; lead < 0xF0; lead++) {
     uint32_t first = lead < 0xE0 ? (lead & 0x1F) << 6 : (lead & 0x0F) << 12;
     uint32_t end = first + (lead < 0xE0 ? 1 << 6 : 1 << 12);
     while (first < end && classes[first] == G2Z__LETTER) first++;
-    if (first == end) leads[lead & 15] |= (unsigned char)(1 << (lead / 16 - 12));
+    if (first == end) letters->leads[lead & 15] |= (unsigned char)(1 << (lead / 16 - 12));
   }
 }
 
-/* One byte per code point: a table of 201 KiB, of which a text touches a few cache lines; and 16
- * bytes of g2z__classes_leads. */
+/* One byte per code point: a table of 201 KiB, of which a text touches a few cache lines; and the
+ * g2z__letters behind it. */
 G2Z__PRIVATE g2z_status g2z__classes_create(g2z_services *services, unsigned char **out) {
   void *memory;
   *out = NULL;
-  G2Z__TRY(g2z__alloc(services, G2Z__CLASSIFIED + 16, 1, &memory));
+  G2Z__TRY(g2z__alloc(services, G2Z__CLASSIFIED + sizeof(g2z__letters), 1, &memory));
   *out = (unsigned char *)memory;
   size_t at = 0;
   for (const char *run = g2z__class_runs; *run;) {
@@ -3888,7 +3901,7 @@ G2Z__PRIVATE g2z_status g2z__classes_create(g2z_services *services, unsigned cha
     at += count;
   }
   G2Z_ASSERT(at == G2Z__CLASSIFIED);
-  g2z__classes_leads(*out, *out + G2Z__CLASSIFIED);
+  g2z__letters_find(*out, (g2z__letters *)(void *)(*out + G2Z__CLASSIFIED));
   return G2Z_OK;
 }
 
@@ -4087,15 +4100,15 @@ typedef struct g2z__masks {
 } g2z__masks;
 
 /* Makes the masks of `blocks` blocks of text; what is beyond ASCII is only marked in `lead` and,
- * with the help of g2z__classes_leads, in `letter2` and `letter3`. */
-typedef void (*g2z__classify)(const unsigned char *text, size_t blocks, const unsigned char *leads,
-                              g2z__masks *out);
+ * where the instruction set can tell, in `letter2` and `letter3`. */
+typedef void (*g2z__classify)(const unsigned char *text, size_t blocks,
+                              const g2z__letters *letters, g2z__masks *out);
 
 /* Eight bytes at a time, in any C: bit 7 of each byte of a word answers, and a product gathers the
  * eight answers. A comparison of 7-bit values never carries into the next byte. */
 G2Z__PRIVATE void g2z__classify_portable(const unsigned char *text, size_t blocks,
-                                         const unsigned char *leads, g2z__masks *out) {
-  (void)leads;
+                                         const g2z__letters *letters, g2z__masks *out) {
+  (void)letters;
   const uint64_t ones = 0x0101010101010101u, low = 0x7F7F7F7F7F7F7F7Fu;
 #define G2Z__FROM(x, least) ((x) + ones * (0x80 - (least)))  /* bit 7: the byte is >= least */
 #define G2Z__GATHER(x) (((x) >> 7 & ones) * 0x0102040810204080u >> 56)
@@ -4130,11 +4143,11 @@ G2Z__PRIVATE void g2z__classify_portable(const unsigned char *text, size_t block
 /* Shifting signed comparisons by 0x80 makes them unsigned ones, which AVX2 lacks. */
 __attribute__((target("avx2"))) G2Z__PRIVATE void g2z__classify_avx2(const unsigned char *text,
                                                                     size_t blocks,
-                                                                    const unsigned char *leads,
+                                                                    const g2z__letters *letters,
                                                                     g2z__masks *out) {
   const __m256i low = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
   const __m256i by_low =
-      _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)leads));
+      _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)letters->leads));
   const __m256i by_high = _mm256_setr_epi64x(0, 0x0804020100000000, 0, 0x0804020100000000);
   const __m256i fold = _mm256_set1_epi8(0x20), bias = _mm256_set1_epi8((char)0x80);
 #define G2Z__BELOW(x, first, count)                                                            \
@@ -4175,12 +4188,45 @@ __attribute__((target("avx2"))) G2Z__PRIVATE void g2z__classify_avx2(const unsig
 #undef G2Z__BOTH
 }
 
-__attribute__((target("avx512f,avx512bw"))) G2Z__PRIVATE void g2z__classify_avx512(
-    const unsigned char *text, size_t blocks, const unsigned char *leads, g2z__masks *out) {
+static const unsigned char g2z__numbers[G2Z__BLOCK] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+    22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
+    44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+
+/* Of the leads in x those of letters by the tables of g2z__letters, which know the letters of two
+ * bytes and the kana one by one; what goes on in the next block is not known. French, German, Greek
+ * and Japanese have some leads with few characters that are no letters. */
+__attribute__((target("avx512f,avx512bw,avx512vbmi"))) static inline uint64_t g2z__letters_avx512(
+    __m512i x, uint64_t leads, const g2z__letters *letters) {
+#define G2Z__TABLE(table) _mm512_loadu_si512((const void *)(table))
+#define G2Z__AND(value, bits) _mm512_and_si512(value, _mm512_set1_epi8((char)(bits)))
+#define G2Z__BEHIND(by) \
+  _mm512_permutexvar_epi8(_mm512_add_epi8(G2Z__TABLE(g2z__numbers), _mm512_set1_epi8(by)), x)
+  const __m512i bits = _mm512_set1_epi64((long long)0x8040201008040201u);
+  __m512i second = G2Z__BEHIND(1), third = G2Z__BEHIND(2);
+  __m512i at = _mm512_or_si512(G2Z__AND(second, 63), _mm512_slli_epi16(G2Z__AND(x, 8), 3));
+  __m512i row = _mm512_mask_blend_epi8(
+      _mm512_test_epi8_mask(x, _mm512_set1_epi8(16)),
+      _mm512_permutex2var_epi8(G2Z__TABLE(letters->two[0]), at, G2Z__TABLE(letters->two[1])),
+      _mm512_permutex2var_epi8(G2Z__TABLE(letters->two[2]), at, G2Z__TABLE(letters->two[3])));
+  uint64_t two = leads & _mm512_cmplt_epu8_mask(x, _mm512_set1_epi8((char)0xE0)) & UINT64_MAX >> 1;
+  two &= _mm512_test_epi8_mask(row, _mm512_shuffle_epi8(bits, G2Z__AND(x, 15)));
+  uint64_t kana = _mm512_cmpeq_epi8_mask(x, _mm512_set1_epi8((char)0xE3)) & UINT64_MAX >> 2;
+  kana &= _mm512_cmpeq_epi8_mask(G2Z__AND(second, 0xF8), _mm512_set1_epi8((char)0x80));
+  return two | (kana & _mm512_test_epi8_mask(
+                           _mm512_permutexvar_epi8(third, G2Z__TABLE(letters->kana)),
+                           _mm512_shuffle_epi8(bits, G2Z__AND(second, 15))));
+#undef G2Z__TABLE
+#undef G2Z__AND
+#undef G2Z__BEHIND
+}
+
+__attribute__((target("avx512f,avx512bw,avx512vbmi"))) G2Z__PRIVATE void g2z__classify_avx512(
+    const unsigned char *text, size_t blocks, const g2z__letters *letters, g2z__masks *out) {
   const __m512i low = _mm512_set1_epi8(15);
   /* The unmasked form is the same instruction, but GCC 12 warns of its own header there. */
   const __m512i by_low = _mm512_maskz_broadcast_i32x4(
-      0xFFFF, _mm_loadu_si128((const __m128i *)(const void *)leads));
+      0xFFFF, _mm_loadu_si128((const __m128i *)(const void *)letters->leads));
   const __m512i by_high = _mm512_set4_epi32(0x08040201, 0, 0, 0);
 #define G2Z__BELOW(x, first, count) \
   _mm512_cmplt_epu8_mask(_mm512_sub_epi8(x, _mm512_set1_epi8(first)), _mm512_set1_epi8(count))
@@ -4198,6 +4244,7 @@ __attribute__((target("avx512f,avx512bw"))) G2Z__PRIVATE void g2z__classify_avx5
       uint64_t known = _mm512_test_epi8_mask(
           _mm512_shuffle_epi8(by_low, _mm512_and_si512(x, low)),
           _mm512_shuffle_epi8(by_high, _mm512_and_si512(_mm512_srli_epi16(x, 4), low)));
+      known |= g2z__letters_avx512(x, m.lead, letters);
       m.letter3 = known & G2Z__BELOW(x, (char)0xE0, 32);
       m.letter2 = known & ~m.letter3;
     }
@@ -4221,8 +4268,8 @@ static inline uint64_t g2z__neon_mask(uint8x16_t a, uint8x16_t b, uint8x16_t c, 
 }
 
 G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks,
-                                     const unsigned char *leads, g2z__masks *out) {
-  (void)leads;
+                                     const g2z__letters *letters, g2z__masks *out) {
+  (void)letters;
 #define G2Z__BELOW(x, first, count) vcltq_u8(vsubq_u8(x, vdupq_n_u8(first)), vdupq_n_u8(count))
 #define G2Z__FOLDED(x, first, count) G2Z__BELOW(vorrq_u8(x, vdupq_n_u8(0x20)), first, count)
 #define G2Z__FOUR(test, first, count)                                                          \
@@ -4252,7 +4299,8 @@ G2Z__PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks,
 /* The instruction sets, the fastest first; the last runs everywhere. */
 #if defined(__x86_64__) && defined(__GNUC__)
 #define G2Z__SIMD_LIST(X)                                                                      \
-  X(avx512, __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi2"))       \
+  X(avx512, __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi") &&      \
+            __builtin_cpu_supports("avx512vbmi2"))                                             \
   X(avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi"))                     \
   X(portable, 1)
 #elif defined(__aarch64__) && defined(__GNUC__)
@@ -4308,17 +4356,18 @@ G2Z__PRIVATE void g2z__block_beyond_ascii(g2z__scan *scan, size_t base, g2z__mas
 
 /* Makes the masks of `count` blocks from `block` on. */
 G2Z__PRIVATE void g2z__scan_masks(g2z__scan *scan, size_t block, g2z__masks *out, size_t count) {
+  const void *behind = scan->classes + G2Z__CLASSIFIED;
+  const g2z__letters *letters = (const g2z__letters *)behind;
   size_t whole = scan->bytes / G2Z__BLOCK, rest = scan->bytes % G2Z__BLOCK, ready = 0;
   if (block < whole) {
     ready = whole - block < count ? whole - block : count;
-    scan->simd->classify(scan->text + block * G2Z__BLOCK, ready, scan->classes + G2Z__CLASSIFIED,
-                         out);
+    scan->simd->classify(scan->text + block * G2Z__BLOCK, ready, letters, out);
   }
   for (; ready < count; ready++) { /* the text's last bytes, and what follows them */
     unsigned char padded[G2Z__BLOCK];
     memset(padded, ' ', sizeof padded);
     if (block + ready == whole) memcpy(padded, scan->text + whole * G2Z__BLOCK, rest);
-    scan->simd->classify(padded, 1, scan->classes + G2Z__CLASSIFIED, out + ready);
+    scan->simd->classify(padded, 1, letters, out + ready);
   }
   for (size_t i = 0; i < count; i++)
     if (out[i].lead || scan->spill)
@@ -4419,11 +4468,7 @@ __attribute__((target("avx2,bmi,popcnt"))) G2Z__PRIVATE size_t g2z__starts_avx2(
 /* The numbers of the bits are gathered as bytes, and widened eight at a time. */
 __attribute__((target("avx512f,avx512bw,avx512vbmi2,bmi,popcnt"))) G2Z__PRIVATE size_t
 g2z__starts_avx512(g2z__scan *scan, size_t blocks, size_t *starts) {
-  static const unsigned char numbers[G2Z__BLOCK] = {
-      0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
-      22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
-      44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
-  const __m512i all = _mm512_loadu_si512((const void *)numbers);
+  const __m512i all = _mm512_loadu_si512((const void *)g2z__numbers);
   unsigned char of_bits[G2Z__BLOCK];
   G2Z__STARTS(_mm512_storeu_si512((void *)of_bits, _mm512_maskz_compress_epi8(bits, all)),
               _mm512_storeu_si512(
