@@ -110,9 +110,10 @@
  *
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
  *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64
- *              says letter, number, white space. AVX-512, AVX2, NEON or plain C make the masks,
- *              whatever the machine has at run time; G2Z_SIMD=avx512|avx2|neon|portable in the
- *              environment forces one. The ids are the same.
+ *              says letter, number, white space. AVX-512 (with VBMI and VBMI2, as from Ice Lake
+ *              and Zen 4 on), AVX2, NEON or plain C make the masks, whatever the machine has at
+ *              run time; G2Z_SIMD=avx512|avx2|neon|portable in the environment forces one. The
+ *              ids are the same.
  *     caches   Nearly all pieces came before: each encoder remembers 131,072 of at most 8 bytes, as
  *              many of at most 16 and 32,768 of at most 48, in buckets that are fetched before
  *              their turn.
