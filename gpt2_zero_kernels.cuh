@@ -1835,6 +1835,9 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
 
 #define G2Z__CANDIDATES 24       /* algorithms that are timed for a shape, if there are so many */
 #define G2Z__TIMED_FLOP 1.6e11   /* that a timed run of small products has: 0.3 ms on an H200 */
+#define G2Z__LARGE_FLOP 3e10     /* a product that is timed for long: 45 us and more on an H200 */
+#define G2Z__LARGE_CALLS 8
+#define G2Z__LARGE_MS 30
 
 typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, all int32 */
   int32_t m, n, k;
@@ -2012,27 +2015,40 @@ static g2z_status g2z__lt_candidates(g2z_device *device, const g2z__lt_product *
              : g2z__lt_fail(device, status, "the choice of an algorithm", key);
 }
 
-/* Best of three runs behind one that warms up; negative when `run`, which says whether it could,
- * could not. A small product alone is timed with the 5 us around it: runs of 8 choose algorithms
- * that save 1.7, 0.3 and 1.2 % of the products' time at 1,024, 2,048 and 4,096 tokens of GPT-2 124M
- * on an H200. */
+/* Runs `calls` of a product between two events. */
+template <typename F>
+static bool g2z__lt_time_round(g2z_device *device, int calls, F run, float *ms) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  bool ran = cudaEventRecord(cuda->begin, cuda->stream) == cudaSuccess;
+  for (int i = 0; i < calls && ran; i++) ran = run();
+  return ran && cudaEventRecord(cuda->end, cuda->stream) == cudaSuccess &&
+         cudaEventSynchronize(cuda->end) == cudaSuccess &&
+         cudaEventElapsedTime(ms, cuda->begin, cuda->end) == cudaSuccess;
+}
+
+/* Negative when `run`, which says whether it could, could not.
+ *   small   The best of three rounds behind one that warms up. Alone it is timed with the 5 us
+ *           around it: rounds of 8 choose algorithms that save 1.7, 0.3 and 1.2 % of the products'
+ *           time at 1,024, 2,048 and 4,096 tokens of GPT-2 124M on an H200.
+ *   large   The mean behind 30 ms of the same. A GPU that is busy for long is held by its power
+ *           limit, and then the algorithm that was fastest for a moment may be 4 % slower than one
+ *           that needs less power: a step of 32 x 1024 tokens gains 0.6 % (50.99 -> 50.68 ms on two
+ *           H200s, four pairs of runs), for 8 s of timing. */
 template <typename F>
 static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) {
-  g2z__cuda *cuda = g2z__cuda_of(device);
-  double fit = G2Z__TIMED_FLOP / (2.0 * key->m * key->n * key->k);
-  int calls = fit < 1 ? 1 : fit > 8 ? 8 : (int)fit;
-  float best_ms = -1;
-  for (int round = 0; round < 4; round++) {
-    float ms = -1;
-    bool ran = cudaEventRecord(cuda->begin, cuda->stream) == cudaSuccess;
-    for (int i = 0; i < calls && ran; i++) ran = run();
-    if (!ran || cudaEventRecord(cuda->end, cuda->stream) != cudaSuccess ||
-        cudaEventSynchronize(cuda->end) != cudaSuccess ||
-        cudaEventElapsedTime(&ms, cuda->begin, cuda->end) != cudaSuccess)
-      return -1;
+  double flop = 2.0 * key->m * key->n * key->k, fit = G2Z__TIMED_FLOP / flop;
+  int calls = fit < 1 ? 1 : fit > 8 ? 8 : (int)fit, counted = 0;
+  float ms, best_ms = -1, spent_ms = 0, sum_ms = 0;
+  for (int round = 0; flop < G2Z__LARGE_FLOP && round < 4; round++) {
+    if (!g2z__lt_time_round(device, calls, run, &ms)) return -1;
     if (round > 0 && (best_ms < 0 || ms < best_ms)) best_ms = ms;
   }
-  return best_ms * 1000 / (float)calls;
+  if (flop < G2Z__LARGE_FLOP) return best_ms * 1000 / (float)calls;
+  for (; spent_ms < 2 * G2Z__LARGE_MS; spent_ms += ms) {
+    if (!g2z__lt_time_round(device, G2Z__LARGE_CALLS, run, &ms)) return -1;
+    if (spent_ms >= G2Z__LARGE_MS) sum_ms += ms, counted += G2Z__LARGE_CALLS;
+  }
+  return sum_ms * 1000 / (float)counted;
 }
 
 static int g2z__lt_may_time(const g2z_device *device) {
@@ -3890,12 +3906,14 @@ static inline __host__ __device__ int g2z__hopper_pitch(int T) { return (T + 63)
  * sum over HS of dout * out. Zero in the padding of a row, where dout is zero too.
  *   stats     [B*NH,2,pitch] f32 out
  *   dout,out  [B,T,NH,64] A in
+ *   taken     [1] i32 out   0: backward, which follows, counts its items with it
  * Launch  grid B*pitch*NH/32, 256 threads, 8 for each 64 numbers
  * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB, 24 us at 4.28 TB/s */
 template <typename A>
 static __global__ void __launch_bounds__(256)
-g2z_k_attention_hopper_stats(float *stats, const A *dout, const A *out, const float *lse, int T,
-                             int NH) {
+g2z_k_attention_hopper_stats(float *stats, int *taken, const A *dout, const A *out,
+                             const float *lse, int T, int NH) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) *taken = 0;
   int pitch = g2z__hopper_pitch(T), blocks = pitch / 32 * NH; /* of a sequence */
   int b = (int)blockIdx.x / blocks;
   int item = (int)blockIdx.x % blocks * 32 + (int)threadIdx.x / 8, t = item / NH, h = item % NH;
@@ -3918,20 +3936,64 @@ g2z_k_attention_hopper_stats(float *stats, const A *dout, const A *out, const fl
 
 #define G2Z__HOPPER_SPLITS 8      /* parts of a head that blocks take on their own, at most */
 
-/* What the backward kernels are handed. An item is a part of a head: some of its blocks of 128 keys
- * and all queries that see them. A head that is one item needs no other memory for dQ than its
- * block has; with more, each item leaves its own dQ, and g2z_k_attention_hopper_dq adds them. */
+/* Which items there are. An item is a head, or a part of one: some of its blocks of 128 keys and
+ * all queries that see them. Whole heads come first; the others are all cut in the same way, and
+ * their parts follow, the longest first. */
+struct g2z__hopper_cut {
+  int heads, whole;                  /* B*NH; how many of them, the first ones, are not cut */
+  int splits, left;                  /* parts of a cut head; tiles of dQ that they leave together */
+  int first[G2Z__HOPPER_SPLITS + 1]; /* a part's first block of keys; then how many blocks */
+  int base[G2Z__HOPPER_SPLITS];      /* where its tile 0 is, or would be, of those that are left */
+  int longest[G2Z__HOPPER_SPLITS];   /* the parts in the order of their length */
+};
+
+struct g2z__hopper_item {
+  int head, part, parts; /* parts of this head: 1 of a whole one */
+  int begin, end;        /* blocks of keys */
+};
+static inline __host__ __device__ g2z__hopper_item g2z__hopper_item_at(const g2z__hopper_cut &cut,
+                                                                       int index) {
+  if (index < cut.whole) return {index, 0, 1, 0, cut.first[G2Z__HOPPER_SPLITS]};
+  int heads = cut.heads - cut.whole, part = cut.longest[(index - cut.whole) / heads];
+  return {cut.whole + (index - cut.whole) % heads, part, cut.splits, cut.first[part],
+          cut.first[part + 1]};
+}
+
+/* What the backward kernels are handed. A whole head needs no other memory for dQ than its block
+ * has; each part leaves its own dQ, and g2z_k_attention_hopper_dq adds them. */
 template <typename A>
 struct g2z__hopper_bwd {
   A *dqkv;             /* [B,T,3,NH,64] out */
-  float *sums;         /* [B*splits,3C] out: columns of dqkv */
-  float4 *dq;          /* tiles of [8][128]; with one part [gridDim.x][tiles], else [B*NH][left] */
-  int B, T, NH;
+  float *sums;         /* [g2z__hopper_slabs,3C] out: columns of dqkv */
+  float4 *dq;          /* [gridDim.x][tiles] of [8][128]: of whole heads */
+  float4 *parts;       /* [cut heads][left] of [8][128]: what parts leave */
+  int *taken;          /* items that blocks took beside their first, of `items` that there are */
+  int items, B, T, NH;
   float scale;
-  int splits, left;                  /* parts of a head; tiles of dQ that they leave together */
-  int first[G2Z__HOPPER_SPLITS + 1]; /* a part's first block of keys */
-  int base[G2Z__HOPPER_SPLITS];      /* where its tile 0 is, or would be, of those that are left */
+  g2z__hopper_cut cut;
 };
+
+/* Where column sums of sequence b lie: those of whole heads and of first parts in slab b, behind
+ * these B a slab for each other part of the sequences that have cut heads. There are as many as lie
+ * before part 1 of sequence B. */
+static inline __host__ __device__ int g2z__hopper_slab(const g2z__hopper_cut &cut, int B, int NH,
+                                                       int b, int part) {
+  return part == 0 ? b : B + (b - cut.whole / NH) * (cut.splits - 1) + part - 1;
+}
+/* Leaves a column's sum of one of dqkv's three tensors. All of a slab is read, so a whole head has
+ * zeros for the other parts of its sequence. */
+template <typename A>
+static __device__ inline void g2z__hopper_leave_sum(const g2z__hopper_bwd<A> &x,
+                                                    const g2z__hopper_item &item, int tensor,
+                                                    int column, float sum) {
+  int b = item.head / x.NH, h = item.head % x.NH;
+  int end = item.parts == 1 && b >= x.cut.whole / x.NH ? x.cut.splits : item.part + 1;
+#pragma unroll 1
+  for (int part = item.part; part < end; part++) {
+    size_t row = (size_t)g2z__hopper_slab(x.cut, x.B, x.NH, b, part) * 3 + (size_t)tensor;
+    x.sums[(row * (size_t)x.NH + (size_t)h) * 64 + (size_t)column] = part == item.part ? sum : 0;
+  }
+}
 
 /* Shared memory, from an address that is a multiple of 1024. */
 struct g2z__hopper_shared {
@@ -3955,22 +4017,24 @@ struct g2z__hopper_barriers {
   uint64_t kv_full[2], kv_empty[2];
   uint64_t q_full[G2Z__HOPPER_BWD_STAGES], q_empty[G2Z__HOPPER_BWD_STAGES];
   uint64_t ds_full[2], ds_empty[2];
+  int item[2]; /* whose keys kv_full announces; -1: there are no more */
 };
 
 /* The walk that all warpgroups of a block share: its items, their blocks of 128 keys, and for each
- * the tiles of 64 queries from the first that sees one of its keys. Items come in the order of
- * their length; every other round goes backwards: who had a long one gets a short one. */
-static inline __host__ __device__ int g2z__hopper_item(int round, int grid, int block) {
-  return round * grid + (round % 2 ? grid - 1 - block : block);
+ * the tiles of 64 queries from the first that sees one of its keys. A block's first item has its
+ * number, and then it takes the next one that nobody has: long items go first, so all blocks end at
+ * about the same time. What an item leaves depends on nothing but itself. The thread that loads
+ * takes them; the others hear of an item with its first keys. */
+static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barriers,
+                                              const g2z__turn<2> &kv) {
+  g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
+  return __shfl_sync(G2Z__ALL_LANES, barriers->item[kv.stage], 0);
 }
-#define G2Z__HOPPER_WALK_ITEMS(x, heads)                                                       \
-  for (int round = 0, heads = (x).B * (x).NH, item;                                            \
-       (item = g2z__hopper_item(round, (int)gridDim.x, (int)blockIdx.x)) < heads * (x).splits; \
-       round++)
-#define G2Z__HOPPER_WALK_KEYS(x, part) \
-  for (int j = (x).first[part]; j < (x).first[(part) + 1]; j++)
+#define G2Z__HOPPER_WALK_ITEMS(barriers, kv) \
+  for (int index; (index = g2z__hopper_next(barriers, kv)) >= 0;)
 
-/* One thread asks for all tiles, as far ahead as there is room. */
+/* One thread asks for all tiles, as far ahead as there is room. It takes an item when it has asked
+ * for all of the one before: it waits a microsecond for the answer, but is four tiles ahead. */
 template <typename A>
 static __device__ inline void
 g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUtensorMap *dout,
@@ -3978,11 +4042,14 @@ g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUte
   typedef g2z__hopper_shared S;
   g2z__turn<2> kv = {0, 0};
   g2z__turn<S::STAGES> q = {0, 0};
-  G2Z__HOPPER_WALK_ITEMS(x, heads) {
-    int bh = item % heads, part = item / heads, b = bh / x.NH, h = bh % x.NH;
-    G2Z__HOPPER_WALK_KEYS(x, part) {
+  for (int index = (int)blockIdx.x; index < x.items;
+       index = (int)gridDim.x + atomicAdd(x.taken, 1)) {
+    g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
+    int b = item.head / x.NH, h = item.head % x.NH;
+    for (int j = item.begin; j < item.end; j++) {
       g2z__barrier_wait(barriers->kv_empty + kv.stage, kv.phase ^ 1);
       const uint64_t *full = barriers->kv_full + kv.stage;
+      barriers->item[kv.stage] = index;
       g2z__barrier_expect(full, 4 * S::TILE);
       for (int half = 0; half < 2; half++) {
         uint32_t to = shared + (uint32_t)((kv.stage * 2 + half) * S::TILE);
@@ -3997,11 +4064,14 @@ g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUte
         g2z__copy_tile(shared + (uint32_t)(S::Q + q.stage * S::TILE), qkv, h, i * 64, b, full);
         g2z__copy_tile(shared + (uint32_t)(S::DOUT + q.stage * S::TILE), dout, h, i * 64, b, full);
         g2z__copy_stats(shared + (uint32_t)(S::STATS + q.stage * G2Z__HOPPER_STATS_BYTES), stats,
-                        bh, i * 64, full);
+                        item.head, i * 64, full);
         q.next();
       }
     }
   }
+  g2z__barrier_wait(barriers->kv_empty + kv.stage, kv.phase ^ 1);
+  barriers->item[kv.stage] = -1;
+  g2z__barrier_arrive(barriers->kv_full + kv.stage);
 }
 
 /* A tile of dQ as one thread of a warpgroup holds it: 8 packs, 128 apart. */
@@ -4059,6 +4129,13 @@ static __device__ inline void g2z__hopper_dq_tile(float (&dq)[8][4], uint32_t ds
   g2z__settled(dq);
 }
 
+/* Where a part's tile 0 of dQ is, or would be. */
+template <typename A>
+static __device__ inline float4 *g2z__hopper_part(const g2z__hopper_bwd<A> &x, int head, int part) {
+  size_t at = (size_t)(head - x.cut.whole) * (size_t)x.cut.left;
+  return x.parts + (at + (size_t)x.cut.base[part]) * 1024;
+}
+
 /* One warpgroup adds up dQ. A tile of it is complete with the keys on its diagonal. Until then it
  * lies in the order of the registers, where each thread finds what it left: the last tiles of a
  * head, which most keys add to, in shared memory, the others in device memory. They are fetched
@@ -4071,21 +4148,22 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
   int thread = (int)threadIdx.x % 128, warp = thread / 32, tiles = (x.T + 63) / 64;
   float4 *kept = reinterpret_cast<float4 *>(floats + S::DQ / 4) + thread;
   float *q_sums = floats + S::Q_SUMS / 4;
-  G2Z__HOPPER_WALK_ITEMS(x, heads) {
-    int bh = item % heads, part = item / heads, b = bh / x.NH, h = bh % x.NH;
-    size_t base = x.splits == 1 ? (size_t)blockIdx.x * (size_t)tiles
-                                : (size_t)bh * (size_t)x.left + (size_t)x.base[part];
-    float4 *left = x.dq + base * 1024 + (size_t)thread;
+  G2Z__HOPPER_WALK_ITEMS(barriers, kv) {
+    g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
+    int b = item.head / x.NH, h = item.head % x.NH;
+    float4 *left = thread + (item.parts == 1
+                                 ? x.dq + (size_t)blockIdx.x * (size_t)tiles * 1024
+                                 : g2z__hopper_part(x, item.head, item.part));
     if (thread < 64)
       for (int i = 0; i < 4; i++) q_sums[i * 64 + thread] = 0;
     g2z__barrier_some<2, 128>();
-    G2Z__HOPPER_WALK_KEYS(x, part) {
+    for (int j = item.begin; j < item.end; j++) {
       g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
       uint32_t k_tile = shared + (uint32_t)(S::K + kv.stage * 2 * S::TILE);
       for (int i = 2 * j; i < tiles; i++) {
         float dq[8][4] = {};
         int keep = i - (tiles - S::DQ_TILES);
-        if (j > x.first[part]) {
+        if (j > item.begin) {
           if (keep >= 0) g2z__dq_get(dq, kept + keep * 1024);
           else g2z__dq_get(dq, left + (size_t)i * 1024);
         }
@@ -4097,10 +4175,10 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
         else
           g2z__hopper_dq_tile<A, 128>(dq, ds_tile, k_tile, warp * 16, ds_empty);
         ds.next();
-        if (j < min(i / 2, x.first[part + 1] - 1)) { /* more of this part's keys add to it */
+        if (j < min(i / 2, item.end - 1)) { /* more of this item's keys add to it */
           if (keep >= 0) g2z__dq_put(kept + keep * 1024, dq);
           else g2z__dq_leave(left + (size_t)i * 1024, dq);
-        } else if (x.splits > 1) {
+        } else if (item.parts > 1) {
           g2z__dq_leave(left + (size_t)i * 1024, dq);
         } else {
           g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64), dq, i * 64 + warp * 16,
@@ -4111,11 +4189,12 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
       g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
       kv.next();
     }
-    if (x.splits > 1) continue;
+    if (item.parts > 1) continue;
     g2z__barrier_some<2, 128>();
     if (thread < 64)
-      x.sums[(size_t)b * 3 * (size_t)(x.NH * 64) + (size_t)(h * 64 + thread)] =
-          q_sums[thread] + q_sums[64 + thread] + q_sums[128 + thread] + q_sums[192 + thread];
+      g2z__hopper_leave_sum(
+          x, item, 0, thread,
+          q_sums[thread] + q_sums[64 + thread] + q_sums[128 + thread] + q_sums[192 + thread]);
     g2z__barrier_some<2, 128>();
   }
 }
@@ -4249,11 +4328,12 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
   g2z__turn<2> kv = {0, 0};
   g2z__hopper_keys keys = {shared, barriers, {0, 0}, {0, 0}, warp * 16};
   float *sums = kv_sums + warp * 128;
-  G2Z__HOPPER_WALK_ITEMS(x, heads) {
-    int bh = item % heads, part = item / heads, b = bh / x.NH, h = bh % x.NH;
+  G2Z__HOPPER_WALK_ITEMS(barriers, kv) {
+    g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
+    int b = item.head / x.NH, h = item.head % x.NH;
     for (int i = g2z__lane(); i < 128; i += 32) sums[i] = 0;
     __syncwarp();
-    G2Z__HOPPER_WALK_KEYS(x, part) {
+    for (int j = item.begin; j < item.end; j++) {
       float dk[8][4], dv[8][4];
       g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
       uint32_t tile = shared + (uint32_t)((kv.stage * 2 + group) * S::TILE);
@@ -4285,15 +4365,14 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
     if (threadIdx.x < 128) {
       float sum = 0;
       for (int i = 0; i < 8; i++) sum += kv_sums[i * 128 + (int)threadIdx.x];
-      size_t C = (size_t)x.NH * 64, slab = (size_t)(b * x.splits + part);
-      x.sums[(slab * 3 + 1 + threadIdx.x / 64) * C + (size_t)h * 64 + threadIdx.x % 64] = sum;
+      g2z__hopper_leave_sum(x, item, 1 + (int)threadIdx.x / 64, (int)threadIdx.x % 64, sum);
     }
     g2z__barrier_some<1, 256>();
   }
 }
 
 /* g2z_k_attention_hopper_bwd: dQ, dK, dV of items, each by one block.
- *   x         g2z__hopper_bwd
+ *   x         g2z__hopper_bwd; x.taken is 0
  *   qkv_map   qkv as {64, 3 NH, T, B};   dout_map   dout as {64, NH, T, B}
  *   stats_map what g2z_k_attention_hopper_stats left, as {pitch, 2 B NH}
  * Math    S^T = K Q^T, dP^T = V dout^T, P^T = exp2(S - lse), dS^T = P^T (dP^T - D), dV = P^T dout,
@@ -4306,7 +4385,9 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
  *         head takes as long when it is alone on the GPU: the bound lies within a multiprocessor,
  *         but no single product, exponential or transfer is worth more than 6 %. dQ's tiles pass
  *         through L2 once per block of keys: 0.45 GB
- * Order   keys upwards in blocks of 128, queries upwards in tiles of 64; bitwise repeatable
+ * Order   keys upwards in blocks of 128, queries upwards in tiles of 64; bitwise repeatable: which
+ *         items there are depends on the shape and the number of multiprocessors, and who takes one
+ *         changes no bit of it
  * Source  FlashAttention-3, arXiv:2407.08608
  * Oracle  g2z_cpu_attention_bwd; test cuda_attention */
 template <typename A>
@@ -4352,9 +4433,9 @@ g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
 #endif
 }
 
-/* g2z_k_attention_hopper_dq: what the parts of a head left of dQ, added up.
- *   x       g2z__hopper_bwd; writes part 0 of x.dqkv and of x.sums
- * Launch  grid B*NH*splits, 256 threads: each half takes every (2 splits)-th tile of the head
+/* g2z_k_attention_hopper_dq: what the parts of cut heads left of dQ, added up.
+ *   x       g2z__hopper_bwd; writes their part 0 of x.dqkv and of x.sums
+ * Launch  grid cut heads * splits, 256 threads: each half takes every (2 splits)-th tile of a head
  * Cost    16 KB for each tile that a part left, 8 KB for each of the sum
  * Order   parts, which is keys, upwards */
 template <typename A>
@@ -4362,16 +4443,15 @@ static __global__ void __launch_bounds__(256, 2)
 g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
   __shared__ float shared[8 * 64];
   int tiles = (x.T + 63) / 64, thread = (int)threadIdx.x % 128, warp = (int)threadIdx.x / 32;
-  int bh = (int)blockIdx.x / x.splits, turn = (int)blockIdx.x % x.splits;
-  int b = bh / x.NH, h = bh % x.NH;
-  auto to = g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64);
+  int splits = x.cut.splits, head = x.cut.whole + (int)blockIdx.x / splits;
+  int turn = (int)blockIdx.x % splits;
+  auto to = g2z__rows_of(x.dqkv, head / x.NH, head % x.NH, 0, 3, x.T, x.NH, 64);
   float sums[16] = {};
-  for (int i = turn * 2 + warp / 4; i < tiles; i += x.splits * 2) {
-    const float4 *left = x.dq + ((size_t)bh * (size_t)x.left + (size_t)i) * 1024 + thread;
+  for (int i = turn * 2 + warp / 4; i < tiles; i += splits * 2) {
     float dq[8][4] = {};
-    for (int part = 0; part < x.splits && 2 * x.first[part] <= i; part++) {
+    for (int part = 0; part < splits && 2 * x.cut.first[part] <= i; part++) {
       float more[8][4];
-      g2z__dq_get(more, left + (size_t)x.base[part] * 1024);
+      g2z__dq_get(more, g2z__hopper_part(x, head, part) + (size_t)i * 1024 + thread);
 #pragma unroll
       for (int n = 0; n < 32; n++) dq[n / 4][n % 4] += more[n / 4][n % 4];
     }
@@ -4386,8 +4466,8 @@ g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
   if (threadIdx.x >= 64) return;
   float sum = 0;
   for (int i = 0; i < 8; i++) sum += shared[i * 64 + (int)threadIdx.x];
-  size_t slab = (size_t)(b * x.splits + turn);
-  x.sums[slab * 3 * (size_t)(x.NH * 64) + (size_t)h * 64 + threadIdx.x] = sum * x.scale;
+  g2z__hopper_item item = {head, turn, splits, 0, 0};
+  g2z__hopper_leave_sum(x, item, 0, (int)threadIdx.x, sum * x.scale);
 }
 
 /* ----- launchers --------------------------------------------------------- */
@@ -4468,111 +4548,149 @@ static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, float *lse, co
   return g2z__launched(device, "g2z_k_attention_hopper_fwd");
 }
 
-/* Cuts the heads into parts of about the same length. A block of 128 keys takes as long as its
- * tiles of 64 queries and 2 more. */
-template <typename A>
-static void g2z__hopper_cut(g2z__hopper_bwd<A> *x, int splits) {
-  int tiles = (x->T + 63) / 64, blocks = (x->T + 127) / 128, total = 0, done = 0, part = 0;
-  for (int j = 0; j < blocks; j++) total += tiles - 2 * j + 2;
-  x->splits = splits;
-  x->left = 0;
+static inline int g2z__hopper_items(const g2z__hopper_cut *cut) {
+  return cut->whole + (cut->heads - cut->whole) * cut->splits;
+}
+
+/* How long an item of these blocks of keys takes, in the time of a tile, 1.4 us: a block of 128
+ * keys as long as its tiles of 64 queries and 2 more. */
+static int g2z__hopper_length(int T, int begin, int end) {
+  return (end - begin) * ((T + 63) / 64 + 3 - begin - end);
+}
+
+/* Cuts a head into parts of about the same length; all heads are cut. */
+static void g2z__hopper_cut_into(g2z__hopper_cut *cut, int T, int heads, int splits) {
+  int tiles = (T + 63) / 64, blocks = (T + 127) / 128, length[G2Z__HOPPER_SPLITS];
+  int total = g2z__hopper_length(T, 0, blocks), part = 0;
+  memset(cut, 0, sizeof *cut);
+  cut->heads = heads, cut->splits = splits;
   for (int j = 0; j < blocks; j++) {
+    int done = g2z__hopper_length(T, 0, j);
     /* A part begins where the ones before have their share, or where each block left is a part. */
     if (part < splits && (done * splits >= total * part || blocks - j == splits - part)) {
-      x->first[part] = j;
-      x->base[part] = x->left - 2 * j;
-      x->left += tiles - 2 * j;
+      cut->first[part] = j;
+      cut->base[part] = cut->left - 2 * j;
+      cut->left += tiles - 2 * j;
       part++;
     }
-    done += tiles - 2 * j + 2;
   }
-  x->first[splits] = blocks;
-}
-
-/* What this cut takes, about, in the time of a tile, 1.4 us: the longest sum of items that a block
- * has; and with parts, another launch, and 1 for each 180 tiles of dQ that are left and added. */
-template <typename A>
-static double g2z__hopper_cost(const g2z__hopper_bwd<A> *x, int grid) {
-  int tiles = (x->T + 63) / 64, heads = x->B * x->NH, items = heads * x->splits, most = 0;
-  int length[G2Z__HOPPER_SPLITS] = {};
-  for (int part = 0; part < x->splits; part++)
-    for (int j = x->first[part]; j < x->first[part + 1]; j++) length[part] += tiles - 2 * j + 2;
-  for (int block = 0; block < grid; block++) {
-    int sum = 0, item;
-    for (int round = 0; (item = g2z__hopper_item(round, grid, block)) < items; round++)
-      sum += length[item / heads];
-    most = max(most, sum);
+  for (part = splits; part <= G2Z__HOPPER_SPLITS; part++) cut->first[part] = blocks;
+  for (part = 0; part < splits; part++) {
+    int at = part;
+    length[part] = g2z__hopper_length(T, cut->first[part], cut->first[part + 1]);
+    for (; at > 0 && length[cut->longest[at - 1]] < length[part]; at--)
+      cut->longest[at] = cut->longest[at - 1];
+    cut->longest[at] = part;
   }
-  return x->splits == 1 ? most : most + 3 + (double)x->left * heads / 180;
 }
 
-static inline int g2z__hopper_blocks(const g2z_device *device, int items) {
-  return min(items, g2z__cuda_of(device)->sms);
+/* When all items are done, if each block takes the next one when it is free. Blocks that are free
+ * at the same time are counted together: whole heads make two such groups, and the parts of one
+ * length, which go to the earliest, at most one more. */
+static int g2z__hopper_end(const g2z__hopper_cut *cut, int T, int multiprocessors) {
+  int whole = g2z__hopper_length(T, 0, cut->first[G2Z__HOPPER_SPLITS]);
+  int blocks = min(g2z__hopper_items(cut), multiprocessors), rounds = cut->whole / blocks;
+  int at[G2Z__HOPPER_SPLITS + 2] = {rounds * whole, (rounds + 1) * whole};
+  int count[G2Z__HOPPER_SPLITS + 2] = {blocks - cut->whole % blocks, cut->whole % blocks};
+  int groups = count[1] ? 2 : 1, end = 0;
+  for (int rank = 0; rank < cut->splits; rank++) {
+    int part = cut->longest[rank], items = cut->heads - cut->whole;
+    int length = g2z__hopper_length(T, cut->first[part], cut->first[part + 1]);
+    while (items > 0) {
+      int least = 0;
+      for (int i = 1; i < groups; i++)
+        if (at[i] < at[least]) least = i;
+      if (count[least] > items) { /* the others stay free */
+        at[groups] = at[least];
+        count[groups++] = count[least] - items;
+        count[least] = items;
+      }
+      items -= count[least];
+      at[least] += length;
+    }
+  }
+  for (int i = 0; i < groups; i++) end = max(end, at[i]);
+  return end;
 }
 
-/* The cut of the least cost, of those whose tiles of dQ g2z__plan_scratch_bytes counts. */
-template <typename A>
-static void g2z__hopper_best_cut(const g2z_device *device, g2z__hopper_bwd<A> *x) {
-  g2z__hopper_bwd<A> y = *x;
-  int heads = x->B * x->NH, tiles = (x->T + 63) / 64;
-  double least = 0;
-  for (int splits = 1; splits <= min(G2Z__HOPPER_SPLITS, (x->T + 127) / 128); splits++) {
-    g2z__hopper_cut(&y, splits);
-    if (splits > 1 && (int64_t)heads * y.left > (int64_t)G2Z__ATTENTION_PARTS * tiles) break;
-    double cost = g2z__hopper_cost(&y, g2z__hopper_blocks(device, heads * splits));
-    if (splits > 1 && cost >= least) continue;
-    least = cost;
-    *x = y;
+/* Tiles of dQ in scratch: of blocks that have whole heads, and of parts. */
+static int64_t g2z__hopper_tiles_left(const g2z__hopper_cut *cut, int T, int multiprocessors) {
+  return (int64_t)min(cut->whole, multiprocessors) * ((T + 63) / 64) +
+         (int64_t)(cut->heads - cut->whole) * cut->left;
+}
+
+/* The cut that takes least, of those whose tiles of dQ g2z__plan_scratch_bytes counts. Parts cost
+ * another launch, 3, and 1 for each 180 tiles of dQ that are left and added. On 132 multiprocessors
+ * the 400 heads of B=16, T=1024, NH=25 take 352 whole, and 281 with 384 of them whole and 16 in 8
+ * parts each: 35,200 tiles of work make 267 at the least. The search takes 30 us there, 1 us where
+ * heads are few or fill whole rounds. */
+static void g2z__hopper_best_cut(g2z__hopper_cut *best, int T, int heads, int multiprocessors) {
+  int blocks = (T + 127) / 128, whole = g2z__hopper_length(T, 0, blocks);
+  int64_t room = (int64_t)G2Z__ATTENTION_PARTS * ((T + 63) / 64);
+  double average = (double)heads * whole / multiprocessors; /* nothing ends before */
+  g2z__hopper_cut_into(best, T, heads, 1);
+  best->whole = heads;
+  double least = g2z__hopper_end(best, T, multiprocessors);
+  for (int splits = 2; splits <= min(G2Z__HOPPER_SPLITS, blocks); splits++) {
+    g2z__hopper_cut cut;
+    g2z__hopper_cut_into(&cut, T, heads, splits);
+    for (int cuts = 1; cuts <= heads; cuts++) {
+      double more = 3 + (double)cut.left * cuts / 180;
+      cut.whole = heads - cuts;
+      if (average + more >= least || g2z__hopper_tiles_left(&cut, T, multiprocessors) > room) break;
+      int rounds = (cut.whole + multiprocessors - 1) / multiprocessors;
+      if (rounds * whole + more >= least) continue;
+      double cost = more + g2z__hopper_end(&cut, T, multiprocessors);
+      if (cost >= least) continue;
+      least = cost;
+      *best = cut;
+    }
   }
 }
 
 /* Scratch of backward: statistics; tiles of dQ in fp32; column sums. B=32, T=1024, NH=12 on 132
  * multiprocessors: 3.1 + 34.6 + 0.3 MB. */
-template <typename A>
-static size_t g2z__hopper_tiles_left(const g2z_device *device, const g2z__hopper_bwd<A> *x) {
-  size_t heads = (size_t)x->B * (size_t)x->NH, tiles = ((size_t)x->T + 63) / 64;
-  return x->splits == 1 ? (size_t)g2z__hopper_blocks(device, (int)heads) * tiles
-                        : heads * (size_t)x->left;
-}
-
 template <typename A, typename G>
 static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, const A *dout,
                                       const A *out, const float *lse, const A *qkv, g2z_write mode,
                                       int B, int T, int NH) {
   cudaStream_t stream = g2z__cuda_of(device)->stream;
+  int sms = g2z__cuda_of(device)->sms;
   size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
   g2z__hopper_bwd<A> x;
   memset(&x, 0, sizeof x);
   x.dqkv = dqkv, x.B = B, x.T = T, x.NH = NH, x.scale = 0.125f;
-  g2z__hopper_best_cut(device, &x);
-  size_t stats_floats = 2 * heads * pitch, tiles = g2z__hopper_tiles_left(device, &x);
-  size_t sums_floats = (size_t)(B * x.splits) * 3 * (size_t)(NH * 64);
+  g2z__hopper_best_cut(&x.cut, T, B * NH, sms);
+  x.items = g2z__hopper_items(&x.cut);
+  size_t tiles = (size_t)g2z__hopper_tiles_left(&x.cut, T, sms);
+  int parts = (B * NH - x.cut.whole) * x.cut.splits, slabs = g2z__hopper_slab(x.cut, B, NH, B, 1);
+  size_t stats_floats = 2 * heads * pitch, sums_floats = (size_t)slabs * 3 * (size_t)(NH * 64);
   void *scratch;
-  G2Z__TRY(g2z__scratch(device, (stats_floats + tiles * 4096 + sums_floats) * sizeof(float),
+  G2Z__TRY(g2z__scratch(device, (stats_floats + tiles * 4096 + sums_floats + 1) * sizeof(float),
                         &scratch));
   float *stats = (float *)scratch;
   x.dq = (float4 *)(stats + stats_floats);
+  x.parts = x.dq + (size_t)min(x.cut.whole, sms) * (((size_t)T + 63) / 64) * 1024;
   x.sums = (float *)(x.dq + tiles * 1024);
+  x.taken = (int *)(x.sums + sums_floats);
   CUtensorMap qkv_map, dout_map, stats_map;
   G2Z__TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
   G2Z__TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
   G2Z__TRY(g2z__hopper_stats_map(device, &stats_map, stats, heads, pitch));
   g2z_k_attention_hopper_stats<A><<<(unsigned)(heads * pitch / 32), 256, 0, stream>>>(
-      stats, dout, out, lse, T, NH);
+      stats, x.taken, dout, out, lse, T, NH);
   G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_stats"));
   auto kernel = g2z_k_attention_hopper_bwd<A>;
   G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)g2z__hopper_shared::BYTES));
-  int items = B * NH * x.splits;
-  kernel<<<(unsigned)g2z__hopper_blocks(device, items), 512, (int)g2z__hopper_shared::BYTES,
-           stream>>>(x, qkv_map, dout_map, stats_map);
+  kernel<<<(unsigned)min(x.items, sms), 512, (int)g2z__hopper_shared::BYTES, stream>>>(
+      x, qkv_map, dout_map, stats_map);
   G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_bwd"));
-  if (x.splits > 1) {
-    g2z_k_attention_hopper_dq<A><<<(unsigned)items, 256, 0, stream>>>(x);
+  if (parts > 0) {
+    g2z_k_attention_hopper_dq<A><<<(unsigned)parts, 256, 0, stream>>>(x);
     G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_dq"));
   }
-  return g2z__add_slabs<G>(device, dbias, (G *)NULL, (G *)NULL, x.sums, B * x.splits, 3 * NH * 64,
-                           mode);
+  return g2z__add_slabs<G>(device, dbias, (G *)NULL, (G *)NULL, x.sums, slabs, 3 * NH * 64, mode);
 }
 
 /* ----- launchers --------------------------------------------------------- */
@@ -5280,7 +5398,7 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
 /* ===== >>k50 head ========================================================
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
  * Law: logits exist for `chunk` tokens at a time, in A; their gradients overwrite them; dwte adds
- *      up over the chunks in fp32. */
+ *      up over the chunks in fp32, and where it has nothing to add up it may be rounded at once. */
 
 /* A softmax in the making: exp(x - max) add up to sum. */
 typedef struct g2z__softmax {
@@ -5485,12 +5603,13 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
   return run(device, logits, losses, targets, state, dloss, n, V, Vp);
 }
 
-template <typename A>
+template <typename A, typename G>
 static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *loss_sum, void *dh,
-                                     float *dwte, void *logits, const void *h, const void *wte,
-                                     const int32_t *targets, float dloss,
+                                     void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
+                                     const void *wte, const int32_t *targets, float dloss,
                                      const g2z_step_state *state, g2z_write mode, int N, int C,
                                      int V, int Vp, int chunk) {
+  G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
   for (int first = 0; first < N; first += chunk) {
     int n = N - first < chunk ? N - first : chunk;
     size_t at = (size_t)first * (size_t)C;
@@ -5506,8 +5625,9 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
                                  CUBLASLT_EPILOGUE_DEFAULT);
     on = g2z__lt_rows((A *)dh + at, logits, wte);
     G2Z__TRY(g2z__lt_multiply(device, &key, &on));
-    key = g2z__lt_rows_key<A, float>(device, Vp, n, C, G2Z__TRANSPOSED, G2Z__AS_IT_IS, C,
-                                     CUBLASLT_EPILOGUE_DEFAULT);
+    auto weight_key = dwte_dtype == G2Z_FP32 ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, G>;
+    key = weight_key(device, Vp, n, C, G2Z__TRANSPOSED, G2Z__AS_IT_IS, C,
+                     CUBLASLT_EPILOGUE_DEFAULT);
     on = g2z__lt_rows(dwte, logits, (const A *)h + at);
     if (first > 0 || mode == G2Z_ACCUMULATE) on.c = dwte;
     G2Z__TRY(g2z__lt_multiply(device, &key, &on));
@@ -6334,7 +6454,7 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->linear_bwd_weight = g2z_cuda_linear_bwd_weight<A, G>;
   ops->attention_fwd = g2z_cuda_attention_fwd<A>;
   ops->attention_bwd = g2z_cuda_attention_bwd<A, G>;
-  ops->head_loss = g2z_cuda_head_loss<A>;
+  ops->head_loss = g2z_cuda_head_loss<A, G>;
   ops->head_logits = g2z_cuda_head_logits<A>;
   ops->cast_act = g2z_cuda_cast<A>;
   ops->cast_grad = g2z_cuda_cast<G>;

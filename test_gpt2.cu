@@ -897,6 +897,28 @@ static void test_plan_last_buckets(g2z_test *t) {
   }
 }
 
+/* The LM head's part of wte's gradient is rounded at once where it is all in one chunk of one
+ * micro-step, and then needs no memory of its own. */
+static void test_plan_wte_gradient(g2z_test *t) {
+  static const struct {
+    int world, accum, batch, alone;
+  } cases[] = {{1, 1, 2, 1}, {1, 1, 4, 1}, {1, 1, 5, 0}, {1, 2, 2, 0}, {2, 1, 2, 1}, {2, 2, 2, 0},
+               {12, 1, 4, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_train_config config = g2z_train_config_default();
+    config.dtype = G2Z_FP16;
+    config.accum = cases[i].accum;
+    config.batch = cases[i].batch;
+    g2z_plan plan;
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, cases[i].world, &plan));
+    size_t words = (size_t)plan.vocab_padded * (size_t)plan.model.channels;
+    size_t logits = (size_t)plan.head_chunk * (size_t)plan.vocab_padded * 2;
+    int apart = plan.dwte_dtype != plan.grad_dtype;
+    CHECK(t, (plan.dwte_dtype == G2Z_FP16) == cases[i].alone);
+    CHECK(t, plan.bytes[G2Z_MEMORY_HEAD] == logits + (apart ? words * 4 : 0));
+  }
+}
+
 /* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
  * units' padding. */
 static void test_plan_bytes(g2z_test *t) {
@@ -3365,7 +3387,7 @@ static void ops_classify(g2z_dtype dtype, double *loss, double *size, float *dlo
 
 static void ops_head(ops_env *e, int N, int C, int V, int chunk) {
   const g2z_ops *ops = e->ops;
-  g2z_dtype dtype = e->device->dtype;
+  g2z_dtype dtype = e->device->dtype, grad = e->device->grad_dtype;
   int Vp = (V + 127) / 128 * 128;
   size_t n = (size_t)(N * C), words = (size_t)(Vp * C), all = (size_t)(N * V);
   float *h = ops_random(e, n, 2), *wte = ops_random(e, words, 0.5f);
@@ -3391,8 +3413,8 @@ static void ops_head(ops_env *e, int N, int C, int V, int chunk) {
    * the op's own logits, which were just checked. */
   ops_classify(dtype, want_loss, size, d, own, targets, N, V);
   double loss_sum = 2.5, in_order = 2.5;
-  CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, NULL, NULL, logits, h, wte, targets,
-                                dloss, &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
+  CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, NULL, NULL, G2Z_FP32, logits, h, wte,
+                                targets, dloss, &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
   ops_expect(e, "head_loss, evaluation", losses, want_loss, size, (size_t)N, G2Z_FP32, 16);
   for (int i = 0; i < N; i++) in_order += (double)losses[i];
   CHECK(e->t, loss_sum == in_order);
@@ -3407,9 +3429,9 @@ static void ops_head(ops_env *e, int N, int C, int V, int chunk) {
       want_w[i] += (double)before[i];
       size_w[i] += fabs((double)before[i]);
     }
-    CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, dh, dwte, logits, h, wte, targets,
-                                  dloss, &state, mode ? G2Z_ACCUMULATE : G2Z_OVERWRITE, N, C, V, Vp,
-                                  chunk));
+    CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, dh, dwte, G2Z_FP32, logits, h, wte,
+                                  targets, dloss, &state, mode ? G2Z_ACCUMULATE : G2Z_OVERWRITE, N,
+                                  C, V, Vp, chunk));
     ops_expect(e, "head_loss", losses, want_loss, size, (size_t)N, G2Z_FP32, 16);
     for (int i = (N - 1) / chunk * chunk; i < N; i++) { /* the last chunk's are still there */
       for (int v = 0; v < V; v++) want[v] = (double)d[i * V + v];
@@ -3421,14 +3443,20 @@ static void ops_head(ops_env *e, int N, int C, int V, int chunk) {
     double each = dtype == G2Z_FP32 ? 128 : dtype == G2Z_FP16 ? 16384 : 131072;
     ops_expect(e, "head_loss's dh", dh, want_h, size_h, n, dtype, each + ops_walk(V));
     ops_expect(e, "head_loss's dwte", dwte, want_w, size_w, words, G2Z_FP32, each + ops_walk(N));
+    for (size_t i = 0; i < words && !mode; i++) before[i] = g2z_round(grad, dwte[i]);
+    if (mode || N > chunk) continue; /* in one chunk it may be rounded at once */
+    CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, dh, dwte, grad, logits, h, wte,
+                                  targets, dloss, &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
+    CHECK(e->t, memcmp(dwte, before, words * sizeof *dwte) == 0);
   }
   free(targets);
 }
 
 static void test_ops_head(g2z_test *t) {
-  static const int sizes[3][4] = {{1, 8, 2, 1}, {37, 24, 301, 10}, {70, 40, 1100, 64}};
+  static const int sizes[4][4] = {
+      {1, 8, 2, 1}, {37, 24, 301, 10}, {70, 40, 1100, 64}, {37, 24, 301, 37}};
   for (int i = 0; i < 3; i++)
-    for (int s = 0; s < 3; s++) {
+    for (int s = 0; s < 4; s++) {
       ops_env e;
       ops_open(&e, t, ops_dtypes[i], ops_dtypes[i]);
       ops_head(&e, sizes[s][0], sizes[s][1], sizes[s][2], sizes[s][3]);
@@ -3755,8 +3783,8 @@ static float *ops_run_all(ops_env *e, size_t *count) {
   CHECK_OK(e->t, e->ops->attention_bwd(device, dqkv, sums_qkv, y, out, lse, x, G2Z_OVERWRITE, &d, B,
                                        T, C, NH));
   float *losses = ops_next(&at, (size_t)N), *dh = ops_next(&at, n), *dwte = ops_next(&at, words);
-  CHECK_OK(e->t, e->ops->head_loss(device, losses, sums, dh, dwte, logits, x, w, tokens, 0.125f,
-                                   &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
+  CHECK_OK(e->t, e->ops->head_loss(device, losses, sums, dh, dwte, G2Z_FP32, logits, x, w, tokens,
+                                   0.125f, &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
   float *dembed = ops_next(&at, words), *dwpe = ops_next(&at, (size_t)(T * C));
   CHECK_OK(e->t, e->ops->embed_bwd(device, dembed, dwpe, x, tokens, G2Z_OVERWRITE, &d, B, T, C));
   float *mean = ops_next(&at, (size_t)N), *rstd = ops_next(&at, (size_t)N);
@@ -4425,11 +4453,11 @@ static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk) {
     *(double *)sum->cpu = 0.5;
     test_twin_send(p, sum);
     CHECK_OK(p->t, cpu->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
-                                  (float *)dwte->cpu, logits->cpu, h->cpu, wte->cpu,
+                                  dwte->cpu, G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
                                   (const int32_t *)targets->cpu, dloss, state.cpu, (g2z_write)mode,
                                   N, C, V, Vp, chunk));
     CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
-                                  (float *)dwte->gpu, logits->gpu, h->gpu, wte->gpu,
+                                  dwte->gpu, G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
                                   (const int32_t *)targets->gpu, dloss, state.gpu, (g2z_write)mode,
                                   N, C, V, Vp, chunk));
     double g = (double)dloss * (double)scale;
@@ -4439,12 +4467,33 @@ static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk) {
     test_twin_compare(p, dwte, "head_loss dwte", 8,
                       (1 + mode) * g * sqrt((double)N) * 4 * (2 * logit + 4 * eps + 1e-6));
   }
+  if (N <= chunk) { /* rounded at once */
+    test_twin *narrow = test_twin_new(p, TEST_GRAD, words);
+    g2z_dtype grad = p->cpu->grad_dtype;
+    CHECK_OK(p->t, cpu->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
+                                  narrow->cpu, grad, logits->cpu, h->cpu, wte->cpu,
+                                  (const int32_t *)targets->cpu, dloss, state.cpu, G2Z_OVERWRITE,
+                                  N, C, V, Vp, chunk));
+    CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
+                                  narrow->gpu, grad, logits->gpu, h->gpu, wte->gpu,
+                                  (const int32_t *)targets->gpu, dloss, state.gpu, G2Z_OVERWRITE,
+                                  N, C, V, Vp, chunk));
+    test_twin_compare(p, narrow, "head_loss dwte, rounded", 8,
+                      (double)dloss * (double)scale * sqrt((double)N) * 4 *
+                          (2 * logit + 4 * eps + 1e-6));
+  }
+  *(double *)sum->cpu = 0.5;
+  test_twin_send(p, sum);
+  CHECK_OK(p->t, cpu->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, NULL, NULL,
+                                G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
+                                (const int32_t *)targets->cpu, 0, NULL, G2Z_OVERWRITE, N, C, V,
+                                Vp, chunk));
   CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, NULL, NULL,
-                                logits->gpu, h->gpu, wte->gpu, (const int32_t *)targets->gpu, 0,
-                                NULL, G2Z_OVERWRITE, N, C, V, Vp, chunk));
-  *(double *)sum->cpu += *(double *)sum->cpu - 0.5;
+                                G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
+                                (const int32_t *)targets->gpu, 0, NULL, G2Z_OVERWRITE, N, C, V, Vp,
+                                chunk));
   test_twin_compare(p, losses, "head_loss losses, no gradient", 8, 2 * logit + 1e-6);
-  test_twin_compare(p, sum, "head_loss sum, added to", 0, 2 * N * (2 * logit + 1e-6));
+  test_twin_compare(p, sum, "head_loss sum, no gradient", 0, N * (2 * logit + 1e-6));
   int n = N < 5 ? N : 5;
   test_twin *rows = test_twin_new(p, TEST_F32, (size_t)n * (size_t)V);
   CHECK_OK(p->t, cpu->head_logits(p->cpu, (float *)rows->cpu, h->cpu, wte->cpu, n, C, V));
@@ -4641,7 +4690,7 @@ static void test_cuda_graph(g2z_test *t) {
       CHECK_OK(t, ops->layernorm_fwd(p.gpu, h->gpu, (float *)mean->gpu, (float *)rstd->gpu, y->gpu,
                                      b->gpu, b->gpu, N, C));
       CHECK_OK(t, ops->head_loss(p.gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
-                                 (float *)dwte->gpu, logits->gpu, h->gpu, wte->gpu,
+                                 dwte->gpu, G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
                                  (const int32_t *)targets->gpu, 0.01f, state.gpu, G2Z_OVERWRITE, N,
                                  C, V, VP, 100));
       CHECK_OK(t, ops->layernorm_bwd(p.gpu, y->gpu, NULL, dw->gpu, db->gpu, NULL, dh->gpu, x->gpu,
@@ -4777,6 +4826,27 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   test_pair_clear(p);
 }
 
+/* What Hopper's backward cuts into items: heads for several rounds, none cut; one head that is cut,
+ * 9 blocks of keys in 7 parts; and a few heads more than there are multiprocessors, some whole and
+ * some cut, with tiles of dQ in both places where they wait. */
+static void test_attention_cuts(test_pair *p) {
+  int shapes[][3] = {{27, 65, 10}, {1, 1100, 1}, {5, 330, 27}};
+#ifdef __CUDACC__
+  const g2z__cuda *cuda = g2z__cuda_of(p->gpu);
+  shapes[2][2] = cuda->sms / 5 + 1;
+#endif
+  for (int i = 0; i < 3; i++) {
+    int B = shapes[i][0], T = shapes[i][1], NH = shapes[i][2];
+    test_attention_one(p, B, T, NH, 64, 0, 1);
+#ifdef __CUDACC__
+    g2z__hopper_cut cut;
+    g2z__hopper_best_cut(&cut, T, B * NH, cuda->sms);
+    CHECK(p->t, (cut.whole > 0) == (i != 1));
+    CHECK(p->t, (cut.whole < B * NH) == (i != 0));
+#endif
+  }
+}
+
 static void test_cuda_attention(g2z_test *t) {
   CUDA_OR_SKIP(t);
   static const int sizes[] = {1, 7, 63, 64, 65, 129, 257, 1000};
@@ -4791,9 +4861,7 @@ static void test_cuda_attention(g2z_test *t) {
       test_attention_one(&p, 3, 192, 5, 64, 0, 4);    /* large scores: few keys have all the weight */
       test_attention_one(&p, 3, 100, 2, 48, 0.5f, 4); /* dropout on tensor cores: T is 4 x 25 */
       test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than a GPU has multiprocessors */
-      /* On Hopper: tiles of dQ in both places where they wait; 9 blocks of keys in 7 parts. */
-      test_attention_one(&p, 12, 330, 12, 64, 0, 1);
-      test_attention_one(&p, 1, 1100, 1, 64, 0, 1);
+      test_attention_cuts(&p);
     }
     test_pair_close(&p);
   }
@@ -4823,7 +4891,7 @@ static void test_attention_run(test_pair *p, unsigned char *bytes, const test_tw
 static void test_cuda_attention_repeats(g2z_test *t) {
   CUDA_OR_SKIP(t);
   static const int shapes[][4] = {
-      {13, 321, 12, 64}, {2, 512, 3, 64}, {3, 1100, 3, 64}, {3, 260, 4, 96}};
+      {6, 321, 25, 64}, {2, 512, 3, 64}, {3, 1100, 3, 64}, {3, 260, 4, 96}};
   for (int types = 0; types < TEST_TYPES; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types))
@@ -5761,6 +5829,20 @@ static void test_run_full_disk(g2z_test *t) {
   CHECK_STATUS(t, status, G2Z_IO, &t->services, "s.jsonl");
   snprintf(s.weights, sizeof s.weights, "%.400s/RUN_COMPLETE.txt", s.run_dir);
   CHECK(t, access(s.weights, F_OK) != 0);
+}
+
+/* A run goes on, and ends well, where its page cannot be written. */
+static void test_run_no_page(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  char page[700];
+  size_t bytes;
+  test_run_prepare(t, &s, "run");
+  snprintf(page, sizeof page, "%.500s/report.html", s.run_dir);
+  CHECK(t, mkdir(s.run_dir, 0777) == 0 && mkdir(page, 0777) == 0);
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, seen.done && rmdir(page) == 0 && test_files_count(t, "run/*.partial") == 0);
+  g2z_release(&t->services, test_run_read(t, s.run_dir, "RUN_COMPLETE.txt", &bytes));
 }
 
 static void test_run_allocations(g2z_test *t) {
@@ -7120,6 +7202,7 @@ static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   config.accum = index / (3 * ZERO_COLUMNS) ? 3 : 1;
   config.batch = ZERO_SEQUENCES / (world * config.accum);
   config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
+  config.tune = 0; /* trainers that time products may choose differently, and round differently */
   config.dtype = dtype;
   config.dropout = 0.1f;
   config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
@@ -10432,6 +10515,7 @@ static const g2z_test_entry test_table[] = {
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
     {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
+    {"plan_wte_gradient", "what the head adds to wte is rounded at once where it may be", test_plan_wte_gradient},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
@@ -10501,6 +10585,7 @@ static const g2z_test_entry test_table[] = {
     {"run_slurm", "Slurm's variables reach the artifacts", test_run_slurm},
     {"run_refusals", "a run that cannot work does not start", test_run_refusals},
     {"run_full_disk", "a run on a full disk ends in a sentence", test_run_full_disk},
+    {"run_no_page", "a run whose page cannot be written ends well", test_run_no_page},
     {"run_allocations", "a run survives every failing allocation", test_run_allocations},
     {"flags", "the command-line parser", test_flags},
     {"flags_arguments", "a table of flags as arguments, and back", test_flags_arguments},
