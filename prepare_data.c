@@ -1335,7 +1335,7 @@ static g2z_status bench_pieces(benched *b) {
     const unsigned char *text = (const unsigned char *)b->text + at;
     size_t valid = g2z__utf8_valid(b->encoder->simd.ahead, text, some);
     if (valid < some) continue; /* only valid text may be scanned */
-    g2z__scan_open(scan, b->tokenizer->classes, b->encoder->simd.classify, text, some);
+    g2z__scan_open(scan, b->tokenizer->classes, &b->encoder->simd, text, some);
     while (scan->block < scan->blocks) g2z__scan_next(scan, b->encoder->starts);
   }
   return G2Z_OK;
