@@ -2937,19 +2937,15 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
  * that of column k % 2 of tile k / 2. The eight lanes that hold the same columns add them up, and
  * each keeps N / 8: number e is then that of column g2z__summed_column<N>(e). Halving what is
  * exchanged each time takes 14 shuffles for N = 16 rather than 48. */
-template <int N>
+template <int N, int HALF = N / 2, int LANES = 16>
 static __device__ inline void g2z__sum_lanes(float (&sums)[N]) {
+  int high = g2z__lane() & LANES;
 #pragma unroll
-  for (int step = 0; step < 3; step++) {
-    const int half = N / 2 >> step, lanes = 16 >> step;
-    int high = g2z__lane() & lanes;
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-      if (i >= half) continue;
-      float got = __shfl_xor_sync(G2Z__ALL_LANES, high ? sums[i] : sums[i + half], lanes);
-      sums[i] = (high ? sums[i + half] : sums[i]) + got;
-    }
+  for (int i = 0; i < HALF; i++) {
+    float got = __shfl_xor_sync(G2Z__ALL_LANES, high ? sums[i] : sums[i + HALF], LANES);
+    sums[i] = (high ? sums[i + HALF] : sums[i]) + got;
   }
+  if constexpr (LANES > 4) g2z__sum_lanes<N, HALF / 2, LANES / 2>(sums);
 }
 template <int N>
 static __device__ inline int g2z__summed_column(int e) {
@@ -4381,7 +4377,7 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
  * Launch  grid at most one block per multiprocessor, 512 threads: warpgroups 0 and 1 own 64 keys
  *         each, 2 adds up dQ, one thread of 3 loads. 217 KB of shared memory
  * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP, 170 us at 756 TFLOP/s. Measured
- *         on an H200: 350 us in bursts; with statistics and column sums 377, and 500 in bench. A
+ *         on an H200: 350 us in bursts; with statistics and column sums 377, and 449 in bench. A
  *         head takes as long when it is alone on the GPU: the bound lies within a multiprocessor,
  *         but no single product, exponential or transfer is worth more than 6 %. dQ's tiles pass
  *         through L2 once per block of keys: 0.45 GB
