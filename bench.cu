@@ -464,9 +464,9 @@ typedef struct bench {
      op->linear_fwd(d, b->b1, NULL, b->a4, b->w, b->bias, b->c1, &b->dropout, b->N, 4 * b->C,     \
                     b->C))                                                                        \
   OP(head_loss, A, GFLOP, 6 * N * C * Vp,                                                         \
-     op->head_loss(d, b->losses, b->sum, b->b1, b->dwte, G2Z_FP32, b->logits, b->a1, b->wte,      \
-                   b->tokens, 1.0f / (float)b->N, b->state, G2Z_OVERWRITE, b->N, b->C, b->V,      \
-                   b->Vp, b->chunk))                                                              \
+     op->head_loss(d, b->losses, b->sum, b->b1, b->dwte, b->plan->dwte_dtype, b->logits, b->a1,   \
+                   b->wte, b->tokens, 1.0f / (float)b->N, b->state, G2Z_OVERWRITE, b->N, b->C,    \
+                   b->V, b->Vp, b->chunk))                                                        \
   OP(layernorm_bwd, A * (2 * L + 1), GB, N * C * 4 * a,                                           \
      op->layernorm_bwd(d, b->b1, b->c1, b->gw, b->gb, b->gwpe, b->a1, b->a3, b->w, b->mean,       \
                        b->rstd, G2Z_OVERWRITE, G2Z_OVERWRITE, &b->dropout, b->N, b->C))           \

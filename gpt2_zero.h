@@ -149,9 +149,11 @@
  *                                              both
  *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast
  *                                              to the grad type once, at the end
- *       of ranks with few tokens    act        the embedding's part travels as a row for each token
- *                                              of a last micro-step, rounded once; these add up in
- *                                              fp32, are added to the sum of the rest, and rounded
+ *       with few tokens             grad type  the LM head's part is rounded alone, then added up
+ *                                              over ranks; the embedding's is a row for each token
+ *                                              of a last micro-step, in act: these add up in fp32,
+ *                                              are added to that, and rounded. On a rank alone only
+ *                                              with one micro-step, of one chunk
  *     token losses                  fp32       their sum is fp64
  *     sum of squares of gradients   fp64
  *     master, m, v, AdamW           fp32
@@ -749,7 +751,7 @@ G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_par
   X(GRADS,       "gradients")                                                                     \
   X(OPTIMIZER,   "master weights, m and v in fp32")                                               \
   X(ACTIVATIONS, "activations")                                                                   \
-  X(HEAD,        "LM head: chunk of logits, wte gradient in fp32")                                \
+  X(HEAD,        "LM head: chunk of logits, wte gradient in fp32 if apart")                       \
   X(BATCHES,     "token batches and step state")                                                  \
   X(SCRATCH,     "scratch of the ops")
 typedef enum g2z_memory {
@@ -4901,7 +4903,7 @@ G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer,
 }
 
 /* ----- merging: one piece of valid text -> ids ---------------------------
- * Both ways apply the merge with the smallest id first, the leftmost of equals first. */
+ * All ways apply the merge with the smallest id first, the leftmost of equals first. */
 
 #define G2Z__PIECE_WORD 16
 #define G2Z__PIECE_SHORT 128     /* where looking at every pair for every merge gets slower */
