@@ -8277,6 +8277,58 @@ static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least,
   }
 }
 
+/* The gradients of a third step of a rank alone; *apart: whether the embedding's part of wte's went
+ * apart. The learning rate is too small to change a parameter, so that rounding does not grow. */
+static g2z_status zero_alone_grads(g2z_test *t, const g2z_train_config *config, int *apart,
+                                   float *grads, size_t limit, size_t *count) {
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+  test_trainer tt;
+  g2z_report report;
+  g2z_status status = test_trainer_open(t, config, &tt);
+  for (int step = 0; step < 3 && status == G2Z_OK; step++) {
+    zero_tokens(step, 0, 1, config->model.vocab, x, y);
+    status = g2z_trainer_step_batch(tt.trainer, x, y, &report);
+  }
+  if (status == G2Z_OK) {
+    const g2z_plan *plan = g2z_trainer_plan(tt.trainer);
+    *apart = plan->wte_rows && plan->dwte_dtype == config->dtype;
+    *count = plan->parameters < limit ? plan->parameters : limit;
+    status = g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, *count, grads);
+  }
+  test_trainer_close(&tt);
+  return status;
+}
+
+/* A rank alone rounds the head's part of wte's gradient at once: the same bits in every stage, and
+ * what fp32 gives to within two roundings. */
+static void test_zero_alone(g2z_test *t) {
+  static const g2z_dtype dtypes[] = {G2Z_FP16, G2Z_BF16};
+  static float wide[1 << 17], first[1 << 17], grads[1 << 17];
+  for (int i = 0; i < 2; i++) {
+    double unit = dtypes[i] == G2Z_FP16 ? 0x1p-11 : 0x1p-8, apart2 = 0, size2 = 0;
+    for (int column = -1; column < ZERO_COLUMNS; column++) {
+      int apart = 0;
+      size_t n = 0;
+      g2z_train_config config = zero_config(ZERO_COLUMNS, 1, dtypes[i]); /* stage 0, many words */
+      config.batch = 15; /* 240 tokens: one chunk */
+      config.optimizer.lr = config.optimizer.min_lr = 1e-9f;
+      config.grad_fp32 = column < 0;
+      config.zero_stage = column > 0 && column < ZERO_DP ? column : 0;
+      config.strategy = column == ZERO_DP ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+      CHECK_OK(t, zero_alone_grads(t, &config, &apart, column < 0 ? wide : grads, 1 << 17, &n));
+      CHECK(t, apart == (column >= 0) && n > 0 && n < 1 << 17);
+      if (column == 0) memcpy(first, grads, sizeof first);
+      if (column > 0) CHECK(t, memcmp(grads, first, n * sizeof *grads) == 0);
+      for (size_t k = 0; k < n && column == 0; k++) {
+        double difference = (double)first[k] - (double)wide[k];
+        apart2 += difference * difference;
+        size2 += (double)wide[k] * (double)wide[k];
+      }
+    }
+    CHECK(t, size2 > 0 && sqrt(apart2) <= 2 * unit * sqrt(size2));
+  }
+}
+
 static void test_zero_equal(g2z_test *t) {
   test_zero_dtype(t, 0, G2Z_FP32, 2, 4);
 }
@@ -10633,6 +10685,7 @@ static const g2z_test_entry test_table[] = {
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
     {"zero_equal", "stages 0 to 3 and dp on 2, 3 and 4 ranks learn what one learns",
      test_zero_equal},
+    {"zero_alone", "wte's gradient in two parts on one rank", test_zero_alone},
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
     {"zero_recompute", "activations made again change no bit on two ranks", test_zero_recompute},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
