@@ -3630,7 +3630,7 @@ G2Z__PRIVATE int g2z__plan_head_alone(const g2z_plan *plan) {
 
 /* Whether there are so few rows that they arrive well before all of wte's gradient would: at most
  * two thirds as many as wte has. A rank alone gains where the head's part is then rounded at once:
- * a step of 2 x 512 tokens is spared 0.3 GB of 9. */
+ * a step of 2 x 512 tokens of 124M is spared a cast of 60 us, of 3,550, on an H200. */
 G2Z__PRIVATE int g2z__plan_sends_rows(const g2z_plan *plan) {
   g2z__embedding_rows rows = g2z__plan_rows(plan);
   int gains = plan->world > 1 || (plan->grad_dtype != G2Z_FP32 && g2z__plan_head_alone(plan));

@@ -2026,29 +2026,42 @@ static bool g2z__lt_time_round(g2z_device *device, int calls, F run, float *ms) 
          cudaEventElapsedTime(ms, cuda->begin, cuda->end) == cudaSuccess;
 }
 
-/* Negative when `run`, which says whether it could, could not.
- *   small   The best of three rounds behind one that warms up. Alone it is timed with the 5 us
- *           around it: rounds of 8 choose algorithms that save 1.7, 0.3 and 1.2 % of the products'
- *           time at 1,024, 2,048 and 4,096 tokens of GPT-2 124M on an H200.
- *   large   The mean behind 30 ms of the same. A GPU that is busy for long is held by its power
- *           limit, and then the algorithm that was fastest for a moment may be 4 % slower than one
- *           that needs less power: a step of 32 x 1024 tokens gains 0.6 % (50.99 -> 50.68 ms on two
- *           H200s, four pairs of runs), for 8 s of timing. */
+/* The best of three rounds behind one that warms up. Alone a small product is timed with the 5 us
+ * around it: rounds of 8 choose algorithms that save 1.7, 0.3 and 1.2 % of the products' time at
+ * 1,024, 2,048 and 4,096 tokens of GPT-2 124M on an H200. */
 template <typename F>
-static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) {
-  double flop = 2.0 * key->m * key->n * key->k, fit = G2Z__TIMED_FLOP / flop;
-  int calls = fit < 1 ? 1 : fit > 8 ? 8 : (int)fit, counted = 0;
-  float ms, best_ms = -1, spent_ms = 0, sum_ms = 0;
-  for (int round = 0; flop < G2Z__LARGE_FLOP && round < 4; round++) {
+static float g2z__lt_time_small(g2z_device *device, double flop, F run) {
+  double fit = G2Z__TIMED_FLOP / flop;
+  int calls = fit < 1 ? 1 : fit > 8 ? 8 : (int)fit;
+  float ms, best_ms = -1;
+  for (int round = 0; round < 4; round++) {
     if (!g2z__lt_time_round(device, calls, run, &ms)) return -1;
     if (round > 0 && (best_ms < 0 || ms < best_ms)) best_ms = ms;
   }
-  if (flop < G2Z__LARGE_FLOP) return best_ms * 1000 / (float)calls;
+  return best_ms * 1000 / (float)calls;
+}
+
+/* The mean behind 30 ms of the same. A GPU that is busy for long is held by its power limit, and
+ * then the algorithm that was fastest for a moment may be 4 % slower than one that needs less
+ * power: a step of 32 x 1024 tokens gains 0.6 % (50.99 -> 50.68 ms on two H200s, four pairs of
+ * runs), for 8 s of timing. */
+template <typename F>
+static float g2z__lt_time_large(g2z_device *device, F run) {
+  int counted = 0;
+  float ms, spent_ms = 0, sum_ms = 0;
   for (; counted == 0 || spent_ms < 2 * G2Z__LARGE_MS; spent_ms += ms) {
     if (!g2z__lt_time_round(device, G2Z__LARGE_CALLS, run, &ms)) return -1;
     if (spent_ms >= G2Z__LARGE_MS) sum_ms += ms, counted += G2Z__LARGE_CALLS;
   }
   return sum_ms * 1000 / (float)counted;
+}
+
+/* Negative when `run`, which says whether it could, could not. */
+template <typename F>
+static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) {
+  double flop = 2.0 * key->m * key->n * key->k;
+  return flop < G2Z__LARGE_FLOP ? g2z__lt_time_small(device, flop, run)
+                                : g2z__lt_time_large(device, run);
 }
 
 static int g2z__lt_may_time(const g2z_device *device) {
