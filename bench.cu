@@ -128,7 +128,7 @@ typedef struct options {
        G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")                                           \
   FLAG(ANY & ~EXPERIMENTS & ~READERS, "dtype", CHOICE, dtype, 0, 0,                            \
        G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")                                  \
-  FLAG(TRAINING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph") \
+  FLAG(TRAINING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as CUDA graphs") \
   FLAG(TRAINING & ~EXPERIMENTS, "zero", INT, train.zero_stage, 0, 3, "STAGE",                     \
        "ZeRO, on several ranks")                                                                  \
   FLAG(TRAINING & ~EXPERIMENTS, "strategy", CHOICE, train.strategy, 0, 0,                         \
@@ -137,6 +137,7 @@ typedef struct options {
        "block: keep the input of each block alone")                                               \
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
   FLAG(TRAINING, "gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")    \
+  FLAG(TRAINING, "reduce", CHOICE, train.reduce, 0, 0, G2Z_REDUCE_LIST(WORD), "of gradients")     \
   FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                 \
        "MiB of gradients per collective")                                                         \
   FLAG(IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                             \
@@ -155,11 +156,11 @@ typedef struct options {
    *                  val graph */                                                                \
   X(scaling,    CUDA, "1,2,4,8", "1",       "fp16", "0", 4, 1, 16, 512, 300, 20, 3, 0, 2)         \
   X(scaling,    CPU,  "1,2",     "1",       "fp32", "0", 4, 1, 8, 64, 6, 2, 2, 0, 2)              \
-  X(buckets,    CUDA, "all", "1", "fp16", "1,5,25,100,400", 4, 1, 0, 512, 300, 20, 3, 0, 0)       \
+  X(buckets,    CUDA, "all", "1", "fp16", "1,5,25,100,400", 4, 1, 0, 512, 300, 20, 3, 0, 2)       \
   X(buckets,    CPU,  "2",   "1", "fp32", "0.25,1,4",       4, 1, 0, 64, 6, 2, 2, 0, 0)           \
   X(matrix,     CUDA, "all", "0,1,2,3", "fp16,bf16,fp32", "0", 32, 1, 0, 128, 200, 20, 5, 0, 2)   \
   X(matrix,     CPU,  "2",   "0,1,2,3", "fp16,bf16,fp32", "0", 4, 1, 0, 32, 4, 2, 2, 0, 2)        \
-  X(strategies, CUDA, "1,2,4", "dp,0,2,3", "fp16", "0", 2, 2, 0, 512, 300, 20, 3, 50, 0)          \
+  X(strategies, CUDA, "1,2,4", "dp,0,2,3", "fp16", "0", 2, 2, 0, 512, 300, 20, 3, 50, 2)          \
   X(strategies, CPU,  "1,2",   "dp,0,2,3", "fp32", "0", 2, 2, 0, 32, 4, 2, 2, 2, 0)               \
   X(comm,       CUDA, "all", "", "", "1,4,16,64,256", 1, 1, 0, 1, 1, 0, 3, 0, 2)                  \
   X(comm,       CPU,  "2",   "", "", "1,4,16", 1, 1, 0, 1, 1, 0, 2, 0, 2)
@@ -425,6 +426,7 @@ static g2z_status time_steps(g2z_context *context, const options *o, steps_resul
 typedef struct bench {
   g2z_device *device;
   const g2z_plan *plan;
+  g2z_range shard;
   g2z_optimizer_config optimizer;
   int B, T, C, L, NH, V, Vp, N, chunk, accum;
   g2z_dropout dropout;
@@ -494,7 +496,7 @@ typedef struct bench {
      op->embed_bwd(d, b->dwte, b->gwpe, b->a1, b->tokens, G2Z_OVERWRITE, &b->dropout, b->B, b->T, \
                    b->C))                                                                         \
   OP(grad_sumsq, 1, GB, P * g,                                                                    \
-     op->grad_sumsq(d, b->sum, b->grads, b->plan->shard_elements))                                \
+     op->grad_sumsq(d, b->sum, b->grads, &b->shard, 1))                                \
   OP(adamw, 1, GB, P * (24 + g + a),                                                              \
      op->adamw(d, b->params, b->master, b->m, b->v, b->grads, b->ranges, b->host_ranges,          \
                b->range_count, &b->optimizer, b->state))
@@ -620,6 +622,7 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
                              const g2z_plan *plan) {
   memset(b, 0, sizeof *b);
   b->plan = plan;
+  b->shard.elements = plan->shard_elements;
   b->optimizer = o->train.optimizer;
   b->B = plan->batch;
   b->T = plan->seq;
@@ -800,10 +803,8 @@ static g2z_status run_step(g2z_services *services, options *o, g2z_context_confi
   printf("throughput  %.0f tokens/s\n", tokens / steps.median_s);
   fflush(stdout);
   if (plan.world > 1) { /* the ops are those of one rank */
-    if (isnan(steps.exposed_ms)) puts("exposed     not measured inside a graph: --graph off");
-    else
-      printf("exposed     %.3f ms of communication, %.1f %% of the step\n", steps.exposed_ms,
-             0.1 * steps.exposed_ms / steps.median_s);
+    printf("exposed     %.3f ms of communication, %.1f %% of the step\n", steps.exposed_ms,
+           0.1 * steps.exposed_ms / steps.median_s);
     return G2Z_OK;
   }
   if (o->peer) TRY(run_peer(services, o, tokens / steps.median_s));
@@ -1025,8 +1026,7 @@ static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
   return G2Z_OK;
 }
 
-/* All collectives at one size. How to gather is no matter of the reductions: the plain way shows
- * them. */
+/* All collectives at one size; of another way than the plain one, those that it matters to. */
 static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all,
                                 g2z_summary *s) {
   const double R = comm->world;
@@ -1044,7 +1044,11 @@ static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double
   double copy_rate, seconds;
   TRY(g2z_comm_copy_rate(comm, n * size, &copy_rate));
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    if (comm->gather != G2Z_GATHER_PLAIN && strcmp(rows[i].name, "all_gather") != 0) continue;
+    int gathers = strcmp(rows[i].name, "all_gather") == 0;
+    int scatters = strcmp(rows[i].name, "reduce_scatter") == 0;
+    if (comm->gather != G2Z_GATHER_PLAIN && !gathers &&
+        !(scatters && comm->reduce != G2Z_REDUCE_PLAIN))
+      continue;
     TRY(time_exchange(comm, buffer, n, rows[i].run, all, &seconds));
     double bus = rows[i].passes * (double)(n * size) / seconds;
     g2z_point *p;
@@ -1078,6 +1082,7 @@ static g2z_status exchange_gather(g2z_context *context, const options *o, g2z_de
   config.most = bytes / 2;
   config.wire = device->dtype;
   config.gather = gather;
+  config.reduce = gather == G2Z_GATHER_COPY ? G2Z_REDUCE_COPY : G2Z_REDUCE_PLAIN;
   TRY(g2z_comm_create(g2z_context_ranks(context), device, &config, &comm));
   g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
   status = g2z_ranks_agree(comm->ranks, status);

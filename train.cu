@@ -90,7 +90,7 @@ typedef struct options {
   FLAG("loss-scale", FLOAT, loss_scale, 1, 16777216, "X", "a fixed one for fp16 [dynamic]")       \
   FLAG("loss-scale-window", INT, run.train.optimizer.loss_scale_window, 1, 1073741824, "N",       \
        "good steps before a dynamic loss scale doubles")                                          \
-  FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on|auto", "the step as one CUDA graph")        \
+  FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on|auto", "the step as CUDA graphs")        \
   FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
   FLAG("zero", INT, zero, 0, 3, "STAGE",                                                          \
@@ -101,6 +101,8 @@ typedef struct options {
        "of gradients, also between ranks; micro-steps add up in fp32")                            \
   FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(WORD),                           \
        "how GPUs exchange parameters: see the header")                                            \
+  FLAG("reduce", CHOICE, run.train.reduce, 0, 0, G2Z_REDUCE_LIST(WORD),                           \
+       "how GPUs add gradients up, also there")                                                   \
   FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
        "MiB of gradients per collective [64, and 1.9 x ranks]")                                   \
   FLAG("recompute", CHOICE, run.train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),                  \
@@ -350,9 +352,8 @@ static g2z_status dry_run(g2z_services *services, const options *o,
       g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
     puts("this machine has no such device: what it takes beside the plan is not known here");
     overhead_bytes = free_bytes = 0;
-  } else if (plan.world > 1 && context->device == G2Z_DEVICE_CUDA) {
-    overhead_bytes += G2Z_NCCL_BYTES;
   }
+  if (overhead_bytes > 0) overhead_bytes += g2z_plan_nccl_bytes(&plan);
   g2z_plan_print(&plan, overhead_bytes, free_bytes, print_line, NULL);
   return G2Z_OK;
 }
