@@ -846,7 +846,7 @@ static double used_cpu_s(void) {
 
 static void watch_step(stopwatch *w, const options *o, g2z_context *context,
                        const g2z_metrics *m) {
-  if (m->step == 1) /* the second is enqueued: it sends no first parameters, and is no graph yet */
+  if (m->step == 1) /* the second is enqueued: it sends no first parameters and is not played */
     w->collectives = g2z_ranks_collectives(g2z_context_ranks(context), 2);
   if (m->step <= o->warmup) {
     w->began = g2z_seconds();
@@ -984,19 +984,25 @@ static char *slice_of(const g2z_comm *comm, char *buffer, size_t n) {
   return buffer + (size_t)comm->rank * (n / (size_t)comm->world) * element_bytes(comm);
 }
 
+/* Begins when all ranks may write to the buffer, and ends when all have. */
+static g2z_status gather_once(g2z_comm *comm, char *buffer, size_t n) {
+  TRY(comm->ops->fork_all(comm));
+  TRY(comm->ops->all_gather(comm, buffer, slice_of(comm, buffer, n), n));
+  return comm->ops->mark(comm, 0);
+}
+
 /* Each collective: what of a whole buffer passes each rank's link (as nccl-tests count it, of R
  * ranks), and the call. */
 #define COLLECTIVE_LIST(X)                                                                        \
   X(reduce_scatter, (R - 1) / R,                                                                  \
-    ops->reduce_scatter(comm, slice_of(comm, buffer, n), buffer, G2Z_OVERWRITE, n))               \
-  X(all_reduce, 2 * (R - 1) / R, ops->all_reduce(comm, buffer, n))                                \
-  X(all_gather, (R - 1) / R, ops->all_gather(comm, buffer, slice_of(comm, buffer, n), n))         \
-  X(reduce, 1, ops->reduce(comm, buffer, n))                                                      \
-  X(broadcast, 1, ops->broadcast(comm, buffer, n))
+    comm->ops->reduce_scatter(comm, slice_of(comm, buffer, n), buffer, G2Z_OVERWRITE, n))         \
+  X(all_reduce, 2 * (R - 1) / R, comm->ops->all_reduce(comm, buffer, n))                          \
+  X(all_gather, (R - 1) / R, gather_once(comm, buffer, n))                                        \
+  X(reduce, 1, comm->ops->reduce(comm, buffer, n))                                                \
+  X(broadcast, 1, comm->ops->broadcast(comm, buffer, n))
 
 #define X(name, passes, call)                                                 \
   static g2z_status exchange_##name(g2z_comm *comm, char *buffer, size_t n) { \
-    const g2z_collectives *ops = comm->ops;                                   \
     return call;                                                              \
   }
 COLLECTIVE_LIST(X)

@@ -529,7 +529,7 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(AUTO,      "auto")      /* what was fastest for steps of this size */                         \
   X(PLAIN,     "plain")     /* kernels, through NCCL's own buffers */                             \
   X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
-  X(COPY,      "copy")      /* copy engines: no multiprocessor takes part */
+  X(COPY,      "copy")      /* copy engines: multiprocessors are left to the computation */
 
 #define G2Z_REDUCE_LIST(X)                                                                        \
   X(AUTO,  "auto")          /* what was fastest */                                                \
@@ -649,7 +649,8 @@ typedef struct g2z_train_config {
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
   g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
-  g2z_reduce reduce;            /* how they add gradients up, where each gets a part of the sum */
+  g2z_reduce reduce;            /* how they add gradients up, where each gets a part of the sum;
+                                 * COPY rounds less than PLAIN */
   g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
   int graph;                    /* the step as CUDA graphs: 0 no, 1 yes, 2 where it pays */
   int tune;                     /* 1: a GPU times the algorithms of each product once */
@@ -764,7 +765,7 @@ G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_par
 /* What memory is spent on, in bytes per rank. */
 #define G2Z_MEMORY_LIST(X)                                                                        \
   X(PARAMS,      "parameters")                                                                    \
-  X(GRADS,       "gradients")                                                                     \
+  X(GRADS,       "gradients") /* and of one bucket, what travels or arrives */                    \
   X(OPTIMIZER,   "master weights, m and v in fp32")                                               \
   X(ACTIVATIONS, "activations")                                                                   \
   X(HEAD,        "LM head: chunk of logits, wte gradient in fp32 if apart")                       \
@@ -789,10 +790,12 @@ typedef struct g2z_plan {
   g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
-  g2z_dtype wire_dtype;           /* in which ranks add gradients up: dtype, or fp32 if asked for */
+  g2z_dtype wire_dtype;           /* in which NCCL and CPU ranks add gradients up: dtype, or fp32 if
+                                   * asked for */
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
+  /* What is asked for; GPUs that cannot write to each other's memory get less, and need no more. */
   int inbox;                      /* 1: gradients of other ranks arrive in memory of their own */
-  g2z_gather gather;              /* that is asked for: not AUTO */
+  g2z_gather gather;              /* not AUTO */
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype
                                    * where nothing is added to it before it travels */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
@@ -1200,7 +1203,8 @@ G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out)
  * device. */
 G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind, size_t *bytes);
 /* What NCCL takes of each GPU in the plan's job, which a single process cannot measure. Seen with
- * 2.28 on 2 and 4 H200s: 390 MiB for a communicator, 800 once its kernels carried something large. */
+ * 2.28 on 2 and 4 H200s: 390 MiB for a communicator, 800 once its kernels carried something large,
+ * as they do where the plan's copies cannot be had. */
 G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan);
 
 /* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes
@@ -1394,20 +1398,22 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 
 /* ===== >>d12 collectives =================================================
  * What ranks do to each other's device memory: copy engines and NCCL between GPUs, the connections
- * of room 11 between CPU ranks, nothing at all in a job of one. They run in order on a queue of their own,
- * beside the device's: fork() and join() are where the two wait for each other; the host waits for
- * neither. n is the number of elements of the whole buffer, a multiple of 8 * world; slice r of it,
- * n / world elements, belongs to rank r. All ranks make the same calls in the same order. */
+ * of room 11 between CPU ranks, nothing at all in a job of one. They run in order on a queue of
+ * their own, beside the device's: fork() and join() are where the two wait for each other; the host
+ * waits for neither. n is the number of elements of the whole buffer, a multiple of 8 * world;
+ * slice r of it, n / world elements, belongs to rank r. All ranks make the same calls in the same
+ * order. */
 
 typedef struct g2z_comm g2z_comm;
 typedef struct g2z_collectives {
   const char *name;
   /* What follows in the queue starts when the device has done what it was given so far. */
   g2z_status (*fork)(g2z_comm *comm);
-  /* The same of the devices of all ranks. */
+  /* The same, and what follows reaches into other ranks' memory when their devices, too, have done
+   * what they were given before this call. */
   g2z_status (*fork_all)(g2z_comm *comm);
-  /* Notes this place of the queue, which all ranks have reached when it is passed: what they
-   * gathered before has arrived. Places are 0..places-1. */
+  /* Notes this place of the queue. When it is passed, what was gathered before has arrived. Places
+   * are 0..places-1. */
   g2z_status (*mark)(g2z_comm *comm, int place);
   /* The device goes on when the queue has passed the place. */
   g2z_status (*join)(g2z_comm *comm, int place);
@@ -10661,8 +10667,8 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 
 /* ===== >>i12 collectives =================================================
  * In:  buffers that all ranks hold. Out: their sums and copies.
- * Law: sums are made in the order of ranks; every rank enqueues the same collectives in the same
- *      order, whatever happened to it. */
+ * Law: sums are made in one order, that of ranks, or from the owner on around; every rank enqueues
+ *      the same collectives in the same order, whatever happened to it. */
 
 /* ----- a job of one: what is there already is the result ----------------- */
 
@@ -11738,10 +11744,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int from, int to) {
   const char *grads = t->grad_shard ? t->grad_shard : t->model.grads;
   int count = 0;
   for (int bucket = from; bucket < to; bucket++) {
-    g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank), *last = t->pieces + count - 1;
+    g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
     slice.begin = (size_t)(g2z__trainer_reduced(t, bucket) - grads) / (size_t)plan->grad_bytes;
-    if (count > 0 && last->begin + last->elements == slice.begin) last->elements += slice.elements;
-    else if (slice.elements > 0) t->pieces[count++] = slice;
+    if (slice.elements == 0) continue;
+    g2z_range *last = count > 0 ? &t->pieces[count - 1] : NULL;
+    if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
+    else t->pieces[count++] = slice;
   }
   g2z_span_begin(t->device, G2Z_SPAN_NORM);
   G2Z__TRY(t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES, grads, t->pieces,
@@ -11937,13 +11945,10 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
   return t->plan.model.layers > 1 ? t->plan.model.layers - 1 : 1;
 }
 
-/* The two blocks that a forward pass needs first are where they take turns. */
+/* The two blocks that a forward pass needs first come to where they take turns. */
 G2Z__PRIVATE g2z_status g2z__trainer_begin_turns(g2z_trainer *t) {
-  if (!g2z__plan_takes_turns(&t->plan, 1)) return G2Z_OK;
-  for (int unit = t->plan.model.layers; unit >= g2z__trainer_second(t); unit--) {
+  for (int unit = t->plan.model.layers; unit >= g2z__trainer_second(t); unit--)
     G2Z__TRY(g2z__trainer_fetch(t, unit));
-    G2Z__TRY(g2z__trainer_arrive(t, unit));
-  }
   return G2Z_OK;
 }
 
@@ -11951,8 +11956,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_begin_turns(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
   if (!g2z__trainer_gathers(t)) return G2Z_OK;
   G2Z__TRY(g2z__trainer_refresh(t));
+  G2Z__TRY(g2z__trainer_begin_turns(t));
   G2Z__TRY(g2z__trainer_arrive(t, 0));
-  return g2z__trainer_begin_turns(t);
+  for (int unit = t->plan.model.layers; unit >= g2z__trainer_second(t); unit--)
+    G2Z__TRY(g2z__trainer_arrive(t, unit));
+  return G2Z_OK;
 }
 
 /* A bucket has its new parameters: they go out at once if there is a place for them. Nobody reads
@@ -12398,7 +12406,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rewind(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* The same, recorded once. The first step runs without, so that scratch and algorithms are there. */
+/* The same, recorded once. The first step is not, so that scratch and algorithms are there. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
   if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
   G2Z__TRY(g2z__trainer_rewind(t));
@@ -12406,7 +12414,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
     G2Z__TRY(g2z__tape_begin(t->comm, &t->tape));
     G2Z__TRY(g2z__tape_end(t->comm, g2z__trainer_enqueue(t)));
   }
-  t->joined = t->plan.buckets;
   g2z__ranks_record(g2z_context_ranks(t->context), "graph", -1, 0);
   return g2z__tape_play(t->comm, &t->tape);
 }

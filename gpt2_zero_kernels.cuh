@@ -5920,7 +5920,10 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, void *params, float *master
  * Law: it is measured, with NVML, which is opened at run time: a build needs nothing of it. */
 
 /* NVML's functions, in the order of g2z_gpu_watch.call. */
-typedef struct { unsigned version; unsigned long long total, reserved, free, used; } g2z__nvml_memory;
+typedef struct {
+  unsigned version;
+  unsigned long long total, reserved, free, used;
+} g2z__nvml_memory;
 typedef struct { unsigned gpu, memory; } g2z__nvml_rates;
 #define G2Z__NVML_LIST(X)                                                    \
   X(INIT,     "nvmlInit_v2",                      (void))                    \
@@ -6252,6 +6255,8 @@ static g2z_status g2z__nccl_join(g2z_comm *comm, int place) {
 
 /* ----- memory that all ranks of a host can write to ---------------------- */
 
+/* Ranks come here one after the other, behind a last meeting: nobody writes any more to what a rank
+ * frees, but others may have it open still. They cannot be waited for where one was lost. */
 static void g2z__nccl_unshare(g2z_comm *comm, g2z__region *region) {
   for (int r = 0; region->places && r < comm->world; r++)
     if (r != comm->rank && region->places[r]) cudaIpcCloseMemHandle(region->places[r]);
@@ -6287,7 +6292,8 @@ static int g2z__nccl_take(g2z_comm *comm, g2z__region *region, const cudaIpcMemH
   }
   taken = taken && cudaMemcpy(region->places_there, region->places,
                               (size_t)comm->world * sizeof(char *),
-                              cudaMemcpyHostToDevice) == cudaSuccess;
+                              cudaMemcpyHostToDevice) == cudaSuccess &&
+          cudaDeviceSynchronize() == cudaSuccess; /* that copy may return before it is done */
   if (!taken) (void)cudaGetLastError();
   return taken;
 }
@@ -6469,17 +6475,20 @@ static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, g2z__region *re
   return G2Z_OK;
 }
 
-/* Between hosts, or without a path between the GPUs. */
+/* Between hosts that is as it must be. */
 static void g2z__nccl_no_peers(g2z_comm *comm, const char *what, const char *how) {
+  int together = g2z_ranks_place(comm->ranks)->local_world == comm->world;
   if (comm->rank == 0)
-    g2z__log(comm->services, G2Z_LOG_INFO,
-             "not all GPUs can write to each other's memory: %s through NCCL, %s", what, how);
+    g2z__log(comm->services, together ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
+             "not all GPUs can write to each other's memory, or one has no room for what others "
+             "write: %s through NCCL, %s", what, how);
 }
 
 static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   g2z_gather wanted = comm->gather;
   g2z__region region;
+  *out = NULL;
   memset(&region, 0, sizeof region);
   G2Z_ASSERT(nccl->region_count < G2Z__REGIONS);
   if (comm->gather == G2Z_GATHER_COPY) {
@@ -6493,8 +6502,8 @@ static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {
   }
   if (comm->gather != wanted)
     g2z__nccl_no_peers(comm, "parameters are gathered", g2z_gather_text(comm->gather));
-  *out = region.mine;
   if (!region.mine) return comm->device->ops->allocate(comm->device, bytes, out);
+  *out = region.mine;
   nccl->regions[nccl->region_count++] = region;
   return G2Z_OK;
 }
@@ -6683,9 +6692,13 @@ static g2z_status g2z__nccl_open(g2z_comm *comm, const g2z_comm_config *wanted) 
   G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &meeting, sizeof meeting));
   G2Z__NCCL_TRY(comm, meeting.result); /* rank 0's: all fail where it does */
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  G2Z__NCCL_TRY(comm, ncclCommInitRankConfig(&nccl->comm, comm->world, meeting.id, comm->rank,
-                                             &config));
-  return g2z__nccl_open_buffers(comm, wanted->most);
+  ncclResult_t opened =
+      ncclCommInitRankConfig(&nccl->comm, comm->world, meeting.id, comm->rank, &config);
+  g2z_status status = opened == ncclSuccess
+                          ? G2Z_OK
+                          : g2z__nccl_fail(comm, opened, "ncclCommInitRankConfig");
+  G2Z__TRY(g2z_ranks_agree(comm->ranks, status));
+  return g2z_ranks_agree(comm->ranks, g2z__nccl_open_buffers(comm, wanted->most));
 }
 
 static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
