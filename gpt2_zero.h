@@ -822,7 +822,11 @@ typedef struct g2z_range {
 /* The plan of a config for rank `rank` of `world`. Checks the config first. */
 G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config *config,
                                  g2z_device_kind device, int rank, int world, g2z_plan *out);
-/* The largest B whose plan fits into `free_bytes`; 0 when none does. */
+/* What NCCL takes of each GPU in the plan's job, which a single process cannot measure. Seen with
+ * 2.28 on 2 and 4 H200s: 390 MiB for a communicator, 800 once its kernels carried something large,
+ * as they do where the plan's copies cannot be had. */
+G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan);
+/* The largest B whose plan fits into `free_bytes`, beside what NCCL takes; 0 when none does. */
 G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
 /* The plan as a table for people, line by line, with what the device takes beside it and against
  * `free_bytes` of memory (0: unknown). */
@@ -1202,10 +1206,6 @@ G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out)
  * workspaces, measured now; 0 where there is nothing to measure. Ask before anything else opens the
  * device. */
 G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind, size_t *bytes);
-/* What NCCL takes of each GPU in the plan's job, which a single process cannot measure. Seen with
- * 2.28 on 2 and 4 H200s: 390 MiB for a communicator, 800 once its kernels carried something large,
- * as they do where the plan's copies cannot be had. */
-G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan);
 
 /* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes
  * nothing of a GPU. */
@@ -3721,12 +3721,6 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   g2z__plan_bytes(plan);
 }
 
-G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan) {
-  if (plan->world == 1 || plan->device != G2Z_DEVICE_CUDA) return 0;
-  int copies = plan->inbox && plan->gather == G2Z_GATHER_COPY;
-  return (size_t)(copies ? 390 : 800) << 20;
-}
-
 G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config *config,
                                  g2z_device_kind device, int rank, int world, g2z_plan *out) {
   memset(out, 0, sizeof *out);
@@ -3790,13 +3784,24 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   return G2Z_OK;
 }
 
+G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan) {
+  if (plan->world == 1 || plan->device != G2Z_DEVICE_CUDA) return 0;
+  int copies = plan->inbox && plan->gather == G2Z_GATHER_COPY;
+  return (size_t)(copies ? 390 : 800) << 20;
+}
+
+/* What must be free when a process has its context, and nothing else yet. */
+G2Z__PRIVATE size_t g2z__plan_needs(const g2z_plan *plan) {
+  return plan->bytes_total + g2z_plan_nccl_bytes(plan);
+}
+
 G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
   g2z_plan trial = *plan;
   int fits = 0, limit = (1 << 28) / plan->seq;
   for (int step = 1 << 20; step > 0; step /= 2) { /* the bytes grow with B: a binary search */
     if (fits + step > limit) continue;
     g2z__plan_batch(&trial, fits + step);
-    if (trial.bytes_total <= free_bytes) fits += step;
+    if (g2z__plan_needs(&trial) <= free_bytes) fits += step;
   }
   return fits;
 }
@@ -3856,7 +3861,7 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
                  plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
   if (!free_bytes) return;
   g2z__plan_line(line, user, "free        %9.3f GiB  on this device: %s", g2z__gib(free_bytes),
-                 plan->bytes_total <= free_bytes ? "it fits" : "IT DOES NOT FIT");
+                 g2z__plan_needs(plan) <= free_bytes ? "it fits" : "IT DOES NOT FIT");
   g2z__plan_line(line, user, "largest B   %9d      micro-batch that fits",
                  g2z_plan_largest_batch(plan, free_bytes));
 }
@@ -11534,7 +11539,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   size_t free_bytes, total_bytes;
   G2Z__TRY(g2z_device_memory(t->services, t->plan.device, &free_bytes, &total_bytes));
-  if (t->plan.bytes_total <= free_bytes) return G2Z_OK;
+  if (g2z__plan_needs(&t->plan) <= free_bytes) return G2Z_OK;
   g2z_plan leaner = t->plan;
   leaner.recompute = G2Z_RECOMPUTE_BLOCK;
   int largest = g2z_plan_largest_batch(&t->plan, free_bytes);
@@ -11547,12 +11552,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   if (most > 0)
     return g2z__fail(t->services, G2Z_NO_MEMORY,
                      "batch=%d needs %.2f GiB and %.2f GiB are free: %s; accum can be raised to keep "
-                     "the global batch", t->plan.batch, g2z__gib(t->plan.bytes_total),
+                     "the global batch", t->plan.batch, g2z__gib(g2z__plan_needs(&t->plan)),
                      g2z__gib(free_bytes), remedy);
   return g2z__fail(t->services, G2Z_NO_MEMORY,
                    "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free "
                    "even at batch=1: take a smaller model or a shorter seq",
-                   g2z__gib(t->plan.bytes_total), t->plan.batch, g2z__gib(free_bytes));
+                   g2z__gib(g2z__plan_needs(&t->plan)), t->plan.batch, g2z__gib(free_bytes));
 }
 
 /* The next part of canonical [begin, begin+count) that this rank owns, from range *next on. */

@@ -941,6 +941,10 @@ static void test_plan_bytes(g2z_test *t) {
       CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_PARAMS], 2 * params, 2 * padding + 256);
       CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_GRADS], 2 * (grads + inbox), 2 * padding + 512);
       CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_OPTIMIZER], 12 * optimizer, 12 * padding + 768);
+      size_t copies = g2z_plan_nccl_bytes(&plan); /* steps of 8 x 1024 tokens are graphs */
+      config.gather = G2Z_GATHER_SYMMETRIC;
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 5, 8, &plan));
+      CHECK(t, (copies < g2z_plan_nccl_bytes(&plan)) == (stage > 0));
     }
 }
 
@@ -956,22 +960,24 @@ static void test_plan_update_decay(g2z_test *t) {
 }
 
 static void test_plan_largest_batch(g2z_test *t) {
-  int largest[2];
-  for (int i = 0; i < 2; i++) {
+  int largest[4];
+  for (int i = 0; i < 4; i++) { /* alone, and on four GPUs, where NCCL takes something too */
     g2z_train_config config = g2z_train_config_default();
     g2z_plan plan;
-    config.recompute = i ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-    size_t budget = (size_t)40 << 30;
+    int world = i < 2 ? 1 : 4;
+    config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, world, &plan));
+    size_t budget = (size_t)40 << 30, nccl = g2z_plan_nccl_bytes(&plan);
+    CHECK(t, (nccl > 0) == (world > 1));
     config.batch = largest[i] = g2z_plan_largest_batch(&plan, budget);
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-    CHECK(t, plan.bytes_total <= budget);
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, world, &plan));
+    CHECK(t, plan.bytes_total + nccl <= budget);
     config.batch = largest[i] + 1;
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-    CHECK(t, plan.bytes_total > budget);
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, world, &plan));
+    CHECK(t, plan.bytes_total + nccl > budget);
     CHECK(t, g2z_plan_largest_batch(&plan, 1 << 20) == 0);
   }
-  CHECK(t, largest[1] > 2 * largest[0]);
+  CHECK(t, largest[1] > 2 * largest[0] && largest[3] > 2 * largest[2]);
 }
 
 /* The bytes per token that the manual states, of fp16; these sizes need no padding. */
