@@ -102,8 +102,9 @@
  *     the tokens of a micro-step on all ranks are at most two thirds as many as wte's rows, the LM
  *     head's part goes before, under backward, and at the end only a row for each token.
  *     GPUs of one host that reach each other's memory push what they send into it by their copy
- *     engines, gradients as they are, and each adds up what arrives: beside NCCL's kernels, which
- *     take multiprocessors, those of backward take up to twice as long. Else NCCL carries all.
+ *     engines, gradients as they are, and each adds up what arrives, for which it has room beside
+ *     the above: (N - 1) / N of a bucket. Next to NCCL's kernels, which take multiprocessors, those
+ *     of backward take up to twice as long. Where there is no such way NCCL carries all.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
  *     gradient, the verdict, the first parameters, and in stage 3 blocks that came late. A rank
  *     that fails in a step (a shard that cannot be read) says so in the verdict: all skip that
