@@ -497,7 +497,8 @@ typedef struct g2z_json_out {
 } g2z_json_out;
 G2Z_API void g2z_json_begin(g2z_json_out *out, const char *key, char open);
 G2Z_API void g2z_json_end(g2z_json_out *out, char close);
-G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char *text); /* NULL: null */
+/* text NULL: null */
+G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char *text);
 G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t value);
 G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value); /* %.9g */
 G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
@@ -900,7 +901,7 @@ G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services,
 
 typedef enum g2z_encode_flags {
   G2Z_ENCODE_DEFAULT = 0,       /* invalid UTF-8 becomes U+FFFD; <|endoftext|> is ordinary text */
-  G2Z_ENCODE_STRICT = 1,        /* invalid UTF-8 is G2Z_FORMAT; the sentence names the byte offset */
+  G2Z_ENCODE_STRICT = 1,        /* invalid UTF-8 is G2Z_FORMAT; the sentence names the offset */
   G2Z_ENCODE_ALLOW_SPECIAL = 2  /* <|endoftext|> in the text becomes its id */
 } g2z_encode_flags;
 
@@ -1034,7 +1035,7 @@ typedef struct g2z_step_state {
   float grad_multiplier;     /* clip factor / loss scale: what AdamW multiplies gradients with */
   float loss;                /* last step: mean loss over its tokens */
   float grad_norm;           /* last step: global norm, unscaled, before clipping */
-  float lr;                  /* last step: learning rate (of a skipped one: what it would have been) */
+  float lr;                  /* last step: learning rate; of a skipped one what it would be */
   float used_loss_scale;     /* last step */
 } g2z_step_state;
 
@@ -1199,7 +1200,7 @@ typedef struct g2z_device_info {
   char runtime[32];            /* "13.0": the version of CUDA */
   char collectives[32];        /* "2.28.9": the version of NCCL */
   int count;                   /* GPUs that this process can see */
-  double peak_flops;           /* of dense products in its dtype, as the maker states it; NaN: unknown */
+  double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
 } g2z_device_info;
 G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out);
 
@@ -1361,7 +1362,7 @@ typedef struct g2z_ranks_config {
   const char *build;              /* must be equal on all ranks */
   double join_s;                  /* until all ranks are there */
   double silence_s;               /* without a heartbeat, after which a rank counts as dead */
-  double hang_s;                  /* without a new phase or collective: it counts as hung; 0: never */
+  double hang_s;                  /* without a new phase or collective it counts as hung; 0: never */
   /* Called once, from a thread of the library, when the job cannot go on. It should report and
    * leave the process: other threads may wait for ever inside a collective. NULL: calls return
    * G2Z_LOST where they can. */
@@ -1380,7 +1381,8 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks);
 G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks);
 
 /* all[world][bytes], in the order of ranks, from everybody's `mine`. */
-G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes, void *all);
+G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
+                                        void *all);
 /* Rank 0's bytes to everybody. */
 G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count);
 /* The same status on all: that of the lowest rank whose own is not G2Z_OK, with its sentence. */
@@ -1470,7 +1472,7 @@ struct g2z_comm {
 typedef struct g2z_comm_config {
   int places;                  /* of mark and join */
   size_t most;                 /* elements of the largest reduction */
-  g2z_dtype wire;              /* the device's dtype or its grad_dtype: what a reduction rounds to */
+  g2z_dtype wire;              /* the device's dtype or grad_dtype: what a reduction rounds to */
   g2z_gather gather;           /* not AUTO. What cannot be had becomes SYMMETRIC, or else PLAIN */
   g2z_reduce reduce;           /* not AUTO. What cannot be had becomes PLAIN */
 } g2z_comm_config;
@@ -9272,7 +9274,8 @@ G2Z__PRIVATE g2z_status g2z__spawn_all(g2z_services *services, const g2z_job *jo
   clock_gettime(CLOCK_REALTIME, &now);
   snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
   sigemptyset(&signals);
-  for (size_t i = 0; i < sizeof handed_on / sizeof *handed_on; i++) sigaddset(&signals, handed_on[i]);
+  for (size_t i = 0; i < sizeof handed_on / sizeof *handed_on; i++)
+    sigaddset(&signals, handed_on[i]);
   sigprocmask(SIG_BLOCK, &signals, &before);
   struct sigaction ordinary, child;
   memset(&ordinary, 0, sizeof ordinary);
@@ -9609,7 +9612,7 @@ typedef struct g2z__meeting {
   int caller_count;               /* room for all ranks at once, and for strangers */
   g2z__caller *callers;           /* [caller_count]; socket -1: free */
   struct pollfd *polls;           /* [1 + caller_count + 2 * world], */
-  int *which;                     /* and what they are: the listener, callers, peers' data, control */
+  int *which;                     /* what they are: the listener, callers, peers' data, control */
   g2z__verdict verdict;
 } g2z__meeting;
 
@@ -10036,7 +10039,8 @@ G2Z__PRIVATE int g2z__watch_take(g2z_ranks *ranks, int index) {
 G2Z__PRIVATE int g2z__watch_read(g2z_ranks *ranks, int index) {
   g2z__peer *peer = &ranks->peers[index];
   for (;;) {
-    ssize_t got = recv(peer->control, peer->in + peer->in_bytes, sizeof peer->in - peer->in_bytes, 0);
+    ssize_t got =
+        recv(peer->control, peer->in + peer->in_bytes, sizeof peer->in - peer->in_bytes, 0);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 1;
     if (got <= 0) {
@@ -10071,7 +10075,7 @@ G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, doub
   for (int r = 1; r < ranks->peer_count; r++) {
     const g2z__pulse *peer = &ranks->peers[r].last;
     if (ranks->peers[r].left || peer->magic != G2Z__PULSE) continue;
-    if (g2z__watch_is_behind(peer, last)) last = peer; /* of equals the first, at each look the same */
+    if (g2z__watch_is_behind(peer, last)) last = peer; /* of equals the first, always */
     if (peer->sequence > furthest) furthest = peer->sequence;
   }
   int late = last->limit_s > 0 && last->phase_s > last->limit_s;
@@ -10592,7 +10596,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_decide(g2z_ranks *ranks, int call, int64_t se
                                           g2z__opinion *opinion) {
   size_t got;
   if (ranks->config.place.rank) {
-    G2Z__TRY(g2z__ranks_get_frame(ranks, 0, call, sequence, sizeof *opinion, sizeof *opinion, &got));
+    G2Z__TRY(g2z__ranks_get_frame(ranks, 0, call, sequence, sizeof *opinion, sizeof *opinion,
+                                  &got));
     G2Z__TRY(g2z__ranks_receive(ranks, 0, opinion, got));
   }
   for (int r = 1; r < ranks->peer_count; r++)
@@ -11467,8 +11472,8 @@ struct g2z_trainer {
   int *unit_buckets;                 /* host, [units + 1]: the bucket in which each unit begins */
   g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__trainer_squares */
   int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
-  const void *rows;                  /* device: what the embedding adds to wte's gradient, a row for */
-  const int32_t *row_tokens;         /* each token, and the tokens, of all ranks */
+  const void *rows;                  /* device: what the embedding adds to wte's gradient, a row */
+  const int32_t *row_tokens;         /* for each token, and the tokens, of all ranks */
   int32_t *staged[2];                /* host, x and y of one step one after the other */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
@@ -11477,7 +11482,7 @@ struct g2z_trainer {
                                       * ahead */
   int stale;                         /* so many buckets, from the first: their slices of other
                                       * ranks are older than their masters */
-  int joined;                        /* the device waited for the gathers of this bucket and later */
+  int joined;                        /* the device waited for the gathers from this bucket on */
   int needed;                        /* the unit whose parameters were asked for last */
   int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two
                                       * places, or come there; 0: none */
@@ -14129,7 +14134,8 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
 
 G2Z__PRIVATE void g2z__saved_put_settings(g2z_json_out *out, const g2z__saved *saved) {
   g2z_json_begin(out, "settings", '[');
-  for (const char *line = saved->settings, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+  const char *end;
+  for (const char *line = saved->settings; (end = strchr(line, '\n')) != NULL; line = end + 1) {
     char text[256];
     snprintf(text, sizeof text, "%.*s", (int)(end - line), line);
     g2z_json_put_string(out, NULL, text);
@@ -16201,7 +16207,8 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   if (loader) run->epoch_step = g2z_loader_tell(loader).step;
   G2Z__TRY(g2z__run_agree(run, g2z__run_open_files(run)));
   if (run->resume) {
-    if (!run->continues) run->epoch[0].index = g2z_loader_tell(g2z_trainer_loader(run->trainer)).epoch;
+    if (!run->continues)
+      run->epoch[0].index = g2z_loader_tell(g2z_trainer_loader(run->trainer)).epoch;
     run->known.step = run->resumed;
     run->known.tokens = g2z__trainer_tokens(run->trainer);
   }

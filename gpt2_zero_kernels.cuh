@@ -5756,7 +5756,8 @@ static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
                                   const g2z_verdict *verdict, const g2z_optimizer_config *config,
                                   int64_t tokens) {
   int dynamic = device->dtype == G2Z_FP16 && config->loss_scale_dynamic;
-  g2z_k_decide<<<1, 1, 0, g2z__cuda_of(device)->stream>>>(state, *verdict, *config, dynamic, tokens);
+  g2z_k_decide<<<1, 1, 0, g2z__cuda_of(device)->stream>>>(state, *verdict, *config, dynamic,
+                                                          tokens);
   return g2z__launched(device, "g2z_k_decide");
 }
 
@@ -6138,8 +6139,8 @@ typedef struct g2z__nccl {       /* comm->backend */
   cudaEvent_t forked;
   cudaEvent_t *places;
   int place_count;
-  void *narrow;                  /* [most] wire: a reduction's gradients, where they travel in another
-                                  * type than they have; else NULL */
+  void *narrow;                  /* [most] wire: a reduction's gradients, where they travel in
+                                  * another type than they have; else NULL */
   g2z__region regions[G2Z__REGIONS]; /* what allocate() gave, where others reach it */
   int region_count;
   g2z__region inbox;             /* with reduce COPY: a slice from each other rank */

@@ -474,7 +474,8 @@ static g2z_status write_output_of(g2z_services *services, const char *directory,
   TRY(g2z_writer_create(services, path, &writer));
   snprintf(block, sizeof block, "%s 2>&1", command);
   FILE *pipe = popen(block, "r");
-  while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0) g2z_writer_put(writer, block, got);
+  while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0)
+    g2z_writer_put(writer, block, got);
   if (!pipe || pclose(pipe) != 0)
     g2z_writer_printf(writer, "`%s` failed, or is not here\n", command);
   g2z_status status = g2z_writer_commit(writer);
