@@ -6073,9 +6073,9 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
  * Law: one communicator, one stream of high priority; the two streams wait for each other by
  *      events, the host for none. Every rank enqueues the same calls in the same order.
  * With COPY a call is copies into the other GPUs' memory (CUDA IPC) between two meetings. Measured
- * on 2 H200s, 4 x 512 tokens each: 4.91 ms a step with NCCL's reduce-scatter and its all-gather by
- * symmetric windows, 4.71 with COPY to reduce, 4.66 with both; of 32 x 1024 53.3, 52.5 and 52.8.
- * Without CUDA graphs the all-gather is better left to NCCL (4.95 against 5.13 ms), and is. */
+ * on 2 H200s in one run, 4 x 512 tokens each: 4.91 ms a step with NCCL's reduce-scatter and its
+ * all-gather by symmetric windows, 4.71 with COPY to reduce, 4.69 with both. Without CUDA graphs
+ * the all-gather is better left to NCCL (4.95 against 5.13 ms), and is. */
 
 /* The best of several copies of `bytes` from this GPU into the next one that the process sees. */
 static g2z_status g2z__cuda_copies(g2z_comm *comm, int here, int there, void *from, void *to,
