@@ -1335,7 +1335,7 @@ typedef struct g2z_job {    /* processes that this one starts and looks after */
   int ranks;                      /* one is a process of its own, too */
   char **argv;                    /* of each: this program, with these arguments; ends with NULL */
   const char *output;             /* file at whose end they print; NULL: where this process does */
-  void (*watch)(void *user);      /* called ten times a second while they run; NULL: not */
+  void (*watch)(void *user);      /* called at their start, then ten times a second; NULL: not */
   void *user;
 } g2z_job;
 typedef struct g2z_job_end {
@@ -9238,12 +9238,20 @@ G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, g2z_job_e
   return running;
 }
 
-/* Until all have ended. */
+/* Until all have ended. The first look comes before anybody is asked whether they have. */
 G2Z__PRIVATE void g2z__spawn_wait(const g2z_job *job, pid_t *spawned, const sigset_t *signals,
                                   g2z_job_end *end) {
-  int haste = 0;
+  int haste = 0, running;
   double failed = 0;
-  while (g2z__spawn_reap(spawned, job->ranks, haste, end) > 0) {
+  do {
+    if (job->watch) job->watch(job->user);
+    struct timespec pause = {0, 100000000};
+    int signal = sigtimedwait(signals, NULL, &pause);
+    if (signal > 0 && signal != SIGCHLD) {
+      end->signal = signal;
+      g2z__spawn_signal(spawned, job->ranks, signal);
+    }
+    running = g2z__spawn_reap(spawned, job->ranks, haste, end);
     double now = g2z_seconds();
     int bad = end->exit_code != 0 && end->exit_code != G2Z_EXIT_STOPPED; /* saving takes its time */
     if (bad && failed == 0) {
@@ -9256,13 +9264,7 @@ G2Z__PRIVATE void g2z__spawn_wait(const g2z_job *job, pid_t *spawned, const sigs
       g2z__spawn_signal(spawned, job->ranks, late == 1 ? SIGTERM : SIGKILL);
       haste = late;
     }
-    if (job->watch) job->watch(job->user);
-    struct timespec pause = {0, 100000000};
-    int signal = sigtimedwait(signals, NULL, &pause);
-    if (signal <= 0 || signal == SIGCHLD) continue;
-    end->signal = signal;
-    g2z__spawn_signal(spawned, job->ranks, signal);
-  }
+  } while (running > 0);
 }
 
 G2Z__PRIVATE g2z_status g2z__spawn_all(g2z_services *services, const g2z_job *job, int output,
