@@ -70,7 +70,7 @@ typedef struct g2z__cuda {       /* device->backend */
   int capability;                /* 90: sm_90 */
   int built_for;                 /* architecture of the code that runs here, such as 90 */
   int shared_limit;              /* bytes of shared memory that a block may ask for */
-  unsigned early_launch;         /* 1: a second stage may start while its first one ends */
+  unsigned early_launch;         /* 1: kernels may start while the one before ends */
   char gpu[256];
   cudaStream_t stream;
   cudaEvent_t events[G2Z__EVENTS];
@@ -132,6 +132,37 @@ static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, cons
 static g2z_status g2z__launched(g2z_device *device, const char *kernel) {
   cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, kernel);
+}
+
+/* Kernels of the device's stream overlap at their seams, on Hopper and newer (programmatic
+ * dependent launch): when all blocks of one have started, those of the next are placed beside the
+ * last of them, make ready, and wait before they touch memory until the one before has ended.
+ * Whatever g2z__launch starts calls this, in all threads and before any leaves: a kernel that did
+ * not wait could end before those in front of it, and its followers would read too early. */
+static __device__ inline void g2z__k_begin(void) {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
+}
+
+/* Launches a kernel that calls g2z__k_begin() on the device's stream. Fails also with an error of
+ * those before it. */
+template <typename... P, typename... X>
+static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kernel)(P...), dim3 grid,
+                              dim3 block, size_t shared, X &&...arguments) {
+  cudaLaunchAttribute early = {};
+  cudaLaunchConfig_t config = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = g2z__cuda_of(device)->stream;
+  config.attrs = &early;
+  config.numAttrs = g2z__cuda_of(device)->early_launch;
+  cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+  return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, name);
 }
 
 static int g2z__capturing(const g2z_device *device) {
@@ -750,20 +781,6 @@ static int g2z__slab_rows(int N) {
 }
 static int g2z__slabs(int N) { return (int)g2z__blocks((size_t)N, (size_t)g2z__slab_rows(N)); }
 
-/* The second stage of a sum is on its way before the first has ended, on Hopper and newer: a first
- * stage calls g2z__second_may_start() when it starts, so that blocks of the second follow its own;
- * those call g2z__first_has_ended(), which waits, before they touch memory. */
-static __device__ inline void g2z__second_may_start(void) {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-static __device__ inline void g2z__first_has_ended(void) {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
-
 /* g2z_k_add_slabs: out_k[c] = or += sum over p of partial[p][k][c].
  *   partial      [P,K,C] f32 in   K = gridDim.y
  *   out0..out2   [C] G out        out_k, k < K
@@ -778,7 +795,7 @@ g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g
   int c = (int)(blockIdx.x * 32 + threadIdx.x), K = (int)gridDim.y, k = (int)blockIdx.y;
   const float *at = partial + (size_t)k * (size_t)C + (size_t)c;
   float sum = 0;
-  g2z__first_has_ended();
+  g2z__k_begin();
   for (int first = (int)threadIdx.y; c < C && first < P; first += 32 * BATCH) {
     float value[BATCH];
 #pragma unroll
@@ -803,18 +820,8 @@ template <typename G>
 static g2z_status g2z__add_slabs(g2z_device *device, G *out0, G *out1, G *out2,
                                  const float *partial, int P, int C, g2z_write mode) {
   dim3 grid((unsigned)g2z__blocks((size_t)C, 32), out2 ? 3u : out1 ? 2u : 1u);
-  cudaLaunchAttribute early = {};
-  cudaLaunchConfig_t config = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.gridDim = grid;
-  config.blockDim = dim3(32, 32);
-  config.stream = g2z__cuda_of(device)->stream;
-  config.attrs = &early;
-  config.numAttrs = g2z__cuda_of(device)->early_launch;
-  G2Z__CUDA(device, cudaLaunchKernelEx(&config, g2z_k_add_slabs<G>, out0, out1, out2, partial, P, C,
-                                       mode));
-  return g2z__launched(device, "g2z_k_add_slabs");
+  return g2z__launch(device, "g2z_k_add_slabs", g2z_k_add_slabs<G>, grid, dim3(32, 32), 0, out0,
+                     out1, out2, partial, P, C, mode);
 }
 
 static __device__ inline float g2z__k_gelu_gradient(float x);
@@ -840,7 +847,7 @@ g2z_k_column_sums(float *partial, A *x, const A *pre, int N, int C, int slab_row
   int first = (int)blockIdx.y * slab_rows + (int)threadIdx.y;
   int end = min(N, ((int)blockIdx.y + 1) * slab_rows);
   float sum[L] = {};
-  g2z__second_may_start();
+  g2z__k_begin();
   for (int row = first; pack < packs && row < end; row += 8 * BATCH) {
     uint4 raw[BATCH], raw_pre[BATCH]; /* under way together: the stores in between are in the way */
 #pragma unroll
@@ -885,9 +892,8 @@ template <typename A, g2z__columns COLUMNS>
 static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, const A *pre, int N,
                                     int C) {
   dim3 grid((unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32), (unsigned)g2z__slabs(N));
-  g2z_k_column_sums<A, COLUMNS><<<grid, dim3(32, 8), 0, g2z__cuda_of(device)->stream>>>(
-      partial, x, pre, N, C, g2z__slab_rows(N));
-  return g2z__launched(device, "g2z_k_column_sums");
+  return g2z__launch(device, "g2z_k_column_sums", g2z_k_column_sums<A, COLUMNS>, grid, dim3(32, 8),
+                     0, partial, x, pre, N, C, g2z__slab_rows(N));
 }
 
 /* sums[C] G = or += column sums of x[N,C]. `partial` has room for g2z__slabs(N) * C floats. */
@@ -915,6 +921,7 @@ static __global__ void g2z_k_embed_fwd(A *out, const int32_t *tokens, const A *w
                                        g2z_dropout dropout, int N, int T, int C) {
   constexpr int L = g2z__lanes<A>;
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), packs = C / L;
+  g2z__k_begin();
   if (row >= N) return;
   const A *word = wte + (size_t)tokens[row] * (size_t)C;
   const A *place = wpe + (size_t)(row % T) * (size_t)C;
@@ -942,9 +949,9 @@ static g2z_status g2z_cuda_embed_fwd(g2z_device *device, void *out, const int32_
   auto kernel = g2z__dropout_on(dropout) ? g2z_k_embed_fwd<A, G2Z__DROP_ON>
                                          : g2z_k_embed_fwd<A, G2Z__DROP_OFF>;
   int N = B * T;
-  kernel<<<(unsigned)g2z__blocks((size_t)N, 8), dim3(32, 8), 0, g2z__cuda_of(device)->stream>>>(
-      (A *)out, tokens, (const A *)wte, (const A *)wpe, g2z__dropout_value(dropout), N, T, C);
-  return g2z__launched(device, "g2z_k_embed_fwd");
+  return g2z__launch(device, "g2z_k_embed_fwd", kernel, (unsigned)g2z__blocks((size_t)N, 8),
+                     dim3(32, 8), 0, (A *)out, tokens, (const A *)wte, (const A *)wpe,
+                     g2z__dropout_value(dropout), N, T, C);
 }
 
 /* One row's pack of the gradient, behind the dropout. */
@@ -971,6 +978,7 @@ static __global__ void g2z_k_embed_bwd_wpe(G *dwpe, const A *dout, g2z_dropout d
                                            g2z_write mode, int B, int T, int C) {
   constexpr int L = g2z__lanes<A>;
   size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x, packs = (size_t)(C / L);
+  g2z__k_begin();
   if (at >= (size_t)T * packs) return;
   size_t t = at / packs, pack = at % packs;
   float sum[L] = {};
@@ -989,6 +997,7 @@ static __global__ void g2z_k_embed_bwd_wpe(G *dwpe, const A *dout, g2z_dropout d
 
 static __global__ void g2z_k_count(int32_t *out, int n) {
   int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  g2z__k_begin();
   if (i < n) out[i] = i;
 }
 
@@ -1031,6 +1040,7 @@ g2z_k_embed_bwd_runs(D *dwte, size_t low, size_t count, float *heads, float *tai
   constexpr int L = g2z__lanes<A>, GROUP = 4;
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int pack = (int)(blockIdx.y * 32 + threadIdx.x), packs = C / L;
+  g2z__k_begin();
   if (first >= N || pack >= packs) return;
   int end = min(N, first + run_rows), token = sorted[first];
   size_t column = (size_t)pack * L, width = (size_t)C;
@@ -1093,6 +1103,7 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, size_t low, size_t count, 
                                              int C, int run_rows) {
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int end = first + run_rows, c = (int)(blockIdx.y * 32 + threadIdx.x);
+  g2z__k_begin();
   if (end >= N) return; /* like the two below: all lanes together */
   int token = sorted[end - 1];
   if (sorted[end] != token) return;
@@ -1128,6 +1139,7 @@ g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) 
   __shared__ alignas(16) uint32_t keys[16][32];
   __shared__ int ranks[16][32];
   int i = (int)(blockIdx.x * 32 + threadIdx.x), rank = 0;
+  g2z__k_begin();
   uint32_t key = i < N ? (uint32_t)tokens[i] << 16 | (uint32_t)i : 0;
   for (int first = (int)threadIdx.y * 32; first < N; first += 512) {
     int j = first + (int)threadIdx.x; /* no key is below the one of an empty lane */
@@ -1160,22 +1172,20 @@ typedef struct g2z__embed_scratch {
 
 static g2z_status g2z__embed_sort(g2z_device *device, g2z__embed_scratch *scratch,
                                   const int32_t *tokens, int N) {
-  cudaStream_t stream = g2z__cuda_of(device)->stream;
   if (N <= G2Z__RANKED_TOKENS) {
     if (!scratch->sorted) return G2Z_OK;
-    g2z_k_embed_rank<<<(unsigned)g2z__blocks((size_t)N, 32), dim3(32, 16), 0, stream>>>(
-        scratch->sorted, scratch->order, tokens, N);
-    return g2z__launched(device, "g2z_k_embed_rank");
+    return g2z__launch(device, "g2z_k_embed_rank", g2z_k_embed_rank,
+                       (unsigned)g2z__blocks((size_t)N, 32), dim3(32, 16), 0, scratch->sorted,
+                       scratch->order, tokens, N);
   }
-  if (scratch->sorted) {
-    g2z_k_count<<<(unsigned)g2z__blocks((size_t)N, 256), 256, 0, stream>>>(scratch->count, N);
-    G2Z__TRY(g2z__launched(device, "g2z_k_count"));
-  }
+  if (scratch->sorted)
+    G2Z__TRY(g2z__launch(device, "g2z_k_count", g2z_k_count, (unsigned)g2z__blocks((size_t)N, 256),
+                         256, 0, scratch->count, N));
   int bits = 0;
   while ((1 << bits) < G2Z__MAX_VOCAB) bits++;
   G2Z__CUDA(device, cub::DeviceRadixSort::SortPairs(
                         scratch->cub, scratch->cub_bytes, tokens, scratch->sorted, scratch->count,
-                        scratch->order, N, 0, bits, stream));
+                        scratch->order, N, 0, bits, g2z__cuda_of(device)->stream));
   return G2Z_OK;
 }
 
@@ -1203,31 +1213,26 @@ template <typename A, typename D, g2z__drop DROP>
 static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, size_t low, size_t count,
                                   const g2z__embed_scratch *scratch, const A *dout,
                                   g2z_dropout dropout, int N, int C, int run_rows) {
-  cudaStream_t stream = g2z__cuda_of(device)->stream;
   size_t packs = (size_t)(C / g2z__lanes<A>);
   unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
-  g2z_k_embed_bwd_runs<A, D, DROP>
-      <<<dim3(chunks, (unsigned)g2z__blocks(packs, 32)), dim3(32, 8), 0, stream>>>(
-          dwte, low, count, scratch->heads, scratch->tails, scratch->sorted, scratch->order, dout,
-          dropout, N, C, run_rows);
-  G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_runs"));
-  g2z_k_embed_bwd_seams<<<dim3(chunks, (unsigned)g2z__blocks((size_t)C, 32)), dim3(32, 8), 0,
-                          stream>>>(dwte, low, count, scratch->heads, scratch->tails,
-                                    scratch->sorted, N, C, run_rows);
-  return g2z__launched(device, "g2z_k_embed_bwd_seams");
+  G2Z__TRY(g2z__launch(device, "g2z_k_embed_bwd_runs", g2z_k_embed_bwd_runs<A, D, DROP>,
+                       dim3(chunks, (unsigned)g2z__blocks(packs, 32)), dim3(32, 8), 0, dwte, low,
+                       count, scratch->heads, scratch->tails, scratch->sorted, scratch->order, dout,
+                       dropout, N, C, run_rows));
+  return g2z__launch(device, "g2z_k_embed_bwd_seams", g2z_k_embed_bwd_seams<D>,
+                     dim3(chunks, (unsigned)g2z__blocks((size_t)C, 32)), dim3(32, 8), 0, dwte, low,
+                     count, scratch->heads, scratch->tails, scratch->sorted, N, C, run_rows);
 }
 
 template <typename A, typename G, g2z__drop DROP>
 static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const A *dout,
                                  const int32_t *tokens, g2z_write mode, g2z_dropout dropout, int B,
                                  int T, int C) {
-  cudaStream_t stream = g2z__cuda_of(device)->stream;
   int N = B * T, packs = C / g2z__lanes<A>, run_rows = g2z__run_rows(device, N, packs);
   g2z__embed_scratch scratch;
-  g2z_k_embed_bwd_wpe<A, G, DROP>
-      <<<(unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, stream>>>(
-          dwpe, dout, dropout, mode, B, T, C);
-  G2Z__TRY(g2z__launched(device, "g2z_k_embed_bwd_wpe"));
+  G2Z__TRY(g2z__launch(device, "g2z_k_embed_bwd_wpe", g2z_k_embed_bwd_wpe<A, G, DROP>,
+                       (unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, dwpe, dout,
+                       dropout, mode, B, T, C));
   if (!dwte) return G2Z_OK;
   G2Z__TRY(g2z__embed_scratch_take(device, tokens, N, C, run_rows, &scratch));
   G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N));
@@ -1316,6 +1321,7 @@ g2z_k_layernorm_fwd(A *y, float *mean, float *rstd, const A *x, const A *w, cons
   constexpr int L = g2z__lanes<A>;
   __shared__ float shared[2][32];
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), packs = C / L;
+  g2z__k_begin();
   if (row >= N) return; /* whole teams leave */
   size_t first = (size_t)row * (size_t)packs;
   uint4 raw[K];
@@ -1369,19 +1375,18 @@ struct g2z__layernorm_fwd_data {
 };
 
 template <typename A, int K, g2z__team TEAM>
-static void g2z__layernorm_fwd_run(cudaStream_t stream, int threads,
-                                   const g2z__layernorm_fwd_data<A> &d) {
+static g2z_status g2z__layernorm_fwd_run(g2z_device *device, int threads,
+                                         const g2z__layernorm_fwd_data<A> &d) {
   unsigned rows = TEAM == G2Z__TEAM_WARP ? 8 : 1;
-  g2z_k_layernorm_fwd<A, K, TEAM>
-      <<<(unsigned)g2z__blocks((size_t)d.N, rows), dim3((unsigned)threads, rows), 0, stream>>>(
-          d.y, d.mean, d.rstd, d.x, d.w, d.b, d.N, d.C);
+  return g2z__launch(device, "g2z_k_layernorm_fwd", g2z_k_layernorm_fwd<A, K, TEAM>,
+                     (unsigned)g2z__blocks((size_t)d.N, rows), dim3((unsigned)threads, rows), 0,
+                     d.y, d.mean, d.rstd, d.x, d.w, d.b, d.N, d.C);
 }
 
 template <typename A>
 static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, float *mean, float *rstd,
                                          const void *x, const void *w, const void *b, int N,
                                          int C) {
-  cudaStream_t stream = g2z__cuda_of(device)->stream;
   int packs = C / g2z__lanes<A>, threads = 32, K = (packs + 31) / 32;
   if (K > G2Z__ROW_WARP_PACKS) {
     G2Z__TRY(g2z__row_threads(device, packs, &threads, &K));
@@ -1390,19 +1395,19 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, float *mea
   g2z__layernorm_fwd_data<A> d = {(A *)y,       mean,         rstd, (const A *)x,
                                   (const A *)w, (const A *)b, N,    C};
   switch (K) {
-    case 1: g2z__layernorm_fwd_run<A, 1, G2Z__TEAM_WARP>(stream, threads, d); break;
-    case 2: g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_WARP>(stream, threads, d); break;
-    case 3: g2z__layernorm_fwd_run<A, 3, G2Z__TEAM_WARP>(stream, threads, d); break;
-    case 4: g2z__layernorm_fwd_run<A, 4, G2Z__TEAM_WARP>(stream, threads, d); break;
-    case 5: g2z__layernorm_fwd_run<A, 5, G2Z__TEAM_WARP>(stream, threads, d); break;
-    case 6: g2z__layernorm_fwd_run<A, 6, G2Z__TEAM_WARP>(stream, threads, d); break;
-    case 7: g2z__layernorm_fwd_run<A, 7, G2Z__TEAM_WARP>(stream, threads, d); break;
-    case 8: g2z__layernorm_fwd_run<A, 8, G2Z__TEAM_WARP>(stream, threads, d); break;
-    case 9: g2z__layernorm_fwd_run<A, 1, G2Z__TEAM_BLOCK>(stream, threads, d); break;
-    case 10: g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_BLOCK>(stream, threads, d); break;
+    case 1: return g2z__layernorm_fwd_run<A, 1, G2Z__TEAM_WARP>(device, threads, d);
+    case 2: return g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_WARP>(device, threads, d);
+    case 3: return g2z__layernorm_fwd_run<A, 3, G2Z__TEAM_WARP>(device, threads, d);
+    case 4: return g2z__layernorm_fwd_run<A, 4, G2Z__TEAM_WARP>(device, threads, d);
+    case 5: return g2z__layernorm_fwd_run<A, 5, G2Z__TEAM_WARP>(device, threads, d);
+    case 6: return g2z__layernorm_fwd_run<A, 6, G2Z__TEAM_WARP>(device, threads, d);
+    case 7: return g2z__layernorm_fwd_run<A, 7, G2Z__TEAM_WARP>(device, threads, d);
+    case 8: return g2z__layernorm_fwd_run<A, 8, G2Z__TEAM_WARP>(device, threads, d);
+    case 9: return g2z__layernorm_fwd_run<A, 1, G2Z__TEAM_BLOCK>(device, threads, d);
+    case 10: return g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_BLOCK>(device, threads, d);
     default: G2Z_ASSERT(!"a row width without a kernel");
   }
-  return g2z__launched(device, "g2z_k_layernorm_fwd");
+  return G2Z_OK;
 }
 
 /* What backward reads and writes; see g2z_k_layernorm_bwd. */
@@ -1611,7 +1616,7 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
        i += blockDim.x * blockDim.y)
     shared[0][i] = shared[1][i] = make_float2(0, 0);
   __syncthreads();
-  g2z__second_may_start();
+  g2z__k_begin();
   const g2z__row_slots<K> slots;
   const int packs = data.C / L, stride = (int)(gridDim.x * blockDim.y);
   const float share = 1.0f / (float)data.C;
@@ -1678,8 +1683,8 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
   G2Z__TRY(g2z__scratch(device, (size_t)blocks * (size_t)tensors * (size_t)data.C * sizeof(float),
                         &memory));
   data.partial = (float *)memory;
-  kernel<<<(unsigned)blocks, dim3((unsigned)threads, (unsigned)teams), ring, cuda->stream>>>(data);
-  G2Z__TRY(g2z__launched(device, "g2z_k_layernorm_bwd"));
+  G2Z__TRY(g2z__launch(device, "g2z_k_layernorm_bwd", kernel, (unsigned)blocks,
+                       dim3((unsigned)threads, (unsigned)teams), ring, data));
   return g2z__add_slabs<G>(device, dw, db, dbias, data.partial, blocks, data.C, mode);
 }
 
@@ -1740,6 +1745,7 @@ template <typename A>
 static __global__ void g2z_k_gelu_fwd(A *y, const A *x, size_t packs) {
   constexpr int L = g2z__lanes<A>;
   size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+  g2z__k_begin();
   if (at >= packs) return;
   float value[L];
   g2z__unpack<A>(value, g2z__get(x, at));
@@ -1751,9 +1757,8 @@ static __global__ void g2z_k_gelu_fwd(A *y, const A *x, size_t packs) {
 template <typename A>
 static g2z_status g2z__gelu_fwd(g2z_device *device, A *y, const A *x, size_t n) {
   size_t packs = n / (size_t)g2z__lanes<A>;
-  g2z_k_gelu_fwd<A>
-      <<<(unsigned)g2z__blocks(packs, 256), 256, 0, g2z__cuda_of(device)->stream>>>(y, x, packs);
-  return g2z__launched(device, "g2z_k_gelu_fwd");
+  return g2z__launch(device, "g2z_k_gelu_fwd", g2z_k_gelu_fwd<A>, (unsigned)g2z__blocks(packs, 256),
+                     256, 0, y, x, packs);
 }
 
 /* g2z_k_residual_dropout: y = residual + dropout(x)
@@ -1767,6 +1772,7 @@ static __global__ void g2z_k_residual_dropout(A *y, const A *x, const A *residua
                                               g2z_dropout dropout, int N, int C) {
   constexpr int L = g2z__lanes<A>;
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), packs = C / L;
+  g2z__k_begin();
   if (row >= N) return;
   for (int pack = (int)threadIdx.x; pack < packs; pack += 32) {
     size_t at = (size_t)row * (size_t)packs + (size_t)pack;
@@ -1783,9 +1789,9 @@ static __global__ void g2z_k_residual_dropout(A *y, const A *x, const A *residua
 template <typename A>
 static g2z_status g2z__residual_dropout(g2z_device *device, A *y, const A *x, const A *residual,
                                         const g2z_dropout *dropout, int N, int C) {
-  g2z_k_residual_dropout<A><<<(unsigned)g2z__blocks((size_t)N, 8), dim3(32, 8), 0,
-                              g2z__cuda_of(device)->stream>>>(y, x, residual, *dropout, N, C);
-  return g2z__launched(device, "g2z_k_residual_dropout");
+  return g2z__launch(device, "g2z_k_residual_dropout", g2z_k_residual_dropout<A>,
+                     (unsigned)g2z__blocks((size_t)N, 8), dim3(32, 8), 0, y, x, residual, *dropout,
+                     N, C);
 }
 
 /* g2z_k_cast: to[i] = round(from[i])
@@ -1798,6 +1804,7 @@ template <typename A>
 static __global__ void g2z_k_cast(A *to, const float *from, size_t n, int aligned) {
   constexpr int L = g2z__lanes<A>;
   size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * L;
+  g2z__k_begin();
   if (!aligned || first + L > n) {
     for (size_t i = first; i < min(n, first + L); i++) to[i] = (A)from[i];
     return;
@@ -1819,9 +1826,8 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
   if (n == 0) return G2Z_OK;
   int aligned = ((uintptr_t)to | (uintptr_t)from) % 16 == 0;
   size_t threads = g2z__blocks(n, (size_t)g2z__lanes<A>);
-  g2z_k_cast<A><<<(unsigned)g2z__blocks(threads, 256), 256, 0, g2z__cuda_of(device)->stream>>>(
-      (A *)to, from, n, aligned);
-  return g2z__launched(device, "g2z_k_cast");
+  return g2z__launch(device, "g2z_k_cast", g2z_k_cast<A>, (unsigned)g2z__blocks(threads, 256), 256,
+                     0, (A *)to, from, n, aligned);
 }
 
 /* ===== >>k30 linear ======================================================
@@ -2879,6 +2885,7 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
   int row = block * G2Z__ATT_ROWS + (int)(threadIdx.x / G2Z__WARP) * 16 * MT;
   auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
   auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
+  g2z__k_begin();
   g2z__att_drop drop;
   if constexpr (DROP == G2Z__DROP_ON) drop = g2z__att_drop_open(dropout, b, h, T);
   int steps = (min(T, (block + 1) * G2Z__ATT_ROWS) + STEP - 1) / STEP;
@@ -3076,6 +3083,7 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
   auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
   auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
   auto o = g2z__rows_of(out, b, h, 0, 1, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  g2z__k_begin();
   g2z__att_drop drop;
   if constexpr (DROP == G2Z__DROP_ON) drop = g2z__att_drop_open(dropout, b, h, T);
   int steps = (min(T, (block + 1) * G2Z__ATT_ROWS) + STEP - 1) / STEP;
@@ -3212,6 +3220,7 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
   auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
   auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
   stats += (size_t)bh * (size_t)T;
+  g2z__k_begin();
   g2z__att_drop drop;
   if constexpr (DROP == G2Z__DROP_ON) drop = g2z__att_drop_open(dropout, b, h, T);
   g2z__load_tile<HSP, THREADS>(tiles, q, block * STEP);
@@ -3393,6 +3402,7 @@ g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout,
   int row = block * P::R, y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
   auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
   auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
+  g2z__k_begin();
   g2z__att_drop drop;
   if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
   float o[P::RM][P::COLUMNS] = {}, largest[P::RM], sum[P::RM] = {};
@@ -3459,6 +3469,7 @@ g2z_k_attention_plain_bwd_q(A *dqkv, float2 *stats, const A *dout, const A *out,
   auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
   auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
   auto o = g2z__rows_of(out, b, h, 0, 1, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  g2z__k_begin();
   g2z__att_drop drop;
   if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
   g2z__plain_load<HSP, P::R>(q_tile, o, row); /* out first, for its products with dout */
@@ -3518,6 +3529,7 @@ g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const 
   int y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
   auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
   auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  g2z__k_begin();
   g2z__att_drop drop;
   if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
   float dk[P::RM][P::COLUMNS] = {}, dv[P::RM][P::COLUMNS] = {};
@@ -3840,7 +3852,6 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
   int b = bh / NH, h = bh % NH;
   int row = block * 128 + (int)threadIdx.x / 32 * 16; /* of this warp */
   uint32_t q[4][4], p[4][4];
-  g2z__load_a<64>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, 64), row);
   int key_blocks = (T + 63) / 64;
   int count = min(key_blocks, block * 2 + 2), mine = min(count, block * 2 + group + 1);
   auto load = [&](int n, int stage) { /* by one thread */
@@ -3853,8 +3864,11 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
       g2z__barrier_init(empty + i, 8);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    for (int n = 0; n < min(count, STAGES); n++) load(n, n);
   }
+  g2z__k_begin();
+  if (threadIdx.x == 0)
+    for (int n = 0; n < min(count, STAGES); n++) load(n, n);
+  g2z__load_a<64>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, 64), row);
   __syncthreads();
   float s[1][8][4], o[1][8][4], largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {};
   float shrink[1][2];
@@ -3924,6 +3938,7 @@ template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_attention_hopper_stats(float *stats, int *taken, const A *dout, const A *out,
                              const float *lse, int T, int NH) {
+  g2z__k_begin();
   if (blockIdx.x == 0 && threadIdx.x == 0) *taken = 0;
   int pitch = g2z__hopper_pitch(T), blocks = pitch / 32 * NH; /* of a sequence */
   int b = (int)blockIdx.x / blocks;
@@ -4426,6 +4441,7 @@ g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  g2z__k_begin();
   __syncthreads();
   int group = g2z__warpgroup();
   if (group < 2) {
@@ -4453,6 +4469,7 @@ template <typename A>
 static __global__ void __launch_bounds__(256, 2)
 g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
   __shared__ float shared[8 * 64];
+  g2z__k_begin();
   int tiles = (x.T + 63) / 64, thread = (int)threadIdx.x % 128, warp = (int)threadIdx.x / 32;
   int splits = x.cut.splits, head = x.cut.whole + (int)blockIdx.x / splits;
   int turn = (int)blockIdx.x % splits;
@@ -4554,9 +4571,9 @@ static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, float *lse, co
   auto kernel = g2z_k_attention_hopper_fwd<A>;
   G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          G2Z__HOPPER_FWD_BYTES));
-  kernel<<<(unsigned)(B * NH * ((T + 127) / 128)), 256, G2Z__HOPPER_FWD_BYTES,
-           g2z__cuda_of(device)->stream>>>(out, lse, qkv, map, T, NH, 0.125f);
-  return g2z__launched(device, "g2z_k_attention_hopper_fwd");
+  return g2z__launch(device, "g2z_k_attention_hopper_fwd", kernel,
+                     (unsigned)(B * NH * ((T + 127) / 128)), 256, G2Z__HOPPER_FWD_BYTES, out, lse,
+                     qkv, map, T, NH, 0.125f);
 }
 
 static inline int g2z__hopper_items(const g2z__hopper_cut *cut) {
@@ -4688,19 +4705,17 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, con
   G2Z__TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
   G2Z__TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
   G2Z__TRY(g2z__hopper_stats_map(device, &stats_map, stats, heads, pitch));
-  g2z_k_attention_hopper_stats<A><<<(unsigned)(heads * pitch / 32), 256, 0, stream>>>(
-      stats, x.taken, dout, out, lse, T, NH);
-  G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_stats"));
+  G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
+                       (unsigned)(heads * pitch / 32), 256, 0, stats, x.taken, dout, out, lse, T,
+                       NH));
   auto kernel = g2z_k_attention_hopper_bwd<A>;
   G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)g2z__hopper_shared::BYTES));
-  kernel<<<(unsigned)min(x.items, sms), 512, (int)g2z__hopper_shared::BYTES, stream>>>(
-      x, qkv_map, dout_map, stats_map);
-  G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_bwd"));
-  if (parts > 0) {
-    g2z_k_attention_hopper_dq<A><<<(unsigned)parts, 256, 0, stream>>>(x);
-    G2Z__TRY(g2z__launched(device, "g2z_k_attention_hopper_dq"));
-  }
+  G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", kernel, (unsigned)min(x.items, sms),
+                       512, g2z__hopper_shared::BYTES, x, qkv_map, dout_map, stats_map));
+  if (parts > 0)
+    G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_dq", g2z_k_attention_hopper_dq<A>,
+                         (unsigned)parts, 256, 0, x));
   return g2z__add_slabs<G>(device, dbias, (G *)NULL, (G *)NULL, x.sums, slabs, 3 * NH * 64, mode);
 }
 
@@ -4739,29 +4754,27 @@ static g2z_status g2z__attention_fwd_run(g2z_device *device, const g2z__att_data
   constexpr int BYTES = 4 * g2z__tile_bytes<HSP>;
   auto kernel = g2z_k_attention_fwd<A, HSP, DROP>;
   G2Z__TRY(g2z__att_shared(device, kernel, BYTES));
-  kernel<<<g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, BYTES,
-           g2z__cuda_of(device)->stream>>>(x.out, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(),
-                                           x.scale());
-  return g2z__launched(device, "g2z_k_attention_fwd");
+  return g2z__launch(device, "g2z_k_attention_fwd", kernel,
+                     g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, BYTES,
+                     x.out, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
 }
 
 template <typename A, int HSP, g2z__drop DROP>
 static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
   constexpr int Q_BYTES = 4 * g2z__tile_bytes<HSP>;
   constexpr int KV_BYTES = Q_BYTES + 2 * G2Z__ATT_STEP * (int)sizeof(float2);
-  cudaStream_t stream = g2z__cuda_of(device)->stream;
   auto for_q = g2z_k_attention_bwd_q<A, HSP, DROP>;
   auto for_kv = g2z_k_attention_bwd_kv<A, HSP, DROP>;
   G2Z__TRY(g2z__att_shared(device, for_q, Q_BYTES));
   G2Z__TRY(g2z__att_shared(device, for_kv, KV_BYTES));
-  for_q<<<g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, Q_BYTES, stream>>>(
-      x.dqkv, x.stats, x.q_sums, x.dout,
-                                                         x.forward, x.lse, x.qkv, x.dropout, x.T,
-                                                         x.NH, x.HS(), x.scale());
-  G2Z__TRY(g2z__launched(device, "g2z_k_attention_bwd_q"));
-  for_kv<<<g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_STEP), G2Z__ATT_KV_THREADS, KV_BYTES, stream>>>(
-      x.dqkv, x.kv_sums, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
-  return g2z__launched(device, "g2z_k_attention_bwd_kv");
+  G2Z__TRY(g2z__launch(device, "g2z_k_attention_bwd_q", for_q,
+                       g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, Q_BYTES,
+                       x.dqkv, x.stats, x.q_sums, x.dout, x.forward, x.lse, x.qkv, x.dropout, x.T,
+                       x.NH, x.HS(), x.scale()));
+  return g2z__launch(device, "g2z_k_attention_bwd_kv", for_kv,
+                     g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_STEP), G2Z__ATT_KV_THREADS, KV_BYTES,
+                     x.dqkv, x.kv_sums, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(),
+                     x.scale());
 }
 
 template <typename A, int HSP>
@@ -4769,28 +4782,25 @@ static g2z_status g2z__attention_plain_fwd_run(g2z_device *device, const g2z__at
   typedef g2z__plain<HSP> P;
   auto kernel = g2z_k_attention_plain_fwd<A, HSP>;
   G2Z__TRY(g2z__att_shared(device, kernel, P::FWD_BYTES));
-  kernel<<<g2z__att_grid(x.B, x.T, x.NH, P::R), G2Z__PLAIN_THREADS, P::FWD_BYTES,
-           g2z__cuda_of(device)->stream>>>(x.out, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(),
-                                           x.scale());
-  return g2z__launched(device, "g2z_k_attention_plain_fwd");
+  return g2z__launch(device, "g2z_k_attention_plain_fwd", kernel,
+                     g2z__att_grid(x.B, x.T, x.NH, P::R), G2Z__PLAIN_THREADS, P::FWD_BYTES, x.out,
+                     x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
 }
 
 template <typename A, int HSP>
 static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
   typedef g2z__plain<HSP> P;
   unsigned grid = g2z__att_grid(x.B, x.T, x.NH, P::R);
-  cudaStream_t stream = g2z__cuda_of(device)->stream;
   auto for_q = g2z_k_attention_plain_bwd_q<A, HSP>;
   auto for_kv = g2z_k_attention_plain_bwd_kv<A, HSP>;
   G2Z__TRY(g2z__att_shared(device, for_q, P::BWD_BYTES));
   G2Z__TRY(g2z__att_shared(device, for_kv, P::BWD_BYTES));
-  for_q<<<grid, G2Z__PLAIN_THREADS, P::BWD_BYTES, stream>>>(x.dqkv, x.stats, x.dout, x.forward,
-                                                           x.lse, x.qkv, x.dropout, x.T, x.NH,
-                                                           x.HS(), x.scale());
-  G2Z__TRY(g2z__launched(device, "g2z_k_attention_plain_bwd_q"));
-  for_kv<<<grid, G2Z__PLAIN_THREADS, P::BWD_BYTES, stream>>>(
-      x.dqkv, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
-  return g2z__launched(device, "g2z_k_attention_plain_bwd_kv");
+  G2Z__TRY(g2z__launch(device, "g2z_k_attention_plain_bwd_q", for_q, grid, G2Z__PLAIN_THREADS,
+                       P::BWD_BYTES, x.dqkv, x.stats, x.dout, x.forward, x.lse, x.qkv, x.dropout,
+                       x.T, x.NH, x.HS(), x.scale()));
+  return g2z__launch(device, "g2z_k_attention_plain_bwd_kv", for_kv, grid, G2Z__PLAIN_THREADS,
+                     P::BWD_BYTES, x.dqkv, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(),
+                     x.scale());
 }
 
 /* Whether the kernels for tensor cores have a body in this build, run on this GPU, and can draw
@@ -5313,6 +5323,7 @@ g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
     for (int i = 0; i < 8 * G2Z__PRODUCT_PIECES; i++) g2z__barrier_init(barriers.other[0] + i, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  g2z__k_begin();
   __syncthreads();
   int group = g2z__warpgroup();
   if (group < 2) {
@@ -5401,9 +5412,9 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   const int bytes = (int)g2z__product_shared::BYTES;
   G2Z__CUDA(device,
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<(unsigned)min(x.down * x.across, g2z__cuda_of(device)->sms), 384, (size_t)bytes,
-           g2z__cuda_of(device)->stream>>>(left, right, out, other, x);
-  return g2z__launched(device, "g2z_k_product_hopper");
+  return g2z__launch(device, "g2z_k_product_hopper", kernel,
+                     (unsigned)min(x.down * x.across, g2z__cuda_of(device)->sms), 384,
+                     (size_t)bytes, left, right, out, other, x);
 }
 
 /* ===== >>k50 head ========================================================
@@ -5517,6 +5528,7 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
   __shared__ g2z__softmax shared[32];
   int packs = Vp / L, full = V / L, turn = 0; /* full: packs that hold words alone */
   float scale = 0;
+  g2z__k_begin();
   if constexpr (ENTROPY == G2Z__LOSS_AND_GRADIENT) scale = dloss * state->loss_scale;
   if constexpr (HOME == G2Z__ROW_SHARED_AHEAD) {
     if ((int)blockIdx.x < n)
@@ -5576,6 +5588,7 @@ static __global__ void __launch_bounds__(1024)
 g2z_k_add_losses(double *sum, const float *losses, int n) {
   __shared__ double parts[1024];
   double part = 0;
+  g2z__k_begin();
   for (int i = (int)threadIdx.x; i < n; i += 1024) part += (double)losses[i];
   parts[threadIdx.x] = part;
   for (unsigned half = 512; half; half /= 2) {
@@ -5597,9 +5610,8 @@ static g2z_status g2z__cross_entropy_at(g2z_device *device, A *logits, float *lo
     G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)shared));
   int blocks = n < cuda->sms ? n : cuda->sms;
-  kernel<<<(unsigned)blocks, G2Z__ENTROPY_THREADS, shared, cuda->stream>>>(
-      logits, losses, targets, state, dloss, n, V, Vp);
-  return g2z__launched(device, "g2z_k_cross_entropy");
+  return g2z__launch(device, "g2z_k_cross_entropy", kernel, (unsigned)blocks, G2Z__ENTROPY_THREADS,
+                     shared, logits, losses, targets, state, dloss, n, V, Vp);
 }
 
 template <typename A, g2z__entropy ENTROPY>
@@ -5643,8 +5655,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     if (first > 0 || mode == G2Z_ACCUMULATE) on.c = dwte;
     G2Z__TRY(g2z__lt_multiply(device, &key, &on));
   }
-  g2z_k_add_losses<<<1, 1024, 0, g2z__cuda_of(device)->stream>>>(loss_sum, losses, N);
-  return g2z__launched(device, "g2z_k_add_losses");
+  return g2z__launch(device, "g2z_k_add_losses", g2z_k_add_losses, 1, 1024, 0, loss_sum, losses, N);
 }
 
 template <typename A>
@@ -5685,6 +5696,7 @@ g2z_k_sumsq(double *partial, const G *grads, g2z__pieces pieces) {
   __shared__ double parts[256];
   double sum = 0;
   size_t stride = (size_t)gridDim.x * 256, thread = (size_t)blockIdx.x * 256 + threadIdx.x;
+  g2z__k_begin();
   for (int piece = 0; piece < pieces.count; piece++) {
     const G *from = grads + pieces.range[piece].begin;
     size_t n = pieces.range[piece].elements, packs = (uintptr_t)from % 16 == 0 ? n / L : 0;
@@ -5719,6 +5731,7 @@ g2z_k_sumsq(double *partial, const G *grads, g2z__pieces pieces) {
 static __global__ void __launch_bounds__(G2Z__SUMSQ_BLOCKS)
 g2z_k_sumsq_end(double *sum, const double *partial) {
   __shared__ double parts[G2Z__SUMSQ_BLOCKS];
+  g2z__k_begin();
   parts[threadIdx.x] = partial[threadIdx.x];
   for (unsigned half = G2Z__SUMSQ_BLOCKS / 2; half; half /= 2) {
     __syncthreads();
@@ -5730,18 +5743,16 @@ g2z_k_sumsq_end(double *sum, const double *partial) {
 template <typename G>
 static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                       const g2z_range *ranges, int count) {
-  cudaStream_t stream = g2z__cuda_of(device)->stream;
   void *partial;
   G2Z__TRY(g2z__scratch(device, G2Z__SUMSQ_BLOCKS * sizeof(double), &partial));
   for (int first = 0; first < count; first += G2Z__PIECES) {
     g2z__pieces pieces;
     pieces.count = count - first < G2Z__PIECES ? count - first : G2Z__PIECES;
     memcpy(pieces.range, ranges + first, (size_t)pieces.count * sizeof *ranges);
-    g2z_k_sumsq<G><<<G2Z__SUMSQ_BLOCKS, 256, 0, stream>>>((double *)partial, (const G *)grads,
-                                                          pieces);
-    G2Z__TRY(g2z__launched(device, "g2z_k_sumsq"));
-    g2z_k_sumsq_end<<<1, G2Z__SUMSQ_BLOCKS, 0, stream>>>(sum, (const double *)partial);
-    G2Z__TRY(g2z__launched(device, "g2z_k_sumsq_end"));
+    G2Z__TRY(g2z__launch(device, "g2z_k_sumsq", g2z_k_sumsq<G>, G2Z__SUMSQ_BLOCKS, 256, 0,
+                         (double *)partial, (const G *)grads, pieces));
+    G2Z__TRY(g2z__launch(device, "g2z_k_sumsq_end", g2z_k_sumsq_end, 1, G2Z__SUMSQ_BLOCKS, 0, sum,
+                         (const double *)partial));
   }
   return G2Z_OK;
 }
@@ -5749,6 +5760,7 @@ static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const voi
 /* g2z_k_decide: the end of a step, by one thread. */
 static __global__ void g2z_k_decide(g2z_step_state *state, g2z_verdict verdict,
                                     g2z_optimizer_config config, int dynamic, int64_t tokens) {
+  g2z__k_begin();
   g2z__decide(state, &verdict, &config, dynamic, tokens);
 }
 
@@ -5756,9 +5768,8 @@ static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
                                   const g2z_verdict *verdict, const g2z_optimizer_config *config,
                                   int64_t tokens) {
   int dynamic = device->dtype == G2Z_FP16 && config->loss_scale_dynamic;
-  g2z_k_decide<<<1, 1, 0, g2z__cuda_of(device)->stream>>>(state, *verdict, *config, dynamic,
-                                                          tokens);
-  return g2z__launched(device, "g2z_k_decide");
+  return g2z__launch(device, "g2z_k_decide", g2z_k_decide, 1, 1, 0, state, *verdict, *config,
+                     dynamic, tokens);
 }
 
 #define G2Z__ADAMW_CHUNK 2048    /* elements that a block of 256 threads takes at a time */
@@ -5873,6 +5884,7 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
             const g2z_update_range *ranges, size_t count, g2z_optimizer_config config,
             const g2z_step_state *state) {
   __shared__ g2z__adamw_factors factors[2]; /* without and with decay: pow is slow, so once */
+  g2z__k_begin();
   if (state->skip) return;
   if (threadIdx.x < 2) factors[threadIdx.x] = g2z__adamw_prepare(&config, state, (int)threadIdx.x);
   __syncthreads();
@@ -5911,9 +5923,9 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, void *params, float *master
   for (size_t r = 0; r < count; r++)
     chunks += g2z__blocks(host_ranges[r].elements, G2Z__ADAMW_CHUNK);
   if (chunks == 0) return G2Z_OK;
-  g2z_k_adamw<A, G><<<(unsigned)(chunks < most ? chunks : most), 256, 0, cuda->stream>>>(
-      (A *)params, master, m, v, (const G *)grads, ranges, count, *config, state);
-  return g2z__launched(device, "g2z_k_adamw");
+  return g2z__launch(device, "g2z_k_adamw", g2z_k_adamw<A, G>,
+                     (unsigned)(chunks < most ? chunks : most), 256, 0, (A *)params, master, m, v,
+                     (const G *)grads, ranges, count, *config, state);
 }
 /* ===== >>k70 memory ======================================================
  * In:  nothing. Out: what a process takes of the GPU beside the plan: CUDA's context, the
