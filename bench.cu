@@ -986,7 +986,7 @@ static char *slice_of(const g2z_comm *comm, char *buffer, size_t n) {
 
 /* Begins when all ranks may write to the buffer, and ends when all have. */
 static g2z_status gather_once(g2z_comm *comm, char *buffer, size_t n) {
-  TRY(comm->ops->fork_all(comm));
+  TRY(g2z_comm_fork_all(comm));
   TRY(comm->ops->all_gather(comm, buffer, slice_of(comm, buffer, n), n));
   return comm->ops->mark(comm, 0);
 }
@@ -1016,7 +1016,7 @@ static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
   for (int round = -1; round < 5;) { /* the first opens connections, and does not count */
     TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
     double begin = g2z_seconds(), most = 0;
-    TRY(comm->ops->fork(comm));
+    TRY(g2z_comm_fork(comm));
     for (int i = 0; i < calls; i++) TRY(run(comm, buffer, n));
     TRY(comm->ops->mark(comm, 0));
     TRY(comm->ops->join(comm, 0));

@@ -1402,19 +1402,23 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 /* ===== >>d12 collectives =================================================
  * What ranks do to each other's device memory: copy engines and NCCL between GPUs, the connections
  * of room 11 between CPU ranks, nothing at all in a job of one. They run in order on a queue of
- * their own, beside the device's: fork() and join() are where the two wait for each other; the host
- * waits for neither. n is the number of elements of the whole buffer, a multiple of 8 * world;
- * slice r of it, n / world elements, belongs to rank r. All ranks make the same calls in the same
- * order. */
+ * their own, beside the device's: depart() with follow(), and mark() with join(), are where one
+ * waits for the other; the host waits for neither. n is the number of elements of the whole buffer,
+ * a multiple of 8 * world; slice r of it, n / world elements, belongs to rank r. All ranks make the
+ * same calls in the same order. */
 
 typedef struct g2z_comm g2z_comm;
 typedef struct g2z_collectives {
   const char *name;
-  /* What follows in the queue starts when the device has done what it was given so far. */
-  g2z_status (*fork)(g2z_comm *comm);
-  /* The same, and what follows reaches into other ranks' memory when their devices, too, have done
-   * what they were given before this call. */
-  g2z_status (*fork_all)(g2z_comm *comm);
+  /* Notes how far the device's work goes until now. While a graph is recorded it is a place in that
+   * graph, which may be run any number of times. */
+  g2z_status (*depart)(g2z_comm *comm, int *departure);
+  /* What follows in the queue starts when the device has passed the departure: one in a graph, in
+   * the run that was enqueued last. */
+  g2z_status (*follow)(g2z_comm *comm, int departure);
+  /* The same, and what follows reaches into other ranks' memory when their devices, too, have
+   * passed theirs. */
+  g2z_status (*follow_all)(g2z_comm *comm, int departure);
   /* Notes this place of the queue. When it is passed, what was gathered before has arrived. Places
    * are 0..places-1. */
   g2z_status (*mark)(g2z_comm *comm, int place);
@@ -1434,7 +1438,7 @@ typedef struct g2z_collectives {
   void (*release)(g2z_comm *comm, void *memory);
   /* to[n] act: slice r is rank r's from[n/world], which may be that slice itself. All ranks have it
    * in the same place of that memory, or all in their slice. No rank reads what lies in `to` any
-   * more: the caller knows that, or asks for it with fork_all(). */
+   * more: the caller knows that, or asks for it with follow_all(). */
   g2z_status (*all_gather)(g2z_comm *comm, void *to, const void *from, size_t n);
   /* buffer[n] act: comes from rank 0. */
   g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
@@ -1442,10 +1446,14 @@ typedef struct g2z_collectives {
    * job of one. Nor does any rank read these any more. `span` says what they are. */
   g2z_status (*all_gather_rows)(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
                                 size_t bytes);
+  /* The same of at most 256 bytes, a multiple of 4, in the device's own order, also while a graph
+   * is recorded. *done 0: it is not that quick here, and nothing was done. */
+  g2z_status (*exchange)(g2z_comm *comm, g2z_span span, void *rows, const void *mine, size_t bytes,
+                         int *done);
   /* to[n] grad = round(from[n]), in the queue. */
   g2z_status (*cast_grad)(g2z_comm *comm, void *to, const float *from, size_t n);
   /* From now on waiting in joins counts for lap 0 or 1; how long it was, once the device has passed
-   * all joins of the lap. */
+   * all joins of the lap, or how long it was in an earlier one: not every lap is measured. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
   void (*close)(g2z_comm *comm);
@@ -1481,6 +1489,9 @@ typedef struct g2z_comm_config {
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
+/* depart() and follow(), or follow_all(): the queue goes on behind what the device was given. */
+G2Z_API g2z_status g2z_comm_fork(g2z_comm *comm);
+G2Z_API g2z_status g2z_comm_fork_all(g2z_comm *comm);
 /* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
  * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN
  * on all ranks where it sees no other, or may take no memory there. */
@@ -10685,12 +10696,13 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 
 /* ----- a job of one: what is there already is the result ----------------- */
 
-G2Z__PRIVATE g2z_status g2z__one_nothing(g2z_comm *comm) {
-  (void)comm;
-  return G2Z_OK;
-}
 G2Z__PRIVATE g2z_status g2z__one_place(g2z_comm *comm, int place) {
   (void)comm, (void)place;
+  return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__one_depart(g2z_comm *comm, int *departure) {
+  (void)comm;
+  *departure = 0;
   return G2Z_OK;
 }
 G2Z__PRIVATE g2z_status g2z__one_buffer(g2z_comm *comm, void *buffer, size_t n) {
@@ -10710,6 +10722,11 @@ G2Z__PRIVATE g2z_status g2z__one_rows(g2z_comm *comm, g2z_span span, void *rows,
   G2Z_ASSERT(rows == mine);
   (void)rows, (void)mine;
   return G2Z_OK;
+}
+G2Z__PRIVATE g2z_status g2z__one_exchange(g2z_comm *comm, g2z_span span, void *rows,
+                                          const void *mine, size_t bytes, int *done) {
+  *done = 1;
+  return g2z__one_rows(comm, span, rows, mine, bytes);
 }
 G2Z__PRIVATE g2z_status g2z__one_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
   return comm->device->ops->cast_grad(comm->device, to, from, n);
@@ -10733,10 +10750,11 @@ G2Z__PRIVATE void g2z__one_release(g2z_comm *comm, void *memory) {
 G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
 static const g2z_collectives g2z__one_rank = {
-    "one rank",             g2z__one_nothing, g2z__one_nothing, g2z__one_place, g2z__one_place,
-    g2z__one_reduce_scatter, g2z__one_buffer, g2z__one_buffer, g2z__one_allocate,
-    g2z__one_release,       g2z__one_gather,  g2z__one_buffer, g2z__one_rows,
-    g2z__one_cast_grad,     g2z__lap,         g2z__lap_ms,     g2z__one_close};
+    "one rank",              g2z__one_depart, g2z__one_place,    g2z__one_place,
+    g2z__one_place,          g2z__one_place,  g2z__one_reduce_scatter,
+    g2z__one_buffer,         g2z__one_buffer, g2z__one_allocate, g2z__one_release,
+    g2z__one_gather,         g2z__one_buffer, g2z__one_rows,     g2z__one_exchange,
+    g2z__one_cast_grad,      g2z__lap,        g2z__lap_ms,       g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -10847,23 +10865,30 @@ G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, g2z_span span, void *rows
   if (to != mine) memcpy(to, mine, bytes);
   return g2z__star_timed(comm, begin, span, g2z__star_gather(comm, (char *)rows, bytes));
 }
+G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, g2z_span span, void *rows,
+                                           const void *mine, size_t bytes, int *done) {
+  *done = 1;
+  return g2z__star_rows(comm, span, rows, mine, bytes);
+}
 G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
 static const g2z_collectives g2z__star = {
-    "connections to rank 0", g2z__one_nothing, g2z__one_nothing, g2z__one_place, g2z__one_place,
-    g2z__star_reduce_scatter, g2z__star_all_reduce, g2z__star_reduce, g2z__one_allocate,
-    g2z__one_release,        g2z__star_all_gather, g2z__star_broadcast, g2z__star_rows,
-    g2z__one_cast_grad,      g2z__lap,             g2z__lap_ms,        g2z__star_close};
+    "connections to rank 0", g2z__one_depart,  g2z__one_place,    g2z__one_place,
+    g2z__one_place,          g2z__one_place,   g2z__star_reduce_scatter,
+    g2z__star_all_reduce,    g2z__star_reduce, g2z__one_allocate, g2z__one_release,
+    g2z__star_all_gather,    g2z__star_broadcast, g2z__star_rows, g2z__star_exchange,
+    g2z__one_cast_grad,      g2z__lap,         g2z__lap_ms,       g2z__star_close};
 
 /* ----- a tape: what devices and collectives were given, to be given again -- */
 
-/* Of several ranks, the calls of collectives are made again, and what a device does between two of
- * them is a graph: so what a step sends last travels under the begin of the next, and waiting is
- * measured. A step is no longer for it than as one graph. In a job of one, collectives are work of
- * the device, and all is one graph. */
+/* Of several ranks, the calls of collectives are made again, and what a device does between two
+ * places where it waits for them is a graph, run before the calls that were made meanwhile: so what
+ * a step sends last travels under the begin of the next, and waiting is measured. Where two graphs
+ * meet, an H200 stands still for 3 us, and for 10 where it asks whether it has to wait. In a job of
+ * one, collectives are work of the device, and all is one graph. */
 #define G2Z__CALL_LIST(X)                                               \
-  X(fork, (comm))                                                       \
-  X(fork_all, (comm))                                                   \
+  X(follow, (comm, c->how))                                             \
+  X(follow_all, (comm, c->how))                                         \
   X(mark, (comm, c->how))                                               \
   X(join, (comm, c->how))                                               \
   X(reduce_scatter, (comm, c->to, c->from, (g2z_write)c->how, c->n))    \
@@ -10885,14 +10910,16 @@ typedef struct g2z__call {
   g2z__call_kind kind;
   g2z_graph *graph;
   void *to, *from;
-  int how;                     /* a place, a g2z_write or a g2z_span */
+  int how;                     /* a place, a departure, a g2z_write or a g2z_span */
   size_t n;
 } g2z__call;
 
 struct g2z__tape {
   g2z__call *calls;
   size_t count, capacity;
-  const g2z_collectives *real; /* while it records */
+  size_t meanwhile;            /* the first call since the last graph; like all below, while it
+                                * records */
+  const g2z_collectives *real;
   g2z_collectives recorder;
 };
 
@@ -10906,16 +10933,26 @@ G2Z__PRIVATE g2z_status g2z__tape_add(g2z_comm *comm, g2z__call call) {
   return G2Z_OK;
 }
 
-/* What the device was given since the last call. */
+/* What the device was given since the last graph is run before the calls that were made since then:
+ * they wait for departures in it. */
 G2Z__PRIVATE g2z_status g2z__tape_cut(g2z_comm *comm) {
+  g2z__tape *tape = comm->tape;
   g2z__call call;
   memset(&call, 0, sizeof call);
   call.kind = G2Z__CALL_graph;
   G2Z__TRY(g2z_graph_end(comm->device, &call.graph));
-  if (!call.graph) return G2Z_OK;
-  g2z_status status = g2z__tape_add(comm, call);
-  if (status != G2Z_OK) g2z_graph_free(comm->device, call.graph);
-  return status;
+  size_t at = tape->meanwhile, later = tape->count - at;
+  if (call.graph) {
+    g2z_status status = g2z__tape_add(comm, call);
+    if (status != G2Z_OK) {
+      g2z_graph_free(comm->device, call.graph);
+      return status;
+    }
+    memmove(&tape->calls[at + 1], &tape->calls[at], later * sizeof call);
+    tape->calls[at] = call;
+  }
+  tape->meanwhile = tape->count;
+  return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__tape_call(g2z_comm *comm, g2z__call_kind kind, void *to,
@@ -10927,23 +10964,24 @@ G2Z__PRIVATE g2z_status g2z__tape_call(g2z_comm *comm, g2z__call_kind kind, void
   call.from = (void *)from;
   call.how = how;
   call.n = n;
-  g2z_status status = g2z__tape_cut(comm);
-  if (status == G2Z_OK) status = g2z__tape_add(comm, call);
-  g2z_status begun = g2z_graph_begin(comm->device); /* also then: end() ends it */
-  return status != G2Z_OK ? status : begun;
+  return g2z__tape_add(comm, call);
 }
 
-G2Z__PRIVATE g2z_status g2z__tape_fork(g2z_comm *comm) {
-  return g2z__tape_call(comm, G2Z__CALL_fork, NULL, NULL, 0, 0);
+G2Z__PRIVATE g2z_status g2z__tape_follow(g2z_comm *comm, int departure) {
+  return g2z__tape_call(comm, G2Z__CALL_follow, NULL, NULL, departure, 0);
 }
-G2Z__PRIVATE g2z_status g2z__tape_fork_all(g2z_comm *comm) {
-  return g2z__tape_call(comm, G2Z__CALL_fork_all, NULL, NULL, 0, 0);
+G2Z__PRIVATE g2z_status g2z__tape_follow_all(g2z_comm *comm, int departure) {
+  return g2z__tape_call(comm, G2Z__CALL_follow_all, NULL, NULL, departure, 0);
 }
 G2Z__PRIVATE g2z_status g2z__tape_mark(g2z_comm *comm, int place) {
   return g2z__tape_call(comm, G2Z__CALL_mark, NULL, NULL, place, 0);
 }
 G2Z__PRIVATE g2z_status g2z__tape_join(g2z_comm *comm, int place) {
-  return g2z__tape_call(comm, G2Z__CALL_join, NULL, NULL, place, 0);
+  g2z_status status = g2z__tape_cut(comm);
+  if (status == G2Z_OK) status = g2z__tape_call(comm, G2Z__CALL_join, NULL, NULL, place, 0);
+  comm->tape->meanwhile = comm->tape->count;
+  g2z_status begun = g2z_graph_begin(comm->device); /* also then: end() ends it */
+  return status != G2Z_OK ? status : begun;
 }
 G2Z__PRIVATE g2z_status g2z__tape_reduce_scatter(g2z_comm *comm, void *out, void *from,
                                                  g2z_write mode, size_t n) {
@@ -10982,10 +11020,11 @@ G2Z__PRIVATE g2z_status g2z__tape_begin(g2z_comm *comm, g2z__tape *tape) {
   G2Z__TRY(g2z_graph_begin(comm->device));
   comm->tape = tape;
   tape->real = comm->ops;
+  tape->meanwhile = 0;
   if (comm->world == 1) return G2Z_OK;
   tape->recorder = *comm->ops;
-  tape->recorder.fork = g2z__tape_fork;
-  tape->recorder.fork_all = g2z__tape_fork_all;
+  tape->recorder.follow = g2z__tape_follow;
+  tape->recorder.follow_all = g2z__tape_follow_all;
   tape->recorder.mark = g2z__tape_mark;
   tape->recorder.join = g2z__tape_join;
   tape->recorder.reduce_scatter = g2z__tape_reduce_scatter;
@@ -11078,6 +11117,18 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
   if (!comm) return;
   if (comm->ops) comm->ops->close(comm);
   g2z_release(comm->services, comm);
+}
+
+G2Z_API g2z_status g2z_comm_fork(g2z_comm *comm) {
+  int departure;
+  G2Z__TRY(comm->ops->depart(comm, &departure));
+  return comm->ops->follow(comm, departure);
+}
+
+G2Z_API g2z_status g2z_comm_fork_all(g2z_comm *comm) {
+  int departure;
+  G2Z__TRY(comm->ops->depart(comm, &departure));
+  return comm->ops->follow_all(comm, departure);
 }
 
 #define G2Z__COPIES 5 /* the first one touches pages and opens paths */
@@ -11738,7 +11789,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
   size_t n = g2z_plan_bucket(&t->plan, bucket).elements, size = (size_t)t->plan.grad_bytes;
   char *from = t->model.grads + g2z_plan_grad_bucket(&t->plan, bucket) * size;
   g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, n * size);
-  G2Z__TRY(ops->fork(t->comm));
+  G2Z__TRY(g2z_comm_fork(t->comm));
   if (t->plan.strategy == G2Z_STRATEGY_DP) {
     G2Z__TRY(ops->reduce(t->comm, from, n));
   } else if (t->plan.zero_stage == 0) {
@@ -11810,7 +11861,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_send_head(g2z_trainer *t, const int32_t *to
   int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
   t->row_tokens = t->plan.world == 1 ? tokens : gathered;
   g2z__ranks_record(g2z_context_ranks(t->context), "tokens", -1, bytes);
-  G2Z__TRY(t->comm->ops->fork_all(t->comm)); /* all are done with their logits */
+  G2Z__TRY(g2z_comm_fork_all(t->comm)); /* all are done with their logits */
   G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS, (void *)t->row_tokens,
                                          tokens, bytes));
   int wte = t->unit_buckets[g2z_plan_unit_of_wte(&t->plan)];
@@ -11829,7 +11880,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_embedded(void *user, const void *mine) {
   size_t bytes = (size_t)plan->batch * (size_t)plan->seq * row;
   t->rows = plan->world == 1 ? mine : t->model.logits;
   g2z__ranks_record(g2z_context_ranks(t->context), "rows", -1, bytes);
-  G2Z__TRY(t->comm->ops->fork(t->comm));
+  G2Z__TRY(g2z_comm_fork(t->comm));
   G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS, (void *)t->rows, mine,
                                          bytes));
   return t->comm->ops->mark(t->comm, 2 * plan->buckets + 1);
@@ -11901,7 +11952,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
   char *to = t->model.params + g2z_plan_param_bucket(plan, bucket) * size;
   const char *from = t->model.params + g2z_plan_param_slice(plan, bucket) * size;
   g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, n * size);
-  G2Z__TRY(t->comm->ops->fork(t->comm));
+  G2Z__TRY(g2z_comm_fork(t->comm));
   if (plan->strategy == G2Z_STRATEGY_DP) G2Z__TRY(t->comm->ops->broadcast(t->comm, to, n));
   else G2Z__TRY(t->comm->ops->all_gather(t->comm, to, from, n));
   return t->comm->ops->mark(t->comm, plan->buckets + bucket);
@@ -11910,7 +11961,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
 /* A unit that takes turns comes to its place, unless it is there. Others have one of their own. */
 G2Z__PRIVATE g2z_status g2z__trainer_fetch(g2z_trainer *t, int unit) {
   if (!g2z__plan_takes_turns(&t->plan, unit) || t->turn[unit % 2] == unit) return G2Z_OK;
-  G2Z__TRY(t->comm->ops->fork_all(t->comm)); /* all are done with the unit that lies there */
+  G2Z__TRY(g2z_comm_fork_all(t->comm)); /* all are done with the unit that lies there */
   for (int bucket = t->unit_buckets[unit + 1] - 1; bucket >= t->unit_buckets[unit]; bucket--)
     G2Z__TRY(g2z__trainer_gather(t, bucket));
   t->turn[unit % 2] = unit;
@@ -11931,7 +11982,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_arrive(g2z_trainer *t, int unit) {
 /* What is stale and has a place, in the order in which a forward pass needs it: from the back. */
 G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
   if (!t->stale || !g2z__trainer_gathers(t)) return G2Z_OK;
-  G2Z__TRY(t->comm->ops->fork_all(t->comm));
+  G2Z__TRY(g2z_comm_fork_all(t->comm));
   for (int bucket = t->stale - 1; bucket >= 0; bucket--)
     if (!g2z__plan_takes_turns(&t->plan, g2z__plan_bucket_unit(&t->plan, bucket)))
       G2Z__TRY(g2z__trainer_gather(t, bucket));
@@ -12007,21 +12058,28 @@ G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
   return G2Z_OK;
 }
 
+/* Every rank's row of the verdict comes to all. */
+G2Z__PRIVATE g2z_status g2z__trainer_exchange(g2z_trainer *t) {
+  const g2z_collectives *ops = t->comm->ops;
+  int place = 2 * t->plan.buckets, done = 0;
+  double *mine = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
+  size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
+  g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1, bytes);
+  G2Z__TRY(ops->exchange(t->comm, G2Z_SPAN_VERDICT, t->verdict.rows, mine, bytes, &done));
+  if (done) return G2Z_OK;
+  G2Z__TRY(g2z_comm_fork(t->comm));
+  G2Z__TRY(ops->all_gather_rows(t->comm, G2Z_SPAN_VERDICT, t->verdict.rows, mine, bytes));
+  G2Z__TRY(ops->mark(t->comm, place));
+  return ops->join(t->comm, place);
+}
+
 /* Behind the last backward pass: norm, verdict, new parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
-  const g2z_collectives *ops = t->comm->ops;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   G2Z__TRY(g2z__trainer_collect(t));
-  g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1,
-                    G2Z_VERDICT_COLUMNS * sizeof(double));
-  G2Z__TRY(ops->fork(t->comm));
-  G2Z__TRY(ops->all_gather_rows(t->comm, G2Z_SPAN_VERDICT, t->verdict.rows,
-                                t->verdict.rows + (size_t)plan->rank * G2Z_VERDICT_COLUMNS,
-                                G2Z_VERDICT_COLUMNS * sizeof(double)));
-  G2Z__TRY(ops->mark(t->comm, 2 * plan->buckets));
-  G2Z__TRY(ops->join(t->comm, 2 * plan->buckets));
+  G2Z__TRY(g2z__trainer_exchange(t));
   g2z_span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
   g2z_span_end(t->device, G2Z_SPAN_DECIDE);

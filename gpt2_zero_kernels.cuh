@@ -165,6 +165,21 @@ static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kerne
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, name);
 }
 
+/* A call of the driver as of CUDA 12.0, or NULL: asked for, so that nobody has to link libcuda. */
+static void *g2z__driver_function(const char *name) {
+  void *function = NULL;
+  cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+  cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+#else
+  cudaError_t error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
+#endif
+  if (error == cudaSuccess && found == cudaDriverEntryPointSuccess) return function;
+  (void)cudaGetLastError();
+  return NULL;
+}
+
 static int g2z__capturing(const g2z_device *device) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cudaStreamIsCapturing(g2z__cuda_of(device)->stream, &status);
@@ -4506,16 +4521,8 @@ static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, CUtensor
                                   int rank, const void *tensor, const cuuint64_t *sizes,
                                   const cuuint64_t *strides, const cuuint32_t *box,
                                   CUtensorMapSwizzle swizzle) {
-  void *function = NULL; /* a call of the driver: asked for, so that nobody has to link libcuda */
-  cudaDriverEntryPointQueryResult found;
+  void *function = g2z__driver_function("cuTensorMapEncodeTiled");
   cuuint32_t steps[4] = {1, 1, 1, 1};
-#if CUDART_VERSION >= 12050
-  G2Z__CUDA(device, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                     cudaEnableDefault, &found));
-#else
-  G2Z__CUDA(device, cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault,
-                                            &found));
-#endif
   CUresult result = CUDA_ERROR_NOT_FOUND;
   if (function)
     result = ((decltype(&cuTensorMapEncodeTiled))function)(
@@ -6144,11 +6151,22 @@ typedef struct g2z__region {
 
 /* Of a step whose waiting is measured; more are not. Stage 3 has 3 a block and micro-step. */
 #define G2Z__JOINS 4096
+#define G2Z__TIMED_LAPS 8        /* the first, and one of as many: two times take 5 us a join */
+
+/* Queues that ranks meet in: that of collectives, and the device's own. */
+enum { G2Z__LANE_QUEUE, G2Z__LANE_DEVICE };
+
+typedef struct g2z__signs {       /* in host memory that the GPU writes */
+  volatile uint32_t progress;    /* places that the queue has passed */
+  volatile uint64_t met_ns;      /* in meetings of the device's own */
+} g2z__signs;
 
 typedef struct g2z__nccl {       /* comm->backend */
   ncclComm_t comm;
   cudaStream_t stream;
-  cudaEvent_t forked;
+  cudaEvent_t *departures;       /* [0] of calls that are made at once; each of the others has one
+                                  * place in a graph */
+  size_t departure_count, departure_capacity;
   cudaEvent_t *places;
   int place_count;
   void *narrow;                  /* [most] wire: a reduction's gradients, where they travel in
@@ -6156,12 +6174,17 @@ typedef struct g2z__nccl {       /* comm->backend */
   g2z__region regions[G2Z__REGIONS]; /* what allocate() gave, where others reach it */
   int region_count;
   g2z__region inbox;             /* with reduce COPY: a slice from each other rank */
-  g2z__region flags;             /* with COPY, uint32 [world]: the last meeting each rank came to */
-  uint32_t meetings;             /* until now */
+  g2z__region flags;             /* with COPY, uint32 [2 lanes, 1 + world]: meetings that this rank
+                                  * came to, and the last one each rank came to; uint64: ns that
+                                  * those of the device's own took */
   int pushed;                    /* 1: something, since the last meeting */
-  uint32_t *progress;            /* in host memory that the GPU writes: places that were passed */
+  decltype(&cuStreamWriteValue32) write_value; /* NULL: the driver has none */
+  g2z__signs *signs;
+  uint32_t passed;               /* places: what signs->progress will be */
   cudaEvent_t begin[2][G2Z__JOINS], end[2][G2Z__JOINS]; /* with times: around joins, by lap */
-  int joins[2];
+  int joins[2], timed[2];
+  uint64_t laps, met_ns;         /* met_ns: signs->met_ns as it was last read */
+  double joined_ms;              /* of the last lap that was timed */
 } g2z__nccl;
 
 static inline g2z__nccl *g2z__nccl_of(const g2z_comm *comm) { return (g2z__nccl *)comm->backend; }
@@ -6186,21 +6209,39 @@ static size_t g2z__nccl_bytes(g2z_dtype dtype) {
   return dtype == G2Z_FP16 || dtype == G2Z_BF16 ? 2 : 4;
 }
 
-static g2z_status g2z__nccl_fork(g2z_comm *comm) {
+/* An event for a place in a graph is that graph's for good: a later run records it again. */
+static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  G2Z__CUDA(comm, cudaEventRecord(nccl->forked, g2z__cuda_of(comm->device)->stream));
-  G2Z__CUDA(comm, cudaStreamWaitEvent(nccl->stream, nccl->forked, 0));
+  int recorded = g2z__capturing(comm->device);
+  size_t place = recorded ? nccl->departure_count : 0;
+  if (place == nccl->departure_count) {
+    void *events = nccl->departures;
+    G2Z__TRY(g2z__grow(comm->services, &events, &nccl->departure_capacity, place, place + 1,
+                       sizeof(cudaEvent_t)));
+    nccl->departures = (cudaEvent_t *)events;
+    G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->departures[place], cudaEventDisableTiming));
+    nccl->departure_count++;
+  }
+  G2Z__CUDA(comm, cudaEventRecordWithFlags(nccl->departures[place],
+                                           g2z__cuda_of(comm->device)->stream,
+                                           recorded ? cudaEventRecordExternal
+                                                    : cudaEventRecordDefault));
+  *departure = (int)place;
   return G2Z_OK;
 }
 
-/* g2z_k_progress: one more place of the queue was passed, for heartbeats and the flight recorder,
- * whose sequence takes a step that is played from a tape for one collective. */
-static __global__ void g2z_k_progress(volatile uint32_t *word) { *word = *word + 1; }
+static g2z_status g2z__nccl_follow(g2z_comm *comm, int departure) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  G2Z_ASSERT(departure >= 0 && (size_t)departure < nccl->departure_count);
+  G2Z__CUDA(comm, cudaStreamWaitEvent(nccl->stream, nccl->departures[departure], 0));
+  return G2Z_OK;
+}
 
-/* g2z_k_meet: no rank passes meeting number `now` before all have come to it. What this rank did
- * before in the stream the others see afterwards. One block, a thread for each rank.
- *   flags  [world] device pointers to rank r's flags[world], which all ranks can write to
+/* g2z_k_meet: no rank passes its next meeting in this lane before all have come to it. What this
+ * rank did before in the stream the others see afterwards. One block, a thread for each rank.
+ *   flags  [world] device pointers to rank r's flags, which all ranks can write to: g2z__nccl
  *   post   what it brings along: words of `from` go to each rank's to[r] + place; or words is 0
+ *   met_ns NULL, or where the ns go, on the host: of all meetings that have it
  * Cost    4 us between two H200s that come at the same time */
 typedef struct g2z__post {
   char *const *to;
@@ -6208,22 +6249,37 @@ typedef struct g2z__post {
   const uint32_t *from;
   int words;
 } g2z__post;
-static __global__ void g2z_k_meet(uint32_t *const *flags, int rank, uint32_t now, g2z__post post) {
-  int peer = (int)threadIdx.x;
+static __global__ void g2z_k_meet(uint32_t *const *flags, int lane, int rank, g2z__post post,
+                                  volatile uint64_t *met_ns) {
+  int peer = (int)threadIdx.x, first = lane * ((int)blockDim.x + 1);
+  uint64_t begin, end;
+  g2z__k_begin();
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  uint32_t now = flags[rank][first] + 1;
+  __syncthreads(); /* all have read it */
   for (int i = 0; i < post.words; i++)
     ((volatile uint32_t *)(post.to[peer] + post.place))[i] = post.from[i];
-  if (peer == rank) return;
-  volatile uint32_t *theirs = flags[peer] + rank, *mine = flags[rank] + peer;
-  __threadfence_system();
-  *theirs = now;
-  while ((int32_t)(*mine - now) < 0) {}
-  __threadfence_system();
+  if (peer != rank) {
+    volatile uint32_t *theirs = flags[peer] + first + 1 + rank;
+    volatile uint32_t *mine = flags[rank] + first + 1 + peer;
+    __threadfence_system();
+    *theirs = now;
+    while ((int32_t)(*mine - now) < 0) {}
+    __threadfence_system();
+  } else {
+    flags[rank][first] = now;
+  }
+  if (!met_ns) return;
+  __syncthreads();
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(end));
+  uint64_t *sum = (uint64_t *)(flags[rank] + 2 * (blockDim.x + 1));
+  if (peer == rank) *met_ns = *sum += end - begin;
 }
 
 static g2z_status g2z__nccl_meet(g2z_comm *comm, g2z__post post) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   g2z_k_meet<<<1, (unsigned)comm->world, 0, nccl->stream>>>(
-      (uint32_t *const *)nccl->flags.places_there, comm->rank, ++nccl->meetings, post);
+      (uint32_t *const *)nccl->flags.places_there, G2Z__LANE_QUEUE, comm->rank, post, NULL);
   nccl->pushed = 0;
   return g2z__launched(comm->device, "g2z_k_meet");
 }
@@ -6235,26 +6291,30 @@ static g2z_status g2z__nccl_meet_only(g2z_comm *comm) {
 }
 
 /* NCCL's calls begin when all ranks have come. */
-static g2z_status g2z__nccl_fork_all(g2z_comm *comm) {
-  G2Z__TRY(g2z__nccl_fork(comm));
+static g2z_status g2z__nccl_follow_all(g2z_comm *comm, int departure) {
+  G2Z__TRY(g2z__nccl_follow(comm, departure));
   return comm->gather == G2Z_GATHER_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
 }
 
+/* One more place was passed, for heartbeats and the flight recorder, whose sequence takes a step
+ * that is played from a tape for one collective. */
 static g2z_status g2z__nccl_mark(g2z_comm *comm, int place) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   G2Z_ASSERT(place >= 0 && place < nccl->place_count);
   if (nccl->pushed) G2Z__TRY(g2z__nccl_meet_only(comm));
-  g2z_k_progress<<<1, 1, 0, nccl->stream>>>(nccl->progress);
-  G2Z__TRY(g2z__launched(comm->device, "g2z_k_progress"));
   G2Z__CUDA(comm, cudaEventRecord(nccl->places[place], nccl->stream));
-  return G2Z_OK;
+  if (!nccl->write_value) return G2Z_OK;
+  CUresult result = nccl->write_value(nccl->stream, (CUdeviceptr)(uintptr_t)&nccl->signs->progress,
+                                      ++nccl->passed, CU_STREAM_WRITE_VALUE_DEFAULT);
+  if (result == CUDA_SUCCESS) return G2Z_OK;
+  return g2z__fail(comm->services, G2Z_DEVICE, "cuStreamWriteValue32: error %d", (int)result);
 }
 
 static g2z_status g2z__nccl_join(g2z_comm *comm, int place) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
   int lap = comm->lap_now, *joins = &nccl->joins[lap];
-  int timed = *joins < G2Z__JOINS;
+  int timed = nccl->timed[lap] && *joins < G2Z__JOINS;
   G2Z_ASSERT(place >= 0 && place < nccl->place_count);
   if (timed && !nccl->begin[lap][*joins]) {
     G2Z__CUDA(comm, cudaEventCreate(&nccl->begin[lap][*joins]));
@@ -6339,7 +6399,7 @@ static g2z_status g2z__nccl_share(g2z_comm *comm, size_t bytes, g2z__region *reg
 static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   if (nccl->flags.places || comm->world > 1024) return G2Z_OK;
-  return g2z__nccl_share(comm, (size_t)comm->world * sizeof(uint32_t), &nccl->flags);
+  return g2z__nccl_share(comm, 2 * ((size_t)comm->world + 2) * sizeof(uint32_t), &nccl->flags);
 }
 
 /* The region in which `at` lies, or NULL. */
@@ -6541,6 +6601,9 @@ static void g2z__nccl_release(g2z_comm *comm, void *memory) {
   comm->device->ops->release(comm->device, memory);
 }
 
+/* What a meeting can bring along. */
+static int g2z__nccl_is_post(size_t bytes) { return bytes <= 256 && bytes % 4 == 0; }
+
 /* Into all the others' memory, at the same place. The next meeting says that it is there; with few
  * bytes that is now. */
 static g2z_status g2z__nccl_spread(g2z_comm *comm, const g2z__region *region, char *to,
@@ -6548,7 +6611,7 @@ static g2z_status g2z__nccl_spread(g2z_comm *comm, const g2z__region *region, ch
   g2z__nccl *nccl = g2z__nccl_of(comm);
   char *mine = to + (size_t)comm->rank * bytes;
   size_t place = (size_t)(mine - region->mine);
-  if (bytes <= 256 && bytes % 4 == 0) {
+  if (g2z__nccl_is_post(bytes)) {
     g2z__post post = {region->places_there, place, (const uint32_t *)from, (int)(bytes / 4)};
     return g2z__nccl_meet(comm, post);
   }
@@ -6597,27 +6660,50 @@ static g2z_status g2z__nccl_all_gather_rows(g2z_comm *comm, g2z_span span, void 
   return G2Z_OK;
 }
 
+static g2z_status g2z__nccl_exchange(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
+                                     size_t bytes, int *done) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  const g2z__region *region =
+      comm->gather == G2Z_GATHER_COPY ? g2z__nccl_region(comm, rows) : NULL;
+  *done = region && g2z__nccl_is_post(bytes);
+  if (!*done) return G2Z_OK;
+  size_t place = (size_t)((char *)rows - region->mine) + (size_t)comm->rank * bytes;
+  g2z__post post = {region->places_there, place, (const uint32_t *)mine, (int)(bytes / 4)};
+  g2z_span_begin(comm->device, span);
+  G2Z__TRY(g2z__launch(comm->device, "g2z_k_meet", g2z_k_meet, 1, (unsigned)comm->world, 0,
+                       (uint32_t *const *)nccl->flags.places_there, G2Z__LANE_DEVICE, comm->rank,
+                       post, &nccl->signs->met_ns));
+  g2z_span_end(comm->device, span);
+  return G2Z_OK;
+}
+
 static g2z_status g2z__nccl_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
   return g2z__nccl_convert(comm, to, comm->device->grad_dtype, from, G2Z_FP32, G2Z_OVERWRITE, n);
 }
 
 static void g2z__nccl_lap(g2z_comm *comm, int lap) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
   comm->lap_now = lap;
-  g2z__nccl_of(comm)->joins[lap] = 0;
+  nccl->joins[lap] = 0;
+  nccl->timed[lap] = nccl->laps < G2Z__TIMED_LAPS || nccl->laps % G2Z__TIMED_LAPS == 0;
+  nccl->laps++;
 }
 
+/* Meetings of the device's own are timed in every lap, and are over before this one's joins are. */
 static double g2z__nccl_waited_ms(g2z_comm *comm, int lap) {
-  const g2z__nccl *nccl = g2z__nccl_of(comm);
-  double sum = 0;
-  for (int i = 0; i < nccl->joins[lap]; i++) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  uint64_t met = nccl->signs->met_ns, before = nccl->met_ns;
+  nccl->met_ns = met;
+  if (nccl->timed[lap]) nccl->joined_ms = 0;
+  for (int i = 0; nccl->timed[lap] && i < nccl->joins[lap]; i++) {
     float ms = 0;
     if (cudaEventElapsedTime(&ms, nccl->begin[lap][i], nccl->end[lap][i]) != cudaSuccess) {
       (void)cudaGetLastError();
       return NAN;
     }
-    sum += (double)ms;
+    nccl->joined_ms += (double)ms;
   }
-  return sum;
+  return nccl->joined_ms + (double)(met - before) * 1e-6;
 }
 
 /* Takes half-open communicators. */
@@ -6637,20 +6723,21 @@ static void g2z__nccl_close(g2z_comm *comm) {
   cudaFree(nccl->narrow);
   g2z__nccl_unshare(comm, &nccl->flags);
   g2z__nccl_unshare(comm, &nccl->inbox);
-  if (nccl->progress) cudaFreeHost(nccl->progress);
-  if (nccl->forked) cudaEventDestroy(nccl->forked);
+  if (nccl->signs) cudaFreeHost(nccl->signs);
+  for (size_t i = 0; i < nccl->departure_count; i++) cudaEventDestroy(nccl->departures[i]);
   if (nccl->stream) cudaStreamDestroy(nccl->stream);
+  g2z_release(comm->services, nccl->departures);
   g2z_release(comm->services, nccl->places);
   g2z_release(comm->services, nccl);
   comm->backend = NULL;
 }
 
 static const g2z_collectives g2z__nccl_collectives = {
-    "NCCL",                   g2z__nccl_fork,       g2z__nccl_fork_all, g2z__nccl_mark,
-    g2z__nccl_join,
-    g2z__nccl_reduce_scatter, g2z__nccl_all_reduce, g2z__nccl_reduce,   g2z__nccl_allocate,
-    g2z__nccl_release,        g2z__nccl_all_gather, g2z__nccl_broadcast,
-    g2z__nccl_all_gather_rows, g2z__nccl_cast_grad, g2z__nccl_lap,      g2z__nccl_waited_ms,
+    "NCCL",                g2z__nccl_depart,     g2z__nccl_follow,   g2z__nccl_follow_all,
+    g2z__nccl_mark,        g2z__nccl_join,       g2z__nccl_reduce_scatter,
+    g2z__nccl_all_reduce,  g2z__nccl_reduce,     g2z__nccl_allocate, g2z__nccl_release,
+    g2z__nccl_all_gather,  g2z__nccl_broadcast,  g2z__nccl_all_gather_rows,
+    g2z__nccl_exchange,    g2z__nccl_cast_grad,  g2z__nccl_lap,      g2z__nccl_waited_ms,
     g2z__nccl_close};
 
 /* What reductions need beside the gradients, of which the largest has `most`. */
@@ -6682,11 +6769,11 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
   nccl->place_count = wanted->places;
   for (int i = 0; i < wanted->places; i++)
     G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->places[i], cudaEventDisableTiming));
-  G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->forked, cudaEventDisableTiming));
-  G2Z__CUDA(comm, cudaHostAlloc((void **)&nccl->progress, sizeof *nccl->progress,
-                                cudaHostAllocMapped));
-  *nccl->progress = 0;
-  g2z__ranks_progress(comm->ranks, nccl->progress);
+  G2Z__CUDA(comm, cudaHostAlloc((void **)&nccl->signs, sizeof *nccl->signs, cudaHostAllocMapped));
+  nccl->signs->progress = 0;
+  nccl->signs->met_ns = 0;
+  nccl->write_value = (decltype(&cuStreamWriteValue32))g2z__driver_function("cuStreamWriteValue32");
+  if (nccl->write_value) g2z__ranks_progress(comm->ranks, &nccl->signs->progress);
   G2Z__CUDA(comm, cudaDeviceGetStreamPriorityRange(&least, &greatest));
   G2Z__CUDA(comm, cudaStreamCreateWithPriority(&nccl->stream, cudaStreamNonBlocking, greatest));
   return G2Z_OK;
