@@ -103,7 +103,7 @@
  *     head's part goes before, under backward, and at the end only a row for each token.
  *     GPUs of one host that reach each other's memory push what they send into it by their copy
  *     engines, gradients as they are, and each adds up what arrives, for which it has room beside
- *     the above: (N - 1) / N of a bucket. Next to NCCL's kernels, which take multiprocessors, those
+ *     the above: twice (N - 1) / N of a bucket. Next to NCCL's kernels, which take multiprocessors, those
  *     of backward take up to twice as long. Where there is no such way NCCL carries all.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
  *     gradient, the verdict, the first parameters, and in stage 3 blocks that came late. A rank
@@ -3644,7 +3644,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   if (g2z__plan_by_unit(plan))
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
   if (plan->inbox)
-    bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->bucket_elements / (size_t)plan->world *
+    bytes[G2Z_MEMORY_GRADS] += g2z__align(2 * (plan->bucket_elements / (size_t)plan->world) *
                                           (size_t)(plan->world - 1) * (size_t)plan->grad_bytes);
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
            plan->wire_dtype != plan->grad_dtype)

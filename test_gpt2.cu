@@ -937,7 +937,7 @@ static void test_plan_bytes(g2z_test *t) {
       double stays = 2 * C + 1024 * C + Vp * C, P = L * block + stays, padding = 64 * (L + 3);
       double params = stage < 3 ? P : L * block / N + 2 * block + stays;
       double grads = stage < 2 ? P : P / N + 2 * block + Vp * C, optimizer = stage ? P / N : P;
-      double inbox = stage ? (double)plan.bucket_elements * (N - 1) / N : 0;
+      double inbox = stage ? 2 * (double)plan.bucket_elements * (N - 1) / N : 0;
       CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_PARAMS], 2 * params, 2 * padding + 256);
       CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_GRADS], 2 * (grads + inbox), 2 * padding + 512);
       CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_OPTIMIZER], 12 * optimizer, 12 * padding + 768);
