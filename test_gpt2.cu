@@ -4556,6 +4556,66 @@ static void test_cuda_cast(g2z_test *t) {
   }
 }
 
+/* The kernel that adds up what other ranks sent, on the device's own stream. */
+static g2z_status test_add_rows(test_pair *p, test_twin *to, const test_twin *from,
+                                const test_twin *rows, int count, g2z_write mode) {
+#ifdef __CUDACC__
+  cudaStream_t stream = g2z__cuda_of(p->gpu)->stream;
+  auto add = p->grad_dtype == G2Z_FP16   ? g2z__grad_add_on<__half, __half>
+             : p->grad_dtype == G2Z_BF16 ? g2z__grad_add_on<__nv_bfloat16, __nv_bfloat16>
+                                         : g2z__grad_add_on<float, float>;
+  return add(p->gpu, stream, to->gpu, from->gpu, rows->gpu, count, mode, to->n);
+#else
+  (void)p, (void)to, (void)from, (void)rows, (void)count, (void)mode;
+  return G2Z_UNSUPPORTED;
+#endif
+}
+
+/* Rows are added in fp32 one after the other, then what was there, and rounded once. */
+static void test_sum_rows(test_pair *p, size_t n, int count, g2z_write mode) {
+  test_twin *from = test_twin_normal(p, TEST_GRAD, n, 1, 3, 0);
+  test_twin *rows = test_twin_normal(p, TEST_GRAD, n * (size_t)count, 2, 3, 0);
+  test_twin *to = test_twin_normal(p, TEST_GRAD, n, 3, 3, 0);
+  test_twin *in_place = mode == G2Z_ACCUMULATE ? to : from;
+  ((float *)from->cpu)[0] = g2z_round(p->grad_dtype, 65504.0f); /* fp16: beyond its largest */
+  ((float *)rows->cpu)[0] = 64.0f;
+  test_twin_send(p, from);
+  test_twin_send(p, rows);
+  for (size_t i = 0; i < n; i++) {
+    float sum = ((float *)from->cpu)[i];
+    for (int row = 0; row < count; row++) sum += ((float *)rows->cpu)[(size_t)row * n + i];
+    if (mode == G2Z_ACCUMULATE) sum = ((float *)to->cpu)[i] + sum;
+    ((float *)in_place->cpu)[i] = g2z_round(p->grad_dtype, sum);
+  }
+  CHECK_OK(p->t, test_add_rows(p, in_place, from, rows, count, mode));
+  test_twin_compare(p, in_place, "grad_add of rows", 0, 0);
+  test_twin_compare(p, rows, "rows, which stay as they were", 0, 0);
+  test_pair_clear(p);
+}
+
+static void test_cuda_sums(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      for (int mode = 0; mode < 2; mode++) {
+        g2z_write write = mode ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+        test_sum_rows(&p, 4, 1, write);
+        test_sum_rows(&p, 1028, 3, write);
+        test_sum_rows(&p, 1500000, 1, write); /* more than one turn of a block */
+        test_sum_rows(&p, 40000, 7, write);
+        test_twin *from = test_twin_normal(&p, TEST_GRAD, 5000, 1, 3, 0);
+        test_twin *to = test_twin_normal(&p, TEST_GRAD, 5000, 2, 3, 0);
+        CHECK_OK(t, p.cpu->ops->grad_add(p.cpu, to->cpu, from->cpu, write, to->n));
+        CHECK_OK(t, p.gpu->ops->grad_add(p.gpu, to->gpu, from->gpu, write, to->n));
+        test_twin_compare(&p, to, "grad_add", 0, 0);
+        test_pair_clear(&p);
+      }
+    }
+    test_pair_close(&p);
+  }
+}
+
 /* Ranges that start anywhere, with ends that fill no pack. */
 static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, test_state state) {
   enum { COUNT = 5, ELEMENTS = 70000 };
@@ -10640,6 +10700,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_tuning", "a tuning table is written, read and refused", test_cuda_tuning},
     {"cuda_head", "LM head and cross-entropy", test_cuda_head},
     {"cuda_cast", "casts round as the CPU's, to the bit", test_cuda_cast},
+    {"cuda_sums", "gradients of several ranks are added up, to the bit", test_cuda_sums},
     {"cuda_optimizer", "norm, verdict and AdamW", test_cuda_optimizer},
     {"cuda_graph", "a graph computes what the ops do, to the bit", test_cuda_graph},
     {"cuda_attention", "attention at odd lengths and all head sizes", test_cuda_attention},
