@@ -103,8 +103,8 @@
  *     head's part goes before, under backward, and at the end only a row for each token.
  *     GPUs of one host that reach each other's memory push what they send into it by their copy
  *     engines, gradients as they are, and each adds up what arrives, for which it has room beside
- *     the above: twice (N - 1) / N of a bucket. Next to NCCL's kernels, which take multiprocessors, those
- *     of backward take up to twice as long. Where there is no such way NCCL carries all.
+ *     the above: twice (N - 1) / N of a bucket. Next to NCCL's kernels, which take multiprocessors,
+ *     those of backward take up to twice as long. Where there is no such way NCCL carries all.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
  *     gradient, the verdict, the first parameters, and in stage 3 blocks that came late. A rank
  *     that fails in a step (a shard that cannot be read) says so in the verdict: all skip that
@@ -1051,6 +1051,8 @@ typedef struct g2z_verdict {
   double *rows;              /* device, [world, G2Z_VERDICT_COLUMNS] */
   int world;
   int owners;                /* rows whose squares count: one where all ranks own the same */
+  g2z_step_state *reported[2]; /* from allocate_host(): what the decision left, by parity of its
+                              * step; or both NULL */
 } g2z_verdict;
 
 /* Dropout, regenerated wherever it is needed and never stored. Element e of sequence s at a site is
@@ -7229,9 +7231,10 @@ static inline G2Z_HOST_DEVICE void g2z__decide_skip(g2z_step_state *state, int d
 
 /* The verdict on a step, and all that follows from it. `dynamic`: the type is fp16 and the config
  * wants a dynamic loss scale. */
-static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_verdict *verdict,
-                                               const g2z_optimizer_config *config, int dynamic,
-                                               int64_t tokens) {
+static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
+                                                    const g2z_verdict *verdict,
+                                                    const g2z_optimizer_config *config, int dynamic,
+                                                    int64_t tokens) {
   double sum = 0, loss = 0;
   state->status = G2Z_OK;
   state->stop = 0;
@@ -7269,6 +7272,13 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
   state->good_steps = 0;
   state->hysteresis = config->loss_scale_hysteresis;
   if (state->loss_scale < G2Z__LOSS_SCALE_MAX) state->loss_scale *= 2.0f;
+}
+static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_verdict *verdict,
+                                               const g2z_optimizer_config *config, int dynamic,
+                                               int64_t tokens) {
+  g2z__decide_step(state, verdict, config, dynamic, tokens);
+  g2z_step_state *report = verdict->reported[state->step % 2];
+  if (report) *report = *state;
 }
 
 /* AdamW's factors of one step, the same for all elements of a range. */
@@ -11514,7 +11524,6 @@ struct g2z_trainer {
   char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
                                       * else NULL */
   g2z_step_state *state;             /* device */
-  g2z_step_state *reported[2];       /* host copies, by parity of the step */
   g2z_verdict verdict;
   double *ballot[2];                 /* host: status and stop request of this rank, by parity */
   double voted[2];                   /* the ballot that lies in the verdict */
@@ -11587,7 +11596,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
     G2Z__TRY(ops->allocate_host(t->device, 2 * tokens * sizeof(int32_t), &memory));
     t->staged[i] = (int32_t *)memory;
     G2Z__TRY(ops->allocate_host(t->device, sizeof(g2z_step_state), &memory));
-    t->reported[i] = (g2z_step_state *)memory;
+    t->verdict.reported[i] = (g2z_step_state *)memory;
     G2Z__TRY(ops->allocate_host(t->device, 2 * sizeof(double), &memory));
     t->ballot[i] = (double *)memory;
   }
@@ -12312,7 +12321,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
       if (held[i]) ops->release(t->device, held[i]);
     for (int i = 0; i < 2; i++) {
       if (t->staged[i]) ops->release_host(t->device, t->staged[i]);
-      if (t->reported[i]) ops->release_host(t->device, t->reported[i]);
+      if (t->verdict.reported[i]) ops->release_host(t->device, t->verdict.reported[i]);
       if (t->ballot[i]) ops->release_host(t->device, t->ballot[i]);
     }
   }
@@ -12506,7 +12515,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   if (loss_step == 0) return G2Z_OK;
   int slot = (int)(loss_step % 2);
   G2Z__TRY(t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot));
-  const g2z_step_state *state = t->reported[slot];
+  const g2z_step_state *state = t->verdict.reported[slot];
   report->loss = state->loss;
   report->grad_norm = state->grad_norm;
   report->lr = state->lr;
@@ -12563,7 +12572,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
    * its part of each sum, and its vote makes all of them skip the step. */
   G2Z__TRY(t->plan.graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
   t->enqueued = step;
-  G2Z__TRY(dev->ops->download(dev, t->reported[slot], t->state, sizeof(g2z_step_state)));
   G2Z__TRY(dev->ops->mark(dev, G2Z__EVENT_REPORT + slot));
   return g2z__trainer_report(t, step - 1, report);
 }
@@ -14901,7 +14909,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   G2Z__TRY(ops->synchronize(t->device));
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = r->saved.tokens;
-  *t->reported[state.step % 2] = state;
+  *t->verdict.reported[state.step % 2] = state;
   g2z__tape_free(t->comm, &t->tape); /* its products may take other algorithms now */
   return G2Z_OK;
 }

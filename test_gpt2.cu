@@ -3554,7 +3554,8 @@ static g2z_optimizer_config ops_optimizer(void) {
 static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
                        double sum) {
   double rows[3][G2Z_VERDICT_COLUMNS];
-  g2z_verdict verdict = {rows[0], 3, 3};
+  g2z_step_state reported[2];
+  g2z_verdict verdict = {rows[0], 3, 3, {&reported[0], &reported[1]}};
   memset(rows, 0, sizeof rows);
   for (int rank = 0; rank < 3; rank++) {
     rows[rank][G2Z_VERDICT_LOSS] = 10;
@@ -3564,6 +3565,7 @@ static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_co
   for (int rank = 0; rank < 3; rank++)
     CHECK(e->t, rows[rank][G2Z_VERDICT_LOSS] == 0 && rows[rank][G2Z_VERDICT_SQUARES] == 0);
   CHECK(e->t, state->status == G2Z_OK && !state->stop && state->loss == 3.0f);
+  CHECK(e->t, memcmp(&reported[state->step % 2], state, sizeof *state) == 0);
 }
 
 static void ops_decide_scale(g2z_test *t) {
@@ -4647,10 +4649,11 @@ static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, te
 }
 
 static void test_cuda_state(test_pair *p, const g2z_step_state *want,
-                            const g2z_step_state *on_gpu) {
+                            const g2z_step_state *on_gpu, const g2z_verdict *verdict) {
   g2z_step_state got;
   CHECK_OK(p->t, p->gpu->ops->download(p->gpu, &got, on_gpu, sizeof got));
   CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  CHECK(p->t, memcmp(verdict->reported[got.step % 2], &got, sizeof got) == 0);
   CHECK(p->t, got.step == want->step && got.applied == want->applied);
   CHECK(p->t, got.skipped == want->skipped && got.skip == want->skip);
   CHECK(p->t, got.good_steps == want->good_steps && got.hysteresis == want->hysteresis);
@@ -4683,6 +4686,9 @@ static void test_cuda_optimizer(g2z_test *t) {
     test_state state = test_state_make(&p, p.dtype == G2Z_FP16 ? 8.0f : 1.0f, 0);
     test_twin *rows = test_twin_new(&p, TEST_F64, 3 * G2Z_VERDICT_COLUMNS);
     memset(rows->cpu, 0, 3 * G2Z_VERDICT_COLUMNS * sizeof(double));
+    void *memory = NULL;
+    CHECK_OK(t, p.gpu->ops->allocate_host(p.gpu, 2 * sizeof(g2z_step_state), &memory));
+    g2z_step_state *reported = (g2z_step_state *)memory;
     for (int step = 0; step < 9; step++) {
       int bad = step == 4 || step == 5 || step == 6;
       double *row = (double *)rows->cpu;
@@ -4711,11 +4717,12 @@ static void test_cuda_optimizer(g2z_test *t) {
         p.gpu->ops->release(p.gpu, grads->block);
       }
       if (!bad) test_twin_compare(&p, rows, "grad_sumsq", 8, 0);
-      g2z_verdict on_cpu = {row, 3, 3}, on_gpu = {(double *)rows->gpu, 3, 3};
+      g2z_verdict on_cpu = {row, 3, 3, {NULL, NULL}};
+      g2z_verdict on_gpu = {(double *)rows->gpu, 3, 3, {reported, reported + 1}};
       CHECK_OK(t, p.cpu->ops->decide(p.cpu, state.cpu, &on_cpu, &config, 77));
       CHECK_OK(t, p.gpu->ops->decide(p.gpu, state.gpu, &on_gpu, &config, 77));
       test_twin_compare(&p, rows, "decide's rows", 0, 0);
-      test_cuda_state(&p, state.cpu, state.gpu);
+      test_cuda_state(&p, state.cpu, state.gpu, &on_gpu);
       CHECK(t, state.cpu->skip == bad);
       if (step == 3 || step == 4) { /* applied, and skipped: nothing but NaN in params then */
         int kept = p.count;
@@ -4726,6 +4733,7 @@ static void test_cuda_optimizer(g2z_test *t) {
         }
       }
     }
+    p.gpu->ops->release_host(p.gpu, memory);
     test_pair_close(&p);
   }
 }
