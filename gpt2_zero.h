@@ -106,7 +106,8 @@
  *     the above: twice (N - 1) / N of a bucket. Next to NCCL's kernels, which take multiprocessors,
  *     those of backward take up to twice as long. Where there is no such way NCCL carries all.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
- *     gradient, the verdict, the first parameters, and in stage 3 blocks that came late. A rank
+ *     gradient, the verdict, the first parameters, and in stage 3 blocks that came late. On GPUs it
+ *     is timed in the first 8 steps and then in one of 8, whose figure the others repeat. A rank
  *     that fails in a step (a shard that cannot be read) says so in the verdict: all skip that
  *     step, and all return its status with its sentence. A rank whose GPU fails can say nothing any
  *     more: it returns alone, and the others learn that they lost it.
@@ -1536,7 +1537,8 @@ typedef struct g2z_report {
   int64_t skipped_total;
   int64_t applied;       /* AdamW steps taken up to loss_step */
   double data_ms;        /* waiting for tokens */
-  double exposed_comm_ms;/* the device waited for other ranks; NaN: not measured */
+  double exposed_comm_ms;/* the device waited for other ranks, in joins of the queue as long as in
+                          * the last step that was timed, one of 8; NaN: not measured */
 } g2z_report;
 
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,

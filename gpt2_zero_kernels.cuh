@@ -4689,7 +4689,6 @@ template <typename A, typename G>
 static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, const A *dout,
                                       const A *out, const float *lse, const A *qkv, g2z_write mode,
                                       int B, int T, int NH) {
-  cudaStream_t stream = g2z__cuda_of(device)->stream;
   int sms = g2z__cuda_of(device)->sms;
   size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
   g2z__hopper_bwd<A> x;
@@ -6158,7 +6157,7 @@ enum { G2Z__LANE_QUEUE, G2Z__LANE_DEVICE };
 
 typedef struct g2z__signs {       /* in host memory that the GPU writes */
   volatile uint32_t progress;    /* places that the queue has passed */
-  volatile uint64_t met_ns;      /* in meetings of the device's own */
+  volatile uint64_t met_ns[2];   /* in the device's own meeting of a lap, by parity of its number */
 } g2z__signs;
 
 typedef struct g2z__nccl {       /* comm->backend */
@@ -6177,15 +6176,14 @@ typedef struct g2z__nccl {       /* comm->backend */
   size_t inbox_half;             /* bytes */
   int half;                      /* that the next reduction takes: 0 or 1 */
   g2z__region flags;             /* with COPY, uint32 [2 lanes, 1 + world]: meetings that this rank
-                                  * came to, and the last one each rank came to; uint64: ns that
-                                  * those of the device's own took */
+                                  * came to, and the last one each rank came to */
   int pushed;                    /* 1: something, since the last meeting */
   decltype(&cuStreamWriteValue32) write_value; /* NULL: the driver has none */
   g2z__signs *signs;
   uint32_t passed;               /* places: what signs->progress will be */
   cudaEvent_t begin[2][G2Z__JOINS], end[2][G2Z__JOINS]; /* with times: around joins, by lap */
   int joins[2], timed[2];
-  uint64_t laps, met_ns;         /* met_ns: signs->met_ns as it was last read */
+  uint64_t laps, number[2];      /* begun; which of them lap 0 and 1 are: 1 is the first */
   double joined_ms;              /* of the last lap that was timed */
 } g2z__nccl;
 
@@ -6214,21 +6212,22 @@ static size_t g2z__nccl_bytes(g2z_dtype dtype) {
 /* An event for a place in a graph is that graph's for good: a later run records it again. */
 static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  int recorded = g2z__capturing(comm->device);
-  size_t place = recorded ? nccl->departure_count : 0;
-  if (place == nccl->departure_count) {
-    void *events = nccl->departures;
-    G2Z__TRY(g2z__grow(comm->services, &events, &nccl->departure_capacity, place, place + 1,
-                       sizeof(cudaEvent_t)));
-    nccl->departures = (cudaEvent_t *)events;
-    G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->departures[place], cudaEventDisableTiming));
-    nccl->departure_count++;
+  cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
+  *departure = 0;
+  if (!g2z__capturing(comm->device)) {
+    G2Z__CUDA(comm, cudaEventRecord(nccl->departures[0], stream));
+    return G2Z_OK;
   }
-  G2Z__CUDA(comm, cudaEventRecordWithFlags(nccl->departures[place],
-                                           g2z__cuda_of(comm->device)->stream,
-                                           recorded ? cudaEventRecordExternal
-                                                    : cudaEventRecordDefault));
+  size_t place = nccl->departure_count;
+  void *events = nccl->departures;
+  G2Z__TRY(g2z__grow(comm->services, &events, &nccl->departure_capacity, place, place + 1,
+                     sizeof(cudaEvent_t)));
+  nccl->departures = (cudaEvent_t *)events;
+  G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->departures[place], cudaEventDisableTiming));
+  nccl->departure_count++;
   *departure = (int)place;
+  G2Z__CUDA(comm, cudaEventRecordWithFlags(nccl->departures[place], stream,
+                                           cudaEventRecordExternal));
   return G2Z_OK;
 }
 
@@ -6241,9 +6240,9 @@ static g2z_status g2z__nccl_follow(g2z_comm *comm, int departure) {
 
 /* g2z_k_meet: no rank passes its next meeting in this lane before all have come to it. What this
  * rank did before in the stream the others see afterwards. One block, a thread for each rank.
- *   flags  [world] device pointers to rank r's flags, which all ranks can write to: g2z__nccl
+ *   flags  [world] device pointers to rank r's flags[2, 1 + world], which all ranks can write to
  *   post   what it brings along: words of `from` go to each rank's to[r] + place; or words is 0
- *   met_ns NULL, or where the ns go, on the host: of all meetings that have it
+ *   met_ns NULL, or [2] where the ns until all had come go, by parity of the meeting
  * Cost    4 us between two H200s that come at the same time */
 typedef struct g2z__post {
   char *const *to;
@@ -6274,8 +6273,7 @@ static __global__ void g2z_k_meet(uint32_t *const *flags, int lane, int rank, g2
   if (!met_ns) return;
   __syncthreads();
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(end));
-  uint64_t *sum = (uint64_t *)(flags[rank] + 2 * (blockDim.x + 1));
-  if (peer == rank) *met_ns = *sum += end - begin;
+  if (peer == rank) met_ns[now % 2] = end - begin;
 }
 
 static g2z_status g2z__nccl_meet(g2z_comm *comm, g2z__post post) {
@@ -6298,16 +6296,21 @@ static g2z_status g2z__nccl_follow_all(g2z_comm *comm, int departure) {
   return comm->gather == G2Z_GATHER_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
 }
 
-/* One more place was passed, for heartbeats and the flight recorder, whose sequence takes a step
- * that is played from a tape for one collective. */
+/* How many places the queue has passed, for heartbeats and the flight recorder, whose sequence
+ * takes a step that is played from a tape for one collective. Not every driver does that. */
+static CUresult g2z__nccl_tell(g2z__nccl *nccl) {
+  return nccl->write_value(nccl->stream, (CUdeviceptr)(uintptr_t)&nccl->signs->progress,
+                           nccl->passed, CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
 static g2z_status g2z__nccl_mark(g2z_comm *comm, int place) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   G2Z_ASSERT(place >= 0 && place < nccl->place_count);
   if (nccl->pushed) G2Z__TRY(g2z__nccl_meet_only(comm));
   G2Z__CUDA(comm, cudaEventRecord(nccl->places[place], nccl->stream));
   if (!nccl->write_value) return G2Z_OK;
-  CUresult result = nccl->write_value(nccl->stream, (CUdeviceptr)(uintptr_t)&nccl->signs->progress,
-                                      ++nccl->passed, CU_STREAM_WRITE_VALUE_DEFAULT);
+  nccl->passed++;
+  CUresult result = g2z__nccl_tell(nccl);
   if (result == CUDA_SUCCESS) return G2Z_OK;
   return g2z__fail(comm->services, G2Z_DEVICE, "cuStreamWriteValue32: error %d", (int)result);
 }
@@ -6330,8 +6333,9 @@ static g2z_status g2z__nccl_join(g2z_comm *comm, int place) {
 
 /* ----- memory that all ranks of a host can write to ---------------------- */
 
-/* Ranks come here one after the other, behind a last meeting: nobody writes any more to what a rank
- * frees, but others may have it open still. They cannot be waited for where one was lost. */
+/* Ranks come here one after the other. Others may have open still what a rank frees, and where one
+ * leaves alone they may write to it: the driver keeps it for them until they close it. They cannot
+ * be waited for where one was lost. */
 static void g2z__nccl_unshare(g2z_comm *comm, g2z__region *region) {
   for (int r = 0; region->places && r < comm->world; r++)
     if (r != comm->rank && region->places[r]) cudaIpcCloseMemHandle(region->places[r]);
@@ -6401,7 +6405,7 @@ static g2z_status g2z__nccl_share(g2z_comm *comm, size_t bytes, g2z__region *reg
 static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   if (nccl->flags.places || comm->world > 1024) return G2Z_OK;
-  return g2z__nccl_share(comm, 2 * ((size_t)comm->world + 2) * sizeof(uint32_t), &nccl->flags);
+  return g2z__nccl_share(comm, 2 * ((size_t)comm->world + 1) * sizeof(uint32_t), &nccl->flags);
 }
 
 /* The region in which `at` lies, or NULL. */
@@ -6675,7 +6679,7 @@ static g2z_status g2z__nccl_exchange(g2z_comm *comm, g2z_span span, void *rows, 
   g2z_span_begin(comm->device, span);
   G2Z__TRY(g2z__launch(comm->device, "g2z_k_meet", g2z_k_meet, 1, (unsigned)comm->world, 0,
                        (uint32_t *const *)nccl->flags.places_there, G2Z__LANE_DEVICE, comm->rank,
-                       post, &nccl->signs->met_ns));
+                       post, nccl->signs->met_ns));
   g2z_span_end(comm->device, span);
   return G2Z_OK;
 }
@@ -6689,24 +6693,22 @@ static void g2z__nccl_lap(g2z_comm *comm, int lap) {
   comm->lap_now = lap;
   nccl->joins[lap] = 0;
   nccl->timed[lap] = nccl->laps < G2Z__TIMED_LAPS || nccl->laps % G2Z__TIMED_LAPS == 0;
-  nccl->laps++;
+  nccl->number[lap] = ++nccl->laps;
 }
 
-/* Meetings of the device's own are timed in every lap, and are over before this one's joins are. */
+/* The device's own meeting, one a lap, is timed in each. */
 static double g2z__nccl_waited_ms(g2z_comm *comm, int lap) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  uint64_t met = nccl->signs->met_ns, before = nccl->met_ns;
-  nccl->met_ns = met;
   if (nccl->timed[lap]) nccl->joined_ms = 0;
   for (int i = 0; nccl->timed[lap] && i < nccl->joins[lap]; i++) {
     float ms = 0;
     if (cudaEventElapsedTime(&ms, nccl->begin[lap][i], nccl->end[lap][i]) != cudaSuccess) {
       (void)cudaGetLastError();
-      return NAN;
+      return nccl->joined_ms = NAN;
     }
     nccl->joined_ms += (double)ms;
   }
-  return nccl->joined_ms + (double)(met - before) * 1e-6;
+  return nccl->joined_ms + (double)nccl->signs->met_ns[nccl->number[lap] % 2] * 1e-6;
 }
 
 /* Takes half-open communicators. */
@@ -6775,11 +6777,18 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
     G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->places[i], cudaEventDisableTiming));
   G2Z__CUDA(comm, cudaHostAlloc((void **)&nccl->signs, sizeof *nccl->signs, cudaHostAllocMapped));
   nccl->signs->progress = 0;
-  nccl->signs->met_ns = 0;
-  nccl->write_value = (decltype(&cuStreamWriteValue32))g2z__driver_function("cuStreamWriteValue32");
-  if (nccl->write_value) g2z__ranks_progress(comm->ranks, &nccl->signs->progress);
+  nccl->signs->met_ns[0] = nccl->signs->met_ns[1] = 0;
   G2Z__CUDA(comm, cudaDeviceGetStreamPriorityRange(&least, &greatest));
   G2Z__CUDA(comm, cudaStreamCreateWithPriority(&nccl->stream, cudaStreamNonBlocking, greatest));
+  nccl->write_value = (decltype(&cuStreamWriteValue32))g2z__driver_function("cuStreamWriteValue32");
+  if (nccl->write_value && g2z__nccl_tell(nccl) != CUDA_SUCCESS) nccl->write_value = NULL;
+  if (nccl->write_value) g2z__ranks_progress(comm->ranks, &nccl->signs->progress);
+  void *first;
+  G2Z__TRY(g2z__alloc(comm->services, 1, sizeof(cudaEvent_t), &first));
+  nccl->departures = (cudaEvent_t *)first;
+  nccl->departure_capacity = 1;
+  G2Z__CUDA(comm, cudaEventCreateWithFlags(nccl->departures, cudaEventDisableTiming));
+  nccl->departure_count = 1;
   return G2Z_OK;
 }
 
