@@ -7279,7 +7279,7 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
                                                const g2z_optimizer_config *config, int dynamic,
                                                int64_t tokens) {
   g2z__decide_step(state, verdict, config, dynamic, tokens);
-  g2z_step_state *report = verdict->reported[state->step % 2];
+  g2z_step_state *report = state->step % 2 ? verdict->reported[1] : verdict->reported[0];
   if (report) *report = *state;
 }
 

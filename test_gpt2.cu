@@ -6699,6 +6699,60 @@ static void test_cuda_recompute(g2z_test *t) {
   test_recompute_on(t, G2Z_DEVICE_CUDA, 1);
 }
 
+enum { EARLY_STEPS = 15, EARLY_TOKENS = 2 * 4 * 128, EARLY_MOST = 3000000 };
+
+/* Steps whose kernels may start while the one before ends, or may not. */
+static void test_early_run(g2z_test *t, const g2z_train_config *config, int early, float *losses,
+                           float *weights) {
+  int32_t x[EARLY_TOKENS], y[EARLY_TOKENS];
+  test_trainer tt;
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  memset(&tt, 0, sizeof tt);
+  cc.device = G2Z_DEVICE_CUDA;
+  test_tokens(x, EARLY_TOKENS, 1003, 5);
+  test_tokens(y, EARLY_TOKENS, 1003, 6);
+  REQUIRE_OK(t, g2z_context_create(&cc, &tt.context));
+  g2z_status status = g2z_trainer_create(tt.context, config, &tt.trainer);
+  CHECK_OK(t, status);
+  if (status == G2Z_OK) {
+#ifdef __CUDACC__
+    if (!early) g2z__cuda_of(tt.trainer->device)->early_launch = 0;
+#endif
+    test_steps(t, tt.trainer, x, y, EARLY_STEPS, losses, NULL);
+    size_t count = g2z_trainer_plan(tt.trainer)->parameters;
+    CHECK(t, count <= EARLY_MOST);
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, weights));
+  }
+  test_trainer_close(&tt);
+}
+
+/* A kernel that started early and read too early would change bits sooner or later. */
+static void test_cuda_early(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  static const g2z_dtype dtypes[] = {G2Z_FP16, G2Z_BF16, G2Z_FP32};
+  float *weights[2], losses[2][EARLY_STEPS];
+  for (int i = 0; i < 2; i++) weights[i] = (float *)calloc(EARLY_MOST, sizeof(float));
+  for (int i = 0; i < 6 && weights[0] && weights[1]; i++) {
+    g2z_train_config config = test_config_of(3, 4, 256, 128, 1003);
+    config.batch = 4;
+    config.accum = 2;
+    config.dtype = dtypes[i % 3];
+    config.dropout = i % 2 ? 0.1f : 0;
+    config.optimizer.warmup = 0;
+    config.tune = 0;
+    config.graph = i / 3;
+    test_early_run(t, &config, 0, losses[0], weights[0]);
+    for (int again = 0; again < 4; again++) {
+      config.graph = again % 2;
+      test_early_run(t, &config, 1, losses[1], weights[1]);
+      CHECK(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0);
+      CHECK(t, memcmp(weights[0], weights[1], EARLY_MOST * sizeof(float)) == 0);
+    }
+    CHECK(t, losses[0][EARLY_STEPS - 1] > 0 && losses[0][EARLY_STEPS - 1] < losses[0][0]);
+  }
+  for (int i = 0; i < 2; i++) free(weights[i]);
+}
+
 /* Three micro-steps of 2 sequences and one of 6 add up the same gradient. */
 static void test_accumulation(g2z_test *t) {
   float losses[2][10];
@@ -10711,6 +10765,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_sums", "gradients of several ranks are added up, to the bit", test_cuda_sums},
     {"cuda_optimizer", "norm, verdict and AdamW", test_cuda_optimizer},
     {"cuda_graph", "a graph computes what the ops do, to the bit", test_cuda_graph},
+    {"cuda_early", "kernels that start early change no bit", test_cuda_early},
     {"cuda_attention", "attention at odd lengths and all head sizes", test_cuda_attention},
     {"cuda_attention_repeats", "attention twice, to the bit", test_cuda_attention_repeats},
     {"safetensors_types", "each type is read as it should be", test_safetensors_types},
