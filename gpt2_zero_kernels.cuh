@@ -135,14 +135,15 @@ static g2z_status g2z__launched(g2z_device *device, const char *kernel) {
 }
 
 /* Kernels of the device's stream overlap at their seams, on Hopper and newer (programmatic
- * dependent launch): when all blocks of one have started, those of the next are placed beside the
+ * dependent launch): when all blocks of one have begun, those of the next are placed beside the
  * last of them, make ready, and wait before they touch memory until the one before has ended.
  * Whatever g2z__launch starts calls this, in all threads and before any leaves: a kernel that did
- * not wait could end before those in front of it, and its followers would read too early. */
+ * not wait could end before those in front of it, and its followers would read too early. The next
+ * may start only behind that wait, so that never more than two are on their way. */
 static __device__ inline void g2z__k_begin(void) {
 #if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
