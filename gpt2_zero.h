@@ -5486,6 +5486,18 @@ G2Z__PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned c
                                           size_t bytes, const size_t *starts, size_t count,
                                           g2z__unit unit, g2z_tokens *out);
 
+/* Of the next 64 bytes of `bytes` those where a character begins, as bits. `room` can be read. */
+static inline uint64_t g2z__characters(const unsigned char *p, size_t bytes, size_t room) {
+  uint64_t begins = 0, eight = 0;
+  size_t some = bytes < G2Z__BLOCK ? bytes : G2Z__BLOCK;
+  for (size_t i = 0; i < some; i += 8) {
+    memcpy(&eight, p + i, room - i < 8 ? room - i : 8);
+    uint64_t inner = (eight & ~(eight << 1)) >> 7 & 0x0101010101010101u; /* 10xxxxxx */
+    begins |= (~inner & 0x0101010101010101u) * 0x0102040810204080u >> 56 << i;
+  }
+  return begins & UINT64_MAX >> (G2Z__BLOCK - some);
+}
+
 /* Merges a piece part by part: between two characters whose bytes that meet no token has inside no
  * merge reaches across. Scripts without spaces have pieces that never come again, but their
  * characters do. */
@@ -5493,18 +5505,18 @@ G2Z__PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
                                           size_t bytes, size_t room, g2z__unit unit,
                                           g2z_tokens *out) {
   const uint64_t *inside = encoder->tokenizer->inside;
-  size_t starts[G2Z__WORDS_AHEAD + 1], count = 0, made, used, from = 0;
+  size_t starts[2 * G2Z__BLOCK + 1], count = 0, made, used, from = 0;
   starts[0] = 0;
-  for (size_t at = 1; at < bytes && unit == G2Z__PIECE; at += G2Z__WORDS_AHEAD / 2) {
-    size_t some = bytes - at < G2Z__WORDS_AHEAD / 2 ? bytes - at : G2Z__WORDS_AHEAD / 2;
-    uint64_t ends = 0; /* bit i: a part ends at at + i */
-    for (size_t i = 0; i < some; i++) {
-      size_t joint = (size_t)piece[at + i - 1] << 8 | piece[at + i];
-      uint64_t whole = (piece[at + i] & 0xC0) != 0x80; /* the character before */
-      ends |= (~inside[joint / 64] >> joint % 64 & whole) << i;
+  for (size_t at = 0; at < bytes && unit == G2Z__PIECE; at += G2Z__BLOCK) {
+    uint64_t begins = g2z__characters(piece + at, bytes - at, room - at);
+    if (at == 0) begins &= begins - 1;
+    for (; begins; begins &= begins - 1) {
+      size_t next = at + (size_t)__builtin_ctzll(begins);
+      size_t joint = (size_t)piece[next - 1] << 8 | piece[next];
+      starts[count + 1] = next;
+      count += ~inside[joint / 64] >> joint % 64 & 1;
     }
-    for (; ends; ends &= ends - 1) starts[++count] = at + (size_t)__builtin_ctzll(ends);
-    if (count < G2Z__WORDS_AHEAD / 2) continue;
+    if (count < G2Z__BLOCK) continue;
     G2Z__TRY(g2z__encode_units(encoder, piece, room, starts, count, G2Z__PART, out));
     starts[0] = from = starts[count];
     count = 0;
