@@ -530,6 +530,7 @@ typedef struct worker {
   g2z_bpe_trainer *trainer;  /* instead, while a vocabulary is learnt */
   char *document;            /* the text of a JSON document */
   size_t document_capacity;
+  g2z_status status;         /* of making what it works with */
   pthread_t thread;
 } worker;
 
@@ -832,6 +833,7 @@ static void show_progress(progress *p, uint64_t bytes, int64_t tokens, int end) 
 
 typedef struct pool {        /* the threads of a run, and what they share */
   const options *o;
+  const g2z_tokenizer *tokenizer; /* NULL: to learn one */
   worker *workers;
   int started;               /* workers whose threads run; the first is the caller's */
   reader input;              /* of the one that holds `reading` */
@@ -914,9 +916,20 @@ static void pool_retire(pool *p, job *done) {
   pthread_mutex_unlock(&p->lock);
 }
 
+/* Each thread makes its own encoder: to clear the caches, one after the other, took a second thread
+ * a twentieth of its time. */
 static void *work(void *user) {
   worker *w = (worker *)user;
   pool *p = w->pool;
+  w->status = p->tokenizer ? g2z_encoder_create(&w->services, p->tokenizer, &w->encoder)
+                           : g2z_bpe_trainer_create(&w->services, &w->trainer);
+  if (w->status != G2Z_OK) {
+    pthread_mutex_lock(&p->lock);
+    p->finished = 1;
+    pthread_cond_broadcast(&p->retired_one);
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+  }
   for (;;) {
     pthread_mutex_lock(&p->reading);
     job *j = pool_fill(p, w);
@@ -948,7 +961,7 @@ static void pool_close(pool *p) {
   pthread_cond_destroy(&p->retired_one);
 }
 
-/* Makes workers and jobs; tokenizer NULL: to learn a vocabulary. pool_close ends them, also after a
+/* Makes room for workers and jobs; tokenizer NULL: to learn a vocabulary. pool_close ends them, also after a
  * failure. */
 static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *tokenizer,
                             const source *sources, int count, output *to, progress *shown) {
@@ -958,6 +971,7 @@ static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *toke
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->retired_one, NULL);
   p->o = o;
+  p->tokenizer = tokenizer;
   p->to = to;
   p->shown = shown;
   p->input.o = o;
@@ -974,11 +988,6 @@ static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *toke
     worker *w = &p->workers[i];
     w->o = o;
     w->pool = p;
-    g2z_status status = tokenizer ? g2z_encoder_create(&w->services, tokenizer, &w->encoder)
-                                  : g2z_bpe_trainer_create(&w->services, &w->trainer);
-    if (status == G2Z_OK) continue;
-    memcpy(services->error, w->services.error, sizeof services->error);
-    return status;
   }
   return G2Z_OK;
 }
@@ -999,6 +1008,11 @@ static g2z_status pool_run(pool *p) {
   }
   if (status == G2Z_OK) work(&p->workers[0]);
   for (int i = 1; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
+  for (int i = 0; i < p->started && status == G2Z_OK; i++) {
+    status = p->workers[i].status;
+    if (status != G2Z_OK)
+      memcpy(p->to->services->error, p->workers[i].services.error, G2Z_ERROR_BYTES);
+  }
   p->started = 0;
   return status == G2Z_OK ? p->status : status;
 }
