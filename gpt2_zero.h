@@ -4639,6 +4639,8 @@ G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
 
 /* ----- words and pairs: the two hash tables ------------------------------ */
 
+#define G2Z__WORDS_SLOTS 131072 /* at first: as many as GPT-2's vocabulary takes */
+
 typedef struct g2z__words { /* a set of byte strings, numbered as they come */
   unsigned char *bytes;     /* one after the other */
   size_t bytes_capacity;
@@ -4659,8 +4661,9 @@ static inline size_t g2z__word_bytes(const g2z__words *words, size_t word) {
   return words->starts[word + 1] - words->starts[word];
 }
 
-G2Z__PRIVATE size_t g2z__words_slot(const g2z__words *words, const unsigned char *bytes,
-                                    size_t count) {
+/* The first place of a word in the table. */
+static inline size_t g2z__words_home(const g2z__words *words, const unsigned char *bytes,
+                                     size_t count) {
   const uint64_t odd = 0x9E3779B97F4A7C15u;
   uint64_t hash = count * odd, eight;
   const unsigned char *p = bytes;
@@ -4670,7 +4673,12 @@ G2Z__PRIVATE size_t g2z__words_slot(const g2z__words *words, const unsigned char
     hash = (hash ^ eight) * odd;
     hash ^= hash >> 29;
   }
-  size_t slot = (size_t)(hash ^ hash >> 32) & (words->slots - 1);
+  return (size_t)(hash ^ hash >> 32) & (words->slots - 1);
+}
+
+G2Z__PRIVATE size_t g2z__words_slot(const g2z__words *words, const unsigned char *bytes,
+                                    size_t count) {
+  size_t slot = g2z__words_home(words, bytes, count);
   for (; words->table[slot]; slot = (slot + 1) & (words->slots - 1)) {
     size_t word = words->table[slot] - 1;
     if (g2z__word_bytes(words, word) == count &&
@@ -4687,35 +4695,40 @@ G2Z__PRIVATE int64_t g2z__words_find(const g2z__words *words, const unsigned cha
 }
 
 G2Z__PRIVATE g2z_status g2z__words_widen(g2z_services *services, g2z__words *words) {
-  size_t slots = words->slots ? words->slots * 2 : 1024;
+  size_t slots = words->slots ? words->slots * 2 : G2Z__WORDS_SLOTS;
   void *memory;
   G2Z__TRY(g2z__alloc(services, slots, sizeof *words->table, &memory));
   g2z_release(services, words->table);
   words->table = (uint32_t *)memory;
   words->slots = slots;
-  for (size_t word = 0; word < words->count; word++)
-    words->table[g2z__words_slot(words, words->bytes + words->starts[word],
-                                 g2z__word_bytes(words, word))] = (uint32_t)word + 1;
+  for (size_t word = 0; word < words->count; word++) { /* no two are equal: none is compared */
+    size_t slot = g2z__words_home(words, words->bytes + words->starts[word],
+                                  g2z__word_bytes(words, word));
+    while (words->table[slot]) slot = (slot + 1) & (slots - 1);
+    words->table[slot] = (uint32_t)word + 1;
+  }
   return G2Z_OK;
 }
 
-/* Adds a word that is not in the set; its number is the count before. */
+/* The number of a word, which is added when it is new: then it is the count before. */
 G2Z__PRIVATE g2z_status g2z__words_add(g2z_services *services, g2z__words *words,
-                                       const unsigned char *bytes, size_t count) {
-  size_t used = words->count ? words->starts[words->count] : 0;
+                                       const unsigned char *bytes, size_t count, size_t *word) {
+  size_t used = words->count ? words->starts[words->count] : 0, slot;
+  if (words->count * 2 >= words->slots) G2Z__TRY(g2z__words_widen(services, words));
+  slot = g2z__words_slot(words, bytes, count);
+  *word = words->table[slot] ? words->table[slot] - 1 : words->count;
+  if (words->table[slot]) return G2Z_OK;
   /* 2^32 - 2 leaves room for the barriers of g2z__site lists, which also count in 32 bits. */
   if (used + words->count + count >= UINT32_MAX - 2)
     return g2z__fail(services, G2Z_UNSUPPORTED,
                      "more than 4 GiB of different words; train on a part of the text");
-  if (words->count * 2 >= words->slots) G2Z__TRY(g2z__words_widen(services, words));
   G2Z__GROW(services, unsigned char, words->bytes, words->bytes_capacity, used, used + count);
   G2Z__GROW(services, uint32_t, words->starts, words->starts_capacity,
             words->count ? words->count + 1 : 0, words->count + 2);
   memcpy(words->bytes + used, bytes, count);
   words->starts[words->count] = (uint32_t)used;
   words->starts[words->count + 1] = (uint32_t)(used + count);
-  words->table[g2z__words_slot(words, bytes, count)] = (uint32_t)words->count + 1;
-  words->count++;
+  words->table[slot] = (uint32_t)++words->count;
   return G2Z_OK;
 }
 
@@ -4770,6 +4783,7 @@ G2Z__PRIVATE g2z_status g2z__pairs_add(g2z_services *services, g2z__pairs *pairs
  * bits; 0 is empty. Most pairs that are asked for make nothing; the bits say so, in 128 KiB, where
  * the slots of GPT-2's merges take 512 KiB of a second cache that often has 1 MiB. */
 #define G2Z__JOIN_BITS 20
+#define G2Z__JOINS_CAPACITY 65536 /* at first: as many as GPT-2's vocabulary takes */
 typedef struct g2z__joins {
   uint64_t maybe[(1 << G2Z__JOIN_BITS) / 64]; /* a bit per hash of pairs: 0 for those of none */
   uint64_t *slots;
@@ -4804,9 +4818,9 @@ G2Z__PRIVATE g2z_status g2z__joins_add(g2z_services *services, g2z__joins *joins
     uint64_t *old = joins->slots;
     size_t count = joins->capacity;
     void *memory;
-    G2Z__TRY(g2z__alloc(services, count ? count * 2 : 1024, sizeof *old, &memory));
+    G2Z__TRY(g2z__alloc(services, count * 2, sizeof *old, &memory));
     joins->slots = (uint64_t *)memory;
-    joins->capacity = count ? count * 2 : 1024;
+    joins->capacity = count * 2;
     for (size_t i = 0; i < count; i++)
       if (old[i]) joins->slots[g2z__joins_slot(joins, old[i] >> 20)] = old[i];
     g2z_release(services, old);
@@ -4892,16 +4906,17 @@ G2Z__PRIVATE g2z_status g2z__tokenizer_new(g2z_services *services, g2z_tokenizer
   if (status == G2Z_OK) status = g2z__alloc(services, 65536, sizeof(uint32_t), &memory);
   if (status == G2Z_OK) {
     tokenizer->byte_pairs = (uint32_t *)memory;
-    status = g2z__alloc(services, 1024, sizeof(uint64_t), &memory);
+    status = g2z__alloc(services, G2Z__JOINS_CAPACITY, sizeof(uint64_t), &memory);
   }
   if (status == G2Z_OK) {
     tokenizer->joins.slots = (uint64_t *)memory;
-    tokenizer->joins.capacity = 1024;
+    tokenizer->joins.capacity = G2Z__JOINS_CAPACITY;
   }
   for (int id = 0; id < 256 && status == G2Z_OK; id++) {
     unsigned char byte = (unsigned char)g2z__byte_of_id(id);
     tokenizer->byte_ids[byte] = id;
-    status = g2z__words_add(services, &tokenizer->tokens, &byte, 1);
+    size_t word;
+    status = g2z__words_add(services, &tokenizer->tokens, &byte, 1, &word);
   }
   if (status != G2Z_OK) {
     g2z_tokenizer_free(tokenizer);
@@ -4925,20 +4940,21 @@ G2Z__PRIVATE g2z_status g2z__tokenizer_join(g2z_tokenizer *tokenizer, int32_t le
     return g2z__fail(services, G2Z_FORMAT, "more than %d tokens", G2Z__VOCAB_MAX);
   memcpy(joined, tokens->bytes + tokens->starts[left], a);
   memcpy(joined + a, tokens->bytes + tokens->starts[right], b);
-  int64_t twin = g2z__words_find(tokens, joined, a + b);
-  if (twin >= 0)
-    return g2z__fail(services, G2Z_FORMAT, "makes the token that has id %d already", (int)twin);
   G2Z__GROW(services, g2z__pair, tokenizer->merges, tokenizer->merges_capacity, merge, merge + 1);
+  size_t id;
+  G2Z__TRY(g2z__words_add(services, tokens, joined, a + b, &id));
+  if (id != merge + 256)
+    return g2z__fail(services, G2Z_FORMAT, "makes the token that has id %d already", (int)id);
   tokenizer->merges[merge].left = left;
   tokenizer->merges[merge].right = right;
-  tokenizer->merges[merge].value = (uint32_t)tokens->count;
+  tokenizer->merges[merge].value = (uint32_t)id;
   G2Z__TRY(g2z__joins_add(services, &tokenizer->joins, (uint32_t)left, (uint32_t)right,
-                          (uint32_t)tokens->count));
+                          (uint32_t)id));
   size_t joint = (size_t)joined[a - 1] << 8 | joined[a];
   tokenizer->inside[joint / 64] |= (uint64_t)1 << joint % 64;
   if (left < 256 && right < 256)
-    tokenizer->byte_pairs[joined[0] << 8 | joined[1]] = (uint32_t)tokens->count;
-  return g2z__words_add(services, tokens, joined, a + b);
+    tokenizer->byte_pairs[joined[0] << 8 | joined[1]] = (uint32_t)id;
+  return G2Z_OK;
 }
 
 G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer) {
@@ -6382,13 +6398,11 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer) {
 /* The number of a word, which is added with a count of 0 when it is new. */
 G2Z__PRIVATE g2z_status g2z__trainer_word(g2z_bpe_trainer *trainer, const unsigned char *bytes,
                                           size_t count, size_t *word) {
-  int64_t known = g2z__words_find(&trainer->words, bytes, count);
-  *word = known < 0 ? trainer->words.count : (size_t)known;
-  if (known >= 0) return G2Z_OK;
-  G2Z__GROW(trainer->services, int64_t, trainer->counts, trainer->counts_capacity, *word,
-            *word + 1);
-  G2Z__TRY(g2z__words_add(trainer->services, &trainer->words, bytes, count));
-  trainer->counts[*word] = 0;
+  size_t known = trainer->words.count;
+  G2Z__GROW(trainer->services, int64_t, trainer->counts, trainer->counts_capacity, known,
+            known + 1);
+  G2Z__TRY(g2z__words_add(trainer->services, &trainer->words, bytes, count, word));
+  if (*word == known) trainer->counts[known] = 0;
   return G2Z_OK;
 }
 
