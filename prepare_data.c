@@ -968,8 +968,8 @@ static void pool_close(pool *p) {
   pthread_cond_destroy(&p->retired_one);
 }
 
-/* Makes room for workers and jobs; tokenizer NULL: to learn a vocabulary. pool_close ends them, also
- * after a failure. */
+/* Makes room for workers and jobs; tokenizer NULL: to learn a vocabulary. pool_close ends them,
+ * also after a failure. */
 static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *tokenizer,
                             const source *sources, int count, output *to, progress *shown) {
   g2z_services *services = to->services;
