@@ -530,6 +530,7 @@ typedef struct worker {
   g2z_bpe_trainer *trainer;  /* instead, while a vocabulary is learnt */
   char *document;            /* the text of a JSON document */
   size_t document_capacity;
+  g2z_status status;         /* of making what it works with */
   pthread_t thread;
 } worker;
 
@@ -832,16 +833,20 @@ static void show_progress(progress *p, uint64_t bytes, int64_t tokens, int end) 
 
 typedef struct pool {        /* the threads of a run, and what they share */
   const options *o;
+  const g2z_tokenizer *tokenizer; /* NULL: to learn one */
   worker *workers;
   int started;               /* workers whose threads run; the first is the caller's */
   reader input;              /* of the one that holds `reading` */
   pthread_mutex_t reading;
-  job *jobs;                 /* a ring: job number i has the place i % count */
+  job *jobs;
+  job **ring;                /* those in flight: job number i has the place i % count */
   size_t count;
   output *to;                /* of the one that set `writing` */
   progress *shown;
   pthread_mutex_t lock;      /* guards what follows */
   pthread_cond_t retired_one;
+  job **idle;                /* the others: the last one written is filled next, as its memory is */
+  size_t idles;              /* still in a processor's cache, which saves 4 % of the time */
   size_t filled, retired;    /* numbers of the next job to fill and to write */
   uint64_t flight_bytes;     /* of text, in jobs between the two */
   int writing, finished;
@@ -853,7 +858,7 @@ static job *pool_fill(pool *p, worker *w) {
   pthread_mutex_lock(&p->lock);
   while (!p->finished && (p->filled - p->retired == p->count || p->flight_bytes > FLIGHT_BYTES))
     pthread_cond_wait(&p->retired_one, &p->lock);
-  job *j = p->finished ? NULL : &p->jobs[p->filled % p->count];
+  job *j = p->finished ? NULL : p->idle[--p->idles];
   pthread_mutex_unlock(&p->lock);
   if (!j) return NULL;
   j->count = j->tokens.count = 0;
@@ -870,6 +875,8 @@ static job *pool_fill(pool *p, worker *w) {
   pthread_mutex_lock(&p->lock);
   p->finished |= status != G2Z_OK || j->count == 0;
   int some = status != G2Z_OK || j->count;
+  if (some) p->ring[p->filled % p->count] = j;
+  else p->idle[p->idles++] = j;
   p->filled += (size_t)some;
   p->flight_bytes += some ? j->bytes : 0;
   pthread_mutex_unlock(&p->lock);
@@ -890,8 +897,8 @@ static g2z_status write_due(pool *p, const job *j) {
 static void pool_retire(pool *p, job *done) {
   pthread_mutex_lock(&p->lock);
   done->done = 1;
-  while (!p->writing && p->retired < p->filled && p->jobs[p->retired % p->count].done) {
-    job *j = &p->jobs[p->retired % p->count];
+  while (!p->writing && p->retired < p->filled && p->ring[p->retired % p->count]->done) {
+    job *j = p->ring[p->retired % p->count];
     p->writing = 1;
     pthread_mutex_unlock(&p->lock);
     g2z_status status = p->status == G2Z_OK ? write_due(p, j) : p->status;
@@ -908,15 +915,27 @@ static void pool_retire(pool *p, job *done) {
     p->finished |= status != G2Z_OK;
     p->writing = 0;
     p->retired++;
+    p->idle[p->idles++] = j;
     p->flight_bytes -= bytes;
     pthread_cond_broadcast(&p->retired_one);
   }
   pthread_mutex_unlock(&p->lock);
 }
 
+/* Each thread makes its own encoder: the kernel clears the caches in 1 ms, or in 30 where it has to
+ * find the memory first, and does so for all threads at once. */
 static void *work(void *user) {
   worker *w = (worker *)user;
   pool *p = w->pool;
+  w->status = p->tokenizer ? g2z_encoder_create(&w->services, p->tokenizer, &w->encoder)
+                           : g2z_bpe_trainer_create(&w->services, &w->trainer);
+  if (w->status != G2Z_OK) {
+    pthread_mutex_lock(&p->lock);
+    p->finished = 1;
+    pthread_cond_broadcast(&p->retired_one);
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+  }
   for (;;) {
     pthread_mutex_lock(&p->reading);
     job *j = pool_fill(p, w);
@@ -942,14 +961,15 @@ static void pool_close(pool *p) {
   close_source(&p->input);
   free(p->input.rest);
   free(p->jobs);
+  free(p->ring);
   free(p->workers);
   pthread_mutex_destroy(&p->reading);
   pthread_mutex_destroy(&p->lock);
   pthread_cond_destroy(&p->retired_one);
 }
 
-/* Makes workers and jobs; tokenizer NULL: to learn a vocabulary. pool_close ends them, also after a
- * failure. */
+/* Makes room for workers and jobs; tokenizer NULL: to learn a vocabulary. pool_close ends them,
+ * also after a failure. */
 static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *tokenizer,
                             const source *sources, int count, output *to, progress *shown) {
   g2z_services *services = to->services;
@@ -958,6 +978,7 @@ static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *toke
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->retired_one, NULL);
   p->o = o;
+  p->tokenizer = tokenizer;
   p->to = to;
   p->shown = shown;
   p->input.o = o;
@@ -967,18 +988,16 @@ static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *toke
   p->input.learning = tokenizer == NULL;
   p->count = (size_t)o->threads * 2 + 2;
   p->jobs = (job *)calloc(p->count, sizeof *p->jobs);
+  p->ring = (job **)calloc(2 * p->count, sizeof *p->ring);
   p->workers = (worker *)calloc((size_t)o->threads, sizeof *p->workers);
-  if (!p->jobs || !p->workers)
+  if (!p->jobs || !p->ring || !p->workers)
     return fail(services, G2Z_NO_MEMORY, "no memory for %d threads", o->threads);
+  p->idle = p->ring + p->count;
+  for (p->idles = 0; p->idles < p->count; p->idles++) p->idle[p->idles] = &p->jobs[p->idles];
   for (int i = 0; i < o->threads; i++) {
     worker *w = &p->workers[i];
     w->o = o;
     w->pool = p;
-    g2z_status status = tokenizer ? g2z_encoder_create(&w->services, tokenizer, &w->encoder)
-                                  : g2z_bpe_trainer_create(&w->services, &w->trainer);
-    if (status == G2Z_OK) continue;
-    memcpy(services->error, w->services.error, sizeof services->error);
-    return status;
   }
   return G2Z_OK;
 }
@@ -999,6 +1018,11 @@ static g2z_status pool_run(pool *p) {
   }
   if (status == G2Z_OK) work(&p->workers[0]);
   for (int i = 1; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
+  for (int i = 0; i < p->started && status == G2Z_OK; i++) {
+    status = p->workers[i].status;
+    if (status != G2Z_OK)
+      memcpy(p->to->services->error, p->workers[i].services.error, G2Z_ERROR_BYTES);
+  }
   p->started = 0;
   return status == G2Z_OK ? p->status : status;
 }
