@@ -6158,8 +6158,14 @@ enum { G2Z__LANE_QUEUE, G2Z__LANE_DEVICE };
 
 typedef struct g2z__signs {       /* in host memory that the GPU writes */
   volatile uint32_t progress;    /* places that the queue has passed */
-  volatile uint64_t met_ns[2];   /* in the device's own meeting of a lap, by parity of its number */
+  volatile uint64_t met_ns[2];   /* in the device's own meetings of a lap, by parity of its number */
 } g2z__signs;
+
+/* In device memory. */
+typedef struct g2z__waits {
+  uint64_t ns;                   /* in the device's own meetings since a lap's last one */
+  uint32_t laps;
+} g2z__waits;
 
 typedef struct g2z__nccl {       /* comm->backend */
   ncclComm_t comm;
@@ -6181,6 +6187,7 @@ typedef struct g2z__nccl {       /* comm->backend */
   int pushed;                    /* 1: something, since the last meeting */
   decltype(&cuStreamWriteValue32) write_value; /* NULL: the driver has none */
   g2z__signs *signs;
+  g2z__waits *waits;
   uint32_t passed;               /* places: what signs->progress will be */
   cudaEvent_t begin[2][G2Z__JOINS], end[2][G2Z__JOINS]; /* with times: around joins, by lap */
   int joins[2], timed[2];
@@ -6243,7 +6250,8 @@ static g2z_status g2z__nccl_follow(g2z_comm *comm, int departure) {
  * rank did before in the stream the others see afterwards. One block, a thread for each rank.
  *   flags  [world] device pointers to rank r's flags[2, 1 + world], which all ranks can write to
  *   post   what it brings along: words of `from` go to each rank's to[r] + place; or words is 0
- *   met_ns NULL, or [2] where the ns until all had come go, by parity of the meeting
+ *   waits  NULL, or where the ns until all had come are added up
+ *   met_ns NULL, or [2] where the sum goes, by parity of the lap, which ends here
  * Cost    4 us between two H200s that come at the same time */
 typedef struct g2z__post {
   char *const *to;
@@ -6252,7 +6260,7 @@ typedef struct g2z__post {
   int words;
 } g2z__post;
 static __global__ void g2z_k_meet(uint32_t *const *flags, int lane, int rank, g2z__post post,
-                                  volatile uint64_t *met_ns) {
+                                  g2z__waits *waits, volatile uint64_t *met_ns) {
   int peer = (int)threadIdx.x, first = lane * ((int)blockDim.x + 1);
   uint64_t begin, end;
   g2z__k_begin();
@@ -6271,16 +6279,21 @@ static __global__ void g2z_k_meet(uint32_t *const *flags, int lane, int rank, g2
   } else {
     flags[rank][first] = now;
   }
-  if (!met_ns) return;
+  if (!waits) return;
   __syncthreads();
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(end));
-  if (peer == rank) met_ns[now % 2] = end - begin;
+  if (peer != rank) return;
+  waits->ns += end - begin;
+  if (!met_ns) return;
+  met_ns[++waits->laps % 2] = waits->ns;
+  waits->ns = 0;
 }
 
 static g2z_status g2z__nccl_meet(g2z_comm *comm, g2z__post post) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   g2z_k_meet<<<1, (unsigned)comm->world, 0, nccl->stream>>>(
-      (uint32_t *const *)nccl->flags.places_there, G2Z__LANE_QUEUE, comm->rank, post, NULL);
+      (uint32_t *const *)nccl->flags.places_there, G2Z__LANE_QUEUE, comm->rank, post, NULL,
+      NULL);
   nccl->pushed = 0;
   return g2z__launched(comm->device, "g2z_k_meet");
 }
@@ -6295,6 +6308,14 @@ static g2z_status g2z__nccl_meet_only(g2z_comm *comm) {
 static g2z_status g2z__nccl_follow_all(g2z_comm *comm, int departure) {
   G2Z__TRY(g2z__nccl_follow(comm, departure));
   return comm->gather == G2Z_GATHER_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
+}
+
+/* The device's own meeting: part of what it was given, also in a graph. */
+static g2z_status g2z__nccl_meet_here(g2z_comm *comm, g2z__post post, volatile uint64_t *met_ns) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  return g2z__launch(comm->device, "g2z_k_meet", g2z_k_meet, 1, (unsigned)comm->world, 0,
+                     (uint32_t *const *)nccl->flags.places_there, G2Z__LANE_DEVICE, comm->rank,
+                     post, nccl->waits, met_ns);
 }
 
 /* How many places the queue has passed, for heartbeats and the flight recorder, whose sequence
@@ -6624,10 +6645,12 @@ static g2z_status g2z__nccl_spread(g2z_comm *comm, const g2z__region *region, ch
     return g2z__nccl_meet(comm, post);
   }
   nccl->pushed = 1;
-  for (int i = mine == from ? 1 : 0; i < comm->world; i++) {
+  for (int i = 1; i <= comm->world; i++) { /* this rank's own place last */
     int peer = (comm->rank + i) % comm->world;
-    G2Z__CUDA(comm, cudaMemcpyAsync(region->places[peer] + place, from, bytes,
-                                    cudaMemcpyDeviceToDevice, nccl->stream));
+    char *there = region->places[peer] + place;
+    if (there == (const char *)from) continue;
+    G2Z__CUDA(comm, cudaMemcpyAsync(there, from, bytes, cudaMemcpyDeviceToDevice,
+                                    nccl->stream));
   }
   return G2Z_OK;
 }
@@ -6678,10 +6701,84 @@ static g2z_status g2z__nccl_exchange(g2z_comm *comm, g2z_span span, void *rows, 
   size_t place = (size_t)((char *)rows - region->mine) + (size_t)comm->rank * bytes;
   g2z__post post = {region->places_there, place, (const uint32_t *)mine, (int)(bytes / 4)};
   g2z_span_begin(comm->device, span);
-  G2Z__TRY(g2z__launch(comm->device, "g2z_k_meet", g2z_k_meet, 1, (unsigned)comm->world, 0,
-                       (uint32_t *const *)nccl->flags.places_there, G2Z__LANE_DEVICE, comm->rank,
-                       post, nccl->signs->met_ns));
+  G2Z__TRY(g2z__nccl_meet_here(comm, post, nccl->signs->met_ns));
   g2z_span_end(comm->device, span);
+  return G2Z_OK;
+}
+
+static g2z_status g2z__nccl_meeting(g2z_comm *comm) {
+  g2z__post nothing;
+  memset(&nothing, 0, sizeof nothing);
+  return g2z__nccl_meet_here(comm, nothing, NULL);
+}
+
+/* g2z_k_lookup, g2z_k_deliver: rows of a table from and to those who own them. A thread takes 16
+ * bytes, and so do sizes: units of the table's form and of a place.
+ *   places [world] device pointers to rank r's region
+ *   rows   [count] which rows; one may come twice
+ * Cost    bytes at the speed of NVLink behind 2 us; 1,024 rows of 1,536 bytes as much */
+static __device__ __forceinline__ int g2z__owner(g2z_comm_table form, size_t at, int world) {
+  size_t inside = at < form.odd ? at : (at - form.odd) % form.full;
+  return (int)(inside / ((at < form.odd ? form.odd : form.full) / (size_t)world));
+}
+static __global__ void g2z_k_lookup(char *const *places, size_t place, int rank, int world,
+                                    g2z_comm_table form, const int32_t *rows, int count) {
+  g2z__k_begin();
+  int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= count * form.row) return;
+  size_t at = (size_t)rows[i / form.row] * (size_t)form.row + (size_t)(i % form.row);
+  int owner = g2z__owner(form, at, world);
+  if (owner != rank)
+    ((uint4 *)places[rank])[place + at] = __ldcv((const uint4 *)places[owner] + place + at);
+}
+static __global__ void g2z_k_deliver(char *const *places, size_t place, const uint4 *mine,
+                                     int world, g2z_comm_table form, const int32_t *rows,
+                                     int count) {
+  g2z__k_begin();
+  int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= count * form.row) return;
+  size_t at = (size_t)rows[i / form.row] * (size_t)form.row + (size_t)(i % form.row);
+  ((uint4 *)places[g2z__owner(form, at, world)])[place + (size_t)i] = mine[i];
+}
+
+/* In units of 16 bytes. */
+static g2z_comm_table g2z__nccl_units(const g2z_comm *comm, g2z_comm_table form) {
+  size_t unit = 16 / g2z__nccl_bytes(comm->device->dtype);
+  G2Z_ASSERT(form.odd % unit == 0 && form.full % unit == 0 && (size_t)form.row % unit == 0);
+  form.odd /= unit;
+  form.full /= unit;
+  form.row /= (int)unit;
+  return form;
+}
+
+static g2z_status g2z__nccl_lookup(g2z_comm *comm, void *table, g2z_comm_table form,
+                                   const int32_t *rows, int count) {
+  const g2z__region *region = g2z__nccl_region(comm, table);
+  G2Z_ASSERT(region);
+  form = g2z__nccl_units(comm, form);
+  g2z_span_begin(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
+  G2Z__TRY(g2z__launch(comm->device, "g2z_k_lookup", g2z_k_lookup,
+                       (unsigned)((count * form.row + 255) / 256), 256, 0,
+                       (char *const *)region->places_there,
+                       (size_t)((char *)table - region->mine) / 16, comm->rank, comm->world, form,
+                       rows, count));
+  g2z_span_end(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
+  return G2Z_OK;
+}
+
+static g2z_status g2z__nccl_deliver(g2z_comm *comm, void *each, const void *mine,
+                                    g2z_comm_table form, const int32_t *rows, int count) {
+  const g2z__region *region = g2z__nccl_region(comm, each);
+  G2Z_ASSERT(region);
+  form = g2z__nccl_units(comm, form);
+  size_t place = (size_t)((char *)each - region->mine) / 16 +
+                 (size_t)comm->rank * (size_t)count * (size_t)form.row;
+  g2z_span_begin(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
+  G2Z__TRY(g2z__launch(comm->device, "g2z_k_deliver", g2z_k_deliver,
+                       (unsigned)((count * form.row + 255) / 256), 256, 0,
+                       (char *const *)region->places_there, place, (const uint4 *)mine,
+                       comm->world, form, rows, count));
+  g2z_span_end(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
   return G2Z_OK;
 }
 
@@ -6726,6 +6823,7 @@ static void g2z__nccl_close(g2z_comm *comm) {
       if (nccl->end[lap][i]) cudaEventDestroy(nccl->end[lap][i]);
     }
   g2z__ranks_progress(comm->ranks, NULL);
+  cudaFree(nccl->waits);
   cudaFree(nccl->narrow);
   g2z__nccl_unshare(comm, &nccl->flags);
   g2z__nccl_unshare(comm, &nccl->inbox);
@@ -6743,7 +6841,8 @@ static const g2z_collectives g2z__nccl_collectives = {
     g2z__nccl_mark,        g2z__nccl_join,       g2z__nccl_reduce_scatter,
     g2z__nccl_all_reduce,  g2z__nccl_reduce,     g2z__nccl_allocate, g2z__nccl_release,
     g2z__nccl_all_gather,  g2z__nccl_broadcast,  g2z__nccl_all_gather_rows,
-    g2z__nccl_exchange,    g2z__nccl_cast_grad,  g2z__nccl_lap,      g2z__nccl_waited_ms,
+    g2z__nccl_exchange,    g2z__nccl_meeting,    g2z__nccl_lookup,
+    g2z__nccl_deliver,     g2z__nccl_cast_grad,  g2z__nccl_lap,      g2z__nccl_waited_ms,
     g2z__nccl_close};
 
 /* What reductions need beside the gradients, of which the largest has `most`. */
@@ -6781,6 +6880,8 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
   nccl->signs->met_ns[0] = nccl->signs->met_ns[1] = 0;
   G2Z__CUDA(comm, cudaDeviceGetStreamPriorityRange(&least, &greatest));
   G2Z__CUDA(comm, cudaStreamCreateWithPriority(&nccl->stream, cudaStreamNonBlocking, greatest));
+  G2Z__CUDA(comm, cudaMalloc((void **)&nccl->waits, sizeof *nccl->waits));
+  G2Z__CUDA(comm, cudaMemset(nccl->waits, 0, sizeof *nccl->waits));
   nccl->write_value = (decltype(&cuStreamWriteValue32))g2z__driver_function("cuStreamWriteValue32");
   if (nccl->write_value && g2z__nccl_tell(nccl) != CUDA_SUCCESS) nccl->write_value = NULL;
   if (nccl->write_value) g2z__ranks_progress(comm->ranks, &nccl->signs->progress);

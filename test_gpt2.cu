@@ -7323,7 +7323,9 @@ static int rank_mismatch(int argc, char **argv) {
 
 /* ----- rank programs: ZeRO ----- */
 
-enum { ZERO_STEPS = 20, ZERO_SEQUENCES = 72, ZERO_SEQ = 8, ZERO_STAGES = 4 };
+enum { ZERO_STEPS = 20, ZERO_SEQ = 16, ZERO_STAGES = 4 };
+/* Of a step; 1 to 4 ranks with three micro-steps divide the CPU's, 1, 2, 4 and 8 the GPUs'. */
+enum { ZERO_ON_CPU = 36, ZERO_ON_GPU = 48, ZERO_SEQUENCES = ZERO_ON_GPU };
 enum { ZERO_WORDS = 869 }; /* at most */
 enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * ZERO_COLUMNS };
 
@@ -7331,7 +7333,7 @@ enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * Z
  * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
  * matrix. In stage 3 more blocks take turns than have a place. Every other time there are so many
  * words that a step's tokens are few beside them, and the embedding's gradient goes as rows. */
-static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
+static g2z_train_config zero_config(int index, int device, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
   int column = index % ZERO_COLUMNS;
   int vocab = index / ZERO_COLUMNS % 2 ? ZERO_WORDS : 61;
@@ -7340,7 +7342,7 @@ static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   config.strategy = column == ZERO_DP ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
   config.bucket_mb = buckets[index / ZERO_COLUMNS % 3];
   config.accum = index / (3 * ZERO_COLUMNS) ? 3 : 1;
-  config.batch = ZERO_SEQUENCES / (world * config.accum);
+  config.batch = (device ? ZERO_ON_GPU : ZERO_ON_CPU) / (world * config.accum);
   config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
   config.gather = (g2z_gather)((index / ZERO_COLUMNS + column) % G2Z_GATHER_COUNT);
   config.reduce = (g2z_reduce)(index / ZERO_COLUMNS * 2 % G2Z_REDUCE_COUNT);
@@ -7352,13 +7354,14 @@ static g2z_train_config zero_config(int index, int world, g2z_dtype dtype) {
   return config;
 }
 
-/* This rank's part of the global batch of a step: sequence j goes to rank j % world. What follows a
+/* This rank's part of the `sequences` of a step: sequence j goes to rank j % world. What follows a
  * token is a function of it, so that twenty steps learn something. */
-static void zero_tokens(int step, int rank, int world, int vocab, int32_t *x, int32_t *y) {
+static void zero_tokens(int step, int rank, int world, int sequences, int vocab, int32_t *x,
+                        int32_t *y) {
   int apart = vocab / 61; /* 61 of the words, which lie in the slices of all ranks */
   int32_t all[ZERO_SEQUENCES * ZERO_SEQ];
-  test_tokens(all, ZERO_SEQUENCES * ZERO_SEQ, 61, (uint64_t)step + 5);
-  for (int j = rank, at = 0; j < ZERO_SEQUENCES; j += world)
+  test_tokens(all, (size_t)sequences * ZERO_SEQ, 61, (uint64_t)step + 5);
+  for (int j = rank, at = 0; j < sequences; j += world)
     for (int i = 0; i < ZERO_SEQ; i++, at++) {
       int word = all[j * ZERO_SEQ + i];
       x[at] = word * apart;
@@ -7372,7 +7375,8 @@ static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
   const g2z_plan *plan = g2z_trainer_plan(trainer);
   g2z_report report;
   for (int step = 0; step <= ZERO_STEPS; step++) {
-    zero_tokens(step, plan->rank, plan->world, plan->model.vocab, x, y);
+    zero_tokens(step, plan->rank, plan->world, plan->batch * plan->accum * plan->world,
+                plan->model.vocab, x, y);
     g2z_status status = step < ZERO_STEPS ? g2z_trainer_step_batch(trainer, x, y, &report)
                                           : g2z_trainer_flush(trainer, &report);
     if (status != G2Z_OK) return status;
@@ -7416,10 +7420,11 @@ static int rank_zero(int argc, char **argv) {
   float losses[ZERO_CASES][ZERO_STEPS];
   g2z_context *context = NULL;
   g2z_context_config cc = g2z_context_config_default(&services);
-  cc.device = atoi(argv[0]) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  int gpu = atoi(argv[0]);
+  cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   g2z_status status = g2z_context_create(&cc, &context);
   for (int i = 0; i < cases && status == G2Z_OK; i++) {
-    g2z_train_config config = zero_config(i, g2z_context_world(context), (g2z_dtype)dtype);
+    g2z_train_config config = zero_config(i, gpu, g2z_context_world(context), (g2z_dtype)dtype);
     g2z_trainer *trainer;
     config.recompute = how == ZERO_RECOMPUTE ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
     status = g2z_trainer_create(context, &config, &trainer);
@@ -7487,7 +7492,7 @@ static int rank_turns(int argc, char **argv) {
   g2z_context_config cc = g2z_context_config_default(&services);
   cc.device = G2Z_DEVICE_CPU;
   g2z_status status = g2z_context_create(&cc, &context);
-  g2z_train_config config = zero_config(atoi(argv[0]), g2z_context_world(context), G2Z_FP32);
+  g2z_train_config config = zero_config(atoi(argv[0]), 0, g2z_context_world(context), G2Z_FP32);
   if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &t);
   if (status == G2Z_OK) {
     zero_right = t->comm->ops;
@@ -7504,8 +7509,8 @@ static int rank_turns(int argc, char **argv) {
   for (int step = 0; step < STEPS && status == G2Z_OK; step++) {
     int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
     g2z_report report;
-    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), config.model.vocab, x,
-                y);
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context),
+                config.batch * config.accum * g2z_context_world(context), config.model.vocab, x, y);
     status = g2z_trainer_step_batch(t, x, y, &report);
   }
   /* Of L blocks, all but the two that lie there already come in each pass of each micro-step; an
@@ -7570,7 +7575,7 @@ static int rank_trouble(int argc, char **argv) {
   g2z_context_config cc = g2z_context_config_default(&services);
   cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   g2z_status status = g2z_context_create(&cc, &context);
-  g2z_train_config config = zero_config(atoi(argv[2]), g2z_context_world(context), G2Z_FP32);
+  g2z_train_config config = zero_config(atoi(argv[2]), gpu, g2z_context_world(context), G2Z_FP32);
   config.graph = gpu;
   if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
   int step = 0;
@@ -7581,8 +7586,8 @@ static int rank_trouble(int argc, char **argv) {
     float logits[61];
     if (step == 4 && g2z_trainer_logits(trainer, x, 1, 1, logits) != G2Z_OK) break;
     if (step == 4 && !stop && !token && rank_validate(trainer, argv[3]) == G2Z_OK) break;
-    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context), config.model.vocab, x,
-                y);
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context),
+                config.batch * config.accum * g2z_context_world(context), config.model.vocab, x, y);
     if (mine && token && step == 4) x[17] = 61;
     if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
     status = g2z_trainer_step_batch(trainer, x, y, &report);
@@ -8426,7 +8431,7 @@ static g2z_status zero_alone_grads(g2z_test *t, const g2z_train_config *config, 
   g2z_report report;
   g2z_status status = test_trainer_open(t, config, &tt);
   for (int step = 0; step < 3 && status == G2Z_OK; step++) {
-    zero_tokens(step, 0, 1, config->model.vocab, x, y);
+    zero_tokens(step, 0, 1, config->batch * config->accum, config->model.vocab, x, y);
     status = g2z_trainer_step_batch(tt.trainer, x, y, &report);
   }
   if (status == G2Z_OK) {
@@ -8449,8 +8454,8 @@ static void test_zero_alone(g2z_test *t) {
     for (int column = -1; column < ZERO_COLUMNS; column++) {
       int apart = 0;
       size_t n = 0;
-      g2z_train_config config = zero_config(ZERO_COLUMNS, 1, dtypes[i]); /* stage 0, many words */
-      config.batch = 30; /* 240 tokens: one chunk */
+      g2z_train_config config = zero_config(ZERO_COLUMNS, 0, 1, dtypes[i]); /* stage 0, many words */
+      config.batch = 15; /* 240 tokens: one chunk */
       config.optimizer.lr = config.optimizer.min_lr = 1e-9f;
       config.grad_fp32 = column < 0;
       config.zero_stage = column > 0 && column < ZERO_DP ? column : 0;
@@ -8545,7 +8550,7 @@ static void test_cuda_zero(g2z_test *t) {
     snprintf(t->skip, sizeof t->skip, "needs two GPUs, %d are here", count);
     return;
   }
-  int world = count < 4 ? count : count < 8 ? 4 : 8; /* those divide a step's sequences */
+  int world = count >= 8 ? 8 : count >= 4 ? 4 : 2;
   test_zero_dtype(t, 1, G2Z_FP32, world, world);
   test_zero_dtype(t, 1, G2Z_FP16, world, world);
   test_zero_recompute_on(t, 1, G2Z_FP16);
