@@ -2676,8 +2676,9 @@ static void ops_open(ops_env *e, g2z_test *t, g2z_dtype dtype, g2z_dtype grad_dt
 
 /* An output: `count` floats that hold `value`, between guards. */
 static float *ops_filled(ops_env *e, size_t count, float value) {
+  if (count > (size_t)1 << 30 || e->used == OPS_BLOCKS) abort();
   float *block = (float *)malloc((count + 2 * OPS_GUARD) * sizeof *block);
-  if (!block || e->used == OPS_BLOCKS) abort();
+  if (!block) abort();
   for (size_t i = 0; i < count + 2 * OPS_GUARD; i++) block[i] = -98765.25f;
   for (size_t i = 0; i < count; i++) block[OPS_GUARD + i] = value;
   e->blocks[e->used] = block;
