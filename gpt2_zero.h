@@ -104,14 +104,17 @@
  *     GPUs of one host that reach each other's memory push what they send into it by their copy
  *     engines, gradients as they are, and each adds up what arrives, for which it has room beside
  *     the above: twice (N - 1) / N of a bucket. Next to NCCL's kernels, which take multiprocessors,
- *     those of backward take up to twice as long. Where there is no such way NCCL carries all.
+ *     those of backward take up to twice as long. The next forward pass begins with the rows of wte
+ *     that it reads, fetched from their owners, and all of wte is the last to come, for the LM head;
+ *     a row of its gradient goes to its owner alone. Where there is no such way NCCL carries all,
+ *     wte first.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
  *     gradient, the verdict, the first parameters, and in stage 3 blocks that came late. On GPUs it
  *     is timed in the first 8 steps and then in one of 8, whose figure the others repeat. It is a
- *     rank's own: beyond what all of them wait, a rank waits for slower ones. A rank
- *     that fails in a step (a shard that cannot be read) says so in the verdict: all skip that
- *     step, and all return its status with its sentence. A rank whose GPU fails can say nothing any
- *     more: it returns alone, and the others learn that they lost it.
+ *     rank's own: beyond what all of them wait, a rank waits for slower ones.
+ *     A rank that fails in a step (a shard that cannot be read) says so in the verdict: all skip
+ *     that step, and all return its status with its sentence. A rank whose GPU fails can say nothing
+ *     any more: it returns alone, and the others learn that they lost it.
  *
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
  *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64
@@ -12159,8 +12162,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
   return g2z__trainer_fetch(t, unit);
 }
 
-/* AdamW on what this rank owns; what other ranks need of it goes out bucket after bucket, in the
- * order in which a forward pass needs it. */
+/* AdamW on what this rank owns; what other ranks need of it goes out bucket after bucket. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
   int apart = g2z__trainer_gathers(t), parts = apart ? t->plan.buckets : 1;
   t->turn[0] = t->turn[1] = 0;
