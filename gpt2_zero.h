@@ -109,9 +109,9 @@
  *     a row of its gradient goes to its owner alone. Where there is no such way NCCL carries all,
  *     wte first.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
- *     gradient, the verdict, the first parameters, and in stage 3 blocks that came late. On GPUs it
- *     is timed in the first 8 steps and then in one of 8, whose figure the others repeat. It is a
- *     rank's own: beyond what all of them wait, a rank waits for slower ones.
+ *     gradient, the verdict, parameters that came late, and what ranks meet for. On GPUs waiting for
+ *     the queue is timed in the first 8 steps and then in one of 8, whose figure the others repeat.
+ *     It is a rank's own: beyond what all of them wait, a rank waits for slower ones.
  *     A rank that fails in a step (a shard that cannot be read) says so in the verdict: all skip
  *     that step, and all return its status with its sentence. A rank whose GPU fails can say nothing
  *     any more: it returns alone, and the others learn that they lost it.
@@ -1408,11 +1408,11 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 
 /* ===== >>d12 collectives =================================================
  * What ranks do to each other's device memory: copy engines and NCCL between GPUs, the connections
- * of room 11 between CPU ranks, nothing at all in a job of one. They run in order on a queue of
- * their own, beside the device's: depart() with follow(), and mark() with join(), are where one
- * waits for the other; the host waits for neither. n is the number of elements of the whole buffer,
- * a multiple of 8 * world; slice r of it, n / world elements, belongs to rank r. All ranks make the
- * same calls in the same order. */
+ * of room 11 between CPU ranks, nothing at all in a job of one. But for the few that say otherwise
+ * they run in order on a queue of their own, beside the device's: depart() with follow(), and mark()
+ * with join(), are where one waits for the other; the host waits for neither. n is the number of
+ * elements of the whole buffer, a multiple of 8 * world; slice r of it, n / world elements, belongs
+ * to rank r. All ranks make the same calls in the same order. */
 
 typedef struct g2z_comm g2z_comm;
 /* A table with rows of so many elements, which is gathered as a piece of `odd` elements and others
@@ -1452,7 +1452,8 @@ typedef struct g2z_collectives {
   void (*release)(g2z_comm *comm, void *memory);
   /* to[n] act: slice r is rank r's from[n/world], which may be that slice itself. All ranks have it
    * in the same place of that memory, or all in their slice. No rank reads what lies in `to` any
-   * more: the caller knows that, or asks for it with follow_all(). */
+   * more, but for rows that were looked up: the caller knows that, or asks for it with
+   * follow_all(). */
   g2z_status (*all_gather)(g2z_comm *comm, void *to, const void *from, size_t n);
   /* buffer[n] act: comes from rank 0. */
   g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
@@ -1478,8 +1479,9 @@ typedef struct g2z_collectives {
                         const int32_t *rows, int count);
   /* to[n] grad = round(from[n]), in the queue. */
   g2z_status (*cast_grad)(g2z_comm *comm, void *to, const float *from, size_t n);
-  /* From now on waiting in joins counts for lap 0 or 1; how long it was, once the device has passed
-   * all joins of the lap, or how long it was in an earlier one: not every lap is measured. */
+  /* From now on waiting in joins and meetings counts for lap 0 or 1, until exchange(); how long it
+   * was, once the device has passed them. Of joins that may be an earlier lap's: not every lap's
+   * are measured. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
   void (*close)(g2z_comm *comm);
@@ -1583,7 +1585,8 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
  * accum 1, from where it stands, over all ranks. */
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
                                         double *loss);
-/* logits[count,V] in host memory of one sequence of up to `context` tokens; last_only: [1,V]. */
+/* logits[count,V] in host memory of one sequence of up to `context` tokens; last_only: [1,V]. Of
+ * several ranks all call it. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
                                       int last_only, float *logits);
 G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *trainer);
@@ -3694,7 +3697,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
 }
 
 /* What the embedding adds to wte's gradient, on all ranks: where the logits were, a row for each
- * token of a micro-step; then the tokens; then their order, as embed_order leaves it. */
+ * token of a micro-step, or the parts of it that this rank owns; then the tokens; then their order, as embed_order leaves it. */
 typedef struct g2z__embedding_rows {
   size_t count, tokens, order, bytes; /* number of rows; where what begins, and all ends */
 } g2z__embedding_rows;
@@ -10954,7 +10957,7 @@ static const g2z_collectives g2z__star = {
 
 /* ----- a tape: what devices and collectives were given, to be given again -- */
 
-/* Of several ranks, the calls of collectives are made again, and what a device does between two
+/* Of several ranks, the queue's calls are made again, and what a device does between two
  * places where it waits for them is a graph, run before the calls that were made meanwhile: so what
  * a step sends last travels under the begin of the next, and waiting is measured. Where two graphs
  * meet, an H200 stands still for 3 us, and for 10 where it asks whether it has to wait. In a job of
@@ -11337,10 +11340,10 @@ typedef struct g2z__model {
   char *logits;             /* [head_chunk, Vp] act */
   void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
                              * their type */
-  /* Called before a unit's parameters are read, in a forward pass and again in a backward pass, in
-   * their order and before those of the next unit; before its gradients are written; and when every
-   * gradient in memory [0, end) has its final value for this micro-step: wte's in dwte, where it is
-   * not cast yet. */
+  /* Called before a unit's parameters are read, in a forward pass, for the LM head and again in a
+   * backward pass, in their order and before those of the next unit; before its gradients are
+   * written; and when every gradient in memory [0, end) has its final value for this micro-step:
+   * wte's in dwte, where it is not cast yet. */
   g2z_status (*need)(void *user, int unit);
   g2z_status (*begin)(void *user, int unit);
   g2z_status (*complete)(void *user, size_t end); /* NULL: more micro-steps will add to them */
@@ -11975,7 +11978,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_embedded(void *user, const void *mine) {
   t->rows = plan->world == 1 ? mine : t->model.logits;
   g2z__ranks_record(g2z_context_ranks(t->context), "rows", -1, bytes);
   if (g2z__trainer_reaches(t)) {
-    G2Z__TRY(t->comm->ops->join(t->comm, t->unit_buckets[g2z_plan_unit_of_wte(plan)]));
+    G2Z__TRY(t->comm->ops->join(t->comm, plan->buckets - 1)); /* wte's last */
     return t->comm->ops->deliver(t->comm, (void *)t->rows, mine, g2z__trainer_table(t),
                                  t->row_tokens + (size_t)plan->rank * (size_t)count, count);
   }
@@ -12089,7 +12092,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_arrive(g2z_trainer *t, int unit) {
   return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
 }
 
-/* What is stale and has a place. */
+/* What is stale and has a place. The device goes on when no older gather is under way on any rank:
+ * rows that are looked up must not be overwritten. */
 G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
   if (!t->stale || !g2z__trainer_gathers(t)) return G2Z_OK;
   G2Z__TRY(g2z_comm_fork_all(t->comm));
@@ -12099,7 +12103,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
       G2Z__TRY(g2z__trainer_gather(t, bucket));
   }
   t->joined = t->stale = 0;
-  return G2Z_OK;
+  return t->comm->ops->join(t->comm, t->plan.buckets + g2z__trainer_order(t, 0));
 }
 
 /* Before a unit's parameters are read: they are there, and those of the next one, in the direction
@@ -12122,10 +12126,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_lookup(void *user, const int32_t *rows, int
   int wte = g2z_plan_unit_of_wte(plan);
   char *table = t->model.params + g2z_plan_param_unit(plan, wte) * (size_t)plan->dtype_bytes;
   t->needed = wte;
-  if (t->joined > g2z__trainer_order(t, t->unit_buckets[wte])) return G2Z_OK;
   g2z__ranks_record(g2z_context_ranks(t->context), "lookup", -1,
                     (size_t)count * (size_t)plan->model.channels * (size_t)plan->dtype_bytes);
   G2Z__TRY(t->comm->ops->meet(t->comm)); /* all have updated theirs */
+  if (t->joined > g2z__trainer_order(t, t->unit_buckets[wte])) return G2Z_OK;
   return t->comm->ops->lookup(t->comm, table, g2z__trainer_table(t), rows, count);
 }
 
@@ -19182,7 +19186,7 @@ G2Z__PRIVATE void g2z__summary_charts(const g2z__plot *plot, g2z_page *page) {
     g2z__plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
                     G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2Z__IDEAL_X,
                     G2Z_AXIS_LINEAR);
-  const char *exposed = "Exposed communication", *waited = "ms of a step in which the device waited";
+  const char *exposed = "Exposed communication", *waited = "ms of a step that every rank waited";
   if (strcmp(experiment, "buckets") == 0)
     g2z__plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
                     G2Z_FIGURE(exposed_comm_ms), G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
