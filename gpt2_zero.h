@@ -109,9 +109,9 @@
  *     a row of its gradient goes to its owner alone. Where there is no such way NCCL carries all,
  *     wte first.
  *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
- *     gradient, the verdict, parameters that came late, and what ranks meet for. On GPUs waiting for
- *     the queue is timed in the first 8 steps and then in one of 8, whose figure the others repeat.
- *     It is a rank's own: beyond what all of them wait, a rank waits for slower ones.
+ *     gradient, the verdict, parameters that came late, and what ranks meet for. On GPUs waiting
+ *     for the queue is timed in the first 8 steps and then in one of 8, whose figure the others
+ *     repeat. It is a rank's own: beyond what all of them wait, a rank waits for slower ones.
  *     A rank that fails in a step (a shard that cannot be read) says so in the verdict: all skip
  *     that step, and all return its status with its sentence. A rank whose GPU fails can say nothing
  *     any more: it returns alone, and the others learn that they lost it.
@@ -1409,9 +1409,9 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 /* ===== >>d12 collectives =================================================
  * What ranks do to each other's device memory: copy engines and NCCL between GPUs, the connections
  * of room 11 between CPU ranks, nothing at all in a job of one. But for the few that say otherwise
- * they run in order on a queue of their own, beside the device's: depart() with follow(), and mark()
- * with join(), are where one waits for the other; the host waits for neither. n is the number of
- * elements of the whole buffer, a multiple of 8 * world; slice r of it, n / world elements, belongs
+ * they run in order on a queue of their own, beside the device's: depart() with follow(), and
+ * mark() with join(), are where one waits for the other; the host waits for neither. n is the
+ * number of elements of the whole buffer, a multiple of 8 * world; slice r of it, n / world elements, belongs
  * to rank r. All ranks make the same calls in the same order. */
 
 typedef struct g2z_comm g2z_comm;
@@ -3697,7 +3697,8 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
 }
 
 /* What the embedding adds to wte's gradient, on all ranks: where the logits were, a row for each
- * token of a micro-step, or the parts of it that this rank owns; then the tokens; then their order, as embed_order leaves it. */
+ * token of a micro-step, or the parts of it that this rank owns; then the tokens; then their order,
+ * as embed_order leaves it. */
 typedef struct g2z__embedding_rows {
   size_t count, tokens, order, bytes; /* number of rows; where what begins, and all ends */
 } g2z__embedding_rows;
