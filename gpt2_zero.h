@@ -3795,9 +3795,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
       config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA && tokens <= 8192);
   int sharded = config->zero_stage > 0 && world > 1 && device == G2Z_DEVICE_CUDA;
   plan.inbox = sharded && config->reduce != G2Z_REDUCE_PLAIN;
-  plan.gather = config->gather;
-  if (plan.gather == G2Z_GATHER_AUTO)
-    plan.gather = plan.graphed ? G2Z_GATHER_COPY : G2Z_GATHER_SYMMETRIC;
+  plan.gather = config->gather == G2Z_GATHER_AUTO ? G2Z_GATHER_COPY : config->gather;
   if (!sharded) plan.gather = G2Z_GATHER_PLAIN;
   plan.wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
   int halves = device == G2Z_DEVICE_CUDA;

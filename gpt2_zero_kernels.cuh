@@ -6096,10 +6096,10 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
  * With COPY a call is copies into the other GPUs' memory (CUDA IPC) before a meeting; a few bytes,
  * and rows of wte, kernels write and read there in the device's own stream. Measured
  * on 2 H200s in one run, 4 x 512 tokens each: 4.91 ms a step with NCCL's reduce-scatter and its
- * all-gather by symmetric windows, 4.71 with COPY to reduce, 4.69 with both. Without CUDA graphs
- * the all-gather is better left to NCCL (4.95 against 5.13 ms), and is. Copies to several GPUs from
- * several streams run one after another all the same, and begin later: 3.21 ms a step instead of
- * 2.98, 2 x 512 tokens on each of 4. */
+ * all-gather by symmetric windows, 4.71 with COPY to reduce, 4.69 with both. With rows of wte looked
+ * up, on 4 of them and 2 x 512 tokens each, 3.17 ms instead of 3.38 with symmetric windows (without
+ * CUDA graphs). Copies to several GPUs from several streams run one after another all the same, and
+ * begin later: 3.21 ms instead of 2.98 with graphs. */
 
 /* The best of several copies of `bytes` from this GPU into the next one that the process sees. */
 static g2z_status g2z__cuda_copies(g2z_comm *comm, int here, int there, void *from, void *to,
