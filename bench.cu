@@ -811,7 +811,7 @@ static g2z_status time_plan_ops(g2z_services *services, const options *o, const 
 static g2z_status run_step(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_context *context;
   g2z_plan plan;
-  steps_result steps = {0, 0, 0, 0};
+  steps_result steps = {0, 0, 0, 0, 0};
   const g2z_place *place = &config->ranks.place;
   TRY(g2z_plan_make(services, &o->train, config->device, place->rank, place->world, &plan));
   g2z_plan_print(&plan, 0, 0, print_line, NULL);
