@@ -3844,11 +3844,13 @@ G2Z__PRIVATE size_t g2z__plan_needs(const g2z_plan *plan) {
 }
 
 G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
-  g2z_plan trial = *plan;
   int fits = 0, limit = (1 << 28) / plan->seq;
   for (int step = 1 << 20; step > 0; step /= 2) { /* the bytes grow with B: a binary search */
+    g2z_plan trial = *plan;
     if (fits + step > limit) continue;
     g2z__plan_batch(&trial, fits + step);
+    if (!trial.wte_rows && trial.gather == G2Z_GATHER_COPY)
+      trial.gather = G2Z_GATHER_SYMMETRIC; /* as AUTO would become; it takes more */
     if (g2z__plan_needs(&trial) <= free_bytes) fits += step;
   }
   return fits;

@@ -969,14 +969,14 @@ static void test_plan_largest_batch(g2z_test *t) {
     int world = i < 2 ? 1 : 4;
     config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
     CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, world, &plan));
-    size_t budget = (size_t)40 << 30, nccl = g2z_plan_nccl_bytes(&plan);
-    CHECK(t, (nccl > 0) == (world > 1));
+    size_t budget = (size_t)40 << 30;
+    CHECK(t, (g2z_plan_nccl_bytes(&plan) > 0) == (world > 1));
     config.batch = largest[i] = g2z_plan_largest_batch(&plan, budget);
     CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, world, &plan));
-    CHECK(t, plan.bytes_total + nccl <= budget);
+    CHECK(t, plan.bytes_total + g2z_plan_nccl_bytes(&plan) <= budget);
     config.batch = largest[i] + 1;
     CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, world, &plan));
-    CHECK(t, plan.bytes_total + nccl > budget);
+    CHECK(t, plan.bytes_total + g2z_plan_nccl_bytes(&plan) > budget);
     CHECK(t, g2z_plan_largest_batch(&plan, 1 << 20) == 0);
   }
   CHECK(t, largest[1] > 2 * largest[0] && largest[3] > 2 * largest[2]);
