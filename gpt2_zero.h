@@ -113,8 +113,8 @@
  *     for the queue is timed in the first 8 steps and then in one of 8, whose figure the others
  *     repeat. It is a rank's own: beyond what all of them wait, a rank waits for slower ones.
  *     A rank that fails in a step (a shard that cannot be read) says so in the verdict: all skip
- *     that step, and all return its status with its sentence. A rank whose GPU fails can say nothing
- *     any more: it returns alone, and the others learn that they lost it.
+ *     that step, and all return its status with its sentence. A rank whose GPU fails can say
+ *     nothing any more: it returns alone, and the others learn that they lost it.
  *
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
  *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64
@@ -1411,8 +1411,8 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
  * of room 11 between CPU ranks, nothing at all in a job of one. But for the few that say otherwise
  * they run in order on a queue of their own, beside the device's: depart() with follow(), and
  * mark() with join(), are where one waits for the other; the host waits for neither. n is the
- * number of elements of the whole buffer, a multiple of 8 * world; slice r of it, n / world elements, belongs
- * to rank r. All ranks make the same calls in the same order. */
+ * number of elements of the whole buffer, a multiple of 8 * world; slice r of it, n / world
+ * elements, belongs to rank r. All ranks make the same calls in the same order. */
 
 typedef struct g2z_comm g2z_comm;
 /* A table with rows of so many elements, which is gathered as a piece of `odd` elements and others

@@ -6163,7 +6163,7 @@ enum { G2Z__LANE_QUEUE, G2Z__LANE_DEVICE };
 
 typedef struct g2z__signs {       /* in host memory that the GPU writes */
   volatile uint32_t progress;    /* places that the queue has passed */
-  volatile uint64_t met_ns[2];   /* in the device's own meetings of a lap, by parity of its number */
+  volatile uint64_t met_ns[2];   /* in the device's own meetings, by parity of the lap's number */
 } g2z__signs;
 
 /* In device memory. */
