@@ -1369,7 +1369,7 @@ typedef struct g2z_ranks_config {
   const char *build;              /* must be equal on all ranks */
   double join_s;                  /* until all ranks are there */
   double silence_s;               /* without a heartbeat, after which a rank counts as dead */
-  double hang_s;                  /* without a new phase or collective it counts as hung; 0: never */
+  double hang_s;                  /* with no new phase or collective it counts as hung; 0: never */
   /* Called once, from a thread of the library, when the job cannot go on. It should report and
    * leave the process: other threads may wait for ever inside a collective. NULL: calls return
    * G2Z_LOST where they can. */

@@ -5780,7 +5780,7 @@ static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
 }
 
 #define G2Z__ADAMW_CHUNK 2048    /* elements that a block of 256 threads takes at a time */
-/* Of a multiprocessor. 124M took 904 us on an H200, and 931 with 8, in a loop of the same traffic. */
+/* Of a multiprocessor. 124M took 904 us on an H200, 931 with 8, in a loop of the same traffic. */
 #define G2Z__ADAMW_BLOCKS 2
 
 /* Four numbers at 4 * sizeof(T) bytes: 16, or 8 of a 16-bit type. */
@@ -6094,11 +6094,11 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
  * Law: one communicator, one stream of high priority; the two streams wait for each other by
  *      events, the host for none. Every rank enqueues the same calls in the same order.
  * With COPY a call is copies into the other GPUs' memory (CUDA IPC) before a meeting; a few bytes,
- * and rows of wte, kernels write and read there in the device's own stream. Measured
- * on 2 H200s in one run, 4 x 512 tokens each: 4.91 ms a step with NCCL's reduce-scatter and its
- * all-gather by symmetric windows, 4.71 with COPY to reduce, 4.69 with both. With rows of wte looked
- * up, on 4 of them and 2 x 512 tokens each, 3.17 ms instead of 3.38 with symmetric windows (without
- * CUDA graphs). Copies to several GPUs from several streams run one after another all the same, and
+ * and rows of wte, kernels write and read there in the device's own stream. Measured on 2 H200s in
+ * one run, 4 x 512 tokens each: 4.91 ms a step with NCCL's reduce-scatter and its all-gather by
+ * symmetric windows, 4.71 with COPY to reduce, 4.69 with both. With rows of wte looked up, on 4 of
+ * them and 2 x 512 tokens each, 3.17 ms instead of 3.38 with symmetric windows (without CUDA
+ * graphs). Copies to several GPUs from several streams run one after another all the same, and
  * begin later: 3.21 ms instead of 2.98 with graphs. */
 
 /* The best of several copies of `bytes` from this GPU into the next one that the process sees. */
