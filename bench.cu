@@ -395,7 +395,6 @@ static g2z_status over_ranks(g2z_context *context, double *values, double *most,
   int world = g2z_context_world(context);
   size_t size = (size_t)count * sizeof *values;
   double *all = (double *)host_memory((size_t)world * size);
-  memcpy(all, values, size);
   g2z_status status = g2z_ranks_all_gather(g2z_context_ranks(context), values, size, all);
   memcpy(most, all, size);
   memcpy(values, all, size);
@@ -922,7 +921,6 @@ static g2z_status write_measured(g2z_context *context, const options *o, stopwat
   double *cpu_s = (double *)host_memory((size_t)world * sizeof *cpu_s);
   g2z_status status = g2z_ranks_all_gather(g2z_context_ranks(context), &w->cpu_s, sizeof w->cpu_s,
                                            cpu_s);
-  if (world == 1) cpu_s[0] = w->cpu_s;
   if (status == G2Z_OK) status = over_ranks(context, w->exposed_s, w->waited_s, w->count);
   g2z_summary *s = NULL;
   g2z_point *p;

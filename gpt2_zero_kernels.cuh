@@ -6303,10 +6303,9 @@ static g2z_status g2z__nccl_meet(g2z_comm *comm, g2z__post post) {
   return g2z__launched(comm->device, "g2z_k_meet");
 }
 
+static const g2z__post g2z__no_post = {NULL, 0, NULL, 0};
 static g2z_status g2z__nccl_meet_only(g2z_comm *comm) {
-  g2z__post nothing;
-  memset(&nothing, 0, sizeof nothing);
-  return g2z__nccl_meet(comm, nothing);
+  return g2z__nccl_meet(comm, g2z__no_post);
 }
 
 /* NCCL's calls begin when all ranks have come. */
@@ -6712,16 +6711,15 @@ static g2z_status g2z__nccl_exchange(g2z_comm *comm, g2z_span span, void *rows, 
 }
 
 static g2z_status g2z__nccl_meeting(g2z_comm *comm) {
-  g2z__post nothing;
-  memset(&nothing, 0, sizeof nothing);
-  return g2z__nccl_meet_here(comm, nothing, NULL);
+  return g2z__nccl_meet_here(comm, g2z__no_post, NULL);
 }
 
 /* g2z_k_lookup, g2z_k_deliver: rows of a table from and to those who own them. A thread takes 16
  * bytes, and so do sizes: units of the table's form and of a place.
  *   places [world] device pointers to rank r's region
  *   rows   [count] which rows; one may come twice
- * Cost    bytes at the speed of NVLink behind 2 us; 1,024 rows of 1,536 bytes as much */
+ * Cost    1,024 rows of 1,536 bytes on each of 4 H200s: 6 to 7 us to deliver; 11 to 34 to look up,
+ *         beside the parameters that come at the same time */
 static __device__ __forceinline__ int g2z__owner(g2z_comm_table form, size_t at, int world) {
   size_t inside = at < form.odd ? at : (at - form.odd) % form.full;
   return (int)(inside / ((at < form.odd ? form.odd : form.full) / (size_t)world));
