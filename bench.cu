@@ -461,6 +461,7 @@ typedef struct bench {
   g2z_step_state *state;
   g2z_update_range *ranges, *host_ranges;
   size_t range_count;
+  g2z_update update;
   int side;                                    /* of the large product: square[i] [side,side] act */
   void *square[3];
   void *held[48];                              /* all of the above, for close_bench */
@@ -519,8 +520,7 @@ typedef struct bench {
   OP(grad_sumsq, 1, GB, P * g,                                                                    \
      op->grad_sumsq(d, b->sum, b->grads, &b->shard, 1))                                \
   OP(adamw, 1, GB, P * (24 + g + a),                                                              \
-     op->adamw(d, b->params, b->master, b->m, b->v, b->grads, b->ranges, b->host_ranges,          \
-               b->range_count, &b->optimizer, b->state))
+     op->adamw(d, &b->update, 0, b->range_count))
 
 #define OP(name, calls, unit, amount, call)          \
   static g2z_status run_##name(bench *b) {           \
@@ -666,6 +666,9 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   TRY(device_zeros(b, b->range_count, sizeof *b->ranges, &b->ranges));
   TRY(b->device->ops->upload(b->device, b->ranges, b->host_ranges,
                              b->range_count * sizeof *b->ranges));
+  g2z_update update = {b->params, b->master,      b->m,          b->v,    b->grads,
+                       b->ranges, b->host_ranges, &b->optimizer, b->state};
+  b->update = update;
   zipf_tokens(o->train.seed, b->V, tokens, N);
   TRY(b->device->ops->upload(b->device, b->tokens, tokens, N * sizeof *tokens));
   g2z_step_state first;

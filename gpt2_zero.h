@@ -1072,6 +1072,21 @@ typedef struct g2z_dropout {
   const g2z_step_state *state;   /* device: the step */
 } g2z_dropout;
 
+/* Elements first, first + 1, ... of a table with rows, which lie from `at` on. Multiples of 8. */
+typedef struct g2z_row_part {
+  size_t first, elements, at;
+} g2z_row_part;
+
+/* What AdamW works on: device memory, but for host_ranges, the same as ranges, and config. */
+typedef struct g2z_update {
+  void *params;                  /* act out */
+  float *master, *m, *v;         /* in place */
+  const void *grads;
+  const g2z_update_range *ranges, *host_ranges;
+  const g2z_optimizer_config *config;
+  const g2z_step_state *state;
+} g2z_update;
+
 typedef struct g2z_device g2z_device;
 
 typedef struct g2z_ops {
@@ -1100,11 +1115,11 @@ typedef struct g2z_ops {
                           int T, int C);
 
   /* The same where dwte is spread over ranks. order[2 N] i32: tokens[N] in ascending order, equal
-   * ones as they stood, and behind them where each stood. With that, grads[count] grad += elements
-   * first, first + 1, ... of the sums of rows[N,C] act by token: a token's rows are added up in
-   * fp32 and rounded once, with what was there. first and count are multiples of 8. */
+   * ones as they stood, and behind them where each stood. With that, grads += those parts of the
+   * sums of rows[N,C] act by token: a token's rows are added up in fp32 and rounded once, with what
+   * was there. `parts` is the host's. */
   g2z_status (*embed_order)(g2z_device *device, int32_t *order, const int32_t *tokens, int N);
-  g2z_status (*embed_add)(g2z_device *device, void *grads, size_t first, size_t count,
+  g2z_status (*embed_add)(g2z_device *device, void *grads, const g2z_row_part *parts, int count,
                           const void *rows, const int32_t *order, int N, int C);
 
   /* y[N,C] act = (x - mean) * rstd * w + b; mean[N], rstd[N] f32 are kept for backward. */
@@ -1172,12 +1187,8 @@ typedef struct g2z_ops {
    * the same result; leaves losses and squares zero for the next step. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
-  /* AdamW on the ranges, or nothing when state->skip; params = round(master). `ranges` is device
-   * memory, host_ranges the same in host memory. */
-  g2z_status (*adamw)(g2z_device *device, void *params, float *master, float *m, float *v,
-                      const void *grads, const g2z_update_range *ranges,
-                      const g2z_update_range *host_ranges, size_t count,
-                      const g2z_optimizer_config *config, const g2z_step_state *state);
+  /* AdamW on ranges [begin, end), or nothing when state->skip; params = round(master). */
+  g2z_status (*adamw)(g2z_device *device, const g2z_update *update, size_t begin, size_t end);
 } g2z_ops;
 
 struct g2z_device {
@@ -8215,9 +8226,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_order(g2z_device *device, int32_t *order,
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads, size_t first,
-                                           size_t count, const void *rows, const int32_t *order,
-                                           int N, int C) {
+G2Z__PRIVATE void g2z__cpu_embed_part(g2z_device *device, float *grads, size_t first, size_t count,
+                                      const float *rows, const int32_t *order, int N, int C) {
   G2Z__PARALLEL_ROWS(2.0 * N * C)
   for (int c = 0; c < C; c += G2Z__SHARE) {
     for (int n = 0; n < N;) {
@@ -8228,15 +8238,23 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads, size
       if (end > first + count) end = first + count;
       float total[G2Z__SHARE] = {0};
       for (; n < N && order[n] == token; n++) {
-        const float *from = (const float *)rows + (size_t)order[N + n] * (size_t)C;
+        const float *from = rows + (size_t)order[N + n] * (size_t)C;
         for (size_t at = begin; at < end; at++) total[at - begin] += from[at - row];
       }
       for (size_t at = begin; at < end; at++) {
-        float *to = (float *)grads + (at - first);
+        float *to = grads + (at - first);
         *to = g2z_round(device->grad_dtype, *to + total[at - begin]);
       }
     }
   }
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
+                                           const g2z_row_part *parts, int count, const void *rows,
+                                           const int32_t *order, int N, int C) {
+  for (int i = 0; i < count; i++)
+    g2z__cpu_embed_part(device, (float *)grads + parts[i].at, parts[i].first, parts[i].elements,
+                        (const float *)rows, order, N, C);
   return G2Z_OK;
 }
 
@@ -8832,28 +8850,24 @@ G2Z__PRIVATE g2z_status g2z__cpu_decide(g2z_device *device, g2z_step_state *stat
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, void *params, float *master, float *m,
-                                       float *v, const void *grads, const g2z_update_range *ranges,
-                                       const g2z_update_range *host_ranges, size_t count,
-                                       const g2z_optimizer_config *config,
-                                       const g2z_step_state *state) {
-  (void)ranges; /* the same, twice in host memory */
-  if (state->skip) return G2Z_OK;
-  for (size_t i = 0; i < count; i++) {
-    g2z_update_range range = host_ranges[i];
-    g2z__adamw_factors factors = g2z__adamw_prepare(config, state, range.decay);
-    float *weights = (float *)params + range.param, *masters = master + range.shard;
-    float *first = m + range.shard, *second = v + range.shard;
-    const float *gradients = (const float *)grads + range.grad;
+G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, size_t begin,
+                                       size_t end) {
+  if (u->state->skip) return G2Z_OK;
+  for (size_t i = begin; i < end; i++) {
+    g2z_update_range range = u->host_ranges[i];
+    g2z__adamw_factors factors = g2z__adamw_prepare(u->config, u->state, range.decay);
+    float *weights = (float *)u->params + range.param, *masters = u->master + range.shard;
+    float *first = u->m + range.shard, *second = u->v + range.shard;
+    const float *gradients = (const float *)u->grads + range.grad;
     int64_t runs = (int64_t)((range.elements + G2Z__RUN - 1) / G2Z__RUN);
     G2Z__PARALLEL_ROWS(16.0 * (double)range.elements)
     for (int64_t run = 0; run < runs; run++) {
       size_t at = (size_t)run * G2Z__RUN;
-      size_t end = range.elements - at < G2Z__RUN ? range.elements : at + G2Z__RUN;
-      for (size_t e = at; e < end; e++)
+      size_t stop = range.elements - at < G2Z__RUN ? range.elements : at + G2Z__RUN;
+      for (size_t e = at; e < stop; e++)
         weights[e] = masters[e] =
             g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
-      g2z__cpu_round(device->dtype, weights + at, end - at);
+      g2z__cpu_round(device->dtype, weights + at, stop - at);
     }
   }
   return G2Z_OK;
@@ -11608,7 +11622,10 @@ struct g2z_trainer {
   size_t range_count;
   size_t *bucket_ranges;             /* host, [buckets + 1]: where each bucket's ranges begin */
   int *unit_buckets;                 /* host, [units + 1]: the bucket in which each unit begins */
+  g2z_update update;                 /* all of this that AdamW takes */
   g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__trainer_squares */
+  g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
+  int row_part_count;
   int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
   const void *rows;                  /* device: what the embedding adds to wte's gradient, a row */
   const int32_t *row_tokens;         /* for each token, and the tokens, of all ranks */
@@ -11729,6 +11746,11 @@ G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_
   return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
                    "elements [%zu, %zu) lie outside the model's %zu parameters", begin,
                    begin + count, t->plan.parameters);
+}
+
+/* Whether parameters that other ranks updated must come from them. */
+G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
+  return t->plan.world > 1 && !g2z__plan_replicates(&t->plan);
 }
 
 G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer) {
@@ -11854,11 +11876,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
 }
 
 /* ----- what ranks do together -------------------------------------------- */
-
-/* Whether parameters that other ranks updated must come from them. */
-G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
-  return t->plan.world > 1 && !g2z__plan_replicates(&t->plan);
-}
 
 /* Whether GPUs reach into each other for the few rows of wte that they read and change. */
 G2Z__PRIVATE int g2z__trainer_reaches(const g2z_trainer *t) {
@@ -11993,17 +12010,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_embedded(void *user, const void *mine) {
   return t->comm->ops->mark(t->comm, 2 * plan->buckets + 1);
 }
 
-/* Adds the rows of all ranks to this rank's slice of one of wte's buckets. */
-G2Z__PRIVATE g2z_status g2z__trainer_add_rows(g2z_trainer *t, int bucket) {
-  const g2z_plan *plan = &t->plan;
-  g2z__embedding_rows rows = g2z__plan_rows(plan);
-  g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
-  if (slice.elements == 0) return G2Z_OK;
-  size_t first = slice.begin - g2z_plan_unit(plan, g2z_plan_unit_of_wte(plan));
-  return t->device->ops->embed_add(t->device, g2z__trainer_reduced(t, bucket), first,
-                                   slice.elements, t->rows,
+/* Adds the rows of all ranks to what this rank has of wte's buckets. */
+G2Z__PRIVATE g2z_status g2z__trainer_add_rows(g2z_trainer *t) {
+  g2z__embedding_rows rows = g2z__plan_rows(&t->plan);
+  return t->device->ops->embed_add(t->device, t->grad_shard ? t->grad_shard : t->model.grads,
+                                   t->row_parts, t->row_part_count, t->rows,
                                    (const int32_t *)(t->model.logits + rows.order),
-                                   (int)rows.count, plan->model.channels);
+                                   (int)rows.count, t->plan.model.channels);
 }
 
 /* Behind the last backward pass: the sums over the ranks as they come, and their squares. Those of
@@ -12027,8 +12040,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_collect(g2z_trainer *t) {
   }
   if (plan->wte_rows) {
     G2Z__TRY(delivered ? ops->meet(t->comm) : ops->join(t->comm, 2 * plan->buckets + 1));
-    for (int bucket = wte; bucket < plan->buckets; bucket++)
-      G2Z__TRY(g2z__trainer_add_rows(t, bucket));
+    G2Z__TRY(g2z__trainer_add_rows(t));
   }
   G2Z__TRY(ops->join(t->comm, last));
   return g2z__trainer_squares(t, last, plan->buckets);
@@ -12060,7 +12072,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
   char *to = t->model.params + g2z_plan_param_bucket(plan, bucket) * size;
   const char *from = t->model.params + g2z_plan_param_slice(plan, bucket) * size;
   g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, n * size);
-  G2Z__TRY(g2z_comm_fork(t->comm));
   if (plan->strategy == G2Z_STRATEGY_DP) G2Z__TRY(t->comm->ops->broadcast(t->comm, to, n));
   else G2Z__TRY(t->comm->ops->all_gather(t->comm, to, from, n));
   return t->comm->ops->mark(t->comm, plan->buckets + bucket);
@@ -12172,24 +12183,29 @@ G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
   return g2z__trainer_fetch(t, unit);
 }
 
-/* AdamW on what this rank owns; what other ranks need of it goes out bucket after bucket. */
+/* AdamW on what buckets [from, to) have of this rank's. */
+G2Z__PRIVATE g2z_status g2z__trainer_adamw(g2z_trainer *t, int from, int to) {
+  g2z_span_begin(t->device, G2Z_SPAN_ADAMW);
+  G2Z__TRY(t->device->ops->adamw(t->device, &t->update, t->bucket_ranges[from],
+                                 t->bucket_ranges[to]));
+  g2z_span_end(t->device, G2Z_SPAN_ADAMW);
+  return G2Z_OK;
+}
+
+/* New parameters. What a forward pass begins with, the embedding and block 0, is updated first. It
+ * goes out to the other ranks beside the update of the rest, which goes out under that pass: beside
+ * copies, AdamW is slower than the pass is. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
-  int apart = g2z__trainer_gathers(t), parts = apart ? t->plan.buckets : 1;
-  t->turn[0] = t->turn[1] = 0;
-  for (int i = 0; i < parts; i++) {
-    int bucket = apart ? g2z__trainer_order(t, i) : 0;
-    size_t begin = apart ? t->bucket_ranges[bucket] : 0;
-    size_t end = apart ? t->bucket_ranges[bucket + 1] : t->range_count;
-    g2z_span_begin(t->device, G2Z_SPAN_ADAMW);
-    if (end > begin)
-      G2Z__TRY(t->device->ops->adamw(t->device, t->model.params, t->master, t->m, t->v,
-                                     t->grad_shard ? t->grad_shard : t->model.grads,
-                                     t->ranges + begin, t->host_ranges + begin, end - begin,
-                                     &t->config.optimizer, t->state));
-    g2z_span_end(t->device, G2Z_SPAN_ADAMW);
-    if (apart) G2Z__TRY(g2z__trainer_send(t, bucket));
-  }
-  t->joined = t->stale = 0;
+  int buckets = t->plan.buckets, early = t->unit_buckets[t->plan.model.layers], i = 0;
+  t->turn[0] = t->turn[1] = t->joined = t->stale = 0;
+  if (!g2z__trainer_gathers(t)) return g2z__trainer_adamw(t, 0, buckets);
+  G2Z__TRY(g2z__trainer_adamw(t, early, buckets));
+  G2Z__TRY(g2z_comm_fork(t->comm));
+  for (; i < buckets && g2z__trainer_order(t, i) >= early; i++)
+    G2Z__TRY(g2z__trainer_send(t, g2z__trainer_order(t, i)));
+  G2Z__TRY(g2z__trainer_adamw(t, 0, early));
+  G2Z__TRY(g2z_comm_fork(t->comm));
+  for (; i < buckets; i++) G2Z__TRY(g2z__trainer_send(t, g2z__trainer_order(t, i)));
   return G2Z_OK;
 }
 
@@ -12248,6 +12264,24 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   return status;
 }
 
+/* What of wte this rank owns. */
+G2Z__PRIVATE g2z_status g2z__trainer_index_rows(g2z_trainer *t) {
+  const g2z_plan *plan = &t->plan;
+  int wte = g2z_plan_unit_of_wte(plan);
+  void *memory;
+  G2Z__TRY(g2z__alloc(t->services, (size_t)plan->buckets, sizeof(g2z_row_part), &memory));
+  t->row_parts = (g2z_row_part *)memory;
+  for (int bucket = t->unit_buckets[wte]; bucket < plan->buckets; bucket++) {
+    g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
+    if (slice.elements == 0) continue;
+    g2z_row_part *part = &t->row_parts[t->row_part_count++];
+    part->first = slice.begin - g2z_plan_unit(plan, wte);
+    part->elements = slice.elements;
+    part->at = t->grad_shard ? g2z_plan_shard_offset(plan, bucket) : slice.begin;
+  }
+  return G2Z_OK;
+}
+
 /* Host tables of what this rank updates, and of where buckets and units meet. */
 G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
@@ -12274,7 +12308,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   }
   t->bucket_ranges[plan->buckets] = t->range_count;
   t->unit_buckets[plan->units] = plan->buckets;
-  return G2Z_OK;
+  return g2z__trainer_index_rows(t);
 }
 
 /* The plan, the data, the device and its memory: all that needs no other rank. */
@@ -12312,13 +12346,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   return g2z__trainer_index(t);
 }
 
-/* Weights and the state of a step that was never taken. */
+/* Weights, the state of a step that was never taken, and what AdamW will work on. */
 G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   g2z_step_state first;
   memset(&first, 0, sizeof first);
   first.loss_scale = t->config.dtype == G2Z_FP16 ? t->config.optimizer.loss_scale : 1.0f;
   first.hysteresis = t->config.optimizer.loss_scale_hysteresis;
   const g2z_ops *ops = t->device->ops;
+  g2z_update update = {t->model.params, t->master, t->m, t->v,
+                       t->grad_shard ? t->grad_shard : t->model.grads, t->ranges, t->host_ranges,
+                       &t->config.optimizer, t->state};
+  t->update = update;
   G2Z__TRY(ops->upload(t->device, t->ranges, t->host_ranges,
                        t->range_count * sizeof(g2z_update_range)));
   G2Z__TRY(ops->upload(t->device, t->state, &first, sizeof first));
@@ -12456,6 +12494,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   g2z_release(t->services, t->bucket_ranges);
   g2z_release(t->services, t->unit_buckets);
   g2z_release(t->services, t->pieces);
+  g2z_release(t->services, t->row_parts);
   g2z_release(t->services, t);
 }
 

@@ -1036,24 +1036,33 @@ static __device__ inline void g2z__put_row(D *to, const float (&in)[L]) {
   else g2z__put(to, 0, g2z__pack<D>(in));
 }
 
+/* Parts that one launch takes; by value, for the list is the host's. */
+#define G2Z__ROW_PARTS 16
+typedef struct g2z__row_parts {
+  g2z_row_part part[G2Z__ROW_PARTS];
+  int count;
+} g2z__row_parts;
+
 /* g2z_k_embed_bwd_runs: dwte[token] += the sum of each run of equal tokens.
  *   sorted  [N] i32 in           tokens in ascending order
  *   order   [N] i32 in           where each stood in the batch
  *   dout    [N,C] A in
- *   dwte    [count] D in place   elements low, low + 1, ... of dwte[Vp,C], from where both are
- *                                multiples of 8; runs inside one chunk of run_rows positions
+ *   dwte    D in place           parts of dwte[Vp,C]; runs inside one chunk of run_rows positions
  *   heads   [chunks,C] f32 out   what a chunk has of a run that began before it
  *   tails   [chunks,C] f32 out   what a chunk has of a run that begins in it and goes on behind it
- * Launch  grid (ceil(chunks/8), ceil(packs/32)), block (32,8): a warp per chunk and 32 packs
+ * Launch  grid (ceil(chunks/8), ceil(packs/32), parts), block (32,8): a warp per chunk, 32 packs
+ *         and part
  * Cost    sizeof(A) NC bytes + 2 sizeof(D) C per distinct token, of those inside; frequent tokens
  *         are spread over many warps
  * Order   the order of the batch */
 template <typename A, typename D, g2z__drop DROP>
 static __global__ void __launch_bounds__(256, 2)
-g2z_k_embed_bwd_runs(D *dwte, size_t low, size_t count, float *heads, float *tails,
+g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
                      const int32_t *sorted, const int32_t *order, const A *dout,
                      g2z_dropout dropout, int N, int C, int run_rows) {
   constexpr int L = g2z__lanes<A>, GROUP = 4;
+  const size_t low = parts.part[blockIdx.z].first, count = parts.part[blockIdx.z].elements;
+  dwte += parts.part[blockIdx.z].at;
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int pack = (int)(blockIdx.y * 32 + threadIdx.x), packs = C / L;
   g2z__k_begin();
@@ -1111,12 +1120,14 @@ g2z_k_embed_bwd_runs(D *dwte, size_t low, size_t count, float *heads, float *tai
 }
 
 /* g2z_k_embed_bwd_seams: dwte[token] += tail + heads, for the runs that cross chunks.
- * Launch  grid (ceil(chunks/8), ceil(C/32)), block (32,8): a warp per chunk whose last run goes on
+ * Launch  grid (ceil(chunks/8), ceil(C/32), parts), block (32,8): a warp per chunk whose last run
+ *         goes on, and part
  * Order   the order of the chunks */
 template <typename D>
-static __global__ void g2z_k_embed_bwd_seams(D *dwte, size_t low, size_t count, const float *heads,
+static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, const float *heads,
                                              const float *tails, const int32_t *sorted, int N,
                                              int C, int run_rows) {
+  const size_t low = parts.part[blockIdx.z].first, count = parts.part[blockIdx.z].elements;
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int end = first + run_rows, c = (int)(blockIdx.y * 32 + threadIdx.x);
   g2z__k_begin();
@@ -1139,7 +1150,7 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, size_t low, size_t count, 
 #pragma unroll 8
   for (int next = chunk + 1; next <= last; next++)
     sum += heads[(size_t)next * (size_t)C + (size_t)c];
-  g2z__write(dwte + at, sum, G2Z_ACCUMULATE);
+  g2z__write(dwte + parts.part[blockIdx.z].at + at, sum, G2Z_ACCUMULATE);
 }
 
 #define G2Z__RANKED_TOKENS 8192  /* most tokens that are sorted by their ranks */
@@ -1226,18 +1237,19 @@ static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tok
 
 /* What is sorted is added up. */
 template <typename A, typename D, g2z__drop DROP>
-static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, size_t low, size_t count,
+static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_parts *parts,
                                   const g2z__embed_scratch *scratch, const A *dout,
                                   g2z_dropout dropout, int N, int C, int run_rows) {
-  size_t packs = (size_t)(C / g2z__lanes<A>);
+  unsigned packs = (unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32);
   unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
-  G2Z__TRY(g2z__launch(device, "g2z_k_embed_bwd_runs", g2z_k_embed_bwd_runs<A, D, DROP>,
-                       dim3(chunks, (unsigned)g2z__blocks(packs, 32)), dim3(32, 8), 0, dwte, low,
-                       count, scratch->heads, scratch->tails, scratch->sorted, scratch->order, dout,
-                       dropout, N, C, run_rows));
-  return g2z__launch(device, "g2z_k_embed_bwd_seams", g2z_k_embed_bwd_seams<D>,
-                     dim3(chunks, (unsigned)g2z__blocks((size_t)C, 32)), dim3(32, 8), 0, dwte, low,
-                     count, scratch->heads, scratch->tails, scratch->sorted, N, C, run_rows);
+  dim3 runs(chunks, packs, (unsigned)parts->count);
+  dim3 seams(chunks, (unsigned)g2z__blocks((size_t)C, 32), (unsigned)parts->count);
+  G2Z__TRY(g2z__launch(device, "g2z_k_embed_bwd_runs", g2z_k_embed_bwd_runs<A, D, DROP>, runs,
+                       dim3(32, 8), 0, dwte, *parts, scratch->heads, scratch->tails,
+                       scratch->sorted, scratch->order, dout, dropout, N, C, run_rows));
+  return g2z__launch(device, "g2z_k_embed_bwd_seams", g2z_k_embed_bwd_seams<D>, seams, dim3(32, 8),
+                     0, dwte, *parts, scratch->heads, scratch->tails, scratch->sorted, N, C,
+                     run_rows);
 }
 
 template <typename A, typename G, g2z__drop DROP>
@@ -1245,6 +1257,7 @@ static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const
                                  const int32_t *tokens, g2z_write mode, g2z_dropout dropout, int B,
                                  int T, int C) {
   int N = B * T, packs = C / g2z__lanes<A>, run_rows = g2z__run_rows(device, N, packs);
+  const g2z__row_parts whole = {{{0, SIZE_MAX, 0}}, 1};
   g2z__embed_scratch scratch;
   G2Z__TRY(g2z__launch(device, "g2z_k_embed_bwd_wpe", g2z_k_embed_bwd_wpe<A, G, DROP>,
                        (unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, dwpe, dout,
@@ -1252,7 +1265,7 @@ static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const
   if (!dwte) return G2Z_OK;
   G2Z__TRY(g2z__embed_scratch_take(device, tokens, N, C, run_rows, &scratch));
   G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N));
-  return g2z__embed_runs<A, float, DROP>(device, dwte, 0, SIZE_MAX, &scratch, dout, dropout, N, C,
+  return g2z__embed_runs<A, float, DROP>(device, dwte, &whole, &scratch, dout, dropout, N, C,
                                          run_rows);
 }
 
@@ -1282,8 +1295,9 @@ static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const
 }
 
 template <typename A, typename G>
-static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, size_t first, size_t count,
-                                     const void *rows, const int32_t *order, int N, int C) {
+static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_row_part *parts,
+                                     int count, const void *rows, const int32_t *order, int N,
+                                     int C) {
   int run_rows = g2z__run_rows(device, N, C / g2z__lanes<A>);
   size_t buffer = g2z__align(g2z__blocks((size_t)N, (size_t)run_rows) * (size_t)C * sizeof(float));
   g2z__embed_scratch scratch;
@@ -1294,9 +1308,15 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, size_t fir
   scratch.tails = (float *)((char *)memory + buffer);
   scratch.sorted = (int32_t *)order; /* which are only read from here on */
   scratch.order = (int32_t *)order + N;
-  return g2z__embed_runs<A, G, G2Z__DROP_OFF>(device, (G *)grads, first, count, &scratch,
-                                              (const A *)rows, g2z__dropout_value(NULL), N, C,
-                                              run_rows);
+  for (int first = 0; first < count; first += G2Z__ROW_PARTS) {
+    g2z__row_parts some;
+    some.count = count - first < G2Z__ROW_PARTS ? count - first : G2Z__ROW_PARTS;
+    memcpy(some.part, parts + first, (size_t)some.count * sizeof *parts);
+    G2Z__TRY((g2z__embed_runs<A, G, G2Z__DROP_OFF>(device, (G *)grads, &some, &scratch,
+                                                   (const A *)rows, g2z__dropout_value(NULL), N, C,
+                                                   run_rows)));
+  }
+  return G2Z_OK;
 }
 
 /* ===== >>k23 layernorm ===================================================
@@ -5779,8 +5799,8 @@ static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
                      dynamic, tokens);
 }
 
-#define G2Z__ADAMW_CHUNK 2048    /* elements that a block of 256 threads takes at a time */
-/* Of a multiprocessor. 124M took 904 us on an H200, 931 with 8, in a loop of the same traffic. */
+/* Blocks of a multiprocessor. 124M took 904 us on an H200, 931 with 8, in a loop of the same
+ * traffic. */
 #define G2Z__ADAMW_BLOCKS 2
 
 /* Four numbers at 4 * sizeof(T) bytes: 16, or 8 of a 16-bit type. */
@@ -5883,15 +5903,17 @@ static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors
  *   params       A out   round(master)
  *   master,m,v   f32 in place
  *   grads        G in
- * Launch  persistent blocks of 256; all walk the list of ranges, each takes every gridDim-th chunk
+ * Launch  persistent blocks; all walk the list of ranges, each takes every gridDim-th chunk of 8
+ *         elements a thread
  * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB, 814 us at 4.28 TB/s
  * Source  Loshchilov and Hutter 2019, arXiv:1711.05101
  * Oracle  g2z_cpu_adamw */
-template <typename A, typename G>
-static __global__ void __launch_bounds__(256)
+template <typename A, typename G, int THREADS>
+static __global__ void __launch_bounds__(THREADS)
 g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
             const g2z_update_range *ranges, size_t count, g2z_optimizer_config config,
             const g2z_step_state *state) {
+  constexpr int CHUNK = 8 * THREADS;
   __shared__ g2z__adamw_factors factors[2]; /* without and with decay: pow is slow, so once */
   g2z__k_begin();
   if (state->skip) return;
@@ -5900,19 +5922,19 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   size_t turn = blockIdx.x; /* this block's next chunk, counted from the begin of the range */
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
-    size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
+    size_t chunks = (range.elements + CHUNK - 1) / CHUNK;
     bool aligned = range.param % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0;
     g2z__adamw_factors now = factors[range.decay != 0];
     g2z__adamw_data<A, G> data = {params + range.param, master + range.shard, m + range.shard,
                                   v + range.shard, grads + range.grad};
     for (; turn < chunks; turn += gridDim.x) {
-      size_t first = turn * G2Z__ADAMW_CHUNK;
-      size_t end = min(first + G2Z__ADAMW_CHUNK, range.elements);
-      if (aligned && end - first == G2Z__ADAMW_CHUNK) {
-        g2z__adamw_fours<A, G>(now, data, first + threadIdx.x * 4, G2Z__ADAMW_CHUNK / 2);
+      size_t first = turn * CHUNK;
+      size_t end = min(first + CHUNK, range.elements);
+      if (aligned && end - first == CHUNK) {
+        g2z__adamw_fours<A, G>(now, data, first + threadIdx.x * 4, CHUNK / 2);
         continue;
       }
-      for (size_t i = first + threadIdx.x; i < end; i += 256) {
+      for (size_t i = first + threadIdx.x; i < end; i += THREADS) {
         data.master[i] = g2z__adamw_element(&now, data.master[i], data.m + i, data.v + i,
                                             g2z__to_float(data.grads[i]));
         data.params[i] = (A)data.master[i];
@@ -5922,20 +5944,25 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   }
 }
 
-template <typename A, typename G>
-static g2z_status g2z_cuda_adamw(g2z_device *device, void *params, float *master, float *m,
-                                 float *v, const void *grads, const g2z_update_range *ranges,
-                                 const g2z_update_range *host_ranges, size_t count,
-                                 const g2z_optimizer_config *config, const g2z_step_state *state) {
-  const g2z__cuda *cuda = g2z__cuda_of(device);
-  size_t chunks = 0, most = (size_t)cuda->sms * G2Z__ADAMW_BLOCKS;
-  for (size_t r = 0; r < count; r++)
-    chunks += g2z__blocks(host_ranges[r].elements, G2Z__ADAMW_CHUNK);
-  if (chunks == 0) return G2Z_OK;
-  return g2z__launch(device, "g2z_k_adamw", g2z_k_adamw<A, G>,
-                     (unsigned)(chunks < most ? chunks : most), 256, 0, (A *)params, master, m, v,
-                     (const G *)grads, ranges, count, *config, state);
+template <int THREADS>
+static unsigned g2z__adamw_blocks(const g2z_update *u, size_t begin, size_t end, size_t most) {
+  size_t chunks = 0;
+  for (size_t r = begin; r < end && chunks < most; r++)
+    chunks += g2z__blocks(u->host_ranges[r].elements, 8 * THREADS);
+  return (unsigned)(chunks < most ? chunks : most);
 }
+
+template <typename A, typename G>
+static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t begin,
+                                 size_t end) {
+  size_t most = (size_t)g2z__cuda_of(device)->sms * G2Z__ADAMW_BLOCKS;
+  unsigned blocks = g2z__adamw_blocks<256>(u, begin, end, most);
+  if (blocks == 0) return G2Z_OK;
+  return g2z__launch(device, "g2z_k_adamw", g2z_k_adamw<A, G, 256>, blocks, 256, 0,
+                     (A *)u->params, u->master, u->m, u->v, (const G *)u->grads, u->ranges + begin,
+                     end - begin, *u->config, u->state);
+}
+
 /* ===== >>k70 memory ======================================================
  * In:  nothing. Out: what a process takes of the GPU beside the plan: CUDA's context, the
  *      libraries' code and workspaces.
