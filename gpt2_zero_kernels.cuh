@@ -1128,6 +1128,7 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
                                              const float *tails, const int32_t *sorted, int N,
                                              int C, int run_rows) {
   const size_t low = parts.part[blockIdx.z].first, count = parts.part[blockIdx.z].elements;
+  dwte += parts.part[blockIdx.z].at;
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int end = first + run_rows, c = (int)(blockIdx.y * 32 + threadIdx.x);
   g2z__k_begin();
@@ -1150,7 +1151,7 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
 #pragma unroll 8
   for (int next = chunk + 1; next <= last; next++)
     sum += heads[(size_t)next * (size_t)C + (size_t)c];
-  g2z__write(dwte + parts.part[blockIdx.z].at + at, sum, G2Z_ACCUMULATE);
+  g2z__write(dwte + at, sum, G2Z_ACCUMULATE);
 }
 
 #define G2Z__RANKED_TOKENS 8192  /* most tokens that are sorted by their ranks */
@@ -5799,8 +5800,8 @@ static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
                      dynamic, tokens);
 }
 
-/* Blocks of a multiprocessor. 124M took 904 us on an H200, 931 with 8, in a loop of the same
- * traffic. */
+#define G2Z__ADAMW_CHUNK 2048    /* elements that a block of 256 threads takes at a time */
+/* Of a multiprocessor. 124M took 904 us on an H200, 931 with 8, in a loop of the same traffic. */
 #define G2Z__ADAMW_BLOCKS 2
 
 /* Four numbers at 4 * sizeof(T) bytes: 16, or 8 of a 16-bit type. */
@@ -5903,17 +5904,15 @@ static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors
  *   params       A out   round(master)
  *   master,m,v   f32 in place
  *   grads        G in
- * Launch  persistent blocks; all walk the list of ranges, each takes every gridDim-th chunk of 8
- *         elements a thread
+ * Launch  persistent blocks of 256; all walk the list of ranges, each takes every gridDim-th chunk
  * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB, 814 us at 4.28 TB/s
  * Source  Loshchilov and Hutter 2019, arXiv:1711.05101
  * Oracle  g2z_cpu_adamw */
-template <typename A, typename G, int THREADS>
-static __global__ void __launch_bounds__(THREADS)
+template <typename A, typename G>
+static __global__ void __launch_bounds__(256)
 g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
             const g2z_update_range *ranges, size_t count, g2z_optimizer_config config,
             const g2z_step_state *state) {
-  constexpr int CHUNK = 8 * THREADS;
   __shared__ g2z__adamw_factors factors[2]; /* without and with decay: pow is slow, so once */
   g2z__k_begin();
   if (state->skip) return;
@@ -5922,19 +5921,19 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   size_t turn = blockIdx.x; /* this block's next chunk, counted from the begin of the range */
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
-    size_t chunks = (range.elements + CHUNK - 1) / CHUNK;
+    size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
     bool aligned = range.param % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0;
     g2z__adamw_factors now = factors[range.decay != 0];
     g2z__adamw_data<A, G> data = {params + range.param, master + range.shard, m + range.shard,
                                   v + range.shard, grads + range.grad};
     for (; turn < chunks; turn += gridDim.x) {
-      size_t first = turn * CHUNK;
-      size_t end = min(first + CHUNK, range.elements);
-      if (aligned && end - first == CHUNK) {
-        g2z__adamw_fours<A, G>(now, data, first + threadIdx.x * 4, CHUNK / 2);
+      size_t first = turn * G2Z__ADAMW_CHUNK;
+      size_t end = min(first + G2Z__ADAMW_CHUNK, range.elements);
+      if (aligned && end - first == G2Z__ADAMW_CHUNK) {
+        g2z__adamw_fours<A, G>(now, data, first + threadIdx.x * 4, G2Z__ADAMW_CHUNK / 2);
         continue;
       }
-      for (size_t i = first + threadIdx.x; i < end; i += THREADS) {
+      for (size_t i = first + threadIdx.x; i < end; i += 256) {
         data.master[i] = g2z__adamw_element(&now, data.master[i], data.m + i, data.v + i,
                                             g2z__to_float(data.grads[i]));
         data.params[i] = (A)data.master[i];
@@ -5944,23 +5943,17 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   }
 }
 
-template <int THREADS>
-static unsigned g2z__adamw_blocks(const g2z_update *u, size_t begin, size_t end, size_t most) {
-  size_t chunks = 0;
-  for (size_t r = begin; r < end && chunks < most; r++)
-    chunks += g2z__blocks(u->host_ranges[r].elements, 8 * THREADS);
-  return (unsigned)(chunks < most ? chunks : most);
-}
-
 template <typename A, typename G>
 static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t begin,
                                  size_t end) {
-  size_t most = (size_t)g2z__cuda_of(device)->sms * G2Z__ADAMW_BLOCKS;
-  unsigned blocks = g2z__adamw_blocks<256>(u, begin, end, most);
-  if (blocks == 0) return G2Z_OK;
-  return g2z__launch(device, "g2z_k_adamw", g2z_k_adamw<A, G, 256>, blocks, 256, 0,
-                     (A *)u->params, u->master, u->m, u->v, (const G *)u->grads, u->ranges + begin,
-                     end - begin, *u->config, u->state);
+  size_t chunks = 0, most = (size_t)g2z__cuda_of(device)->sms * G2Z__ADAMW_BLOCKS;
+  for (size_t r = begin; r < end; r++)
+    chunks += g2z__blocks(u->host_ranges[r].elements, G2Z__ADAMW_CHUNK);
+  if (chunks == 0) return G2Z_OK;
+  return g2z__launch(device, "g2z_k_adamw", g2z_k_adamw<A, G>,
+                     (unsigned)(chunks < most ? chunks : most), 256, 0, (A *)u->params, u->master,
+                     u->m, u->v, (const G *)u->grads, u->ranges + begin, end - begin, *u->config,
+                     u->state);
 }
 
 /* ===== >>k70 memory ======================================================
