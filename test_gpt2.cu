@@ -4202,7 +4202,7 @@ static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float 
                                   (int)N));
   CHECK_OK(p->t, gpu->embed_order(p->gpu, (int32_t *)order->gpu, (const int32_t *)tokens->gpu,
                                   (int)N));
-  for (int count = 3; count; count -= 2) {
+  for (int count = 3; count > 0; count -= 2) {
     CHECK_OK(p->t, cpu->embed_add(p->cpu, grads->cpu, parts, count, dout->cpu,
                                   (const int32_t *)order->cpu, (int)N, C));
     CHECK_OK(p->t, gpu->embed_add(p->gpu, grads->gpu, parts, count, dout->gpu,
