@@ -26,8 +26,6 @@ else
 BUILD   = $(HOST) -x c
 endif
 LIBS    = -lm -lpthread
-# nvcc takes a minute or two for each program: all of them at a time.
-MAKEFLAGS += -j4
 
 all: train prepare_data $(CURDIR)/bench ## the programs (the default)
 
@@ -73,7 +71,10 @@ profile: train prepare_data $(CURDIR)/bench ## what the parts of a step take: by
 
 # ----- test -------------------------------------------------------------------------------------
 
-test: test_gpt2 prepare_data train $(CURDIR)/bench ## everything that this machine can prove; the last line counts it
+# nvcc takes a minute or two for each program: side by side, unless -j says how.
+test: ## everything that this machine can prove; the last line counts it
+	+@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j4) \
+	  test_gpt2 prepare_data train $(CURDIR)/bench
 	./test_gpt2
 
 # Without a GPU all experiments run small, to be seen; with one what is asked first: make bench BENCH='matrix comm'
@@ -97,9 +98,7 @@ build/sanitized/%: %.c gpt2_zero.h
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $< -o $@ $(LIBS)
 
-check: ## compile in every way without a warning; contents, flags, sanitizers
-	for part in compilers contents flags; do $(MAKE) check-$$part || exit 1; done
-	$(MAKE) sanitize
+check: check-compilers check-contents check-flags sanitize ## compile in every way without a warning; contents, flags, sanitizers
 
 WARN := -Wall -Wextra -Wpedantic -Werror
 WAYS := "gcc -std=c11 -x c" "clang -std=c11 -x c" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"

@@ -1072,7 +1072,8 @@ typedef struct g2z_dropout {
   const g2z_step_state *state;   /* device: the step */
 } g2z_dropout;
 
-/* Elements first, first + 1, ... of a table with rows, which lie from `at` on. Multiples of 8. */
+/* Elements first, first + 1, ... of a table with rows are element `at` and those behind it of a
+ * buffer. All are multiples of 8. */
 typedef struct g2z_row_part {
   size_t first, elements, at;
 } g2z_row_part;
@@ -1117,7 +1118,7 @@ typedef struct g2z_ops {
   /* The same where dwte is spread over ranks. order[2 N] i32: tokens[N] in ascending order, equal
    * ones as they stood, and behind them where each stood. With that, grads += those parts of the
    * sums of rows[N,C] act by token: a token's rows are added up in fp32 and rounded once, with what
-   * was there. `parts` is the host's. */
+   * was there. `parts` is the host's; no two overlap. */
   g2z_status (*embed_order)(g2z_device *device, int32_t *order, const int32_t *tokens, int N);
   g2z_status (*embed_add)(g2z_device *device, void *grads, const g2z_row_part *parts, int count,
                           const void *rows, const int32_t *order, int N, int C);
@@ -3616,6 +3617,7 @@ G2Z__PRIVATE int g2z__plan_piece(const g2z_plan *plan, size_t at, size_t end, g2
 
 G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *out, size_t limit) {
   size_t count = 0;
+  int apart = plan->world > 1 && !g2z__plan_replicates(plan); /* a bucket goes out by itself */
   g2z_update_range open;
   memset(&open, 0, sizeof open);
   for (int bucket = 0; bucket < plan->buckets; bucket++) {
@@ -3625,8 +3627,7 @@ G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *ou
     g2z__piece piece;
     while (g2z__plan_piece(plan, at, slice.begin + slice.elements, &piece)) {
       int decay = g2z_param_describe(&plan->model, piece.param).decay;
-      int apart = plan->strategy == G2Z_STRATEGY_DP && at == slice.begin; /* broadcast by itself */
-      int joins = open.elements > 0 && !apart && open.decay == decay &&
+      int joins = open.elements > 0 && !(apart && at == slice.begin) && open.decay == decay &&
                   open.param + open.elements == param + (at - slice.begin) &&
                   open.shard + open.elements == shard + (at - slice.begin) &&
                   open.canonical + open.elements == piece.canonical;
@@ -11622,7 +11623,7 @@ struct g2z_trainer {
   size_t range_count;
   size_t *bucket_ranges;             /* host, [buckets + 1]: where each bucket's ranges begin */
   int *unit_buckets;                 /* host, [units + 1]: the bucket in which each unit begins */
-  g2z_update update;                 /* all of this that AdamW takes */
+  g2z_update update;                 /* what AdamW takes */
   g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__trainer_squares */
   g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
   int row_part_count;
@@ -11748,11 +11749,6 @@ G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_
                    begin + count, t->plan.parameters);
 }
 
-/* Whether parameters that other ranks updated must come from them. */
-G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
-  return t->plan.world > 1 && !g2z__plan_replicates(&t->plan);
-}
-
 G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer) {
   return buffer == G2Z_BUFFER_MASTER ? t->master : buffer == G2Z_BUFFER_M ? t->m : t->v;
 }
@@ -11876,6 +11872,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
 }
 
 /* ----- what ranks do together -------------------------------------------- */
+
+/* Whether parameters that other ranks updated must come from them. */
+G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
+  return t->plan.world > 1 && !g2z__plan_replicates(&t->plan);
+}
 
 /* Whether GPUs reach into each other for the few rows of wte that they read and change. */
 G2Z__PRIVATE int g2z__trainer_reaches(const g2z_trainer *t) {
@@ -12065,7 +12066,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_begin(void *user, int unit) {
                               (room - kept) * size);
 }
 
-/* A bucket's parameters go from those who updated them to the others. */
+/* A bucket's parameters go from those who updated them to the others, behind a fork. */
 G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
   const g2z_plan *plan = &t->plan;
   size_t n = g2z_plan_bucket(plan, bucket).elements, size = (size_t)plan->dtype_bytes;
@@ -12174,8 +12175,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* A bucket has its new parameters: they go out at once if there is a place for them. Nobody reads
- * the old ones any more: all ranks' verdicts are there. */
+/* A bucket has its new parameters: behind a fork they go out, if there is a place for them. Nobody
+ * reads the old ones any more: all ranks' verdicts are there. */
 G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
   int unit = g2z__plan_bucket_unit(&t->plan, bucket);
   if (!g2z__plan_takes_turns(&t->plan, unit)) return g2z__trainer_gather(t, bucket);
@@ -12192,9 +12193,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_adamw(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* New parameters. What a forward pass begins with, the embedding and block 0, is updated first. It
- * goes out to the other ranks beside the update of the rest, which goes out under that pass: beside
- * copies, AdamW is slower than the pass is. */
+/* New parameters. What a forward pass begins with, the embedding and block 0, is updated first and
+ * goes out beside the update of the rest, which goes out under that pass. In two launches AdamW takes
+ * 228 and 283 us of a step of 2 x 4 x 512 on 2 H200s, where 11, each beside the copies of the bucket
+ * before, took 585 together. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
   int buckets = t->plan.buckets, early = t->unit_buckets[t->plan.model.layers], i = 0;
   t->turn[0] = t->turn[1] = t->joined = t->stale = 0;

@@ -1303,6 +1303,7 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
   size_t buffer = g2z__align(g2z__blocks((size_t)N, (size_t)run_rows) * (size_t)C * sizeof(float));
   g2z__embed_scratch scratch;
   void *memory;
+  if (count == 0) return G2Z_OK;
   memset(&scratch, 0, sizeof scratch);
   G2Z__TRY(g2z__scratch(device, 2 * buffer, &memory));
   scratch.heads = (float *)memory;
