@@ -3696,7 +3696,9 @@ static void test_ops_adamw(g2z_test *t) {
     g2z_update update = {params, master, m, v, grads, ranges, ranges, &config, &s};
     for (int step = 1; step <= 3; step++) {
       ops_decide(&e, &s, &config, 4096);
-      CHECK_OK(t, e.ops->adamw(e.device, &update, 0, 2));
+      CHECK_OK(t, e.ops->adamw(e.device, &update, 1, 2)); /* in parts, in any order */
+      CHECK_OK(t, e.ops->adamw(e.device, &update, 0, 1));
+      CHECK_OK(t, e.ops->adamw(e.device, &update, 2, 2));
       for (size_t i = 0; i < 9000; i++) {
         double g = (double)grads[i < 5000 ? i : i + 1] / 64, b1 = config.beta1, b2 = config.beta2;
         want_m[i] = b1 * want_m[i] + (1 - b1) * g;
@@ -4646,7 +4648,9 @@ static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, te
   g2z_update update_gpu = {params->gpu, (float *)master->gpu, (float *)m->gpu, (float *)v->gpu,
                            grads->gpu, (const g2z_update_range *)on_gpu, ranges, config, state.gpu};
   CHECK_OK(p->t, p->cpu->ops->adamw(p->cpu, &update, 0, COUNT));
-  CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, &update_gpu, 0, COUNT));
+  CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, &update_gpu, 2, COUNT)); /* in parts, in any order */
+  CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, &update_gpu, 0, 2));
+  CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, &update_gpu, COUNT, COUNT));
   /* Compilers may fuse a product and an addition, on either side. */
   test_twin_compare(p, m, "adamw m", 2, 0x1p-24);
   test_twin_compare(p, v, "adamw v", 4, 0);
