@@ -800,8 +800,8 @@ static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
  * with its own decay, and no padding. */
 static void test_plan_tiles(g2z_test *t) {
   static const int worlds[] = {1, 2, 3, 4, 9, 13};
-  static const double buckets[] = {0, 0.001, 0.00005, 0.01, 1};
-  g2z_train_config config = test_config_of(3, 1, 8, 24, 131);
+  static const double buckets[] = {0, 0.001, 0.01, 1, 0.00005};
+  g2z_train_config config = test_config_of(3, 2, 48, 24, 131);
   for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
     for (size_t b = 0; b < sizeof buckets / sizeof *buckets; b++)
       for (int column = 0; column <= 4; column++) { /* the last is strategy dp */
@@ -810,7 +810,8 @@ static void test_plan_tiles(g2z_test *t) {
         config.strategy = dp ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
         config.bucket_mb = buckets[b];
         config.model.layers = 1 + (stage + (int)b) % 4;
-        config.model.channels = b < 3 ? 8 : 48; /* the smallest buckets are as small as can be */
+        if (b == 4) config.model.channels = 8, config.model.heads = 1; /* as small as can be */
+        else config.model.channels = 48, config.model.heads = 2;
         g2z_plan plan;
         CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, worlds[w], &plan));
         test_plan_units(t, &plan);
@@ -7421,8 +7422,8 @@ static g2z_status zero_rows(g2z_comm *comm, g2z_span span, void *rows, const voi
   return G2Z_OK;
 }
 
-/* What is done to a run beside its case; ZERO_LIKE + world: one rank takes micro-batches of the size
- * that those of `world` ranks have. */
+/* What is done to a run beside its case; ZERO_LIKE + world: one rank takes micro-batches of the
+ * size that those of `world` ranks have. */
 enum { ZERO_PLAIN, ZERO_FAULT, ZERO_FAULT_ROWS, ZERO_RECOMPUTE, ZERO_LIKE };
 
 /* zero DEVICE DTYPE CASES HOW FILE: rank 0 writes the losses of all cases to FILE. */
@@ -8420,15 +8421,17 @@ static double zero_bound(g2z_dtype dtype, int world) {
   return dtype == G2Z_FP32 ? 1e-5 : (dtype == G2Z_FP16 ? 2.4e-4 : 1.8e-3) * world;
 }
 
-/* Worlds from `least` to `most` against one rank. On a GPU, where a product's roundings depend on
- * its shape, that rank takes micro-batches of the same size, whose gradients it adds up in fp32. */
+/* Worlds from `least` to `most` against one rank. With 16 bits on a GPU, where a product's roundings
+ * depend on its shape, that rank takes micro-batches of the same size, and adds up in fp32. */
 static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least, int most) {
   static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
   if (!zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_PLAIN, one)) return;
   for (int i = 0; i < ZERO_CASES; i++) CHECK(t, one[i][ZERO_STEPS - 1] < one[i][0] - 0.5f);
   for (int world = least; world <= most; world++) {
     if (!zero_run(t, device, dtype, world, ZERO_CASES, ZERO_PLAIN, many)) return;
-    if (device && !zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_LIKE + world, one)) return;
+    if (device && dtype != G2Z_FP32 &&
+        !zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_LIKE + world, one))
+      return;
     double worst = zero_worst(many, one, ZERO_CASES);
     printf("      %s, %d ranks: losses differ by %.1e at most\n", g2z_dtype_text(dtype), world,
            worst);
