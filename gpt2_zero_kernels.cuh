@@ -1671,7 +1671,9 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
     __pipeline_commit();
   }
   if (row < data.N) work.mean = data.mean[row], work.rstd = data.rstd[row];
-  for (; row < data.N; row += stride) {
+  /* A team without a row in the last turn meets at the barrier too: racecheck takes it that all
+   * threads of a block meet equally often, and else finds races behind the block's barriers. */
+  for (; row - (int)threadIdx.y < data.N; row += stride) {
     g2z__row_fetch<A, K>(data, slots, row + (STAGES - 1) * stride,
                          stage == 0 ? STAGES - 1 : stage - 1);
     __pipeline_commit();
@@ -1680,11 +1682,13 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
     float next_rstd = goes_on ? data.rstd[row + stride] : 0;
     __pipeline_wait_prior(STAGES - 1);
     /* Every second row takes the other half of `shared`: the one before may still be read. */
-    float2 means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, packs);
+    float2 means = make_float2(0, 0);
+    if (row < data.N) means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, packs);
     means = g2z__team_sums<WARPS>(means, shared[half] + threadIdx.y * WARPS);
     means.x *= share;
     means.y *= share;
-    g2z__layernorm_bwd_dres<A, K, DROP>(work, slots, stage, data, row, means);
+    if (row < data.N)
+      g2z__layernorm_bwd_dres<A, K, DROP>(work, slots, stage, data, row, means);
     work.mean = next_mean;
     work.rstd = next_rstd;
     stage = stage == STAGES - 1 ? 0 : stage + 1;
@@ -4088,11 +4092,13 @@ struct g2z__hopper_barriers {
  * the tiles of 64 queries from the first that sees one of its keys. A block's first item has its
  * number, and then it takes the next one that nobody has: long items go first, so all blocks end at
  * about the same time. What an item leaves depends on nothing but itself. The thread that loads
- * takes them; the others hear of an item with its first keys. */
+ * takes them; the others hear of an item with its first keys, by the lanes that free those. */
 static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barriers,
                                               const g2z__turn<2> &kv) {
   g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
-  return __shfl_sync(G2Z__ALL_LANES, barriers->item[kv.stage], 0);
+  int item = 0;
+  if (g2z__lane() == 0) item = barriers->item[kv.stage];
+  return __shfl_sync(G2Z__ALL_LANES, item, 0);
 }
 #define G2Z__HOPPER_WALK_ITEMS(barriers, kv) \
   for (int index; (index = g2z__hopper_next(barriers, kv)) >= 0;)
