@@ -11614,6 +11614,8 @@ struct g2z_trainer {
   float *master, *m, *v;             /* [shard_elements] */
   char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
                                       * else NULL */
+  char *sums;                        /* that shard, or the model's gradients: where the sums over
+                                      * ranks lie that this rank owns */
   g2z_step_state *state;             /* device */
   g2z_verdict verdict;
   double *ballot[2];                 /* host: status and stop request of this rank, by parity */
@@ -11666,6 +11668,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   if (g2z__plan_by_unit(plan)) {
     G2Z__DEVICE(t->grad_shard, char, plan->shard_elements * (size_t)plan->grad_bytes);
   }
+  t->sums = t->grad_shard ? t->grad_shard : model->grads;
   G2Z__DEVICE(t->master, float, shard);
   G2Z__DEVICE(t->m, float, shard);
   G2Z__DEVICE(t->v, float, shard);
@@ -11780,9 +11783,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_read_grads(g2z_trainer *t, const g2z_update
                                                 float *out) {
   g2z_device *dev = t->device;
   size_t size = (size_t)t->plan.grad_bytes;
-  const char *grads = t->grad_shard ? t->grad_shard : t->model.grads;
   char *raw = (char *)out + part->elements * (sizeof(float) - size);
-  G2Z__TRY(dev->ops->download(dev, raw, grads + part->grad * size, part->elements * size));
+  G2Z__TRY(dev->ops->download(dev, raw, t->sums + part->grad * size, part->elements * size));
   G2Z__TRY(dev->ops->synchronize(dev));
   if (size == sizeof(float)) return G2Z_OK;
   for (size_t i = 0; i < part->elements; i++) {
@@ -11893,11 +11895,10 @@ G2Z__PRIVATE g2z_comm_table g2z__trainer_table(const g2z_trainer *t) {
   return table;
 }
 
-/* Where the sums over the ranks of this rank's slice of a bucket lie. */
-G2Z__PRIVATE char *g2z__trainer_reduced(const g2z_trainer *t, int bucket) {
-  size_t size = (size_t)t->plan.grad_bytes;
-  if (t->grad_shard) return t->grad_shard + g2z_plan_shard_offset(&t->plan, bucket) * size;
-  return t->model.grads + g2z_plan_slice(&t->plan, bucket, t->plan.rank).begin * size;
+/* The element of t->sums where the sums over the ranks of this rank's slice of a bucket begin. */
+G2Z__PRIVATE size_t g2z__trainer_sum_at(const g2z_trainer *t, int bucket) {
+  return t->grad_shard ? g2z_plan_shard_offset(&t->plan, bucket)
+                       : g2z_plan_slice(&t->plan, bucket, t->plan.rank).begin;
 }
 
 /* A bucket's gradients are complete: they are added up over the ranks, beside what follows. */
@@ -11913,7 +11914,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
     G2Z__TRY(ops->all_reduce(t->comm, from, n));
   } else { /* without a shard of their own, micro-steps have added up already */
     g2z_write mode = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-    G2Z__TRY(ops->reduce_scatter(t->comm, g2z__trainer_reduced(t, bucket), from, mode, n));
+    char *to = t->sums + g2z__trainer_sum_at(t, bucket) * size;
+    G2Z__TRY(ops->reduce_scatter(t->comm, to, from, mode, n));
   }
   return ops->mark(t->comm, bucket);
 }
@@ -11922,18 +11924,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
 G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = &t->plan;
   double *row = t->verdict.rows + (size_t)plan->rank * G2Z_VERDICT_COLUMNS;
-  const char *grads = t->grad_shard ? t->grad_shard : t->model.grads;
   int count = 0;
   for (int bucket = from; bucket < to; bucket++) {
     g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
-    slice.begin = (size_t)(g2z__trainer_reduced(t, bucket) - grads) / (size_t)plan->grad_bytes;
+    slice.begin = g2z__trainer_sum_at(t, bucket);
     if (slice.elements == 0) continue;
     g2z_range *last = count > 0 ? &t->pieces[count - 1] : NULL;
     if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
     else t->pieces[count++] = slice;
   }
   g2z_span_begin(t->device, G2Z_SPAN_NORM);
-  G2Z__TRY(t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES, grads, t->pieces,
+  G2Z__TRY(t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES, t->sums, t->pieces,
                                       count));
   g2z_span_end(t->device, G2Z_SPAN_NORM);
   return G2Z_OK;
@@ -12014,8 +12015,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_embedded(void *user, const void *mine) {
 /* Adds the rows of all ranks to what this rank has of wte's buckets. */
 G2Z__PRIVATE g2z_status g2z__trainer_add_rows(g2z_trainer *t) {
   g2z__embedding_rows rows = g2z__plan_rows(&t->plan);
-  return t->device->ops->embed_add(t->device, t->grad_shard ? t->grad_shard : t->model.grads,
-                                   t->row_parts, t->row_part_count, t->rows,
+  return t->device->ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows,
                                    (const int32_t *)(t->model.logits + rows.order),
                                    (int)rows.count, t->plan.model.channels);
 }
@@ -12279,7 +12279,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_index_rows(g2z_trainer *t) {
     g2z_row_part *part = &t->row_parts[t->row_part_count++];
     part->first = slice.begin - g2z_plan_unit(plan, wte);
     part->elements = slice.elements;
-    part->at = t->grad_shard ? g2z_plan_shard_offset(plan, bucket) : slice.begin;
+    part->at = g2z__trainer_sum_at(t, bucket);
   }
   return G2Z_OK;
 }
@@ -12356,8 +12356,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   first.hysteresis = t->config.optimizer.loss_scale_hysteresis;
   const g2z_ops *ops = t->device->ops;
   g2z_update update = {t->model.params, t->master, t->m, t->v,
-                       t->grad_shard ? t->grad_shard : t->model.grads, t->ranges, t->host_ranges,
-                       &t->config.optimizer, t->state};
+                       t->sums, t->ranges, t->host_ranges, &t->config.optimizer, t->state};
   t->update = update;
   G2Z__TRY(ops->upload(t->device, t->ranges, t->host_ranges,
                        t->range_count * sizeof(g2z_update_range)));
