@@ -98,6 +98,30 @@ build/sanitized/%: %.c gpt2_zero.h
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $< -o $@ $(LIBS)
 
+# Each test of the CUDA ops under each tool of compute-sanitizer: side by side with -j, some of them with
+# SANITIZE_TOOLS= and SANITIZE_TESTS=. Left out are a test of two GPUs, and two that train with the ops
+# that the others test. racecheck breaks off in cuBLASLt's kernels: plain ones stand in for them.
+SANITIZE_TOOLS ?= memcheck initcheck racecheck
+SANITIZE_TESTS ?= $(filter-out cuda_zero cuda_early cuda_recompute, \
+                    $(shell sed -n 's/^    {"\(cuda_[a-z_]*\)".*/\1/p' test_gpt2.cu))
+SANITIZED := $(foreach tool,$(SANITIZE_TOOLS),$(addprefix $(tool)-,$(SANITIZE_TESTS)))
+sanitize-cuda: $(SANITIZED) ## the tests of the CUDA ops under compute-sanitizer
+$(SANITIZED): test_gpt2 build/plain/.built
+	@mkdir -p build/sanitized
+	@LD_LIBRARY_PATH=build/plain:$$LD_LIBRARY_PATH compute-sanitizer --tool $(firstword $(subst -, ,$@)) \
+	  --error-exitcode 1 $(if $(filter memcheck-%,$@),--report-api-errors no) \
+	  ./test_gpt2 $(lastword $(subst -, ,$@)) > build/sanitized/$@.txt 2>&1 \
+	  && grep -q '^1 passed' build/sanitized/$@.txt || { cat build/sanitized/$@.txt; echo "FAIL  $@"; exit 1; }
+	@echo "ok    $@"
+# fp32's attention is plain arithmetic on shared memory, of which racecheck follows every access.
+racecheck-cuda_attention racecheck-cuda_attention_repeats: export G2Z_TEST_DTYPES ?= fp16,bf16
+# Under the name by which test_gpt2 asks for cuBLASLt.
+build/plain/.built: peers/plain_cublaslt.cu test_gpt2
+	@rm -rf $(@D) && mkdir -p $(@D)
+	name=$$(ldd test_gpt2 | grep -o 'libcublasLt[^ ]*' | head -n 1) && \
+	  $(NVCC) -O3 $(if $(ARCH),-arch=sm_$(ARCH)) -shared -Xcompiler -fPIC -Xlinker -soname=$$name,--default-symver $< -o $(@D)/$$name
+	@touch $@
+
 check: check-compilers check-contents check-flags sanitize ## compile in every way without a warning; contents, flags, sanitizers
 
 WARN := -Wall -Wextra -Wpedantic -Werror
@@ -207,8 +231,8 @@ clean: ## remove what was built and what `make run`, `make profile` and `make be
 	rm -rf train bench prepare_data test_gpt2 build data/sources runs/sources runs/profile runs/bench
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL: downloads'
 
-.PHONY: all run profile test bench sanitize fuzz check check-cuda check-compilers check-contents check-flags vocab data clean help
+.PHONY: all run profile test bench sanitize fuzz check check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data clean help

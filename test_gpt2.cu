@@ -3876,8 +3876,11 @@ static const struct {
                   {G2Z_FP16, G2Z_FP32}, {G2Z_BF16, G2Z_BF16}, {G2Z_BF16, G2Z_FP32}};
 enum { TEST_TYPES = (int)(sizeof test_types / sizeof *test_types) };
 
+/* 0: there is none, also where G2Z_TEST_DTYPES, such as "fp16,bf16", leaves the type out. */
 static int test_pair_open(test_pair *p, g2z_test *t, int types) {
+  const char *wanted = getenv("G2Z_TEST_DTYPES");
   memset(p, 0, sizeof *p);
+  if (wanted && !strstr(wanted, g2z_dtype_text(test_types[types].dtype))) return 0;
   p->t = t;
   p->dtype = test_types[types].dtype;
   p->grad_dtype = test_types[types].grad_dtype;
