@@ -169,6 +169,7 @@ check-cuda: ## no warning from nvcc, for each architecture
 	    -Xcompiler -Wall,-Wextra -x cu -c train.cu -o build/check/nvcc.o || exit 1; \
 	  echo "ok    nvcc: sm_$$arch"; \
 	done
+	@$(NVCC) -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra -c peers/plain_cublaslt.cu -o build/check/nvcc.o
 	@printf '%s\n' '#include "gpt2_zero.h"' 'int main(void) { return g2z_device_default() < 0; }' > build/check/main.c
 	@printf '%s\n' '#define GPT2_ZERO_IMPLEMENTATION' '#include "gpt2_zero.h"' > build/check/library.cu
 	@$(NVCC) -std=c++17 -O3 -I. -c build/check/library.cu -o build/check/library.o
