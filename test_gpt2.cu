@@ -6215,6 +6215,9 @@ static void test_train_run(g2z_test *t) {
                       output, sizeof output) == 0);
   CHECK(t, strstr(output, "2 layers") && strstr(output, "largest"));
   CHECK(t, access("runs/run_dry", F_OK) != 0);
+  CHECK(t, test_train(t, "--dry-run --ranks 4096 --batch 1048576 --global-batch 8", output,
+                      sizeof output) == 1); /* together 2^32 */
+  CHECK(t, strstr(output, "must divide by --batch 1048576 x 4096 ranks") != NULL);
 
   test_run_shard(t, "x_train_0.bin", 2000);
   test_run_shard(t, "x_val_0.bin", 200);
