@@ -8253,7 +8253,9 @@ static void test_ranks_train(g2z_test *t) {
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   test_ranks_flags(t, config, sizeof config);
   snprintf(arguments, sizeof arguments, "--ranks 2 --steps 3 --nccl-logs %s", config);
+  setenv("SLURM_JWT", "not for files", 1);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  unsetenv("SLURM_JWT");
   CHECK(t, test_ranks_lines(output, "RUN_COMPLETE") == 1 && strstr(output, "world_size=2"));
   if (t->failures) printf("%s", output);
   static const char *const files[] = {"launcher_metadata.json", "topo.txt", "ibstat.txt"};
@@ -8269,6 +8271,7 @@ static void test_ranks_train(g2z_test *t) {
                                      "\"NCCL_DEBUG\": \"INFO\""};
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
     CHECK(t, text && strstr(text, keys[i]) != NULL);
+  CHECK(t, text && !strstr(text, "not for files"));
   g2z_release(&t->services, text);
   snprintf(arguments, sizeof arguments, "--gpus 99 %s", config);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);

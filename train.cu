@@ -405,7 +405,8 @@ static void catch_signals(g2z_run *run) {
 
 /* ----- artifacts of the launch -------------------------------------------- */
 
-/* An object of the variables whose names begin with one of the prefixes. */
+/* An object of the variables whose names begin with one of the prefixes. SLURM_JWT stays out: it is
+ * a token that lets its holder act as this user. */
 static void put_variables(g2z_json_out *out, const char *key, const char *const *prefixes,
                           int count) {
   extern char **environ;
@@ -417,6 +418,7 @@ static void put_variables(g2z_json_out *out, const char *key, const char *const 
     int wanted = 0;
     for (int i = 0; i < count; i++)
       wanted |= strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0;
+    if (strncmp(*variable, "SLURM_JWT=", 10) == 0) wanted = 0;
     if (!wanted || length >= sizeof name) continue;
     snprintf(name, sizeof name, "%.*s", (int)length, *variable);
     g2z_json_put_string(out, name, equals + 1);
