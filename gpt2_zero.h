@@ -12348,6 +12348,20 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   return g2z__trainer_index(t);
 }
 
+/* The weights of config.init_from. Their shapes are compared while they are read; into how many
+ * heads the channels fall apart, config.json alone says. */
+G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
+  const char *from = t->config.init_from;
+  const g2z_model_config *model = &t->plan.model;
+  g2z_model_config saved;
+  G2Z__TRY(g2z_weights_config(t->services, from, &saved));
+  if (saved.channels == model->channels && saved.heads != model->heads)
+    return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
+                     "heads=%d, but the weights in %s were trained with %d (n_head of its "
+                     "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
+  return g2z_weights_read(t->services, from, model, g2z__trainer_take, t);
+}
+
 /* Weights, the state of a step that was never taken, and what AdamW will work on. */
 G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   g2z_step_state first;
@@ -12362,9 +12376,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
                        t->range_count * sizeof(g2z_update_range)));
   G2Z__TRY(ops->upload(t->device, t->state, &first, sizeof first));
   G2Z__TRY(ops->synchronize(t->device));
-  if (t->config.init_from)
-    return g2z_weights_read(t->services, t->config.init_from, &t->plan.model, g2z__trainer_take, t);
-  return g2z__trainer_init(t);
+  return t->config.init_from ? g2z__trainer_init_from(t) : g2z__trainer_init(t);
 }
 
 /* What all ranks must agree on, a line each. */

@@ -5830,6 +5830,8 @@ static void test_run_init_from(g2z_test *t) {
   CHECK_OK(t, test_run_all(t, &s.config, &second));
   CHECK_NEAR(t, second.val_loss, first.val_loss, 1e-9);
   CHECK(t, strcmp(first.sample, second.sample) == 0);
+  s.config.train.model.heads /= 2; /* no shape shows it */
+  CHECK_STATUS(t, test_run_all(t, &s.config, &second), G2Z_BAD_ARGUMENT, &t->services, "n_head");
 }
 
 static void test_run_slurm(g2z_test *t) {
