@@ -1597,8 +1597,8 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
  * accum 1, from where it stands, over all ranks. */
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
                                         double *loss);
-/* logits[count,V] in host memory of one sequence of up to `context` tokens; last_only: [1,V]. Of
- * several ranks all call it. */
+/* logits[count,V] in host memory of one sequence of up to `context` tokens, and no more than B*T;
+ * last_only: [1,V]. Of several ranks all call it. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
                                       int last_only, float *logits);
 G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *trainer);
@@ -12921,7 +12921,7 @@ G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampl
   g2z__draw *candidates = (g2z__draw *)(void *)scratch;
   int best = 0;
   for (int i = 1; i < vocab; i++)
-    if (logits[i] > logits[best]) best = i;
+    if (logits[i] > logits[best] || isnan(logits[best])) best = i;
   if (!(sampling->temperature > 0)) return best;
   for (int i = 0; i < vocab; i++) {
     float p = expf((logits[i] - logits[best]) / sampling->temperature);

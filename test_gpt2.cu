@@ -7016,6 +7016,11 @@ static void test_sampling(g2z_test *t) {
   CHECK(t, count[1] + count[4] == 2000 && count[1] > 800 && count[4] > 800);
   s.top_p = 1e-9f;
   CHECK(t, g2z_sample(logits, 5, &s, 9, scratch) == 1);
+  const float one_broken[3] = {NAN, 1.0f, 2.0f};
+  CHECK(t, g2z_sample(one_broken, 3, &s, 9, scratch) == 2);
+  s.temperature = 0;
+  CHECK(t, g2z_sample(one_broken, 3, &s, 9, scratch) == 2);
+  s.temperature = 1;
   const float broken[3] = {NAN, NAN, NAN};
   int id = g2z_sample(broken, 3, &s, 9, scratch);
   CHECK(t, id >= 0 && id < 3);
