@@ -33,7 +33,7 @@ typedef struct options {
   float join_timeout, silence_timeout, hang_timeout;
   const char *run_id;
   int dry_run, nccl_logs, profile_mode, help;
-  char run_dir_text[1024], vocab_text[1024];
+  char run_dir_text[1024], vocab_text[4128];
 } options;
 
 #define WORD(name, text) "|" text
@@ -267,7 +267,7 @@ static g2z_status settle_model(g2z_services *services, options *o) {
   o->run.model_name = custom || weights ? "custom" : o->model;
   if (weights) {
     TRY(g2z_weights_config(services, weights, model));
-    snprintf(o->vocab_text, sizeof o->vocab_text, "%.1000s/merges.txt", weights);
+    snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
     if (!o->run.vocab && access(o->vocab_text, R_OK) == 0) o->run.vocab = o->vocab_text;
   } else {
     TRY(g2z_model_config_named(services, o->model, model));
@@ -287,11 +287,23 @@ static g2z_status fail(g2z_services *services, const char *sentence) {
   return G2Z_BAD_ARGUMENT;
 }
 
+/* Texts are copied into fields that ranks exchange: one that is cut off would be another. */
+static g2z_status check_length(g2z_services *services, const char *flag, const char *text,
+                               size_t room) {
+  if (!text || strlen(text) < room) return G2Z_OK;
+  snprintf(services->error, sizeof services->error,
+           "%s has %zu bytes, and at most %zu have room: give a shorter one", flag, strlen(text),
+           room - 1);
+  return G2Z_BAD_ARGUMENT;
+}
+
 /* What flags leave open, and what they say together. */
 static g2z_status settle(g2z_services *services, options *o, g2z_context_config *context) {
   g2z_train_config *train = &o->run.train;
   g2z_ranks_config *ranks = &context->ranks;
   TRY(g2z_place_find(services, &ranks->place));
+  TRY(check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
+  TRY(check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
   if (o->dry_run && (o->ranks || o->gpus)) ranks->place.world = o->gpus ? o->gpus : o->ranks;
   if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
   ranks->join_s = o->join_timeout;
