@@ -6243,6 +6243,14 @@ static void test_train_run(g2z_test *t) {
            "--device cpu", test_path(t, "weights"));
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
   CHECK(t, strstr(output, "sample after step 0:\n1 2") != NULL);
+  setenv("NCCL_LOGS", "1", 1);
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+  unsetenv("NCCL_LOGS");
+  CHECK(t, strstr(output, "NCCL_LOGS=1 writes into the run directory") != NULL);
+  snprintf(arguments, sizeof arguments, "--init-from %s --context 8 --prompt 1 --run-dir none "
+           "--device cpu", test_path(t, "weights"));
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "take the sizes of the config.json that belongs to it") != NULL);
 }
 /* ----- model: golden values, finite differences -------------------------- */
 

@@ -503,7 +503,10 @@ static g2z_status log_nccl(g2z_services *services, const options *o, const g2z_p
   const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
   char path[1200];
   if (!o->nccl_logs && !(variable && strcmp(variable, "1") == 0)) return G2Z_OK;
-  if (!directory) return fail(services, "--nccl-logs writes into the run directory: give one");
+  if (!directory)
+    return fail(services, o->nccl_logs
+                              ? "--nccl-logs writes into the run directory: give one"
+                              : "NCCL_LOGS=1 writes into the run directory: give one, or unset it");
   TRY(g2z_make_directory(services, directory));
   setenv("NCCL_DEBUG", "INFO", 0);
   snprintf(path, sizeof path, "%s/nccl_rank_%%h_%%p.log", directory); /* NCCL's: host, process */
