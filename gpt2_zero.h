@@ -208,7 +208,8 @@
  *     its config. From then on each has a thread that sends a heartbeat a second. A connection that
  *     ends without a goodbye, 30 s of silence, 600 s without progress: rank 0 names the culprit to
  *     all, whose on_fault reports and exits. The others name rank 0. No CUDA or NCCL call is waited
- *     for. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and saved.
+ *     for. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and, where
+ *     there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens
@@ -1339,7 +1340,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 
 /* Exit codes of programs around the library, which mpirun, srun and scripts see. */
 #define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
-#define G2Z_EXIT_STOPPED 75  /* a stop was requested, the state is saved: start again to go on */
+#define G2Z_EXIT_STOPPED 75  /* a stop was requested, the state is saved in the run directory */
 
 /* Starts this program `ranks` times with the same arguments, as ranks of one job on this host,
  * waits for all and hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to them. *is_parent 0:
