@@ -13741,7 +13741,8 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int laye
     if (list[i].index < 0)
       return g2z__fail(file->services, G2Z_FORMAT,
                        "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
-                       "sizes of the config.json that belongs to it", file->path, list[i].name, layers);
+                       "sizes of the config.json that belongs to it", file->path, list[i].name,
+                       layers);
     G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
     used[list[i].index] = 1;
   }
@@ -13754,8 +13755,8 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int laye
     if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
       return g2z__fail(file->services, G2Z_FORMAT,
                        "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
-                       "the sizes of the config.json that belongs to it", file->path, file->tensors[i].name,
-                       layers);
+                       "the sizes of the config.json that belongs to it", file->path,
+                       file->tensors[i].name, layers);
   return G2Z_OK;
 }
 

@@ -6173,7 +6173,8 @@ static void test_train_refusals(g2z_test *t) {
       {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
       {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
       {"--train $SHARD --init-from /nowhere", "/nowhere"},
-      {"--train $SHARD --run-dir $(printf %01100d 0)", "--run-dir has 1100 bytes, and at most 1023"},
+      {"--train $SHARD --run-dir $(printf %01100d 0)",
+       "--run-dir has 1100 bytes, and at most 1023"},
       {"--train $SHARD --run-id $(printf %0200d 0)", "--run-id has 200 bytes, and at most 127"},
       {"--layers 1 --channels 64", "nothing to do"}};
   char output[16384], arguments[900];
