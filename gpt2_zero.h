@@ -208,7 +208,8 @@
  *     its config. From then on each has a thread that sends a heartbeat a second. A connection that
  *     ends without a goodbye, 30 s of silence, 600 s without progress: rank 0 names the culprit to
  *     all, whose on_fault reports and exits. The others name rank 0. No CUDA or NCCL call is waited
- *     for. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and saved.
+ *     for. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and, where
+ *     there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens
@@ -1339,7 +1340,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 
 /* Exit codes of programs around the library, which mpirun, srun and scripts see. */
 #define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
-#define G2Z_EXIT_STOPPED 75  /* a stop was requested, the state is saved: start again to go on */
+#define G2Z_EXIT_STOPPED 75  /* a stop was requested, the state is saved in the run directory */
 
 /* Starts this program `ranks` times with the same arguments, as ranks of one job on this host,
  * waits for all and hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to them. *is_parent 0:
@@ -1597,8 +1598,8 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
  * accum 1, from where it stands, over all ranks. */
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
                                         double *loss);
-/* logits[count,V] in host memory of one sequence of up to `context` tokens; last_only: [1,V]. Of
- * several ranks all call it. */
+/* logits[count,V] in host memory of one sequence of up to `context` tokens, and no more than B*T;
+ * last_only: [1,V]. Of several ranks all call it. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
                                       int last_only, float *logits);
 G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *trainer);
@@ -12348,6 +12349,20 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   return g2z__trainer_index(t);
 }
 
+/* The weights of config.init_from. Their shapes are compared while they are read; into how many
+ * heads the channels fall apart, config.json alone says. */
+G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
+  const char *from = t->config.init_from;
+  const g2z_model_config *model = &t->plan.model;
+  g2z_model_config saved;
+  G2Z__TRY(g2z_weights_config(t->services, from, &saved));
+  if (saved.channels == model->channels && saved.heads != model->heads)
+    return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
+                     "heads=%d, but the weights in %s were trained with %d (n_head of its "
+                     "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
+  return g2z_weights_read(t->services, from, model, g2z__trainer_take, t);
+}
+
 /* Weights, the state of a step that was never taken, and what AdamW will work on. */
 G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   g2z_step_state first;
@@ -12362,9 +12377,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
                        t->range_count * sizeof(g2z_update_range)));
   G2Z__TRY(ops->upload(t->device, t->state, &first, sizeof first));
   G2Z__TRY(ops->synchronize(t->device));
-  if (t->config.init_from)
-    return g2z_weights_read(t->services, t->config.init_from, &t->plan.model, g2z__trainer_take, t);
-  return g2z__trainer_init(t);
+  return t->config.init_from ? g2z__trainer_init_from(t) : g2z__trainer_init(t);
 }
 
 /* What all ranks must agree on, a line each. */
@@ -12909,7 +12922,7 @@ G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampl
   g2z__draw *candidates = (g2z__draw *)(void *)scratch;
   int best = 0;
   for (int i = 1; i < vocab; i++)
-    if (logits[i] > logits[best]) best = i;
+    if (logits[i] > logits[best] || isnan(logits[best])) best = i;
   if (!(sampling->temperature > 0)) return best;
   for (int i = 0; i < vocab; i++) {
     float p = expf((logits[i] - logits[best]) / sampling->temperature);
@@ -13699,7 +13712,7 @@ G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z_safetensors *file, in
     return G2Z_OK;
   return g2z__fail(file->services, G2Z_FORMAT,
                    "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
-                   "config.json that belongs to it", file->path, got->name,
+                   "sizes of the config.json that belongs to it", file->path, got->name,
                    g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
 }
 
@@ -13728,7 +13741,8 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int laye
     if (list[i].index < 0)
       return g2z__fail(file->services, G2Z_FORMAT,
                        "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
-                       "config.json that belongs to it", file->path, list[i].name, layers);
+                       "sizes of the config.json that belongs to it", file->path, list[i].name,
+                       layers);
     G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
     used[list[i].index] = 1;
   }
@@ -13741,8 +13755,8 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int laye
     if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
       return g2z__fail(file->services, G2Z_FORMAT,
                        "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
-                       "the config.json that belongs to it", file->path, file->tensors[i].name,
-                       layers);
+                       "the sizes of the config.json that belongs to it", file->path,
+                       file->tensors[i].name, layers);
   return G2Z_OK;
 }
 

@@ -5830,6 +5830,8 @@ static void test_run_init_from(g2z_test *t) {
   CHECK_OK(t, test_run_all(t, &s.config, &second));
   CHECK_NEAR(t, second.val_loss, first.val_loss, 1e-9);
   CHECK(t, strcmp(first.sample, second.sample) == 0);
+  s.config.train.model.heads /= 2; /* no shape shows it */
+  CHECK_STATUS(t, test_run_all(t, &s.config, &second), G2Z_BAD_ARGUMENT, &t->services, "n_head");
 }
 
 static void test_run_slurm(g2z_test *t) {
@@ -6171,6 +6173,9 @@ static void test_train_refusals(g2z_test *t) {
       {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
       {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
       {"--train $SHARD --init-from /nowhere", "/nowhere"},
+      {"--train $SHARD --run-dir $(printf %01100d 0)",
+       "--run-dir has 1100 bytes, and at most 1023"},
+      {"--train $SHARD --run-id $(printf %0200d 0)", "--run-id has 200 bytes, and at most 127"},
       {"--layers 1 --channels 64", "nothing to do"}};
   char output[16384], arguments[900];
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
@@ -6215,6 +6220,9 @@ static void test_train_run(g2z_test *t) {
                       output, sizeof output) == 0);
   CHECK(t, strstr(output, "2 layers") && strstr(output, "largest"));
   CHECK(t, access("runs/run_dry", F_OK) != 0);
+  CHECK(t, test_train(t, "--dry-run --ranks 4096 --batch 1048576 --global-batch 8", output,
+                      sizeof output) == 1); /* together 2^32 */
+  CHECK(t, strstr(output, "must divide by --batch 1048576 x 4096 ranks") != NULL);
 
   test_run_shard(t, "x_train_0.bin", 2000);
   test_run_shard(t, "x_val_0.bin", 200);
@@ -6236,6 +6244,14 @@ static void test_train_run(g2z_test *t) {
            "--device cpu", test_path(t, "weights"));
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
   CHECK(t, strstr(output, "sample after step 0:\n1 2") != NULL);
+  setenv("NCCL_LOGS", "1", 1);
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+  unsetenv("NCCL_LOGS");
+  CHECK(t, strstr(output, "NCCL_LOGS=1 writes into the run directory") != NULL);
+  snprintf(arguments, sizeof arguments, "--init-from %s --context 8 --prompt 1 --run-dir none "
+           "--device cpu", test_path(t, "weights"));
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "take the sizes of the config.json that belongs to it") != NULL);
 }
 /* ----- model: golden values, finite differences -------------------------- */
 
@@ -7011,6 +7027,11 @@ static void test_sampling(g2z_test *t) {
   CHECK(t, count[1] + count[4] == 2000 && count[1] > 800 && count[4] > 800);
   s.top_p = 1e-9f;
   CHECK(t, g2z_sample(logits, 5, &s, 9, scratch) == 1);
+  const float one_broken[3] = {NAN, 1.0f, 2.0f};
+  CHECK(t, g2z_sample(one_broken, 3, &s, 9, scratch) == 2);
+  s.temperature = 0;
+  CHECK(t, g2z_sample(one_broken, 3, &s, 9, scratch) == 2);
+  s.temperature = 1;
   const float broken[3] = {NAN, NAN, NAN};
   int id = g2z_sample(broken, 3, &s, 9, scratch);
   CHECK(t, id >= 0 && id < 3);
@@ -8250,7 +8271,9 @@ static void test_ranks_train(g2z_test *t) {
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   test_ranks_flags(t, config, sizeof config);
   snprintf(arguments, sizeof arguments, "--ranks 2 --steps 3 --nccl-logs %s", config);
+  setenv("SLURM_JWT", "not for files", 1);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  unsetenv("SLURM_JWT");
   CHECK(t, test_ranks_lines(output, "RUN_COMPLETE") == 1 && strstr(output, "world_size=2"));
   if (t->failures) printf("%s", output);
   static const char *const files[] = {"launcher_metadata.json", "topo.txt", "ibstat.txt"};
@@ -8266,6 +8289,7 @@ static void test_ranks_train(g2z_test *t) {
                                      "\"NCCL_DEBUG\": \"INFO\""};
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
     CHECK(t, text && strstr(text, keys[i]) != NULL);
+  CHECK(t, text && !strstr(text, "not for files"));
   g2z_release(&t->services, text);
   snprintf(arguments, sizeof arguments, "--gpus 99 %s", config);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
