@@ -84,6 +84,7 @@ typedef struct options {
 #define READERS (IN(report) | IN(profile)) /* their arguments are directories */
 #define ANY ((1u << COMMAND_COUNT) - 1)
 #define STEPS_MAX 100000000
+#define SIZE_LEAST 0.001 /* MiB */
 
 #define WORD(name, text) "|" text
 #define WORD_OF_3(name, text, bytes) "|" text
@@ -138,7 +139,7 @@ typedef struct options {
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
   FLAG(TRAINING, "gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")    \
   FLAG(TRAINING, "reduce", CHOICE, train.reduce, 0, 0, G2Z_REDUCE_LIST(WORD), "of gradients")     \
-  FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                 \
+  FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, SIZE_LEAST, 65536, "X",                 \
        "MiB of gradients per collective")                                                         \
   FLAG(IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                             \
        "run this on the same work too: 'python3 peers/torch_gpt2.py'")                            \
@@ -1108,7 +1109,7 @@ static g2z_status exchange_gather(g2z_context *context, const options *o, g2z_de
   g2z_comm *comm;
   g2z_comm_config config;
   void *buffer;
-  TRY(read_list(device->services, "sizes", o->size_list, 0.001, 65536, sizes, &count));
+  TRY(read_list(device->services, "sizes", o->size_list, SIZE_LEAST, 65536, sizes, &count));
   for (int i = 0; i < count; i++) most = sizes[i] > most ? sizes[i] : most;
   size_t bytes = (size_t)(most * 1048576.0) + 64 * (size_t)g2z_context_world(context);
   memset(&config, 0, sizeof config);
@@ -1186,6 +1187,20 @@ typedef struct experiment {
 
 static const char *const stage_words = "|dp|0|1|2|3";
 
+/* What a list's limits do not say. A size under SIZE_LEAST would be no flag of a rank, which would
+ * take the default. */
+static g2z_status check_axes(g2z_services *services, const options *o, const axes *a) {
+  for (int i = 0; i < a->rank_count; i++)
+    if (a->ranks[i] != floor(a->ranks[i]))
+      return fail(services, G2Z_BAD_ARGUMENT, "--gpus %.80s: %g is no number of ranks", o->rank_list,
+                  a->ranks[i]);
+  for (int i = 0; i < a->size_count; i++)
+    if (a->sizes[i] > 0 && a->sizes[i] < SIZE_LEAST)
+      return fail(services, G2Z_BAD_ARGUMENT, "--sizes %.80s: %g MiB is less than the least, %g",
+                  o->size_list, a->sizes[i], SIZE_LEAST);
+  return G2Z_OK;
+}
+
 /* The lists are read before anything is written or started. */
 static g2z_status read_axes(experiment *e) {
   g2z_services *services = e->services;
@@ -1197,8 +1212,9 @@ static g2z_status read_axes(experiment *e) {
   int every = strcmp(o->rank_list, "all") == 0;
   TRY(read_list(services, "gpus", every ? all : o->rank_list, 1, 4096, a->ranks, &a->rank_count));
   const int comm = o->command == COMMAND_comm;
-  TRY(read_list(services, "sizes", o->size_list, comm ? 0.001 : 0, 65536, a->sizes,
+  TRY(read_list(services, "sizes", o->size_list, comm ? SIZE_LEAST : 0, 65536, a->sizes,
                 &a->size_count));
+  TRY(check_axes(services, o, a));
   if (comm) return G2Z_OK;
   TRY(read_words(services, "zero", o->stage_list, stage_words, a->stages, &a->stage_count));
   return read_words(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(WORD_OF_3), a->dtypes,
