@@ -16960,7 +16960,8 @@ G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
     case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
     case G2Z_FLAG_FLOAT: number = *(float *)flag->destination; break;
   }
-  if (!(number >= flag->minimum && number <= flag->maximum)) return;
+  double slack = flag->kind == G2Z_FLAG_FLOAT ? 6e-8 * fabs(number) : 0; /* 0.99f is over 0.99 */
+  if (!(number + slack >= flag->minimum && number - slack <= flag->maximum)) return;
   g2z__number_text(number, text);
   if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
     snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);

@@ -6053,7 +6053,7 @@ static void test_flags_arguments(g2z_test *t) {
     int number, unset, choice, on, off;
     int64_t big;
     uint64_t seed;
-    float real;
+    float real, least, most;
     const char *text;
   } v, back;
   const g2z_flag flags[] = {
@@ -6063,6 +6063,8 @@ static void test_flags_arguments(g2z_test *t) {
       {"big", G2Z_FLAG_INT64, &v.big, -9.3e18, 9.3e18, "N", ""},
       {"seed", G2Z_FLAG_UINT64, &v.seed, 0, 0, "N", ""},
       {"real", G2Z_FLAG_FLOAT, &v.real, 0, 3.5e38, "X", ""},
+      {"least", G2Z_FLAG_FLOAT, &v.least, 0.7, 1, "X", ""}, /* as a float it is less, */
+      {"most", G2Z_FLAG_FLOAT, &v.most, 0, 0.99, "X", ""},  /* and this one is more */
       {"choice", G2Z_FLAG_CHOICE, &v.choice, 0, 0, "|cpu|cuda", ""},
       {"text", G2Z_FLAG_TEXT, &v.text, 0, 0, "TEXT", ""},
       {"off", G2Z_FLAG_SWITCH, &v.off, 0, 0, "", ""},
@@ -6077,19 +6079,22 @@ static void test_flags_arguments(g2z_test *t) {
     v.big = i % 2 ? INT64_MAX : INT64_C(-9007199254740993); /* not a double */
     v.seed = UINT64_MAX - i;
     v.real = reals[i];
+    v.least = 0.7f;
+    v.most = 0.99f;
     v.text = texts[i % 4];
     back = v;
     CHECK_OK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv));
     if (!argv) continue;
     int words = 0;
     while (argv[words]) words++;
-    CHECK(t, words == 2 + 5 + (v.choice >= 0) + (v.text != NULL));
+    CHECK(t, words == 2 + 7 + (v.choice >= 0) + (v.text != NULL));
     CHECK(t, strcmp(argv[0], "p") == 0 && !*argv[1] && strcmp(argv[words - 1], "--on") == 0);
     memset(&v, 0, sizeof v);
     v.choice = -1;
     CHECK_OK(t, g2z_flags_parse(&t->services, flags, count, words - 1, argv + 1, NULL));
     CHECK(t, v.number == back.number && v.choice == back.choice && v.on && !v.off && !v.unset);
     CHECK(t, v.big == back.big && v.seed == back.seed && v.real == back.real);
+    CHECK(t, v.least == back.least && v.most == back.most);
     CHECK(t, !v.text == !back.text && (!v.text || strcmp(v.text, back.text) == 0));
     g2z_release(&t->services, argv);
   }
