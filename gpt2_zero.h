@@ -17383,6 +17383,11 @@ G2Z__PRIVATE void g2z__scale_make(g2z__scale *s, const g2z__extent *e, g2z_axis 
   if (s->log) {
     s->low = rounded ? g2z__log_bound(e->positive, 0) : e->positive;
     if (rounded) s->high = g2z__log_bound(e->high, 1);
+    if (s->low >= s->high) { /* both are near one and the same bound: as they are */
+      s->low = e->positive;
+      s->high = e->high;
+      rounded = 0;
+    }
   } else {
     if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
     if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;

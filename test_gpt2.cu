@@ -9758,6 +9758,7 @@ static void test_page_scales(g2z_test *t) {
                {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},
                {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
                {3, 20, G2Z_AXIS_LOG, "2", "20"},
+               {4.9995, 5.0005, G2Z_AXIS_LOG, "5", "5"},
                {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z__extent extent = g2z__nothing;
