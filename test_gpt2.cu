@@ -10113,10 +10113,38 @@ static void test_summaries(g2z_test *t) {
   free((void *)path);
 }
 
+/* Texts that are full to the last byte, of what takes more room in a file, are read again. */
+static void test_summaries_full(g2z_test *t) {
+  static const char *const fills[] = {"\"", "\x1b", "\\\n"};
+  g2z_summary *summary = test_summary(t), *again = NULL;
+  char *path = strdup(test_path(t, "full_report.json"));
+  for (int i = 0; i < 4; i++) { /* the last: umlauts, of which the room's end cuts one in two */
+    const char *fill = i < 3 ? fills[i] : "\xc3\xbc";
+    char *to[] = {summary->command_line, summary->points[2].reason};
+    size_t room[] = {sizeof summary->command_line, sizeof summary->points[2].reason};
+    for (int k = 0; k < 2; k++) {
+      for (size_t at = 0; at + 1 < room[k]; at++) to[k][at] = fill[at % strlen(fill)];
+      to[k][room[k] - 1] = 0;
+    }
+    CHECK_OK(t, g2z_summary_write(summary, path));
+    CHECK_OK(t, g2z_summary_read(&t->services, path, &again));
+    if (!again) continue;
+    for (int k = 0; k < 2; k++)
+      if (i == 3) to[k][room[k] - 2] = '?';
+    CHECK(t, strcmp(again->command_line, summary->command_line) == 0);
+    CHECK(t, strcmp(again->points[2].reason, summary->points[2].reason) == 0);
+    g2z_summary_free(again);
+  }
+  g2z_summary_free(summary);
+  free(path);
+}
+
 /* Files that are cut off or changed are refused with a sentence, and so are others' files. */
 static void test_summaries_damaged(g2z_test *t) {
   static const struct { const char *from, *to, *says; } changes[] = {
       {"gpt2_zero experiment 1", "gpt2_zero experiment 9", "and not \"gpt2_zero experiment 1\""},
+      {"\"1 ranks\"", "\"1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, "
+       "1 ranks, 1 ranks, 1 ranks\"", "a text of more than the 95 bytes that have room"},
       {"\"scaling\"", "\"baking\"", "no experiment is called \"baking\""},
       {"\"outcome\": \"ok\"", "\"outcome\": \"no\"", "outcome is \"no\""},
       {"\"name\": \"1 ranks\"", "\"nome\": \"1 ranks\"", "a point without a name"},
@@ -10910,6 +10938,7 @@ static const g2z_test_entry test_table[] = {
     {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
     {"statistics", "medians and deviations, of none and with holes", test_statistics},
     {"summaries", "an experiment's file, table and page", test_summaries},
+    {"summaries_full", "texts that fill their room and need escapes", test_summaries_full},
     {"summaries_damaged", "files that are cut off, changed or others' are refused",
      test_summaries_damaged},
     {"ranks_run", "jobs of a program: output, exit codes, what they took", test_ranks_run},
