@@ -231,8 +231,10 @@ static int flags_of(options *o, g2z_flag flags[FLAG_COUNT]) {
 
 static void print_help(options *o) {
   g2z_flag flags[FLAG_COUNT];
+  const char *about = command_abouts[o->command];
   printf("bench%s%s: %s\n", o->command == COMMAND_step ? "" : " ",
-         o->command == COMMAND_step ? "" : command_names[o->command], command_abouts[o->command]);
+         o->command == COMMAND_step ? "" : command_names[o->command],
+         about ? about : "what an experiment starts its ranks with");
   if (o->command == COMMAND_step) {
     puts("\nSub-commands, each with a --help of its own:");
     for (int c = 1; c < COMMAND_COUNT; c++)
@@ -859,7 +861,8 @@ static g2z_status new_summary(g2z_services *services, const options *o, const ch
 
 typedef struct stopwatch {      /* of the steps that count */
   double *step_s, *exposed_s, *waited_s;
-  int count, collectives;
+  int count;
+  double collectives;           /* in the second step; NaN: there was none */
   double began, ended, cpu_s;   /* of this rank */
 } stopwatch;
 
@@ -872,7 +875,8 @@ static double used_cpu_s(void) {
 
 static void watch_step(stopwatch *w, const options *o, g2z_context *context,
                        const g2z_metrics *m) {
-  if (m->step == 1) /* the second is enqueued: it sends no first parameters and is not played */
+  const int last = o->warmup + o->steps;
+  if (m->step == 1 && last > 1) /* the second is enqueued: no first parameters, and not played */
     w->collectives = g2z_ranks_collectives(g2z_context_ranks(context), 2);
   if (m->step <= o->warmup) {
     w->began = g2z_seconds();
@@ -902,7 +906,7 @@ static void fill_measured(g2z_figures *f, const options *o, stopwatch *w, int wo
   f->step_sd_ms = 1e3 * g2z_deviation(w->step_s, count);
   f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts */
   f->step_min_ms = 1e3 * w->step_s[0];
-  f->step_p95_ms = 1e3 * w->step_s[(w->count * 95 + 99) / 100 - 1];
+  f->step_p95_ms = 1e3 * w->step_s[(count * 95 + 99) / 100 - 1];
   f->step_max_ms = 1e3 * w->step_s[w->count - 1];
   f->tokens_per_sec = 1e3 * tokens / f->step_p50_ms;
   f->train_time_sec = step_s;
@@ -983,6 +987,7 @@ static g2z_status run_point(g2z_services *services, options *o, g2z_context_conf
   g2z_context *context;
   stopwatch w;
   memset(&w, 0, sizeof w);
+  w.collectives = NAN;
   if (!o->run_dir || !o->train.train_glob)
     return fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: experiments "
                 "start it with both");
@@ -1210,6 +1215,9 @@ static g2z_status read_axes(experiment *e) {
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA), cpus = (int)sysconf(_SC_NPROCESSORS_ONLN);
   snprintf(all, sizeof all, "%d", e->device == G2Z_DEVICE_CUDA ? gpus : cpus);
   int every = strcmp(o->rank_list, "all") == 0;
+  if (every && e->device == G2Z_DEVICE_CUDA && !gpus)
+    return fail(services, G2Z_UNSUPPORTED, "--gpus all: this process sees no GPU that this build "
+                "can use; --device cpu takes ranks without");
   TRY(read_list(services, "gpus", every ? all : o->rank_list, 1, 4096, a->ranks, &a->rank_count));
   const int comm = o->command == COMMAND_comm;
   TRY(read_list(services, "sizes", o->size_list, comm ? SIZE_LEAST : 0, 65536, a->sizes,

@@ -10264,6 +10264,7 @@ static void test_bench_help(g2z_test *t) {
     }
     CHECK(t, !strstr(output, "\n  point") && !strstr(output, "\n  exchange"));
   }
+  CHECK(t, test_bench("point --help", output, sizeof output) == 0 && !strstr(output, "(null)"));
 }
 
 static void test_bench_refusals(g2z_test *t) {
@@ -10414,6 +10415,12 @@ static void test_bench_others(g2z_test *t) {
            "--vocab-size 64 --gpus 1 --global-batch 1 --steps 1 --repeats 1 --out '%s'",
            test_path(t, "long"));
   CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  /* A run of one step has no second one, whose collectives are counted. */
+  snprintf(arguments, sizeof arguments, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
+           "--vocab-size 64 --gpus 2 --sizes 1 --steps 1 --warmup 0 --repeats 1 --out '%s'",
+           test_path(t, "one"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "| buckets | ranks |") && !strstr(output, "| collectives |"));
 }
 
 /* A point that fails says why, the others are measured all the same, and the exit code tells. */
