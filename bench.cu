@@ -794,6 +794,22 @@ static g2z_status run_peer(g2z_services *services, const options *o, double toke
   return G2Z_OK;
 }
 
+/* A peer is told what run_peer hands it, and would do other work than asked for here. */
+static g2z_status check_peer(g2z_services *services, const options *o,
+                             const g2z_context_config *config) {
+  const g2z_model_config *shape = &o->shape;
+  if (!o->peer) return G2Z_OK;
+  if (shape->layers || shape->channels || shape->heads || shape->vocab || o->train.dropout > 0)
+    return fail(services, G2Z_BAD_ARGUMENT, "--peer runs a --model as it is: leave --layers, "
+                "--channels, --heads, --vocab-size and --dropout away");
+  if (!o->model && config->device == G2Z_DEVICE_CPU)
+    return fail(services, G2Z_BAD_ARGUMENT, "--peer runs a --model: name one, --model gpt2");
+  if (config->ranks.place.world > 1)
+    return fail(services, G2Z_BAD_ARGUMENT, "--peer runs on one rank: of %d start it by itself",
+                config->ranks.place.world);
+  return G2Z_OK;
+}
+
 /* Each op of a step of the plan. step_s NaN: shares are of the ops' sum. */
 static g2z_status time_plan_ops(g2z_services *services, const options *o, const g2z_plan *plan,
                                 double step_s) {
@@ -818,6 +834,7 @@ static g2z_status run_step(g2z_services *services, options *o, g2z_context_confi
   g2z_plan plan;
   steps_result steps = {0, 0, 0, 0, 0};
   const g2z_place *place = &config->ranks.place;
+  TRY(check_peer(services, o, config));
   TRY(g2z_plan_make(services, &o->train, config->device, place->rank, place->world, &plan));
   g2z_plan_print(&plan, 0, 0, print_line, NULL);
   TRY(g2z_context_create(config, &context));

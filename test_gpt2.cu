@@ -10274,6 +10274,8 @@ static void test_bench_refusals(g2z_test *t) {
       {"scaling --bathc 4", "did you mean --batch?"},
       {"scaling --peer x", "there is no flag --peer"},
       {"scaling x", "this program takes flags only"},
+      {"--device cpu --model gpt2 --layers 2 --peer true", "--peer runs a --model as it is: leave"},
+      {"--device cpu --peer true", "--peer runs a --model: name one, --model gpt2"},
       {"scaling --gpus 0 --out $D/s", "--gpus 0: numbers from 1 to 4096 are wanted"},
       {"scaling --gpus 1,,2 --out $D/s", "--gpus 1,,2: numbers from 1"},
       {"scaling --gpus 1,2, --out $D/s", "--gpus 1,2,: numbers from 1"},
