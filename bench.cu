@@ -1008,7 +1008,6 @@ static g2z_status run_point(g2z_services *services, options *o, g2z_context_conf
   if (!o->run_dir || !o->train.train_glob)
     return fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: experiments "
                 "start it with both");
-  config->ranks.on_fault = on_fault;
   TRY(g2z_context_create(config, &context));
   w.step_s = (double *)host_memory((size_t)o->steps * sizeof(double));
   w.exposed_s = (double *)host_memory((size_t)o->steps * sizeof(double));
@@ -1158,7 +1157,6 @@ static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_c
   if (!o->run_dir)
     return fail(services, G2Z_BAD_ARGUMENT, "bench exchange needs --run-dir: bench comm starts it "
                 "with one");
-  config->ranks.on_fault = on_fault;
   TRY(g2z_context_create(config, &context));
   g2z_summary *s = NULL;
   g2z_status status = new_summary(services, o, "comm", &s);
@@ -1849,6 +1847,7 @@ int main(int argc, char **argv) {
   options o;
   char *command_line = NULL;
   g2z_context_config context = g2z_context_config_default(&services);
+  context.ranks.on_fault = on_fault;
   g2z_status status = g2z_flags_line(&services, argc, argv, &command_line);
   if (status == G2Z_OK) status = read_flags(&services, argc, argv, &o);
   if (status == G2Z_OK && !o.help) {
