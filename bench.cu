@@ -6,6 +6,7 @@
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -1680,16 +1681,18 @@ static void close_experiment(experiment *e) {
 
 static g2z_status run_points(experiment *e) {
   const g2z_train_config *t = &e->o->train;
+  char length[32]; /* by --tokens each point has steps of its own */
   int possible = 0;
   TRY(add_points(e));
   for (int i = 0; i < (int)e->s->count; i++) possible += e->s->points[i].outcome == G2Z_OUTCOME_OK;
   if (!possible)
     return fail(e->services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
                 e->s->points[0].reason);
+  if (e->o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", e->o->tokens);
+  else snprintf(length, sizeof length, "%d steps", e->o->steps);
   snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
-           "%d steps after %d of warm-up, %d repeats", t->model.layers, t->model.channels,
-           t->model.vocab, t->seq, e->o->dtype_list, e->works[0].steps, e->o->warmup,
-           e->o->repeats);
+           "%s after %d steps of warm-up, %d repeats", t->model.layers, t->model.channels,
+           t->model.vocab, t->seq, e->o->dtype_list, length, e->o->warmup, e->o->repeats);
   TRY(g2z_make_directory(e->services, e->out));
   if (!t->train_glob) TRY(write_tokens(e));
   TRY(run_rounds(e));

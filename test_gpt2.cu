@@ -10419,9 +10419,10 @@ static void test_bench_others(g2z_test *t) {
   CHECK(t, test_bench(arguments, output, sizeof output) == 0);
   /* A run of one step has no second one, whose collectives are counted. */
   snprintf(arguments, sizeof arguments, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
-           "--vocab-size 64 --gpus 2 --sizes 1 --steps 1 --warmup 0 --repeats 1 --out '%s'",
+           "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 --repeats 1 --out '%s'",
            test_path(t, "one"));
   CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "fp32, 64 tokens after 0 steps of warm-up, 1 repeats") != NULL);
   CHECK(t, strstr(output, "| buckets | ranks |") && !strstr(output, "| collectives |"));
 }
 
