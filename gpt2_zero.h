@@ -17451,9 +17451,10 @@ G2Z__PRIVATE void g2z__tick_text(const g2z__scale *s, double value, char out[32]
 
 /* ----- charts ----- */
 
-/* A coordinate, to a tenth, whatever the locale writes for a decimal point. */
+/* A coordinate, to a tenth, whatever the locale writes for a decimal point. A whisker may end
+ * beyond all scales: then it ends far outside of the picture. */
 G2Z__PRIVATE void g2z__svg_number(g2z_writer *writer, const char *before, double value) {
-  long tenths = lround(value * 10);
+  long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
   g2z_writer_printf(writer, "%s%s%ld.%ld", before, tenths < 0 ? "-" : "", labs(tenths) / 10,
                     labs(tenths) % 10);
 }

@@ -9743,6 +9743,34 @@ static void test_pages(g2z_test *t) {
   CHECK_STATUS(t, test_page_write(t, "/nowhere/page.html", 10), G2Z_IO, &t->services, "/nowhere");
 }
 
+/* A whisker that reaches beyond the scale of its bars. */
+static void test_page_whisker(g2z_test *t) {
+  static const double y[] = {1}, low[] = {-1e30};
+  static const char *const labels[] = {"one"};
+  g2z_series series;
+  g2z_chart chart;
+  g2z_page *page;
+  size_t bytes;
+  memset(&series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  series.name = chart.title = "bars";
+  series.y = series.high = y;
+  series.low = low;
+  series.count = 1;
+  chart.labels = labels;
+  chart.series = &series;
+  chart.series_count = 1;
+  CHECK_OK(t, g2z_page_create(&t->services, test_path(t, "page.html"), "page", &page));
+  g2z_page_chart(page, &chart);
+  CHECK_OK(t, g2z_page_commit(page));
+  g2z_page_free(page);
+  char *text = test_run_read(t, t->directory, "page.html", &bytes);
+  const char *whisker = text ? strstr(text, "class=whisker d=\"M") : NULL;
+  char *end = NULL;
+  CHECK(t, whisker && fabs(strtod(whisker + 18, &end)) < 1e6 && *end == ' ');
+  g2z_release(&t->services, text);
+}
+
 /* Numbers that no scale can be made for must not show, and ticks are round. */
 static void test_page_scales(g2z_test *t) {
   static const struct {
@@ -10945,6 +10973,7 @@ static const g2z_test_entry test_table[] = {
     {"profile", "tables of nsys, and what is none", test_profile},
     {"run_profile", "a run that times its own parts", test_run_profile},
     {"profile_script", "slurm/profile.sh with and without nsys", test_profile_script},
+    {"page_whisker", "a whisker beyond the scale of its bars", test_page_whisker},
     {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
     {"statistics", "medians and deviations, of none and with holes", test_statistics},
     {"summaries", "an experiment's file, table and page", test_summaries},
