@@ -111,7 +111,7 @@ typedef struct options {
        "positions: the longest sequence")                                                         \
   FLAG(TRAINING, "vocab-size", INT, shape.vocab, 2, 65536, "N", "tokens that the model knows")    \
   FLAG(EXPERIMENTS, "global-batch", INT, global_batch, 1, 2147483647, "N",                        \
-       "sequences per step, however many ranks: then --batch is the most per micro-step")         \
+       "sequences per step, however many ranks: --batch is the most, --accum comes of both")      \
   FLAG(TRAINING, "batch", INT, train.batch, 1, 1048576, "N", "sequences per micro-step and rank") \
   FLAG(TRAINING, "seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")               \
   FLAG(TRAINING, "accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")              \
@@ -859,6 +859,9 @@ static g2z_status run_step(g2z_services *services, options *o, g2z_context_confi
 
 static g2z_status run_ops(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_plan plan;
+  if (config->ranks.place.world > 1)
+    return fail(services, G2Z_BAD_ARGUMENT, "bench ops times one rank, and others beside it would "
+                "slow it down: start it alone, not as one of %d", config->ranks.place.world);
   TRY(g2z_plan_make(services, &o->train, config->device, 0, 1, &plan));
   g2z_plan_print(&plan, 0, 0, print_line, NULL);
   return time_plan_ops(services, o, &plan, NAN);
