@@ -140,7 +140,7 @@ typedef struct options {
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
   FLAG(TRAINING, "gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")    \
   FLAG(TRAINING, "reduce", CHOICE, train.reduce, 0, 0, G2Z_REDUCE_LIST(WORD), "of gradients")     \
-  FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, SIZE_LEAST, 65536, "X",                 \
+  FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, SIZE_LEAST, 65536, "X",            \
        "MiB of gradients per collective")                                                         \
   FLAG(IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                             \
        "run this on the same work too: 'python3 peers/torch_gpt2.py'")                            \
@@ -1216,8 +1216,8 @@ static const char *const stage_words = "|dp|0|1|2|3";
 static g2z_status check_axes(g2z_services *services, const options *o, const axes *a) {
   for (int i = 0; i < a->rank_count; i++)
     if (a->ranks[i] != floor(a->ranks[i]))
-      return fail(services, G2Z_BAD_ARGUMENT, "--gpus %.80s: %g is no number of ranks", o->rank_list,
-                  a->ranks[i]);
+      return fail(services, G2Z_BAD_ARGUMENT, "--gpus %.80s: %g is no number of ranks",
+                  o->rank_list, a->ranks[i]);
   for (int i = 0; i < a->size_count; i++)
     if (a->sizes[i] > 0 && a->sizes[i] < SIZE_LEAST)
       return fail(services, G2Z_BAD_ARGUMENT, "--sizes %.80s: %g MiB is less than the least, %g",
