@@ -16974,7 +16974,8 @@ G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
     case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
     case G2Z_FLAG_FLOAT: number = *(float *)flag->destination; break;
   }
-  if (!(number >= flag->minimum && number <= flag->maximum)) return;
+  double slack = flag->kind == G2Z_FLAG_FLOAT ? 6e-8 * fabs(number) : 0; /* 0.99f is over 0.99 */
+  if (!(number + slack >= flag->minimum && number - slack <= flag->maximum)) return;
   g2z__number_text(number, text);
   if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
     snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);
@@ -17396,6 +17397,11 @@ G2Z__PRIVATE void g2z__scale_make(g2z__scale *s, const g2z__extent *e, g2z_axis 
   if (s->log) {
     s->low = rounded ? g2z__log_bound(e->positive, 0) : e->positive;
     if (rounded) s->high = g2z__log_bound(e->high, 1);
+    if (s->low >= s->high) { /* both are near one and the same bound: as they are */
+      s->low = e->positive;
+      s->high = e->high;
+      rounded = 0;
+    }
   } else {
     if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
     if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;
@@ -17459,9 +17465,10 @@ G2Z__PRIVATE void g2z__tick_text(const g2z__scale *s, double value, char out[32]
 
 /* ----- charts ----- */
 
-/* A coordinate, to a tenth, whatever the locale writes for a decimal point. */
+/* A coordinate, to a tenth, whatever the locale writes for a decimal point. A whisker may end
+ * beyond all scales: then it ends far outside of the picture. */
 G2Z__PRIVATE void g2z__svg_number(g2z_writer *writer, const char *before, double value) {
-  long tenths = lround(value * 10);
+  long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
   g2z_writer_printf(writer, "%s%s%ld.%ld", before, tenths < 0 ? "-" : "", labs(tenths) / 10,
                     labs(tenths) % 10);
 }
@@ -18880,14 +18887,30 @@ G2Z__PRIVATE int g2z__summary_knows(const g2z_summary *summary, int number) {
   return 0;
 }
 
+/* A text of a summary. What is no UTF-8, such as a character that was cut in two, becomes ? and not
+ * the three bytes of U+FFFD, for which a reader may have no room. */
+G2Z__PRIVATE void g2z__put_text(g2z_json_out *out, const char *key, const char *text) {
+  char copy[1024];
+  int bytes = snprintf(copy, sizeof copy, "%s", text);
+  const unsigned char *end = (const unsigned char *)copy + bytes;
+  G2Z_ASSERT(bytes < (int)sizeof copy);
+  for (unsigned char *at = (unsigned char *)copy; at < end;) {
+    size_t length = g2z__utf8_length(at, end);
+    if (length == 0) *at = '?';
+    at += length ? length : 1;
+  }
+  g2z_json_put_string(out, key, copy);
+}
+
 G2Z__PRIVATE void g2z__put_point(g2z_json_out *out, const g2z_summary *summary,
                                  const g2z_point *point) {
   char name[64];
   g2z_json_begin(out, NULL, '{');
-  g2z_json_put_string(out, "name", point->name);
-  g2z_json_put_string(out, "series", point->series);
+  g2z__put_text(out, "name", point->name);
+  g2z__put_text(out, "series", point->series);
   g2z_json_put_string(out, "outcome", g2z__outcomes[point->outcome]);
-  g2z_json_put_string(out, "reason", point->reason[0] ? point->reason : NULL);
+  if (point->reason[0]) g2z__put_text(out, "reason", point->reason);
+  else g2z_json_put_null(out, "reason");
   g2z_json_begin(out, "runs", '[');
   for (int r = 0; r < point->repeats; r++) {
     snprintf(name, sizeof name, "run_%s_%d", summary->experiment, point->runs[r]);
@@ -18918,7 +18941,7 @@ G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *pat
   out.indent = 2;
   g2z_json_begin(&out, NULL, '{');
   g2z_json_put_string(&out, "format", G2Z__SUMMARY_FORMAT);
-#define X(member, name) g2z_json_put_string(&out, name, summary->member);
+#define X(member, name) g2z__put_text(&out, name, summary->member);
   G2Z__SUMMARY_TEXTS(X)
 #undef X
   g2z_json_begin(&out, "points", '[');
@@ -18939,10 +18962,17 @@ G2Z__PRIVATE void g2z__json_get_text(g2z_json *json, char *out, size_t room) {
     return;
   }
   g2z_json_text text = g2z_json_string(json);
-  if (text.bytes >= room) {
-    g2z_json_fail(json, "a text of %zu bytes where %zu have room", text.bytes, room - 1);
-  } else if (text.at) {
-    out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
+  if (!text.at) return;
+  const unsigned char *at = text.at, *end = at + text.bytes;
+  unsigned char got[4];
+  for (size_t used = 0; at < end;) { /* escapes are longer than what they stand for */
+    size_t bytes = g2z__json_decode(&at, end, got);
+    if (used + bytes >= room) {
+      g2z_json_fail(json, "a text of more than the %zu bytes that have room", room - 1);
+      return;
+    }
+    memcpy(out + used, got, bytes);
+    out[used += bytes] = 0;
   }
 }
 
