@@ -802,7 +802,8 @@ typedef struct g2z_plan {
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
   /* What is asked for; GPUs that cannot write to each other's memory get less, and need no more. */
   int inbox;                      /* 1: gradients of other ranks arrive in memory of their own */
-  g2z_gather gather;              /* not AUTO */
+  g2z_gather gather;              /* not AUTO, */
+  int gather_auto;                /* which it was if 1: then it follows from wte_rows */
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype
                                    * where nothing is added to it before it travels */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
@@ -3773,6 +3774,9 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   plan->batch = batch;
   plan->head_chunk = g2z__plan_head_chunk(plan, tokens);
   plan->wte_rows = g2z__plan_sends_rows(plan);
+  /* On 8 H200s 52.07 ms a step of 32 x 1024 tokens with symmetric windows and 52.99 with copies and
+   * rows looked up, one run each; of few rows copies are faster, as room k80 says. */
+  if (plan->gather_auto) plan->gather = plan->wte_rows ? G2Z_GATHER_COPY : G2Z_GATHER_SYMMETRIC;
   int alone = plan->wte_rows && g2z__plan_head_alone(plan);
   plan->dwte_dtype = alone ? plan->grad_dtype : G2Z_FP32;
   plan->buckets = g2z__plan_count_buckets(plan);
@@ -3833,13 +3837,9 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
                      "bucket_mb=%g cuts %zu gradients into %zu buckets: take a larger one",
                      config->bucket_mb, plan.elements, most);
   plan.shard_elements = g2z__plan_share(&plan, plan.elements, rank);
+  plan.gather = sharded ? config->gather : G2Z_GATHER_PLAIN;
+  plan.gather_auto = plan.gather == G2Z_GATHER_AUTO;
   g2z__plan_batch(&plan, config->batch);
-  /* On 8 H200s 52.07 ms a step of 32 x 1024 tokens with symmetric windows and 52.99 with copies and
-   * rows looked up, one run each; of few rows copies are faster, as room k80 says. */
-  plan.gather = config->gather;
-  if (plan.gather == G2Z_GATHER_AUTO)
-    plan.gather = plan.wte_rows ? G2Z_GATHER_COPY : G2Z_GATHER_SYMMETRIC;
-  if (!sharded) plan.gather = G2Z_GATHER_PLAIN;
   *out = plan;
   return G2Z_OK;
 }
@@ -3861,8 +3861,6 @@ G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
     g2z_plan trial = *plan;
     if (fits + step > limit) continue;
     g2z__plan_batch(&trial, fits + step);
-    if (!trial.wte_rows && trial.gather == G2Z_GATHER_COPY)
-      trial.gather = G2Z_GATHER_SYMMETRIC; /* as AUTO would become; it takes more */
     if (g2z__plan_needs(&trial) <= free_bytes) fits += step;
   }
   return fits;

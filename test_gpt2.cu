@@ -983,6 +983,21 @@ static void test_plan_largest_batch(g2z_test *t) {
     CHECK(t, g2z_plan_largest_batch(&plan, 1 << 20) == 0);
   }
   CHECK(t, largest[1] > 2 * largest[0] && largest[3] > 2 * largest[2]);
+  for (int gather = 0; gather < G2Z_GATHER_COUNT; gather++)
+    for (int batch = 1; batch <= 32; batch *= 2) { /* what a batch needs is enough for it, whatever */
+      g2z_train_config config = g2z_train_config_default(); /* batch asks, and for no larger one */
+      g2z_plan plan, other;
+      config.dtype = G2Z_FP16;
+      config.gather = (g2z_gather)gather;
+      config.batch = batch;
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 8, &plan));
+      size_t needs = plan.bytes_total + g2z_plan_nccl_bytes(&plan);
+      for (config.batch = 1; config.batch <= 64; config.batch *= 8) {
+        CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 8, &other));
+        CHECK(t, g2z_plan_largest_batch(&other, needs) == batch);
+        CHECK(t, g2z_plan_largest_batch(&other, needs - 1) == batch - 1);
+      }
+    }
 }
 
 /* The bytes per token that the manual states, of fp16; these sizes need no padding. */
