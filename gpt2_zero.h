@@ -3180,13 +3180,13 @@ G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_mode
                      "channels=%d must divide by heads=%d: change one of them", config->channels,
                      config->heads);
   int head_size = config->channels / config->heads;
+  int channels = config->channels / 8 * 8, advised = channels % 64 ? 8 : 64;
   if (head_size % 8 || head_size > G2Z_MAX_HEAD_SIZE)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
                      "channels=%d / heads=%d gives a head size of %d, which must be a multiple of 8 "
-                     "up to %d: with these channels, heads=%d would give %d",
-                     config->channels, config->heads, head_size, G2Z_MAX_HEAD_SIZE,
-                     config->channels % 64 ? config->channels / 8 : config->channels / 64,
-                     config->channels % 64 ? 8 : 64);
+                     "up to %d: with channels=%d, heads=%d would give %d",
+                     config->channels, config->heads, head_size, G2Z_MAX_HEAD_SIZE, channels,
+                     channels / advised, advised);
   return G2Z_OK;
 }
 

@@ -620,6 +620,15 @@ static void test_config_checks(g2z_test *t) {
   CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "head size of 12");
   model.heads = 4; /* head size 192 */
   CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "up to 128");
+  for (model.channels = 8; model.channels < 300; model.channels++) /* a remedy is one */
+    for (model.heads = 1; model.heads < 4; model.heads++) {
+      if (model.channels % model.heads || g2z_model_config_check(s, &model) == G2Z_OK) continue;
+      g2z_model_config advised = model;
+      const char *channels = strstr(s->error, "with channels="), *heads = strrchr(s->error, '=');
+      if (channels) advised.channels = atoi(channels + strlen("with channels="));
+      if (heads) advised.heads = atoi(heads + 1);
+      CHECK_OK(t, g2z_model_config_check(s, &advised));
+    }
   model = g2z_model_config_default();
   model.layers = 0;
   CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "layers=0");
@@ -984,8 +993,8 @@ static void test_plan_largest_batch(g2z_test *t) {
   }
   CHECK(t, largest[1] > 2 * largest[0] && largest[3] > 2 * largest[2]);
   for (int gather = 0; gather < G2Z_GATHER_COUNT; gather++)
-    for (int batch = 1; batch <= 32; batch *= 2) { /* what a batch needs is enough for it, whatever */
-      g2z_train_config config = g2z_train_config_default(); /* batch asks, and for no larger one */
+    for (int batch = 1; batch <= 32; batch *= 2) { /* what a batch needs is enough for it and no */
+      g2z_train_config config = g2z_train_config_default(); /* more, whatever batch asks */
       g2z_plan plan, other;
       config.dtype = G2Z_FP16;
       config.gather = (g2z_gather)gather;
