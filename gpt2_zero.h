@@ -3229,6 +3229,8 @@ G2Z__PRIVATE g2z_status g2z__optimizer_config_check(g2z_services *services,
   G2Z__TRY(g2z__check_real(services, "eps", config->eps, 1e-30, 1, 0));
   G2Z__TRY(g2z__check_real(services, "weight_decay", config->weight_decay, 0, 1e6, 0));
   G2Z__TRY(g2z__check_real(services, "clip", config->clip, 0, 1e30, 0));
+  G2Z__TRY(g2z__check_range(services, "schedule", (int)config->schedule, 0,
+                            G2Z_SCHEDULE_COUNT - 1));
   G2Z__TRY(g2z__check_range(services, "steps", config->steps, 1, INT64_C(1) << 40));
   G2Z__TRY(g2z__check_range(services, "warmup", config->warmup, 0, INT64_C(1) << 40));
   G2Z__TRY(g2z__check_real(services, "loss_scale", config->loss_scale, 1, 16777216, 0));
@@ -3270,6 +3272,7 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   G2Z__TRY(g2z__check_range(services, "reduce", (int)config->reduce, 0, G2Z_REDUCE_COUNT - 1));
   G2Z__TRY(g2z__check_range(services, "recompute", (int)config->recompute, 0,
                             G2Z_RECOMPUTE_COUNT - 1));
+  G2Z__TRY(g2z__check_range(services, "graph", config->graph, 0, 2));
   return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
 }
 

@@ -653,6 +653,7 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(optimizer.beta2, 1.0f, "beta2=1");
   REFUSED(optimizer.eps, 0.0f, "eps=0");
   REFUSED(optimizer.clip, INFINITY, "clip=inf");
+  REFUSED(optimizer.schedule, G2Z_SCHEDULE_COUNT, "schedule=4");
   REFUSED(optimizer.steps, 0, "steps=0");
   REFUSED(optimizer.loss_scale, 0.5f, "loss_scale=0.5");
   REFUSED(dropout, 1.0f, "dropout=1");
@@ -660,6 +661,7 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(strategy, G2Z_STRATEGY_COUNT, "strategy=2");
   REFUSED(strategy, G2Z_STRATEGY_DP, "strategy=dp keeps one optimizer, on rank 0");
   REFUSED(recompute, G2Z_RECOMPUTE_COUNT, "recompute=2");
+  REFUSED(graph, 3, "graph=3");
 #undef REFUSED
 }
 
