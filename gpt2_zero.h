@@ -3088,6 +3088,8 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key) {
 #define G2Z__MAX_CHANNELS 65536
 #define G2Z__MAX_CONTEXT (1 << 20)
 #define G2Z__MAX_VOCAB (1 << 24)
+#define G2Z__MAX_BATCH (1 << 20)
+#define G2Z__MAX_TOKENS (1 << 28) /* of a micro-step */
 
 G2Z__DEFINE_TEXT(g2z_dtype_text, g2z_dtype, G2Z_DTYPE_LIST, G2Z__SECOND_OF_3)
 
@@ -3245,14 +3247,14 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
                      "this g2z_train_config was never initialised: start from "
                      "g2z_train_config_default()");
   G2Z__TRY(g2z_model_config_check(services, &config->model));
-  G2Z__TRY(g2z__check_range(services, "batch", config->batch, 1, 1 << 20));
+  G2Z__TRY(g2z__check_range(services, "batch", config->batch, 1, G2Z__MAX_BATCH));
   G2Z__TRY(g2z__check_range(services, "accum", config->accum, 1, 1 << 20));
   G2Z__TRY(g2z__check_range(services, "seq", config->seq, 1, G2Z__MAX_CONTEXT));
   if (config->seq > config->model.context)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
                      "seq=%d is longer than the model's context=%d: shorten seq or raise context",
                      config->seq, config->model.context);
-  if ((int64_t)config->batch * config->seq > (1 << 28))
+  if ((int64_t)config->batch * config->seq > G2Z__MAX_TOKENS)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
                      "batch=%d x seq=%d is more than 2^28 tokens in one micro-step: lower batch and "
                      "raise accum", config->batch, config->seq);
@@ -3859,10 +3861,10 @@ G2Z__PRIVATE size_t g2z__plan_needs(const g2z_plan *plan) {
 }
 
 G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
-  int fits = 0, limit = (1 << 28) / plan->seq;
-  for (int step = 1 << 20; step > 0; step /= 2) { /* the bytes grow with B: a binary search */
+  int fits = 0;
+  for (int step = G2Z__MAX_BATCH; step > 0; step /= 2) { /* bytes grow with B: a binary search */
     g2z_plan trial = *plan;
-    if (fits + step > limit) continue;
+    if (fits + step > G2Z__MAX_BATCH || fits + step > G2Z__MAX_TOKENS / plan->seq) continue;
     g2z__plan_batch(&trial, fits + step);
     if (g2z__plan_needs(&trial) <= free_bytes) fits += step;
   }

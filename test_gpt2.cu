@@ -1009,6 +1009,11 @@ static void test_plan_largest_batch(g2z_test *t) {
         CHECK(t, g2z_plan_largest_batch(&other, needs - 1) == batch - 1);
       }
     }
+  g2z_train_config tiny = test_config_of(1, 1, 8, 1, 2); /* what fits must be allowed too */
+  g2z_plan plan;
+  CHECK_OK(t, g2z_plan_make(&t->services, &tiny, G2Z_DEVICE_CUDA, 0, 1, &plan));
+  tiny.batch = g2z_plan_largest_batch(&plan, SIZE_MAX);
+  CHECK_OK(t, g2z_train_config_check(&t->services, &tiny));
 }
 
 /* The bytes per token that the manual states, of fp16; these sizes need no padding. */
