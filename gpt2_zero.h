@@ -3839,8 +3839,9 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   size_t most = plan.elements / plan.bucket_elements + (size_t)plan.units;
   if (most > 1 << 16)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "bucket_mb=%g cuts %zu gradients into %zu buckets: take a larger one",
-                     config->bucket_mb, plan.elements, most);
+                     "buckets of %.4g MiB cut %zu gradients into %zu of them: take a larger "
+                     "bucket_mb", (double)plan.bucket_elements * plan.grad_bytes / 1048576.0,
+                     plan.elements, most);
   plan.shard_elements = g2z__plan_share(&plan, plan.elements, rank);
   plan.gather = sharded ? config->gather : G2Z_GATHER_PLAIN;
   plan.gather_auto = plan.gather == G2Z_GATHER_AUTO;
