@@ -2218,6 +2218,14 @@ G2Z__DEFINE_TEXT(g2z_status_text, g2z_status, G2Z_STATUS_LIST, G2Z__SECOND)
  * In:  requests for memory, log lines, files. Out: the same, with every failure as a sentence.
  * Law: nothing below this room calls malloc, free or printf itself. */
 
+/* What a sentence quotes from a file must not steer a terminal: control characters become '?', also
+ * those from U+0080 to U+009F, of which U+009B begins what escape and a bracket begin. */
+G2Z__PRIVATE void g2z__tame(char *sentence) {
+  for (unsigned char *c = (unsigned char *)sentence; *c; c++)
+    if (*c < 0x20 || *c == 0x7f) *c = '?';
+    else if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) c[0] = c[1] = '?';
+}
+
 /* Stores the sentence of a failure and hands the status back, so that call sites read
  * `return g2z__fail(services, G2Z_BAD_ARGUMENT, "channels=%d must divide by heads=%d", ...)`. */
 G2Z_PRINTF(3, 4)
@@ -2227,8 +2235,7 @@ G2Z__PRIVATE g2z_status g2z__fail(g2z_services *services, g2z_status status, con
   va_start(arguments, format);
   vsnprintf(services->error, sizeof services->error, format, arguments);
   va_end(arguments);
-  for (char *c = services->error; *c; c++) /* quoted from a file, it must not steer a terminal */
-    if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+  g2z__tame(services->error);
   return status;
 }
 
@@ -2240,6 +2247,7 @@ G2Z__PRIVATE void g2z__log(g2z_services *services, g2z_log_level level, const ch
   va_start(arguments, format);
   vsnprintf(sentence, sizeof sentence, format, arguments);
   va_end(arguments);
+  g2z__tame(sentence);
   services->log(services->user, level, sentence);
 }
 

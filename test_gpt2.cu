@@ -179,6 +179,11 @@ static void test_files_writer(g2z_test *t) {
   free(path);
 }
 
+static void test_files_log(void *user, g2z_log_level level, const char *sentence) {
+  (void)level;
+  strcpy((char *)user, sentence);
+}
+
 static void test_files_refused(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z_writer *writer;
@@ -188,8 +193,16 @@ static void test_files_refused(g2z_test *t) {
   CHECK_STATUS(t, g2z_writer_create(services, test_path(t, "none/x"), &writer), G2Z_IO, services,
                "none/x: No such file or directory; check the name");
   CHECK(t, writer == NULL);
-  CHECK_STATUS(t, g2z_writer_create(services, test_path(t, "n\033[2J\n/\xc3\xa9"), &writer),
-               G2Z_IO, services, "n?[2J?/\xc3\xa9: No such"); /* does not clear the screen */
+  CHECK_STATUS(t, g2z_writer_create(services, test_path(t, "n\033[2J\n/\xc2\x9b" "2J\xc3\x9b"),
+                                    &writer),
+               G2Z_IO, services, "n?[2J?/??2J\xc3\x9b: No such"); /* does not clear the screen */
+  char logged[64] = "";
+  services->log = test_files_log;
+  services->user = logged;
+  g2z__log(services, G2Z_LOG_INFO, "%s", "n\033[2J\xc2\x9b" "2J\xc2\xa0");
+  CHECK(t, strcmp(logged, "n?[2J??2J\xc2\xa0") == 0);
+  services->log = NULL;
+  services->user = t;
   CHECK_STATUS(t, g2z_writer_create(services, "", &writer), G2Z_IO, services, "No such file");
   CHECK_STATUS(t, g2z_writer_create(services, t->directory, &writer), G2Z_IO, services,
                "it is a directory");
