@@ -136,7 +136,7 @@
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
  *     gradients, fp16                        0.232 GiB   in buckets of up to 64 MiB
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
- *     activations                            2.338 GiB   L (32 C + 4 NH + 16) + 14 C bytes a token
+ *     activations                            2.338 GiB   a token L (32 C + 4 NH + 16) + 14 C + 12 B
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
  *     LM head: 4,096 logits, dwte in fp32    0.528 GiB
  *     scratch of the ops                     0.289 GiB   and CUDA's context, about 0.5 GiB
@@ -8818,7 +8818,6 @@ G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const f
 
 #define G2Z__SQUARES 64 /* partial sums of squares, whatever the number of threads */
 
-/* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
 G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const void *from,
                                           g2z_write mode, size_t n) {
   float *out = (float *)to;
@@ -8828,6 +8827,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
   return G2Z_OK;
 }
 
+/* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
 G2Z__PRIVATE double g2z__cpu_sumsq(const float *grads, size_t n) {
   double parts[G2Z__SQUARES];
   size_t size = (n + G2Z__SQUARES - 1) / G2Z__SQUARES;
