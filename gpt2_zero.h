@@ -2724,7 +2724,7 @@ G2Z__PRIVATE int g2z__json_hex4(const unsigned char *at, const unsigned char *en
 }
 
 G2Z_API g2z_json_text g2z_json_string(g2z_json *json) {
-  g2z_json_text text = {NULL, 0};
+  g2z_json_text text = {(const unsigned char *)"", 0}; /* not NULL, which none may add 0 to */
   if (g2z__json_space(json) != '"') {
     g2z__json_expected(json, "a string");
     return text;
@@ -6135,12 +6135,11 @@ G2Z__PRIVATE g2z_status g2z__read_llmc(g2z__reading *reading, g2z_encoder *encod
   return G2Z_OK;
 }
 
-/* Unescapes a JSON string into memory that the reading keeps; NULL and 0 after an error in JSON. */
+/* Unescapes a JSON string into memory that the reading keeps; "" after an error in JSON. */
 G2Z__PRIVATE g2z_status g2z__read_text(g2z__reading *reading, g2z_json_text text,
                                        const unsigned char **out, size_t *bytes) {
   *out = NULL;
   *bytes = 0;
-  if (!text.at) return G2Z_OK;
   G2Z__GROW(reading->services, unsigned char, reading->text, reading->text_capacity, 0,
             text.bytes + 1);
   *bytes = g2z_json_unescape(&text, reading->text);
@@ -18939,7 +18938,7 @@ G2Z__PRIVATE void g2z__json_get_text(g2z_json *json, char *out, size_t room) {
   g2z_json_text text = g2z_json_string(json);
   if (text.bytes >= room) {
     g2z_json_fail(json, "a text of %zu bytes where %zu have room", text.bytes, room - 1);
-  } else if (text.at) {
+  } else {
     out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
   }
 }

@@ -412,6 +412,10 @@ static void test_json_grammar(g2z_test *t) {
 }
 
 static void test_json_sentences(g2z_test *t) {
+  g2z_json failed;
+  g2z_json_open(&failed, &t->services, "none", "5", 1);
+  g2z_json_text none = g2z_json_string(&failed);
+  CHECK(t, none.at && none.bytes == 0 && !g2z_json_is(&none, "5"));
   g2z_services *services = &t->services;
   static const struct { const char *text, *sentence; } cases[] = {
       {"[1,\n  2,\n  x]", "text, line 3, column 3: expected a value, found 'x'"},
