@@ -136,7 +136,7 @@
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
  *     gradients, fp16                        0.232 GiB   in buckets of up to 64 MiB
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
- *     activations                            2.338 GiB   L (32 C + 4 NH + 16) + 14 C bytes a token
+ *     activations                            2.338 GiB   a token L (32 C + 4 NH + 16) + 14 C + 12 B
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
  *     LM head: 4,096 logits, dwte in fp32    0.528 GiB
  *     scratch of the ops                     0.289 GiB   and CUDA's context, about 0.5 GiB
@@ -803,7 +803,8 @@ typedef struct g2z_plan {
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
   /* What is asked for; GPUs that cannot write to each other's memory get less, and need no more. */
   int inbox;                      /* 1: gradients of other ranks arrive in memory of their own */
-  g2z_gather gather;              /* not AUTO */
+  g2z_gather gather;              /* not AUTO, */
+  int gather_auto;                /* which it was if 1: then it follows from wte_rows */
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype
                                    * where nothing is added to it before it travels */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
@@ -2218,6 +2219,14 @@ G2Z__DEFINE_TEXT(g2z_status_text, g2z_status, G2Z_STATUS_LIST, G2Z__SECOND)
  * In:  requests for memory, log lines, files. Out: the same, with every failure as a sentence.
  * Law: nothing below this room calls malloc, free or printf itself. */
 
+/* What a sentence quotes from a file must not steer a terminal: control characters become '?', also
+ * those from U+0080 to U+009F, of which U+009B begins what escape and a bracket begin. */
+G2Z__PRIVATE void g2z__tame(char *sentence) {
+  for (unsigned char *c = (unsigned char *)sentence; *c; c++)
+    if (*c < 0x20 || *c == 0x7f) *c = '?';
+    else if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) c[0] = c[1] = '?';
+}
+
 /* Stores the sentence of a failure and hands the status back, so that call sites read
  * `return g2z__fail(services, G2Z_BAD_ARGUMENT, "channels=%d must divide by heads=%d", ...)`. */
 G2Z_PRINTF(3, 4)
@@ -2227,8 +2236,7 @@ G2Z__PRIVATE g2z_status g2z__fail(g2z_services *services, g2z_status status, con
   va_start(arguments, format);
   vsnprintf(services->error, sizeof services->error, format, arguments);
   va_end(arguments);
-  for (char *c = services->error; *c; c++) /* quoted from a file, it must not steer a terminal */
-    if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+  g2z__tame(services->error);
   return status;
 }
 
@@ -2240,6 +2248,7 @@ G2Z__PRIVATE void g2z__log(g2z_services *services, g2z_log_level level, const ch
   va_start(arguments, format);
   vsnprintf(sentence, sizeof sentence, format, arguments);
   va_end(arguments);
+  g2z__tame(sentence);
   services->log(services->user, level, sentence);
 }
 
@@ -2716,7 +2725,7 @@ G2Z__PRIVATE int g2z__json_hex4(const unsigned char *at, const unsigned char *en
 }
 
 G2Z_API g2z_json_text g2z_json_string(g2z_json *json) {
-  g2z_json_text text = {NULL, 0};
+  g2z_json_text text = {(const unsigned char *)"", 0}; /* not NULL, which none may add 0 to */
   if (g2z__json_space(json) != '"') {
     g2z__json_expected(json, "a string");
     return text;
@@ -3088,6 +3097,8 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key) {
 #define G2Z__MAX_CHANNELS 65536
 #define G2Z__MAX_CONTEXT (1 << 20)
 #define G2Z__MAX_VOCAB (1 << 24)
+#define G2Z__MAX_BATCH (1 << 20)
+#define G2Z__MAX_TOKENS (1 << 28) /* of a micro-step */
 
 G2Z__DEFINE_TEXT(g2z_dtype_text, g2z_dtype, G2Z_DTYPE_LIST, G2Z__SECOND_OF_3)
 
@@ -3180,13 +3191,13 @@ G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_mode
                      "channels=%d must divide by heads=%d: change one of them", config->channels,
                      config->heads);
   int head_size = config->channels / config->heads;
+  int channels = config->channels / 8 * 8, advised = channels % 64 ? 8 : 64;
   if (head_size % 8 || head_size > G2Z_MAX_HEAD_SIZE)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
                      "channels=%d / heads=%d gives a head size of %d, which must be a multiple of 8 "
-                     "up to %d: with these channels, heads=%d would give %d",
-                     config->channels, config->heads, head_size, G2Z_MAX_HEAD_SIZE,
-                     config->channels % 64 ? config->channels / 8 : config->channels / 64,
-                     config->channels % 64 ? 8 : 64);
+                     "up to %d: with channels=%d, heads=%d would give %d",
+                     config->channels, config->heads, head_size, G2Z_MAX_HEAD_SIZE, channels,
+                     channels / advised, advised);
   return G2Z_OK;
 }
 
@@ -3229,6 +3240,8 @@ G2Z__PRIVATE g2z_status g2z__optimizer_config_check(g2z_services *services,
   G2Z__TRY(g2z__check_real(services, "eps", config->eps, 1e-30, 1, 0));
   G2Z__TRY(g2z__check_real(services, "weight_decay", config->weight_decay, 0, 1e6, 0));
   G2Z__TRY(g2z__check_real(services, "clip", config->clip, 0, 1e30, 0));
+  G2Z__TRY(g2z__check_range(services, "schedule", (int)config->schedule, 0,
+                            G2Z_SCHEDULE_COUNT - 1));
   G2Z__TRY(g2z__check_range(services, "steps", config->steps, 1, INT64_C(1) << 40));
   G2Z__TRY(g2z__check_range(services, "warmup", config->warmup, 0, INT64_C(1) << 40));
   G2Z__TRY(g2z__check_real(services, "loss_scale", config->loss_scale, 1, 16777216, 0));
@@ -3243,14 +3256,14 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
                      "this g2z_train_config was never initialised: start from "
                      "g2z_train_config_default()");
   G2Z__TRY(g2z_model_config_check(services, &config->model));
-  G2Z__TRY(g2z__check_range(services, "batch", config->batch, 1, 1 << 20));
+  G2Z__TRY(g2z__check_range(services, "batch", config->batch, 1, G2Z__MAX_BATCH));
   G2Z__TRY(g2z__check_range(services, "accum", config->accum, 1, 1 << 20));
   G2Z__TRY(g2z__check_range(services, "seq", config->seq, 1, G2Z__MAX_CONTEXT));
   if (config->seq > config->model.context)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
                      "seq=%d is longer than the model's context=%d: shorten seq or raise context",
                      config->seq, config->model.context);
-  if ((int64_t)config->batch * config->seq > (1 << 28))
+  if ((int64_t)config->batch * config->seq > G2Z__MAX_TOKENS)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
                      "batch=%d x seq=%d is more than 2^28 tokens in one micro-step: lower batch and "
                      "raise accum", config->batch, config->seq);
@@ -3270,6 +3283,7 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   G2Z__TRY(g2z__check_range(services, "reduce", (int)config->reduce, 0, G2Z_REDUCE_COUNT - 1));
   G2Z__TRY(g2z__check_range(services, "recompute", (int)config->recompute, 0,
                             G2Z_RECOMPUTE_COUNT - 1));
+  G2Z__TRY(g2z__check_range(services, "graph", config->graph, 0, 2));
   return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
 }
 
@@ -3774,6 +3788,9 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   plan->batch = batch;
   plan->head_chunk = g2z__plan_head_chunk(plan, tokens);
   plan->wte_rows = g2z__plan_sends_rows(plan);
+  /* On 8 H200s 52.07 ms a step of 32 x 1024 tokens with symmetric windows and 52.99 with copies and
+   * rows looked up, one run each; of few rows copies are faster, as room k80 says. */
+  if (plan->gather_auto) plan->gather = plan->wte_rows ? G2Z_GATHER_COPY : G2Z_GATHER_SYMMETRIC;
   int alone = plan->wte_rows && g2z__plan_head_alone(plan);
   plan->dwte_dtype = alone ? plan->grad_dtype : G2Z_FP32;
   plan->buckets = g2z__plan_count_buckets(plan);
@@ -3831,16 +3848,13 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   size_t most = plan.elements / plan.bucket_elements + (size_t)plan.units;
   if (most > 1 << 16)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "bucket_mb=%g cuts %zu gradients into %zu buckets: take a larger one",
-                     config->bucket_mb, plan.elements, most);
+                     "buckets of %.4g MiB cut %zu gradients into %zu of them: take a larger "
+                     "bucket_mb", (double)plan.bucket_elements * plan.grad_bytes / 1048576.0,
+                     plan.elements, most);
   plan.shard_elements = g2z__plan_share(&plan, plan.elements, rank);
+  plan.gather = sharded ? config->gather : G2Z_GATHER_PLAIN;
+  plan.gather_auto = plan.gather == G2Z_GATHER_AUTO;
   g2z__plan_batch(&plan, config->batch);
-  /* On 8 H200s 52.07 ms a step of 32 x 1024 tokens with symmetric windows and 52.99 with copies and
-   * rows looked up, one run each; of few rows copies are faster, as room k80 says. */
-  plan.gather = config->gather;
-  if (plan.gather == G2Z_GATHER_AUTO)
-    plan.gather = plan.wte_rows ? G2Z_GATHER_COPY : G2Z_GATHER_SYMMETRIC;
-  if (!sharded) plan.gather = G2Z_GATHER_PLAIN;
   *out = plan;
   return G2Z_OK;
 }
@@ -3857,13 +3871,11 @@ G2Z__PRIVATE size_t g2z__plan_needs(const g2z_plan *plan) {
 }
 
 G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
-  int fits = 0, limit = (1 << 28) / plan->seq;
-  for (int step = 1 << 20; step > 0; step /= 2) { /* the bytes grow with B: a binary search */
+  int fits = 0;
+  for (int step = G2Z__MAX_BATCH; step > 0; step /= 2) { /* bytes grow with B: a binary search */
     g2z_plan trial = *plan;
-    if (fits + step > limit) continue;
+    if (fits + step > G2Z__MAX_BATCH || fits + step > G2Z__MAX_TOKENS / plan->seq) continue;
     g2z__plan_batch(&trial, fits + step);
-    if (!trial.wte_rows && trial.gather == G2Z_GATHER_COPY)
-      trial.gather = G2Z_GATHER_SYMMETRIC; /* as AUTO would become; it takes more */
     if (g2z__plan_needs(&trial) <= free_bytes) fits += step;
   }
   return fits;
@@ -6124,12 +6136,11 @@ G2Z__PRIVATE g2z_status g2z__read_llmc(g2z__reading *reading, g2z_encoder *encod
   return G2Z_OK;
 }
 
-/* Unescapes a JSON string into memory that the reading keeps; NULL and 0 after an error in JSON. */
+/* Unescapes a JSON string into memory that the reading keeps; "" after an error in JSON. */
 G2Z__PRIVATE g2z_status g2z__read_text(g2z__reading *reading, g2z_json_text text,
                                        const unsigned char **out, size_t *bytes) {
   *out = NULL;
   *bytes = 0;
-  if (!text.at) return G2Z_OK;
   G2Z__GROW(reading->services, unsigned char, reading->text, reading->text_capacity, 0,
             text.bytes + 1);
   *bytes = g2z_json_unescape(&text, reading->text);
@@ -8807,7 +8818,6 @@ G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const f
 
 #define G2Z__SQUARES 64 /* partial sums of squares, whatever the number of threads */
 
-/* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
 G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const void *from,
                                           g2z_write mode, size_t n) {
   float *out = (float *)to;
@@ -8817,6 +8827,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
   return G2Z_OK;
 }
 
+/* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
 G2Z__PRIVATE double g2z__cpu_sumsq(const float *grads, size_t n) {
   double parts[G2Z__SQUARES];
   size_t size = (n + G2Z__SQUARES - 1) / G2Z__SQUARES;
@@ -18962,7 +18973,6 @@ G2Z__PRIVATE void g2z__json_get_text(g2z_json *json, char *out, size_t room) {
     return;
   }
   g2z_json_text text = g2z_json_string(json);
-  if (!text.at) return;
   const unsigned char *at = text.at, *end = at + text.bytes;
   unsigned char got[4];
   for (size_t used = 0; at < end;) { /* escapes are longer than what they stand for */

@@ -179,6 +179,11 @@ static void test_files_writer(g2z_test *t) {
   free(path);
 }
 
+static void test_files_log(void *user, g2z_log_level level, const char *sentence) {
+  (void)level;
+  strcpy((char *)user, sentence);
+}
+
 static void test_files_refused(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z_writer *writer;
@@ -188,8 +193,16 @@ static void test_files_refused(g2z_test *t) {
   CHECK_STATUS(t, g2z_writer_create(services, test_path(t, "none/x"), &writer), G2Z_IO, services,
                "none/x: No such file or directory; check the name");
   CHECK(t, writer == NULL);
-  CHECK_STATUS(t, g2z_writer_create(services, test_path(t, "n\033[2J\n/\xc3\xa9"), &writer),
-               G2Z_IO, services, "n?[2J?/\xc3\xa9: No such"); /* does not clear the screen */
+  CHECK_STATUS(t, g2z_writer_create(services, test_path(t, "n\033[2J\n/\xc2\x9b" "2J\xc3\x9b"),
+                                    &writer),
+               G2Z_IO, services, "n?[2J?/??2J\xc3\x9b: No such"); /* does not clear the screen */
+  char logged[64] = "";
+  services->log = test_files_log;
+  services->user = logged;
+  g2z__log(services, G2Z_LOG_INFO, "%s", "n\033[2J\xc2\x9b" "2J\xc2\xa0");
+  CHECK(t, strcmp(logged, "n?[2J??2J\xc2\xa0") == 0);
+  services->log = NULL;
+  services->user = t;
   CHECK_STATUS(t, g2z_writer_create(services, "", &writer), G2Z_IO, services, "No such file");
   CHECK_STATUS(t, g2z_writer_create(services, t->directory, &writer), G2Z_IO, services,
                "it is a directory");
@@ -399,6 +412,10 @@ static void test_json_grammar(g2z_test *t) {
 }
 
 static void test_json_sentences(g2z_test *t) {
+  g2z_json failed;
+  g2z_json_open(&failed, &t->services, "none", "5", 1);
+  g2z_json_text none = g2z_json_string(&failed);
+  CHECK(t, none.at && none.bytes == 0 && !g2z_json_is(&none, "5"));
   g2z_services *services = &t->services;
   static const struct { const char *text, *sentence; } cases[] = {
       {"[1,\n  2,\n  x]", "text, line 3, column 3: expected a value, found 'x'"},
@@ -620,6 +637,15 @@ static void test_config_checks(g2z_test *t) {
   CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "head size of 12");
   model.heads = 4; /* head size 192 */
   CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "up to 128");
+  for (model.channels = 8; model.channels < 300; model.channels++) /* a remedy is one */
+    for (model.heads = 1; model.heads < 4; model.heads++) {
+      if (model.channels % model.heads || g2z_model_config_check(s, &model) == G2Z_OK) continue;
+      g2z_model_config advised = model;
+      const char *channels = strstr(s->error, "with channels="), *heads = strrchr(s->error, '=');
+      if (channels) advised.channels = atoi(channels + strlen("with channels="));
+      if (heads) advised.heads = atoi(heads + 1);
+      CHECK_OK(t, g2z_model_config_check(s, &advised));
+    }
   model = g2z_model_config_default();
   model.layers = 0;
   CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "layers=0");
@@ -644,6 +670,7 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(optimizer.beta2, 1.0f, "beta2=1");
   REFUSED(optimizer.eps, 0.0f, "eps=0");
   REFUSED(optimizer.clip, INFINITY, "clip=inf");
+  REFUSED(optimizer.schedule, G2Z_SCHEDULE_COUNT, "schedule=4");
   REFUSED(optimizer.steps, 0, "steps=0");
   REFUSED(optimizer.loss_scale, 0.5f, "loss_scale=0.5");
   REFUSED(dropout, 1.0f, "dropout=1");
@@ -651,6 +678,7 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(strategy, G2Z_STRATEGY_COUNT, "strategy=2");
   REFUSED(strategy, G2Z_STRATEGY_DP, "strategy=dp keeps one optimizer, on rank 0");
   REFUSED(recompute, G2Z_RECOMPUTE_COUNT, "recompute=2");
+  REFUSED(graph, 3, "graph=3");
 #undef REFUSED
 }
 
@@ -983,6 +1011,26 @@ static void test_plan_largest_batch(g2z_test *t) {
     CHECK(t, g2z_plan_largest_batch(&plan, 1 << 20) == 0);
   }
   CHECK(t, largest[1] > 2 * largest[0] && largest[3] > 2 * largest[2]);
+  for (int gather = 0; gather < G2Z_GATHER_COUNT; gather++)
+    for (int batch = 1; batch <= 32; batch *= 2) { /* what a batch needs is enough for it and no */
+      g2z_train_config config = g2z_train_config_default(); /* more, whatever batch asks */
+      g2z_plan plan, other;
+      config.dtype = G2Z_FP16;
+      config.gather = (g2z_gather)gather;
+      config.batch = batch;
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 8, &plan));
+      size_t needs = plan.bytes_total + g2z_plan_nccl_bytes(&plan);
+      for (config.batch = 1; config.batch <= 64; config.batch *= 8) {
+        CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 8, &other));
+        CHECK(t, g2z_plan_largest_batch(&other, needs) == batch);
+        CHECK(t, g2z_plan_largest_batch(&other, needs - 1) == batch - 1);
+      }
+    }
+  g2z_train_config tiny = test_config_of(1, 1, 8, 1, 2); /* what fits must be allowed too */
+  g2z_plan plan;
+  CHECK_OK(t, g2z_plan_make(&t->services, &tiny, G2Z_DEVICE_CUDA, 0, 1, &plan));
+  tiny.batch = g2z_plan_largest_batch(&plan, SIZE_MAX);
+  CHECK_OK(t, g2z_train_config_check(&t->services, &tiny));
 }
 
 /* The bytes per token that the manual states, of fp16; these sizes need no padding. */
