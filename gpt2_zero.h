@@ -9319,6 +9319,11 @@ G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal)
     if (spawned[r] > 0) kill(spawned[r], signal);
 }
 
+/* Which of two ranks' exit codes tells more: the greater. */
+G2Z__PRIVATE int g2z__spawn_weight(int code) {
+  return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
+}
+
 /* Takes note of those that have ended (their process becomes 0); returns how many still run. Those
  * that this process killed in haste failed for another's sake. */
 G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, g2z_job_end *end) {
@@ -9338,7 +9343,7 @@ G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, g2z_job_e
     if (resident > end->rank_bytes) end->rank_bytes = resident;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (haste && !WIFEXITED(status)) code = G2Z_EXIT_LOST;
-    if (code && (*first == 0 || (*first == G2Z_EXIT_LOST && code != G2Z_EXIT_LOST))) *first = code;
+    if (g2z__spawn_weight(code) > g2z__spawn_weight(*first)) *first = code;
   }
   return running;
 }

@@ -7672,6 +7672,11 @@ static int rank_spawn(int argc, char **argv) {
   if (status != G2Z_OK) return rank_failed(&services, status);
   if (is_parent) return code;
   const char *what = argc > 0 ? argv[0] : "";
+  if (strcmp(what, "saved") == 0) { /* the others have stopped and saved before it fails */
+    if (strcmp(getenv("RANK"), "1") != 0) _exit(G2Z_EXIT_STOPPED);
+    rank_sleep(0.3);
+    _exit(5);
+  }
   signal(SIGTERM, rank_on_signal);
   g2z_ranks *ranks = rank_join(&services, argc, argv);
   if (!ranks) return 1;
@@ -8167,6 +8172,9 @@ static void test_ranks_spawn(g2z_test *t) {
     CHECK_RANK(t, &ranks, 0, cases[i].code, /* in a job that fails rank 2 may end before it says so */
                i ? "fault of rank 1: rank 1 on " : "is rank 2 of 3, 2 of 3 here, ranks");
   }
+  test_ranks_start(t, &ranks, 0, 0, NULL, "spawn saved");
+  test_ranks_wait(t, &ranks, 9);
+  CHECK_RANK(t, &ranks, 0, 5, NULL);
   /* Signals go through the one that started them, exactly once; the death of that one ends all. */
   for (int orphan = 0; orphan < 2; orphan++) {
     test_ranks_start(t, &ranks, 0, 0, NULL, orphan ? "spawn orphan" : "spawn signal");
