@@ -9003,6 +9003,7 @@ struct g2z_ranks {
   int64_t step, sequence;
   double phase_began, phase_limit;
   const volatile uint32_t *progress;
+  int alone;                      /* it fails, and the others do not know */
   int leaving, lost, faulted;     /* lost: shall end; faulted: fault is set and was handled */
   g2z_fault fault;
   g2z__flight records[G2Z__RANKS_RECORDS];
@@ -10043,7 +10044,7 @@ G2Z__PRIVATE g2z__pulse g2z__watch_self(g2z_ranks *ranks, g2z__pulse_kind kind) 
   pthread_mutex_lock(&ranks->lock);
   pulse.progress = ranks->progress ? *ranks->progress : 0;
   pulse.step = ranks->step;
-  pulse.sequence = ranks->sequence;
+  pulse.sequence = kind == G2Z__GOODBYE && ranks->alone ? -1 : ranks->sequence;
   pulse.phase_s = g2z_seconds() - ranks->phase_began;
   pulse.limit_s = ranks->phase_limit;
   memcpy(pulse.phase, ranks->phase, sizeof pulse.phase);
@@ -10178,8 +10179,8 @@ G2Z__PRIVATE int g2z__watch_is_behind(const g2z__pulse *pulse, const g2z__pulse 
   return (int32_t)(pulse->progress - behind->progress) < 0;
 }
 
-/* On rank 0: who has begun fewer collectives than the others holds them up, and must not do so for
- * longer than its phase may take; how long the others wait does not matter. What peers said is up
+/* Who has begun fewer collectives than the others (rank 0 knows of all, another rank of itself)
+ * holds them up, and must not do so for longer than its phase may take; how long the others wait does not matter. What peers said is up
  * to a beat old, so the suspicion must last for two. */
 G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, double now) {
   const g2z__pulse *last = self;
@@ -10203,8 +10204,9 @@ G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, doub
                    culprit.phase_s, culprit.sequence, furthest);
 }
 
-/* Has somebody left whom others now wait for? */
-G2Z__PRIVATE void g2z__watch_leavers(g2z_ranks *ranks, const g2z__pulse *self) {
+/* Has somebody left whom others now wait for? Who failed alone has always; others that fail in the
+ * same way have three beats to say so themselves. */
+G2Z__PRIVATE void g2z__watch_leavers(g2z_ranks *ranks, const g2z__pulse *self, double now) {
   int64_t furthest = self->sequence;
   for (int i = 0; i < ranks->peer_count; i++)
     if (!ranks->peers[i].left && ranks->peers[i].last.sequence > furthest)
@@ -10212,6 +10214,7 @@ G2Z__PRIVATE void g2z__watch_leavers(g2z_ranks *ranks, const g2z__pulse *self) {
   for (int i = 0; i < ranks->peer_count && !ranks->lost; i++) {
     const g2z__peer *peer = &ranks->peers[i];
     if (!peer->left || peer->last.sequence >= furthest) continue;
+    if (peer->last.sequence < 0 && now - peer->heard < 3 * ranks->beat_s) continue;
     g2z__pulse culprit = peer->last;
     g2z__watch_blame(ranks, &culprit, "left early, while others go on (its own output says why)");
   }
@@ -10227,8 +10230,10 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
       g2z__watch_blame(ranks, &peer->last, "does not answer: nothing was heard of it for %.3g s",
                        now - peer->heard);
   }
-  if (!ranks->lost) g2z__watch_leavers(ranks, &self);
-  if (!ranks->lost && ranks->config.place.rank == 0) g2z__watch_hang(ranks, &self, now);
+  if (!ranks->lost) g2z__watch_leavers(ranks, &self, now);
+  /* When rank 0 has left nobody else looks after this one. */
+  if (!ranks->lost && (ranks->config.place.rank == 0 || ranks->peers[0].left))
+    g2z__watch_hang(ranks, &self, now);
 }
 
 /* One look at all connections, for as long as `wait_s`. */
@@ -10573,6 +10578,14 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
   g2z_status status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
   return status;
+}
+
+/* This rank fails in a way that the others are not told. They may wait for its device although it
+ * has begun all collectives that they have: that it leaves is not the end of its work. */
+G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
+  pthread_mutex_lock(&ranks->lock);
+  ranks->alone = 1;
+  pthread_mutex_unlock(&ranks->lock);
 }
 
 /* A word that the device counts up as its collectives end, in memory that the host can read: it
@@ -12681,6 +12694,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
                    step);
 }
 
+/* The status of what a verdict cannot tell the others any more. */
+G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
+  if (status != G2Z_OK) g2z__ranks_alone(g2z_context_ranks(t->context));
+  return status;
+}
+
 /* The report of step `loss_step`, whose state has arrived on the host. */
 G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g2z_report *report) {
   memset(report, 0, sizeof *report);
@@ -12688,7 +12707,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->loss_step = loss_step;
   if (loss_step == 0) return G2Z_OK;
   int slot = (int)(loss_step % 2);
-  G2Z__TRY(t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot));
+  G2Z__TRY(g2z__trainer_alone(t, t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot)));
   const g2z_step_state *state = t->verdict.reported[slot];
   report->loss = state->loss;
   report->grad_norm = state->grad_norm;
@@ -12740,13 +12759,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   int slot = (int)(step % 2);
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", step, 0);
   t->comm->ops->lap(t->comm, slot);
-  G2Z__TRY(g2z__trainer_vote(t));
+  G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_vote(t)));
   G2Z__TRY(g2z__trainer_share_tuning(t));
   /* A rank that failed goes the same way, with the tokens of an earlier step: the others wait for
    * its part of each sum, and its vote makes all of them skip the step. */
-  G2Z__TRY(t->plan.graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
+  status = t->plan.graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t);
+  G2Z__TRY(g2z__trainer_alone(t, status));
   t->enqueued = step;
-  G2Z__TRY(dev->ops->mark(dev, G2Z__EVENT_REPORT + slot));
+  G2Z__TRY(g2z__trainer_alone(t, dev->ops->mark(dev, G2Z__EVENT_REPORT + slot)));
   return g2z__trainer_report(t, step - 1, report);
 }
 

@@ -7642,6 +7642,12 @@ static int rank_loop(int argc, char **argv) {
     if (turn == 20 && strcmp(what, "save") == 0) { /* long, but announced on all */
       g2z_ranks_phase(ranks, "save", turn, 5);
       if (odd) rank_sleep(1.5);
+    } else if (turn == 20 && strcmp(what, "alone") == 0) { /* all wait for what it will not do */
+      g2z__ranks_record(ranks, "graph", -1, 0);
+      if (!odd) rank_sleep(100);
+      rank_sleep(0.2);
+      g2z__ranks_alone(ranks);
+      break;
     } else if (turn == 20 && odd) {
       if (strcmp(what, "hang") == 0) rank_sleep(100);
       if (strcmp(what, "crash") == 0) abort();
@@ -7654,6 +7660,7 @@ static int rank_loop(int argc, char **argv) {
     status = g2z_ranks_all_gather(ranks, &turn, sizeof turn, all);
   }
   if (status == G2Z_OK && odd && strcmp(what, "late") == 0) rank_sleep(0.5);
+  if (status == G2Z_OK && !odd && strcmp(what, "linger") == 0) rank_sleep(100);
   int code = status == G2Z_OK ? 0 : rank_failed(&services, status);
   g2z_ranks_leave(ranks);
   if (status == G2Z_OK && odd && strcmp(what, "leave") == 0) rank_sleep(0.5);
@@ -8107,10 +8114,19 @@ static void test_ranks_leaving(g2z_test *t) {
     test_ranks_wait(t, &ranks, 20);
     for (int r = 0; r < 4; r++)
       CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
+    test_ranks_start(t, &ranks, 0, 3, NULL,
+                     odd ? "loop 40 1 alone silence=2" : "loop 40 0 alone silence=2");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++)
+      CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
     test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 40 1 late" : "loop 40 0 late");
     test_ranks_wait(t, &ranks, 20);
     for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
   }
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 40 0 linger hang=0.7");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++)
+    CHECK_RANK(t, &ranks, r, r ? 70 : 0, r ? "hangs: no progress for " : NULL);
   test_ranks_free(t, &ranks);
 }
 
