@@ -9564,18 +9564,14 @@ G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   return getaddrinfo(host, NULL, &hints, out);
 }
 
-/* A connection to the port on the first of the addresses that answers, or -1. */
-G2Z__PRIVATE int g2z__socket_connect(const struct addrinfo *addresses, int port, double deadline) {
-  int one = -1;
-  for (const struct addrinfo *at = addresses; at && one < 0; at = at->ai_next) {
-    if (at->ai_family == AF_INET)
-      ((struct sockaddr_in *)(void *)at->ai_addr)->sin_port = htons((uint16_t)port);
-    else if (at->ai_family == AF_INET6)
-      ((struct sockaddr_in6 *)(void *)at->ai_addr)->sin6_port = htons((uint16_t)port);
-    else continue;
-    one = g2z__socket_connect_to(at, deadline);
-  }
-  return one;
+/* A connection to the port on the first of the addresses, or -1. */
+G2Z__PRIVATE int g2z__socket_connect(const struct addrinfo *address, int port, double deadline) {
+  if (address->ai_family == AF_INET)
+    ((struct sockaddr_in *)(void *)address->ai_addr)->sin_port = htons((uint16_t)port);
+  else if (address->ai_family == AF_INET6)
+    ((struct sockaddr_in6 *)(void *)address->ai_addr)->sin6_port = htons((uint16_t)port);
+  else return -1;
+  return g2z__socket_connect_to(address, deadline);
 }
 
 /* ----- rendezvous: all ranks but 0 --------------------------------------- */
@@ -9648,7 +9644,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_not_found(g2z_ranks *ranks, const char *host,
                    place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
 }
 
-/* One look at all ports of a host; 1 when rank 0 was greeted. A port that belongs to others is
+/* One look at all ports of an address; 1 when rank 0 was greeted. A port that belongs to others is
  * noted. One that does not even refuse is on a host that is not up, or behind a firewall: its other
  * ports would take as long, and rank 0 most likely comes to the first. */
 G2Z__PRIVATE int g2z__ranks_look(g2z_ranks *ranks, const struct addrinfo *host, double deadline,
@@ -9669,6 +9665,16 @@ G2Z__PRIVATE int g2z__ranks_look(g2z_ranks *ranks, const struct addrinfo *host, 
   return 0;
 }
 
+/* The same at each address of a host. One may lead nowhere, such as that of a network which this
+ * host is not on: it must not take the time of the others. */
+G2Z__PRIVATE int g2z__ranks_look_around(g2z_ranks *ranks, const struct addrinfo *addresses,
+                                        double deadline, int *other_job, int *other_service) {
+  int found = 0;
+  for (const struct addrinfo *at = addresses; at && !found; at = at->ai_next)
+    found = g2z__ranks_look(ranks, at, deadline, other_job, other_service);
+  return found;
+}
+
 G2Z__PRIVATE g2z_status g2z__ranks_find(g2z_ranks *ranks, double deadline) {
   const g2z_place *place = &ranks->config.place;
   const int here = g2z__ranks_on_one_host(place);
@@ -9681,7 +9687,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_find(g2z_ranks *ranks, double deadline) {
   for (;;) {
     if (!addresses) resolve_error = g2z__socket_resolve(host, &addresses);
     if (resolve_error) pause_s = 0.5;
-    else found = g2z__ranks_look(ranks, addresses, deadline, &other_job, &other_service);
+    else found = g2z__ranks_look_around(ranks, addresses, deadline, &other_job, &other_service);
     if (found || g2z_seconds() > deadline) break;
     struct timespec pause = {0, (long)(pause_s * 999999999.0)};
     nanosleep(&pause, NULL);

@@ -8032,6 +8032,73 @@ static void test_ranks_strangers(g2z_test *t) {
   test_ranks_free(t, &two);
 }
 
+/* A rank 0 that is slow to answer: the system drops what comes while two wait to be accepted, and the
+ * sender tries again after a second. */
+typedef struct test_slow {
+  int listener;
+  g2z__banner banner;
+} test_slow;
+static void *test_ranks_slow(void *user) {
+  const test_slow *slow = (const test_slow *)user;
+  int accepted[16], count = 0;
+  rank_sleep(2.2);
+  for (; count < 16 && g2z__socket_wait(slow->listener, POLLIN, g2z_seconds() + 1.2); count++) {
+    accepted[count] = accept(slow->listener, NULL, NULL);
+    g2z__socket_write(accepted[count], &slow->banner, sizeof slow->banner, g2z_seconds() + 1);
+  }
+  for (int i = 0; i < count; i++) close(accepted[i]);
+  return NULL;
+}
+
+/* Rank 0's host has two addresses: nothing ever answers at the first, which leaves the second its
+ * time. */
+static void test_ranks_addresses(g2z_test *t) {
+  struct addrinfo *here[2];
+  int fillers[2][4], listeners[2], other_job = 0, other_service = 0;
+  test_slow slow;
+  pthread_t thread;
+  g2z__peer peer;
+  g2z_ranks *ranks = (g2z_ranks *)calloc(1, sizeof *ranks);
+  memset(&peer, 0, sizeof peer);
+  peer.data = peer.control = -1;
+  ranks->peers = &peer;
+  ranks->config = g2z_ranks_config_default();
+  ranks->config.place.rank = 1;
+  ranks->config.place.world = 2;
+  ranks->config.place.port = test_ranks_port();
+  for (int i = 0; i < 2; i++) {
+    CHECK(t, g2z__socket_resolve(i ? "127.0.0.1" : "127.0.0.2", &here[i]) == 0);
+    ((struct sockaddr_in *)(void *)here[i]->ai_addr)->sin_port =
+        htons((uint16_t)ranks->config.place.port);
+    listeners[i] = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(t, bind(listeners[i], here[i]->ai_addr, here[i]->ai_addrlen) == 0);
+    CHECK(t, listen(listeners[i], 0) == 0);
+    for (int k = 0; k < 4; k++) {
+      fillers[i][k] = socket(AF_INET, SOCK_STREAM, 0);
+      g2z__socket_prepare(fillers[i][k]);
+      (void)!connect(fillers[i][k], here[i]->ai_addr, here[i]->ai_addrlen);
+    }
+  }
+  struct addrinfo *end = here[0];
+  while (end->ai_next) end = end->ai_next;
+  end->ai_next = here[1];
+  memcpy(slow.banner.magic, "g2z-meet", 8);
+  slow.banner.job = g2z__hash_text(ranks->config.place.job);
+  slow.listener = listeners[1];
+  CHECK(t, pthread_create(&thread, NULL, test_ranks_slow, &slow) == 0);
+  CHECK(t, g2z__ranks_look_around(ranks, here[0], g2z_seconds() + 20, &other_job, &other_service));
+  pthread_join(thread, NULL);
+  end->ai_next = NULL;
+  for (int i = 0; i < 2; i++) {
+    freeaddrinfo(here[i]);
+    close(listeners[i]);
+    for (int k = 0; k < 4; k++) close(fillers[i][k]);
+  }
+  g2z__socket_close(&peer.data);
+  g2z__socket_close(&peer.control);
+  free(ranks);
+}
+
 /* Starts a loop, does something to one of the ranks after a moment, and expects of all others the
  * code and the sentence within `seconds`. */
 static void test_ranks_fault(g2z_test *t, const char *program, int victim, int signal, double after,
@@ -10866,6 +10933,7 @@ static const g2z_test_entry test_table[] = {
     {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_killed},
     {"ranks_stopped", "a stopped rank ends the job at the deadline", test_ranks_stopped},
     {"ranks_hang", "a rank that hangs is named, one that saves is left alone", test_ranks_hang},
+    {"ranks_addresses", "a host's address that leads nowhere does not hide the others", test_ranks_addresses},
     {"ranks_leaving", "leaving is no death, unless others go on", test_ranks_leaving},
     {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
     {"ranks_spawn", "a process that starts ranks, looks after them, hands signals on", test_ranks_spawn},
