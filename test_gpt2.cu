@@ -10767,6 +10767,11 @@ static void test_profile_script(g2z_test *t) {
   CHECK(t, test_files_count(t, "run/profiles/nsys_7_*.nsys-rep") == 1);
   CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
   test_sh(t, "rm -r '%s/run'%s", t->directory, "");
+  /* Slurm's signal goes to all processes; the program saves, and what was measured is kept. */
+  CHECK(t, RUN("", "sh -c 'kill -USR1 $PPID $(cut -d\" \" -f4 /proc/$PPID/stat); sleep 0.2; "
+                   "exit 75'") == 75);
+  CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
+  test_sh(t, "rm -r '%s/run'%s", t->directory, "");
   CHECK(t, RUN("SLURM_LOCALID=1", "echo ran") == 0 && strcmp(output, "ran\n") == 0);
   CHECK(t, test_files_count(t, "run") == 0); /* the first task of the host does it */
   CHECK(t, RUN("", "") == 1 && strstr(output, "slurm/profile.sh RUN_DIR"));
