@@ -1320,9 +1320,9 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void);
  * small messages between hosts' memories, the collectives of CPU ranks, and the heartbeats by which
  * the death of one ends all within seconds.
  *
- * From g2z_ranks_join on every call is made by all ranks, in the same order, but for those that only
- * note or tell something: _place, _phase, _collectives and _write_flight. In a job of one rank they
- * cost nothing and open nothing. */
+ * From g2z_ranks_join on every call is made by all ranks, in the same order, but for those that
+ * only note or tell something: _place, _phase, _collectives and _write_flight. In a job of one rank
+ * they cost nothing and open nothing. */
 
 typedef struct g2z_place {  /* a process's place in the job */
   int rank, world;
@@ -9705,8 +9705,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_await_verdict(g2z_ranks *ranks, int one, doub
       memcmp(verdict.magic, "g2z-join", 8) != 0 || verdict.status < 0 ||
       verdict.status >= G2Z_STATUS_COUNT)
     return g2z__fail(ranks->services, G2Z_LOST,
-                     "rank 0 ended, or says nothing, while rank %d waited for the other ranks: look at "
-                     "rank 0's own output", ranks->config.place.rank);
+                     "rank 0 ended, or says nothing, while rank %d waited for the other ranks: look "
+                     "at rank 0's own output", ranks->config.place.rank);
   verdict.sentence[sizeof verdict.sentence - 1] = 0;
   if (verdict.status != G2Z_OK)
     return g2z__fail(ranks->services, (g2z_status)verdict.status, "%s", verdict.sentence);
@@ -10187,8 +10187,8 @@ G2Z__PRIVATE int g2z__watch_is_behind(const g2z__pulse *pulse, const g2z__pulse 
 }
 
 /* Who has begun fewer collectives than the others (rank 0 knows of all, another rank of itself)
- * holds them up, and must not do so for longer than its phase may take; how long the others wait does not matter. What peers said is up
- * to a beat old, so the suspicion must last for two. */
+ * holds them up, and must not do so for longer than its phase may take; how long the others wait
+ * does not matter. What peers said is up to a beat old, so the suspicion must last for two. */
 G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, double now) {
   const g2z__pulse *last = self;
   int64_t furthest = self->sequence;

@@ -6070,8 +6070,8 @@ static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
 
 
 /* Dense fp16 and bf16 TFLOP/s with fp32 accumulation, tf32 and fp32 TFLOP/s, from the makers' data
- * sheets. A name that contains another stands before it; a digit behind it makes it another GPU's: L4
- * and L40, A100 and RTX A1000, T4 and T400. */
+ * sheets. A name that contains another stands before it; a digit behind it makes it another GPU's:
+ * L4 and L40, A100 and RTX A1000, T4 and T400. */
 #define G2Z__PEAK_LIST(X)                        \
   /*  in the name    16 bits  tf32   fp32 */     \
   X("B200",          2250,    1125,  75)         \

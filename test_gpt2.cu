@@ -8032,8 +8032,8 @@ static void test_ranks_strangers(g2z_test *t) {
   test_ranks_free(t, &two);
 }
 
-/* A rank 0 that is slow to answer: the system drops what comes while two wait to be accepted, and the
- * sender tries again after a second. */
+/* A rank 0 that is slow to answer: the system drops what comes while two wait to be accepted, and
+ * the sender tries again after a second. */
 typedef struct test_slow {
   int listener;
   g2z__banner banner;
@@ -10938,7 +10938,7 @@ static const g2z_test_entry test_table[] = {
     {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_killed},
     {"ranks_stopped", "a stopped rank ends the job at the deadline", test_ranks_stopped},
     {"ranks_hang", "a rank that hangs is named, one that saves is left alone", test_ranks_hang},
-    {"ranks_addresses", "a host's address that leads nowhere does not hide the others", test_ranks_addresses},
+    {"ranks_addresses", "an address that leads nowhere does not hide others", test_ranks_addresses},
     {"ranks_leaving", "leaving is no death, unless others go on", test_ranks_leaving},
     {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
     {"ranks_spawn", "a process that starts ranks, looks after them, hands signals on", test_ranks_spawn},
