@@ -8958,7 +8958,7 @@ typedef struct g2z__pulse {
   uint32_t kind;
   int32_t rank;                   /* who says it; in a FAULT: who is to blame */
   uint32_t progress;              /* of the device */
-  int64_t step, sequence;         /* sequence: collectives begun */
+  int64_t step, sequence;         /* sequence: collectives begun; -1: it fails alone */
   double phase_s, limit_s;        /* since it last moved on, and at most; 0: no limit */
   char phase[32], host[64], sentence[256];
 } g2z__pulse;
@@ -10051,7 +10051,7 @@ G2Z__PRIVATE g2z__pulse g2z__watch_self(g2z_ranks *ranks, g2z__pulse_kind kind) 
   pthread_mutex_lock(&ranks->lock);
   pulse.progress = ranks->progress ? *ranks->progress : 0;
   pulse.step = ranks->step;
-  pulse.sequence = kind == G2Z__GOODBYE && ranks->alone ? -1 : ranks->sequence;
+  pulse.sequence = ranks->alone ? -1 : ranks->sequence;
   pulse.phase_s = g2z_seconds() - ranks->phase_began;
   pulse.limit_s = ranks->phase_limit;
   memcpy(pulse.phase, ranks->phase, sizeof pulse.phase);
@@ -10206,9 +10206,12 @@ G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, doub
   }
   if (!late || now - ranks->suspect_since < 2 * ranks->beat_s) return;
   g2z__pulse culprit = *last;
-  g2z__watch_blame(ranks, &culprit,
-                   "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
-                   culprit.phase_s, culprit.sequence, furthest);
+  if (culprit.sequence < 0)
+    g2z__watch_blame(ranks, &culprit, "failed, and does not end: its device may hang");
+  else
+    g2z__watch_blame(ranks, &culprit,
+                     "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
+                     culprit.phase_s, culprit.sequence, furthest);
 }
 
 /* Has somebody left whom others now wait for? Who failed alone has always; others that fail in the
@@ -10537,6 +10540,9 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   memset(&out, 0, sizeof out);
   out.writer = writer;
   g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
+  pthread_mutex_lock(&ranks->lock);
+  int64_t begun = ranks->sequence;
+  pthread_mutex_unlock(&ranks->lock);
   g2z_json_begin(&out, NULL, '{');
   g2z_json_put_integer(&out, "rank", self.rank);
   g2z_json_put_integer(&out, "world", ranks->config.place.world);
@@ -10544,12 +10550,12 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   g2z_json_put_string(&out, "phase", self.phase);
   g2z_json_put_number(&out, "phase_s", self.phase_s);
   g2z_json_put_integer(&out, "step", self.step);
-  g2z_json_put_integer(&out, "sequence", self.sequence);
+  g2z_json_put_integer(&out, "sequence", begun);
   g2z_json_put_integer(&out, "progress", self.progress);
   g2z_json_put_number(&out, "seconds", g2z_seconds() - ranks->began);
   g2z_json_end(&out, '}');
   g2z_writer_put(writer, "\n", 1);
-  for (int64_t i = self.sequence - G2Z__RANKS_RECORDS + 1; i <= self.sequence; i++) {
+  for (int64_t i = begun - G2Z__RANKS_RECORDS + 1; i <= begun; i++) {
     if (i < 1) continue;
     pthread_mutex_lock(&ranks->lock);
     g2z__flight record = ranks->records[i % G2Z__RANKS_RECORDS];
@@ -10587,11 +10593,15 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
   return status;
 }
 
+#define G2Z__ALONE_S 10 /* from such a failure to a goodbye; a broken device may not let go */
+
 /* This rank fails in a way that the others are not told. They may wait for its device although it
  * has begun all collectives that they have: that it leaves is not the end of its work. */
 G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   ranks->alone = 1;
+  ranks->phase_began = g2z_seconds();
+  if (ranks->phase_limit > G2Z__ALONE_S) ranks->phase_limit = G2Z__ALONE_S;
   pthread_mutex_unlock(&ranks->lock);
 }
 

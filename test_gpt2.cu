@@ -7642,11 +7642,12 @@ static int rank_loop(int argc, char **argv) {
     if (turn == 20 && strcmp(what, "save") == 0) { /* long, but announced on all */
       g2z_ranks_phase(ranks, "save", turn, 5);
       if (odd) rank_sleep(1.5);
-    } else if (turn == 20 && strcmp(what, "alone") == 0) { /* all wait for what it will not do */
+    } else if (turn == 20 && strncmp(what, "alone", 5) == 0) { /* all wait for what it won't do */
       g2z__ranks_record(ranks, "graph", -1, 0);
       if (!odd) rank_sleep(100);
       rank_sleep(0.2);
       g2z__ranks_alone(ranks);
+      if (what[5]) rank_sleep(100); /* nor does its device let go of it */
       break;
     } else if (turn == 20 && odd) {
       if (strcmp(what, "hang") == 0) rank_sleep(100);
@@ -8186,6 +8187,13 @@ static void test_ranks_leaving(g2z_test *t) {
     test_ranks_wait(t, &ranks, 20);
     for (int r = 0; r < 4; r++)
       CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
+    test_ranks_start(t, &ranks, 0, 3, NULL,
+                     odd ? "loop 40 1 alone! hang=1" : "loop 40 0 alone! hang=1");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++) {
+      CHECK_RANK(t, &ranks, r, 70, odd ? "fault of rank 1: rank 1 on " : "fault of rank 0: rank 0 on ");
+      CHECK_RANK(t, &ranks, r, 70, "failed, and does not end");
+    }
     test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 40 1 late" : "loop 40 0 late");
     test_ranks_wait(t, &ranks, 20);
     for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
