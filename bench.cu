@@ -6,6 +6,7 @@
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -84,6 +85,7 @@ typedef struct options {
 #define READERS (IN(report) | IN(profile)) /* their arguments are directories */
 #define ANY ((1u << COMMAND_COUNT) - 1)
 #define STEPS_MAX 100000000
+#define SIZE_LEAST 0.001 /* MiB */
 
 #define WORD(name, text) "|" text
 #define WORD_OF_3(name, text, bytes) "|" text
@@ -109,7 +111,7 @@ typedef struct options {
        "positions: the longest sequence")                                                         \
   FLAG(TRAINING, "vocab-size", INT, shape.vocab, 2, 65536, "N", "tokens that the model knows")    \
   FLAG(EXPERIMENTS, "global-batch", INT, global_batch, 1, 2147483647, "N",                        \
-       "sequences per step, however many ranks: then --batch is the most per micro-step")         \
+       "sequences per step, however many ranks: --batch is the most, --accum comes of both")      \
   FLAG(TRAINING, "batch", INT, train.batch, 1, 1048576, "N", "sequences per micro-step and rank") \
   FLAG(TRAINING, "seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")               \
   FLAG(TRAINING, "accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")              \
@@ -138,7 +140,7 @@ typedef struct options {
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
   FLAG(TRAINING, "gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")    \
   FLAG(TRAINING, "reduce", CHOICE, train.reduce, 0, 0, G2Z_REDUCE_LIST(WORD), "of gradients")     \
-  FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                 \
+  FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, SIZE_LEAST, 65536, "X",            \
        "MiB of gradients per collective")                                                         \
   FLAG(IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                             \
        "run this on the same work too: 'python3 peers/torch_gpt2.py'")                            \
@@ -230,8 +232,10 @@ static int flags_of(options *o, g2z_flag flags[FLAG_COUNT]) {
 
 static void print_help(options *o) {
   g2z_flag flags[FLAG_COUNT];
+  const char *about = command_abouts[o->command];
   printf("bench%s%s: %s\n", o->command == COMMAND_step ? "" : " ",
-         o->command == COMMAND_step ? "" : command_names[o->command], command_abouts[o->command]);
+         o->command == COMMAND_step ? "" : command_names[o->command],
+         about ? about : "what an experiment starts its ranks with");
   if (o->command == COMMAND_step) {
     puts("\nSub-commands, each with a --help of its own:");
     for (int c = 1; c < COMMAND_COUNT; c++)
@@ -791,6 +795,22 @@ static g2z_status run_peer(g2z_services *services, const options *o, double toke
   return G2Z_OK;
 }
 
+/* A peer is told what run_peer hands it, and would do other work than asked for here. */
+static g2z_status check_peer(g2z_services *services, const options *o,
+                             const g2z_context_config *config) {
+  const g2z_model_config *shape = &o->shape;
+  if (!o->peer) return G2Z_OK;
+  if (shape->layers || shape->channels || shape->heads || shape->vocab || o->train.dropout > 0)
+    return fail(services, G2Z_BAD_ARGUMENT, "--peer runs a --model as it is: leave --layers, "
+                "--channels, --heads, --vocab-size and --dropout away");
+  if (!o->model && config->device == G2Z_DEVICE_CPU)
+    return fail(services, G2Z_BAD_ARGUMENT, "--peer runs a --model: name one, --model gpt2");
+  if (config->ranks.place.world > 1)
+    return fail(services, G2Z_BAD_ARGUMENT, "--peer runs on one rank: of %d start it by itself",
+                config->ranks.place.world);
+  return G2Z_OK;
+}
+
 /* Each op of a step of the plan. step_s NaN: shares are of the ops' sum. */
 static g2z_status time_plan_ops(g2z_services *services, const options *o, const g2z_plan *plan,
                                 double step_s) {
@@ -815,6 +835,7 @@ static g2z_status run_step(g2z_services *services, options *o, g2z_context_confi
   g2z_plan plan;
   steps_result steps = {0, 0, 0, 0, 0};
   const g2z_place *place = &config->ranks.place;
+  TRY(check_peer(services, o, config));
   TRY(g2z_plan_make(services, &o->train, config->device, place->rank, place->world, &plan));
   g2z_plan_print(&plan, 0, 0, print_line, NULL);
   TRY(g2z_context_create(config, &context));
@@ -838,6 +859,9 @@ static g2z_status run_step(g2z_services *services, options *o, g2z_context_confi
 
 static g2z_status run_ops(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_plan plan;
+  if (config->ranks.place.world > 1)
+    return fail(services, G2Z_BAD_ARGUMENT, "bench ops times one rank, and others beside it would "
+                "slow it down: start it alone, not as one of %d", config->ranks.place.world);
   TRY(g2z_plan_make(services, &o->train, config->device, 0, 1, &plan));
   g2z_plan_print(&plan, 0, 0, print_line, NULL);
   return time_plan_ops(services, o, &plan, NAN);
@@ -858,7 +882,8 @@ static g2z_status new_summary(g2z_services *services, const options *o, const ch
 
 typedef struct stopwatch {      /* of the steps that count */
   double *step_s, *exposed_s, *waited_s;
-  int count, collectives;
+  int count;
+  double collectives;           /* in the second step; NaN: there was none */
   double began, ended, cpu_s;   /* of this rank */
 } stopwatch;
 
@@ -871,7 +896,8 @@ static double used_cpu_s(void) {
 
 static void watch_step(stopwatch *w, const options *o, g2z_context *context,
                        const g2z_metrics *m) {
-  if (m->step == 1) /* the second is enqueued: it sends no first parameters and is not played */
+  const int last = o->warmup + o->steps;
+  if (m->step == 1 && last > 1) /* the second is enqueued: no first parameters, and not played */
     w->collectives = g2z_ranks_collectives(g2z_context_ranks(context), 2);
   if (m->step <= o->warmup) {
     w->began = g2z_seconds();
@@ -901,7 +927,7 @@ static void fill_measured(g2z_figures *f, const options *o, stopwatch *w, int wo
   f->step_sd_ms = 1e3 * g2z_deviation(w->step_s, count);
   f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts */
   f->step_min_ms = 1e3 * w->step_s[0];
-  f->step_p95_ms = 1e3 * w->step_s[(w->count * 95 + 99) / 100 - 1];
+  f->step_p95_ms = 1e3 * w->step_s[(count * 95 + 99) / 100 - 1];
   f->step_max_ms = 1e3 * w->step_s[w->count - 1];
   f->tokens_per_sec = 1e3 * tokens / f->step_p50_ms;
   f->train_time_sec = step_s;
@@ -982,10 +1008,10 @@ static g2z_status run_point(g2z_services *services, options *o, g2z_context_conf
   g2z_context *context;
   stopwatch w;
   memset(&w, 0, sizeof w);
+  w.collectives = NAN;
   if (!o->run_dir || !o->train.train_glob)
     return fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: experiments "
                 "start it with both");
-  config->ranks.on_fault = on_fault;
   TRY(g2z_context_create(config, &context));
   w.step_s = (double *)host_memory((size_t)o->steps * sizeof(double));
   w.exposed_s = (double *)host_memory((size_t)o->steps * sizeof(double));
@@ -1108,7 +1134,7 @@ static g2z_status exchange_gather(g2z_context *context, const options *o, g2z_de
   g2z_comm *comm;
   g2z_comm_config config;
   void *buffer;
-  TRY(read_list(device->services, "sizes", o->size_list, 0.001, 65536, sizes, &count));
+  TRY(read_list(device->services, "sizes", o->size_list, SIZE_LEAST, 65536, sizes, &count));
   for (int i = 0; i < count; i++) most = sizes[i] > most ? sizes[i] : most;
   size_t bytes = (size_t)(most * 1048576.0) + 64 * (size_t)g2z_context_world(context);
   memset(&config, 0, sizeof config);
@@ -1135,7 +1161,6 @@ static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_c
   if (!o->run_dir)
     return fail(services, G2Z_BAD_ARGUMENT, "bench exchange needs --run-dir: bench comm starts it "
                 "with one");
-  config->ranks.on_fault = on_fault;
   TRY(g2z_context_create(config, &context));
   g2z_summary *s = NULL;
   g2z_status status = new_summary(services, o, "comm", &s);
@@ -1186,6 +1211,20 @@ typedef struct experiment {
 
 static const char *const stage_words = "|dp|0|1|2|3";
 
+/* What a list's limits do not say. A size under SIZE_LEAST would be no flag of a rank, which would
+ * take the default. */
+static g2z_status check_axes(g2z_services *services, const options *o, const axes *a) {
+  for (int i = 0; i < a->rank_count; i++)
+    if (a->ranks[i] != floor(a->ranks[i]))
+      return fail(services, G2Z_BAD_ARGUMENT, "--gpus %.80s: %g is no number of ranks",
+                  o->rank_list, a->ranks[i]);
+  for (int i = 0; i < a->size_count; i++)
+    if (a->sizes[i] > 0 && a->sizes[i] < SIZE_LEAST)
+      return fail(services, G2Z_BAD_ARGUMENT, "--sizes %.80s: %g MiB is less than the least, %g",
+                  o->size_list, a->sizes[i], SIZE_LEAST);
+  return G2Z_OK;
+}
+
 /* The lists are read before anything is written or started. */
 static g2z_status read_axes(experiment *e) {
   g2z_services *services = e->services;
@@ -1195,10 +1234,14 @@ static g2z_status read_axes(experiment *e) {
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA), cpus = (int)sysconf(_SC_NPROCESSORS_ONLN);
   snprintf(all, sizeof all, "%d", e->device == G2Z_DEVICE_CUDA ? gpus : cpus);
   int every = strcmp(o->rank_list, "all") == 0;
+  if (every && e->device == G2Z_DEVICE_CUDA && !gpus)
+    return fail(services, G2Z_UNSUPPORTED, "--gpus all: this process sees no GPU that this build "
+                "can use; --device cpu takes ranks without");
   TRY(read_list(services, "gpus", every ? all : o->rank_list, 1, 4096, a->ranks, &a->rank_count));
   const int comm = o->command == COMMAND_comm;
-  TRY(read_list(services, "sizes", o->size_list, comm ? 0.001 : 0, 65536, a->sizes,
+  TRY(read_list(services, "sizes", o->size_list, comm ? SIZE_LEAST : 0, 65536, a->sizes,
                 &a->size_count));
+  TRY(check_axes(services, o, a));
   if (comm) return G2Z_OK;
   TRY(read_words(services, "zero", o->stage_list, stage_words, a->stages, &a->stage_count));
   return read_words(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(WORD_OF_3), a->dtypes,
@@ -1641,16 +1684,18 @@ static void close_experiment(experiment *e) {
 
 static g2z_status run_points(experiment *e) {
   const g2z_train_config *t = &e->o->train;
+  char length[32]; /* by --tokens each point has steps of its own */
   int possible = 0;
   TRY(add_points(e));
   for (int i = 0; i < (int)e->s->count; i++) possible += e->s->points[i].outcome == G2Z_OUTCOME_OK;
   if (!possible)
     return fail(e->services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
                 e->s->points[0].reason);
+  if (e->o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", e->o->tokens);
+  else snprintf(length, sizeof length, "%d steps", e->o->steps);
   snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
-           "%d steps after %d of warm-up, %d repeats", t->model.layers, t->model.channels,
-           t->model.vocab, t->seq, e->o->dtype_list, e->works[0].steps, e->o->warmup,
-           e->o->repeats);
+           "%s after %d steps of warm-up, %d repeats", t->model.layers, t->model.channels,
+           t->model.vocab, t->seq, e->o->dtype_list, length, e->o->warmup, e->o->repeats);
   TRY(g2z_make_directory(e->services, e->out));
   if (!t->train_glob) TRY(write_tokens(e));
   TRY(run_rounds(e));
@@ -1808,6 +1853,7 @@ int main(int argc, char **argv) {
   options o;
   char *command_line = NULL;
   g2z_context_config context = g2z_context_config_default(&services);
+  context.ranks.on_fault = on_fault;
   g2z_status status = g2z_flags_line(&services, argc, argv, &command_line);
   if (status == G2Z_OK) status = read_flags(&services, argc, argv, &o);
   if (status == G2Z_OK && !o.help) {

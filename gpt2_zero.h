@@ -208,7 +208,8 @@
  *     its config. From then on each has a thread that sends a heartbeat a second. A connection that
  *     ends without a goodbye, 30 s of silence, 600 s without progress: rank 0 names the culprit to
  *     all, whose on_fault reports and exits. The others name rank 0. No CUDA or NCCL call is waited
- *     for. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and saved.
+ *     for. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and, where
+ *     there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens
@@ -1340,7 +1341,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 
 /* Exit codes of programs around the library, which mpirun, srun and scripts see. */
 #define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
-#define G2Z_EXIT_STOPPED 75  /* a stop was requested, the state is saved: start again to go on */
+#define G2Z_EXIT_STOPPED 75  /* a stop was requested, the state is saved in the run directory */
 
 /* Starts this program `ranks` times with the same arguments, as ranks of one job on this host,
  * waits for all and hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to them. *is_parent 0:
@@ -1598,8 +1599,8 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
  * accum 1, from where it stands, over all ranks. */
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
                                         double *loss);
-/* logits[count,V] in host memory of one sequence of up to `context` tokens; last_only: [1,V]. Of
- * several ranks all call it. */
+/* logits[count,V] in host memory of one sequence of up to `context` tokens, and no more than B*T;
+ * last_only: [1,V]. Of several ranks all call it. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
                                       int last_only, float *logits);
 G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *trainer);
@@ -12383,6 +12384,20 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   return g2z__trainer_index(t);
 }
 
+/* The weights of config.init_from. Their shapes are compared while they are read; into how many
+ * heads the channels fall apart, config.json alone says. */
+G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
+  const char *from = t->config.init_from;
+  const g2z_model_config *model = &t->plan.model;
+  g2z_model_config saved;
+  G2Z__TRY(g2z_weights_config(t->services, from, &saved));
+  if (saved.channels == model->channels && saved.heads != model->heads)
+    return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
+                     "heads=%d, but the weights in %s were trained with %d (n_head of its "
+                     "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
+  return g2z_weights_read(t->services, from, model, g2z__trainer_take, t);
+}
+
 /* Weights, the state of a step that was never taken, and what AdamW will work on. */
 G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   g2z_step_state first;
@@ -12397,9 +12412,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
                        t->range_count * sizeof(g2z_update_range)));
   G2Z__TRY(ops->upload(t->device, t->state, &first, sizeof first));
   G2Z__TRY(ops->synchronize(t->device));
-  if (t->config.init_from)
-    return g2z_weights_read(t->services, t->config.init_from, &t->plan.model, g2z__trainer_take, t);
-  return g2z__trainer_init(t);
+  return t->config.init_from ? g2z__trainer_init_from(t) : g2z__trainer_init(t);
 }
 
 /* What all ranks must agree on, a line each. */
@@ -12951,7 +12964,7 @@ G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampl
   g2z__draw *candidates = (g2z__draw *)(void *)scratch;
   int best = 0;
   for (int i = 1; i < vocab; i++)
-    if (logits[i] > logits[best]) best = i;
+    if (logits[i] > logits[best] || isnan(logits[best])) best = i;
   if (!(sampling->temperature > 0)) return best;
   for (int i = 0; i < vocab; i++) {
     float p = expf((logits[i] - logits[best]) / sampling->temperature);
@@ -13741,7 +13754,7 @@ G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z_safetensors *file, in
     return G2Z_OK;
   return g2z__fail(file->services, G2Z_FORMAT,
                    "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
-                   "config.json that belongs to it", file->path, got->name,
+                   "sizes of the config.json that belongs to it", file->path, got->name,
                    g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
 }
 
@@ -13770,7 +13783,8 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int laye
     if (list[i].index < 0)
       return g2z__fail(file->services, G2Z_FORMAT,
                        "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
-                       "config.json that belongs to it", file->path, list[i].name, layers);
+                       "sizes of the config.json that belongs to it", file->path, list[i].name,
+                       layers);
     G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
     used[list[i].index] = 1;
   }
@@ -13783,8 +13797,8 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int laye
     if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
       return g2z__fail(file->services, G2Z_FORMAT,
                        "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
-                       "the config.json that belongs to it", file->path, file->tensors[i].name,
-                       layers);
+                       "the sizes of the config.json that belongs to it", file->path,
+                       file->tensors[i].name, layers);
   return G2Z_OK;
 }
 
@@ -17002,7 +17016,8 @@ G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
     case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
     case G2Z_FLAG_FLOAT: number = *(float *)flag->destination; break;
   }
-  if (!(number >= flag->minimum && number <= flag->maximum)) return;
+  double slack = flag->kind == G2Z_FLAG_FLOAT ? 6e-8 * fabs(number) : 0; /* 0.99f is over 0.99 */
+  if (!(number + slack >= flag->minimum && number - slack <= flag->maximum)) return;
   g2z__number_text(number, text);
   if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
     snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);
@@ -17424,6 +17439,11 @@ G2Z__PRIVATE void g2z__scale_make(g2z__scale *s, const g2z__extent *e, g2z_axis 
   if (s->log) {
     s->low = rounded ? g2z__log_bound(e->positive, 0) : e->positive;
     if (rounded) s->high = g2z__log_bound(e->high, 1);
+    if (s->low >= s->high) { /* both are near one and the same bound: as they are */
+      s->low = e->positive;
+      s->high = e->high;
+      rounded = 0;
+    }
   } else {
     if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
     if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;
@@ -17487,9 +17507,10 @@ G2Z__PRIVATE void g2z__tick_text(const g2z__scale *s, double value, char out[32]
 
 /* ----- charts ----- */
 
-/* A coordinate, to a tenth, whatever the locale writes for a decimal point. */
+/* A coordinate, to a tenth, whatever the locale writes for a decimal point. A whisker may end
+ * beyond all scales: then it ends far outside of the picture. */
 G2Z__PRIVATE void g2z__svg_number(g2z_writer *writer, const char *before, double value) {
-  long tenths = lround(value * 10);
+  long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
   g2z_writer_printf(writer, "%s%s%ld.%ld", before, tenths < 0 ? "-" : "", labs(tenths) / 10,
                     labs(tenths) % 10);
 }
@@ -18908,14 +18929,30 @@ G2Z__PRIVATE int g2z__summary_knows(const g2z_summary *summary, int number) {
   return 0;
 }
 
+/* A text of a summary. What is no UTF-8, such as a character that was cut in two, becomes ? and not
+ * the three bytes of U+FFFD, for which a reader may have no room. */
+G2Z__PRIVATE void g2z__put_text(g2z_json_out *out, const char *key, const char *text) {
+  char copy[1024];
+  int bytes = snprintf(copy, sizeof copy, "%s", text);
+  const unsigned char *end = (const unsigned char *)copy + bytes;
+  G2Z_ASSERT(bytes < (int)sizeof copy);
+  for (unsigned char *at = (unsigned char *)copy; at < end;) {
+    size_t length = g2z__utf8_length(at, end);
+    if (length == 0) *at = '?';
+    at += length ? length : 1;
+  }
+  g2z_json_put_string(out, key, copy);
+}
+
 G2Z__PRIVATE void g2z__put_point(g2z_json_out *out, const g2z_summary *summary,
                                  const g2z_point *point) {
   char name[64];
   g2z_json_begin(out, NULL, '{');
-  g2z_json_put_string(out, "name", point->name);
-  g2z_json_put_string(out, "series", point->series);
+  g2z__put_text(out, "name", point->name);
+  g2z__put_text(out, "series", point->series);
   g2z_json_put_string(out, "outcome", g2z__outcomes[point->outcome]);
-  g2z_json_put_string(out, "reason", point->reason[0] ? point->reason : NULL);
+  if (point->reason[0]) g2z__put_text(out, "reason", point->reason);
+  else g2z_json_put_null(out, "reason");
   g2z_json_begin(out, "runs", '[');
   for (int r = 0; r < point->repeats; r++) {
     snprintf(name, sizeof name, "run_%s_%d", summary->experiment, point->runs[r]);
@@ -18946,7 +18983,7 @@ G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *pat
   out.indent = 2;
   g2z_json_begin(&out, NULL, '{');
   g2z_json_put_string(&out, "format", G2Z__SUMMARY_FORMAT);
-#define X(member, name) g2z_json_put_string(&out, name, summary->member);
+#define X(member, name) g2z__put_text(&out, name, summary->member);
   G2Z__SUMMARY_TEXTS(X)
 #undef X
   g2z_json_begin(&out, "points", '[');
@@ -18967,10 +19004,17 @@ G2Z__PRIVATE void g2z__json_get_text(g2z_json *json, char *out, size_t room) {
     return;
   }
   g2z_json_text text = g2z_json_string(json);
-  if (text.bytes >= room) {
-    g2z_json_fail(json, "a text of %zu bytes where %zu have room", text.bytes, room - 1);
-  } else if (text.at) {
-    out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
+  if (!text.at) return;
+  const unsigned char *at = text.at, *end = at + text.bytes;
+  unsigned char got[4];
+  for (size_t used = 0; at < end;) { /* escapes are longer than what they stand for */
+    size_t bytes = g2z__json_decode(&at, end, got);
+    if (used + bytes >= room) {
+      g2z_json_fail(json, "a text of more than the %zu bytes that have room", room - 1);
+      return;
+    }
+    memcpy(out + used, got, bytes);
+    out[used += bytes] = 0;
   }
 }
 

@@ -1441,7 +1441,6 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, float *mea
     case 6: return g2z__layernorm_fwd_run<A, 6, G2Z__TEAM_WARP>(device, threads, d);
     case 7: return g2z__layernorm_fwd_run<A, 7, G2Z__TEAM_WARP>(device, threads, d);
     case 8: return g2z__layernorm_fwd_run<A, 8, G2Z__TEAM_WARP>(device, threads, d);
-    case 9: return g2z__layernorm_fwd_run<A, 1, G2Z__TEAM_BLOCK>(device, threads, d);
     case 10: return g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_BLOCK>(device, threads, d);
     default: G2Z_ASSERT(!"a row width without a kernel");
   }
@@ -5719,8 +5718,9 @@ typedef struct g2z__pieces {
 /* g2z_k_sumsq: partial[block] = sum of squares of the block's packs, in fp64.
  *   grads    G in       pieces may start anywhere: what is not aligned goes one by one
  *   partial  [SUMSQ_BLOCKS] f64 out
- * Math    squares of fp16 and bf16 are exact in fp32; eight are added there, the rest in fp64.
- *         Those of fp32 are made in fp64, where they cannot overflow.
+ * Math    squares of fp16 are exact in fp32, those of bf16 from 1e-19 to 1e19: larger numbers count
+ *         as not finite. Eight are added there, the rest in fp64. Those of fp32 are made in fp64,
+ *         where they cannot overflow.
  * Cost    sizeof(G) n bytes: 124M in fp16 is 249 MB, 58 us at 4.28 TB/s
  * Order   piece after piece a thread's packs in ascending order, then a tree
  * Oracle  g2z_cpu_grad_sumsq */

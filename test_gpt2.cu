@@ -5830,6 +5830,8 @@ static void test_run_init_from(g2z_test *t) {
   CHECK_OK(t, test_run_all(t, &s.config, &second));
   CHECK_NEAR(t, second.val_loss, first.val_loss, 1e-9);
   CHECK(t, strcmp(first.sample, second.sample) == 0);
+  s.config.train.model.heads /= 2; /* no shape shows it */
+  CHECK_STATUS(t, test_run_all(t, &s.config, &second), G2Z_BAD_ARGUMENT, &t->services, "n_head");
 }
 
 static void test_run_slurm(g2z_test *t) {
@@ -6053,7 +6055,7 @@ static void test_flags_arguments(g2z_test *t) {
     int number, unset, choice, on, off;
     int64_t big;
     uint64_t seed;
-    float real;
+    float real, least, most;
     const char *text;
   } v, back;
   const g2z_flag flags[] = {
@@ -6063,6 +6065,8 @@ static void test_flags_arguments(g2z_test *t) {
       {"big", G2Z_FLAG_INT64, &v.big, -9.3e18, 9.3e18, "N", ""},
       {"seed", G2Z_FLAG_UINT64, &v.seed, 0, 0, "N", ""},
       {"real", G2Z_FLAG_FLOAT, &v.real, 0, 3.5e38, "X", ""},
+      {"least", G2Z_FLAG_FLOAT, &v.least, 0.7, 1, "X", ""}, /* as a float it is less, */
+      {"most", G2Z_FLAG_FLOAT, &v.most, 0, 0.99, "X", ""},  /* and this one is more */
       {"choice", G2Z_FLAG_CHOICE, &v.choice, 0, 0, "|cpu|cuda", ""},
       {"text", G2Z_FLAG_TEXT, &v.text, 0, 0, "TEXT", ""},
       {"off", G2Z_FLAG_SWITCH, &v.off, 0, 0, "", ""},
@@ -6077,19 +6081,22 @@ static void test_flags_arguments(g2z_test *t) {
     v.big = i % 2 ? INT64_MAX : INT64_C(-9007199254740993); /* not a double */
     v.seed = UINT64_MAX - i;
     v.real = reals[i];
+    v.least = 0.7f;
+    v.most = 0.99f;
     v.text = texts[i % 4];
     back = v;
     CHECK_OK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv));
     if (!argv) continue;
     int words = 0;
     while (argv[words]) words++;
-    CHECK(t, words == 2 + 5 + (v.choice >= 0) + (v.text != NULL));
+    CHECK(t, words == 2 + 7 + (v.choice >= 0) + (v.text != NULL));
     CHECK(t, strcmp(argv[0], "p") == 0 && !*argv[1] && strcmp(argv[words - 1], "--on") == 0);
     memset(&v, 0, sizeof v);
     v.choice = -1;
     CHECK_OK(t, g2z_flags_parse(&t->services, flags, count, words - 1, argv + 1, NULL));
     CHECK(t, v.number == back.number && v.choice == back.choice && v.on && !v.off && !v.unset);
     CHECK(t, v.big == back.big && v.seed == back.seed && v.real == back.real);
+    CHECK(t, v.least == back.least && v.most == back.most);
     CHECK(t, !v.text == !back.text && (!v.text || strcmp(v.text, back.text) == 0));
     g2z_release(&t->services, argv);
   }
@@ -6171,6 +6178,9 @@ static void test_train_refusals(g2z_test *t) {
       {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
       {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
       {"--train $SHARD --init-from /nowhere", "/nowhere"},
+      {"--train $SHARD --run-dir $(printf %01100d 0)",
+       "--run-dir has 1100 bytes, and at most 1023"},
+      {"--train $SHARD --run-id $(printf %0200d 0)", "--run-id has 200 bytes, and at most 127"},
       {"--layers 1 --channels 64", "nothing to do"}};
   char output[16384], arguments[900];
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
@@ -6215,6 +6225,9 @@ static void test_train_run(g2z_test *t) {
                       output, sizeof output) == 0);
   CHECK(t, strstr(output, "2 layers") && strstr(output, "largest"));
   CHECK(t, access("runs/run_dry", F_OK) != 0);
+  CHECK(t, test_train(t, "--dry-run --ranks 4096 --batch 1048576 --global-batch 8", output,
+                      sizeof output) == 1); /* together 2^32 */
+  CHECK(t, strstr(output, "must divide by --batch 1048576 x 4096 ranks") != NULL);
 
   test_run_shard(t, "x_train_0.bin", 2000);
   test_run_shard(t, "x_val_0.bin", 200);
@@ -6236,6 +6249,14 @@ static void test_train_run(g2z_test *t) {
            "--device cpu", test_path(t, "weights"));
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
   CHECK(t, strstr(output, "sample after step 0:\n1 2") != NULL);
+  setenv("NCCL_LOGS", "1", 1);
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+  unsetenv("NCCL_LOGS");
+  CHECK(t, strstr(output, "NCCL_LOGS=1 writes into the run directory") != NULL);
+  snprintf(arguments, sizeof arguments, "--init-from %s --context 8 --prompt 1 --run-dir none "
+           "--device cpu", test_path(t, "weights"));
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "take the sizes of the config.json that belongs to it") != NULL);
 }
 /* ----- model: golden values, finite differences -------------------------- */
 
@@ -7011,6 +7032,11 @@ static void test_sampling(g2z_test *t) {
   CHECK(t, count[1] + count[4] == 2000 && count[1] > 800 && count[4] > 800);
   s.top_p = 1e-9f;
   CHECK(t, g2z_sample(logits, 5, &s, 9, scratch) == 1);
+  const float one_broken[3] = {NAN, 1.0f, 2.0f};
+  CHECK(t, g2z_sample(one_broken, 3, &s, 9, scratch) == 2);
+  s.temperature = 0;
+  CHECK(t, g2z_sample(one_broken, 3, &s, 9, scratch) == 2);
+  s.temperature = 1;
   const float broken[3] = {NAN, NAN, NAN};
   int id = g2z_sample(broken, 3, &s, 9, scratch);
   CHECK(t, id >= 0 && id < 3);
@@ -8349,7 +8375,9 @@ static void test_ranks_train(g2z_test *t) {
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   test_ranks_flags(t, config, sizeof config);
   snprintf(arguments, sizeof arguments, "--ranks 2 --steps 3 --nccl-logs %s", config);
+  setenv("SLURM_JWT", "not for files", 1);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  unsetenv("SLURM_JWT");
   CHECK(t, test_ranks_lines(output, "RUN_COMPLETE") == 1 && strstr(output, "world_size=2"));
   if (t->failures) printf("%s", output);
   static const char *const files[] = {"launcher_metadata.json", "topo.txt", "ibstat.txt"};
@@ -8365,6 +8393,7 @@ static void test_ranks_train(g2z_test *t) {
                                      "\"NCCL_DEBUG\": \"INFO\""};
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
     CHECK(t, text && strstr(text, keys[i]) != NULL);
+  CHECK(t, text && !strstr(text, "not for files"));
   g2z_release(&t->services, text);
   snprintf(arguments, sizeof arguments, "--gpus 99 %s", config);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
@@ -9837,6 +9866,34 @@ static void test_pages(g2z_test *t) {
   CHECK_STATUS(t, test_page_write(t, "/nowhere/page.html", 10), G2Z_IO, &t->services, "/nowhere");
 }
 
+/* A whisker that reaches beyond the scale of its bars. */
+static void test_page_whisker(g2z_test *t) {
+  static const double y[] = {1}, low[] = {-1e30};
+  static const char *const labels[] = {"one"};
+  g2z_series series;
+  g2z_chart chart;
+  g2z_page *page;
+  size_t bytes;
+  memset(&series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  series.name = chart.title = "bars";
+  series.y = series.high = y;
+  series.low = low;
+  series.count = 1;
+  chart.labels = labels;
+  chart.series = &series;
+  chart.series_count = 1;
+  CHECK_OK(t, g2z_page_create(&t->services, test_path(t, "page.html"), "page", &page));
+  g2z_page_chart(page, &chart);
+  CHECK_OK(t, g2z_page_commit(page));
+  g2z_page_free(page);
+  char *text = test_run_read(t, t->directory, "page.html", &bytes);
+  const char *whisker = text ? strstr(text, "class=whisker d=\"M") : NULL;
+  char *end = NULL;
+  CHECK(t, whisker && fabs(strtod(whisker + 18, &end)) < 1e6 && *end == ' ');
+  g2z_release(&t->services, text);
+}
+
 /* Numbers that no scale can be made for must not show, and ticks are round. */
 static void test_page_scales(g2z_test *t) {
   static const struct {
@@ -9852,6 +9909,7 @@ static void test_page_scales(g2z_test *t) {
                {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},
                {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
                {3, 20, G2Z_AXIS_LOG, "2", "20"},
+               {4.9995, 5.0005, G2Z_AXIS_LOG, "5", "5"},
                {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z__extent extent = g2z__nothing;
@@ -10206,10 +10264,38 @@ static void test_summaries(g2z_test *t) {
   free((void *)path);
 }
 
+/* Texts that are full to the last byte, of what takes more room in a file, are read again. */
+static void test_summaries_full(g2z_test *t) {
+  static const char *const fills[] = {"\"", "\x1b", "\\\n"};
+  g2z_summary *summary = test_summary(t), *again = NULL;
+  char *path = strdup(test_path(t, "full_report.json"));
+  for (int i = 0; i < 4; i++) { /* the last: umlauts, of which the room's end cuts one in two */
+    const char *fill = i < 3 ? fills[i] : "\xc3\xbc";
+    char *to[] = {summary->command_line, summary->points[2].reason};
+    size_t room[] = {sizeof summary->command_line, sizeof summary->points[2].reason};
+    for (int k = 0; k < 2; k++) {
+      for (size_t at = 0; at + 1 < room[k]; at++) to[k][at] = fill[at % strlen(fill)];
+      to[k][room[k] - 1] = 0;
+    }
+    CHECK_OK(t, g2z_summary_write(summary, path));
+    CHECK_OK(t, g2z_summary_read(&t->services, path, &again));
+    if (!again) continue;
+    for (int k = 0; k < 2; k++)
+      if (i == 3) to[k][room[k] - 2] = '?';
+    CHECK(t, strcmp(again->command_line, summary->command_line) == 0);
+    CHECK(t, strcmp(again->points[2].reason, summary->points[2].reason) == 0);
+    g2z_summary_free(again);
+  }
+  g2z_summary_free(summary);
+  free(path);
+}
+
 /* Files that are cut off or changed are refused with a sentence, and so are others' files. */
 static void test_summaries_damaged(g2z_test *t) {
   static const struct { const char *from, *to, *says; } changes[] = {
       {"gpt2_zero experiment 1", "gpt2_zero experiment 9", "and not \"gpt2_zero experiment 1\""},
+      {"\"1 ranks\"", "\"1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, "
+       "1 ranks, 1 ranks, 1 ranks\"", "a text of more than the 95 bytes that have room"},
       {"\"scaling\"", "\"baking\"", "no experiment is called \"baking\""},
       {"\"outcome\": \"ok\"", "\"outcome\": \"no\"", "outcome is \"no\""},
       {"\"name\": \"1 ranks\"", "\"nome\": \"1 ranks\"", "a point without a name"},
@@ -10329,6 +10415,7 @@ static void test_bench_help(g2z_test *t) {
     }
     CHECK(t, !strstr(output, "\n  point") && !strstr(output, "\n  exchange"));
   }
+  CHECK(t, test_bench("point --help", output, sizeof output) == 0 && !strstr(output, "(null)"));
 }
 
 static void test_bench_refusals(g2z_test *t) {
@@ -10338,6 +10425,8 @@ static void test_bench_refusals(g2z_test *t) {
       {"scaling --bathc 4", "did you mean --batch?"},
       {"scaling --peer x", "there is no flag --peer"},
       {"scaling x", "this program takes flags only"},
+      {"--device cpu --model gpt2 --layers 2 --peer true", "--peer runs a --model as it is: leave"},
+      {"--device cpu --peer true", "--peer runs a --model: name one, --model gpt2"},
       {"scaling --gpus 0 --out $D/s", "--gpus 0: numbers from 1 to 4096 are wanted"},
       {"scaling --gpus 1,,2 --out $D/s", "--gpus 1,,2: numbers from 1"},
       {"scaling --gpus 1,2, --out $D/s", "--gpus 1,2,: numbers from 1"},
@@ -10352,6 +10441,9 @@ static void test_bench_refusals(g2z_test *t) {
        "--tokens 100000000000000 are 195312500000 steps: at most 100000000 can be timed"},
       {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
       {"comm --device cpu --gpus 2 --sizes 0 --out $D/s", "--sizes 0: numbers from 0.001"},
+      {"scaling --device cpu --gpus 1,1.5 --out $D/s", "--gpus 1,1.5: 1.5 is no number of ranks"},
+      {"buckets --device cpu --sizes 1,5e-4 --out $D/s",
+       "--sizes 1,5e-4: 0.0005 MiB is less than the least, 0.001"},
       {"strategies --zero dp,0,dp --out $D/s", "--zero dp,0,dp: dp is there already"},
       {"matrix --dtype fp16,fp16 --out $D/s", "--dtype fp16,fp16: fp16 is there already"},
       {"comm --sizes 1,4,1.0 --out $D/s", "--sizes 1,4,1.0: 1.0 is there already"},
@@ -10476,6 +10568,13 @@ static void test_bench_others(g2z_test *t) {
            "--vocab-size 64 --gpus 1 --global-batch 1 --steps 1 --repeats 1 --out '%s'",
            test_path(t, "long"));
   CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  /* A run of one step has no second one, whose collectives are counted. */
+  snprintf(arguments, sizeof arguments, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
+           "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 --repeats 1 --out '%s'",
+           test_path(t, "one"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "fp32, 64 tokens after 0 steps of warm-up, 1 repeats") != NULL);
+  CHECK(t, strstr(output, "| buckets | ranks |") && !strstr(output, "| collectives |"));
 }
 
 /* A point that fails says why, the others are measured all the same, and the exit code tells. */
@@ -11003,9 +11102,11 @@ static const g2z_test_entry test_table[] = {
     {"profile", "tables of nsys, and what is none", test_profile},
     {"run_profile", "a run that times its own parts", test_run_profile},
     {"profile_script", "slurm/profile.sh with and without nsys", test_profile_script},
+    {"page_whisker", "a whisker beyond the scale of its bars", test_page_whisker},
     {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
     {"statistics", "medians and deviations, of none and with holes", test_statistics},
     {"summaries", "an experiment's file, table and page", test_summaries},
+    {"summaries_full", "texts that fill their room and need escapes", test_summaries_full},
     {"summaries_damaged", "files that are cut off, changed or others' are refused",
      test_summaries_damaged},
     {"ranks_run", "jobs of a program: output, exit codes, what they took", test_ranks_run},

@@ -33,7 +33,7 @@ typedef struct options {
   float join_timeout, silence_timeout, hang_timeout;
   const char *run_id;
   int dry_run, nccl_logs, profile_mode, help;
-  char run_dir_text[1024], vocab_text[1024];
+  char run_dir_text[1024], vocab_text[4128];
 } options;
 
 #define WORD(name, text) "|" text
@@ -267,7 +267,7 @@ static g2z_status settle_model(g2z_services *services, options *o) {
   o->run.model_name = custom || weights ? "custom" : o->model;
   if (weights) {
     TRY(g2z_weights_config(services, weights, model));
-    snprintf(o->vocab_text, sizeof o->vocab_text, "%.1000s/merges.txt", weights);
+    snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
     if (!o->run.vocab && access(o->vocab_text, R_OK) == 0) o->run.vocab = o->vocab_text;
   } else {
     TRY(g2z_model_config_named(services, o->model, model));
@@ -287,11 +287,23 @@ static g2z_status fail(g2z_services *services, const char *sentence) {
   return G2Z_BAD_ARGUMENT;
 }
 
+/* Texts are copied into fields that ranks exchange: one that is cut off would be another. */
+static g2z_status check_length(g2z_services *services, const char *flag, const char *text,
+                               size_t room) {
+  if (!text || strlen(text) < room) return G2Z_OK;
+  snprintf(services->error, sizeof services->error,
+           "%s has %zu bytes, and at most %zu have room: give a shorter one", flag, strlen(text),
+           room - 1);
+  return G2Z_BAD_ARGUMENT;
+}
+
 /* What flags leave open, and what they say together. */
 static g2z_status settle(g2z_services *services, options *o, g2z_context_config *context) {
   g2z_train_config *train = &o->run.train;
   g2z_ranks_config *ranks = &context->ranks;
   TRY(g2z_place_find(services, &ranks->place));
+  TRY(check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
+  TRY(check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
   if (o->dry_run && (o->ranks || o->gpus)) ranks->place.world = o->gpus ? o->gpus : o->ranks;
   if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
   ranks->join_s = o->join_timeout;
@@ -304,7 +316,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
   train->seq = o->seq ? o->seq : train->model.context;
   train->accum = o->accum ? o->accum : 1;
   if (o->global_batch) {
-    int together = train->batch * context->ranks.place.world;
+    int64_t together = (int64_t)train->batch * context->ranks.place.world;
     if (o->accum)
       return fail(services, "--accum and --global-batch say the same: give one of them");
     if (o->global_batch % together) {
@@ -313,7 +325,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
                train->batch, context->ranks.place.world);
       return G2Z_BAD_ARGUMENT;
     }
-    train->accum = o->global_batch / together;
+    train->accum = (int)(o->global_batch / together);
   }
   if (o->steps && o->run.epochs)
     return fail(services, "--steps and --epochs both set the length: give one of them, and "
@@ -405,7 +417,8 @@ static void catch_signals(g2z_run *run) {
 
 /* ----- artifacts of the launch -------------------------------------------- */
 
-/* An object of the variables whose names begin with one of the prefixes. */
+/* An object of the variables whose names begin with one of the prefixes. SLURM_JWT stays out: it is
+ * a token that lets its holder act as this user. */
 static void put_variables(g2z_json_out *out, const char *key, const char *const *prefixes,
                           int count) {
   extern char **environ;
@@ -417,6 +430,7 @@ static void put_variables(g2z_json_out *out, const char *key, const char *const 
     int wanted = 0;
     for (int i = 0; i < count; i++)
       wanted |= strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0;
+    if (strncmp(*variable, "SLURM_JWT=", 10) == 0) wanted = 0;
     if (!wanted || length >= sizeof name) continue;
     snprintf(name, sizeof name, "%.*s", (int)length, *variable);
     g2z_json_put_string(out, name, equals + 1);
@@ -489,7 +503,10 @@ static g2z_status log_nccl(g2z_services *services, const options *o, const g2z_p
   const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
   char path[1200];
   if (!o->nccl_logs && !(variable && strcmp(variable, "1") == 0)) return G2Z_OK;
-  if (!directory) return fail(services, "--nccl-logs writes into the run directory: give one");
+  if (!directory)
+    return fail(services, o->nccl_logs
+                              ? "--nccl-logs writes into the run directory: give one"
+                              : "NCCL_LOGS=1 writes into the run directory: give one, or unset it");
   TRY(g2z_make_directory(services, directory));
   setenv("NCCL_DEBUG", "INFO", 0);
   snprintf(path, sizeof path, "%s/nccl_rank_%%h_%%p.log", directory); /* NCCL's: host, process */

@@ -13,7 +13,7 @@
 
 struct description {
   bool transpose_a, transpose_b;
-  int epilogue;                /* bits of cublasLtEpilogue_t: 4 bias, 32 GELU, 64 dGELU, 128 aux */
+  int epilogue;                /* bits of cublasLtEpilogue_t: 4 bias, 32 GELU, 128 aux */
   int64_t aux_ld;
   const void *bias;            /* [m], of D's type */
   void *aux;                   /* [m,n]: GELU's input */
@@ -164,7 +164,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t handle, con
                               size_t, cudaStream_t stream) {
   const description *how = (const description *)handle;
   const layout *of_a = (const layout *)layout_a, *of_d = (const layout *)layout_d;
-  if (how->epilogue & 64) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const int known = CUBLASLT_EPILOGUE_DEFAULT | CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  if (how->epilogue & ~known) return CUBLAS_STATUS_NOT_SUPPORTED;
   int64_t m = (int64_t)of_d->rows, n = (int64_t)of_d->columns, blocks = (m * n + 255) / 256;
   int64_t k = (int64_t)(how->transpose_a ? of_a->rows : of_a->columns);
   plain_product<<<(unsigned)(blocks < 65535 ? blocks : 65535), 256, 0, stream>>>(

@@ -2,7 +2,7 @@
 """The same work as `bench`, by PyTorch: GPT-2 under torch.compile, flash attention, fused AdamW.
 
     pip install torch numpy
-    python3 peers/torch_gpt2.py [--model gpt2] [--dtype fp16|bf16|fp32] [--batch 32] [--seq 1024]
+    python3 peers/torch_gpt2.py [--model gpt2] [--dtype fp16|bf16|tf32|fp32] [--batch 32] [--seq 1024]
                                 [--accum 1] [--steps 30] [--warmup 10] [--eager]
     torchrun --nproc-per-node 8 peers/torch_gpt2.py ...     DistributedDataParallel with
                                                             ZeroRedundancyOptimizer: ZeRO stage 1
@@ -127,7 +127,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="gpt2")
-    parser.add_argument("--dtype", choices=["fp16", "bf16", "fp32"], default="fp16")
+    parser.add_argument("--dtype", choices=["fp16", "bf16", "tf32", "fp32"], default="fp16")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seq", type=int, default=1024)
     parser.add_argument("--accum", type=int, default=1)
