@@ -1322,8 +1322,9 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void);
  * small messages between hosts' memories, the collectives of CPU ranks, and the heartbeats by which
  * the death of one ends all within seconds.
  *
- * Every g2z_ranks_* call but _fault and _phase is made by all ranks, in the same order. In a job of
- * one rank they cost nothing and open nothing. */
+ * From g2z_ranks_join on every call is made by all ranks, in the same order, but for those that
+ * only note or tell something: _place, _phase, _collectives and _write_flight. In a job of one rank
+ * they cost nothing and open nothing. */
 
 typedef struct g2z_place {  /* a process's place in the job */
   int rank, world;
@@ -8969,7 +8970,7 @@ typedef struct g2z__pulse {
   uint32_t kind;
   int32_t rank;                   /* who says it; in a FAULT: who is to blame */
   uint32_t progress;              /* of the device */
-  int64_t step, sequence;         /* sequence: collectives begun */
+  int64_t step, sequence;         /* sequence: collectives begun; -1: it fails alone */
   double phase_s, limit_s;        /* since it last moved on, and at most; 0: no limit */
   char phase[32], host[64], sentence[256];
 } g2z__pulse;
@@ -9015,6 +9016,7 @@ struct g2z_ranks {
   int64_t step, sequence;
   double phase_began, phase_limit;
   const volatile uint32_t *progress;
+  int alone;                      /* it fails, and the others do not know */
   int leaving, lost, faulted;     /* lost: shall end; faulted: fault is set and was handled */
   g2z_fault fault;
   g2z__flight records[G2Z__RANKS_RECORDS];
@@ -9331,6 +9333,11 @@ G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal)
     if (spawned[r] > 0) kill(spawned[r], signal);
 }
 
+/* Which of two ranks' exit codes tells more: the greater. */
+G2Z__PRIVATE int g2z__spawn_weight(int code) {
+  return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
+}
+
 /* Takes note of those that have ended (their process becomes 0); returns how many still run. Those
  * that this process killed in haste failed for another's sake. */
 G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, g2z_job_end *end) {
@@ -9350,7 +9357,7 @@ G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, g2z_job_e
     if (resident > end->rank_bytes) end->rank_bytes = resident;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (haste && !WIFEXITED(status)) code = G2Z_EXIT_LOST;
-    if (code && (*first == 0 || (*first == G2Z_EXIT_LOST && code != G2Z_EXIT_LOST))) *first = code;
+    if (g2z__spawn_weight(code) > g2z__spawn_weight(*first)) *first = code;
   }
   return running;
 }
@@ -9570,18 +9577,14 @@ G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   return getaddrinfo(host, NULL, &hints, out);
 }
 
-/* A connection to the port on the first of the addresses that answers, or -1. */
-G2Z__PRIVATE int g2z__socket_connect(const struct addrinfo *addresses, int port, double deadline) {
-  int one = -1;
-  for (const struct addrinfo *at = addresses; at && one < 0; at = at->ai_next) {
-    if (at->ai_family == AF_INET)
-      ((struct sockaddr_in *)(void *)at->ai_addr)->sin_port = htons((uint16_t)port);
-    else if (at->ai_family == AF_INET6)
-      ((struct sockaddr_in6 *)(void *)at->ai_addr)->sin6_port = htons((uint16_t)port);
-    else continue;
-    one = g2z__socket_connect_to(at, deadline);
-  }
-  return one;
+/* A connection to the port on the first of the addresses, or -1. */
+G2Z__PRIVATE int g2z__socket_connect(const struct addrinfo *address, int port, double deadline) {
+  if (address->ai_family == AF_INET)
+    ((struct sockaddr_in *)(void *)address->ai_addr)->sin_port = htons((uint16_t)port);
+  else if (address->ai_family == AF_INET6)
+    ((struct sockaddr_in6 *)(void *)address->ai_addr)->sin6_port = htons((uint16_t)port);
+  else return -1;
+  return g2z__socket_connect_to(address, deadline);
 }
 
 /* ----- rendezvous: all ranks but 0 --------------------------------------- */
@@ -9654,7 +9657,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_not_found(g2z_ranks *ranks, const char *host,
                    place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
 }
 
-/* One look at all ports of a host; 1 when rank 0 was greeted. A port that belongs to others is
+/* One look at all ports of an address; 1 when rank 0 was greeted. A port that belongs to others is
  * noted. One that does not even refuse is on a host that is not up, or behind a firewall: its other
  * ports would take as long, and rank 0 most likely comes to the first. */
 G2Z__PRIVATE int g2z__ranks_look(g2z_ranks *ranks, const struct addrinfo *host, double deadline,
@@ -9675,6 +9678,16 @@ G2Z__PRIVATE int g2z__ranks_look(g2z_ranks *ranks, const struct addrinfo *host, 
   return 0;
 }
 
+/* The same at each address of a host. One may lead nowhere, such as that of a network which this
+ * host is not on: it must not take the time of the others. */
+G2Z__PRIVATE int g2z__ranks_look_around(g2z_ranks *ranks, const struct addrinfo *addresses,
+                                        double deadline, int *other_job, int *other_service) {
+  int found = 0;
+  for (const struct addrinfo *at = addresses; at && !found; at = at->ai_next)
+    found = g2z__ranks_look(ranks, at, deadline, other_job, other_service);
+  return found;
+}
+
 G2Z__PRIVATE g2z_status g2z__ranks_find(g2z_ranks *ranks, double deadline) {
   const g2z_place *place = &ranks->config.place;
   const int here = g2z__ranks_on_one_host(place);
@@ -9687,7 +9700,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_find(g2z_ranks *ranks, double deadline) {
   for (;;) {
     if (!addresses) resolve_error = g2z__socket_resolve(host, &addresses);
     if (resolve_error) pause_s = 0.5;
-    else found = g2z__ranks_look(ranks, addresses, deadline, &other_job, &other_service);
+    else found = g2z__ranks_look_around(ranks, addresses, deadline, &other_job, &other_service);
     if (found || g2z_seconds() > deadline) break;
     struct timespec pause = {0, (long)(pause_s * 999999999.0)};
     nanosleep(&pause, NULL);
@@ -9704,8 +9717,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_await_verdict(g2z_ranks *ranks, int one, doub
       memcmp(verdict.magic, "g2z-join", 8) != 0 || verdict.status < 0 ||
       verdict.status >= G2Z_STATUS_COUNT)
     return g2z__fail(ranks->services, G2Z_LOST,
-                     "rank 0 ended while rank %d waited for the other ranks: look at rank 0's own "
-                     "output", ranks->config.place.rank);
+                     "rank 0 ended, or says nothing, while rank %d waited for the other ranks: look "
+                     "at rank 0's own output", ranks->config.place.rank);
   verdict.sentence[sizeof verdict.sentence - 1] = 0;
   if (verdict.status != G2Z_OK)
     return g2z__fail(ranks->services, (g2z_status)verdict.status, "%s", verdict.sentence);
@@ -10050,7 +10063,7 @@ G2Z__PRIVATE g2z__pulse g2z__watch_self(g2z_ranks *ranks, g2z__pulse_kind kind) 
   pthread_mutex_lock(&ranks->lock);
   pulse.progress = ranks->progress ? *ranks->progress : 0;
   pulse.step = ranks->step;
-  pulse.sequence = ranks->sequence;
+  pulse.sequence = ranks->alone ? -1 : ranks->sequence;
   pulse.phase_s = g2z_seconds() - ranks->phase_began;
   pulse.limit_s = ranks->phase_limit;
   memcpy(pulse.phase, ranks->phase, sizeof pulse.phase);
@@ -10185,9 +10198,9 @@ G2Z__PRIVATE int g2z__watch_is_behind(const g2z__pulse *pulse, const g2z__pulse 
   return (int32_t)(pulse->progress - behind->progress) < 0;
 }
 
-/* On rank 0: who has begun fewer collectives than the others holds them up, and must not do so for
- * longer than its phase may take; how long the others wait does not matter. What peers said is up
- * to a beat old, so the suspicion must last for two. */
+/* Who has begun fewer collectives than the others (rank 0 knows of all, another rank of itself)
+ * holds them up, and must not do so for longer than its phase may take; how long the others wait
+ * does not matter. What peers said is up to a beat old, so the suspicion must last for two. */
 G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, double now) {
   const g2z__pulse *last = self;
   int64_t furthest = self->sequence;
@@ -10205,13 +10218,17 @@ G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, doub
   }
   if (!late || now - ranks->suspect_since < 2 * ranks->beat_s) return;
   g2z__pulse culprit = *last;
-  g2z__watch_blame(ranks, &culprit,
-                   "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
-                   culprit.phase_s, culprit.sequence, furthest);
+  if (culprit.sequence < 0)
+    g2z__watch_blame(ranks, &culprit, "failed, and does not end: its device may hang");
+  else
+    g2z__watch_blame(ranks, &culprit,
+                     "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
+                     culprit.phase_s, culprit.sequence, furthest);
 }
 
-/* Has somebody left whom others now wait for? */
-G2Z__PRIVATE void g2z__watch_leavers(g2z_ranks *ranks, const g2z__pulse *self) {
+/* Has somebody left whom others now wait for? Who failed alone has always; others that fail in the
+ * same way have three beats to say so themselves. */
+G2Z__PRIVATE void g2z__watch_leavers(g2z_ranks *ranks, const g2z__pulse *self, double now) {
   int64_t furthest = self->sequence;
   for (int i = 0; i < ranks->peer_count; i++)
     if (!ranks->peers[i].left && ranks->peers[i].last.sequence > furthest)
@@ -10219,6 +10236,7 @@ G2Z__PRIVATE void g2z__watch_leavers(g2z_ranks *ranks, const g2z__pulse *self) {
   for (int i = 0; i < ranks->peer_count && !ranks->lost; i++) {
     const g2z__peer *peer = &ranks->peers[i];
     if (!peer->left || peer->last.sequence >= furthest) continue;
+    if (peer->last.sequence < 0 && now - peer->heard < 3 * ranks->beat_s) continue;
     g2z__pulse culprit = peer->last;
     g2z__watch_blame(ranks, &culprit, "left early, while others go on (its own output says why)");
   }
@@ -10234,8 +10252,10 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
       g2z__watch_blame(ranks, &peer->last, "does not answer: nothing was heard of it for %.3g s",
                        now - peer->heard);
   }
-  if (!ranks->lost) g2z__watch_leavers(ranks, &self);
-  if (!ranks->lost && ranks->config.place.rank == 0) g2z__watch_hang(ranks, &self, now);
+  if (!ranks->lost) g2z__watch_leavers(ranks, &self, now);
+  /* When rank 0 has left nobody else looks after this one. */
+  if (!ranks->lost && (ranks->config.place.rank == 0 || ranks->peers[0].left))
+    g2z__watch_hang(ranks, &self, now);
 }
 
 /* One look at all connections, for as long as `wait_s`. */
@@ -10532,6 +10552,9 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   memset(&out, 0, sizeof out);
   out.writer = writer;
   g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
+  pthread_mutex_lock(&ranks->lock);
+  int64_t begun = ranks->sequence;
+  pthread_mutex_unlock(&ranks->lock);
   g2z_json_begin(&out, NULL, '{');
   g2z_json_put_integer(&out, "rank", self.rank);
   g2z_json_put_integer(&out, "world", ranks->config.place.world);
@@ -10539,12 +10562,12 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   g2z_json_put_string(&out, "phase", self.phase);
   g2z_json_put_number(&out, "phase_s", self.phase_s);
   g2z_json_put_integer(&out, "step", self.step);
-  g2z_json_put_integer(&out, "sequence", self.sequence);
+  g2z_json_put_integer(&out, "sequence", begun);
   g2z_json_put_integer(&out, "progress", self.progress);
   g2z_json_put_number(&out, "seconds", g2z_seconds() - ranks->began);
   g2z_json_end(&out, '}');
   g2z_writer_put(writer, "\n", 1);
-  for (int64_t i = self.sequence - G2Z__RANKS_RECORDS + 1; i <= self.sequence; i++) {
+  for (int64_t i = begun - G2Z__RANKS_RECORDS + 1; i <= begun; i++) {
     if (i < 1) continue;
     pthread_mutex_lock(&ranks->lock);
     g2z__flight record = ranks->records[i % G2Z__RANKS_RECORDS];
@@ -10580,6 +10603,18 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
   g2z_status status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
   return status;
+}
+
+#define G2Z__ALONE_S 10 /* from such a failure to a goodbye; a broken device may not let go */
+
+/* This rank fails in a way that the others are not told. They may wait for its device although it
+ * has begun all collectives that they have: that it leaves is not the end of its work. */
+G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
+  pthread_mutex_lock(&ranks->lock);
+  ranks->alone = 1;
+  ranks->phase_began = g2z_seconds();
+  if (ranks->phase_limit > G2Z__ALONE_S) ranks->phase_limit = G2Z__ALONE_S;
+  pthread_mutex_unlock(&ranks->lock);
 }
 
 /* A word that the device counts up as its collectives end, in memory that the host can read: it
@@ -12700,6 +12735,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
                    step);
 }
 
+/* The status of what a verdict cannot tell the others any more. */
+G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
+  if (status != G2Z_OK) g2z__ranks_alone(g2z_context_ranks(t->context));
+  return status;
+}
+
 /* The report of step `loss_step`, whose state has arrived on the host. */
 G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g2z_report *report) {
   memset(report, 0, sizeof *report);
@@ -12707,7 +12748,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->loss_step = loss_step;
   if (loss_step == 0) return G2Z_OK;
   int slot = (int)(loss_step % 2);
-  G2Z__TRY(t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot));
+  G2Z__TRY(g2z__trainer_alone(t, t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot)));
   const g2z_step_state *state = t->verdict.reported[slot];
   report->loss = state->loss;
   report->grad_norm = state->grad_norm;
@@ -12759,13 +12800,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   int slot = (int)(step % 2);
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", step, 0);
   t->comm->ops->lap(t->comm, slot);
-  G2Z__TRY(g2z__trainer_vote(t));
+  G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_vote(t)));
   G2Z__TRY(g2z__trainer_share_tuning(t));
   /* A rank that failed goes the same way, with the tokens of an earlier step: the others wait for
    * its part of each sum, and its vote makes all of them skip the step. */
-  G2Z__TRY(t->plan.graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t));
+  status = t->plan.graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t);
+  G2Z__TRY(g2z__trainer_alone(t, status));
   t->enqueued = step;
-  G2Z__TRY(dev->ops->mark(dev, G2Z__EVENT_REPORT + slot));
+  G2Z__TRY(g2z__trainer_alone(t, dev->ops->mark(dev, G2Z__EVENT_REPORT + slot)));
   return g2z__trainer_report(t, step - 1, report);
 }
 

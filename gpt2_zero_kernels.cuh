@@ -6070,7 +6070,8 @@ static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
 
 
 /* Dense fp16 and bf16 TFLOP/s with fp32 accumulation, tf32 and fp32 TFLOP/s, from the makers' data
- * sheets. A name that contains another stands before it. */
+ * sheets. A name that contains another stands before it; a digit behind it makes it another GPU's:
+ * L4 and L40, A100 and RTX A1000, T4 and T400. */
 #define G2Z__PEAK_LIST(X)                        \
   /*  in the name    16 bits  tf32   fp32 */     \
   X("B200",          2250,    1125,  75)         \
@@ -6107,7 +6108,8 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
   (void)nccl;
 #endif
   for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-    if (!strstr(cuda->gpu, known[i].name)) continue;
+    const char *at = strstr(cuda->gpu, known[i].name);
+    if (!at || strspn(at + strlen(known[i].name), "0123456789")) continue;
     double peak = device->dtype == G2Z_FP32   ? known[i].single
                   : device->dtype == G2Z_TF32 ? known[i].tf32
                                               : known[i].half;

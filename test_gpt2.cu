@@ -7716,6 +7716,13 @@ static int rank_loop(int argc, char **argv) {
     if (turn == 20 && strcmp(what, "save") == 0) { /* long, but announced on all */
       g2z_ranks_phase(ranks, "save", turn, 5);
       if (odd) rank_sleep(1.5);
+    } else if (turn == 20 && strncmp(what, "alone", 5) == 0) { /* all wait for what it won't do */
+      g2z__ranks_record(ranks, "graph", -1, 0);
+      if (!odd) rank_sleep(100);
+      rank_sleep(0.2);
+      g2z__ranks_alone(ranks);
+      if (what[5]) rank_sleep(100); /* nor does its device let go of it */
+      break;
     } else if (turn == 20 && odd) {
       if (strcmp(what, "hang") == 0) rank_sleep(100);
       if (strcmp(what, "crash") == 0) abort();
@@ -7728,6 +7735,7 @@ static int rank_loop(int argc, char **argv) {
     status = g2z_ranks_all_gather(ranks, &turn, sizeof turn, all);
   }
   if (status == G2Z_OK && odd && strcmp(what, "late") == 0) rank_sleep(0.5);
+  if (status == G2Z_OK && !odd && strcmp(what, "linger") == 0) rank_sleep(100);
   int code = status == G2Z_OK ? 0 : rank_failed(&services, status);
   g2z_ranks_leave(ranks);
   if (status == G2Z_OK && odd && strcmp(what, "leave") == 0) rank_sleep(0.5);
@@ -7746,6 +7754,11 @@ static int rank_spawn(int argc, char **argv) {
   if (status != G2Z_OK) return rank_failed(&services, status);
   if (is_parent) return code;
   const char *what = argc > 0 ? argv[0] : "";
+  if (strcmp(what, "saved") == 0) { /* the others have stopped and saved before it fails */
+    if (strcmp(getenv("RANK"), "1") != 0) _exit(G2Z_EXIT_STOPPED);
+    rank_sleep(0.3);
+    _exit(5);
+  }
   signal(SIGTERM, rank_on_signal);
   g2z_ranks *ranks = rank_join(&services, argc, argv);
   if (!ranks) return 1;
@@ -8094,6 +8107,73 @@ static void test_ranks_strangers(g2z_test *t) {
   test_ranks_free(t, &two);
 }
 
+/* A rank 0 that is slow to answer: the system drops what comes while two wait to be accepted, and
+ * the sender tries again after a second. */
+typedef struct test_slow {
+  int listener;
+  g2z__banner banner;
+} test_slow;
+static void *test_ranks_slow(void *user) {
+  const test_slow *slow = (const test_slow *)user;
+  int accepted[16], count = 0;
+  rank_sleep(2.2);
+  for (; count < 16 && g2z__socket_wait(slow->listener, POLLIN, g2z_seconds() + 1.2); count++) {
+    accepted[count] = accept(slow->listener, NULL, NULL);
+    g2z__socket_write(accepted[count], &slow->banner, sizeof slow->banner, g2z_seconds() + 1);
+  }
+  for (int i = 0; i < count; i++) close(accepted[i]);
+  return NULL;
+}
+
+/* Rank 0's host has two addresses: nothing ever answers at the first, which leaves the second its
+ * time. */
+static void test_ranks_addresses(g2z_test *t) {
+  struct addrinfo *here[2];
+  int fillers[2][4], listeners[2], other_job = 0, other_service = 0;
+  test_slow slow;
+  pthread_t thread;
+  g2z__peer peer;
+  g2z_ranks *ranks = (g2z_ranks *)calloc(1, sizeof *ranks);
+  memset(&peer, 0, sizeof peer);
+  peer.data = peer.control = -1;
+  ranks->peers = &peer;
+  ranks->config = g2z_ranks_config_default();
+  ranks->config.place.rank = 1;
+  ranks->config.place.world = 2;
+  ranks->config.place.port = test_ranks_port();
+  for (int i = 0; i < 2; i++) {
+    CHECK(t, g2z__socket_resolve(i ? "127.0.0.1" : "127.0.0.2", &here[i]) == 0);
+    ((struct sockaddr_in *)(void *)here[i]->ai_addr)->sin_port =
+        htons((uint16_t)ranks->config.place.port);
+    listeners[i] = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(t, bind(listeners[i], here[i]->ai_addr, here[i]->ai_addrlen) == 0);
+    CHECK(t, listen(listeners[i], 0) == 0);
+    for (int k = 0; k < 4; k++) {
+      fillers[i][k] = socket(AF_INET, SOCK_STREAM, 0);
+      g2z__socket_prepare(fillers[i][k]);
+      (void)!connect(fillers[i][k], here[i]->ai_addr, here[i]->ai_addrlen);
+    }
+  }
+  struct addrinfo *end = here[0];
+  while (end->ai_next) end = end->ai_next;
+  end->ai_next = here[1];
+  memcpy(slow.banner.magic, "g2z-meet", 8);
+  slow.banner.job = g2z__hash_text(ranks->config.place.job);
+  slow.listener = listeners[1];
+  CHECK(t, pthread_create(&thread, NULL, test_ranks_slow, &slow) == 0);
+  CHECK(t, g2z__ranks_look_around(ranks, here[0], g2z_seconds() + 20, &other_job, &other_service));
+  pthread_join(thread, NULL);
+  end->ai_next = NULL;
+  for (int i = 0; i < 2; i++) {
+    freeaddrinfo(here[i]);
+    close(listeners[i]);
+    for (int k = 0; k < 4; k++) close(fillers[i][k]);
+  }
+  g2z__socket_close(&peer.data);
+  g2z__socket_close(&peer.control);
+  free(ranks);
+}
+
 /* Starts a loop, does something to one of the ranks after a moment, and expects of all others the
  * code and the sentence within `seconds`. */
 static void test_ranks_fault(g2z_test *t, const char *program, int victim, int signal, double after,
@@ -8176,10 +8256,26 @@ static void test_ranks_leaving(g2z_test *t) {
     test_ranks_wait(t, &ranks, 20);
     for (int r = 0; r < 4; r++)
       CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
+    test_ranks_start(t, &ranks, 0, 3, NULL,
+                     odd ? "loop 40 1 alone silence=2" : "loop 40 0 alone silence=2");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++)
+      CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
+    test_ranks_start(t, &ranks, 0, 3, NULL,
+                     odd ? "loop 40 1 alone! hang=1" : "loop 40 0 alone! hang=1");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++) {
+      CHECK_RANK(t, &ranks, r, 70, odd ? "fault of rank 1: rank 1 on " : "fault of rank 0: rank 0 on ");
+      CHECK_RANK(t, &ranks, r, 70, "failed, and does not end");
+    }
     test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 40 1 late" : "loop 40 0 late");
     test_ranks_wait(t, &ranks, 20);
     for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
   }
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 40 0 linger hang=0.7");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++)
+    CHECK_RANK(t, &ranks, r, r ? 70 : 0, r ? "hangs: no progress for " : NULL);
   test_ranks_free(t, &ranks);
 }
 
@@ -8241,6 +8337,9 @@ static void test_ranks_spawn(g2z_test *t) {
     CHECK_RANK(t, &ranks, 0, cases[i].code, /* in a job that fails rank 2 may end before it says so */
                i ? "fault of rank 1: rank 1 on " : "is rank 2 of 3, 2 of 3 here, ranks");
   }
+  test_ranks_start(t, &ranks, 0, 0, NULL, "spawn saved");
+  test_ranks_wait(t, &ranks, 9);
+  CHECK_RANK(t, &ranks, 0, 5, NULL);
   /* Signals go through the one that started them, exactly once; the death of that one ends all. */
   for (int orphan = 0; orphan < 2; orphan++) {
     test_ranks_start(t, &ranks, 0, 0, NULL, orphan ? "spawn orphan" : "spawn signal");
@@ -10823,6 +10922,11 @@ static void test_profile_script(g2z_test *t) {
   CHECK(t, test_files_count(t, "run/profiles/nsys_7_*.nsys-rep") == 1);
   CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
   test_sh(t, "rm -r '%s/run'%s", t->directory, "");
+  /* Slurm's signal goes to all processes; the program saves, and what was measured is kept. */
+  CHECK(t, RUN("", "sh -c 'kill -USR1 $PPID $(cut -d\" \" -f4 /proc/$PPID/stat); sleep 0.2; "
+                   "exit 75'") == 75);
+  CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
+  test_sh(t, "rm -r '%s/run'%s", t->directory, "");
   CHECK(t, RUN("SLURM_LOCALID=1", "echo ran") == 0 && strcmp(output, "ran\n") == 0);
   CHECK(t, test_files_count(t, "run") == 0); /* the first task of the host does it */
   CHECK(t, RUN("", "") == 1 && strstr(output, "slurm/profile.sh RUN_DIR"));
@@ -10989,6 +11093,7 @@ static const g2z_test_entry test_table[] = {
     {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_killed},
     {"ranks_stopped", "a stopped rank ends the job at the deadline", test_ranks_stopped},
     {"ranks_hang", "a rank that hangs is named, one that saves is left alone", test_ranks_hang},
+    {"ranks_addresses", "an address that leads nowhere does not hide others", test_ranks_addresses},
     {"ranks_leaving", "leaving is no death, unless others go on", test_ranks_leaving},
     {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
     {"ranks_spawn", "a process that starts ranks, looks after them, hands signals on", test_ranks_spawn},

@@ -24,6 +24,9 @@ host=$(uname -n)
 report=$run_dir/profiles/nsys_${SLURM_JOB_ID:-0}_$host
 stats=$run_dir/profiles/nsys_stats_$host.txt
 mkdir -p "$run_dir/profiles" || exit 1
+# Slurm sends USR1 to all processes of a step before its time is up. It is for the program, which
+# sets a handler of its own: this shell and nsys must live until that has saved.
+trap '' USR1
 nsys profile --trace cuda,nvtx,osrt --sample none --force-overwrite true --output "$report" "$@"
 code=$?
 # The stats file has its name only when it is whole. This also leaves the .sqlite beside the report.
