@@ -16938,7 +16938,7 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
 /* The default as text; empty when the destination holds none. */
 G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
   text[0] = 0;
-  double number = 0;
+  double number = 0, minimum = flag->minimum, maximum = flag->maximum;
   switch (flag->kind) {
     case G2Z_FLAG_GROUP:
     case G2Z_FLAG_SWITCH: return;
@@ -16958,9 +16958,13 @@ G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
       return;
     case G2Z_FLAG_INT: number = *(int *)flag->destination; break;
     case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
-    case G2Z_FLAG_FLOAT: number = *(float *)flag->destination; break;
+    case G2Z_FLAG_FLOAT: /* of "0.99" the float is larger than the double */
+      number = *(float *)flag->destination;
+      minimum = (float)minimum;
+      maximum = (float)maximum;
+      break;
   }
-  if (!(number >= flag->minimum && number <= flag->maximum)) return;
+  if (!(number >= minimum && number <= maximum)) return;
   g2z__number_text(number, text);
   if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
     snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);

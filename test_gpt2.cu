@@ -6095,6 +6095,15 @@ static void test_flags_arguments(g2z_test *t) {
   }
   char **argv;
   v.text = NULL; /* it lay in the arguments */
+  /* Bounds whose floats are just outside. */
+  const g2z_flag edges[] = {{"least", G2Z_FLAG_FLOAT, &v.real, 1e-6, 1, "X", ""},
+                            {"most", G2Z_FLAG_FLOAT, &back.real, 0, 0.99, "X", ""}};
+  v.real = 1e-6f;
+  back.real = 0.99f;
+  CHECK_OK(t, g2z_flags_arguments(&t->services, edges, 2, first, 2, &argv));
+  CHECK(t, argv && argv[2] && strcmp(argv[2], "--least=1e-06") == 0 && argv[3] &&
+               strcmp(argv[3], "--most=0.99") == 0);
+  g2z_release(&t->services, argv);
   t->fail_at = 1;
   CHECK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv) == G2Z_NO_MEMORY);
   t->fail_at = 0;
