@@ -6171,6 +6171,8 @@ static void test_train_refusals(g2z_test *t) {
       {"--train $SHARD --channels 36 --heads 3", "must be a multiple of 8"},
       {"--train $SHARD --context 64 --seq 65", "seq=65"},
       {"--train $SHARD --batch 4 --global-batch 6", "--global-batch 6 must divide by --batch 4"},
+      {"--dry-run --ranks 4096 --batch 1048576 --global-batch 4096",
+       "--global-batch 4096 must divide by --batch 1048576 x 4096 ranks"},
       {"--train $SHARD --batch 4 --accum 2 --global-batch 8", "give one of them"},
       {"--train $SHARD --steps 5 --epochs 1", "give one of them"},
       {"--train $SHARD --lr 1e-3 --min-lr 1e-2", "min_lr"},
@@ -6189,7 +6191,8 @@ static void test_train_refusals(g2z_test *t) {
     snprintf(arguments, sizeof arguments, "--run-dir %s %s", test_path(t, "run"), cases[i][0]);
     int code = test_train(t, arguments, output, sizeof output);
     t->checks++;
-    if (code != 1 || strncmp(output, "train: ", 7) != 0 || !strstr(output, cases[i][1]))
+    const char *said = strncmp(output, "[rank 0] ", 9) == 0 ? output + 9 : output;
+    if (code != 1 || strncmp(said, "train: ", 7) != 0 || !strstr(output, cases[i][1]))
       test_fail(t, __FILE__, __LINE__, "train %s: exit code %d, \"%s\", which lacks \"%s\"",
                 cases[i][0], code, output, cases[i][1]);
   }

@@ -304,7 +304,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
   train->seq = o->seq ? o->seq : train->model.context;
   train->accum = o->accum ? o->accum : 1;
   if (o->global_batch) {
-    int together = train->batch * context->ranks.place.world;
+    int64_t together = (int64_t)train->batch * context->ranks.place.world;
     if (o->accum)
       return fail(services, "--accum and --global-batch say the same: give one of them");
     if (o->global_batch % together) {
@@ -313,7 +313,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
                train->batch, context->ranks.place.world);
       return G2Z_BAD_ARGUMENT;
     }
-    train->accum = o->global_batch / together;
+    train->accum = (int)(o->global_batch / together);
   }
   if (o->steps && o->run.epochs)
     return fail(services, "--steps and --epochs both set the length: give one of them, and "
