@@ -15717,32 +15717,39 @@ G2Z__PRIVATE int64_t g2z__checkpoint_step(const char *name) {
   return strcmp(same, name) == 0 ? step : -1;
 }
 
-/* The latest checkpoint of run_dir before step `before`; -1: none. *count: how many there are. */
-G2Z__PRIVATE int64_t g2z__run_latest(const g2z_run *run, int64_t before, int64_t *count) {
-  int64_t latest = -1;
-  *count = 0;
+/* The latest checkpoint of run_dir before step `before`; -1: none. A directory that cannot be read
+ * is not one without checkpoints: a run would begin anew over what it had. */
+G2Z__PRIVATE g2z_status g2z__run_latest(const g2z_run *run, int64_t before, int64_t *latest) {
+  *latest = -1;
   DIR *directory = opendir(run->config.run_dir);
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
+  if (!directory && errno == ENOENT) return G2Z_OK;
+  while (directory) {
+    errno = 0; /* readdir says NULL at the end as well */
+    struct dirent *entry = readdir(directory);
+    if (!entry) break;
     int64_t step = g2z__checkpoint_step(entry->d_name);
-    if (step < 0 || step >= before) continue;
-    ++*count;
-    if (step > latest) latest = step;
+    if (step < before && step > *latest) *latest = step;
   }
+  int error = errno;
   if (directory) closedir(directory);
-  return latest;
+  if (!error) return G2Z_OK;
+  *latest = -1;
+  return g2z__fail_file(run->services, error, "read the directory", run->config.run_dir);
 }
 
 /* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an
  * unfinished one first, so that nobody takes the rest of it for whole. */
 G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
-  int64_t before = saved, left;
-  for (int i = 1; i < run->config.keep; i++) {
-    before = g2z__run_latest(run, before, &left);
-    if (before < 0) return G2Z_OK;
-  }
-  for (int64_t old; (old = g2z__run_latest(run, before, &left)) >= 0; before = old) {
+  int64_t before = saved;
+  for (int i = 1;; i++) {
+    int64_t old;
     char *path;
     void *memory;
+    if (g2z__run_latest(run, before, &old) != G2Z_OK) /* nothing is lost by what stays */
+      g2z__log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
+    if (old < 0) return G2Z_OK;
+    before = old;
+    if (i < run->config.keep) continue;
     G2Z__TRY(g2z__run_checkpoint_path(run, old, &path));
     size_t bytes = strlen(path) + sizeof ".partial";
     g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
@@ -15756,7 +15763,6 @@ G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
     g2z_release(run->services, path);
     G2Z__TRY(status);
   }
-  return G2Z_OK;
 }
 
 /* What was killed while it saved or pruned leaves directories "step-N.partial". */
@@ -16236,10 +16242,10 @@ G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
   char *path = NULL;
   struct stat here, there;
-  int64_t count;
+  int64_t latest;
   if (!resume) return G2Z_OK;
   if (strcmp(resume, "latest") == 0) {
-    int64_t latest = g2z__run_latest(run, INT64_MAX, &count);
+    G2Z__TRY(g2z__run_latest(run, INT64_MAX, &latest));
     run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
     if (latest < 0) return G2Z_OK;
     G2Z__TRY(g2z__run_checkpoint_path(run, latest, &path));
@@ -16262,14 +16268,17 @@ G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
 
 /* Rank 0: nothing of another run in run_dir, and nothing behind the checkpoint. */
 G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
-  int64_t count;
+  int64_t latest;
   if (!run->config.run_dir) return G2Z_OK;
+  G2Z__TRY(g2z__run_latest(run, INT64_MAX, &latest));
   if (!run->continues) {
+    char name[32];
     G2Z__TRY(g2z__run_refuse_old(run, "RUN_COMPLETE.txt"));
     G2Z__TRY(g2z__run_refuse_old(run, "training_metrics.json"));
-    return g2z__run_refuse_old(run, "metrics.jsonl");
+    G2Z__TRY(g2z__run_refuse_old(run, "metrics.jsonl"));
+    snprintf(name, sizeof name, "step-%06" PRId64, latest);
+    return latest < 0 ? G2Z_OK : g2z__run_refuse_old(run, name);
   }
-  int64_t latest = g2z__run_latest(run, INT64_MAX, &count);
   if (latest <= run->resumed) return G2Z_OK;
   return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
                    "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "

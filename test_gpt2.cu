@@ -9188,6 +9188,15 @@ static void test_run_resume_refusals(g2z_test *t) {
   s.config.resume = "latest";
   s.config.train.train_glob = NULL;
   REFUSED(G2Z_BAD_ARGUMENT, "a training is resumed with the token shards");
+  s.config.train.train_glob = s.train;
+  s.config.save_weights = NULL;
+  uid_t self = geteuid(); /* checkpoints that cannot be listed are not none */
+  CHECK(t, chmod(s.run_dir, 0333) == 0 && chmod(t->directory, 0755) == 0);
+  if (self != 0 || seteuid(65534) == 0) {
+    REFUSED(G2Z_IO, "cannot read the directory");
+    CHECK(t, seteuid(self) == 0);
+  }
+  CHECK(t, chmod(s.run_dir, 0755) == 0 && chmod(t->directory, 0700) == 0);
 #undef REFUSED
   /* None of it has touched the run. */
   size_t bytes;
@@ -9198,8 +9207,7 @@ static void test_run_resume_refusals(g2z_test *t) {
 
   g2z_status status = G2Z_NO_MEMORY;
   int failed = 0;
-  s.config.train.train_glob = s.train;
-  s.config.run_dir = s.config.save_weights = NULL;
+  s.config.run_dir = NULL;
   s.config.resume = path;
   s.config.max_train_steps = 5;
   for (long at = 1; at < 5000 && status == G2Z_NO_MEMORY; at++) {
@@ -9237,6 +9245,11 @@ static void test_run_goes_on(g2z_test *t) {
   test_write_file(t, test_path(t, "other/training_metrics.json"), foreign, sizeof foreign - 1);
   CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
                "holds a run already (training_metrics.json)");
+  CHECK(t, access(test_path(t, "other/metrics.jsonl"), F_OK) != 0);
+  /* Nor are another run's checkpoints, which its own would meet, and "latest" would take up. */
+  test_sh(t, "rm '%s'/*.json && mkdir '%s'/step-000007", s.run_dir, s.run_dir);
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "holds a run already (step-000007)");
   CHECK(t, access(test_path(t, "other/metrics.jsonl"), F_OK) != 0);
 }
 
