@@ -16369,7 +16369,7 @@ G2Z__PRIVATE g2z_status g2z__run_take_up(g2z_run *run) {
   run->step = run->resumed;
   if (run->continues) run->saved = run->resumed;
   else run->known.tokens = g2z__trainer_tokens(run->trainer);
-  if (run->steps <= run->resumed) run->due = G2Z__DUE_FINISH;
+  if (run->steps <= run->resumed) run->due = G2Z__DUE_EPOCH_END | G2Z__DUE_FINISH;
   return G2Z_OK;
 }
 
@@ -16659,10 +16659,10 @@ G2Z__PRIVATE g2z_status g2z__run_write_sample(g2z_run *run, g2z_run_event *event
 G2Z__PRIVATE g2z_status g2z__run_end_epoch(g2z_run *run) {
   g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2z__run_settle_epoch(run);
-  epoch->wall_s = g2z_seconds() - epoch->started;
+  if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started; /* else it had ended */
   if (run->epoch_ends)
     G2Z__TRY(g2z__run_write_note(run, "epoch", (double)epoch->index, "epoch_ms", epoch->wall_s));
-  if (run->step == run->steps) return G2Z_OK;
+  if (run->step >= run->steps) return G2Z_OK;
   return g2z__run_begin_epoch(run, epoch->index + 1);
 }
 

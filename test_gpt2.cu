@@ -9240,6 +9240,18 @@ static void test_run_goes_on(g2z_test *t) {
   CHECK(t, access(test_path(t, "run/RUN_COMPLETE.txt"), F_OK) != 0);
   g2z_run_free(run);
   g2z_context_free(context);
+  /* One that ended inside an epoch, and is started once more, says the same of that epoch. */
+  s.config.max_train_steps = 10;
+  for (int i = 0; i < 2; i++) {
+    size_t bytes;
+    CHECK_OK(t, test_run_all(t, &s.config, &seen));
+    CHECK(t, seen.steps == (i ? 0 : 2));
+    char *text = test_run_read(t, s.run_dir, "training_metrics.json", &bytes);
+    CHECK(t, test_times(text, "\"steps\": 4,") == 2 && test_times(text, "\"steps\": 2,") == 1);
+    CHECK(t, test_times(text, "\"epoch_wall_time_sec\": 0,") == 0);
+    CHECK(t, test_times(text, "\"step_time_p50_sec\": null") == 0);
+    g2z_release(&t->services, text);
+  }
   test_run_prepare(t, &s, "other");
   CHECK_OK(t, g2z_make_directory(&t->services, s.run_dir));
   test_write_file(t, test_path(t, "other/training_metrics.json"), foreign, sizeof foreign - 1);
