@@ -15222,7 +15222,8 @@ G2Z_API g2z_run_config g2z_run_config_default(void) {
 /* ----- files ----- */
 
 /* A file that is read while it grows: it has its final name from the start, with `text`, the lines
- * that are kept of one that stood there. */
+ * that are kept of one that stood there. These were on the disk, and must be again before the old
+ * file goes: a machine may lose its power. */
 G2Z__PRIVATE g2z_status g2z__stream_create(g2z_services *services, const char *path,
                                            const char *text, size_t bytes, g2z_writer **out) {
   g2z_writer *writer;
@@ -15230,13 +15231,17 @@ G2Z__PRIVATE g2z_status g2z__stream_create(g2z_services *services, const char *p
   G2Z__TRY(g2z_writer_create(services, path, &writer));
   g2z_status status = g2z_writer_put(writer, text, bytes);
   if (status == G2Z_OK) status = g2z__writer_flush(writer);
+  if (status == G2Z_OK && bytes > 0 && fsync(writer->file) != 0)
+    status = g2z__writer_fail(writer, errno, "sync");
   if (status == G2Z_OK && rename(writer->partial, path) != 0)
     status = g2z__writer_fail(writer, errno, "rename a file to");
-  else
-    writer->pending = 0;
-  if (status != G2Z_OK) g2z_writer_free(writer);
-  else *out = writer;
-  return status;
+  if (status != G2Z_OK) {
+    g2z_writer_free(writer);
+    return status;
+  }
+  writer->pending = 0;
+  *out = writer;
+  return G2Z_OK;
 }
 
 /* A file of rank 0 could not be written. Alone it says so; other ranks must hear of it before they

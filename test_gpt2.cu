@@ -9197,6 +9197,10 @@ static void test_run_resume_refusals(g2z_test *t) {
     CHECK(t, seteuid(self) == 0);
   }
   CHECK(t, chmod(s.run_dir, 0755) == 0 && chmod(t->directory, 0700) == 0);
+  struct rlimit before = test_files_limit(100); /* less than the lines that are kept */
+  REFUSED(G2Z_IO, "raise the limit of file sizes");
+  test_files_unlimit(&before);
+  CHECK(t, test_files_count(t, "run/*.partial") == 0);
 #undef REFUSED
   /* None of it has touched the run. */
   size_t bytes;
