@@ -14073,10 +14073,11 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   saver->ranks = g2z_context_ranks(t->context);
   saver->directory = directory;
   g2z__crc_init(&saver->crc);
-  size_t bytes = strlen(directory) + strlen(suffix) + 1, P = plan->parameters;
+  size_t length = strlen(directory), bytes = length + strlen(suffix) + 1, P = plan->parameters;
+  while (length > 1 && directory[length - 1] == '/') length--; /* beside it, not inside */
   G2Z__TRY(g2z__alloc(t->services, bytes, 1, &memory));
   saver->place = (char *)memory;
-  snprintf(saver->place, bytes, "%s%s", directory, suffix);
+  snprintf(saver->place, bytes, "%.*s%s", (int)length, directory, suffix);
   G2Z__TRY(g2z__join_path(t->services, saver->place, "model.safetensors.partial",
                           &saver->model_path));
   size_t begin = 0, end = P;

@@ -9000,6 +9000,10 @@ static void test_checkpoint_trouble(g2z_test *t) {
   CHECK(t, status == G2Z_OK && failed > 20);
   test_saved_steps(t, tt.trainer, 4, losses, NULL);
   CHECK(t, losses[4] > 0 && losses[4] < losses[1] + 1);
+  snprintf(at, sizeof at, "%s//", test_path(t, "slashes")); /* as a shell completes a name */
+  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK(t, test_files_count(t, "slashes") == 1 && test_files_count(t, "slashes/.partial") == 0);
   test_trainer_close(&tt);
 }
 
