@@ -15924,6 +15924,9 @@ G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
                      ? "graph off: nothing can be timed inside a graph"
                      : "a run_dir, where profiles stand");
   if (config->profile) config->train.graph = 0;
+  if (config->resume && !*config->resume) /* a script's variable that is not set */
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                     "resume is empty: name a checkpoint, or say \"latest\"");
   if (config->resume && !config->train.train_glob)
     return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "a training is resumed with the token shards "
                      "that it trains on: name them");

@@ -9182,6 +9182,9 @@ static void test_run_resume_refusals(g2z_test *t) {
   s.config.train.model.layers = 2;
   REFUSED(G2Z_BAD_ARGUMENT, "step-000008 was saved by a model with layers=1");
   s.config.train.model.layers = 1;
+  s.config.resume = "";
+  REFUSED(G2Z_BAD_ARGUMENT, "resume is empty: name a checkpoint");
+  s.config.resume = "latest";
   s.config.run_dir = NULL;
   REFUSED(G2Z_BAD_ARGUMENT, "save_every needs a run_dir, where checkpoints stand");
   s.config.save_every = 0;
