@@ -15176,7 +15176,7 @@ struct g2z_run {
   g2z_writer *metrics, *log;
   g2z_events *events;                /* NULL: none */
   double next_report;                /* g2z_seconds(): when report.html may be written anew */
-  char line[640], dataset[128], id[128], started_utc[32];
+  char line[4608], dataset[128], id[128], started_utc[32]; /* a line may hold the longest path */
   double started;
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
   int64_t step;                      /* steps enqueued */
@@ -15683,7 +15683,7 @@ G2Z__PRIVATE g2z_status g2z__run_complete(g2z_run *run) {
     saved = checkpoint;
   }
   snprintf(run->line, sizeof run->line,
-           "[Rank 0] RUN_COMPLETE checkpoint_path=%.300s world_size=%d tokens_per_sec=%.2f "
+           "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
            "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
            g2z_context_world(run->context), g2z__run_tokens_per_s(run), wall_s, now);
   g2z_release(run->services, checkpoint);
@@ -15808,8 +15808,9 @@ G2Z__PRIVATE g2z_status g2z__run_save(g2z_run *run, g2z_run_event *event) {
   if (status == G2Z_OK) status = g2z_trainer_save(run->trainer, path);
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
-  snprintf(run->line, sizeof run->line, "step %" PRId64 "/%" PRId64 " | checkpoint %.400s | %.2f s",
-           run->step, run->steps, path ? path : "", seconds);
+  snprintf(run->line, sizeof run->line,
+           "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step, run->steps,
+           path ? path : "", seconds);
   g2z_release(run->services, path);
   G2Z__TRY(status);
   run->saved = run->step;
@@ -16698,8 +16699,9 @@ G2Z__PRIVATE g2z_status g2z__run_stop(g2z_run *run) {
   status = run->log ? g2z__run_write_artifacts(run, now, g2z__run_wall_s(run)) : G2Z_OK;
   G2Z__TRY(g2z__run_agree(run, status));
   const char *signal = g2z__signal_text(run->stop_signal, name);
-  snprintf(run->line, sizeof run->line, "stopped behind step %" PRId64 " of %" PRId64 "%s%s%s%.300s",
-           run->step, run->steps, signal ? " by " : "", signal ? signal : "",
+  snprintf(run->line, sizeof run->line,
+           "stopped behind step %" PRId64 " of %" PRId64 "%s%s%s%.600s", run->step, run->steps,
+           signal ? " by " : "", signal ? signal : "",
            run->saved == run->step ? ": resume goes on with the checkpoint in " : "",
            run->saved == run->step ? run->config.run_dir : "");
   return G2Z_OK;

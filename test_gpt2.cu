@@ -9274,6 +9274,17 @@ static void test_run_goes_on(g2z_test *t) {
   CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
                "holds a run already (step-000007)");
   CHECK(t, access(test_path(t, "other/metrics.jsonl"), F_OK) != 0);
+  /* A long path is told whole. */
+  char end[600];
+  size_t bytes;
+  snprintf(s.run_dir, sizeof s.run_dir, "%.100s/%0180d/%0180d", t->directory, 1, 2);
+  s.config.save_weights = NULL;
+  s.config.save_epochs = 1;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  snprintf(end, sizeof end, "checkpoint_path=%s/step-000008 world_size=1", s.run_dir);
+  char *text = test_run_read(t, s.run_dir, "RUN_COMPLETE.txt", &bytes);
+  CHECK(t, text && strstr(text, end));
+  g2z_release(&t->services, text);
 }
 
 /* Stopped behind each of the first steps, and resumed. */
