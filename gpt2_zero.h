@@ -15065,7 +15065,9 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   const g2z_optimizer_config *o = &t->config.optimizer;
   g2z_step_state state = r->saved.state;
   int fp16 = t->config.dtype == G2Z_FP16;
-  if (!fp16 || strcmp(r->saved.dtype, "fp16") != 0 || !o->loss_scale_dynamic) {
+  int found = strcmp(r->saved.dtype, "fp16") == 0 &&
+              strstr(r->saved.settings, "\nloss_scale_dynamic=1\n");
+  if (!fp16 || !found || !o->loss_scale_dynamic) {
     state.loss_scale = fp16 ? o->loss_scale : 1.0f;
     state.skipped_at_minimum = 0;
     if (strcmp(r->saved.dtype, g2z_dtype_text(t->config.dtype)) != 0) {

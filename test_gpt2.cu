@@ -8779,6 +8779,19 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == 0);
   test_trainer_close(&tt);
+  for (int dynamic = 0; dynamic < 2; dynamic++) { /* a fixed scale is not one that was found */
+    snprintf(at, sizeof at, "%s", test_path(t, "fixed"));
+    config.dtype = G2Z_FP16;
+    config.optimizer.loss_scale = dynamic ? 4096 : 64;
+    config.optimizer.loss_scale_dynamic = dynamic;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    if (dynamic) CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+    CHECK_OK(t, g2z_trainer_step(tt.trainer, &report));
+    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    CHECK(t, report.loss_scale == config.optimizer.loss_scale);
+    if (!dynamic) CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+    test_trainer_close(&tt);
+  }
   free(was);
   free(is);
 }
