@@ -14140,10 +14140,11 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   saver->ranks = g2z_context_ranks(t->context);
   saver->directory = directory;
   g2z__crc_init(&saver->crc);
-  size_t bytes = strlen(directory) + strlen(suffix) + 1, P = plan->parameters;
+  size_t length = strlen(directory), bytes = length + strlen(suffix) + 1, P = plan->parameters;
+  while (length > 1 && directory[length - 1] == '/') length--; /* beside it, not inside */
   G2Z__TRY(g2z__alloc(t->services, bytes, 1, &memory));
   saver->place = (char *)memory;
-  snprintf(saver->place, bytes, "%s%s", directory, suffix);
+  snprintf(saver->place, bytes, "%.*s%s", (int)length, directory, suffix);
   G2Z__TRY(g2z__join_path(t->services, saver->place, "model.safetensors.partial",
                           &saver->model_path));
   size_t begin = 0, end = P;
@@ -15131,7 +15132,9 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   const g2z_optimizer_config *o = &t->config.optimizer;
   g2z_step_state state = r->saved.state;
   int fp16 = t->config.dtype == G2Z_FP16;
-  if (!fp16 || strcmp(r->saved.dtype, "fp16") != 0 || !o->loss_scale_dynamic) {
+  int found = strcmp(r->saved.dtype, "fp16") == 0 &&
+              strstr(r->saved.settings, "\nloss_scale_dynamic=1\n");
+  if (!fp16 || !found || !o->loss_scale_dynamic) {
     state.loss_scale = fp16 ? o->loss_scale : 1.0f;
     state.skipped_at_minimum = 0;
     if (strcmp(r->saved.dtype, g2z_dtype_text(t->config.dtype)) != 0) {
@@ -15242,7 +15245,7 @@ struct g2z_run {
   g2z_writer *metrics, *log;
   g2z_events *events;                /* NULL: none */
   double next_report;                /* g2z_seconds(): when report.html may be written anew */
-  char line[640], dataset[128], id[128], started_utc[32];
+  char line[4608], dataset[128], id[128], started_utc[32]; /* a line may hold the longest path */
   double started;
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
   int64_t step;                      /* steps enqueued */
@@ -15289,7 +15292,8 @@ G2Z_API g2z_run_config g2z_run_config_default(void) {
 /* ----- files ----- */
 
 /* A file that is read while it grows: it has its final name from the start, with `text`, the lines
- * that are kept of one that stood there. */
+ * that are kept of one that stood there. These were on the disk, and must be again before the old
+ * file goes: a machine may lose its power. */
 G2Z__PRIVATE g2z_status g2z__stream_create(g2z_services *services, const char *path,
                                            const char *text, size_t bytes, g2z_writer **out) {
   g2z_writer *writer;
@@ -15297,13 +15301,17 @@ G2Z__PRIVATE g2z_status g2z__stream_create(g2z_services *services, const char *p
   G2Z__TRY(g2z_writer_create(services, path, &writer));
   g2z_status status = g2z_writer_put(writer, text, bytes);
   if (status == G2Z_OK) status = g2z__writer_flush(writer);
+  if (status == G2Z_OK && bytes > 0 && fsync(writer->file) != 0)
+    status = g2z__writer_fail(writer, errno, "sync");
   if (status == G2Z_OK && rename(writer->partial, path) != 0)
     status = g2z__writer_fail(writer, errno, "rename a file to");
-  else
-    writer->pending = 0;
-  if (status != G2Z_OK) g2z_writer_free(writer);
-  else *out = writer;
-  return status;
+  if (status != G2Z_OK) {
+    g2z_writer_free(writer);
+    return status;
+  }
+  writer->pending = 0;
+  *out = writer;
+  return G2Z_OK;
 }
 
 /* A file of rank 0 could not be written. Alone it says so; other ranks must hear of it before they
@@ -15744,7 +15752,7 @@ G2Z__PRIVATE g2z_status g2z__run_complete(g2z_run *run) {
     saved = checkpoint;
   }
   snprintf(run->line, sizeof run->line,
-           "[Rank 0] RUN_COMPLETE checkpoint_path=%.300s world_size=%d tokens_per_sec=%.2f "
+           "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
            "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
            g2z_context_world(run->context), g2z__run_tokens_per_s(run), wall_s, now);
   g2z_release(run->services, checkpoint);
@@ -15784,32 +15792,39 @@ G2Z__PRIVATE int64_t g2z__checkpoint_step(const char *name) {
   return strcmp(same, name) == 0 ? step : -1;
 }
 
-/* The latest checkpoint of run_dir before step `before`; -1: none. *count: how many there are. */
-G2Z__PRIVATE int64_t g2z__run_latest(const g2z_run *run, int64_t before, int64_t *count) {
-  int64_t latest = -1;
-  *count = 0;
+/* The latest checkpoint of run_dir before step `before`; -1: none. A directory that cannot be read
+ * is not one without checkpoints: a run would begin anew over what it had. */
+G2Z__PRIVATE g2z_status g2z__run_latest(const g2z_run *run, int64_t before, int64_t *latest) {
+  *latest = -1;
   DIR *directory = opendir(run->config.run_dir);
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
+  if (!directory && errno == ENOENT) return G2Z_OK;
+  while (directory) {
+    errno = 0; /* readdir says NULL at the end as well */
+    struct dirent *entry = readdir(directory);
+    if (!entry) break;
     int64_t step = g2z__checkpoint_step(entry->d_name);
-    if (step < 0 || step >= before) continue;
-    ++*count;
-    if (step > latest) latest = step;
+    if (step < before && step > *latest) *latest = step;
   }
+  int error = errno;
   if (directory) closedir(directory);
-  return latest;
+  if (!error) return G2Z_OK;
+  *latest = -1;
+  return g2z__fail_file(run->services, error, "read the directory", run->config.run_dir);
 }
 
 /* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an
  * unfinished one first, so that nobody takes the rest of it for whole. */
 G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
-  int64_t before = saved, left;
-  for (int i = 1; i < run->config.keep; i++) {
-    before = g2z__run_latest(run, before, &left);
-    if (before < 0) return G2Z_OK;
-  }
-  for (int64_t old; (old = g2z__run_latest(run, before, &left)) >= 0; before = old) {
+  int64_t before = saved;
+  for (int i = 1;; i++) {
+    int64_t old;
     char *path;
     void *memory;
+    if (g2z__run_latest(run, before, &old) != G2Z_OK) /* nothing is lost by what stays */
+      g2z__log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
+    if (old < 0) return G2Z_OK;
+    before = old;
+    if (i < run->config.keep) continue;
     G2Z__TRY(g2z__run_checkpoint_path(run, old, &path));
     size_t bytes = strlen(path) + sizeof ".partial";
     g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
@@ -15823,7 +15838,6 @@ G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
     g2z_release(run->services, path);
     G2Z__TRY(status);
   }
-  return G2Z_OK;
 }
 
 /* What was killed while it saved or pruned leaves directories "step-N.partial". */
@@ -15863,8 +15877,9 @@ G2Z__PRIVATE g2z_status g2z__run_save(g2z_run *run, g2z_run_event *event) {
   if (status == G2Z_OK) status = g2z_trainer_save(run->trainer, path);
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
-  snprintf(run->line, sizeof run->line, "step %" PRId64 "/%" PRId64 " | checkpoint %.400s | %.2f s",
-           run->step, run->steps, path ? path : "", seconds);
+  snprintf(run->line, sizeof run->line,
+           "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step, run->steps,
+           path ? path : "", seconds);
   g2z_release(run->services, path);
   G2Z__TRY(status);
   run->saved = run->step;
@@ -15979,6 +15994,9 @@ G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
                      ? "graph off: nothing can be timed inside a graph"
                      : "a run_dir, where profiles stand");
   if (config->profile) config->train.graph = 0;
+  if (config->resume && !*config->resume) /* a script's variable that is not set */
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                     "resume is empty: name a checkpoint, or say \"latest\"");
   if (config->resume && !config->train.train_glob)
     return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "a training is resumed with the token shards "
                      "that it trains on: name them");
@@ -16303,10 +16321,10 @@ G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
   char *path = NULL;
   struct stat here, there;
-  int64_t count;
+  int64_t latest;
   if (!resume) return G2Z_OK;
   if (strcmp(resume, "latest") == 0) {
-    int64_t latest = g2z__run_latest(run, INT64_MAX, &count);
+    G2Z__TRY(g2z__run_latest(run, INT64_MAX, &latest));
     run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
     if (latest < 0) return G2Z_OK;
     G2Z__TRY(g2z__run_checkpoint_path(run, latest, &path));
@@ -16329,14 +16347,17 @@ G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
 
 /* Rank 0: nothing of another run in run_dir, and nothing behind the checkpoint. */
 G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
-  int64_t count;
+  int64_t latest;
   if (!run->config.run_dir) return G2Z_OK;
+  G2Z__TRY(g2z__run_latest(run, INT64_MAX, &latest));
   if (!run->continues) {
+    char name[32];
     G2Z__TRY(g2z__run_refuse_old(run, "RUN_COMPLETE.txt"));
     G2Z__TRY(g2z__run_refuse_old(run, "training_metrics.json"));
-    return g2z__run_refuse_old(run, "metrics.jsonl");
+    G2Z__TRY(g2z__run_refuse_old(run, "metrics.jsonl"));
+    snprintf(name, sizeof name, "step-%06" PRId64, latest);
+    return latest < 0 ? G2Z_OK : g2z__run_refuse_old(run, name);
   }
-  int64_t latest = g2z__run_latest(run, INT64_MAX, &count);
   if (latest <= run->resumed) return G2Z_OK;
   return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
                    "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
@@ -16427,7 +16448,7 @@ G2Z__PRIVATE g2z_status g2z__run_take_up(g2z_run *run) {
   run->step = run->resumed;
   if (run->continues) run->saved = run->resumed;
   else run->known.tokens = g2z__trainer_tokens(run->trainer);
-  if (run->steps <= run->resumed) run->due = G2Z__DUE_FINISH;
+  if (run->steps <= run->resumed) run->due = G2Z__DUE_EPOCH_END | G2Z__DUE_FINISH;
   return G2Z_OK;
 }
 
@@ -16717,10 +16738,10 @@ G2Z__PRIVATE g2z_status g2z__run_write_sample(g2z_run *run, g2z_run_event *event
 G2Z__PRIVATE g2z_status g2z__run_end_epoch(g2z_run *run) {
   g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2z__run_settle_epoch(run);
-  epoch->wall_s = g2z_seconds() - epoch->started;
+  if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started; /* else it had ended */
   if (run->epoch_ends)
     G2Z__TRY(g2z__run_write_note(run, "epoch", (double)epoch->index, "epoch_ms", epoch->wall_s));
-  if (run->step == run->steps) return G2Z_OK;
+  if (run->step >= run->steps) return G2Z_OK;
   return g2z__run_begin_epoch(run, epoch->index + 1);
 }
 
@@ -16747,8 +16768,9 @@ G2Z__PRIVATE g2z_status g2z__run_stop(g2z_run *run) {
   status = run->log ? g2z__run_write_artifacts(run, now, g2z__run_wall_s(run)) : G2Z_OK;
   G2Z__TRY(g2z__run_agree(run, status));
   const char *signal = g2z__signal_text(run->stop_signal, name);
-  snprintf(run->line, sizeof run->line, "stopped behind step %" PRId64 " of %" PRId64 "%s%s%s%.300s",
-           run->step, run->steps, signal ? " by " : "", signal ? signal : "",
+  snprintf(run->line, sizeof run->line,
+           "stopped behind step %" PRId64 " of %" PRId64 "%s%s%s%.600s", run->step, run->steps,
+           signal ? " by " : "", signal ? signal : "",
            run->saved == run->step ? ": resume goes on with the checkpoint in " : "",
            run->saved == run->step ? run->config.run_dir : "");
   return G2Z_OK;
@@ -17005,7 +17027,7 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
 /* The default as text; empty when the destination holds none. */
 G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
   text[0] = 0;
-  double number = 0;
+  double number = 0, minimum = flag->minimum, maximum = flag->maximum;
   switch (flag->kind) {
     case G2Z_FLAG_GROUP:
     case G2Z_FLAG_SWITCH: return;
@@ -17025,10 +17047,13 @@ G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
       return;
     case G2Z_FLAG_INT: number = *(int *)flag->destination; break;
     case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
-    case G2Z_FLAG_FLOAT: number = *(float *)flag->destination; break;
+    case G2Z_FLAG_FLOAT: /* of "0.99" the float is larger than the double */
+      number = *(float *)flag->destination;
+      minimum = (float)minimum;
+      maximum = (float)maximum;
+      break;
   }
-  double slack = flag->kind == G2Z_FLAG_FLOAT ? 6e-8 * fabs(number) : 0; /* 0.99f is over 0.99 */
-  if (!(number + slack >= flag->minimum && number - slack <= flag->maximum)) return;
+  if (!(number >= minimum && number <= maximum)) return;
   g2z__number_text(number, text);
   if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
     snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);

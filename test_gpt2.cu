@@ -6150,6 +6150,15 @@ static void test_flags_arguments(g2z_test *t) {
   }
   char **argv;
   v.text = NULL; /* it lay in the arguments */
+  /* Bounds whose floats are just outside. */
+  const g2z_flag edges[] = {{"least", G2Z_FLAG_FLOAT, &v.real, 1e-6, 1, "X", ""},
+                            {"most", G2Z_FLAG_FLOAT, &back.real, 0, 0.99, "X", ""}};
+  v.real = 1e-6f;
+  back.real = 0.99f;
+  CHECK_OK(t, g2z_flags_arguments(&t->services, edges, 2, first, 2, &argv));
+  CHECK(t, argv && argv[2] && strcmp(argv[2], "--least=1e-06") == 0 && argv[3] &&
+               strcmp(argv[3], "--most=0.99") == 0);
+  g2z_release(&t->services, argv);
   t->fail_at = 1;
   CHECK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv) == G2Z_NO_MEMORY);
   t->fail_at = 0;
@@ -6217,6 +6226,8 @@ static void test_train_refusals(g2z_test *t) {
       {"--train $SHARD --channels 36 --heads 3", "must be a multiple of 8"},
       {"--train $SHARD --context 64 --seq 65", "seq=65"},
       {"--train $SHARD --batch 4 --global-batch 6", "--global-batch 6 must divide by --batch 4"},
+      {"--dry-run --ranks 4096 --batch 1048576 --global-batch 4096",
+       "--global-batch 4096 must divide by --batch 1048576 x 4096 ranks"},
       {"--train $SHARD --batch 4 --accum 2 --global-batch 8", "give one of them"},
       {"--train $SHARD --steps 5 --epochs 1", "give one of them"},
       {"--train $SHARD --lr 1e-3 --min-lr 1e-2", "min_lr"},
@@ -6238,7 +6249,8 @@ static void test_train_refusals(g2z_test *t) {
     snprintf(arguments, sizeof arguments, "--run-dir %s %s", test_path(t, "run"), cases[i][0]);
     int code = test_train(t, arguments, output, sizeof output);
     t->checks++;
-    if (code != 1 || strncmp(output, "train: ", 7) != 0 || !strstr(output, cases[i][1]))
+    const char *said = strncmp(output, "[rank 0] ", 9) == 0 ? output + 9 : output;
+    if (code != 1 || strncmp(said, "train: ", 7) != 0 || !strstr(output, cases[i][1]))
       test_fail(t, __FILE__, __LINE__, "train %s: exit code %d, \"%s\", which lacks \"%s\"",
                 cases[i][0], code, output, cases[i][1]);
   }
@@ -8943,6 +8955,19 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == 0);
   test_trainer_close(&tt);
+  for (int dynamic = 0; dynamic < 2; dynamic++) { /* a fixed scale is not one that was found */
+    snprintf(at, sizeof at, "%s", test_path(t, "fixed"));
+    config.dtype = G2Z_FP16;
+    config.optimizer.loss_scale = dynamic ? 4096 : 64;
+    config.optimizer.loss_scale_dynamic = dynamic;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    if (dynamic) CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+    CHECK_OK(t, g2z_trainer_step(tt.trainer, &report));
+    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    CHECK(t, report.loss_scale == config.optimizer.loss_scale);
+    if (!dynamic) CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+    test_trainer_close(&tt);
+  }
   free(was);
   free(is);
 }
@@ -9164,6 +9189,10 @@ static void test_checkpoint_trouble(g2z_test *t) {
   CHECK(t, status == G2Z_OK && failed > 20);
   test_saved_steps(t, tt.trainer, 4, losses, NULL);
   CHECK(t, losses[4] > 0 && losses[4] < losses[1] + 1);
+  snprintf(at, sizeof at, "%s//", test_path(t, "slashes")); /* as a shell completes a name */
+  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK(t, test_files_count(t, "slashes") == 1 && test_files_count(t, "slashes/.partial") == 0);
   test_trainer_close(&tt);
 }
 
@@ -9342,6 +9371,9 @@ static void test_run_resume_refusals(g2z_test *t) {
   s.config.train.model.layers = 2;
   REFUSED(G2Z_BAD_ARGUMENT, "step-000008 was saved by a model with layers=1");
   s.config.train.model.layers = 1;
+  s.config.resume = "";
+  REFUSED(G2Z_BAD_ARGUMENT, "resume is empty: name a checkpoint");
+  s.config.resume = "latest";
   s.config.run_dir = NULL;
   REFUSED(G2Z_BAD_ARGUMENT, "save_every needs a run_dir, where checkpoints stand");
   s.config.save_every = 0;
@@ -9352,6 +9384,19 @@ static void test_run_resume_refusals(g2z_test *t) {
   s.config.resume = "latest";
   s.config.train.train_glob = NULL;
   REFUSED(G2Z_BAD_ARGUMENT, "a training is resumed with the token shards");
+  s.config.train.train_glob = s.train;
+  s.config.save_weights = NULL;
+  uid_t self = geteuid(); /* checkpoints that cannot be listed are not none */
+  CHECK(t, chmod(s.run_dir, 0333) == 0 && chmod(t->directory, 0755) == 0);
+  if (self != 0 || seteuid(65534) == 0) {
+    REFUSED(G2Z_IO, "cannot read the directory");
+    CHECK(t, seteuid(self) == 0);
+  }
+  CHECK(t, chmod(s.run_dir, 0755) == 0 && chmod(t->directory, 0700) == 0);
+  struct rlimit before = test_files_limit(100); /* less than the lines that are kept */
+  REFUSED(G2Z_IO, "raise the limit of file sizes");
+  test_files_unlimit(&before);
+  CHECK(t, test_files_count(t, "run/*.partial") == 0);
 #undef REFUSED
   /* None of it has touched the run. */
   size_t bytes;
@@ -9362,8 +9407,7 @@ static void test_run_resume_refusals(g2z_test *t) {
 
   g2z_status status = G2Z_NO_MEMORY;
   int failed = 0;
-  s.config.train.train_glob = s.train;
-  s.config.run_dir = s.config.save_weights = NULL;
+  s.config.run_dir = NULL;
   s.config.resume = path;
   s.config.max_train_steps = 5;
   for (long at = 1; at < 5000 && status == G2Z_NO_MEMORY; at++) {
@@ -9396,12 +9440,40 @@ static void test_run_goes_on(g2z_test *t) {
   CHECK(t, access(test_path(t, "run/RUN_COMPLETE.txt"), F_OK) != 0);
   g2z_run_free(run);
   g2z_context_free(context);
+  /* One that ended inside an epoch, and is started once more, says the same of that epoch. */
+  s.config.max_train_steps = 10;
+  for (int i = 0; i < 2; i++) {
+    size_t bytes;
+    CHECK_OK(t, test_run_all(t, &s.config, &seen));
+    CHECK(t, seen.steps == (i ? 0 : 2));
+    char *text = test_run_read(t, s.run_dir, "training_metrics.json", &bytes);
+    CHECK(t, test_times(text, "\"steps\": 4,") == 2 && test_times(text, "\"steps\": 2,") == 1);
+    CHECK(t, test_times(text, "\"epoch_wall_time_sec\": 0,") == 0);
+    CHECK(t, test_times(text, "\"step_time_p50_sec\": null") == 0);
+    g2z_release(&t->services, text);
+  }
   test_run_prepare(t, &s, "other");
   CHECK_OK(t, g2z_make_directory(&t->services, s.run_dir));
   test_write_file(t, test_path(t, "other/training_metrics.json"), foreign, sizeof foreign - 1);
   CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
                "holds a run already (training_metrics.json)");
   CHECK(t, access(test_path(t, "other/metrics.jsonl"), F_OK) != 0);
+  /* Nor are another run's checkpoints, which its own would meet, and "latest" would take up. */
+  test_sh(t, "rm '%s'/*.json && mkdir '%s'/step-000007", s.run_dir, s.run_dir);
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "holds a run already (step-000007)");
+  CHECK(t, access(test_path(t, "other/metrics.jsonl"), F_OK) != 0);
+  /* A long path is told whole. */
+  char end[600];
+  size_t bytes;
+  snprintf(s.run_dir, sizeof s.run_dir, "%.100s/%0180d/%0180d", t->directory, 1, 2);
+  s.config.save_weights = NULL;
+  s.config.save_epochs = 1;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  snprintf(end, sizeof end, "checkpoint_path=%s/step-000008 world_size=1", s.run_dir);
+  char *text = test_run_read(t, s.run_dir, "RUN_COMPLETE.txt", &bytes);
+  CHECK(t, text && strstr(text, end));
+  g2z_release(&t->services, text);
 }
 
 /* Stopped behind each of the first steps, and resumed. */
