@@ -6150,15 +6150,6 @@ static void test_flags_arguments(g2z_test *t) {
   }
   char **argv;
   v.text = NULL; /* it lay in the arguments */
-  /* Bounds whose floats are just outside. */
-  const g2z_flag edges[] = {{"least", G2Z_FLAG_FLOAT, &v.real, 1e-6, 1, "X", ""},
-                            {"most", G2Z_FLAG_FLOAT, &back.real, 0, 0.99, "X", ""}};
-  v.real = 1e-6f;
-  back.real = 0.99f;
-  CHECK_OK(t, g2z_flags_arguments(&t->services, edges, 2, first, 2, &argv));
-  CHECK(t, argv && argv[2] && strcmp(argv[2], "--least=1e-06") == 0 && argv[3] &&
-               strcmp(argv[3], "--most=0.99") == 0);
-  g2z_release(&t->services, argv);
   t->fail_at = 1;
   CHECK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv) == G2Z_NO_MEMORY);
   t->fail_at = 0;
@@ -6285,9 +6276,6 @@ static void test_train_run(g2z_test *t) {
                       output, sizeof output) == 0);
   CHECK(t, strstr(output, "2 layers") && strstr(output, "largest"));
   CHECK(t, access("runs/run_dry", F_OK) != 0);
-  CHECK(t, test_train(t, "--dry-run --ranks 4096 --batch 1048576 --global-batch 8", output,
-                      sizeof output) == 1); /* together 2^32 */
-  CHECK(t, strstr(output, "must divide by --batch 1048576 x 4096 ranks") != NULL);
 
   test_run_shard(t, "x_train_0.bin", 2000);
   test_run_shard(t, "x_val_0.bin", 200);
