@@ -277,6 +277,7 @@ typedef struct reader {
   int carriage_return;       /* the last character read was one, and became a newline */
   int in_document, split;    /* of the document that the next segment continues */
   int64_t documents, train_documents;
+  int some;                  /* of the sources so far one held text */
   int finished;
   int learning;              /* pieces are counted, and must be whole */
 } reader;
@@ -371,6 +372,7 @@ static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
                   from->label, r->offset, from->end);
     *end = got == 0;
     if (*end) return end_child(r, 0);
+    r->some = 1;
     r->offset += (uint64_t)got;
     j->consumed += (uint64_t)got;
     j->bytes += r->o->universal_newlines && !from->json
@@ -1036,7 +1038,7 @@ static g2z_status encode_sources(g2z_services *services, const options *o,
   show_progress(shown, to->bytes, to->tokens, 1);
   if (status == G2Z_OK && p.input.documents == 0 && !o->encode)
     status = fail(services, G2Z_FORMAT, "%s %s; check that it is what you meant", sources[0].label,
-                  to->bytes ? "holds no document" : "is empty");
+                  p.input.some ? "holds no document" : "is empty");
   pool_close(&p);
   return status;
 }

@@ -2066,6 +2066,7 @@ static void test_prepare_refusals(g2z_test *t) {
       {"$D/none.txt", "none.txt: No such file"},
       {"$D/a.txt $D/empty.txt", "empty.txt is empty"},
       {"- < /dev/null", "standard input is empty"},
+      {"$D/blank.jsonl", "blank.jsonl holds no document"},
       {"--val-fraction 0.1 - < $D/a.txt", "--val-fraction 0.1"},
       {"$D", "is a directory"},
       {"$D/none.txt.gz", "none.txt.gz: No such file"},
@@ -2085,6 +2086,7 @@ static void test_prepare_refusals(g2z_test *t) {
   static const char *const files[][2] = {
       {"a.txt", "some text\n"},
       {"empty.txt", ""},
+      {"blank.jsonl", "\n \n"},
       {"latin1.txt", "caf\xE9\n"},
       {"not.gz", "no gzip"},
       {"bad.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{\"text\":\"c\"]\n"},
