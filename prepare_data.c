@@ -1282,17 +1282,18 @@ static g2z_status print_text(g2z_services *services, const g2z_tokenizer *tokeni
 
 /* Ids on standard input, text on standard output. */
 static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tokenizer) {
+  const int vocab = g2z_tokenizer_vocab(tokenizer);
   int32_t ids[4096], id = -1; /* -1: between ids */
   size_t count = 0;
   uint64_t offset = 0;
   for (int c = 0; c != EOF; offset++) {
     c = getchar();
     int digit = c >= '0' && c <= '9';
-    if (digit && id > (INT32_MAX - 9) / 10)
-      return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": an id beyond %d",
-                  offset, g2z_tokenizer_vocab(tokenizer) - 1);
     if (digit) id = (id < 0 ? 0 : id * 10) + (c - '0');
-    else if (c != EOF && c != ' ' && (c < '\t' || c > '\r'))
+    if (id >= vocab)
+      return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": an id beyond %d; decode "
+                  "with the vocabulary that encoded", offset, vocab - 1);
+    if (!digit && c != EOF && c != ' ' && (c < '\t' || c > '\r'))
       return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": 0x%02x is no digit; "
                   "ids are decimal numbers with white space between", offset, c);
     if (digit) continue;
