@@ -1288,6 +1288,7 @@ static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tok
   uint64_t offset = 0;
   for (int c = 0; c != EOF; offset++) {
     c = getchar();
+    if (stop_signal) return fail_stopped(services);
     int digit = c >= '0' && c <= '9';
     if (digit) id = (id < 0 ? 0 : id * 10) + (c - '0');
     if (id >= vocab)
@@ -1405,6 +1406,7 @@ static g2z_status bench_stage(benched *b, const char *name, const char *simd, in
     }
     double begin = g2z_seconds();
     TRY(stage(b));
+    if (stop_signal) return fail_stopped(b->services);
     double seconds = g2z_seconds() - begin;
     if (seconds < best) best = seconds;
   }

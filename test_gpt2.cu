@@ -2225,6 +2225,13 @@ static void test_prepare_filters(g2z_test *t) {
   CHECK(t, strstr(output, "byte 4: an id beyond 256") != NULL);
   CHECK(t, test_prepare(t, output, "echo 1 -2 |", "--decode") == 1);
   CHECK(t, strstr(output, "byte 2: 0x2d is no digit") != NULL);
+  /* ended from outside: ids without an end, and a bench */
+  CHECK(t, test_prepare(t, output, "yes 1 |", "--decode > /dev/null & sleep 0.2; kill -TERM $!; "
+                                              "sleep 0.5; kill -KILL $!; wait $!") == 1);
+  CHECK(t, strstr(output, "stopped by signal 15") != NULL);
+  CHECK(t, test_prepare(t, output, "yes 'some text' | head -c 40000000 > $D/b.txt;",
+                        "--bench $D/b.txt --out $D & sleep 0.2; kill -TERM $!; wait $!") == 1);
+  CHECK(t, strstr(output, "stopped by signal 15") != NULL);
   CHECK(t, test_prepare(t, output, "", "--bench $D/a.txt --out $D") == 0);
   CHECK(t, strstr(output, "text to ids") && strstr(output, "portable") && strstr(output, "MB/s"));
   CHECK(t, test_prepare(t, output, "", "--help") == 0);
