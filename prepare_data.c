@@ -276,6 +276,7 @@ typedef struct reader {
   int open;                  /* the last job's text ended without a cut */
   int carriage_return;       /* the last character read was one, and became a newline */
   int in_document, split;    /* of the document that the next segment continues */
+  int blank;                 /* what was taken of it so far, when that was without a cut */
   int64_t documents, train_documents;
   int some;                  /* of the sources so far one held text */
   int finished;
@@ -438,7 +439,7 @@ static void begin_document(reader *r) {
   }
   if (r->split == TRAIN && o->train_docs && r->train_documents == o->train_docs) r->finished = 1;
   else r->train_documents += r->split == TRAIN;
-  r->in_document = 1;
+  r->in_document = r->blank = 1;
 }
 
 /* Adds a segment of the document that is open. */
@@ -457,6 +458,7 @@ static g2z_status add_segment(reader *r, job *j, size_t begin, size_t bytes, int
   added->starts = starts;
   added->ends = ends;
   r->in_document = !ends;
+  r->blank = r->blank && j->open; /* what stands before a cut is not */
   return G2Z_OK;
 }
 
@@ -494,7 +496,8 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
   if (r->o->split_docs != SPLIT_BLANK) return 0;
   for (size_t from = 0; (found = (const char *)memmem(text + from, left - from, "\n\n", 2));) {
     from = (size_t)(found - text) + 2;
-    if (!r->in_document && is_blank(text, from)) continue; /* more blank lines before the first */
+    if ((!r->in_document || r->blank) && is_blank(text, from))
+      continue; /* more blank lines before the first */
     *bytes = from;
     *next = at + from;
     return 1;
@@ -629,6 +632,7 @@ static g2z_status encode_open(reader *r, worker *w, job *j) {
     if (j->status != G2Z_OK) return G2Z_OK; /* the job says it, when its turn has come */
     last->text_bytes = last->bytes = j->used;
     usable = last->begin + j->used;
+    r->blank = r->blank && is_blank(j->text + last->begin, j->used);
   } else {
     j->open = 0;
   }
