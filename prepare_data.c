@@ -276,7 +276,9 @@ typedef struct reader {
   int open;                  /* the last job's text ended without a cut */
   int carriage_return;       /* the last character read was one, and became a newline */
   int in_document, split;    /* of the document that the next segment continues */
+  int blank;                 /* what was taken of it so far, when that was without a cut */
   int64_t documents, train_documents;
+  int some;                  /* of the sources so far one held text */
   int finished;
   int learning;              /* pieces are counted, and must be whole */
 } reader;
@@ -371,6 +373,7 @@ static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
                   from->label, r->offset, from->end);
     *end = got == 0;
     if (*end) return end_child(r, 0);
+    r->some = 1;
     r->offset += (uint64_t)got;
     j->consumed += (uint64_t)got;
     j->bytes += r->o->universal_newlines && !from->json
@@ -436,7 +439,7 @@ static void begin_document(reader *r) {
   }
   if (r->split == TRAIN && o->train_docs && r->train_documents == o->train_docs) r->finished = 1;
   else r->train_documents += r->split == TRAIN;
-  r->in_document = 1;
+  r->in_document = r->blank = 1;
 }
 
 /* Adds a segment of the document that is open. */
@@ -455,6 +458,7 @@ static g2z_status add_segment(reader *r, job *j, size_t begin, size_t bytes, int
   added->starts = starts;
   added->ends = ends;
   r->in_document = !ends;
+  r->blank = r->blank && j->open; /* what stands before a cut is not */
   return G2Z_OK;
 }
 
@@ -492,7 +496,8 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
   if (r->o->split_docs != SPLIT_BLANK) return 0;
   for (size_t from = 0; (found = (const char *)memmem(text + from, left - from, "\n\n", 2));) {
     from = (size_t)(found - text) + 2;
-    if (!r->in_document && is_blank(text, from)) continue; /* more blank lines before the first */
+    if ((!r->in_document || r->blank) && is_blank(text, from))
+      continue; /* more blank lines before the first */
     *bytes = from;
     *next = at + from;
     return 1;
@@ -627,6 +632,7 @@ static g2z_status encode_open(reader *r, worker *w, job *j) {
     if (j->status != G2Z_OK) return G2Z_OK; /* the job says it, when its turn has come */
     last->text_bytes = last->bytes = j->used;
     usable = last->begin + j->used;
+    r->blank = r->blank && is_blank(j->text + last->begin, j->used);
   } else {
     j->open = 0;
   }
@@ -1036,7 +1042,7 @@ static g2z_status encode_sources(g2z_services *services, const options *o,
   show_progress(shown, to->bytes, to->tokens, 1);
   if (status == G2Z_OK && p.input.documents == 0 && !o->encode)
     status = fail(services, G2Z_FORMAT, "%s %s; check that it is what you meant", sources[0].label,
-                  to->bytes ? "holds no document" : "is empty");
+                  p.input.some ? "holds no document" : "is empty");
   pool_close(&p);
   return status;
 }
@@ -1280,17 +1286,19 @@ static g2z_status print_text(g2z_services *services, const g2z_tokenizer *tokeni
 
 /* Ids on standard input, text on standard output. */
 static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tokenizer) {
+  const int vocab = g2z_tokenizer_vocab(tokenizer);
   int32_t ids[4096], id = -1; /* -1: between ids */
   size_t count = 0;
   uint64_t offset = 0;
   for (int c = 0; c != EOF; offset++) {
     c = getchar();
+    if (stop_signal) return fail_stopped(services);
     int digit = c >= '0' && c <= '9';
-    if (digit && id > (INT32_MAX - 9) / 10)
-      return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": an id beyond %d",
-                  offset, g2z_tokenizer_vocab(tokenizer) - 1);
     if (digit) id = (id < 0 ? 0 : id * 10) + (c - '0');
-    else if (c != EOF && c != ' ' && (c < '\t' || c > '\r'))
+    if (id >= vocab)
+      return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": an id beyond %d; decode "
+                  "with the vocabulary that encoded", offset, vocab - 1);
+    if (!digit && c != EOF && c != ' ' && (c < '\t' || c > '\r'))
       return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": 0x%02x is no digit; "
                   "ids are decimal numbers with white space between", offset, c);
     if (digit) continue;
@@ -1402,6 +1410,7 @@ static g2z_status bench_stage(benched *b, const char *name, const char *simd, in
     }
     double begin = g2z_seconds();
     TRY(stage(b));
+    if (stop_signal) return fail_stopped(b->services);
     double seconds = g2z_seconds() - begin;
     if (seconds < best) best = seconds;
   }

@@ -2114,6 +2114,7 @@ static void test_prepare_refusals(g2z_test *t) {
       {"$D/none.txt", "none.txt: No such file"},
       {"$D/a.txt $D/empty.txt", "empty.txt is empty"},
       {"- < /dev/null", "standard input is empty"},
+      {"$D/blank.jsonl", "blank.jsonl holds no document"},
       {"--val-fraction 0.1 - < $D/a.txt", "--val-fraction 0.1"},
       {"$D", "is a directory"},
       {"$D/none.txt.gz", "none.txt.gz: No such file"},
@@ -2133,6 +2134,7 @@ static void test_prepare_refusals(g2z_test *t) {
   static const char *const files[][2] = {
       {"a.txt", "some text\n"},
       {"empty.txt", ""},
+      {"blank.jsonl", "\n \n"},
       {"latin1.txt", "caf\xE9\n"},
       {"not.gz", "no gzip"},
       {"bad.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{\"text\":\"c\"]\n"},
@@ -2265,12 +2267,19 @@ static void test_prepare_filters(g2z_test *t) {
                                        "%s --vocab $D/merges.txt --decode < $D/ids",
                         test_prepare_program()) == 0);
   CHECK(t, strcmp(output, test_bpe_text) == 0);
-  CHECK(t, test_prepare(t, output, "echo 1 257 |", "--decode") == 1);
-  CHECK(t, strstr(output, "id 257") != NULL);
+  CHECK(t, test_prepare(t, output, "{ yes 1 | head -5000; echo 257; } |", "--decode") == 1);
+  CHECK(t, strstr(output, "byte 10002: an id beyond 256") != NULL); /* behind many that are fine */
   CHECK(t, test_prepare(t, output, "echo 1 99999999999 |", "--decode") == 1);
-  CHECK(t, strstr(output, "byte 11: an id beyond 256") != NULL);
+  CHECK(t, strstr(output, "byte 4: an id beyond 256") != NULL);
   CHECK(t, test_prepare(t, output, "echo 1 -2 |", "--decode") == 1);
   CHECK(t, strstr(output, "byte 2: 0x2d is no digit") != NULL);
+  /* ended from outside: ids without an end, and a bench */
+  CHECK(t, test_prepare(t, output, "yes 1 |", "--decode > /dev/null & sleep 0.2; kill -TERM $!; "
+                                              "sleep 0.5; kill -KILL $!; wait $!") == 1);
+  CHECK(t, strstr(output, "stopped by signal 15") != NULL);
+  CHECK(t, test_prepare(t, output, "yes 'some text' | head -c 40000000 > $D/b.txt;",
+                        "--bench $D/b.txt --out $D & sleep 0.2; kill -TERM $!; wait $!") == 1);
+  CHECK(t, strstr(output, "stopped by signal 15") != NULL);
   CHECK(t, test_prepare(t, output, "", "--bench $D/a.txt --out $D") == 0);
   CHECK(t, strstr(output, "text to ids") && strstr(output, "portable") && strstr(output, "MB/s"));
   CHECK(t, test_prepare(t, output, "", "--help") == 0);
