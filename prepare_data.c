@@ -311,13 +311,14 @@ static g2z_status fail_input(g2z_services *services, const char *path, int error
               strerror(error));
 }
 
-static int is_blank(const char *text, size_t bytes) {
-  while (bytes && (*text == ' ' || (*text >= '\t' && *text <= '\r'))) {
-    text++;
-    bytes--;
-  }
-  return bytes == 0;
+/* With how much white space a text begins. */
+static size_t blanks(const char *text, size_t bytes) {
+  size_t count = 0;
+  while (count < bytes && (text[count] == ' ' || (text[count] >= '\t' && text[count] <= '\r')))
+    count++;
+  return count;
 }
+static int is_blank(const char *text, size_t bytes) { return blanks(text, bytes) == bytes; }
 
 /* Turns CR LF and CR into LF in place; returns the new length. */
 static size_t universal_newlines(char *text, size_t bytes, int *carriage_return) {
@@ -494,10 +495,10 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
     return 1;
   }
   if (r->o->split_docs != SPLIT_BLANK) return 0;
+  size_t before = !r->in_document || r->blank ? blanks(text, left) : 0;
   for (size_t from = 0; (found = (const char *)memmem(text + from, left - from, "\n\n", 2));) {
     from = (size_t)(found - text) + 2;
-    if ((!r->in_document || r->blank) && is_blank(text, from))
-      continue; /* more blank lines before the first */
+    if (from <= before) continue; /* more blank lines before the first */
     *bytes = from;
     *next = at + from;
     return 1;
