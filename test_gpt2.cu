@@ -8521,15 +8521,15 @@ static int test_shell(const char *line, char *output, size_t room) {
 /* What the scripts hand to srun, which is played by one that prints its arguments. */
 static void test_slurm_scripts(g2z_test *t) {
   static const struct { const char *script, *variables, *want; } cases[] = {
-      {"train_1gpu.sbatch", "", "-K1|./train|--run-dir|@/run|"},
+      {"train_1gpu.sbatch", "", "-K0|--wait=60|./train|--run-dir|@/run|"},
       {"train_4gpu.sbatch",
        "MICRO_BATCH_SIZE_PER_GPU=4 GRAD_ACCUM_STEPS=2 NCCL_LOGS=1 "
        "GPT2_EXTRA_ARGS='--train /*  --lr 1e-3'",
-       "-K1|./train|--run-dir|@/run|--batch|4|--accum|2|--nccl-logs|--train|/*|--lr|1e-3|"},
+       "-K0|--wait=60|./train|--run-dir|@/run|--batch|4|--accum|2|--nccl-logs|--train|/*|--lr|1e-3|"},
       {"train_2x4gpu.sbatch", "NSYS=1 DIST_DEBUG=1",
-       "-K1|--label|bash|slurm/profile.sh|@/run|./train|--run-dir|@/run|--graph|off|"},
+       "-K0|--wait=60|--label|bash|slurm/profile.sh|@/run|./train|--run-dir|@/run|--graph|off|"},
       {"train_2gpu.sbatch", "GPT2_EXTRA_ARGS='--steps\n5'",
-       "-K1|./train|--run-dir|@/run|--steps|5|"}};
+       "-K0|--wait=60|./train|--run-dir|@/run|--steps|5|"}};
   static const char fake[] = "#!/bin/sh\nprintf 'srun:'; printf '%s|' \"$@\"; echo\nexit 75\n";
   char line[1500], output[8192], want[1500];
   if (access("slurm/train.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run it in the repository");

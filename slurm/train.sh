@@ -21,8 +21,9 @@ cd "${SLURM_SUBMIT_DIR:-$PWD}"
 run_dir=${RUN_DIR:-runs/slurm_${SLURM_JOB_ID:-none}}
 mkdir -p "$run_dir"
 
-# -K1: srun ends the others when one fails, should they not have gone by themselves.
-launch=(srun -K1)
+# -K0: ranks end each other when one fails. srun would do so at the first exit code that is not 0, also
+# at the first 75, while the others that saved are still leaving. --wait: whoever stays longer is ended.
+launch=(srun -K0 --wait=60)
 program=(./train --run-dir "$run_dir")
 if [[ -n ${MICRO_BATCH_SIZE_PER_GPU:-} ]]; then program+=(--batch "$MICRO_BATCH_SIZE_PER_GPU"); fi
 if [[ -n ${GRAD_ACCUM_STEPS:-} ]]; then program+=(--accum "$GRAD_ACCUM_STEPS"); fi
