@@ -15733,9 +15733,14 @@ G2Z__PRIVATE g2z_status g2z__run_save_tokenizer(g2z_run *run) {
   return status;
 }
 
+/* "step-000100". */
+G2Z__PRIVATE void g2z__checkpoint_name(int64_t step, char name[32]) {
+  snprintf(name, 32, "step-%06" PRId64, step);
+}
+
 G2Z__PRIVATE g2z_status g2z__run_checkpoint_path(const g2z_run *run, int64_t step, char **path) {
   char name[32];
-  snprintf(name, sizeof name, "step-%06" PRId64, step);
+  g2z__checkpoint_name(step, name);
   return g2z__join_path(run->services, run->config.run_dir, name, path);
 }
 
@@ -15785,10 +15790,10 @@ G2Z__PRIVATE g2z_status g2z__run_finish(g2z_run *run) {
 
 /* The number in "step-000100"; -1: it is another name. */
 G2Z__PRIVATE int64_t g2z__checkpoint_step(const char *name) {
-  char same[64];
+  char same[32];
   if (strncmp(name, "step-", 5) != 0 || strlen(name) > 24) return -1;
   int64_t step = (int64_t)strtoll(name + 5, NULL, 10);
-  snprintf(same, sizeof same, "step-%06" PRId64, step);
+  g2z__checkpoint_name(step, same);
   return strcmp(same, name) == 0 ? step : -1;
 }
 
@@ -16355,7 +16360,7 @@ G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
     G2Z__TRY(g2z__run_refuse_old(run, "RUN_COMPLETE.txt"));
     G2Z__TRY(g2z__run_refuse_old(run, "training_metrics.json"));
     G2Z__TRY(g2z__run_refuse_old(run, "metrics.jsonl"));
-    snprintf(name, sizeof name, "step-%06" PRId64, latest);
+    g2z__checkpoint_name(latest, name);
     return latest < 0 ? G2Z_OK : g2z__run_refuse_old(run, name);
   }
   if (latest <= run->resumed) return G2Z_OK;
