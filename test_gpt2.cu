@@ -2273,12 +2273,15 @@ static void test_prepare_filters(g2z_test *t) {
   CHECK(t, strstr(output, "byte 4: an id beyond 256") != NULL);
   CHECK(t, test_prepare(t, output, "echo 1 -2 |", "--decode") == 1);
   CHECK(t, strstr(output, "byte 2: 0x2d is no digit") != NULL);
-  /* ended from outside: ids without an end, and a bench */
-  CHECK(t, test_prepare(t, output, "yes 1 |", "--decode > /dev/null & sleep 0.2; kill -TERM $!; "
-                                              "sleep 0.5; kill -KILL $!; wait $!") == 1);
+  /* ended from outside, as soon as it catches signal 15: many ids, and a bench */
+#define TEST_TERM "i=0; until [ $i = 200 ] || grep -qs 'SigCgt:.*[4-7c-f]...$' /proc/$!/status; " \
+                  "do i=$((i + 1)); sleep 0.05; done; kill -TERM $!; wait $!"
+  CHECK(t, test_prepare(t, output, "yes 1 | head -c 2000000000 |",
+                        "--decode > /dev/null & " TEST_TERM) == 1);
   CHECK(t, strstr(output, "stopped by signal 15") != NULL);
   CHECK(t, test_prepare(t, output, "yes 'some text' | head -c 40000000 > $D/b.txt;",
-                        "--bench $D/b.txt --out $D & sleep 0.2; kill -TERM $!; wait $!") == 1);
+                        "--bench $D/b.txt --out $D & " TEST_TERM) == 1);
+#undef TEST_TERM
   CHECK(t, strstr(output, "stopped by signal 15") != NULL);
   CHECK(t, test_prepare(t, output, "", "--bench $D/a.txt --out $D") == 0);
   CHECK(t, strstr(output, "text to ids") && strstr(output, "portable") && strstr(output, "MB/s"));
@@ -8163,15 +8166,21 @@ static void test_ranks_addresses(g2z_test *t) {
       (void)!connect(fillers[i][k], here[i]->ai_addr, here[i]->ai_addrlen);
     }
   }
+  int more = g2z__socket_connect(here[0], ranks->config.place.port, g2z_seconds() + 0.5);
+  int drops = more < 0; /* what is one too many; else nothing here leads nowhere */
+  if (more >= 0) close(more);
   struct addrinfo *end = here[0];
   while (end->ai_next) end = end->ai_next;
   end->ai_next = here[1];
   memcpy(slow.banner.magic, "g2z-meet", 8);
   slow.banner.job = g2z__hash_text(ranks->config.place.job);
   slow.listener = listeners[1];
-  CHECK(t, pthread_create(&thread, NULL, test_ranks_slow, &slow) == 0);
-  CHECK(t, g2z__ranks_look_around(ranks, here[0], g2z_seconds() + 20, &other_job, &other_service));
-  pthread_join(thread, NULL);
+  if (drops) {
+    CHECK(t, pthread_create(&thread, NULL, test_ranks_slow, &slow) == 0);
+    double deadline = g2z_seconds() + 20;
+    CHECK(t, g2z__ranks_look_around(ranks, here[0], deadline, &other_job, &other_service));
+    pthread_join(thread, NULL);
+  }
   end->ai_next = NULL;
   for (int i = 0; i < 2; i++) {
     freeaddrinfo(here[i]);
@@ -8181,6 +8190,7 @@ static void test_ranks_addresses(g2z_test *t) {
   g2z__socket_close(&peer.data);
   g2z__socket_close(&peer.control);
   free(ranks);
+  if (!drops) SKIP(t, "this system keeps all connections waiting that come");
 }
 
 /* Starts a loop, does something to one of the ranks after a moment, and expects of all others the
