@@ -478,11 +478,13 @@ static g2z_status split_lines(reader *r, job *j) {
   return G2Z_OK;
 }
 
+static const char eot[] = "<|endoftext|>";
+
 /* Where the document that is open or begins at `at` ends in the text: *bytes of it lie there, and
- * the next begins at *next. 0: it goes on behind the text. A marker never crosses the text's end:
- * the cut there stands before white space, and not inside of it. */
+ * the next begins at *next. 0: it goes on behind the text. A marker crosses the text's end only
+ * where the job is open, and then the next job has it whole: a cut stands before white space, and
+ * the rest of an open job is more than a marker. */
 static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, size_t *next) {
-  static const char eot[] = "<|endoftext|>";
   const char *text = j->text + at, *found = NULL;
   size_t left = j->bytes - at;
   *bytes = left;
@@ -506,13 +508,22 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
   return 0;
 }
 
+/* How many of the bytes at the end of an open job may be the beginning of a marker. */
+static size_t marker_begun(const reader *r, const job *j, size_t at) {
+  size_t count = j->open && r->o->split_docs == SPLIT_EOT ? sizeof eot - 2 : 0;
+  while (count && (count > j->bytes - at || memcmp(j->text + j->bytes - count, eot, count) != 0))
+    count--;
+  return count;
+}
+
 /* Documents of a text, as --split-docs says; what is blank between markers is none. */
 static g2z_status split_text(reader *r, job *j, int end) {
   size_t at = 0;
   for (size_t next, bytes; at < j->bytes && !r->finished; at = next) {
     int ends = find_end(r, j, at, &bytes, &next) || end, starts = !r->in_document;
     if (starts) {
-      if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, bytes)) {
+      size_t known = ends ? bytes : bytes - marker_begun(r, j, at);
+      if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, known)) {
         if (!ends) break; /* what is to come decides what this is */
         continue;
       }
@@ -595,7 +606,6 @@ static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
 }
 
 static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out) {
-  static const char eot[] = "<|endoftext|>";
   const options *o = w->o;
   int flags = o->strict ? G2Z_ENCODE_STRICT : G2Z_ENCODE_DEFAULT;
   const char *text;

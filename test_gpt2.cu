@@ -2250,6 +2250,30 @@ static void test_prepare_open(g2z_test *t) {
   free(text);
 }
 
+/* Documents of a letter, and two markers behind each, without white space. More letters in the
+ * first move all that follows: wherever a job ends in the 27 bytes from one document to the next,
+ * there is none too many. */
+static void test_prepare_markers(g2z_test *t) {
+  static const char period[] = "a<|endoftext|><|endoftext|>";
+  enum { PERIOD = sizeof period - 1, DOCUMENTS = 200000, BYTES = PERIOD * DOCUMENTS };
+  char output[16384];
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  char *text = (char *)malloc(PERIOD + BYTES);
+  int *ids = (int *)malloc(sizeof *ids * (PERIOD + 2 * DOCUMENTS));
+  CHECK(t, text && ids);
+  for (int i = 0; i < PERIOD + BYTES && text; i++) text[i] = period[i < PERIOD ? 0 : i % PERIOD];
+  for (int i = 0; i < PERIOD + 2 * DOCUMENTS && ids; i++)
+    ids[i] = i < PERIOD || (i - PERIOD) % 2 == 0 ? 'a' - 33 : 256;
+  for (size_t more = 0; more < PERIOD && text && ids; more++) {
+    test_write_file(t, test_path(t, "m.txt"), text + PERIOD - more, more + BYTES);
+    CHECK(t, test_prepare(t, output, "", "--split-docs eot --eot last --val-docs 0 --threads %zu "
+                                         "--out $D $D/m.txt", 1 + more % 3) == 0);
+    test_prepare_shard(t, "m_train_000000.bin", 1, ids + PERIOD - more, more + 2 * DOCUMENTS);
+  }
+  free(text);
+  free(ids);
+}
+
 static void test_prepare_filters(g2z_test *t) {
   static const char *const flags[] = {
       "vocab", "train-bpe", "bytes", "field", "split-docs", "universal-newlines", "allow-special",
@@ -11106,6 +11130,7 @@ static const g2z_test_entry test_table[] = {
     {"prepare_threads", "any number of threads, the same bytes", test_prepare_threads},
     {"prepare_packed", "gzip and zstd, whole and damaged", test_prepare_packed},
     {"prepare_open", "text without a place to cut", test_prepare_open},
+    {"prepare_markers", "a job may end inside of a marker", test_prepare_markers},
     {"prepare_refusals", "bad input: a sentence, exit code 1, no file", test_prepare_refusals},
     {"prepare_filters", "--encode and --decode go round", test_prepare_filters},
     {"shuffle", "a permutation of any size, another each epoch", test_shuffle},
