@@ -111,6 +111,8 @@ static const char help_end[] =
     "\n"
     "Validation: F of the documents, dealt evenly from the first on: with 0.05, each 20th. Fewer\n"
     "than 10 / F texts of one document each give the last F of their bytes instead.\n"
+    "--train-docs leaves out what is behind the N documents of which anything is for training. With\n"
+    "--val-tokens the ids tell which these are, and --train-bpe learns from all of the text.\n"
     "nanoGPT's split of a text: --format raw --eot none --val-fraction 0.1 TEXT\n"
     "llm.c's split of a text:   --split-docs blank --val-tokens 32768 TEXT\n";
 
@@ -252,6 +254,7 @@ typedef struct job {
   size_t bytes, text_capacity;
   segment *segments;
   size_t count, segments_capacity;
+  size_t encoded;            /* segments: all, unless one failed */
   uint64_t consumed;         /* bytes of the inputs, for progress */
   int open;                  /* no cut was found: the text goes on inside of the last segment */
   size_t used;               /* how much of the text became segments, or ids while it was open */
@@ -438,7 +441,8 @@ static void begin_document(reader *r) {
     int dealt = ceil((double)(index + 1) * fraction) > ceil((double)index * fraction);
     r->split = dealt ? VAL : TRAIN;
   }
-  if (r->split == TRAIN && o->train_docs && r->train_documents == o->train_docs) r->finished = 1;
+  int64_t most = o->val_tokens < 0 ? o->train_docs : 0; /* else the one that writes counts them */
+  if (r->split == TRAIN && most && r->train_documents == most) r->finished = 1;
   else r->train_documents += r->split == TRAIN;
   r->in_document = r->blank = 1;
 }
@@ -626,10 +630,11 @@ static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out)
 }
 
 static void encode_job(worker *w, job *j) {
-  for (size_t i = 0; i < j->count && j->status == G2Z_OK; i++) {
+  for (j->encoded = 0; j->encoded < j->count; j->encoded++) {
     size_t before = j->tokens.count;
-    j->status = encode_segment(w, j, &j->segments[i], &j->tokens);
-    j->segments[i].tokens = j->tokens.count - before;
+    j->status = encode_segment(w, j, &j->segments[j->encoded], &j->tokens);
+    j->segments[j->encoded].tokens = j->tokens.count - before;
+    if (j->status != G2Z_OK) break;
   }
   memcpy(j->error, w->services.error, sizeof j->error);
 }
@@ -746,6 +751,7 @@ typedef struct output {
   uint64_t text_bytes;       /* of documents among them, */
   int64_t documents, tokens; /* and what was made of it */
   int learning;              /* nothing is written */
+  int finished;              /* --train-docs: there are enough */
 } output;
 
 static void shard_path(const options *o, const char *split, int64_t index, char *path,
@@ -798,23 +804,26 @@ static g2z_status print_ids(output *to, const g2z_tokens *tokens) {
 
 /* Takes the ids of a job, whose turn it is. */
 static g2z_status write_job(output *to, const job *j) {
+  const options *o = to->o;
   const int32_t *ids = j->tokens.ids;
   to->bytes += j->consumed;
-  for (size_t i = 0; i < j->count; i++) to->text_bytes += j->segments[i].text_bytes;
-  if (to->learning) return G2Z_OK;
-  if (to->o->encode) TRY(print_ids(to, &j->tokens));
-  to->tokens += (int64_t)j->tokens.count;
-  for (size_t i = 0; i < j->count && !to->o->encode; i++) {
+  if (o->encode && j->status == G2Z_OK) TRY(print_ids(to, &j->tokens));
+  for (size_t i = 0; i < j->encoded && !to->finished; i++) {
     const segment *s = &j->segments[i];
     int64_t count = (int64_t)s->tokens, val = s->split == VAL ? count : 0;
-    if (to->o->val_tokens >= 0) {
-      val = to->o->val_tokens - to->streams[VAL].tokens;
+    if (o->val_tokens >= 0) {
+      val = o->val_tokens - to->streams[VAL].tokens;
       if (val > count) val = count;
     }
+    to->text_bytes += s->text_bytes;
+    to->tokens += count;
+    if (to->learning || o->encode) continue;
     to->documents += s->starts;
     TRY(write_ids(to, &to->streams[VAL], ids, val));
     TRY(write_ids(to, &to->streams[TRAIN], ids + val, count - val));
     ids += count;
+    to->finished = s->ends && o->val_tokens >= 0 && o->train_docs &&
+                   to->streams[TRAIN].documents == o->train_docs;
   }
   return G2Z_OK;
 }
@@ -878,7 +887,7 @@ static job *pool_fill(pool *p, worker *w) {
   job *j = p->finished ? NULL : p->idle[--p->idles];
   pthread_mutex_unlock(&p->lock);
   if (!j) return NULL;
-  j->count = j->tokens.count = 0;
+  j->count = j->encoded = j->tokens.count = 0;
   j->consumed = 0;
   j->open = j->done = 0;
   j->status = G2Z_OK;
@@ -901,11 +910,12 @@ static job *pool_fill(pool *p, worker *w) {
 }
 
 static g2z_status write_due(pool *p, const job *j) {
+  TRY(write_job(p->to, j));
+  if (p->to->finished) return G2Z_OK; /* what is behind the last document may be anything */
   if (j->status != G2Z_OK) {
     memcpy(p->to->services->error, j->error, sizeof j->error);
     return j->status;
   }
-  TRY(write_job(p->to, j));
   show_progress(p->shown, p->to->bytes, p->to->tokens, 0);
   return stop_signal ? fail_stopped(p->to->services) : G2Z_OK;
 }
@@ -918,7 +928,7 @@ static void pool_retire(pool *p, job *done) {
     job *j = p->ring[p->retired % p->count];
     p->writing = 1;
     pthread_mutex_unlock(&p->lock);
-    g2z_status status = p->status == G2Z_OK ? write_due(p, j) : p->status;
+    g2z_status status = p->status == G2Z_OK && !p->to->finished ? write_due(p, j) : p->status;
     uint64_t bytes = j->bytes;
     if (j->text_capacity > 2 * JOB_BYTES) { /* a long line, or text without cuts */
       free(j->text);
@@ -929,7 +939,7 @@ static void pool_retire(pool *p, job *done) {
     pthread_mutex_lock(&p->lock);
     j->done = 0;
     p->status = status;
-    p->finished |= status != G2Z_OK;
+    p->finished |= status != G2Z_OK || p->to->finished;
     p->writing = 0;
     p->retired++;
     p->idle[p->idles++] = j;

@@ -2019,6 +2019,16 @@ static void test_prepare_conventions(g2z_test *t) {
       {"--split-docs blank --train-docs 2 $D/a.txt", "a_train_000000.bin", 1, "#\ntwo 2\n\n#three"},
       {"--val-tokens 5 $D/a.txt", "a_val_000000.bin", 1, "#one\n"},
       {"--val-tokens 5 --eot last $D/a.txt", "a_train_000000.bin", 1, "\ntwo 2\n\nthree#"},
+      {"--split-docs blank --val-tokens 5 --train-docs 1 $D/a.txt", "a_train_000000.bin", 1, "\n"},
+      {"--split-docs blank --val-tokens 6 --train-docs 1 $D/a.txt", "a_train_000000.bin", 1,
+       "#\ntwo 2\n\n"},
+      {"--split-docs blank --val-tokens 7 --train-docs 1 $D/a.txt", "a_train_000000.bin", 1,
+       "\ntwo 2\n\n"},
+      {"--split-docs blank --val-tokens 7 --train-docs 1 $D/a.txt", "a_val_000000.bin", 1,
+       "#one\n\n#"},
+      {"--split-docs blank --val-tokens 6 --train-docs 1 $D/a.txt $D/bad.jsonl",
+       "a_train_000000.bin", 1, "#\ntwo 2\n\n"}, /* nor is what is behind looked at */
+      {"--val-tokens 2 --train-docs 1 $D/bad.jsonl", "bad_train_000000.bin", 1, "#b"},
       {"--val-fraction 0 --shard-tokens 8 $D/a.txt", "a_train_000000.bin", 1, "#one\n\n\nt"},
       {"--val-fraction 0 --shard-tokens 8 $D/a.txt", "a_train_000001.bin", 1, "wo 2\n\nth"},
       {"--val-fraction 0 --shard-tokens 8 $D/a.txt", "a_train_000002.bin", 1, "ree"},
@@ -2048,6 +2058,7 @@ static void test_prepare_conventions(g2z_test *t) {
   test_write_file(t, test_path(t, "e.txt"), e, sizeof e - 1);
   test_write_file(t, test_path(t, "d.jsonl"), d, sizeof d - 1);
   test_write_file(t, test_path(t, "crlf.txt"), "a\r\nb\rc\r\n", 8);
+  test_write_file(t, test_path(t, "bad.jsonl"), "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{", 27);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     int code = test_prepare(t, output, "rm -f $D/*.bin;", "--out $D --threads %d %s",
                             1 + (int)i % 3, cases[i].arguments);
@@ -2093,6 +2104,14 @@ static void test_prepare_threads(g2z_test *t) {
   free(ids);
   g2z_tokens_free(&expected);
   g2z_tokenizer_free(tokenizer);
+  /* jobs behind the last document are in flight when it is written, in a text without an end */
+  int two[8];
+  for (int threads = 1; threads < 8; threads += 3) {
+    CHECK(t, test_prepare(t, output, "yes 'no<|endoftext|>' |",
+                          "--split-docs eot --val-tokens 1000003 --train-docs 2 --out $D/y "
+                          "--threads %d -", threads) == 0);
+    test_prepare_shard(t, "y/stdin_train_000000.bin", 1, two, test_prepare_ids("#\nno#\nno", two));
+  }
 }
 
 static void test_prepare_refusals(g2z_test *t) {
