@@ -948,6 +948,11 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
 typedef struct g2z_bpe_trainer g2z_bpe_trainer;
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out);
 G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes);
+/* Counts as much of a text's beginning as nothing behind `bytes` can change; *used says how much
+ * that is. Go on with the rest and more behind it: so a text that g2z_encode_cut finds no place in
+ * is fed in bounded memory, if its pieces are. From 64 bytes on all but the last piece counts. */
+G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
+                                             size_t bytes, size_t *used);
 /* Counts what `other` was fed, as if this trainer had been: so threads share the counting. */
 G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other);
 /* `vocab` counts the 256 bytes and <|endoftext|>: at most vocab - 257 merges, whose tokens have at
@@ -5863,6 +5868,17 @@ G2Z__PRIVATE size_t g2z__utf8_trim(const unsigned char *text, size_t bytes) {
   return bytes;
 }
 
+/* How many bytes of a text became the first `repaired` bytes of its valid form. */
+G2Z__PRIVATE size_t g2z__utf8_given(const unsigned char *text, size_t bytes, size_t repaired) {
+  size_t at = 0;
+  for (size_t made = 0; made < repaired;) {
+    int step = g2z__utf8_step(text + at, text + bytes);
+    made += step < 0 ? 3 : (size_t)step;
+    at += (size_t)(step < 0 ? -step : step);
+  }
+  return at;
+}
+
 G2Z__PRIVATE g2z_status g2z__encode(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
                                     int flags, int open, g2z_tokens *out, size_t *used) {
   const unsigned char *valid = text;
@@ -5877,15 +5893,8 @@ G2Z__PRIVATE g2z_status g2z__encode(g2z_encoder *encoder, const unsigned char *t
                           ? g2z__encode_special(encoder, valid, valid_bytes, open, out, used)
                           : g2z__encode_ordinary(encoder, valid, valid_bytes, open, out, used);
   if (status != G2Z_OK) out->count = before;
-  if (valid == text || !open || status != G2Z_OK) return status;
-  size_t at = 0; /* in the text as it was given */
-  for (size_t repaired = 0; repaired < *used;) {
-    int step = g2z__utf8_step(text + at, text + bytes);
-    repaired += step < 0 ? 3 : (size_t)step;
-    at += (size_t)(step < 0 ? -step : step);
-  }
-  *used = at;
-  return G2Z_OK;
+  if (valid != text && open && status == G2Z_OK) *used = g2z__utf8_given(text, bytes, *used);
+  return status;
 }
 
 G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
@@ -6498,21 +6507,39 @@ G2Z__PRIVATE g2z_status g2z__trainer_count(g2z_bpe_trainer *trainer, const unsig
   return G2Z_OK;
 }
 
-G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes) {
-  const unsigned char *p = (const unsigned char *)text;
+/* Counts the pieces of a text. open: as in g2z__encode_ordinary; a character that is cut off at the
+ * end needs no care, for what is counted ends 64 bytes before. */
+G2Z__PRIVATE g2z_status g2z__trainer_feed(g2z_bpe_trainer *trainer, const unsigned char *text,
+                                          size_t bytes, int open, size_t *used) {
+  const unsigned char *p = text;
   g2z__scan *scan = &trainer->scan;
   size_t from = 0, *starts = trainer->starts;
+  *used = 0;
   if (bytes == 0) return G2Z_OK;
+  size_t valid = bytes;
   G2Z__TRY(
-      g2z__valid_text(trainer->services, trainer->simd.ahead, &trainer->repair, 0, &p, &bytes));
-  g2z__scan_open(scan, trainer->classes, &trainer->simd, p, bytes);
-  while (scan->block < scan->blocks) {
+      g2z__valid_text(trainer->services, trainer->simd.ahead, &trainer->repair, 0, &p, &valid));
+  size_t limit = open ? valid > G2Z__BLOCK ? valid - G2Z__BLOCK : 0 : valid;
+  g2z__scan_open(scan, trainer->classes, &trainer->simd, p, valid);
+  for (int over = 0; !over && scan->block < scan->blocks;) {
     size_t i = scan->block == 0, count = g2z__scan_next(scan, starts);
-    if (scan->block == scan->blocks) starts[count++] = bytes;
+    if (scan->block == scan->blocks) starts[count++] = valid;
+    for (; count && starts[count - 1] > limit; count--) over = 1;
     for (; i < count; from = starts[i++])
-      G2Z__TRY(g2z__trainer_count(trainer, p + from, starts[i] - from, bytes - from));
+      G2Z__TRY(g2z__trainer_count(trainer, p + from, starts[i] - from, valid - from));
   }
+  *used = open && p != text ? g2z__utf8_given(text, bytes, from) : from;
   return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes) {
+  size_t used;
+  return g2z__trainer_feed(trainer, (const unsigned char *)text, bytes, 0, &used);
+}
+
+G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
+                                             size_t bytes, size_t *used) {
+  return g2z__trainer_feed(trainer, (const unsigned char *)text, bytes, 1, used);
 }
 
 G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other) {

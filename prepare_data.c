@@ -6,8 +6,8 @@
  * All threads do the same: read the next job, one at a time; encode it; write what is due. A job
  * is cut where the encoding does not notice, so the output depends neither on the number of threads
  * nor on the size of a job. Memory is bounded by jobs in flight, whatever the size of a text; a
- * line of JSON is in memory as a whole. *.gz and *.zst come through a pipe from gzip -dc and zstd
- * -dc. */
+ * line of JSON is in memory as a whole, and so is each different piece that --train-bpe counts.
+ * *.gz and *.zst come through a pipe from gzip -dc and zstd -dc. */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
@@ -111,8 +111,8 @@ static const char help_end[] =
     "\n"
     "Validation: F of the documents, dealt evenly from the first on: with 0.05, each 20th. Fewer\n"
     "than 10 / F texts of one document each give the last F of their bytes instead.\n"
-    "--train-docs leaves out what is behind the N documents of which anything is for training. With\n"
-    "--val-tokens the ids tell which these are, and --train-bpe learns from all of the text.\n"
+    "--train-docs leaves out what is behind the N documents of which anything is for training.\n"
+    "With --val-tokens the ids tell which these are, and --train-bpe learns from all of the text.\n"
     "nanoGPT's split of a text: --format raw --eot none --val-fraction 0.1 TEXT\n"
     "llm.c's split of a text:   --split-docs blank --val-tokens 32768 TEXT\n";
 
@@ -283,7 +283,6 @@ typedef struct reader {
   int64_t documents, train_documents;
   int some;                  /* of the sources so far one held text */
   int finished;
-  int learning;              /* pieces are counted, and must be whole */
 } reader;
 
 static volatile sig_atomic_t stop_signal;
@@ -407,8 +406,9 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
   TRY(widen_text(r->services, &j->text, &j->text_capacity, r->rest_bytes));
   if (r->rest_bytes) memcpy(j->text, r->rest, r->rest_bytes);
   j->bytes = r->rest_bytes;
-  /* More than the last time, if that ended without a cut. */
-  want = (r->open ? OPEN_BYTES : JOB_BYTES) + r->rest_bytes;
+  /* More than the last time, if that ended without a cut: by a part of what a long piece that is
+   * learnt from as a whole has so far, or each of its bytes would be read too often. */
+  want = (r->open ? OPEN_BYTES + r->rest_bytes / 4 : JOB_BYTES) + r->rest_bytes;
   for (size_t searched = 0;; want += want / 4) {
     while (!*end && j->bytes < want) TRY(read_some(r, j, want - j->bytes, end));
     if (*end) usable = j->bytes;
@@ -417,7 +417,7 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
       if (--usable == searched) usable = 0;
     if (usable || *end) break;
     searched = j->bytes;
-    j->open = !json && !r->learning && j->bytes >= OPEN_BYTES &&
+    j->open = !json && j->bytes >= OPEN_BYTES &&
               (r->in_document || r->o->split_docs == SPLIT_NONE || !is_blank(j->text, j->bytes));
     if (j->open) break;
   }
@@ -618,7 +618,9 @@ static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out)
     TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
   g2z_status status = segment_text(w, j, s, &text, &s->text_bytes);
   if (status == G2Z_OK && w->trainer)
-    return g2z_bpe_trainer_feed(w->trainer, text, s->text_bytes);
+    return j->open && !s->ends
+               ? g2z_bpe_trainer_feed_part(w->trainer, text, s->text_bytes, &j->used)
+               : g2z_bpe_trainer_feed(w->trainer, text, s->text_bytes);
   if (status == G2Z_OK && j->open && !s->ends)
     status = g2z_encode_part(w->encoder, text, s->text_bytes, flags, out, &j->used);
   else if (status == G2Z_OK)
@@ -1012,7 +1014,6 @@ static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *toke
   p->input.sources = sources;
   p->input.count = count;
   p->input.file = -1;
-  p->input.learning = tokenizer == NULL;
   p->count = (size_t)o->threads * 2 + 2;
   p->jobs = (job *)calloc(p->count, sizeof *p->jobs);
   p->ring = (job **)calloc(2 * p->count, sizeof *p->ring);

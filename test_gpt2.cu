@@ -1297,6 +1297,39 @@ static void test_bpe_trainers_add(g2z_test *t) {
   for (int i = 0; i < 2; i++) g2z_bpe_trainer_free(halves[i]);
 }
 
+/* A text that is fed a little at a time teaches the same as the whole. With merges until no pair is
+ * left, the vocabulary shows each different piece. */
+static void test_bpe_trainer_part(g2z_test *t) {
+  static char text[3000];
+  uint32_t state = 37;
+  for (int i = 0; i < 100; i++) {
+    size_t bytes = 0, at = 0, seen = 0, used = 0, step = 1 + test_bpe_random(&state) % 200;
+    while (bytes < 2000) bytes += test_bpe_random_text(&state, text + bytes, 64);
+    g2z_tokenizer *whole = test_bpe_learn(t, text, bytes, 65536), *parts = NULL;
+    g2z_bpe_trainer *trainer = NULL;
+    CHECK_OK(t, g2z_bpe_trainer_create(&t->services, &trainer));
+    for (; seen < bytes && trainer; at += used) {
+      seen = seen + step < bytes ? seen + step : bytes;
+      CHECK_OK(t, g2z_bpe_trainer_feed_part(trainer, text + at, seen - at, &used));
+      CHECK(t, used <= seen - at);
+    }
+    CHECK(t, at > bytes - 256 && at <= bytes); /* no piece of this text has 100 bytes */
+    if (trainer) CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text + at, bytes - at));
+    if (trainer) CHECK_OK(t, g2z_bpe_trainer_finish(trainer, 65536, &parts));
+    int equal = whole && parts && g2z_tokenizer_vocab(whole) == g2z_tokenizer_vocab(parts);
+    for (int id = 256; equal && id < g2z_tokenizer_vocab(whole); id++) {
+      size_t a, b;
+      const unsigned char *x = g2z_tokenizer_token(whole, id, &a);
+      const unsigned char *y = g2z_tokenizer_token(parts, id, &b);
+      equal = a == b && memcmp(x, y, a) == 0;
+    }
+    CHECK(t, equal);
+    g2z_bpe_trainer_free(trainer);
+    g2z_tokenizer_free(parts);
+    g2z_tokenizer_free(whole);
+  }
+}
+
 static void test_bpe_training(g2z_test *t) {
   const char *path = test_path(t, "merges.txt");
   g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 257 + 120);
@@ -2262,11 +2295,35 @@ static void test_prepare_open(g2z_test *t) {
     free(ids);
     g2z_tokens_free(&expected);
   }
+  g2z_tokenizer *learnt = test_bpe_learn(t, text, bytes, 300);
+  if (learnt)
+    CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, learnt, test_path(t, "learnt.txt")));
+  g2z_tokenizer_free(learnt);
+  for (int threads = 1; threads < 4; threads += 2)
+    CHECK(t, test_prepare(t, output, "", "--train-bpe 300 --val-docs 0 --threads %d --out $D/l "
+                                         "$D/open.txt && cmp $D/l/open.bpe $D/learnt.txt",
+                          threads) == 0);
   CHECK(t, test_prepare(t, output, "", "--split-docs eot --val-docs 1 --threads 2 --out $D/e "
                                        "$D/open.txt") == 0);
   CHECK(t, strstr(output, "train       1 document,") != NULL); /* and the one of validation */
   g2z_tokenizer_free(tokenizer);
   free(text);
+}
+
+/* 120 MB without a place to cut take no more memory than 6 MB, also to learn from. Where the
+ * smaller text does not get along with the limit, as under AddressSanitizer, which takes terabytes
+ * of addresses, there is none. */
+static void test_prepare_memory(g2z_test *t) {
+  static const char text[] = "yes 'a1,b' | tr -d '\\n' | head -c %d000000 > $D/m.txt; %s";
+  static const char learn[] = "--train-bpe 300 --val-docs 0 --threads 1 --out $D/m $D/m.txt";
+  static const char limit[] = "ulimit -v 120000;";
+  char output[16384], before[256];
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  snprintf(before, sizeof before, text, 6, limit);
+  int limited = test_prepare(t, output, before, "%s", learn) == 0;
+  snprintf(before, sizeof before, text, 120, limited ? limit : "");
+  CHECK(t, test_prepare(t, output, before, "%s", learn) == 0);
+  CHECK(t, strstr(output, "1 document, 90000002 tokens") != NULL);
 }
 
 /* Documents of a letter, and two markers behind each, without white space. More letters in the
@@ -11142,6 +11199,7 @@ static const g2z_test_entry test_table[] = {
     {"tokenizer_simd", "each instruction set finds the pattern's pieces", test_tokenizer_simd},
     {"tokenizer_part", "a text that comes bit by bit encodes alike", test_tokenizer_part},
     {"bpe_trainers", "trainers that share a text learn alike", test_bpe_trainers_add},
+    {"bpe_trainer_part", "a text in bits teaches what the whole does", test_bpe_trainer_part},
     {"tokenizer_threads", "threads share a tokenizer", test_tokenizer_threads},
     {"tokenizer_allocations", "the tokenizer survives every failing allocation", test_tokenizer_allocations},
     {"tokenizer_gpt2", "GPT-2's published vectors (needs make vocab)", test_tokenizer_gpt2},
@@ -11149,6 +11207,7 @@ static const g2z_test_entry test_table[] = {
     {"prepare_threads", "any number of threads, the same bytes", test_prepare_threads},
     {"prepare_packed", "gzip and zstd, whole and damaged", test_prepare_packed},
     {"prepare_open", "text without a place to cut", test_prepare_open},
+    {"prepare_memory", "bounded, also to learn from text without a cut", test_prepare_memory},
     {"prepare_markers", "a job may end inside of a marker", test_prepare_markers},
     {"prepare_refusals", "bad input: a sentence, exit code 1, no file", test_prepare_refusals},
     {"prepare_filters", "--encode and --decode go round", test_prepare_filters},
