@@ -2326,25 +2326,27 @@ static void test_prepare_memory(g2z_test *t) {
   CHECK(t, strstr(output, "1 document, 90000002 tokens") != NULL);
 }
 
-/* Documents of a letter, and two markers behind each, without white space. More letters in the
- * first move all that follows: wherever a job ends in the 27 bytes from one document to the next,
- * there is none too many. */
+/* Documents of a letter, and two markers behind each, without white space. The first has so many
+ * letters that the job, which is left open between 4 and 5 MiB, ends among the others, and some
+ * more move them: wherever it ends in the 27 bytes from one to the next, there is none too many. */
 static void test_prepare_markers(g2z_test *t) {
   static const char period[] = "a<|endoftext|><|endoftext|>";
-  enum { PERIOD = sizeof period - 1, DOCUMENTS = 200000, BYTES = PERIOD * DOCUMENTS };
+  enum { PERIOD = sizeof period - 1, FIRST = 4190000, DOCUMENTS = 40000 };
+  enum { LETTERS = FIRST + PERIOD, BYTES = PERIOD * DOCUMENTS };
   char output[16384];
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
-  char *text = (char *)malloc(PERIOD + BYTES);
-  int *ids = (int *)malloc(sizeof *ids * (PERIOD + 2 * DOCUMENTS));
+  char *text = (char *)malloc(LETTERS + BYTES);
+  int *ids = (int *)malloc(sizeof *ids * (LETTERS + 2 * DOCUMENTS));
   CHECK(t, text && ids);
-  for (int i = 0; i < PERIOD + BYTES && text; i++) text[i] = period[i < PERIOD ? 0 : i % PERIOD];
-  for (int i = 0; i < PERIOD + 2 * DOCUMENTS && ids; i++)
-    ids[i] = i < PERIOD || (i - PERIOD) % 2 == 0 ? 'a' - 33 : 256;
+  for (int i = 0; i < LETTERS && text && ids; i++) ids[i] = (text[i] = 'a') - 33;
+  for (int i = 0; i < BYTES && text; i++) text[LETTERS + i] = period[i % PERIOD];
+  for (int i = 0; i < 2 * DOCUMENTS && ids; i++) ids[LETTERS + i] = i % 2 ? 256 : 'a' - 33;
   for (size_t more = 0; more < PERIOD && text && ids; more++) {
-    test_write_file(t, test_path(t, "m.txt"), text + PERIOD - more, more + BYTES);
+    const size_t begin = PERIOD - more;
+    test_write_file(t, test_path(t, "m.txt"), text + begin, LETTERS + BYTES - begin);
     CHECK(t, test_prepare(t, output, "", "--split-docs eot --eot last --val-docs 0 --threads %zu "
                                          "--out $D $D/m.txt", 1 + more % 3) == 0);
-    test_prepare_shard(t, "m_train_000000.bin", 1, ids + PERIOD - more, more + 2 * DOCUMENTS);
+    test_prepare_shard(t, "m_train_000000.bin", 1, ids + begin, LETTERS + 2 * DOCUMENTS - begin);
   }
   free(text);
   free(ids);
