@@ -5253,8 +5253,11 @@ g2z__product_columns(float (&sums)[16], const float (&c)[2][24][4], int group,
       g2z__product_ask(warp, other, 4, 6);
     }
   }
-  if constexpr (!READS) {
-    if (g2z__lane() == 0) g2z__stores_have_read<TWO ? 0 : 1>();
+  if constexpr (!READS) { /* group 0 takes the places of group 2, which the last tile ended with */
+    if (g2z__lane() == 0) {
+      if (TWO || group == 0) g2z__stores_have_read<0>();
+      else g2z__stores_have_read<1>();
+    }
     __syncwarp();
   }
 #pragma unroll
