@@ -1035,7 +1035,8 @@ typedef struct g2z_step_state {
   int32_t skipped_at_minimum;/* in a row, while the loss scale could not shrink further */
   int32_t good_steps;        /* in a row, since the scale grew or a step was skipped */
   int32_t hysteresis;        /* overflows left before the scale halves */
-  int32_t skip;              /* verdict of the last step: 1, its gradients were not finite */
+  int32_t skip;              /* verdict of the last step: 1, its gradients were not finite, or a
+                              * rank failed in it */
   int32_t status;            /* of the last step: the g2z_status of the rank that failed in it */
   int32_t stop;              /* of the last step: 1, a rank was asked to stop */
   float loss_scale;          /* multiplies the loss gradient of the step that runs */
@@ -7311,10 +7312,7 @@ static inline G2Z_HOST_DEVICE void g2z__dropout_group(const g2z_dropout *dropout
 
 /* An overflow. The hysteresis-th one halves the scale, and so does each after it until a window of
  * good steps has passed, as in DeepSpeed: a scale that is far too high comes down fast. */
-static inline G2Z_HOST_DEVICE void g2z__decide_skip(g2z_step_state *state, int dynamic) {
-  state->skip = 1;
-  state->skipped++;
-  state->grad_multiplier = 0;
+static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, int dynamic) {
   state->good_steps = 0;
   int can_shrink = dynamic && state->loss_scale > 1.0f;
   state->skipped_at_minimum = can_shrink ? 0 : state->skipped_at_minimum + 1;
@@ -7346,19 +7344,18 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
   state->lr = g2z_schedule_lr(config, state->applied);
   state->used_loss_scale = state->loss_scale;
   state->step++;
-  if (state->status != G2Z_OK) { /* the gradients mean nothing: neither does their norm */
-    state->skip = 1;
+  int overflow = !(norm <= 3.40282347e38f); /* infinite or NaN */
+  state->skip = state->status != G2Z_OK || overflow;
+  if (state->skip) {
+    state->skipped++;
     state->grad_multiplier = 0;
-    return;
-  }
-  if (!(norm <= 3.40282347e38f)) { /* infinite or NaN */
-    g2z__decide_skip(state, dynamic);
+    /* Where a rank failed the gradients mean nothing: neither does their norm. */
+    if (state->status == G2Z_OK) g2z__decide_overflow(state, dynamic);
     return;
   }
   /* As torch.nn.utils.clip_grad_norm_, 1e-6 included. */
   float clip = config->clip > 0 ? config->clip / (norm + 1e-6f) : 1.0f;
   state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale;
-  state->skip = 0;
   state->skipped_at_minimum = 0;
   state->applied++;
   state->good_steps++;

@@ -3617,9 +3617,9 @@ static g2z_optimizer_config ops_optimizer(void) {
   return c;
 }
 
-/* A step whose gradients have this sum of squares in all. */
-static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
-                       double sum) {
+/* A step whose gradients have this sum of squares in all, and in which a rank may have failed. */
+static void ops_decide_status(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
+                              double sum, g2z_status status) {
   double rows[3][G2Z_VERDICT_COLUMNS];
   g2z_step_state reported[2];
   g2z_verdict verdict = {rows[0], 3, 3, {&reported[0], &reported[1]}};
@@ -3628,11 +3628,18 @@ static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_co
     rows[rank][G2Z_VERDICT_LOSS] = 10;
     rows[rank][G2Z_VERDICT_SQUARES] = rank == 0 ? sum / 2 : sum / 4;
   }
+  rows[1][G2Z_VERDICT_STATUS] = (double)status;
   CHECK_OK(e->t, e->ops->decide(e->device, state, &verdict, config, 10));
   for (int rank = 0; rank < 3; rank++)
     CHECK(e->t, rows[rank][G2Z_VERDICT_LOSS] == 0 && rows[rank][G2Z_VERDICT_SQUARES] == 0);
-  CHECK(e->t, state->status == G2Z_OK && !state->stop && state->loss == 3.0f);
+  CHECK(e->t, state->status == (int32_t)status && !state->stop && state->loss == 3.0f);
+  CHECK(e->t, state->step == state->applied + state->skipped);
   CHECK(e->t, memcmp(&reported[state->step % 2], state, sizeof *state) == 0);
+}
+
+static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
+                       double sum) {
+  ops_decide_status(e, state, config, sum, G2Z_OK);
 }
 
 static void ops_decide_scale(g2z_test *t) {
@@ -3699,6 +3706,15 @@ static void ops_decide_scale(g2z_test *t) {
   CHECK(t, s.loss_scale == 1024 && s.skipped_at_minimum == 60);
   for (int i = 0; i < 60; i++) ops_decide(&e, &s, &config, 1);
   CHECK(t, s.loss_scale == 1024 && s.skipped_at_minimum == 0);
+
+  /* A step in which a rank failed is skipped, and says nothing about the scale. */
+  config.loss_scale_dynamic = 1;
+  g2z_step_state good = s;
+  for (int i = 0; i < 2; i++) ops_decide_status(&e, &s, &config, i ? NAN : 1, G2Z_IO);
+  CHECK(t, s.skip == 1 && s.skipped == good.skipped + 2 && s.applied == good.applied);
+  CHECK(t, s.grad_multiplier == 0 && s.loss_scale == good.loss_scale);
+  CHECK(t, s.good_steps == good.good_steps && s.hysteresis == good.hysteresis);
+  CHECK(t, s.skipped_at_minimum == 0);
   ops_close(&e);
 }
 
