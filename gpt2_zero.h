@@ -1587,7 +1587,8 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
 G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
 /* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. All ranks
  * of a job make the same calls, and return the same status from the same call: what befell one of
- * them (a shard that cannot be read) becomes known to all one step later. */
+ * them (a shard that cannot be read) becomes known to all one step later. A call that fails reports
+ * the last step that finished all the same where no later call would: loss_step is not 0 then. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
 /* One step on the caller's tokens, x and y [accum, B, T] in host memory. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
@@ -12742,11 +12743,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
 G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g2z_report *report) {
   memset(report, 0, sizeof *report);
   report->step = t->enqueued;
-  report->loss_step = loss_step;
   if (loss_step == 0) return G2Z_OK;
   int slot = (int)(loss_step % 2);
   G2Z__TRY(g2z__trainer_alone(t, t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot)));
   const g2z_step_state *state = t->verdict.reported[slot];
+  if (state->stop) t->stop_agreed = 1;
+  if (state->status != G2Z_OK) return g2z__trainer_failed(t, loss_step);
+  report->loss_step = loss_step;
   report->loss = state->loss;
   report->grad_norm = state->grad_norm;
   report->lr = state->lr;
@@ -12756,8 +12759,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->applied = state->applied;
   report->data_ms = t->data_s[slot] * 1e3;
   report->exposed_comm_ms = t->comm->ops->waited_ms(t->comm, slot);
-  if (state->stop) t->stop_agreed = 1;
-  if (state->status != G2Z_OK) return g2z__trainer_failed(t, loss_step);
   if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
   return g2z__fail(t->services, G2Z_DIVERGED,
                    "%d steps in a row up to step %" PRId64 " had gradients that are not finite at "
@@ -12765,6 +12766,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
                    "checkpoint", (int)state->skipped_at_minimum, loss_step,
                    (double)state->used_loss_scale, (double)t->config.optimizer.lr,
                    t->config.optimizer.warmup);
+}
+
+/* A rank alone cannot take a step, and enqueued nothing: its report is that of the step before, for
+ * which there is no later call. */
+G2Z__PRIVATE g2z_status g2z__trainer_refuse(g2z_trainer *t, g2z_status status, g2z_report *report) {
+  char sentence[G2Z_ERROR_BYTES];
+  memcpy(sentence, t->services->error, sizeof sentence);
+  g2z__trainer_report(t, t->enqueued, report);
+  memcpy(t->services->error, sentence, sizeof sentence);
+  return status;
 }
 
 /* The ops index with tokens and trust them. */
@@ -12788,7 +12799,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   if (status == G2Z_OK) status = g2z__check_tokens(t, x, tokens);
   if (status == G2Z_OK) status = g2z__check_tokens(t, y, tokens);
   if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens);
-  if (status != G2Z_OK && plan->world == 1) return status;
+  if (status != G2Z_OK && plan->world == 1) return g2z__trainer_refuse(t, status, report);
   if (status != G2Z_OK && t->failed == G2Z_OK) {
     memcpy(t->failure, t->services->error, sizeof t->failure);
     t->failed = status;
@@ -15256,6 +15267,8 @@ struct g2z_run {
   int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
                                       * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
+  g2z_status ending;                 /* not G2Z_OK: how the run ends when its last step was told, */
+  char sentence[G2Z_ERROR_BYTES];    /* and why */
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
   g2z_metrics known;                 /* of the last step whose loss is known */
@@ -16587,11 +16600,22 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* ----- the crank ----- */
 
-/* Enqueues a step; notes how long it took and what is due behind it. */
+/* Enqueues a step; notes how long it took and what is due behind it. Where that fails, and a step
+ * that finished has yet to be told, the failure waits for the next call. */
 G2Z__PRIVATE g2z_status g2z__run_train(g2z_run *run, g2z_report *report) {
   const g2z_run_config *config = &run->config;
+  if (run->ending != G2Z_OK) {
+    memcpy(run->services->error, run->sentence, sizeof run->sentence);
+    return run->ending;
+  }
   double begin = g2z_seconds();
-  G2Z__TRY(g2z_trainer_step(run->trainer, report));
+  g2z_status status = g2z_trainer_step(run->trainer, report);
+  if (status != G2Z_OK && report->loss_step > run->known.step) { /* a finished step comes first */
+    memcpy(run->sentence, run->services->error, sizeof run->sentence);
+    run->ending = status;
+    return G2Z_OK;
+  }
+  G2Z__TRY(status);
   int64_t step = ++run->step;
   run->step_s_of[step % 2] = g2z_seconds() - begin;
   run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;

@@ -6027,6 +6027,87 @@ static void test_run_full_disk(g2z_test *t) {
   CHECK(t, access(s.weights, F_OK) != 0);
 }
 
+/* Both streams of a run end with step `last`; 0: they have none. */
+static void test_run_last_line(g2z_test *t, const test_run_setup *s, int last) {
+  static const char *const files[] = {"metrics.jsonl", "train.log"};
+  for (int i = 0; i < 2; i++) {
+    size_t bytes;
+    char line[2][32], *text = test_run_read(t, s->run_dir, files[i], &bytes);
+    for (int more = 0; more < 2; more++)
+      snprintf(line[more], sizeof line[more], i ? "  step %d/" : "\"step\": %d,", last + more);
+    CHECK(t, text && (last == 0 || strstr(text, line[0])) && !strstr(text, line[1]));
+    g2z_release(&t->services, text);
+  }
+}
+
+/* The steps before the one whose tokens are damaged are told, whichever it is. */
+static void test_run_damaged(g2z_test *t) {
+  int least = INT_MAX, most = 0;
+  for (int sequence = 0; sequence < 32; sequence += 5) {
+    char name[32];
+    test_run_setup s;
+    test_run_seen seen;
+    snprintf(name, sizeof name, "run%d", sequence);
+    test_run_prepare(t, &s, name);
+    test_run_shard(t, "digits_train_000000.bin", 4 * 2 * 4 * 16 + 1);
+    FILE *shard = fopen(s.train, "r+b");
+    uint16_t token = 257; /* the first that the model does not have */
+    CHECK(t, shard && fseek(shard, 1024 + 2 * (16 * sequence + 3), SEEK_SET) == 0);
+    CHECK(t, shard && fwrite(&token, sizeof token, 1, shard) == 1 && fclose(shard) == 0);
+    g2z_loader_config config;
+    memset(&config, 0, sizeof config);
+    config.glob = s.train;
+    config.batch = s.config.train.batch;
+    config.seq = s.config.train.seq;
+    config.accum = s.config.train.accum;
+    config.world = 1;
+    config.vocab = 257;
+    config.order = G2Z_ORDER_SHUFFLED;
+    config.seed = s.config.train.seed;
+    g2z_loader *loader = NULL;
+    const int32_t *x, *y;
+    int good = 0;
+    CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+    while (loader && good < 4 && g2z_loader_next(loader, &x, &y) == G2Z_OK) good++;
+    g2z_loader_free(loader);
+    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_FORMAT, &t->services, "token 257 at");
+    CHECK(t, good < 4 && seen.steps == good && seen.last_step == good && !seen.done);
+    test_run_last_line(t, &s, good);
+    least = good < least ? good : least;
+    most = good > most ? good : most;
+  }
+  CHECK(t, least == 0 && most == 3);
+}
+
+/* The last of the steps that were skipped is told as well, and what follows says the same again. */
+static void test_run_diverges(g2z_test *t) {
+  test_run_setup s;
+  g2z_context *context = NULL;
+  g2z_run *run = NULL;
+  g2z_run_event event;
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  float nan = NAN;
+  int steps = 0;
+  test_run_prepare(t, &s, "run");
+  s.config.val_glob = NULL;
+  s.config.epochs = 20;
+  cc.device = G2Z_DEVICE_CPU;
+  CHECK_OK(t, g2z_context_create(&cc, &context));
+  CHECK_OK(t, g2z_run_create(context, &s.config, &run));
+  if (run) CHECK_OK(t, g2z_trainer_write(g2z_run_trainer(run), G2Z_BUFFER_MASTER, 0, 1, &nan));
+  g2z_status status = G2Z_OK;
+  while (run && steps < 80 && (status = g2z_run_next(run, &event)) == G2Z_OK)
+    steps += event.kind == G2Z_RUN_STEP && event.metrics.skipped;
+  for (int again = 0; run && again < 2; again++) {
+    CHECK_STATUS(t, status, G2Z_DIVERGED, &t->services, "50 steps in a row up to step 50 had");
+    status = g2z_run_next(run, &event);
+  }
+  CHECK(t, steps == 50);
+  test_run_last_line(t, &s, 50);
+  g2z_run_free(run);
+  g2z_context_free(context);
+}
+
 /* A run goes on, and ends well, where its page cannot be written. */
 static void test_run_no_page(g2z_test *t) {
   test_run_setup s;
@@ -11172,6 +11253,8 @@ static const g2z_test_entry test_table[] = {
     {"run_slurm", "Slurm's variables reach the artifacts", test_run_slurm},
     {"run_refusals", "a run that cannot work does not start", test_run_refusals},
     {"run_full_disk", "a run on a full disk ends in a sentence", test_run_full_disk},
+    {"run_damaged", "steps before a damaged batch are told", test_run_damaged},
+    {"run_diverges", "the last skipped step is told before the end", test_run_diverges},
     {"run_no_page", "a run whose page cannot be written ends well", test_run_no_page},
     {"run_allocations", "a run survives every failing allocation", test_run_allocations},
     {"flags", "the command-line parser", test_flags},
