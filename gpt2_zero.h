@@ -1212,7 +1212,8 @@ G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
 G2Z_API g2z_device_kind g2z_device_default(void);
 /* How many of a kind this process sees; of CPUs one. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
-/* Free and total memory in bytes that a device of this kind has now. */
+/* Free and total memory in bytes that a device of this kind has now; of a CPU no more than the
+ * control groups of this process (a container's, a batch job's) leave to it. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
 
@@ -7685,24 +7686,75 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
   return G2Z_OK;
 }
 
-/* The number behind `name` in /proc/meminfo, in bytes; 0 when it is not there. */
-G2Z__PRIVATE size_t g2z__meminfo(const char *text, const char *name) {
-  const char *at = strstr(text, name);
-  return at ? (size_t)strtoull(at + strlen(name), NULL, 10) * 1024 : 0;
+#define G2Z__KERNEL_TEXT 8192 /* bytes of a file of /proc or /sys that are looked at */
+
+/* The beginning of such a file; empty when it cannot be read. */
+G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
+                                   char text[G2Z__KERNEL_TEXT]) {
+  char path[G2Z__KERNEL_TEXT];
+  size_t used = 0;
+  ssize_t got = 1;
+  int length = snprintf(path, sizeof path, "%s/%s", directory, name);
+  int file = length < (int)sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  for (; file >= 0 && got > 0; used += got > 0 ? (size_t)got : 0)
+    got = read(file, text + used, G2Z__KERNEL_TEXT - 1 - used);
+  if (file >= 0) close(file);
+  text[used] = 0;
+}
+
+/* The number behind `key` in such a file; `none` when there is none, as in "max". */
+G2Z__PRIVATE uint64_t g2z__kernel_number(const char *directory, const char *name, const char *key,
+                                         uint64_t none) {
+  char text[G2Z__KERNEL_TEXT], *end;
+  g2z__kernel_text(directory, name, text);
+  const char *at = strstr(text, key);
+  if (!at) return none;
+  at += strlen(key);
+  uint64_t number = strtoull(at, &end, 10);
+  return end > at ? number : none;
+}
+
+/* Lowers both to what control groups leave to this process: its own, and those above it. What they
+ * use counts without the file pages that the kernel takes back first. A container may have its own
+ * group as the mount, and in /proc a path that leads nowhere in it: what is not there does not
+ * limit. `root` is empty but in tests. */
+G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_t *total_bytes) {
+  static const struct { const char *mount, *limit, *used, *cache; } versions[] = {
+      {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
+      {"", "memory.max", "memory.current", "\ninactive_file "}};
+  char text[G2Z__KERNEL_TEXT], directory[2 * G2Z__KERNEL_TEXT];
+  g2z__kernel_text(root, "proc/self/cgroup", text);
+  for (char *line = text, *next; *line; line = next) { /* "4:memory:/PATH", "0::/PATH" */
+    next = line + strcspn(line, "\n");
+    if (*next) *next++ = 0;
+    const char *group = strstr(line, "::/"), *first = strstr(line, ":memory:/");
+    if (!group && !first) continue;
+    const int v = !first, mount = snprintf(directory, sizeof directory, "%.4096s/sys/fs/cgroup%s",
+                                           root, versions[v].mount);
+    strcat(directory, strchr(group ? group : first, '/'));
+    for (char *end = directory; end; end = strrchr(directory + mount, '/')) {
+      if (end > directory) *end = 0;
+      uint64_t limit = g2z__kernel_number(directory, versions[v].limit, "", UINT64_MAX);
+      uint64_t used = g2z__kernel_number(directory, versions[v].used, "", 0);
+      uint64_t cache = g2z__kernel_number(directory, "memory.stat", versions[v].cache, 0);
+      used -= cache < used ? cache : used;
+      uint64_t left = limit > used ? limit - used : 0;
+      if (limit < *total_bytes) *total_bytes = (size_t)limit;
+      if (left < *free_bytes) *free_bytes = (size_t)left;
+    }
+  }
 }
 
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes) {
   *free_bytes = *total_bytes = 0;
   if (kind == G2Z_DEVICE_CUDA) return g2z__cuda_memory(services, free_bytes, total_bytes);
-  char *text;
-  size_t bytes;
-  if (g2z_read_file(services, "/proc/meminfo", 65536, &text, &bytes) == G2Z_OK) {
-    *free_bytes = g2z__meminfo(text, "MemAvailable:");
-    *total_bytes = g2z__meminfo(text, "MemTotal:");
-    g2z_release(services, text);
+  *free_bytes = 1024 * (size_t)g2z__kernel_number("/proc", "meminfo", "MemAvailable:", 0);
+  *total_bytes = 1024 * (size_t)g2z__kernel_number("/proc", "meminfo", "MemTotal:", 0);
+  if (*free_bytes && *total_bytes) {
+    g2z__cgroup_memory("", free_bytes, total_bytes);
+    return G2Z_OK;
   }
-  if (*free_bytes && *total_bytes) return G2Z_OK;
   /* No Linux, or one before 3.14: all of the memory is the best answer that POSIX systems give. */
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0)

@@ -2916,6 +2916,53 @@ static void test_ops_round(g2z_test *t) {
   CHECK(t, g2z_round(G2Z_FP32, 0.1f) == 0.1f && g2z_round(G2Z_TF32, 0.1f) == 0.1f);
 }
 
+/* What control groups leave of a machine with 1000 bytes, 700 of them free. */
+static void test_cgroup_memory(g2z_test *t) {
+  static const struct { const char *files[12]; size_t free_bytes, total_bytes; } cases[] = {
+      {{NULL}, 700, 1000},                                       /* no Linux, or no groups */
+      {{"proc/self/cgroup", "0::/\n"}, 700, 1000},               /* the root group has no limit */
+      {{"proc/self/cgroup", "0::/a/b\n",                         /* its own; pages of files */
+        "sys/fs/cgroup/a/b/memory.max", "600\n", "sys/fs/cgroup/a/b/memory.current", "500\n",
+        "sys/fs/cgroup/a/b/memory.stat", "anon 7\ninactive_file 50\nactive_file 60\n"}, 150, 600},
+      {{"proc/self/cgroup", "0::/a/b\n",                         /* one above is tighter */
+        "sys/fs/cgroup/a/b/memory.max", "max\n", "sys/fs/cgroup/a/b/memory.current", "500\n",
+        "sys/fs/cgroup/a/memory.max", "900\n", "sys/fs/cgroup/a/memory.current", "650\n"}, 250,
+       900},
+      {{"proc/self/cgroup", "0::/a\n", "sys/fs/cgroup/a/memory.max", "900\n",
+        "sys/fs/cgroup/memory.max", "800\n", "sys/fs/cgroup/memory.current", "10\n"}, 700, 800},
+      {{"proc/self/cgroup", "0::/../../elsewhere\n",         /* a container's own is the mount */
+        "sys/fs/cgroup/memory.max", "300\n", "sys/fs/cgroup/memory.current", "310\n"}, 0, 300},
+      {{"proc/self/cgroup", "9:name=systemd:/\n4:memory:/docker/x\n1:cpu:/a\n0::/\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes", "400\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes", "200\n", "sys/fs/cgroup/memory/memory.stat",
+        "cache 9\ninactive_file 1\ntotal_inactive_file 30\n",
+        "sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1\n"}, 230, 400},
+      {{"proc/self/cgroup", "4:memory:/x\n",                     /* version 1 without a limit */
+        "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "9223372036854771712\n"}, 700, 1000},
+      {{"proc/self/cgroup", "\n:\n::\n4:memory\n0::\n0::/a", "sys/fs/cgroup/a/memory.max", "many\n",
+        "sys/fs/cgroup/memory.max", ""}, 700, 1000}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char root[512], name[32], path[700];
+    snprintf(name, sizeof name, "machine%zu", i);
+    snprintf(root, sizeof root, "%s", test_path(t, name));
+    for (const char *const *file = cases[i].files; *file; file += 2) {
+      snprintf(path, sizeof path, "%s/%s", root, file[0]);
+      *strrchr(path, '/') = 0;
+      CHECK_OK(t, g2z_make_directory(&t->services, path));
+      path[strlen(path)] = '/';
+      test_write_file(t, path, file[1], strlen(file[1]));
+    }
+    size_t free_bytes = 700, total_bytes = 1000;
+    g2z__cgroup_memory(root, &free_bytes, &total_bytes);
+    CHECK(t, free_bytes == cases[i].free_bytes && total_bytes == cases[i].total_bytes);
+  }
+  /* Where this process has a limit, the plan is held against it. */
+  size_t free_bytes, total_bytes, limited_free = SIZE_MAX, limited_total = SIZE_MAX;
+  CHECK_OK(t, g2z_device_memory(&t->services, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
+  g2z__cgroup_memory("", &limited_free, &limited_total);
+  CHECK(t, total_bytes <= limited_total && total_bytes > 0);
+}
+
 static void test_ops_device(g2z_test *t) {
   g2z_services *s = &t->services;
   g2z_device *device;
@@ -11214,6 +11261,7 @@ static const g2z_test_entry test_table[] = {
     {"loader_many_shards", "many shards, never read across", test_loader_many_shards},
     {"loader_no_memory", "the loader survives every failing allocation", test_loader_no_memory},
     {"ops_round", "fp16 and bf16, to the nearest even", test_ops_round},
+    {"cgroup_memory", "the memory that control groups leave", test_cgroup_memory},
     {"ops_device", "what a device refuses", test_ops_device},
     {"ops_linear", "products and their epilogues", test_ops_linear},
     {"ops_layernorm", "LayerNorm, forward and backward", test_ops_layernorm},
