@@ -221,7 +221,8 @@
  *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
  *                           out]
- *     config.json           its GPT2Config
+ *     config.json           its GPT2Config; vocab_size is V, the rows of wte; eos_token_id is the
+ *                           tokenizer's <|endoftext|>, also where V was rounded up beyond it
  *
  * CHECKPOINTS, a directory that g2z_trainer_save writes and g2z_trainer_load reads
  *     model.safetensors     the fp32 master weights, and config.json: from_pretrained opens them
@@ -617,10 +618,12 @@ typedef struct g2z_model_config {
   int channels;  /* C */
   int context;   /* positions in wpe: the longest sequence */
   int vocab;     /* V; in memory padded to Vp, the next multiple of 128 */
+  int eot;       /* <|endoftext|>, for readers of config.json: the tokenizer's, where V was rounded
+                  * up as well; outside of V: its last */
 } g2z_model_config;
 
 G2Z_API g2z_model_config g2z_model_config_default(void); /* gpt2: 12 x 12 x 768, 1024, 50257 */
-/* One of G2Z_MODEL_LIST by name, with context 1024 and vocab 50257. */
+/* One of G2Z_MODEL_LIST by name, with context 1024, vocab 50257 and eot 50256. */
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out);
 /* What is not 0 in `wanted` replaces config's. Heads that it does not say follow its channels: one
@@ -3136,6 +3139,7 @@ G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int chann
   config.channels = channels;
   config.context = 1024;
   config.vocab = 50257;
+  config.eot = 50256;
   return config;
 }
 
@@ -13607,6 +13611,7 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   X(tie_word_embeddings, 1)
 
 G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model) {
+  const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
   g2z_json_out json;
   memset(&json, 0, sizeof json);
   json.writer = writer;
@@ -13632,8 +13637,8 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
 #define X(name, value) g2z_json_put_bool(&json, #name, value);
   G2Z__WEIGHTS_FLAG_LIST(X)
 #undef X
-  g2z_json_put_integer(&json, "bos_token_id", model->vocab - 1); /* <|endoftext|>, the last id */
-  g2z_json_put_integer(&json, "eos_token_id", model->vocab - 1);
+  g2z_json_put_integer(&json, "bos_token_id", eot);
+  g2z_json_put_integer(&json, "eos_token_id", eot);
   g2z_json_put_string(&json, "dtype", "float32");
   g2z_json_end(&json, '}');
   return g2z_writer_put(writer, "\n", 1);
@@ -13677,6 +13682,8 @@ G2Z__PRIVATE void g2z__weights_parse_config(g2z_json *json, g2z_model_config *mo
       model->context = g2z__weights_config_size(json, "n_positions");
     else if (g2z_json_is(&key, "vocab_size"))
       model->vocab = g2z__weights_config_size(json, "vocab_size");
+    else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
+      model->eot = g2z__weights_config_size(json, "eos_token_id"); /* else null, or a list */
     else if (g2z_json_is(&key, "n_inner") && g2z_json_peek(json) != 'n')
       *inner = g2z__weights_config_size(json, "n_inner");
     else if (g2z_json_is(&key, "model_type")) g2z__weights_config_word(json, "model_type", types);
@@ -13721,6 +13728,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
   int inner = 0;
   g2z_model_config model;
   memset(&model, 0, sizeof model);
+  model.eot = g2z_model_config_default().eot; /* as in GPT2Config, where the file does not say */
   G2Z__TRY(g2z__join_path(services, directory, "config.json", &path));
   g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
   if (status == G2Z_OK) {
@@ -16103,6 +16111,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_tokenizer(g2z_run *run) {
                      "%.300s has %d tokens, but the model only %d: give the model that vocabulary, "
                      "or the tokenizer file that it was trained with", config->vocab,
                      g2z_tokenizer_vocab(run->tokenizer), vocab);
+  config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
   if (!wanted) config->sample_tokens = 0;
   return g2z__run_open_prompt(run);
 }

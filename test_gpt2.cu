@@ -619,11 +619,11 @@ static void test_config_checks(g2z_test *t) {
   CHECK(t, model.layers == 48 && model.heads == 25 && model.channels == 1600);
   CHECK_STATUS(t, g2z_model_config_named(s, "gpt3", &model), G2Z_BAD_ARGUMENT, s, "gpt2-medium");
   static const g2z_model_config wanted[][2] = { /* in the order of its members: L, NH, C, ... */
-      {{0, 0, 0, 0, 0}, {48, 25, 1600, 1024, 50257}},
-      {{2, 0, 320, 0, 0}, {2, 5, 320, 1024, 50257}},
-      {{0, 0, 32, 0, 99}, {2, 1, 32, 1024, 99}},
-      {{0, 2, 0, 8, 0}, {2, 2, 32, 8, 99}},
-      {{0, 8, 640, 0, 0}, {2, 8, 640, 8, 99}}};
+      {{0, 0, 0, 0, 0, 0}, {48, 25, 1600, 1024, 50257, 50256}},
+      {{2, 0, 320, 0, 0, 0}, {2, 5, 320, 1024, 50257, 50256}},
+      {{0, 0, 32, 0, 99, 0}, {2, 1, 32, 1024, 99, 50256}},
+      {{0, 2, 0, 8, 0, 0}, {2, 2, 32, 8, 99, 50256}},
+      {{0, 8, 640, 0, 0, 0}, {2, 8, 640, 8, 99, 50256}}};
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) { /* each on top of the one before */
     g2z_model_config_override(&model, &wanted[i][0]);
     CHECK(t, memcmp(&model, &wanted[i][1], sizeof model) == 0);
@@ -5374,7 +5374,7 @@ static g2z_status test_weights_take(void *user, size_t canonical, size_t count,
 }
 
 static g2z_model_config test_weights_model(void) {
-  g2z_model_config model = {2, 1, 8, 5, 9001}; /* wte is longer than a chunk */
+  g2z_model_config model = {2, 1, 8, 5, 9001, 8900}; /* wte is longer than a chunk; V is padded */
   return model;
 }
 
@@ -5502,7 +5502,7 @@ static void test_weights_variant(g2z_test *t, const char *prefix, int which, con
 
 static void test_weights_variants(g2z_test *t) {
   g2z_services *services = &t->services;
-  const g2z_model_config model = {1, 1, 8, 4, 3};
+  const g2z_model_config model = {1, 1, 8, 4, 3, 2};
   float values[2][16 + 872 + 56];
   test_weights w[2] = {{values[0], 944, 0, SIZE_MAX}, {values[1], 944, 0, SIZE_MAX}};
 #define READ(i) (w[i].next = 0, \
@@ -5573,6 +5573,8 @@ static void test_weights_configs(g2z_test *t) {
       "\"summary_activation\":null,"
       "\"task_specific_params\":{\"text-generation\":{\"do_sample\":true,\"max_length\":50}}}",
       "{" SIZES "}", "{" SIZES ",\"n_inner\":null}", "{" SIZES ",\"n_inner\":3072}",
+      "{" SIZES ",\"eos_token_id\":50256}", "{" SIZES ",\"eos_token_id\":[0, 7]}",
+      "{" SIZES ",\"eos_token_id\":null}", "{" SIZES ",\"eos_token_id\":-1}",
       "{" SIZES ",\"activation_function\":\"gelu_pytorch_tanh\",\"layer_norm_epsilon\":0.00001}"};
   static const struct { const char *text; g2z_status status; const char *sentence; } bad[] = {
       {"", G2Z_FORMAT, "config.json, line 1, column 1: expected an object"},
@@ -5972,6 +5974,65 @@ static void test_run_init_from(g2z_test *t) {
   CHECK(t, strcmp(first.sample, second.sample) == 0);
   s.config.train.model.heads /= 2; /* no shape shows it */
   CHECK_STATUS(t, test_run_all(t, &s.config, &second), G2Z_BAD_ARGUMENT, &t->services, "n_head");
+}
+
+/* <|endoftext|> of a config.json, and as many rows of wte as its vocab_size says; -1: neither. */
+static int64_t test_run_eot(g2z_test *t, const char *directory, int vocab) {
+  static const char *const keys[] = {"vocab_size", "bos_token_id", "eos_token_id"};
+  int64_t found[3] = {-1, -1, -2};
+  size_t bytes;
+  char path[700], *text = test_run_read(t, directory, "config.json", &bytes);
+  for (int i = 0; i < 3; i++) {
+    char key[64];
+    snprintf(key, sizeof key, "\"%s\": ", keys[i]);
+    const char *at = text ? strstr(text, key) : NULL;
+    if (at) found[i] = strtoll(at + strlen(key), NULL, 10);
+  }
+  g2z_release(&t->services, text);
+  g2z_safetensors *file = NULL;
+  snprintf(path, sizeof path, "%s/model.safetensors", directory);
+  CHECK_OK(t, g2z_safetensors_open(&t->services, path, &file));
+  int index = file ? g2z_safetensors_find(file, "transformer.wte.weight") : -1;
+  CHECK(t, index >= 0 && g2z_safetensors_tensor(file, index).shape[0] == (uint64_t)vocab);
+  g2z_safetensors_free(file);
+  return found[0] == vocab && found[1] == found[2] ? found[2] : -1;
+}
+
+/* Readers of what is saved are told the token that ends a text, whether the tokenizer says it, the
+ * weights that training began with, or nothing but the vocabulary; and whether that is padded. */
+static void test_run_padded_vocab(g2z_test *t) {
+  static const struct { int vocab, with_tokenizer; int64_t eot; } cases[] = {
+      {257, 0, 256}, {259, 1, 258}, {384, 1, 258}, {384, 0, 383}, {50257, 0, 50256},
+      {50304, 0, 50256}};
+  static const char merges[] = "#version: 0.2\n1 2\n3 4\n"; /* 259 tokens */
+  test_run_setup s;
+  test_run_seen seen;
+  char saved[700];
+  test_write_file(t, test_path(t, "merges.txt"), merges, strlen(merges));
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char name[32], vocab[512];
+    snprintf(name, sizeof name, "run%zu", i);
+    snprintf(vocab, sizeof vocab, "%s", test_path(t, "merges.txt"));
+    test_run_prepare(t, &s, name);
+    s.config.prompt = NULL;
+    s.config.vocab = cases[i].with_tokenizer ? vocab : NULL;
+    s.config.train.model.channels = 16;
+    s.config.train.model.vocab = cases[i].vocab;
+    s.config.epochs = 0;
+    s.config.train.optimizer.steps = s.config.save_every = 1;
+    CHECK_OK(t, test_run_all(t, &s.config, &seen));
+    snprintf(saved, sizeof saved, "%.500s/step-000001", s.run_dir);
+    CHECK(t, test_run_eot(t, saved, cases[i].vocab) == cases[i].eot);
+    CHECK(t, test_run_eot(t, s.weights, cases[i].vocab) == cases[i].eot);
+    if (i != 2) continue;
+    /* Of weights whose tokenizer is not there, their config.json is believed. */
+    s.config.train.init_from = saved;
+    CHECK_OK(t, g2z_weights_config(&t->services, saved, &s.config.train.model));
+    s.config.vocab = s.config.run_dir = NULL;
+    s.config.save_every = 0;
+    CHECK_OK(t, test_run_all(t, &s.config, &seen));
+    CHECK(t, test_run_eot(t, s.weights, cases[i].vocab) == cases[i].eot);
+  }
 }
 
 static void test_run_slurm(g2z_test *t) {
@@ -11298,6 +11359,7 @@ static const g2z_test_entry test_table[] = {
     {"run_determinism", "two runs write the same bytes", test_run_determinism},
     {"run_length", "steps, epochs and limits", test_run_length},
     {"run_init_from", "a run starts from saved weights", test_run_init_from},
+    {"run_padded_vocab", "what is saved names the token that ends a text", test_run_padded_vocab},
     {"run_slurm", "Slurm's variables reach the artifacts", test_run_slurm},
     {"run_refusals", "a run that cannot work does not start", test_run_refusals},
     {"run_full_disk", "a run on a full disk ends in a sentence", test_run_full_disk},
@@ -11736,7 +11798,7 @@ static void fuzz_make_directory(void) {
 
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */
 static int fuzz_safetensors(const uint8_t *data, size_t size) {
-  const g2z_model_config tiny = {1, 1, 8, 4, 3};
+  const g2z_model_config tiny = {1, 1, 8, 4, 3, 2};
   g2z_services services;
   g2z_model_config model;
   g2z_safetensors *file;
