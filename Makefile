@@ -114,6 +114,7 @@ $(SANITIZED): test_gpt2 build/plain/.built
 	  ./test_gpt2 $(lastword $(subst -, ,$@)) > build/sanitized/$@.txt 2>&1 \
 	  && grep -q '^1 passed' build/sanitized/$@.txt || { cat build/sanitized/$@.txt; echo "FAIL  $@"; exit 1; }
 	@echo "ok    $@"
+# racecheck follows every access to shared memory, and fp32's attention is nothing else.
 racecheck-cuda_attention racecheck-cuda_attention_repeats: export G2Z_TEST_FP32_QUERIES ?= 400
 # Under the name by which test_gpt2 asks for cuBLASLt.
 build/plain/.built: peers/plain_cublaslt.cu test_gpt2
