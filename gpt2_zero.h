@@ -221,7 +221,8 @@
  *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
  *                           out]
- *     config.json           its GPT2Config
+ *     config.json           its GPT2Config; vocab_size is V, the rows of wte; eos_token_id is the
+ *                           tokenizer's <|endoftext|>, also where V was rounded up beyond it
  *
  * CHECKPOINTS, a directory that g2z_trainer_save writes and g2z_trainer_load reads
  *     model.safetensors     the fp32 master weights, and config.json: from_pretrained opens them
@@ -617,10 +618,12 @@ typedef struct g2z_model_config {
   int channels;  /* C */
   int context;   /* positions in wpe: the longest sequence */
   int vocab;     /* V; in memory padded to Vp, the next multiple of 128 */
+  int eot;       /* <|endoftext|>, for readers of config.json: the tokenizer's, where V was rounded
+                  * up as well; outside of V: its last */
 } g2z_model_config;
 
 G2Z_API g2z_model_config g2z_model_config_default(void); /* gpt2: 12 x 12 x 768, 1024, 50257 */
-/* One of G2Z_MODEL_LIST by name, with context 1024 and vocab 50257. */
+/* One of G2Z_MODEL_LIST by name, with context 1024, vocab 50257 and eot 50256. */
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out);
 /* What is not 0 in `wanted` replaces config's. Heads that it does not say follow its channels: one
@@ -1040,7 +1043,8 @@ typedef struct g2z_step_state {
   int32_t skipped_at_minimum;/* in a row, while the loss scale could not shrink further */
   int32_t good_steps;        /* in a row, since the scale grew or a step was skipped */
   int32_t hysteresis;        /* overflows left before the scale halves */
-  int32_t skip;              /* verdict of the last step: 1, its gradients were not finite */
+  int32_t skip;              /* verdict of the last step: 1, its gradients were not finite, or a
+                              * rank failed in it */
   int32_t status;            /* of the last step: the g2z_status of the rank that failed in it */
   int32_t stop;              /* of the last step: 1, a rank was asked to stop */
   float loss_scale;          /* multiplies the loss gradient of the step that runs */
@@ -1216,7 +1220,8 @@ G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
 G2Z_API g2z_device_kind g2z_device_default(void);
 /* How many of a kind this process sees; of CPUs one. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
-/* Free and total memory in bytes that a device of this kind has now. */
+/* Free and total memory in bytes that a device of this kind has now; of a CPU no more than the
+ * control groups of this process (a container's, a batch job's) leave to it. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
 
@@ -1591,7 +1596,8 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
 G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
 /* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. All ranks
  * of a job make the same calls, and return the same status from the same call: what befell one of
- * them (a shard that cannot be read) becomes known to all one step later. */
+ * them (a shard that cannot be read) becomes known to all one step later. A call that fails reports
+ * the last step that finished all the same where no later call would: loss_step is not 0 then. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
 /* One step on the caller's tokens, x and y [accum, B, T] in host memory. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
@@ -3138,6 +3144,7 @@ G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int chann
   config.channels = channels;
   config.context = 1024;
   config.vocab = 50257;
+  config.eot = 50256;
   return config;
 }
 
@@ -7338,10 +7345,7 @@ static inline G2Z_HOST_DEVICE void g2z__dropout_group(const g2z_dropout *dropout
 
 /* An overflow. The hysteresis-th one halves the scale, and so does each after it until a window of
  * good steps has passed, as in DeepSpeed: a scale that is far too high comes down fast. */
-static inline G2Z_HOST_DEVICE void g2z__decide_skip(g2z_step_state *state, int dynamic) {
-  state->skip = 1;
-  state->skipped++;
-  state->grad_multiplier = 0;
+static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, int dynamic) {
   state->good_steps = 0;
   int can_shrink = dynamic && state->loss_scale > 1.0f;
   state->skipped_at_minimum = can_shrink ? 0 : state->skipped_at_minimum + 1;
@@ -7373,19 +7377,18 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
   state->lr = g2z_schedule_lr(config, state->applied);
   state->used_loss_scale = state->loss_scale;
   state->step++;
-  if (state->status != G2Z_OK) { /* the gradients mean nothing: neither does their norm */
-    state->skip = 1;
+  int overflow = !(norm <= 3.40282347e38f); /* infinite or NaN */
+  state->skip = state->status != G2Z_OK || overflow;
+  if (state->skip) {
+    state->skipped++;
     state->grad_multiplier = 0;
-    return;
-  }
-  if (!(norm <= 3.40282347e38f)) { /* infinite or NaN */
-    g2z__decide_skip(state, dynamic);
+    /* Where a rank failed the gradients mean nothing: neither does their norm. */
+    if (state->status == G2Z_OK) g2z__decide_overflow(state, dynamic);
     return;
   }
   /* As torch.nn.utils.clip_grad_norm_, 1e-6 included. */
   float clip = config->clip > 0 ? config->clip / (norm + 1e-6f) : 1.0f;
   state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale;
-  state->skip = 0;
   state->skipped_at_minimum = 0;
   state->applied++;
   state->good_steps++;
@@ -7714,24 +7717,75 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
   return G2Z_OK;
 }
 
-/* The number behind `name` in /proc/meminfo, in bytes; 0 when it is not there. */
-G2Z__PRIVATE size_t g2z__meminfo(const char *text, const char *name) {
-  const char *at = strstr(text, name);
-  return at ? (size_t)strtoull(at + strlen(name), NULL, 10) * 1024 : 0;
+#define G2Z__KERNEL_TEXT 8192 /* bytes of a file of /proc or /sys that are looked at */
+
+/* The beginning of such a file; empty when it cannot be read. */
+G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
+                                   char text[G2Z__KERNEL_TEXT]) {
+  char path[G2Z__KERNEL_TEXT];
+  size_t used = 0;
+  ssize_t got = 1;
+  int length = snprintf(path, sizeof path, "%s/%s", directory, name);
+  int file = length < (int)sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  for (; file >= 0 && got > 0; used += got > 0 ? (size_t)got : 0)
+    got = read(file, text + used, G2Z__KERNEL_TEXT - 1 - used);
+  if (file >= 0) close(file);
+  text[used] = 0;
+}
+
+/* The number behind `key` in such a file; `none` when there is none, as in "max". */
+G2Z__PRIVATE uint64_t g2z__kernel_number(const char *directory, const char *name, const char *key,
+                                         uint64_t none) {
+  char text[G2Z__KERNEL_TEXT], *end;
+  g2z__kernel_text(directory, name, text);
+  const char *at = strstr(text, key);
+  if (!at) return none;
+  at += strlen(key);
+  uint64_t number = strtoull(at, &end, 10);
+  return end > at ? number : none;
+}
+
+/* Lowers both to what control groups leave to this process: its own, and those above it. What they
+ * use counts without the file pages that the kernel takes back first. A container may have its own
+ * group as the mount, and in /proc a path that leads nowhere in it: what is not there does not
+ * limit. `root` is empty but in tests. */
+G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_t *total_bytes) {
+  static const struct { const char *mount, *limit, *used, *cache; } versions[] = {
+      {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
+      {"", "memory.max", "memory.current", "\ninactive_file "}};
+  char text[G2Z__KERNEL_TEXT], directory[2 * G2Z__KERNEL_TEXT];
+  g2z__kernel_text(root, "proc/self/cgroup", text);
+  for (char *line = text, *next; *line; line = next) { /* "4:memory:/PATH", "0::/PATH" */
+    next = line + strcspn(line, "\n");
+    if (*next) *next++ = 0;
+    const char *group = strstr(line, "::/"), *first = strstr(line, ":memory:/");
+    if (!group && !first) continue;
+    const int v = !first, mount = snprintf(directory, sizeof directory, "%.4096s/sys/fs/cgroup%s",
+                                           root, versions[v].mount);
+    strcat(directory, strchr(group ? group : first, '/'));
+    for (char *end = directory; end; end = strrchr(directory + mount, '/')) {
+      if (end > directory) *end = 0;
+      uint64_t limit = g2z__kernel_number(directory, versions[v].limit, "", UINT64_MAX);
+      uint64_t used = g2z__kernel_number(directory, versions[v].used, "", 0);
+      uint64_t cache = g2z__kernel_number(directory, "memory.stat", versions[v].cache, 0);
+      used -= cache < used ? cache : used;
+      uint64_t left = limit > used ? limit - used : 0;
+      if (limit < *total_bytes) *total_bytes = (size_t)limit;
+      if (left < *free_bytes) *free_bytes = (size_t)left;
+    }
+  }
 }
 
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes) {
   *free_bytes = *total_bytes = 0;
   if (kind == G2Z_DEVICE_CUDA) return g2z__cuda_memory(services, free_bytes, total_bytes);
-  char *text;
-  size_t bytes;
-  if (g2z_read_file(services, "/proc/meminfo", 65536, &text, &bytes) == G2Z_OK) {
-    *free_bytes = g2z__meminfo(text, "MemAvailable:");
-    *total_bytes = g2z__meminfo(text, "MemTotal:");
-    g2z_release(services, text);
+  *free_bytes = 1024 * (size_t)g2z__kernel_number("/proc", "meminfo", "MemAvailable:", 0);
+  *total_bytes = 1024 * (size_t)g2z__kernel_number("/proc", "meminfo", "MemTotal:", 0);
+  if (*free_bytes && *total_bytes) {
+    g2z__cgroup_memory("", free_bytes, total_bytes);
+    return G2Z_OK;
   }
-  if (*free_bytes && *total_bytes) return G2Z_OK;
   /* No Linux, or one before 3.14: all of the memory is the best answer that POSIX systems give. */
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0)
@@ -12772,11 +12826,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
 G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g2z_report *report) {
   memset(report, 0, sizeof *report);
   report->step = t->enqueued;
-  report->loss_step = loss_step;
   if (loss_step == 0) return G2Z_OK;
   int slot = (int)(loss_step % 2);
   G2Z__TRY(g2z__trainer_alone(t, t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot)));
   const g2z_step_state *state = t->verdict.reported[slot];
+  if (state->stop) t->stop_agreed = 1;
+  if (state->status != G2Z_OK) return g2z__trainer_failed(t, loss_step);
+  report->loss_step = loss_step;
   report->loss = state->loss;
   report->grad_norm = state->grad_norm;
   report->lr = state->lr;
@@ -12786,8 +12842,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->applied = state->applied;
   report->data_ms = t->data_s[slot] * 1e3;
   report->exposed_comm_ms = t->comm->ops->waited_ms(t->comm, slot);
-  if (state->stop) t->stop_agreed = 1;
-  if (state->status != G2Z_OK) return g2z__trainer_failed(t, loss_step);
   if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
   return g2z__fail(t->services, G2Z_DIVERGED,
                    "%d steps in a row up to step %" PRId64 " had gradients that are not finite at "
@@ -12795,6 +12849,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
                    "checkpoint", (int)state->skipped_at_minimum, loss_step,
                    (double)state->used_loss_scale, (double)t->config.optimizer.lr,
                    t->config.optimizer.warmup);
+}
+
+/* A rank alone cannot take a step, and enqueued nothing: its report is that of the step before, for
+ * which there is no later call. */
+G2Z__PRIVATE g2z_status g2z__trainer_refuse(g2z_trainer *t, g2z_status status, g2z_report *report) {
+  char sentence[G2Z_ERROR_BYTES];
+  memcpy(sentence, t->services->error, sizeof sentence);
+  g2z__trainer_report(t, t->enqueued, report);
+  memcpy(t->services->error, sentence, sizeof sentence);
+  return status;
 }
 
 /* The ops index with tokens and trust them. */
@@ -12818,7 +12882,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   if (status == G2Z_OK) status = g2z__check_tokens(t, x, tokens);
   if (status == G2Z_OK) status = g2z__check_tokens(t, y, tokens);
   if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens);
-  if (status != G2Z_OK && plan->world == 1) return status;
+  if (status != G2Z_OK && plan->world == 1) return g2z__trainer_refuse(t, status, report);
   if (status != G2Z_OK && t->failed == G2Z_OK) {
     memcpy(t->failure, t->services->error, sizeof t->failure);
     t->failed = status;
@@ -13574,6 +13638,7 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   X(tie_word_embeddings, 1)
 
 G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model) {
+  const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
   g2z_json_out json;
   memset(&json, 0, sizeof json);
   json.writer = writer;
@@ -13599,8 +13664,8 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
 #define X(name, value) g2z_json_put_bool(&json, #name, value);
   G2Z__WEIGHTS_FLAG_LIST(X)
 #undef X
-  g2z_json_put_integer(&json, "bos_token_id", model->vocab - 1); /* <|endoftext|>, the last id */
-  g2z_json_put_integer(&json, "eos_token_id", model->vocab - 1);
+  g2z_json_put_integer(&json, "bos_token_id", eot);
+  g2z_json_put_integer(&json, "eos_token_id", eot);
   g2z_json_put_string(&json, "dtype", "float32");
   g2z_json_end(&json, '}');
   return g2z_writer_put(writer, "\n", 1);
@@ -13644,6 +13709,8 @@ G2Z__PRIVATE void g2z__weights_parse_config(g2z_json *json, g2z_model_config *mo
       model->context = g2z__weights_config_size(json, "n_positions");
     else if (g2z_json_is(&key, "vocab_size"))
       model->vocab = g2z__weights_config_size(json, "vocab_size");
+    else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
+      model->eot = g2z__weights_config_size(json, "eos_token_id"); /* else null, or a list */
     else if (g2z_json_is(&key, "n_inner") && g2z_json_peek(json) != 'n')
       *inner = g2z__weights_config_size(json, "n_inner");
     else if (g2z_json_is(&key, "model_type")) g2z__weights_config_word(json, "model_type", types);
@@ -13688,6 +13755,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
   int inner = 0;
   g2z_model_config model;
   memset(&model, 0, sizeof model);
+  model.eot = g2z_model_config_default().eot; /* as in GPT2Config, where the file does not say */
   G2Z__TRY(g2z__join_path(services, directory, "config.json", &path));
   g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
   if (status == G2Z_OK) {
@@ -15286,6 +15354,8 @@ struct g2z_run {
   int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
                                       * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
+  g2z_status ending;                 /* not G2Z_OK: how the run ends when its last step was told, */
+  char sentence[G2Z_ERROR_BYTES];    /* and why */
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
   g2z_metrics known;                 /* of the last step whose loss is known */
@@ -16068,6 +16138,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_tokenizer(g2z_run *run) {
                      "%.300s has %d tokens, but the model only %d: give the model that vocabulary, "
                      "or the tokenizer file that it was trained with", config->vocab,
                      g2z_tokenizer_vocab(run->tokenizer), vocab);
+  config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
   if (!wanted) config->sample_tokens = 0;
   return g2z__run_open_prompt(run);
 }
@@ -16617,11 +16688,22 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* ----- the crank ----- */
 
-/* Enqueues a step; notes how long it took and what is due behind it. */
+/* Enqueues a step; notes how long it took and what is due behind it. Where that fails, and a step
+ * that finished has yet to be told, the failure waits for the next call. */
 G2Z__PRIVATE g2z_status g2z__run_train(g2z_run *run, g2z_report *report) {
   const g2z_run_config *config = &run->config;
+  if (run->ending != G2Z_OK) {
+    memcpy(run->services->error, run->sentence, sizeof run->sentence);
+    return run->ending;
+  }
   double begin = g2z_seconds();
-  G2Z__TRY(g2z_trainer_step(run->trainer, report));
+  g2z_status status = g2z_trainer_step(run->trainer, report);
+  if (status != G2Z_OK && report->loss_step > run->known.step) { /* a finished step comes first */
+    memcpy(run->sentence, run->services->error, sizeof run->sentence);
+    run->ending = status;
+    return G2Z_OK;
+  }
+  G2Z__TRY(status);
   int64_t step = ++run->step;
   run->step_s_of[step % 2] = g2z_seconds() - begin;
   run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;

@@ -4463,7 +4463,7 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
  *         dK = dS^T Q, dQ = dS K: 5 products. P and dS are rounded to A and stay in registers; dS
  *         also goes through shared memory, to be transposed for dQ
  * Launch  grid at most one block per multiprocessor, 512 threads: warpgroups 0 and 1 own 64 keys
- *         each, 2 adds up dQ, one thread of 3 loads. 217 KB of shared memory
+ *         each, 2 adds up dQ, one thread of 3 loads. 216 KB of shared memory
  * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP, 170 us at 756 TFLOP/s. Measured
  *         on an H200: 350 us in bursts; with statistics and column sums 377, and 449 in bench. A
  *         head takes as long when it is alone on the GPU: the bound lies within a multiprocessor,
@@ -5253,8 +5253,11 @@ g2z__product_columns(float (&sums)[16], const float (&c)[2][24][4], int group,
       g2z__product_ask(warp, other, 4, 6);
     }
   }
-  if constexpr (!READS) {
-    if (g2z__lane() == 0) g2z__stores_have_read<TWO ? 0 : 1>();
+  if constexpr (!READS) { /* group 0 takes the places of group 2, which the last tile ended with */
+    if (g2z__lane() == 0) {
+      if (TWO || group == 0) g2z__stores_have_read<0>();
+      else g2z__stores_have_read<1>();
+    }
     __syncwarp();
   }
 #pragma unroll

@@ -619,11 +619,11 @@ static void test_config_checks(g2z_test *t) {
   CHECK(t, model.layers == 48 && model.heads == 25 && model.channels == 1600);
   CHECK_STATUS(t, g2z_model_config_named(s, "gpt3", &model), G2Z_BAD_ARGUMENT, s, "gpt2-medium");
   static const g2z_model_config wanted[][2] = { /* in the order of its members: L, NH, C, ... */
-      {{0, 0, 0, 0, 0}, {48, 25, 1600, 1024, 50257}},
-      {{2, 0, 320, 0, 0}, {2, 5, 320, 1024, 50257}},
-      {{0, 0, 32, 0, 99}, {2, 1, 32, 1024, 99}},
-      {{0, 2, 0, 8, 0}, {2, 2, 32, 8, 99}},
-      {{0, 8, 640, 0, 0}, {2, 8, 640, 8, 99}}};
+      {{0, 0, 0, 0, 0, 0}, {48, 25, 1600, 1024, 50257, 50256}},
+      {{2, 0, 320, 0, 0, 0}, {2, 5, 320, 1024, 50257, 50256}},
+      {{0, 0, 32, 0, 99, 0}, {2, 1, 32, 1024, 99, 50256}},
+      {{0, 2, 0, 8, 0, 0}, {2, 2, 32, 8, 99, 50256}},
+      {{0, 8, 640, 0, 0, 0}, {2, 8, 640, 8, 99, 50256}}};
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) { /* each on top of the one before */
     g2z_model_config_override(&model, &wanted[i][0]);
     CHECK(t, memcmp(&model, &wanted[i][1], sizeof model) == 0);
@@ -3018,6 +3018,53 @@ static void test_ops_round(g2z_test *t) {
   CHECK(t, g2z_round(G2Z_FP32, 0.1f) == 0.1f && g2z_round(G2Z_TF32, 0.1f) == 0.1f);
 }
 
+/* What control groups leave of a machine with 1000 bytes, 700 of them free. */
+static void test_cgroup_memory(g2z_test *t) {
+  static const struct { const char *files[12]; size_t free_bytes, total_bytes; } cases[] = {
+      {{NULL}, 700, 1000},                                       /* no Linux, or no groups */
+      {{"proc/self/cgroup", "0::/\n"}, 700, 1000},               /* the root group has no limit */
+      {{"proc/self/cgroup", "0::/a/b\n",                         /* its own; pages of files */
+        "sys/fs/cgroup/a/b/memory.max", "600\n", "sys/fs/cgroup/a/b/memory.current", "500\n",
+        "sys/fs/cgroup/a/b/memory.stat", "anon 7\ninactive_file 50\nactive_file 60\n"}, 150, 600},
+      {{"proc/self/cgroup", "0::/a/b\n",                         /* one above is tighter */
+        "sys/fs/cgroup/a/b/memory.max", "max\n", "sys/fs/cgroup/a/b/memory.current", "500\n",
+        "sys/fs/cgroup/a/memory.max", "900\n", "sys/fs/cgroup/a/memory.current", "650\n"}, 250,
+       900},
+      {{"proc/self/cgroup", "0::/a\n", "sys/fs/cgroup/a/memory.max", "900\n",
+        "sys/fs/cgroup/memory.max", "800\n", "sys/fs/cgroup/memory.current", "10\n"}, 700, 800},
+      {{"proc/self/cgroup", "0::/../../elsewhere\n",         /* a container's own is the mount */
+        "sys/fs/cgroup/memory.max", "300\n", "sys/fs/cgroup/memory.current", "310\n"}, 0, 300},
+      {{"proc/self/cgroup", "9:name=systemd:/\n4:memory:/docker/x\n1:cpu:/a\n0::/\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes", "400\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes", "200\n", "sys/fs/cgroup/memory/memory.stat",
+        "cache 9\ninactive_file 1\ntotal_inactive_file 30\n",
+        "sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1\n"}, 230, 400},
+      {{"proc/self/cgroup", "4:memory:/x\n",                     /* version 1 without a limit */
+        "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "9223372036854771712\n"}, 700, 1000},
+      {{"proc/self/cgroup", "\n:\n::\n4:memory\n0::\n0::/a", "sys/fs/cgroup/a/memory.max", "many\n",
+        "sys/fs/cgroup/memory.max", ""}, 700, 1000}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char root[512], name[32], path[700];
+    snprintf(name, sizeof name, "machine%zu", i);
+    snprintf(root, sizeof root, "%s", test_path(t, name));
+    for (const char *const *file = cases[i].files; *file; file += 2) {
+      snprintf(path, sizeof path, "%s/%s", root, file[0]);
+      *strrchr(path, '/') = 0;
+      CHECK_OK(t, g2z_make_directory(&t->services, path));
+      path[strlen(path)] = '/';
+      test_write_file(t, path, file[1], strlen(file[1]));
+    }
+    size_t free_bytes = 700, total_bytes = 1000;
+    g2z__cgroup_memory(root, &free_bytes, &total_bytes);
+    CHECK(t, free_bytes == cases[i].free_bytes && total_bytes == cases[i].total_bytes);
+  }
+  /* Where this process has a limit, the plan is held against it. */
+  size_t free_bytes, total_bytes, limited_free = SIZE_MAX, limited_total = SIZE_MAX;
+  CHECK_OK(t, g2z_device_memory(&t->services, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
+  g2z__cgroup_memory("", &limited_free, &limited_total);
+  CHECK(t, total_bytes <= limited_total && total_bytes > 0);
+}
+
 static void test_ops_device(g2z_test *t) {
   g2z_services *s = &t->services;
   g2z_device *device;
@@ -3719,9 +3766,9 @@ static g2z_optimizer_config ops_optimizer(void) {
   return c;
 }
 
-/* A step whose gradients have this sum of squares in all. */
-static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
-                       double sum) {
+/* A step whose gradients have this sum of squares in all, and in which a rank may have failed. */
+static void ops_decide_status(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
+                              double sum, g2z_status status) {
   double rows[3][G2Z_VERDICT_COLUMNS];
   g2z_step_state reported[2];
   g2z_verdict verdict = {rows[0], 3, 3, {&reported[0], &reported[1]}};
@@ -3730,11 +3777,18 @@ static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_co
     rows[rank][G2Z_VERDICT_LOSS] = 10;
     rows[rank][G2Z_VERDICT_SQUARES] = rank == 0 ? sum / 2 : sum / 4;
   }
+  rows[1][G2Z_VERDICT_STATUS] = (double)status;
   CHECK_OK(e->t, e->ops->decide(e->device, state, &verdict, config, 10));
   for (int rank = 0; rank < 3; rank++)
     CHECK(e->t, rows[rank][G2Z_VERDICT_LOSS] == 0 && rows[rank][G2Z_VERDICT_SQUARES] == 0);
-  CHECK(e->t, state->status == G2Z_OK && !state->stop && state->loss == 3.0f);
+  CHECK(e->t, state->status == (int32_t)status && !state->stop && state->loss == 3.0f);
+  CHECK(e->t, state->step == state->applied + state->skipped);
   CHECK(e->t, memcmp(&reported[state->step % 2], state, sizeof *state) == 0);
+}
+
+static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
+                       double sum) {
+  ops_decide_status(e, state, config, sum, G2Z_OK);
 }
 
 static void ops_decide_scale(g2z_test *t) {
@@ -3801,6 +3855,15 @@ static void ops_decide_scale(g2z_test *t) {
   CHECK(t, s.loss_scale == 1024 && s.skipped_at_minimum == 60);
   for (int i = 0; i < 60; i++) ops_decide(&e, &s, &config, 1);
   CHECK(t, s.loss_scale == 1024 && s.skipped_at_minimum == 0);
+
+  /* A step in which a rank failed is skipped, and says nothing about the scale. */
+  config.loss_scale_dynamic = 1;
+  g2z_step_state good = s;
+  for (int i = 0; i < 2; i++) ops_decide_status(&e, &s, &config, i ? NAN : 1, G2Z_IO);
+  CHECK(t, s.skip == 1 && s.skipped == good.skipped + 2 && s.applied == good.applied);
+  CHECK(t, s.grad_multiplier == 0 && s.loss_scale == good.loss_scale);
+  CHECK(t, s.good_steps == good.good_steps && s.hysteresis == good.hysteresis);
+  CHECK(t, s.skipped_at_minimum == 0);
   ops_close(&e);
 }
 
@@ -5413,7 +5476,7 @@ static g2z_status test_weights_take(void *user, size_t canonical, size_t count,
 }
 
 static g2z_model_config test_weights_model(void) {
-  g2z_model_config model = {2, 1, 8, 5, 9001}; /* wte is longer than a chunk */
+  g2z_model_config model = {2, 1, 8, 5, 9001, 8900}; /* wte is longer than a chunk; V is padded */
   return model;
 }
 
@@ -5541,7 +5604,7 @@ static void test_weights_variant(g2z_test *t, const char *prefix, int which, con
 
 static void test_weights_variants(g2z_test *t) {
   g2z_services *services = &t->services;
-  const g2z_model_config model = {1, 1, 8, 4, 3};
+  const g2z_model_config model = {1, 1, 8, 4, 3, 2};
   float values[2][16 + 872 + 56];
   test_weights w[2] = {{values[0], 944, 0, SIZE_MAX}, {values[1], 944, 0, SIZE_MAX}};
 #define READ(i) (w[i].next = 0, \
@@ -5612,6 +5675,8 @@ static void test_weights_configs(g2z_test *t) {
       "\"summary_activation\":null,"
       "\"task_specific_params\":{\"text-generation\":{\"do_sample\":true,\"max_length\":50}}}",
       "{" SIZES "}", "{" SIZES ",\"n_inner\":null}", "{" SIZES ",\"n_inner\":3072}",
+      "{" SIZES ",\"eos_token_id\":50256}", "{" SIZES ",\"eos_token_id\":[0, 7]}",
+      "{" SIZES ",\"eos_token_id\":null}", "{" SIZES ",\"eos_token_id\":-1}",
       "{" SIZES ",\"activation_function\":\"gelu_pytorch_tanh\",\"layer_norm_epsilon\":0.00001}"};
   static const struct { const char *text; g2z_status status; const char *sentence; } bad[] = {
       {"", G2Z_FORMAT, "config.json, line 1, column 1: expected an object"},
@@ -6013,6 +6078,65 @@ static void test_run_init_from(g2z_test *t) {
   CHECK_STATUS(t, test_run_all(t, &s.config, &second), G2Z_BAD_ARGUMENT, &t->services, "n_head");
 }
 
+/* <|endoftext|> of a config.json, and as many rows of wte as its vocab_size says; -1: neither. */
+static int64_t test_run_eot(g2z_test *t, const char *directory, int vocab) {
+  static const char *const keys[] = {"vocab_size", "bos_token_id", "eos_token_id"};
+  int64_t found[3] = {-1, -1, -2};
+  size_t bytes;
+  char path[700], *text = test_run_read(t, directory, "config.json", &bytes);
+  for (int i = 0; i < 3; i++) {
+    char key[64];
+    snprintf(key, sizeof key, "\"%s\": ", keys[i]);
+    const char *at = text ? strstr(text, key) : NULL;
+    if (at) found[i] = strtoll(at + strlen(key), NULL, 10);
+  }
+  g2z_release(&t->services, text);
+  g2z_safetensors *file = NULL;
+  snprintf(path, sizeof path, "%s/model.safetensors", directory);
+  CHECK_OK(t, g2z_safetensors_open(&t->services, path, &file));
+  int index = file ? g2z_safetensors_find(file, "transformer.wte.weight") : -1;
+  CHECK(t, index >= 0 && g2z_safetensors_tensor(file, index).shape[0] == (uint64_t)vocab);
+  g2z_safetensors_free(file);
+  return found[0] == vocab && found[1] == found[2] ? found[2] : -1;
+}
+
+/* Readers of what is saved are told the token that ends a text, whether the tokenizer says it, the
+ * weights that training began with, or nothing but the vocabulary; and whether that is padded. */
+static void test_run_padded_vocab(g2z_test *t) {
+  static const struct { int vocab, with_tokenizer; int64_t eot; } cases[] = {
+      {257, 0, 256}, {259, 1, 258}, {384, 1, 258}, {384, 0, 383}, {50257, 0, 50256},
+      {50304, 0, 50256}};
+  static const char merges[] = "#version: 0.2\n1 2\n3 4\n"; /* 259 tokens */
+  test_run_setup s;
+  test_run_seen seen;
+  char saved[700];
+  test_write_file(t, test_path(t, "merges.txt"), merges, strlen(merges));
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char name[32], vocab[512];
+    snprintf(name, sizeof name, "run%zu", i);
+    snprintf(vocab, sizeof vocab, "%s", test_path(t, "merges.txt"));
+    test_run_prepare(t, &s, name);
+    s.config.prompt = NULL;
+    s.config.vocab = cases[i].with_tokenizer ? vocab : NULL;
+    s.config.train.model.channels = 16;
+    s.config.train.model.vocab = cases[i].vocab;
+    s.config.epochs = 0;
+    s.config.train.optimizer.steps = s.config.save_every = 1;
+    CHECK_OK(t, test_run_all(t, &s.config, &seen));
+    snprintf(saved, sizeof saved, "%.500s/step-000001", s.run_dir);
+    CHECK(t, test_run_eot(t, saved, cases[i].vocab) == cases[i].eot);
+    CHECK(t, test_run_eot(t, s.weights, cases[i].vocab) == cases[i].eot);
+    if (i != 2) continue;
+    /* Of weights whose tokenizer is not there, their config.json is believed. */
+    s.config.train.init_from = saved;
+    CHECK_OK(t, g2z_weights_config(&t->services, saved, &s.config.train.model));
+    s.config.vocab = s.config.run_dir = NULL;
+    s.config.save_every = 0;
+    CHECK_OK(t, test_run_all(t, &s.config, &seen));
+    CHECK(t, test_run_eot(t, s.weights, cases[i].vocab) == cases[i].eot);
+  }
+}
+
 static void test_run_slurm(g2z_test *t) {
   static const char *const variables[][2] = {
       {"SLURM_JOB_ID", "4711"},        {"SLURM_JOB_NODELIST", "node[1-2]"},
@@ -6111,6 +6235,87 @@ static void test_run_full_disk(g2z_test *t) {
   CHECK_STATUS(t, status, G2Z_IO, &t->services, "s.jsonl");
   snprintf(s.weights, sizeof s.weights, "%.400s/RUN_COMPLETE.txt", s.run_dir);
   CHECK(t, access(s.weights, F_OK) != 0);
+}
+
+/* Both streams of a run end with step `last`; 0: they have none. */
+static void test_run_last_line(g2z_test *t, const test_run_setup *s, int last) {
+  static const char *const files[] = {"metrics.jsonl", "train.log"};
+  for (int i = 0; i < 2; i++) {
+    size_t bytes;
+    char line[2][32], *text = test_run_read(t, s->run_dir, files[i], &bytes);
+    for (int more = 0; more < 2; more++)
+      snprintf(line[more], sizeof line[more], i ? "  step %d/" : "\"step\": %d,", last + more);
+    CHECK(t, text && (last == 0 || strstr(text, line[0])) && !strstr(text, line[1]));
+    g2z_release(&t->services, text);
+  }
+}
+
+/* The steps before the one whose tokens are damaged are told, whichever it is. */
+static void test_run_damaged(g2z_test *t) {
+  int least = INT_MAX, most = 0;
+  for (int sequence = 0; sequence < 32; sequence += 5) {
+    char name[32];
+    test_run_setup s;
+    test_run_seen seen;
+    snprintf(name, sizeof name, "run%d", sequence);
+    test_run_prepare(t, &s, name);
+    test_run_shard(t, "digits_train_000000.bin", 4 * 2 * 4 * 16 + 1);
+    FILE *shard = fopen(s.train, "r+b");
+    uint16_t token = 257; /* the first that the model does not have */
+    CHECK(t, shard && fseek(shard, 1024 + 2 * (16 * sequence + 3), SEEK_SET) == 0);
+    CHECK(t, shard && fwrite(&token, sizeof token, 1, shard) == 1 && fclose(shard) == 0);
+    g2z_loader_config config;
+    memset(&config, 0, sizeof config);
+    config.glob = s.train;
+    config.batch = s.config.train.batch;
+    config.seq = s.config.train.seq;
+    config.accum = s.config.train.accum;
+    config.world = 1;
+    config.vocab = 257;
+    config.order = G2Z_ORDER_SHUFFLED;
+    config.seed = s.config.train.seed;
+    g2z_loader *loader = NULL;
+    const int32_t *x, *y;
+    int good = 0;
+    CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+    while (loader && good < 4 && g2z_loader_next(loader, &x, &y) == G2Z_OK) good++;
+    g2z_loader_free(loader);
+    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_FORMAT, &t->services, "token 257 at");
+    CHECK(t, good < 4 && seen.steps == good && seen.last_step == good && !seen.done);
+    test_run_last_line(t, &s, good);
+    least = good < least ? good : least;
+    most = good > most ? good : most;
+  }
+  CHECK(t, least == 0 && most == 3);
+}
+
+/* The last of the steps that were skipped is told as well, and what follows says the same again. */
+static void test_run_diverges(g2z_test *t) {
+  test_run_setup s;
+  g2z_context *context = NULL;
+  g2z_run *run = NULL;
+  g2z_run_event event;
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  float nan = NAN;
+  int steps = 0;
+  test_run_prepare(t, &s, "run");
+  s.config.val_glob = NULL;
+  s.config.epochs = 20;
+  cc.device = G2Z_DEVICE_CPU;
+  CHECK_OK(t, g2z_context_create(&cc, &context));
+  CHECK_OK(t, g2z_run_create(context, &s.config, &run));
+  if (run) CHECK_OK(t, g2z_trainer_write(g2z_run_trainer(run), G2Z_BUFFER_MASTER, 0, 1, &nan));
+  g2z_status status = G2Z_OK;
+  while (run && steps < 80 && (status = g2z_run_next(run, &event)) == G2Z_OK)
+    steps += event.kind == G2Z_RUN_STEP && event.metrics.skipped;
+  for (int again = 0; run && again < 2; again++) {
+    CHECK_STATUS(t, status, G2Z_DIVERGED, &t->services, "50 steps in a row up to step 50 had");
+    status = g2z_run_next(run, &event);
+  }
+  CHECK(t, steps == 50);
+  test_run_last_line(t, &s, 50);
+  g2z_run_free(run);
+  g2z_context_free(context);
 }
 
 /* A run goes on, and ends well, where its page cannot be written. */
@@ -11222,6 +11427,7 @@ static const g2z_test_entry test_table[] = {
     {"loader_many_shards", "many shards, never read across", test_loader_many_shards},
     {"loader_no_memory", "the loader survives every failing allocation", test_loader_no_memory},
     {"ops_round", "fp16 and bf16, to the nearest even", test_ops_round},
+    {"cgroup_memory", "the memory that control groups leave", test_cgroup_memory},
     {"ops_device", "what a device refuses", test_ops_device},
     {"ops_linear", "products and their epilogues", test_ops_linear},
     {"ops_layernorm", "LayerNorm, forward and backward", test_ops_layernorm},
@@ -11258,9 +11464,12 @@ static const g2z_test_entry test_table[] = {
     {"run_determinism", "two runs write the same bytes", test_run_determinism},
     {"run_length", "steps, epochs and limits", test_run_length},
     {"run_init_from", "a run starts from saved weights", test_run_init_from},
+    {"run_padded_vocab", "what is saved names the token that ends a text", test_run_padded_vocab},
     {"run_slurm", "Slurm's variables reach the artifacts", test_run_slurm},
     {"run_refusals", "a run that cannot work does not start", test_run_refusals},
     {"run_full_disk", "a run on a full disk ends in a sentence", test_run_full_disk},
+    {"run_damaged", "steps before a damaged batch are told", test_run_damaged},
+    {"run_diverges", "the last skipped step is told before the end", test_run_diverges},
     {"run_no_page", "a run whose page cannot be written ends well", test_run_no_page},
     {"run_allocations", "a run survives every failing allocation", test_run_allocations},
     {"flags", "the command-line parser", test_flags},
@@ -11694,7 +11903,7 @@ static void fuzz_make_directory(void) {
 
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */
 static int fuzz_safetensors(const uint8_t *data, size_t size) {
-  const g2z_model_config tiny = {1, 1, 8, 4, 3};
+  const g2z_model_config tiny = {1, 1, 8, 4, 3, 2};
   g2z_services services;
   g2z_model_config model;
   g2z_safetensors *file;
