@@ -3696,11 +3696,13 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
 G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
   if (plan->device != G2Z_DEVICE_CUDA) return 0;
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
-  size_t most = N * (8 * (size_t)plan->model.heads + 40) + (N / 32 + 2048) * 4 * C;
+  size_t rows = ((size_t)plan->seq + 63) / 64 * 64; /* of whole tiles */
+  size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
+                (N / 32 + 2048) * 4 * C;
   if (C == 64 * (size_t)plan->model.heads && plan->dtype_bytes == 2) { /* dQ in fp32, on Hopper */
     size_t parts = 8 * (size_t)plan->batch * (size_t)plan->model.heads;
     if (parts > G2Z__ATTENTION_PARTS) parts = G2Z__ATTENTION_PARTS;
-    most += parts * (((size_t)plan->seq + 63) / 64 * 64) * 64 * sizeof(float);
+    most += parts * rows * 64 * sizeof(float);
   }
   if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
   return ((size_t)32 << 20) + 3 * g2z__align(most);
