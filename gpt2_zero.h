@@ -936,8 +936,8 @@ G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t byt
 G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes);
 /* Appends the ids of as much of a text's beginning as nothing behind `bytes` can change; *used says
  * how much that is. Go on with the rest and more behind it. With this a text of any length is
- * encoded in bounded memory, also where g2z_encode_cut finds no place. From 64 bytes on ids come
- * out for all but the last piece, from about 1 MiB on also for a piece that is longer than that. */
+ * encoded in bounded memory, also where g2z_encode_cut finds no place. Ids come out for each piece
+ * that ends 64 bytes or more before the end, from about 1 MiB on also for part of a longer one. */
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                                    g2z_tokens *out, size_t *used);
 /* The bytes of ids one after the other (not necessarily valid UTF-8), a NUL behind the last; freed
@@ -953,7 +953,8 @@ G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_traine
 G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes);
 /* Counts as much of a text's beginning as nothing behind `bytes` can change; *used says how much
  * that is. Go on with the rest and more behind it: so a text that g2z_encode_cut finds no place in
- * is fed in bounded memory, if its pieces are. From 64 bytes on all but the last piece counts. */
+ * is fed in bounded memory, if its pieces are. What counts is each piece that ends 64 bytes or more
+ * before the end. */
 G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
                                              size_t bytes, size_t *used);
 /* Counts what `other` was fed, as if this trainer had been: so threads share the counting. */
@@ -1352,7 +1353,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 
 /* Exit codes of programs around the library, which mpirun, srun and scripts see. */
 #define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
-#define G2Z_EXIT_STOPPED 75  /* a stop was requested, the state is saved in the run directory */
+#define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
 
 /* Starts this program `ranks` times with the same arguments, as ranks of one job on this host,
  * waits for all and hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to them. *is_parent 0:
@@ -3110,6 +3111,7 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key) {
 #define G2Z__MAX_CONTEXT (1 << 20)
 #define G2Z__MAX_VOCAB (1 << 24)
 #define G2Z__MAX_BATCH (1 << 20)
+#define G2Z__MAX_ACCUM (1 << 20)
 #define G2Z__MAX_TOKENS (1 << 28) /* of a micro-step */
 
 G2Z__DEFINE_TEXT(g2z_dtype_text, g2z_dtype, G2Z_DTYPE_LIST, G2Z__SECOND_OF_3)
@@ -3270,7 +3272,7 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
                      "g2z_train_config_default()");
   G2Z__TRY(g2z_model_config_check(services, &config->model));
   G2Z__TRY(g2z__check_range(services, "batch", config->batch, 1, G2Z__MAX_BATCH));
-  G2Z__TRY(g2z__check_range(services, "accum", config->accum, 1, 1 << 20));
+  G2Z__TRY(g2z__check_range(services, "accum", config->accum, 1, G2Z__MAX_ACCUM));
   G2Z__TRY(g2z__check_range(services, "seq", config->seq, 1, G2Z__MAX_CONTEXT));
   if (config->seq > config->model.context)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
@@ -3696,7 +3698,7 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
 G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
   if (plan->device != G2Z_DEVICE_CUDA) return 0;
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
-  size_t rows = ((size_t)plan->seq + 63) / 64 * 64; /* of whole tiles */
+  size_t rows = g2z__round_up((size_t)plan->seq, 64); /* of whole tiles */
   size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
                 (N / 32 + 2048) * 4 * C;
   if (C == 64 * (size_t)plan->model.heads && plan->dtype_bytes == 2) { /* dQ in fp32, on Hopper */
@@ -12970,11 +12972,11 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   void *sums;
   *loss = NAN;
   G2Z__TRY(g2z__trainer_share_tuning(t));
-  G2Z__TRY(g2z__trainer_refresh(t));
+  G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_refresh(t)));
   g2z_status status = g2z__alloc(t->services, (size_t)t->plan.world, sizeof(double), &sums);
   g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &sum, &status);
   if (enqueued != G2Z_OK) g2z_release(t->services, sums);
-  G2Z__TRY(enqueued); /* its GPU failed: the others wait where no agreement reaches them */
+  G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait where no agreement reaches them */
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, &sum, sizeof sum, sums);
   for (int rank = 0; rank < t->plan.world && status == G2Z_OK; rank++)
@@ -14226,6 +14228,13 @@ G2Z__PRIVATE void g2z__saver_free(g2z__saver *saver) {
   g2z_release(services, saver->saved.spans);
 }
 
+/* Without slashes at its end. */
+G2Z__PRIVATE size_t g2z__directory_length(const char *path) {
+  size_t length = strlen(path);
+  while (length > 1 && path[length - 1] == '/') length--;
+  return length;
+}
+
 /* Where all ranks hold everything, each writes its share of it. */
 G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const char *directory,
                                         const char *suffix) {
@@ -14237,8 +14246,8 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   saver->ranks = g2z_context_ranks(t->context);
   saver->directory = directory;
   g2z__crc_init(&saver->crc);
-  size_t length = strlen(directory), bytes = length + strlen(suffix) + 1, P = plan->parameters;
-  while (length > 1 && directory[length - 1] == '/') length--; /* beside it, not inside */
+  size_t length = g2z__directory_length(directory), P = plan->parameters; /* beside, not inside */
+  size_t bytes = length + strlen(suffix) + 1;
   G2Z__TRY(g2z__alloc(t->services, bytes, 1, &memory));
   saver->place = (char *)memory;
   snprintf(saver->place, bytes, "%.*s%s", (int)length, directory, suffix);
@@ -14847,7 +14856,8 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
       &saved->state.step, &saved->tokens, &saved->epoch, &saved->epoch_step, &saved->sequences};
   int bad = !saved->file_bytes || saved->file_count != G2Z__FILE_OPTIMIZER + saved->world ||
             saved->batch < 1 || saved->accum < 1 || saved->seq < 1 || saved->epoch > 1 << 30 ||
-            saved->batch > 1 << 20 || saved->accum > 1 << 20 || saved->seq > 1 << 20;
+            saved->batch > G2Z__MAX_BATCH || saved->accum > G2Z__MAX_ACCUM ||
+            saved->seq > G2Z__MAX_CONTEXT;
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
     bad |= *counts[i] < 0 || *counts[i] > most;
   if (bad)
@@ -14901,11 +14911,10 @@ G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char 
 G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *directory,
                                         g2z__saved *saved) {
   char *path, *text = NULL;
-  size_t bytes = 0, length = strlen(directory);
+  size_t bytes = 0, length = g2z__directory_length(directory);
   int weights = 0, state = 0;
   struct stat info;
   memset(saved, 0, sizeof *saved);
-  while (length > 1 && directory[length - 1] == '/') length--;
   if (stat(directory, &info) != 0)
     return g2z__fail_file(services, errno, "open the checkpoint", directory);
   if (length > 8 && strncmp(directory + length - 8, ".partial", 8) == 0)
@@ -15234,7 +15243,8 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   if (!fp16 || !found || !o->loss_scale_dynamic) {
     state.loss_scale = fp16 ? o->loss_scale : 1.0f;
     state.skipped_at_minimum = 0;
-    if (strcmp(r->saved.dtype, g2z_dtype_text(t->config.dtype)) != 0) {
+    int same = strcmp(r->saved.dtype, g2z_dtype_text(t->config.dtype)) == 0;
+    if (!same || (fp16 && o->loss_scale_dynamic)) { /* these did not count for this scale */
       state.good_steps = 0;
       state.hysteresis = o->loss_scale_hysteresis;
     }
@@ -16690,22 +16700,20 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* ----- the crank ----- */
 
-/* Enqueues a step; notes how long it took and what is due behind it. Where that fails, and a step
- * that finished has yet to be told, the failure waits for the next call. */
+/* The status of a step or of a flush. A failure waits for the next call where the report has a step
+ * that finished and is yet to be told. */
+G2Z__PRIVATE g2z_status g2z__run_after(g2z_run *run, g2z_status status, const g2z_report *report) {
+  if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
+  memcpy(run->sentence, run->services->error, sizeof run->sentence);
+  run->ending = status;
+  return G2Z_OK;
+}
+
+/* Enqueues a step; notes how long it took and what is due behind it. */
 G2Z__PRIVATE g2z_status g2z__run_train(g2z_run *run, g2z_report *report) {
   const g2z_run_config *config = &run->config;
-  if (run->ending != G2Z_OK) {
-    memcpy(run->services->error, run->sentence, sizeof run->sentence);
-    return run->ending;
-  }
   double begin = g2z_seconds();
-  g2z_status status = g2z_trainer_step(run->trainer, report);
-  if (status != G2Z_OK && report->loss_step > run->known.step) { /* a finished step comes first */
-    memcpy(run->sentence, run->services->error, sizeof run->sentence);
-    run->ending = status;
-    return G2Z_OK;
-  }
-  G2Z__TRY(status);
+  G2Z__TRY(g2z_trainer_step(run->trainer, report));
   int64_t step = ++run->step;
   run->step_s_of[step % 2] = g2z_seconds() - begin;
   run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;
@@ -16923,8 +16931,13 @@ G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
   for (int shown = 0; !shown;) {
     g2z_report report;
     memset(&report, 0, sizeof report);
+    if (run->ending != G2Z_OK) {
+      memcpy(run->services->error, run->sentence, sizeof run->sentence);
+      return run->ending;
+    }
     if (!run->due) {
       g2z_status status = g2z__run_train(run, &report);
+      status = g2z__run_after(run, status, &report);
       if (status == G2Z_STOPPED) {
         int save = run->config.run_dir && run->saved != run->step;
         run->due = G2Z__DUE_STOP | (save ? G2Z__DUE_SAVE : 0);
@@ -16932,7 +16945,10 @@ G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
       }
       G2Z__TRY(status);
       if (report.loss_step <= run->known.step) continue; /* what is due waits for its loss */
-    } else if (run->known.step < run->step) G2Z__TRY(g2z_trainer_flush(run->trainer, &report));
+    } else if (run->known.step < run->step) {
+      g2z_status status = g2z_trainer_flush(run->trainer, &report);
+      G2Z__TRY(g2z__run_after(run, status, &report));
+    }
     if (report.loss_step > run->known.step) {
       event->line = run->line;
       G2Z__TRY(g2z__run_learn(run, &report));

@@ -4945,9 +4945,8 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
  * their columns for both. That pays for plain sums of many rows: N=32768 on H200s, with pairs where
  * the clock chose them, K=768 and M=2304 takes 175 us instead of 184, the data gradients of 2304
  * and 3072 columns 176 instead of 183 and 241 instead of 254, a step 52.1 to 52.2 ms instead of
- * 52.1 to 52.6. With more to do behind the sums blocks keep each other waiting: GELU takes 341 us
- * in pairs instead of 288, its gradient 419 instead of 383, a residual at K=M=768 84 instead of
- * 74. */
+ * 52.1 to 52.6. Not with more to do behind the sums: GELU takes 341 us in pairs instead of 288, its
+ * gradient 419 instead of 383, a residual at K=M=768 84 instead of 74. */
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_COLUMNS 192 /* of a tile */

@@ -34,6 +34,7 @@ if [[ -n ${GPT2_EXTRA_ARGS:-} ]]; then
   program+=("${extra[@]}")
 fi
 if [[ ${NSYS:-0} == 1 ]]; then
+  launch=(srun -K0 --wait=0) # each host's first task writes its report when the others are gone
   program=(bash slurm/profile.sh "$run_dir" "${program[@]}")
 fi
 if [[ ${DIST_DEBUG:-0} == 1 ]]; then
