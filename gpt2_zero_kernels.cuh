@@ -1898,18 +1898,13 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
 } g2z__lt_key;
 #define G2Z__KEY_FIELDS ((int)(sizeof(g2z__lt_key) / sizeof(int32_t)))
 
-/* Who computes a product, and what a table calls him: room k42's blocks alone or in pairs. */
-typedef enum g2z__way {
-  G2Z__WAY_CUBLASLT,
-  G2Z__WAY_HOPPER,
-  G2Z__WAY_HOPPER_PAIRS,
-  G2Z__WAYS
-} g2z__way;
-static const char *const g2z__way_names[G2Z__WAYS] = {"cublaslt", "hopper", "hopper-pairs"};
+/* Who computes a product, and what a table calls him. */
+typedef enum g2z__way { G2Z__WAY_CUBLASLT, G2Z__WAY_HOPPER, G2Z__WAYS } g2z__way;
+static const char *const g2z__way_names[G2Z__WAYS] = {"cublaslt", "hopper"};
 
 typedef struct g2z__lt_product {
   g2z__lt_key key;
-  g2z__way way;                    /* with room k42's too, algo is cuBLASLt's best */
+  g2z__way way;                    /* with HOPPER too, algo is cuBLASLt's best */
   cublasLtMatmulDesc_t desc;
   cublasLtMatrixLayout_t a, b, d;
   cublasLtMatmulAlgo_t algo;
@@ -1929,9 +1924,9 @@ typedef struct g2z__lt_operands {
  * DGELU, which is its alone, it sums the columns of slabs of G2Z__PRODUCT_ROWS rows. */
 #define G2Z__PRODUCT_ROWS 128
 static int g2z__hopper_products_here(const g2z_device *device);
-static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key, g2z__way way,
+static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
                                     const g2z__lt_operands *on);
-static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key, g2z__way way,
+static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
                                           const g2z__lt_operands *on);
 
 static g2z_status g2z__lt_fail(g2z_device *device, cublasStatus_t status, const char *what,
@@ -2132,10 +2127,8 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   int count;
   G2Z__TRY(g2z__lt_candidates(device, product, candidates, &count));
   product->algo = candidates[0].algo;
-  for (int way = G2Z__WAY_HOPPER; way < G2Z__WAYS; way++)
-    if (g2z__cuda_of(device)->tune == G2Z_TUNE_OWN &&
-        g2z__hopper_product_fits(device, &product->key, (g2z__way)way, on))
-      product->way = (g2z__way)way;
+  int hopper = g2z__hopper_product_fits(device, &product->key, on);
+  if (hopper && g2z__cuda_of(device)->tune == G2Z_TUNE_OWN) product->way = G2Z__WAY_HOPPER;
   if (!g2z__lt_may_time(device)) return G2Z_OK;
   g2z__lt_operands trial = *on;
   void *elsewhere = NULL;
@@ -2157,15 +2150,12 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
     product->us = us;
     product->algo = candidates[i].algo;
   }
-  for (int i = G2Z__WAY_HOPPER; i < G2Z__WAYS; i++) {
-    g2z__way way = (g2z__way)i;
-    if (!g2z__hopper_product_fits(device, &product->key, way, on)) continue;
-    float us = g2z__lt_time_us(device, &product->key, [&] {
-      return g2z__hopper_product_run(device, &product->key, way, &trial) == G2Z_OK;
-    });
-    if (us <= 0 || product->us <= 0 || us >= product->us) continue;
+  float us = !hopper ? -1 : g2z__lt_time_us(device, &product->key, [&] {
+    return g2z__hopper_product_run(device, &product->key, &trial) == G2Z_OK;
+  });
+  if (us > 0 && product->us > 0 && us < product->us) {
     product->us = us;
-    product->way = way;
+    product->way = G2Z__WAY_HOPPER;
   }
   cudaFree(elsewhere);
   return G2Z_OK;
@@ -2211,10 +2201,8 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
     return status;
   }
   if (!known && product->us > 0) g2z__cuda_of(device)->products_timed++;
-  /* What is added may leave no kernel for pairs. */
-  for (int way = product->way; way >= G2Z__WAY_HOPPER; way--)
-    if (g2z__hopper_product_fits(device, key, (g2z__way)way, on))
-      return g2z__hopper_product_run(device, key, (g2z__way)way, on);
+  if (product->way == G2Z__WAY_HOPPER && g2z__hopper_product_fits(device, key, on))
+    return g2z__hopper_product_run(device, key, on);
   cublasStatus_t run = g2z__lt_run(device, product, on, &product->algo);
   return run == CUBLAS_STATUS_SUCCESS ? G2Z_OK : g2z__lt_fail(device, run, "cublasLtMatmul", key);
 }
@@ -2291,8 +2279,7 @@ static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g
                            const cublasLtMatmulAlgo_t *algo) {
   cublasLtMatmulHeuristicResult_t result;
   int fused = product->key.epilogue == CUBLASLT_EPILOGUE_DGELU;
-  g2z__way ours = way == G2Z__WAY_CUBLASLT ? G2Z__WAY_HOPPER : way;
-  if ((fused || way == ours) && !g2z__hopper_product_fits(device, &product->key, ours, NULL))
+  if ((fused || way == G2Z__WAY_HOPPER) && !g2z__hopper_product_fits(device, &product->key, NULL))
     return 0;
   if (fused) return 1;
   memset(&result, 0, sizeof result);
@@ -2434,9 +2421,9 @@ static g2z_status g2z__gelu_gradient_product(g2z_device *device, const g2z__lt_k
     return g2z__column_slabs<A, G2Z__COLUMNS_TIMES_GELU_GRADIENT>(device, on->sums, (A *)on->d,
                                                                   (const A *)on->aux, N, I);
   };
-  auto fused = [&] { return g2z__hopper_product_run(device, &key, G2Z__WAY_HOPPER, on); };
+  auto fused = [&] { return g2z__hopper_product_run(device, &key, on); };
   *slabs = g2z__slabs(N);
-  if (!g2z__hopper_product_fits(device, &key, G2Z__WAY_HOPPER, on)) return apart();
+  if (!g2z__hopper_product_fits(device, &key, on)) return apart();
   g2z__lt_product *product = g2z__lt_find(device, &key);
   if (!product) {
     g2z__way way = g2z__cuda_of(device)->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
@@ -2594,6 +2581,13 @@ static __device__ inline void g2z__as_a(uint32_t (&a)[4], const float (&left)[4]
   a[3] = g2z__pair_of<A>::pack(right[2], right[3]);
 }
 
+/* One of two numbers. `condition ? x[i] : x[j]` chooses between addresses, as an index would, and
+ * then some compilations keep all of x in local memory: attention backward took a tenth longer. */
+template <typename T>
+static __device__ inline T g2z__choose(bool condition, T yes, T no) {
+  return condition ? yes : no;
+}
+
 /* Four lanes, STEP and 2 STEP apart, transpose the 4x4 words that they hold: lane i's word k goes
  * to lane k's word i. */
 template <int STEP>
@@ -2604,9 +2598,10 @@ static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       if (i & bit) continue;
-      uint32_t got = __shfl_xor_sync(G2Z__ALL_LANES, high ? words[i] : words[i + bit], bit * STEP);
-      if (high) words[i] = got;
-      else words[i + bit] = got;
+      uint32_t give = g2z__choose(high, words[i], words[i + bit]);
+      uint32_t got = __shfl_xor_sync(G2Z__ALL_LANES, give, bit * STEP);
+      words[i] = g2z__choose(high, got, words[i]);
+      words[i + bit] = g2z__choose(high, words[i + bit], got);
     }
   }
 }
@@ -2785,8 +2780,9 @@ static __device__ inline float g2z__att_drop_one(const g2z__att_drop &drop, int 
   uint64_t element = drop.head + (uint64_t)(uint32_t)query * drop.T + (uint32_t)key;
   float factors[4];
   g2z__att_drop_group(factors, drop, (uint32_t)(element / 4));
-  float low = element % 2 ? factors[1] : factors[0], high = element % 2 ? factors[3] : factors[2];
-  return element % 4 < 2 ? low : high; /* an index would move the factors out of registers */
+  float low = g2z__choose(element % 2, factors[1], factors[0]);
+  float high = g2z__choose(element % 2, factors[3], factors[2]);
+  return g2z__choose(element % 4 < 2, low, high);
 }
 
 typedef enum g2z__att_side { G2Z__ROWS_ARE_QUERIES, G2Z__ROWS_ARE_KEYS } g2z__att_side;
@@ -2804,12 +2800,13 @@ static __device__ inline void g2z__att_drop_tile(float (&factors)[4], const g2z_
     /* Lanes t and t^1 share two groups: the even one draws that of row g, the odd one of g + 8. */
     uint32_t query = (uint32_t)(row + g + t % 2 * 8), key = (uint32_t)(column + t / 2 * 4);
     g2z__att_drop_group(drawn, drop, first + query * per_query + key / 4);
-    float got0 = __shfl_xor_sync(G2Z__ALL_LANES, t % 2 ? drawn[0] : drawn[2], 1);
-    float got1 = __shfl_xor_sync(G2Z__ALL_LANES, t % 2 ? drawn[1] : drawn[3], 1);
-    factors[0] = t % 2 ? got0 : drawn[0];
-    factors[1] = t % 2 ? got1 : drawn[1];
-    factors[2] = t % 2 ? drawn[2] : got0;
-    factors[3] = t % 2 ? drawn[3] : got1;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float give = g2z__choose(t % 2, drawn[i], drawn[i + 2]);
+      float got = __shfl_xor_sync(G2Z__ALL_LANES, give, 1);
+      factors[i] = g2z__choose(t % 2, got, drawn[i]);
+      factors[i + 2] = g2z__choose(t % 2, drawn[i + 2], got);
+    }
   } else {
     /* Four lanes, g % 4 = 0..3, share four groups: that of c0, c1, c2 and c3. */
     uint32_t query = (uint32_t)(column + t * 2 + g % 2);
@@ -3018,8 +3015,9 @@ static __device__ inline void g2z__sum_lanes(float (&sums)[N]) {
   int high = g2z__lane() & LANES;
 #pragma unroll
   for (int i = 0; i < HALF; i++) {
-    float got = __shfl_xor_sync(G2Z__ALL_LANES, high ? sums[i] : sums[i + HALF], LANES);
-    sums[i] = (high ? sums[i + HALF] : sums[i]) + got;
+    float give = g2z__choose(high, sums[i], sums[i + HALF]);
+    float keep = g2z__choose(high, sums[i + HALF], sums[i]);
+    sums[i] = keep + __shfl_xor_sync(G2Z__ALL_LANES, give, LANES);
   }
   if constexpr (LANES > 4) g2z__sum_lanes<N, HALF / 2, LANES / 2>(sums);
 }
@@ -3644,10 +3642,8 @@ g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const 
  * ask what was compiled. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define G2Z__HOPPER_THREADS(threads) threads
-#define G2Z__HOPPER_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
 #else
 #define G2Z__HOPPER_THREADS(threads) 32
-#define G2Z__HOPPER_CLUSTER(blocks)
 #endif
 
 /* ----- barriers and copies ----------------------------------------------- */
@@ -3819,15 +3815,15 @@ static __device__ inline void g2z__wgmma_scores(float (&c)[8][4], const uint32_t
     g2z__wgmma<A, G2Z__BY_ROWS>(c, a[k], g2z__operand(tile, k * 32), k > 0);
   g2z__wgmma_commit();
 }
-/* The same with a in a tile too. */
+/* The same with a in a tile too; with `adds`, +=. */
 template <typename A>
-static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_t a,
-                                                       uint32_t tile) {
+static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_t a, uint32_t tile,
+                                                       int adds) {
   g2z__wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; k++)
     g2z__wgmma_shared<A, G2Z__BY_ROWS>(c, g2z__operand(a, k * 32), g2z__operand(tile, k * 32),
-                                       k > 0);
+                                       adds || k > 0);
   g2z__wgmma_commit();
 }
 /* c = or, with `adds`, += a tile: 64 rows are summed over. */
@@ -3983,8 +3979,8 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
 /* Rows of statistics are padded, so that every copy of 64 is whole. */
 static inline __host__ __device__ int g2z__hopper_pitch(int T) { return (T + 63) / 64 * 64; }
 
-/* g2z_k_attention_hopper_stats: what backward wants to know about a query: lse * log2(e), and the
- * sum over HS of dout * out. Zero in the padding of a row, where dout is zero too.
+/* g2z_k_attention_hopper_stats: what backward wants to know about a query: lse * log2(e), and minus
+ * the sum over HS of dout * out. Zero in the padding of a row, where dout is zero too.
  *   stats     [B*NH,2,pitch] f32 out
  *   dout,out  [B,T,NH,64] A in
  *   taken     [1] i32 out   0: backward, which follows, counts its items with it
@@ -4013,7 +4009,7 @@ g2z_k_attention_hopper_stats(float *stats, int *taken, const A *dout, const A *o
   if (threadIdx.x % 8) return;
   size_t head = (size_t)(b * NH + h), to = head * 2 * (size_t)pitch + (size_t)t;
   stats[to] = t < T ? lse[head * (size_t)T + (size_t)t] * G2Z__LOG2E : 0.0f;
-  stats[to + (size_t)pitch] = sum;
+  stats[to + (size_t)pitch] = -sum;
 }
 
 #define G2Z__HOPPER_SPLITS 8      /* parts of a head that blocks take on their own, at most */
@@ -4303,21 +4299,27 @@ struct g2z__hopper_keys {
   int row;             /* of this warp inside the 128 */
 };
 
-/* One of the two statistics of the columns of a C tile that this lane holds. It is fetched before
- * the product that it meets has come. */
-static __device__ inline void g2z__hopper_stats_get(float2 (&x)[8], const float *stats) {
+/* lse of the columns of a C tile that this lane holds. It is fetched before the scores have come. */
+static __device__ inline void g2z__hopper_lse_get(float2 (&lse2)[8], const float *stats) {
 #pragma unroll
-  for (int n = 0; n < 8; n++) x[n] = *reinterpret_cast<const float2 *>(stats + n * 8);
+  for (int n = 0; n < 8; n++) lse2[n] = *reinterpret_cast<const float2 *>(stats + n * 8);
+}
+/* dP - D is wanted: dP is added to minus D. */
+static __device__ inline void g2z__hopper_dp_begin(float (&dp)[8][4], const float *stats) {
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    float2 minus_d = *reinterpret_cast<const float2 *>(stats + 64 + n * 8);
+#pragma unroll
+    for (int i = 0; i < 4; i++) dp[n][i] = i % 2 ? minus_d.y : minus_d.x;
+  }
 }
 
-/* One tile of 64 queries, whose scores are under way: P^T and dV, and dS^T as A of dK. */
+/* One tile of 64 queries, whose scores and dP are under way: P^T and dV, dS^T as A of dK. */
 template <typename A>
 static __device__ inline void
 g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_t (&ds)[4][4],
-                 const float2 (&lse2)[8], const float *stats, uint32_t dout_tile, int first,
-                 int row, float scale2) {
+                 const float2 (&lse2)[8], uint32_t dout_tile, int first, int row, float scale2) {
   uint32_t p[4][4];
-  float2 d[8];
 #pragma unroll
   for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -4332,13 +4334,12 @@ g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_
 #pragma unroll
   for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[2 * k], s[2 * k + 1]);
   g2z__wgmma_weighted<A>(dv, p, dout_tile, !first);
-  g2z__hopper_stats_get(d, stats);
   g2z__wgmma_wait<1>(); /* all but dV */
   g2z__settled(dp);
 #pragma unroll
   for (int n = 0; n < 8; n++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) dp[n][i] = s[n][i] * (dp[n][i] - (i % 2 ? d[n].y : d[n].x));
+    for (int i = 0; i < 4; i++) dp[n][i] *= s[n][i];
 #pragma unroll
   for (int k = 0; k < 4; k++) g2z__as_a<A>(ds[k], dp[2 * k], dp[2 * k + 1]);
   g2z__wgmma_wait<0>();
@@ -4370,15 +4371,16 @@ static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8
   int row = keys.row % 64 + g2z__lane_row(), stage = keys.q.stage, last = 0;
   stats += g2z__lane_column();
   g2z__barrier_wait_warp(keys.barriers->q_full + stage, keys.q.phase);
-  g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE));
+  g2z__hopper_dp_begin(dp, stats + stage * 128);
+  g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE), 0);
   g2z__wgmma_commit(); /* in place of a dK */
-  g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE));
+  g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE), 1);
   for (int i = 0;; i++) {
-    g2z__hopper_stats_get(lse2, stats + stage * 128);
+    g2z__hopper_lse_get(lse2, stats + stage * 128);
     g2z__wgmma_wait<2>(); /* all but dK and dP */
     g2z__settled(s);
-    g2z__hopper_tile<A>(s, dp, dv, ds, lse2, stats + stage * 128 + 64,
-                        dout_tiles + (uint32_t)(stage * S::TILE), i == 0, row, scale2);
+    g2z__hopper_tile<A>(s, dp, dv, ds, lse2, dout_tiles + (uint32_t)(stage * S::TILE), i == 0, row,
+                        scale2);
     if (i > 0) {
       g2z__settled(dk);
       g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
@@ -4395,9 +4397,10 @@ static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8
       return;
     }
     g2z__barrier_wait_warp(keys.barriers->q_full + stage, keys.q.phase);
-    g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE));
+    g2z__hopper_dp_begin(dp, stats + stage * 128);
+    g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE), 0);
     g2z__wgmma_weighted<A>(dk, ds, q_tiles + (uint32_t)(last * S::TILE), i > 0);
-    g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE));
+    g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE), 1);
     g2z__hopper_publish(keys, ds);
   }
 }
@@ -4941,12 +4944,9 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
  * the tile before. A third warpgroup, one thread of it, keeps four blocks of 64 terms on the way.
  * Tiles are those of room k41; a tile of k by columns is read by columns, whatever its rows are.
  *
- * In a pair, a cluster of two blocks, these take tiles one below the other, and each loads half of
- * their columns for both. That pays for plain sums of many rows: N=32768 on H200s, with pairs where
- * the clock chose them, K=768 and M=2304 takes 175 us instead of 184, the data gradients of 2304
- * and 3072 columns 176 instead of 183 and 241 instead of 254, a step 52.1 to 52.2 ms instead of
- * 52.1 to 52.6. Not with more to do behind the sums: GELU takes 341 us in pairs instead of 288, its
- * gradient 419 instead of 383, a residual at K=M=768 84 instead of 74. */
+ * Clusters of two or four blocks that load an operand once for all of them (multicast) were tried:
+ * some products took 0 to 5 % less, others as much more, and nothing was left of it in steps of
+ * 32 x 1024 tokens in turns with single blocks (53.60 and 53.63 ms). */
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_COLUMNS 192 /* of a tile */
@@ -4967,7 +4967,7 @@ typedef struct g2z__product_data {
   const void *bias;              /* [M] A, or NULL */
   float *sums;                   /* [slabs,M] with GELU_GRADIENT */
   int K, M, slabs;
-  int down, across;              /* tiles of a cluster */
+  int down, across;              /* tiles */
 } g2z__product_data;
 
 /* Where things lie in dynamic shared memory, in bytes. */
@@ -4995,18 +4995,6 @@ static __device__ inline void g2z__copy_box(uint32_t to, const CUtensorMap *map,
                "l"(map), "r"(column), "r"(row), "r"(g2z__shared_at(full))
                : "memory");
 }
-/* To the same place in all blocks of a cluster, and told to the same barrier. */
-template <int CLUSTER>
-static __device__ inline void g2z__copy_box_to_all(uint32_t to, const CUtensorMap *map, int column,
-                                                   int row, const uint64_t *full) {
-  if constexpr (CLUSTER == 1) g2z__copy_box(to, map, column, row, full);
-  else
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::"
-                 "complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                 "l"(map), "r"(column), "r"(row), "r"(g2z__shared_at(full)),
-                 "h"((uint16_t)((1 << CLUSTER) - 1))
-                 : "memory");
-}
 static __device__ inline void g2z__store_box(const CUtensorMap *map, int column, int row,
                                              uint32_t from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::
@@ -5031,63 +5019,28 @@ static __device__ inline void g2z__barrier_pass(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* ----- clusters ---------------------------------------------------------- */
-
-template <int CLUSTER>
-static __device__ inline int g2z__cluster_rank(void) {
-  uint32_t rank = 0;
-  if constexpr (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return (int)rank;
-}
-/* All threads of a cluster, and what they wrote. */
-template <int CLUSTER>
-static __device__ inline void g2z__cluster_meet(void) {
-  if constexpr (CLUSTER == 1) __syncthreads();
-  else {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-  }
-}
-/* One arrival for a whole warp, in each block of a cluster. */
-template <int CLUSTER>
-static __device__ inline void g2z__cluster_arrive_warp(const uint64_t *barrier) {
-  if constexpr (CLUSTER == 1) g2z__barrier_arrive_warp(barrier);
-  else {
-    __syncwarp();
-    if (g2z__lane() < CLUSTER)
-      asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-                   "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(
-                       g2z__shared_at(barrier)),
-                   "r"(g2z__lane())
-                   : "memory");
-  }
-}
-
-/* Where this block's tile is, of the tiles of a cluster number t of all. */
+/* Where tile number t of all is. The last rows come first: they still lie in L2, as most kernels go
+ * from the first to the last. A step of 32 x 1024 tokens took 53.87 ms instead of 53.99 on an H200,
+ * with products of ours only 54.02 instead of 54.20 (means of 360 in turns). */
 struct g2z__product_place {
   int row, column;
 };
-template <int CLUSTER>
 static __device__ inline g2z__product_place g2z__product_at(const g2z__product_data &x, int t) {
-  constexpr int DOWN = G2Z__PRODUCT_DOWN / CLUSTER;
-  int whole = DOWN * x.across, first = t / whole * DOWN;
-  int down = min(DOWN, x.down - first), rest = t % whole;
-  int row = (first + rest % down) * CLUSTER + g2z__cluster_rank<CLUSTER>();
-  return {row * G2Z__PRODUCT_ROWS, rest / down * G2Z__PRODUCT_COLUMNS};
+  t = x.down * x.across - 1 - t;
+  int whole = G2Z__PRODUCT_DOWN * x.across, first = t / whole * G2Z__PRODUCT_DOWN;
+  int down = min(G2Z__PRODUCT_DOWN, x.down - first), rest = t % whole;
+  return {(first + rest % down) * G2Z__PRODUCT_ROWS, rest / down * G2Z__PRODUCT_COLUMNS};
 }
 
-/* One thread asks for all blocks of all tiles of this multiprocessor: for its rows, and for its
- * part of the columns. A barrier `full` expects what all blocks of the cluster send. */
-template <g2z__by BY, int CLUSTER>
+/* One thread asks for all blocks of all tiles of this multiprocessor. */
+template <g2z__by BY>
 static __device__ inline void g2z__product_load(const g2z__product_data &x, uint32_t shared,
                                                 const CUtensorMap *left, const CUtensorMap *right,
                                                 const g2z__product_barriers *barriers) {
   typedef g2z__product_shared S;
-  constexpr int COLUMNS = G2Z__PRODUCT_COLUMNS / CLUSTER, DEEP = 64 / CLUSTER; /* of a part */
-  const int part = g2z__cluster_rank<CLUSTER>();
   g2z__turn<G2Z__PRODUCT_STAGES> turn = {0, 0};
-  for (int t = (int)blockIdx.x / CLUSTER; t < x.down * x.across; t += (int)gridDim.x / CLUSTER) {
-    g2z__product_place at = g2z__product_at<CLUSTER>(x, t);
+  for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x) {
+    g2z__product_place at = g2z__product_at(x, t);
     for (int k = 0; k < x.K; k += 64, turn.next()) {
       const uint64_t *full = barriers->full + turn.stage;
       uint32_t to = shared + (uint32_t)(turn.stage * S::STAGE);
@@ -5095,15 +5048,11 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
       g2z__barrier_expect(full, S::STAGE);
       g2z__copy_box(to, left, k, at.row, full);
       to += S::LEFT;
-      if (BY == G2Z__BY_ROWS)
-        g2z__copy_box_to_all<CLUSTER>(to + (uint32_t)(part * COLUMNS * 128), right, k,
-                                      at.column + part * COLUMNS, full);
+      if (BY == G2Z__BY_ROWS) g2z__copy_box(to, right, k, at.column, full);
       else
 #pragma unroll
         for (int n = 0; n < G2Z__PRODUCT_COLUMNS; n += 64)
-          g2z__copy_box_to_all<CLUSTER>(
-              to + (uint32_t)(n / 64 * G2Z__TILE_BYTES + part * DEEP * 128), right, at.column + n,
-              k + part * DEEP, full);
+          g2z__copy_box(to + (uint32_t)(n / 64 * G2Z__TILE_BYTES), right, at.column + n, k, full);
     }
   }
 }
@@ -5325,7 +5274,7 @@ g2z__product_finish(const g2z__product_data &x, const float (&c)[2][24][4], g2z_
 
 /* The sums of one tile. A stage is given back when the products of the next one are under way.
  * `other` is asked for behind the first of them: then nobody waits for the stores before it. */
-template <typename A, g2z__finish FINISH, g2z__by BY, int CLUSTER>
+template <typename A, g2z__finish FINISH, g2z__by BY>
 static __device__ __forceinline__ void
 g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shared,
                  g2z__turn<G2Z__PRODUCT_STAGES> &turn, g2z__product_warp &warp,
@@ -5344,13 +5293,13 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
     g2z__barrier_wait_warp(barriers->full + turn.stage, turn.phase);
     g2z__product_step<A, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 1);
     g2z__wgmma_wait<1>();
-    g2z__cluster_arrive_warp<CLUSTER>(barriers->empty + before);
+    g2z__barrier_arrive_warp(barriers->empty + before);
     before = turn.stage;
     turn.next();
   }
   g2z__barrier_pass(4 - g2z__warpgroup(), 256); /* the other's blocks follow in the stages */
   g2z__wgmma_wait<0>();
-  g2z__cluster_arrive_warp<CLUSTER>(barriers->empty + before);
+  g2z__barrier_arrive_warp(barriers->empty + before);
 #pragma unroll
   for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -5359,7 +5308,7 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
 
 /* Tiles number `group`, group + 2, ... of this multiprocessor's. A phase tells only whether a stage
  * has come once more: so a warpgroup waits for its first one when the other has had its last. */
-template <typename A, g2z__finish FINISH, g2z__by BY, int CLUSTER>
+template <typename A, g2z__finish FINISH, g2z__by BY>
 static __device__ inline void
 g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *staging,
                    const CUtensorMap *out, const CUtensorMap *other,
@@ -5373,15 +5322,14 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
   float c[2][24][4];
   int mine = 0;
   if (group == 1) g2z__barrier_pass(3, 256);
-  for (int t = (int)blockIdx.x / CLUSTER; t < x.down * x.across;
-       t += (int)gridDim.x / CLUSTER, mine++) {
+  for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x, mine++) {
     if (mine % 2 != group) {
       int stage = turn.stage + (x.K + 63) / 64;
       turn.phase ^= (uint32_t)(stage / G2Z__PRODUCT_STAGES) & 1;
       turn.stage = stage % G2Z__PRODUCT_STAGES;
       continue;
     }
-    g2z__product_place at = g2z__product_at<CLUSTER>(x, t);
+    g2z__product_place at = g2z__product_at(x, t);
     warp.row = at.row + warp8 % 4 * 16;
     warp.column = at.column;
     if (FINISH != G2Z__FINISH_GELU_GRADIENT && x.bias)
@@ -5392,7 +5340,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
             column < x.M ? __ldg(static_cast<const uint32_t *>(x.bias) + column / 2) : 0;
       }
     g2z__barrier_turn(3 + group, 256);
-    g2z__product_sum<A, FINISH, BY, CLUSTER>(c, x, shared, turn, warp, other, barriers);
+    g2z__product_sum<A, FINISH, BY>(c, x, shared, turn, warp, other, barriers);
     g2z__product_finish<A, FINISH>(x, c, warp, staging, out, other, group);
   }
   if (g2z__lane() == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -5400,8 +5348,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
 
 /* g2z_k_product_hopper: out = finish(left right)
  *   left   [N,K] A in   as tiles of 128 x 64
- *   right  [K,M] A in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 64; in a
- *                       cluster as parts of 32 x 64, 96 x 64
+ *   right  [K,M] A in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 64
  *   out    [N,M] A out  as tiles of 16 x 64
  *   other  [N,M] A      in or out, as FINISH says; may be out where it is added
  *   x      sums         [ceil(N/128),M] f32 out with GELU_GRADIENT, before they are rounded
@@ -5418,9 +5365,8 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  *         takes the registers' ports: nearly as long as the products beside which they run
  * Order   k upwards; bitwise repeatable
  * Oracle  g2z_cpu_linear_fwd, g2z_cpu_linear_bwd_data; test cuda_products */
-template <typename A, g2z__finish FINISH, g2z__by BY, int CLUSTER>
-static __global__ void G2Z__HOPPER_CLUSTER(CLUSTER)
-    __launch_bounds__(G2Z__HOPPER_THREADS(384), 1)
+template <typename A, g2z__finish FINISH, g2z__by BY>
+static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(384), 1)
 g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
                      const __grid_constant__ CUtensorMap right,
                      const __grid_constant__ CUtensorMap out,
@@ -5434,23 +5380,21 @@ g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
   if (threadIdx.x == 0) {
     for (int i = 0; i < G2Z__PRODUCT_STAGES; i++) {
       g2z__barrier_init(barriers.full + i, 1);
-      g2z__barrier_init(barriers.empty + i, 4 * CLUSTER);
+      g2z__barrier_init(barriers.empty + i, 4);
     }
     for (int i = 0; i < 8 * G2Z__PRODUCT_PIECES; i++) g2z__barrier_init(barriers.other[0] + i, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   g2z__k_begin();
-  g2z__cluster_meet<CLUSTER>();
+  __syncthreads();
   int group = g2z__warpgroup();
   if (group < 2) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    g2z__product_tiles<A, FINISH, BY, CLUSTER>(x, shared, staging, &out, &other, &barriers, group);
+    g2z__product_tiles<A, FINISH, BY>(x, shared, staging, &out, &other, &barriers, group);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == 256) g2z__product_load<BY, CLUSTER>(x, shared, &left, &right, &barriers);
+    if (threadIdx.x == 256) g2z__product_load<BY>(x, shared, &left, &right, &barriers);
   }
-  /* No block leaves while others write to it. */
-  if constexpr (CLUSTER > 1) g2z__cluster_meet<CLUSTER>();
 #else
   (void)left, (void)right, (void)out, (void)other, (void)x;
 #endif
@@ -5458,56 +5402,44 @@ g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
 
 /* ----- launchers --------------------------------------------------------- */
 
-typedef struct g2z__product_kernel {
-  void (*run)(CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap, g2z__product_data);
-  int cluster;
-} g2z__product_kernel;
+typedef void (*g2z__product_kernel)(CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap,
+                                    g2z__product_data);
 
-template <typename A, g2z__finish FINISH, g2z__by BY>
-static g2z__product_kernel g2z__product_kernel_as(g2z__way way) {
-  if constexpr (FINISH == G2Z__FINISH_PLAIN)
-    if (way == G2Z__WAY_HOPPER_PAIRS) return {g2z_k_product_hopper<A, FINISH, BY, 2>, 2};
-  if (way == G2Z__WAY_HOPPER) return {g2z_k_product_hopper<A, FINISH, BY, 1>, 1};
-  return {NULL, 0};
-}
-
-/* The kernel of a key, or none. Rows are on cuBLASLt's B, which is on the left here. */
+/* The kernel of a key, or NULL. Rows are on cuBLASLt's B, which is on the left here. */
 template <typename A>
-static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, g2z__way way,
-                                                  int adds) {
+static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int adds) {
   int epilogue = key->epilogue, by_rows = key->transpose_a;
   int plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS;
   if (by_rows && epilogue == CUBLASLT_EPILOGUE_DEFAULT && !adds)
-    return g2z__product_kernel_as<A, G2Z__FINISH_PLAIN, G2Z__BY_ROWS>(way);
+    return g2z_k_product_hopper<A, G2Z__FINISH_PLAIN, G2Z__BY_ROWS>;
   if (by_rows && epilogue == CUBLASLT_EPILOGUE_DGELU && !adds)
-    return g2z__product_kernel_as<A, G2Z__FINISH_GELU_GRADIENT, G2Z__BY_ROWS>(way);
+    return g2z_k_product_hopper<A, G2Z__FINISH_GELU_GRADIENT, G2Z__BY_ROWS>;
   if (!by_rows && plain && !adds)
-    return g2z__product_kernel_as<A, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>(way);
-  if (!by_rows && plain) return g2z__product_kernel_as<A, G2Z__FINISH_ADD, G2Z__BY_COLUMNS>(way);
+    return g2z_k_product_hopper<A, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>;
+  if (!by_rows && plain) return g2z_k_product_hopper<A, G2Z__FINISH_ADD, G2Z__BY_COLUMNS>;
   if (!by_rows && epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS && !adds)
-    return g2z__product_kernel_as<A, G2Z__FINISH_GELU, G2Z__BY_COLUMNS>(way);
-  return {NULL, 0};
+    return g2z_k_product_hopper<A, G2Z__FINISH_GELU, G2Z__BY_COLUMNS>;
+  return NULL;
 }
-static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, g2z__way way,
-                                                   int adds) {
-  return key->type == CUDA_R_16F ? g2z__product_kernel_of<__half>(key, way, adds)
-                                 : g2z__product_kernel_of<__nv_bfloat16>(key, way, adds);
+static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int adds) {
+  return key->type == CUDA_R_16F ? g2z__product_kernel_of<__half>(key, adds)
+                                 : g2z__product_kernel_of<__nv_bfloat16>(key, adds);
 }
 
 static int g2z__hopper_products_here(const g2z_device *device) {
   return g2z__hopper_has(device,
-                         g2z_k_product_hopper<__half, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS, 1>) &&
+                         g2z_k_product_hopper<__half, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>) &&
          g2z__cuda_of(device)->shared_limit >=
              (int)(g2z__product_shared::BYTES + sizeof(g2z__product_barriers));
 }
 
-static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key, g2z__way way,
+static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
                                     const g2z__lt_operands *on) {
   int multiples = key->m % 8 == 0 && key->k % 8 == 0 && key->ld_a % 8 == 0 &&
                   key->ld_b % 8 == 0 && key->ld_d % 8 == 0;
   int types = (key->type == CUDA_R_16F || key->type == CUDA_R_16BF) && key->type_d == key->type;
   return g2z__cuda_of(device)->hopper_products && multiples && types && !key->transpose_b &&
-         g2z__product_kernel_for(key, way, on && on->c).run != NULL;
+         g2z__product_kernel_for(key, on && on->c) != NULL;
 }
 
 /* x[rows,columns], with rows `ld` numbers apart, by boxes of 64 columns. */
@@ -5520,17 +5452,15 @@ static g2z_status g2z__product_map(g2z_device *device, CUtensorMap *map, const g
   return g2z__tensor_map(device, map, type, 2, x, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key, g2z__way way,
+static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
                                           const g2z__lt_operands *on) {
-  g2z__product_kernel kernel = g2z__product_kernel_for(key, way, on->c != NULL);
+  g2z__product_kernel kernel = g2z__product_kernel_for(key, on->c != NULL);
   const int N = key->n, K = key->k, M = key->m;
   CUtensorMap left, right, out, other;
   G2Z__TRY(g2z__product_map(device, &left, key, on->b, N, K, key->ld_b, G2Z__PRODUCT_ROWS));
   if (key->transpose_a)
-    G2Z__TRY(g2z__product_map(device, &right, key, on->a, M, K, key->ld_a,
-                              G2Z__PRODUCT_COLUMNS / kernel.cluster));
-  else
-    G2Z__TRY(g2z__product_map(device, &right, key, on->a, K, M, key->ld_a, 64 / kernel.cluster));
+    G2Z__TRY(g2z__product_map(device, &right, key, on->a, M, K, key->ld_a, G2Z__PRODUCT_COLUMNS));
+  else G2Z__TRY(g2z__product_map(device, &right, key, on->a, K, M, key->ld_a, 64));
   G2Z__TRY(g2z__product_map(device, &out, key, on->d, N, M, key->ld_d, 16));
   const void *beside = on->c ? on->c : on->aux ? on->aux : on->d;
   G2Z__TRY(g2z__product_map(device, &other, key, beside, N, M, key->ld_d, 16));
@@ -5539,16 +5469,14 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   x.bias = on->bias;
   x.sums = on->sums;
   x.K = K, x.M = M;
-  x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
-  x.down = (x.slabs + kernel.cluster - 1) / kernel.cluster;
+  x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
   const int bytes = (int)g2z__product_shared::BYTES;
   G2Z__CUDA(device,
-            cudaFuncSetAttribute(kernel.run, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  int clusters = min(x.down * x.across, g2z__cuda_of(device)->sms / kernel.cluster);
-  return g2z__launch(device, "g2z_k_product_hopper", kernel.run,
-                     (unsigned)(clusters * kernel.cluster), 384, (size_t)bytes, left, right, out,
-                     other, x);
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  return g2z__launch(device, "g2z_k_product_hopper", kernel,
+                     (unsigned)min(x.down * x.across, g2z__cuda_of(device)->sms), 384,
+                     (size_t)bytes, left, right, out, other, x);
 }
 
 /* ===== >>k50 head ========================================================
@@ -5908,8 +5836,9 @@ static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
 }
 
 #define G2Z__ADAMW_CHUNK 2048    /* elements that a block of 256 threads takes at a time */
-/* Of a multiprocessor. 124M took 904 us on an H200, 931 with 8, in a loop of the same traffic. */
-#define G2Z__ADAMW_BLOCKS 2
+/* Of a multiprocessor. On H200s 124M take 1,058 us with 2, 921 with 4 and 916 with 8 (bench at
+ * B=32), a step of 2 x 512 tokens 3.75, 3.73 and 3.71 ms: all who read in turns. */
+#define G2Z__ADAMW_BLOCKS 8
 
 /* Four numbers at 4 * sizeof(T) bytes: 16, or 8 of a 16-bit type. */
 template <typename T>
