@@ -19,8 +19,8 @@ DEFINE := $(if $(COMMIT),-DG2Z_GIT_COMMIT='"$(COMMIT)"')
 HOST    = $(CC) -std=c11 $(CFLAGS) $(OPENMP)
 # Looked for where they are used alone: nvcc takes its time. It compiles kernels side by side if it can.
 NCCL    = $(if $(shell echo '\#include <nccl.h>' | $(NVCC) -E -x cu - > /dev/null 2>&1 && echo 1),-lnccl)
-ifneq ($(and $(NVCC),$(ARCH)),)
 SPLIT   = $(if $(shell $(NVCC) --help | grep split-compile),-split-compile=0)
+ifneq ($(and $(NVCC),$(ARCH)),)
 BUILD   = $(NVCC) -std=c++17 -O3 $(SPLIT) -gencode arch=compute_$(ARCH),code=sm_$(ARCH) -Xcompiler -march=native,-fopenmp -x cu
 CUDA    = -lcublasLt $(NCCL) -ldl
 else
@@ -163,13 +163,18 @@ check-compilers:
 
 # The same with nvcc, for each architecture that it is asked for (ten minutes on two cores), and a C
 # program beside an implementation that nvcc compiled.
-check-cuda: ## no warning from nvcc, for each architecture
+check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels keep to their registers
 	@mkdir -p build/check
-	@for arch in 75 80 89 90a 100; do \
-	  $(NVCC) -std=c++17 -O3 -Werror all-warnings -gencode arch=compute_$$arch,code=sm_$$arch \
-	    -Xcompiler -Wall,-Wextra -x cu -c train.cu -o build/check/nvcc.o || exit 1; \
+	@for arch in 75 80 89 90a 100; do log=build/check/ptxas_$$arch.txt; \
+	  $(NVCC) -std=c++17 -O3 $(SPLIT) -Werror all-warnings -gencode arch=compute_$$arch,code=sm_$$arch \
+	    -Xptxas -v -Xcompiler -Wall,-Wextra -x cu -c train.cu -o build/check/nvcc.o > $$log 2>&1 \
+	    || { grep -v '^ptxas info\|^ *[0-9]* bytes stack' $$log; exit 1; }; \
 	  echo "ok    nvcc: sm_$$arch"; \
 	done
+	@awk '/Function properties for/ { kernel = $$NF } \
+	      /bytes stack frame/ && kernel ~ /hopper/ { kernels++; if ($$1 > 16) { bad++; print kernel ":" $$0 } } \
+	      END { if (!kernels || bad) exit 1; print "ok    " kernels " kernels for Hopper in registers" }' \
+	  build/check/ptxas_90a.txt
 	@$(NVCC) -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra -c peers/plain_cublaslt.cu -o build/check/nvcc.o
 	@printf '%s\n' '#include "gpt2_zero.h"' 'int main(void) { return g2z_device_default() < 0; }' > build/check/main.c
 	@printf '%s\n' '#define GPT2_ZERO_IMPLEMENTATION' '#include "gpt2_zero.h"' > build/check/library.cu
