@@ -12994,13 +12994,12 @@ G2Z__PRIVATE int g2z__trainer_window(const g2z_trainer *t) {
   return t->plan.model.context < room ? t->plan.model.context : room;
 }
 
+/* g2z_trainer_logits of tokens that were checked. */
 G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                             int last_only, float *logits) {
   const g2z_plan *plan = &t->plan;
   g2z_device *dev = t->device;
-  int limit = g2z__trainer_window(t), C = plan->model.channels, V = plan->model.vocab;
-  G2Z__TRY(g2z__check_range(t->services, "tokens", count, 1, limit));
-  G2Z__TRY(g2z__check_tokens(t, tokens, (size_t)count));
+  int C = plan->model.channels, V = plan->model.vocab;
   g2z__pass pass = g2z__trainer_pass(t, 0);
   pass.B = 1;
   pass.T = count;
@@ -13027,11 +13026,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
 /* A text that grows brings a new shape with each token: too many to time the products of each. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                       int last_only, float *logits) {
+  G2Z__TRY(g2z__check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
+  G2Z__TRY(g2z__check_tokens(t, tokens, (size_t)count));
   g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
   g2z_device_tune(t->device, G2Z_TUNE_OFF);
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
   g2z_device_tune(t->device, t->config.tune);
-  return status;
+  return g2z__trainer_alone(t, status);
 }
 
 G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *t) { return &t->plan; }
@@ -14309,16 +14310,24 @@ G2Z__PRIVATE g2z_status g2z__saver_head(g2z__saver *saver, int file, uint64_t by
   return status;
 }
 
+/* Bytes of the device, there when it returns. The others may wait for parameters that come from
+ * this device, and then no agreement reaches them. */
+G2Z__PRIVATE g2z_status g2z__saver_download(g2z__saver *saver, void *to, const void *from,
+                                            size_t bytes) {
+  g2z_device *dev = saver->t->device;
+  g2z_status status = dev->ops->download(dev, to, from, bytes);
+  if (status == G2Z_OK) status = dev->ops->synchronize(dev);
+  return g2z__trainer_alone(saver->t, status);
+}
+
 /* Elements [done, done + *n) of a part, in saver->chunk. */
 G2Z__PRIVATE g2z_status g2z__saver_fetch(g2z__saver *saver, g2z_buffer buffer,
                                          const g2z__part *part, size_t done, size_t *n) {
-  g2z_device *dev = saver->t->device;
   size_t left = part->elements - done, most = g2z__checkpoint_chunk(saver->t);
   *n = left < most ? left : most;
-  G2Z__TRY(dev->ops->download(dev, saver->chunk,
-                              g2z__trainer_shard(saver->t, buffer) + part->shard + done,
-                              *n * sizeof(float)));
-  return dev->ops->synchronize(dev);
+  return g2z__saver_download(saver, saver->chunk,
+                             g2z__trainer_shard(saver->t, buffer) + part->shard + done,
+                             *n * sizeof(float));
 }
 
 /* This rank's parts of the master weights into the file that rank 0 made. */
@@ -14518,9 +14527,7 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
   const g2z_trainer *t = saver->t;
   const g2z_plan *plan = &t->plan;
   g2z__saved *saved = &saver->saved;
-  g2z_device *dev = t->device;
-  G2Z__TRY(dev->ops->download(dev, &saved->state, t->state, sizeof saved->state));
-  G2Z__TRY(dev->ops->synchronize(dev));
+  G2Z__TRY(g2z__saver_download(saver, &saved->state, t->state, sizeof saved->state));
   saved->tokens = g2z__trainer_tokens(t);
   if (t->loader) {
     g2z_loader_position position = g2z_loader_tell(t->loader);
