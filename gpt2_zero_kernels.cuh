@@ -4300,7 +4300,7 @@ struct g2z__hopper_keys {
   int row;             /* of this warp inside the 128 */
 };
 
-/* lse of the columns of a C tile that this lane holds. It is fetched before the scores have come. */
+/* lse of the columns of a C tile that a lane holds. It is fetched before the scores have come. */
 static __device__ inline void g2z__hopper_lse_get(float2 (&lse2)[8], const float *stats) {
 #pragma unroll
   for (int n = 0; n < 8; n++) lse2[n] = *reinterpret_cast<const float2 *>(stats + n * 8);
