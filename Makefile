@@ -163,6 +163,7 @@ check-compilers:
 
 # The same with nvcc, for each architecture that it is asked for (ten minutes on two cores), and a C
 # program beside an implementation that nvcc compiled.
+# A kernel with more local memory than a few spilled words keeps an array there.
 check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels keep to their registers
 	@mkdir -p build/check
 	@for arch in 75 80 89 90a 100; do log=build/check/ptxas_$$arch.txt; \
