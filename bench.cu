@@ -1205,6 +1205,7 @@ typedef struct experiment {
   g2z_figures *samples;         /* [POINTS_MAX][G2Z_REPEATS] */
   char out[1024], tokens[1100];
   g2z_gpu_watch *gpus;          /* NULL: there is no NVML */
+  int lock;                     /* `out` is this experiment's; -1: not yet */
   int runs, all_runs;           /* done and to be done */
   double began;
 } experiment;
@@ -1650,6 +1651,7 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
   e->o = o;
   e->services = services;
   e->device = config->device;
+  e->lock = -1;
   if (config->ranks.place.world > 1)
     return fail(services, G2Z_BAD_ARGUMENT, "this process is rank %d of %d: bench %s starts its "
                 "ranks itself, so start it alone", config->ranks.place.rank,
@@ -1674,8 +1676,15 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
   return G2Z_OK;
 }
 
+/* Makes `out`. Another experiment there would remove the tokens of this one. */
+static g2z_status take_out(experiment *e) {
+  TRY(g2z_make_directory(e->services, e->out));
+  return g2z_lock_directory(e->services, e->out, &e->lock);
+}
+
 static void close_experiment(experiment *e) {
   if (e->tokens[0]) unlink(e->tokens);
+  if (e->lock >= 0) close(e->lock);
   g2z_gpu_watch_free(e->gpus);
   free(e->samples);
   free(e->works);
@@ -1696,7 +1705,7 @@ static g2z_status run_points(experiment *e) {
   snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
            "%s after %d steps of warm-up, %d repeats", t->model.layers, t->model.channels,
            t->model.vocab, t->seq, e->o->dtype_list, length, e->o->warmup, e->o->repeats);
-  TRY(g2z_make_directory(e->services, e->out));
+  TRY(take_out(e));
   if (!t->train_glob) TRY(write_tokens(e));
   TRY(run_rounds(e));
   settle_points(e);
@@ -1761,7 +1770,7 @@ static g2z_status run_worlds(experiment *e) {
   snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
            g2z_dtype_text(e->o->train.dtype), e->o->repeats,
            e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
-  TRY(g2z_make_directory(e->services, e->out));
+  TRY(take_out(e));
   e->all_runs = a->rank_count * e->o->repeats;
   e->began = g2z_seconds();
   for (int i = 0; i < a->rank_count; i++) {
@@ -1848,6 +1857,8 @@ int main(int argc, char **argv) {
 #undef X
   };
   g2z_services services;
+  g2z_open_standard_files();
+  signal(SIGXFSZ, SIG_IGN); /* a file beyond `ulimit -f` becomes an error of the write */
   memset(&services, 0, sizeof services);
   services.log = print_log;
   options o;

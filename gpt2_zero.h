@@ -386,7 +386,8 @@ G2Z_API void g2z_utc_now(char text[32]);
 
 /* A file under construction: it grows beside its final name ("PATH.partial") and takes that name
  * only in g2z_writer_commit, after an fsync. Freed without a commit, it leaves nothing behind.
- * A write error (full disk) sticks: every later call returns it again. */
+ * Meanwhile no other writer takes PATH. A write error (full disk) sticks: every later call returns
+ * it again. */
 typedef struct g2z_writer g2z_writer;
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out);
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count);
@@ -404,6 +405,12 @@ G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_
 G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine */
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
+/* The directory is this program's until `*lock`, a file descriptor, is closed: G2Z_BAD_ARGUMENT
+ * where another one has it. Where the file system cannot lock, nobody is kept away. */
+G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
+/* For the begin of main: standard input, output and error that the program was started without
+ * become /dev/null. Else the next file would take their place, and what is printed. */
+G2Z_API void g2z_open_standard_files(void);
 
 /* ===== >>d03 random numbers ==============================================
  * Counter-based: a number is a pure function of (seed, stream, counter), so nothing has to be
@@ -987,9 +994,11 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 /* ids are 0..65535. */
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
-/* All of a commit but the rename: a program that writes several shards finishes each in its turn,
- * which closes the file, and commits them together at the end. Nothing may be appended after it. */
+/* All of a commit but the rename: a program that writes several shards finishes each in its turn
+ * and commits them together at the end. Nothing may be appended after it. Closed, it takes no file
+ * descriptor any more, but nothing keeps another writer away from its name either. */
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer);
+G2Z_API g2z_status g2z_shard_writer_close(g2z_shard_writer *writer); /* finished before */
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer); /* header, fsync, rename */
 G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer); /* uncommitted: leaves nothing */
 
@@ -2169,6 +2178,7 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -2379,6 +2389,18 @@ G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offs
   return (int64_t)done;
 }
 
+G2Z__PRIVATE int g2z__sync(int file) {
+  int result;
+  do result = fsync(file);
+  while (result != 0 && errno == EINTR);
+  return result;
+}
+
+/* For one program at a time, until it closes the file. Some network file systems cannot lock. */
+G2Z__PRIVATE int g2z__lock(int file) {
+  return flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
 /* A new name is durable only once its directory is. Directories that cannot be opened or synced
  * (some network and FUSE file systems) are left to the system: the file itself is complete. */
 G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *path) {
@@ -2392,7 +2414,7 @@ G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *pat
   g2z_status status = G2Z_OK;
   int file = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file >= 0) {
-    if (fsync(file) != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+    if (g2z__sync(file) != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
       status = g2z__fail_file(services, errno, "sync the directory", directory);
     close(file);
   }
@@ -2416,8 +2438,9 @@ G2Z__PRIVATE void g2z__send_to_disk(int file, uint64_t from, uint64_t bytes) {
 
 struct g2z_writer {
   g2z_services *services;
-  int file;                        /* -1 once it is complete */
-  int pending;                     /* PATH.partial exists */
+  int file;                        /* -1 once it is closed */
+  int pending;                     /* PATH.partial exists and is this writer's */
+  int complete;                    /* all of it is on the disk */
   g2z_status status;               /* the first failure, which sticks, */
   char sentence[G2Z_ERROR_BYTES];  /* and what it said */
   uint64_t written;                /* bytes that left the buffer, */
@@ -2475,6 +2498,29 @@ G2Z__PRIVATE g2z_status g2z__writer_flush(g2z_writer *writer) {
   return G2Z_OK;
 }
 
+/* PATH.partial, empty. A program that was killed leaves one behind; one that is at work holds its
+ * lock, and what it had been is gone when that is: then this is about another file. */
+G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
+  struct stat mine, named;
+  /* An empty path would create ".partial" and fail only at the rename. */
+  if (!*writer->path) return g2z__fail_file(writer->services, ENOENT, "create", writer->path);
+  do {
+    if (writer->file >= 0) close(writer->file);
+    writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (writer->file < 0)
+      return g2z__fail_file(writer->services, errno, "create", writer->path);
+    if (!g2z__lock(writer->file))
+      return g2z__fail(writer->services, G2Z_IO, "another program writes %s: wait until it ends, "
+                       "or choose another name", writer->path);
+    if (fstat(writer->file, &mine) != 0)
+      return g2z__fail_file(writer->services, errno, "create", writer->path);
+  } while (stat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino ||
+           named.st_dev != mine.st_dev);
+  writer->pending = 1;
+  if (ftruncate(writer->file, 0) == 0) return G2Z_OK;
+  return g2z__fail_file(writer->services, errno, "empty", writer->partial);
+}
+
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out) {
   *out = NULL;
   size_t length = strlen(path);
@@ -2493,17 +2539,11 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
   memcpy(writer->path, path, length);
   memcpy(writer->partial, path, length);
   memcpy(writer->partial + length, ".partial", sizeof ".partial");
-  /* An empty path would create ".partial" and fail only at the rename. */
-  const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
-  writer->file = length ? open(writer->partial, flags, 0666) : -1;
-  if (writer->file < 0) {
-    g2z_status status = g2z__fail_file(services, length ? errno : ENOENT, "create", path);
-    g2z_writer_free(writer);
-    return status;
-  }
-  writer->pending = 1;
-  *out = writer;
-  return G2Z_OK;
+  writer->file = -1;
+  g2z_status status = g2z__writer_open(writer);
+  if (status == G2Z_OK) *out = writer;
+  else g2z_writer_free(writer);
+  return status;
 }
 
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count) {
@@ -2550,12 +2590,16 @@ G2Z_API g2z_status g2z_writer_patch(g2z_writer *writer, uint64_t offset, const v
 /* The first half of a commit: everything is on the disk, under the name PATH.partial. */
 G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer) {
   G2Z__TRY(g2z__writer_flush(writer));
-  if (writer->file < 0) return G2Z_OK;
-  if (fsync(writer->file) != 0) return g2z__writer_fail(writer, errno, "sync");
-  int closed = close(writer->file);
-  writer->file = -1;
-  if (closed != 0) return g2z__writer_fail(writer, errno, "close");
+  if (writer->complete) return G2Z_OK;
+  if (g2z__sync(writer->file) != 0) return g2z__writer_fail(writer, errno, "sync");
+  writer->complete = 1;
   return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__writer_close(g2z_writer *writer) {
+  int closed = writer->file < 0 ? 0 : close(writer->file);
+  writer->file = -1;
+  return closed == 0 ? G2Z_OK : g2z__writer_fail(writer, errno, "close");
 }
 
 G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
@@ -2563,13 +2607,14 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
   if (rename(writer->partial, writer->path) != 0)
     return g2z__writer_fail(writer, errno, "rename a complete file to");
   writer->pending = 0;
+  G2Z__TRY(g2z__writer_close(writer));
   return g2z__sync_parent(writer->services, writer->path);
 }
 
 G2Z_API void g2z_writer_free(g2z_writer *writer) {
   if (!writer) return;
+  if (writer->pending) unlink(writer->partial); /* while nobody else can take it */
   if (writer->file >= 0) close(writer->file);
-  if (writer->pending) unlink(writer->partial);
   g2z_release(writer->services, writer);
 }
 
@@ -2636,6 +2681,21 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
   }
   g2z_release(services, memory);
   return status;
+}
+
+G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
+  *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (*lock < 0) return g2z__fail_file(services, errno, "read the directory", path);
+  if (g2z__lock(*lock)) return G2Z_OK;
+  close(*lock);
+  *lock = -1;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT, "another program is at work in %s: wait until it "
+                   "ends, or choose another directory", path);
+}
+
+G2Z_API void g2z_open_standard_files(void) {
+  for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++) /* the lowest free number comes */
+    if (fcntl(file, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
 }
 
 /* ===== >>i04 JSON ========================================================
@@ -6825,6 +6885,11 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
   G2Z__TRY(g2z__writer_finish(writer->file));
   writer->finished = 1;
   return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_shard_writer_close(g2z_shard_writer *writer) {
+  G2Z_ASSERT(writer->finished);
+  return g2z__writer_close(writer->file);
 }
 
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer) {
@@ -14373,8 +14438,8 @@ G2Z__PRIVATE g2z_status g2z__saver_put_parts(g2z__saver *saver, int file) {
     G2Z__TRY(g2z__span_add(saver->services, &saver->saved, G2Z__FILE_MODEL, begin,
                            part->elements * sizeof(float), crc));
   }
-  if (fsync(file) != 0) return g2z__fail_file(saver->services, errno, "sync", saver->model_path);
-  return G2Z_OK;
+  if (g2z__sync(file) == 0) return G2Z_OK;
+  return g2z__fail_file(saver->services, errno, "sync", saver->model_path);
 }
 
 G2Z__PRIVATE g2z_status g2z__saver_model(g2z__saver *saver) {
@@ -14679,7 +14744,8 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__saver *saver) {
   if (rename(saver->place, saver->directory) != 0)
     status = g2z__fail_file(saver->services, errno, "rename a complete checkpoint to",
                             saver->directory);
-  else if (above >= 0 && fsync(above) != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+  else if (above >= 0 && g2z__sync(above) != 0 &&
+           (errno == EIO || errno == ENOSPC || errno == EDQUOT))
     status = g2z__fail_file(saver->services, errno, "sync the directory above",
                             saver->directory);
   if (above >= 0) close(above);
@@ -15385,6 +15451,7 @@ struct g2z_run {
   int64_t step;                      /* steps enqueued */
   char *resume;                      /* the checkpoint that is taken up; NULL: none */
   char shared_dir[1024];             /* rank 0's run_dir: a name may come from a clock */
+  int lock;                          /* rank 0: it is this run's alone; -1: not yet */
   double resume_s;                   /* how long it took to take it up */
   int continues;                     /* 1: run_dir's own run goes on */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
@@ -15437,7 +15504,7 @@ G2Z__PRIVATE g2z_status g2z__stream_create(g2z_services *services, const char *p
   G2Z__TRY(g2z_writer_create(services, path, &writer));
   g2z_status status = g2z_writer_put(writer, text, bytes);
   if (status == G2Z_OK) status = g2z__writer_flush(writer);
-  if (status == G2Z_OK && bytes > 0 && fsync(writer->file) != 0)
+  if (status == G2Z_OK && bytes > 0 && g2z__sync(writer->file) != 0)
     status = g2z__writer_fail(writer, errno, "sync");
   if (status == G2Z_OK && rename(writer->partial, path) != 0)
     status = g2z__writer_fail(writer, errno, "rename a file to");
@@ -15751,7 +15818,7 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
 /* The name of a signal in `text`; NULL for 0, which is none. */
 G2Z__PRIVATE const char *g2z__signal_text(int64_t signal, char text[32]) {
   const char *known = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT"
-                      : signal == SIGUSR1 ? "SIGUSR1" : NULL;
+                      : signal == SIGUSR1 ? "SIGUSR1" : signal == SIGHUP ? "SIGHUP" : NULL;
   if (!signal) return NULL;
   if (known) snprintf(text, 32, "%s", known);
   else snprintf(text, 32, "signal %d", (int)signal);
@@ -16004,7 +16071,7 @@ G2Z__PRIVATE g2z_status g2z__run_sweep(g2z_run *run) {
 G2Z__PRIVATE g2z_status g2z__run_sync(g2z_run *run) {
   g2z_writer *const streams[] = {run->metrics, run->log};
   for (int i = 0; i < 2; i++)
-    if (streams[i] && fsync(streams[i]->file) != 0)
+    if (streams[i] && g2z__sync(streams[i]->file) != 0)
       return g2z__fail_file(run->services, errno, "sync", streams[i]->path);
   return G2Z_OK;
 }
@@ -16507,6 +16574,13 @@ G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
                    run->config.run_dir, run->resumed, latest);
 }
 
+/* Rank 0, as soon as there is a run directory: two runs in one would remove each other's files. */
+G2Z__PRIVATE g2z_status g2z__run_lock(g2z_run *run) {
+  const char *directory = run->config.run_dir;
+  if (!directory || run->lock >= 0 || access(directory, F_OK) != 0) return G2Z_OK;
+  return g2z_lock_directory(run->services, directory, &run->lock);
+}
+
 /* All ranks take rank 0's word for the run directory and the checkpoint. */
 G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
   struct {
@@ -16522,6 +16596,7 @@ G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
   if (run_dir && strlen(run_dir) >= sizeof word.run_dir)
     status = g2z__fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
                        run_dir, strlen(run_dir));
+  if (first && status == G2Z_OK) status = g2z__run_lock(run);
   if (first && status == G2Z_OK) status = g2z__run_choose(run, word.resume);
   G2Z__TRY(g2z_ranks_agree(ranks, status));
   word.continues = run->continues;
@@ -16551,6 +16626,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
   if (config->save_weights) G2Z__TRY(g2z__probe_directory(run->services, config->save_weights));
   if (!config->run_dir) return G2Z_OK;
   G2Z__TRY(g2z_make_directory(run->services, config->run_dir));
+  G2Z__TRY(g2z__run_lock(run));
   G2Z__TRY(g2z__run_open_stream(run, "metrics.jsonl", g2z__run_replay, &run->metrics));
   G2Z__TRY(g2z__run_open_stream(run, "train.log", g2z__run_keep_log, &run->log));
   if (!run->continues) return G2Z_OK;
@@ -16692,6 +16768,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   run->services = services;
   run->context = context;
   run->config = *config;
+  run->lock = -1;
   g2z_status status = g2z__run_open(run);
   if (status != G2Z_OK) { /* empty streams would pass for a run */
     if (run->metrics && !run->continues) unlink(run->metrics->path);
@@ -16711,6 +16788,7 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   g2z_writer_free(run->metrics);
   g2z_writer_free(run->log);
   g2z_events_free(run->events);
+  if (run->lock >= 0) close(run->lock);
   g2z_release(run->services, run->sample_text);
   g2z_release(run->services, run->step_s);
   g2z_release(run->services, run->epoch);

@@ -746,6 +746,8 @@ typedef struct stream {      /* the shards of one split */
 typedef struct output {
   const options *o;
   g2z_services *services;
+  const source *sources;     /* [source_count] */
+  int source_count;
   stream streams[2];         /* TRAIN, VAL */
   g2z_shard_writer **shards; /* all, in the order in which they were begun */
   size_t count, capacity;
@@ -764,7 +766,21 @@ static void shard_path(const options *o, const char *split, int64_t index, char 
   else snprintf(path, bytes, "%s/%s.bin", o->out, split);
 }
 
-/* Appends ids to a split, over as many shards as it takes. */
+/* A text must not be replaced by its own tokens. */
+static g2z_status spare_sources(g2z_services *services, const source *sources, int count,
+                                const char *path) {
+  struct stat there, source;
+  if (stat(path, &there) != 0) return G2Z_OK;
+  for (int i = 0; i < count; i++)
+    if (stat(sources[i].path, &source) == 0 && source.st_ino == there.st_ino &&
+        source.st_dev == there.st_dev)
+      return fail(services, G2Z_BAD_ARGUMENT, "%s would be written, and is an input (%s): choose "
+                  "another --out or --name", path, sources[i].label);
+  return G2Z_OK;
+}
+
+/* Appends ids to a split, over as many shards as it takes. Each split's first one stays open: its
+ * lock keeps other programs away from the names of all. */
 static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t count) {
   s->tokens += count;
   s->documents += count && s->document != to->documents;
@@ -772,6 +788,7 @@ static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t c
   while (count) {
     if (s->shard && s->in_shard == to->o->shard_tokens) {
       TRY(g2z_shard_writer_finish(s->shard));
+      if (s->shards > 1) TRY(g2z_shard_writer_close(s->shard));
       s->shard = NULL;
     }
     if (!s->shard) {
@@ -780,6 +797,7 @@ static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t c
       if (!list) return fail(to->services, G2Z_NO_MEMORY, "no memory for %zu shards", to->count);
       to->shards = list;
       shard_path(to->o, s->split, s->shards, s->path, sizeof s->path);
+      TRY(spare_sources(to->services, to->sources, to->source_count, s->path));
       TRY(g2z_shard_writer_create(to->services, s->path, (g2z_shard_format)to->o->format,
                                   &s->shard));
       to->shards[to->count++] = s->shard;
@@ -1235,6 +1253,8 @@ static g2z_status write_shards(g2z_services *services, const options *o, const s
   memset(&to, 0, sizeof to);
   to.o = o;
   to.services = services;
+  to.sources = sources;
+  to.source_count = count;
   to.streams[TRAIN].split = "train";
   to.streams[VAL].split = "val";
   g2z_status status = encode_sources(services, o, tokenizer, sources, count, &to, shown);
@@ -1252,12 +1272,15 @@ static g2z_status write_shards(g2z_services *services, const options *o, const s
 static g2z_status prepare(g2z_services *services, const options *o, char **inputs, int count) {
   g2z_tokenizer *tokenizer = NULL;
   progress shown;
+  char merges[4608];
   int sources;
   memset(&shown, 0, sizeof shown);
   source *list = (source *)calloc((size_t)count * 2, sizeof *list);
   if (!list) return fail(services, G2Z_NO_MEMORY, "no memory for %d inputs", count);
   g2z_status status = list_sources(services, o, inputs, count, list, &sources, &shown.total);
   if (status == G2Z_OK) status = g2z_make_directory(services, o->out);
+  snprintf(merges, sizeof merges, "%s/%s.bpe", o->out, o->name_text);
+  if (status == G2Z_OK && o->train_bpe) status = spare_sources(services, list, sources, merges);
   shown.begin = g2z_seconds();
   shown.verb = "learning";
   if (status == G2Z_OK)
@@ -1484,6 +1507,7 @@ static g2z_status bench(g2z_services *services, const options *o) {
 int main(int argc, char **argv) {
   g2z_services services;
   struct sigaction stop;
+  g2z_open_standard_files();
   memset(&services, 0, sizeof services);
   memset(&stop, 0, sizeof stop);
   stop.sa_handler = on_signal; /* without SA_RESTART: a read that waits must return */

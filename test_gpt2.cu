@@ -251,6 +251,39 @@ static void test_files_pipe(g2z_test *t) {
   close(ends[0]);
 }
 
+/* A file is written by one at a time, and so is a directory that is locked; what a killed program
+ * left is in nobody's way. */
+static void test_files_locked(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_writer *first, *second;
+  int locks[2];
+  char path[512];
+  snprintf(path, sizeof path, "%s", test_path(t, "file"));
+  test_write_file(t, test_path(t, "file.partial"), "left by a killed program", 24);
+  CHECK_OK(t, g2z_writer_create(services, path, &first));
+  CHECK_OK(t, g2z_writer_put(first, "first", 5));
+  CHECK_STATUS(t, g2z_writer_create(services, path, &second), G2Z_IO, services,
+               "another program writes");
+  CHECK_OK(t, g2z_writer_commit(first));
+  CHECK_OK(t, g2z_writer_create(services, path, &second)); /* the file is there, and free */
+  g2z_writer_free(first);
+  CHECK(t, test_files_equal(t, path, "first", 5));
+  CHECK_OK(t, g2z_writer_put(second, "second", 6));
+  CHECK_OK(t, g2z_writer_commit(second));
+  g2z_writer_free(second);
+  CHECK(t, test_files_equal(t, path, "second", 6));
+  CHECK(t, access(test_path(t, "file.partial"), F_OK) != 0);
+
+  CHECK_OK(t, g2z_lock_directory(services, t->directory, &locks[0]));
+  CHECK_STATUS(t, g2z_lock_directory(services, t->directory, &locks[1]), G2Z_BAD_ARGUMENT,
+               services, "another program is at work in");
+  CHECK(t, locks[1] == -1);
+  close(locks[0]);
+  CHECK_OK(t, g2z_lock_directory(services, t->directory, &locks[1]));
+  close(locks[1]);
+  CHECK_STATUS(t, g2z_lock_directory(services, path, &locks[1]), G2Z_IO, services, path);
+}
+
 /* Limits the size of files for as long as a full disk is played. */
 static struct rlimit test_files_limit(rlim_t bytes) {
   struct rlimit before, now;
@@ -2196,6 +2229,7 @@ static void test_prepare_refusals(g2z_test *t) {
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
   for (size_t i = 0; i < sizeof files / sizeof *files; i++)
     test_write_file(t, test_path(t, files[i][0]), files[i][1], strlen(files[i][1]));
+  test_write_file(t, test_path(t, "in.txt"), "no more than that\n", 18);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     int code = test_prepare(t, output, "", "--out $D/out %s", cases[i][0]);
     t->checks++;
@@ -2212,6 +2246,19 @@ static void test_prepare_refusals(g2z_test *t) {
   CHECK(t, strstr(output, "File too large") != NULL);
   CHECK(t, test_prepare(t, output, "echo hello |", "--encode > /dev/full") == 1);
   CHECK(t, strstr(output, "cannot write standard output") != NULL);
+  /* an output that is the input, under another path, or another program's */
+  CHECK(t, test_prepare(t, output, "cp $D/in.txt $D/out/train.bin;",
+                        "--format raw --out $D/out $D/./out/train.bin") == 1);
+  CHECK(t, strstr(output, "out/train.bin would be written, and is an input") != NULL);
+  CHECK(t, test_prepare(t, output, "cmp $D/in.txt $D/out/train.bin && mv $D/out/train.bin "
+                        "$D/out/x.bpe && ", "--train-bpe 300 --out $D/out $D/out/x.bpe") == 1);
+  CHECK(t, strstr(output, "out/x.bpe would be written, and is an input") != NULL);
+  CHECK(t, test_prepare(t, output, "cmp $D/in.txt $D/out/x.bpe && rm $D/out/x.bpe &&", "--help") == 0);
+  g2z_writer *other;
+  CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "out/x_train_000000.bin"), &other));
+  CHECK(t, test_prepare(t, output, "", "--name x --val-docs 0 --out $D/out $D/in.txt") == 1);
+  CHECK(t, strstr(output, "another program writes") != NULL);
+  g2z_writer_free(other);
   /* nothing was left: rmdir takes an empty directory only */
   CHECK(t, rmdir(test_path(t, "out")) == 0);
 }
@@ -9931,13 +9978,13 @@ static void test_wait_for(g2z_test *t, const char *name, const char *part) {
 }
 
 static void test_train_signals(g2z_test *t) {
-  static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
-  static const char *const names[] = {"SIGTERM", "SIGINT", "SIGUSR1"};
-  char arguments[2000], base[1600], name[64], sentence[64];
+  static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+  static const char *const names[] = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"};
+  char arguments[2000], base[1600], name[64], sentence[64], output[4096];
   test_ranks ranks;
   size_t bytes;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
-  for (int i = 0; i < 3; i++) { /* of one rank, of two; the signal reaches one */
+  for (int i = 0; i < 4; i++) { /* of one rank, of two; the signal reaches one */
     int world = i == 1 ? 2 : 1;
     snprintf(name, sizeof name, "run%d", i);
     test_train_arguments(t, base, sizeof base, name);
@@ -9946,6 +9993,11 @@ static void test_train_signals(g2z_test *t) {
     for (int rank = 0; rank < world; rank++) test_train_start(t, &ranks, rank, "", arguments);
     snprintf(name, sizeof name, "run%d/metrics.jsonl", i);
     test_wait_for(t, name, "\"step\": 5,");
+    if (i == 0) { /* the directory is taken */
+      snprintf(arguments, sizeof arguments, "%s --steps 5 --resume latest", base);
+      CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+      CHECK(t, strstr(output, "another program is at work in") != NULL);
+    }
     CHECK(t, kill(ranks.pid[world - 1], numbers[i]) == 0);
     test_ranks_wait(t, &ranks, 20);
     snprintf(sentence, sizeof sentence, "by %s: resume goes on", names[i]);
@@ -9978,6 +10030,34 @@ static void test_train_signals(g2z_test *t) {
   test_ranks_wait(t, &ranks, 10);
   CHECK_RANK(t, &ranks, 0, 128 + SIGTERM, NULL);
   test_ranks_free(t, &ranks);
+}
+
+/* Nobody reads what it prints, or it has nowhere to print: files are as ever. */
+static void test_train_unread(g2z_test *t) {
+  static const char *const ways[][2] = {{"", "| head -n 1"}, {"--save-every 20", "<&- >&- 2>&-"},
+                                        {"--ranks 2", "<&- >&- 2>&-"}};
+  const char *program = getenv("G2Z_TRAIN");
+  char base[1600], command[2000], name[64];
+  size_t bytes;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  for (int i = 0; i < 3; i++) {
+    snprintf(name, sizeof name, "run%d", i);
+    test_train_arguments(t, base, sizeof base, name);
+    snprintf(command, sizeof command, "(%s %s %s --steps 100 --batch 2 --max-val-steps 1 %s) > '%s'",
+             program ? program : "./train", base, ways[i][0], ways[i][1], test_path(t, "out"));
+    fflush(stdout);
+    CHECK(t, system(command) == 0);
+    g2z_release(&t->services, test_run_read(t, test_path(t, name), "RUN_COMPLETE.txt", &bytes));
+    char *text = test_run_read(t, test_path(t, name), "metrics.jsonl", &bytes);
+    int steps = 0;
+    for (char *line = text, *end; line && (end = strchr(line, '\n')) != NULL; line = end + 1) {
+      steps += strncmp(line, "{\"step\": ", 9) == 0 && strstr(line, "\"loss\"") != NULL &&
+               strstr(line, "\"loss\"") < end;
+      CHECK(t, *line == '{' && end[-1] == '}');
+    }
+    CHECK(t, steps == 100);
+    g2z_release(&t->services, text);
+  }
 }
 
 /* kill -9 while it saves every step, until it has come to the end. What is resumed each time was
@@ -11403,6 +11483,7 @@ static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
     {"files_pipe", "streams are read to their end", test_files_pipe},
+    {"files_locked", "a file is written by one program at a time", test_files_locked},
     {"files_full_disk", "a full disk leaves nothing behind", test_files_full_disk},
     {"files_unwritable", "a directory without permission is refused", test_files_unwritable},
     {"files_no_memory", "files survive every failing allocation", test_files_no_memory},
@@ -11566,6 +11647,7 @@ static const g2z_test_entry test_table[] = {
      test_run_resume_refusals},
     {"run_goes_on", "what a run said at its end goes when it goes on", test_run_goes_on},
     {"run_stop", "a stop saves, says so and can be resumed", test_run_stop},
+    {"train_unread", "a console that is closed or that nobody reads", test_train_unread},
     {"train_signals", "signals: checkpoint and exit code 75; a second one ends at once",
      test_train_signals},
     {"train_killed", "kill -9 at any moment leaves whole checkpoints", test_train_killed},

@@ -404,15 +404,19 @@ static void on_signal(int number) {
   g2z_run_request_stop(run, number);
 }
 
+/* SIGHUP comes when a terminal closes; under nohup it is ignored and stays so. */
 static void catch_signals(g2z_run *run) {
-  static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
-  struct sigaction action;
+  static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+  struct sigaction action, before;
   memset(&action, 0, sizeof action);
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   __atomic_store_n(&running, run, __ATOMIC_RELAXED);
-  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+    int known = sigaction(numbers[i], NULL, &before) == 0;
+    if (numbers[i] == SIGHUP && known && before.sa_handler == SIG_IGN) continue;
     sigaction(numbers[i], &action, NULL);
+  }
 }
 
 /* ----- artifacts of the launch -------------------------------------------- */
@@ -583,6 +587,9 @@ int main(int argc, char **argv) {
   g2z_services services;
   g2z_context_config context;
   int is_parent = 0, code = 0;
+  g2z_open_standard_files();
+  signal(SIGPIPE, SIG_IGN); /* who reads the console may leave: train.log has every line */
+  signal(SIGXFSZ, SIG_IGN); /* a file beyond `ulimit -f` becomes an error of the write */
   memset(&services, 0, sizeof services);
   memset(&context, 0, sizeof context);
   services.log = print_log;
