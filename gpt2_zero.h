@@ -1083,7 +1083,8 @@ typedef struct g2z_verdict {
 
 /* Dropout, regenerated wherever it is needed and never stored. Element e of sequence s at a site is
  * kept when g2z_uniform(philox(seed, DROPOUT, {e / 4, s, site, step})[e % 4]) >= probability, and
- * scaled by 1 / (1 - probability). e = t*C + c for rows, (h*T + query)*T + key for attention. */
+ * scaled by 1 / (1 - probability). e = t*C + c for rows, (h*T + query)*T + key for attention; e / 4
+ * has 32 bits, so from e = 2^34 on masks would repeat, and configs that go there are refused. */
 typedef struct g2z_dropout {
   float probability;             /* 0: off, and nothing below is read */
   uint32_t site;                 /* which dropout of the model */
@@ -3192,6 +3193,7 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key) {
 #define G2Z__MAX_BATCH (1 << 20)
 #define G2Z__MAX_ACCUM (1 << 20)
 #define G2Z__MAX_TOKENS (1 << 28) /* of a micro-step */
+#define G2Z__MAX_DROPPED (INT64_C(1) << 34) /* in a sequence: dropout counts fours in 32 bits */
 
 G2Z__DEFINE_TEXT(g2z_dtype_text, g2z_dtype, G2Z_DTYPE_LIST, G2Z__SECOND_OF_3)
 
@@ -3366,6 +3368,13 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
     return g2z__fail(services, G2Z_BAD_ARGUMENT, "dtype=%d is none of g2z_dtype",
                      (int)config->dtype);
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
+  /* Attention has most to drop: heads of up to 128 channels leave seq x channels far below. */
+  int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
+  if (config->dropout > 0 && scores > G2Z__MAX_DROPPED)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is %" PRId64
+                     ", and it tells 2^34 apart: shorten seq, or take dropout=0",
+                     (double)config->dropout, config->model.heads, config->seq, scores);
   G2Z__TRY(g2z__check_range(services, "zero_stage", config->zero_stage, 0, 3));
   G2Z__TRY(g2z__check_range(services, "strategy", (int)config->strategy, 0,
                             G2Z_STRATEGY_COUNT - 1));

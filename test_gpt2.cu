@@ -713,6 +713,16 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(recompute, G2Z_RECOMPUTE_COUNT, "recompute=2");
   REFUSED(graph, 3, "graph=3");
 #undef REFUSED
+  config = g2z_train_config_default();
+  config.model.heads = 16;
+  config.model.channels = 1024;
+  config.model.context = config.seq = 32769;
+  CHECK_OK(t, g2z_train_config_check(s, &config));
+  config.dropout = 0.1f;
+  CHECK_STATUS(t, g2z_train_config_check(s, &config), G2Z_BAD_ARGUMENT, s,
+               "heads=16 x seq=32769 x seq is 17180917776");
+  config.seq = 32768; /* 2^34 scores: the last four have the last number of 32 bits */
+  CHECK_OK(t, g2z_train_config_check(s, &config));
 }
 
 static void test_schedules(g2z_test *t) {
