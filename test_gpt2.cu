@@ -9994,6 +9994,7 @@ static void test_train_signals(g2z_test *t) {
   test_ranks ranks;
   size_t bytes;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  void (*before)(int) = signal(SIGHUP, SIG_DFL); /* under nohup it stays ignored */
   for (int i = 0; i < 4; i++) { /* of one rank, of two; the signal reaches one */
     int world = i == 1 ? 2 : 1;
     snprintf(name, sizeof name, "run%d", i);
@@ -10022,6 +10023,7 @@ static void test_train_signals(g2z_test *t) {
     CHECK(t, text && strstr(text, sentence));
     g2z_release(&t->services, text);
   }
+  signal(SIGHUP, before);
   /* Behind step 2 it validates for ever: the first signal must wait, the second does not. */
   test_train_arguments(t, base, sizeof base, "slow");
   test_run_shard(t, "digits_val.bin", 2048);
