@@ -101,7 +101,8 @@ build/sanitized/%: %.c gpt2_zero.h
 
 # Each test of the CUDA ops under each tool of compute-sanitizer: side by side with -j, some of them with
 # SANITIZE_TOOLS= and SANITIZE_TESTS=. Left out are a test of two GPUs, and two that train with the ops
-# that the others test, and of which racecheck's notes fill 100 GiB of memory. racecheck breaks off in cuBLASLt's kernels: plain ones stand in for them.
+# that the others test, and of which racecheck's notes fill 100 GiB of memory. racecheck breaks off in
+# cuBLASLt's kernels: plain ones stand in for them.
 SANITIZE_TOOLS ?= memcheck initcheck racecheck
 SANITIZE_TESTS ?= $(filter-out cuda_zero cuda_early cuda_recompute, \
                     $(shell sed -n 's/^    {"\(cuda_[a-z_]*\)".*/\1/p' test_gpt2.cu))

@@ -2499,8 +2499,8 @@ G2Z__PRIVATE g2z_status g2z__writer_flush(g2z_writer *writer) {
   return G2Z_OK;
 }
 
-/* PATH.partial, empty. A program that was killed leaves one behind; one that is at work holds its
- * lock, and what it had been is gone when that is: then this is about another file. */
+/* PATH.partial, empty and locked. A program that was killed leaves one behind, without its lock. One
+ * that has just ended may have renamed the file between our open and our lock: then once more. */
 G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
   struct stat mine, named;
   /* An empty path would create ".partial" and fail only at the rename. */
