@@ -4040,7 +4040,7 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
                  g2z__gib(plan->bytes_total + overhead_bytes),
                  plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
   if (!free_bytes) return;
-  g2z__plan_line(line, user, "free        %9.3f GiB  on this device: %s", g2z__gib(free_bytes),
+  g2z__plan_line(line, user, "free        %9.3f GiB  per rank: %s", g2z__gib(free_bytes),
                  g2z__plan_needs(plan) <= free_bytes ? "it fits" : "IT DOES NOT FIT");
   g2z__plan_line(line, user, "largest B   %9d      micro-batch that fits",
                  g2z_plan_largest_batch(plan, free_bytes));
@@ -11924,29 +11924,35 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* The plan against the memory that is free, before anything is taken. */
+/* The plan against the memory that is free, before any rank takes some. Ranks on CPUs share their
+ * host's. */
 G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   size_t free_bytes, total_bytes;
+  int sharing = g2z_ranks_place(g2z_context_ranks(t->context))->local_world;
+  if (t->plan.device == G2Z_DEVICE_CUDA || sharing < 1) sharing = 1;
   G2Z__TRY(g2z_device_memory(t->services, t->plan.device, &free_bytes, &total_bytes));
+  free_bytes /= (size_t)sharing;
   if (g2z__plan_needs(&t->plan) <= free_bytes) return G2Z_OK;
   g2z_plan leaner = t->plan;
   leaner.recompute = G2Z_RECOMPUTE_BLOCK;
   int largest = g2z_plan_largest_batch(&t->plan, free_bytes);
   int most = g2z_plan_largest_batch(&leaner, free_bytes);
-  char remedy[96] = "";
+  char remedy[96] = "", each[64] = "";
+  if (sharing > 1)
+    snprintf(each, sizeof each, " for each of the %d ranks on this host", sharing);
   if (largest > 0) snprintf(remedy, sizeof remedy, "batch=%d fits", largest);
   if (most > largest)
     snprintf(remedy + strlen(remedy), sizeof remedy - strlen(remedy),
              "%sbatch=%d with recompute=block fits", largest > 0 ? ", " : "", most);
   if (most > 0)
     return g2z__fail(t->services, G2Z_NO_MEMORY,
-                     "batch=%d needs %.2f GiB and %.2f GiB are free: %s; accum can be raised to keep "
-                     "the global batch", t->plan.batch, g2z__gib(g2z__plan_needs(&t->plan)),
-                     g2z__gib(free_bytes), remedy);
+                     "batch=%d needs %.2f GiB and %.2f GiB are free%s: %s; accum can be raised to "
+                     "keep the global batch", t->plan.batch, g2z__gib(g2z__plan_needs(&t->plan)),
+                     g2z__gib(free_bytes), each, remedy);
   return g2z__fail(t->services, G2Z_NO_MEMORY,
-                   "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free "
+                   "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free%s "
                    "even at batch=1: take a smaller model or a shorter seq",
-                   g2z__gib(g2z__plan_needs(&t->plan)), t->plan.batch, g2z__gib(free_bytes));
+                   g2z__gib(g2z__plan_needs(&t->plan)), t->plan.batch, g2z__gib(free_bytes), each);
 }
 
 /* The next part of canonical [begin, begin+count) that this rank owns, from range *next on. */
@@ -12538,7 +12544,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   return g2z__trainer_index_rows(t);
 }
 
-/* The plan, the data, the device and its memory: all that needs no other rank. */
+/* The plan, the data, the device, and whether it has room: all that needs no other rank. */
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
   G2Z__TRY(g2z_plan_make(t->services, config, g2z_context_device(t->context),
@@ -12562,7 +12568,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   if (config->graph == 1 && t->plan.device == G2Z_DEVICE_CPU)
     return g2z__fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   G2Z__TRY(g2z__trainer_tune(t));
-  G2Z__TRY(g2z__trainer_fits(t));
+  return g2z__trainer_fits(t);
+}
+
+G2Z__PRIVATE g2z_status g2z__trainer_open_memory(g2z_trainer *t) {
   t->model.plan = &t->plan;
   t->model.device = t->device;
   t->model.need = g2z__trainer_need;
@@ -12675,6 +12684,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
            g2z_gather_text(t->config.gather), g2z_reduce_text(t->config.reduce),
            g2z_recompute_text(t->config.recompute), t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
+  G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_memory(t)));
   G2Z__TRY(g2z__trainer_open_comm(t));
   G2Z__TRY(g2z__trainer_share(t));
   if (t->plan.world > 1 && t->plan.rank == 0)

@@ -10253,6 +10253,40 @@ static void test_train_ranks_trouble(g2z_test *t) {
   }
 }
 
+/* Ranks on CPUs share their host's memory: what has room once has none twice. */
+static void test_train_ranks_memory(g2z_test *t) {
+  char arguments[2000], base[1600], output[16384];
+  size_t need[2], free_bytes, total_bytes;
+  g2z_train_config config = g2z_train_config_default();
+  g2z_plan plan;
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  CHECK_OK(t, g2z_device_memory(&t->services, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
+  config.model.heads = 32;
+  config.model.channels = 2048;
+  config.seq = config.model.context = 16;
+  config.batch = 1;
+  config.dtype = G2Z_FP32;
+  config.zero_stage = 0;
+  for (int i = 0; i < 2; i++) {
+    config.model.layers = 1 + i;
+    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
+    need[i] = plan.bytes_total;
+  }
+  if (need[0] > free_bytes / 2) SKIP(t, "too little memory is free");
+  test_train_arguments(t, base, sizeof base, "run");
+  snprintf(arguments, sizeof arguments, "%s --layers %d --heads 32 --channels 2048 --batch 1 "
+           "--zero 0 --steps 2", base, (int)((free_bytes * 3 / 4 - need[0]) / (need[1] - need[0])));
+  snprintf(base, sizeof base, "%s --dry-run", arguments);
+  CHECK(t, test_train(t, base, output, sizeof output) == 0 && strstr(output, "rank: it fits"));
+  snprintf(base, sizeof base, "%s --dry-run --ranks 2", arguments);
+  CHECK(t, test_train(t, base, output, sizeof output) == 0 && strstr(output, "IT DOES NOT FIT"));
+  test_train_ranks(t, &ranks, 2, arguments, 30);
+  for (int r = 0; r < 2; r++)
+    CHECK_RANK(t, &ranks, r, 1, "GiB that are free for each of the 2 ranks on this host even at");
+  test_ranks_free(t, &ranks);
+}
+
 /* What would have ranks wait for each other at different places is said before the first step. */
 static void test_train_ranks_differ(g2z_test *t) {
   static const struct { const char *flags, *says; } cases[] = {
@@ -11670,6 +11704,7 @@ static const g2z_test_entry test_table[] = {
      test_train_signals},
     {"train_killed", "kill -9 at any moment leaves whole checkpoints", test_train_killed},
     {"train_ranks_resume", "saved on 4 ranks, resumed on 3 and on 1", test_train_ranks_resume},
+    {"train_ranks_memory", "ranks on CPUs divide their host's memory", test_train_ranks_memory},
     {"train_ranks_differ", "ranks whose settings differ say so before the first step",
      test_train_ranks_differ},
     {"train_ranks_killed", "kill -9 of a rank: the others name it, the next start goes on",

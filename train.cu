@@ -304,7 +304,8 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
   TRY(g2z_place_find(services, &ranks->place));
   TRY(check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
   TRY(check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
-  if (o->dry_run && (o->ranks || o->gpus)) ranks->place.world = o->gpus ? o->gpus : o->ranks;
+  if (o->dry_run && (o->ranks || o->gpus))
+    ranks->place.world = ranks->place.local_world = o->gpus ? o->gpus : o->ranks;
   if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
   ranks->join_s = o->join_timeout;
   ranks->silence_s = o->silence_timeout;
@@ -365,6 +366,8 @@ static g2z_status dry_run(g2z_services *services, const options *o,
     puts("this machine has no such device: what it takes beside the plan is not known here");
     overhead_bytes = free_bytes = 0;
   }
+  if (context->device == G2Z_DEVICE_CPU && context->ranks.place.local_world > 1)
+    free_bytes /= (size_t)context->ranks.place.local_world; /* ranks share the host's */
   if (overhead_bytes > 0) overhead_bytes += g2z_plan_nccl_bytes(&plan);
   g2z_plan_print(&plan, overhead_bytes, free_bytes, print_line, NULL);
   return G2Z_OK;
