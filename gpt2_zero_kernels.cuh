@@ -6,7 +6,7 @@
  * else is written here.
  *
  * CONTENTS, in the order of the forward pass
- *   >>k10 base        errors, the backend, opening a device, memory and order, graphs, ranges
+ *   >>k10 base        errors, the backend, memory and order, graphs, spans, opening a device
  *   >>k20 numbers     16-byte packs of numbers, reductions over a warp and a block, dropout
  *   >>k21 columns     column sums: in tiles first, then over the tiles
  *   >>k22 embedding   wte[token] + wpe[t]; backward through a sort of the tokens
@@ -22,7 +22,7 @@
  *   >>k80 collectives NCCL, beside the computation
  *   >>k90 table       the ops of each dtype, and what room 09 calls
  *
- * NAMES    g2z_cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the
+ * NAMES    g2z__cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the
  *          table. A is the type of activations and parameters, G of gradients.
  * STREAM   All work of a device runs on one stream, in the order of the calls. No op waits for the
  *          host or allocates, but on the first use of a shape: then scratch grows and the products
@@ -321,7 +321,7 @@ static void g2z_cuda_close(g2z_device *device) {
   device->backend = NULL;
 }
 
-/* ----- graphs and ranges ------------------------------------------------- */
+/* ----- graphs ------------------------------------------------------------ */
 
 struct g2z_graph {
   cudaGraphExec_t exec;
@@ -758,14 +758,15 @@ static __device__ inline float g2z__team_sum(float x, float *shared) {
 
 typedef enum g2z__drop { G2Z__DROP_OFF, G2Z__DROP_ON } g2z__drop;
 
-/* What a kernel is handed: the step is read once, not for every group of elements. */
+/* What a kernel is handed: all zero where nothing is dropped. */
 static g2z_dropout g2z__dropout_value(const g2z_dropout *dropout) {
   g2z_dropout value;
   memset(&value, 0, sizeof value);
   return g2z__dropout_on(dropout) ? *dropout : value;
 }
 
-/* The factors of pack `index` of row `row` of rows[N,C]. */
+/* The factors of pack `index` of row `row` of rows[N,C]. The step is read once, not for each group
+ * of four. */
 template <typename A>
 static __device__ inline void g2z__dropout_pack(float (&factors)[g2z__lanes<A>],
                                                 const g2z_dropout &dropout, size_t row, int index,
@@ -853,7 +854,8 @@ typedef enum g2z__columns { G2Z__COLUMNS_PLAIN, G2Z__COLUMNS_TIMES_GELU_GRADIENT
  * Cost    sizeof(A) NC bytes, three times that with GELU: N=32768, C=3072, fp16 is 604 MB, 141 us
  *         at 4.28 TB/s. With GELU and the second stage, N=1024, 2048, 4096, 32768 take 6.3, 8.5,
  *         17.9, 157 us on an H200
- * Order   warp w adds rows w, w+8, ... of its slab; then the 8 warps in order */
+ * Order   warp w adds rows w, w+8, ... of its slab; then the 8 warps in order
+ * Oracle  g2z__cpu_linear_bwd_data with pre */
 template <typename A, g2z__columns COLUMNS>
 static __global__ void __launch_bounds__(256)
 g2z_k_column_sums(float *partial, A *x, const A *pre, int N, int C, int slab_rows) {
@@ -931,7 +933,7 @@ static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, const A *p
  *   out      [N,C] A out
  * Launch  a warp per row, block (32,8)
  * Cost    3 sizeof(A) NC bytes; wte's frequent rows and wpe come out of L2
- * Oracle  g2z_cpu_embed_fwd */
+ * Oracle  g2z__cpu_embed_fwd */
 template <typename A, g2z__drop DROP>
 static __global__ void g2z_k_embed_fwd(A *out, const int32_t *tokens, const A *wte, const A *wpe,
                                        g2z_dropout dropout, int N, int T, int C) {
@@ -988,7 +990,9 @@ static __device__ inline void g2z__embed_gradient(float (&out)[g2z__lanes<A>], u
  *   dout  [B,T,C] A in
  *   dwpe  [T,C] G out
  * Launch  a thread per pack of dwpe, blocks of 128
- * Order   b = 0, 1, ... */
+ * Cost    sizeof(A) BTC bytes
+ * Order   b = 0, 1, ...
+ * Oracle  g2z__cpu_embed_bwd */
 template <typename A, typename G, g2z__drop DROP>
 static __global__ void g2z_k_embed_bwd_wpe(G *dwpe, const A *dout, g2z_dropout dropout,
                                            g2z_write mode, int B, int T, int C) {
@@ -1011,6 +1015,7 @@ static __global__ void g2z_k_embed_bwd_wpe(G *dwpe, const A *dout, g2z_dropout d
   for (int i = 0; i < L; i++) g2z__write(dwpe + at * L + i, sum[i], mode);
 }
 
+/* g2z_k_count: out[i] = i, by a thread each, blocks of 256. */
 static __global__ void g2z_k_count(int32_t *out, int n) {
   int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
   g2z__k_begin();
@@ -1054,7 +1059,8 @@ typedef struct g2z__row_parts {
  *         and part
  * Cost    sizeof(A) NC bytes + 2 sizeof(D) C per distinct token, of those inside; frequent tokens
  *         are spread over many warps
- * Order   the order of the batch */
+ * Order   the order of the batch
+ * Oracle  g2z__cpu_embed_bwd, g2z__cpu_embed_add */
 template <typename A, typename D, g2z__drop DROP>
 static __global__ void __launch_bounds__(256, 2)
 g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
@@ -1351,7 +1357,7 @@ static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, 
  * Math    f32, two-pass variance
  * Launch  warps: grid ceil(N/8), block (32,8); blocks: grid N, block (threads,1)
  * Cost    2 sizeof(A) NC bytes: N=32768, C=768, fp16 is 100.7 MB, 23.5 us at 4.28 TB/s
- * Oracle  g2z_cpu_layernorm_fwd */
+ * Oracle  g2z__cpu_layernorm_fwd */
 template <typename A, int K, g2z__team TEAM>
 static __global__ void __launch_bounds__(TEAM == G2Z__TEAM_WARP ? 256 : G2Z__ROW_THREADS)
 g2z_k_layernorm_fwd(A *y, float *mean, float *rstd, const A *x, const A *w, const A *b, int N,
@@ -1464,7 +1470,8 @@ struct g2z__layernorm_bwd_data {
  * thread reads what it copied itself, so that no barrier stands between. */
 extern __shared__ uint4 g2z__row_ring[];
 
-/* Four stages keep enough bytes under way for an H200; of wide rows, two fit everywhere. */
+/* Four stages keep enough bytes under way for an H200; of wide rows, two fit everywhere but on
+ * sm_75, whose 64 KiB take rows of up to 10 KiB. */
 template <int K>
 static constexpr int g2z__row_stages = K == 1 ? 4 : 2;
 /* A team has at most this many warps. */
@@ -1642,7 +1649,7 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB, 47 us at 4.28 TB/s.
  *         With the second stage, N=1024, 2048, 4096, 32768 take 6.0, 7.6, 10.2, 54.9 us on an H200
  * Order   a team adds its rows in ascending order; then the teams in order
- * Oracle  g2z_cpu_layernorm_bwd */
+ * Oracle  g2z__cpu_layernorm_bwd */
 template <typename A, int K, g2z__drop DROP>
 static __global__ void
 __launch_bounds__(g2z__row_block<K, DROP>, 1)
@@ -1780,8 +1787,9 @@ static __device__ inline float g2z__k_gelu_gradient(float x) {
 /* g2z_k_gelu_fwd: y = gelu(x)
  *   x  [n] A in    n % 8 == 0; 16-byte aligned
  *   y  [n] A out
+ * Launch  a thread per pack, blocks of 256
  * Cost    2 sizeof(A) n bytes: 32768 x 3072 in fp16 is 403 MB, 94 us at 4.28 TB/s
- * Oracle  g2z_cpu_linear_fwd with pre */
+ * Oracle  g2z__cpu_linear_fwd with pre */
 template <typename A>
 static __global__ void g2z_k_gelu_fwd(A *y, const A *x, size_t packs) {
   constexpr int L = g2z__lanes<A>;
@@ -1807,7 +1815,7 @@ static g2z_status g2z__gelu_fwd(g2z_device *device, A *y, const A *x, size_t n) 
  *   y            [N,C] A out   may be x or residual
  * Launch  a warp per row, block (32,8)
  * Cost    3 sizeof(A) NC bytes
- * Oracle  g2z_cpu_linear_fwd with residual and dropout */
+ * Oracle  g2z__cpu_linear_fwd with residual and dropout */
 template <typename A>
 static __global__ void g2z_k_residual_dropout(A *y, const A *x, const A *residual,
                                               g2z_dropout dropout, int N, int C) {
@@ -1840,7 +1848,7 @@ static g2z_status g2z__residual_dropout(g2z_device *device, A *y, const A *x, co
  *   to    [n] A out
  * Launch  a thread per pack of `to`; what is not aligned or fills no pack goes one by one
  * Cost    (4 + sizeof(A)) n bytes
- * Oracle  g2z_cpu_cast_act, g2z_cpu_cast_grad */
+ * Oracle  g2z__cpu_cast_act, g2z__cpu_cast_grad */
 template <typename A>
 static __global__ void g2z_k_cast(A *to, const float *from, size_t n, int aligned) {
   constexpr int L = g2z__lanes<A>;
@@ -1876,14 +1884,14 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
  * Law: products accumulate in fp32. Split sums are kept in fp32 too: the reduction schemes that
  *      round partial sums to the output's type are left out. A choice changes the order of
  *      addition, so it is made once per shape, kept, and can be written down and read back
- *      (g2z_device_tuning_write).
+ *      (g2z_device_tuning, g2z_device_tuning_read).
  *
  * cuBLASLt speaks column-major: our row-major y[N,O] is its y'[O,N], so a product of rows is asked
  * for with its operands exchanged: y' = w' x'. Room k42's kernel is timed beside cuBLASLt's
  * algorithms, and taken where it wins. */
 
 #define G2Z__CANDIDATES 24       /* algorithms that are timed for a shape, if there are so many */
-#define G2Z__TIMED_FLOP 1.6e11   /* that a timed run of small products has: 0.3 ms on an H200 */
+#define G2Z__TIMED_FLOP 1.6e11   /* of a timed round of small products at most: 0.3 ms on an H200 */
 #define G2Z__LARGE_FLOP 3e10     /* a product that is timed for long: 45 us and more on an H200 */
 #define G2Z__LARGE_CALLS 8
 #define G2Z__LARGE_MS 30
@@ -2482,20 +2490,21 @@ static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const
  * FlashAttention-2 (Dao 2023, arXiv:2307.08691) on mma.sync, cp.async and ldmatrix for fp16 and
  * bf16 on sm_80 and newer; plain fp32 arithmetic for everything else. Hopper has room k41.
  *
- * BLOCKS   A block of threads owns 128 rows of one (b,h): queries in the forward and the dQ kernel,
- *          keys in the dK and dV kernel. What it owns lies in registers from its first to its last
- *          instruction; what it walks over streams through two stages of shared memory.
+ * BLOCKS   A block of threads owns rows of one (b,h): 128 queries in the forward and the dQ kernel,
+ *          64 keys in the dK and dV kernel. What it owns lies in registers from its first to its
+ *          last instruction; what it walks over streams through two stages of shared memory.
  * BACKWARD Scores and their gradients are computed twice, once for dQ and once for dK and dV: 7
  *          products instead of 5. In return no two blocks add to the same number, nothing but the
  *          statistics goes through memory, and the probabilities stay in the registers that the
  *          next product reads them from.
- * MASK     Key <= query. Blocks beyond the diagonal are never visited, 16 x 16 tiles beyond it are
- *          skipped, and only the tiles on it compare.
+ * MASK     Key <= query. Blocks beyond the diagonal are never visited. A warp skips what is beyond
+ *          that of its own rows: 64 keys at a time in the forward kernel, 16 keys or queries in the
+ *          others. Only the steps of 64 that meet the diagonal compare.
  * HS       Padded with zeros to 64 or 128 on the way into registers and shared memory.
  * SCRATCH  g2z__attention_scratch says how much backward takes. */
 
-#define G2Z__ATT_ROWS 128        /* rows that a block of a tensor-core kernel owns */
-#define G2Z__ATT_STEP 64         /* rows that it loads at a time */
+#define G2Z__ATT_ROWS 128        /* queries that a block of a tensor-core kernel owns */
+#define G2Z__ATT_STEP 64         /* rows that it loads at a time; keys that one of dK and dV owns */
 
 /* Scratch of backward: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column
  * sums of dQ over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12,
@@ -2923,7 +2932,7 @@ static __device__ inline void g2z__att_finish(A *out, float *lse, const float (&
  * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12, HS=64 is 51.5 GFLOP
  * Order   keys upwards in blocks of 64; bitwise repeatable
  * Source  FlashAttention-2, arXiv:2307.08691
- * Oracle  g2z_cpu_attention_fwd; test attention_fwd */
+ * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
 template <typename A, int HSP, g2z__drop DROP>
 static __global__ void __launch_bounds__(g2z__att_threads<HSP>, HSP == 64 ? 2 : 1)
 g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T, int NH, int HS,
@@ -3120,7 +3129,9 @@ g2z__dq_step(float (&dq)[MT][HSP / 8][4], const uint32_t (&q)[MT][HSP / 16][4],
  *   sums    [slabs,C] f32 out     columns of part 0; slab = b*ceil(T/128) + block
  * Math    P = exp2(S - lse), dS = P (dP - D) rounded to A, dQ = dS K / sqrt(HS) in fp32
  * Launch  as g2z_k_attention_fwd
- * Cost    three products: 3 * B*NH*T^2*HS flops */
+ * Cost    three products: 3 * B*NH*T^2*HS flops
+ * Order   keys upwards in blocks of 64
+ * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
 template <typename A, int HSP, g2z__drop DROP>
 static __global__ void __launch_bounds__(g2z__att_threads<HSP>, HSP == 64 ? 2 : 1)
 g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const A *out,
@@ -3257,7 +3268,7 @@ static __device__ inline void g2z__load_stats(float2 *to, const float2 *from, in
  *         dout and stats: 33 or 65 KB of dynamic shared memory
  * Cost    four products: 4 * B*NH*T^2*HS flops
  * Order   queries upwards in blocks of 64
- * Oracle  g2z_cpu_attention_bwd; test attention_bwd */
+ * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
 template <typename A, int HSP, g2z__drop DROP>
 static __global__ void __launch_bounds__(G2Z__ATT_KV_THREADS, HSP == 64 ? 3 : 2)
 g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout, const A *qkv,
@@ -3441,7 +3452,7 @@ static __device__ inline float g2z__plain_largest(float x) {
 /* g2z_k_attention_plain_fwd: g2z_k_attention_fwd in fp32 arithmetic, R queries per block.
  * Launch  grid B*NH*ceil(T/R), 256 threads, FWD_BYTES of dynamic shared memory
  * Order   keys upwards in blocks of N; P is not rounded
- * Oracle  g2z_cpu_attention_fwd; test attention_fwd */
+ * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
 template <typename A, int HSP>
 static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
 g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T, int NH,
@@ -3505,7 +3516,9 @@ g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout,
 }
 
 /* g2z_k_attention_plain_bwd_q: dQ of R queries per block, and stats {lse, sum of dout * out}.
- * Launch  as the forward, BWD_BYTES of dynamic shared memory */
+ * Launch  as the forward, BWD_BYTES of dynamic shared memory
+ * Order   keys upwards in blocks of N
+ * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
 template <typename A, int HSP>
 static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
 g2z_k_attention_plain_bwd_q(A *dqkv, float2 *stats, const A *dout, const A *out, const float *lse,
@@ -3567,7 +3580,7 @@ g2z_k_attention_plain_bwd_q(A *dqkv, float2 *stats, const A *dout, const A *out,
 /* g2z_k_attention_plain_bwd_kv: dK and dV of R keys per block.
  * Launch  as the forward, BWD_BYTES of dynamic shared memory
  * Order   queries upwards in blocks of N
- * Oracle  g2z_cpu_attention_bwd; test attention_bwd */
+ * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
 template <typename A, int HSP>
 static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
 g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const A *qkv,
@@ -3846,7 +3859,7 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
 /* Which queries a block takes. Blocks of one head follow each other, so that its K and V are in L2,
  * the longest rows first; in the last heads, the longest of all of them: then short ones end the
  * launch, and no multiprocessor waits long for another. */
-#define G2Z__HOPPER_FWD_LAST 528
+#define G2Z__HOPPER_FWD_LAST 528 /* blocks of the last heads: two rounds of an H200's 132 x 2 */
 static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, int heads,
                                                 int blocks) {
   int last = min(heads, (G2Z__HOPPER_FWD_LAST + blocks - 1) / blocks), first = heads - last;
@@ -3889,7 +3902,7 @@ static __device__ inline void g2z__hopper_mask(float (&s)[8][4], int key, int ro
  *         150 us in bursts, 192 us in bench, where products are slower by as much
  * Order   keys upwards in blocks of 64; bitwise repeatable
  * Source  FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608) for the use of wgmma and TMA
- * Oracle  g2z_cpu_attention_fwd; test cuda_attention */
+ * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
 template <typename A>
 static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(256), 2)
 g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
@@ -4043,8 +4056,8 @@ static inline __host__ __device__ g2z__hopper_item g2z__hopper_item_at(const g2z
 template <typename A>
 struct g2z__hopper_bwd {
   A *dqkv;             /* [B,T,3,NH,64] out */
-  float *sums;         /* [g2z__hopper_slabs,3C] out: columns of dqkv */
-  float4 *dq;          /* [gridDim.x][tiles] of [8][128]: of whole heads */
+  float *sums;         /* [slabs,3C] out: columns of dqkv; see g2z__hopper_slab */
+  float4 *dq;          /* [min(whole, gridDim.x)][tiles] of [8][128]: of whole heads */
   float4 *parts;       /* [cut heads][left] of [8][128]: what parts leave */
   int *taken;          /* items that blocks took beside their first, of `items` that there are */
   int items, B, T, NH;
@@ -4479,7 +4492,7 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
  *         items there are depends on the shape and the number of multiprocessors, and who takes one
  *         changes no bit of it
  * Source  FlashAttention-3, arXiv:2407.08608
- * Oracle  g2z_cpu_attention_bwd; test cuda_attention */
+ * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
 template <typename A>
 static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(512), 1)
 g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
@@ -4774,7 +4787,7 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, con
   return g2z__add_slabs<G>(device, dbias, (G *)NULL, (G *)NULL, x.sums, slabs, 3 * NH * 64, mode);
 }
 
-/* ----- launchers --------------------------------------------------------- */
+/* ----- launchers of room k40, and the ops of both ------------------------ */
 
 static inline unsigned g2z__att_grid(int B, int T, int NH, int rows) {
   return (unsigned)((size_t)B * (size_t)NH * g2z__blocks((size_t)T, (size_t)rows));
@@ -4945,7 +4958,8 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
  * third of the time is lost. Here two warpgroups take turns: one computes the products of a tile
  * of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and stores
  * the tile before. A third warpgroup, one thread of it, keeps four blocks of 64 terms on the way.
- * Tiles are those of room k41; a tile of k by columns is read by columns, whatever its rows are.
+ * Tiles are those of room k41; the operand on the right is read by columns where it is [K,M], by
+ * rows where it is [M,K].
  *
  * Clusters of two or four blocks that load an operand once for all of them (multicast) were tried:
  * some products took 0 to 5 % less, others as much more, and nothing was left of it in steps of
@@ -5367,7 +5381,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  *         10 instructions an element for GELU, 17 for its gradient, at 4 cycles each while wgmma
  *         takes the registers' ports: nearly as long as the products beside which they run
  * Order   k upwards; bitwise repeatable
- * Oracle  g2z_cpu_linear_fwd, g2z_cpu_linear_bwd_data; test cuda_products */
+ * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; test cuda_products */
 template <typename A, g2z__finish FINISH, g2z__by BY>
 static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(384), 1)
 g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
@@ -5583,7 +5597,7 @@ typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entrop
  * Launch  persistent blocks of 1024, one per multiprocessor; a row lies in shared memory, the next
  *         one is copied meanwhile
  * Cost    4 bytes per fp16 logit: V=50257 is 201 KB a token, 47 ns at 4.28 TB/s
- * Oracle  g2z_cpu_head_loss */
+ * Oracle  g2z__cpu_head_loss */
 template <typename A, g2z__entropy ENTROPY, g2z__row_home HOME>
 static __global__ void __launch_bounds__(G2Z__ENTROPY_THREADS, 1)
 g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_step_state *state,
@@ -5752,9 +5766,10 @@ typedef struct g2z__pieces {
  * Math    squares of fp16 are exact in fp32, those of bf16 from 1e-19 to 1e19: larger numbers count
  *         as not finite. Eight are added there, the rest in fp64. Those of fp32 are made in fp64,
  *         where they cannot overflow.
+ * Launch  SUMSQ_BLOCKS blocks of 256, and g2z_k_sumsq_end behind them
  * Cost    sizeof(G) n bytes: 124M in fp16 is 249 MB, 58 us at 4.28 TB/s
  * Order   piece after piece a thread's packs in ascending order, then a tree
- * Oracle  g2z_cpu_grad_sumsq */
+ * Oracle  g2z__cpu_grad_sumsq */
 template <typename G>
 static __global__ void __launch_bounds__(256)
 g2z_k_sumsq(double *partial, const G *grads, g2z__pieces pieces) {
@@ -5823,7 +5838,7 @@ static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const voi
   return G2Z_OK;
 }
 
-/* g2z_k_decide: the end of a step, by one thread. */
+/* g2z_k_decide: the end of a step, by one thread; the arithmetic is g2z__cpu_decide's. */
 static __global__ void g2z_k_decide(g2z_step_state *state, g2z_verdict verdict,
                                     g2z_optimizer_config config, int dynamic, int64_t tokens) {
   g2z__k_begin();
@@ -5866,8 +5881,9 @@ static __device__ inline void g2z__put_four(T *to, float4 x) {
  *   to    [n] T         16-byte aligned, as is from; n a multiple of 4
  *   from  [n] F         may be `to`
  *   rows  [count, n] F
+ * Launch  up to 8 blocks of 256 for each multiprocessor, a thread for four numbers at a time
  * Cost    (count + 1) * sizeof(F) + sizeof(T) bytes an element, and sizeof(T) more to add
- * Oracle  g2z_cpu_grad_add without rows */
+ * Oracle  g2z__cpu_grad_add without rows */
 template <typename T, typename F>
 static __global__ void __launch_bounds__(256)
 g2z_k_grad_add(T *to, const F *from, const F *rows, int count, int accumulate, size_t fours) {
@@ -5946,7 +5962,7 @@ static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors
  * Launch  persistent blocks of 256; all walk the list of ranges, each takes every gridDim-th chunk
  * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB, 814 us at 4.28 TB/s
  * Source  Loshchilov and Hutter 2019, arXiv:1711.05101
- * Oracle  g2z_cpu_adamw */
+ * Oracle  g2z__cpu_adamw */
 template <typename A, typename G>
 static __global__ void __launch_bounds__(256)
 g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
@@ -6215,7 +6231,7 @@ typedef struct g2z__region {
 } g2z__region;
 #define G2Z__REGIONS 4
 
-/* Of a step whose waiting is measured; more are not. Stage 3 has 3 a block and micro-step. */
+/* Joins of a step that are timed, at most. Stage 3 has 3 a block and micro-step. */
 #define G2Z__JOINS 4096
 #define G2Z__TIMED_LAPS 8        /* the first, and one of as many: two times take 5 us a join */
 
@@ -6611,7 +6627,10 @@ static g2z_status g2z__nccl_reduce(g2z_comm *comm, void *buffer, size_t n) {
   return G2Z_OK;
 }
 
-/* The same for NCCL's own kernels. */
+/* ----- parameters, and rows of wte --------------------------------------- */
+
+/* Zeroed memory that NCCL's own kernels reach on all ranks. Where one rank has none, none does:
+ * region->mine is NULL then. */
 static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, g2z__region *region) {
   memset(region, 0, sizeof *region);
 #if NCCL_VERSION_CODE >= 22800
@@ -6775,10 +6794,13 @@ static g2z_status g2z__nccl_meeting(g2z_comm *comm) {
   return g2z__nccl_meet_here(comm, g2z__no_post, NULL);
 }
 
-/* g2z_k_lookup, g2z_k_deliver: rows of a table from and to those who own them. A thread takes 16
- * bytes, and so do sizes: units of the table's form and of a place.
+/* g2z_k_lookup, g2z_k_deliver: rows of a table from and to those who own them.
  *   places [world] device pointers to rank r's region
+ *   place  where the table begins in each region, or what this rank delivers in the owner's; in
+ *          units of 16 bytes, as form
  *   rows   [count] which rows; one may come twice
+ *   mine   [count] rows to deliver
+ * Launch  a thread for 16 bytes of a row, blocks of 256
  * Cost    1,024 rows of 1,536 bytes on each of 4 H200s: 6 to 7 us to deliver; 11 to 34 to look up,
  *         beside the parameters that come at the same time */
 static __device__ __forceinline__ int g2z__owner(g2z_comm_table form, size_t at, int world) {
@@ -6849,6 +6871,8 @@ static g2z_status g2z__nccl_deliver(g2z_comm *comm, void *each, const void *mine
 static g2z_status g2z__nccl_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
   return g2z__nccl_convert(comm, to, comm->device->grad_dtype, from, G2Z_FP32, G2Z_OVERWRITE, n);
 }
+
+/* ----- what steps waited; closing, opening ------------------------------- */
 
 static void g2z__nccl_lap(g2z_comm *comm, int lap) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
