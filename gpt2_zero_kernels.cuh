@@ -3651,6 +3651,7 @@ g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const 
  *          so: nvcc -Xptxas -v must print no C7510 to C7520 for these kernels. */
 
 #define G2Z__TILE_BYTES 8192     /* 64 rows of 64 numbers of 2 bytes */
+static_assert(G2Z__TILE_BYTES == g2z__tile_bytes<64>, "room k40's readers read these tiles too");
 
 /* Without wgmma the kernels below are empty and have room for one warp, so that the launcher can
  * ask what was compiled. */
@@ -5550,7 +5551,7 @@ typedef enum g2z__row_home {
 /* A thread touches the packs that it copied itself, so that no barrier stands between the copy and
  * its use. */
 template <typename A>
-static __device__ inline void g2z__row_fetch(uint4 *to, const A *row, int packs) {
+static __device__ inline void g2z__entropy_fetch(uint4 *to, const A *row, int packs) {
   const uint4 *from = reinterpret_cast<const uint4 *>(row);
   for (int i = (int)threadIdx.x; i < packs; i += G2Z__ENTROPY_THREADS)
     __pipeline_memcpy_async(to + i, from + i, sizeof *to);
@@ -5611,7 +5612,7 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
   if constexpr (ENTROPY == G2Z__LOSS_AND_GRADIENT) scale = dloss * state->loss_scale;
   if constexpr (HOME == G2Z__ROW_SHARED_AHEAD) {
     if ((int)blockIdx.x < n)
-      g2z__row_fetch(g2z__entropy_rows, logits + (size_t)blockIdx.x * (size_t)Vp, packs);
+      g2z__entropy_fetch(g2z__entropy_rows, logits + (size_t)blockIdx.x * (size_t)Vp, packs);
     __pipeline_commit();
   }
   for (int row = (int)blockIdx.x; row < n; row += (int)gridDim.x) {
@@ -5621,11 +5622,12 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
       int next = row + (int)gridDim.x;
       turn ^= 1;
       if (next < n)
-        g2z__row_fetch(g2z__entropy_rows + turn * packs, logits + (size_t)next * (size_t)Vp, packs);
+        g2z__entropy_fetch(g2z__entropy_rows + turn * packs, logits + (size_t)next * (size_t)Vp,
+                           packs);
       __pipeline_commit();
       __pipeline_wait_prior(1);
     } else if constexpr (HOME == G2Z__ROW_SHARED) {
-      g2z__row_fetch(at, in_memory, packs);
+      g2z__entropy_fetch(at, in_memory, packs);
       __pipeline_commit();
       __pipeline_wait_prior(0);
     } else {
