@@ -4516,6 +4516,7 @@ static void test_cuda_embed(g2z_test *t) {
       test_cuda_embed_one(&p, 2, 129, 264, 300, 0);
       test_cuda_embed_one(&p, 5, 67, 776, 1, 0.5f); /* one token: its run crosses every chunk */
       test_cuda_embed_one(&p, 2, 4100, 264, 300, 0); /* so many are sorted by CUB, fewer by rank */
+      test_cuda_embed_one(&p, 2, 129, 8, 150000, 0); /* tokens wider than 16 bits, by rank */
     }
     test_pair_close(&p);
   }
