@@ -5570,7 +5570,8 @@ static __device__ inline void g2z__softmax_add(g2z__softmax &part, uint4 raw, in
     if (j >= count) value[j] = -INFINITY;
     max = fmaxf(max, value[j]);
   }
-  /* x log2(e) - offset is rounded once, and the offset's own rounding cancels out of the result. */
+  /* x log2(e) - offset is rounded once; that the offset itself was rounded makes the sum wrong by a
+   * factor, which is 1 to within 2^-24 |max|. */
   float offset = max * G2Z__LOG2E;
 #pragma unroll
   for (int j = 0; j < L; j++) sum += g2z__exp2(value[j] * G2Z__LOG2E - offset);
