@@ -356,7 +356,7 @@ static g2z_status wait_for_text(reader *r) {
   struct pollfd one;
   one.fd = r->file;
   one.events = POLLIN;
-  while (r->waits && !stop_signal && poll(&one, 1, 100) == 0) continue;
+  while (r->waits && !stop_signal && poll(&one, 1, 100) < 1) continue;
   return stop_signal ? fail_stopped(r->services) : G2Z_OK;
 }
 
@@ -695,7 +695,8 @@ static g2z_status open_source(reader *r) {
     TRY(open_packed(r, from));
   } else {
     int is_stdin = strcmp(from->path, "-") == 0;
-    r->file = is_stdin ? dup(STDIN_FILENO) : open(from->path, O_RDONLY | O_CLOEXEC);
+    /* A FIFO that nobody writes to yet is waited for in wait_for_text, which a signal ends. */
+    r->file = is_stdin ? dup(STDIN_FILENO) : open(from->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (r->file < 0 || (from->begin && lseek(r->file, (off_t)from->begin, SEEK_SET) < 0))
       return fail_input(r->services, from->label, errno);
   }

@@ -2250,6 +2250,10 @@ static void test_prepare_refusals(g2z_test *t) {
   CHECK(t, test_prepare(t, output, "{ cat $D/a.txt; sleep 1; } |",
                         "--out $D/out - & sleep 0.3; kill -TERM $!; wait $!") == 1);
   CHECK(t, strstr(output, "stopped by signal 15") != NULL);
+  CHECK(t, mkfifo(test_path(t, "fifo"), 0600) == 0); /* to which nobody writes */
+  CHECK(t, test_prepare(t, output, "", "--out $D/out $D/fifo & sleep 0.3; kill -TERM $!; "
+                        "sleep 1; kill -KILL $! 2> /dev/null; wait $!") == 1);
+  CHECK(t, strstr(output, "stopped by signal 15") != NULL);
   CHECK(t, test_prepare(t, output, "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do "
                                    "cat $D/a.txt $D/a.txt >> $D/b.txt; cat $D/b.txt >> $D/a.txt; "
                                    "done; ulimit -f 64;", "--out $D/out $D/a.txt") == 1);
