@@ -464,7 +464,7 @@ static inline G2Z_HOST_DEVICE float g2z_uniform(uint32_t bits) {
  *
  * After an error every call is harmless: enter and next return 0, values are 0. Nesting is limited
  * to G2Z_JSON_DEPTH. Strings must be valid (RFC 8259, UTF-8 is not checked here); a lone surrogate
- * escape becomes U+FFFD. */
+ * escape becomes U+FFFD, unless the caller asks where it stands. */
 
 #define G2Z_JSON_DEPTH 64
 
@@ -496,6 +496,8 @@ G2Z_API int g2z_json_bool(g2z_json *json);
 G2Z_API g2z_json_text g2z_json_string(g2z_json *json);
 /* The unescaped UTF-8 of a string, never longer than text->bytes; returns its length. */
 G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out);
+/* The first escape of a lone surrogate, which is no character; NULL: there is none. */
+G2Z_API const unsigned char *g2z_json_lone_surrogate(const g2z_json_text *text);
 G2Z_API void g2z_json_skip(g2z_json *json);             /* any value */
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text after the value */
@@ -2908,6 +2910,18 @@ G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out) 
     to += bytes;
   }
   return (size_t)(to - out);
+}
+
+G2Z_API const unsigned char *g2z_json_lone_surrogate(const g2z_json_text *text) {
+  const unsigned char *at = text->at, *end = at + text->bytes, *escape;
+  while ((escape = (const unsigned char *)memchr(at, '\\', (size_t)(end - at))) != NULL) {
+    unsigned char got[4];
+    at = escape;
+    if (g2z__json_decode(&at, end, got) != 3) continue; /* a pair has 4 bytes */
+    int code = g2z__json_hex4(escape + 2, end);
+    if (code >= 0xd800 && code < 0xe000) return escape;
+  }
+  return NULL;
 }
 
 /* What a number consists of; digits are counted so that callers need not look again. */

@@ -71,7 +71,8 @@ typedef struct options {
        "CR LF and CR of texts become LF, as in Python's text files")                              \
   FLAG("allow-special", SWITCH, allow_special, 0, 0, "",                                          \
        "<|endoftext|> in a document is the token, not 7 ordinary ones")                           \
-  FLAG("strict", SWITCH, strict, 0, 0, "", "refuse invalid UTF-8, which else becomes U+FFFD")     \
+  FLAG("strict", SWITCH, strict, 0, 0, "",                                                        \
+       "refuse invalid UTF-8 and lone surrogates, which else become U+FFFD")                      \
   GROUP("Shards")                                                                                 \
   FLAG("format", CHOICE, format, 0, 0, "|llmc|raw", "uint16 tokens with llm.c's header, or bare") \
   FLAG("eot", CHOICE, eot, 0, 0, "|first|last|none",                                              \
@@ -579,6 +580,10 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
     return fail(&w->services, G2Z_FORMAT, ": no text in a field \"%s\"%s; --field names another",
                 names[0], field ? "" : " or \"content\"");
   const g2z_json_text *text = &found[have[0] ? 0 : 1];
+  json.at = w->o->strict ? g2z_json_lone_surrogate(text) : NULL;
+  if (json.at)
+    return g2z_json_fail(&json, "%.6s is half of a surrogate pair: write both halves, or leave "
+                         "--strict away for U+FFFD", (const char *)json.at);
   TRY(widen_text(&w->services, &w->document, &w->document_capacity, text->bytes));
   *length = g2z_json_unescape(text, (unsigned char *)w->document);
   return G2Z_OK;

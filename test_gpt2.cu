@@ -566,27 +566,31 @@ static void test_json_numbers(g2z_test *t) {
 }
 
 static void test_json_strings(g2z_test *t) {
-  static const struct { const char *json, *want; size_t bytes; } cases[] = {
-      {"\"\"", "", 0},
-      {"\"plain\"", "plain", 5},
-      {"\"a\\\"\\\\\\/\\b\\f\\n\\r\\tz\"", "a\"\\/\b\f\n\r\tz", 10},
-      {"\"\\u0041\\u00e9\\u20AC\"", "A\xc3\xa9\xe2\x82\xac", 6},
-      {"\"\\ud83d\\ude00\"", "\xf0\x9f\x98\x80", 4},
-      {"\"\\udbff\\udfff\"", "\xf4\x8f\xbf\xbf", 4},
-      {"\"\\ud83d\"", "\xef\xbf\xbd", 3},
-      {"\"\\ude00\\ud83d\"", "\xef\xbf\xbd\xef\xbf\xbd", 6},
-      {"\"\\ud83dx\"", "\xef\xbf\xbdx", 4},
-      {"\"\\ud83d\\n\"", "\xef\xbf\xbd\n", 4},
-      {"\"\\ud83d\\u0041\"", "\xef\xbf\xbd" "A", 4},
-      {"\"\\ud83d\\ud83d\\ude00\"", "\xef\xbf\xbd\xf0\x9f\x98\x80", 7},
-      {"\"a\\u0000b\"", "a\0b", 3}};
+  static const struct { const char *json, *want; size_t bytes; int lone; } cases[] = {
+      {"\"\"", "", 0, -1},
+      {"\"plain\"", "plain", 5, -1},
+      {"\"a\\\"\\\\\\/\\b\\f\\n\\r\\tz\"", "a\"\\/\b\f\n\r\tz", 10, -1},
+      {"\"\\u0041\\u00e9\\u20AC\"", "A\xc3\xa9\xe2\x82\xac", 6, -1},
+      {"\"\\ud83d\\ude00\"", "\xf0\x9f\x98\x80", 4, -1},
+      {"\"\\udbff\\udfff\"", "\xf4\x8f\xbf\xbf", 4, -1},
+      {"\"\\ud83d\"", "\xef\xbf\xbd", 3, 0},
+      {"\"\\ude00\\ud83d\"", "\xef\xbf\xbd\xef\xbf\xbd", 6, 0},
+      {"\"\\ud83dx\"", "\xef\xbf\xbdx", 4, 0},
+      {"\"\\ud83d\\n\"", "\xef\xbf\xbd\n", 4, 0},
+      {"\"\\ud83d\\u0041\"", "\xef\xbf\xbd" "A", 4, 0},
+      {"\"\\ud83d\\ud83d\\ude00\"", "\xef\xbf\xbd\xf0\x9f\x98\x80", 7, 0},
+      {"\"\\n\\ud83d\\ude00\\uFFFDx\\uDC00\"",
+       "\n\xf0\x9f\x98\x80\xef\xbf\xbdx\xef\xbf\xbd", 12, 21},
+      {"\"a\\u0000b\"", "a\0b", 3, -1}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z_json json;
     unsigned char out[64];
     g2z_json_open(&json, &t->services, "string", cases[i].json, strlen(cases[i].json));
     g2z_json_text text = g2z_json_string(&json);
     CHECK_OK(t, g2z_json_close(&json));
+    const char *lone = (const char *)g2z_json_lone_surrogate(&text);
     size_t bytes = g2z_json_unescape(&text, out);
+    CHECK(t, lone == (cases[i].lone < 0 ? NULL : (const char *)text.at + cases[i].lone));
     CHECK(t, bytes <= text.bytes && bytes == cases[i].bytes);
     CHECK(t, memcmp(out, cases[i].want, bytes) == 0);
     CHECK(t, g2z_json_is(&text, cases[i].want) == (strlen(cases[i].want) == cases[i].bytes));
@@ -2221,6 +2225,8 @@ static void test_prepare_refusals(g2z_test *t) {
       {"--val-docs 0 --field body $D/lacks.jsonl", "lacks.jsonl, line 1: no text in a field "
                                                    "\"body\""},
       {"--train-bpe 300 --val-docs 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text"},
+      {"--strict --val-docs 0 $D/lone.jsonl", "lone.jsonl, line 2, column 22: \\uDC00 is half of a "
+                                              "surrogate pair"},
       {"--val-docs 9 $D/a.txt", "no token is left for training"},
       {"--vocab $D/none.bpe $D/a.txt", "none.bpe"},
       {"--vocab $D/a.txt $D/a.txt", "a.txt, line 1: "},
@@ -2234,6 +2240,8 @@ static void test_prepare_refusals(g2z_test *t) {
       {"not.gz", "no gzip"},
       {"bad.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{\"text\":\"c\"]\n"},
       {"lacks.jsonl", "{\"text\":\"a\"}\n{\"txt\":\"b\"}\n"},
+      {"lone.jsonl", "{\"text\":\"\\uFFFD\",\"a\":\"\\uD800\"}\n"
+                     "{\"text\":\"\\ud83d\\uDE00\\uDC00\"}\n"},
   };
   char output[16384];
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
