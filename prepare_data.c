@@ -6,7 +6,8 @@
  * All threads do the same: read the next job, one at a time; encode it; write what is due. A job
  * is cut where the encoding does not notice, so the output depends neither on the number of threads
  * nor on the size of a job. Memory is bounded by jobs in flight, whatever the size of a text; a
- * line of JSON is in memory as a whole, and so is each different piece that --train-bpe counts.
+ * line of JSON is in memory as a whole, and so is each different piece that --train-bpe counts,
+ * and white space in front of a document of --split-docs, three times, until it ends.
  * *.gz and *.zst come through a pipe from gzip -dc and zstd -dc. */
 
 #define GPT2_ZERO_IMPLEMENTATION
