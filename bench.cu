@@ -1676,10 +1676,16 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
   return G2Z_OK;
 }
 
-/* Makes `out`. Another experiment there would remove the tokens of this one. */
+/* Makes `out`. Another experiment there would remove the tokens of this one; one that was
+ * interrupted has left runs, whose names are taken. */
 static g2z_status take_out(experiment *e) {
+  char path[1200];
   TRY(g2z_make_directory(e->services, e->out));
-  return g2z_lock_directory(e->services, e->out, &e->lock);
+  TRY(g2z_lock_directory(e->services, e->out, &e->lock));
+  snprintf(path, sizeof path, "%.1000s/run_%s_1", e->out, e->s->experiment);
+  if (access(path, F_OK) != 0) return G2Z_OK;
+  return fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already, of an experiment that did "
+              "not end: choose another --out, or remove %.60s's runs", path, e->s->experiment);
 }
 
 static void close_experiment(experiment *e) {
