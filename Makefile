@@ -28,14 +28,17 @@ BUILD   = $(HOST) -x c
 endif
 LIBS    = -lm -lpthread
 
-all: train prepare_data $(CURDIR)/bench ## the programs (the default)
+# $(HERE)/bench is the program; `bench` alone is the target that runs it.
+HERE := $(subst $() ,\ ,$(CURDIR))
+NAME  = $(lastword $(subst /, ,$@))
 
-# $(CURDIR)/bench is the program; `bench` alone is the target that runs it.
+all: train prepare_data $(HERE)/bench ## the programs (the default)
+
 train: train.cu
 test_gpt2: test_gpt2.cu
-$(CURDIR)/bench: bench.cu
-train test_gpt2 $(CURDIR)/bench: gpt2_zero.h $(wildcard gpt2_zero_kernels.cuh)
-	$(BUILD) $(DEFINE) $(@F).cu -o $@ $(LIBS) $(CUDA)
+$(HERE)/bench: bench.cu
+train test_gpt2 $(HERE)/bench: gpt2_zero.h $(wildcard gpt2_zero_kernels.cuh)
+	$(BUILD) $(DEFINE) $(NAME).cu -o $(NAME) $(LIBS) $(CUDA)
 prepare_data: prepare_data.c gpt2_zero.h
 	$(HOST) $< -o $@ $(LIBS)
 
@@ -62,7 +65,7 @@ run: train prepare_data ## train a GPT-2 on these sources, save it, let it write
 	@echo 'let it write again:           ./train --init-from runs/sources/weights --prompt "if (" --temperature 0.5'
 
 # Any other run: slurm/profile.sh RUN_DIR ./train --run-dir RUN_DIR ... and ./bench profile RUN_DIR
-profile: train prepare_data $(CURDIR)/bench ## what the parts of a step take: by nsys where it is installed, else timed by train
+profile: train prepare_data $(HERE)/bench ## what the parts of a step take: by nsys where it is installed, else timed by train
 	rm -rf data/sources runs/profile
 	$(SHARDS)
 	slurm/profile.sh runs/profile ./train --train 'data/sources/sources_train_*.bin' \
@@ -75,12 +78,12 @@ profile: train prepare_data $(CURDIR)/bench ## what the parts of a step take: by
 # nvcc takes a minute or two for each program: side by side, unless -j says how.
 test: ## everything that this machine can prove; the last line counts it
 	+@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j4) \
-	  test_gpt2 prepare_data train $(CURDIR)/bench
+	  test_gpt2 prepare_data train '$(CURDIR)/bench'
 	./test_gpt2
 
 # Without a GPU all experiments run small, to be seen; with one what is asked first: make bench BENCH='matrix comm'
 BENCH ?= $(if $(FOUND),scaling,scaling buckets matrix strategies comm)
-bench: $(CURDIR)/bench ## steps, ops, scaling over the GPUs there are; without one every experiment, small
+bench: $(HERE)/bench ## steps, ops, scaling over the GPUs there are; without one every experiment, small
 	rm -rf runs/bench
 	./bench
 	@failed=0; for experiment in $(BENCH); do \

@@ -8989,6 +8989,19 @@ static void test_slurm_scripts(g2z_test *t) {
   }
 }
 
+/* What make would do in a directory whose name has a space. */
+static void test_make_space(g2z_test *t) {
+  char line[1500], output[8192];
+  if (access("Makefile", R_OK) != 0) SKIP(t, "there is no Makefile: run it in the repository");
+  if (test_shell("make --version", output, sizeof output) != 0) SKIP(t, "there is no make");
+  snprintf(line, sizeof line,
+           "mkdir '%s/a b' && cp Makefile '%s/a b' && cd '%s/a b' && touch gpt2_zero.h train.cu "
+           "bench.cu prepare_data.c && env -u MAKEFLAGS make -n NVCC= all 2>&1",
+           t->directory, t->directory, t->directory);
+  CHECK(t, test_shell(line, output, sizeof output) == 0);
+  CHECK(t, strstr(output, " bench.cu -o bench ") && strstr(output, " train.cu -o train "));
+}
+
 static void test_ranks_stream(g2z_test *t) {
   test_ranks ranks;
   test_ranks_open(&ranks, 3);
@@ -11686,6 +11699,7 @@ static const g2z_test_entry test_table[] = {
     {"ranks_mpirun", "ranks under mpirun", test_ranks_mpirun},
     {"ranks_train", "./train as its own launcher, and what that leaves", test_ranks_train},
     {"ranks_train_killed", "kill -9 of a rank of ./train, started by hand", test_ranks_train_killed},
+    {"make_space", "the programs, in a directory with a space in its name", test_make_space},
     {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},
     {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
