@@ -11172,7 +11172,7 @@ static void test_bench_scaling(g2z_test *t) {
   g2z_release(&t->services, text);
   CHECK(t, test_bench(arguments, output, sizeof output) == 1); /* never over what is there */
   CHECK(t, strstr(output, "scaling_report.json is there already: choose another --out"));
-  CHECK(t, unlink(test_path(t, "scaling/scaling_report.json")) == 0); /* as if it had been stopped */
+  CHECK(t, unlink(test_path(t, "scaling/scaling_report.json")) == 0); /* as if it was stopped */
   CHECK(t, test_bench(arguments, output, sizeof output) == 1);
   CHECK(t, strstr(output, "run_scaling_1 is there already, of an experiment that did not end"));
   CHECK(t, access(test_path(t, "scaling/scaling_report.json"), F_OK) != 0);
