@@ -6364,7 +6364,7 @@ static void test_run_damaged(g2z_test *t) {
 }
 
 /* The last of the steps that were skipped is told as well, and what follows says the same again. */
-static void test_run_diverges_as(g2z_test *t, int save_every, const char *name) {
+static void test_run_diverges_as(g2z_test *t, int save_every, int fixed, const char *name) {
   test_run_setup s;
   g2z_context *context = NULL;
   g2z_run *run = NULL;
@@ -6376,6 +6376,8 @@ static void test_run_diverges_as(g2z_test *t, int save_every, const char *name) 
   s.config.save_every = save_every;
   s.config.val_glob = NULL;
   s.config.epochs = 20;
+  if (fixed) s.config.train.dtype = G2Z_FP16;
+  s.config.train.optimizer.loss_scale_dynamic = !fixed;
   cc.device = G2Z_DEVICE_CPU;
   CHECK_OK(t, g2z_context_create(&cc, &context));
   CHECK_OK(t, g2z_run_create(context, &s.config, &run));
@@ -6385,6 +6387,7 @@ static void test_run_diverges_as(g2z_test *t, int save_every, const char *name) 
     steps += event.kind == G2Z_RUN_STEP && event.metrics.skipped;
   for (int again = 0; run && again < 2; again++) {
     CHECK_STATUS(t, status, G2Z_DIVERGED, &t->services, "50 steps in a row up to step 50 had");
+    CHECK(t, !strstr(t->services.error, "scale 65536: lower that, which is fixed") == !fixed);
     status = g2z_run_next(run, &event);
   }
   CHECK(t, steps == 50);
@@ -6394,8 +6397,10 @@ static void test_run_diverges_as(g2z_test *t, int save_every, const char *name) 
 }
 
 static void test_run_diverges(g2z_test *t) {
-  test_run_diverges_as(t, 0, "run");
-  test_run_diverges_as(t, 50, "saves"); /* told by the flush before what is due, which is not done */
+  test_run_diverges_as(t, 0, 0, "run");
+  test_run_diverges_as(t, 0, 1, "fixed"); /* a scale that cannot shrink: no other lr would help */
+  /* Told by the flush before what is due, which is not done. */
+  test_run_diverges_as(t, 50, 0, "saves");
 }
 
 /* A run goes on, and ends well, where its page cannot be written. */
