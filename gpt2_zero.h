@@ -13073,6 +13073,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
     const int32_t *x, *y;
     g2z_ranks_phase(g2z_context_ranks(t->context), "validation", t->enqueued, 0); /* progress */
     if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
+    if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab is its own */
+    if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, y, tokens);
     if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
     g2z_span_begin(dev, G2Z_SPAN_VAL_FORWARD);
     G2Z__TRY(g2z__forward(&t->model, &pass));
@@ -13090,6 +13092,7 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   double sum = 0, all = 0;
   void *sums;
   *loss = NAN;
+  G2Z_ASSERT(loader->rows == t->plan.batch && loader->config.seq == t->plan.seq);
   G2Z__TRY(g2z__trainer_share_tuning(t));
   G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_refresh(t)));
   g2z_status status = g2z__alloc(t->services, (size_t)t->plan.world, sizeof(double), &sums);

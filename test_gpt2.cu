@@ -7447,6 +7447,19 @@ static void test_validation(g2z_test *t) {
   }
   CHECK_NEAR(t, loss, sum / 4, 1e-6);
   g2z_loader_free(loader);
+  /* A loader of another vocabulary: its tokens are no rows of this model's wte. */
+  lc.vocab = 65536;
+  lc.glob = test_path(t, "wide.bin");
+  ids[40] = 60000;
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, lc.glob, G2Z_SHARD_RAW, &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 65));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
+  CHECK_STATUS(t, g2z_trainer_validate(tt.trainer, loader, 4, &loss), G2Z_BAD_ARGUMENT,
+               &t->services, "token=60000 at position 8 must lie between 0 and 60");
+  CHECK(t, isnan(loss));
+  g2z_loader_free(loader);
   test_trainer_close(&tt);
 }
 
