@@ -16373,9 +16373,18 @@ G2Z__PRIVATE g2z_status g2z__run_introduce(g2z_run *run) {
                           run->val_steps * plan->batch * plan->seq * plan->world,
                           run->val_entropy));
   if (run->config.run_dir) G2Z__TRY(g2z__run_say(run, "run directory: %s", run->config.run_dir));
-  if (run->resume)
-    return g2z__run_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s", run->resumed,
-                        run->resume, run->resume_s);
+  if (run->resume) {
+    const g2z_run_config *c = &run->config;
+    int cut = run->steps < train->optimizer.steps;
+    G2Z__TRY(g2z__run_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s", run->resumed,
+                          run->resume, run->resume_s));
+    if (run->steps > run->resumed) return G2Z_OK;
+    return g2z__run_say(run, "no step is left: the last is %" PRId64 ", and the checkpoint is of "
+                        "step %" PRId64 "; a larger %s=%" PRId64 " goes on", run->steps,
+                        run->resumed,
+                        cut ? "max_train_steps" : c->epochs > 0 ? "epochs" : "steps",
+                        cut ? c->max_train_steps : c->epochs > 0 ? c->epochs : run->steps);
+  }
   if (run->config.resume)
     return g2z__run_say(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
   return G2Z_OK;

@@ -9771,6 +9771,10 @@ static void test_run_resume(g2z_test *t) {
   b.config.resume = "latest";
   CHECK_OK(t, test_run_all(t, &b.config, &seen));
   CHECK(t, seen.steps == 0 && seen.done && access(test_path(t, "b/RUN_COMPLETE.txt"), F_OK) == 0);
+  log = test_run_read(t, b.run_dir, "train.log", &bytes);
+  CHECK(t, test_times(log, "no step is left: the last is 8, and the checkpoint is of step 8; a "
+                           "larger epochs=2 goes on") == 1);
+  g2z_release(&t->services, log);
   test_runs_equal(t, a.run_dir, b.run_dir);
   b.config.epochs = 3;
   CHECK_OK(t, test_run_all(t, &b.config, &seen));
