@@ -8,7 +8,7 @@
  *       g2z_context *context = NULL;  g2z_trainer *trainer = NULL;  g2z_report report;
  *       g2z_context_config cc = g2z_context_config_default(&services);
  *       g2z_train_config tc = g2z_train_config_default();        // GPT-2 124M
- *       tc.train_glob = "data/text_train.bin";                    // from prepare_data
+ *       tc.train_glob = "data/text_train_*.bin";                  // from prepare_data
  *       g2z_status status = g2z_context_create(&cc, &context);
  *       if (status == G2Z_OK) status = g2z_trainer_create(context, &tc, &trainer);
  *       for (int i = 0; i < 1000 && status == G2Z_OK; i++)
