@@ -16447,7 +16447,7 @@ G2Z__PRIVATE void g2z__run_settle_epoch(g2z_run *run) {
 /* A line of metrics.jsonl; what it does not have is NaN. */
 typedef struct g2z__run_line {
   g2z_metrics metrics;
-  double val_loss, val_ms, save_ms, sample_ms, epoch_ms;
+  double val_loss, val_ms, save_ms, sample_ms, epoch, epoch_ms;
 } g2z__run_line;
 
 G2Z__PRIVATE double g2z__json_number_or_null(g2z_json *json) {
@@ -16461,7 +16461,8 @@ G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *
   g2z_json json;
   g2z_json_text key;
   memset(line, 0, sizeof *line);
-  line->val_loss = line->val_ms = line->save_ms = line->sample_ms = line->epoch_ms = NAN;
+  line->val_loss = line->val_ms = line->save_ms = line->sample_ms = NAN;
+  line->epoch = line->epoch_ms = NAN;
   line->metrics.step = -1;
   line->metrics.step_ms = NAN;
   g2z_json_open(&json, services, "metrics.jsonl", text, bytes);
@@ -16485,6 +16486,7 @@ G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *
       X(val_ms)
       X(save_ms)
       X(sample_ms)
+      X(epoch)
       X(epoch_ms)
 #undef X
 #undef G2Z__GET_INTEGER
@@ -16494,7 +16496,9 @@ G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *
   return g2z_json_close(&json);
 }
 
-/* What a line says, as if it had just happened. `spent` is the wall time of the open epoch. */
+/* What a line says, as if it had just happened. `spent` is the wall time of the open epoch. Tokens
+ * and epochs of a run that began with another's checkpoint do not count from 0: the step's own are
+ * tok_s x step_ms, nine digits each, and an epoch that ended says which it was. */
 G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *line,
                                              double *spent) {
   const double pauses[] = {line->val_ms, line->save_ms, line->sample_ms};
@@ -16503,11 +16507,11 @@ G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *
     if (pauses[i] > 0) seconds += pauses[i] * 1e-3;
   run->pause_s += seconds;
   if (!isnan(line->metrics.step_ms)) {
-    int64_t tokens = line->metrics.tokens - run->known.tokens;
+    double tokens = line->metrics.tok_s * line->metrics.step_ms * 1e-3;
     run->known = line->metrics;
     run->known.loss = (double)(float)line->metrics.loss; /* nine digits say which float it was */
     seconds += line->metrics.step_ms * 1e-3;
-    G2Z__TRY(g2z__run_account(run, tokens));
+    G2Z__TRY(g2z__run_account(run, (int64_t)fmin(fmax(rint(tokens), 0), 1e15)));
   }
   *spent += seconds;
   run->earlier_s += seconds;
@@ -16519,6 +16523,7 @@ G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *
   if (isnan(line->epoch_ms)) return G2Z_OK;
   g2z__run_settle_epoch(run);
   epoch->wall_s = line->epoch_ms * 1e-3;
+  if (line->epoch >= 0 && line->epoch <= 1 << 30) epoch->index = (int64_t)line->epoch;
   *spent = 0;
   return g2z__run_begin_epoch(run, epoch->index + 1);
 }
@@ -16797,8 +16802,8 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   if (loader) run->epoch_step = g2z_loader_tell(loader).step;
   G2Z__TRY(g2z__run_agree(run, g2z__run_open_files(run)));
   if (run->resume) {
-    if (!run->continues)
-      run->epoch[0].index = g2z_loader_tell(g2z_trainer_loader(run->trainer)).epoch;
+    g2z__epoch *open = &run->epoch[run->epoch_count - 1];
+    if (open->wall_s == 0) open->index = g2z_loader_tell(loader).epoch; /* else it had ended */
     run->known.step = run->resumed;
     run->known.tokens = g2z__trainer_tokens(run->trainer);
   }

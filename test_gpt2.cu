@@ -9800,6 +9800,26 @@ static void test_run_resume(g2z_test *t) {
   CHECK_OK(t, test_run_all(t, &b.config, &seen));
   CHECK_NEAR(t, seen.val_loss, val_loss, 1e-9);
 
+  /* Such a run, taken up once more, counts its own tokens and the data's epochs. */
+  test_run_saves(t, &b, "e");
+  snprintf(path, sizeof path, "%s/step-000004", a.run_dir);
+  b.config.resume = path;
+  b.config.max_train_steps = 6;
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  b.config.max_train_steps = 0;
+  b.config.resume = "latest";
+  for (int epochs = 2; epochs <= 3; epochs++) {
+    b.config.epochs = epochs;
+    CHECK_OK(t, test_run_all(t, &b.config, &seen));
+    CHECK(t, seen.steps == (epochs == 2 ? 2 : 4));
+    log = test_run_read(t, b.run_dir, "training_metrics.json", &bytes);
+    CHECK(t, test_times(log, "\"epoch_idx\"") == epochs - 1);
+    CHECK(t, test_times(log, "\"tokens_processed_global\": 512,") == epochs - 1);
+    CHECK(t, test_times(log, "\"epoch_idx\": 1,") == 1);
+    CHECK(t, test_times(log, "\"epoch_idx\": 2,") == epochs - 2);
+    g2z_release(&t->services, log);
+  }
+
   /* No checkpoint yet: from the beginning, over what a crash has left. */
   test_run_saves(t, &b, "d");
   b.config.resume = "latest";
