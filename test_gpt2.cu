@@ -6666,6 +6666,10 @@ static void test_train_refusals(g2z_test *t) {
       test_fail(t, __FILE__, __LINE__, "train %s: exit code %d, \"%s\", which lacks \"%s\"",
                 cases[i][0], code, output, cases[i][1]);
   }
+  /* A directory that is named after the clock holds no checkpoint of an earlier start. */
+  CHECK(t, test_train(t, "--train $SHARD --resume latest --layers 1 --channels 64", output,
+                      sizeof output) == 1);
+  CHECK(t, strstr(output, "--resume latest looks into --run-dir"));
   unsetenv("SHARD");
   CHECK(t, access(test_path(t, "run"), F_OK) != 0);
 }

@@ -331,6 +331,9 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
   if (o->steps && o->run.epochs)
     return fail(services, "--steps and --epochs both set the length: give one of them, and "
                           "--max-train-steps to stop earlier");
+  if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
+    return fail(services, "--resume latest looks into --run-dir, and without that each start "
+                          "makes a new one: name the directory of the run");
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
   train->bucket_mb = (double)o->bucket_mb;
