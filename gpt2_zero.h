@@ -7236,11 +7236,12 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   return g2z__fail(loader->services, G2Z_BAD_ARGUMENT,
                    "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, "
                    "but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
-                   "%.0f tokens: take more data, or lower batch, accum or seq",
+                   "%.0f tokens in shards of at least %d: take more data, or lower batch, accum or "
+                   "seq",
                    loader->shards[0].path, loader->shard_count > 1 ? " and others" : "",
                    loader->tokens, loader->shard_count, loader->shard_count > 1 ? "s" : "",
                    loader->sequences, config->seq, config->batch, config->accum, config->world,
-                   loader->global, (double)loader->global * config->seq + 1);
+                   loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
 }
 
 /* The thread takes no signals: handlers belong to the program's own threads. */

@@ -2730,7 +2730,7 @@ static void test_loader_refused(g2z_test *t) {
   REFUSE_FILE(text, 199, G2Z_FORMAT, "an odd size of 199 bytes");
   REFUSE_FILE(text, 24, G2Z_BAD_ARGUMENT,
               "12 tokens in 1 shard hold 1 sequences of 8+1, but a step of batch 2 x accum 1 x "
-              "world 1 needs 2, so at least 17 tokens");
+              "world 1 needs 2, so at least 17 tokens in shards of at least 9: take more data");
   int32_t header[300] = {20240520, 1, 88};
   REFUSE_FILE(header, 1022, G2Z_FORMAT, "ends after 1022 of the header's 1024 bytes");
   REFUSE_FILE(header, 1024, G2Z_FORMAT, "promises 88 tokens in 1200 bytes but has 1024");
