@@ -980,7 +980,7 @@ static void test_plan_last_buckets(g2z_test *t) {
 static void test_plan_wte_gradient(g2z_test *t) {
   static const struct {
     int world, accum, batch, alone;
-  } cases[] = {{1, 1, 2, 1}, {1, 1, 4, 1}, {1, 1, 5, 0}, {1, 2, 2, 0}, {2, 1, 2, 1}, {2, 2, 2, 0},
+  } cases[] = {{1, 1, 2, 1}, {1, 1, 8, 1}, {1, 1, 9, 0}, {1, 2, 2, 0}, {2, 1, 2, 1}, {2, 2, 2, 0},
                {12, 1, 4, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z_train_config config = g2z_train_config_default();
