@@ -3877,8 +3877,9 @@ G2Z__PRIVATE int g2z__plan_sends_rows(const g2z_plan *plan) {
 /* Tokens whose logits exist at one time: on a CPU as many as stay in the caches with the rows of wte
  * that they meet, on a GPU 8,192. Each chunk reads and writes wte's gradient in fp32 again, and a
  * GPU at its power limit pays for every byte: steps of 8, 32 and 64 x 1024 tokens of 124M take 14.6,
- * 53.6 and 105.6 ms on an H200, with 4,096 14.8, 54.3 and 107.2, with 16,384 14.6, 53.7 and 106.2
- * (means of four runs in turns). All of 32,768 at once, 2.5 GB more, take 53.2. */
+ * 53.6 and 105.6 ms on an H200 and with 4,096 14.8, 54.3 and 107.2; of 32 and 64 x 1024 with 16,384
+ * 53.7 and 106.2; all of 32,768 at once, 2.3 GB more, 53.2 (means of four runs in turns). On another
+ * H200 32 x 1024 take 51.1 instead of 51.3 ms, and 16 x 1024 of gpt2-xl 291 instead of 292. */
 G2Z__PRIVATE int g2z__plan_head_chunk(const g2z_plan *plan, int tokens) {
   int limit = plan->device == G2Z_DEVICE_CUDA ? 8192 : 256;
   return tokens < limit ? tokens : limit;
