@@ -151,6 +151,8 @@
  *                                              are rounded to act before they meet V
  *     logits                        act        the softmax starts from the rounded logits
  *     gradient of logits            act        after it was multiplied with the loss scale
+ *     both, 16 bits on Hopper       act        exp(logit - a row's reference), from fp32; the
+ *                                              gradient's other factor multiplies rows of C
  *     weight and bias gradients     grad type  act with one micro-step, fp32 when accum > 1: then
  *                                              micro-steps add up in fp32
  *     sums of them over ranks       grad type  pushed by copy engines they travel as they are, add
@@ -1270,7 +1272,8 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
 /* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which
  * one it is changes the order of addition: a rerun that must be bit-equal reads the table that the
  * first run wrote, before its first step. `how`, for shapes that are new from then on, is one of
- *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation
+ *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation;
+ *                 the LM head then keeps logits on Hopper too
  *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel
  *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
  * `text` ends with a NUL. The CPU has nothing to tune: its table is empty. */
@@ -3796,8 +3799,8 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
 
 /* What the CUDA ops ask for beside the plan's buffers: 32 MiB for products; then, of the op that
  * asks for most: attention's row statistics, partial sums and parts of dQ, the sort of the tokens,
- * and with dropout a projection's output. Blocks that were outgrown stay, each 1.5 times the last:
- * 3 times in all. */
+ * with dropout a projection's output, or the head's rows. Blocks that were outgrown stay, each 1.5
+ * times the last: 3 times in all. */
 G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
   if (plan->device != G2Z_DEVICE_CUDA) return 0;
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
@@ -3810,6 +3813,11 @@ G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
     most += parts * rows * 64 * sizeof(float);
   }
   if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
+  if (plan->dtype_bytes == 2) { /* sums of 192 columns of logits, or dh in fp32 */
+    size_t tiles = 8 * ((size_t)plan->vocab_padded / 192 + 1), chunk = (size_t)plan->head_chunk;
+    size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
+    if (most < head) most = head;
+  }
   return ((size_t)32 << 20) + 3 * g2z__align(most);
 }
 

@@ -4754,13 +4754,14 @@ static void test_cuda_tuning(g2z_test *t) {
   test_pair_close(&p);
 }
 
-static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk) {
+/* Logits are of size `spread`. */
+static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk, double spread) {
   const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
   int Vp = (V + 127) / 128 * 128;
   size_t width = (size_t)C, all = (size_t)N * width, words = (size_t)Vp * width;
   float dloss = 1.0f / (float)N, scale = p->dtype == G2Z_FP16 ? 1024.0f : 1.0f;
   test_twin *h = test_twin_normal(p, TEST_ACT, all, 1, 1, 0);
-  test_twin *wte = test_twin_normal(p, TEST_ACT, words, 2, 2 / sqrt((double)C), 0);
+  test_twin *wte = test_twin_normal(p, TEST_ACT, words, 2, spread / sqrt((double)C), 0);
   memset((float *)wte->cpu + (size_t)V * width, 0, (size_t)(Vp - V) * width * sizeof(float));
   test_twin_send(p, wte);
   test_twin *targets = test_twin_tokens(p, (size_t)N, V, 3);
@@ -4771,9 +4772,9 @@ static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk) {
   test_twin *dh = test_twin_new(p, TEST_ACT, all), *dwte = test_twin_new(p, TEST_F32, words);
   test_state state = test_state_make(p, scale, 1);
   double eps = test_eps(p->dtype);
-  /* A logit of size up to 12 that rounds differently moves a loss by eps * 12, and a probability as
-   * much of itself. */
-  double logit = 6 * eps + test_product_noise(p, C, 2 / sqrt((double)C));
+  /* A logit of size up to 6 spreads that rounds differently moves a loss by eps * 6 spreads, and a
+   * probability as much of itself. */
+  double logit = 3 * spread * eps + test_product_noise(p, C, spread / sqrt((double)C));
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
     *(double *)sum->cpu = 0.5;
     test_twin_send(p, sum);
@@ -4786,9 +4787,10 @@ static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk) {
                                   (const int32_t *)targets->gpu, dloss, state.gpu, (g2z_write)mode,
                                   N, C, V, Vp, chunk));
     double g = (double)dloss * (double)scale;
+    double word = spread / sqrt((double)C) > 1 ? spread / sqrt((double)C) : 1; /* numbers of wte */
     test_twin_compare(p, losses, "head_loss losses", 8, 2 * logit + 1e-6);
     test_twin_compare(p, sum, "head_loss sum", 0, N * (2 * logit + 1e-6));
-    test_twin_compare(p, dh, "head_loss dh", 2, g * (2 * logit + 4 * eps + 1e-6));
+    test_twin_compare(p, dh, "head_loss dh", 2, g * word * (2 * logit + 4 * eps + 1e-6));
     test_twin_compare(p, dwte, "head_loss dwte", 8,
                       (1 + mode) * g * sqrt((double)N) * 4 * (2 * logit + 4 * eps + 1e-6));
   }
@@ -4823,7 +4825,7 @@ static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk) {
   test_twin *rows = test_twin_new(p, TEST_F32, (size_t)n * (size_t)V);
   CHECK_OK(p->t, cpu->head_logits(p->cpu, (float *)rows->cpu, h->cpu, wte->cpu, n, C, V));
   CHECK_OK(p->t, gpu->head_logits(p->gpu, (float *)rows->gpu, h->gpu, wte->gpu, n, C, V));
-  test_twin_compare(p, rows, "head_logits", 4, test_product_noise(p, C, 2 / sqrt((double)C)));
+  test_twin_compare(p, rows, "head_logits", 4, test_product_noise(p, C, spread / sqrt((double)C)));
   test_pair_clear(p);
 }
 
@@ -4832,13 +4834,16 @@ static void test_cuda_head(g2z_test *t) {
   for (int types = 0; types < TEST_TYPES; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types)) {
-      g2z_device_tune(p.gpu, G2Z_TUNE_OWN);
-      test_cuda_head_one(&p, 1, 8, 2, 16);
-      test_cuda_head_one(&p, 300, 136, 1003, 300);
-      test_cuda_head_one(&p, 3, 16, 130001, 8);  /* no row in shared memory */
-      g2z_device_tune(p.gpu, G2Z_TUNE_OFF);
-      test_cuda_head_one(&p, 67, 40, 101, 32);
-      test_cuda_head_one(&p, 9, 16, 50257, 4);   /* two rows in shared memory, or one in fp32 */
+      for (int tune = G2Z_TUNE_OFF; tune <= G2Z_TUNE_OWN; tune += G2Z_TUNE_OWN - G2Z_TUNE_OFF) {
+        g2z_device_tune(p.gpu, (g2z_tune)tune); /* with logits in memory; with exponentials */
+        test_cuda_head_one(&p, 1, 8, 2, 16, 2);
+        test_cuda_head_one(&p, 67, 40, 101, 32, 2);
+        test_cuda_head_one(&p, 300, 136, 1003, 300, 2);
+        test_cuda_head_one(&p, 300, 136, 2003, 160, 16);  /* words outshine the first 512, */
+        test_cuda_head_one(&p, 300, 136, 2003, 160, 128); /* by more than e^88 here and there */
+        test_cuda_head_one(&p, 9, 16, 50257, 4, 2);  /* two rows in shared memory, one in fp32 */
+        test_cuda_head_one(&p, 3, 16, 130001, 8, 2); /* no row in shared memory */
+      }
     }
     test_pair_close(&p);
   }
