@@ -678,7 +678,8 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   g2z_step_state first;
   memset(&first, 0, sizeof first);
   first.applied = 1;
-  first.loss_scale = first.grad_multiplier = 1;
+  first.loss_scale = o->train.dtype == G2Z_FP16 ? b->optimizer.loss_scale : 1; /* no zeros here too */
+  first.grad_multiplier = 1 / first.loss_scale;
   TRY(b->device->ops->upload(b->device, b->state, &first, sizeof first));
   TRY(b->device->ops->synchronize(b->device));
   free(tokens);
