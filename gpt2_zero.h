@@ -258,7 +258,8 @@
  *
  * RUN DIRECTORY, written by g2z_run_*
  *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
- *                             val_loss and val_ms, sample_ms, save_ms, epoch and epoch_ms
+ *                             val_loss and val_ms, sample_ms, save_ms, epoch and epoch_ms. That of
+ *                             a run that began with another's checkpoint begins with resumed_from
  *     step-NNNNNN             checkpoints
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
@@ -1795,8 +1796,9 @@ typedef struct g2z_run_config {
   const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
                                 * unless that run is resumed */
   const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint, or
-                                * from the beginning where there is none. Else a checkpoint: one of
-                                * run_dir, which goes on, or another, from which a new run begins */
+                                * where there is none with what its run began with, if with
+                                * nothing from the beginning. Else a checkpoint: one of run_dir,
+                                * which goes on, or another, from which a new run begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
   int keep;                    /* that many of them, older ones are removed; 0: all */
@@ -15497,7 +15499,8 @@ struct g2z_run {
   char shared_dir[1024];             /* rank 0's run_dir: a name may come from a clock */
   int lock;                          /* rank 0: it is this run's alone; -1: not yet */
   double resume_s;                   /* how long it took to take it up */
-  int continues;                     /* 1: run_dir's own run goes on */
+  int continues;                     /* 1: run_dir's own run goes on, */
+  int own;                           /* 1: behind a checkpoint of its own */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
   double earlier_s;                  /* wall time of this run before it was resumed */
   int64_t stop_signal;               /* that asked to stop; 0: none */
@@ -16583,6 +16586,68 @@ G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *text, size_t
   return G2Z_OK;
 }
 
+/* The first line of metrics.jsonl, of a run that begins with another's checkpoint: until it has one
+ * of its own, that is what it goes on from. */
+G2Z__PRIVATE g2z_status g2z__run_write_origin(g2z_run *run) {
+  char path[PATH_MAX];
+  g2z_json_out out;
+  if (!realpath(run->resume, path))
+    return g2z__fail_file(run->services, errno, "find the path of", run->resume);
+  memset(&out, 0, sizeof out);
+  out.writer = run->metrics;
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_integer(&out, "step", run->resumed);
+  g2z_json_put_integer(&out, "tokens", g2z__trainer_tokens(run->trainer));
+  g2z_json_put_string(&out, "resumed_from", path);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(run->metrics, "\n", 1);
+  G2Z__TRY(g2z__writer_flush(run->metrics));
+  return g2z__run_sync(run);
+}
+
+/* What that line says, freed with g2z_release; NULL: the run did not begin so. */
+G2Z__PRIVATE g2z_status g2z__run_parse_origin(g2z_run *run, const char *text, size_t bytes,
+                                              char **origin) {
+  g2z_json json;
+  g2z_json_text key, value;
+  void *memory;
+  memset(&value, 0, sizeof value);
+  *origin = NULL;
+  g2z_json_open(&json, run->services, "metrics.jsonl", text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key))
+      if (g2z_json_is(&key, "resumed_from")) value = g2z_json_string(&json);
+      else g2z_json_skip(&json);
+  if (g2z_json_close(&json) != G2Z_OK || !value.at) return G2Z_OK; /* torn: that one was synced */
+  G2Z__TRY(g2z__alloc(run->services, value.bytes + 1, 1, &memory));
+  g2z_json_unescape(&value, (unsigned char *)memory);
+  *origin = (char *)memory;
+  return G2Z_OK;
+}
+
+/* Rank 0: the checkpoint that run_dir's run began with; NULL: none. */
+G2Z__PRIVATE g2z_status g2z__run_find_origin(g2z_run *run, char **origin) {
+  char *path, *text = NULL;
+  size_t bytes = 0;
+  *origin = NULL;
+  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "metrics.jsonl", &path));
+  g2z_status status = G2Z_OK;
+  if (access(path, F_OK) == 0)
+    status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
+  const char *end = bytes ? (const char *)memchr(text, '\n', bytes) : NULL;
+  if (end) status = g2z__run_parse_origin(run, text, (size_t)(end - text), origin);
+  if (status == G2Z_OK && *origin && access(*origin, F_OK) != 0) {
+    status = g2z__fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not "
+                       "there any more, and has no checkpoint of its own: put that back, or choose "
+                       "another run directory", run->config.run_dir, *origin);
+    g2z_release(run->services, *origin);
+    *origin = NULL;
+  }
+  g2z_release(run->services, text);
+  g2z_release(run->services, path);
+  return status;
+}
+
 /* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
 G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
@@ -16593,13 +16658,16 @@ G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   if (strcmp(resume, "latest") == 0) {
     G2Z__TRY(g2z__run_latest(run, INT64_MAX, &latest));
     run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
-    if (latest < 0) return G2Z_OK;
-    G2Z__TRY(g2z__run_checkpoint_path(run, latest, &path));
+    run->own = latest >= 0;
+    G2Z__TRY(run->own ? g2z__run_checkpoint_path(run, latest, &path)
+                      : g2z__run_find_origin(run, &path));
+    if (!path) return G2Z_OK;
   } else {
     char *above;
     G2Z__TRY(g2z__join_path(run->services, resume, "..", &above));
     run->continues = run_dir && stat(above, &there) == 0 && stat(run_dir, &here) == 0 &&
                      here.st_dev == there.st_dev && here.st_ino == there.st_ino;
+    run->own = run->continues;
     g2z_release(run->services, above);
   }
   const char *chosen = path ? path : resume;
@@ -16642,7 +16710,7 @@ G2Z__PRIVATE g2z_status g2z__run_lock(g2z_run *run) {
 /* All ranks take rank 0's word for the run directory and the checkpoint. */
 G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
   struct {
-    int64_t continues;
+    int64_t continues, own;
     char resume[1024], run_dir[1024];
   } word;
   void *memory;
@@ -16658,9 +16726,11 @@ G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
   if (first && status == G2Z_OK) status = g2z__run_choose(run, word.resume);
   G2Z__TRY(g2z_ranks_agree(ranks, status));
   word.continues = run->continues;
+  word.own = run->own;
   if (run_dir) snprintf(word.run_dir, sizeof word.run_dir, "%s", run_dir);
   G2Z__TRY(g2z_ranks_broadcast(ranks, &word, sizeof word));
   run->continues = (int)word.continues;
+  run->own = (int)word.own;
   memcpy(run->shared_dir, word.run_dir, sizeof word.run_dir);
   if (run_dir) run->config.run_dir = run->shared_dir;
   if (word.resume[0]) {
@@ -16687,7 +16757,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
   G2Z__TRY(g2z__run_lock(run));
   G2Z__TRY(g2z__run_open_stream(run, "metrics.jsonl", g2z__run_replay, &run->metrics));
   G2Z__TRY(g2z__run_open_stream(run, "train.log", g2z__run_keep_log, &run->log));
-  if (!run->continues) return G2Z_OK;
+  if (!run->continues) return run->resume ? g2z__run_write_origin(run) : G2Z_OK;
   static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"}; /* it goes on */
   char *path;
   G2Z__TRY(g2z__run_sweep(run));
@@ -16722,8 +16792,7 @@ G2Z__PRIVATE g2z_status g2z__run_take_up(g2z_run *run) {
   G2Z__TRY(g2z_trainer_load(run->trainer, run->resume));
   run->resume_s = g2z_seconds() - begin;
   run->step = run->resumed;
-  if (run->continues) run->saved = run->resumed;
-  else run->known.tokens = g2z__trainer_tokens(run->trainer);
+  if (run->own) run->saved = run->resumed;
   if (run->steps <= run->resumed) run->due = G2Z__DUE_EPOCH_END | G2Z__DUE_FINISH;
   return G2Z_OK;
 }

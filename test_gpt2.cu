@@ -9912,6 +9912,31 @@ static void test_run_resume(g2z_test *t) {
     g2z_release(&t->services, log);
   }
 
+  /* Killed before it saved, it begins with that checkpoint again, which is not its own. */
+  test_run_saves(t, &b, "f");
+  snprintf(path, sizeof path, "%s/step-000004", a.run_dir);
+  b.config.resume = path;
+  b.config.save_every = b.config.save_epochs = 0;
+  for (int last = 5; last >= 4; last--) {
+    b.config.max_train_steps = last;
+    b.config.save_weights = NULL;
+    CHECK_OK(t, test_run_all(t, &b.config, &seen));
+    CHECK(t, seen.steps == last - 4);
+    log = test_run_read(t, b.run_dir, "RUN_COMPLETE.txt", &bytes);
+    CHECK(t, test_times(log, "checkpoint_path=none") == 1);
+    g2z_release(&t->services, log);
+    b.config.resume = "latest";
+  }
+  test_sh(t, "mv '%s'/step-000004 '%s'/away", a.run_dir, a.run_dir);
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_IO, &t->services,
+               "a/step-000004, which is not there any more, and has no checkpoint of its own");
+  test_sh(t, "mv '%s'/away '%s'/step-000004", a.run_dir, a.run_dir);
+  b.config.max_train_steps = 0;
+  b.config.save_epochs = 1;
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 4 && test_files_count(t, "f/step-") == 1);
+  test_sh(t, "diff -r '%s'/step-000008 '%s'/step-000008", a.run_dir, b.run_dir);
+
   /* No checkpoint yet: from the beginning, over what a crash has left. */
   test_run_saves(t, &b, "d");
   b.config.resume = "latest";
