@@ -236,6 +236,8 @@
  *         tokens              trained on so far
  *         epoch, epoch_step   of the loader: the step that comes next
  *         sequences           of the data; 0: the caller brought the batches
+ *         data                half the FNV-1a hash, 64 bits, of each shard's number of tokens and
+ *                             of its first and last 256 bytes of them; 0: not known
  *         layers ... vocab    the model; batch, seq, accum, world, zero_stage, dtype of the run
  *         state               g2z_step_state: step, applied, loss_scale, ...; null: not finite
  *         settings            "name=value": of a run that resumes, those that differ are told
@@ -1768,7 +1770,8 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory)
  * the steps that follow are, to the bit, those of the run that saved. The model must be the same;
  * any other setting is the trainer's own, and the log names those that differ. With another global
  * batch the data goes on behind as many whole steps as the sequences that were read make up: those
- * of the rest are read again. With other data or another T the epoch starts over. */
+ * of the rest are read again. With other data (manual: CHECKPOINTS, `data`) or another T the epoch
+ * starts over. */
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *trainer, const char *directory);
 
 /* ===== >>d18 run =========================================================
@@ -2380,6 +2383,15 @@ G2Z__PRIVATE g2z_status g2z__join_path(g2z_services *services, const char *direc
   memcpy(path + length + 1, name, rest);
   *out = path;
   return G2Z_OK;
+}
+
+#define G2Z__HASH 0xcbf29ce484222325u /* of nothing */
+
+/* FNV-1a of bytes that follow those whose hash is `hash`. */
+G2Z__PRIVATE uint64_t g2z__hash(uint64_t hash, const void *bytes, size_t count) {
+  const unsigned char *at = (const unsigned char *)bytes;
+  for (size_t i = 0; i < count; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
+  return hash;
 }
 
 /* Reads up to `count` bytes at `offset`; fewer only at the end of the file, -1 with errno. */
@@ -7050,6 +7062,7 @@ struct g2z_loader {
   g2z__shard *shards;
   size_t shard_count, shard_capacity;
   int64_t tokens, sequences;
+  uint64_t hash;                 /* g2z__loader_hash of all shards */
   int64_t rows;                  /* sequences of this rank in a step: accum * B */
   int64_t global;                /* G: sequences of all ranks in a step */
 
@@ -7226,15 +7239,32 @@ G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *pattern
   return status;
 }
 
+/* What tells data from other data without reading it: a shard's length, and the tokens at its two
+ * ends. Names may change. */
+G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *shard, int file) {
+  unsigned char ends[2][256];
+  const uint64_t tokens = shard->bytes - shard->begin;
+  const size_t bytes = tokens < sizeof ends[0] ? (size_t)tokens : sizeof ends[0];
+  memset(ends, 0, sizeof ends);
+  if (g2z__pread(file, ends[0], bytes, shard->begin) < 0 ||
+      g2z__pread(file, ends[1], bytes, shard->bytes - bytes) < 0)
+    return g2z__fail_file(loader->services, errno, "read the shard", shard->path);
+  loader->hash = g2z__hash(loader->hash, &shard->tokens, sizeof shard->tokens);
+  loader->hash = g2z__hash(loader->hash, ends, sizeof ends);
+  return G2Z_OK;
+}
+
 /* Opens and counts every shard once, so that a damaged one is known before the training starts. */
 G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
+  loader->hash = G2Z__HASH;
   for (size_t s = 0; s < loader->shard_count; s++) {
     g2z__shard *shard = &loader->shards[s];
     int *place = &loader->files[s % G2Z__LOADER_FILES];
     if (*place >= 0) close(*place);
     loader->owners[s % G2Z__LOADER_FILES] = s;
     G2Z__TRY(g2z__shard_open(loader->services, shard, place));
+    G2Z__TRY(g2z__loader_hash(loader, shard, *place));
     shard->first = loader->sequences;
     loader->tokens += shard->tokens;
     if (shard->tokens > config->seq) loader->sequences += (shard->tokens - 1) / config->seq;
@@ -9222,10 +9252,8 @@ struct g2z_ranks {
   g2z__flight records[G2Z__RANKS_RECORDS];
 };
 
-G2Z__PRIVATE uint64_t g2z__hash_text(const char *text) { /* FNV-1a */
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3u;
-  return hash;
+G2Z__PRIVATE uint64_t g2z__hash_text(const char *text) {
+  return g2z__hash(G2Z__HASH, text, strlen(text));
 }
 
 G2Z__PRIVATE void g2z__host_name(char host[64]) {
@@ -14235,6 +14263,7 @@ typedef struct g2z__span {
   X(epoch)       /* of the loader */               \
   X(epoch_step)  /* in the epoch */                \
   X(sequences)   /* of the data; 0: no loader */   \
+  X(data)        /* which: g2z__saved_data */      \
   X(layers)                                        \
   X(heads)                                         \
   X(channels)                                      \
@@ -14275,6 +14304,11 @@ typedef struct g2z__saved {
   g2z__span *spans;             /* in the order of files and of bytes */
   size_t span_count, span_capacity;
 } g2z__saved;
+
+/* The hash of the data as a JSON integer, which is never negative. */
+G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
+  return (int64_t)(loader->hash >> 1);
+}
 
 /* A range of this rank's shard that lies together in canonical order as well. */
 typedef struct g2z__part {
@@ -14665,6 +14699,7 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
     saved->epoch = position.epoch;
     saved->epoch_step = position.step;
     saved->sequences = g2z_loader_sequences(t->loader);
+    saved->data = g2z__saved_data(t->loader);
   }
   saved->layers = plan->model.layers;
   saved->heads = plan->model.heads;
@@ -15329,20 +15364,25 @@ G2Z__PRIVATE g2z_status g2z__resumer_fill(g2z__resumer *r) {
   return G2Z_OK;
 }
 
+/* Sequences of the same number and length; what they hold, if the checkpoint knows. */
+G2Z__PRIVATE int g2z__saved_same_data(const g2z__saved *saved, const g2z_loader *loader) {
+  return saved->sequences == loader->sequences && saved->seq == loader->config.seq &&
+         (!saved->data || saved->data == g2z__saved_data(loader));
+}
+
 /* Where the data goes on. With another global batch as many sequences count as read; those of an
  * unfinished step are read again, so that none is left out. Other data, or sequences of another
- * length, begin their epoch again. `sequences`, seq and `global` are what holds now. */
-G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved, int64_t sequences,
-                                                     int seq, int64_t global) {
+ * length, begin their epoch again. */
+G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
+                                                     const g2z_loader *loader) {
   g2z_loader_position position;
   int64_t before = saved->batch * saved->accum * saved->world;
   position.epoch = saved->epoch;
   position.step = saved->epoch_step;
-  if (saved->sequences != sequences || saved->seq != seq ||
-      saved->epoch_step > saved->sequences / before)
+  if (!g2z__saved_same_data(saved, loader) || saved->epoch_step > saved->sequences / before)
     position.step = 0;
-  else if (global != before) position.step = saved->epoch_step * before / global;
-  if (position.step > 0 && position.step >= sequences / global) {
+  else if (loader->global != before) position.step = saved->epoch_step * before / loader->global;
+  if (position.step > 0 && position.step >= g2z_loader_steps_per_epoch(loader)) {
     position.step = 0;
     position.epoch++;
   }
@@ -15353,15 +15393,16 @@ G2Z__PRIVATE g2z_status g2z__resumer_seek(g2z__resumer *r) {
   g2z_trainer *t = r->t;
   const g2z__saved *saved = &r->saved;
   if (!t->loader) return G2Z_OK;
-  int64_t global = (int64_t)t->plan.batch * t->plan.accum * t->plan.world;
-  int64_t before = saved->batch * saved->accum * saved->world;
+  int64_t global = t->loader->global, before = saved->batch * saved->accum * saved->world;
   int64_t sequences = g2z_loader_sequences(t->loader);
-  g2z_loader_position position = g2z__saved_position(saved, sequences, t->plan.seq, global);
+  g2z_loader_position position = g2z__saved_position(saved, t->loader);
   if (t->plan.rank == 0 && saved->sequences) {
-    if (saved->sequences != sequences || saved->seq != t->plan.seq)
+    if (!g2z__saved_same_data(saved, t->loader))
       g2z__log(r->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
-               "had %" PRId64 " of %" PRId64 ": epoch %" PRId64 " starts over", sequences,
-               t->plan.seq, saved->sequences, saved->seq, saved->epoch);
+               "had %" PRId64 " of %" PRId64 "%s: epoch %" PRId64 " starts over", sequences,
+               t->plan.seq, saved->sequences, saved->seq,
+               saved->sequences == sequences && saved->seq == t->plan.seq ? ", which were others"
+                                                                          : "", saved->epoch);
     else if (global != before)
       g2z__log(r->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
                "of the %" PRId64 " that epoch %" PRId64 " read, %" PRId64 " are read again", global,
@@ -16190,12 +16231,11 @@ G2Z__PRIVATE g2z_status g2z__run_count_steps(g2z_run *run, const g2z__saved *sav
     G2Z__TRY(g2z_loader_create(run->services, &shards, &loader));
     run->steps_per_epoch = g2z_loader_steps_per_epoch(loader);
     run->train_sequences = g2z_loader_sequences(loader);
+    g2z_loader_position next = {0, 0};
+    if (saved) next = g2z__saved_position(saved, loader);
     g2z_loader_free(loader);
     if (config->epochs > 0) optimizer->steps = config->epochs * run->steps_per_epoch;
     if (config->epochs > 0 && saved) { /* with another global batch, what is left counts */
-      g2z_loader_position next = g2z__saved_position(saved, run->train_sequences,
-                                                     config->train.seq, shards.batch *
-                                                     (int64_t)shards.accum * shards.world);
       optimizer->steps = saved->state.step + (config->epochs - next.epoch) * run->steps_per_epoch -
                          next.step;
       if (optimizer->steps < saved->state.step) optimizer->steps = saved->state.step;
@@ -16615,9 +16655,10 @@ G2Z__PRIVATE g2z_status g2z__run_parse_origin(g2z_run *run, const char *text, si
   *origin = NULL;
   g2z_json_open(&json, run->services, "metrics.jsonl", text, bytes);
   if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key))
+    while (g2z_json_next(&json, '}', &key)) {
       if (g2z_json_is(&key, "resumed_from")) value = g2z_json_string(&json);
       else g2z_json_skip(&json);
+    }
   if (g2z_json_close(&json) != G2Z_OK || !value.at) return G2Z_OK; /* torn: that one was synced */
   G2Z__TRY(g2z__alloc(run->services, value.bytes + 1, 1, &memory));
   g2z_json_unescape(&value, (unsigned char *)memory);

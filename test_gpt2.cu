@@ -9391,6 +9391,52 @@ static void test_saved_steps(g2z_test *t, g2z_trainer *trainer, int64_t steps, f
   if (last) *last = report;
 }
 
+/* Gives a file of a checkpoint, and its trainer_state.json, the checksums that they would have if
+ * they had been saved like that. */
+static void test_saved_sign(g2z_test *t, const char *directory, const char *name) {
+  g2z__crc crc;
+  char path[700], entry[80];
+  size_t bytes = 0, file_bytes = 0;
+  char *text = test_run_read(t, directory, "trainer_state.json", &bytes);
+  char *file = test_run_read(t, directory, name, &file_bytes);
+  g2z__crc_init(&crc);
+  snprintf(entry, sizeof entry, "\"name\": \"%s\"", name);
+  char *at = text && file ? strstr(text, entry) : NULL;
+  char *end = at ? strchr(at, ']') : NULL;
+  CHECK(t, end != NULL);
+  for (at = at ? strchr(at, '[') : NULL; at && end && (at = strchr(at, '"')) && at < end;) {
+    size_t begin, count;
+    int digits;
+    CHECK(t, sscanf(at, "\"%zu %zu %n", &begin, &count, &digits) == 2 &&
+                 begin + count <= file_bytes);
+    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, file + begin, count));
+    memcpy(at + digits, entry, 8);
+    at += digits + 9;
+  }
+  if (text) {
+    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
+    memcpy(text + bytes - G2Z__SAVED_TAIL_BYTES, entry, 8);
+    snprintf(path, sizeof path, "%s/trainer_state.json", directory);
+    test_write_file(t, path, text, bytes);
+  }
+  g2z_release(&t->services, text);
+  g2z_release(&t->services, file);
+}
+
+/* In DIRECTORY/name the first `from` becomes `to`, which is as long. */
+static void test_saved_replace(g2z_test *t, const char *directory, const char *name,
+                               const char *from, const char *to) {
+  char path[700];
+  size_t bytes = 0;
+  char *text = test_run_read(t, directory, name, &bytes);
+  void *at = text ? memmem(text, bytes, from, strlen(from)) : NULL;
+  CHECK(t, at != NULL && strlen(from) == strlen(to));
+  if (at) memcpy(at, to, strlen(to));
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  test_write_file(t, path, text, bytes);
+  g2z_release(&t->services, text);
+}
+
 /* Both directories hold the same files with the same bytes. */
 static void test_saved_equal(g2z_test *t, const char *one, const char *two) {
   static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt",
@@ -9509,6 +9555,23 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == 0);
   test_trainer_close(&tt);
+  /* As many sequences: it goes on where they are the same, by whatever name, and where a checkpoint
+   * does not say which they were. */
+  for (int i = 0; i < 3; i++) {
+    const size_t ends[] = {0, 1024, 1024 + 2 * 2000}; /* the first token, the last */
+    test_run_shard(t, "other.bin", 2001);
+    if (i) test_files_poke(t, shard, ends[i], '7');
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+    CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == (i ? 0 : 1));
+    test_trainer_close(&tt);
+  }
+  test_saved_replace(t, at, "trainer_state.json", "\"data\": ", "\"date\": ");
+  test_saved_sign(t, at, "config.json");
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == 1);
+  test_trainer_close(&tt);
   for (int dynamic = 0; dynamic < 2; dynamic++) { /* a fixed scale is not one that was found */
     snprintf(at, sizeof at, "%s", test_path(t, "fixed"));
     config.dtype = G2Z_FP16;
@@ -9526,52 +9589,6 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   }
   free(was);
   free(is);
-}
-
-/* Gives a file of a checkpoint, and its trainer_state.json, the checksums that they would have if
- * they had been saved like that. */
-static void test_saved_sign(g2z_test *t, const char *directory, const char *name) {
-  g2z__crc crc;
-  char path[700], entry[80];
-  size_t bytes = 0, file_bytes = 0;
-  char *text = test_run_read(t, directory, "trainer_state.json", &bytes);
-  char *file = test_run_read(t, directory, name, &file_bytes);
-  g2z__crc_init(&crc);
-  snprintf(entry, sizeof entry, "\"name\": \"%s\"", name);
-  char *at = text && file ? strstr(text, entry) : NULL;
-  char *end = at ? strchr(at, ']') : NULL;
-  CHECK(t, end != NULL);
-  for (at = at ? strchr(at, '[') : NULL; at && end && (at = strchr(at, '"')) && at < end;) {
-    size_t begin, count;
-    int digits;
-    CHECK(t, sscanf(at, "\"%zu %zu %n", &begin, &count, &digits) == 2 &&
-                 begin + count <= file_bytes);
-    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, file + begin, count));
-    memcpy(at + digits, entry, 8);
-    at += digits + 9;
-  }
-  if (text) {
-    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
-    memcpy(text + bytes - G2Z__SAVED_TAIL_BYTES, entry, 8);
-    snprintf(path, sizeof path, "%s/trainer_state.json", directory);
-    test_write_file(t, path, text, bytes);
-  }
-  g2z_release(&t->services, text);
-  g2z_release(&t->services, file);
-}
-
-/* In DIRECTORY/name the first `from` becomes `to`, which is as long. */
-static void test_saved_replace(g2z_test *t, const char *directory, const char *name,
-                               const char *from, const char *to) {
-  char path[700];
-  size_t bytes = 0;
-  char *text = test_run_read(t, directory, name, &bytes);
-  void *at = text ? memmem(text, bytes, from, strlen(from)) : NULL;
-  CHECK(t, at != NULL && strlen(from) == strlen(to));
-  if (at) memcpy(at, to, strlen(to));
-  snprintf(path, sizeof path, "%s/%s", directory, name);
-  test_write_file(t, path, text, bytes);
-  g2z_release(&t->services, text);
 }
 
 /* Every flipped bit, every missing byte and every missing file is found, and the trainer is as it
@@ -12303,7 +12320,12 @@ static int fuzz_state(const uint8_t *data, size_t size) {
   fuzz_check(status == G2Z_OK || services.error[0]);
   for (size_t i = 0; status == G2Z_OK && i < saved.span_count; i++)
     fuzz_check(saved.spans[i].file >= 0 && saved.spans[i].file < saved.file_count);
-  if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, saved.sequences, 1, 7).step >= 0);
+  g2z_loader loader;
+  memset(&loader, 0, sizeof loader);
+  loader.config.seq = 1;
+  loader.sequences = saved.sequences;
+  loader.global = 7;
+  if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, &loader).step >= 0);
   g2z__saved_free(&services, &saved);
   return 0;
 }
