@@ -6726,10 +6726,20 @@ static void test_train_run(g2z_test *t) {
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
   unsetenv("NCCL_LOGS");
   CHECK(t, strstr(output, "NCCL_LOGS=1 writes into the run directory") != NULL);
-  snprintf(arguments, sizeof arguments, "--init-from %s --context 8 --prompt 1 --run-dir none "
-           "--device cpu", test_path(t, "weights"));
-  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
-  CHECK(t, strstr(output, "take the sizes of the config.json that belongs to it") != NULL);
+  /* The weights know the model: flags may repeat that, and not say otherwise. */
+  static const char *const said[][2] = {
+      {"--context 8", "--context says context=8, but the weights in "},
+      {"--channels 32 --vocab-size 300", "have vocab=257: leave it out, or name other weights"},
+      {"--model gpt2", "--model says layers=12, but the weights in "},
+      {"--model gpt2 --layers 1", "--model says channels=768, but the weights in "},
+      {"--model gpt2 --layers 1 --channels 32 --heads 4 --context 16", "RUN_COMPLETE"},
+      {"--channels 32 --vocab-size 257", "RUN_COMPLETE"}};
+  for (int i = 0; i < 6; i++) {
+    snprintf(arguments, sizeof arguments, "--init-from %s --prompt 1 --sample-tokens 1 --run-dir "
+             "none --device cpu %s", test_path(t, "weights"), said[i][0]);
+    CHECK(t, test_train(t, arguments, output, sizeof output) == (i < 4));
+    CHECK(t, strstr(output, said[i][1]) != NULL);
+  }
 }
 /* ----- model: golden values, finite differences -------------------------- */
 
