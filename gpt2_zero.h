@@ -1805,7 +1805,9 @@ typedef struct g2z_run_config {
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
   int keep;                    /* that many of them, older ones are removed; 0: all */
-  const char *save_weights;    /* directory for the weights at the end; NULL: none */
+  const char *save_weights;    /* directory for the weights at the end, with the tokenizer; NULL:
+                                * none. One that holds a tokenizer is refused where there is none
+                                * to replace it */
   const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
   const char *dataset_name;    /* NULL: from the shards' names */
   const char *command_line;    /* NULL: null */
@@ -16009,19 +16011,40 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, 
   return g2z__run_write_profile(run);
 }
 
+static const struct {
+  const char *name;
+  g2z_status (*write)(g2z_services *services, const g2z_tokenizer *tokenizer, const char *path);
+} g2z__tokenizer_files[] = {{"merges.txt", g2z_tokenizer_write_merges},
+                            {"vocab.json", g2z_tokenizer_write_vocab}};
+
 /* Rank 0: the tokenizer beside the weights. */
 G2Z__PRIVATE g2z_status g2z__run_save_tokenizer(g2z_run *run) {
-  const char *saved = run->config.save_weights;
-  char *path;
-  if (!run->tokenizer) return G2Z_OK;
-  G2Z__TRY(g2z__join_path(run->services, saved, "merges.txt", &path));
-  g2z_status status = g2z_tokenizer_write_merges(run->services, run->tokenizer, path);
-  g2z_release(run->services, path);
-  G2Z__TRY(status);
-  G2Z__TRY(g2z__join_path(run->services, saved, "vocab.json", &path));
-  status = g2z_tokenizer_write_vocab(run->services, run->tokenizer, path);
-  g2z_release(run->services, path);
-  return status;
+  for (int i = 0; run->tokenizer && i < 2; i++) {
+    char *path;
+    G2Z__TRY(g2z__join_path(run->services, run->config.save_weights,
+                            g2z__tokenizer_files[i].name, &path));
+    g2z_status status = g2z__tokenizer_files[i].write(run->services, run->tokenizer, path);
+    g2z_release(run->services, path);
+    G2Z__TRY(status);
+  }
+  return G2Z_OK;
+}
+
+/* Rank 0: a tokenizer that this run does not replace would pass for that of its weights. */
+G2Z__PRIVATE g2z_status g2z__run_check_weights(const g2z_run *run) {
+  for (int i = 0; !run->tokenizer && i < 2; i++) {
+    char *path;
+    G2Z__TRY(g2z__join_path(run->services, run->config.save_weights,
+                            g2z__tokenizer_files[i].name, &path));
+    int there = access(path, F_OK) == 0;
+    g2z_release(run->services, path);
+    if (there)
+      return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                       "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
+                       "vocab, remove that file, or save the weights in another directory",
+                       run->config.save_weights, g2z__tokenizer_files[i].name);
+  }
+  return g2z__probe_directory(run->services, run->config.save_weights);
 }
 
 /* "step-000100". */
@@ -16792,7 +16815,7 @@ G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
 G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
   const g2z_run_config *config = &run->config;
   if (g2z_context_rank(run->context) != 0) return G2Z_OK;
-  if (config->save_weights) G2Z__TRY(g2z__probe_directory(run->services, config->save_weights));
+  if (config->save_weights) G2Z__TRY(g2z__run_check_weights(run));
   if (!config->run_dir) return G2Z_OK;
   G2Z__TRY(g2z_make_directory(run->services, config->run_dir));
   G2Z__TRY(g2z__run_lock(run));

@@ -6200,6 +6200,12 @@ static void test_run_padded_vocab(g2z_test *t) {
     CHECK_OK(t, g2z_weights_config(&t->services, saved, &s.config.train.model));
     s.config.vocab = s.config.run_dir = NULL;
     s.config.save_every = 0;
+    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+                 "weights holds a merges.txt, and this run has no tokenizer to put in its place");
+    CHECK(t, unlink(test_path(t, "run2/weights/merges.txt")) == 0);
+    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+                 "weights holds a vocab.json");
+    CHECK(t, unlink(test_path(t, "run2/weights/vocab.json")) == 0);
     CHECK_OK(t, test_run_all(t, &s.config, &seen));
     CHECK(t, test_run_eot(t, s.weights, cases[i].vocab) == cases[i].eot);
   }
