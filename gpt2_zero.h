@@ -12981,6 +12981,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
   return status;
 }
 
+/* A NaN's sign says nothing, and would be printed: "-nan". */
+G2Z__PRIVATE double g2z__nan_unsigned(double value) { return isnan(value) ? NAN : value; }
+
 /* The report of step `loss_step`, whose state has arrived on the host. */
 G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g2z_report *report) {
   memset(report, 0, sizeof *report);
@@ -12992,8 +12995,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   if (state->stop) t->stop_agreed = 1;
   if (state->status != G2Z_OK) return g2z__trainer_failed(t, loss_step);
   report->loss_step = loss_step;
-  report->loss = state->loss;
-  report->grad_norm = state->grad_norm;
+  report->loss = (float)g2z__nan_unsigned((double)state->loss);
+  report->grad_norm = (float)g2z__nan_unsigned((double)state->grad_norm);
   report->lr = state->lr;
   report->loss_scale = state->used_loss_scale;
   report->skipped = state->skip;
@@ -13143,7 +13146,7 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
     all += ((const double *)sums)[rank];
   g2z_release(t->services, sums);
   double tokens = (double)steps * t->plan.batch * t->plan.seq * t->plan.world;
-  if (status == G2Z_OK && steps > 0) *loss = all / tokens;
+  if (status == G2Z_OK && steps > 0) *loss = g2z__nan_unsigned(all / tokens);
   g2z_ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }
