@@ -1804,7 +1804,8 @@ typedef struct g2z_run_config {
                                 * which goes on, or another, from which a new run begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
-  int keep;                    /* that many of them, older ones are removed; 0: all */
+  int keep;                    /* that many of them, older ones are removed; 0: all. A directory
+                                * with other files in it stays, as step-NNNNNN.partial */
   const char *save_weights;    /* directory for the weights at the end, with the tokenizer; NULL:
                                 * none. One that holds a tokenizer is refused where there is none
                                 * to replace it */
@@ -14360,15 +14361,30 @@ G2Z__PRIVATE g2z_status g2z__parts_list(const g2z_trainer *t, size_t begin, size
   return G2Z_OK;
 }
 
-/* Removes a directory of files. What fails here has another failure behind it, or can be removed by
- * hand. */
-G2Z__PRIVATE void g2z__remove_directory(const char *path) {
+/* 1: a checkpoint of some world has a file of that name, or has it while it is written. */
+G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
+  char base[64], own[64];
+  size_t length = strlen(name);
+  int rank = 0, world = 0;
+  if (length > 8 && strcmp(name + length - 8, ".partial") == 0) length -= 8;
+  snprintf(base, sizeof base, "%.*s", (int)length, name);
+  sscanf(base, "optimizer-%5d-of-%5d", &rank, &world);
+  int has = strcmp(base, "trainer_state.json") == 0;
+  for (int file = 0; file <= G2Z__FILE_OPTIMIZER; file++) {
+    g2z__checkpoint_file(file < G2Z__FILE_OPTIMIZER ? file : file + rank, world, own);
+    has |= strcmp(base, own) == 0;
+  }
+  return has;
+}
+
+/* Removes a checkpoint, whole or not, and nothing that somebody else put there. 0: the directory is
+ * still there, and errno says why. */
+G2Z__PRIVATE int g2z__checkpoint_remove(const char *path) {
   DIR *directory = opendir(path);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
-    if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-      unlinkat(dirfd(directory), entry->d_name, 0);
+    if (g2z__checkpoint_has(entry->d_name)) unlinkat(dirfd(directory), entry->d_name, 0);
   if (directory) closedir(directory);
-  rmdir(path);
+  return rmdir(path) == 0 || errno == ENOENT;
 }
 
 /* ----- saving ----- */
@@ -14609,7 +14625,7 @@ G2Z__PRIVATE g2z_status g2z__saver_begin_new(g2z__saver *saver, uint64_t *data) 
   if (access(saver->directory, F_OK) == 0)
     return g2z__fail(saver->services, G2Z_BAD_ARGUMENT,
                      "%s exists already: remove it, or save under another name", saver->directory);
-  g2z__remove_directory(saver->place);
+  g2z__checkpoint_remove(saver->place);
   return g2z__saver_begin(saver, data);
 }
 
@@ -14864,7 +14880,7 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
     if (status != G2Z_OK && mine) {
       g2z_safetensors_writer_free(saver.model); /* its own unfinished file goes with it */
       saver.model = NULL;
-      g2z__remove_directory(saver.place);
+      g2z__checkpoint_remove(saver.place);
     }
   }
   g2z__saver_free(&saver);
@@ -16134,6 +16150,11 @@ G2Z__PRIVATE g2z_status g2z__run_latest(const g2z_run *run, int64_t before, int6
   return g2z__fail_file(run->services, error, "read the directory", run->config.run_dir);
 }
 
+G2Z__PRIVATE void g2z__run_stays(g2z_run *run, const char *path) {
+  g2z__log(run->services, G2Z_LOG_WARNING, "%s stays: %s; see what it holds, and remove it by hand",
+           path, strerror(errno));
+}
+
 /* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an
  * unfinished one first, so that nobody takes the rest of it for whole. */
 G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
@@ -16152,9 +16173,10 @@ G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
     g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
     if (status == G2Z_OK) {
       snprintf((char *)memory, bytes, "%s.partial", path);
-      g2z__remove_directory((const char *)memory);
-      if (rename(path, (const char *)memory) == 0)
-        g2z__remove_directory((const char *)memory);
+      g2z__checkpoint_remove((const char *)memory);
+      if (rename(path, (const char *)memory) != 0) g2z__run_stays(run, path);
+      else if (!g2z__checkpoint_remove((const char *)memory))
+        g2z__run_stays(run, (const char *)memory);
     }
     g2z_release(run->services, memory);
     g2z_release(run->services, path);
@@ -16174,7 +16196,7 @@ G2Z__PRIVATE g2z_status g2z__run_sweep(g2z_run *run) {
     if (g2z__checkpoint_step(name) < 0) continue;
     status = g2z__join_path(run->services, run->config.run_dir, entry->d_name, &path);
     if (status != G2Z_OK) break;
-    g2z__remove_directory(path);
+    if (!g2z__checkpoint_remove(path)) g2z__run_stays(run, path);
     g2z_release(run->services, path);
   }
   if (directory) closedir(directory);

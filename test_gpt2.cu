@@ -9855,6 +9855,13 @@ static void test_run_saves(g2z_test *t, test_run_setup *s, const char *run_dir) 
   s->config.sample_every = 2;
 }
 
+static char test_run_warning[1024]; /* the last one */
+static void test_run_warned(void *user, g2z_log_level level, const char *sentence) {
+  (void)user;
+  if (level == G2Z_LOG_WARNING)
+    snprintf(test_run_warning, sizeof test_run_warning, "%s", sentence);
+}
+
 static void test_run_resume(g2z_test *t) {
   test_run_setup a, b;
   test_run_seen seen;
@@ -9888,7 +9895,15 @@ static void test_run_resume(g2z_test *t) {
   snprintf(path, sizeof path, "%s/step-000003/", b.run_dir);
   b.config.resume = path;
   b.config.keep = 2;
+  /* What somebody put beside a checkpoint's files stays when they go, and that is told. */
+  test_sh(t, "cd '%s' && touch step-000003/optimizer-00001-of-00001.txt && mkdir step-000003/eval"
+             "%s", b.run_dir, "");
+  t->services.log = test_run_warned;
   CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  t->services.log = NULL;
+  CHECK(t, strstr(test_run_warning, "b/step-000003.partial stays: ") != NULL);
+  test_sh(t, "cd '%s' && rmdir step-000003.partial/eval && rm step-000003.partial/*.txt && "
+             "rmdir step-000003.partial%s", b.run_dir, "");
   CHECK(t, seen.steps == 5 && seen.saved == 3);
   test_runs_equal(t, a.run_dir, b.run_dir);
   CHECK(t, test_files_count(t, "b/step-") == 2 && test_files_count(t, "b/step-000006") == 1);
