@@ -15569,6 +15569,7 @@ struct g2z_run {
   int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
                                       * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
+  int within;                        /* 1: the checkpoint's was not, when it was saved */
   g2z_status ending;                 /* not G2Z_OK: how the run ends when its last step was told, */
   char sentence[G2Z_ERROR_BYTES];    /* and why */
   int due;
@@ -16280,7 +16281,11 @@ G2Z__PRIVATE g2z_status g2z__run_count_steps(g2z_run *run, const g2z__saved *sav
     run->steps_per_epoch = g2z_loader_steps_per_epoch(loader);
     run->train_sequences = g2z_loader_sequences(loader);
     g2z_loader_position next = {0, 0};
-    if (saved) next = g2z__saved_position(saved, loader);
+    if (saved) {
+      next = g2z__saved_position(saved, loader);
+      run->epoch_ends = next.epoch > saved->epoch; /* what it left is less than a step now */
+      run->within = saved->epoch_step > 0;
+    }
     g2z_loader_free(loader);
     if (config->epochs > 0) optimizer->steps = config->epochs * run->steps_per_epoch;
     if (config->epochs > 0 && saved) { /* with another global batch, what is left counts */
@@ -16626,7 +16631,8 @@ G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *
 }
 
 /* Rebuilds the run's sums from metrics.jsonl, up to the checkpoint's step. A machine that lost its
- * power may have left less than that, or a torn line, with which the rest is cut off. */
+ * power may have left less than that, or a torn line, with which the rest is cut off. So is the end
+ * of the checkpoint's epoch, where a larger global batch brought it: a later one may not. */
 G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *text, size_t bytes,
                                         size_t *kept) {
   double spent = 0;
@@ -16637,6 +16643,7 @@ G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *text, size_t b
     g2z__run_line line;
     if (!end || g2z__run_parse_line(run->services, at, (size_t)(end - at), &line) != G2Z_OK) break;
     if (line.metrics.step < 0 || line.metrics.step > run->resumed) break;
+    if (line.metrics.step == run->resumed && run->within && !isnan(line.epoch_ms)) break;
     G2Z__TRY(g2z__run_replay_line(run, &line, &spent));
     *kept += (size_t)(end - at) + 1;
   }
@@ -16882,7 +16889,10 @@ G2Z__PRIVATE g2z_status g2z__run_take_up(g2z_run *run) {
   run->resume_s = g2z_seconds() - begin;
   run->step = run->resumed;
   if (run->own) run->saved = run->resumed;
-  if (run->steps <= run->resumed) run->due = G2Z__DUE_EPOCH_END | G2Z__DUE_FINISH;
+  if (run->epoch_ends)
+    run->due = (run->val ? G2Z__DUE_VALIDATION : 0) | G2Z__DUE_EPOCH_END |
+               (run->config.save_epochs && !run->own ? G2Z__DUE_SAVE : 0);
+  if (run->steps <= run->resumed) run->due |= G2Z__DUE_EPOCH_END | G2Z__DUE_FINISH;
   return G2Z_OK;
 }
 
@@ -16967,7 +16977,8 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   G2Z__TRY(g2z__run_agree(run, g2z__run_open_files(run)));
   if (run->resume) {
     g2z__epoch *open = &run->epoch[run->epoch_count - 1];
-    if (open->wall_s == 0) open->index = g2z_loader_tell(loader).epoch; /* else it had ended */
+    if (open->wall_s == 0) /* else it had ended */
+      open->index = g2z_loader_tell(loader).epoch - run->epoch_ends;
     run->known.step = run->resumed;
     run->known.tokens = g2z__trainer_tokens(run->trainer);
   }

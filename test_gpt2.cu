@@ -5879,11 +5879,10 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
     status = g2z_run_next(run, &event);
     if (status != G2Z_OK) break;
     CHECK(t, event.line && *event.line);
+    if (config->resume && seen->last_step == 0)
+      seen->last_step = event.metrics.step - (event.kind == G2Z_RUN_STEP);
     if (event.kind == G2Z_RUN_STEP) {
-      if (seen->steps++ == 0) {
-        seen->first_loss = event.metrics.loss;
-        if (config->resume) seen->last_step = event.metrics.step - 1;
-      }
+      if (seen->steps++ == 0) seen->first_loss = event.metrics.loss;
       CHECK(t, event.metrics.step == seen->last_step + 1);
       if (event.metrics.step == test_run_stop_at) g2z_run_request_stop(run, SIGTERM);
       CHECK(t, event.eta_seconds >= 0 && event.tokens_per_second > 0);
@@ -9986,6 +9985,27 @@ static void test_run_resume(g2z_test *t) {
   CHECK_OK(t, test_run_all(t, &b.config, &seen));
   CHECK(t, seen.steps == 4 && test_files_count(t, "f/step-") == 1);
   test_sh(t, "diff -r '%s'/step-000008 '%s'/step-000008", a.run_dir, b.run_dir);
+
+  /* Of 32 sequences 24 were read; 8 are less than a step of 12, so that the epoch ends at once. */
+  for (int i = 0; i < 3; i++) {
+    test_run_saves(t, &b, i ? "h" : "g");
+    if (i == 1) test_sh(t, "cp -r '%s' '%s'", a.run_dir, b.run_dir);
+    if (i == 1) test_sh(t, "rm -r '%s'/step-*[4-8]%s", b.run_dir, "");
+    if (i == 2) test_sh(t, "rm -r '%s'/step-000005%s", b.run_dir, "");
+    snprintf(path, sizeof path, "%s/step-000003", a.run_dir);
+    b.config.resume = i ? "latest" : path;
+    b.config.train.accum = 3;
+    CHECK_OK(t, test_run_all(t, &b.config, &seen));
+    CHECK(t, seen.steps == 2 && seen.validations == 2 && seen.saved == (i ? 1 : 2));
+    CHECK(t, test_files_count(t, i ? "h/step-" : "g/step-") == 2);
+    for (int file = 0; file < 2; file++) {
+      log = test_run_read(t, b.run_dir, file ? "training_metrics.json" : "metrics.jsonl", &bytes);
+      CHECK(t, test_times(log, file ? "\"epoch_idx\": 0," : "\"epoch\": 0,") == 1);
+      CHECK(t, test_times(log, file ? "\"epoch_idx\": 1," : "\"epoch\": 1,") == 1);
+      CHECK(t, test_times(log, "\"steps\": 3,") == (i && file));
+      g2z_release(&t->services, log);
+    }
+  }
 
   /* No checkpoint yet: from the beginning, over what a crash has left. */
   test_run_saves(t, &b, "d");
