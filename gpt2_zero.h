@@ -1620,7 +1620,7 @@ G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
 /* May be called from a signal handler. Once all ranks know of it, two steps later at most, step and
- * step_batch return G2Z_STOPPED and enqueue nothing. */
+ * step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is loaded. */
 G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
@@ -15456,6 +15456,8 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   G2Z__TRY(ops->synchronize(t->device));
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = r->saved.tokens;
+  if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
+  t->stop_agreed = 0; /* that was about the steps that it leaves here */
   *t->verdict.reported[state.step % 2] = state;
   g2z__tape_free(t->comm, &t->tape); /* its products may take other algorithms now */
   return G2Z_OK;

@@ -9506,7 +9506,14 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.seed = 1337;
     config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE; /* no part of the state */
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-    if (i % 2) test_saved_steps(t, tt.trainer, 2, resumed, NULL); /* of what was, nothing is left */
+    if (i % 2) { /* of what was, nothing is left; nor that it was stopped */
+      g2z_status status = G2Z_OK;
+      test_saved_steps(t, tt.trainer, 2, resumed, NULL);
+      g2z_trainer_request_stop(tt.trainer);
+      for (int n = 0; n < 4 && status == G2Z_OK; n++)
+        status = g2z_trainer_step(tt.trainer, &middle);
+      CHECK_STATUS(t, status, G2Z_STOPPED, &t->services, "a stop was requested: step 4 was the");
+    }
     CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
     test_saved_steps(t, tt.trainer, STEPS, resumed, NULL);
     CHECK_OK(t, g2z_trainer_save(tt.trainer, again));
