@@ -3809,7 +3809,9 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
   return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
 }
 
-#define G2Z__ATTENTION_PARTS 320 /* heads whose dQ attention's backward has in scratch, at most */
+/* Of attention's backward on Hopper, at most: */
+#define G2Z__HOPPER_SPLITS 8     /* parts of a head that blocks take on their own */
+#define G2Z__ATTENTION_PARTS 320 /* heads, or parts of one, whose dQ is in scratch */
 
 /* What the CUDA ops ask for beside the plan's buffers: 32 MiB for products; then, of the op that
  * asks for most: attention's row statistics, partial sums and parts of dQ, the sort of the tokens,
@@ -3822,7 +3824,7 @@ G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
   size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
                 (N / 32 + 2048) * 4 * C;
   if (C == 64 * (size_t)plan->model.heads && plan->dtype_bytes == 2) { /* dQ in fp32, on Hopper */
-    size_t parts = 8 * (size_t)plan->batch * (size_t)plan->model.heads;
+    size_t parts = G2Z__HOPPER_SPLITS * (size_t)plan->batch * (size_t)plan->model.heads;
     if (parts > G2Z__ATTENTION_PARTS) parts = G2Z__ATTENTION_PARTS;
     most += parts * rows * 64 * sizeof(float);
   }
