@@ -238,6 +238,8 @@
  *         tokens              trained on so far
  *         epoch, epoch_step   of the loader: the step that comes next
  *         sequences           of the data; 0: the caller brought the batches
+ *         data                half the FNV-1a hash, 64 bits, of each shard's number of tokens and
+ *                             of its first and last 256 bytes of them; 0: not known
  *         layers ... vocab    the model; batch, seq, accum, world, zero_stage, dtype of the run
  *         state               g2z_step_state: step, applied, loss_scale, ...; null: not finite
  *         settings            "name=value": of a run that resumes, those that differ are told
@@ -260,7 +262,8 @@
  *
  * RUN DIRECTORY, written by g2z_run_*
  *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
- *                             val_loss and val_ms, sample_ms, save_ms, epoch and epoch_ms
+ *                             val_loss and val_ms, sample_ms, save_ms, epoch and epoch_ms. That of
+ *                             a run that began with another's checkpoint begins with resumed_from
  *     step-NNNNNN             checkpoints
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
@@ -1620,7 +1623,7 @@ G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
 /* May be called from a signal handler. Once all ranks know of it, two steps later at most, step and
- * step_batch return G2Z_STOPPED and enqueue nothing. */
+ * step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is loaded. */
 G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
@@ -1770,7 +1773,8 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory)
  * the steps that follow are, to the bit, those of the run that saved. The model must be the same;
  * any other setting is the trainer's own, and the log names those that differ. With another global
  * batch the data goes on behind as many whole steps as the sequences that were read make up: those
- * of the rest are read again. With other data or another T the epoch starts over. */
+ * of the rest are read again. With other data (manual: CHECKPOINTS, `data`) or another T the epoch
+ * starts over. */
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *trainer, const char *directory);
 
 /* ===== >>d18 run =========================================================
@@ -1798,12 +1802,16 @@ typedef struct g2z_run_config {
   const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
                                 * unless that run is resumed */
   const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint, or
-                                * from the beginning where there is none. Else a checkpoint: one of
-                                * run_dir, which goes on, or another, from which a new run begins */
+                                * where there is none with what its run began with, if with
+                                * nothing from the beginning. Else a checkpoint: one of run_dir,
+                                * which goes on, or another, from which a new run begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
-  int keep;                    /* that many of them, older ones are removed; 0: all */
-  const char *save_weights;    /* directory for the weights at the end; NULL: none */
+  int keep;                    /* that many of them, older ones are removed; 0: all. A directory
+                                * with other files in it stays, as step-NNNNNN.partial */
+  const char *save_weights;    /* directory for the weights at the end, with the tokenizer; NULL:
+                                * none. One that holds a tokenizer is refused where there is none
+                                * to replace it */
   const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
   const char *dataset_name;    /* NULL: from the shards' names */
   const char *command_line;    /* NULL: null */
@@ -2381,6 +2389,15 @@ G2Z__PRIVATE g2z_status g2z__join_path(g2z_services *services, const char *direc
   memcpy(path + length + 1, name, rest);
   *out = path;
   return G2Z_OK;
+}
+
+#define G2Z__HASH 0xcbf29ce484222325u /* of nothing */
+
+/* FNV-1a of bytes that follow those whose hash is `hash`. */
+G2Z__PRIVATE uint64_t g2z__hash(uint64_t hash, const void *bytes, size_t count) {
+  const unsigned char *at = (const unsigned char *)bytes;
+  for (size_t i = 0; i < count; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
+  return hash;
 }
 
 /* Reads up to `count` bytes at `offset`; fewer only at the end of the file, -1 with errno. */
@@ -3795,7 +3812,9 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
   return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
 }
 
-#define G2Z__ATTENTION_PARTS 320 /* heads whose dQ attention's backward has in scratch, at most */
+/* Of attention's backward on Hopper, at most: */
+#define G2Z__HOPPER_SPLITS 8     /* parts of a head that blocks take on their own */
+#define G2Z__ATTENTION_PARTS 320 /* heads, or parts of one, whose dQ is in scratch */
 
 /* What the CUDA ops ask for beside the plan's buffers: 32 MiB for products; then, of the op that
  * asks for most: attention's row statistics, partial sums and parts of dQ, the sort of the tokens,
@@ -3808,7 +3827,7 @@ G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
   size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
                 (N / 32 + 2048) * 4 * C;
   if (C == 64 * (size_t)plan->model.heads && plan->dtype_bytes == 2) { /* dQ in fp32, on Hopper */
-    size_t parts = 8 * (size_t)plan->batch * (size_t)plan->model.heads;
+    size_t parts = G2Z__HOPPER_SPLITS * (size_t)plan->batch * (size_t)plan->model.heads;
     if (parts > G2Z__ATTENTION_PARTS) parts = G2Z__ATTENTION_PARTS;
     most += parts * rows * 64 * sizeof(float);
   }
@@ -7056,6 +7075,7 @@ struct g2z_loader {
   g2z__shard *shards;
   size_t shard_count, shard_capacity;
   int64_t tokens, sequences;
+  uint64_t hash;                 /* g2z__loader_hash of all shards */
   int64_t rows;                  /* sequences of this rank in a step: accum * B */
   int64_t global;                /* G: sequences of all ranks in a step */
 
@@ -7232,15 +7252,32 @@ G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *pattern
   return status;
 }
 
+/* What tells data from other data without reading it: a shard's length, and the tokens at its two
+ * ends. Names may change. */
+G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *shard, int file) {
+  unsigned char ends[2][256];
+  const uint64_t tokens = shard->bytes - shard->begin;
+  const size_t bytes = tokens < sizeof ends[0] ? (size_t)tokens : sizeof ends[0];
+  memset(ends, 0, sizeof ends);
+  if (g2z__pread(file, ends[0], bytes, shard->begin) < 0 ||
+      g2z__pread(file, ends[1], bytes, shard->bytes - bytes) < 0)
+    return g2z__fail_file(loader->services, errno, "read the shard", shard->path);
+  loader->hash = g2z__hash(loader->hash, &shard->tokens, sizeof shard->tokens);
+  loader->hash = g2z__hash(loader->hash, ends, sizeof ends);
+  return G2Z_OK;
+}
+
 /* Opens and counts every shard once, so that a damaged one is known before the training starts. */
 G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
+  loader->hash = G2Z__HASH;
   for (size_t s = 0; s < loader->shard_count; s++) {
     g2z__shard *shard = &loader->shards[s];
     int *place = &loader->files[s % G2Z__LOADER_FILES];
     if (*place >= 0) close(*place);
     loader->owners[s % G2Z__LOADER_FILES] = s;
     G2Z__TRY(g2z__shard_open(loader->services, shard, place));
+    G2Z__TRY(g2z__loader_hash(loader, shard, *place));
     shard->first = loader->sequences;
     loader->tokens += shard->tokens;
     if (shard->tokens > config->seq) loader->sequences += (shard->tokens - 1) / config->seq;
@@ -9228,10 +9265,8 @@ struct g2z_ranks {
   g2z__flight records[G2Z__RANKS_RECORDS];
 };
 
-G2Z__PRIVATE uint64_t g2z__hash_text(const char *text) { /* FNV-1a */
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3u;
-  return hash;
+G2Z__PRIVATE uint64_t g2z__hash_text(const char *text) {
+  return g2z__hash(G2Z__HASH, text, strlen(text));
 }
 
 G2Z__PRIVATE void g2z__host_name(char host[64]) {
@@ -12957,6 +12992,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
   return status;
 }
 
+/* A NaN's sign says nothing, and would be printed: "-nan". */
+G2Z__PRIVATE double g2z__nan_unsigned(double value) { return isnan(value) ? NAN : value; }
+
 /* The report of step `loss_step`, whose state has arrived on the host. */
 G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g2z_report *report) {
   memset(report, 0, sizeof *report);
@@ -12968,8 +13006,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   if (state->stop) t->stop_agreed = 1;
   if (state->status != G2Z_OK) return g2z__trainer_failed(t, loss_step);
   report->loss_step = loss_step;
-  report->loss = state->loss;
-  report->grad_norm = state->grad_norm;
+  report->loss = (float)g2z__nan_unsigned((double)state->loss);
+  report->grad_norm = (float)g2z__nan_unsigned((double)state->grad_norm);
   report->lr = state->lr;
   report->loss_scale = state->used_loss_scale;
   report->skipped = state->skip;
@@ -13119,7 +13157,7 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
     all += ((const double *)sums)[rank];
   g2z_release(t->services, sums);
   double tokens = (double)steps * t->plan.batch * t->plan.seq * t->plan.world;
-  if (status == G2Z_OK && steps > 0) *loss = all / tokens;
+  if (status == G2Z_OK && steps > 0) *loss = g2z__nan_unsigned(all / tokens);
   g2z_ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }
@@ -14241,6 +14279,7 @@ typedef struct g2z__span {
   X(epoch)       /* of the loader */               \
   X(epoch_step)  /* in the epoch */                \
   X(sequences)   /* of the data; 0: no loader */   \
+  X(data)        /* which: g2z__saved_data */      \
   X(layers)                                        \
   X(heads)                                         \
   X(channels)                                      \
@@ -14281,6 +14320,11 @@ typedef struct g2z__saved {
   g2z__span *spans;             /* in the order of files and of bytes */
   size_t span_count, span_capacity;
 } g2z__saved;
+
+/* The hash of the data as a JSON integer, which is never negative. */
+G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
+  return (int64_t)(loader->hash >> 1);
+}
 
 /* A range of this rank's shard that lies together in canonical order as well. */
 typedef struct g2z__part {
@@ -14327,15 +14371,30 @@ G2Z__PRIVATE g2z_status g2z__parts_list(const g2z_trainer *t, size_t begin, size
   return G2Z_OK;
 }
 
-/* Removes a directory of files. What fails here has another failure behind it, or can be removed by
- * hand. */
-G2Z__PRIVATE void g2z__remove_directory(const char *path) {
+/* 1: a checkpoint of some world has a file of that name, or has it while it is written. */
+G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
+  char base[64], own[64];
+  size_t length = strlen(name);
+  int rank = 0, world = 0;
+  if (length > 8 && strcmp(name + length - 8, ".partial") == 0) length -= 8;
+  snprintf(base, sizeof base, "%.*s", (int)length, name);
+  sscanf(base, "optimizer-%5d-of-%5d", &rank, &world);
+  int has = strcmp(base, "trainer_state.json") == 0;
+  for (int file = 0; file <= G2Z__FILE_OPTIMIZER; file++) {
+    g2z__checkpoint_file(file < G2Z__FILE_OPTIMIZER ? file : file + rank, world, own);
+    has |= strcmp(base, own) == 0;
+  }
+  return has;
+}
+
+/* Removes a checkpoint, whole or not, and nothing that somebody else put there. 0: the directory is
+ * still there, and errno says why. */
+G2Z__PRIVATE int g2z__checkpoint_remove(const char *path) {
   DIR *directory = opendir(path);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
-    if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-      unlinkat(dirfd(directory), entry->d_name, 0);
+    if (g2z__checkpoint_has(entry->d_name)) unlinkat(dirfd(directory), entry->d_name, 0);
   if (directory) closedir(directory);
-  rmdir(path);
+  return rmdir(path) == 0 || errno == ENOENT;
 }
 
 /* ----- saving ----- */
@@ -14576,7 +14635,7 @@ G2Z__PRIVATE g2z_status g2z__saver_begin_new(g2z__saver *saver, uint64_t *data) 
   if (access(saver->directory, F_OK) == 0)
     return g2z__fail(saver->services, G2Z_BAD_ARGUMENT,
                      "%s exists already: remove it, or save under another name", saver->directory);
-  g2z__remove_directory(saver->place);
+  g2z__checkpoint_remove(saver->place);
   return g2z__saver_begin(saver, data);
 }
 
@@ -14671,6 +14730,7 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
     saved->epoch = position.epoch;
     saved->epoch_step = position.step;
     saved->sequences = g2z_loader_sequences(t->loader);
+    saved->data = g2z__saved_data(t->loader);
   }
   saved->layers = plan->model.layers;
   saved->heads = plan->model.heads;
@@ -14830,7 +14890,7 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
     if (status != G2Z_OK && mine) {
       g2z_safetensors_writer_free(saver.model); /* its own unfinished file goes with it */
       saver.model = NULL;
-      g2z__remove_directory(saver.place);
+      g2z__checkpoint_remove(saver.place);
     }
   }
   g2z__saver_free(&saver);
@@ -15335,20 +15395,25 @@ G2Z__PRIVATE g2z_status g2z__resumer_fill(g2z__resumer *r) {
   return G2Z_OK;
 }
 
+/* Sequences of the same number and length; what they hold, if the checkpoint knows. */
+G2Z__PRIVATE int g2z__saved_same_data(const g2z__saved *saved, const g2z_loader *loader) {
+  return saved->sequences == loader->sequences && saved->seq == loader->config.seq &&
+         (!saved->data || saved->data == g2z__saved_data(loader));
+}
+
 /* Where the data goes on. With another global batch as many sequences count as read; those of an
  * unfinished step are read again, so that none is left out. Other data, or sequences of another
- * length, begin their epoch again. `sequences`, seq and `global` are what holds now. */
-G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved, int64_t sequences,
-                                                     int seq, int64_t global) {
+ * length, begin their epoch again. */
+G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
+                                                     const g2z_loader *loader) {
   g2z_loader_position position;
   int64_t before = saved->batch * saved->accum * saved->world;
   position.epoch = saved->epoch;
   position.step = saved->epoch_step;
-  if (saved->sequences != sequences || saved->seq != seq ||
-      saved->epoch_step > saved->sequences / before)
+  if (!g2z__saved_same_data(saved, loader) || saved->epoch_step > saved->sequences / before)
     position.step = 0;
-  else if (global != before) position.step = saved->epoch_step * before / global;
-  if (position.step > 0 && position.step >= sequences / global) {
+  else if (loader->global != before) position.step = saved->epoch_step * before / loader->global;
+  if (position.step > 0 && position.step >= g2z_loader_steps_per_epoch(loader)) {
     position.step = 0;
     position.epoch++;
   }
@@ -15359,15 +15424,16 @@ G2Z__PRIVATE g2z_status g2z__resumer_seek(g2z__resumer *r) {
   g2z_trainer *t = r->t;
   const g2z__saved *saved = &r->saved;
   if (!t->loader) return G2Z_OK;
-  int64_t global = (int64_t)t->plan.batch * t->plan.accum * t->plan.world;
-  int64_t before = saved->batch * saved->accum * saved->world;
+  int64_t global = t->loader->global, before = saved->batch * saved->accum * saved->world;
   int64_t sequences = g2z_loader_sequences(t->loader);
-  g2z_loader_position position = g2z__saved_position(saved, sequences, t->plan.seq, global);
+  g2z_loader_position position = g2z__saved_position(saved, t->loader);
   if (t->plan.rank == 0 && saved->sequences) {
-    if (saved->sequences != sequences || saved->seq != t->plan.seq)
+    if (!g2z__saved_same_data(saved, t->loader))
       g2z__log(r->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
-               "had %" PRId64 " of %" PRId64 ": epoch %" PRId64 " starts over", sequences,
-               t->plan.seq, saved->sequences, saved->seq, saved->epoch);
+               "had %" PRId64 " of %" PRId64 "%s: epoch %" PRId64 " starts over", sequences,
+               t->plan.seq, saved->sequences, saved->seq,
+               saved->sequences == sequences && saved->seq == t->plan.seq ? ", which were others"
+                                                                          : "", saved->epoch);
     else if (global != before)
       g2z__log(r->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
                "of the %" PRId64 " that epoch %" PRId64 " read, %" PRId64 " are read again", global,
@@ -15400,6 +15466,8 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   G2Z__TRY(ops->synchronize(t->device));
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = r->saved.tokens;
+  if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
+  t->stop_agreed = 0; /* that was about the steps that it leaves here */
   *t->verdict.reported[state.step % 2] = state;
   g2z__tape_free(t->comm, &t->tape); /* its products may take other algorithms now */
   return G2Z_OK;
@@ -15505,13 +15573,15 @@ struct g2z_run {
   char shared_dir[1024];             /* rank 0's run_dir: a name may come from a clock */
   int lock;                          /* rank 0: it is this run's alone; -1: not yet */
   double resume_s;                   /* how long it took to take it up */
-  int continues;                     /* 1: run_dir's own run goes on */
+  int continues;                     /* 1: run_dir's own run goes on, */
+  int own;                           /* 1: behind a checkpoint of its own */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
   double earlier_s;                  /* wall time of this run before it was resumed */
   int64_t stop_signal;               /* that asked to stop; 0: none */
   int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
                                       * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
+  int within;                        /* 1: the checkpoint's was not, when it was saved */
   g2z_status ending;                 /* not G2Z_OK: how the run ends when its last step was told, */
   char sentence[G2Z_ERROR_BYTES];    /* and why */
   int due;
@@ -15973,19 +16043,40 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, 
   return g2z__run_write_profile(run);
 }
 
+static const struct {
+  const char *name;
+  g2z_status (*write)(g2z_services *services, const g2z_tokenizer *tokenizer, const char *path);
+} g2z__tokenizer_files[] = {{"merges.txt", g2z_tokenizer_write_merges},
+                            {"vocab.json", g2z_tokenizer_write_vocab}};
+
 /* Rank 0: the tokenizer beside the weights. */
 G2Z__PRIVATE g2z_status g2z__run_save_tokenizer(g2z_run *run) {
-  const char *saved = run->config.save_weights;
-  char *path;
-  if (!run->tokenizer) return G2Z_OK;
-  G2Z__TRY(g2z__join_path(run->services, saved, "merges.txt", &path));
-  g2z_status status = g2z_tokenizer_write_merges(run->services, run->tokenizer, path);
-  g2z_release(run->services, path);
-  G2Z__TRY(status);
-  G2Z__TRY(g2z__join_path(run->services, saved, "vocab.json", &path));
-  status = g2z_tokenizer_write_vocab(run->services, run->tokenizer, path);
-  g2z_release(run->services, path);
-  return status;
+  for (int i = 0; run->tokenizer && i < 2; i++) {
+    char *path;
+    G2Z__TRY(g2z__join_path(run->services, run->config.save_weights,
+                            g2z__tokenizer_files[i].name, &path));
+    g2z_status status = g2z__tokenizer_files[i].write(run->services, run->tokenizer, path);
+    g2z_release(run->services, path);
+    G2Z__TRY(status);
+  }
+  return G2Z_OK;
+}
+
+/* Rank 0: a tokenizer that this run does not replace would pass for that of its weights. */
+G2Z__PRIVATE g2z_status g2z__run_check_weights(const g2z_run *run) {
+  for (int i = 0; !run->tokenizer && i < 2; i++) {
+    char *path;
+    G2Z__TRY(g2z__join_path(run->services, run->config.save_weights,
+                            g2z__tokenizer_files[i].name, &path));
+    int there = access(path, F_OK) == 0;
+    g2z_release(run->services, path);
+    if (there)
+      return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                       "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
+                       "vocab, remove that file, or save the weights in another directory",
+                       run->config.save_weights, g2z__tokenizer_files[i].name);
+  }
+  return g2z__probe_directory(run->services, run->config.save_weights);
 }
 
 /* "step-000100". */
@@ -16072,6 +16163,11 @@ G2Z__PRIVATE g2z_status g2z__run_latest(const g2z_run *run, int64_t before, int6
   return g2z__fail_file(run->services, error, "read the directory", run->config.run_dir);
 }
 
+G2Z__PRIVATE void g2z__run_stays(g2z_run *run, const char *path) {
+  g2z__log(run->services, G2Z_LOG_WARNING, "%s stays: %s; see what it holds, and remove it by hand",
+           path, strerror(errno));
+}
+
 /* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an
  * unfinished one first, so that nobody takes the rest of it for whole. */
 G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
@@ -16090,9 +16186,10 @@ G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
     g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
     if (status == G2Z_OK) {
       snprintf((char *)memory, bytes, "%s.partial", path);
-      g2z__remove_directory((const char *)memory);
-      if (rename(path, (const char *)memory) == 0)
-        g2z__remove_directory((const char *)memory);
+      g2z__checkpoint_remove((const char *)memory);
+      if (rename(path, (const char *)memory) != 0) g2z__run_stays(run, path);
+      else if (!g2z__checkpoint_remove((const char *)memory))
+        g2z__run_stays(run, (const char *)memory);
     }
     g2z_release(run->services, memory);
     g2z_release(run->services, path);
@@ -16112,7 +16209,7 @@ G2Z__PRIVATE g2z_status g2z__run_sweep(g2z_run *run) {
     if (g2z__checkpoint_step(name) < 0) continue;
     status = g2z__join_path(run->services, run->config.run_dir, entry->d_name, &path);
     if (status != G2Z_OK) break;
-    g2z__remove_directory(path);
+    if (!g2z__checkpoint_remove(path)) g2z__run_stays(run, path);
     g2z_release(run->services, path);
   }
   if (directory) closedir(directory);
@@ -16195,12 +16292,15 @@ G2Z__PRIVATE g2z_status g2z__run_count_steps(g2z_run *run, const g2z__saved *sav
     G2Z__TRY(g2z_loader_create(run->services, &shards, &loader));
     run->steps_per_epoch = g2z_loader_steps_per_epoch(loader);
     run->train_sequences = g2z_loader_sequences(loader);
+    g2z_loader_position next = {0, 0};
+    if (saved) {
+      next = g2z__saved_position(saved, loader);
+      run->epoch_ends = next.epoch > saved->epoch; /* what it left is less than a step now */
+      run->within = saved->epoch_step > 0;
+    }
     g2z_loader_free(loader);
     if (config->epochs > 0) optimizer->steps = config->epochs * run->steps_per_epoch;
     if (config->epochs > 0 && saved) { /* with another global batch, what is left counts */
-      g2z_loader_position next = g2z__saved_position(saved, run->train_sequences,
-                                                     config->train.seq, shards.batch *
-                                                     (int64_t)shards.accum * shards.world);
       optimizer->steps = saved->state.step + (config->epochs - next.epoch) * run->steps_per_epoch -
                          next.step;
       if (optimizer->steps < saved->state.step) optimizer->steps = saved->state.step;
@@ -16543,7 +16643,8 @@ G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *
 }
 
 /* Rebuilds the run's sums from metrics.jsonl, up to the checkpoint's step. A machine that lost its
- * power may have left less than that, or a torn line, with which the rest is cut off. */
+ * power may have left less than that, or a torn line, with which the rest is cut off. So is the end
+ * of the checkpoint's epoch, where a larger global batch brought it: a later one may not. */
 G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *text, size_t bytes,
                                         size_t *kept) {
   double spent = 0;
@@ -16554,6 +16655,7 @@ G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *text, size_t b
     g2z__run_line line;
     if (!end || g2z__run_parse_line(run->services, at, (size_t)(end - at), &line) != G2Z_OK) break;
     if (line.metrics.step < 0 || line.metrics.step > run->resumed) break;
+    if (line.metrics.step == run->resumed && run->within && !isnan(line.epoch_ms)) break;
     G2Z__TRY(g2z__run_replay_line(run, &line, &spent));
     *kept += (size_t)(end - at) + 1;
   }
@@ -16591,6 +16693,69 @@ G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *text, size_t
   return G2Z_OK;
 }
 
+/* The first line of metrics.jsonl, of a run that begins with another's checkpoint: until it has one
+ * of its own, that is what it goes on from. */
+G2Z__PRIVATE g2z_status g2z__run_write_origin(g2z_run *run) {
+  char path[PATH_MAX];
+  g2z_json_out out;
+  if (!realpath(run->resume, path))
+    return g2z__fail_file(run->services, errno, "find the path of", run->resume);
+  memset(&out, 0, sizeof out);
+  out.writer = run->metrics;
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_integer(&out, "step", run->resumed);
+  g2z_json_put_integer(&out, "tokens", g2z__trainer_tokens(run->trainer));
+  g2z_json_put_string(&out, "resumed_from", path);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(run->metrics, "\n", 1);
+  G2Z__TRY(g2z__writer_flush(run->metrics));
+  return g2z__run_sync(run);
+}
+
+/* What that line says, freed with g2z_release; NULL: the run did not begin so. */
+G2Z__PRIVATE g2z_status g2z__run_parse_origin(g2z_run *run, const char *text, size_t bytes,
+                                              char **origin) {
+  g2z_json json;
+  g2z_json_text key, value;
+  void *memory;
+  memset(&value, 0, sizeof value);
+  *origin = NULL;
+  g2z_json_open(&json, run->services, "metrics.jsonl", text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+      if (g2z_json_is(&key, "resumed_from")) value = g2z_json_string(&json);
+      else g2z_json_skip(&json);
+    }
+  if (g2z_json_close(&json) != G2Z_OK || !value.at) return G2Z_OK; /* torn: that one was synced */
+  G2Z__TRY(g2z__alloc(run->services, value.bytes + 1, 1, &memory));
+  g2z_json_unescape(&value, (unsigned char *)memory);
+  *origin = (char *)memory;
+  return G2Z_OK;
+}
+
+/* Rank 0: the checkpoint that run_dir's run began with; NULL: none. */
+G2Z__PRIVATE g2z_status g2z__run_find_origin(g2z_run *run, char **origin) {
+  char *path, *text = NULL;
+  size_t bytes = 0;
+  *origin = NULL;
+  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "metrics.jsonl", &path));
+  g2z_status status = G2Z_OK;
+  if (access(path, F_OK) == 0)
+    status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
+  const char *end = bytes ? (const char *)memchr(text, '\n', bytes) : NULL;
+  if (end) status = g2z__run_parse_origin(run, text, (size_t)(end - text), origin);
+  if (status == G2Z_OK && *origin && access(*origin, F_OK) != 0) {
+    status = g2z__fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not "
+                       "there any more, and has no checkpoint of its own: put that back, or choose "
+                       "another run directory", run->config.run_dir, *origin);
+    g2z_release(run->services, *origin);
+    *origin = NULL;
+  }
+  g2z_release(run->services, text);
+  g2z_release(run->services, path);
+  return status;
+}
+
 /* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
 G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
@@ -16601,13 +16766,16 @@ G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   if (strcmp(resume, "latest") == 0) {
     G2Z__TRY(g2z__run_latest(run, INT64_MAX, &latest));
     run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
-    if (latest < 0) return G2Z_OK;
-    G2Z__TRY(g2z__run_checkpoint_path(run, latest, &path));
+    run->own = latest >= 0;
+    G2Z__TRY(run->own ? g2z__run_checkpoint_path(run, latest, &path)
+                      : g2z__run_find_origin(run, &path));
+    if (!path) return G2Z_OK;
   } else {
     char *above;
     G2Z__TRY(g2z__join_path(run->services, resume, "..", &above));
     run->continues = run_dir && stat(above, &there) == 0 && stat(run_dir, &here) == 0 &&
                      here.st_dev == there.st_dev && here.st_ino == there.st_ino;
+    run->own = run->continues;
     g2z_release(run->services, above);
   }
   const char *chosen = path ? path : resume;
@@ -16650,7 +16818,7 @@ G2Z__PRIVATE g2z_status g2z__run_lock(g2z_run *run) {
 /* All ranks take rank 0's word for the run directory and the checkpoint. */
 G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
   struct {
-    int64_t continues;
+    int64_t continues, own;
     char resume[1024], run_dir[1024];
   } word;
   void *memory;
@@ -16666,9 +16834,11 @@ G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
   if (first && status == G2Z_OK) status = g2z__run_choose(run, word.resume);
   G2Z__TRY(g2z_ranks_agree(ranks, status));
   word.continues = run->continues;
+  word.own = run->own;
   if (run_dir) snprintf(word.run_dir, sizeof word.run_dir, "%s", run_dir);
   G2Z__TRY(g2z_ranks_broadcast(ranks, &word, sizeof word));
   run->continues = (int)word.continues;
+  run->own = (int)word.own;
   memcpy(run->shared_dir, word.run_dir, sizeof word.run_dir);
   if (run_dir) run->config.run_dir = run->shared_dir;
   if (word.resume[0]) {
@@ -16689,13 +16859,13 @@ G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
 G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
   const g2z_run_config *config = &run->config;
   if (g2z_context_rank(run->context) != 0) return G2Z_OK;
-  if (config->save_weights) G2Z__TRY(g2z__probe_directory(run->services, config->save_weights));
+  if (config->save_weights) G2Z__TRY(g2z__run_check_weights(run));
   if (!config->run_dir) return G2Z_OK;
   G2Z__TRY(g2z_make_directory(run->services, config->run_dir));
   G2Z__TRY(g2z__run_lock(run));
   G2Z__TRY(g2z__run_open_stream(run, "metrics.jsonl", g2z__run_replay, &run->metrics));
   G2Z__TRY(g2z__run_open_stream(run, "train.log", g2z__run_keep_log, &run->log));
-  if (!run->continues) return G2Z_OK;
+  if (!run->continues) return run->resume ? g2z__run_write_origin(run) : G2Z_OK;
   static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"}; /* it goes on */
   char *path;
   G2Z__TRY(g2z__run_sweep(run));
@@ -16730,9 +16900,11 @@ G2Z__PRIVATE g2z_status g2z__run_take_up(g2z_run *run) {
   G2Z__TRY(g2z_trainer_load(run->trainer, run->resume));
   run->resume_s = g2z_seconds() - begin;
   run->step = run->resumed;
-  if (run->continues) run->saved = run->resumed;
-  else run->known.tokens = g2z__trainer_tokens(run->trainer);
-  if (run->steps <= run->resumed) run->due = G2Z__DUE_EPOCH_END | G2Z__DUE_FINISH;
+  if (run->own) run->saved = run->resumed;
+  if (run->epoch_ends)
+    run->due = (run->val ? G2Z__DUE_VALIDATION : 0) | G2Z__DUE_EPOCH_END |
+               (run->config.save_epochs && !run->own ? G2Z__DUE_SAVE : 0);
+  if (run->steps <= run->resumed) run->due |= G2Z__DUE_EPOCH_END | G2Z__DUE_FINISH;
   return G2Z_OK;
 }
 
@@ -16817,7 +16989,8 @@ G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
   G2Z__TRY(g2z__run_agree(run, g2z__run_open_files(run)));
   if (run->resume) {
     g2z__epoch *open = &run->epoch[run->epoch_count - 1];
-    if (open->wall_s == 0) open->index = g2z_loader_tell(loader).epoch; /* else it had ended */
+    if (open->wall_s == 0) /* else it had ended */
+      open->index = g2z_loader_tell(loader).epoch - run->epoch_ends;
     run->known.step = run->resumed;
     run->known.tokens = g2z__trainer_tokens(run->trainer);
   }

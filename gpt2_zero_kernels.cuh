@@ -338,12 +338,16 @@ static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out) {
   cudaGraph_t recorded = NULL;
   size_t nodes = 0;
   G2Z__CUDA(device, cudaStreamEndCapture(g2z__cuda_of(device)->stream, &recorded));
-  G2Z__CUDA(device, cudaGraphGetNodes(recorded, NULL, &nodes));
+  cudaError_t error = cudaGraphGetNodes(recorded, NULL, &nodes);
+  g2z_status status = G2Z_OK;
+  if (error != cudaSuccess)
+    status = g2z__cuda_fail(device->services, error, "cudaGraphGetNodes");
   void *memory = NULL;
-  g2z_status status = nodes ? g2z__alloc(device->services, 1, sizeof(g2z_graph), &memory) : G2Z_OK;
+  if (status == G2Z_OK && nodes)
+    status = g2z__alloc(device->services, 1, sizeof(g2z_graph), &memory);
   g2z_graph *graph = (g2z_graph *)memory;
   if (graph) {
-    cudaError_t error = cudaGraphInstantiate(&graph->exec, recorded, 0);
+    error = cudaGraphInstantiate(&graph->exec, recorded, 0);
     if (error != cudaSuccess) {
       g2z_release(device->services, graph);
       status = g2z__cuda_fail(device->services, error, "cudaGraphInstantiate");
@@ -4040,8 +4044,6 @@ g2z_k_attention_hopper_stats(float *stats, int *taken, const A *dout, const A *o
   stats[to] = t < T ? lse[head * (size_t)T + (size_t)t] * G2Z__LOG2E : 0.0f;
   stats[to + (size_t)pitch] = -sum;
 }
-
-#define G2Z__HOPPER_SPLITS 8      /* parts of a head that blocks take on their own, at most */
 
 /* Which items there are. An item is a head, or a part of one: some of its blocks of 128 keys and
  * all queries that see them. Whole heads come first; the others are all cut in the same way, and

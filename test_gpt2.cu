@@ -5890,11 +5890,10 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
     status = g2z_run_next(run, &event);
     if (status != G2Z_OK) break;
     CHECK(t, event.line && *event.line);
+    if (config->resume && seen->last_step == 0)
+      seen->last_step = event.metrics.step - (event.kind == G2Z_RUN_STEP);
     if (event.kind == G2Z_RUN_STEP) {
-      if (seen->steps++ == 0) {
-        seen->first_loss = event.metrics.loss;
-        if (config->resume) seen->last_step = event.metrics.step - 1;
-      }
+      if (seen->steps++ == 0) seen->first_loss = event.metrics.loss;
       CHECK(t, event.metrics.step == seen->last_step + 1);
       if (event.metrics.step == test_run_stop_at) g2z_run_request_stop(run, SIGTERM);
       CHECK(t, event.eta_seconds >= 0 && event.tokens_per_second > 0);
@@ -6211,6 +6210,12 @@ static void test_run_padded_vocab(g2z_test *t) {
     CHECK_OK(t, g2z_weights_config(&t->services, saved, &s.config.train.model));
     s.config.vocab = s.config.run_dir = NULL;
     s.config.save_every = 0;
+    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+                 "weights holds a merges.txt, and this run has no tokenizer to put in its place");
+    CHECK(t, unlink(test_path(t, "run2/weights/merges.txt")) == 0);
+    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+                 "weights holds a vocab.json");
+    CHECK(t, unlink(test_path(t, "run2/weights/vocab.json")) == 0);
     CHECK_OK(t, test_run_all(t, &s.config, &seen));
     CHECK(t, test_run_eot(t, s.weights, cases[i].vocab) == cases[i].eot);
   }
@@ -6381,11 +6386,11 @@ static void test_run_diverges_as(g2z_test *t, int save_every, int fixed, const c
   g2z_run *run = NULL;
   g2z_run_event event;
   g2z_context_config cc = g2z_context_config_default(&t->services);
-  float nan = NAN;
-  int steps = 0;
+  float nan = copysignf(NAN, -1); /* as x86 makes it */
+  int steps = 0, told = 0;
   test_run_prepare(t, &s, name);
   s.config.save_every = save_every;
-  s.config.val_glob = NULL;
+  s.config.val_every = save_every ? 0 : 10;
   s.config.epochs = 20;
   if (fixed) s.config.train.dtype = G2Z_FP16;
   s.config.train.optimizer.loss_scale_dynamic = !fixed;
@@ -6394,14 +6399,16 @@ static void test_run_diverges_as(g2z_test *t, int save_every, int fixed, const c
   CHECK_OK(t, g2z_run_create(context, &s.config, &run));
   if (run) CHECK_OK(t, g2z_trainer_write(g2z_run_trainer(run), G2Z_BUFFER_MASTER, 0, 1, &nan));
   g2z_status status = G2Z_OK;
-  while (run && steps < 80 && (status = g2z_run_next(run, &event)) == G2Z_OK)
+  while (run && steps < 80 && (status = g2z_run_next(run, &event)) == G2Z_OK) {
     steps += event.kind == G2Z_RUN_STEP && event.metrics.skipped;
+    told += strstr(event.line, "loss nan") != NULL && strstr(event.line, "-nan") == NULL;
+  }
   for (int again = 0; run && again < 2; again++) {
     CHECK_STATUS(t, status, G2Z_DIVERGED, &t->services, "50 steps in a row up to step 50 had");
     CHECK(t, !strstr(t->services.error, "scale 65536: lower that, which is fixed") == !fixed);
     status = g2z_run_next(run, &event);
   }
-  CHECK(t, steps == 50);
+  CHECK(t, steps == 50 && told > 50); /* validations as well */
   test_run_last_line(t, &s, 50);
   g2z_run_free(run);
   g2z_context_free(context);
@@ -6737,10 +6744,20 @@ static void test_train_run(g2z_test *t) {
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
   unsetenv("NCCL_LOGS");
   CHECK(t, strstr(output, "NCCL_LOGS=1 writes into the run directory") != NULL);
-  snprintf(arguments, sizeof arguments, "--init-from %s --context 8 --prompt 1 --run-dir none "
-           "--device cpu", test_path(t, "weights"));
-  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
-  CHECK(t, strstr(output, "take the sizes of the config.json that belongs to it") != NULL);
+  /* The weights know the model: flags may repeat that, and not say otherwise. */
+  static const char *const said[][2] = {
+      {"--context 8", "--context says context=8, but the weights in "},
+      {"--channels 32 --vocab-size 300", "have vocab=257: leave it out, or name other weights"},
+      {"--model gpt2", "--model says layers=12, but the weights in "},
+      {"--model gpt2 --layers 1", "--model says channels=768, but the weights in "},
+      {"--model gpt2 --layers 1 --channels 32 --heads 4 --context 16", "RUN_COMPLETE"},
+      {"--channels 32 --vocab-size 257", "RUN_COMPLETE"}};
+  for (int i = 0; i < 6; i++) {
+    snprintf(arguments, sizeof arguments, "--init-from %s --prompt 1 --sample-tokens 1 --run-dir "
+             "none --device cpu %s", test_path(t, "weights"), said[i][0]);
+    CHECK(t, test_train(t, arguments, output, sizeof output) == (i < 4));
+    CHECK(t, strstr(output, said[i][1]) != NULL);
+  }
 }
 /* ----- model: golden values, finite differences -------------------------- */
 
@@ -9402,6 +9419,52 @@ static void test_saved_steps(g2z_test *t, g2z_trainer *trainer, int64_t steps, f
   if (last) *last = report;
 }
 
+/* Gives a file of a checkpoint, and its trainer_state.json, the checksums that they would have if
+ * they had been saved like that. */
+static void test_saved_sign(g2z_test *t, const char *directory, const char *name) {
+  g2z__crc crc;
+  char path[700], entry[80];
+  size_t bytes = 0, file_bytes = 0;
+  char *text = test_run_read(t, directory, "trainer_state.json", &bytes);
+  char *file = test_run_read(t, directory, name, &file_bytes);
+  g2z__crc_init(&crc);
+  snprintf(entry, sizeof entry, "\"name\": \"%s\"", name);
+  char *at = text && file ? strstr(text, entry) : NULL;
+  char *end = at ? strchr(at, ']') : NULL;
+  CHECK(t, end != NULL);
+  for (at = at ? strchr(at, '[') : NULL; at && end && (at = strchr(at, '"')) && at < end;) {
+    size_t begin, count;
+    int digits;
+    CHECK(t, sscanf(at, "\"%zu %zu %n", &begin, &count, &digits) == 2 &&
+                 begin + count <= file_bytes);
+    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, file + begin, count));
+    memcpy(at + digits, entry, 8);
+    at += digits + 9;
+  }
+  if (text) {
+    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
+    memcpy(text + bytes - G2Z__SAVED_TAIL_BYTES, entry, 8);
+    snprintf(path, sizeof path, "%s/trainer_state.json", directory);
+    test_write_file(t, path, text, bytes);
+  }
+  g2z_release(&t->services, text);
+  g2z_release(&t->services, file);
+}
+
+/* In DIRECTORY/name the first `from` becomes `to`, which is as long. */
+static void test_saved_replace(g2z_test *t, const char *directory, const char *name,
+                               const char *from, const char *to) {
+  char path[700];
+  size_t bytes = 0;
+  char *text = test_run_read(t, directory, name, &bytes);
+  void *at = text ? memmem(text, bytes, from, strlen(from)) : NULL;
+  CHECK(t, at != NULL && strlen(from) == strlen(to));
+  if (at) memcpy(at, to, strlen(to));
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  test_write_file(t, path, text, bytes);
+  g2z_release(&t->services, text);
+}
+
 /* Both directories hold the same files with the same bytes. */
 static void test_saved_equal(g2z_test *t, const char *one, const char *two) {
   static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt",
@@ -9454,7 +9517,14 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.seed = 1337;
     config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE; /* no part of the state */
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-    if (i % 2) test_saved_steps(t, tt.trainer, 2, resumed, NULL); /* of what was, nothing is left */
+    if (i % 2) { /* of what was, nothing is left; nor that it was stopped */
+      g2z_status status = G2Z_OK;
+      test_saved_steps(t, tt.trainer, 2, resumed, NULL);
+      g2z_trainer_request_stop(tt.trainer);
+      for (int n = 0; n < 4 && status == G2Z_OK; n++)
+        status = g2z_trainer_step(tt.trainer, &middle);
+      CHECK_STATUS(t, status, G2Z_STOPPED, &t->services, "a stop was requested: step 4 was the");
+    }
     CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
     test_saved_steps(t, tt.trainer, STEPS, resumed, NULL);
     CHECK_OK(t, g2z_trainer_save(tt.trainer, again));
@@ -9520,6 +9590,23 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == 0);
   test_trainer_close(&tt);
+  /* As many sequences: it goes on where they are the same, by whatever name, and where a checkpoint
+   * does not say which they were. */
+  for (int i = 0; i < 3; i++) {
+    const size_t ends[] = {0, 1024, 1024 + 2 * 2000}; /* the first token, the last */
+    test_run_shard(t, "other.bin", 2001);
+    if (i) test_files_poke(t, shard, ends[i], '7');
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+    CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == (i ? 0 : 1));
+    test_trainer_close(&tt);
+  }
+  test_saved_replace(t, at, "trainer_state.json", "\"data\": ", "\"date\": ");
+  test_saved_sign(t, at, "config.json");
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == 1);
+  test_trainer_close(&tt);
   for (int dynamic = 0; dynamic < 2; dynamic++) { /* a fixed scale is not one that was found */
     snprintf(at, sizeof at, "%s", test_path(t, "fixed"));
     config.dtype = G2Z_FP16;
@@ -9537,52 +9624,6 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   }
   free(was);
   free(is);
-}
-
-/* Gives a file of a checkpoint, and its trainer_state.json, the checksums that they would have if
- * they had been saved like that. */
-static void test_saved_sign(g2z_test *t, const char *directory, const char *name) {
-  g2z__crc crc;
-  char path[700], entry[80];
-  size_t bytes = 0, file_bytes = 0;
-  char *text = test_run_read(t, directory, "trainer_state.json", &bytes);
-  char *file = test_run_read(t, directory, name, &file_bytes);
-  g2z__crc_init(&crc);
-  snprintf(entry, sizeof entry, "\"name\": \"%s\"", name);
-  char *at = text && file ? strstr(text, entry) : NULL;
-  char *end = at ? strchr(at, ']') : NULL;
-  CHECK(t, end != NULL);
-  for (at = at ? strchr(at, '[') : NULL; at && end && (at = strchr(at, '"')) && at < end;) {
-    size_t begin, count;
-    int digits;
-    CHECK(t, sscanf(at, "\"%zu %zu %n", &begin, &count, &digits) == 2 &&
-                 begin + count <= file_bytes);
-    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, file + begin, count));
-    memcpy(at + digits, entry, 8);
-    at += digits + 9;
-  }
-  if (text) {
-    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
-    memcpy(text + bytes - G2Z__SAVED_TAIL_BYTES, entry, 8);
-    snprintf(path, sizeof path, "%s/trainer_state.json", directory);
-    test_write_file(t, path, text, bytes);
-  }
-  g2z_release(&t->services, text);
-  g2z_release(&t->services, file);
-}
-
-/* In DIRECTORY/name the first `from` becomes `to`, which is as long. */
-static void test_saved_replace(g2z_test *t, const char *directory, const char *name,
-                               const char *from, const char *to) {
-  char path[700];
-  size_t bytes = 0;
-  char *text = test_run_read(t, directory, name, &bytes);
-  void *at = text ? memmem(text, bytes, from, strlen(from)) : NULL;
-  CHECK(t, at != NULL && strlen(from) == strlen(to));
-  if (at) memcpy(at, to, strlen(to));
-  snprintf(path, sizeof path, "%s/%s", directory, name);
-  test_write_file(t, path, text, bytes);
-  g2z_release(&t->services, text);
 }
 
 /* Every flipped bit, every missing byte and every missing file is found, and the trainer is as it
@@ -9831,6 +9872,13 @@ static void test_run_saves(g2z_test *t, test_run_setup *s, const char *run_dir) 
   s->config.sample_every = 2;
 }
 
+static char test_run_warning[1024]; /* the last one */
+static void test_run_warned(void *user, g2z_log_level level, const char *sentence) {
+  (void)user;
+  if (level == G2Z_LOG_WARNING)
+    snprintf(test_run_warning, sizeof test_run_warning, "%s", sentence);
+}
+
 static void test_run_resume(g2z_test *t) {
   test_run_setup a, b;
   test_run_seen seen;
@@ -9864,7 +9912,15 @@ static void test_run_resume(g2z_test *t) {
   snprintf(path, sizeof path, "%s/step-000003/", b.run_dir);
   b.config.resume = path;
   b.config.keep = 2;
+  /* What somebody put beside a checkpoint's files stays when they go, and that is told. */
+  test_sh(t, "cd '%s' && touch step-000003/optimizer-00001-of-00001.txt && mkdir step-000003/eval"
+             "%s", b.run_dir, "");
+  t->services.log = test_run_warned;
   CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  t->services.log = NULL;
+  CHECK(t, strstr(test_run_warning, "b/step-000003.partial stays: ") != NULL);
+  test_sh(t, "cd '%s' && rmdir step-000003.partial/eval && rm step-000003.partial/*.txt && "
+             "rmdir step-000003.partial%s", b.run_dir, "");
   CHECK(t, seen.steps == 5 && seen.saved == 3);
   test_runs_equal(t, a.run_dir, b.run_dir);
   CHECK(t, test_files_count(t, "b/step-") == 2 && test_files_count(t, "b/step-000006") == 1);
@@ -9921,6 +9977,52 @@ static void test_run_resume(g2z_test *t) {
     CHECK(t, test_times(log, "\"epoch_idx\": 1,") == 1);
     CHECK(t, test_times(log, "\"epoch_idx\": 2,") == epochs - 2);
     g2z_release(&t->services, log);
+  }
+
+  /* Killed before it saved, it begins with that checkpoint again, which is not its own. */
+  test_run_saves(t, &b, "f");
+  snprintf(path, sizeof path, "%s/step-000004", a.run_dir);
+  b.config.resume = path;
+  b.config.save_every = b.config.save_epochs = 0;
+  for (int last = 5; last >= 4; last--) {
+    b.config.max_train_steps = last;
+    b.config.save_weights = NULL;
+    CHECK_OK(t, test_run_all(t, &b.config, &seen));
+    CHECK(t, seen.steps == last - 4);
+    log = test_run_read(t, b.run_dir, "RUN_COMPLETE.txt", &bytes);
+    CHECK(t, test_times(log, "checkpoint_path=none") == 1);
+    g2z_release(&t->services, log);
+    b.config.resume = "latest";
+  }
+  test_sh(t, "mv '%s'/step-000004 '%s'/away", a.run_dir, a.run_dir);
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_IO, &t->services,
+               "a/step-000004, which is not there any more, and has no checkpoint of its own");
+  test_sh(t, "mv '%s'/away '%s'/step-000004", a.run_dir, a.run_dir);
+  b.config.max_train_steps = 0;
+  b.config.save_epochs = 1;
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 4 && test_files_count(t, "f/step-") == 1);
+  test_sh(t, "diff -r '%s'/step-000008 '%s'/step-000008", a.run_dir, b.run_dir);
+
+  /* Of 32 sequences 24 were read; 8 are less than a step of 12, so that the epoch ends at once. */
+  for (int i = 0; i < 3; i++) {
+    test_run_saves(t, &b, i ? "h" : "g");
+    if (i == 1) test_sh(t, "cp -r '%s' '%s'", a.run_dir, b.run_dir);
+    if (i == 1) test_sh(t, "rm -r '%s'/step-*[4-8]%s", b.run_dir, "");
+    if (i == 2) test_sh(t, "rm -r '%s'/step-000005%s", b.run_dir, "");
+    snprintf(path, sizeof path, "%s/step-000003", a.run_dir);
+    b.config.resume = i ? "latest" : path;
+    b.config.train.accum = 3;
+    CHECK_OK(t, test_run_all(t, &b.config, &seen));
+    CHECK(t, seen.steps == 2 && seen.validations == 2 && seen.saved == (i ? 1 : 2));
+    CHECK(t, test_files_count(t, i ? "h/step-" : "g/step-") == 2);
+    for (int file = 0; file < 2; file++) {
+      log = test_run_read(t, b.run_dir, file ? "training_metrics.json" : "metrics.jsonl", &bytes);
+      CHECK(t, test_times(log, file ? "\"epoch_idx\": 0," : "\"epoch\": 0,") == 1);
+      CHECK(t, test_times(log, file ? "\"epoch_idx\": 1," : "\"epoch\": 1,") == 1);
+      CHECK(t, test_times(log, "\"steps\": 3,") == (i && file));
+      g2z_release(&t->services, log);
+    }
   }
 
   /* No checkpoint yet: from the beginning, over what a crash has left. */
@@ -12314,7 +12416,12 @@ static int fuzz_state(const uint8_t *data, size_t size) {
   fuzz_check(status == G2Z_OK || services.error[0]);
   for (size_t i = 0; status == G2Z_OK && i < saved.span_count; i++)
     fuzz_check(saved.spans[i].file >= 0 && saved.spans[i].file < saved.file_count);
-  if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, saved.sequences, 1, 7).step >= 0);
+  g2z_loader loader;
+  memset(&loader, 0, sizeof loader);
+  loader.config.seq = 1;
+  loader.sequences = saved.sequences;
+  loader.global = 7;
+  if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, &loader).step >= 0);
   g2z__saved_free(&services, &saved);
   return 0;
 }

@@ -51,7 +51,7 @@ typedef struct options {
   FLAG("vocab", TEXT, run.vocab, 0, 0, "FILE",                                                    \
        "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
   GROUP("Model")                                                                                  \
-  FLAG("model", TEXT, model, 0, 0, "NAME", "gpt2, gpt2-medium, gpt2-large or gpt2-xl")            \
+  FLAG("model", TEXT, model, 0, 0, "NAME", "gpt2, gpt2-medium, gpt2-large or gpt2-xl [gpt2]")     \
   FLAG("layers", INT, shape.layers, 1, 1024, "N", "overrides the model's, as do the next four")   \
   FLAG("channels", INT, shape.channels, 8, 65536, "N", "width of the residual stream")            \
   FLAG("heads", INT, shape.heads, 1, 65536, "N", "divides channels [channels / 64]")              \
@@ -155,7 +155,6 @@ static options default_options(void) {
   options o;
   memset(&o, 0, sizeof o);
   o.run = g2z_run_config_default();
-  o.model = "gpt2";
   o.device = o.dtype = o.zero = -1;
   o.join_timeout = (float)ranks.join_s;
   o.silence_timeout = (float)ranks.silence_s;
@@ -259,24 +258,49 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   return G2Z_OK;
 }
 
-/* The model: a preset or the weights' own shape, then what the flags override. */
+/* The weights' own shape. Flags may say the same; heads that they do not say are any. */
+static g2z_status settle_weights(g2z_services *services, options *o) {
+  g2z_model_config *model = &o->run.train.model, wanted = o->shape;
+  const char *weights = o->run.train.init_from;
+  TRY(g2z_weights_config(services, weights, model));
+  if (o->model) {
+    TRY(g2z_model_config_named(services, o->model, &wanted));
+    g2z_model_config_override(&wanted, &o->shape);
+    wanted.context = o->shape.context; /* a name tells no length and no vocabulary */
+    wanted.vocab = o->shape.vocab;
+  }
+#define X(name, flag)                                                                             \
+  if (wanted.name && wanted.name != model->name) {                                                \
+    snprintf(services->error, sizeof services->error,                                             \
+             "%s says " #name "=%d, but the weights in %.400s have " #name "=%d: leave it out, "  \
+             "or name other weights", o->shape.name ? flag : "--model", wanted.name, weights,     \
+             model->name);                                                                        \
+    return G2Z_BAD_ARGUMENT;                                                                      \
+  }
+  X(layers, "--layers")
+  X(channels, "--channels")
+  X(heads, "--heads")
+  X(context, "--context")
+  X(vocab, "--vocab-size")
+#undef X
+  snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
+  if (!o->run.vocab && access(o->vocab_text, R_OK) == 0) o->run.vocab = o->vocab_text;
+  return G2Z_OK;
+}
+
+/* The model: the weights' own, or a preset and what the flags override. */
 static g2z_status settle_model(g2z_services *services, options *o) {
   g2z_model_config *model = &o->run.train.model;
-  const char *weights = o->run.train.init_from;
+  const char *preset = o->model ? o->model : "gpt2";
   int custom = o->shape.layers || o->shape.heads || o->shape.channels || o->shape.context;
-  o->run.model_name = custom || weights ? "custom" : o->model;
-  if (weights) {
-    TRY(g2z_weights_config(services, weights, model));
-    snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
-    if (!o->run.vocab && access(o->vocab_text, R_OK) == 0) o->run.vocab = o->vocab_text;
-  } else {
-    TRY(g2z_model_config_named(services, o->model, model));
-    if (o->run.vocab) {
-      g2z_tokenizer *tokenizer;
-      TRY(g2z_tokenizer_create(services, o->run.vocab, &tokenizer));
-      model->vocab = g2z_tokenizer_vocab(tokenizer);
-      g2z_tokenizer_free(tokenizer);
-    }
+  o->run.model_name = custom || o->run.train.init_from ? "custom" : preset;
+  if (o->run.train.init_from) return settle_weights(services, o);
+  TRY(g2z_model_config_named(services, preset, model));
+  if (o->run.vocab) {
+    g2z_tokenizer *tokenizer;
+    TRY(g2z_tokenizer_create(services, o->run.vocab, &tokenizer));
+    model->vocab = g2z_tokenizer_vocab(tokenizer);
+    g2z_tokenizer_free(tokenizer);
   }
   g2z_model_config_override(model, &o->shape);
   return G2Z_OK;
