@@ -3812,9 +3812,10 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
   return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
 }
 
-/* Of attention's backward on Hopper, at most: */
-#define G2Z__HOPPER_SPLITS 8     /* parts of a head that blocks take on their own */
-#define G2Z__ATTENTION_PARTS 320 /* heads, or parts of one, whose dQ is in scratch */
+/* Of Hopper's kernels: */
+#define G2Z__HOPPER_SPLITS 8     /* parts of a head in attention's backward, at most */
+#define G2Z__ATTENTION_PARTS 320 /* heads, or parts of one, whose dQ is in scratch there, at most */
+#define G2Z__PRODUCT_COLUMNS 192 /* of a tile of our own products */
 
 /* What the CUDA ops ask for beside the plan's buffers: 32 MiB for products; then, of the op that
  * asks for most: attention's row statistics, partial sums and parts of dQ, the sort of the tokens,
@@ -3832,8 +3833,9 @@ G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
     most += parts * rows * 64 * sizeof(float);
   }
   if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
-  if (plan->dtype_bytes == 2) { /* sums of 192 columns of logits, or dh in fp32 */
-    size_t tiles = 8 * ((size_t)plan->vocab_padded / 192 + 1), chunk = (size_t)plan->head_chunk;
+  if (plan->dtype_bytes == 2) { /* the logits' sums by tiles, or dh in fp32 */
+    size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
+    size_t chunk = (size_t)plan->head_chunk;
     size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
     if (most < head) most = head;
   }

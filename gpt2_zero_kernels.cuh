@@ -1947,7 +1947,6 @@ typedef struct g2z__lt_operands {
  * DGELU, which is its alone, it sums the columns of slabs of G2Z__PRODUCT_ROWS rows; no library
  * has the epilogue SOFTMAX. */
 #define G2Z__PRODUCT_ROWS 128
-#define G2Z__PRODUCT_COLUMNS 192  /* of a tile */
 #define G2Z__EPILOGUE_SOFTMAX (1 << 16)
 static int g2z__hopper_products_here(const g2z_device *device);
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
