@@ -2437,9 +2437,6 @@ static void test_prepare_filters(g2z_test *t) {
   test_write_file(t, test_path(t, "a.txt"), test_bpe_text, strlen(test_bpe_text));
   CHECK(t, test_prepare(t, output, "printf 'Hi \\n' |", "--encode") == 0);
   CHECK(t, strcmp(output, "39 72 220 198\n") == 0);
-  CHECK(t, test_prepare(t, output, "echo '{\"text\":\"a\",\"text\":\"Hi\"}' |",
-                        "--field text --encode") == 0); /* of two the last, as in Python */
-  CHECK(t, strcmp(output, "39 72\n") == 0);
   CHECK(t, test_prepare(t, output, "printf '39 72\\n\\t220 0' |", "--decode") == 0);
   CHECK(t, strcmp(output, "Hi !") == 0);
   CHECK(t, test_prepare(t, output, "", "--vocab $D/merges.txt --encode < $D/a.txt > $D/ids; "
