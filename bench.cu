@@ -678,8 +678,7 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   g2z_step_state first;
   memset(&first, 0, sizeof first);
   first.applied = 1;
-  /* Without one fp16 would round the head's gradients to zeros. */
-  first.loss_scale = o->train.dtype == G2Z_FP16 ? b->optimizer.loss_scale : 1;
+  first.loss_scale = o->train.dtype == G2Z_FP16 ? b->optimizer.loss_scale : 1; /* no zeros here too */
   first.grad_multiplier = 1 / first.loss_scale;
   TRY(b->device->ops->upload(b->device, b->state, &first, sizeof first));
   TRY(b->device->ops->synchronize(b->device));
@@ -1209,24 +1208,8 @@ typedef struct experiment {
   g2z_gpu_watch *gpus;          /* NULL: there is no NVML */
   int lock;                     /* `out` is this experiment's; -1: not yet */
   int runs, all_runs;           /* done and to be done */
-  int stopped;                  /* the signal that ended it early; 0: none */
   double began;
 } experiment;
-
-/* What comes while ranks are at work they are told, and g2z_ranks_run tells us; this is for the
- * time between. */
-static volatile sig_atomic_t stop_signal;
-static void on_signal(int signal) { stop_signal = signal; }
-
-static void watch_signals(void) {
-  static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
-  struct sigaction stop, before;
-  memset(&stop, 0, sizeof stop);
-  stop.sa_handler = on_signal;
-  for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
-    if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN) /* nohup */
-      sigaction(signals[i], &stop, NULL);
-}
 
 static const char *const stage_words = "|dp|0|1|2|3";
 
@@ -1453,8 +1436,7 @@ static void read_reason(g2z_services *services, const char *path, int code, char
 }
 
 /* Starts `world` ranks of this program and waits for them; *told: what they and their observer saw,
- * NULL when they failed, which is the point's outcome. The status is that of bench itself; with
- * G2Z_STOPPED e->stopped says by what. */
+ * NULL when they failed, which is the point's outcome. The status is that of bench itself. */
 static g2z_status run_ranks(experiment *e, int world, char **argv, const char *run_dir,
                             g2z_point *p, g2z_summary **told) {
   g2z_job job;
@@ -1462,8 +1444,6 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
   observer seen;
   char console[1200], path[1200];
   *told = NULL;
-  if (stop_signal) e->stopped = (int)stop_signal;
-  if (e->stopped) return G2Z_STOPPED;
   memset(&job, 0, sizeof job);
   memset(&seen, 0, sizeof seen);
   TRY(g2z_make_directory(e->services, run_dir));
@@ -1484,10 +1464,9 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
   double begin = g2z_seconds();
   g2z_status status = g2z_ranks_run(e->services, &job, &end);
   double wall_s = g2z_seconds() - begin;
-  if (status == G2Z_OK && end.signal) {
-    e->stopped = end.signal;
-    status = G2Z_STOPPED;
-  }
+  if (status == G2Z_OK && end.signal)
+    status = fail(e->services, G2Z_STOPPED, "stopped by signal %d: the runs so far are in %.700s",
+                  end.signal, e->out);
   if (status == G2Z_OK && end.exit_code == 0 &&
       g2z_summary_read(e->services, path, told) != G2Z_OK) {
     p->outcome = G2Z_OUTCOME_FAILED;
@@ -1529,9 +1508,6 @@ static g2z_status run_one(experiment *e, int index, int repeat) {
   } else if (status == G2Z_OK) {
     printf("failed, %s", p->reason);
     e->all_runs -= e->o->repeats - repeat - 1; /* it will not be tried again */
-  } else if (status == G2Z_STOPPED) {
-    printf("stopped\n");
-    p->repeats--; /* what is left of that run is in its directory */
   }
   if (status == G2Z_OK) print_eta(e);
   g2z_summary_free(told);
@@ -1571,15 +1547,8 @@ static void settle_repeats(const experiment *e, int index) {
 }
 
 static void settle_points(const experiment *e) {
-  for (int i = 0; i < (int)e->s->count; i++) {
-    g2z_point *p = &e->s->points[i];
-    if (p->outcome == G2Z_OUTCOME_OK && p->repeats == 0) {
-      p->outcome = G2Z_OUTCOME_SKIPPED;
-      snprintf(p->reason, sizeof p->reason, "stopped by signal %d before it was measured",
-               e->stopped);
-    }
-    if (p->outcome == G2Z_OUTCOME_OK) settle_repeats(e, i);
-  }
+  for (int i = 0; i < (int)e->s->count; i++)
+    if (e->s->points[i].outcome == G2Z_OUTCOME_OK) settle_repeats(e, i);
 }
 
 /* Against the point that differs in nothing but that it has one rank. */
@@ -1628,23 +1597,15 @@ static void describe_hardware(const experiment *e, char out[256]) {
   snprintf(out, 256, "%.120s, %ld cores", name, cores);
 }
 
-/* The report, also of what was measured until a signal came, if anything was. */
 static g2z_status finish_experiment(experiment *e) {
   char path[1200];
-  int failed = 0, measured = 0;
-  for (int i = 0; i < (int)e->s->count; i++)
-    measured += e->s->points[i].outcome == G2Z_OUTCOME_OK;
-  if (e->stopped && !measured)
-    return fail(e->services, G2Z_STOPPED, "stopped by signal %d before a run ended", e->stopped);
+  int failed = 0;
   describe_hardware(e, e->s->hardware);
   snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, e->s->experiment);
   TRY(g2z_summary_write(e->s, path));
   puts("");
   g2z_summary_print(e->s, print_line, NULL);
   printf("%s\n", path);
-  if (e->stopped)
-    return fail(e->services, G2Z_STOPPED, "stopped by signal %d: the report has what was measured "
-                "until then", e->stopped);
   for (int i = 0; i < (int)e->s->count; i++)
     failed += e->s->points[i].outcome == G2Z_OUTCOME_FAILED;
   if (!failed) return G2Z_OK;
@@ -1753,8 +1714,7 @@ static g2z_status run_points(experiment *e) {
            t->model.vocab, t->seq, e->o->dtype_list, length, e->o->warmup, e->o->repeats);
   TRY(take_out(e));
   if (!t->train_glob) TRY(write_tokens(e));
-  g2z_status status = run_rounds(e);
-  if (status != G2Z_OK && status != G2Z_STOPPED) return status;
+  TRY(run_rounds(e));
   settle_points(e);
   compare_with_one(e);
   return finish_experiment(e);
@@ -1763,7 +1723,6 @@ static g2z_status run_points(experiment *e) {
 static g2z_status run_opened(g2z_services *services, options *o, g2z_context_config *config,
                              g2z_status (*run)(experiment *e)) {
   experiment e;
-  watch_signals();
   g2z_status status = open_experiment(&e, services, o, config);
   if (status == G2Z_OK) status = run(&e);
   close_experiment(&e);
@@ -1790,7 +1749,6 @@ static g2z_status run_exchanges(experiment *e, int world, size_t first, int repe
   TRY(rank_arguments(e, COMMAND_exchange, &o, &argv));
   g2z_status status = run_ranks(e, world, argv, run_dir, &job, &told);
   g2z_release(e->services, argv);
-  if (status == G2Z_STOPPED) puts("stopped");
   for (size_t i = 0; told && i < told->count && first + i < POINTS_MAX && status == G2Z_OK; i++) {
     if (first + i >= s->count) {
       status = g2z_summary_add(s, &p);
@@ -1813,54 +1771,37 @@ static g2z_status run_exchanges(experiment *e, int world, size_t first, int repe
   return status;
 }
 
-/* Why nothing can be exchanged between so many ranks here; 0: it can. */
-static int lacks_ranks(const experiment *e, int world, char *reason, size_t bytes) {
-  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
-  if (world == 1) snprintf(reason, bytes, "alone there is nothing to exchange");
-  else if (e->device == G2Z_DEVICE_CUDA && world > gpus)
-    snprintf(reason, bytes, "this process sees %d GPUs", gpus);
-  else return 0;
-  return 1;
-}
-
-/* All repeats between `world` ranks, or the reason why there is none. */
-static g2z_status run_world(experiment *e, int world) {
-  size_t first = e->s->count;
-  char reason[sizeof e->s->points->reason];
-  if (lacks_ranks(e, world, reason, sizeof reason)) {
-    g2z_point *p;
-    TRY(g2z_summary_add(e->s, &p));
-    p->outcome = G2Z_OUTCOME_SKIPPED;
-    snprintf(p->name, sizeof p->name, "%d rank%s", world, world > 1 ? "s" : "");
-    memcpy(p->reason, reason, sizeof reason);
-    printf("skipped: %s: %s\n", p->name, p->reason);
-    return G2Z_OK;
-  }
-  for (int r = 0; r < e->o->repeats; r++) {
-    TRY(run_exchanges(e, world, first, r));
-    if (e->s->points[e->s->count - 1].outcome != G2Z_OUTCOME_FAILED) continue;
-    e->all_runs -= e->o->repeats - r - 1; /* it will not be tried again */
-    break;
-  }
-  return G2Z_OK;
-}
-
 static g2z_status run_worlds(experiment *e) {
   const axes *a = &e->lists;
-  char reason[400] = "";
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
   snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
            g2z_dtype_text(e->o->train.dtype), e->o->repeats,
            e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
-  for (int i = 0; i < a->rank_count; i++)
-    if (!lacks_ranks(e, (int)a->ranks[i], reason, sizeof reason)) e->all_runs += e->o->repeats;
-  if (!e->all_runs)
-    return fail(e->services, G2Z_UNSUPPORTED, "nothing can be measured here: %s", reason);
   TRY(take_out(e));
+  e->all_runs = a->rank_count * e->o->repeats;
   e->began = g2z_seconds();
-  g2z_status status = G2Z_OK;
-  for (int i = 0; i < a->rank_count && status == G2Z_OK; i++)
-    status = run_world(e, (int)a->ranks[i]);
-  if (status != G2Z_OK && status != G2Z_STOPPED) return status;
+  for (int i = 0; i < a->rank_count; i++) {
+    int world = (int)a->ranks[i];
+    size_t first = e->s->count;
+    int missing = e->device == G2Z_DEVICE_CUDA && world > gpus;
+    if (world == 1 || missing) {
+      g2z_point *p;
+      TRY(g2z_summary_add(e->s, &p));
+      p->outcome = G2Z_OUTCOME_SKIPPED;
+      snprintf(p->name, sizeof p->name, "%d rank%s", world, world > 1 ? "s" : "");
+      if (missing) snprintf(p->reason, sizeof p->reason, "this process sees %d GPUs", gpus);
+      else snprintf(p->reason, sizeof p->reason, "alone there is nothing to exchange");
+      printf("skipped: %s: %s\n", p->name, p->reason);
+      e->all_runs -= e->o->repeats;
+      continue;
+    }
+    for (int r = 0; r < e->o->repeats; r++) {
+      TRY(run_exchanges(e, world, first, r));
+      if (e->s->points[e->s->count - 1].outcome != G2Z_OUTCOME_FAILED) continue;
+      e->all_runs -= e->o->repeats - r - 1; /* it will not be tried again */
+      break;
+    }
+  }
   settle_points(e);
   return finish_experiment(e);
 }
