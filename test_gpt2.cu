@@ -11373,6 +11373,46 @@ static void test_bench_failing(g2z_test *t) {
   g2z_summary_free(s);
 }
 
+/* A signal while ranks run, and one while tokens are written: a report tells what had ended. */
+static void test_bench_stopped(g2z_test *t) {
+  static const struct { const char *name, *flags, *when; int runs; } cases[] = {
+      {"scaling", "--gpus 1,2 --global-batch 2 --batch 1 --repeats 2",
+       "-e $D/run_scaling_2/train.log", 1},
+      {"matrix", "--gpus 1 --zero 1 --dtype fp32 --batch 8192 --tokens 33554432",
+       "-e $D/tokens.bin.partial", 0}};
+  char output[16384], line[2048], want[128];
+  const char *program = getenv("G2Z_BENCH");
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(line, sizeof line, "D='%s'; export OMP_WAIT_POLICY=passive; "
+             "%s %s --device cpu --layers 1 --channels 16 --heads 2 --vocab-size 64 --seq 8 "
+             "--warmup 0 %s %s --out $D 2>&1 & p=$!; "
+             "until [ %s ] || ! kill -0 $p 2> /dev/null; do :; done; kill -TERM $p; wait $p",
+             test_path(t, cases[i].name), program ? program : "./bench", cases[i].name,
+             i ? "" : "--steps 3000", cases[i].flags, cases[i].when);
+    CHECK(t, test_shell(line, output, sizeof output) == 1);
+    snprintf(want, sizeof want, "bench: stopped by signal 15: the report tells of %d of ",
+             cases[i].runs);
+    CHECK(t, strstr(output, want) != NULL);
+    snprintf(line, sizeof line, "%s/tokens.bin", cases[i].name);
+    CHECK(t, access(test_path(t, line), F_OK) != 0);
+    strcat(line, ".partial");
+    CHECK(t, access(test_path(t, line), F_OK) != 0);
+    g2z_summary *s = test_bench_summary(t, cases[i].name);
+    if (!s) continue;
+    snprintf(want, sizeof want, ", stopped by signal 15 after %d of ", cases[i].runs);
+    CHECK(t, strstr(s->work, want) != NULL);
+    for (int k = 0; k < (int)s->count; k++) { /* those that were measured, then those that were not */
+      const g2z_point *p = &s->points[k];
+      int measured = k < cases[i].runs;
+      CHECK(t, p->repeats == measured);
+      CHECK(t, p->outcome == (measured ? G2Z_OUTCOME_OK : G2Z_OUTCOME_SKIPPED));
+      CHECK(t, measured ? p->figures.tokens_per_sec > 0 : strstr(p->reason, "was stopped") != NULL);
+    }
+    g2z_summary_free(s);
+  }
+}
+
 static void test_bench_comm(g2z_test *t) {
   char output[16384], arguments[600];
   if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
@@ -11900,6 +11940,7 @@ static const g2z_test_entry test_table[] = {
     {"bench_scaling", "fixed work on 1 and 2 ranks, in rounds", test_bench_scaling},
     {"bench_others", "buckets, matrix and strategies, small", test_bench_others},
     {"bench_failing", "a point that fails is told, and the others go on", test_bench_failing},
+    {"bench_stopped", "a signal: a report of the runs that had ended", test_bench_stopped},
     {"bench_comm", "every collective against memcpy", test_bench_comm},
     {"bench_report", "a page of what was left, and none of damaged files", test_bench_report},
 };
