@@ -1823,7 +1823,8 @@ static g2z_status run_exchanges(experiment *e, int world, size_t first, int repe
 static g2z_status check_world(experiment *e, int world) {
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
   if (world == 1)
-    return fail(e->services, G2Z_UNSUPPORTED, "alone there is nothing to exchange");
+    return fail(e->services, G2Z_UNSUPPORTED, "alone there is nothing to exchange: --gpus takes "
+                "2 or more");
   if (e->device == G2Z_DEVICE_CUDA && world > gpus)
     return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", world, gpus);
   return G2Z_OK;
@@ -1851,8 +1852,13 @@ static g2z_status run_world(experiment *e, int world) {
 
 static g2z_status run_worlds(experiment *e) {
   const axes *a = &e->lists;
-  for (int i = 0; i < a->rank_count; i++)
-    if (check_world(e, (int)a->ranks[i]) == G2Z_OK) e->all_runs += e->o->repeats;
+  g2z_status status = G2Z_OK;
+  for (int i = 0; i < a->rank_count; i++) {
+    g2z_status possible = check_world(e, (int)a->ranks[i]);
+    if (possible == G2Z_OK) e->all_runs += e->o->repeats;
+    else status = possible;
+  }
+  if (!e->all_runs) return status;
   snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
            g2z_dtype_text(e->o->train.dtype), e->o->repeats,
            e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
