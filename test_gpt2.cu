@@ -2207,6 +2207,8 @@ static void test_prepare_refusals(g2z_test *t) {
       {"--format raw --shard-tokens 9 $D/a.txt", "--shard-tokens 9"},
       {"--name x/y $D/a.txt", "--name x/y"},
       {"--encode $D/a.txt", "--encode reads standard input"},
+      {"--encode", "--out: --encode has no use for it"},
+      {"--bench $D/a.txt --strict", "--strict: --bench has no use for it"},
       {"--bench $D/none.txt", "none.txt: No such file"},
       {"--bench $D/a.txt --encode", "give one of them"},
       {"--train-bpe 300 -", "reads its text twice"},
@@ -2431,6 +2433,21 @@ static void test_prepare_filters(g2z_test *t) {
   test_write_file(t, test_path(t, "a.txt"), test_bpe_text, strlen(test_bpe_text));
   CHECK(t, test_prepare(t, output, "printf 'Hi \\n' |", "--encode") == 0);
   CHECK(t, strcmp(output, "39 72 220 198\n") == 0);
+  CHECK(t, test_prepare(t, output, "printf 'a\n\nb\n\nc' |", "--encode --split-docs blank "
+                        "--train-docs 1 --eot last --threads 2 --strict") == 0);
+  CHECK(t, strcmp(output, "64 198 198 256\n") == 0);
+  static const char *const useless[] = {
+      "train-bpe 300", "format raw", "name x", "shard-tokens 9", "val-fraction 0.1", "val-docs 1",
+      "val-tokens 1", "field text", "split-docs eot", "universal-newlines", "allow-special",
+      "strict", "eot last", "train-docs 1", "threads 251"};
+  for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) /* text: --encode too */
+    for (int decode = i > 6; decode < 2; decode++) {
+      const char *mode = decode ? "decode" : "encode";
+      CHECK(t, test_prepare(t, output, "echo 1 |", "--%s --%s", mode, useless[i]) == 1);
+      snprintf(flag, sizeof flag, "--%.*s: --%s has no use for it", (int)strcspn(useless[i], " "),
+               useless[i], mode);
+      CHECK(t, strstr(output, flag) != NULL);
+    }
   CHECK(t, test_prepare(t, output, "printf '39 72\\n\\t220 0' |", "--decode") == 0);
   CHECK(t, strcmp(output, "Hi !") == 0);
   CHECK(t, test_prepare(t, output, "", "--vocab $D/merges.txt --encode < $D/a.txt > $D/ids; "
@@ -11403,7 +11420,7 @@ static void test_bench_stopped(g2z_test *t) {
     if (!s) continue;
     snprintf(want, sizeof want, ", stopped by signal 15 after %d of ", cases[i].runs);
     CHECK(t, strstr(s->work, want) != NULL);
-    for (int k = 0; k < (int)s->count; k++) { /* those that were measured, then those that were not */
+    for (int k = 0; k < (int)s->count; k++) { /* the first are measured */
       const g2z_point *p = &s->points[k];
       int measured = k < cases[i].runs;
       CHECK(t, p->repeats == measured);
