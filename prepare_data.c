@@ -600,12 +600,9 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
     int which = g2z_json_is(&key, names[0]) ? 0 : g2z_json_is(&key, names[1]) ? 1 : -1;
-    if (which < 0 || have[which] || (which == 1 && g2z_json_peek(&json) != '"')) {
-      g2z_json_skip(&json);
-    } else {
-      found[which] = g2z_json_string(&json);
-      have[which] = 1;
-    }
+    if (which >= 0) have[which] = which == 0 || g2z_json_peek(&json) == '"'; /* the last counts */
+    if (which >= 0 && have[which]) found[which] = g2z_json_string(&json);
+    else g2z_json_skip(&json);
   }
   TRY(g2z_json_close(&json));
   if (!have[0] && !have[1])

@@ -2129,8 +2129,8 @@ static void test_prepare_conventions(g2z_test *t) {
   static const char d[] =
       "{\"id\":\"x1\",\"content\":5,\"meta\":{\"text\":[1,{}]},\"text\":\"\\u0041\\\"\\n\"}\n"
       "   \n"
-      "{\"content\":\"second\",\"id\":\"x2\"}\n"
-      "{\"text\":\"\",\"id\":\"x3\",\"content\":\"no\"}";
+      "{\"content\":\"first\",\"id\":\"x2\",\"content\":\"second\"}\n"
+      "{\"text\":\"no\",\"text\":\"\",\"id\":\"x3\",\"content\":\"no\"}";
   char output[16384];
   int ids[64];
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
