@@ -8,6 +8,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -1289,6 +1290,11 @@ static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
   return G2Z_OK;
 }
 
+static void skip_point(g2z_point *p, const char *reason) {
+  p->outcome = G2Z_OUTCOME_SKIPPED;
+  snprintf(p->reason, sizeof p->reason, "%.390s", reason);
+}
+
 /* Another part of a name, after a comma. */
 static void add_name(char *name, size_t room, const char *format, ...) G2Z_PRINTF(3, 4);
 static void add_name(char *name, size_t room, const char *format, ...) {
@@ -1330,8 +1336,7 @@ static g2z_status add_point(experiment *e, double world, double stage, double dt
                world > 1 ? "s" : "");
   }
   if (check_work(e, (int)stage - 1, w, p) == G2Z_OK) return G2Z_OK;
-  p->outcome = G2Z_OUTCOME_SKIPPED;
-  snprintf(p->reason, sizeof p->reason, "%.390s", e->services->error);
+  skip_point(p, e->services->error);
   return G2Z_OK;
 }
 
@@ -1346,6 +1351,27 @@ static g2z_status add_points(experiment *e) {
 }
 
 /* ----- experiments: running a point --------------------------------------- */
+
+static volatile sig_atomic_t stop_signal;
+static void on_signal(int number) { stop_signal = number; }
+
+/* What g2z_ranks_run hands on to ranks stops an experiment between them too. Under nohup SIGHUP is
+ * ignored and stays so. */
+static void catch_signals(void) {
+  static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+  struct sigaction action, before;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+      sigaction(numbers[i], &action, NULL);
+}
+
+static g2z_status check_stop(const experiment *e) {
+  if (!stop_signal) return G2Z_OK;
+  return fail(e->services, G2Z_STOPPED, "stopped by signal %d", (int)stop_signal);
+}
 
 typedef struct moment {         /* what NVML said at a time, over the GPUs of a point */
   double at, busy_percent, used_bytes;
@@ -1362,6 +1388,7 @@ typedef struct observer {       /* of a point's ranks, while they run */
 static void observe(void *user) {
   observer *seen = (observer *)user;
   moment now = {g2z_seconds(), 0, 0};
+  if (stop_signal) raise(stop_signal); /* it came before the ranks: it is handed on now */
   if (!seen->gpus || now.at < seen->next) return;
   seen->next = now.at + 0.2;
   for (int gpu = 0; gpu < seen->world && gpu < 64; gpu++) {
@@ -1436,7 +1463,8 @@ static void read_reason(g2z_services *services, const char *path, int code, char
 }
 
 /* Starts `world` ranks of this program and waits for them; *told: what they and their observer saw,
- * NULL when they failed, which is the point's outcome. The status is that of bench itself. */
+ * NULL when they failed, which is the point's outcome. The status is that of bench itself:
+ * G2Z_STOPPED when a signal ended them, and the run does not count. */
 static g2z_status run_ranks(experiment *e, int world, char **argv, const char *run_dir,
                             g2z_point *p, g2z_summary **told) {
   g2z_job job;
@@ -1464,9 +1492,11 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
   double begin = g2z_seconds();
   g2z_status status = g2z_ranks_run(e->services, &job, &end);
   double wall_s = g2z_seconds() - begin;
-  if (status == G2Z_OK && end.signal)
-    status = fail(e->services, G2Z_STOPPED, "stopped by signal %d: the runs so far are in %.700s",
-                  end.signal, e->out);
+  if (status == G2Z_OK && end.signal && end.exit_code != 0) {
+    stop_signal = end.signal;
+    status = check_stop(e);
+    puts("stopped");
+  }
   if (status == G2Z_OK && end.exit_code == 0 &&
       g2z_summary_read(e->services, path, told) != G2Z_OK) {
     p->outcome = G2Z_OUTCOME_FAILED;
@@ -1494,13 +1524,15 @@ static g2z_status run_one(experiment *e, int index, int repeat) {
   char run_dir[1100], **argv;
   g2z_figures *f = &e->samples[index * G2Z_REPEATS + repeat];
   g2z_summary *told;
-  p->runs[p->repeats++] = ++e->runs;
-  snprintf(run_dir, sizeof run_dir, "%.1000s/run_%s_%d", e->out, e->s->experiment, e->runs);
-  printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, p->name, repeat + 1);
+  const int run = e->runs + 1;
+  TRY(check_stop(e));
+  snprintf(run_dir, sizeof run_dir, "%.1000s/run_%s_%d", e->out, e->s->experiment, run);
+  printf("[%d/%d] %s, repeat %d: ", run, e->all_runs, p->name, repeat + 1);
   fflush(stdout);
   TRY(point_arguments(e, w, run_dir, &argv));
   g2z_status status = run_ranks(e, w->world, argv, run_dir, p, &told);
   g2z_release(e->services, argv);
+  if (status == G2Z_OK) p->runs[p->repeats++] = e->runs = run;
   if (status == G2Z_OK && p->outcome == G2Z_OUTCOME_OK) {
     *f = told->points[0].figures;
     printf("%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
@@ -1546,9 +1578,14 @@ static void settle_repeats(const experiment *e, int index) {
   p->figures.began_sec = p->figures.ended_sec = NAN; /* of one run, and of no use to others */
 }
 
+/* Of a point whose turn did not come before bench was stopped nothing is known. */
 static void settle_points(const experiment *e) {
-  for (int i = 0; i < (int)e->s->count; i++)
-    if (e->s->points[i].outcome == G2Z_OUTCOME_OK) settle_repeats(e, i);
+  for (int i = 0; i < (int)e->s->count; i++) {
+    g2z_point *p = &e->s->points[i];
+    if (p->outcome != G2Z_OUTCOME_OK) continue;
+    if (p->repeats) settle_repeats(e, i);
+    else skip_point(p, "bench was stopped before a run of it had ended");
+  }
 }
 
 /* Against the point that differs in nothing but that it has one rank. */
@@ -1597,9 +1634,13 @@ static void describe_hardware(const experiment *e, char out[256]) {
   snprintf(out, 256, "%.120s, %ld cores", name, cores);
 }
 
+/* Of an experiment that was stopped it tells what had ended until then. */
 static g2z_status finish_experiment(experiment *e) {
   char path[1200];
-  int failed = 0;
+  int failed = 0, stopped = e->runs < e->all_runs;
+  if (stopped)
+    add_name(e->s->work, sizeof e->s->work, "stopped by signal %d after %d of %d runs",
+             (int)stop_signal, e->runs, e->all_runs);
   describe_hardware(e, e->s->hardware);
   snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, e->s->experiment);
   TRY(g2z_summary_write(e->s, path));
@@ -1608,6 +1649,9 @@ static g2z_status finish_experiment(experiment *e) {
   printf("%s\n", path);
   for (int i = 0; i < (int)e->s->count; i++)
     failed += e->s->points[i].outcome == G2Z_OUTCOME_FAILED;
+  if (stopped)
+    return fail(e->services, G2Z_STOPPED, "stopped by signal %d: the report tells of %d of %d runs",
+                (int)stop_signal, e->runs, e->all_runs);
   if (!failed) return G2Z_OK;
   return fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and what "
               "their ranks said is in console.txt of their run directories", failed,
@@ -1714,7 +1758,8 @@ static g2z_status run_points(experiment *e) {
            t->model.vocab, t->seq, e->o->dtype_list, length, e->o->warmup, e->o->repeats);
   TRY(take_out(e));
   if (!t->train_glob) TRY(write_tokens(e));
-  TRY(run_rounds(e));
+  g2z_status status = run_rounds(e);
+  if (status != G2Z_OK && status != G2Z_STOPPED) return status;
   settle_points(e);
   compare_with_one(e);
   return finish_experiment(e);
@@ -1723,6 +1768,7 @@ static g2z_status run_points(experiment *e) {
 static g2z_status run_opened(g2z_services *services, options *o, g2z_context_config *config,
                              g2z_status (*run)(experiment *e)) {
   experiment e;
+  catch_signals();
   g2z_status status = open_experiment(&e, services, o, config);
   if (status == G2Z_OK) status = run(&e);
   close_experiment(&e);
@@ -1742,13 +1788,16 @@ static g2z_status run_exchanges(experiment *e, int world, size_t first, int repe
   g2z_point job = g2z_point_default(), *p;
   g2z_summary *told, *s = e->s;
   snprintf(job.name, sizeof job.name, "%d ranks", world);
-  snprintf(run_dir, sizeof run_dir, "%.1000s/run_comm_%d", e->out, ++e->runs);
-  printf("[%d/%d] %s, repeat %d: ", e->runs, e->all_runs, job.name, repeat + 1);
+  const int run = e->runs + 1;
+  TRY(check_stop(e));
+  snprintf(run_dir, sizeof run_dir, "%.1000s/run_comm_%d", e->out, run);
+  printf("[%d/%d] %s, repeat %d: ", run, e->all_runs, job.name, repeat + 1);
   fflush(stdout);
   o.run_dir = run_dir;
   TRY(rank_arguments(e, COMMAND_exchange, &o, &argv));
   g2z_status status = run_ranks(e, world, argv, run_dir, &job, &told);
   g2z_release(e->services, argv);
+  if (status == G2Z_OK) e->runs = run;
   for (size_t i = 0; told && i < told->count && first + i < POINTS_MAX && status == G2Z_OK; i++) {
     if (first + i >= s->count) {
       status = g2z_summary_add(s, &p);
@@ -1756,12 +1805,12 @@ static g2z_status run_exchanges(experiment *e, int world, size_t first, int repe
     }
     p = &s->points[first + i];
     e->samples[(first + i) * G2Z_REPEATS + (size_t)p->repeats] = told->points[i].figures;
-    p->runs[p->repeats++] = e->runs;
+    p->runs[p->repeats++] = run;
   }
   if (status == G2Z_OK && told) {
     printf("%zu collectives, %.1f s", told->count, told->points[0].figures.total_wall_time_sec);
   } else if (status == G2Z_OK) {
-    job.runs[job.repeats++] = e->runs;
+    job.runs[job.repeats++] = run;
     status = g2z_summary_add(s, &p);
     if (status == G2Z_OK) *p = job;
     printf("failed, %s", job.reason);
@@ -1771,37 +1820,52 @@ static g2z_status run_exchanges(experiment *e, int world, size_t first, int repe
   return status;
 }
 
+/* Whether `world` ranks can exchange anything here. */
+static g2z_status check_world(experiment *e, int world) {
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  if (world == 1)
+    return fail(e->services, G2Z_UNSUPPORTED, "alone there is nothing to exchange: --gpus takes "
+                "2 or more");
+  if (e->device == G2Z_DEVICE_CUDA && world > gpus)
+    return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", world, gpus);
+  return G2Z_OK;
+}
+
+/* All repeats of `world` ranks; a point of its own says why there are none. */
+static g2z_status run_world(experiment *e, int world) {
+  size_t first = e->s->count;
+  g2z_point *p;
+  g2z_status status = check_world(e, world);
+  for (int r = 0; r < e->o->repeats && status == G2Z_OK; r++) {
+    status = run_exchanges(e, world, first, r);
+    if (status != G2Z_OK || e->s->points[e->s->count - 1].outcome != G2Z_OUTCOME_FAILED) continue;
+    e->all_runs -= e->o->repeats - r - 1; /* it will not be tried again */
+    break;
+  }
+  if (status != G2Z_UNSUPPORTED && status != G2Z_STOPPED) return status;
+  if (e->s->count > first) return G2Z_OK;
+  TRY(g2z_summary_add(e->s, &p));
+  snprintf(p->name, sizeof p->name, "%d rank%s", world, world > 1 ? "s" : "");
+  skip_point(p, e->services->error);
+  printf("skipped: %s: %s\n", p->name, p->reason);
+  return G2Z_OK;
+}
+
 static g2z_status run_worlds(experiment *e) {
   const axes *a = &e->lists;
-  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  g2z_status status = G2Z_OK;
+  for (int i = 0; i < a->rank_count; i++) {
+    g2z_status possible = check_world(e, (int)a->ranks[i]);
+    if (possible == G2Z_OK) e->all_runs += e->o->repeats;
+    else status = possible;
+  }
+  if (!e->all_runs) return status;
   snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
            g2z_dtype_text(e->o->train.dtype), e->o->repeats,
            e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
   TRY(take_out(e));
-  e->all_runs = a->rank_count * e->o->repeats;
   e->began = g2z_seconds();
-  for (int i = 0; i < a->rank_count; i++) {
-    int world = (int)a->ranks[i];
-    size_t first = e->s->count;
-    int missing = e->device == G2Z_DEVICE_CUDA && world > gpus;
-    if (world == 1 || missing) {
-      g2z_point *p;
-      TRY(g2z_summary_add(e->s, &p));
-      p->outcome = G2Z_OUTCOME_SKIPPED;
-      snprintf(p->name, sizeof p->name, "%d rank%s", world, world > 1 ? "s" : "");
-      if (missing) snprintf(p->reason, sizeof p->reason, "this process sees %d GPUs", gpus);
-      else snprintf(p->reason, sizeof p->reason, "alone there is nothing to exchange");
-      printf("skipped: %s: %s\n", p->name, p->reason);
-      e->all_runs -= e->o->repeats;
-      continue;
-    }
-    for (int r = 0; r < e->o->repeats; r++) {
-      TRY(run_exchanges(e, world, first, r));
-      if (e->s->points[e->s->count - 1].outcome != G2Z_OUTCOME_FAILED) continue;
-      e->all_runs -= e->o->repeats - r - 1; /* it will not be tried again */
-      break;
-    }
-  }
+  for (int i = 0; i < a->rank_count; i++) TRY(run_world(e, (int)a->ranks[i]));
   settle_points(e);
   return finish_experiment(e);
 }

@@ -290,6 +290,8 @@
  *                             command_line, git_commit, hardware, work; points, each with a name,
  *                             an outcome (ok, skipped, failed), a reason, the names of its runs,
  *                             and the figures of G2Z_FIGURE_LIST, medians over those runs
+ *                             Of an experiment that was stopped by a signal, which `work` says, the
+ *                             runs that had ended
  *     report.html             by `bench report`: tables and charts of all that it finds
  *
  * PAPERS
@@ -2084,7 +2086,7 @@ G2Z_API double *g2z_figure(g2z_figures *figures, int number);
 
 #define G2Z_OUTCOME_LIST(X)                                                                       \
   X(OK,      "ok")                                                                                \
-  X(SKIPPED, "skipped") /* this machine or this build cannot do it */                             \
+  X(SKIPPED, "skipped") /* it cannot be done here, or bench was stopped */                        \
   X(FAILED,  "failed")
 typedef enum g2z_outcome {
 #define X(name, text) G2Z_OUTCOME_##name,

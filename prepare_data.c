@@ -54,47 +54,64 @@ typedef struct options {
 
 #define MANY 1e15
 
-/* Every option, once: the parser and --help are made from this list. A default is what
- * default_options() leaves; one outside of its range is not shown, the text explains it. */
+/* What the program makes: shards, or what a flag of this name says. */
+enum { SHARDS, ENCODE, DECODE, BENCH };
+static const char *const mode_names[] = {"shards", "encode", "decode", "bench"};
+
+#define IN(mode) (1u << (mode))
+#define TEXTS (IN(SHARDS) | IN(ENCODE))
+#define ANY (TEXTS | IN(DECODE) | IN(BENCH))
+
+/* Every option, once, with the modes that use it: the parser and --help are made from this list. A
+ * default is what default_options() leaves; one outside of its range is not shown, the text
+ * explains it. */
 #define FLAG_LIST(FLAG, GROUP)                                                                    \
   GROUP("Vocabulary, one of these")                                                               \
-  /*   name  kind  destination  minimum  maximum  value  help */                                  \
-  FLAG("vocab", TEXT, vocab, 0, 0, "FILE",                                                        \
+  /*   in  name  kind  destination  minimum  maximum  value  help */                              \
+  FLAG(ANY, "vocab", TEXT, vocab, 0, 0, "FILE",                                                   \
        "vocab.bpe, merges.txt, tokenizer.json, *.tiktoken, or llm.c's .bin")                      \
-  FLAG("train-bpe", INT, train_bpe, 257, 65536, "N",                                              \
+  FLAG(IN(SHARDS), "train-bpe", INT, train_bpe, 257, 65536, "N",                                  \
        "learn N tokens from the text and write them to OUT/NAME.bpe")                             \
-  FLAG("bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|> [this one]")            \
+  FLAG(ANY, "bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|> [this one]")       \
   GROUP("Text")                                                                                   \
-  FLAG("field", TEXT, field, 0, 0, "NAME", "that holds the text of .jsonl [text, then content]")  \
-  FLAG("split-docs", CHOICE, split_docs, 0, 0, "|none|eot|blank",                                 \
+  FLAG(TEXTS, "field", TEXT, field, 0, 0, "NAME",                                                 \
+       "that holds the text of .jsonl [text, then content]")                                      \
+  FLAG(TEXTS, "split-docs", CHOICE, split_docs, 0, 0, "|none|eot|blank",                          \
        "a text is one document; or what parts its documents")                                     \
-  FLAG("universal-newlines", SWITCH, universal_newlines, 0, 0, "",                                \
+  FLAG(TEXTS, "universal-newlines", SWITCH, universal_newlines, 0, 0, "",                         \
        "CR LF and CR of texts become LF, as in Python's text files")                              \
-  FLAG("allow-special", SWITCH, allow_special, 0, 0, "",                                          \
+  FLAG(TEXTS, "allow-special", SWITCH, allow_special, 0, 0, "",                                   \
        "<|endoftext|> in a document is the token, not 7 ordinary ones")                           \
-  FLAG("strict", SWITCH, strict, 0, 0, "",                                                        \
+  FLAG(TEXTS, "strict", SWITCH, strict, 0, 0, "",                                                 \
        "refuse invalid UTF-8 and lone surrogates, which else become U+FFFD")                      \
   GROUP("Shards")                                                                                 \
-  FLAG("format", CHOICE, format, 0, 0, "|llmc|raw", "uint16 tokens with llm.c's header, or bare") \
-  FLAG("eot", CHOICE, eot, 0, 0, "|first|last|none",                                              \
+  FLAG(IN(SHARDS), "format", CHOICE, format, 0, 0, "|llmc|raw",                                   \
+       "uint16 tokens with llm.c's header, or bare")                                              \
+  FLAG(TEXTS, "eot", CHOICE, eot, 0, 0, "|first|last|none",                                       \
        "<|endoftext|> of each document [first for llmc, last for raw]")                           \
-  FLAG("out", TEXT, out, 0, 0, "DIR", "directory of the shards, made when needed")                \
-  FLAG("name", TEXT, name, 0, 0, "NAME", "of the shards [the first FILE's]")                      \
-  FLAG("shard-tokens", INT64, shard_tokens, 1, 2147483647, "N",                                   \
+  FLAG(IN(SHARDS) | IN(BENCH), "out", TEXT, out, 0, 0, "DIR",                                     \
+       "directory of the shards, made when needed")                                               \
+  FLAG(IN(SHARDS), "name", TEXT, name, 0, 0, "NAME", "of the shards [the first FILE's]")          \
+  FLAG(IN(SHARDS), "shard-tokens", INT64, shard_tokens, 1, 2147483647, "N",                       \
        "size of llmc's shards, cut through documents [100000000]")                                \
   GROUP("Validation")                                                                             \
-  FLAG("val-fraction", FLOAT, val_fraction, 0, 0.999, "F", "see below [0.05]")                    \
-  FLAG("val-docs", INT64, val_docs, 0, MANY, "N", "instead: the first N documents")               \
-  FLAG("val-tokens", INT64, val_tokens, 0, MANY, "N",                                             \
+  FLAG(IN(SHARDS), "val-fraction", FLOAT, val_fraction, 0, 0.999, "F", "see below [0.05]")        \
+  FLAG(IN(SHARDS), "val-docs", INT64, val_docs, 0, MANY, "N", "instead: the first N documents")   \
+  FLAG(IN(SHARDS), "val-tokens", INT64, val_tokens, 0, MANY, "N",                                 \
        "instead: the first N tokens, cut through documents")                                      \
-  FLAG("train-docs", INT64, train_docs, 1, MANY, "N", "stop after N documents for training")      \
+  FLAG(TEXTS, "train-docs", INT64, train_docs, 1, MANY, "N",                                      \
+       "stop after N documents for training")                                                     \
   GROUP("Instead of shards")                                                                      \
-  FLAG("encode", SWITCH, encode, 0, 0, "", "text on standard input to ids on standard output")    \
-  FLAG("decode", SWITCH, decode, 0, 0, "", "ids on standard input to text on standard output")    \
-  FLAG("bench", TEXT, bench, 0, 0, "FILE", "time each stage, on one thread and FILE's first 256 MiB") \
+  FLAG(IN(ENCODE), "encode", SWITCH, encode, 0, 0, "",                                            \
+       "text on standard input to ids on standard output")                                        \
+  FLAG(IN(DECODE), "decode", SWITCH, decode, 0, 0, "",                                            \
+       "ids on standard input to text on standard output")                                        \
+  FLAG(IN(BENCH), "bench", TEXT, bench, 0, 0, "FILE",                                             \
+       "time each stage, on one thread and FILE's first 256 MiB")                                 \
   GROUP("Program")                                                                                \
-  FLAG("threads", INT, threads, 1, 256, "N", "that encode; the output is the same for any N")     \
-  FLAG("help", SWITCH, help, 0, 0, "", "print this")
+  FLAG(TEXTS, "threads", INT, threads, 1, 256, "N",                                               \
+       "that encode; the output is the same for any N")                                           \
+  FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this")
 
 static const char help_begin[] =
     "prepare_data: turns text into shards of GPT-2 tokens\n"
@@ -147,7 +164,7 @@ static g2z_status fail(g2z_services *services, g2z_status status, const char *fo
 /* Fills the options from argv and leaves the inputs in argv[1..*inputs], or prints --help. */
 static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o,
                              int *inputs) {
-#define FLAG(name, kind, destination, minimum, maximum, value, help) \
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help) \
   {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
 #define GROUP(title) {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", title ":"},
   const g2z_flag flags[] = {FLAG_LIST(FLAG, GROUP)};
@@ -187,20 +204,34 @@ static void name_shards(options *o, const char *input) {
   snprintf(o->name_text, sizeof o->name_text, "%.*s", length < 200 ? (int)length : 200, name);
 }
 
+/* Refuses a flag that changes what the mode does not use. */
+static g2z_status check_mode(g2z_services *services, const options *o, int mode) {
+  const options defaults = default_options();
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help)                          \
+  if (!((in) & IN(mode)) &&                                                                       \
+      memcmp(&o->destination, &defaults.destination, sizeof o->destination) != 0)                 \
+    return fail(services, G2Z_BAD_ARGUMENT, "--%s: --%s has no use for it; leave it away", name,  \
+                mode_names[mode]);
+#define GROUP(title)
+  FLAG_LIST(FLAG, GROUP)
+#undef FLAG
+#undef GROUP
+  return G2Z_OK;
+}
+
 /* Checks what the options say together, and fills in what they leave open. */
 static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
   if ((o->vocab != NULL) + (o->train_bpe != 0) + o->bytes > 1)
     return fail(services, G2Z_BAD_ARGUMENT,
                 "--vocab, --train-bpe and --bytes each name a vocabulary: give one of them");
-  if (o->encode || o->decode || o->bench) {
+  const int mode = o->encode ? ENCODE : o->decode ? DECODE : o->bench ? BENCH : SHARDS;
+  if (mode != SHARDS) {
     if (o->encode + o->decode + (o->bench != NULL) > 1)
       return fail(services, G2Z_BAD_ARGUMENT, "--encode, --decode or --bench: give one of them");
-    if (count || o->train_bpe)
-      return fail(services, G2Z_BAD_ARGUMENT,
-                  "%s: --%s reads %s and takes neither FILE nor --train-bpe",
-                  count ? inputs[0] : "--train-bpe",
-                  o->encode ? "encode" : o->decode ? "decode" : "bench",
-                  o->bench ? "its own file" : "standard input");
+    if (count)
+      return fail(services, G2Z_BAD_ARGUMENT, "%s: --%s reads %s and takes no FILE", inputs[0],
+                  mode_names[mode], mode == BENCH ? "its own file" : "standard input");
+    TRY(check_mode(services, o, mode));
     if (o->eot < 0) o->eot = EOT_NONE;
     o->val_fraction = 0;
     return G2Z_OK;
@@ -569,12 +600,9 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
     int which = g2z_json_is(&key, names[0]) ? 0 : g2z_json_is(&key, names[1]) ? 1 : -1;
-    if (which < 0 || have[which] || (which == 1 && g2z_json_peek(&json) != '"')) {
-      g2z_json_skip(&json);
-    } else {
-      found[which] = g2z_json_string(&json);
-      have[which] = 1;
-    }
+    if (which >= 0) have[which] = which == 0 || g2z_json_peek(&json) == '"'; /* the last counts */
+    if (which >= 0 && have[which]) found[which] = g2z_json_string(&json);
+    else g2z_json_skip(&json);
   }
   TRY(g2z_json_close(&json));
   if (!have[0] && !have[1])

@@ -2129,8 +2129,8 @@ static void test_prepare_conventions(g2z_test *t) {
   static const char d[] =
       "{\"id\":\"x1\",\"content\":5,\"meta\":{\"text\":[1,{}]},\"text\":\"\\u0041\\\"\\n\"}\n"
       "   \n"
-      "{\"content\":\"second\",\"id\":\"x2\"}\n"
-      "{\"text\":\"\",\"id\":\"x3\",\"content\":\"no\"}";
+      "{\"content\":\"first\",\"id\":\"x2\",\"content\":\"second\"}\n"
+      "{\"text\":\"no\",\"text\":\"\",\"id\":\"x3\",\"content\":\"no\"}";
   char output[16384];
   int ids[64];
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
@@ -2207,6 +2207,8 @@ static void test_prepare_refusals(g2z_test *t) {
       {"--format raw --shard-tokens 9 $D/a.txt", "--shard-tokens 9"},
       {"--name x/y $D/a.txt", "--name x/y"},
       {"--encode $D/a.txt", "--encode reads standard input"},
+      {"--encode", "--out: --encode has no use for it"},
+      {"--bench $D/a.txt --strict", "--strict: --bench has no use for it"},
       {"--bench $D/none.txt", "none.txt: No such file"},
       {"--bench $D/a.txt --encode", "give one of them"},
       {"--train-bpe 300 -", "reads its text twice"},
@@ -2431,6 +2433,21 @@ static void test_prepare_filters(g2z_test *t) {
   test_write_file(t, test_path(t, "a.txt"), test_bpe_text, strlen(test_bpe_text));
   CHECK(t, test_prepare(t, output, "printf 'Hi \\n' |", "--encode") == 0);
   CHECK(t, strcmp(output, "39 72 220 198\n") == 0);
+  CHECK(t, test_prepare(t, output, "printf 'a\n\nb\n\nc' |", "--encode --split-docs blank "
+                        "--train-docs 1 --eot last --threads 2 --strict") == 0);
+  CHECK(t, strcmp(output, "64 198 198 256\n") == 0);
+  static const char *const useless[] = {
+      "train-bpe 300", "format raw", "name x", "shard-tokens 9", "val-fraction 0.1", "val-docs 1",
+      "val-tokens 1", "field text", "split-docs eot", "universal-newlines", "allow-special",
+      "strict", "eot last", "train-docs 1", "threads 251"};
+  for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) /* text: --encode too */
+    for (int decode = i > 6; decode < 2; decode++) {
+      const char *mode = decode ? "decode" : "encode";
+      CHECK(t, test_prepare(t, output, "echo 1 |", "--%s --%s", mode, useless[i]) == 1);
+      snprintf(flag, sizeof flag, "--%.*s: --%s has no use for it", (int)strcspn(useless[i], " "),
+               useless[i], mode);
+      CHECK(t, strstr(output, flag) != NULL);
+    }
   CHECK(t, test_prepare(t, output, "printf '39 72\\n\\t220 0' |", "--decode") == 0);
   CHECK(t, strcmp(output, "Hi !") == 0);
   CHECK(t, test_prepare(t, output, "", "--vocab $D/merges.txt --encode < $D/a.txt > $D/ids; "
@@ -11316,6 +11333,7 @@ static void test_bench_refusals(g2z_test *t) {
        "--sizes 1,5e-4: 0.0005 MiB is less than the least, 0.001"},
       {"strategies --zero dp,0,dp --out $D/s", "--zero dp,0,dp: dp is there already"},
       {"matrix --dtype fp16,fp16 --out $D/s", "--dtype fp16,fp16: fp16 is there already"},
+      {"comm --device cpu --gpus 1 --out $D/s", "nothing to exchange: --gpus takes 2 or more"},
       {"comm --sizes 1,4,1.0 --out $D/s", "--sizes 1,4,1.0: 1.0 is there already"},
       {"scaling --device cpu --steps 6 --tokens 99 --out $D/s", "--tokens and --steps both set"},
       {"point", "bench point needs --run-dir and --train"},
@@ -11480,13 +11498,53 @@ static void test_bench_failing(g2z_test *t) {
   g2z_summary_free(s);
 }
 
+/* A signal while ranks run, and one while tokens are written: a report tells what had ended. */
+static void test_bench_stopped(g2z_test *t) {
+  static const struct { const char *name, *flags, *when; int runs; } cases[] = {
+      {"scaling", "--gpus 1,2 --global-batch 2 --batch 1 --repeats 2",
+       "-e $D/run_scaling_2/train.log", 1},
+      {"matrix", "--gpus 1 --zero 1 --dtype fp32 --batch 8192 --tokens 33554432",
+       "-e $D/tokens.bin.partial", 0}};
+  char output[16384], line[2048], want[128];
+  const char *program = getenv("G2Z_BENCH");
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(line, sizeof line, "D='%s'; export OMP_WAIT_POLICY=passive; "
+             "%s %s --device cpu --layers 1 --channels 16 --heads 2 --vocab-size 64 --seq 8 "
+             "--warmup 0 %s %s --out $D 2>&1 & p=$!; "
+             "until [ %s ] || ! kill -0 $p 2> /dev/null; do :; done; kill -TERM $p; wait $p",
+             test_path(t, cases[i].name), program ? program : "./bench", cases[i].name,
+             i ? "" : "--steps 3000", cases[i].flags, cases[i].when);
+    CHECK(t, test_shell(line, output, sizeof output) == 1);
+    snprintf(want, sizeof want, "bench: stopped by signal 15: the report tells of %d of ",
+             cases[i].runs);
+    CHECK(t, strstr(output, want) != NULL);
+    snprintf(line, sizeof line, "%s/tokens.bin", cases[i].name);
+    CHECK(t, access(test_path(t, line), F_OK) != 0);
+    strcat(line, ".partial");
+    CHECK(t, access(test_path(t, line), F_OK) != 0);
+    g2z_summary *s = test_bench_summary(t, cases[i].name);
+    if (!s) continue;
+    snprintf(want, sizeof want, ", stopped by signal 15 after %d of ", cases[i].runs);
+    CHECK(t, strstr(s->work, want) != NULL);
+    for (int k = 0; k < (int)s->count; k++) { /* the first are measured */
+      const g2z_point *p = &s->points[k];
+      int measured = k < cases[i].runs;
+      CHECK(t, p->repeats == measured);
+      CHECK(t, p->outcome == (measured ? G2Z_OUTCOME_OK : G2Z_OUTCOME_SKIPPED));
+      CHECK(t, measured ? p->figures.tokens_per_sec > 0 : strstr(p->reason, "was stopped") != NULL);
+    }
+    g2z_summary_free(s);
+  }
+}
+
 static void test_bench_comm(g2z_test *t) {
   char output[16384], arguments[600];
   if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
   snprintf(arguments, sizeof arguments, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 1 "
            "--out '%s'", test_path(t, "comm"));
   CHECK(t, test_bench(arguments, output, sizeof output) == 0);
-  CHECK(t, strstr(output, "skipped: 1 rank: alone there is nothing to exchange\n"));
+  CHECK(t, strstr(output, "skipped: 1 rank: alone there is nothing to exchange: "));
   g2z_summary *s = test_bench_summary(t, "comm");
   if (!s) return;
   CHECK(t, s->count == 1 + 2 * 5); /* five collectives */
@@ -12007,6 +12065,7 @@ static const g2z_test_entry test_table[] = {
     {"bench_scaling", "fixed work on 1 and 2 ranks, in rounds", test_bench_scaling},
     {"bench_others", "buckets, matrix and strategies, small", test_bench_others},
     {"bench_failing", "a point that fails is told, and the others go on", test_bench_failing},
+    {"bench_stopped", "a signal: a report of the runs that had ended", test_bench_stopped},
     {"bench_comm", "every collective against memcpy", test_bench_comm},
     {"bench_report", "a page of what was left, and none of damaged files", test_bench_report},
 };
