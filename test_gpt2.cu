@@ -2232,6 +2232,7 @@ static void test_prepare_refusals(g2z_test *t) {
                                               "surrogate pair"},
       {"--val-docs 9 $D/a.txt", "no token is left for training"},
       {"--vocab $D/none.bpe $D/a.txt", "none.bpe"},
+      {"--vocab '' $D/a.txt", "cannot open \"\": No such file"},
       {"--vocab $D/a.txt $D/a.txt", "a.txt, line 1: "},
       {"--out $D/a.txt/x $D/a.txt", "a.txt"},
   };
