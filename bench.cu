@@ -114,7 +114,9 @@ typedef struct options {
   FLAG(EXPERIMENTS, "global-batch", INT, global_batch, 1, 2147483647, "N",                        \
        "sequences per step, however many ranks: --batch is the most, --accum comes of both")      \
   FLAG(TRAINING, "batch", INT, train.batch, 1, 1048576, "N", "sequences per micro-step and rank") \
-  FLAG(TRAINING, "seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")               \
+  FLAG(TRAINING & ~EXPERIMENTS, "seq", INT, seq, 1, 1048576, "N",                                 \
+       "tokens per sequence [context]")                                                           \
+  FLAG(EXPERIMENTS, "seq", INT, seq, 1, 1048576, "N", "tokens per sequence")                      \
   FLAG(TRAINING, "accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")              \
   FLAG(TRAINING, "dropout", FLOAT, train.dropout, 0, 0.99, "P",                                   \
        "on embedding, attention, projections")                                                    \
@@ -124,7 +126,7 @@ typedef struct options {
   FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "instead of --steps, over all ranks")  \
   FLAG(EXPERIMENTS | IN(point), "warmup", INT, warmup, 0, 1000000, "N", "steps before those")     \
   FLAG(EXPERIMENTS | IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",                     \
-       "batches of a validation at the end [none]")                                               \
+       "batches of a validation at the end")                                                      \
   FLAG(SWEEPS, "repeats", INT, repeats, 1, G2Z_REPEATS, "N",                                      \
        "runs of each point, one round after the other")                                           \
   FLAG(TRAINING | IN(comm) | IN(exchange), "device", CHOICE, device, 0, 0,                        \

@@ -2375,7 +2375,8 @@ G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const 
     default: break;
   }
   /* glibc's strerror is thread-safe for every errno that exists; strerror_r has two signatures. */
-  return g2z__fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path, strerror(error), remedy);
+  return g2z__fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path[0] ? path : "\"\"",
+                   strerror(error), remedy);
 }
 
 /* "DIRECTORY/name"; freed with g2z_release. */
@@ -2694,7 +2695,7 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
   void *memory;
   G2Z__TRY(g2z__alloc(services, length + 1, 1, &memory));
   char *prefix = (char *)memory;
-  g2z_status status = length ? G2Z_OK : g2z__fail_file(services, ENOENT, "create", "\"\"");
+  g2z_status status = length ? G2Z_OK : g2z__fail_file(services, ENOENT, "create", path);
   for (size_t i = 1; i <= length && status == G2Z_OK; i++) {
     if (path[i] != '/' && path[i] != 0) continue;
     memcpy(prefix, path, i); /* the rest is zero from the allocation */

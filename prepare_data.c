@@ -1202,13 +1202,14 @@ static g2z_status find_tail(g2z_services *services, const char *path, uint64_t b
 static g2z_status list_sources(g2z_services *services, const options *o, char **inputs, int count,
                                source *list, int *sources, uint64_t *total) {
   double fraction = val_fraction(o);
-  int texts = 0, unknown = 0;
+  int texts = 0, json = 0, unknown = 0;
   uint64_t bytes;
   *sources = 0;
   *total = 0;
   for (int i = 0; i < count; i++) {
     TRY(check_input(services, inputs[i], &bytes));
     texts += bytes && o->split_docs == SPLIT_NONE && !is_json_path(inputs[i]);
+    json += is_json_path(inputs[i]) || strcmp(inputs[i], "-") == 0;
     unknown += bytes == 0;
     *total += bytes;
     if (strcmp(inputs[i], "-") == 0 && o->train_bpe)
@@ -1216,6 +1217,9 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
                   "--train-bpe reads its text twice, which standard input does not allow: name "
                   "files");
   }
+  if (o->field && !json)
+    return fail(services, G2Z_BAD_ARGUMENT, "--field %.80s: %s is read as text, since its name "
+                "does not end with .jsonl: rename it, or leave --field away", o->field, inputs[0]);
   if (unknown) *total = 0;
   for (int i = 0; i < count; i++) {
     source s = {inputs[i], inputs[i], packing_of(inputs[i]), 0, 0, UINT64_MAX, BY_DOCUMENT};

@@ -2206,6 +2206,7 @@ static void test_prepare_refusals(g2z_test *t) {
       {"--val-docs 1 --val-tokens 1 $D/a.txt", "exclude each other"},
       {"--format raw --shard-tokens 9 $D/a.txt", "--shard-tokens 9"},
       {"--name x/y $D/a.txt", "--name x/y"},
+      {"--field text $D/a.txt", "--field text: "},
       {"--encode $D/a.txt", "--encode reads standard input"},
       {"--encode", "--out: --encode has no use for it"},
       {"--bench $D/a.txt --strict", "--strict: --bench has no use for it"},
@@ -2231,6 +2232,7 @@ static void test_prepare_refusals(g2z_test *t) {
                                               "surrogate pair"},
       {"--val-docs 9 $D/a.txt", "no token is left for training"},
       {"--vocab $D/none.bpe $D/a.txt", "none.bpe"},
+      {"--vocab '' $D/a.txt", "cannot open \"\": No such file"},
       {"--vocab $D/a.txt $D/a.txt", "a.txt, line 1: "},
       {"--out $D/a.txt/x $D/a.txt", "a.txt"},
   };
@@ -11295,6 +11297,7 @@ static void test_bench_help(g2z_test *t) {
         test_fail(t, __FILE__, __LINE__, "bench %s --help lacks --%s", commands[i].command, name);
     }
     CHECK(t, strstr(output, "--run-dir") == NULL); /* of ranks alone */
+    CHECK(t, strstr(output, "] [") == NULL);       /* one default each */
     if (i) continue;
     for (size_t k = 1; k < sizeof commands / sizeof *commands; k++) {
       snprintf(flag, sizeof flag, "\n  %s ", commands[k].command);
