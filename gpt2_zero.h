@@ -9546,6 +9546,22 @@ G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank,
   return G2Z_OK;
 }
 
+static const int g2z__spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+#define G2Z__SPAWN_SIGNALS (sizeof g2z__spawn_signals / sizeof *g2z__spawn_signals)
+
+/* Between fork and exec: what comes from now on counts, and must not fall to a handler of the
+ * program that is about to be replaced. What is ignored stays so, as exec has it. */
+G2Z__PRIVATE void g2z__spawn_unblock(const sigset_t *mask) {
+  struct sigaction action;
+  for (size_t i = 0; i < G2Z__SPAWN_SIGNALS; i++) {
+    if (sigaction(g2z__spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
+      continue;
+    action.sa_handler = SIG_DFL;
+    sigaction(g2z__spawn_signals[i], &action, NULL);
+  }
+  sigprocmask(SIG_SETMASK, mask, NULL);
+}
+
 /* Starts one rank. In a group of its own: what a terminal or `timeout` sends to the group of this
  * process would otherwise come twice, and a second signal means haste. `output` -1: as this
  * process. */
@@ -9561,7 +9577,7 @@ G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, const g2z_job *jo
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* it shall not outlive the one that looks after it */
 #endif
     setpgid(0, 0);
-    sigprocmask(SIG_SETMASK, mask, NULL);
+    g2z__spawn_unblock(mask);
     int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
                                   dup2(output, STDERR_FILENO) >= 0);
     if (printing && getppid() == parent) execve("/proc/self/exe", job->argv, environment);
@@ -9639,15 +9655,13 @@ G2Z__PRIVATE void g2z__spawn_wait(const g2z_job *job, pid_t *spawned, const sigs
 
 G2Z__PRIVATE g2z_status g2z__spawn_all(g2z_services *services, const g2z_job *job, int output,
                                        pid_t *spawned, g2z_job_end *end) {
-  static const int handed_on[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
   sigset_t signals, before;
   char id[64];
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
   sigemptyset(&signals);
-  for (size_t i = 0; i < sizeof handed_on / sizeof *handed_on; i++)
-    sigaddset(&signals, handed_on[i]);
+  for (size_t i = 0; i < G2Z__SPAWN_SIGNALS; i++) sigaddset(&signals, g2z__spawn_signals[i]);
   sigprocmask(SIG_BLOCK, &signals, &before);
   struct sigaction ordinary, child;
   memset(&ordinary, 0, sizeof ordinary);
