@@ -5878,13 +5878,15 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   rows.reference[row] = fmaxf(part.max * G2Z__LOG2E + log2f(part.sum), target) - G2Z__HEAD_BELOW;
 }
 
+typedef enum g2z__head_time { G2Z__HEAD_FIRST, G2Z__HEAD_AGAIN } g2z__head_time;
+
 /* g2z_k_head_rows: what becomes of the rows when their exponentials are there: losses, the
  * targets' places in x.logits, factors, and x.dh = x.h times them. FIRST: where a sum is over the
- * limit, says so and finds the reference; a second time these rows come again.
+ * limit, says so and finds the reference; AGAIN: only the tiles that have such a row.
  * Launch  a block of 256 for 32 rows
  * Cost    8 bytes a row of a tile, 4 C a row: 8,192 tokens of 124M are 42 MB, 10 us at 4.28 TB/s
- * Order   a warp adds every 8th tile, then the 8 in turn */
-typedef enum g2z__head_time { G2Z__HEAD_FIRST, G2Z__HEAD_AGAIN } g2z__head_time;
+ * Order   a warp adds every 8th tile, then the 8 in turn
+ * Oracle  g2z__cpu_head_loss, of all three; test cuda_head */
 template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__head_time time) {
