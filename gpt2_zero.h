@@ -151,8 +151,10 @@
  *                                              are rounded to act before they meet V
  *     logits                        act        the softmax starts from the rounded logits
  *     gradient of logits            act        after it was multiplied with the loss scale
- *     both, 16 bits on Hopper       act        exp(logit - a row's reference), from fp32; the
- *                                              gradient's other factor multiplies rows of C
+ *     both, 16 bits on Hopper       act        exp(logit - a row's reference), from fp32, where
+ *                                              there is a gradient and tuning is not off; the rest
+ *                                              of the gradient multiplies the rows that enter the
+ *                                              head, rounded to act, and dh before it is rounded
  *     weight and bias gradients     grad type  act with one micro-step, fp32 when accum > 1: then
  *                                              micro-steps add up in fp32
  *     sums of them over ranks       grad type  pushed by copy engines they travel as they are, add
@@ -1276,7 +1278,8 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
 
 /* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which
  * one it is changes the order of addition: a rerun that must be bit-equal reads the table that the
- * first run wrote, before its first step. `how`, for shapes that are new from then on, is one of
+ * first run wrote, before its first step, and has the same `how`. That is, for shapes that are new
+ * from then on, and for the LM head always, one of
  *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation;
  *                 the LM head then keeps logits on Hopper too
  *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel
