@@ -681,7 +681,7 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   g2z_step_state first;
   memset(&first, 0, sizeof first);
   first.applied = 1;
-  /* Without one fp16 would round the head's gradients to zeros. */
+  /* At scale 1 fp16 would round the head's gradients to zeros. */
   first.loss_scale = o->train.dtype == G2Z_FP16 ? b->optimizer.loss_scale : 1;
   first.grad_multiplier = 1 / first.loss_scale;
   TRY(b->device->ops->upload(b->device, b->state, &first, sizeof first));

@@ -1908,7 +1908,7 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
   int32_t ld_a, ld_b, ld_d;
   int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D */
   int32_t compute;                 /* cublasComputeType_t */
-  int32_t epilogue;                /* cublasLtEpilogue_t */
+  int32_t epilogue;                /* cublasLtEpilogue_t, or G2Z__EPILOGUE_SOFTMAX */
 } g2z__lt_key;
 #define G2Z__KEY_FIELDS ((int)(sizeof(g2z__lt_key) / sizeof(int32_t)))
 
@@ -4967,8 +4967,10 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
 
 /* ===== >>k42 products on Hopper ==========================================
  * In:  a product of rows as room k30 knows it, fp16 or bf16, and what is done to its sums.
- * Out: the same within the same bounds, on sm_90a: a candidate beside cuBLASLt's algorithms.
- * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows.
+ * Out: the same within the same bounds, on sm_90a: a candidate beside cuBLASLt's algorithms. For
+ *      room k50 alone: exponentials of a product, and the sums of their rows.
+ * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows,
+ *      rows in tiles of 192 columns.
  *
  * cuBLASLt leaves the tensor cores idle while a tile's GELU is computed, and K = 768 is short: a
  * third of the time is lost. Here two warpgroups take turns: one computes the products of a tile
@@ -4984,7 +4986,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_STAGES 4
 #define G2Z__PRODUCT_STRIPE 8    /* tiles down, then to the right: what they read stays in L2 */
-#define G2Z__HEAD_STRIPE 16      /* with 8, 32, 64 a step of 32 x 1024 takes 0.2 to 0.5 % longer */
+#define G2Z__SOFTMAX_STRIPE 16   /* with 8, 32, 64 a step of 32 x 1024 takes 0.2 to 0.5 % longer */
 #define G2Z__PRODUCT_PIECE 2048  /* 16 rows of 64 numbers: what a warp stages for a copy */
 #define G2Z__PRODUCT_PIECES 4    /* that a warp has room for */
 
@@ -5071,13 +5073,15 @@ static __device__ inline bool g2z__rows_again(const int4 *again, int tile) {
   int4 four = again[tile];
   return (four.x | four.y | four.z | four.w) != 0;
 }
+template <g2z__finish FINISH>
 static __device__ inline bool g2z__product_skips(const g2z__product_data &x,
                                                  g2z__product_place at) {
-  return x.rows.again && !g2z__rows_again(x.rows.again, at.row / G2Z__PRODUCT_ROWS);
+  if constexpr (FINISH != G2Z__FINISH_SOFTMAX) return false;
+  else return x.rows.again && !g2z__rows_again(x.rows.again, at.row / G2Z__PRODUCT_ROWS);
 }
 
 /* One thread asks for all blocks of all tiles of this multiprocessor. */
-template <g2z__by BY>
+template <g2z__finish FINISH, g2z__by BY>
 static __device__ inline void g2z__product_load(const g2z__product_data &x, uint32_t shared,
                                                 const CUtensorMap *left, const CUtensorMap *right,
                                                 const g2z__product_barriers *barriers) {
@@ -5085,7 +5089,7 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
   g2z__turn<G2Z__PRODUCT_STAGES> turn = {0, 0};
   for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x) {
     g2z__product_place at = g2z__product_at(x, t);
-    if (g2z__product_skips(x, at)) continue;
+    if (g2z__product_skips<FINISH>(x, at)) continue;
     for (int k = 0; k < x.K; k += 64, turn.next()) {
       const uint64_t *full = barriers->full + turn.stage;
       uint32_t to = shared + (uint32_t)(turn.stage * S::STAGE);
@@ -5153,7 +5157,7 @@ static __device__ inline void g2z__product_step(float (&c)[2][24][4], uint32_t s
 /* ----- what becomes of them ---------------------------------------------- */
 
 /* Two rows of a thread, 8 apart, on their way to a softmax. */
-struct g2z__product_row {
+struct g2z__product_row_pair {
   float reference[2], sum[2], largest[2];
 };
 
@@ -5164,7 +5168,7 @@ struct g2z__product_warp {
   const uint64_t *other;         /* [PIECES] */
   int row, column;               /* of the tile; row: of the warp's first 16 */
   uint32_t bias[3];              /* of columns 2 lane, 2 lane + 1 of each 64 */
-  g2z__product_row rows[2];      /* with SOFTMAX: of the tile's first and last 64 rows */
+  g2z__product_row_pair pairs[2]; /* with SOFTMAX: of the tile's first and last 64 rows */
   g2z__turn<G2Z__PRODUCT_PIECES> asked, used;
 };
 
@@ -5204,7 +5208,7 @@ static __device__ inline uint32_t g2z__product_pair(float low, float high, uint3
 template <typename A, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
-                   g2z__product_row &rows, const float (&c)[24][4], int group,
+                   g2z__product_row_pair &pair, const float (&c)[24][4], int group,
                    const g2z__product_warp &warp) {
 #pragma unroll
   for (int n = 0; n < 8; n++) {
@@ -5214,10 +5218,10 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
     if constexpr (FINISH == G2Z__FINISH_SOFTMAX) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        v[i] = v[i] * G2Z__LOG2E - rows.reference[i / 2];
-        rows.largest[i / 2] = fmaxf(rows.largest[i / 2], v[i]);
+        v[i] = v[i] * G2Z__LOG2E - pair.reference[i / 2];
+        pair.largest[i / 2] = fmaxf(pair.largest[i / 2], v[i]);
         v[i] = g2z__exp2(v[i]);
-        rows.sum[i / 2] += v[i];
+        pair.sum[i / 2] += v[i];
       }
     } else if constexpr (FINISH != G2Z__FINISH_GELU_GRADIENT) {
       float2 bias = g2z__pair_of<A>::unpack(
@@ -5254,7 +5258,7 @@ g2z__product_columns(float (&sums)[16], const float (&c)[2][24][4], int group,
       for (int n = 0; n < 4; n++)
         g2z__read_b(z[m][n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
     }
-    g2z__product_piece<A, FINISH>(y[m], z[m], sums, warp.rows[m], c[m], group, warp);
+    g2z__product_piece<A, FINISH>(y[m], z[m], sums, warp.pairs[m], c[m], group, warp);
     if (READS && m == 0 && group == 1) { /* the stores of group 0 have left room for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
@@ -5319,8 +5323,8 @@ static __device__ inline void g2z__product_words(const g2z__product_data &x, flo
   for (int m = 0; m < 2; m++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      warp.rows[m].sum[half] = 0;
-      warp.rows[m].largest[half] = -INFINITY;
+      warp.pairs[m].sum[half] = 0;
+      warp.pairs[m].largest[half] = -INFINITY;
     }
   if (warp.column + G2Z__PRODUCT_COLUMNS <= x.rows.words) return;
 #pragma unroll
@@ -5338,7 +5342,7 @@ static __device__ inline void g2z__product_parts(const g2z__product_data &x,
   for (int m = 0; m < 2; m++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      float sum = warp.rows[m].sum[half], largest = warp.rows[m].largest[half];
+      float sum = warp.pairs[m].sum[half], largest = warp.pairs[m].largest[half];
 #pragma unroll
       for (int lanes = 1; lanes < 4; lanes *= 2) {
         sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
@@ -5429,7 +5433,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
   if (group == 1) g2z__barrier_pass(3, 256);
   for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x) {
     g2z__product_place at = g2z__product_at(x, t);
-    if (g2z__product_skips(x, at)) continue;
+    if (g2z__product_skips<FINISH>(x, at)) continue;
     if (mine++ % 2 != group) {
       int stage = turn.stage + (x.K + 63) / 64;
       turn.phase ^= (uint32_t)(stage / G2Z__PRODUCT_STAGES) & 1;
@@ -5442,7 +5446,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         int row = g2z__product_row_at(warp, i / 2, i % 2);
-        warp.rows[i / 2].reference[i % 2] = row < x.N ? __ldg(x.rows.reference + row) : 0;
+        warp.pairs[i / 2].reference[i % 2] = row < x.N ? x.rows.reference[row] : 0;
       }
     } else if (FINISH != G2Z__FINISH_GELU_GRADIENT && x.bias)
 #pragma unroll
@@ -5508,7 +5512,7 @@ g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
     g2z__product_tiles<A, FINISH, BY>(x, shared, staging, &out, &other, &barriers, group);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == 256) g2z__product_load<BY>(x, shared, &left, &right, &barriers);
+    if (threadIdx.x == 256) g2z__product_load<FINISH, BY>(x, shared, &left, &right, &barriers);
   }
 #else
   (void)left, (void)right, (void)out, (void)other, (void)x;
@@ -5589,7 +5593,7 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   x.N = N, x.K = K, x.M = M;
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
-  x.stripe = key->epilogue == G2Z__EPILOGUE_SOFTMAX ? G2Z__HEAD_STRIPE : G2Z__PRODUCT_STRIPE;
+  x.stripe = key->epilogue == G2Z__EPILOGUE_SOFTMAX ? G2Z__SOFTMAX_STRIPE : G2Z__PRODUCT_STRIPE;
   const int bytes = (int)g2z__product_shared::BYTES;
   G2Z__CUDA(device,
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -5600,9 +5604,10 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
 
 /* ===== >>k50 head ========================================================
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
- * Law: logits exist for `chunk` tokens at a time, in A; their gradients overwrite them; on Hopper
- *      their exponentials take the place of both. dwte adds up over the chunks in fp32, and where
- *      it has nothing to add up it may be rounded at once. */
+ * Law: logits exist for `chunk` tokens at a time, in A; their gradients overwrite them. In training
+ *      in 16 bits on Hopper, unless products are not to be tuned, exponentials take the place of
+ *      both. dwte adds up over the chunks in fp32, and where it has nothing to add up it may be
+ *      rounded at once. */
 
 /* A softmax in the making: exp(x - max) add up to sum. */
 typedef struct g2z__softmax {
@@ -5817,40 +5822,49 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
  *
  * e and h g / z must fit A. r is 4 (of 2) below the logarithm of what the first SAMPLE words, the
  * most frequent ones of a vocabulary like GPT-2's, or the target alone sum up to: so z is 16 at
- * least, rounding aside. Where it is more than LIMIT, the tiles of that row are computed again with
- * the r that makes it 16. In 600 steps of 8 x 1024 tokens, from a loss of 11 to one of 1.07, no row
- * came to that; with a learning rate of 0.003, which only comes to 4.19, 2 of 38,400 tiles did. */
+ * least, as far as the sample's logits were rounded by less than that. Where it is more than LIMIT,
+ * with which h g / z would lose digits in fp16, or less than 1, the tiles of that row are computed
+ * again, with an r that makes it 16; where it overflowed or all of it vanished, with one that is
+ * ROOM - BELOW above the row's largest exponent, so that 65,536 words stay within LIMIT. In 600
+ * steps of 8 x 1024 tokens, from a loss of 11 to one of 3.3, 98 of 153,600 times 32 rows had such a
+ * row, and 95 with a learning rate of 0.003 (with 2^15 for a LIMIT, 6 and 3). */
 
 #define G2Z__HEAD_SAMPLE 512
 #define G2Z__HEAD_BELOW 4.0f
-#define G2Z__HEAD_LIMIT 0x1p15f
+#define G2Z__HEAD_LIMIT 0x1p12f
+#define G2Z__HEAD_ROOM 8.0f
 #define G2Z__HEAD_ROWS 32        /* of a block of g2z_k_head_rows */
 static_assert(4 * G2Z__HEAD_ROWS == G2Z__PRODUCT_ROWS, "g2z__softmax_rows.again: an int for each");
 
 typedef struct g2z__head_rows {
   float *reference, *target;     /* [n] exponents of 2: the row's reference; the target's */
   float *factor;                 /* [n] g / z */
-  int4 *again;                   /* [tiles down] for each 32 rows: 1 where a sum is over LIMIT */
+  int4 *again;                   /* [tiles down] for each 32 rows: 1 if a sum is out of bounds */
   float2 *parts;                 /* [tiles across,n] */
   float *dh;                     /* [n,C] before the factor, where parts were */
 } g2z__head_rows;
 
 template <typename A>
 struct g2z__head_chunk {
-  A *logits, *dh;
-  float *losses;
-  const A *h, *wte;
-  const int32_t *targets;
+  A *logits;                     /* [n,Vp]; then their exponentials or their gradient */
+  A *dh;                         /* [n,C]; NULL: the losses alone */
+  float *losses;                 /* [n] */
+  const A *h, *wte;              /* [n,C]; [Vp,C], 0 from word V on */
+  const int32_t *targets;        /* [n] */
   const g2z_step_state *state;
   float dloss;
   int n, C, V, Vp;
 };
 
 /* g2z_k_head_guess: references, and the exponents of the targets.
- *   sample  [n,ld] A in   logits of the first words
+ *   rows    reference, target  out
+ *   x       h, wte, targets    in
+ *   sample  [n,ld] A in        logits of the first words
+ * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A
  * Launch  a warp a row
  * Cost    2 ld + 4 C bytes a row in 16 bits: 8,192 rows of C=768 are 34 MB, 8 us at 4.28 TB/s
- * Order   lanes take packs in turn, then a tree */
+ * Order   lanes take packs in turn, then a tree
+ * Oracle  as g2z_k_head_rows */
 template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int ld) {
@@ -5878,25 +5892,31 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   rows.reference[row] = fmaxf(part.max * G2Z__LOG2E + log2f(part.sum), target) - G2Z__HEAD_BELOW;
 }
 
-typedef enum g2z__head_time { G2Z__HEAD_FIRST, G2Z__HEAD_AGAIN } g2z__head_time;
+typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
 
 /* g2z_k_head_rows: what becomes of the rows when their exponentials are there: losses, the
- * targets' places in x.logits, factors, and x.dh = x.h times them. FIRST: where a sum is over the
- * limit, says so and finds the reference; AGAIN: only the tiles that have such a row.
+ * targets' places in x.logits, factors, and x.dh = x.h times them.
+ *   rows    parts, target      in
+ *           reference, again   FIRST: in and out; a row whose sum is out of bounds says so, and gets
+ *                              another reference. AGAIN: in; only tiles with such a row do anything
+ *           factor             out
+ *   x       h in; losses, dh and the targets' places in logits out
+ *   across  tiles of rows.parts
+ * Math    f32. A sum that is not a number is out of bounds, and not a number again
  * Launch  a block of 256 for 32 rows
  * Cost    8 bytes a row of a tile, 4 C a row: 8,192 tokens of 124M are 42 MB, 10 us at 4.28 TB/s
  * Order   a warp adds every 8th tile, then the 8 in turn
- * Oracle  g2z__cpu_head_loss, of all three; test cuda_head */
+ * Oracle  g2z__cpu_head_loss, of all three kernels; test cuda_head */
 template <typename A>
 static __global__ void __launch_bounds__(256)
-g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__head_time time) {
+g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows_time time) {
   constexpr int L = g2z__lanes<A>;
   __shared__ float2 shared[8][G2Z__HEAD_ROWS];
   __shared__ float factors[G2Z__HEAD_ROWS];
   int lane = (int)(threadIdx.x % G2Z__WARP), warp = (int)(threadIdx.x / G2Z__WARP);
   int first = (int)blockIdx.x * G2Z__HEAD_ROWS, row = first + lane;
   g2z__k_begin();
-  if (time == G2Z__HEAD_AGAIN && !g2z__rows_again(rows.again, (int)blockIdx.x / 4)) return;
+  if (time == G2Z__ROWS_AGAIN && !g2z__rows_again(rows.again, (int)blockIdx.x / 4)) return;
   float sum = 0, largest = -INFINITY;
   for (int tile = warp; tile < across && row < x.n; tile += 8) {
     float2 part = rows.parts[(size_t)tile * (size_t)x.n + (size_t)row];
@@ -5910,20 +5930,22 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__head
       sum += shared[other][lane].x;
       largest = fmaxf(largest, shared[other][lane].y);
     }
-    bool here = row < x.n, over = here && !(sum <= G2Z__HEAD_LIMIT);
+    bool here = row < x.n, again = here && !(sum >= 1 && sum <= G2Z__HEAD_LIMIT);
     if (here) {
       float reference = rows.reference[row], target = rows.target[row];
       float others = fmaxf(sum - g2z__exp2(target - reference), 0);
-      x.losses[row] = (log2f(sum) + (reference - target)) / G2Z__LOG2E;
+      float loss = (log2f(sum) + (reference - target)) / G2Z__LOG2E;
+      x.losses[row] = loss < 0 && sum > 0 ? 0 : loss; /* the two were added in different orders */
       x.logits[(size_t)row * (size_t)x.Vp + (size_t)x.targets[row]] = (A)-others;
       factors[lane] = rows.factor[row] = x.dloss * x.state->loss_scale / sum;
-      if (over && time == G2Z__HEAD_FIRST)
-        rows.reference[row] =
-            reference + (sum < INFINITY ? log2f(sum) : largest + 8) - G2Z__HEAD_BELOW;
+      if (again && time == G2Z__ROWS_FIRST) {
+        float exponent = sum > 0 && sum < INFINITY ? log2f(sum) : largest + G2Z__HEAD_ROOM;
+        rows.reference[row] = reference + exponent - G2Z__HEAD_BELOW;
+      }
     }
-    over = __any_sync(G2Z__ALL_LANES, over);
-    if (lane == 0 && time == G2Z__HEAD_FIRST)
-      reinterpret_cast<int *>(rows.again)[blockIdx.x] = over;
+    again = __any_sync(G2Z__ALL_LANES, again);
+    if (lane == 0 && time == G2Z__ROWS_FIRST)
+      reinterpret_cast<int *>(rows.again)[blockIdx.x] = again;
   }
   __syncthreads();
   for (int i = warp; i < G2Z__HEAD_ROWS && first + i < x.n; i += 8) {
@@ -5939,8 +5961,12 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__head
 }
 
 /* g2z_k_head_scale: x.dh = rows.dh times the rows' factors.
+ *   rows    dh, factor  in
+ *   x       dh          out
+ * Math    f32
  * Launch  a thread for each pack
- * Cost    6 C bytes a row in 16 bits: 8,192 tokens of C=768 are 38 MB, 9 us at 4.28 TB/s */
+ * Cost    6 C bytes a row in 16 bits: 8,192 tokens of C=768 are 38 MB, 9 us at 4.28 TB/s
+ * Oracle  as g2z_k_head_rows */
 template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_head_scale(g2z__head_rows rows, g2z__head_chunk<A> x) {
@@ -5986,7 +6012,8 @@ static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, in
   return G2Z_OK;
 }
 
-/* A chunk's losses; x->logits become exponentials, x->dh the rows of h times their factors. */
+/* A chunk's losses; x->logits become exponentials, x->dh the rows of h times their factors. The
+ * second time, when nothing is out of bounds, two kernels look at `again` and end. */
 template <typename A>
 static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chunk<A> *x,
                                          const g2z__head_rows *rows) {
@@ -6004,10 +6031,10 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
   on.rows.reference = rows->reference;
   on.rows.parts = rows->parts;
   on.rows.words = x->V;
-  for (int time = G2Z__HEAD_FIRST; time <= G2Z__HEAD_AGAIN; time++) {
+  for (int time = G2Z__ROWS_FIRST; time <= G2Z__ROWS_AGAIN; time++) {
     G2Z__TRY(g2z__hopper_product_run(device, &key, &on));
     G2Z__TRY(g2z__launch(device, "g2z_k_head_rows", g2z_k_head_rows<A>, 4 * down, 256, 0, *rows, *x,
-                         across, (g2z__head_time)time));
+                         across, (g2z__rows_time)time));
     on.rows.again = rows->again;
   }
   return G2Z_OK;
@@ -6021,7 +6048,7 @@ static g2z_status g2z__head_scale(g2z_device *device, const g2z__head_chunk<A> *
                      (unsigned)g2z__blocks(packs, 256), 256, 0, *rows, *x);
 }
 
-/* The same with logits, whose gradient takes their place if there is to be one. */
+/* A chunk's losses by its logits, whose gradient takes their place if there is to be one. */
 template <typename A>
 static g2z_status g2z__head_logits_gradient(g2z_device *device, const g2z__head_chunk<A> *x) {
   g2z__lt_key key = g2z__lt_rows_key<A, A>(device, x->n, x->C, x->Vp, G2Z__AS_IT_IS,

@@ -4774,11 +4774,12 @@ static void test_cuda_tuning(g2z_test *t) {
 }
 
 /* Logits are of size `spread`. */
-static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk, double spread) {
+static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk, double spread,
+                               float scale) {
   const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
   int Vp = (V + 127) / 128 * 128;
   size_t width = (size_t)C, all = (size_t)N * width, words = (size_t)Vp * width;
-  float dloss = 1.0f / (float)N, scale = p->dtype == G2Z_FP16 ? 1024.0f : 1.0f;
+  float dloss = 1.0f / (float)N;
   test_twin *h = test_twin_normal(p, TEST_ACT, all, 1, 1, 0);
   test_twin *wte = test_twin_normal(p, TEST_ACT, words, 2, spread / sqrt((double)C), 0);
   memset((float *)wte->cpu + (size_t)V * width, 0, (size_t)(Vp - V) * width * sizeof(float));
@@ -4848,20 +4849,72 @@ static void test_cuda_head_one(test_pair *p, int N, int C, int V, int chunk, dou
   test_pair_clear(p);
 }
 
+/* A row of h that is no number makes its loss, its dh and all of dwte none, so that the step is
+ * skipped; the other rows are as if it were not there. */
+static void test_cuda_head_poison(test_pair *p, float poison) {
+  enum { N = 200, C = 64, V = 1500, VP = 1536, BAD = 77 };
+  float scale = p->dtype == G2Z_FP16 ? 1024.0f : 1.0f, dloss = 1.0f / N;
+  test_twin *h = test_twin_normal(p, TEST_ACT, N * C, 1, 1, 0);
+  test_twin *wte = test_twin_normal(p, TEST_ACT, VP * C, 2, 0.25, 0); /* logits of size 2 */
+  memset((float *)wte->cpu + V * C, 0, (VP - V) * C * sizeof(float));
+  test_twin_send(p, wte);
+  test_twin *targets = test_twin_tokens(p, N, V, 3), *logits = test_twin_new(p, TEST_ACT, N * VP);
+  test_twin *losses = test_twin_new(p, TEST_F32, N), *sum = test_twin_new(p, TEST_F64, 1);
+  test_twin *dh = test_twin_new(p, TEST_ACT, N * C), *dwte = test_twin_new(p, TEST_F32, VP * C);
+  test_state state = test_state_make(p, scale, 1);
+  CHECK_OK(p->t, p->cpu->ops->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
+                                        dwte->cpu, G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
+                                        (const int32_t *)targets->cpu, dloss, state.cpu,
+                                        G2Z_OVERWRITE, N, C, V, VP, N));
+  ((float *)losses->cpu)[BAD] = NAN;
+  for (int i = 0; i < C; i++) ((float *)dh->cpu)[BAD * C + i] = NAN;
+  ((float *)h->cpu)[BAD * C + 5] = poison;
+  test_twin_send(p, h);
+  CHECK_OK(p->t, p->gpu->ops->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
+                                        dwte->gpu, G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
+                                        (const int32_t *)targets->gpu, dloss, state.gpu,
+                                        G2Z_OVERWRITE, N, C, V, VP, N));
+  double logit = 6 * test_eps(p->dtype) + test_product_noise(p, C, 0.25);
+  double g = (double)dloss * (double)scale;
+  test_twin_compare(p, losses, "head_loss losses, a row is no number", 8, 2 * logit + 1e-6);
+  test_twin_compare(p, dh, "head_loss dh, a row is no number", 2,
+                    g * (2 * logit + 4 * test_eps(p->dtype) + 1e-6));
+  float first[C];
+  CHECK_OK(p->t, p->gpu->ops->download(p->gpu, first, dwte->gpu, sizeof first));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  for (int i = 0; i < C; i++) CHECK(p->t, isnan(first[i]));
+  test_pair_clear(p);
+}
+
 static void test_cuda_head(g2z_test *t) {
+  static const struct {
+    int N, C, V, chunk;
+    double spread;
+    float scale; /* of fp16 */
+  } cases[] = {
+      {1, 8, 2, 16, 2, 1024},
+      {67, 40, 101, 32, 2, 1024},
+      {300, 136, 1003, 300, 2, 1024},
+      {300, 136, 1003, 300, 2, 1048576},
+      {300, 136, 2003, 160, 16, 1024},    /* words outshine the first 512, */
+      {300, 136, 2003, 160, 128, 1024},   /* by more than e^88 here and there; */
+      {300, 136, 2003, 160, 8192, 1024},  /* their rounding alone is many times e, in fp16 */
+      {300, 136, 2003, 160, 65536, 1024}, /* and by more than e^88 in bf16 */
+      {9, 16, 50257, 4, 2, 1024},         /* two rows in shared memory, one in fp32 */
+      {3, 16, 130001, 8, 2, 1024},        /* no row in shared memory */
+  };
   CUDA_OR_SKIP(t);
   for (int types = 0; types < TEST_TYPES; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types)) {
       for (int tune = G2Z_TUNE_OFF; tune <= G2Z_TUNE_OWN; tune += G2Z_TUNE_OWN - G2Z_TUNE_OFF) {
         g2z_device_tune(p.gpu, (g2z_tune)tune); /* with logits in memory; with exponentials */
-        test_cuda_head_one(&p, 1, 8, 2, 16, 2);
-        test_cuda_head_one(&p, 67, 40, 101, 32, 2);
-        test_cuda_head_one(&p, 300, 136, 1003, 300, 2);
-        test_cuda_head_one(&p, 300, 136, 2003, 160, 16);  /* words outshine the first 512, */
-        test_cuda_head_one(&p, 300, 136, 2003, 160, 128); /* by more than e^88 here and there */
-        test_cuda_head_one(&p, 9, 16, 50257, 4, 2);  /* two rows in shared memory, one in fp32 */
-        test_cuda_head_one(&p, 3, 16, 130001, 8, 2); /* no row in shared memory */
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+          if (p.dtype != G2Z_FP16 || cases[i].spread < 10000) /* 6 spreads are less than 65504 */
+            test_cuda_head_one(&p, cases[i].N, cases[i].C, cases[i].V, cases[i].chunk,
+                               cases[i].spread, p.dtype == G2Z_FP16 ? cases[i].scale : 1);
+        test_cuda_head_poison(&p, NAN);
+        test_cuda_head_poison(&p, INFINITY);
       }
     }
     test_pair_close(&p);

@@ -91,7 +91,8 @@ typedef struct options {
   FLAG("loss-scale-window", INT, run.train.optimizer.loss_scale_window, 1, 1073741824, "N",       \
        "good steps before a dynamic loss scale doubles")                                          \
   FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on|auto", "the step as CUDA graphs")        \
-  FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on", "time each product's algorithms once")     \
+  FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on",                                           \
+       "time each product's algorithms once; off keeps the LM head's logits, too")                \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")   \
   FLAG("zero", INT, zero, 0, 3, "STAGE",                                                          \
        "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too [1]")          \
