@@ -1170,15 +1170,15 @@ typedef struct g2z_ops {
                               g2z_write mode, const g2z_dropout *dropout, int N, int C);
 
   /* y[N,O] act = x[N,I] w[I,O] + bias[O], and then
-   *   pre not NULL:      pre[N,O] = that, y = gelu(pre)
+   *   slope not NULL:    slope[N,O] = gelu'(that), which is all that backward needs; y = gelu(that)
    *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual */
-  g2z_status (*linear_fwd)(g2z_device *device, void *y, void *pre, const void *x, const void *w,
+  g2z_status (*linear_fwd)(g2z_device *device, void *y, void *slope, const void *x, const void *w,
                            const void *bias, const void *residual, const g2z_dropout *dropout,
                            int N, int I, int O);
-  /* dx[N,I] act = dy[N,O] w^T; pre[N,I] not NULL: times gelu'(pre), and dbias[I] grad = column
-   * sums of dx. */
+  /* dx[N,I] act = dy[N,O] w^T; slope[N,I] not NULL: times slope, and dbias[I] grad = column sums
+   * of dx. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
-                                const void *w, const void *pre, g2z_write mode, int N, int I,
+                                const void *w, const void *slope, g2z_write mode, int N, int I,
                                 int O);
   /* dw[I,O] grad = x^T dy */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
@@ -3455,7 +3455,7 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   X(LN2,       LAYER,   A,    (N) * C)                                   \
   X(LN2_MEAN,  LAYER,   F,    (N))                                       \
   X(LN2_RSTD,  LAYER,   F,    (N))                                       \
-  X(FCPRE,     LAYER,   A,    (N) * 4 * C)  /* GELU's input */           \
+  X(FCSLOPE,   LAYER,   A,    (N) * 4 * C)  /* GELU's slope */           \
   X(FC,        LAYER,   A,    (N) * 4 * C)  /* GELU's output */          \
   X(RES3,      STREAM,  A,    (N) * C)      /* residual stream behind the block */ \
   X(LNF,       ONCE,    A,    (N) * C)                                   \
@@ -8071,20 +8071,13 @@ static inline g2z__cpu_vec g2z__cpu_exp(g2z__cpu_vec x) {
 #define G2Z__GELU_CUBE 0.044715f
 
 /* GELU's tanh form, 0.5 x (1 + tanh u), is x / (1 + e) with e = exp(-2u), which does not cancel
- * where tanh u is near -1. */
-static inline g2z__cpu_vec g2z__cpu_gelu_exp(g2z__cpu_vec x) {
+ * where tanh u is near -1. Its slope comes with it: they share the exponential. */
+static inline g2z__cpu_vec g2z__cpu_gelu(g2z__cpu_vec x, g2z__cpu_vec *slope) {
   g2z__cpu_vec u = x * (x * x * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
-  return g2z__cpu_exp(-2.0f * u);
-}
-
-static inline g2z__cpu_vec g2z__cpu_gelu(g2z__cpu_vec x) {
-  return x / (g2z__cpu_gelu_exp(x) + 1.0f);
-}
-
-static inline g2z__cpu_vec g2z__cpu_gelu_slope(g2z__cpu_vec x) {
-  g2z__cpu_vec e = g2z__cpu_gelu_exp(x), gate = 1.0f / (e + 1.0f);
   g2z__cpu_vec du = x * x * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
-  return gate + 2.0f * x * du * gate * (e * gate);
+  g2z__cpu_vec e = g2z__cpu_exp(-2.0f * u), gate = 1.0f / (e + 1.0f);
+  *slope = gate + 2.0f * x * du * gate * (e * gate);
+  return x / (e + 1.0f);
 }
 
 /* Rounds in place; free for fp32. */
@@ -8256,8 +8249,8 @@ struct g2z__cpu_product {
   g2z_dtype dtype;             /* of out */
   g2z_write mode;
   const float *bias;           /* the rest as in linear_fwd and linear_bwd_data */
-  float *pre;
-  const float *residual, *slope_of;
+  float *slope;
+  const float *residual, *times;
   const g2z_dropout *dropout;
 };
 
@@ -8329,11 +8322,15 @@ G2Z__PRIVATE void g2z__cpu_finish_linear(const g2z__cpu_product *p, float *sums,
                                          int column, int count) {
   ptrdiff_t at = row * p->out_row + column;
   for (int i = 0; i < count; i++) sums[i] += p->bias[column + i];
-  if (p->pre) { /* GELU takes the rounded input, because that is what its backward will see */
-    g2z__cpu_round(p->dtype, sums, (size_t)count);
-    memcpy(p->pre + at, sums, (size_t)count * sizeof *sums);
-    for (int i = 0; i < count; i += G2Z__LANES)
-      g2z__cpu_store(sums + i, g2z__cpu_gelu(g2z__cpu_load(sums + i)));
+  if (p->slope) {
+    float slopes[G2Z__NC];
+    for (int i = 0; i < count; i += G2Z__LANES) {
+      g2z__cpu_vec slope;
+      g2z__cpu_store(sums + i, g2z__cpu_gelu(g2z__cpu_load(sums + i), &slope));
+      g2z__cpu_store(slopes + i, slope);
+    }
+    g2z__cpu_round(p->dtype, slopes, (size_t)count);
+    memcpy(p->slope + at, slopes, (size_t)count * sizeof *slopes);
   }
   if (p->residual) {
     g2z__cpu_drop(p->dropout, sums, row, column, count, p->N);
@@ -8343,14 +8340,11 @@ G2Z__PRIVATE void g2z__cpu_finish_linear(const g2z__cpu_product *p, float *sums,
   memcpy(p->out + at, sums, (size_t)count * sizeof *sums);
 }
 
-/* out = sums * gelu'(slope_of) */
-G2Z__PRIVATE void g2z__cpu_finish_slope(const g2z__cpu_product *p, float *sums, int row,
+/* out = sums * times */
+G2Z__PRIVATE void g2z__cpu_finish_times(const g2z__cpu_product *p, float *sums, int row,
                                         int column, int count) {
-  const float *x = p->slope_of + row * p->out_row + column;
-  for (int i = 0; i < count; i += G2Z__LANES) {
-    g2z__cpu_vec slope = g2z__cpu_gelu_slope(g2z__cpu_take(x + i, count - i, 0));
-    g2z__cpu_store(sums + i, g2z__cpu_load(sums + i) * slope);
-  }
+  const float *times = p->times + row * p->out_row + column;
+  for (int i = 0; i < count; i++) sums[i] *= times[i];
   g2z__cpu_finish_store(p, sums, row, column, count);
 }
 
@@ -8625,7 +8619,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
 
 /* ----- linear ----------------------------------------------------------- */
 
-G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *pre, const void *x,
+G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
                                             const void *w, const void *bias, const void *residual,
                                             const g2z_dropout *dropout, int N, int I, int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
@@ -8634,24 +8628,24 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *p
   p.b = (const float *)w, p.b_row = O, p.b_column = 1;
   p.finish = g2z__cpu_finish_linear;
   p.out = (float *)y, p.out_row = O, p.dtype = device->dtype;
-  p.bias = (const float *)bias, p.pre = (float *)pre;
+  p.bias = (const float *)bias, p.slope = (float *)slope;
   p.residual = (const float *)residual, p.dropout = dropout;
   g2z__cpu_multiply(&p);
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
-                                                 const void *dy, const void *w, const void *pre,
+                                                 const void *dy, const void *w, const void *slope,
                                                  g2z_write mode, int N, int I, int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = N, p.N = I, p.K = O;
   p.a = (const float *)dy, p.a_row = O, p.a_column = 1;
   p.b = (const float *)w, p.b_row = 1, p.b_column = O;
-  p.finish = pre ? g2z__cpu_finish_slope : g2z__cpu_finish_store;
+  p.finish = slope ? g2z__cpu_finish_times : g2z__cpu_finish_store;
   p.out = (float *)dx, p.out_row = I, p.dtype = device->dtype;
-  p.slope_of = (const float *)pre;
+  p.times = (const float *)slope;
   g2z__cpu_multiply(&p);
-  if (pre)
+  if (slope)
     g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, I);
   return G2Z_OK;
 }
@@ -11750,7 +11744,7 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2
                           G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD), G2Z__A(RES2),
                              G2Z__W(LN2W), G2Z__W(LN2B), N, C));
-  return op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCPRE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
+  return op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCSLOPE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
                         NULL, NULL, N, C, 4 * C);
 }
 
@@ -11838,8 +11832,8 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
     G2Z__TRY(g2z__block_activations(model, pass, layer));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
   G2Z__TRY(g2z__complete(model, unit, G2Z_FCPROJW));
-  G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCPRE), mode,
-                               N, 4 * C, C));
+  G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
+                               mode, N, 4 * C, C));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, mode, N, C, 4 * C));
   G2Z__TRY(g2z__complete(model, unit, G2Z_FCW));
   G2Z__TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, mode, N, C, 4 * C));

@@ -845,24 +845,22 @@ static g2z_status g2z__add_slabs(g2z_device *device, G *out0, G *out1, G *out2,
                      out1, out2, partial, P, C, mode);
 }
 
-static __device__ inline float g2z__k_gelu_gradient(float x);
-
-typedef enum g2z__columns { G2Z__COLUMNS_PLAIN, G2Z__COLUMNS_TIMES_GELU_GRADIENT } g2z__columns;
+typedef enum g2z__columns { G2Z__COLUMNS_PLAIN, G2Z__COLUMNS_TIMES } g2z__columns;
 
 /* g2z_k_column_sums: partial[slab][c] = sum over the slab's rows of x[row][c].
- * With TIMES_GELU_GRADIENT: x *= gelu'(pre) first, in place, and sums of what was stored.
+ * With TIMES: x *= times first, in place, and sums of what was stored.
  *   x        [N,C] A in (or in place)   C % 8 == 0; 16-byte aligned
- *   pre      [N,C] A in                 NULL for PLAIN
+ *   times    [N,C] A in                 NULL for PLAIN
  *   partial  [slabs,C] f32 out
  * Launch  grid (ceil(C / 32 packs), slabs), block (32,8): a lane keeps one pack of columns
- * Cost    sizeof(A) NC bytes, three times that with GELU: N=32768, C=3072, fp16 is 604 MB, 141 us
- *         at 4.28 TB/s. With GELU and the second stage, N=1024, 2048, 4096, 32768 take 6.3, 8.5,
+ * Cost    sizeof(A) NC bytes, three times that with TIMES: N=32768, C=3072, fp16 is 604 MB, 141 us
+ *         at 4.28 TB/s. With TIMES, GELU's gradient and the second stage, N=1024, 2048, 4096, 32768 take 6.3, 8.5,
  *         17.9, 157 us on an H200
  * Order   warp w adds rows w, w+8, ... of its slab; then the 8 warps in order
- * Oracle  g2z__cpu_linear_bwd_data with pre */
+ * Oracle  g2z__cpu_linear_bwd_data with a slope */
 template <typename A, g2z__columns COLUMNS>
 static __global__ void __launch_bounds__(256)
-g2z_k_column_sums(float *partial, A *x, const A *pre, int N, int C, int slab_rows) {
+g2z_k_column_sums(float *partial, A *x, const A *times, int N, int C, int slab_rows) {
   constexpr int L = g2z__lanes<A>, BATCH = 4;
   __shared__ float sums[8][32 * L];
   int pack = (int)(blockIdx.x * 32 + threadIdx.x), packs = C / L;
@@ -871,24 +869,24 @@ g2z_k_column_sums(float *partial, A *x, const A *pre, int N, int C, int slab_row
   float sum[L] = {};
   g2z__k_begin();
   for (int row = first; pack < packs && row < end; row += 8 * BATCH) {
-    uint4 raw[BATCH], raw_pre[BATCH]; /* under way together: the stores in between are in the way */
+    uint4 raw[BATCH], factor[BATCH]; /* under way together: the stores in between are in the way */
 #pragma unroll
     for (int j = 0; j < BATCH; j++) {
       size_t at = (size_t)min(row + 8 * j, end - 1) * (size_t)packs + (size_t)pack;
       raw[j] = g2z__get(x, at);
-      if constexpr (COLUMNS == G2Z__COLUMNS_TIMES_GELU_GRADIENT)
-        raw_pre[j] = g2z__get_once(pre, at);
+      if constexpr (COLUMNS == G2Z__COLUMNS_TIMES)
+        factor[j] = g2z__get_once(times, at);
     }
 #pragma unroll
     for (int j = 0; j < BATCH; j++) {
       if (row + 8 * j >= end) break;
       float value[L];
       g2z__unpack<A>(value, raw[j]);
-      if constexpr (COLUMNS == G2Z__COLUMNS_TIMES_GELU_GRADIENT) {
-        float input[L];
-        g2z__unpack<A>(input, raw_pre[j]);
+      if constexpr (COLUMNS == G2Z__COLUMNS_TIMES) {
+        float by[L];
+        g2z__unpack<A>(by, factor[j]);
 #pragma unroll
-        for (int i = 0; i < L; i++) value[i] *= g2z__k_gelu_gradient(input[i]);
+        for (int i = 0; i < L; i++) value[i] *= by[i];
         uint4 stored = g2z__pack<A>(value);
         g2z__put(x, (size_t)(row + 8 * j) * (size_t)packs + (size_t)pack, stored);
         g2z__unpack<A>(value, stored);
@@ -911,18 +909,18 @@ g2z_k_column_sums(float *partial, A *x, const A *pre, int N, int C, int slab_row
 
 /* The first stage alone: `partial` gets g2z__slabs(N) rows of C floats. */
 template <typename A, g2z__columns COLUMNS>
-static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, const A *pre, int N,
-                                    int C) {
+static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, const A *times,
+                                    int N, int C) {
   dim3 grid((unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32), (unsigned)g2z__slabs(N));
   return g2z__launch(device, "g2z_k_column_sums", g2z_k_column_sums<A, COLUMNS>, grid, dim3(32, 8),
-                     0, partial, x, pre, N, C, g2z__slab_rows(N));
+                     0, partial, x, times, N, C, g2z__slab_rows(N));
 }
 
 /* sums[C] G = or += column sums of x[N,C]. `partial` has room for g2z__slabs(N) * C floats. */
 template <typename A, typename G, g2z__columns COLUMNS>
-static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, const A *pre, float *partial,
+static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, const A *times, float *partial,
                                    g2z_write mode, int N, int C) {
-  G2Z__TRY((g2z__column_slabs<A, COLUMNS>(device, partial, x, pre, N, C)));
+  G2Z__TRY((g2z__column_slabs<A, COLUMNS>(device, partial, x, times, N, C)));
   return g2z__add_slabs<G>(device, sums, (G *)NULL, (G *)NULL, partial, g2z__slabs(N), C, mode);
 }
 
@@ -1776,41 +1774,40 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
  * Law: one launch, packs of 16 bytes, nothing is kept between elements. */
 
 /* GELU in its tanh form, 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), is x times the
- * logistic function of 2u. Written so, small results keep their digits: 1 + tanh u would lose them.
- * Hendrycks and Gimpel 2016, arXiv:1606.08415. */
-static __device__ inline float g2z__k_gelu_gate(float x, float square) {
-  const float power = -1.5957691216057308f * G2Z__LOG2E;
+ * logistic function of 2u, the gate. Written so, small results keep their digits: 1 + tanh u would
+ * lose them. Hendrycks and Gimpel 2016, arXiv:1606.08415. The slope, which shares the gate, is
+ * gate + x (2u)' (gate - gate^2). */
+static __device__ inline float g2z__k_gelu(float x, float &slope) {
+  const float rate = 1.5957691216057308f, power = -rate * G2Z__LOG2E;
+  float square = x * x;
   /* exp(-2u) as a power of 2; it may overflow to infinity, and then the gate is 0 */
-  return __fdividef(1.0f, 1.0f + g2z__exp2(x * (power * 0.044715f * square + power)));
-}
-static __device__ inline float g2z__k_gelu(float x) { return x * g2z__k_gelu_gate(x, x * x); }
-static __device__ inline float g2z__k_gelu_gradient(float x) {
-  const float slope = 1.5957691216057308f;
-  float square = x * x, gate = g2z__k_gelu_gate(x, square);
-  return gate + x * (slope * 3.0f * 0.044715f * square + slope) * (gate - gate * gate);
+  float gate = __fdividef(1.0f, 1.0f + g2z__exp2(x * (power * 0.044715f * square + power)));
+  slope = gate + x * (rate * 3.0f * 0.044715f * square + rate) * (gate - gate * gate);
+  return x * gate;
 }
 
-/* g2z_k_gelu_fwd: y = gelu(x)
- *   x  [n] A in    n % 8 == 0; 16-byte aligned
+/* g2z_k_gelu_fwd: y = gelu(x), and its slope takes the place of x
+ *   x  [n] A in place  n % 8 == 0; 16-byte aligned
  *   y  [n] A out
  * Launch  a thread per pack, blocks of 256
- * Cost    2 sizeof(A) n bytes: 32768 x 3072 in fp16 is 403 MB, 94 us at 4.28 TB/s
- * Oracle  g2z__cpu_linear_fwd with pre */
+ * Cost    3 sizeof(A) n bytes: 32768 x 3072 in fp16 is 604 MB, 141 us at 4.28 TB/s
+ * Oracle  g2z__cpu_linear_fwd with a slope */
 template <typename A>
-static __global__ void g2z_k_gelu_fwd(A *y, const A *x, size_t packs) {
+static __global__ void g2z_k_gelu_fwd(A *y, A *x, size_t packs) {
   constexpr int L = g2z__lanes<A>;
   size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
   g2z__k_begin();
   if (at >= packs) return;
-  float value[L];
+  float value[L], slope[L];
   g2z__unpack<A>(value, g2z__get(x, at));
 #pragma unroll
-  for (int i = 0; i < L; i++) value[i] = g2z__k_gelu(value[i]);
+  for (int i = 0; i < L; i++) value[i] = g2z__k_gelu(value[i], slope[i]);
   g2z__put(y, at, g2z__pack<A>(value));
+  g2z__put(x, at, g2z__pack<A>(slope));
 }
 
 template <typename A>
-static g2z_status g2z__gelu_fwd(g2z_device *device, A *y, const A *x, size_t n) {
+static g2z_status g2z__gelu_fwd(g2z_device *device, A *y, A *x, size_t n) {
   size_t packs = n / (size_t)g2z__lanes<A>;
   return g2z__launch(device, "g2z_k_gelu_fwd", g2z_k_gelu_fwd<A>, (unsigned)g2z__blocks(packs, 256),
                      256, 0, y, x, packs);
@@ -1908,9 +1905,19 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
   int32_t ld_a, ld_b, ld_d;
   int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D */
   int32_t compute;                 /* cublasComputeType_t */
-  int32_t epilogue;                /* cublasLtEpilogue_t, or G2Z__EPILOGUE_SOFTMAX */
+  int32_t epilogue;                /* cublasLtEpilogue_t or g2z__epilogue */
 } g2z__lt_key;
 #define G2Z__KEY_FIELDS ((int)(sizeof(g2z__lt_key) / sizeof(int32_t)))
+
+/* Epilogues that no library has, of room k42's kernel. */
+typedef enum g2z__epilogue {
+  G2Z__EPILOGUE_GELU = 1 << 16,    /* behind the bias; its slope goes to `slope` */
+  G2Z__EPILOGUE_TIMES_SLOPE,       /* D times `slope`; columns are summed by slabs to `sums` */
+  G2Z__EPILOGUE_SOFTMAX            /* exponentials of D, and what `rows` says */
+} g2z__epilogue;
+static int g2z__epilogue_is_ours(const g2z__lt_key *key) {
+  return key->epilogue >= G2Z__EPILOGUE_GELU;
+}
 
 /* Who computes a product, and what a table calls him. */
 typedef enum g2z__way { G2Z__WAY_CUBLASLT, G2Z__WAY_HOPPER, G2Z__WAYS } g2z__way;
@@ -1938,16 +1945,14 @@ typedef struct g2z__lt_operands {
   const void *a, *b;
   const void *c;                   /* added, of D's layout: NULL, D itself or another */
   const void *bias;                /* [m], with an epilogue that has one */
-  void *aux;                       /* [m,n] of D's layout: GELU's input */
-  float *sums;                     /* with the epilogue DGELU: of D, a row for each slab */
-  g2z__softmax_rows rows;          /* with G2Z__EPILOGUE_SOFTMAX */
+  void *slope;                     /* [m,n] of D's layout, with GELU and TIMES_SLOPE */
+  float *sums;                     /* [slabs,m] with TIMES_SLOPE */
+  g2z__softmax_rows rows;          /* with SOFTMAX */
 } g2z__lt_operands;
 
-/* Room k42: whether it has a kernel for that, and how it runs. `on` NULL: whatever is added. With
- * DGELU, which is its alone, it sums the columns of slabs of G2Z__PRODUCT_ROWS rows; no library
- * has the epilogue SOFTMAX. */
+/* Room k42: whether it has a kernel for that, and how it runs. `on` NULL: whatever is added. Its
+ * slabs are of G2Z__PRODUCT_ROWS rows. */
 #define G2Z__PRODUCT_ROWS 128
-#define G2Z__EPILOGUE_SOFTMAX (1 << 16)
 static int g2z__hopper_products_here(const g2z_device *device);
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
                                     const g2z__lt_operands *on);
@@ -2007,10 +2012,10 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
   const g2z__lt_key *key = &product->key;
   cublasOperation_t op_a = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   cublasOperation_t op_b = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-  cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)key->epilogue;
+  cublasLtEpilogue_t epilogue = g2z__epilogue_is_ours(key) ? CUBLASLT_EPILOGUE_DEFAULT
+                                                           : (cublasLtEpilogue_t)key->epilogue;
   cudaDataType_t type = (cudaDataType_t)key->type, type_d = (cudaDataType_t)key->type_d;
   uint64_t m = (uint64_t)key->m, n = (uint64_t)key->n, k = (uint64_t)key->k;
-  int64_t ld_aux = key->ld_d;
   G2Z__LT(device, key, cublasLtMatmulDescCreate(&product->desc, (cublasComputeType_t)key->compute,
                                                 CUDA_R_32F));
   G2Z__LT(device, key, cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_TRANSA,
@@ -2019,10 +2024,6 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
                                                       &op_b, sizeof op_b));
   G2Z__LT(device, key, cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_EPILOGUE,
                                                       &epilogue, sizeof epilogue));
-  if (epilogue & 128) /* the epilogues with an auxiliary tensor */
-    G2Z__LT(device, key,
-            cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
-                                           &ld_aux, sizeof ld_aux));
   G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->a, type, key->transpose_a ? k : m,
                                                   key->transpose_a ? m : k, key->ld_a));
   G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->b, type, key->transpose_b ? n : k,
@@ -2031,18 +2032,13 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
   return G2Z_OK;
 }
 
-/* The addresses that the epilogue wants live in the descriptor. */
+/* The bias's address lives in the descriptor. */
 static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product,
                                    const g2z__lt_operands *on) {
   if (on->bias)
     G2Z__LT(device, &product->key,
             cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                            &on->bias, sizeof on->bias));
-  if (on->aux)
-    G2Z__LT(device, &product->key,
-            cublasLtMatmulDescSetAttribute(product->desc,
-                                           CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &on->aux,
-                                           sizeof on->aux));
   return G2Z_OK;
 }
 
@@ -2237,7 +2233,7 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
 /* A line says what the table holds for: another GPU or cuBLAS has other algorithms. */
 static void g2z__lt_table_head(const g2z_device *device, char *text, size_t bytes) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  snprintf(text, bytes, "gpt2_zero tuning 2, cuBLASLt %zu, %d SMs, %s", cublasLtGetVersion(),
+  snprintf(text, bytes, "gpt2_zero tuning 3, cuBLASLt %zu, %d SMs, %s", cublasLtGetVersion(),
            cuda->sms, cuda->gpu);
 }
 
@@ -2298,15 +2294,15 @@ static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, g2z__way *way
   return end != line && *end == '\n' && *us > 0;
 }
 
-/* Whether what a file names runs here: a damaged algorithm must not be launched. The product of a
- * DGELU that is not fused has a line of its own. */
+/* Whether what a file names runs here: a damaged algorithm must not be launched. The product that
+ * goes before a pass of its own, where an epilogue of ours is not taken, has another line. */
 static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g2z__way way,
                            const cublasLtMatmulAlgo_t *algo) {
   cublasLtMatmulHeuristicResult_t result;
-  int fused = product->key.epilogue == CUBLASLT_EPILOGUE_DGELU;
-  if ((fused || way == G2Z__WAY_HOPPER) && !g2z__hopper_product_fits(device, &product->key, NULL))
+  int ours = g2z__epilogue_is_ours(&product->key);
+  if ((ours || way == G2Z__WAY_HOPPER) && !g2z__hopper_product_fits(device, &product->key, NULL))
     return 0;
-  if (fused) return 1;
+  if (ours) return 1;
   memset(&result, 0, sizeof result);
   cublasStatus_t status =
       cublasLtMatmulAlgoCheck(g2z__cuda_of(device)->lt, product->desc, product->a, product->b,
@@ -2400,93 +2396,100 @@ static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *righ
   return on;
 }
 
-/* y = x w + bias, and gelu or residual.
- * GELU     16-bit types take it in an epilogue, in the same tanh form, computed on the sum before
- *          it is rounded to `pre`: a kernel of its own would read and write 4 bytes an element
- *          more. C=768, N=1024, 2048, 4096, 32768 take 11.7, 20.8, 40.0, 287 us with cuBLASLt's,
- *          12.0, 21.6, 41.0, 298 with the kernel on an H200.
- * residual It is the product's C, added before the rounding; behind a dropout it takes a
- *          kernel of its own, and where y is the residual itself, the product waits in scratch. */
-template <typename A>
-static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *pre, const void *x,
-                                      const void *w, const void *bias, const void *residual,
-                                      const g2z_dropout *dropout, int N, int I, int O) {
-  int in_epilogue = pre && sizeof(A) == 2, drops = residual && g2z__dropout_on(dropout);
-  g2z__lt_key key = g2z__lt_rows_key<A, A>(
-      device, N, I, O, G2Z__AS_IT_IS, G2Z__AS_IT_IS, O,
-      in_epilogue ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS);
-  g2z__lt_operands on = g2z__lt_rows(pre && !in_epilogue ? pre : y, x, w);
-  on.bias = bias;
-  on.aux = in_epilogue ? pre : NULL;
-  if (!drops) on.c = residual;
-  else if (y == residual)
-    G2Z__TRY(g2z__scratch(device, (size_t)N * (size_t)O * sizeof(A), &on.d));
-  G2Z__TRY(g2z__lt_multiply(device, &key, &on));
-  if (pre && !in_epilogue)
-    return g2z__gelu_fwd<A>(device, (A *)y, (const A *)pre, (size_t)N * (size_t)O);
-  if (!drops) return G2Z_OK;
-  return g2z__residual_dropout<A>(device, (A *)y, (const A *)on.d, (const A *)residual, dropout, N,
-                                  O);
-}
-
-/* dx = dy w^T gelu'(pre) and sums of its columns by slabs, whose number it tells: the product and
- * then the kernel that sums the columns, or room k42's kernel, which does it all. cuBLASLt's
- * epilogue DGELU, with a kernel that only sums, costs more than both apart: I=3072, O=768, N=1024,
- * 2048, 4096, 32768 take 23.1, 35.5, 60.7, 420 us with it, 14.6, 25.7, 47.3, 389 apart on an
- * H200. */
-template <typename A>
-static g2z_status g2z__gelu_gradient_product(g2z_device *device, const g2z__lt_key *plain,
-                                             const g2z__lt_operands *on, int *slabs) {
-  const int N = plain->n, I = plain->m;
-  g2z__lt_key key = *plain;
-  key.epilogue = CUBLASLT_EPILOGUE_DGELU;
-  auto apart = [&] {
-    g2z__lt_operands product = g2z__lt_rows(on->d, on->b, on->a);
-    G2Z__TRY(g2z__lt_multiply(device, plain, &product));
-    return g2z__column_slabs<A, G2Z__COLUMNS_TIMES_GELU_GRADIENT>(device, on->sums, (A *)on->d,
-                                                                  (const A *)on->aux, N, I);
-  };
-  auto fused = [&] { return g2z__hopper_product_run(device, &key, on); };
-  *slabs = g2z__slabs(N);
-  if (!g2z__hopper_product_fits(device, &key, on)) return apart();
-  g2z__lt_product *product = g2z__lt_find(device, &key);
+/* A product with an epilogue of ours: `apart`, a product of cuBLASLt's or ours and a pass over it,
+ * or room k42's kernel, which does it all. The clock chooses once; *fused says what ran. */
+template <typename F>
+static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
+                                   const g2z__lt_operands *on, F apart, int *fused) {
+  *fused = 0;
+  if (!g2z__hopper_product_fits(device, key, on)) return apart();
+  auto run = [&] { return g2z__hopper_product_run(device, key, on); };
+  g2z__lt_product *product = g2z__lt_find(device, key);
   if (!product) {
     g2z__way way = g2z__cuda_of(device)->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
     float us = 0;
     if (way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* its product is timed by itself */
     if (g2z__lt_may_time(device)) {
-      us = g2z__lt_time_us(device, &key, [&] { return apart() == G2Z_OK; });
-      float fused_us = g2z__lt_time_us(device, &key, [&] { return fused() == G2Z_OK; });
+      us = g2z__lt_time_us(device, key, [&] { return apart() == G2Z_OK; });
+      float fused_us = g2z__lt_time_us(device, key, [&] { return run() == G2Z_OK; });
       if (fused_us > 0 && fused_us < us) us = fused_us, way = G2Z__WAY_HOPPER;
     }
-    G2Z__TRY(g2z__lt_add(device, &key, &product));
+    G2Z__TRY(g2z__lt_add(device, key, &product));
     product->way = way;
     product->us = us > 0 ? us : 0;
     if (us > 0) g2z__cuda_of(device)->products_timed++;
   }
-  if (product->way == G2Z__WAY_CUBLASLT) return apart();
-  *slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
-  return fused();
+  *fused = product->way == G2Z__WAY_HOPPER;
+  return *fused ? run() : apart();
 }
 
-/* dx = dy w^T; with pre, times gelu'(pre), and dbias = or += its column sums. */
+/* y = gelu(x w + bias), and slope. cuBLASLt's epilogue GELU would store GELU's input in place of the
+ * slope: backward would compute the slope from it in an epilogue that is longer than its product,
+ * 17 instructions an element in place of 7. C=768, N=32768: forward takes 309 us instead of 299 on
+ * an H200, backward 288 instead of 327. */
+template <typename A>
+static g2z_status g2z__gelu_product(g2z_device *device, const g2z__lt_key *plain,
+                                    const g2z__lt_operands *on) {
+  g2z__lt_key key = *plain;
+  key.epilogue = G2Z__EPILOGUE_GELU;
+  int fused;
+  return g2z__lt_fused_or(device, &key, on, [&] {
+    g2z__lt_operands product = g2z__lt_rows(on->slope, on->b, on->a);
+    product.bias = on->bias;
+    G2Z__TRY(g2z__lt_multiply(device, plain, &product));
+    return g2z__gelu_fwd<A>(device, (A *)on->d, (A *)on->slope, (size_t)key.n * (size_t)key.m);
+  }, &fused);
+}
+
+/* y = x w + bias, and gelu or residual.
+ * residual It is the product's C, added before the rounding; behind a dropout it takes a
+ *          kernel of its own, and where y is the residual itself, the product waits in scratch. */
+template <typename A>
+static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
+                                      const void *w, const void *bias, const void *residual,
+                                      const g2z_dropout *dropout, int N, int I, int O) {
+  int drops = residual && g2z__dropout_on(dropout);
+  g2z__lt_key key = g2z__lt_rows_key<A, A>(device, N, I, O, G2Z__AS_IT_IS, G2Z__AS_IT_IS, O,
+                                           CUBLASLT_EPILOGUE_BIAS);
+  g2z__lt_operands on = g2z__lt_rows(y, x, w);
+  on.bias = bias;
+  on.slope = slope;
+  if (slope) return g2z__gelu_product<A>(device, &key, &on);
+  if (!drops) on.c = residual;
+  else if (y == residual)
+    G2Z__TRY(g2z__scratch(device, (size_t)N * (size_t)O * sizeof(A), &on.d));
+  G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+  if (!drops) return G2Z_OK;
+  return g2z__residual_dropout<A>(device, (A *)y, (const A *)on.d, (const A *)residual, dropout, N,
+                                  O);
+}
+
+/* dx = dy w^T; with a slope, times that, and dbias = or += its column sums. */
 template <typename A, typename G>
 static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
-                                           const void *dy, const void *w, const void *pre,
+                                           const void *dy, const void *w, const void *slope,
                                            g2z_write mode, int N, int I, int O) {
-  g2z__lt_key key = g2z__lt_rows_key<A, A>(device, N, O, I, G2Z__AS_IT_IS, G2Z__TRANSPOSED, I,
+  g2z__lt_key plain = g2z__lt_rows_key<A, A>(device, N, O, I, G2Z__AS_IT_IS, G2Z__TRANSPOSED, I,
                                              CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(dx, dy, w);
-  if (!pre) return g2z__lt_multiply(device, &key, &on);
-  size_t slabs = g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
-  if (slabs < (size_t)g2z__slabs(N)) slabs = (size_t)g2z__slabs(N);
+  if (!slope) return g2z__lt_multiply(device, &plain, &on);
+  size_t ours = g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS), slabs = (size_t)g2z__slabs(N);
   void *partial;
-  int count;
-  G2Z__TRY(g2z__scratch(device, slabs * (size_t)I * sizeof(float), &partial));
-  on.aux = (void *)pre;
+  int fused;
+  G2Z__TRY(g2z__scratch(device, (ours > slabs ? ours : slabs) * (size_t)I * sizeof(float),
+                        &partial));
+  on.slope = (void *)slope;
   on.sums = (float *)partial;
-  G2Z__TRY(g2z__gelu_gradient_product<A>(device, &key, &on, &count));
-  return g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, on.sums, count, I, mode);
+  g2z__lt_key key = plain;
+  key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE;
+  G2Z__TRY(g2z__lt_fused_or(device, &key, &on, [&] {
+    g2z__lt_operands product = g2z__lt_rows(dx, dy, w);
+    G2Z__TRY(g2z__lt_multiply(device, &plain, &product));
+    return g2z__column_slabs<A, G2Z__COLUMNS_TIMES>(device, on.sums, (A *)dx, (const A *)slope, N,
+                                                    I);
+  }, &fused));
+  return g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, on.sums,
+                           (int)(fused ? ours : slabs), I, mode);
 }
 
 /* dw = or += x^T dy */
@@ -4994,14 +4997,14 @@ static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 typedef enum g2z__finish {
   G2Z__FINISH_PLAIN,             /* stored, behind a bias if there is one */
   G2Z__FINISH_ADD,               /* bias and `other` are added */
-  G2Z__FINISH_GELU,              /* with the bias stored to `other`; their GELU is the output */
-  G2Z__FINISH_GELU_GRADIENT,     /* times GELU's gradient at `other`; and the columns are summed */
+  G2Z__FINISH_GELU,              /* behind the bias; its slope goes to `other` */
+  G2Z__FINISH_TIMES,             /* times `other`; and the columns are summed */
   G2Z__FINISH_SOFTMAX            /* their exponentials; and the rows are summed */
 } g2z__finish;
 
 typedef struct g2z__product_data {
   const void *bias;              /* [M] A, or NULL */
-  float *sums;                   /* [slabs,M] with GELU_GRADIENT */
+  float *sums;                   /* [slabs,M] with TIMES */
   g2z__softmax_rows rows;        /* with SOFTMAX */
   int N, K, M, slabs;
   int down, across;              /* tiles */
@@ -5185,7 +5188,7 @@ static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CU
   }
 }
 
-/* Two sums to an output and, for GELU, its input; `other` is what was read, if anything was. */
+/* Two sums to an output and, for GELU, its slope; `other` is what was read, if anything was. */
 template <typename A, g2z__finish FINISH>
 static __device__ inline uint32_t g2z__product_pair(float low, float high, uint32_t &other,
                                                     float &sum_low, float &sum_high) {
@@ -5194,11 +5197,12 @@ static __device__ inline uint32_t g2z__product_pair(float low, float high, uint3
     float2 more = P::unpack(other);
     low += more.x, high += more.y;
   } else if constexpr (FINISH == G2Z__FINISH_GELU) {
-    other = P::pack(low, high);
-    low = g2z__k_gelu(low), high = g2z__k_gelu(high);
-  } else if constexpr (FINISH == G2Z__FINISH_GELU_GRADIENT) {
-    float2 input = P::unpack(other);
-    low *= g2z__k_gelu_gradient(input.x), high *= g2z__k_gelu_gradient(input.y);
+    float slope_low, slope_high;
+    low = g2z__k_gelu(low, slope_low), high = g2z__k_gelu(high, slope_high);
+    other = P::pack(slope_low, slope_high);
+  } else if constexpr (FINISH == G2Z__FINISH_TIMES) {
+    float2 by = P::unpack(other);
+    low *= by.x, high *= by.y;
     sum_low += low, sum_high += high;
   }
   return P::pack(low, high);
@@ -5223,7 +5227,7 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
         v[i] = g2z__exp2(v[i]);
         pair.sum[i / 2] += v[i];
       }
-    } else if constexpr (FINISH != G2Z__FINISH_GELU_GRADIENT) {
+    } else if constexpr (FINISH != G2Z__FINISH_TIMES) {
       float2 bias = g2z__pair_of<A>::unpack(
           __shfl_sync(G2Z__ALL_LANES, warp.bias[group], n * 4 + g2z__lane() % 4));
 #pragma unroll
@@ -5243,7 +5247,7 @@ template <typename A, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_columns(float (&sums)[16], const float (&c)[2][24][4], int group,
                      g2z__product_warp &warp, const CUtensorMap *out, const CUtensorMap *other) {
-  constexpr int READS = FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_GELU_GRADIENT;
+  constexpr int READS = FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES;
   constexpr int TWO = FINISH == G2Z__FINISH_GELU;
   uint32_t y[2][4][4], z[2][4][4], to[2];
   g2z__reader reader = g2z__reader_b_transposed<64>();
@@ -5365,13 +5369,13 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
   for (int n = 0; n < 3; n++) {
     float sums[16] = {};
     g2z__product_columns<A, FINISH>(sums, c, n, warp, out, other);
-    if constexpr (FINISH == G2Z__FINISH_GELU_GRADIENT) {
+    if constexpr (FINISH == G2Z__FINISH_TIMES) {
       g2z__sum_lanes(sums);
       columns[2 * n] = sums[0], columns[2 * n + 1] = sums[1];
     }
   }
   if constexpr (FINISH == G2Z__FINISH_SOFTMAX) g2z__product_parts(x, warp);
-  if constexpr (FINISH == G2Z__FINISH_GELU_GRADIENT) {
+  if constexpr (FINISH == G2Z__FINISH_TIMES) {
     if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* all but those of the last 64 columns */
     __syncwarp();
     staging += group * 4 * (int)g2z__product_shared::WARP + warp.used.stage * G2Z__PRODUCT_PIECE;
@@ -5393,7 +5397,7 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
   g2z__product_step<A, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 0);
   int before = turn.stage;
   turn.next();
-  if constexpr (FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_GELU_GRADIENT) {
+  if constexpr (FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES) {
     if (g2z__lane() == 0) g2z__stores_have_read<0>();
     __syncwarp();
     g2z__product_ask(warp, other, 0, G2Z__PRODUCT_PIECES);
@@ -5448,7 +5452,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
         int row = g2z__product_row_at(warp, i / 2, i % 2);
         warp.pairs[i / 2].reference[i % 2] = row < x.N ? x.rows.reference[row] : 0;
       }
-    } else if (FINISH != G2Z__FINISH_GELU_GRADIENT && x.bias)
+    } else if (FINISH != G2Z__FINISH_TIMES && x.bias)
 #pragma unroll
       for (int i = 0; i < 3; i++) {
         int column = at.column + i * 64 + g2z__lane() * 2;
@@ -5467,7 +5471,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  *   right  [K,M] A in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 64
  *   out    [N,M] A out  as tiles of 16 x 64
  *   other  [N,M] A      in or out, as FINISH says; may be out where it is added
- *   x      sums         [ceil(N/128),M] f32 out with GELU_GRADIENT, before they are rounded
+ *   x      sums         [ceil(N/128),M] f32 out with TIMES, before they are rounded
  *          rows         in and out with SOFTMAX, as g2z__softmax_rows says
  * Math    f32 accumulation; M and K are multiples of 8
  * Launch  a block of 384 threads for each multiprocessor; 225 KB of shared memory. Producer 24,
@@ -5531,14 +5535,14 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
   int plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS;
   if (by_rows && epilogue == CUBLASLT_EPILOGUE_DEFAULT && !adds)
     return g2z_k_product_hopper<A, G2Z__FINISH_PLAIN, G2Z__BY_ROWS>;
-  if (by_rows && epilogue == CUBLASLT_EPILOGUE_DGELU && !adds)
-    return g2z_k_product_hopper<A, G2Z__FINISH_GELU_GRADIENT, G2Z__BY_ROWS>;
+  if (by_rows && epilogue == G2Z__EPILOGUE_TIMES_SLOPE && !adds)
+    return g2z_k_product_hopper<A, G2Z__FINISH_TIMES, G2Z__BY_ROWS>;
   if (by_rows && epilogue == G2Z__EPILOGUE_SOFTMAX && !adds)
     return g2z_k_product_hopper<A, G2Z__FINISH_SOFTMAX, G2Z__BY_ROWS>;
   if (!by_rows && plain && !adds)
     return g2z_k_product_hopper<A, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>;
   if (!by_rows && plain) return g2z_k_product_hopper<A, G2Z__FINISH_ADD, G2Z__BY_COLUMNS>;
-  if (!by_rows && epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS && !adds)
+  if (!by_rows && epilogue == G2Z__EPILOGUE_GELU && !adds)
     return g2z_k_product_hopper<A, G2Z__FINISH_GELU, G2Z__BY_COLUMNS>;
   return NULL;
 }
@@ -5583,7 +5587,7 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
     G2Z__TRY(g2z__product_map(device, &right, key, on->a, M, K, key->ld_a, G2Z__PRODUCT_COLUMNS));
   else G2Z__TRY(g2z__product_map(device, &right, key, on->a, K, M, key->ld_a, 64));
   G2Z__TRY(g2z__product_map(device, &out, key, on->d, N, M, key->ld_d, 16));
-  const void *beside = on->c ? on->c : on->aux ? on->aux : on->d;
+  const void *beside = on->c ? on->c : on->slope ? on->slope : on->d;
   G2Z__TRY(g2z__product_map(device, &other, key, beside, N, M, key->ld_d, 16));
   g2z__product_data x;
   memset(&x, 0, sizeof x);
