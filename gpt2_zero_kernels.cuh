@@ -1776,14 +1776,15 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
 /* GELU in its tanh form, 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), is x times the
  * logistic function of 2u, the gate. Written so, small results keep their digits: 1 + tanh u would
  * lose them. Hendrycks and Gimpel 2016, arXiv:1606.08415. The slope, which shares the gate, is
- * gate + x (2u)' (gate - gate^2). */
+ * gate + x gate (2u)' (1 - gate). */
 static __device__ inline float g2z__k_gelu(float x, float &slope) {
   const float rate = 1.5957691216057308f, power = -rate * G2Z__LOG2E;
   float square = x * x;
   /* exp(-2u) as a power of 2; it may overflow to infinity, and then the gate is 0 */
   float gate = __fdividef(1.0f, 1.0f + g2z__exp2(x * (power * 0.044715f * square + power)));
-  slope = gate + x * (rate * 3.0f * 0.044715f * square + rate) * (gate - gate * gate);
-  return x * gate;
+  x *= gate;
+  slope = gate + x * ((rate * 3.0f * 0.044715f * square + rate) * (1.0f - gate));
+  return x;
 }
 
 /* g2z_k_gelu_fwd: y = gelu(x), and its slope takes the place of x
@@ -5249,10 +5250,11 @@ g2z__product_columns(float (&sums)[16], const float (&c)[2][24][4], int group,
                      g2z__product_warp &warp, const CUtensorMap *out, const CUtensorMap *other) {
   constexpr int READS = FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES;
   constexpr int TWO = FINISH == G2Z__FINISH_GELU;
-  uint32_t y[2][4][4], z[2][4][4], to[2];
+  uint32_t to[2];
   g2z__reader reader = g2z__reader_b_transposed<64>();
 #pragma unroll
   for (int m = 0; m < 2; m++) {
+    uint32_t y[4][4], z[4][4];
     int place = READS ? warp.used.stage : TWO ? m * 2 : (group * 2 + m) % G2Z__PRODUCT_PIECES;
     to[m] = warp.staging + (uint32_t)(place * G2Z__PRODUCT_PIECE);
     if constexpr (READS) {
@@ -5260,26 +5262,23 @@ g2z__product_columns(float (&sums)[16], const float (&c)[2][24][4], int group,
       warp.used.next();
 #pragma unroll
       for (int n = 0; n < 4; n++)
-        g2z__read_b(z[m][n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
+        g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
     }
-    g2z__product_piece<A, FINISH>(y[m], z[m], sums, warp.pairs[m], c[m], group, warp);
+    g2z__product_piece<A, FINISH>(y, z, sums, warp.pairs[m], c[m], group, warp);
     if (READS && m == 0 && group == 1) { /* the stores of group 0 have left room for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
       g2z__product_ask(warp, other, 4, 6);
     }
-  }
-  if constexpr (!READS) { /* group 0 takes the places of group 2, which the last tile ended with */
-    if (g2z__lane() == 0) {
-      if (TWO || group == 0) g2z__stores_have_read<0>();
-      else g2z__stores_have_read<1>();
+    if (!READS && m == 0) { /* group 0 takes the places of group 2, which the last tile ended with */
+      if (g2z__lane() == 0) {
+        if (TWO || group == 0) g2z__stores_have_read<0>();
+        else g2z__stores_have_read<1>();
+      }
+      __syncwarp();
     }
-    __syncwarp();
-  }
-#pragma unroll
-  for (int m = 0; m < 2; m++) {
-    g2z__write_a(to[m], 0, y[m]);
-    if (TWO) g2z__write_a(to[m] + G2Z__PRODUCT_PIECE, 0, z[m]);
+    g2z__write_a(to[m], 0, y);
+    if (TWO) g2z__write_a(to[m] + G2Z__PRODUCT_PIECE, 0, z);
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
