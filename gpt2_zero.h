@@ -683,7 +683,7 @@ typedef struct g2z_train_config {
                                  * COPY rounds less than PLAIN */
   g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
   int graph;                    /* the step as CUDA graphs: 0 no, 1 yes, 2 where it pays */
-  int tune;                     /* g2z_tune: a GPU times the algorithms of each product once */
+  int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to be repeated; or NULL */
   const char *train_glob;       /* token shards; NULL: the caller brings batches */
   const char *init_from;        /* directory with model.safetensors and config.json; NULL: fresh */
@@ -1282,8 +1282,9 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
  * from then on, and for the LM head always, one of
  *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation;
  *                 the LM head then keeps logits on Hopper too
- *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel; the LM head
- *                 of a training in 16 bits on Hopper is our own always
+ *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel; the product
+ *                 that makes the LM head's exponentials, for a gradient in 16 bits on Hopper, is
+ *                 our own always
  *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
  * `text` ends with a NUL. The CPU has nothing to tune: its table is empty. */
 typedef enum g2z_tune { G2Z_TUNE_OFF, G2Z_TUNE_ON, G2Z_TUNE_OWN } g2z_tune;

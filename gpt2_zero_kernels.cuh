@@ -854,8 +854,8 @@ typedef enum g2z__columns { G2Z__COLUMNS_PLAIN, G2Z__COLUMNS_TIMES } g2z__column
  *   partial  [slabs,C] f32 out
  * Launch  grid (ceil(C / 32 packs), slabs), block (32,8): a lane keeps one pack of columns
  * Cost    sizeof(A) NC bytes, three times that with TIMES: N=32768, C=3072, fp16 is 604 MB, 141 us
- *         at 4.28 TB/s. With TIMES, GELU's gradient and the second stage, N=1024, 2048, 4096, 32768 take 6.3, 8.5,
- *         17.9, 157 us on an H200
+ *         at 4.28 TB/s. With TIMES and the second stage, N=1024, 2048, 4096, 32768 took 6.3, 8.5,
+ *         17.9, 157 us on an H200, when GELU's slope was computed there too
  * Order   warp w adds rows w, w+8, ... of its slab; then the 8 warps in order
  * Oracle  g2z__cpu_linear_bwd_data with a slope */
 template <typename A, g2z__columns COLUMNS>
@@ -918,8 +918,8 @@ static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, co
 
 /* sums[C] G = or += column sums of x[N,C]. `partial` has room for g2z__slabs(N) * C floats. */
 template <typename A, typename G, g2z__columns COLUMNS>
-static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, const A *times, float *partial,
-                                   g2z_write mode, int N, int C) {
+static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, const A *times,
+                                   float *partial, g2z_write mode, int N, int C) {
   G2Z__TRY((g2z__column_slabs<A, COLUMNS>(device, partial, x, times, N, C)));
   return g2z__add_slabs<G>(device, sums, (G *)NULL, (G *)NULL, partial, g2z__slabs(N), C, mode);
 }
@@ -1914,7 +1914,7 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
 typedef enum g2z__epilogue {
   G2Z__EPILOGUE_GELU = 1 << 16,    /* behind the bias; its slope goes to `slope` */
   G2Z__EPILOGUE_TIMES_SLOPE,       /* D times `slope`; columns are summed by slabs to `sums` */
-  G2Z__EPILOGUE_SOFTMAX            /* exponentials of D, and what `rows` says */
+  G2Z__EPILOGUE_SOFTMAX            /* exponentials of D, as `rows` says */
 } g2z__epilogue;
 static int g2z__epilogue_is_ours(const g2z__lt_key *key) {
   return key->epilogue >= G2Z__EPILOGUE_GELU;
@@ -1938,7 +1938,7 @@ typedef struct g2z__softmax_rows {
   const float *reference;          /* [n] what is taken off a row's exponents */
   float2 *parts;                   /* [tiles across,n] out: a tile's sum and largest exponent */
   const int4 *again;               /* [tiles down] NULL: all tiles; else where one is not 0 */
-  int words;                       /* columns that count: the others are 0 */
+  int words;                       /* columns that count: the others are 0 beside finite ones */
 } g2z__softmax_rows;
 
 typedef struct g2z__lt_operands {
@@ -1951,7 +1951,7 @@ typedef struct g2z__lt_operands {
   g2z__softmax_rows rows;          /* with SOFTMAX */
 } g2z__lt_operands;
 
-/* Room k42: whether it has a kernel for that, and how it runs. `on` NULL: whatever is added. Its
+/* Room k42: whether it has a kernel for that, and how it runs. `on` NULL: nothing is added. Its
  * slabs are of G2Z__PRODUCT_ROWS rows. */
 #define G2Z__PRODUCT_ROWS 128
 static int g2z__hopper_products_here(const g2z_device *device);
@@ -2424,10 +2424,11 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
   return *fused ? run() : apart();
 }
 
-/* y = gelu(x w + bias), and slope. cuBLASLt's epilogue GELU would store GELU's input in place of the
- * slope: backward would compute the slope from it in an epilogue that is longer than its product,
- * 17 instructions an element in place of 7. C=768, N=32768: forward takes 309 us instead of 299 on
- * an H200, backward 288 instead of 327. */
+/* y = gelu(x w + bias), and slope. cuBLASLt's epilogue GELU would keep GELU's input in its place:
+ * backward would compute the slope from it in an epilogue that is longer than its product, 17
+ * instructions an element instead of 5. C=768, N=32768: forward takes 313 us instead of 307 on an
+ * H200, backward 279 instead of 329; a step of 32 x 1024 tokens of 124M 50.95 ms instead of 51.17
+ * (means of four runs in turns). */
 template <typename A>
 static g2z_status g2z__gelu_product(g2z_device *device, const g2z__lt_key *plain,
                                     const g2z__lt_operands *on) {
@@ -4972,7 +4973,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
 /* ===== >>k42 products on Hopper ==========================================
  * In:  a product of rows as room k30 knows it, fp16 or bf16, and what is done to its sums.
  * Out: the same within the same bounds, on sm_90a: a candidate beside cuBLASLt's algorithms. For
- *      room k50 alone: exponentials of a product, and the sums of their rows.
+ *      room k50 alone: exponentials of a product, with the sums and the largest of their rows.
  * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows,
  *      rows in tiles of 192 columns.
  *
@@ -5000,7 +5001,7 @@ typedef enum g2z__finish {
   G2Z__FINISH_ADD,               /* bias and `other` are added */
   G2Z__FINISH_GELU,              /* behind the bias; its slope goes to `other` */
   G2Z__FINISH_TIMES,             /* times `other`; and the columns are summed */
-  G2Z__FINISH_SOFTMAX            /* their exponentials; and the rows are summed */
+  G2Z__FINISH_SOFTMAX            /* their exponentials; rows are summed, and their largest told */
 } g2z__finish;
 
 typedef struct g2z__product_data {
@@ -5161,7 +5162,7 @@ static __device__ inline void g2z__product_step(float (&c)[2][24][4], uint32_t s
 /* ----- what becomes of them ---------------------------------------------- */
 
 /* Two rows of a thread, 8 apart, on their way to a softmax. */
-struct g2z__product_row_pair {
+struct g2z__product_two_rows {
   float reference[2], sum[2], largest[2];
 };
 
@@ -5172,7 +5173,7 @@ struct g2z__product_warp {
   const uint64_t *other;         /* [PIECES] */
   int row, column;               /* of the tile; row: of the warp's first 16 */
   uint32_t bias[3];              /* of columns 2 lane, 2 lane + 1 of each 64 */
-  g2z__product_row_pair pairs[2]; /* with SOFTMAX: of the tile's first and last 64 rows */
+  g2z__product_two_rows rows[2]; /* with SOFTMAX: of the tile's first and last 64 rows */
   g2z__turn<G2Z__PRODUCT_PIECES> asked, used;
 };
 
@@ -5213,7 +5214,7 @@ static __device__ inline uint32_t g2z__product_pair(float low, float high, uint3
 template <typename A, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
-                   g2z__product_row_pair &pair, const float (&c)[24][4], int group,
+                   g2z__product_two_rows &rows, const float (&c)[24][4], int group,
                    const g2z__product_warp &warp) {
 #pragma unroll
   for (int n = 0; n < 8; n++) {
@@ -5223,10 +5224,10 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
     if constexpr (FINISH == G2Z__FINISH_SOFTMAX) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        v[i] = v[i] * G2Z__LOG2E - pair.reference[i / 2];
-        pair.largest[i / 2] = fmaxf(pair.largest[i / 2], v[i]);
+        v[i] = v[i] * G2Z__LOG2E - rows.reference[i / 2];
+        rows.largest[i / 2] = fmaxf(rows.largest[i / 2], v[i]);
         v[i] = g2z__exp2(v[i]);
-        pair.sum[i / 2] += v[i];
+        rows.sum[i / 2] += v[i];
       }
     } else if constexpr (FINISH != G2Z__FINISH_TIMES) {
       float2 bias = g2z__pair_of<A>::unpack(
@@ -5264,13 +5265,13 @@ g2z__product_columns(float (&sums)[16], const float (&c)[2][24][4], int group,
       for (int n = 0; n < 4; n++)
         g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
     }
-    g2z__product_piece<A, FINISH>(y, z, sums, warp.pairs[m], c[m], group, warp);
+    g2z__product_piece<A, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
     if (READS && m == 0 && group == 1) { /* the stores of group 0 have left room for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
       g2z__product_ask(warp, other, 4, 6);
     }
-    if (!READS && m == 0) { /* group 0 takes the places of group 2, which the last tile ended with */
+    if (!READS && m == 0) { /* group 0 takes the places of the last tile's group 2 */
       if (g2z__lane() == 0) {
         if (TWO || group == 0) g2z__stores_have_read<0>();
         else g2z__stores_have_read<1>();
@@ -5326,8 +5327,8 @@ static __device__ inline void g2z__product_words(const g2z__product_data &x, flo
   for (int m = 0; m < 2; m++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      warp.pairs[m].sum[half] = 0;
-      warp.pairs[m].largest[half] = -INFINITY;
+      warp.rows[m].sum[half] = 0;
+      warp.rows[m].largest[half] = -INFINITY;
     }
   if (warp.column + G2Z__PRODUCT_COLUMNS <= x.rows.words) return;
 #pragma unroll
@@ -5345,7 +5346,7 @@ static __device__ inline void g2z__product_parts(const g2z__product_data &x,
   for (int m = 0; m < 2; m++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      float sum = warp.pairs[m].sum[half], largest = warp.pairs[m].largest[half];
+      float sum = warp.rows[m].sum[half], largest = warp.rows[m].largest[half];
 #pragma unroll
       for (int lanes = 1; lanes < 4; lanes *= 2) {
         sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
@@ -5449,7 +5450,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         int row = g2z__product_row_at(warp, i / 2, i % 2);
-        warp.pairs[i / 2].reference[i % 2] = row < x.N ? x.rows.reference[row] : 0;
+        warp.rows[i / 2].reference[i % 2] = row < x.N ? x.rows.reference[row] : 0;
       }
     } else if (FINISH != G2Z__FINISH_TIMES && x.bias)
 #pragma unroll
@@ -5475,15 +5476,13 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  * Math    f32 accumulation; M and K are multiples of 8
  * Launch  a block of 384 threads for each multiprocessor; 225 KB of shared memory. Producer 24,
  *         others 240 registers
- * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP, 200 us at 772 TFLOP/s. In turns with
- *         cuBLASLt's on an H200 that is at its power limit: GELU 280 us (cuBLASLt 350), GELU's
- *         gradient with sums 300 (cuBLASLt's product alone 238, and its DGELU 404), K=M=768 with a
- *         residual 71 (cuBLASLt 88); plain products take 0 to 7 % longer than cuBLASLt's. They
- *         keep the tensor cores busy in every cycle, at 1.2 GHz: there only fewer joules are
- *         faster. In bench, which repeats one op for long, 277 and 352, with the second stage.
- *         10 instructions an element for GELU, 17 for its gradient, 5 for SOFTMAX, at 4 cycles each
- *         while wgmma takes the registers' ports: at most nearly as long as the products beside
- *         which they run
+ * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP, 200 us at 772 TFLOP/s. In bench, on an
+ *         H200 at its power limit: GELU 313 us (cuBLASLt's, which leaves no slope, 350), TIMES 279
+ *         with the second stage of its sums (cuBLASLt's product alone 255). In turns with cuBLASLt
+ *         K=M=768 with a residual 71 (88); plain products take 0 to 7 % longer than cuBLASLt's.
+ *         They keep the tensor cores busy in every cycle, at 1.2 GHz: there only fewer joules are
+ *         faster. An element takes 12 instructions more with GELU, 4 with TIMES, 5 with SOFTMAX, at
+ *         4 cycles each while wgmma takes the registers' ports
  * Order   k upwards; bitwise repeatable
  * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; test cuda_products; of SOFTMAX
  *         g2z__cpu_head_loss, test cuda_head */
@@ -5815,7 +5814,7 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
 }
 
 /* ----- exponentials instead of logits ------------------------------------
- * The kernel above reads and writes every logit: 6.6 GB in a step of 32 x 1024 tokens. On Hopper
+ * g2z_k_cross_entropy reads and writes every logit: 6.6 GB in a step of 32 x 1024 tokens. On Hopper
  * the product stores e = exp(l - r) instead, with a reference r for each row, and sums the rows.
  * With z, the sum of a row, and g = dloss * loss_scale, the gradient of the logits is
  *     (softmax - onehot) g = (e, but -(z - e) at the target) g / z
@@ -5823,19 +5822,19 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
  * rows that have C numbers, not V. A step of 32 x 1024 tokens of 124M takes 51.10 ms instead of
  * 52.20 on an H200 (means of four runs in turns).
  *
- * e and h g / z must fit A. r is 4 (of 2) below the logarithm of what the first SAMPLE words, the
- * most frequent ones of a vocabulary like GPT-2's, or the target alone sum up to: so z is 16 at
- * least, as far as the sample's logits were rounded by less than that. Where it is more than LIMIT,
- * with which h g / z would lose digits in fp16, or less than 1, the tiles of that row are computed
- * again, with an r that makes it 16; where it overflowed or all of it vanished, with one that is
- * ROOM - BELOW above the row's largest exponent, so that 65,536 words stay within LIMIT. In 600
- * steps of 8 x 1024 tokens, from a loss of 11 to one of 3.3, 98 of 153,600 times 32 rows had such a
- * row, and 95 with a learning rate of 0.003 (with 2^15 for a LIMIT, 6 and 3). */
+ * e and h g / z must fit A. r is BELOW (of 2) below the logarithm of what the first SAMPLE words,
+ * the most frequent ones of a vocabulary like GPT-2's, or the target alone sum up to: so z is 16 at
+ * least, but for the rounding of the sample's logits. Where it is more than LIMIT, with which
+ * h g / z would lose digits in fp16, or less than 1, the tiles of that row are computed again, with
+ * an r that makes it 16; where it overflowed or all of it vanished, with one that is ROOM above the
+ * row's largest exponent, so that z is from 1/16 to V/16. In 600 steps of 8 x 1024 tokens, from a
+ * loss of 11 to one of 3.3, 98 of 153,600 times 32 rows had such a row, and 95 with a learning rate
+ * of 0.003 (with 2^15 for a LIMIT, 6 and 3). With 131,072 equally likely words each row is one. */
 
 #define G2Z__HEAD_SAMPLE 512
 #define G2Z__HEAD_BELOW 4.0f
 #define G2Z__HEAD_LIMIT 0x1p12f
-#define G2Z__HEAD_ROOM 8.0f
+#define G2Z__HEAD_ROOM 4.0f
 #define G2Z__HEAD_ROWS 32        /* of a block of g2z_k_head_rows */
 static_assert(4 * G2Z__HEAD_ROWS == G2Z__PRODUCT_ROWS, "g2z__softmax_rows.again: an int for each");
 
@@ -5900,12 +5899,12 @@ typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
 /* g2z_k_head_rows: what becomes of the rows when their exponentials are there: losses, the
  * targets' places in x.logits, factors, and x.dh = x.h times them.
  *   rows    parts, target      in
- *           reference, again   FIRST: in and out; a row whose sum is out of bounds says so, and gets
- *                              another reference. AGAIN: in; only tiles with such a row do anything
+ *           reference          in; out, FIRST, where a sum is out of bounds
+ *           again              FIRST: out; AGAIN: in, only tiles with such a row do anything
  *           factor             out
- *   x       h in; losses, dh and the targets' places in logits out
+ *   x       h, targets, state in; losses, dh and the targets' places in logits out
  *   across  tiles of rows.parts
- * Math    f32. A sum that is not a number is out of bounds, and not a number again
+ * Math    f32. A sum that is infinite the second time, or no number, leaves dh and dwte none
  * Launch  a block of 256 for 32 rows
  * Cost    8 bytes a row of a tile, 4 C a row: 8,192 tokens of 124M are 42 MB, 10 us at 4.28 TB/s
  * Order   a warp adds every 8th tile, then the 8 in turn
@@ -5938,13 +5937,14 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
       float reference = rows.reference[row], target = rows.target[row];
       float others = fmaxf(sum - g2z__exp2(target - reference), 0);
       float loss = (log2f(sum) + (reference - target)) / G2Z__LOG2E;
-      x.losses[row] = loss < 0 && sum > 0 ? 0 : loss; /* the two were added in different orders */
+      x.losses[row] = loss < 0 && sum > 0 ? 0 : loss; /* sum has the target in another order */
       x.logits[(size_t)row * (size_t)x.Vp + (size_t)x.targets[row]] = (A)-others;
-      factors[lane] = rows.factor[row] = x.dloss * x.state->loss_scale / sum;
-      if (again && time == G2Z__ROWS_FIRST) {
-        float exponent = sum > 0 && sum < INFINITY ? log2f(sum) : largest + G2Z__HEAD_ROOM;
-        rows.reference[row] = reference + exponent - G2Z__HEAD_BELOW;
-      }
+      factors[lane] = rows.factor[row] =
+          sum < INFINITY ? x.dloss * x.state->loss_scale / sum : NAN;
+      if (again && time == G2Z__ROWS_FIRST)
+        rows.reference[row] =
+            reference + (sum > 0 && sum < INFINITY ? log2f(sum) - G2Z__HEAD_BELOW
+                                                   : largest + G2Z__HEAD_ROOM);
     }
     again = __any_sync(G2Z__ALL_LANES, again);
     if (lane == 0 && time == G2Z__ROWS_FIRST)
@@ -6035,10 +6035,10 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
   on.rows.parts = rows->parts;
   on.rows.words = x->V;
   for (int time = G2Z__ROWS_FIRST; time <= G2Z__ROWS_AGAIN; time++) {
+    on.rows.again = time == G2Z__ROWS_AGAIN ? rows->again : NULL;
     G2Z__TRY(g2z__hopper_product_run(device, &key, &on));
     G2Z__TRY(g2z__launch(device, "g2z_k_head_rows", g2z_k_head_rows<A>, 4 * down, 256, 0, *rows, *x,
                          across, (g2z__rows_time)time));
-    on.rows.again = rows->again;
   }
   return G2Z_OK;
 }
