@@ -5651,8 +5651,22 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
 }
 
 G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
+  if (!tokens) return;
   if (tokens->services) g2z_release(tokens->services, tokens->ids);
   memset(tokens, 0, sizeof *tokens);
+}
+
+/* Room for `need` ids, from the services that the list came to be with; `services` hear why not. */
+G2Z__PRIVATE g2z_status g2z__tokens_reserve(g2z_services *services, g2z_tokens *tokens,
+                                            size_t need) {
+  void *ids = tokens->ids;
+  if (!tokens->services) tokens->services = services;
+  g2z_status status = g2z__grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
+                                sizeof(int32_t));
+  tokens->ids = (int32_t *)ids;
+  if (status != G2Z_OK && tokens->services != services)
+    memcpy(services->error, tokens->services->error, sizeof services->error);
+  return status;
 }
 
 /* Stores three ids, and may store a fourth that is none. Together it takes four instructions for
@@ -5969,8 +5983,8 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
     if (scan->block == scan->blocks) starts[count++] = bytes;
     int over = starts[count - 1] > limit;
     while (starts[count - 1] > limit) count--;
-    G2Z__GROW(encoder->services, int32_t, out->ids, out->capacity, out->count,
-              out->count + (starts[count - 1] - from) + 5);
+    G2Z__TRY(g2z__tokens_reserve(encoder->services, out,
+                                 out->count + (starts[count - 1] - from) + 5));
     G2Z__TRY(g2z__encode_units(encoder, text, bytes, starts, count - 1, G2Z__PIECE, out));
     from = starts[count - 1];
     if (over) break;
@@ -5979,8 +5993,7 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
   if (!open || limit - from < G2Z__PIECE_PART) return G2Z_OK;
   /* A long piece that has begun. What is left of it must not look like a contraction. */
   size_t made, merged;
-  G2Z__GROW(encoder->services, int32_t, out->ids, out->capacity, out->count,
-            out->count + (limit - from));
+  G2Z__TRY(g2z__tokens_reserve(encoder->services, out, out->count + (limit - from)));
   G2Z__TRY(g2z__merge_piece(encoder, text + from, limit - from, 0, out->ids + out->count, &made,
                             &merged));
   for (; made; made--) {
@@ -6007,7 +6020,7 @@ G2Z__PRIVATE g2z_status g2z__encode_special(g2z_encoder *encoder, const unsigned
     G2Z__TRY(g2z__encode_ordinary(encoder, text + at, end - at, open && !eot, out, used));
     *used += at;
     if (!eot) return G2Z_OK;
-    G2Z__GROW(encoder->services, int32_t, out->ids, out->capacity, out->count, out->count + 1);
+    G2Z__TRY(g2z__tokens_reserve(encoder->services, out, out->count + 1));
     out->ids[out->count++] = g2z_tokenizer_eot(encoder->tokenizer);
     at = end + G2Z__EOT_BYTES;
   }
@@ -6037,7 +6050,6 @@ G2Z__PRIVATE size_t g2z__utf8_given(const unsigned char *text, size_t bytes, siz
 G2Z__PRIVATE g2z_status g2z__encode(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
                                     int flags, int open, g2z_tokens *out, size_t *used) {
   const unsigned char *valid = text;
-  if (!out->services) out->services = encoder->services;
   *used = 0;
   if (open) bytes = g2z__utf8_trim(text, bytes);
   if (bytes == 0) return G2Z_OK;
@@ -13311,13 +13323,9 @@ G2Z__PRIVATE g2z_status g2z__sampling_check(g2z_services *services, const g2z_sa
 }
 
 G2Z__PRIVATE g2z_status g2z__tokens_append(g2z_services *services, g2z_tokens *tokens, int id) {
-  void *ids = tokens->ids;
-  tokens->services = services;
-  g2z_status status = g2z__grow(services, &ids, &tokens->capacity, tokens->count,
-                                tokens->count + 1, sizeof(int32_t));
-  tokens->ids = (int32_t *)ids;
-  if (status == G2Z_OK) tokens->ids[tokens->count++] = id;
-  return status;
+  G2Z__TRY(g2z__tokens_reserve(services, tokens, tokens->count + 1));
+  tokens->ids[tokens->count++] = id;
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_generate(g2z_trainer *t, g2z_tokens *tokens, int count,

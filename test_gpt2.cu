@@ -7771,6 +7771,48 @@ static void test_generate_cycle(g2z_test *t) {
   test_trainer_close(&tt);
 }
 
+/* A list of tokens belongs to the services it began with, whoever adds to it. */
+static void test_tokens_services(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 2, 32, 16, 61);
+  static g2z_test other;
+  g2z_tokenizer *tokenizer = NULL;
+  g2z_encoder *encoder = NULL;
+  g2z_tokens tokens;
+  test_trainer tt;
+  char text[300];
+  memset(&other, 0, sizeof other);
+  memset(&tokens, 0, sizeof tokens);
+  memset(text, '!', sizeof text);
+  other.services.allocate = test_allocate;
+  other.services.release = test_release;
+  other.services.user = &other;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  CHECK_OK(t, g2z__tokens_append(&other.services, &tokens, 1));
+  other.fail_at = 1; /* the sentence goes to the services of the call */
+  CHECK_STATUS(t, g2z_encode(encoder, text, sizeof text, G2Z_ENCODE_DEFAULT, &tokens),
+               G2Z_NO_MEMORY, &t->services, "bytes");
+  other.fail_at = 0;
+  CHECK_OK(t, g2z_encode(encoder, text, sizeof text, G2Z_ENCODE_DEFAULT, &tokens));
+  CHECK(t, tokens.services == &other.services && other.allocations == 1 && tokens.count == 301);
+  long live = t->allocations;
+  g2z_sampling sampling = g2z_sampling_default();
+  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 300, &sampling, -1, NULL, NULL));
+  CHECK(t, tokens.services == &other.services && other.allocations == 1 && t->allocations == live);
+  other.fail_at = 1;
+  t->services.error[0] = 0;
+  CHECK_STATUS(t, g2z_generate(tt.trainer, &tokens, 3000, &sampling, -1, NULL, NULL),
+               G2Z_NO_MEMORY, &t->services, "bytes");
+  other.fail_at = 0;
+  g2z_tokens_free(&tokens);
+  g2z_tokens_free(NULL);
+  CHECK(t, other.allocations == 0 && t->allocations == live);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+  test_trainer_close(&tt);
+}
+
 #ifndef G2Z_FUZZ
 
 /* ----- the table --------------------------------------------------------- */
@@ -12072,6 +12114,7 @@ static const g2z_test_entry test_table[] = {
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
+    {"tokens_services", "tokens belong to the services they began with", test_tokens_services},
     {"zero_equal", "stages 0 to 3 and dp on 2, 3 and 4 ranks learn what one learns",
      test_zero_equal},
     {"zero_alone", "wte's gradient in two parts on one rank", test_zero_alone},
