@@ -14419,10 +14419,12 @@ G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
   return has;
 }
 
-/* Removes a checkpoint, whole or not, and nothing that somebody else put there. 0: the directory is
- * still there, and errno says why. */
+/* Removes a checkpoint, whole or not, and nothing that somebody else put there or keeps elsewhere,
+ * behind a link. 0: the directory is still there, and errno says why. */
 G2Z__PRIVATE int g2z__checkpoint_remove(const char *path) {
-  DIR *directory = opendir(path);
+  int file = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  DIR *directory = file < 0 ? NULL : fdopendir(file);
+  if (file >= 0 && !directory) close(file);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
     if (g2z__checkpoint_has(entry->d_name)) unlinkat(dirfd(directory), entry->d_name, 0);
   if (directory) closedir(directory);

@@ -10065,8 +10065,14 @@ static void test_run_resume(g2z_test *t) {
   g2z_release(&t->services, log);
   test_runs_equal(t, a.run_dir, b.run_dir);
   b.config.epochs = 3;
+  /* Of a checkpoint elsewhere the link gives way, and nothing in it. */
+  test_sh(t, "cd '%s' && mv step-000006 ../moved && ln -s ../moved step-000006%s", b.run_dir, "");
+  t->services.log = test_run_warned;
   CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  t->services.log = NULL;
   CHECK(t, seen.steps == 4 && seen.last_step == 12);
+  CHECK(t, strstr(test_run_warning, "b/step-000006.partial stays: Not a directory") != NULL);
+  test_sh(t, "diff -r '%s'/step-000006 '%s'/../moved", a.run_dir, b.run_dir);
 
   /* A checkpoint of another directory begins a run of its own. */
   test_run_saves(t, &b, "c");
