@@ -1213,10 +1213,10 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
     json += is_json_path(inputs[i]) || strcmp(inputs[i], "-") == 0;
     unknown += bytes == 0;
     *total += bytes;
-    if (strcmp(inputs[i], "-") == 0 && o->train_bpe)
+    if (o->train_bpe && !bytes && packing_of(inputs[i]) == PACKED_NOT)
       return fail(services, G2Z_BAD_ARGUMENT,
-                  "--train-bpe reads its text twice, which standard input does not allow: name "
-                  "files");
+                  "--train-bpe reads its text twice, which %s does not allow: name files",
+                  strcmp(inputs[i], "-") == 0 ? "standard input" : inputs[i]);
   }
   if (o->field && !json)
     return fail(services, G2Z_BAD_ARGUMENT, "--field %.80s: %s is read as text, since its name "

@@ -2224,6 +2224,7 @@ static void test_prepare_refusals(g2z_test *t) {
       {"--bench $D/none.txt", "none.txt: No such file"},
       {"--bench $D/a.txt --encode", "give one of them"},
       {"--train-bpe 300 -", "reads its text twice"},
+      {"--train-bpe 300 /dev/stdin < /dev/null", "twice, which /dev/stdin does not allow"},
       {"$D/none.txt", "none.txt: No such file"},
       {"$D/a.txt $D/empty.txt", "empty.txt is empty"},
       {"- < /dev/null", "standard input is empty"},
