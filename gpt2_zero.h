@@ -19417,10 +19417,11 @@ G2Z_API g2z_point g2z_point_default(void) {
 }
 
 G2Z_API double g2z_median(double *values, size_t count) {
+  if (count == 0) return NAN; /* qsort may not be given NULL */
   for (size_t i = 0; i < count; i++)
     if (isnan(values[i])) return NAN;
   qsort(values, count, sizeof *values, g2z__double_order);
-  return count ? 0.5 * (values[(count - 1) / 2] + values[count / 2]) : NAN;
+  return 0.5 * (values[(count - 1) / 2] + values[count / 2]);
 }
 
 G2Z_API double g2z_deviation(const double *values, size_t count) {
