@@ -15551,6 +15551,8 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) {
     g2z__resumer_compare(&r);
+    t->stale = 1; /* on a rank that owns nothing, and writes nothing, as on the others */
+    t->turn[0] = t->turn[1] = 0;
     status = g2z__resumer_tune(&r);
     if (status == G2Z_OK) status = g2z__resumer_fill(&r);
     if (status == G2Z_OK) status = g2z__resumer_seek(&r);
