@@ -1622,8 +1622,9 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
 G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
 /* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. All ranks
  * of a job make the same calls, and return the same status from the same call: what befell one of
- * them (a shard that cannot be read) becomes known to all one step later. A call that fails reports
- * the last step that finished all the same where no later call would: loss_step is not 0 then. */
+ * them (a shard that cannot be read) becomes known to all one step later, and is what their steps
+ * return until a checkpoint is loaded. A call that fails reports the last step that finished all
+ * the same where no later call would: loss_step is not 0 then. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
 /* One step on the caller's tokens, x and y [accum, B, T] in host memory. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
@@ -15501,7 +15502,8 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = r->saved.tokens;
   if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
-  t->stop_agreed = 0; /* that was about the steps that it leaves here */
+  t->stop_agreed = 0; /* that was about the steps that it leaves here, */
+  t->failed = G2Z_OK; /* and so was this */
   *t->verdict.reported[state.step % 2] = state;
   g2z__tape_free(t->comm, &t->tape); /* its products may take other algorithms now */
   return G2Z_OK;

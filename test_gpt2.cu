@@ -9445,7 +9445,7 @@ static void test_zero_recompute(g2z_test *t) { test_zero_recompute_on(t, 0, G2Z_
 /* What befalls one rank is returned by all, from the same step, with the same sentence. */
 static void test_zero_trouble_on(g2z_test *t, int device, int world) {
   static const struct { const char *kind, *says; } cases[] = {
-      {"token", "step 6 status 1, from what was saved 1: rank 1: token=61 at position 17"},
+      {"token", "step 6 status 1, from what was saved 0: rank 1: token=61 at position 17"},
       {"stop", "step 6 status 8, from what was saved 0: a stop was requested: step 5 was the "},
       {"validation", "step 10 status 0, from what was saved 0: rank 1: "}};
   int32_t ids[1600];
