@@ -1623,8 +1623,9 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
 G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
 /* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. All ranks
  * of a job make the same calls, and return the same status from the same call: what befell one of
- * them (a shard that cannot be read) becomes known to all one step later. A call that fails reports
- * the last step that finished all the same where no later call would: loss_step is not 0 then. */
+ * them (a shard that cannot be read) becomes known to all one step later, and is what their steps
+ * return until a checkpoint is loaded. A call that fails reports the last step that finished all
+ * the same where no later call would: loss_step is not 0 then. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
 /* One step on the caller's tokens, x and y [accum, B, T] in host memory. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
@@ -2384,12 +2385,13 @@ G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const 
                    strerror(error), remedy);
 }
 
-/* "DIRECTORY/name"; freed with g2z_release. */
+/* "DIRECTORY/name"; freed with g2z_release. "" is no directory, and the root least of all. */
 G2Z__PRIVATE g2z_status g2z__join_path(g2z_services *services, const char *directory,
                                        const char *name, char **out) {
   size_t length = strlen(directory), rest = strlen(name) + 1;
   void *memory;
   *out = NULL;
+  if (length == 0) return g2z__fail_file(services, ENOENT, "open the directory", directory);
   G2Z__TRY(g2z__alloc(services, length + 1 + rest, 1, &memory));
   char *path = (char *)memory;
   memcpy(path, directory, length);
@@ -5651,8 +5653,22 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
 }
 
 G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
+  if (!tokens) return;
   if (tokens->services) g2z_release(tokens->services, tokens->ids);
   memset(tokens, 0, sizeof *tokens);
+}
+
+/* Room for `need` ids, from the services that the list came to be with; `services` hear why not. */
+G2Z__PRIVATE g2z_status g2z__tokens_reserve(g2z_services *services, g2z_tokens *tokens,
+                                            size_t need) {
+  void *ids = tokens->ids;
+  if (!tokens->services) tokens->services = services;
+  g2z_status status = g2z__grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
+                                sizeof(int32_t));
+  tokens->ids = (int32_t *)ids;
+  if (status != G2Z_OK && tokens->services != services)
+    memcpy(services->error, tokens->services->error, sizeof services->error);
+  return status;
 }
 
 /* Stores three ids, and may store a fourth that is none. Together it takes four instructions for
@@ -5969,8 +5985,8 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
     if (scan->block == scan->blocks) starts[count++] = bytes;
     int over = starts[count - 1] > limit;
     while (starts[count - 1] > limit) count--;
-    G2Z__GROW(encoder->services, int32_t, out->ids, out->capacity, out->count,
-              out->count + (starts[count - 1] - from) + 5);
+    G2Z__TRY(g2z__tokens_reserve(encoder->services, out,
+                                 out->count + (starts[count - 1] - from) + 5));
     G2Z__TRY(g2z__encode_units(encoder, text, bytes, starts, count - 1, G2Z__PIECE, out));
     from = starts[count - 1];
     if (over) break;
@@ -5979,8 +5995,7 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
   if (!open || limit - from < G2Z__PIECE_PART) return G2Z_OK;
   /* A long piece that has begun. What is left of it must not look like a contraction. */
   size_t made, merged;
-  G2Z__GROW(encoder->services, int32_t, out->ids, out->capacity, out->count,
-            out->count + (limit - from));
+  G2Z__TRY(g2z__tokens_reserve(encoder->services, out, out->count + (limit - from)));
   G2Z__TRY(g2z__merge_piece(encoder, text + from, limit - from, 0, out->ids + out->count, &made,
                             &merged));
   for (; made; made--) {
@@ -6007,7 +6022,7 @@ G2Z__PRIVATE g2z_status g2z__encode_special(g2z_encoder *encoder, const unsigned
     G2Z__TRY(g2z__encode_ordinary(encoder, text + at, end - at, open && !eot, out, used));
     *used += at;
     if (!eot) return G2Z_OK;
-    G2Z__GROW(encoder->services, int32_t, out->ids, out->capacity, out->count, out->count + 1);
+    G2Z__TRY(g2z__tokens_reserve(encoder->services, out, out->count + 1));
     out->ids[out->count++] = g2z_tokenizer_eot(encoder->tokenizer);
     at = end + G2Z__EOT_BYTES;
   }
@@ -6037,7 +6052,6 @@ G2Z__PRIVATE size_t g2z__utf8_given(const unsigned char *text, size_t bytes, siz
 G2Z__PRIVATE g2z_status g2z__encode(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
                                     int flags, int open, g2z_tokens *out, size_t *used) {
   const unsigned char *valid = text;
-  if (!out->services) out->services = encoder->services;
   *used = 0;
   if (open) bytes = g2z__utf8_trim(text, bytes);
   if (bytes == 0) return G2Z_OK;
@@ -13305,13 +13319,9 @@ G2Z__PRIVATE g2z_status g2z__sampling_check(g2z_services *services, const g2z_sa
 }
 
 G2Z__PRIVATE g2z_status g2z__tokens_append(g2z_services *services, g2z_tokens *tokens, int id) {
-  void *ids = tokens->ids;
-  tokens->services = services;
-  g2z_status status = g2z__grow(services, &ids, &tokens->capacity, tokens->count,
-                                tokens->count + 1, sizeof(int32_t));
-  tokens->ids = (int32_t *)ids;
-  if (status == G2Z_OK) tokens->ids[tokens->count++] = id;
-  return status;
+  G2Z__TRY(g2z__tokens_reserve(services, tokens, tokens->count + 1));
+  tokens->ids[tokens->count++] = id;
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_generate(g2z_trainer *t, g2z_tokens *tokens, int count,
@@ -14405,10 +14415,12 @@ G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
   return has;
 }
 
-/* Removes a checkpoint, whole or not, and nothing that somebody else put there. 0: the directory is
- * still there, and errno says why. */
+/* Removes a checkpoint, whole or not, and nothing that somebody else put there or keeps elsewhere,
+ * behind a link. 0: the directory is still there, and errno says why. */
 G2Z__PRIVATE int g2z__checkpoint_remove(const char *path) {
-  DIR *directory = opendir(path);
+  int file = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  DIR *directory = file < 0 ? NULL : fdopendir(file);
+  if (file >= 0 && !directory) close(file);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
     if (g2z__checkpoint_has(entry->d_name)) unlinkat(dirfd(directory), entry->d_name, 0);
   if (directory) closedir(directory);
@@ -15485,7 +15497,8 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = r->saved.tokens;
   if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
-  t->stop_agreed = 0; /* that was about the steps that it leaves here */
+  t->stop_agreed = 0; /* that was about the steps that it leaves here, */
+  t->failed = G2Z_OK; /* and so was this */
   *t->verdict.reported[state.step % 2] = state;
   g2z__tape_free(t->comm, &t->tape); /* its products may take other algorithms now */
   return G2Z_OK;
@@ -15535,6 +15548,8 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) {
     g2z__resumer_compare(&r);
+    t->stale = 1; /* on a rank that owns nothing, and writes nothing, as on the others */
+    t->turn[0] = t->turn[1] = 0;
     status = g2z__resumer_tune(&r);
     if (status == G2Z_OK) status = g2z__resumer_fill(&r);
     if (status == G2Z_OK) status = g2z__resumer_seek(&r);
@@ -19401,10 +19416,11 @@ G2Z_API g2z_point g2z_point_default(void) {
 }
 
 G2Z_API double g2z_median(double *values, size_t count) {
+  if (count == 0) return NAN; /* qsort may not be given NULL */
   for (size_t i = 0; i < count; i++)
     if (isnan(values[i])) return NAN;
   qsort(values, count, sizeof *values, g2z__double_order);
-  return count ? 0.5 * (values[(count - 1) / 2] + values[count / 2]) : NAN;
+  return 0.5 * (values[(count - 1) / 2] + values[count / 2]);
 }
 
 G2Z_API double g2z_deviation(const double *values, size_t count) {

@@ -129,7 +129,8 @@ static const char help_end[] =
     "They get these names together at the end; before, and after a failure, there is none.\n"
     "\n"
     "Validation: F of the documents, dealt evenly from the first on: with 0.05, each 20th. Fewer\n"
-    "than 10 / F texts of one document each give the last F of their bytes instead.\n"
+    "than 10 / F texts of one document each give the last F of their bytes instead; without a\n"
+    "choice of F, packed texts and standard input, whose length is not known, then give none.\n"
     "--train-docs leaves out what is behind the N documents of which anything is for training.\n"
     "With --val-tokens the ids tell which these are, and --train-bpe learns from all of the text.\n"
     "nanoGPT's split of a text: --format raw --eot none --val-fraction 0.1 TEXT\n"
@@ -1208,14 +1209,14 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
   *total = 0;
   for (int i = 0; i < count; i++) {
     TRY(check_input(services, inputs[i], &bytes));
-    texts += bytes && o->split_docs == SPLIT_NONE && !is_json_path(inputs[i]);
+    texts += o->split_docs == SPLIT_NONE && !is_json_path(inputs[i]);
     json += is_json_path(inputs[i]) || strcmp(inputs[i], "-") == 0;
     unknown += bytes == 0;
     *total += bytes;
-    if (strcmp(inputs[i], "-") == 0 && o->train_bpe)
+    if (o->train_bpe && !bytes && packing_of(inputs[i]) == PACKED_NOT)
       return fail(services, G2Z_BAD_ARGUMENT,
-                  "--train-bpe reads its text twice, which standard input does not allow: name "
-                  "files");
+                  "--train-bpe reads its text twice, which %s does not allow: name files",
+                  strcmp(inputs[i], "-") == 0 ? "standard input" : inputs[i]);
   }
   if (o->field && !json)
     return fail(services, G2Z_BAD_ARGUMENT, "--field %.80s: %s is read as text, since its name "
@@ -1228,13 +1229,13 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
     TRY(check_input(services, inputs[i], &bytes));
     if (bytes) s.end = bytes;
     s.json = is_json_path(inputs[i]) || (is_stdin && o->field);
-    int whole = !s.json && o->split_docs == SPLIT_NONE && fraction > 0;
+    int whole = !s.json && o->split_docs == SPLIT_NONE && fraction > 0 && texts * fraction < 10;
     if (whole && !bytes && !o->val_default)
       return fail(services, G2Z_BAD_ARGUMENT,
                   "--val-fraction %g: how long %s is shows only at its end; give --val-tokens, "
                   "--split-docs, or a file", (double)o->val_fraction, s.label);
     if (whole && !bytes) s.split = TRAIN;
-    if (whole && bytes && texts * fraction < 10) {
+    if (whole && bytes) {
       source tail = s;
       TRY(find_tail(services, inputs[i], bytes, fraction, &tail.begin));
       s.end = tail.begin;
