@@ -1285,7 +1285,8 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
  *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel; the LM head
  *                 of a training in 16 bits on Hopper is our own always
  *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
- * `text` ends with a NUL. The CPU has nothing to tune: its table is empty. */
+ * `text` ends with a NUL. The CPU has nothing to tune: its table is empty, and a GPU's, which it
+ * takes too, is not looked at behind the head. */
 typedef enum g2z_tune { G2Z_TUNE_OFF, G2Z_TUNE_ON, G2Z_TUNE_OWN } g2z_tune;
 G2Z_API void g2z_device_tune(g2z_device *device, int how);
 G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text); /* freed by g2z_release */
@@ -7808,7 +7809,16 @@ G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text) {
   return G2Z_OK;
 }
 
+/* What each GPU's table begins with. The number is of the lines' form. */
+#define G2Z__TUNING_HEAD "gpt2_zero tuning 2, "
+
 G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) {
+  int own = device->kind == G2Z_DEVICE_CPU && !*text;
+  if (!own && strncmp(text, G2Z__TUNING_HEAD, strlen(G2Z__TUNING_HEAD)) != 0)
+    return g2z__fail(device->services, G2Z_FORMAT,
+                     "no tuning table of this build: it begins with \"%s\" and not with \""
+                     G2Z__TUNING_HEAD "...\"; take a run's tuning.txt, or none to tune anew",
+                     g2z__show((const unsigned char *)text, strcspn(text, "\n")).text);
   return device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_tuning_read(device, text) : G2Z_OK;
 }
 
@@ -12568,7 +12578,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
   G2Z__TRY(g2z_read_file(t->services, t->config.tuning, 1 << 24, &text, &bytes));
   g2z_status status = g2z_device_tuning_read(t->device, text);
   g2z_release(t->services, text);
-  return status;
+  char reason[G2Z_ERROR_BYTES];
+  if (status != G2Z_FORMAT) return status;
+  memcpy(reason, t->services->error, sizeof reason);
+  return g2z__fail(t->services, status, "%.300s: %s", t->config.tuning, reason);
 }
 
 G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {

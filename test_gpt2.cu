@@ -3172,6 +3172,11 @@ static void test_ops_device(g2z_test *t) {
   CHECK_OK(t, g2z_device_memory(s, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
   CHECK(t, free_bytes >= 1 << 20 && free_bytes <= total_bytes);
   CHECK_OK(t, g2z_device_create(s, G2Z_DEVICE_CPU, G2Z_BF16, G2Z_FP32, &device));
+  CHECK_OK(t, g2z_device_tuning_read(device, "")); /* its own, and a GPU's */
+  CHECK_OK(t, g2z_device_tuning_read(device, "gpt2_zero tuning 2, cuBLASLt 1, 2 SMs, x\n1 2\n"));
+  CHECK_STATUS(t, g2z_device_tuning_read(device, "gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\n"),
+               G2Z_FORMAT, s, "begins with \"gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\"");
+  CHECK_STATUS(t, g2z_device_tuning_read(device, "\n"), G2Z_FORMAT, s, "a run's tuning.txt");
   CHECK(t, device->dtype == G2Z_BF16 && device->grad_dtype == G2Z_FP32 && device->services == s);
   CHECK(t, device->kind == G2Z_DEVICE_CPU && device->ops == g2z_cpu_ops());
   void *memory;
@@ -6732,6 +6737,10 @@ static void test_train_refusals(g2z_test *t) {
       {"--train $SHARD --strategy dp --zero 1", "strategy=dp keeps one optimizer, on rank 0, and"},
       {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
       {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
+      {"--train $SHARD --layers 1 --channels 64 --context 16 --device cpu --tuning /nowhere/t.txt",
+       "/nowhere/t.txt"},
+      {"--train $SHARD --layers 1 --channels 64 --context 16 --device cpu --tuning $SHARD",
+       "shard.bin: no tuning table of this build: it begins with \""},
       {"--train $SHARD --init-from /nowhere", "/nowhere"},
       {"--train $SHARD --run-dir $(printf %01100d 0)",
        "--run-dir has 1100 bytes, and at most 1023"},
