@@ -6759,6 +6759,18 @@ static void test_train_refusals(g2z_test *t) {
       test_fail(t, __FILE__, __LINE__, "train %s: exit code %d, \"%s\", which lacks \"%s\"",
                 cases[i][0], code, output, cases[i][1]);
   }
+  static const char *const samples[] = {"prompt x", "prompt ''", "sample-every 1", "temperature 0",
+                                        "top-k 1", "top-p 0.5", "sample-seed 7"};
+  for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
+    char sentence[80];
+    snprintf(arguments, sizeof arguments, "--run-dir none --device cpu --layers 1 --channels 8 "
+             "--heads 1 --context 8 --vocab-size 257 --max-train-steps 1 --train $SHARD --%s "
+             "--sample-tokens 0", samples[i]);
+    CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+    snprintf(sentence, sizeof sentence, "train: --%.*s: --sample-tokens 0 has no use for it",
+             (int)strcspn(samples[i], " "), samples[i]);
+    CHECK(t, strstr(output, sentence) != NULL);
+  }
   /* A directory that is named after the clock holds no checkpoint of an earlier start. */
   CHECK(t, test_train(t, "--train $SHARD --resume latest --layers 1 --channels 64", output,
                       sizeof output) == 1);
@@ -10651,8 +10663,8 @@ static void test_train_ranks_differ(g2z_test *t) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     test_ranks_open(&ranks, 2);
     for (int r = 0; r < 2; r++) {
-      snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 1 --val-every 5 %s", base,
-               r ? cases[i].flags : "");
+      snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 1 --val-every 5 "
+               "--sample-tokens 1 %s", base, r ? cases[i].flags : "");
       test_train_start(t, &ranks, r, "", arguments);
     }
     test_ranks_wait(t, &ranks, 30);

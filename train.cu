@@ -322,6 +322,23 @@ static g2z_status check_length(g2z_services *services, const char *flag, const c
   return G2Z_BAD_ARGUMENT;
 }
 
+/* Refuses what says how or when to draw samples that are not drawn. */
+static g2z_status check_samples(g2z_services *services, const options *o) {
+  const options defaults = default_options();
+  if (o->run.sample_tokens > 0) return G2Z_OK;
+#define X(flag, name)                                                                             \
+  if (memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)                          \
+    return fail(services, flag ": --sample-tokens 0 has no use for it; leave one of them away");
+  X("--prompt", prompt)
+  X("--sample-every", sample_every)
+  X("--temperature", sampling.temperature)
+  X("--top-k", sampling.top_k)
+  X("--top-p", sampling.top_p)
+  X("--sample-seed", sampling.seed)
+#undef X
+  return G2Z_OK;
+}
+
 /* What flags leave open, and what they say together. */
 static g2z_status settle(g2z_services *services, options *o, g2z_context_config *context) {
   g2z_train_config *train = &o->run.train;
@@ -329,6 +346,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
   TRY(g2z_place_find(services, &ranks->place));
   TRY(check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
   TRY(check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
+  TRY(check_samples(services, o));
   if (o->dry_run && (o->ranks || o->gpus))
     ranks->place.world = ranks->place.local_world = o->gpus ? o->gpus : o->ranks;
   if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
