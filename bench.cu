@@ -1267,6 +1267,23 @@ static g2z_status divide_batch(g2z_services *services, const options *o, work *w
   return G2Z_OK;
 }
 
+/* Whether --train's shards are there, and hold a step of this point. */
+static g2z_status check_shards(g2z_services *services, const work *w) {
+  g2z_loader_config shards;
+  g2z_loader *loader;
+  memset(&shards, 0, sizeof shards);
+  shards.glob = w->train.train_glob;
+  shards.batch = w->train.batch;
+  shards.seq = w->train.seq;
+  shards.accum = w->train.accum;
+  shards.world = w->world;
+  shards.vocab = w->train.model.vocab;
+  if (!shards.glob) return G2Z_OK;
+  TRY(g2z_loader_create(services, &shards, &loader));
+  g2z_loader_free(loader);
+  return G2Z_OK;
+}
+
 /* Whether this machine and this build can do it: the plan knows all that needs no device. */
 static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
   g2z_plan plan;
@@ -1277,6 +1294,7 @@ static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
     return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", w->world, gpus);
   TRY(divide_batch(e->services, e->o, w));
   TRY(g2z_plan_make(e->services, &w->train, e->device, 0, w->world, &plan));
+  TRY(check_shards(e->services, w));
   double per_step = (double)plan.batch * plan.accum * plan.seq * w->world;
   double steps = e->o->tokens ? ceil((double)e->o->tokens / per_step) : w->steps;
   if (steps > STEPS_MAX)

@@ -11401,6 +11401,10 @@ static void test_bench_refusals(g2z_test *t) {
       {"buckets --sizes 1,x --out $D/s", "--sizes 1,x: numbers from 0"},
       {"scaling --device cpu --channels 60 --heads 7 --out $D/s",
        "no point can be measured here: channels=60 must divide by heads=7"},
+      {"scaling --device cpu --gpus 1 --train $D/none --out $D/s",
+       "no point can be measured here: no file is called or matches "},
+      {"buckets --device cpu --train $D/x.bin --out $D/s", "x.bin has no shard header"},
+      {"matrix --device cpu --train '' --out $D/s", "no token shards were named"},
       {"scaling --device cpu --gpus 1 --tokens 100000000000000 --out $D/s",
        "--tokens 100000000000000 are 195312500000 steps: at most 100000000 can be timed"},
       {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
@@ -11421,6 +11425,7 @@ static void test_bench_refusals(g2z_test *t) {
   char output[16384], line[1500];
   const char *program = getenv("G2Z_BENCH");
   if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     snprintf(line, sizeof line, "D='%s'; OMP_WAIT_POLICY=passive %s %s 2>&1", t->directory,
              program ? program : "./bench", cases[i][0]);
@@ -11585,6 +11590,7 @@ static void test_bench_stopped(g2z_test *t) {
   char output[16384], line[2048], want[128];
   const char *program = getenv("G2Z_BENCH");
   if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     snprintf(line, sizeof line, "D='%s'; export OMP_WAIT_POLICY=passive; "
              "%s %s --device cpu --layers 1 --channels 16 --heads 2 --vocab-size 64 --seq 8 "
