@@ -334,12 +334,14 @@ static g2z_status read_list(g2z_services *services, const char *flag, const char
   for (*count = 0;; at++) {
     char *end;
     double number = strtod(at, &end);
+    int space = *at == ' ' || (*at >= '\t' && *at <= '\r'); /* what strtod skips */
     if (*count == LIST_MAX)
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: more than %d numbers", flag, text,
                   LIST_MAX);
-    if (end == at || (*end && *end != ',') || !(number >= least && number <= most))
+    if (end == at || (*end && *end != ',') || space || !(number >= least && number <= most))
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, with "
-                  "commas between them, as in %g,%g", flag, text, least, most, least, least + 1);
+                  "commas alone between them, as in %g,%g", flag, text, least, most, least,
+                  least + 1);
     out[*count] = number;
     TRY(check_entry(services, flag, text, at, (size_t)(end - at), out, (*count)++));
     at = end;
@@ -361,7 +363,7 @@ static g2z_status read_words(g2z_services *services, const char *flag, const cha
     }
     if (!word || *count == LIST_MAX)
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with commas "
-                  "between them", flag, text, LIST_MAX, words + 1);
+                  "alone between them", flag, text, LIST_MAX, words + 1);
     out[*count] = index;
     TRY(check_entry(services, flag, text, at, length, out, (*count)++));
     at += length;
