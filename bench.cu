@@ -81,7 +81,8 @@ typedef struct options {
 
 #define IN(name) (1u << COMMAND_##name)
 #define EXPERIMENTS (IN(scaling) | IN(buckets) | IN(matrix) | IN(strategies))
-#define TRAINING (IN(step) | IN(ops) | EXPERIMENTS | IN(point))
+#define STEPPING (IN(step) | EXPERIMENTS | IN(point))
+#define TRAINING (STEPPING | IN(ops)) /* whose ops are those of a step */
 #define SWEEPS (EXPERIMENTS | IN(comm))
 #define READERS (IN(report) | IN(profile)) /* their arguments are directories */
 #define ANY ((1u << COMMAND_COUNT) - 1)
@@ -120,9 +121,9 @@ typedef struct options {
   FLAG(TRAINING, "accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")              \
   FLAG(TRAINING, "dropout", FLOAT, train.dropout, 0, 0.99, "P",                                   \
        "on embedding, attention, projections")                                                    \
-  FLAG(TRAINING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                                   \
+  FLAG(STEPPING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                                   \
        "token shards [tokens by Zipf's law]")                                                     \
-  FLAG(TRAINING, "steps", INT, steps, 1, STEPS_MAX, "N", "steps that are timed")                  \
+  FLAG(STEPPING, "steps", INT, steps, 1, STEPS_MAX, "N", "steps that are timed")                  \
   FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "instead of --steps, over all ranks")  \
   FLAG(EXPERIMENTS | IN(point), "warmup", INT, warmup, 0, 1000000, "N", "steps before those")     \
   FLAG(EXPERIMENTS | IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",                     \
@@ -133,7 +134,7 @@ typedef struct options {
        G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")                                           \
   FLAG(ANY & ~EXPERIMENTS & ~READERS, "dtype", CHOICE, dtype, 0, 0,                            \
        G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")                                  \
-  FLAG(TRAINING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as CUDA graphs") \
+  FLAG(STEPPING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as CUDA graphs") \
   FLAG(TRAINING & ~EXPERIMENTS, "zero", INT, train.zero_stage, 0, 3, "STAGE",                     \
        "ZeRO, on several ranks")                                                                  \
   FLAG(TRAINING & ~EXPERIMENTS, "strategy", CHOICE, train.strategy, 0, 0,                         \
