@@ -1818,7 +1818,7 @@ typedef struct g2z_run_config {
                                 * with other files in it stays, as step-NNNNNN.partial */
   const char *save_weights;    /* directory for the weights at the end, with the tokenizer; NULL:
                                 * none. One that holds a tokenizer is refused where there is none
-                                * to replace it */
+                                * to replace it, and so is a checkpoint */
   const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
   const char *dataset_name;    /* NULL: from the shards' names */
   const char *command_line;    /* NULL: null */
@@ -16098,21 +16098,26 @@ G2Z__PRIVATE g2z_status g2z__run_save_tokenizer(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: a tokenizer that this run does not replace would pass for that of its weights. */
+/* Rank 0: a tokenizer that this run does not replace would pass for that of its weights, and a
+ * checkpoint with other weights is none any more. */
 G2Z__PRIVATE g2z_status g2z__run_check_weights(const g2z_run *run) {
+  const char *directory = run->config.save_weights;
+  int there;
   for (int i = 0; !run->tokenizer && i < 2; i++) {
-    char *path;
-    G2Z__TRY(g2z__join_path(run->services, run->config.save_weights,
-                            g2z__tokenizer_files[i].name, &path));
-    int there = access(path, F_OK) == 0;
-    g2z_release(run->services, path);
+    const char *name = g2z__tokenizer_files[i].name;
+    G2Z__TRY(g2z__weights_has(run->services, directory, name, &there));
     if (there)
       return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
                        "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
                        "vocab, remove that file, or save the weights in another directory",
-                       run->config.save_weights, g2z__tokenizer_files[i].name);
+                       directory, name);
   }
-  return g2z__probe_directory(run->services, run->config.save_weights);
+  G2Z__TRY(g2z__weights_has(run->services, directory, "trainer_state.json", &there));
+  if (there)
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                     "%.400s is a checkpoint, whose weights belong to its other files: save these "
+                     "in another directory", directory);
+  return g2z__probe_directory(run->services, directory);
 }
 
 /* "step-000100". */

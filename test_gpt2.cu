@@ -10159,6 +10159,8 @@ static void test_run_resume_refusals(g2z_test *t) {
   s.config.train.train_glob = NULL;
   REFUSED(G2Z_BAD_ARGUMENT, "a training is resumed with the token shards");
   s.config.train.train_glob = s.train;
+  s.config.save_weights = path; /* and the checkpoint there stays one: it is resumed below */
+  REFUSED(G2Z_BAD_ARGUMENT, "step-000004 is a checkpoint, whose weights belong to its other files");
   s.config.save_weights = NULL;
   uid_t self = geteuid(); /* checkpoints that cannot be listed are not none */
   CHECK(t, chmod(s.run_dir, 0333) == 0 && chmod(t->directory, 0755) == 0);
