@@ -2384,12 +2384,14 @@ G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const 
                    strerror(error), remedy);
 }
 
-/* "DIRECTORY/name"; freed with g2z_release. */
+/* "DIRECTORY/name"; freed with g2z_release. Behind no name it would be a file of the root's: a
+ * script's variable was not set. */
 G2Z__PRIVATE g2z_status g2z__join_path(g2z_services *services, const char *directory,
                                        const char *name, char **out) {
   size_t length = strlen(directory), rest = strlen(name) + 1;
   void *memory;
   *out = NULL;
+  if (length == 0) return g2z__fail_file(services, ENOENT, "look into the directory", directory);
   G2Z__TRY(g2z__alloc(services, length + 1 + rest, 1, &memory));
   char *path = (char *)memory;
   memcpy(path, directory, length);

@@ -6742,6 +6742,7 @@ static void test_train_refusals(g2z_test *t) {
       {"--train $SHARD --layers 1 --channels 64 --context 16 --device cpu --tuning $SHARD",
        "shard.bin: no tuning table of this build: it begins with \""},
       {"--train $SHARD --init-from /nowhere", "/nowhere"},
+      {"--train $SHARD --init-from ''", "cannot look into the directory \"\": No such file"},
       {"--train $SHARD --run-dir $(printf %01100d 0)",
        "--run-dir has 1100 bytes, and at most 1023"},
       {"--train $SHARD --run-id $(printf %0200d 0)", "--run-id has 200 bytes, and at most 127"},
