@@ -6760,16 +6760,25 @@ static void test_train_refusals(g2z_test *t) {
       test_fail(t, __FILE__, __LINE__, "train %s: exit code %d, \"%s\", which lacks \"%s\"",
                 cases[i][0], code, output, cases[i][1]);
   }
-  static const char *const samples[] = {"prompt x", "prompt ''", "sample-every 1", "temperature 0",
-                                        "top-k 1", "top-p 0.5", "sample-seed 7"};
-  for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
+  static const char *const useless[][2] = {
+      {"prompt x", "--sample-tokens 0 has no use"},
+      {"prompt ''", "--sample-tokens 0 has no use"},
+      {"sample-every 1", "--sample-tokens 0 has no use"},
+      {"temperature 0", "--sample-tokens 0 has no use"},
+      {"top-k 1", "--sample-tokens 0 has no use"},
+      {"top-p 0.5", "--sample-tokens 0 has no use"},
+      {"sample-seed 7", "--sample-tokens 0 has no use"},
+      {"val-every 1", "there is nothing to validate on"},
+      {"val-steps 1", "there is nothing to validate on"},
+      {"max-val-steps 1", "there is nothing to validate on"}};
+  for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) {
     char sentence[80];
     snprintf(arguments, sizeof arguments, "--run-dir none --device cpu --layers 1 --channels 8 "
              "--heads 1 --context 8 --vocab-size 257 --max-train-steps 1 --train $SHARD --%s "
-             "--sample-tokens 0", samples[i]);
+             "--sample-tokens 0", useless[i][0]);
     CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
-    snprintf(sentence, sizeof sentence, "train: --%.*s: --sample-tokens 0 has no use for it",
-             (int)strcspn(samples[i], " "), samples[i]);
+    snprintf(sentence, sizeof sentence, "train: --%.*s: %s", (int)strcspn(useless[i][0], " "),
+             useless[i][0], useless[i][1]);
     CHECK(t, strstr(output, sentence) != NULL);
   }
   /* A directory that is named after the clock holds no checkpoint of an earlier start. */
