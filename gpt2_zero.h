@@ -2359,6 +2359,9 @@ static_assert(sizeof(off_t) == 8, "compile with -D_FILE_OFFSET_BITS=64: shards e
 #error "gpt2_zero.h: its file formats are little-endian and are read in place; so must the host be"
 #endif
 
+/* What may be empty, as something that can be seen in a sentence. */
+G2Z__PRIVATE const char *g2z__visible(const char *text) { return text[0] ? text : "\"\""; }
+
 /* "cannot write runs/a.bin: No space left on device; free some space or ...". */
 G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const char *action,
                                        const char *path) {
@@ -2380,7 +2383,7 @@ G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const 
     default: break;
   }
   /* glibc's strerror is thread-safe for every errno that exists; strerror_r has two signatures. */
-  return g2z__fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path[0] ? path : "\"\"",
+  return g2z__fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, g2z__visible(path),
                    strerror(error), remedy);
 }
 
@@ -17436,7 +17439,7 @@ G2Z__PRIVATE g2z_status g2z__flag_number(g2z_services *services, const g2z_flag 
   int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* what strtoll skips */
   if (end == text || *end || space)
     return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: not %s; write --%s %s", flag->name,
-                     text, whole ? "a whole number" : "a number", flag->name,
+                     g2z__visible(text), whole ? "a whole number" : "a number", flag->name,
                      whole ? "12" : "0.5, or 5e-1");
   if (whole && errno == ERANGE) in_range = 0;
   if (flag->kind != G2Z_FLAG_UINT64) /* written so that a NaN is out of range */
@@ -17490,8 +17493,8 @@ G2Z__PRIVATE g2z_status g2z__flag_set(g2z_services *services, const g2z_flag *fl
     memcpy(flag->destination, &i, sizeof i);
     return G2Z_OK;
   }
-  return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be one of %s", flag->name, text,
-                   flag->value + 1);
+  return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be one of %s", flag->name,
+                   g2z__visible(text), flag->value + 1);
 }
 
 /* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
@@ -17536,7 +17539,8 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
                        "%.80s: flags are written with two dashes; --help lists them", argument);
     if (!rest)
       return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                       "%.80s: this program takes flags only; --help lists them", argument);
+                       "%.80s: this program takes flags only; --help lists them",
+                       g2z__visible(argument));
     argv[++kept] = argument;
   }
   if (rest) *rest = kept;

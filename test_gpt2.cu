@@ -6713,6 +6713,9 @@ static void test_train_refusals(g2z_test *t) {
   static const char *const cases[][2] = {
       {"--bathc 4", "did you mean --batch?"},
       {"--batch four", "--batch four: not a whole number"},
+      {"--batch ''", "--batch \"\": not a whole number"},
+      {"--dtype=", "--dtype \"\": must be one of fp32"},
+      {"'' --batch 4", "\"\": this program takes flags only"},
       {"--batch -4", "--batch -4: must be from 1"},
       {"--batch 99999999999999999999", "must be from 1 to"},
       {"--lr 1e", "--lr 1e: not a number"},
