@@ -46,8 +46,7 @@ prepare_data: prepare_data.c gpt2_zero.h
 
 SOURCES := gpt2_zero.h train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md
 SHARDS  := ./prepare_data --train-bpe 4096 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
-RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e-3 --val-every 200 \
-           --prompt '  for (int i' --sample-tokens 200 --temperature 0.6
+RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e-3 --val-every 200
 
 # Threads that wait sleep: where something else runs on a core, spinning ones cost half of the speed.
 run test bench profile sanitize-cuda: export OMP_WAIT_POLICY ?= passive
@@ -57,6 +56,7 @@ run: train prepare_data ## train a GPT-2 on these sources, save it, let it write
 	$(SHARDS)
 	./train --train 'data/sources/sources_train_*.bin' --val 'data/sources/sources_val_*.bin' \
 	  --vocab data/sources/sources.bpe $(RUN) \
+	  --prompt '  for (int i' --sample-tokens 200 --temperature 0.6 \
 	  --run-dir runs/sources --save-weights runs/sources/weights
 	@echo
 	@echo 'the text and its vocabulary   data/sources'

@@ -81,7 +81,8 @@ typedef struct options {
 
 #define IN(name) (1u << COMMAND_##name)
 #define EXPERIMENTS (IN(scaling) | IN(buckets) | IN(matrix) | IN(strategies))
-#define TRAINING (IN(step) | IN(ops) | EXPERIMENTS | IN(point))
+#define STEPPING (IN(step) | EXPERIMENTS | IN(point))
+#define TRAINING (STEPPING | IN(ops)) /* whose ops are those of a step */
 #define SWEEPS (EXPERIMENTS | IN(comm))
 #define READERS (IN(report) | IN(profile)) /* their arguments are directories */
 #define ANY ((1u << COMMAND_COUNT) - 1)
@@ -120,9 +121,9 @@ typedef struct options {
   FLAG(TRAINING, "accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")              \
   FLAG(TRAINING, "dropout", FLOAT, train.dropout, 0, 0.99, "P",                                   \
        "on embedding, attention, projections")                                                    \
-  FLAG(TRAINING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                                   \
+  FLAG(STEPPING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                                   \
        "token shards [tokens by Zipf's law]")                                                     \
-  FLAG(TRAINING, "steps", INT, steps, 1, STEPS_MAX, "N", "steps that are timed")                  \
+  FLAG(STEPPING, "steps", INT, steps, 1, STEPS_MAX, "N", "steps that are timed")                  \
   FLAG(EXPERIMENTS, "tokens", INT64, tokens, 1, 1e15, "N", "instead of --steps, over all ranks")  \
   FLAG(EXPERIMENTS | IN(point), "warmup", INT, warmup, 0, 1000000, "N", "steps before those")     \
   FLAG(EXPERIMENTS | IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",                     \
@@ -133,7 +134,7 @@ typedef struct options {
        G2Z_DEVICE_LIST(WORD), "[cuda if there is one]")                                           \
   FLAG(ANY & ~EXPERIMENTS & ~READERS, "dtype", CHOICE, dtype, 0, 0,                            \
        G2Z_DTYPE_LIST(WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")                                  \
-  FLAG(TRAINING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as CUDA graphs") \
+  FLAG(STEPPING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto", "the step as CUDA graphs") \
   FLAG(TRAINING & ~EXPERIMENTS, "zero", INT, train.zero_stage, 0, 3, "STAGE",                     \
        "ZeRO, on several ranks")                                                                  \
   FLAG(TRAINING & ~EXPERIMENTS, "strategy", CHOICE, train.strategy, 0, 0,                         \
@@ -334,12 +335,14 @@ static g2z_status read_list(g2z_services *services, const char *flag, const char
   for (*count = 0;; at++) {
     char *end;
     double number = strtod(at, &end);
+    int space = *at == ' ' || (*at >= '\t' && *at <= '\r'); /* what strtod skips */
     if (*count == LIST_MAX)
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: more than %d numbers", flag, text,
                   LIST_MAX);
-    if (end == at || (*end && *end != ',') || !(number >= least && number <= most))
+    if (end == at || (*end && *end != ',') || space || !(number >= least && number <= most))
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, with "
-                  "commas between them, as in %g,%g", flag, text, least, most, least, least + 1);
+                  "commas alone between them, as in %g,%g", flag, text, least, most, least,
+                  least + 1);
     out[*count] = number;
     TRY(check_entry(services, flag, text, at, (size_t)(end - at), out, (*count)++));
     at = end;
@@ -361,7 +364,7 @@ static g2z_status read_words(g2z_services *services, const char *flag, const cha
     }
     if (!word || *count == LIST_MAX)
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with commas "
-                  "between them", flag, text, LIST_MAX, words + 1);
+                  "alone between them", flag, text, LIST_MAX, words + 1);
     out[*count] = index;
     TRY(check_entry(services, flag, text, at, length, out, (*count)++));
     at += length;
@@ -1267,6 +1270,23 @@ static g2z_status divide_batch(g2z_services *services, const options *o, work *w
   return G2Z_OK;
 }
 
+/* Whether --train's shards are there, and hold a step of this point. */
+static g2z_status check_shards(g2z_services *services, const work *w) {
+  g2z_loader_config shards;
+  g2z_loader *loader;
+  memset(&shards, 0, sizeof shards);
+  shards.glob = w->train.train_glob;
+  shards.batch = w->train.batch;
+  shards.seq = w->train.seq;
+  shards.accum = w->train.accum;
+  shards.world = w->world;
+  shards.vocab = w->train.model.vocab;
+  if (!shards.glob) return G2Z_OK;
+  TRY(g2z_loader_create(services, &shards, &loader));
+  g2z_loader_free(loader);
+  return G2Z_OK;
+}
+
 /* Whether this machine and this build can do it: the plan knows all that needs no device. */
 static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
   g2z_plan plan;
@@ -1277,6 +1297,7 @@ static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
     return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", w->world, gpus);
   TRY(divide_batch(e->services, e->o, w));
   TRY(g2z_plan_make(e->services, &w->train, e->device, 0, w->world, &plan));
+  TRY(check_shards(e->services, w));
   double per_step = (double)plan.batch * plan.accum * plan.seq * w->world;
   double steps = e->o->tokens ? ceil((double)e->o->tokens / per_step) : w->steps;
   if (steps > STEPS_MAX)

@@ -1286,7 +1286,8 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
  *                 that makes the LM head's exponentials, for a gradient in 16 bits on Hopper, is
  *                 our own always
  *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
- * `text` ends with a NUL. The CPU has nothing to tune: its table is empty. */
+ * `text` ends with a NUL. The CPU has nothing to tune: its table is empty, and a GPU's, which it
+ * takes too, is not looked at behind the head. */
 typedef enum g2z_tune { G2Z_TUNE_OFF, G2Z_TUNE_ON, G2Z_TUNE_OWN } g2z_tune;
 G2Z_API void g2z_device_tune(g2z_device *device, int how);
 G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text); /* freed by g2z_release */
@@ -1819,7 +1820,7 @@ typedef struct g2z_run_config {
                                 * with other files in it stays, as step-NNNNNN.partial */
   const char *save_weights;    /* directory for the weights at the end, with the tokenizer; NULL:
                                 * none. One that holds a tokenizer is refused where there is none
-                                * to replace it */
+                                * to replace it, and so is a checkpoint */
   const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
   const char *dataset_name;    /* NULL: from the shards' names */
   const char *command_line;    /* NULL: null */
@@ -2360,6 +2361,9 @@ static_assert(sizeof(off_t) == 8, "compile with -D_FILE_OFFSET_BITS=64: shards e
 #error "gpt2_zero.h: its file formats are little-endian and are read in place; so must the host be"
 #endif
 
+/* What may be empty, as something that can be seen in a sentence. */
+G2Z__PRIVATE const char *g2z__visible(const char *text) { return text[0] ? text : "\"\""; }
+
 /* "cannot write runs/a.bin: No space left on device; free some space or ...". */
 G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const char *action,
                                        const char *path) {
@@ -2381,7 +2385,7 @@ G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const 
     default: break;
   }
   /* glibc's strerror is thread-safe for every errno that exists; strerror_r has two signatures. */
-  return g2z__fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path[0] ? path : "\"\"",
+  return g2z__fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, g2z__visible(path),
                    strerror(error), remedy);
 }
 
@@ -7823,7 +7827,16 @@ G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text) {
   return G2Z_OK;
 }
 
+/* What each GPU's table begins with. The number is of the lines' form. */
+#define G2Z__TUNING_HEAD "gpt2_zero tuning 3, "
+
 G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) {
+  int own = device->kind == G2Z_DEVICE_CPU && !*text;
+  if (!own && strncmp(text, G2Z__TUNING_HEAD, strlen(G2Z__TUNING_HEAD)) != 0)
+    return g2z__fail(device->services, G2Z_FORMAT,
+                     "no tuning table of this build: it begins with \"%s\" and not with \""
+                     G2Z__TUNING_HEAD "...\"; take a run's tuning.txt, or none to tune anew",
+                     g2z__show((const unsigned char *)text, strcspn(text, "\n")).text);
   return device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_tuning_read(device, text) : G2Z_OK;
 }
 
@@ -12577,7 +12590,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
   G2Z__TRY(g2z_read_file(t->services, t->config.tuning, 1 << 24, &text, &bytes));
   g2z_status status = g2z_device_tuning_read(t->device, text);
   g2z_release(t->services, text);
-  return status;
+  char reason[G2Z_ERROR_BYTES];
+  if (status != G2Z_FORMAT) return status;
+  memcpy(reason, t->services->error, sizeof reason);
+  return g2z__fail(t->services, status, "%.300s: %s", t->config.tuning, reason);
 }
 
 G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
@@ -16095,21 +16111,26 @@ G2Z__PRIVATE g2z_status g2z__run_save_tokenizer(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: a tokenizer that this run does not replace would pass for that of its weights. */
+/* Rank 0: a tokenizer that this run does not replace would pass for that of its weights, and a
+ * checkpoint with other weights is none any more. */
 G2Z__PRIVATE g2z_status g2z__run_check_weights(const g2z_run *run) {
+  const char *directory = run->config.save_weights;
+  int there;
   for (int i = 0; !run->tokenizer && i < 2; i++) {
-    char *path;
-    G2Z__TRY(g2z__join_path(run->services, run->config.save_weights,
-                            g2z__tokenizer_files[i].name, &path));
-    int there = access(path, F_OK) == 0;
-    g2z_release(run->services, path);
+    const char *name = g2z__tokenizer_files[i].name;
+    G2Z__TRY(g2z__weights_has(run->services, directory, name, &there));
     if (there)
       return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
                        "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
                        "vocab, remove that file, or save the weights in another directory",
-                       run->config.save_weights, g2z__tokenizer_files[i].name);
+                       directory, name);
   }
-  return g2z__probe_directory(run->services, run->config.save_weights);
+  G2Z__TRY(g2z__weights_has(run->services, directory, "trainer_state.json", &there));
+  if (there)
+    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
+                     "%.400s is a checkpoint, whose weights belong to its other files: save these "
+                     "in another directory", directory);
+  return g2z__probe_directory(run->services, directory);
 }
 
 /* "step-000100". */
@@ -17426,7 +17447,7 @@ G2Z__PRIVATE g2z_status g2z__flag_number(g2z_services *services, const g2z_flag 
   int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* what strtoll skips */
   if (end == text || *end || space)
     return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: not %s; write --%s %s", flag->name,
-                     text, whole ? "a whole number" : "a number", flag->name,
+                     g2z__visible(text), whole ? "a whole number" : "a number", flag->name,
                      whole ? "12" : "0.5, or 5e-1");
   if (whole && errno == ERANGE) in_range = 0;
   if (flag->kind != G2Z_FLAG_UINT64) /* written so that a NaN is out of range */
@@ -17480,8 +17501,8 @@ G2Z__PRIVATE g2z_status g2z__flag_set(g2z_services *services, const g2z_flag *fl
     memcpy(flag->destination, &i, sizeof i);
     return G2Z_OK;
   }
-  return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be one of %s", flag->name, text,
-                   flag->value + 1);
+  return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be one of %s", flag->name,
+                   g2z__visible(text), flag->value + 1);
 }
 
 /* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
@@ -17526,7 +17547,8 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
                        "%.80s: flags are written with two dashes; --help lists them", argument);
     if (!rest)
       return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                       "%.80s: this program takes flags only; --help lists them", argument);
+                       "%.80s: this program takes flags only; --help lists them",
+                       g2z__visible(argument));
     argv[++kept] = argument;
   }
   if (rest) *rest = kept;

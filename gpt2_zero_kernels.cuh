@@ -2234,7 +2234,7 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
 /* A line says what the table holds for: another GPU or cuBLAS has other algorithms. */
 static void g2z__lt_table_head(const g2z_device *device, char *text, size_t bytes) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  snprintf(text, bytes, "gpt2_zero tuning 3, cuBLASLt %zu, %d SMs, %s", cublasLtGetVersion(),
+  snprintf(text, bytes, G2Z__TUNING_HEAD "cuBLASLt %zu, %d SMs, %s", cublasLtGetVersion(),
            cuda->sms, cuda->gpu);
 }
 
@@ -2317,12 +2317,12 @@ static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   char head[512];
   g2z__lt_table_head(device, head, sizeof head);
-  size_t length = strlen(head);
+  size_t length = strlen(head), first = strcspn(text, "\n");
   if (strncmp(text, head, length) != 0 || text[length] != '\n')
     return g2z__fail(device->services, G2Z_FORMAT,
                      "the tuning table begins with \"%.*s\" and not with \"%s\": it was made on "
                      "another GPU or cuBLAS, or by another build; remove it to tune anew",
-                     (int)strcspn(text, "\n"), text, head);
+                     first < 200 ? (int)first : 200, text, head);
   int number = 2;
   for (const char *line = text + length + 1; *line; number++) {
     g2z__lt_key key;

@@ -3194,6 +3194,11 @@ static void test_ops_device(g2z_test *t) {
   CHECK_OK(t, g2z_device_memory(s, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
   CHECK(t, free_bytes >= 1 << 20 && free_bytes <= total_bytes);
   CHECK_OK(t, g2z_device_create(s, G2Z_DEVICE_CPU, G2Z_BF16, G2Z_FP32, &device));
+  CHECK_OK(t, g2z_device_tuning_read(device, "")); /* its own, and a GPU's */
+  CHECK_OK(t, g2z_device_tuning_read(device, "gpt2_zero tuning 3, cuBLASLt 1, 2 SMs, x\n1 2\n"));
+  CHECK_STATUS(t, g2z_device_tuning_read(device, "gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\n"),
+               G2Z_FORMAT, s, "begins with \"gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\"");
+  CHECK_STATUS(t, g2z_device_tuning_read(device, "\n"), G2Z_FORMAT, s, "a run's tuning.txt");
   CHECK(t, device->dtype == G2Z_BF16 && device->grad_dtype == G2Z_FP32 && device->services == s);
   CHECK(t, device->kind == G2Z_DEVICE_CPU && device->ops == g2z_cpu_ops());
   void *memory;
@@ -6804,6 +6809,9 @@ static void test_train_refusals(g2z_test *t) {
   static const char *const cases[][2] = {
       {"--bathc 4", "did you mean --batch?"},
       {"--batch four", "--batch four: not a whole number"},
+      {"--batch ''", "--batch \"\": not a whole number"},
+      {"--dtype=", "--dtype \"\": must be one of fp32"},
+      {"'' --batch 4", "\"\": this program takes flags only"},
       {"--batch -4", "--batch -4: must be from 1"},
       {"--batch 99999999999999999999", "must be from 1 to"},
       {"--lr 1e", "--lr 1e: not a number"},
@@ -6828,7 +6836,12 @@ static void test_train_refusals(g2z_test *t) {
       {"--train $SHARD --strategy dp --zero 1", "strategy=dp keeps one optimizer, on rank 0, and"},
       {"--train /nowhere/*.bin --layers 1 --channels 64", "/nowhere/"},
       {"--train $SHARD --vocab /nowhere/vocab.bpe", "/nowhere/vocab.bpe"},
+      {"--train $SHARD --layers 1 --channels 64 --context 16 --device cpu --tuning /nowhere/t.txt",
+       "/nowhere/t.txt"},
+      {"--train $SHARD --layers 1 --channels 64 --context 16 --device cpu --tuning $SHARD",
+       "shard.bin: no tuning table of this build: it begins with \""},
       {"--train $SHARD --init-from /nowhere", "/nowhere"},
+      {"--train $SHARD --init-from ''", "cannot open the directory \"\": No such file"},
       {"--train $SHARD --run-dir $(printf %01100d 0)",
        "--run-dir has 1100 bytes, and at most 1023"},
       {"--train $SHARD --run-id $(printf %0200d 0)", "--run-id has 200 bytes, and at most 127"},
@@ -6845,6 +6858,27 @@ static void test_train_refusals(g2z_test *t) {
     if (code != 1 || strncmp(said, "train: ", 7) != 0 || !strstr(output, cases[i][1]))
       test_fail(t, __FILE__, __LINE__, "train %s: exit code %d, \"%s\", which lacks \"%s\"",
                 cases[i][0], code, output, cases[i][1]);
+  }
+  static const char *const useless[][2] = {
+      {"prompt x", "--sample-tokens 0 has no use"},
+      {"prompt ''", "--sample-tokens 0 has no use"},
+      {"sample-every 1", "--sample-tokens 0 has no use"},
+      {"temperature 0", "--sample-tokens 0 has no use"},
+      {"top-k 1", "--sample-tokens 0 has no use"},
+      {"top-p 0.5", "--sample-tokens 0 has no use"},
+      {"sample-seed 7", "--sample-tokens 0 has no use"},
+      {"val-every 1", "there is nothing to validate on"},
+      {"val-steps 1", "there is nothing to validate on"},
+      {"max-val-steps 1", "there is nothing to validate on"}};
+  for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) {
+    char sentence[80];
+    snprintf(arguments, sizeof arguments, "--run-dir none --device cpu --layers 1 --channels 8 "
+             "--heads 1 --context 8 --vocab-size 257 --max-train-steps 1 --train $SHARD --%s "
+             "--sample-tokens 0", useless[i][0]);
+    CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+    snprintf(sentence, sizeof sentence, "train: --%.*s: %s", (int)strcspn(useless[i][0], " "),
+             useless[i][0], useless[i][1]);
+    CHECK(t, strstr(output, sentence) != NULL);
   }
   /* A directory that is named after the clock holds no checkpoint of an earlier start. */
   CHECK(t, test_train(t, "--train $SHARD --resume latest --layers 1 --channels 64", output,
@@ -10290,6 +10324,8 @@ static void test_run_resume_refusals(g2z_test *t) {
   s.config.train.train_glob = NULL;
   REFUSED(G2Z_BAD_ARGUMENT, "a training is resumed with the token shards");
   s.config.train.train_glob = s.train;
+  s.config.save_weights = path; /* and the checkpoint there stays one: it is resumed below */
+  REFUSED(G2Z_BAD_ARGUMENT, "step-000004 is a checkpoint, whose weights belong to its other files");
   s.config.save_weights = NULL;
   uid_t self = geteuid(); /* checkpoints that cannot be listed are not none */
   CHECK(t, chmod(s.run_dir, 0333) == 0 && chmod(t->directory, 0755) == 0);
@@ -10794,8 +10830,8 @@ static void test_train_ranks_differ(g2z_test *t) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     test_ranks_open(&ranks, 2);
     for (int r = 0; r < 2; r++) {
-      snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 1 --val-every 5 %s", base,
-               r ? cases[i].flags : "");
+      snprintf(arguments, sizeof arguments, "%s --steps 12 --batch 1 --val-every 5 "
+               "--sample-tokens 1 %s", base, r ? cases[i].flags : "");
       test_train_start(t, &ranks, r, "", arguments);
     }
     test_ranks_wait(t, &ranks, 30);
@@ -11520,11 +11556,20 @@ static void test_bench_refusals(g2z_test *t) {
       {"scaling --bathc 4", "did you mean --batch?"},
       {"scaling --peer x", "there is no flag --peer"},
       {"scaling x", "this program takes flags only"},
+      {"ops --train x", "there is no flag --train"},
+      {"ops --steps 1", "there is no flag --steps"},
+      {"ops --graph on", "there is no flag --graph"},
       {"--device cpu --model gpt2 --layers 2 --peer true", "--peer runs a --model as it is: leave"},
       {"--device cpu --peer true", "--peer runs a --model: name one, --model gpt2"},
       {"scaling --gpus 0 --out $D/s", "--gpus 0: numbers from 1 to 4096 are wanted"},
       {"scaling --gpus 1,,2 --out $D/s", "--gpus 1,,2: numbers from 1"},
       {"scaling --gpus 1,2, --out $D/s", "--gpus 1,2,: numbers from 1"},
+      {"scaling --gpus '1, 2' --out $D/s", "--gpus 1, 2: numbers from 1 to 4096 are wanted"},
+      {"scaling --gpus ' 1' --out $D/s", "--gpus  1: numbers from 1 to 4096 are wanted"},
+      {"comm --sizes '1,\t2' --out $D/s", "with commas alone between them"},
+      {"matrix --zero '0, 1' --out $D/s", "--zero 0, 1: up to 16 of dp|0|1|2|3 are wanted"},
+      {"matrix --dtype fp16, --out $D/s", "--dtype fp16,: up to 16 of fp32|tf32|fp16|bf16"},
+      {"matrix --dtype '' --out $D/s", "--dtype : up to 16 of fp32|tf32|fp16|bf16"},
       {"scaling --gpus 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17 --out $D/s",
        "more than 16 numbers"},
       {"matrix --zero 4 --out $D/s", "--zero 4: up to 16 of dp|0|1|2|3 are wanted"},
@@ -11532,6 +11577,10 @@ static void test_bench_refusals(g2z_test *t) {
       {"buckets --sizes 1,x --out $D/s", "--sizes 1,x: numbers from 0"},
       {"scaling --device cpu --channels 60 --heads 7 --out $D/s",
        "no point can be measured here: channels=60 must divide by heads=7"},
+      {"scaling --device cpu --gpus 1 --train $D/none --out $D/s",
+       "no point can be measured here: no file is called or matches "},
+      {"buckets --device cpu --train $D/x.bin --out $D/s", "x.bin has no shard header"},
+      {"matrix --device cpu --train '' --out $D/s", "no token shards were named"},
       {"scaling --device cpu --gpus 1 --tokens 100000000000000 --out $D/s",
        "--tokens 100000000000000 are 195312500000 steps: at most 100000000 can be timed"},
       {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
@@ -11552,6 +11601,7 @@ static void test_bench_refusals(g2z_test *t) {
   char output[16384], line[1500];
   const char *program = getenv("G2Z_BENCH");
   if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     snprintf(line, sizeof line, "D='%s'; OMP_WAIT_POLICY=passive %s %s 2>&1", t->directory,
              program ? program : "./bench", cases[i][0]);
@@ -11716,6 +11766,7 @@ static void test_bench_stopped(g2z_test *t) {
   char output[16384], line[2048], want[128];
   const char *program = getenv("G2Z_BENCH");
   if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     snprintf(line, sizeof line, "D='%s'; export OMP_WAIT_POLICY=passive; "
              "%s %s --device cpu --layers 1 --channels 16 --heads 2 --vocab-size 64 --seq 8 "

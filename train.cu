@@ -322,6 +322,32 @@ static g2z_status check_length(g2z_services *services, const char *flag, const c
   return G2Z_BAD_ARGUMENT;
 }
 
+/* Refuses what says how or when to do something that is not done. */
+static g2z_status check_uses(g2z_services *services, const options *o) {
+  const options defaults = default_options();
+  const int samples = o->run.sample_tokens > 0, validates = o->run.val_glob != NULL;
+#define X(used, flag, name, sentence)                                                             \
+  if (!used && memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)                 \
+    return fail(services, flag ": " sentence);
+#define SAMPLE(flag, name) \
+  X(samples, flag, name, "--sample-tokens 0 has no use for it; leave one of them away")
+#define VAL(flag, name) \
+  X(validates, flag, name, "there is nothing to validate on; give --val, or leave it away")
+  SAMPLE("--prompt", prompt)
+  SAMPLE("--sample-every", sample_every)
+  SAMPLE("--temperature", sampling.temperature)
+  SAMPLE("--top-k", sampling.top_k)
+  SAMPLE("--top-p", sampling.top_p)
+  SAMPLE("--sample-seed", sampling.seed)
+  VAL("--val-every", val_every)
+  VAL("--val-steps", val_steps)
+  VAL("--max-val-steps", max_val_steps)
+#undef VAL
+#undef SAMPLE
+#undef X
+  return G2Z_OK;
+}
+
 /* What flags leave open, and what they say together. */
 static g2z_status settle(g2z_services *services, options *o, g2z_context_config *context) {
   g2z_train_config *train = &o->run.train;
@@ -329,6 +355,7 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
   TRY(g2z_place_find(services, &ranks->place));
   TRY(check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
   TRY(check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
+  TRY(check_uses(services, o));
   if (o->dry_run && (o->ranks || o->gpus))
     ranks->place.world = ranks->place.local_world = o->gpus ? o->gpus : o->ranks;
   if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
