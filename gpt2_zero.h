@@ -17547,8 +17547,8 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
                        "%.80s: flags are written with two dashes; --help lists them", argument);
     if (!rest)
       return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                       "%.80s: this program takes flags only, and a value for each: quote a "
-                       "pattern, or text with spaces; --help lists them", g2z__visible(argument));
+                       "%.80s: this program takes flags only, each with one value at most: quote "
+                       "patterns, and text with spaces; --help lists them", g2z__visible(argument));
     argv[++kept] = argument;
   }
   if (rest) *rest = kept;

@@ -6822,7 +6822,7 @@ static void test_train_refusals(g2z_test *t) {
       {"--schedule step", "must be one of cosine|"},
       {"--model gpt3", "gpt2-medium"},
       {"--model gpt2 x", "takes flags only"},
-      {"--train a_0.bin a_1.bin", "a_1.bin: this program takes flags only, and a value for each:"},
+      {"--train a_0.bin a_1.bin", "a_1.bin: this program takes flags only, each with one value at most:"},
       {"--train $SHARD --layers 2 --channels 60 --heads 7", "channels=60 must divide by heads=7"},
       {"--train $SHARD --channels 36 --heads 3", "must be a multiple of 8"},
       {"--train $SHARD --context 64 --seq 65", "seq=65"},
