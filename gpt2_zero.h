@@ -18673,7 +18673,7 @@ G2Z__PRIVATE g2z_status g2z__curves_read(g2z_services *services, const char *run
   for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
   if (status == G2Z_OK)
     status = g2z__alloc(services, lines, G2Z__COLUMNS * sizeof(double), &memory);
-  for (int i = 0; i < G2Z__COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
+  for (size_t i = 0; i < G2Z__COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
   if (status == G2Z_OK) status = g2z__curves_fill(c, path, text, bytes);
   g2z_release(services, text);
   g2z_release(services, path);
