@@ -8098,14 +8098,14 @@ static inline g2z__cpu_vec g2z__cpu_exp(g2z__cpu_vec x) {
 #define G2Z__GELU_SCALE 0.797884561f /* sqrt(2 / pi) */
 #define G2Z__GELU_CUBE 0.044715f
 
-/* GELU's tanh form, 0.5 x (1 + tanh u), is x / (1 + e) with e = exp(-2u), which does not cancel
- * where tanh u is near -1. Its slope comes with it: they share the exponential. */
+/* GELU's tanh form, 0.5 x (1 + tanh u), is x times 1 / (1 + e) with e = exp(-2u), which does not
+ * cancel where tanh u is near -1. Its slope comes with it: they share the exponential. */
 static inline g2z__cpu_vec g2z__cpu_gelu(g2z__cpu_vec x, g2z__cpu_vec *slope) {
   g2z__cpu_vec u = x * (x * x * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
   g2z__cpu_vec du = x * x * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
   g2z__cpu_vec e = g2z__cpu_exp(-2.0f * u), gate = 1.0f / (e + 1.0f);
   *slope = gate + 2.0f * x * du * gate * (e * gate);
-  return x / (e + 1.0f);
+  return x * gate;
 }
 
 /* Rounds in place; free for fp32. */

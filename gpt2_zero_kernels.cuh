@@ -917,10 +917,10 @@ static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, co
 }
 
 /* sums[C] G = or += column sums of x[N,C]. `partial` has room for g2z__slabs(N) * C floats. */
-template <typename A, typename G, g2z__columns COLUMNS>
-static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, const A *times,
-                                   float *partial, g2z_write mode, int N, int C) {
-  G2Z__TRY((g2z__column_slabs<A, COLUMNS>(device, partial, x, times, N, C)));
+template <typename A, typename G>
+static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, float *partial,
+                                   g2z_write mode, int N, int C) {
+  G2Z__TRY((g2z__column_slabs<A, G2Z__COLUMNS_PLAIN>(device, partial, x, NULL, N, C)));
   return g2z__add_slabs<G>(device, sums, (G *)NULL, (G *)NULL, partial, g2z__slabs(N), C, mode);
 }
 
@@ -4966,8 +4966,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
   }
   G2Z__TRY((narrow ? g2z__attention_plain_bwd_run<A, 64>
                    : g2z__attention_plain_bwd_run<A, 128>)(device, x));
-  return g2z__add_columns<A, G, G2Z__COLUMNS_PLAIN>(device, (G *)dbias, x.dqkv, (const A *)NULL,
-                                                    x.q_sums, mode, B * T, 3 * C);
+  return g2z__add_columns<A, G>(device, (G *)dbias, x.dqkv, x.q_sums, mode, B * T, 3 * C);
 }
 
 /* ===== >>k42 products on Hopper ==========================================
