@@ -8228,7 +8228,11 @@ enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * Z
 /* Case `index` of stages 0 to 3 and, in column ZERO_DP, the strategy of that name; three sizes of
  * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
  * matrix. In stage 3 more blocks take turns than have a place. Every other time there are so many
- * words that a step's tokens are few beside them, and the embedding's gradient goes as rows. */
+ * words that a step's tokens are few beside them, and the embedding's gradient goes as rows.
+ * What rounding may do stays small by eps, as AdamW's first steps are lr * g / (|g| + eps): with the
+ * usual 1e-8 a gradient that is zero but for its rounding moves a weight by lr either way, and losses
+ * of fp16 differ by 1e-3 for some seeds. From the usual first loss scale some seeds overflow in one
+ * run and not in the other, and losses differ by the step that is skipped. */
 static g2z_train_config zero_config(int index, int device, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
   int column = index % ZERO_COLUMNS;
@@ -8246,6 +8250,8 @@ static g2z_train_config zero_config(int index, int device, int world, g2z_dtype 
   config.dtype = dtype;
   config.dropout = 0.1f;
   config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
+  config.optimizer.eps = 1e-4f;
+  config.optimizer.loss_scale = 1024;
   config.optimizer.warmup = 0;
   return config;
 }
