@@ -35,7 +35,7 @@ NAME  = $(lastword $(subst /, ,$@))
 all: train prepare_data $(HERE)/bench ## the programs (the default)
 
 train: train.cu
-test_gpt2: test_gpt2.cu
+test_gpt2: test_gpt2.cu $(wildcard tests/*.h)
 $(HERE)/bench: bench.cu
 train test_gpt2 $(HERE)/bench: gpt2_zero.h $(wildcard gpt2_zero_kernels.cuh)
 	$(BUILD) $(DEFINE) $(NAME).cu -o $(NAME) $(LIBS) $(CUDA)

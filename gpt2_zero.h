@@ -1355,65 +1355,62 @@ G2Z_API float g2z_round(g2z_dtype dtype, float x);
 G2Z_API const g2z_ops *g2z_cpu_ops(void);
 
 /* ===== >>d11 ranks =======================================================
- * The processes of a job. A launcher starts them and says in the environment who is who; they meet
- * at rank 0 over TCP, compare what they are, and keep that star of connections open: it carries
- * small messages between hosts' memories, the collectives of CPU ranks, and the heartbeats by which
- * the death of one ends all within seconds.
+ * The processes of a job are its ranks. They meet at rank 0 over TCP, compare what they are, and
+ * keep those connections: for small messages between the hosts' memories, for the collectives of
+ * CPU ranks, and for heartbeats, by which the death of one rank ends all within seconds.
  *
- * From g2z_ranks_join on every call is made by all ranks, in the same order, but for those that
- * only note or tell something: _place, _phase, _collectives and _write_flight. In a job of one rank
- * they cost nothing and open nothing. */
+ * After g2z_ranks_join every call is made by all ranks in the same order, except _place, _phase,
+ * _collectives and _write_flight. A job of one rank opens no connection. */
 
 typedef struct g2z_place {  /* a process's place in the job */
   int rank, world;
-  int local_rank, local_world;    /* among the ranks on this host */
+  int local_rank, local_world;    /* among the ranks on this host; local_world 0: not known yet */
   char launcher[16];              /* "alone", "ranks", "torchrun", "openmpi", "pmi" or "slurm" */
-  char host[256];                 /* where rank 0 is: a name or an address */
+  char host[256];                 /* where rank 0 listens: a name or an address */
   int port;                       /* the first that is tried there */
-  char job[128];                  /* tells this job from another that meets on the same port */
+  char job[128];                  /* the job's id: only ranks with the same one meet */
+  char secret[128];               /* the job's secret; "": the id alone makes a member */
 } g2z_place;
 
-/* This process's place, from the variables of the launcher that started it. Precedence: --ranks
- * (g2z_ranks_spawn), torchrun or RANK and WORLD_SIZE by hand, Open MPI, PMI (MPICH, Intel MPI), a
- * Slurm step; none of them: alone. One of N processes never takes itself for the only one. */
+/* This process's place, from the variables of the launcher that started it. Precedence: RANK and
+ * WORLD_SIZE (g2z_ranks_spawn, torchrun, by hand), Open MPI, PMI (MPICH, Intel MPI), a Slurm step;
+ * none of them: alone. G2Z_BAD_ARGUMENT where they contradict each other or lack something. */
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 
 /* Exit codes of programs around the library, which mpirun, srun and scripts see. */
 #define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
 #define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
 
-/* Starts this program `ranks` times with the same arguments, as ranks of one job on this host,
- * waits for all and hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to them. *is_parent 0:
- * this process is such a rank and goes on; 1: all have ended, and *exit_code is what the program
- * shall return: that of the first rank that failed, 128 + signal when it was killed, and one that
- * is no consequence of another's if there is one. When a rank fails the others have ten seconds to
- * leave. Call it before anything starts a thread. */
-G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
-                                   int *exit_code);
-
 typedef struct g2z_job {    /* processes that this one starts and looks after */
-  int ranks;                      /* one is a process of its own, too */
+  int ranks;                      /* 1: also a process of its own */
   char **argv;                    /* of each: this program, with these arguments; ends with NULL */
   const char *output;             /* file at whose end they print; NULL: where this process does */
   void (*watch)(void *user);      /* called at their start, then ten times a second; NULL: not */
   void *user;
 } g2z_job;
 typedef struct g2z_job_end {
-  int exit_code;                  /* as of g2z_ranks_spawn */
+  int exit_code;                  /* 0, or the first failure's that is no consequence of another's;
+                                   * 128 + signal of a rank that was killed */
   int signal;                     /* the last one that was handed on; 0: none */
   double cpu_s;                   /* of all processes, user and system */
   size_t rank_bytes;              /* the most memory that one of them had resident */
 } g2z_job_end;
-/* The same for programs that start several jobs, one after the other. The ranks' g2z_ranks_spawn
- * and g2z_place_find tell them that they are ranks. */
+/* Starts this program job->ranks times as ranks of one job on this host, which share a random secret
+ * (G2Z_SECRET where that is set), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
+ * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended; two seconds
+ * later the others get SIGTERM, and after 13 SIGKILL. Call it before anything starts a thread. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
+/* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
+ * or ranks is 1, and goes on. 1: all have ended, and the program returns *exit_code. */
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code);
 
 typedef struct g2z_fault {  /* why the job ends */
   int rank;                       /* who died or hangs */
   char host[64];
-  char phase[32];                 /* what it did last: "forward", "save", ... */
+  char phase[32];                 /* what it did last: "step", "save", ... */
   int64_t step;
-  char sentence[256];             /* all of it, for people */
+  char sentence[512];             /* all of it, for people */
 } g2z_fault;
 
 typedef struct g2z_ranks_config {
@@ -1421,35 +1418,39 @@ typedef struct g2z_ranks_config {
   const char *device;             /* the GPU's unique name, "" for a CPU: two ranks must not share one */
   const char *build;              /* must be equal on all ranks */
   double join_s;                  /* until all ranks are there */
-  double silence_s;               /* without a heartbeat, after which a rank counts as dead */
-  double hang_s;                  /* with no new phase or collective it counts as hung; 0: never */
+  double silence_s;               /* without a heartbeat: the rank counts as dead; 0: never */
+  double hang_s;                  /* without progress: the rank counts as hung; 0: never */
   /* Called once, from a thread of the library, when the job cannot go on. It should report and
-   * leave the process: other threads may wait for ever inside a collective. NULL: calls return
-   * G2Z_LOST where they can. */
+   * leave the process. NULL: g2z_ranks_* calls and the collectives of CPU ranks return G2Z_LOST,
+   * but a thread that waits for its GPU waits for ever: programs on GPUs need a handler. */
   void (*on_fault)(void *user, const g2z_fault *fault);
   void *user;
 } g2z_ranks_config;
-/* Alone, "", "", 120 s, 30 s, 600 s, no handler. */
+/* Alone, "", "", 120 s, 30 s, 600 s, no handler. Time in which this process was suspended (SIGSTOP,
+ * a frozen container or machine) counts for none of the three. */
 G2Z_API g2z_ranks_config g2z_ranks_config_default(void);
 
 typedef struct g2z_ranks g2z_ranks;
-/* Meets the others. Fails on every rank, with the names of those that are missing or differ. */
+/* Meets the others. Fails on every rank, with the names of those that are missing (G2Z_LOST) or
+ * differ (G2Z_BAD_ARGUMENT). */
 G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
                                   g2z_ranks **out);
 /* Says goodbye, so that the others do not take it for a death. NULL is fine. */
 G2Z_API void g2z_ranks_leave(g2z_ranks *ranks);
 G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks);
 
-/* all[world][bytes], in the order of ranks, from everybody's `mine`. */
+/* These return G2Z_LOST when a rank died. all[world][bytes] from everybody's mine[bytes], in the
+ * order of ranks. */
 G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
                                         void *all);
 /* Rank 0's bytes to everybody. */
 G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count);
 /* The same status on all: that of the lowest rank whose own is not G2Z_OK, with its sentence. */
 G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
-/* G2Z_BAD_ARGUMENT on all, naming the first line in which the ranks' texts differ. */
+/* G2Z_BAD_ARGUMENT on all, naming the first line in which a rank's text differs from rank 0's. */
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
-/* What heartbeats tell the others. hang_s starts again, and is hang_s + extra_s in this phase. */
+/* What heartbeats tell the others. Each call is progress: hang_s starts again, and is
+ * hang_s + extra_s until the next call. */
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
 /* How many of this rank's last 1,024 collectives moved a bucket in a step. Those of a graph
  * count in the step that recorded it only. */
@@ -9185,78 +9186,110 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
 }
 
 /* ===== >>i11 ranks =======================================================
- * In:  the launcher's variables. Out: a star of connections, and calls over it.
- * Law: a rank that dies is named to all others within seconds; nobody waits without a deadline.
+ * In:  the launcher's variables.
+ * Out: a star of connections around rank 0, calls over it, and a fault when a rank dies or hangs.
+ * Law: a rank that dies or hangs is named to all others, and nobody waits without a deadline. Who
+ *      is no member of the job is dropped: it costs the job nothing and is told nothing.
  *
- * Rank 0 has two connections to each other rank. `data` is used by the thread that calls the
- * library; `control` by the watchdog's thread alone. What arrives is checked before it is believed:
- * a port is open to everybody on the network until all ranks are there. */
+ * Each rank has two connections to rank 0. The thread that calls the library uses `data`; the
+ * watcher's thread alone uses `control`, so that heartbeats do not wait behind gradients. */
 
 #define G2Z__RANKS_MAX 4096
-#define G2Z__RANKS_PORTS 16      /* are tried, from the launcher's on: torchrun occupies its own */
+#define G2Z__RANKS_PORTS 4       /* tried, from the launcher's on: torchrun occupies its own */
 #define G2Z__RANKS_RECORDS 1024  /* collectives that the flight recorder holds */
-#define G2Z__RANKS_STRANGERS 64  /* connections that may say nothing while ranks meet */
+#define G2Z__RANKS_CALLERS 64    /* connections at a time that have not proved to be members */
 
-/* The first bytes on a connection, from rank 0: a rank that reads another job's goes on to the next
- * port, and to a port scanner they say nothing. */
-typedef struct g2z__banner {
-  char magic[8];                  /* "g2z-meet" */
-  uint64_t job;                   /* hash of place.job */
-} g2z__banner;
+/* ----- messages: a head, and the body of its kind ------------------------ */
 
-/* The answer. */
+#define G2Z__ANY SIZE_MAX /* as many bytes as the head says */
+#define G2Z__KIND_LIST(X)                                                                          \
+  /* kind       text           bytes of body           who says it, and when */                    \
+  X(KNOCK,      "knock",       0)                   /* a caller: it speaks this language */        \
+  X(CHALLENGE,  "challenge",   16)                  /* rank 0 to a caller: random bytes */         \
+  X(HELLO,      "hello",       sizeof(g2z__hello))  /* a member: who it is, with a proof */        \
+  X(WELCOME,    "welcome",     sizeof(g2z__welcome)) /* rank 0 to a member, with its own proof */  \
+  X(START,      "start",       sizeof(int32_t))     /* rank 0 to all: everybody is there */        \
+  X(FAULT,      "fault",       sizeof(g2z__ending)) /* rank 0 to all: the job ends, and why */     \
+  X(BEAT,       "beat",        sizeof(g2z__pulse))  /* each watcher, once a second */              \
+  X(GOODBYE,    "goodbye",     sizeof(g2z__pulse))  /* a rank that leaves; rank 0's answer */      \
+  X(GATHER,     "all_gather",  G2Z__ANY)            /* on data: a rank's part, then everything */  \
+  X(BROADCAST,  "broadcast",   G2Z__ANY)            /* on data: the root's bytes */                \
+  X(REFUSAL,    "refusal",     G2Z__ANY)            /* on data, rank 0: calls differ; a sentence */
+
+typedef enum g2z__kind {
+#define X(kind, text, bytes) G2Z__##kind,
+  G2Z__KIND_LIST(X)
+#undef X
+  G2Z__KIND_COUNT
+} g2z__kind;
+
+typedef struct g2z__heading {
+  uint32_t magic, kind;           /* G2Z__MAGIC, g2z__kind */
+  int64_t sequence;               /* of a call on data; else 0 */
+  uint64_t bytes;                 /* of the body */
+} g2z__heading;
+#define G2Z__MAGIC 0x525a3247u
+
 typedef struct g2z__hello {
-  char magic[8];                  /* "g2z-rank" */
-  uint64_t job, build_hash;
-  int32_t control;                /* 0: this will be the data connection */
-  int32_t rank, world;
-  int32_t process;                /* its id, for sentences */
+  uint8_t challenge[16];          /* the one that rank 0 sent */
+  uint8_t nonce[16];              /* rank 0's proof must hold it */
+  uint64_t process;               /* random: a rank that tries again is the same process */
+  uint64_t build_hash;
+  int32_t rank, world, pid, control; /* control 0: this is the data connection */
   char host[64], device[64], build[128];
+  uint8_t proof[16];              /* of all that stands before it */
 } g2z__hello;
 
-/* And rank 0's decision, when all are there or it is clear that they cannot be. */
-typedef struct g2z__verdict {
-  char magic[8];                  /* "g2z-join" */
-  int32_t status, local_world;
-  char sentence[512];
-} g2z__verdict;
+typedef struct g2z__welcome {
+  uint8_t nonce[16];              /* the member's */
+  char host[64];                  /* rank 0's */
+  uint8_t proof[16];              /* of all that stands before it */
+} g2z__welcome;
 
-/* Before the bytes of a g2z_ranks_* call. */
-typedef struct g2z__frame {
-  uint32_t magic;                 /* G2Z__FRAME */
-  int32_t call;                   /* which of them; a negative one: the sender has refused, and the
-                                   * bytes are its sentence */
-  int64_t sequence;
-  uint64_t bytes;
-} g2z__frame;
-#define G2Z__FRAME 0x46325a47u
+typedef struct g2z__ending {
+  int32_t status, unused;
+  g2z_fault fault;
+} g2z__ending;
 
-typedef enum g2z__pulse_kind {
-  G2Z__BEAT,
-  G2Z__GOODBYE,
-  G2Z__FAULT,
-  G2Z__PULSE_COUNT
-} g2z__pulse_kind;
-
-/* What watchdogs tell each other. */
-typedef struct g2z__pulse {
-  uint32_t magic;                 /* G2Z__PULSE */
-  uint32_t kind;
-  int32_t rank;                   /* who says it; in a FAULT: who is to blame */
-  uint32_t progress;              /* of the device */
+typedef struct g2z__pulse {       /* where a rank is */
   int64_t step, sequence;         /* sequence: collectives begun; -1: it fails alone */
-  double phase_s, limit_s;        /* since it last moved on, and at most; 0: no limit */
-  char phase[32], host[64], sentence[256];
+  double still_s, limit_s;        /* since it last moved on, and at most; limit 0: for ever */
+  uint32_t progress, unused;      /* of the device */
+  char phase[32];
 } g2z__pulse;
-#define G2Z__PULSE 0x50325a47u
 
-typedef struct g2z__peer {
-  int data, control;              /* sockets; -1: none */
-  int left;                       /* it said goodbye */
-  double heard;                   /* g2z_seconds() of its last pulse */
-  g2z__pulse last;
-  size_t in_bytes, out_bytes;     /* of a pulse that is half read, and still to be sent */
-  char in[sizeof(g2z__pulse)], out[sizeof(g2z__pulse)];
+typedef struct g2z__packet {      /* a message with a body of fixed size */
+  g2z__heading head;
+  union {
+    uint8_t challenge[16];
+    g2z__hello hello;
+    g2z__welcome welcome;
+    int32_t local_world;          /* of START: ranks on the receiver's host */
+    g2z__ending ending;
+    g2z__pulse pulse;
+  } body;
+} g2z__packet;
+
+typedef struct g2z__link {        /* a connection */
+  int socket;                     /* -1: none */
+  size_t got;                     /* bytes of `in` that have arrived */
+  g2z__packet in;
+} g2z__link;
+
+/* A clock that stands still while its process does. A look that comes more than step_s after the
+ * one before counts as step_s: the process was suspended, or got no time from the system. */
+typedef struct g2z__clock {
+  double last, awake, step_s;
+} g2z__clock;
+
+typedef struct g2z__peer {        /* a rank, as seen from here */
+  g2z__link data, control;
+  g2z__packet out;                /* on control: what a full socket did not take, */
+  size_t out_bytes;               /* and how many of its last bytes are still to be sent */
+  g2z__hello hello;
+  g2z__pulse last;                /* its last heartbeat, */
+  double heard;                   /* and when it came, on the watcher's clock */
+  int left;                       /* it said goodbye; while ranks meet: it knows of the failure */
 } g2z__peer;
 
 typedef struct g2z__flight {      /* of a collective */
@@ -9270,59 +9303,64 @@ typedef struct g2z__flight {      /* of a collective */
 struct g2z_ranks {
   g2z_services *services;
   g2z_ranks_config config;
-  char host[64];                  /* this one */
-  double began;
-  g2z__peer *peers;               /* rank 0: one per rank, its own unused; others: one, rank 0 */
-  int peer_count;                 /* 0 in a job of one */
+  uint8_t key[16];                /* of the job: who knows it is a member */
+  g2z__peer *peers;               /* rank 0: all ranks; others: rank 0, and themselves */
+  int peer_count, me;             /* me: the peer that is this rank, whose sockets are -1 */
+  int32_t *votes;                 /* [world]: scratch of agree */
   g2z_status broken;              /* data connections are out of step: all later calls fail so */
-  struct pollfd *polls;           /* the watchdog's */
-  pthread_t watchdog;
-  int watched;                    /* the watchdog runs */
-  int parting;                    /* and has said goodbye */
+  double began;
+  g2z__clock clock;               /* of the meeting, then of the watcher */
+  struct pollfd *polls;           /* the watcher's, as all that follows up to `lock` */
+  pthread_t watcher;
+  int watched;                    /* it runs */
+  int parting;                    /* it has said goodbye */
   double beat_s;                  /* between two heartbeats */
-  int suspect;                    /* who seems to hang, where, since when; -1: nobody */
-  int64_t suspect_sequence;
-  double suspect_since;
+  uint64_t moves_seen;
+  double moved;                   /* when this rank last moved on */
   int wake[2];                    /* a pipe: a byte in it makes it look around */
   pthread_mutex_t lock;           /* of all that follows */
-  pthread_cond_t told;
-  char phase[32];
-  int64_t step, sequence;
-  double phase_began, phase_limit;
+  pthread_cond_t told;            /* `lost` was set */
+  g2z__pulse self;
+  int64_t sequence;               /* collectives begun */
+  uint64_t moves;                 /* counts everything that is progress */
   const volatile uint32_t *progress;
-  int alone;                      /* it fails, and the others do not know */
-  int leaving, lost, faulted;     /* lost: shall end; faulted: fault is set and was handled */
+  int leaving, lost;              /* lost: `fault` is set and was handled */
   g2z_fault fault;
   g2z__flight records[G2Z__RANKS_RECORDS];
 };
 
-G2Z__PRIVATE uint64_t g2z__hash_text(const char *text) {
-  return g2z__hash(G2Z__HASH, text, strlen(text));
+G2Z__PRIVATE double g2z__awake(g2z__clock *clock) {
+  double now = g2z_seconds(), gap = now - clock->last;
+  clock->last = now;
+  return clock->awake += gap < clock->step_s ? gap : clock->step_s;
 }
 
-G2Z__PRIVATE void g2z__host_name(char host[64]) {
-  struct utsname name;
-  if (uname(&name) != 0) name.nodename[0] = 0;
-  snprintf(host, 64, "%.63s", name.nodename[0] ? name.nodename : "unknown");
+G2Z__PRIVATE void g2z__clock_start(g2z__clock *clock, double step_s) {
+  clock->last = g2z_seconds();
+  clock->step_s = step_s;
 }
 
 /* ----- place ------------------------------------------------------------- */
 
-/* In the order of precedence. A launcher is there when its size is; NULL: it has no such
- * variable. */
-#define G2Z__LAUNCHER_LIST(X)                                                                     \
-  /* name        rank                    size                    local rank, local size */        \
-  X("torchrun",  "RANK",                 "WORLD_SIZE",                                            \
-    "LOCAL_RANK",                 "LOCAL_WORLD_SIZE")                                             \
-  X("openmpi",   "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",                                  \
-    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")                                   \
-  X("pmi",       "PMI_RANK",             "PMI_SIZE",                                              \
-    "MPI_LOCALRANKID",            "MPI_LOCALNRANKS")                                              \
-  X("slurm",     "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS",                                  \
-    "SLURM_LOCALID",              NULL)
+/* In the order of precedence. A launcher is there when its size is. NULL: it has no such variable.
+ * The ids are the same on all ranks of a job, and on no rank of another. */
+#define G2Z__LAUNCHER_LIST(X)                                                                      \
+  /* name        rank                    size                    local rank, local size, ids */    \
+  X("torchrun",  "RANK",                 "WORLD_SIZE",                                             \
+    "LOCAL_RANK", "LOCAL_WORLD_SIZE",                                                              \
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")                            \
+  X("openmpi",   "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",                                   \
+    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",                                    \
+    "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", NULL)                                             \
+  X("pmi",       "PMI_RANK",             "PMI_SIZE",                                               \
+    "MPI_LOCALRANKID", "MPI_LOCALNRANKS",                                                          \
+    "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID")                                                  \
+  X("slurm",     "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS",                                   \
+    "SLURM_LOCALID", NULL,                                                                         \
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 typedef struct g2z__launcher {
-  const char *name, *rank, *size, *local_rank, *local_size;
+  const char *name, *rank, *size, *local_rank, *local_size, *ids[3];
 } g2z__launcher;
 
 /* A variable's value; an empty one counts as not set. */
@@ -9346,51 +9384,12 @@ G2Z__PRIVATE g2z_status g2z__variable_number(g2z_services *services, const char 
   return G2Z_OK;
 }
 
-/* The first host of Slurm's "n[05-08,12],m3" or "rack[1-2]n[3,7]": n05, rack1n3. */
-G2Z__PRIVATE g2z_status g2z__first_host(g2z_services *services, const char *name, const char *list,
-                                        char *host, size_t room) {
-  size_t used = 0;
-  int bad = 0, bracket = 0, skip = 0; /* skip: behind the first number of a bracket */
-  for (const char *c = list; *c && (*c != ',' || bracket); c++) {
-    if (*c == '[') bad |= bracket, bracket = 1, skip = 0;
-    else if (*c == ']') bad |= !bracket || c[-1] == '[', bracket = skip = 0;
-    else if (bracket && (*c == '-' || *c == ',')) bad |= c[-1] == '[', skip = 1;
-    else if (!(*c >= 'A' && *c <= 'Z') && !(*c >= 'a' && *c <= 'z') && !strchr("0123456789.-_", *c))
-      bad = 1;
-    else if (!skip && used + 1 < room) host[used++] = *c;
-    else bad |= !skip;
-  }
-  host[used] = 0;
-  if (!bad && !bracket && used) return G2Z_OK;
-  return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                   "%s=%.200s is not a list of nodes as Slurm writes it: set MASTER_ADDR to the host "
-                   "of rank 0", name, list);
-}
-
-/* Slurm's "4(x2),3" for a node: tasks on it. 0: not known. */
-G2Z__PRIVATE int g2z__slurm_tasks(const char *text, int node) {
-  while (text && *text) {
-    char *end;
-    long tasks = strtol(text, &end, 10), times = 1;
-    if (end == text || tasks < 1 || tasks > G2Z__RANKS_MAX) return 0;
-    if (strncmp(end, "(x", 2) == 0) {
-      times = strtol(end + 2, &end, 10);
-      if (*end++ != ')' || times < 1 || times > G2Z__RANKS_MAX) return 0;
-    }
-    if (node < times) return (int)tasks;
-    node -= (int)times;
-    text = *end == ',' ? end + 1 : NULL;
-  }
-  return 0;
-}
-
 /* Rank, size and their local twins. *found 0: the launcher's variables are not there. */
 G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__launcher *launcher,
                                            g2z_place *out, int *found) {
   const char *rank = g2z__variable(launcher->rank), *size = g2z__variable(launcher->size);
-  int slurm = strcmp(launcher->name, "slurm") == 0;
-  *found = rank || size;
-  if (slurm) *found = size != NULL; /* a batch script has SLURM_PROCID, but is no step */
+  int slurm = strcmp(launcher->name, "slurm") == 0, nodes;
+  *found = size || (rank && !slurm); /* a batch script has SLURM_PROCID, but is no step */
   if (!*found) return G2Z_OK;
   if (!rank || !size)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
@@ -9402,96 +9401,59 @@ G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__la
   G2Z__TRY(g2z__variable_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
   G2Z__TRY(g2z__variable_number(services, launcher->local_size, 1, out->world, 0,
                                 &out->local_world));
-  if (slurm) {
-    int node, nodes;
-    G2Z__TRY(g2z__variable_number(services, "SLURM_NODEID", 0, INT_MAX / 2, -1, &node));
-    G2Z__TRY(g2z__variable_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
-    if (node >= 0)
-      out->local_world = g2z__slurm_tasks(g2z__variable("SLURM_STEP_TASKS_PER_NODE"), node);
-    if (nodes == 1) out->local_world = out->world;
-  }
+  G2Z__TRY(g2z__variable_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
+  if (out->world == 1 || (slurm && nodes == 1)) out->local_world = out->world;
   int most = out->local_world ? out->local_world : out->world;
   G2Z__TRY(g2z__variable_number(services, launcher->local_rank, 0, most - 1, -1,
                                 &out->local_rank));
-  if (out->local_rank < 0) /* PMI of Slurm's own, srun --mpi=pmi2 */
+  if (out->local_rank < 0) /* srun --mpi=pmi2 has Slurm's own */
     G2Z__TRY(g2z__variable_number(services, "SLURM_LOCALID", 0, most - 1, -1, &out->local_rank));
-  if (out->world == 1) out->local_world = 1, out->local_rank = 0;
+  if (out->world == 1) out->local_rank = 0;
   return G2Z_OK;
 }
 
-/* By hand, RANK and WORLD_SIZE are enough where all is on one host. */
-G2Z__PRIVATE g2z_status g2z__place_by_hand(g2z_services *services, g2z_place *out) {
+/* The host of rank 0. By hand, RANK and WORLD_SIZE are enough where all ranks are on one host. */
+G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) {
   const char *address = g2z__variable("MASTER_ADDR");
-  int here = !address || strcmp(address, "127.0.0.1") == 0 || strcmp(address, "localhost") == 0 ||
-             strcmp(address, "::1") == 0;
-  if (!out->local_world && here) out->local_world = out->world;
-  if (out->local_rank < 0 && out->local_world == out->world) out->local_rank = out->rank;
+  int by_hand = strcmp(out->launcher, "torchrun") == 0;
+  int here = address ? strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
+                           strcmp(address, "localhost") == 0
+                     : by_hand;
+  if (here && !out->local_world) out->local_world = out->world;
+  const int one_host = out->local_world == out->world;
+  if (out->local_rank < 0 && by_hand && one_host) out->local_rank = out->rank;
   if (out->local_rank < 0)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "RANK=%d and WORLD_SIZE=%d without LOCAL_RANK: set it too, because rank 0 is on "
-                     "another host (MASTER_ADDR=%.80s)", out->rank, out->world,
-                     address ? address : "");
-  if (!g2z__variable("MASTER_PORT"))
+                     "rank %d of %d (%s) does not know which of the ranks on its host it is: set "
+                     "LOCAL_RANK, RANK and WORLD_SIZE", out->rank, out->world, out->launcher);
+  if (!one_host && !address)
+    return g2z__fail(services, G2Z_BAD_ARGUMENT,
+                     "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host%s",
+                     out->rank, out->world, out->launcher,
+                     strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
+  if (by_hand && out->world > 1 && !g2z__variable("MASTER_PORT"))
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
                      "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that is the "
                      "same for all ranks of this job and for no other job", out->rank, out->world);
-  return G2Z_OK;
+  snprintf(out->host, sizeof out->host, "%s", one_host ? "127.0.0.1" : address);
+  if (one_host || strlen(address) < sizeof out->host) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT, "MASTER_ADDR=%.80s... is no host: at most %zu "
+                   "characters", address, sizeof out->host - 1);
 }
 
-/* What tells this job from others. It need not be secret. */
-G2Z__PRIVATE void g2z__place_job(g2z_place *out) {
-  static const char *const torchrun[] = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-                                         "MASTER_PORT"};
-  static const char *const openmpi[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
-                                        "OMPI_MCA_orte_hnp_uri"};
-  static const char *const slurm[] = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
-  static const char *const pmi[] = {"PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID"};
-  const char *const *names = strcmp(out->launcher, "torchrun") == 0  ? torchrun
-                             : strcmp(out->launcher, "openmpi") == 0 ? openmpi
-                             : strcmp(out->launcher, "slurm") == 0   ? slurm
-                                                                     : pmi;
-  const char *id = g2z__variable("G2Z_RUN_ID");
-  if (id) {
-    snprintf(out->job, sizeof out->job, "%s", id);
-    return;
+/* The job's id and secret. */
+G2Z__PRIVATE g2z_status g2z__place_job(g2z_services *services, const g2z__launcher *launcher,
+                                       g2z_place *out) {
+  const char *id = g2z__variable("G2Z_RUN_ID"), *secret = g2z__variable("G2Z_SECRET");
+  int used = snprintf(out->job, sizeof out->job, "%s", id ? id : launcher->name);
+  for (int i = 0; !id && i < 3 && used < (int)sizeof out->job; i++) {
+    const char *part = g2z__variable(launcher->ids[i]);
+    used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", part ? part : "-");
   }
-  int used = snprintf(out->job, sizeof out->job, "%s", out->launcher);
-  for (int i = 0; i < 3 && used < (int)sizeof out->job; i++) {
-    id = g2z__variable(names[i]);
-    used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", id ? id : "-");
-  }
-}
-
-/* The host of rank 0. */
-G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) {
-  static const char *const lists[] = {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"};
-  const char *address = g2z__variable("MASTER_ADDR");
-  if (out->local_world == out->world) {
-    snprintf(out->host, sizeof out->host, "127.0.0.1");
-    return G2Z_OK;
-  }
-  if (address && strlen(address) < sizeof out->host) {
-    snprintf(out->host, sizeof out->host, "%s", address);
-    return G2Z_OK;
-  }
-  /* Open MPI 4: "3894476800.0;tcp://10.0.0.2,192.168.1.2:35871" is mpirun, beside which rank 0
-   * runs. */
-  const char *uri = strcmp(out->launcher, "openmpi") == 0 ? g2z__variable("OMPI_MCA_orte_hnp_uri")
-                                                          : NULL;
-  uri = uri ? strstr(uri, "tcp://") : NULL;
-  size_t length = uri ? strspn(uri + 6, "0123456789.") : 0;
-  if (length && length < sizeof out->host) {
-    memcpy(out->host, uri + 6, length);
-    return G2Z_OK;
-  }
-  for (size_t i = strcmp(out->launcher, "slurm") ? 1 : 0; i < 3; i++)
-    if (g2z__variable(lists[i]))
-      return g2z__first_host(services, lists[i], g2z__variable(lists[i]), out->host,
-                             sizeof out->host);
-  return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                   "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host%s",
-                   out->rank, out->world, out->launcher,
-                   strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
+  snprintf(out->secret, sizeof out->secret, "%s", secret ? secret : "");
+  if (!secret || strlen(secret) < sizeof out->secret) return G2Z_OK;
+  return g2z__fail(services, G2Z_BAD_ARGUMENT, "G2Z_SECRET has %zu characters: at most %zu",
+                   strlen(secret), sizeof out->secret - 1);
 }
 
 /* No launcher: alone, unless Slurm says that there should be more. */
@@ -9508,67 +9470,131 @@ G2Z__PRIVATE g2z_status g2z__place_alone(g2z_services *services, g2z_place *out)
   return G2Z_OK;
 }
 
+/* Below the ports that systems give to outgoing connections. */
+G2Z__PRIVATE int g2z__job_port(const char *job) {
+  return 20000 + (int)(g2z__hash(G2Z__HASH, job, strlen(job)) % 9900);
+}
+
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
-#define X(name, rank, size, local_rank, local_size) {name, rank, size, local_rank, local_size},
+#define X(name, rank, size, local_rank, local_size, id0, id1, id2) \
+  {name, rank, size, local_rank, local_size, {id0, id1, id2}},
   static const g2z__launcher launchers[] = {G2Z__LAUNCHER_LIST(X)};
 #undef X
+  const g2z__launcher *launcher = launchers;
   int found = 0, parent;
   memset(out, 0, sizeof *out);
-  for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !found; i++)
-    G2Z__TRY(g2z__place_numbers(services, &launchers[i], out, &found));
+  for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !found; i++) {
+    launcher = &launchers[i];
+    G2Z__TRY(g2z__place_numbers(services, launcher, out, &found));
+  }
   if (!found) return g2z__place_alone(services, out);
-  if (strcmp(out->launcher, "torchrun") == 0 && out->world > 1)
-    G2Z__TRY(g2z__place_by_hand(services, out));
-  if (out->local_rank < 0)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "rank %d of %d (%s) does not know which of the ranks on its host it is: set "
-                     "LOCAL_RANK, RANK and WORLD_SIZE instead", out->rank, out->world, out->launcher);
-  g2z__place_job(out);
   G2Z__TRY(g2z__place_host(services, out));
-  /* Below the ports that systems give to outgoing connections. */
-  int derived = 20000 + (int)(g2z__hash_text(out->job) % 9900);
-  G2Z__TRY(g2z__variable_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS, derived,
-                                &out->port));
+  G2Z__TRY(g2z__place_job(services, launcher, out));
+  G2Z__TRY(g2z__variable_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
+                                g2z__job_port(out->job), &out->port));
   G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
   if (parent == (int)getppid()) snprintf(out->launcher, sizeof out->launcher, "ranks");
   return G2Z_OK;
 }
 
+/* ----- members: who knows the job's key ---------------------------------- */
+
+#define G2Z__ROTATE(x, bits) ((x) << (bits) | (x) >> (64 - (bits)))
+
+G2Z__PRIVATE void g2z__sip_rounds(uint64_t v[4], int rounds) {
+  while (rounds--) {
+    v[0] += v[1], v[1] = G2Z__ROTATE(v[1], 13) ^ v[0], v[0] = G2Z__ROTATE(v[0], 32);
+    v[2] += v[3], v[3] = G2Z__ROTATE(v[3], 16) ^ v[2];
+    v[0] += v[3], v[3] = G2Z__ROTATE(v[3], 21) ^ v[0];
+    v[2] += v[1], v[1] = G2Z__ROTATE(v[1], 17) ^ v[2], v[2] = G2Z__ROTATE(v[2], 32);
+  }
+}
+
+/* The little-endian number in up to 8 bytes. */
+G2Z__PRIVATE uint64_t g2z__sip_word(const uint8_t *bytes, size_t count) {
+  uint64_t word = 0;
+  for (size_t i = 0; i < count && i < 8; i++) word |= (uint64_t)bytes[i] << (8 * i);
+  return word;
+}
+
+/* SipHash-2-4 with 128 bits of output (Aumasson, Bernstein: 131002.de/siphash): a keyed MAC. */
+G2Z__PRIVATE void g2z__siphash(const uint8_t key[16], const void *bytes, size_t count,
+                               uint8_t out[16]) {
+  const uint8_t *at = (const uint8_t *)bytes;
+  const uint64_t k0 = g2z__sip_word(key, 8), k1 = g2z__sip_word(key + 8, 8);
+  uint64_t v[4] = {k0 ^ 0x736f6d6570736575u, k1 ^ 0x646f72616e646f6du ^ 0xee,
+                   k0 ^ 0x6c7967656e657261u, k1 ^ 0x7465646279746573u};
+  for (size_t i = 0; i <= count / 8; i++) { /* the last word holds the length as well */
+    uint64_t word = g2z__sip_word(at + 8 * i, count - 8 * i);
+    if (i == count / 8) word |= (uint64_t)count << 56;
+    v[3] ^= word;
+    g2z__sip_rounds(v, 2);
+    v[0] ^= word;
+  }
+  v[2] ^= 0xee;
+  for (int half = 0; half < 2; half++) {
+    g2z__sip_rounds(v, 4);
+    for (int i = 0; i < 8; i++)
+      out[8 * half + i] = (uint8_t)((v[0] ^ v[1] ^ v[2] ^ v[3]) >> (8 * i));
+    v[1] ^= 0xdd;
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__random_bytes(g2z_services *services, void *out, size_t count) {
+  int file = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+  ssize_t got = file >= 0 ? read(file, out, count) : -1; /* whole: the system does not cut it */
+  int error = errno;
+  if (file >= 0) close(file);
+  if (got == (ssize_t)count) return G2Z_OK;
+  return g2z__fail_file(services, error, "read", "/dev/urandom");
+}
+
+G2Z__PRIVATE void g2z__ranks_key(g2z_ranks *ranks) {
+  static const uint8_t none[16] = {0};
+  char text[sizeof ranks->config.place.job + sizeof ranks->config.place.secret + 1];
+  int bytes = snprintf(text, sizeof text, "%s\n%s", ranks->config.place.job,
+                       ranks->config.place.secret);
+  g2z__siphash(none, text, (size_t)bytes, ranks->key);
+}
+
+/* Whether `proof` is that of the bytes from `body` up to it. */
+G2Z__PRIVATE int g2z__proves(const g2z_ranks *ranks, const void *body, const uint8_t *proof) {
+  uint8_t right[16];
+  g2z__siphash(ranks->key, body, (size_t)(proof - (const uint8_t *)body), right);
+  return memcmp(right, proof, sizeof right) == 0;
+}
+
 /* ----- starting ranks ---------------------------------------------------- */
 
-#define G2Z__SPAWN_VARIABLES 8
+#define G2Z__SPAWN_VARIABLES 9
 
 /* The environment of a rank: this one's, with what a launcher would set. `texts` holds the
  * latter. */
 G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank, int ranks,
-                                               const char *job, char (*texts)[192],
-                                               char ***environment) {
+                                               const char *job, const char *secret,
+                                               char (*texts)[192], char ***environment) {
   extern char **environ;
-  static const char *const dropped[] = {"RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "LOCAL_WORLD_SIZE=",
-                                        "MASTER_ADDR=", "MASTER_PORT=", "G2Z_RUN_ID=",
-                                        "G2Z_RANKS_PARENT=", "TORCHELASTIC_"};
-  size_t count = 0, kept = 0;
+  size_t count = 0, kept = 0, room = sizeof *texts;
   void *memory;
   while (environ[count]) count++;
   G2Z__TRY(g2z__alloc(services, count + G2Z__SPAWN_VARIABLES + 1, sizeof(char *), &memory));
   char **list = *environment = (char **)memory;
+  snprintf(texts[0], room, "RANK=%d", rank);
+  snprintf(texts[1], room, "WORLD_SIZE=%d", ranks);
+  snprintf(texts[2], room, "LOCAL_RANK=%d", rank);
+  snprintf(texts[3], room, "LOCAL_WORLD_SIZE=%d", ranks);
+  snprintf(texts[4], room, "MASTER_ADDR=127.0.0.1");
+  snprintf(texts[5], room, "MASTER_PORT=%d", g2z__job_port(job));
+  snprintf(texts[6], room, "G2Z_RUN_ID=%s", job);
+  snprintf(texts[7], room, "G2Z_SECRET=%s", secret);
+  snprintf(texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
   for (size_t i = 0; i < count; i++) {
     int drop = 0;
-    for (size_t k = 0; k < sizeof dropped / sizeof *dropped; k++)
-      drop |= strncmp(environ[i], dropped[k], strlen(dropped[k])) == 0;
+    for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++)
+      drop |= strncmp(environ[i], texts[k], strcspn(texts[k], "=") + 1) == 0;
     if (!drop) list[kept++] = environ[i];
   }
-  const size_t room = sizeof *texts;
-  int used = 0;
-  snprintf(texts[used++], room, "RANK=%d", rank);
-  snprintf(texts[used++], room, "WORLD_SIZE=%d", ranks);
-  snprintf(texts[used++], room, "LOCAL_RANK=%d", rank);
-  snprintf(texts[used++], room, "LOCAL_WORLD_SIZE=%d", ranks);
-  snprintf(texts[used++], room, "MASTER_ADDR=127.0.0.1");
-  snprintf(texts[used++], room, "MASTER_PORT=%d", 20000 + (int)(g2z__hash_text(job) % 9900));
-  snprintf(texts[used++], room, "G2Z_RUN_ID=%s", job);
-  snprintf(texts[used++], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
-  for (int i = 0; i < used; i++) list[kept++] = texts[i];
+  for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++) list[kept++] = texts[k];
   return G2Z_OK;
 }
 
@@ -9588,37 +9614,48 @@ G2Z__PRIVATE void g2z__spawn_unblock(const sigset_t *mask) {
   sigprocmask(SIG_SETMASK, mask, NULL);
 }
 
-/* Starts one rank. In a group of its own: what a terminal or `timeout` sends to the group of this
- * process would otherwise come twice, and a second signal means haste. `output` -1: as this
- * process. */
-G2Z__PRIVATE g2z_status g2z__spawn_one(g2z_services *services, const g2z_job *job, int rank,
-                                       const char *id, int output, const sigset_t *mask,
-                                       pid_t *out) {
+typedef struct g2z__spawn {       /* a job in the hands of its parent */
+  g2z_services *services;
+  const g2z_job *job;
+  int output;                     /* -1: as this process */
+  char id[64], secret[128];
+  sigset_t signals, before;       /* those that are waited for; the mask that ranks get */
+  pid_t *processes;               /* [ranks]; 0: not started, or ended */
+  double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
+  int haste;                      /* 1: SIGTERM, 2: SIGKILL was sent to those that are left */
+  g2z_job_end *end;
+} g2z__spawn;
+
+/* Starts one rank, in a process group of its own: what a terminal or `timeout` sends to this group
+ * would otherwise come twice, and a second signal means haste. */
+G2Z__PRIVATE g2z_status g2z__spawn_one(g2z__spawn *spawn, int rank) {
   char texts[G2Z__SPAWN_VARIABLES][192], **environment;
-  G2Z__TRY(g2z__spawn_environment(services, rank, job->ranks, id, texts, &environment));
-  pid_t parent = getpid();
-  *out = fork();
-  if (*out == 0) { /* from here to exec only what a signal handler may do */
+  G2Z__TRY(g2z__spawn_environment(spawn->services, rank, spawn->job->ranks, spawn->id,
+                                  spawn->secret, texts, &environment));
+  pid_t parent = getpid(), child = fork();
+  if (child == 0) { /* from here to exec only what a signal handler may do */
 #if defined(__linux__)
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* it shall not outlive the one that looks after it */
 #endif
     setpgid(0, 0);
-    g2z__spawn_unblock(mask);
+    g2z__spawn_unblock(&spawn->before);
+    int output = spawn->output;
     int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
                                   dup2(output, STDERR_FILENO) >= 0);
-    if (printing && getppid() == parent) execve("/proc/self/exe", job->argv, environment);
+    if (printing && getppid() == parent) execve("/proc/self/exe", spawn->job->argv, environment);
     _exit(127);
   }
   int error = errno;
-  g2z_release(services, environment);
-  if (*out > 0) return G2Z_OK;
-  *out = 0;
-  return g2z__fail(services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank, strerror(error));
+  g2z_release(spawn->services, environment);
+  spawn->processes[rank] = child > 0 ? child : 0;
+  if (child > 0) return G2Z_OK;
+  return g2z__fail(spawn->services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank,
+                   strerror(error));
 }
 
-G2Z__PRIVATE void g2z__spawn_signal(const pid_t *spawned, int ranks, int signal) {
-  for (int r = 0; r < ranks; r++)
-    if (spawned[r] > 0) kill(spawned[r], signal);
+G2Z__PRIVATE void g2z__spawn_signal(const g2z__spawn *spawn, int signal) {
+  for (int r = 0; r < spawn->job->ranks; r++)
+    if (spawn->processes[r] > 0) kill(spawn->processes[r], signal);
 }
 
 /* Which of two ranks' exit codes tells more: the greater. */
@@ -9626,80 +9663,95 @@ G2Z__PRIVATE int g2z__spawn_weight(int code) {
   return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
 }
 
-/* Takes note of those that have ended (their process becomes 0); returns how many still run. Those
- * that this process killed in haste failed for another's sake. */
-G2Z__PRIVATE int g2z__spawn_reap(pid_t *spawned, int ranks, int haste, g2z_job_end *end) {
-  int running = 0, *first = &end->exit_code;
-  for (int r = 0; r < ranks; r++) {
-    int status;
-    struct rusage used;
-    if (spawned[r] <= 0) continue;
-    if (wait4(spawned[r], &status, WNOHANG, &used) != spawned[r]) {
-      running++;
-      continue;
-    }
-    spawned[r] = 0;
-    end->cpu_s += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
-                  1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
-    size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts in KiB */
-    if (resident > end->rank_bytes) end->rank_bytes = resident;
-    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    if (haste && !WIFEXITED(status)) code = G2Z_EXIT_LOST;
-    if (g2z__spawn_weight(code) > g2z__spawn_weight(*first)) *first = code;
-  }
-  return running;
+/* A rank has ended. The first that failed by itself is named. */
+G2Z__PRIVATE void g2z__spawn_ended(g2z__spawn *spawn, int rank, int status,
+                                   const struct rusage *used) {
+  g2z_job_end *end = spawn->end;
+  end->cpu_s += (double)(used->ru_utime.tv_sec + used->ru_stime.tv_sec) +
+                1e-6 * (double)(used->ru_utime.tv_usec + used->ru_stime.tv_usec);
+  size_t resident = (size_t)used->ru_maxrss * 1024; /* Linux counts in KiB */
+  if (resident > end->rank_bytes) end->rank_bytes = resident;
+  int killed = !WIFEXITED(status);
+  int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  if (killed && spawn->haste) code = G2Z_EXIT_LOST; /* by this process */
+  if (g2z__spawn_weight(code) <= g2z__spawn_weight(end->exit_code)) return;
+  end->exit_code = code;
+  if (g2z__spawn_weight(code) < 3) return;
+  if (killed)
+    g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
+             rank, (int)spawn->processes[rank], WTERMSIG(status), strsignal(WTERMSIG(status)));
+  else
+    g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) ended with exit code %d", rank,
+             (int)spawn->processes[rank], code);
 }
 
 /* Until all have ended. The first look comes before anybody is asked whether they have. */
-G2Z__PRIVATE void g2z__spawn_wait(const g2z_job *job, pid_t *spawned, const sigset_t *signals,
-                                  g2z_job_end *end) {
-  int haste = 0, running;
-  double failed = 0;
+G2Z__PRIVATE void g2z__spawn_wait(g2z__spawn *spawn) {
+  const g2z_job *job = spawn->job;
+  int running;
   do {
     if (job->watch) job->watch(job->user);
     struct timespec pause = {0, 100000000};
-    int signal = sigtimedwait(signals, NULL, &pause);
+    int signal = sigtimedwait(&spawn->signals, NULL, &pause);
     if (signal > 0 && signal != SIGCHLD) {
-      end->signal = signal;
-      g2z__spawn_signal(spawned, job->ranks, signal);
+      spawn->end->signal = signal;
+      g2z__spawn_signal(spawn, signal);
     }
-    running = g2z__spawn_reap(spawned, job->ranks, haste, end);
+    running = 0;
+    for (int r = 0; r < job->ranks; r++) {
+      int status;
+      struct rusage used;
+      if (spawn->processes[r] <= 0) continue;
+      running++;
+      if (wait4(spawn->processes[r], &status, WNOHANG, &used) != spawn->processes[r]) continue;
+      g2z__spawn_ended(spawn, r, status, &used);
+      spawn->processes[r] = 0;
+      running--;
+    }
     double now = g2z_seconds();
-    int bad = end->exit_code != 0 && end->exit_code != G2Z_EXIT_STOPPED; /* saving takes its time */
-    if (bad && failed == 0) {
-      failed = now;
-      /* Who was stopped may hear of it, and leave. */
-      g2z__spawn_signal(spawned, job->ranks, SIGCONT);
+    if (spawn->failed == 0 && g2z__spawn_weight(spawn->end->exit_code) > 1) {
+      spawn->failed = now;
+      g2z__spawn_signal(spawn, SIGCONT); /* who was stopped may hear of it, and leave */
     }
-    int late = failed > 0 ? (now > failed + 10) + (now > failed + 13) : 0;
-    if (late > haste) {
-      g2z__spawn_signal(spawned, job->ranks, late == 1 ? SIGTERM : SIGKILL);
-      haste = late;
+    int late = spawn->failed > 0 ? (now > spawn->failed + 2) + (now > spawn->failed + 13) : 0;
+    if (late > spawn->haste) {
+      g2z__spawn_signal(spawn, late == 1 ? SIGTERM : SIGKILL);
+      spawn->haste = late;
     }
   } while (running > 0);
 }
 
-G2Z__PRIVATE g2z_status g2z__spawn_all(g2z_services *services, const g2z_job *job, int output,
-                                       pid_t *spawned, g2z_job_end *end) {
-  sigset_t signals, before;
-  char id[64];
+/* A random secret in hex, or the one that the user has set. */
+G2Z__PRIVATE g2z_status g2z__spawn_secret(g2z__spawn *spawn) {
+  uint8_t random[16];
+  const char *secret = g2z__variable("G2Z_SECRET");
+  snprintf(spawn->secret, sizeof spawn->secret, "%s", secret ? secret : "");
+  if (secret) return G2Z_OK;
+  G2Z__TRY(g2z__random_bytes(spawn->services, random, sizeof random));
+  for (int i = 0; i < 16; i++) snprintf(spawn->secret + 2 * i, 3, "%02x", random[i]);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__spawn_all(g2z__spawn *spawn) {
   struct timespec now;
+  G2Z__TRY(g2z__spawn_secret(spawn));
   clock_gettime(CLOCK_REALTIME, &now);
-  snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
-  sigemptyset(&signals);
-  for (size_t i = 0; i < G2Z__SPAWN_SIGNALS; i++) sigaddset(&signals, g2z__spawn_signals[i]);
-  sigprocmask(SIG_BLOCK, &signals, &before);
+  snprintf(spawn->id, sizeof spawn->id, "ranks %d %lld.%09ld", (int)getpid(),
+           (long long)now.tv_sec, now.tv_nsec);
+  sigemptyset(&spawn->signals);
+  for (size_t i = 0; i < G2Z__SPAWN_SIGNALS; i++) sigaddset(&spawn->signals, g2z__spawn_signals[i]);
+  sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
   struct sigaction ordinary, child;
   memset(&ordinary, 0, sizeof ordinary);
   ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
   sigaction(SIGCHLD, &ordinary, &child);
   g2z_status status = G2Z_OK;
-  for (int r = 0; r < job->ranks && status == G2Z_OK; r++)
-    status = g2z__spawn_one(services, job, r, id, output, &before, &spawned[r]);
-  if (status != G2Z_OK) g2z__spawn_signal(spawned, job->ranks, SIGKILL);
-  g2z__spawn_wait(job, spawned, &signals, end);
+  for (int r = 0; r < spawn->job->ranks && status == G2Z_OK; r++)
+    status = g2z__spawn_one(spawn, r);
+  if (status != G2Z_OK) g2z__spawn_signal(spawn, SIGKILL);
+  g2z__spawn_wait(spawn);
   sigaction(SIGCHLD, &child, NULL);
-  sigprocmask(SIG_SETMASK, &before, NULL);
+  sigprocmask(SIG_SETMASK, &spawn->before, NULL);
   return status;
 }
 
@@ -9718,17 +9770,23 @@ G2Z__PRIVATE g2z_status g2z__spawn_check(g2z_services *services, int ranks) {
 
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
   void *memory;
-  int output = -1;
+  g2z__spawn spawn;
+  memset(&spawn, 0, sizeof spawn);
   memset(out, 0, sizeof *out);
+  spawn.services = services;
+  spawn.job = job;
+  spawn.end = out;
+  spawn.output = -1;
   G2Z__TRY(g2z__spawn_check(services, job->ranks));
   if (job->output) {
-    output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (output < 0) return g2z__fail_file(services, errno, "open", job->output);
+    spawn.output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (spawn.output < 0) return g2z__fail_file(services, errno, "open", job->output);
   }
   g2z_status status = g2z__alloc(services, (size_t)job->ranks, sizeof(pid_t), &memory);
-  if (status == G2Z_OK) status = g2z__spawn_all(services, job, output, (pid_t *)memory, out);
+  spawn.processes = (pid_t *)memory;
+  if (status == G2Z_OK) status = g2z__spawn_all(&spawn);
   g2z_release(services, memory);
-  if (output >= 0) close(output);
+  if (spawn.output >= 0) close(spawn.output);
   return status;
 }
 
@@ -9751,7 +9809,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   return status;
 }
 
-/* ----- sockets ----------------------------------------------------------- */
+/* ----- connections ------------------------------------------------------- */
 
 /* All sockets are set so from the start; data connections become blocking when all have met. */
 G2Z__PRIVATE void g2z__socket_prepare(int socket) {
@@ -9766,94 +9824,19 @@ G2Z__PRIVATE void g2z__socket_close(int *socket) {
   *socket = -1;
 }
 
-/* Waits until `events` or an error, or until the deadline; 1 when there is something. */
-G2Z__PRIVATE int g2z__socket_wait(int socket, short events, double deadline) {
+/* Waits for `events` or an error until the clock says `until`; 1 when there is something. */
+G2Z__PRIVATE int g2z__socket_wait(g2z__clock *clock, int socket, short events, double until) {
   for (;;) {
     struct pollfd entry = {socket, events, 0};
-    double left = deadline - g2z_seconds();
+    double left = until - g2z__awake(clock);
+    if (left > 0.1) left = 0.1; /* the clock must be looked at */
     int ready = poll(&entry, 1, left > 0 ? (int)(left * 1000) + 1 : 0);
     if (ready > 0) return 1;
-    if (ready == 0 && left <= 0) return 0;
-    if (ready < 0 && errno != EINTR) return 0;
+    if ((ready < 0 && errno != EINTR) || left <= 0) return 0;
   }
 }
 
-/* All `count` bytes before the deadline, or 0. */
-G2Z__PRIVATE int g2z__socket_read(int socket, void *bytes, size_t count, double deadline) {
-  size_t done = 0;
-  while (done < count) {
-    ssize_t got = recv(socket, (char *)bytes + done, count - done, 0);
-    if (got > 0) done += (size_t)got;
-    else if (got == 0) return 0;
-    else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) return 0;
-    else if (errno != EINTR && !g2z__socket_wait(socket, POLLIN, deadline)) return 0;
-  }
-  return 1;
-}
-
-G2Z__PRIVATE int g2z__socket_write(int socket, const void *bytes, size_t count, double deadline) {
-  size_t done = 0;
-  while (done < count) {
-    ssize_t put = send(socket, (const char *)bytes + done, count - done, MSG_NOSIGNAL);
-    if (put >= 0) done += (size_t)put;
-    else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) return 0;
-    else if (errno != EINTR && !g2z__socket_wait(socket, POLLOUT, deadline)) return 0;
-  }
-  return 1;
-}
-
-/* A socket that listens on the port, for this host alone or for all; -1 with errno. */
-G2Z__PRIVATE int g2z__socket_listen(int port, int loopback) {
-  for (int family = loopback ? AF_INET : AF_INET6;; family = AF_INET) {
-    struct sockaddr_in four;
-    struct sockaddr_in6 six;
-    int on = 1, off = 0, listener = socket(family, SOCK_STREAM, 0);
-    if (listener < 0 && family == AF_INET6) continue; /* a kernel without IPv6 */
-    if (listener < 0) return -1;
-    g2z__socket_prepare(listener);
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* not where one listens */
-    memset(&four, 0, sizeof four);
-    memset(&six, 0, sizeof six);
-    four.sin_family = AF_INET;
-    six.sin6_family = AF_INET6;
-    four.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
-    four.sin_port = six.sin6_port = htons((uint16_t)port);
-    if (family == AF_INET6) /* takes IPv4 as well */
-      setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    const struct sockaddr *address = family == AF_INET6 ? (const struct sockaddr *)&six
-                                                        : (const struct sockaddr *)&four;
-    socklen_t bytes = family == AF_INET6 ? (socklen_t)sizeof six : (socklen_t)sizeof four;
-    if (bind(listener, address, bytes) == 0 && listen(listener, 1024) == 0) return listener;
-    int error = errno;
-    close(listener);
-    errno = error;
-    if (family == AF_INET || error == EADDRINUSE) return -1;
-  }
-}
-
-/* A connection to one address, or -1. A port without a listener may be given to the very socket
- * that asks for it, which then talks to itself: such a connection is none. */
-G2Z__PRIVATE int g2z__socket_connect_to(const struct addrinfo *address, double deadline) {
-  int one = socket(address->ai_family, SOCK_STREAM, 0), error = 0;
-  if (one < 0) return -1;
-  g2z__socket_prepare(one);
-  struct sockaddr_storage self, peer;
-  socklen_t bytes = sizeof error, self_bytes = sizeof self, peer_bytes = sizeof peer;
-  memset(&self, 0, sizeof self);
-  memset(&peer, 0, sizeof peer);
-  int connected = connect(one, address->ai_addr, address->ai_addrlen) == 0;
-  if (!connected && errno == EINPROGRESS && g2z__socket_wait(one, POLLOUT, deadline))
-    connected = getsockopt(one, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 && error == 0;
-  if (connected && getsockname(one, (struct sockaddr *)&self, &self_bytes) == 0 &&
-      getpeername(one, (struct sockaddr *)&peer, &peer_bytes) == 0 && self_bytes == peer_bytes &&
-      memcmp(&self, &peer, self_bytes) != 0)
-    return one;
-  close(one);
-  return -1;
-}
-
-/* The addresses of a host, to be freed with freeaddrinfo; returns what getaddrinfo says, 0:
- * found. */
+/* The addresses of a host, for freeaddrinfo; returns what getaddrinfo says, 0: found. */
 G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   struct addrinfo hints;
   memset(&hints, 0, sizeof hints);
@@ -9863,162 +9846,190 @@ G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   return getaddrinfo(host, NULL, &hints, out);
 }
 
-/* A connection to the port on the first of the addresses, or -1. */
-G2Z__PRIVATE int g2z__socket_connect(const struct addrinfo *address, int port, double deadline) {
+/* A new socket for the address with this port, or -1 with errno. */
+G2Z__PRIVATE int g2z__socket_at(const struct addrinfo *address, int port) {
   if (address->ai_family == AF_INET)
     ((struct sockaddr_in *)(void *)address->ai_addr)->sin_port = htons((uint16_t)port);
   else if (address->ai_family == AF_INET6)
     ((struct sockaddr_in6 *)(void *)address->ai_addr)->sin6_port = htons((uint16_t)port);
-  else return -1;
-  return g2z__socket_connect_to(address, deadline);
+  int one = socket(address->ai_family, SOCK_STREAM, 0);
+  if (one >= 0) g2z__socket_prepare(one);
+  return one;
 }
 
-/* ----- rendezvous: all ranks but 0 --------------------------------------- */
+static const struct { const char *text; size_t bytes; } g2z__kinds[] = {
+#define X(kind, text, bytes) {text, bytes},
+    G2Z__KIND_LIST(X)
+#undef X
+};
 
-G2Z__PRIVATE int g2z__ranks_on_one_host(const g2z_place *place) {
-  return place->local_world == place->world;
+G2Z__PRIVATE g2z__packet g2z__packet_of(g2z__kind kind, const void *body) {
+  g2z__packet packet;
+  memset(&packet, 0, sizeof packet);
+  packet.head.magic = G2Z__MAGIC;
+  packet.head.kind = kind;
+  packet.head.bytes = g2z__kinds[kind].bytes;
+  if (body) memcpy(&packet.body, body, (size_t)packet.head.bytes);
+  return packet;
 }
 
-G2Z__PRIVATE g2z__hello g2z__ranks_hello(const g2z_ranks *ranks, int control) {
-  const g2z_ranks_config *config = &ranks->config;
-  g2z__hello hello;
-  memset(&hello, 0, sizeof hello);
-  memcpy(hello.magic, "g2z-rank", 8);
-  hello.job = g2z__hash_text(config->place.job);
-  hello.build_hash = g2z__hash_text(config->build);
-  hello.control = control;
-  hello.rank = config->place.rank;
-  hello.world = config->place.world;
-  hello.process = (int32_t)getpid();
-  memcpy(hello.host, ranks->host, sizeof hello.host);
-  snprintf(hello.device, sizeof hello.device, "%s", config->device);
-  snprintf(hello.build, sizeof hello.build, "%s", config->build);
-  return hello;
+/* Sends a message of fixed size while ranks meet: a socket's buffer has room for it. 0: it is
+ * lost. */
+G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
+  g2z__packet packet = g2z__packet_of(kind, body);
+  size_t bytes = sizeof packet.head + (size_t)packet.head.bytes;
+  return send(socket, &packet, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
-/* Connects to what listens on the port and reads its banner: 1 it is this job's rank 0, 0 nobody is
- * there, -1 another job's, -2 something else. Only in the first case *out is a socket. Rank 0
- * speaks at once, most other services wait to be spoken to. */
-G2Z__PRIVATE int g2z__ranks_knock(const g2z_ranks *ranks, const struct addrinfo *host, int port,
-                                  double deadline, double patience_s, int *out) {
-  g2z__banner banner;
-  double now = g2z_seconds();
-  *out = g2z__socket_connect(host, port, now + 2 < deadline ? now + 2 : deadline);
-  if (*out < 0) return 0;
-  int answer = -2;
-  if (g2z__socket_read(*out, &banner, sizeof banner, g2z_seconds() + patience_s) &&
-      memcmp(banner.magic, "g2z-meet", 8) == 0)
-    answer = banner.job == g2z__hash_text(ranks->config.place.job) ? 1 : -1;
-  if (answer < 0) g2z__socket_close(out);
-  return answer;
-}
-
-/* Both connections to rank 0, with their greetings. */
-G2Z__PRIVATE int g2z__ranks_greet(const g2z_ranks *ranks, const struct addrinfo *host, int port,
-                                  double deadline, g2z__peer *peer) {
-  int *sockets[2] = {&peer->data, &peer->control};
-  for (int control = 1; control >= 0; control--) {
-    g2z__hello hello = g2z__ranks_hello(ranks, control);
-    int *one = sockets[control];
-    if (*one < 0 && g2z__ranks_knock(ranks, host, port, deadline, 5, one) != 1) return 0;
-    if (!g2z__socket_write(*one, &hello, sizeof hello, deadline)) return 0;
-  }
-  return 1;
-}
-
-G2Z__PRIVATE g2z_status g2z__ranks_not_found(g2z_ranks *ranks, const char *host, int resolve_error,
-                                             int other_job, int other_service) {
-  const g2z_place *place = &ranks->config.place;
-  char seen[160] = "";
-  if (resolve_error) snprintf(seen, sizeof seen, ": %s", gai_strerror(resolve_error));
-  else if (other_job)
-    snprintf(seen, sizeof seen, "; another job meets on port %d: ranks of one job must have the same "
-             "--run-id", other_job);
-  else if (other_service)
-    snprintf(seen, sizeof seen, "; something else listens on port %d", other_service);
-  return g2z__fail(ranks->services, G2Z_LOST,
-                   "rank %d on %s did not find rank 0 on %.200s, ports %d to %d, within %.0f s%s; "
-                   "look at rank 0's own output, and at the firewall",
-                   place->rank, ranks->host, host, place->port,
-                   place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
-}
-
-/* One look at all ports of an address; 1 when rank 0 was greeted. A port that belongs to others is
- * noted. One that does not even refuse is on a host that is not up, or behind a firewall: its other
- * ports would take as long, and rank 0 most likely comes to the first. */
-G2Z__PRIVATE int g2z__ranks_look(g2z_ranks *ranks, const struct addrinfo *host, double deadline,
-                                 int *other_job, int *other_service) {
-  g2z__peer *peer = &ranks->peers[0];
-  for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
-    int port = ranks->config.place.port + i;
-    double begin = g2z_seconds();
-    int answer = g2z__ranks_knock(ranks, host, port, deadline, 0.5, &peer->control);
-    if (answer == 1 && g2z__ranks_greet(ranks, host, port, deadline, peer)) return 1;
-    g2z__socket_close(&peer->data);
-    g2z__socket_close(&peer->control);
-    if (answer == -1) *other_job = port;
-    if (answer == -2) *other_service = port;
-    double now = g2z_seconds();
-    if (now > deadline || (answer == 0 && now > begin + 1.5)) break;
-  }
-  return 0;
-}
-
-/* The same at each address of a host. One may lead nowhere, such as that of a network which this
- * host is not on: it must not take the time of the others. */
-G2Z__PRIVATE int g2z__ranks_look_around(g2z_ranks *ranks, const struct addrinfo *addresses,
-                                        double deadline, int *other_job, int *other_service) {
-  int found = 0;
-  for (const struct addrinfo *at = addresses; at && !found; at = at->ai_next)
-    found = g2z__ranks_look(ranks, at, deadline, other_job, other_service);
-  return found;
-}
-
-G2Z__PRIVATE g2z_status g2z__ranks_find(g2z_ranks *ranks, double deadline) {
-  const g2z_place *place = &ranks->config.place;
-  const int here = g2z__ranks_on_one_host(place);
-  const char *host = here ? "127.0.0.1" : place->host;
-  int resolve_error = 0, other_job = 0, other_service = 0, found = 0;
-  struct addrinfo *addresses = NULL;
-  /* A thousand ranks that wait for rank 0 must not flood its host, nor the name server. */
-  const double longest_s = here ? 0.1 : 1.0;
-  double pause_s = 0.02;
+/* Reads what has come of a message of fixed size: 1 it is whole, 0 not yet, -1 the connection has
+ * ended or says what is no such message. */
+G2Z__PRIVATE int g2z__hear(g2z__link *link) {
+  const g2z__heading *head = &link->in.head;
   for (;;) {
-    if (!addresses) resolve_error = g2z__socket_resolve(host, &addresses);
-    if (resolve_error) pause_s = 0.5;
-    else found = g2z__ranks_look_around(ranks, addresses, deadline, &other_job, &other_service);
-    if (found || g2z_seconds() > deadline) break;
-    struct timespec pause = {0, (long)(pause_s * 999999999.0)};
-    nanosleep(&pause, NULL);
-    pause_s = pause_s * 1.5 < longest_s ? pause_s * 1.5 : longest_s;
+    size_t want = sizeof *head;
+    if (link->got >= sizeof head->magic && head->magic != G2Z__MAGIC) return -1;
+    if (link->got >= want) {
+      if (head->kind >= G2Z__KIND_COUNT || head->bytes > sizeof link->in.body ||
+          head->bytes != g2z__kinds[head->kind].bytes)
+        return -1;
+      want += (size_t)head->bytes;
+    }
+    if (link->got == want) {
+      link->got = 0;
+      return 1;
+    }
+    ssize_t got = recv(link->socket, (char *)&link->in + link->got, want - link->got, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+    if (got <= 0) return -1;
+    link->got += (size_t)got;
   }
-  if (addresses) freeaddrinfo(addresses);
-  if (found) return G2Z_OK;
-  return g2z__ranks_not_found(ranks, host, resolve_error, other_job, other_service);
 }
 
-G2Z__PRIVATE g2z_status g2z__ranks_await_verdict(g2z_ranks *ranks, int one, double deadline) {
-  g2z__verdict verdict;
-  if (!g2z__socket_read(one, &verdict, sizeof verdict, deadline) ||
-      memcmp(verdict.magic, "g2z-join", 8) != 0 || verdict.status < 0 ||
-      verdict.status >= G2Z_STATUS_COUNT)
-    return g2z__fail(ranks->services, G2Z_LOST,
-                     "rank 0 ended, or says nothing, while rank %d waited for the other ranks: look "
-                     "at rank 0's own output", ranks->config.place.rank);
-  verdict.sentence[sizeof verdict.sentence - 1] = 0;
-  if (verdict.status != G2Z_OK)
-    return g2z__fail(ranks->services, (g2z_status)verdict.status, "%s", verdict.sentence);
-  if (!ranks->config.place.local_world) ranks->config.place.local_world = verdict.local_world;
+/* The kind of the next message; -1: none came until the clock said `until`. */
+G2Z__PRIVATE int g2z__await(g2z__clock *clock, g2z__link *link, double until) {
+  int heard;
+  while ((heard = g2z__hear(link)) == 0)
+    if (!g2z__socket_wait(clock, link->socket, POLLIN, until)) return -1;
+  return heard > 0 ? (int)link->in.head.kind : -1;
+}
+
+/* ----- the meeting: all ranks but 0 --------------------------------------
+ * Rank 0 listens. On each of its two connections a rank goes through
+ *     KNOCK --> CHALLENGE --> HELLO --> WELCOME
+ * and waits on data for START, or for FAULT, which says why the job cannot be. */
+
+#define G2Z__PATIENCE_S 1.5 /* for an answer of who may be no rank 0 */
+
+/* A failure that rank 0 has told. */
+G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending) {
+  int known = ending->status > 0 && ending->status < G2Z_STATUS_COUNT;
+  ending->fault.sentence[sizeof ending->fault.sentence - 1] = 0;
+  return g2z__fail(ranks->services, known ? (g2z_status)ending->status : G2Z_LOST, "%s",
+                   ending->fault.sentence);
+}
+
+/* Tries to open one of the connections. *found 0: rank 0 is not there, or not yet; `seen` becomes
+ * what is there instead. */
+G2Z__PRIVATE g2z_status g2z__seek(g2z_ranks *ranks, const struct addrinfo *address, int port,
+                                  int control, double until, char seen[160], int *found) {
+  g2z__peer *zero = &ranks->peers[0];
+  g2z__link *link = control ? &zero->control : &zero->data;
+  g2z__hello *hello = &ranks->peers[ranks->me].hello;
+  g2z__clock *clock = &ranks->clock;
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  *found = 0;
+  link->got = 0;
+  link->socket = g2z__socket_at(address, port);
+  if (link->socket < 0) return G2Z_OK;
+  if (connect(link->socket, address->ai_addr, address->ai_addrlen) != 0 &&
+      (errno != EINPROGRESS ||
+       !g2z__socket_wait(clock, link->socket, POLLOUT, g2z__awake(clock) + G2Z__PATIENCE_S) ||
+       getsockopt(link->socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error != 0))
+    return G2Z_OK;
+  snprintf(seen, 160, "; something else listens on port %d", port);
+  if (!g2z__say(link->socket, G2Z__KNOCK, NULL) ||
+      g2z__await(clock, link, g2z__awake(clock) + G2Z__PATIENCE_S) != G2Z__CHALLENGE)
+    return G2Z_OK;
+  memcpy(hello->challenge, link->in.body.challenge, sizeof hello->challenge);
+  G2Z__TRY(g2z__random_bytes(ranks->services, hello->nonce, sizeof hello->nonce));
+  hello->control = control;
+  g2z__siphash(ranks->key, hello, offsetof(g2z__hello, proof), hello->proof);
+  snprintf(seen, 160, "; another job's rank 0 is on port %d: ranks of one job need the same "
+           "--run-id, MASTER_PORT and G2Z_SECRET", port);
+  if (!g2z__say(link->socket, G2Z__HELLO, hello)) return G2Z_OK;
+  int kind = g2z__await(clock, link, until);
+  if (kind == G2Z__FAULT) return g2z__meeting_told(ranks, &link->in.body.ending);
+  g2z__welcome *welcome = &link->in.body.welcome;
+  if (kind != G2Z__WELCOME || memcmp(welcome->nonce, hello->nonce, sizeof hello->nonce) != 0 ||
+      !g2z__proves(ranks, welcome, welcome->proof))
+    return G2Z_OK;
+  snprintf(zero->hello.host, sizeof zero->hello.host, "%.63s", welcome->host);
+  *found = 1;
   return G2Z_OK;
 }
 
-/* ----- rendezvous: rank 0 ------------------------------------------------ */
+/* Looks for rank 0 at all addresses and ports. */
+G2Z__PRIVATE g2z_status g2z__look(g2z_ranks *ranks, const struct addrinfo *addresses, double until,
+                                  char seen[160], int *found) {
+  g2z__peer *zero = &ranks->peers[0];
+  for (const struct addrinfo *at = addresses; at; at = at->ai_next)
+    for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
+      int port = ranks->config.place.port + i;
+      G2Z__TRY(g2z__seek(ranks, at, port, 1, until, seen, found));
+      if (*found) G2Z__TRY(g2z__seek(ranks, at, port, 0, until, seen, found));
+      if (*found) return G2Z_OK;
+      g2z__socket_close(&zero->data.socket);
+      g2z__socket_close(&zero->control.socket);
+    }
+  return G2Z_OK;
+}
 
-typedef struct g2z__caller {      /* a connection that has not said yet who it is */
-  int socket;
-  size_t bytes;
-  double since;
-  g2z__hello hello;
+G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
+  const g2z_place *place = &ranks->config.place;
+  const double until = g2z__awake(&ranks->clock) + ranks->config.join_s;
+  const double longest_s = place->local_world == place->world ? 0.1 : 1; /* spare rank 0's host */
+  g2z__link *data = &ranks->peers[0].data;
+  struct addrinfo *addresses = NULL;
+  g2z_status status = G2Z_OK;
+  char seen[160] = "";
+  int found = 0;
+  for (double pause_s = 0.02; status == G2Z_OK && !found; pause_s *= 1.5) {
+    int error = addresses ? 0 : g2z__socket_resolve(place->host, &addresses);
+    if (error) snprintf(seen, sizeof seen, ": %s", gai_strerror(error));
+    else status = g2z__look(ranks, addresses, until, seen, &found);
+    if (found || g2z__awake(&ranks->clock) > until) break;
+    if (pause_s > longest_s) pause_s = longest_s;
+    struct timespec pause = {(time_t)pause_s, (long)((pause_s - (double)(time_t)pause_s) * 1e9)};
+    nanosleep(&pause, NULL);
+  }
+  if (addresses) freeaddrinfo(addresses);
+  if (status == G2Z_OK && !found)
+    return g2z__fail(ranks->services, G2Z_LOST,
+                     "rank %d on %s did not find rank 0 on %.200s, ports %d to %d, within %.3g s%s; "
+                     "look at rank 0's own output, and at the firewall", place->rank,
+                     ranks->peers[ranks->me].hello.host, place->host, place->port,
+                     place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
+  G2Z__TRY(status);
+  /* Rank 0 may have started later by as much as it waits for the others. */
+  int kind = g2z__await(&ranks->clock, data, until + ranks->config.join_s + 10);
+  if (kind == G2Z__FAULT) return g2z__meeting_told(ranks, &data->in.body.ending);
+  if (kind != G2Z__START)
+    return g2z__fail(ranks->services, G2Z_LOST,
+                     "rank 0 on %s ended, or says nothing, while rank %d waited for the other "
+                     "ranks: look at rank 0's own output", ranks->peers[0].hello.host, place->rank);
+  if (!place->local_world) ranks->config.place.local_world = data->in.body.local_world;
+  return G2Z_OK;
+}
+
+/* ----- the meeting: rank 0 ----------------------------------------------- */
+
+typedef struct g2z__caller {      /* a connection that has not proved to be a member's */
+  g2z__link link;
+  uint8_t challenge[16];
+  int challenged;                 /* it has knocked, and was given that */
+  uint64_t turn;                  /* of its acceptance */
 } g2z__caller;
 
 typedef struct g2z__meeting {
@@ -10026,220 +10037,195 @@ typedef struct g2z__meeting {
   int listener, port;
   int present;                    /* ranks with both connections, this one included */
   int told;                       /* ranks that know of the failure */
-  g2z__hello *hellos;             /* [world]; of a rank that is not there: all zero */
-  int caller_count;               /* room for all ranks at once, and for strangers */
-  g2z__caller *callers;           /* [caller_count]; socket -1: free */
-  struct pollfd *polls;           /* [1 + caller_count + 2 * world], */
-  int *which;                     /* what they are: the listener, callers, peers' data, control */
-  g2z__verdict verdict;
+  int impostors;                  /* callers whose proof was wrong */
+  uint64_t turns;                 /* connections accepted */
+  g2z__ending ending;             /* status G2Z_OK: it may still succeed */
+  g2z__caller callers[G2Z__RANKS_CALLERS]; /* socket -1: free */
+  struct pollfd *polls;           /* the listener, callers, and all peers' control */
 } g2z__meeting;
 
 /* The first failure counts. */
 G2Z_PRINTF(3, 4)
 G2Z__PRIVATE void g2z__meeting_fail(g2z__meeting *meeting, g2z_status status, const char *format,
                                     ...) {
-  if (meeting->verdict.status != G2Z_OK) return;
+  char *sentence = meeting->ending.fault.sentence;
+  if (meeting->ending.status != G2Z_OK) return;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(meeting->verdict.sentence, sizeof meeting->verdict.sentence, format, arguments);
+  vsnprintf(sentence, sizeof meeting->ending.fault.sentence, format, arguments);
   va_end(arguments);
-  meeting->verdict.status = (int32_t)status;
+  meeting->ending.status = (int32_t)status;
 }
 
-/* The first of the ports that is free. One that is taken by a rank 0 of this very job means that it
- * was started twice, and that one must hear of it. */
-G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting, double deadline) {
-  g2z_ranks *ranks = meeting->ranks;
-  const g2z_place *place = &ranks->config.place;
-  int error = 0, loopback = g2z__ranks_on_one_host(place), other;
-  struct addrinfo *here;
-  for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
-    meeting->port = place->port + i;
-    meeting->listener = g2z__socket_listen(meeting->port, loopback);
-    if (meeting->listener >= 0) return G2Z_OK;
-    error = errno;
-    if (error != EADDRINUSE) continue;
-    if (g2z__socket_resolve("127.0.0.1", &here) != 0) continue;
-    int answer = g2z__ranks_knock(ranks, here, meeting->port, deadline, 0.5, &other);
-    freeaddrinfo(here);
-    if (answer != 1) continue;
-    g2z__hello hello = g2z__ranks_hello(ranks, 0);
-    g2z__socket_write(other, &hello, sizeof hello, deadline);
-    g2z_status status = g2z__ranks_await_verdict(ranks, other, g2z_seconds() + 5);
-    close(other);
-    if (status != G2Z_OK) return status;
-  }
-  return g2z__fail(ranks->services, G2Z_IO,
-                   "rank 0 cannot listen on any port from %d to %d: %s; choose another MASTER_PORT",
-                   place->port, place->port + G2Z__RANKS_PORTS - 1, strerror(error));
+/* Listens at MASTER_ADDR, on the first port that is free. */
+G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
+  const g2z_place *place = &meeting->ranks->config.place;
+  g2z_services *services = meeting->ranks->services;
+  struct addrinfo *addresses;
+  int error = g2z__socket_resolve(place->host, &addresses), on = 1;
+  if (error)
+    return g2z__fail(services, G2Z_IO, "rank 0 cannot listen at %s (MASTER_ADDR): %s", place->host,
+                     gai_strerror(error));
+  for (int i = 0; i < G2Z__RANKS_PORTS && meeting->listener < 0; i++)
+    for (struct addrinfo *at = addresses; at && meeting->listener < 0; at = at->ai_next) {
+      meeting->port = place->port + i;
+      meeting->listener = g2z__socket_at(at, meeting->port);
+      if (meeting->listener >= 0 &&
+          setsockopt(meeting->listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+          bind(meeting->listener, at->ai_addr, at->ai_addrlen) == 0 &&
+          listen(meeting->listener, 1024) == 0)
+        continue;
+      error = errno;
+      g2z__socket_close(&meeting->listener);
+    }
+  freeaddrinfo(addresses);
+  if (meeting->listener >= 0) return G2Z_OK;
+  return g2z__fail(services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set %s",
+                   place->host, place->port, place->port + G2Z__RANKS_PORTS - 1, strerror(error),
+                   error == EADDRINUSE ? "another MASTER_PORT"
+                                       : "MASTER_ADDR to the host on which rank 0 runs");
 }
 
-G2Z__PRIVATE void g2z__meeting_twice(g2z__meeting *meeting, const g2z__hello *hello) {
-  const g2z__hello *other = &meeting->hellos[hello->rank];
-  g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
-                    "rank %d is there twice, as process %d on %s and as %d on %s: give each its own "
-                    "RANK, and each job its own MASTER_PORT or --run-id", hello->rank,
-                    (int)other->process, other->host, (int)hello->process, hello->host);
-}
-
-/* The decision, over a data connection. `peer` NULL: a rank that the job does not have. */
-G2Z__PRIVATE void g2z__meeting_tell(g2z__meeting *meeting, g2z__peer *peer, int one) {
-  g2z__socket_write(one, &meeting->verdict, sizeof meeting->verdict, g2z_seconds() + 5);
-  if (!peer || peer->left) return;
-  peer->left = 1; /* for as long as they meet: has been told */
-  meeting->told++;
-}
-
-/* Is this greeting what rank 0 waits for? */
+/* What a member says of itself must fit. */
 G2Z__PRIVATE void g2z__meeting_check(g2z__meeting *meeting, const g2z__hello *hello) {
   const g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
-  if (hello->world != world) {
+  const g2z__hello *zero = &ranks->peers[0].hello;
+  if (hello->world != world)
     g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
                       "rank %d on %s was started for %d ranks, rank 0 on %s for %d: start all with "
-                      "the same number", hello->rank, hello->host, hello->world, ranks->host, world);
-    return;
-  }
-  if (hello->build_hash != meeting->hellos[0].build_hash) {
+                      "the same number", hello->rank, hello->host, hello->world, zero->host, world);
+  else if (hello->build_hash != zero->build_hash)
     g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
                       "rank %d on %s is another build (%s) than rank 0 on %s (%s): start the same "
-                      "program everywhere", hello->rank, hello->host, hello->build, ranks->host,
-                      meeting->hellos[0].build);
-    return;
-  }
-  for (int r = 0; r < world; r++) {
-    const g2z__hello *other = &meeting->hellos[r];
-    if (!other->magic[0]) continue;
-    if (r == hello->rank && (r == 0 || other->process != hello->process ||
-                             strcmp(other->host, hello->host) != 0))
-      g2z__meeting_twice(meeting, hello);
-    if (r != hello->rank && hello->device[0] && strcmp(hello->device, other->device) == 0 &&
-        strcmp(hello->host, other->host) == 0)
-      g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
-                        "ranks %d and %d on %s share one GPU (%s): start as many ranks as there are "
-                        "GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES",
-                        r < hello->rank ? r : hello->rank, r < hello->rank ? hello->rank : r,
-                        hello->host, hello->device);
+                      "program everywhere", hello->rank, hello->host, hello->build, zero->host,
+                      zero->build);
+  for (int r = 0; r < world && hello->device[0]; r++) {
+    const g2z__hello *other = &ranks->peers[r].hello;
+    if (r == hello->rank || strcmp(hello->device, other->device) != 0 ||
+        strcmp(hello->host, other->host) != 0)
+      continue;
+    g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
+                      "ranks %d and %d on %s share one GPU (%s): start as many ranks as there are "
+                      "GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES",
+                      r < hello->rank ? r : hello->rank, r < hello->rank ? hello->rank : r,
+                      hello->host, hello->device);
   }
 }
 
-/* A whole greeting: the connection becomes its rank's, or is told why not. */
+G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
+  meeting->present -= peer->data.socket >= 0;
+  g2z__socket_close(&peer->data.socket);
+  g2z__socket_close(&peer->control.socket);
+  memset(&peer->hello, 0, sizeof peer->hello);
+}
+
+/* A member's connection becomes its rank's, or hears why the job ends. The place of a rank is the
+ * first process's that came for it: another is of a job that was given the same id, and looks on. */
 G2Z__PRIVATE void g2z__meeting_welcome(g2z__meeting *meeting, g2z__caller *caller) {
   g2z_ranks *ranks = meeting->ranks;
-  g2z__hello *hello = &caller->hello;
-  const int world = ranks->config.place.world;
-  if (memcmp(hello->magic, "g2z-rank", 8) != 0 || hello->job != meeting->hellos[0].job) {
-    g2z__socket_close(&caller->socket);
-    return;
-  }
+  g2z__hello *hello = &caller->link.in.body.hello;
+  int known = hello->rank > 0 && hello->rank < ranks->config.place.world;
+  g2z__peer *peer = known ? &ranks->peers[hello->rank] : NULL;
   hello->host[sizeof hello->host - 1] = hello->device[sizeof hello->device - 1] = 0;
   hello->build[sizeof hello->build - 1] = 0;
+  if (hello->rank == 0 || (peer && peer->hello.process && peer->hello.process != hello->process))
+    return;
   g2z__meeting_check(meeting, hello);
-  int known = hello->rank >= 0 && hello->rank < world;
-  if (!known)
-    g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT, "rank %d on %s cannot be in a job of %d",
-                      hello->rank, hello->host, world);
-  g2z__peer *peer = known ? &ranks->peers[hello->rank] : NULL;
-  int *slot = !peer ? NULL : hello->control ? &peer->control : &peer->data; /* NULL: has failed */
-  if (slot && *slot >= 0) g2z__meeting_twice(meeting, hello);
-  if (meeting->verdict.status != G2Z_OK) {
-    if (!hello->control) g2z__meeting_tell(meeting, peer, caller->socket);
-    caller->bytes = SIZE_MAX; /* stays open for as long as the meeting, so that it can be read */
+  if (meeting->ending.status != G2Z_OK) {
+    g2z__say(caller->link.socket, G2Z__FAULT, &meeting->ending);
+    if (peer && !peer->left) peer->left = 1, meeting->told++;
     return;
   }
-  *slot = caller->socket;
-  caller->socket = -1;
-  meeting->hellos[hello->rank] = *hello;
-  meeting->present += peer->data >= 0 && peer->control >= 0;
+  /* Control comes first, and each comes once. */
+  if (!peer || (!hello->control && (peer->control.socket < 0 || peer->data.socket >= 0))) return;
+  g2z__welcome welcome;
+  memset(&welcome, 0, sizeof welcome);
+  memcpy(welcome.nonce, hello->nonce, sizeof welcome.nonce);
+  memcpy(welcome.host, ranks->peers[0].hello.host, sizeof welcome.host);
+  g2z__siphash(ranks->key, &welcome, offsetof(g2z__welcome, proof), welcome.proof);
+  if (!g2z__say(caller->link.socket, G2Z__WELCOME, &welcome)) return;
+  if (hello->control) g2z__meeting_forget(meeting, peer); /* an earlier try of the same process */
+  (hello->control ? &peer->control : &peer->data)->socket = caller->link.socket;
+  caller->link.socket = -1;
+  peer->hello = *hello;
+  meeting->present += !hello->control;
 }
 
-/* Takes what a connection has sent of its greeting. */
-G2Z__PRIVATE void g2z__meeting_listen_to(g2z__meeting *meeting, g2z__caller *caller) {
-  if (caller->bytes == SIZE_MAX) {
-    char more[512];
-    ssize_t got = recv(caller->socket, more, sizeof more, 0);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
-      g2z__socket_close(&caller->socket);
-    return;
+/* Takes what a caller says. Who says nonsense is dropped. */
+G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__caller *caller) {
+  g2z_ranks *ranks = meeting->ranks;
+  const g2z__packet *in = &caller->link.in;
+  int heard = g2z__hear(&caller->link);
+  if (heard == 0) return;
+  if (heard > 0 && in->head.kind == G2Z__KNOCK && !caller->challenged) {
+    caller->challenged = 1;
+    if (g2z__random_bytes(ranks->services, caller->challenge, 16) == G2Z_OK &&
+        g2z__say(caller->link.socket, G2Z__CHALLENGE, caller->challenge))
+      return;
+  } else if (heard > 0 && in->head.kind == G2Z__HELLO && caller->challenged) {
+    const g2z__hello *hello = &in->body.hello;
+    if (memcmp(hello->challenge, caller->challenge, sizeof caller->challenge) == 0 &&
+        g2z__proves(ranks, hello, hello->proof))
+      g2z__meeting_welcome(meeting, caller);
+    else
+      meeting->impostors++;
   }
-  ssize_t got = recv(caller->socket, (char *)&caller->hello + caller->bytes,
-                     sizeof caller->hello - caller->bytes, 0);
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
-  if (got > 0) caller->bytes += (size_t)got;
-  /* A stranger, such as a browser, is shown the door at its first bytes. */
-  size_t magic = caller->bytes < 8 ? caller->bytes : 8;
-  if (got <= 0 || memcmp(caller->hello.magic, "g2z-rank", magic) != 0)
-    g2z__socket_close(&caller->socket);
-  else if (caller->bytes == sizeof caller->hello)
-    g2z__meeting_welcome(meeting, caller);
+  g2z__socket_close(&caller->link.socket);
 }
 
+/* A flood of strangers drives out the oldest that has not knocked: members knock at once, and those
+ * that were welcomed are callers no longer. */
 G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
+  const int world = meeting->ranks->config.place.world;
   int one = accept(meeting->listener, NULL, NULL);
   if (one < 0 && (errno == EMFILE || errno == ENFILE))
     g2z__meeting_fail(meeting, G2Z_IO,
                       "rank 0 on %s cannot open enough connections for %d ranks: raise the limit of "
-                      "open files (ulimit -n) above %d", meeting->ranks->host,
-                      meeting->ranks->config.place.world,
-                      2 * meeting->ranks->config.place.world + 64);
+                      "open files (ulimit -n) above %d", meeting->ranks->peers[0].hello.host, world,
+                      2 * world + G2Z__RANKS_CALLERS + 64);
   if (one < 0) return;
   g2z__socket_prepare(one);
-  g2z__banner banner;
-  memset(&banner, 0, sizeof banner);
-  memcpy(banner.magic, "g2z-meet", 8);
-  banner.job = meeting->hellos[0].job;
-  g2z__caller *oldest = &meeting->callers[0];
-  for (int i = 0; i < meeting->caller_count; i++) {
+  g2z__caller *place = &meeting->callers[0];
+  for (int i = 0; i < G2Z__RANKS_CALLERS && place->link.socket >= 0; i++) {
     g2z__caller *caller = &meeting->callers[i];
-    if (caller->socket < 0) {
-      oldest = caller;
-      break;
-    }
-    if (caller->since < oldest->since) oldest = caller;
+    if (caller->link.socket < 0 || caller->challenged < place->challenged ||
+        (caller->challenged == place->challenged && caller->turn < place->turn))
+      place = caller;
   }
-  g2z__socket_close(&oldest->socket); /* who opens many connections and says nothing loses them */
-  memset(oldest, 0, sizeof *oldest);
-  oldest->socket = one;
-  oldest->since = g2z_seconds();
-  if (!g2z__socket_write(one, &banner, sizeof banner, 0)) g2z__socket_close(&oldest->socket);
+  g2z__socket_close(&place->link.socket);
+  memset(place, 0, sizeof *place);
+  place->link.socket = one;
+  place->turn = meeting->turns++;
 }
 
-/* A rank whose second connection is not there yet may still try again. */
+/* A rank's connection has ended. While its second is not there yet it may still try again. */
 G2Z__PRIVATE void g2z__meeting_lose(g2z__meeting *meeting, int rank) {
   g2z__peer *peer = &meeting->ranks->peers[rank];
-  if (peer->data >= 0 && peer->control >= 0)
+  if (peer->data.socket >= 0)
     g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while the others were awaited", rank,
-                      meeting->hellos[rank].host);
-  g2z__socket_close(&peer->data);
-  g2z__socket_close(&peer->control);
-  memset(&meeting->hellos[rank], 0, sizeof *meeting->hellos);
+                      peer->hello.host);
+  g2z__meeting_forget(meeting, peer);
 }
 
 /* Handles what comes within a tenth of a second. */
 G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
-  const int world = ranks->config.place.world, first = 1 + meeting->caller_count;
+  const int first = 1 + G2Z__RANKS_CALLERS, count = first + ranks->config.place.world;
   struct pollfd *polls = meeting->polls;
-  int count = 0; /* of sockets alone: poll refuses more entries than a process may have files */
-  for (int i = 0; i < first + 2 * world; i++) {
-    const g2z__peer *peer = i >= first ? &ranks->peers[(i - first) / 2] : NULL;
-    int one = i == 0 ? meeting->listener
-              : i < first ? meeting->callers[i - 1].socket
-              : meeting->verdict.status != G2Z_OK ? -1
-              : (i - first) % 2 ? peer->control : peer->data;
-    if (one < 0) continue;
-    meeting->which[count] = i;
-    polls[count].fd = one;
-    polls[count].events = POLLIN;
-    polls[count++].revents = 0;
+  for (int i = 0; i < count; i++) {
+    polls[i].fd = i == 0 ? meeting->listener
+                  : i < first ? meeting->callers[i - 1].link.socket
+                  : meeting->ending.status == G2Z_OK ? ranks->peers[i - first].control.socket : -1;
+    polls[i].events = POLLIN;
+    polls[i].revents = 0;
   }
   if (poll(polls, (nfds_t)count, 100) <= 0) return;
-  /* A rank says nothing more until all are there: what comes is its end. */
-  for (int k = 0; k < count; k++)
-    if (polls[k].revents && meeting->which[k] >= first)
-      g2z__meeting_lose(meeting, (meeting->which[k] - first) / 2);
-  for (int k = 1; k < count && meeting->which[k] < first; k++)
-    if (polls[k].revents) g2z__meeting_listen_to(meeting, &meeting->callers[meeting->which[k] - 1]);
+  for (int i = 1; i < count; i++) {
+    if (!polls[i].revents) continue;
+    if (i < first) g2z__meeting_hear(meeting, &meeting->callers[i - 1]);
+    else g2z__meeting_lose(meeting, i - first); /* a rank that waits says nothing: it has ended */
+  }
   if (polls[0].revents) g2z__meeting_accept(meeting);
 }
 
@@ -10247,127 +10233,110 @@ G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
 G2Z__PRIVATE void g2z__meeting_missing(g2z__meeting *meeting) {
   const g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
-  char list[128] = "";
+  char list[128] = "", strangers[128] = "";
   size_t used = 0;
   int more = world - meeting->present;
   for (int r = 1; r < world; r++) {
-    const g2z__peer *peer = &ranks->peers[r];
-    if ((peer->data >= 0 && peer->control >= 0) || used > sizeof list - 32) continue;
+    if (ranks->peers[r].data.socket >= 0 || used > sizeof list - 32) continue;
     used += (size_t)snprintf(list + used, sizeof list - used, used ? ", %d" : "%d", r);
     more--;
   }
   if (more) snprintf(list + used, sizeof list - used, " and %d more", more);
+  if (meeting->impostors)
+    snprintf(strangers, sizeof strangers, " (%d callers had another --run-id, MASTER_PORT or "
+             "G2Z_SECRET)", meeting->impostors);
   g2z__meeting_fail(meeting, G2Z_LOST,
-                    "after %.3g s only %d of %d ranks have met on %s, port %d; missing: rank %s; look "
-                    "at the output of those", ranks->config.join_s, meeting->present, world,
-                    ranks->host, meeting->port, list);
+                    "after %.3g s only %d of %d ranks have met on %s, port %d; missing: rank %s%s; "
+                    "look at the output of those", ranks->config.join_s, meeting->present, world,
+                    ranks->peers[0].hello.host, meeting->port, list, strangers);
 }
 
 /* Until all are there, or until all that came know why it fails. */
-G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting, double deadline) {
+G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
-  while (meeting->verdict.status == G2Z_OK && meeting->present < world) {
-    if (g2z_seconds() > deadline) g2z__meeting_missing(meeting);
+  const double join_s = ranks->config.join_s, until = g2z__awake(&ranks->clock) + join_s;
+  while (meeting->ending.status == G2Z_OK && meeting->present < world) {
+    if (g2z__awake(&ranks->clock) > until) g2z__meeting_missing(meeting);
     else g2z__meeting_turn(meeting);
   }
-  int failed = meeting->verdict.status != G2Z_OK;
+  int failed = meeting->ending.status != G2Z_OK;
   for (int r = 0; r < world; r++) {
+    g2z__peer *peer = &ranks->peers[r];
     int local = 0;
-    for (int other = 0; other < world; other++)
-      local += strcmp(meeting->hellos[r].host, meeting->hellos[other].host) == 0;
-    meeting->verdict.local_world = local;
+    for (int other = 0; other < world && !failed; other++)
+      local += strcmp(peer->hello.host, ranks->peers[other].hello.host) == 0;
     if (r == 0 && !ranks->config.place.local_world) ranks->config.place.local_world = local;
-    if (ranks->peers[r].data >= 0)
-      g2z__meeting_tell(meeting, &ranks->peers[r], ranks->peers[r].data);
+    if (peer->data.socket < 0 || peer->left) continue;
+    if (!failed) g2z__say(peer->data.socket, G2Z__START, &local);
+    else g2z__say(peer->data.socket, G2Z__FAULT, &meeting->ending), peer->left = 1, meeting->told++;
   }
-  /* Those that are still starting need not wait for their own deadline to hear of it. */
-  double patience = g2z_seconds() + (ranks->config.join_s < 3 ? ranks->config.join_s : 3);
-  while (failed && meeting->told < world - 1 && g2z_seconds() < patience)
-    g2z__meeting_turn(meeting);
-  for (int r = 1; r < world; r++) ranks->peers[r].left = 0;
   if (!failed) return G2Z_OK;
-  return g2z__fail(ranks->services, (g2z_status)meeting->verdict.status, "%s",
-                   meeting->verdict.sentence);
+  /* Those that are still starting need not wait for their own deadline to hear of it. */
+  double patience = g2z__awake(&ranks->clock) + (join_s < 3 ? join_s : 3);
+  while (meeting->told < world - 1 && g2z__awake(&ranks->clock) < patience)
+    g2z__meeting_turn(meeting);
+  return g2z__meeting_told(ranks, &meeting->ending);
 }
 
-G2Z__PRIVATE g2z_status g2z__ranks_gather(g2z_ranks *ranks, double deadline) {
+G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   const size_t world = (size_t)ranks->config.place.world;
-  const size_t callers = 2 * world + G2Z__RANKS_STRANGERS;
-  void *memory, *hellos = NULL, *polls = NULL, *which = NULL, *list = NULL;
+  void *memory, *polls = NULL;
   G2Z__TRY(g2z__alloc(ranks->services, 1, sizeof(g2z__meeting), &memory));
   g2z__meeting *meeting = (g2z__meeting *)memory;
   meeting->ranks = ranks;
   meeting->listener = -1;
   meeting->present = 1;
-  memcpy(meeting->verdict.magic, "g2z-join", 8);
-  g2z_status status = g2z__alloc(ranks->services, world, sizeof(g2z__hello), &hellos);
-  if (status == G2Z_OK)
-    status = g2z__alloc(ranks->services, 1 + callers + 2 * world, sizeof(struct pollfd), &polls);
-  if (status == G2Z_OK)
-    status = g2z__alloc(ranks->services, 1 + callers + 2 * world, sizeof(int), &which);
-  if (status == G2Z_OK)
-    status = g2z__alloc(ranks->services, callers, sizeof(g2z__caller), &list);
-  meeting->callers = (g2z__caller *)list;
-  meeting->caller_count = list ? (int)callers : 0;
-  for (int i = 0; i < meeting->caller_count; i++) meeting->callers[i].socket = -1;
-  meeting->hellos = (g2z__hello *)hellos;
+  for (int i = 0; i < G2Z__RANKS_CALLERS; i++) meeting->callers[i].link.socket = -1;
+  g2z_status status = g2z__alloc(ranks->services, 1 + G2Z__RANKS_CALLERS + world,
+                                 sizeof(struct pollfd), &polls);
   meeting->polls = (struct pollfd *)polls;
-  meeting->which = (int *)which;
-  if (status == G2Z_OK) {
-    meeting->hellos[0] = g2z__ranks_hello(ranks, 0);
-    status = g2z__meeting_listen(meeting, deadline);
-  }
-  if (status == G2Z_OK) status = g2z__meeting_hold(meeting, deadline);
-  for (size_t r = 1; r < world && status == G2Z_OK; r++)
-    memcpy(ranks->peers[r].last.host, meeting->hellos[r].host, sizeof meeting->hellos[r].host);
+  if (status == G2Z_OK) status = g2z__meeting_listen(meeting);
+  if (status == G2Z_OK) status = g2z__meeting_hold(meeting);
   if (status == G2Z_OK)
     g2z__log(ranks->services, G2Z_LOG_INFO, "%d ranks (%s) have met on %s, port %d", (int)world,
-             ranks->config.place.launcher, ranks->host, meeting->port);
-  for (int i = 0; i < meeting->caller_count; i++) g2z__socket_close(&meeting->callers[i].socket);
+             ranks->config.place.launcher, ranks->peers[0].hello.host, meeting->port);
+  for (int i = 0; i < G2Z__RANKS_CALLERS; i++)
+    g2z__socket_close(&meeting->callers[i].link.socket);
   g2z__socket_close(&meeting->listener);
-  g2z_release(ranks->services, list);
-  g2z_release(ranks->services, which);
   g2z_release(ranks->services, polls);
-  g2z_release(ranks->services, hellos);
   g2z_release(ranks->services, meeting);
   return status;
 }
 
-/* ----- the watchdog ------------------------------------------------------
- * A thread that only reads and writes pulses and looks at clocks. It makes no call of CUDA or NCCL:
- * those may be what hangs. */
+/* ----- the watcher -------------------------------------------------------
+ * A thread that only reads and writes heartbeats and looks at its clock. It makes no call of CUDA
+ * or NCCL: those may be what hangs. Rank 0 judges all ranks; the others judge rank 0, and
+ * themselves once rank 0 has left. */
 
-/* This rank's state, as the others hear of it. */
-G2Z__PRIVATE g2z__pulse g2z__watch_self(g2z_ranks *ranks, g2z__pulse_kind kind) {
-  g2z__pulse pulse;
-  memset(&pulse, 0, sizeof pulse);
-  pulse.magic = G2Z__PULSE;
-  pulse.kind = (uint32_t)kind;
-  pulse.rank = ranks->config.place.rank;
-  memcpy(pulse.host, ranks->host, sizeof pulse.host);
+/* Reads the clock, and notes whether this rank has moved on since the last look. */
+G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
+  double now = g2z__awake(&ranks->clock);
+  g2z__peer *me = &ranks->peers[ranks->me];
   pthread_mutex_lock(&ranks->lock);
-  pulse.progress = ranks->progress ? *ranks->progress : 0;
-  pulse.step = ranks->step;
-  pulse.sequence = ranks->alone ? -1 : ranks->sequence;
-  pulse.phase_s = g2z_seconds() - ranks->phase_began;
-  pulse.limit_s = ranks->phase_limit;
-  memcpy(pulse.phase, ranks->phase, sizeof pulse.phase);
+  uint32_t progress = ranks->progress ? *ranks->progress : 0;
+  if (ranks->moves != ranks->moves_seen || progress != ranks->self.progress) ranks->moved = now;
+  ranks->moves_seen = ranks->moves;
+  ranks->self.progress = progress;
+  ranks->self.still_s = now - ranks->moved;
+  me->last = ranks->self;
   pthread_mutex_unlock(&ranks->lock);
-  return pulse;
+  return now;
 }
 
-/* Sends what is left of the last pulse, and then this one. A peer that reads nothing misses a beat;
- * nobody waits for it. Returns 1 when all of it is on its way. */
-G2Z__PRIVATE int g2z__watch_send(g2z__peer *peer, const g2z__pulse *pulse) {
+/* Sends what is left of the last message, and then this one. A peer that reads nothing misses a
+ * beat; nobody waits for it. Returns 1 when all of it is on its way. */
+G2Z__PRIVATE int g2z__watch_send(g2z__peer *peer, const g2z__packet *packet) {
   for (int fresh = 0; fresh < 2; fresh++) {
     if (fresh) {
-      memcpy(peer->out, pulse, sizeof peer->out);
-      peer->out_bytes = sizeof peer->out;
+      peer->out = *packet;
+      peer->out_bytes = sizeof packet->head + (size_t)packet->head.bytes;
     }
+    const char *end = (const char *)&peer->out + sizeof peer->out.head +
+                      (size_t)peer->out.head.bytes;
     while (peer->out_bytes) {
-      ssize_t put = send(peer->control, peer->out + sizeof peer->out - peer->out_bytes,
-                         peer->out_bytes, MSG_NOSIGNAL);
+      ssize_t put = send(peer->control.socket, end - peer->out_bytes, peer->out_bytes,
+                         MSG_NOSIGNAL);
       if (put < 0 && errno == EINTR) continue;
       if (put < 0) return 0;
       peer->out_bytes -= (size_t)put;
@@ -10376,221 +10345,159 @@ G2Z__PRIVATE int g2z__watch_send(g2z__peer *peer, const g2z__pulse *pulse) {
   return 1;
 }
 
-G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, const g2z__pulse *pulse, double deadline) {
+/* To all peers. patience_s: how long it waits, in all, for those whose sockets are full. */
+G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, g2z__kind kind, const void *body,
+                                  double patience_s) {
+  g2z__packet packet = g2z__packet_of(kind, body);
+  double until = g2z__awake(&ranks->clock) + patience_s;
   for (int i = 0; i < ranks->peer_count; i++) {
     g2z__peer *peer = &ranks->peers[i];
-    while (peer->control >= 0 && !g2z__watch_send(peer, pulse) && errno == EAGAIN &&
-           g2z__socket_wait(peer->control, POLLOUT, deadline)) {
+    while (peer->control.socket >= 0 && !g2z__watch_send(peer, &packet) && errno == EAGAIN &&
+           g2z__socket_wait(&ranks->clock, peer->control.socket, POLLOUT, until)) {
     }
   }
 }
 
-/* Who ends the job and why, once: to the others, to the program, and to whoever waits for data. */
-G2Z__PRIVATE void g2z__watch_fault(g2z_ranks *ranks, const g2z__pulse *culprit,
-                                   const char *sentence) {
-  if (ranks->parting) return; /* what follows is no longer this rank's business */
-  g2z__pulse pulse = *culprit;
-  pulse.magic = G2Z__PULSE; /* of one that died before its first heartbeat it is 0 */
-  pulse.kind = G2Z__FAULT;
-  if (sentence != pulse.sentence)
-    snprintf(pulse.sentence, sizeof pulse.sentence, "%s", sentence);
-  if (ranks->config.place.rank == 0) g2z__watch_tell(ranks, &pulse, g2z_seconds() + 1);
-  g2z_fault fault;
-  memset(&fault, 0, sizeof fault);
-  fault.rank = pulse.rank;
-  fault.step = pulse.step;
-  memcpy(fault.host, pulse.host, sizeof fault.host);
-  memcpy(fault.phase, pulse.phase, sizeof fault.phase);
-  memcpy(fault.sentence, pulse.sentence, sizeof fault.sentence);
-  if (ranks->config.on_fault) ranks->config.on_fault(ranks->config.user, &fault);
+/* The job ends, once: rank 0 tells the others, the program hears of it, and so does whoever waits
+ * for data. */
+G2Z__PRIVATE void g2z__watch_end(g2z_ranks *ranks, g2z__ending *ending) {
+  ending->fault.host[sizeof ending->fault.host - 1] = 0;
+  ending->fault.phase[sizeof ending->fault.phase - 1] = 0;
+  ending->fault.sentence[sizeof ending->fault.sentence - 1] = 0;
+  if (ranks->me == 0) g2z__watch_tell(ranks, G2Z__FAULT, ending, 1);
+  if (ranks->config.on_fault) ranks->config.on_fault(ranks->config.user, &ending->fault);
   pthread_mutex_lock(&ranks->lock);
-  ranks->fault = fault;
-  ranks->faulted = ranks->lost = 1;
+  ranks->fault = ending->fault;
+  ranks->lost = 1;
   pthread_cond_broadcast(&ranks->told);
   pthread_mutex_unlock(&ranks->lock);
   for (int i = 0; i < ranks->peer_count; i++) /* wakes a thread that waits for data */
-    if (ranks->peers[i].data >= 0) shutdown(ranks->peers[i].data, SHUT_RDWR);
+    if (ranks->peers[i].data.socket >= 0) shutdown(ranks->peers[i].data.socket, SHUT_RDWR);
 }
 
-/* "rank 2 on node7 WHAT, in phase forward of step 12". */
+/* "rank 2 on node7 WHAT, in phase step of step 12". */
 G2Z_PRINTF(3, 4)
-G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__pulse *culprit, const char *format,
+G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, const char *format,
                                    ...) {
-  char what[128], sentence[256];
+  char what[160];
   va_list arguments;
+  if (ranks->lost || ranks->parting) return; /* what follows is no longer this rank's business */
   va_start(arguments, format);
   vsnprintf(what, sizeof what, format, arguments);
   va_end(arguments);
-  snprintf(sentence, sizeof sentence, "rank %d on %.63s %s, in phase %.31s of step %" PRId64,
-           culprit->rank, culprit->host, what, culprit->phase[0] ? culprit->phase : "start",
-           culprit->step);
-  g2z__watch_fault(ranks, culprit, sentence);
+  g2z__ending ending;
+  memset(&ending, 0, sizeof ending);
+  ending.status = G2Z_LOST;
+  ending.fault.rank = peer->hello.rank;
+  ending.fault.step = peer->last.step;
+  memcpy(ending.fault.host, peer->hello.host, sizeof ending.fault.host);
+  memcpy(ending.fault.phase, peer->last.phase, sizeof ending.fault.phase);
+  snprintf(ending.fault.sentence, sizeof ending.fault.sentence,
+           "rank %d on %.63s %s, in phase %.31s of step %" PRId64, peer->hello.rank,
+           peer->hello.host, what, peer->last.phase, peer->last.step);
+  g2z__watch_end(ranks, &ending);
 }
 
-/* A whole pulse. 0: it is none, or none that this peer may send. */
-G2Z__PRIVATE int g2z__watch_take(g2z_ranks *ranks, int index) {
-  g2z__peer *peer = &ranks->peers[index];
-  g2z__pulse pulse;
-  memcpy(&pulse, peer->in, sizeof pulse);
-  pulse.phase[sizeof pulse.phase - 1] = pulse.host[sizeof pulse.host - 1] = 0;
-  pulse.sentence[sizeof pulse.sentence - 1] = 0;
-  if (pulse.magic != G2Z__PULSE || pulse.kind >= G2Z__PULSE_COUNT || pulse.rank < 0 ||
-      pulse.rank >= ranks->config.place.world)
-    return 0;
-  if (pulse.kind == G2Z__FAULT) {
-    if (ranks->config.place.rank == 0) return 0; /* only rank 0 decides */
-    g2z__watch_fault(ranks, &pulse, pulse.sentence);
-    return 1;
-  }
-  if (pulse.rank != index) return 0;
-  peer->heard = g2z_seconds();
-  peer->last = pulse;
-  if (pulse.kind == G2Z__GOODBYE && !peer->left) {
+/* Takes what a peer has sent. */
+G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
+  int heard;
+  while (!ranks->lost && (heard = g2z__hear(&peer->control)) != 0) {
+    g2z__packet *in = &peer->control.in;
+    const uint32_t kind = in->head.kind;
+    if (heard < 0) {
+      g2z__socket_close(&peer->control.socket);
+      if (!peer->left) g2z__watch_blame(ranks, peer, "died: its connection closed without a goodbye");
+      return;
+    }
+    if (kind == G2Z__FAULT && ranks->me && !ranks->parting) g2z__watch_end(ranks, &in->body.ending);
+    if (kind != G2Z__BEAT && kind != G2Z__GOODBYE) continue;
+    peer->heard = ranks->clock.awake;
+    peer->last = in->body.pulse;
+    peer->last.phase[sizeof peer->last.phase - 1] = 0;
+    if (kind == G2Z__BEAT || peer->left) continue;
     peer->left = 1;
-    g2z__pulse self = g2z__watch_self(ranks, G2Z__GOODBYE);
-    if (ranks->config.place.rank == 0) g2z__watch_send(peer, &self); /* it waits for that */
-  }
-  return 1;
-}
-
-/* Reads what has come from a peer. Returns 0 when the connection has ended, or the watch has. */
-G2Z__PRIVATE int g2z__watch_read(g2z_ranks *ranks, int index) {
-  g2z__peer *peer = &ranks->peers[index];
-  for (;;) {
-    ssize_t got =
-        recv(peer->control, peer->in + peer->in_bytes, sizeof peer->in - peer->in_bytes, 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 1;
-    if (got <= 0) {
-      g2z__socket_close(&peer->control);
-      if (!peer->left)
-        g2z__watch_blame(ranks, &peer->last, "died: its connection closed without a goodbye");
-      return 0;
-    }
-    peer->in_bytes += (size_t)got;
-    if (peer->in_bytes < sizeof peer->in) continue;
-    peer->in_bytes = 0;
-    if (!g2z__watch_take(ranks, index)) {
-      g2z__socket_close(&peer->control);
-      g2z__watch_blame(ranks, &peer->last, "sent what is no heartbeat");
-    }
-    if (ranks->lost) return 0;
+    g2z__packet answer = g2z__packet_of(G2Z__GOODBYE, &ranks->peers[ranks->me].last);
+    if (ranks->me == 0) g2z__watch_send(peer, &answer); /* it waits for that */
   }
 }
 
-/* A rank behind `behind`: fewer collectives begun, and of those fewer done by the device. */
-G2Z__PRIVATE int g2z__watch_is_behind(const g2z__pulse *pulse, const g2z__pulse *behind) {
-  if (pulse->sequence != behind->sequence) return pulse->sequence < behind->sequence;
-  return (int32_t)(pulse->progress - behind->progress) < 0;
+/* Whether a rank holds up another: fewer collectives begun; of as many, fewer done by its device;
+ * of ranks that wait together the one with the most time left, so that only all can be late. */
+G2Z__PRIVATE int g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *other) {
+  if (one->sequence != other->sequence) return one->sequence < other->sequence;
+  if (one->progress != other->progress) return (int32_t)(one->progress - other->progress) < 0;
+  if ((one->limit_s > 0) != (other->limit_s > 0)) return other->limit_s > 0;
+  return one->still_s - one->limit_s < other->still_s - other->limit_s;
 }
 
-/* Who has begun fewer collectives than the others (rank 0 knows of all, another rank of itself)
- * holds them up, and must not do so for longer than its phase may take; how long the others wait
- * does not matter. What peers said is up to a beat old, so the suspicion must last for two. */
-G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, const g2z__pulse *self, double now) {
-  const g2z__pulse *last = self;
-  int64_t furthest = self->sequence;
-  for (int r = 1; r < ranks->peer_count; r++) {
-    const g2z__pulse *peer = &ranks->peers[r].last;
-    if (ranks->peers[r].left || peer->magic != G2Z__PULSE) continue;
-    if (g2z__watch_is_behind(peer, last)) last = peer; /* of equals the first, always */
-    if (peer->sequence > furthest) furthest = peer->sequence;
-  }
-  int late = last->limit_s > 0 && last->phase_s > last->limit_s;
-  if (!late || last->rank != ranks->suspect || last->sequence != ranks->suspect_sequence) {
-    ranks->suspect = late ? last->rank : -1;
-    ranks->suspect_sequence = last->sequence;
-    ranks->suspect_since = now;
-  }
-  if (!late || now - ranks->suspect_since < 2 * ranks->beat_s) return;
-  g2z__pulse culprit = *last;
-  if (culprit.sequence < 0)
-    g2z__watch_blame(ranks, &culprit, "failed, and does not end: its device may hang");
-  else
-    g2z__watch_blame(ranks, &culprit,
-                     "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
-                     culprit.phase_s, culprit.sequence, furthest);
-}
-
-/* Has somebody left whom others now wait for? Who failed alone has always; others that fail in the
- * same way have three beats to say so themselves. */
-G2Z__PRIVATE void g2z__watch_leavers(g2z_ranks *ranks, const g2z__pulse *self, double now) {
-  int64_t furthest = self->sequence;
-  for (int i = 0; i < ranks->peer_count; i++)
-    if (!ranks->peers[i].left && ranks->peers[i].last.sequence > furthest)
-      furthest = ranks->peers[i].last.sequence;
-  for (int i = 0; i < ranks->peer_count && !ranks->lost; i++) {
-    const g2z__peer *peer = &ranks->peers[i];
-    if (!peer->left || peer->last.sequence >= furthest) continue;
-    if (peer->last.sequence < 0 && now - peer->heard < 3 * ranks->beat_s) continue;
-    g2z__pulse culprit = peer->last;
-    g2z__watch_blame(ranks, &culprit, "left early, while others go on (its own output says why)");
-  }
-}
-
-/* Deadlines, once everything that has come is read. */
+/* Deadlines, once everything that has come is read. A rank that is behind the others must move on
+ * within its limit; how long the others wait for it does not matter. */
 G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
-  g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
-  for (int i = 0; i < ranks->peer_count && !ranks->lost; i++) {
-    g2z__peer *peer = &ranks->peers[i];
-    if (peer->control < 0 || peer->left || ranks->config.silence_s <= 0) continue;
-    if (now - peer->heard > ranks->config.silence_s)
-      g2z__watch_blame(ranks, &peer->last, "does not answer: nothing was heard of it for %.3g s",
+  const double silence_s = ranks->config.silence_s;
+  const g2z__peer *zero = &ranks->peers[0], *last = &ranks->peers[ranks->me];
+  int64_t furthest = last->last.sequence;
+  for (int i = 0; i < ranks->peer_count; i++) {
+    const g2z__peer *peer = &ranks->peers[i];
+    if (peer->left) continue;
+    if (peer->last.sequence > furthest) furthest = peer->last.sequence;
+    if (g2z__watch_behind(&peer->last, &last->last)) last = peer;
+    if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
+      g2z__watch_blame(ranks, peer, "does not answer: nothing was heard of it for %.3g s",
                        now - peer->heard);
   }
-  if (!ranks->lost) g2z__watch_leavers(ranks, &self, now);
-  /* When rank 0 has left nobody else looks after this one. */
-  if (!ranks->lost && (ranks->config.place.rank == 0 || ranks->peers[0].left))
-    g2z__watch_hang(ranks, &self, now);
+  for (int i = 0; i < ranks->peer_count; i++)
+    if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
+      g2z__watch_blame(ranks, &ranks->peers[i],
+                       "left early, while others go on (its own output says why)");
+  if ((ranks->me && !zero->left) || last->last.limit_s <= 0 ||
+      last->last.still_s <= last->last.limit_s)
+    return;
+  if (last->last.sequence < 0)
+    g2z__watch_blame(ranks, last, "failed, and does not end: its device may hang");
+  else
+    g2z__watch_blame(ranks, last,
+                     "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
+                     last->last.still_s, last->last.sequence, furthest);
 }
 
-/* One look at all connections, for as long as `wait_s`. */
+/* Takes what comes within wait_s. */
 G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
   struct pollfd *polls = ranks->polls;
+  const int count = ranks->peer_count;
   char bytes[16];
-  for (int i = 0; i < ranks->peer_count; i++) {
-    polls[i].fd = ranks->peers[i].control;
+  for (int i = 0; i <= count; i++) {
+    polls[i].fd = i < count ? ranks->peers[i].control.socket : ranks->wake[0];
     polls[i].events = POLLIN;
     polls[i].revents = 0;
   }
-  polls[ranks->peer_count].fd = ranks->wake[0];
-  polls[ranks->peer_count].events = POLLIN;
-  polls[ranks->peer_count].revents = 0;
-  if (poll(polls, (nfds_t)ranks->peer_count + 1, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0)
-    return;
-  if (polls[ranks->peer_count].revents) /* only to wake up */
+  if (poll(polls, (nfds_t)count + 1, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0) return;
+  if (polls[count].revents) /* only to wake up */
     while (read(ranks->wake[0], bytes, sizeof bytes) > 0) {
     }
-  for (int i = 0; i < ranks->peer_count && !ranks->lost; i++)
-    if (polls[i].revents) g2z__watch_read(ranks, i);
+  for (int i = 0; i < count; i++)
+    if (polls[i].revents) g2z__watch_hear(ranks, &ranks->peers[i]);
 }
 
 /* Goodbye to all, and then until they have said it too: rank 0 holds the star together for those
  * that are about to leave as well. */
 G2Z__PRIVATE void g2z__watch_leave(g2z_ranks *ranks) {
-  double deadline = g2z_seconds() + 5;
-  g2z__pulse goodbye = g2z__watch_self(ranks, G2Z__GOODBYE);
+  double until = g2z__watch_look(ranks) + 5;
   ranks->parting = 1;
-  g2z__watch_tell(ranks, &goodbye, deadline);
-  for (;;) {
-    int staying = 0;
+  g2z__watch_tell(ranks, G2Z__GOODBYE, &ranks->peers[ranks->me].last, 5);
+  for (int staying = 1; staying && g2z__awake(&ranks->clock) < until;) {
+    staying = 0;
     for (int i = 0; i < ranks->peer_count; i++)
-      staying += ranks->peers[i].control >= 0 && !ranks->peers[i].left;
-    double left = deadline - g2z_seconds();
-    if (!staying || left <= 0) return;
-    g2z__watch_poll(ranks, left < 0.1 ? left : 0.1);
+      staying |= ranks->peers[i].control.socket >= 0 && !ranks->peers[i].left;
+    if (staying) g2z__watch_poll(ranks, 0.1);
   }
 }
 
+/* The clock is read before and after each wait, and only then is anybody judged: time in which this
+ * process was suspended is nobody's silence. */
 G2Z__PRIVATE void *g2z__watch(void *user) {
   g2z_ranks *ranks = (g2z_ranks *)user;
-  const double silence_s = ranks->config.silence_s;
-  const double hang_s = ranks->config.hang_s;
-  ranks->suspect = -1;
-  ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
-  if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
-  double last = g2z_seconds(), next = last;
-  for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = last;
+  double now = g2z__watch_look(ranks), next = now;
+  for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = now;
   while (!ranks->lost) {
     pthread_mutex_lock(&ranks->lock);
     int leaving = ranks->leaving;
@@ -10599,41 +10506,40 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
       g2z__watch_leave(ranks);
       break;
     }
-    double now = g2z_seconds();
-    /* Who was stopped itself has not heard the others, and must not blame them for it. */
-    if (silence_s > 0 && now - last > silence_s / 2)
-      for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = now;
-    last = now;
+    now = g2z__watch_look(ranks);
     if (now >= next) {
-      g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
-      for (int i = 0; i < ranks->peer_count; i++)
-        if (ranks->peers[i].control >= 0) g2z__watch_send(&ranks->peers[i], &self);
+      g2z__watch_tell(ranks, G2Z__BEAT, &ranks->peers[ranks->me].last, 0);
       next = now + ranks->beat_s;
     }
     g2z__watch_poll(ranks, next - now);
-    if (!ranks->lost) g2z__watch_judge(ranks, g2z_seconds());
+    now = g2z__watch_look(ranks);
+    if (!ranks->lost) g2z__watch_judge(ranks, now);
   }
   return NULL;
 }
 
 G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
+  const double silence_s = ranks->config.silence_s, hang_s = ranks->config.hang_s;
   void *polls;
   sigset_t all, before;
+  ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
+  if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
+  g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
   G2Z__TRY(g2z__alloc(ranks->services, (size_t)ranks->peer_count + 1, sizeof(struct pollfd),
                       &polls));
   ranks->polls = (struct pollfd *)polls;
   if (pipe(ranks->wake) != 0)
-    return g2z__fail(ranks->services, G2Z_IO, "no pipe for the watchdog: %s", strerror(errno));
+    return g2z__fail(ranks->services, G2Z_IO, "no pipe for the watcher: %s", strerror(errno));
   for (int i = 0; i < 2; i++) {
     fcntl(ranks->wake[i], F_SETFD, FD_CLOEXEC);
     fcntl(ranks->wake[i], F_SETFL, O_NONBLOCK);
   }
   sigfillset(&all); /* signals are the main thread's */
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&ranks->watchdog, NULL, g2z__watch, ranks);
+  int error = pthread_create(&ranks->watcher, NULL, g2z__watch, ranks);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (error)
-    return g2z__fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watchdog: %s",
+    return g2z__fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watcher: %s",
                      strerror(error));
   ranks->watched = 1;
   return G2Z_OK;
@@ -10646,6 +10552,7 @@ G2Z_API g2z_ranks_config g2z_ranks_config_default(void) {
   memset(&config, 0, sizeof config);
   config.place.world = config.place.local_world = 1;
   snprintf(config.place.launcher, sizeof config.place.launcher, "alone");
+  snprintf(config.place.host, sizeof config.place.host, "127.0.0.1");
   config.device = config.build = "";
   config.join_s = 120;
   config.silence_s = 30;
@@ -10653,9 +10560,23 @@ G2Z_API g2z_ranks_config g2z_ranks_config_default(void) {
   return config;
 }
 
+/* What this rank says of itself. */
+G2Z__PRIVATE g2z_status g2z__ranks_introduce(g2z_ranks *ranks, g2z__hello *hello) {
+  const g2z_ranks_config *config = &ranks->config;
+  struct utsname name;
+  const char *host = uname(&name) == 0 && name.nodename[0] ? name.nodename : "unknown";
+  hello->build_hash = g2z__hash(G2Z__HASH, config->build, strlen(config->build));
+  hello->rank = config->place.rank;
+  hello->world = config->place.world;
+  hello->pid = (int32_t)getpid();
+  snprintf(hello->host, sizeof hello->host, "%.63s", host);
+  snprintf(hello->device, sizeof hello->device, "%s", config->device);
+  snprintf(hello->build, sizeof hello->build, "%s", config->build);
+  return g2z__random_bytes(ranks->services, &hello->process, sizeof hello->process);
+}
+
 G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   const g2z_place *place = &ranks->config.place;
-  double deadline = g2z_seconds() + ranks->config.join_s;
   g2z_services *services = ranks->services;
   void *memory;
   if (place->world < 1 || place->world > G2Z__RANKS_MAX || place->rank < 0 ||
@@ -10666,26 +10587,24 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   if (place->port < 1 || place->port > 65535 - G2Z__RANKS_PORTS)
     return g2z__fail(services, G2Z_BAD_ARGUMENT, "port %d: must be from 1 to %d", place->port,
                      65535 - G2Z__RANKS_PORTS);
-  int count = place->rank == 0 ? place->world : 1;
+  int count = place->rank == 0 ? place->world : 2;
+  G2Z__TRY(g2z__alloc(services, (size_t)place->world, sizeof(int32_t), &memory));
+  ranks->votes = (int32_t *)memory;
   G2Z__TRY(g2z__alloc(services, (size_t)count, sizeof(g2z__peer), &memory));
   ranks->peers = (g2z__peer *)memory;
   ranks->peer_count = count;
+  ranks->me = place->rank ? 1 : 0;
   for (int i = 0; i < count; i++) {
-    ranks->peers[i].data = ranks->peers[i].control = -1;
-    ranks->peers[i].last.rank = i;
-    snprintf(ranks->peers[i].last.host, sizeof ranks->peers[i].last.host, "%.63s", place->host);
+    ranks->peers[i].data.socket = ranks->peers[i].control.socket = -1;
+    snprintf(ranks->peers[i].last.phase, sizeof ranks->peers[i].last.phase, "start");
   }
-  if (place->rank == 0) {
-    G2Z__TRY(g2z__ranks_gather(ranks, deadline));
-  } else {
-    G2Z__TRY(g2z__ranks_find(ranks, deadline));
-    /* Rank 0 may have started later by as much as it waits for the others. */
-    G2Z__TRY(g2z__ranks_await_verdict(ranks, ranks->peers[0].data,
-                                      g2z_seconds() + ranks->config.join_s + 10));
-  }
+  G2Z__TRY(g2z__ranks_introduce(ranks, &ranks->peers[ranks->me].hello));
+  g2z__ranks_key(ranks);
+  g2z__clock_start(&ranks->clock, ranks->config.join_s / 4);
+  G2Z__TRY(place->rank == 0 ? g2z__meet_all(ranks) : g2z__meet_zero(ranks));
   ranks->began = g2z_seconds(); /* the same moment on all */
   for (int i = 0; i < count; i++) {
-    int one = ranks->peers[i].data;
+    int one = ranks->peers[i].data.socket;
     if (one >= 0) fcntl(one, F_SETFL, fcntl(one, F_GETFL) & ~O_NONBLOCK);
   }
   return g2z__watch_start(ranks);
@@ -10701,7 +10620,6 @@ G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config
   ranks->services = services;
   ranks->config = *config;
   ranks->wake[0] = ranks->wake[1] = -1;
-  g2z__host_name(ranks->host);
   pthread_mutex_init(&ranks->lock, NULL);
   pthread_condattr_init(&attributes);
   pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -10723,97 +10641,52 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
     pthread_mutex_unlock(&ranks->lock);
     if (write(ranks->wake[1], "", 1) < 0) { /* full: then it is about to wake up anyway */
     }
-    pthread_join(ranks->watchdog, NULL);
+    pthread_join(ranks->watcher, NULL);
   }
   for (int i = 0; i < ranks->peer_count; i++) {
-    g2z__socket_close(&ranks->peers[i].data);
-    g2z__socket_close(&ranks->peers[i].control);
+    g2z__socket_close(&ranks->peers[i].data.socket);
+    g2z__socket_close(&ranks->peers[i].control.socket);
   }
   for (int i = 0; i < 2; i++) g2z__socket_close(&ranks->wake[i]);
   pthread_cond_destroy(&ranks->told);
   pthread_mutex_destroy(&ranks->lock);
   g2z_release(ranks->services, ranks->polls);
   g2z_release(ranks->services, ranks->peers);
+  g2z_release(ranks->services, ranks->votes);
   g2z_release(ranks->services, ranks);
 }
 
 G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks) { return &ranks->config.place; }
 
-/* ----- calls over the data connections ----------------------------------- */
+/* ----- progress and the flight recorder ---------------------------------- */
 
-/* A data connection has ended. The watchdog knows more in a moment, and names who is to blame. */
-G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
-  struct timespec until;
-  g2z_status status;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_sec += 5;
+G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s) {
   pthread_mutex_lock(&ranks->lock);
-  while (!ranks->faulted && ranks->watched)
-    if (pthread_cond_timedwait(&ranks->told, &ranks->lock, &until) != 0) break;
-  if (ranks->faulted)
-    status = g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
-  else
-    status = g2z__fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
-                       ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
+  snprintf(ranks->self.phase, sizeof ranks->self.phase, "%s", phase);
+  ranks->self.step = step;
+  ranks->self.limit_s = ranks->config.hang_s > 0 ? ranks->config.hang_s + extra_s : 0;
+  ranks->moves++;
   pthread_mutex_unlock(&ranks->lock);
-  ranks->broken = status;
-  return status;
 }
 
-/* Nothing is sent over connections that are out of step. */
-G2Z__PRIVATE g2z_status g2z__ranks_ready(g2z_ranks *ranks) {
+/* A word that the device counts up as its collectives end, in memory that the host can read: it
+ * goes on when the host does not. NULL before that memory is freed. */
+G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t *word) {
   pthread_mutex_lock(&ranks->lock);
-  g2z_status status = G2Z_OK;
-  if (ranks->faulted) status = g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
-  else if (ranks->broken != G2Z_OK)
-    status = g2z__fail(ranks->services, ranks->broken,
-                       "the ranks are out of step since an earlier failure: leave, and join again");
+  ranks->progress = word;
   pthread_mutex_unlock(&ranks->lock);
-  return status;
 }
 
-/* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is
- * 0 on every rank but rank 0. Both sides call in the same order. They return when the bytes are in
- * the system's hands (send) or in the caller's (receive): two that send much to each other at the
- * same time wait for ever. */
-G2Z__PRIVATE g2z_status g2z__ranks_send(g2z_ranks *ranks, int peer, const void *bytes,
-                                        size_t count) {
-  G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->config.place.rank != peer);
-  size_t done = 0;
-  while (done < count) {
-    ssize_t put = send(ranks->peers[peer].data, (const char *)bytes + done, count - done,
-                       MSG_NOSIGNAL);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return g2z__ranks_lost(ranks, peer, errno);
-    done += (size_t)put;
-  }
-  return G2Z_OK;
-}
+#define G2Z__ALONE_S 10 /* from such a failure to a goodbye; a broken device may not let go */
 
-G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *bytes, size_t count) {
-  G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->config.place.rank != peer);
-  size_t done = 0;
-  while (done < count) {
-    ssize_t got = recv(ranks->peers[peer].data, (char *)bytes + done, count - done, MSG_WAITALL);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return g2z__ranks_lost(ranks, peer, got < 0 ? errno : 0);
-    done += (size_t)got;
-  }
-  return G2Z_OK;
-}
-
-/* Whether it is so on every rank. */
-G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
-  void *each;
-  int world = g2z_ranks_place(ranks)->world;
-  *all = 0;
-  G2Z__TRY(g2z__alloc(ranks->services, (size_t)world, sizeof(int), &each));
-  g2z_status status = g2z_ranks_all_gather(ranks, &mine, sizeof mine, each);
-  int yes = status == G2Z_OK;
-  for (int rank = 0; rank < world; rank++) yes = yes && ((const int *)each)[rank];
-  g2z_release(ranks->services, each);
-  *all = yes;
-  return status;
+/* This rank fails in a way that the others are not told. They may wait for its device although it
+ * has begun all collectives that they have: that it leaves is not the end of its work. */
+G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
+  pthread_mutex_lock(&ranks->lock);
+  ranks->self.sequence = -1;
+  if (ranks->self.limit_s > G2Z__ALONE_S) ranks->self.limit_s = G2Z__ALONE_S;
+  ranks->moves++;
+  pthread_mutex_unlock(&ranks->lock);
 }
 
 /* A collective that is about to be enqueued, into the flight recorder; returns its number. */
@@ -10823,33 +10696,45 @@ G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int b
   int64_t sequence = ++ranks->sequence;
   g2z__flight *record = &ranks->records[sequence % G2Z__RANKS_RECORDS];
   record->sequence = sequence;
-  record->step = ranks->step;
+  record->step = ranks->self.step;
   record->bucket = bucket;
   record->bytes = bytes;
-  ranks->phase_began = g2z_seconds(); /* who begins collectives does not hang */
-  record->seconds = ranks->phase_began - ranks->began;
+  record->seconds = g2z_seconds() - ranks->began;
   snprintf(record->kind, sizeof record->kind, "%s", kind);
+  if (ranks->self.sequence >= 0) ranks->self.sequence = sequence;
+  ranks->moves++;
   pthread_mutex_unlock(&ranks->lock);
   return sequence;
+}
+
+G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step) {
+  int count = 0;
+  pthread_mutex_lock(&ranks->lock);
+  for (int i = 0; i < G2Z__RANKS_RECORDS; i++)
+    count += ranks->records[i].sequence > 0 && ranks->records[i].step == step &&
+             ranks->records[i].bucket >= 0;
+  pthread_mutex_unlock(&ranks->lock);
+  return count;
 }
 
 G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   g2z_json_out out;
   memset(&out, 0, sizeof out);
   out.writer = writer;
-  g2z__pulse self = g2z__watch_self(ranks, G2Z__BEAT);
   pthread_mutex_lock(&ranks->lock);
-  int64_t begun = ranks->sequence;
+  const g2z__pulse self = ranks->self;
+  const int64_t begun = ranks->sequence;
+  const uint32_t progress = ranks->progress ? *ranks->progress : 0;
   pthread_mutex_unlock(&ranks->lock);
   g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_integer(&out, "rank", self.rank);
+  g2z_json_put_integer(&out, "rank", ranks->config.place.rank);
   g2z_json_put_integer(&out, "world", ranks->config.place.world);
-  g2z_json_put_string(&out, "host", self.host);
+  if (ranks->peers) g2z_json_put_string(&out, "host", ranks->peers[ranks->me].hello.host);
   g2z_json_put_string(&out, "phase", self.phase);
-  g2z_json_put_number(&out, "phase_s", self.phase_s);
+  g2z_json_put_number(&out, "phase_s", self.still_s);
   g2z_json_put_integer(&out, "step", self.step);
   g2z_json_put_integer(&out, "sequence", begun);
-  g2z_json_put_integer(&out, "progress", self.progress);
+  g2z_json_put_integer(&out, "progress", progress);
   g2z_json_put_number(&out, "seconds", g2z_seconds() - ranks->began);
   g2z_json_end(&out, '}');
   g2z_writer_put(writer, "\n", 1);
@@ -10871,16 +10756,6 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   }
 }
 
-G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step) {
-  int count = 0;
-  pthread_mutex_lock(&ranks->lock);
-  for (int i = 0; i < G2Z__RANKS_RECORDS; i++)
-    count += ranks->records[i].sequence > 0 && ranks->records[i].step == step &&
-             ranks->records[i].bucket >= 0;
-  pthread_mutex_unlock(&ranks->lock);
-  return count;
-}
-
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
                                           const char *path) {
   g2z_writer *writer;
@@ -10891,93 +10766,98 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
   return status;
 }
 
-#define G2Z__ALONE_S 10 /* from such a failure to a goodbye; a broken device may not let go */
+/* ----- calls over the data connections ----------------------------------- */
 
-/* This rank fails in a way that the others are not told. They may wait for its device although it
- * has begun all collectives that they have: that it leaves is not the end of its work. */
-G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
+/* A data connection has ended. The watcher knows more in a moment, and names who is to blame. */
+G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_sec += 5;
   pthread_mutex_lock(&ranks->lock);
-  ranks->alone = 1;
-  ranks->phase_began = g2z_seconds();
-  if (ranks->phase_limit > G2Z__ALONE_S) ranks->phase_limit = G2Z__ALONE_S;
+  while (!ranks->lost)
+    if (pthread_cond_timedwait(&ranks->told, &ranks->lock, &until) != 0) break;
+  if (ranks->lost)
+    ranks->broken = g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  else
+    ranks->broken = g2z__fail(ranks->services, G2Z_LOST,
+                              "rank %d lost its connection to rank %d: %s",
+                              ranks->config.place.rank, peer,
+                              error ? strerror(error) : "it was closed");
   pthread_mutex_unlock(&ranks->lock);
+  return ranks->broken;
 }
 
-/* A word that the device counts up as its collectives end, in memory that the host can read: it
- * goes on when the host does not. NULL before that memory is freed. */
-G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t *word) {
+/* Nothing is sent over connections that are out of step. */
+G2Z__PRIVATE g2z_status g2z__ranks_ready(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
-  ranks->progress = word;
+  g2z_status status = G2Z_OK;
+  if (ranks->lost) status = g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  else if (ranks->broken != G2Z_OK)
+    status = g2z__fail(ranks->services, ranks->broken,
+                       "the ranks are out of step since an earlier failure: leave, and join again");
   pthread_mutex_unlock(&ranks->lock);
+  return status;
 }
 
-G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s) {
-  double now = g2z_seconds();
-  pthread_mutex_lock(&ranks->lock);
-  snprintf(ranks->phase, sizeof ranks->phase, "%s", phase);
-  ranks->step = step;
-  ranks->phase_began = now;
-  ranks->phase_limit = ranks->config.hang_s > 0 ? ranks->config.hang_s + extra_s : 0;
-  pthread_mutex_unlock(&ranks->lock);
+/* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is
+ * 0 on every rank but rank 0. Both sides call in the same order. They return when the bytes are in
+ * the system's hands (send) or in the caller's (receive): two that send much to each other at the
+ * same time wait for ever. */
+G2Z__PRIVATE g2z_status g2z__ranks_send(g2z_ranks *ranks, int peer, const void *bytes,
+                                        size_t count) {
+  G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->me != peer);
+  for (size_t done = 0; done < count;) {
+    ssize_t put = send(ranks->peers[peer].data.socket, (const char *)bytes + done, count - done,
+                       MSG_NOSIGNAL);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return g2z__ranks_lost(ranks, peer, errno);
+    done += (size_t)put;
+  }
+  return G2Z_OK;
 }
 
-enum { /* g2z__frame.call */
-  G2Z__CALL_GATHER = 1,
-  G2Z__CALL_BROADCAST,
-  G2Z__CALL_AGREE,
-  G2Z__CALL_SAME
-};
+G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *bytes, size_t count) {
+  G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->me != peer);
+  for (size_t done = 0; done < count;) {
+    ssize_t got = recv(ranks->peers[peer].data.socket, (char *)bytes + done, count - done,
+                       MSG_WAITALL);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return g2z__ranks_lost(ranks, peer, got < 0 ? errno : 0);
+    done += (size_t)got;
+  }
+  return G2Z_OK;
+}
 
-/* Frame and bytes to a peer. */
-G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, int call, int64_t sequence,
+/* A call's message to a peer. */
+G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, g2z__kind kind, int64_t sequence,
                                        const void *bytes, size_t count) {
-  g2z__frame frame;
-  memset(&frame, 0, sizeof frame);
-  frame.magic = G2Z__FRAME;
-  frame.call = call;
-  frame.sequence = sequence;
-  frame.bytes = count;
-  G2Z__TRY(g2z__ranks_send(ranks, peer, &frame, sizeof frame));
+  g2z__heading head = {G2Z__MAGIC, (uint32_t)kind, sequence, count};
+  G2Z__TRY(g2z__ranks_send(ranks, peer, &head, sizeof head));
   return g2z__ranks_send(ranks, peer, bytes, count);
 }
 
-/* The frame of this call from a peer, with at least `least` and at most `most` bytes behind it. */
-G2Z__PRIVATE g2z_status g2z__ranks_get_frame(g2z_ranks *ranks, int peer, int call,
-                                             int64_t sequence, size_t least, size_t most,
-                                             size_t *bytes) {
-  static const char *const names[] = {"nothing", "all_gather", "broadcast", "agree", "same"};
-  g2z__frame frame;
-  *bytes = 0;
-  G2Z__TRY(g2z__ranks_receive(ranks, peer, &frame, sizeof frame));
-  int known = frame.magic == G2Z__FRAME;
-  if (known && frame.call < 0 && frame.bytes < G2Z_ERROR_BYTES && peer == 0) {
-    char sentence[G2Z_ERROR_BYTES];
-    memset(sentence, 0, sizeof sentence);
-    G2Z__TRY(g2z__ranks_receive(ranks, peer, sentence, (size_t)frame.bytes));
-    return ranks->broken = g2z__fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
-  }
-  if (known && frame.call == call && frame.sequence == sequence && frame.bytes >= least &&
-      frame.bytes <= most) {
-    *bytes = (size_t)frame.bytes;
-    return G2Z_OK;
-  }
-  int named = known && frame.call > 0 && frame.call <= G2Z__CALL_SAME;
-  return ranks->broken = g2z__fail(
-             ranks->services, G2Z_BAD_ARGUMENT,
+/* The same call's message from a peer. Where the peer is in another call, rank 0 tells all. */
+G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind kind,
+                                        int64_t sequence, void *bytes, size_t count) {
+  g2z__heading head;
+  char sentence[G2Z_ERROR_BYTES];
+  memset(sentence, 0, sizeof sentence);
+  G2Z__TRY(g2z__ranks_receive(ranks, peer, &head, sizeof head));
+  int known = head.magic == G2Z__MAGIC && head.kind < G2Z__KIND_COUNT;
+  if (known && head.kind == (uint32_t)kind && head.sequence == sequence && head.bytes == count)
+    return g2z__ranks_receive(ranks, peer, bytes, count);
+  if (known && head.kind == G2Z__REFUSAL && head.bytes == sizeof sentence)
+    G2Z__TRY(g2z__ranks_receive(ranks, peer, sentence, sizeof sentence - 1));
+  else
+    snprintf(sentence, sizeof sentence,
              "rank %d is in %s %" PRId64 " with %" PRIu64 " bytes while rank %d is in %s %" PRId64
              " with %zu: all ranks must make the same calls in the same order",
-             peer, named ? names[frame.call] : "something unknown", known ? frame.sequence : 0,
-             known ? frame.bytes : 0, ranks->config.place.rank, names[call], sequence, least);
-}
-
-/* On rank 0: the others wait for an answer, and get the sentence of what went wrong. */
-G2Z__PRIVATE g2z_status g2z__ranks_refuse(g2z_ranks *ranks, g2z_status status) {
-  char sentence[G2Z_ERROR_BYTES];
-  if (status == G2Z_LOST) return status; /* the watchdog tells them */
-  memcpy(sentence, ranks->services->error, sizeof sentence);
-  for (int r = 1; r < ranks->peer_count; r++)
-    (void)g2z__ranks_put(ranks, r, -1, 0, sentence, strlen(sentence));
-  return g2z__fail(ranks->services, status, "%s", sentence);
+             ranks->peers[peer].hello.rank, known ? g2z__kinds[head.kind].text : "something unknown",
+             head.sequence, head.bytes, ranks->config.place.rank, g2z__kinds[kind].text, sequence,
+             count);
+  for (int r = 1; ranks->me == 0 && r < ranks->peer_count; r++)
+    G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__REFUSAL, 0, sentence, sizeof sentence));
+  return ranks->broken = g2z__fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
 }
 
 G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
@@ -10987,133 +10867,108 @@ G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size
   if (world == 1) return G2Z_OK;
   G2Z__TRY(g2z__ranks_ready(ranks));
   int64_t sequence = g2z__ranks_record(ranks, "all_gather", -1, bytes);
-  size_t got;
   if (rank) {
-    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__CALL_GATHER, sequence, mine, bytes));
-    G2Z__TRY(g2z__ranks_get_frame(ranks, 0, G2Z__CALL_GATHER, sequence, world * bytes,
-                                  world * bytes, &got));
-    return g2z__ranks_receive(ranks, 0, all, got);
-  }
-  for (size_t r = 1; r < world; r++) {
-    g2z_status status = g2z__ranks_get_frame(ranks, (int)r, G2Z__CALL_GATHER, sequence, bytes,
-                                             bytes, &got);
-    if (status != G2Z_OK) return g2z__ranks_refuse(ranks, status);
-    G2Z__TRY(g2z__ranks_receive(ranks, (int)r, (char *)all + r * bytes, got));
+    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__GATHER, sequence, mine, bytes));
+    return g2z__ranks_take(ranks, 0, G2Z__GATHER, sequence, all, world * bytes);
   }
   for (size_t r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_put(ranks, (int)r, G2Z__CALL_GATHER, sequence, all, world * bytes));
+    G2Z__TRY(g2z__ranks_take(ranks, (int)r, G2Z__GATHER, sequence, (char *)all + r * bytes, bytes));
+  for (size_t r = 1; r < world; r++)
+    G2Z__TRY(g2z__ranks_put(ranks, (int)r, G2Z__GATHER, sequence, all, world * bytes));
+  return G2Z_OK;
+}
+
+/* The root's bytes to everybody. The others say that they are here, or in which other call. */
+G2Z__PRIVATE g2z_status g2z__ranks_spread(g2z_ranks *ranks, int root, void *bytes, size_t count) {
+  const int world = ranks->config.place.world, rank = ranks->config.place.rank;
+  if (world == 1) return G2Z_OK;
+  G2Z__TRY(g2z__ranks_ready(ranks));
+  int64_t sequence = g2z__ranks_record(ranks, "broadcast", -1, count);
+  if (rank) {
+    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__BROADCAST, sequence, bytes, rank == root ? count : 0));
+    return g2z__ranks_take(ranks, 0, G2Z__BROADCAST, sequence, bytes, count);
+  }
+  for (int r = 1; r < world; r++)
+    G2Z__TRY(g2z__ranks_take(ranks, r, G2Z__BROADCAST, sequence, bytes, r == root ? count : 0));
+  for (int r = 1; r < world; r++)
+    G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__BROADCAST, sequence, bytes, count));
   return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count) {
-  const int world = ranks->config.place.world;
-  size_t got;
-  if (world == 1) return G2Z_OK;
-  G2Z__TRY(g2z__ranks_ready(ranks));
-  int64_t sequence = g2z__ranks_record(ranks, "broadcast", -1, count);
-  if (ranks->config.place.rank) {
-    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__CALL_BROADCAST, sequence, NULL, 0));
-    G2Z__TRY(g2z__ranks_get_frame(ranks, 0, G2Z__CALL_BROADCAST, sequence, count, count, &got));
-    return g2z__ranks_receive(ranks, 0, bytes, got);
-  }
-  for (int r = 1; r < world; r++) { /* they say that they are here, or in which other call */
-    g2z_status status = g2z__ranks_get_frame(ranks, r, G2Z__CALL_BROADCAST, sequence, 0, 0, &got);
-    if (status != G2Z_OK) return g2z__ranks_refuse(ranks, status);
-  }
-  for (int r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__CALL_BROADCAST, sequence, bytes, count));
-  return G2Z_OK;
+  return g2z__ranks_spread(ranks, 0, bytes, count);
 }
 
-/* A status with its sentence, as it travels. */
-typedef struct g2z__opinion {
-  int32_t status;
-  char sentence[G2Z_ERROR_BYTES];
-} g2z__opinion;
-
-/* Rank 0 tells all what has come out, and all return it. */
-G2Z__PRIVATE g2z_status g2z__ranks_decide(g2z_ranks *ranks, int call, int64_t sequence,
-                                          g2z__opinion *opinion) {
-  size_t got;
-  if (ranks->config.place.rank) {
-    G2Z__TRY(g2z__ranks_get_frame(ranks, 0, call, sequence, sizeof *opinion, sizeof *opinion,
-                                  &got));
-    G2Z__TRY(g2z__ranks_receive(ranks, 0, opinion, got));
-  }
-  for (int r = 1; r < ranks->peer_count; r++)
-    G2Z__TRY(g2z__ranks_put(ranks, r, call, sequence, opinion, sizeof *opinion));
-  opinion->sentence[sizeof opinion->sentence - 1] = 0;
-  if (opinion->status == G2Z_OK) return G2Z_OK;
-  g2z_status status = opinion->status > 0 && opinion->status < G2Z_STATUS_COUNT
-                          ? (g2z_status)opinion->status : G2Z_LOST;
-  return g2z__fail(ranks->services, status, "%s", opinion->sentence);
+/* The status of the lowest rank whose own is not G2Z_OK, with that rank's sentence. */
+G2Z__PRIVATE g2z_status g2z__ranks_decide(g2z_ranks *ranks, g2z_status mine,
+                                          char sentence[G2Z_ERROR_BYTES]) {
+  const int world = ranks->config.place.world;
+  int32_t status = (int32_t)mine;
+  int first = 0;
+  G2Z__TRY(g2z_ranks_all_gather(ranks, &status, sizeof status, ranks->votes));
+  while (first < world && ranks->votes[first] == G2Z_OK) first++;
+  if (first == world) return G2Z_OK;
+  status = ranks->votes[first];
+  G2Z__TRY(g2z__ranks_spread(ranks, first, sentence, G2Z_ERROR_BYTES));
+  sentence[G2Z_ERROR_BYTES - 1] = 0;
+  return g2z__fail(ranks->services, status > 0 && status < G2Z_STATUS_COUNT ? (g2z_status)status
+                                                                            : G2Z_LOST,
+                   "%s", sentence);
 }
 
 G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine) {
-  g2z__opinion opinion, other;
-  size_t got;
+  char sentence[G2Z_ERROR_BYTES];
   if (ranks->config.place.world == 1) return mine;
-  memset(&opinion, 0, sizeof opinion);
-  opinion.status = (int32_t)mine;
+  memset(sentence, 0, sizeof sentence);
   if (mine != G2Z_OK)
-    snprintf(opinion.sentence, sizeof opinion.sentence, "rank %d: %.740s",
-             ranks->config.place.rank, ranks->services->error);
-  G2Z__TRY(g2z__ranks_ready(ranks));
-  int64_t sequence = g2z__ranks_record(ranks, "agree", -1, sizeof opinion);
-  if (ranks->config.place.rank)
-    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__CALL_AGREE, sequence, &opinion, sizeof opinion));
-  for (int r = 1; r < ranks->peer_count; r++) {
-    g2z_status status = g2z__ranks_get_frame(ranks, r, G2Z__CALL_AGREE, sequence, sizeof other,
-                                             sizeof other, &got);
-    if (status != G2Z_OK) return g2z__ranks_refuse(ranks, status);
-    G2Z__TRY(g2z__ranks_receive(ranks, r, &other, got));
-    if (opinion.status == G2Z_OK) opinion = other;
-  }
-  return g2z__ranks_decide(ranks, G2Z__CALL_AGREE, sequence, &opinion);
+    snprintf(sentence, sizeof sentence, "rank %d: %.740s", ranks->config.place.rank,
+             ranks->services->error);
+  return g2z__ranks_decide(ranks, mine, sentence);
 }
 
-/* The first line in which the texts of rank 0 and rank r differ. */
-G2Z__PRIVATE void g2z__ranks_differ(const char *what, const char *zero, int r, const char *other,
-                                    g2z__opinion *opinion) {
-  size_t line = 0; /* where the line begins: up to there both are alike */
-  for (size_t i = 0; zero[i] && zero[i] == other[i]; i++)
-    if (zero[i] == '\n') line = i + 1;
-  zero += line;
-  other += line;
-  size_t zero_bytes = strcspn(zero, "\n"), other_bytes = strcspn(other, "\n");
-  opinion->status = G2Z_BAD_ARGUMENT;
-  snprintf(opinion->sentence, sizeof opinion->sentence,
-           "the %s of rank %d differs from rank 0's: \"%.*s\" there, \"%.*s\" on rank 0; start all "
-           "ranks with the same settings and files", what, r,
-           (int)(other_bytes > 200 ? 200 : other_bytes), other,
-           (int)(zero_bytes > 200 ? 200 : zero_bytes), zero);
+/* Whether it is so on every rank. */
+G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
+  int32_t yes = mine;
+  *all = mine;
+  if (ranks->config.place.world == 1) return G2Z_OK;
+  g2z_status status = g2z_ranks_all_gather(ranks, &yes, sizeof yes, ranks->votes);
+  for (int r = 0; r < ranks->config.place.world; r++) *all = *all && ranks->votes[r];
+  return status;
 }
 
-#define G2Z__SAME_BYTES ((size_t)1 << 24) /* the longest text that ranks compare */
+/* Of a line, in a sentence. */
+G2Z__PRIVATE int g2z__line_bytes(const char *text) {
+  size_t bytes = strcspn(text, "\n");
+  return bytes < 200 ? (int)bytes : 200;
+}
 
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text) {
-  g2z__opinion opinion;
-  size_t got, bytes = strlen(text) + 1;
+  char sentence[G2Z_ERROR_BYTES] = "";
+  uint64_t bytes = strlen(text) + 1;
+  void *memory = NULL;
+  size_t line = 0; /* where the first line begins that is not alike */
   if (ranks->config.place.world == 1) return G2Z_OK;
-  memset(&opinion, 0, sizeof opinion);
-  G2Z_ASSERT(bytes <= G2Z__SAME_BYTES);
-  G2Z__TRY(g2z__ranks_ready(ranks));
-  int64_t sequence = g2z__ranks_record(ranks, "same", -1, bytes);
-  if (ranks->config.place.rank)
-    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__CALL_SAME, sequence, text, bytes));
-  for (int r = 1; r < ranks->peer_count; r++) {
-    void *other = NULL;
-    g2z_status status = g2z__ranks_get_frame(ranks, r, G2Z__CALL_SAME, sequence, 1,
-                                             G2Z__SAME_BYTES, &got);
-    if (status == G2Z_OK) status = g2z__alloc(ranks->services, got + 1, 1, &other);
-    if (status != G2Z_OK) return g2z__ranks_refuse(ranks, status);
-    status = g2z__ranks_receive(ranks, r, other, got);
-    if (status == G2Z_OK && opinion.status == G2Z_OK && strcmp(text, (char *)other) != 0)
-      g2z__ranks_differ(what, text, r, (const char *)other, &opinion);
-    g2z_release(ranks->services, other);
-    G2Z__TRY(status);
+  G2Z__TRY(g2z_ranks_broadcast(ranks, &bytes, sizeof bytes));
+  g2z_status status = g2z__alloc(ranks->services, (size_t)bytes, 1, &memory);
+  char *zero = (char *)memory;
+  if (status == G2Z_OK && ranks->me == 0) memcpy(zero, text, (size_t)bytes);
+  status = g2z_ranks_agree(ranks, status);
+  if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, zero, (size_t)bytes);
+  if (status == G2Z_OK) {
+    zero[bytes - 1] = 0;
+    int differs = strcmp(zero, text) != 0;
+    for (size_t i = 0; differs && zero[i] && zero[i] == text[i]; i++)
+      if (zero[i] == '\n') line = i + 1;
+    if (differs)
+      snprintf(sentence, sizeof sentence,
+               "the %s of rank %d differs from rank 0's: \"%.*s\" there, \"%.*s\" on rank 0; start "
+               "all ranks with the same settings and files", what, ranks->config.place.rank,
+               g2z__line_bytes(text + line), text + line, g2z__line_bytes(zero + line),
+               zero + line);
+    status = g2z__ranks_decide(ranks, differs ? G2Z_BAD_ARGUMENT : G2Z_OK, sentence);
   }
-  return g2z__ranks_decide(ranks, G2Z__CALL_SAME, sequence, &opinion);
+  g2z_release(ranks->services, memory);
+  return status;
 }
 
 /* ===== >>i12 collectives =================================================
@@ -12774,7 +12629,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   const g2z_plan *plan = &t->plan;
   g2z_comm_config config;
-  config.places = 2 * plan->buckets + 2;
+  config.places = 2 * plan->buckets + 3;
   config.most = plan->bucket_elements;
   config.wire = plan->wire_dtype;
   config.gather = plan->gather;
@@ -12908,6 +12763,15 @@ G2Z__PRIVATE int g2z__trainer_reduces(const g2z_trainer *t, int micro_step) {
   return t->grad_shard || micro_step == t->plan.accum - 1;
 }
 
+/* A micro-step is progress: for the watcher here, and on a device where nothing is reduced yet, when
+ * the queue has passed this place. */
+G2Z__PRIVATE g2z_status g2z__trainer_tick(g2z_trainer *t, int micro_step) {
+  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
+  if (g2z__trainer_reduces(t, micro_step)) return G2Z_OK;
+  G2Z__TRY(g2z_comm_fork(t->comm));
+  return t->comm->ops->mark(t->comm, 2 * t->plan.buckets + 2);
+}
+
 /* Forward, loss and backward of one micro-step. Where only sums over the ranks are kept, nothing of
  * an earlier micro-step is there to add to. */
 G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, float dloss) {
@@ -12931,7 +12795,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, 
   if (apart) G2Z__TRY(g2z__trainer_send_head(t, pass.x));
   G2Z__TRY(g2z__backward(&t->model, &pass, mode));
   g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
-  return G2Z_OK;
+  return g2z__trainer_tick(t, micro_step);
 }
 
 /* A whole step, from tokens that lie in x and y to updated parameters. */

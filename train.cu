@@ -197,7 +197,7 @@ static void write_failure(g2z_services *services, const faults *f, const g2z_fau
   g2z_writer *writer;
   g2z_json_out out;
   snprintf(path, sizeof path, "%s/RUN_FAILED.json", f->run_dir);
-  if (g2z_writer_create(services, path, &writer) != G2Z_OK) return;
+  if (g2z_writer_create(services, path, &writer) != G2Z_OK) return; /* another writes it */
   memset(&out, 0, sizeof out);
   out.writer = writer;
   out.indent = 2;
@@ -219,7 +219,8 @@ static void write_failure(g2z_services *services, const faults *f, const g2z_fau
 }
 
 /* Runs in a thread of the library, while others may wait for ever inside a collective: so it says
- * what it knows and leaves. One rank writes RUN_FAILED.json, each its own flight recorder. */
+ * what it knows and leaves. Each rank writes its own flight recorder, and RUN_FAILED.json unless
+ * another is writing it: nobody knows who else has died. */
 static void on_fault(void *user, const g2z_fault *fault) {
   faults *f = (faults *)user;
   g2z_ranks *ranks = __atomic_load_n(&f->ranks, __ATOMIC_ACQUIRE);
@@ -233,8 +234,7 @@ static void on_fault(void *user, const g2z_fault *fault) {
     snprintf(name, sizeof name, "flight_rank_%d.jsonl", rank);
     snprintf(path, sizeof path, "%s/%s", f->run_dir, name);
     int written = g2z_ranks_write_flight(ranks, &services, path) == G2Z_OK;
-    if (rank == (fault->rank == 0 ? 1 : 0))
-      write_failure(&services, f, fault, written ? name : NULL);
+    write_failure(&services, f, fault, written ? name : NULL);
   }
   _exit(G2Z_EXIT_LOST);
 }
@@ -479,7 +479,7 @@ static void catch_signals(g2z_run *run) {
 
 /* ----- artifacts of the launch -------------------------------------------- */
 
-/* An object of the variables whose names begin with one of the prefixes. SLURM_JWT stays out: it is
+/* An object of the variables whose names begin with one of the prefixes. SLURM_JWT and G2Z_SECRET stay out: they are
  * a token that lets its holder act as this user. */
 static void put_variables(g2z_json_out *out, const char *key, const char *const *prefixes,
                           int count) {
@@ -492,7 +492,8 @@ static void put_variables(g2z_json_out *out, const char *key, const char *const 
     int wanted = 0;
     for (int i = 0; i < count; i++)
       wanted |= strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0;
-    if (strncmp(*variable, "SLURM_JWT=", 10) == 0) wanted = 0;
+    if (strncmp(*variable, "SLURM_JWT=", 10) == 0 || strncmp(*variable, "G2Z_SECRET=", 11) == 0)
+      wanted = 0;
     if (!wanted || length >= sizeof name) continue;
     snprintf(name, sizeof name, "%.*s", (int)length, *variable);
     g2z_json_put_string(out, name, equals + 1);

@@ -1,0 +1,1100 @@
+/* The tests of the room "ranks": real processes that meet, talk, die, hang and are looked after. Part
+ * of test_gpt2.cu, which has the table of all tests and what starts and awaits the processes. */
+
+/* ----- rank programs: where one rank dies, hangs or leaves ----- */
+
+static void rank_sleep(double seconds) {
+  struct timespec pause = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
+  while (nanosleep(&pause, &pause) != 0) {
+  }
+}
+
+/* "loop TURNS RANK WHAT": all turn in small steps; at step 20 one RANK does WHAT. */
+static int rank_loop(int argc, char **argv) {
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const int rank = g2z_ranks_place(ranks)->rank, turns = argc > 0 ? atoi(argv[0]) : 0;
+  const int odd = argc > 1 && rank == atoi(argv[1]);
+  const char *what = argc > 2 ? argv[2] : "";
+  int all[RANKS_MOST];
+  g2z_status status = G2Z_OK;
+  for (int turn = 1; turn <= turns && status == G2Z_OK; turn++) {
+    g2z_ranks_phase(ranks, "data", turn, 0);
+    if (turn == 20 && strcmp(what, "stuck") == 0) { /* all, the odd one first */
+      if (!odd) rank_sleep(0.1);
+      g2z_ranks_phase(ranks, "forward", turn, 0);
+      rank_sleep(100);
+    }
+    if (turn == 20 && strcmp(what, "save") == 0) { /* long, but announced on all */
+      g2z_ranks_phase(ranks, "save", turn, 5);
+      if (odd) rank_sleep(1.5);
+    } else if (turn == 20 && strncmp(what, "alone", 5) == 0) { /* all wait for what it won't do */
+      g2z__ranks_record(ranks, "graph", -1, 0);
+      if (!odd) rank_sleep(100);
+      rank_sleep(0.2);
+      g2z__ranks_alone(ranks);
+      if (what[5]) rank_sleep(100); /* nor does its device let go of it */
+      break;
+    } else if (turn == 20 && odd) {
+      if (strcmp(what, "hang") == 0) rank_sleep(100);
+      if (strcmp(what, "crash") == 0) abort();
+      if (strcmp(what, "leave") == 0) break;
+    } else if (turn == 1 && odd && strcmp(what, "die") == 0) {
+      raise(SIGKILL);
+    }
+    rank_sleep(0.001);
+    g2z_ranks_phase(ranks, "forward", turn, 0);
+    status = g2z_ranks_all_gather(ranks, &turn, sizeof turn, all);
+  }
+  if (status == G2Z_OK && odd && strcmp(what, "late") == 0) rank_sleep(0.5);
+  if (status == G2Z_OK && !odd && strcmp(what, "linger") == 0) rank_sleep(100);
+  int code = status == G2Z_OK ? 0 : rank_failed(&services, status);
+  g2z_ranks_leave(ranks);
+  if (status == G2Z_OK && odd && strcmp(what, "leave") == 0) rank_sleep(0.5);
+  return code;
+}
+
+static volatile sig_atomic_t rank_signal;
+static void rank_on_signal(int signal) { rank_signal = signal; }
+
+static void rank_log(void *user, g2z_log_level level, const char *sentence) {
+  (void)user, (void)level;
+  printf("%s\n", sentence);
+  fflush(stdout);
+}
+
+/* "spawn WHAT": three ranks through g2z_ranks_spawn, of which rank 1 does WHAT. */
+static int rank_spawn(int argc, char **argv) {
+  g2z_services services;
+  int is_parent, code;
+  memset(&services, 0, sizeof services);
+  services.log = rank_log;
+  g2z_status status = g2z_ranks_spawn(&services, 3, argv - 3, &is_parent, &code);
+  if (status != G2Z_OK) return rank_failed(&services, status);
+  if (is_parent) return code;
+  const char *what = argc > 0 ? argv[0] : "";
+  if (strcmp(what, "saved") == 0) { /* the others have stopped and saved before it fails */
+    if (strcmp(getenv("RANK"), "1") != 0) _exit(G2Z_EXIT_STOPPED);
+    rank_sleep(0.3);
+    _exit(5);
+  }
+  if (strcmp(what, "early") == 0 && strcmp(getenv("RANK"), "1") == 0) raise(SIGKILL);
+  if (strcmp(what, "early-exit") == 0 && strcmp(getenv("RANK"), "0") == 0) _exit(9);
+  if (strncmp(what, "early", 5) != 0) signal(SIGTERM, rank_on_signal);
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const g2z_place *place = g2z_ranks_place(ranks);
+  printf("process %d is rank %d of %d, %d of %d here, %s\n", (int)getpid(), place->rank,
+         place->world, place->local_rank, place->local_world, place->launcher);
+  fflush(stdout);
+  if (place->rank == 1 && strcmp(what, "exit") == 0) _exit(5);
+  if (place->rank == 1 && strcmp(what, "kill") == 0) raise(SIGKILL);
+  if (place->rank == 1 && strcmp(what, "stop") == 0) raise(SIGSTOP);
+  int wait = strcmp(what, "signal") == 0 || strcmp(what, "orphan") == 0;
+  for (int turn = 0; wait && !rank_signal && turn < 10000; turn++) rank_sleep(0.005);
+  if (rank_signal) printf("rank %d got signal %d\n", place->rank, (int)rank_signal);
+  int value = 0;
+  if (!rank_signal) status = g2z_ranks_broadcast(ranks, &value, sizeof value);
+  g2z_ranks_leave(ranks);
+  return rank_signal ? G2Z_EXIT_STOPPED : status == G2Z_OK ? 0 : 3;
+}
+
+/* "slow": a step of ten micro-steps, of which each takes 0.2 s on rank 1. */
+static g2z_ops slow_ops;
+static const g2z_ops *slow_right;
+static g2z_status slow_embed(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
+                             const void *wpe, const g2z_dropout *dropout, int B, int T, int C) {
+  rank_sleep(0.2);
+  return slow_right->embed_fwd(device, out, tokens, wte, wpe, dropout, B, T, C);
+}
+static int rank_slow(int argc, char **argv) {
+  g2z_services services;
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ] = {0};
+  g2z_report report;
+  g2z_context *context = NULL;
+  g2z_trainer *trainer = NULL;
+  memset(&services, 0, sizeof services);
+  (void)argc, (void)argv;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = G2Z_DEVICE_CPU;
+  cc.ranks = g2z_ranks_config_default();
+  cc.ranks.place.world = 0;
+  cc.ranks.hang_s = 1;
+  cc.ranks.on_fault = rank_on_fault;
+  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_train_config config = zero_config(0, 0, 2, G2Z_FP32);
+  config.batch = 1;
+  config.accum = 10;
+  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
+  if (status == G2Z_OK && g2z_context_rank(context) == 1) {
+    slow_right = trainer->device->ops;
+    slow_ops = *slow_right;
+    slow_ops.embed_fwd = slow_embed;
+    trainer->device->ops = &slow_ops;
+  }
+  if (status == G2Z_OK) status = g2z_trainer_step_batch(trainer, x, x, &report);
+  if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
+  int code = status == G2Z_OK ? 0 : rank_failed(&services, status);
+  g2z_trainer_free(trainer);
+  g2z_context_free(context);
+  return code;
+}
+
+/* "backlog": rank 1 sends 64 MB, which rank 0 takes after a while. */
+static int rank_backlog(int argc, char **argv) {
+  enum { BYTES = 64 << 20 };
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  char *bytes = (char *)calloc(BYTES, 1);
+  int zero = g2z_ranks_place(ranks)->rank == 0;
+  if (zero) rank_sleep(2);
+  g2z_status status = zero ? g2z__ranks_receive(ranks, 1, bytes, BYTES)
+                           : g2z__ranks_send(ranks, 0, bytes, BYTES);
+  int code = status == G2Z_OK ? 0 : rank_failed(&services, status);
+  free(bytes);
+  g2z_ranks_leave(ranks);
+  return code;
+}
+
+static const struct { const char *name; int (*run)(int argc, char **argv); } rank_programs[] = {
+    {"calls", rank_calls},
+    {"stream", rank_stream},
+    {"mismatch", rank_mismatch},
+    {"zero", rank_zero},
+    {"turns", rank_turns},
+    {"trouble", rank_trouble},
+    {"loop", rank_loop},
+    {"spawn", rank_spawn},
+    {"slow", rank_slow},
+    {"backlog", rank_backlog},
+};
+
+static int rank_program(int argc, char **argv) {
+  for (size_t i = 0; i < sizeof rank_programs / sizeof *rank_programs; i++)
+    if (argc > 0 && strcmp(argv[0], rank_programs[i].name) == 0)
+      return rank_programs[i].run(argc - 1, argv + 1);
+  fprintf(stderr, "no rank program is called \"%s\"\n", argc > 0 ? argv[0] : "");
+  return 99;
+}
+
+/* ----- tests of places ----- */
+
+/* Puts the words "NAME=value NAME=value" into the environment, where no launcher's variables are,
+ * and asks for the place. Everything is as it was afterwards. setenv and unsetenv do all of it:
+ * memory that environ was pointed to by hand may belong to them, and be freed by the next call. */
+static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *place) {
+  enum { MOST = 64 };
+  char line[600], *hidden[MOST];
+  char **kept = test_ranks_environment(NULL, 0);
+  int count = 0, at = 0;
+  for (int i = 0; environ[i] && count < MOST; i++) { /* kept is environ without what must go */
+    if (kept[at] == environ[i]) at++;
+    else hidden[count++] = strdup(environ[i]);
+  }
+  free(kept);
+  for (int i = 0; i < count; i++) {
+    *strchr(hidden[i], '=') = 0;
+    unsetenv(hidden[i]);
+  }
+  snprintf(line, sizeof line, "%s", variables);
+  for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) {
+    char *value = strchr(word, '=');
+    *value++ = 0;
+    for (char *c = value; *c; c++) *c = *c == '~' ? ' ' : *c;
+    setenv(word, value, 1);
+  }
+  g2z_status status = g2z_place_find(&t->services, place);
+  size_t length = strlen(variables);
+  for (char *word = line; word < line + length; word += strlen(word) + 1)
+    if (*word && strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789") == strlen(word)) unsetenv(word);
+  for (int i = 0; i < count; i++) {
+    setenv(hidden[i], hidden[i] + strlen(hidden[i]) + 1, 1);
+    free(hidden[i]);
+  }
+  return status;
+}
+
+static void test_places(g2z_test *t) {
+  static const struct {
+    const char *variables;
+    int rank, world, local_rank, local_world;
+    const char *launcher, *host;
+    int port;                   /* 0: derived from the job */
+    const char *job;
+  } cases[] = {
+      {"", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
+      {"SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_JOB_ID=7", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
+      {"RANK= WORLD_SIZE=", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
+      {"RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, "torchrun", "127.0.0.1", 0, "torchrun - - -"},
+      {"RANK=2 WORLD_SIZE=4 MASTER_PORT=29500", 2, 4, 2, 4, "torchrun", "127.0.0.1", 29500,
+       "torchrun - - 29500"},
+      {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node7 MASTER_PORT=29400 "
+       "TORCHELASTIC_RUN_ID=abc TORCHELASTIC_RESTART_COUNT=2", 5, 8, 1, 4, "torchrun", "node7", 29400,
+       "torchrun abc 2 29400"},
+      {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 MASTER_ADDR=10.0.0.7 MASTER_PORT=1", 5, 8, 1, 0, "torchrun",
+       "10.0.0.7", 1, "torchrun - - 1"},
+      {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=2 G2Z_RUN_ID=mine", 1, 2, 1, 2,
+       "torchrun", "127.0.0.1", 2, "mine"},
+      /* torchrun, started by mpirun */
+      {"RANK=1 WORLD_SIZE=2 MASTER_PORT=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", 1, 2, 1, 2,
+       "torchrun", "127.0.0.1", 2, "torchrun - - 2"},
+      {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=77", 3, 4, 3, 4, "openmpi", "127.0.0.1", 0,
+       "openmpi 77 - -"},
+      /* mpirun inside a batch job */
+      {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=77 MASTER_PORT=4000 SLURM_NTASKS=4 "
+       "SLURM_PROCID=0 MASTER_ADDR=n05", 3, 4, 1, 2, "openmpi", "n05", 4000, "openmpi 77 - -"},
+      {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_JOBID=9", 1, 2, 1, 2, "pmi",
+       "127.0.0.1", 0, "pmi 9 - -"},
+      {"PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_ADDR=fe80::1", 3, 4, 1, 2,
+       "pmi", "fe80::1", 0, "pmi - - -"},
+      {"PMI_RANK=3 PMI_SIZE=4 SLURM_LOCALID=1 SLURM_JOB_ID=8 SLURM_STEP_ID=1 MASTER_ADDR=gpu001", 3,
+       4, 1, 0, "pmi", "gpu001", 0, "pmi - 8 1"},
+      {"SLURM_NTASKS=8 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 "
+       "SLURM_STEP_NUM_NODES=2 SLURM_JOB_ID=4711 SLURM_STEP_ID=0 MASTER_ADDR=n05", 5, 8, 1, 0,
+       "slurm", "n05", 0, "slurm 4711 0 -"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1", 1, 2, 1, 2,
+       "slurm", "127.0.0.1", 0, "slurm - - -"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_place place;
+    CHECK_OK(t, test_place(t, cases[i].variables, &place));
+    int port = cases[i].port < 0 ? 0 : cases[i].port ? cases[i].port
+               : 20000 + (int)(g2z__hash(G2Z__HASH, place.job, strlen(place.job)) % 9900);
+    t->checks++;
+    if (place.rank != cases[i].rank || place.world != cases[i].world ||
+        place.local_rank != cases[i].local_rank || place.local_world != cases[i].local_world ||
+        strcmp(place.launcher, cases[i].launcher) || strcmp(place.host, cases[i].host) ||
+        (cases[i].job && strcmp(place.job, cases[i].job)) ||
+        place.port != port)
+      test_fail(t, __FILE__, __LINE__, "%s: rank %d/%d, local %d/%d, %s, %s:%d, \"%s\"",
+                cases[i].variables, place.rank, place.world, place.local_rank, place.local_world,
+                place.launcher, place.host, place.port, place.job);
+  }
+}
+
+static void test_places_refused(g2z_test *t) {
+  static const char *const cases[][2] = {
+      {"RANK=1", "RANK=1 is set, but WORLD_SIZE is not"},
+      {"WORLD_SIZE=2", "WORLD_SIZE=2 is set, but RANK is not"},
+      {"RANK=2 WORLD_SIZE=2", "RANK=2: must be a whole number from 0 to 1"},
+      {"RANK=-1 WORLD_SIZE=2", "RANK=-1: must be"},
+      {"RANK=1x WORLD_SIZE=2", "RANK=1x: must be"},
+      {"RANK=~1 WORLD_SIZE=2", "RANK= 1: must be"},
+      {"RANK=0 WORLD_SIZE=0", "WORLD_SIZE=0: must be a whole number from 1 to 4096"},
+      {"RANK=0 WORLD_SIZE=99999999999", "WORLD_SIZE=99999999999: must be"},
+      {"RANK=0 WORLD_SIZE=2", "without MASTER_PORT"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=0", "MASTER_PORT=0: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=65535", "MASTER_PORT=65535: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 G2Z_SECRET="
+       "0123456789012345678901234567890123456789012345678901234567890123"
+       "0123456789012345678901234567890123456789012345678901234567890123",
+       "G2Z_SECRET has 128 characters: at most 127"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=2", "LOCAL_RANK=2: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=1", "LOCAL_RANK=1: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 MASTER_ADDR=n1", "set LOCAL_RANK"},
+      {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_PORT=1", "set MASTER_ADDR"},
+      {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_RANK=0 is set, but OMPI_COMM_WORLD_SIZE is not"},
+      {"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=2", "mpirun -x MASTER_ADDR=HOST"},
+      {"PMI_RANK=0 PMI_SIZE=4", "set LOCAL_RANK, RANK and WORLD_SIZE"},
+      {"PMI_RANK=0 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", "set MASTER_ADDR"},
+      {"SLURM_NTASKS=8 SLURM_PROCID=0", "SLURM_NTASKS=8, but this process is no task of a step: use "
+                                        "srun"},
+      {"SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS=2 is set, but SLURM_PROCID is not"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n[1-2]",
+       "set MASTER_ADDR to its host"},
+      {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+       "OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_MCA_orte_hnp_uri=1.0;tcp://172.17.0.2:35871",
+       "mpirun -x MASTER_ADDR=HOST"},
+      {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1", "set MASTER_ADDR to its host"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_place place;
+    CHECK_STATUS(t, test_place(t, cases[i][0], &place), G2Z_BAD_ARGUMENT, &t->services, cases[i][1]);
+  }
+}
+
+/* ----- tests of ranks ----- */
+
+static void test_ranks_calls(g2z_test *t) {
+  for (int world = 2; world <= 5; world++) {
+    test_ranks ranks;
+    test_ranks_open(&ranks, world);
+    test_ranks_start(t, &ranks, 0, world - 1, NULL, "calls");
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+    test_ranks_free(t, &ranks);
+  }
+}
+
+/* Every rank of three ends with 1 and the sentence; `odd` are the arguments of rank 2, NULL: it does
+ * not come. */
+static void test_ranks_refusal(g2z_test *t, const char *even, const char *odd,
+                               const char *sentence) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 1, NULL, even);
+  if (odd) test_ranks_start(t, &ranks, 2, 2, NULL, odd);
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < (odd ? 3 : 2); r++) CHECK_RANK(t, &ranks, r, 1, sentence);
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_refusals(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_refusal(t, "calls build=one", "calls build=other", "is another build (other)");
+  test_ranks_refusal(t, "calls", "calls world=4", "was started for 4 ranks, rank 0 on ");
+  test_ranks_refusal(t, "calls join=0.5", NULL, "after 0.5 s only 2 of 3 ranks have met on ");
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 0, NULL, "calls device=GPU-0");
+  test_ranks_start(t, &ranks, 1, 2, NULL, "calls device=GPU-1");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 1, "share one GPU (GPU-1)");
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 1, 1, NULL, "calls join=0.3");
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 1, 1, "rank 1 on ");
+  CHECK_RANK(t, &ranks, 1, 1, " did not find rank 0 on 127.0.0.1, ports ");
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 1, NULL, "calls join=1");
+  rank_sleep(0.3); /* both wait for the third */
+  CHECK(t, kill(ranks.pid[1], SIGKILL) == 0);
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 0, 1, "rank 1 on ");
+  CHECK_RANK(t, &ranks, 0, 1, "ended while the others were awaited");
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 2, NULL, "mismatch");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 3; r++)
+    CHECK_RANK(t, &ranks, r, 3, "rank 1 is in broadcast 1 with 0 bytes while rank 0 is in "
+                                "all_gather 1 with 4: all ranks must make the same calls");
+  test_ranks_free(t, &ranks);
+}
+
+/* Configs that cannot be, and every failing allocation of a rank 0 that stays alone. */
+static void test_ranks_config(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_ranks_config config = g2z_ranks_config_default(), bad = config;
+  g2z_ranks *ranks;
+  int value = 5, all = 0;
+  CHECK_OK(t, g2z_ranks_join(services, &config, &ranks)); /* a job of one: nothing to meet */
+  CHECK(t, g2z_ranks_all_gather(ranks, &value, sizeof value, &all) == G2Z_OK && all == 5);
+  CHECK(t, g2z_ranks_broadcast(ranks, &value, sizeof value) == G2Z_OK && value == 5);
+  CHECK(t, g2z_ranks_agree(ranks, G2Z_IO) == G2Z_IO && g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK);
+  CHECK(t, g2z_ranks_same(ranks, "config", "text") == G2Z_OK);
+  CHECK(t, g2z_ranks_place(ranks)->world == 1);
+  g2z_ranks_leave(ranks);
+  g2z_ranks_leave(NULL);
+  bad.place.world = 0;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "rank 0 of 0");
+  bad.place.world = 2;
+  bad.place.rank = 2;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "rank 2 of 2");
+  bad.place.rank = 1;
+  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "port 0");
+  CHECK(t, ranks == NULL);
+  config.place.world = config.place.local_world = 3;
+  config.place.port = test_ranks_port();
+  config.join_s = 0.01;
+  for (int n = 1, done = 0; !done && n < 20; n++) {
+    t->fail_at = n;
+    g2z_status status = g2z_ranks_join(services, &config, &ranks);
+    t->fail_at = 0;
+    done = status == G2Z_LOST;
+    CHECK(t, ranks == NULL && t->allocations == 0 && (done || status == G2Z_NO_MEMORY));
+    if (done) CHECK(t, n > 4 && strstr(services->error, "only 1 of 3 ranks have met") != NULL);
+  }
+}
+
+/* A plain connection to the port, as a stranger makes it; -1: refused. */
+static int test_stranger(const char *address, int port) {
+  struct sockaddr_in there;
+  memset(&there, 0, sizeof there);
+  there.sin_family = AF_INET;
+  there.sin_port = htons((uint16_t)port);
+  int one = inet_pton(AF_INET, address, &there.sin_addr) == 1 ? socket(AF_INET, SOCK_STREAM, 0) : -1;
+  if (one >= 0 && connect(one, (struct sockaddr *)&there, sizeof there) == 0) return one;
+  if (one >= 0) close(one);
+  return -1;
+}
+
+/* The same, as soon as a rank 0 listens there. */
+static int test_stranger_waits(g2z_test *t, const char *address, int port) {
+  int one = -1;
+  for (double end = g2z_seconds() + 10; one < 0 && g2z_seconds() < end; rank_sleep(0.002))
+    one = test_stranger(address, port);
+  CHECK(t, one >= 0);
+  return one;
+}
+
+static void test_stranger_says(int one, const void *bytes, size_t count) {
+  (void)!send(one, bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* How many bytes come within `seconds`, until the end of the connection; *ended: it came. */
+static size_t test_stranger_hears(int one, double seconds, int *ended) {
+  char bytes[512];
+  size_t count = 0;
+  *ended = 0;
+  for (double end = g2z_seconds() + seconds; g2z_seconds() < end && !*ended;) {
+    struct pollfd entry = {one, POLLIN, 0};
+    if (poll(&entry, 1, 20) <= 0) continue;
+    ssize_t got = recv(one, bytes, sizeof bytes, 0);
+    if (got > 0) count += (size_t)got;
+    else *ended = 1;
+  }
+  return count;
+}
+
+/* What a member of a job says to a rank 0 that says "g2z-meet" and the hash of the job's id first:
+ * rank 1 of two, of no build. */
+static void test_stranger_repeats(int one) {
+  unsigned char banner[16] = {0}, hello[296] = "g2z-rank";
+  int32_t numbers[4] = {0, 1, 2, 1};
+  struct pollfd entry = {one, POLLIN, 0};
+  if (poll(&entry, 1, 300) > 0) (void)!recv(one, banner, sizeof banner, MSG_WAITALL);
+  memcpy(hello + 8, banner + 8, 8);
+  memcpy(hello + 24, numbers, sizeof numbers);
+  test_stranger_says(one, hello, sizeof hello);
+}
+
+/* All ranks of a job end with 0. */
+static void test_ranks_fine(g2z_test *t, test_ranks *ranks) {
+  test_ranks_wait(t, ranks, 20);
+  for (int r = 0; r < ranks->world; r++) CHECK_RANK(t, ranks, r, 0, NULL);
+  test_ranks_free(t, ranks);
+}
+
+/* A service on the port that says nothing, and two jobs on one port that differ in their id. */
+static void test_ranks_neighbours(g2z_test *t) {
+  test_ranks one, two;
+  test_ranks_open(&one, 2);
+  test_ranks_open(&two, 3);
+  two.port = one.port;
+  struct sockaddr_in here;
+  memset(&here, 0, sizeof here);
+  here.sin_family = AF_INET;
+  here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  here.sin_port = htons((uint16_t)one.port);
+  int squatter = socket(AF_INET, SOCK_STREAM, 0);
+  CHECK(t, bind(squatter, (struct sockaddr *)&here, sizeof here) == 0 && listen(squatter, 64) == 0);
+  test_ranks_start(t, &one, 0, 1, NULL, "calls");
+  test_ranks_fine(t, &one);
+  close(squatter);
+  test_ranks_open(&one, 2);
+  one.port = two.port;
+  test_ranks_start(t, &one, 1, 1, NULL, "calls");
+  test_ranks_start(t, &two, 0, 0, "G2Z_RUN_ID=another", "calls");
+  test_ranks_start(t, &one, 0, 0, NULL, "calls");
+  test_ranks_start(t, &two, 1, 2, "G2Z_RUN_ID=another", "calls");
+  test_ranks_fine(t, &one);
+  test_ranks_fine(t, &two);
+}
+
+/* A job by hand waits for its last rank while all of another come to the same port, with the same
+ * id: neither ends the other. */
+static void test_ranks_second_job(g2z_test *t) {
+  test_ranks one, two;
+  test_ranks_open(&one, 3);
+  test_ranks_open(&two, 3);
+  two.port = one.port;
+  test_ranks_start(t, &one, 0, 1, NULL, "calls");
+  rank_sleep(0.4);
+  test_ranks_start(t, &two, 0, 1, NULL, "calls");
+  rank_sleep(0.4);
+  test_ranks_start(t, &one, 2, 2, NULL, "calls");
+  test_ranks_start(t, &two, 2, 2, NULL, "calls");
+  test_ranks_fine(t, &one);
+  test_ranks_fine(t, &two);
+}
+
+/* Visitors who are no ranks, and stay: one of them repeats what rank 0 tells it, if anything. */
+static void test_ranks_strangers(g2z_test *t) {
+  enum { VISITORS = 100 };
+  int visitors[VISITORS], ended;
+  char noise[4096];
+  test_ranks ranks;
+  test_ranks_open(&ranks, 2);
+  memset(noise, 'x', sizeof noise);
+  test_ranks_start(t, &ranks, 0, 0, NULL, "calls");
+  for (int i = 0; i < VISITORS; i++) {
+    visitors[i] = test_stranger_waits(t, "127.0.0.1", ranks.port);
+    if (i % 5 == 1) test_stranger_says(visitors[i], "GET / HTTP/1.1\r\n\r\n", 18);
+    if (i % 5 == 2) test_stranger_says(visitors[i], noise, sizeof noise);
+    if (i % 25 == 3) test_stranger_repeats(visitors[i]);
+    if (i % 7 == 3) shutdown(visitors[i], SHUT_WR);
+  }
+  /* Who says nothing hears nothing, and who says nonsense is dropped without a word. */
+  CHECK(t, test_stranger_hears(visitors[95], 0.3, &ended) == 0 && !ended);
+  CHECK(t, test_stranger_hears(visitors[97], 2, &ended) == 0 && ended);
+  test_ranks_start(t, &ranks, 1, 1, NULL, "calls");
+  test_ranks_fine(t, &ranks);
+  for (int i = 0; i < VISITORS; i++) close(visitors[i]);
+}
+
+/* Connections as fast as they can be made, while ranks meet. */
+typedef struct test_flood {
+  int port, stop, count;
+} test_flood;
+static void *test_flood_run(void *user) {
+  enum { HELD = 300 };
+  test_flood *flood = (test_flood *)user;
+  int held[HELD], count = 0;
+  for (int i = 0; i < HELD; i++) held[i] = -1;
+  while (!__atomic_load_n(&flood->stop, __ATOMIC_RELAXED)) {
+    int *place = &held[count++ % HELD];
+    if (*place >= 0) close(*place);
+    *place = test_stranger("127.0.0.1", flood->port);
+    if (*place < 0) rank_sleep(0.001);
+  }
+  for (int i = 0; i < HELD; i++)
+    if (held[i] >= 0) close(held[i]);
+  flood->count = count;
+  return NULL;
+}
+
+static void test_ranks_flood(g2z_test *t) {
+  test_ranks ranks;
+  test_flood flood;
+  pthread_t thread;
+  memset(&flood, 0, sizeof flood);
+  test_ranks_open(&ranks, 5);
+  flood.port = ranks.port;
+  test_ranks_start(t, &ranks, 0, 0, NULL, "calls");
+  close(test_stranger_waits(t, "127.0.0.1", ranks.port));
+  CHECK(t, pthread_create(&thread, NULL, test_flood_run, &flood) == 0);
+  for (int r = 1; r < 5; r++) {
+    rank_sleep(0.3); /* the ranks before have long met rank 0, and must stay */
+    test_ranks_start(t, &ranks, r, r, NULL, "calls");
+  }
+  test_ranks_wait(t, &ranks, 20);
+  __atomic_store_n(&flood.stop, 1, __ATOMIC_RELAXED);
+  pthread_join(thread, NULL);
+  CHECK(t, flood.count > 500);
+  for (int r = 0; r < 5; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+}
+
+/* Who knows the job's id but not its secret is a stranger, and so is a rank 0 to such a rank. */
+static void test_ranks_secret(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 2);
+  test_ranks_start(t, &ranks, 0, 0, "G2Z_SECRET=open sesame", "calls");
+  test_ranks_start(t, &ranks, 1, 1, "G2Z_SECRET=open barley", "calls join=1");
+  for (int status; ranks.pid[1] && waitpid(ranks.pid[1], &status, 0) == ranks.pid[1];) {
+    CHECK(t, WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    ranks.pid[1] = 0;
+  }
+  char text[1024];
+  test_ranks_peek(t, &ranks, 1, text, sizeof text);
+  CHECK(t, strstr(text, "did not find rank 0") && strstr(text, "need the same --run-id, "));
+  CHECK(t, kill(ranks.pid[0], 0) == 0);
+  test_ranks_start(t, &ranks, 1, 1, "G2Z_SECRET=open sesame", "calls");
+  test_ranks_fine(t, &ranks);
+  test_ranks_open(&ranks, 2);
+  test_ranks_start(t, &ranks, 0, 0, "G2Z_SECRET=open sesame", "calls join=1");
+  test_ranks_start(t, &ranks, 1, 1, NULL, "calls join=1");
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 0, 1, "missing: rank 1 (");
+  CHECK_RANK(t, &ranks, 0, 1, " callers had another --run-id, MASTER_PORT or G2Z_SECRET)");
+  test_ranks_free(t, &ranks);
+}
+
+/* Rank 0 listens at MASTER_ADDR and nowhere else, also where not all ranks are on its host. */
+static void test_ranks_address(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 2);
+  test_ranks_start(t, &ranks, 0, 0, NULL, "calls host=127.0.0.2 local=1");
+  close(test_stranger_waits(t, "127.0.0.2", ranks.port));
+  CHECK(t, test_stranger("127.0.0.1", ranks.port) < 0);
+  test_ranks_start(t, &ranks, 1, 1, NULL, "calls host=127.0.0.2 local=1");
+  test_ranks_fine(t, &ranks);
+  test_ranks_open(&ranks, 2);
+  test_ranks_start(t, &ranks, 0, 0, NULL, "calls host=192.0.2.1 local=1"); /* nobody's */
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 0, 1, "rank 0 cannot listen at 192.0.2.1, ports ");
+  CHECK_RANK(t, &ranks, 0, 1, "set MASTER_ADDR to the host on which rank 0 runs");
+  test_ranks_free(t, &ranks);
+}
+
+/* A host of two addresses: at the first nothing ever answers, which leaves the second its time. */
+static void test_ranks_addresses(g2z_test *t) {
+  struct addrinfo *here[2];
+  int fillers[4], dead;
+  socklen_t bytes = sizeof(struct sockaddr_in);
+  struct sockaddr_in at;
+  test_ranks job;
+  g2z_ranks *ranks = (g2z_ranks *)calloc(1, sizeof *ranks);
+  g2z__peer *peers = (g2z__peer *)calloc(2, sizeof *peers);
+  test_ranks_open(&job, 2);
+  memset(&at, 0, sizeof at);
+  at.sin_family = AF_INET;
+  at.sin_port = htons((uint16_t)job.port);
+  CHECK(t, inet_pton(AF_INET, "127.0.0.2", &at.sin_addr) == 1);
+  dead = socket(AF_INET, SOCK_STREAM, 0);
+  CHECK(t, bind(dead, (struct sockaddr *)&at, bytes) == 0 && listen(dead, 0) == 0);
+  for (int k = 0; k < 4; k++) { /* a full queue: the system drops what comes */
+    fillers[k] = socket(AF_INET, SOCK_STREAM, 0);
+    g2z__socket_prepare(fillers[k]);
+    (void)!connect(fillers[k], (struct sockaddr *)&at, bytes);
+  }
+  for (int i = 0; i < 2; i++)
+    CHECK(t, g2z__socket_resolve(i ? "127.0.0.1" : "127.0.0.2", &here[i]) == 0);
+  here[0]->ai_next = here[1];
+  test_ranks_start(t, &job, 0, 0, NULL, "calls join=8");
+  close(test_stranger_waits(t, "127.0.0.1", job.port));
+  ranks->services = &t->services;
+  ranks->config = g2z_ranks_config_default();
+  ranks->config.place.port = job.port;
+  ranks->config.place.rank = 1;
+  ranks->config.place.world = 2;
+  snprintf(ranks->config.place.job, sizeof ranks->config.place.job, "test_%d_%d", (int)getpid(),
+           job.port);
+  ranks->peers = peers;
+  ranks->peer_count = 2;
+  ranks->me = 1;
+  for (int i = 0; i < 2; i++) peers[i].data.socket = peers[i].control.socket = -1;
+  char seen[160];
+  int found = 0;
+  CHECK_OK(t, g2z__ranks_introduce(ranks, &peers[1].hello));
+  g2z__ranks_key(ranks);
+  g2z__clock_start(&ranks->clock, 5);
+  double begin = g2z_seconds();
+  CHECK_OK(t, g2z__look(ranks, here[0], 20, seen, &found));
+  CHECK(t, found && g2z_seconds() - begin < 9);
+  here[0]->ai_next = NULL;
+  for (int i = 0; i < 2; i++) {
+    freeaddrinfo(here[i]);
+    g2z__socket_close(&peers[i].data.socket);
+    g2z__socket_close(&peers[i].control.socket);
+  }
+  for (int k = 0; k < 4; k++) close(fillers[k]);
+  close(dead);
+  test_ranks_wait(t, &job, 20);
+  test_ranks_free(t, &job);
+  free(peers);
+  free(ranks);
+}
+
+/* The vectors of the reference implementation: key 00 01 .. 0f, message 00 01 .. of that length. */
+static void test_ranks_siphash(g2z_test *t) {
+  static const struct { size_t bytes; const char *mac; } cases[] = {
+      {0, "a3817f04ba25a8e66df67214c7550293"}, {1, "da87c1d86b99af44347659119b22fc45"},
+      {2, "8177228da4a45dc7fca38bdef60affe4"}, {7, "a1f1ebbed8dbc153c0b84aa61ff08239"},
+      {8, "3b62a9ba6258f5610f83e264f31497b4"}, {63, "5150d1772f50834a503e069a973fbd7c"}};
+  uint8_t message[64], mac[16];
+  char hex[33];
+  for (int i = 0; i < 64; i++) message[i] = (uint8_t)i;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z__siphash(message, message, cases[i].bytes, mac);
+    for (int k = 0; k < 16; k++) snprintf(hex + 2 * k, 3, "%02x", mac[k]);
+    t->checks++;
+    if (strcmp(hex, cases[i].mac))
+      test_fail(t, __FILE__, __LINE__, "%zu bytes: %s, not %s", cases[i].bytes, hex, cases[i].mac);
+  }
+}
+
+/* A job that is suspended as a whole for longer than its deadlines goes on when it wakes, one rank
+ * after the other, and so does one that is still meeting. */
+static void test_ranks_suspend(const test_ranks *ranks, int count, double seconds) {
+  for (int r = 0; r < count; r++) kill(ranks->pid[r], SIGSTOP);
+  rank_sleep(seconds);
+  for (int r = 0; r < count; r++) {
+    kill(ranks->pid[r], SIGCONT);
+    rank_sleep(0.05);
+  }
+}
+static void test_ranks_suspended(g2z_test *t) {
+  test_ranks ranks;
+  for (int turn = 0; turn < 3; turn++) {
+    test_ranks_open(&ranks, 4);
+    test_ranks_start(t, &ranks, 0, 3, NULL, turn < 2 ? "loop 500 silence=1" : "loop 500 hang=1");
+    test_ranks_await(t, &ranks);
+    rank_sleep(0.1);
+    test_ranks_suspend(&ranks, 4, turn == 1 ? 1.3 : 2.5);
+    test_ranks_fine(t, &ranks);
+  }
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 1, NULL, "calls join=2");
+  rank_sleep(0.3);
+  test_ranks_suspend(&ranks, 2, 3);
+  test_ranks_start(t, &ranks, 2, 2, NULL, "calls join=2");
+  test_ranks_fine(t, &ranks);
+}
+
+/* Each micro-step is progress: one of two ranks takes 0.2 s for each of ten, and the other waits for
+ * their sum, longer than hang_s. */
+static void test_ranks_micro_steps(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 2);
+  test_ranks_start(t, &ranks, 0, 1, NULL, "slow");
+  test_ranks_fine(t, &ranks);
+}
+
+/* Heartbeats do not wait behind data that nobody takes. */
+static void test_ranks_backlog(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 2);
+  test_ranks_start(t, &ranks, 0, 1, NULL, "backlog silence=0.7");
+  test_ranks_fine(t, &ranks);
+}
+
+/* Starts a loop, does something to one of the ranks after a moment, and expects of all others the
+ * code and the sentence within `seconds`. */
+static void test_ranks_fault(g2z_test *t, const char *program, int victim, int signal, double after,
+                             double seconds, int code, const char *sentence) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 4);
+  test_ranks_start(t, &ranks, 0, 3, NULL, program);
+  test_ranks_await(t, &ranks);
+  rank_sleep(after);
+  if (signal) CHECK(t, kill(ranks.pid[victim], signal) == 0);
+  double begin = g2z_seconds();
+  for (int r = 0; signal == SIGSTOP && r < 4; r++) { /* it stays: wait for the others first */
+    int status;
+    if (r == victim || waitpid(ranks.pid[r], &status, 0) != ranks.pid[r]) continue;
+    CHECK(t, WIFEXITED(status) && WEXITSTATUS(status) == code);
+    CHECK(t, g2z_seconds() - begin < seconds);
+    ranks.pid[r] = 0;
+  }
+  if (signal == SIGSTOP) kill(ranks.pid[victim], SIGKILL);
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4 && signal != SIGSTOP; r++) {
+    if (r == victim && signal) continue;
+    CHECK_RANK(t, &ranks, r, code, sentence);
+    CHECK(t, ranks.ended[r] - begin < seconds);
+  }
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_killed(g2z_test *t) {
+  char sentence[64];
+  for (int turn = 0; turn < 6; turn++) {
+    int victim = turn % 4;
+    snprintf(sentence, sizeof sentence, "fault of rank %d: rank %d on ", victim, victim);
+    test_ranks_fault(t, "loop 1000000", victim, SIGKILL, 0.013 * turn, 10, 70, sentence);
+  }
+  for (int turn = 0; turn < 4; turn++) { /* before its first heartbeat is read */
+    test_ranks ranks;
+    test_ranks_open(&ranks, 4);
+    test_ranks_start(t, &ranks, 0, 3, NULL, turn % 2 ? "loop 9999 3 die" : "loop 9999 0 die");
+    test_ranks_wait(t, &ranks, 20);
+    snprintf(sentence, sizeof sentence, "rank %d on ", turn % 2 ? 3 : 0);
+    for (int r = 0; r < 4; r++)
+      if (r != (turn % 2 ? 3 : 0)) CHECK_RANK(t, &ranks, r, 70, sentence);
+    test_ranks_free(t, &ranks);
+  }
+  test_ranks_fault(t, "loop 1000000 handler=0", 2, SIGKILL, 0.1, 10, 3,
+                   "failed: another rank died, or does not answer: rank 2 on ");
+  test_ranks_fault(t, "loop 1000000 handler=0", 0, SIGKILL, 0.1, 10, 3,
+                   "failed: another rank died, or does not answer: rank 0 on ");
+}
+
+static void test_ranks_stopped(g2z_test *t) {
+  test_ranks_fault(t, "loop 1000000 silence=0.7", 1, SIGSTOP, 0.1, 10, 70, NULL);
+  test_ranks_fault(t, "loop 1000000 silence=0.7", 0, SIGSTOP, 0.1, 10, 70, NULL);
+}
+
+static void test_ranks_hang(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 4);
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 1000000 2 hang hang=0.7");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++) {
+    CHECK_RANK(t, &ranks, r, 70, "fault of rank 2: rank 2 on ");
+    CHECK_RANK(t, &ranks, r, 70, "at collective 19 of 20, in phase data of step 20");
+  }
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 1000000 2 stuck hang=0.7");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 70, "hangs: no progress for ");
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 40 1 save hang=0.7"); /* is no hang */
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_leaving(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 4);
+  for (int odd = 0; odd < 2; odd++) {
+    test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 1000 1 leave silence=2" : "loop 1000 0 leave");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++)
+      CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
+    test_ranks_start(t, &ranks, 0, 3, NULL,
+                     odd ? "loop 40 1 alone silence=2" : "loop 40 0 alone silence=2");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++)
+      CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
+    test_ranks_start(t, &ranks, 0, 3, NULL,
+                     odd ? "loop 40 1 alone! hang=1" : "loop 40 0 alone! hang=1");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++) {
+      CHECK_RANK(t, &ranks, r, 70, odd ? "fault of rank 1: rank 1 on " : "fault of rank 0: rank 0 on ");
+      CHECK_RANK(t, &ranks, r, 70, "failed, and does not end");
+    }
+    test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 40 1 late" : "loop 40 0 late");
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  }
+  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 40 0 linger hang=0.7");
+  test_ranks_wait(t, &ranks, 20);
+  for (int r = 0; r < 4; r++)
+    CHECK_RANK(t, &ranks, r, r ? 70 : 0, r ? "hangs: no progress for " : NULL);
+  test_ranks_free(t, &ranks);
+}
+
+static void test_ranks_flight(g2z_test *t) {
+  g2z_ranks_config config = g2z_ranks_config_default();
+  g2z_ranks *ranks;
+  static volatile uint32_t progress = 77;
+  CHECK_OK(t, g2z_ranks_join(&t->services, &config, &ranks));
+  if (!ranks) return;
+  for (int i = 1; i <= 3000; i++) {
+    g2z_ranks_phase(ranks, "backward", i / 10, 0);
+    CHECK(t, g2z__ranks_record(ranks, "reduce_scatter", i % 7, 1000) == i);
+  }
+  g2z__ranks_progress(ranks, &progress);
+  char *text;
+  size_t bytes;
+  CHECK_OK(t, g2z_ranks_write_flight(ranks, &t->services, test_path(t, "flight.jsonl")));
+  CHECK_OK(t, g2z_read_file(&t->services, test_path(t, "flight.jsonl"), 1 << 20, &text, &bytes));
+  int lines = 0;
+  for (char *line = text; line && *line; lines++) {
+    size_t length = strcspn(line, "\n");
+    int64_t sequence = 0, step = 0, bucket = 0, seen = 0;
+    g2z_json json;
+    g2z_json_text key;
+    g2z_json_open(&json, &t->services, "flight.jsonl", line, length);
+    g2z_json_enter(&json, '{');
+    while (g2z_json_next(&json, '}', &key))
+      if (g2z_json_is(&key, "sequence")) sequence = g2z_json_integer(&json);
+      else if (g2z_json_is(&key, "step")) step = g2z_json_integer(&json);
+      else if (g2z_json_is(&key, "bucket")) bucket = g2z_json_integer(&json);
+      else if (g2z_json_is(&key, "progress")) seen = g2z_json_integer(&json);
+      else g2z_json_skip(&json);
+    CHECK_OK(t, g2z_json_close(&json));
+    CHECK(t, sequence == (lines ? 3000 - 1024 + lines : 3000));
+    CHECK(t, step == sequence / 10 && bucket == (lines ? sequence % 7 : 0));
+    CHECK(t, seen == (lines ? 0 : 77));
+    line += length + (line[length] == '\n');
+  }
+  CHECK(t, lines == 1025);
+  g2z_release(&t->services, text);
+  g2z_ranks_leave(ranks);
+}
+
+static int test_ranks_lines(const char *text, const char *part) {
+  int count = 0;
+  for (const char *at = text; (at = strstr(at, part)) != NULL; at++) count++;
+  return count;
+}
+
+static void test_ranks_spawn(g2z_test *t) {
+  static const struct { const char *what; int code; } cases[] = {
+      {"spawn fine", 0}, {"spawn exit", 5}, {"spawn kill", 137}, {"spawn stop silence=0.5", 70}};
+  test_ranks ranks;
+  char text[4096];
+  test_ranks_open(&ranks, 1);
+  for (size_t i = 0; i < 4; i++) {
+    test_ranks_start(t, &ranks, 0, 0, NULL, cases[i].what);
+    test_ranks_wait(t, &ranks, 9); /* nobody waits for who was stopped: that would take 13 s */
+    CHECK_RANK(t, &ranks, 0, cases[i].code, /* in a job that fails rank 2 may end before it says so */
+               i ? "fault of rank 1: rank 1 on " : "is rank 2 of 3, 2 of 3 here, ranks");
+  }
+  test_ranks_start(t, &ranks, 0, 0, NULL, "spawn saved");
+  test_ranks_wait(t, &ranks, 9);
+  CHECK_RANK(t, &ranks, 0, 5, NULL);
+  /* Who dies before the ranks have met is named at once, and the others do not wait for it. */
+  for (int i = 0; i < 2; i++) {
+    double begin = g2z_seconds();
+    const char *named = i ? "rank 0 (process " : "rank 1 (process ";
+    test_ranks_start(t, &ranks, 0, 0, NULL, i ? "spawn early-exit" : "spawn early");
+    for (text[0] = 0; !strstr(text, named) && g2z_seconds() < begin + 5; rank_sleep(0.01))
+      test_ranks_peek(t, &ranks, 0, text, sizeof text);
+    CHECK(t, g2z_seconds() - begin < 2);
+    test_ranks_wait(t, &ranks, 9);
+    CHECK_RANK(t, &ranks, 0, i ? 9 : 137, named);
+    CHECK_RANK(t, &ranks, 0, i ? 9 : 137, i ? ") ended with exit code 9" : ") was killed by signal 9 (");
+    CHECK(t, ranks.ended[0] - begin < 6);
+  }
+  /* Signals go through the one that started them, exactly once; the death of that one ends all. */
+  for (int orphan = 0; orphan < 2; orphan++) {
+    test_ranks_start(t, &ranks, 0, 0, NULL, orphan ? "spawn orphan" : "spawn signal");
+    for (double end = g2z_seconds() + 10; g2z_seconds() < end; rank_sleep(0.01)) {
+      test_ranks_peek(t, &ranks, 0, text, sizeof text);
+      if (test_ranks_lines(text, "process ") == 3) break;
+    }
+    CHECK(t, kill(ranks.pid[0], orphan ? SIGKILL : SIGTERM) == 0);
+    test_ranks_wait(t, &ranks, 20);
+    CHECK_RANK(t, &ranks, 0, orphan ? 137 : 75, NULL);
+    if (!orphan) CHECK(t, test_ranks_lines(ranks.output[0], "got signal 15") == 3);
+    for (const char *at = text; (at = strstr(at, "process ")) != NULL; at++) {
+      char path[64], stat[256] = "";
+      snprintf(path, sizeof path, "/proc/%d/stat", atoi(at + 8));
+      for (double end = g2z_seconds() + 3; g2z_seconds() < end; rank_sleep(0.01)) {
+        int file = open(path, O_RDONLY); /* who has ended may wait for init to take note: Z */
+        int64_t got = file >= 0 ? g2z__pread(file, stat, sizeof stat - 1, 0) : 0;
+        if (file >= 0) close(file);
+        stat[got > 0 ? got : 0] = 0;
+        if (got <= 0 || strstr(stat, ") Z")) break;
+      }
+      CHECK(t, !stat[0] || strstr(stat, ") Z"));
+    }
+  }
+  test_ranks_free(t, &ranks);
+  test_ranks_open(&ranks, 2);
+  test_ranks_start(t, &ranks, 1, 1, NULL, "spawn fine");
+  test_ranks_wait(t, &ranks, 20);
+  CHECK_RANK(t, &ranks, 1, 3, "this process is rank 1 of 2 already (torchrun), and shall start 3");
+  test_ranks_free(t, &ranks);
+}
+
+/* The same calls under mpirun, whichever it is. */
+static void test_ranks_mpirun(g2z_test *t) {
+  char command[700], output[4096], self[300];
+  size_t got;
+  FILE *pipe = popen("mpirun --version 2>/dev/null", "r");
+  got = pipe ? fread(output, 1, sizeof output - 1, pipe) : 0;
+  if (pipe) pclose(pipe);
+  output[got] = 0;
+  if (!got) SKIP(t, "there is no mpirun on the PATH");
+  const int open_mpi = strstr(output, "Open MPI") || strstr(output, "OpenRTE");
+  const char *flags = open_mpi ? "--allow-run-as-root --oversubscribe" : "";
+  ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+  self[length > 0 ? length : 0] = 0;
+  static const struct { const char *program, *part; } cases[] = {
+      {"calls", NULL}, {"loop 1000000 1 crash", "fault of rank 1: rank 1 on "}};
+  for (int i = 0; i < 2; i++) {
+    snprintf(command, sizeof command,
+             "OMP_NUM_THREADS=1 timeout 30 mpirun %s -np 3 %s --rank-program %s 2>&1", flags, self,
+             cases[i].program);
+    fflush(stdout);
+    pipe = popen(command, "r");
+    got = 0;
+    for (size_t more; pipe && (more = fread(output + got, 1, sizeof output - 1 - got, pipe)) > 0;)
+      got += more;
+    output[got] = 0;
+    int status = pipe ? pclose(pipe) : -1;
+    t->checks++;
+    if ((i == 0) != (status == 0) || (WIFEXITED(status) && WEXITSTATUS(status) == 124) ||
+        (open_mpi && cases[i].part && !strstr(output, cases[i].part))) /* MPICH ends them first */
+      test_fail(t, __FILE__, __LINE__, "%s: status %d, and it said:\n%s", command, status, output);
+  }
+}
+
+/* Flags for a tiny model on a shard in the test's directory; the run goes to "run" there. */
+static void test_ranks_flags(g2z_test *t, char *config, size_t room) {
+  uint16_t tokens[4096];
+  for (int i = 0; i < 4096; i++) tokens[i] = (uint16_t)(i * 7 % 220);
+  test_write_file(t, test_path(t, "shard.bin"), tokens, sizeof tokens);
+  snprintf(config, room,
+           "--train %s --device cpu --dtype fp32 --layers 1 --channels 32 --context 16 --batch 2 "
+           "--vocab-size 220 --sample-tokens 0 --run-dir %s/run", test_path(t, "shard.bin"),
+           t->directory);
+}
+
+/* ./train as ranks of its own, and what it leaves. */
+static void test_ranks_train(g2z_test *t) {
+  char output[16384], arguments[1500], config[700], path[600], *text;
+  size_t bytes;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_ranks_flags(t, config, sizeof config);
+  snprintf(arguments, sizeof arguments, "--ranks 2 --steps 3 --nccl-logs %s", config);
+  setenv("SLURM_JWT", "not for files", 1);
+  setenv("G2Z_SECRET", "not for files either", 1);
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  unsetenv("SLURM_JWT");
+  unsetenv("G2Z_SECRET");
+  CHECK(t, test_ranks_lines(output, "RUN_COMPLETE") == 1 && strstr(output, "world_size=2"));
+  if (t->failures) printf("%s", output);
+  static const char *const files[] = {"launcher_metadata.json", "topo.txt", "ibstat.txt"};
+  for (int i = 0; i < 3; i++) {
+    snprintf(path, sizeof path, "%s/run/%s", t->directory, files[i]);
+    CHECK(t, access(path, R_OK) == 0);
+  }
+  snprintf(path, sizeof path, "%s/run/launcher_metadata.json", t->directory);
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  static const char *const keys[] = {"\"checkpoint_path\"", "\"rank0_host\"", "\"world_size\": 2",
+                                     "\"git_commit\"", "\"slurm\": {", "\"env\": {",
+                                     "\"nccl_env\": {", "\"launcher\": \"ranks\"",
+                                     "\"NCCL_DEBUG\": \"INFO\""};
+  for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+    CHECK(t, text && strstr(text, keys[i]) != NULL);
+  CHECK(t, text && !strstr(text, "not for files"));
+  g2z_release(&t->services, text);
+  snprintf(arguments, sizeof arguments, "--gpus 99 %s", config);
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "--gpus 99, but this process sees ") != NULL);
+}
+
+/* Four ranks of ./train by hand, where nobody looks after them; those of `victims` (a bit each) are
+ * killed in one moment. The others leave and name one of these, in RUN_FAILED.json too. */
+static void test_ranks_train_kill(g2z_test *t, const char *config, int turn, int victims) {
+  const char *program = getenv("G2Z_TRAIN");
+  char output[16384], arguments[1500], path[600], *text;
+  size_t bytes;
+  test_ranks ranks;
+  test_ranks_open(&ranks, 4);
+  snprintf(arguments, sizeof arguments, "%s%d --steps 100000000", config, turn);
+  char *argv[32] = {strdup(program ? program : "./train")}, *words = strdup(arguments);
+  int count = 1, writer = -1;
+  for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) argv[count++] = word;
+  for (int r = 0; r < 4; r++) {
+    char variables[5][64];
+    const char *extra[5] = {variables[0], variables[1], variables[2], variables[3], variables[4]};
+    snprintf(variables[0], 64, "RANK=%d", r);
+    snprintf(variables[1], 64, "WORLD_SIZE=4");
+    snprintf(variables[2], 64, "MASTER_PORT=%d", ranks.port);
+    snprintf(variables[3], 64, "OMP_NUM_THREADS=1");
+    snprintf(variables[4], 64, "G2Z_RUN_ID=train_%d_%d", (int)getpid(), turn);
+    char **environment = test_ranks_environment(extra, 5);
+    ranks.pid[r] = test_ranks_exec(t, argv[0], argv, environment, test_ranks_file(t, &ranks, r));
+    free(environment);
+  }
+  for (double end = g2z_seconds() + 20; g2z_seconds() < end; rank_sleep(0.02)) {
+    test_ranks_peek(t, &ranks, 0, output, sizeof output);
+    if (strstr(output, "step 1/")) break;
+  }
+  rank_sleep(0.2);
+  double begin = g2z_seconds();
+  for (int r = 0; r < 4; r++)
+    if (victims >> r & 1) CHECK(t, kill(ranks.pid[r], SIGKILL) == 0);
+  test_ranks_wait(t, &ranks, 20);
+  snprintf(path, sizeof path, "%s/run%d/RUN_FAILED.json", t->directory, turn);
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  const char *at = text ? strstr(text, "\"rank\": ") : NULL, *by = text ? strstr(text, "\"reported_by_rank\": ") : NULL;
+  CHECK(t, at && victims >> atoi(at + 8) & 1);
+  if (by) writer = atoi(by + 20);
+  CHECK(t, writer >= 0 && writer < 4 && !(victims >> writer & 1));
+  g2z_release(&t->services, text);
+  for (int r = 0; r < 4; r++) {
+    if (victims >> r & 1) {
+      CHECK_RANK(t, &ranks, r, 128 + SIGKILL, NULL);
+      continue;
+    }
+    CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, "train: rank ");
+    CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, " died: its connection closed without a goodbye, in phase ");
+    CHECK(t, ranks.ended[r] - begin < 10);
+    snprintf(path, sizeof path, "%s/run%d/flight_rank_%d.jsonl", t->directory, turn, r);
+    CHECK(t, access(path, R_OK) == 0);
+  }
+  test_ranks_free(t, &ranks);
+  free(argv[0]);
+  free(words);
+}
+static void test_ranks_train_killed(g2z_test *t) {
+  static const int victims[] = {4, 1, 3, 5, 3, 9};
+  char config[700];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_ranks_flags(t, config, sizeof config);
+  for (int turn = 0; turn < 6; turn++) test_ranks_train_kill(t, config, turn, victims[turn]);
+}
