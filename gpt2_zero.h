@@ -9284,8 +9284,6 @@ typedef struct g2z__clock {
 
 typedef struct g2z__peer {        /* a rank, as seen from here */
   g2z__link data, control;
-  g2z__packet out;                /* on control: what a full socket did not take, */
-  size_t out_bytes;               /* and how many of its last bytes are still to be sent */
   g2z__hello hello;
   g2z__pulse last;                /* its last heartbeat, */
   double heard;                   /* and when it came, on the watcher's clock */
@@ -9305,7 +9303,8 @@ struct g2z_ranks {
   g2z_ranks_config config;
   uint8_t key[16];                /* of the job: who knows it is a member */
   g2z__peer *peers;               /* rank 0: all ranks; others: rank 0, and themselves */
-  int peer_count, me;             /* me: the peer that is this rank, whose sockets are -1 */
+  int peer_count, me;             /* me: the peer that is this rank. Over its control the thread */
+  int wake;                       /* that leaves says GOODBYE to the watcher, at this end */
   int32_t *votes;                 /* [world]: scratch of agree */
   g2z_status broken;              /* data connections are out of step: all later calls fail so */
   double began;
@@ -9313,18 +9312,16 @@ struct g2z_ranks {
   struct pollfd *polls;           /* the watcher's, as all that follows up to `lock` */
   pthread_t watcher;
   int watched;                    /* it runs */
-  int parting;                    /* it has said goodbye */
+  int parting;                    /* this rank leaves */
   double beat_s;                  /* between two heartbeats */
   uint64_t moves_seen;
   double moved;                   /* when this rank last moved on */
-  int wake[2];                    /* a pipe: a byte in it makes it look around */
   pthread_mutex_t lock;           /* of all that follows */
-  pthread_cond_t told;            /* `lost` was set */
   g2z__pulse self;
   int64_t sequence;               /* collectives begun */
   uint64_t moves;                 /* counts everything that is progress */
   const volatile uint32_t *progress;
-  int leaving, lost;              /* lost: `fault` is set and was handled */
+  int lost;                       /* `fault` is set, and was handled */
   g2z_fault fault;
   g2z__flight records[G2Z__RANKS_RECORDS];
 };
@@ -9566,38 +9563,6 @@ G2Z__PRIVATE int g2z__proves(const g2z_ranks *ranks, const void *body, const uin
 
 /* ----- starting ranks ---------------------------------------------------- */
 
-#define G2Z__SPAWN_VARIABLES 9
-
-/* The environment of a rank: this one's, with what a launcher would set. `texts` holds the
- * latter. */
-G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z_services *services, int rank, int ranks,
-                                               const char *job, const char *secret,
-                                               char (*texts)[192], char ***environment) {
-  extern char **environ;
-  size_t count = 0, kept = 0, room = sizeof *texts;
-  void *memory;
-  while (environ[count]) count++;
-  G2Z__TRY(g2z__alloc(services, count + G2Z__SPAWN_VARIABLES + 1, sizeof(char *), &memory));
-  char **list = *environment = (char **)memory;
-  snprintf(texts[0], room, "RANK=%d", rank);
-  snprintf(texts[1], room, "WORLD_SIZE=%d", ranks);
-  snprintf(texts[2], room, "LOCAL_RANK=%d", rank);
-  snprintf(texts[3], room, "LOCAL_WORLD_SIZE=%d", ranks);
-  snprintf(texts[4], room, "MASTER_ADDR=127.0.0.1");
-  snprintf(texts[5], room, "MASTER_PORT=%d", g2z__job_port(job));
-  snprintf(texts[6], room, "G2Z_RUN_ID=%s", job);
-  snprintf(texts[7], room, "G2Z_SECRET=%s", secret);
-  snprintf(texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
-  for (size_t i = 0; i < count; i++) {
-    int drop = 0;
-    for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++)
-      drop |= strncmp(environ[i], texts[k], strcspn(texts[k], "=") + 1) == 0;
-    if (!drop) list[kept++] = environ[i];
-  }
-  for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++) list[kept++] = texts[k];
-  return G2Z_OK;
-}
-
 static const int g2z__spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 #define G2Z__SPAWN_SIGNALS (sizeof g2z__spawn_signals / sizeof *g2z__spawn_signals)
 
@@ -9614,11 +9579,13 @@ G2Z__PRIVATE void g2z__spawn_unblock(const sigset_t *mask) {
   sigprocmask(SIG_SETMASK, mask, NULL);
 }
 
+#define G2Z__SPAWN_VARIABLES 9
 typedef struct g2z__spawn {       /* a job in the hands of its parent */
   g2z_services *services;
   const g2z_job *job;
   int output;                     /* -1: as this process */
-  char id[64], secret[128];
+  char texts[G2Z__SPAWN_VARIABLES][192]; /* what a launcher would set */
+  char **environment;             /* these, and this process's */
   sigset_t signals, before;       /* those that are waited for; the mask that ranks get */
   pid_t *processes;               /* [ranks]; 0: not started, or ended */
   double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
@@ -9626,12 +9593,46 @@ typedef struct g2z__spawn {       /* a job in the hands of its parent */
   g2z_job_end *end;
 } g2z__spawn;
 
+/* The variables of all ranks, with a secret that is random unless the user has set one. */
+G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z__spawn *spawn) {
+  extern char **environ;
+  char secret[128] = "", id[64];
+  uint8_t random[16];
+  size_t count = 0, kept = 0, room = sizeof *spawn->texts;
+  struct timespec now;
+  void *memory;
+  G2Z__TRY(g2z__random_bytes(spawn->services, random, sizeof random));
+  for (int i = 0; i < 16; i++) snprintf(secret + 2 * i, 3, "%02x", random[i]);
+  if (g2z__variable("G2Z_SECRET")) snprintf(secret, sizeof secret, "%s", getenv("G2Z_SECRET"));
+  clock_gettime(CLOCK_REALTIME, &now);
+  snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
+  snprintf(spawn->texts[0], room, "RANK=");       /* these two for each rank */
+  snprintf(spawn->texts[1], room, "LOCAL_RANK=");
+  snprintf(spawn->texts[2], room, "WORLD_SIZE=%d", spawn->job->ranks);
+  snprintf(spawn->texts[3], room, "LOCAL_WORLD_SIZE=%d", spawn->job->ranks);
+  snprintf(spawn->texts[4], room, "MASTER_ADDR=127.0.0.1");
+  snprintf(spawn->texts[5], room, "MASTER_PORT=%d", g2z__job_port(id));
+  snprintf(spawn->texts[6], room, "G2Z_RUN_ID=%s", id);
+  snprintf(spawn->texts[7], room, "G2Z_SECRET=%s", secret);
+  snprintf(spawn->texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
+  while (environ[count]) count++;
+  G2Z__TRY(g2z__alloc(spawn->services, count + G2Z__SPAWN_VARIABLES + 1, sizeof(char *), &memory));
+  spawn->environment = (char **)memory;
+  for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++) spawn->environment[kept++] = spawn->texts[k];
+  for (size_t i = 0; i < count; i++) {
+    int drop = 0;
+    for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++)
+      drop |= strncmp(environ[i], spawn->texts[k], strcspn(spawn->texts[k], "=") + 1) == 0;
+    if (!drop) spawn->environment[kept++] = environ[i];
+  }
+  return G2Z_OK;
+}
+
 /* Starts one rank, in a process group of its own: what a terminal or `timeout` sends to this group
  * would otherwise come twice, and a second signal means haste. */
 G2Z__PRIVATE g2z_status g2z__spawn_one(g2z__spawn *spawn, int rank) {
-  char texts[G2Z__SPAWN_VARIABLES][192], **environment;
-  G2Z__TRY(g2z__spawn_environment(spawn->services, rank, spawn->job->ranks, spawn->id,
-                                  spawn->secret, texts, &environment));
+  snprintf(spawn->texts[0], sizeof *spawn->texts, "RANK=%d", rank);
+  snprintf(spawn->texts[1], sizeof *spawn->texts, "LOCAL_RANK=%d", rank);
   pid_t parent = getpid(), child = fork();
   if (child == 0) { /* from here to exec only what a signal handler may do */
 #if defined(__linux__)
@@ -9642,15 +9643,14 @@ G2Z__PRIVATE g2z_status g2z__spawn_one(g2z__spawn *spawn, int rank) {
     int output = spawn->output;
     int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
                                   dup2(output, STDERR_FILENO) >= 0);
-    if (printing && getppid() == parent) execve("/proc/self/exe", spawn->job->argv, environment);
+    if (printing && getppid() == parent)
+      execve("/proc/self/exe", spawn->job->argv, spawn->environment);
     _exit(127);
   }
-  int error = errno;
-  g2z_release(spawn->services, environment);
   spawn->processes[rank] = child > 0 ? child : 0;
   if (child > 0) return G2Z_OK;
   return g2z__fail(spawn->services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank,
-                   strerror(error));
+                   strerror(errno));
 }
 
 G2Z__PRIVATE void g2z__spawn_signal(const g2z__spawn *spawn, int signal) {
@@ -9677,12 +9677,10 @@ G2Z__PRIVATE void g2z__spawn_ended(g2z__spawn *spawn, int rank, int status,
   if (g2z__spawn_weight(code) <= g2z__spawn_weight(end->exit_code)) return;
   end->exit_code = code;
   if (g2z__spawn_weight(code) < 3) return;
-  if (killed)
-    g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
-             rank, (int)spawn->processes[rank], WTERMSIG(status), strsignal(WTERMSIG(status)));
-  else
-    g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) ended with exit code %d", rank,
-             (int)spawn->processes[rank], code);
+  const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
+  g2z__log(spawn->services, G2Z_LOG_WARNING, killed ? "rank %d (process %d) was killed by signal %d (%s)"
+           : "rank %d (process %d) ended with exit code %d", rank, process, killed ? signal : code,
+           strsignal(signal));
 }
 
 /* Until all have ended. The first look comes before anybody is asked whether they have. */
@@ -9721,23 +9719,7 @@ G2Z__PRIVATE void g2z__spawn_wait(g2z__spawn *spawn) {
   } while (running > 0);
 }
 
-/* A random secret in hex, or the one that the user has set. */
-G2Z__PRIVATE g2z_status g2z__spawn_secret(g2z__spawn *spawn) {
-  uint8_t random[16];
-  const char *secret = g2z__variable("G2Z_SECRET");
-  snprintf(spawn->secret, sizeof spawn->secret, "%s", secret ? secret : "");
-  if (secret) return G2Z_OK;
-  G2Z__TRY(g2z__random_bytes(spawn->services, random, sizeof random));
-  for (int i = 0; i < 16; i++) snprintf(spawn->secret + 2 * i, 3, "%02x", random[i]);
-  return G2Z_OK;
-}
-
 G2Z__PRIVATE g2z_status g2z__spawn_all(g2z__spawn *spawn) {
-  struct timespec now;
-  G2Z__TRY(g2z__spawn_secret(spawn));
-  clock_gettime(CLOCK_REALTIME, &now);
-  snprintf(spawn->id, sizeof spawn->id, "ranks %d %lld.%09ld", (int)getpid(),
-           (long long)now.tv_sec, now.tv_nsec);
   sigemptyset(&spawn->signals);
   for (size_t i = 0; i < G2Z__SPAWN_SIGNALS; i++) sigaddset(&spawn->signals, g2z__spawn_signals[i]);
   sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
@@ -9784,8 +9766,10 @@ G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z
   }
   g2z_status status = g2z__alloc(services, (size_t)job->ranks, sizeof(pid_t), &memory);
   spawn.processes = (pid_t *)memory;
+  if (status == G2Z_OK) status = g2z__spawn_environment(&spawn);
   if (status == G2Z_OK) status = g2z__spawn_all(&spawn);
-  g2z_release(services, memory);
+  g2z_release(services, spawn.environment);
+  g2z_release(services, spawn.processes);
   if (spawn.output >= 0) close(spawn.output);
   return status;
 }
@@ -9863,21 +9847,15 @@ static const struct { const char *text; size_t bytes; } g2z__kinds[] = {
 #undef X
 };
 
-G2Z__PRIVATE g2z__packet g2z__packet_of(g2z__kind kind, const void *body) {
+/* Sends a message of fixed size: a socket that is new, or writable, has room for it. 0: it is lost. */
+G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
   g2z__packet packet;
+  const size_t size = g2z__kinds[kind].bytes, bytes = sizeof packet.head + size;
   memset(&packet, 0, sizeof packet);
   packet.head.magic = G2Z__MAGIC;
   packet.head.kind = kind;
-  packet.head.bytes = g2z__kinds[kind].bytes;
-  if (body) memcpy(&packet.body, body, (size_t)packet.head.bytes);
-  return packet;
-}
-
-/* Sends a message of fixed size while ranks meet: a socket's buffer has room for it. 0: it is
- * lost. */
-G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
-  g2z__packet packet = g2z__packet_of(kind, body);
-  size_t bytes = sizeof packet.head + (size_t)packet.head.bytes;
+  packet.head.bytes = size;
+  if (size) memcpy(&packet.body, body, size);
   return send(socket, &packet, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
@@ -10324,37 +10302,15 @@ G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
   return now;
 }
 
-/* Sends what is left of the last message, and then this one. A peer that reads nothing misses a
- * beat; nobody waits for it. Returns 1 when all of it is on its way. */
-G2Z__PRIVATE int g2z__watch_send(g2z__peer *peer, const g2z__packet *packet) {
-  for (int fresh = 0; fresh < 2; fresh++) {
-    if (fresh) {
-      peer->out = *packet;
-      peer->out_bytes = sizeof packet->head + (size_t)packet->head.bytes;
-    }
-    const char *end = (const char *)&peer->out + sizeof peer->out.head +
-                      (size_t)peer->out.head.bytes;
-    while (peer->out_bytes) {
-      ssize_t put = send(peer->control.socket, end - peer->out_bytes, peer->out_bytes,
-                         MSG_NOSIGNAL);
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) return 0;
-      peer->out_bytes -= (size_t)put;
-    }
-  }
-  return 1;
-}
-
-/* To all peers. patience_s: how long it waits, in all, for those whose sockets are full. */
+/* To the other peers. A message is sent whole or not at all: a socket that is writable has room for
+ * it. patience_s: how long to wait, in all, for those that are not; without it they miss a beat. */
 G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, g2z__kind kind, const void *body,
                                   double patience_s) {
-  g2z__packet packet = g2z__packet_of(kind, body);
   double until = g2z__awake(&ranks->clock) + patience_s;
   for (int i = 0; i < ranks->peer_count; i++) {
-    g2z__peer *peer = &ranks->peers[i];
-    while (peer->control.socket >= 0 && !g2z__watch_send(peer, &packet) && errno == EAGAIN &&
-           g2z__socket_wait(&ranks->clock, peer->control.socket, POLLOUT, until)) {
-    }
+    int one = ranks->peers[i].control.socket;
+    if (i != ranks->me && one >= 0 && g2z__socket_wait(&ranks->clock, one, POLLOUT, until))
+      g2z__say(one, kind, body);
   }
 }
 
@@ -10369,7 +10325,6 @@ G2Z__PRIVATE void g2z__watch_end(g2z_ranks *ranks, g2z__ending *ending) {
   pthread_mutex_lock(&ranks->lock);
   ranks->fault = ending->fault;
   ranks->lost = 1;
-  pthread_cond_broadcast(&ranks->told);
   pthread_mutex_unlock(&ranks->lock);
   for (int i = 0; i < ranks->peer_count; i++) /* wakes a thread that waits for data */
     if (ranks->peers[i].data.socket >= 0) shutdown(ranks->peers[i].data.socket, SHUT_RDWR);
@@ -10416,8 +10371,9 @@ G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
     peer->last.phase[sizeof peer->last.phase - 1] = 0;
     if (kind == G2Z__BEAT || peer->left) continue;
     peer->left = 1;
-    g2z__packet answer = g2z__packet_of(G2Z__GOODBYE, &ranks->peers[ranks->me].last);
-    if (ranks->me == 0) g2z__watch_send(peer, &answer); /* it waits for that */
+    if (peer == &ranks->peers[ranks->me]) ranks->parting = 1;
+    else if (ranks->me == 0) /* it waits for an answer */
+      g2z__say(peer->control.socket, G2Z__GOODBYE, &ranks->peers[0].last);
   }
 }
 
@@ -10463,18 +10419,14 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
 /* Takes what comes within wait_s. */
 G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
   struct pollfd *polls = ranks->polls;
-  const int count = ranks->peer_count;
-  char bytes[16];
-  for (int i = 0; i <= count; i++) {
-    polls[i].fd = i < count ? ranks->peers[i].control.socket : ranks->wake[0];
+  for (int i = 0; i < ranks->peer_count; i++) {
+    polls[i].fd = ranks->peers[i].control.socket;
     polls[i].events = POLLIN;
     polls[i].revents = 0;
   }
-  if (poll(polls, (nfds_t)count + 1, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0) return;
-  if (polls[count].revents) /* only to wake up */
-    while (read(ranks->wake[0], bytes, sizeof bytes) > 0) {
-    }
-  for (int i = 0; i < count; i++)
+  if (poll(polls, (nfds_t)ranks->peer_count, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0)
+    return;
+  for (int i = 0; i < ranks->peer_count; i++)
     if (polls[i].revents) g2z__watch_hear(ranks, &ranks->peers[i]);
 }
 
@@ -10482,7 +10434,6 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
  * that are about to leave as well. */
 G2Z__PRIVATE void g2z__watch_leave(g2z_ranks *ranks) {
   double until = g2z__watch_look(ranks) + 5;
-  ranks->parting = 1;
   g2z__watch_tell(ranks, G2Z__GOODBYE, &ranks->peers[ranks->me].last, 5);
   for (int staying = 1; staying && g2z__awake(&ranks->clock) < until;) {
     staying = 0;
@@ -10498,14 +10449,7 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
   g2z_ranks *ranks = (g2z_ranks *)user;
   double now = g2z__watch_look(ranks), next = now;
   for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = now;
-  while (!ranks->lost) {
-    pthread_mutex_lock(&ranks->lock);
-    int leaving = ranks->leaving;
-    pthread_mutex_unlock(&ranks->lock);
-    if (leaving) {
-      g2z__watch_leave(ranks);
-      break;
-    }
+  while (!ranks->lost && !ranks->parting) {
     now = g2z__watch_look(ranks);
     if (now >= next) {
       g2z__watch_tell(ranks, G2Z__BEAT, &ranks->peers[ranks->me].last, 0);
@@ -10513,27 +10457,27 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
     }
     g2z__watch_poll(ranks, next - now);
     now = g2z__watch_look(ranks);
-    if (!ranks->lost) g2z__watch_judge(ranks, now);
+    if (!ranks->lost && !ranks->parting) g2z__watch_judge(ranks, now);
   }
+  if (ranks->parting) g2z__watch_leave(ranks);
   return NULL;
 }
 
 G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
   const double silence_s = ranks->config.silence_s, hang_s = ranks->config.hang_s;
   void *polls;
+  int pair[2];
   sigset_t all, before;
   ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
   if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
   g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
-  G2Z__TRY(g2z__alloc(ranks->services, (size_t)ranks->peer_count + 1, sizeof(struct pollfd),
-                      &polls));
+  G2Z__TRY(g2z__alloc(ranks->services, (size_t)ranks->peer_count, sizeof(struct pollfd), &polls));
   ranks->polls = (struct pollfd *)polls;
-  if (pipe(ranks->wake) != 0)
-    return g2z__fail(ranks->services, G2Z_IO, "no pipe for the watcher: %s", strerror(errno));
-  for (int i = 0; i < 2; i++) {
-    fcntl(ranks->wake[i], F_SETFD, FD_CLOEXEC);
-    fcntl(ranks->wake[i], F_SETFL, O_NONBLOCK);
-  }
+  if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
+    return g2z__fail(ranks->services, G2Z_IO, "no sockets for the watcher: %s", strerror(errno));
+  for (int i = 0; i < 2; i++) g2z__socket_prepare(pair[i]);
+  ranks->peers[ranks->me].control.socket = pair[0];
+  ranks->wake = pair[1];
   sigfillset(&all); /* signals are the main thread's */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = pthread_create(&ranks->watcher, NULL, g2z__watch, ranks);
@@ -10613,18 +10557,13 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
 G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
                                   g2z_ranks **out) {
   void *memory;
-  pthread_condattr_t attributes;
   *out = NULL;
   G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_ranks), &memory));
   g2z_ranks *ranks = (g2z_ranks *)memory;
   ranks->services = services;
   ranks->config = *config;
-  ranks->wake[0] = ranks->wake[1] = -1;
+  ranks->wake = -1;
   pthread_mutex_init(&ranks->lock, NULL);
-  pthread_condattr_init(&attributes);
-  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-  pthread_cond_init(&ranks->told, &attributes);
-  pthread_condattr_destroy(&attributes);
   ranks->began = g2z_seconds();
   g2z_ranks_phase(ranks, "start", 0, 0);
   g2z_status status = g2z__ranks_meet(ranks);
@@ -10637,18 +10576,16 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
   if (!ranks) return;
   if (ranks->watched) {
     pthread_mutex_lock(&ranks->lock);
-    ranks->leaving = 1;
+    const g2z__pulse self = ranks->self;
     pthread_mutex_unlock(&ranks->lock);
-    if (write(ranks->wake[1], "", 1) < 0) { /* full: then it is about to wake up anyway */
-    }
+    g2z__say(ranks->wake, G2Z__GOODBYE, &self);
     pthread_join(ranks->watcher, NULL);
   }
   for (int i = 0; i < ranks->peer_count; i++) {
     g2z__socket_close(&ranks->peers[i].data.socket);
     g2z__socket_close(&ranks->peers[i].control.socket);
   }
-  for (int i = 0; i < 2; i++) g2z__socket_close(&ranks->wake[i]);
-  pthread_cond_destroy(&ranks->told);
+  g2z__socket_close(&ranks->wake);
   pthread_mutex_destroy(&ranks->lock);
   g2z_release(ranks->services, ranks->polls);
   g2z_release(ranks->services, ranks->peers);
@@ -10744,15 +10681,9 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
     g2z__flight record = ranks->records[i % G2Z__RANKS_RECORDS];
     pthread_mutex_unlock(&ranks->lock);
     if (record.sequence != i) continue; /* overwritten meanwhile */
-    g2z_json_begin(&out, NULL, '{');
-    g2z_json_put_integer(&out, "sequence", record.sequence);
-    g2z_json_put_integer(&out, "step", record.step);
-    g2z_json_put_string(&out, "kind", record.kind);
-    g2z_json_put_integer(&out, "bucket", record.bucket);
-    g2z_json_put_integer(&out, "bytes", (int64_t)record.bytes);
-    g2z_json_put_number(&out, "seconds", record.seconds);
-    g2z_json_end(&out, '}');
-    g2z_writer_put(writer, "\n", 1);
+    g2z_writer_printf(writer, "{\"sequence\": %" PRId64 ", \"step\": %" PRId64 ", \"kind\": \"%s\", "
+                      "\"bucket\": %d, \"bytes\": %zu, \"seconds\": %.6f}\n", record.sequence,
+                      record.step, record.kind, record.bucket, record.bytes, record.seconds);
   }
 }
 
@@ -10770,21 +10701,19 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 
 /* A data connection has ended. The watcher knows more in a moment, and names who is to blame. */
 G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_sec += 5;
-  pthread_mutex_lock(&ranks->lock);
-  while (!ranks->lost)
-    if (pthread_cond_timedwait(&ranks->told, &ranks->lock, &until) != 0) break;
-  if (ranks->lost)
-    ranks->broken = g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
-  else
-    ranks->broken = g2z__fail(ranks->services, G2Z_LOST,
-                              "rank %d lost its connection to rank %d: %s",
-                              ranks->config.place.rank, peer,
-                              error ? strerror(error) : "it was closed");
-  pthread_mutex_unlock(&ranks->lock);
-  return ranks->broken;
+  const struct timespec moment = {0, 5000000};
+  int lost = 0;
+  for (int turn = 0; turn < 1000 && !lost; turn++) {
+    pthread_mutex_lock(&ranks->lock);
+    lost = ranks->lost;
+    pthread_mutex_unlock(&ranks->lock);
+    if (!lost) nanosleep(&moment, NULL);
+  }
+  if (lost) return ranks->broken = g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  return ranks->broken = g2z__fail(ranks->services, G2Z_LOST,
+                                   "rank %d lost its connection to rank %d: %s",
+                                   ranks->config.place.rank, peer,
+                                   error ? strerror(error) : "it was closed");
 }
 
 /* Nothing is sent over connections that are out of step. */
