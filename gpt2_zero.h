@@ -199,22 +199,21 @@
  *     ops.
  *
  * RANKS: processes of one job, each with a GPU or with a share of the CPU
- *     Who starts them, in the order of precedence:
- *       g2z_ranks_spawn         train --gpus N, --ranks N: on this host, by their parent
- *       torchrun, or by hand    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, _PORT
- *       Open MPI                OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
- *       MPICH, Intel MPI        PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
- *       srun                    SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
- *     Rank 0 listens: on this host alone when all ranks are here; else at MASTER_ADDR, where mpirun
- *     runs (Open MPI 4), or on the first of Slurm's nodes. The port is MASTER_PORT, or made from
- *     the job's id, and the next 15 when it is taken. Jobs tell each other by that id, or
- *     G2Z_RUN_ID. MPICH gives none: of two that start at once on one host each needs a MASTER_PORT
- *     or G2Z_RUN_ID. Before anything else they compare number, build and GPU; the trainer compares
- *     its config. From then on each has a thread that sends a heartbeat a second. A connection that
- *     ends without a goodbye, 30 s of silence, 600 s without progress: rank 0 names the culprit to
- *     all, whose on_fault reports and exits. The others name rank 0. No CUDA or NCCL call is waited
- *     for. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and, where
- *     there is a run directory, saved.
+ *     Their places, in this order of precedence:
+ *       by hand, torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; set by train --gpus N, too
+ *       Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+ *       MPICH, Intel MPI    PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+ *       srun                SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
+ *     Rank 0 listens on this host alone, or at MASTER_ADDR where ranks are on several hosts; at
+ *     MASTER_PORT, or a port made from the job's id, or one of the next three. A member proves that it
+ *     knows the job's id (the launcher's, or G2Z_RUN_ID) and secret (G2Z_SECRET; random with --gpus);
+ *     who cannot is dropped. Nothing is encrypted: use a network that you trust. MPICH and ranks by
+ *     hand have no id: of two such jobs on one host each needs its own MASTER_PORT or G2Z_RUN_ID.
+ *     Members compare number, build, GPU and config, and then send a heartbeat a second. A connection
+ *     that ends without a goodbye, 30 s of silence, 600 s without a micro-step or collective: rank 0
+ *     names the culprit to all, whose on_fault reports and exits. Of rank 0 the others find it out
+ *     themselves. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and,
+ *     where there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens

@@ -11443,6 +11443,7 @@ static const g2z_test_entry test_table[] = {
     {"ranks_second_job", "a second job by hand on the same port", test_ranks_second_job},
     {"ranks_strangers", "strangers on the port cost a job nothing and hear nothing", test_ranks_strangers},
     {"ranks_flood", "a flood of strangers keeps no rank out", test_ranks_flood},
+    {"ranks_slurm", "where slurm/train.sh puts rank 0", test_ranks_slurm},
     {"ranks_secret", "who lacks the job's secret is a stranger", test_ranks_secret},
     {"ranks_address", "rank 0 listens at MASTER_ADDR alone", test_ranks_address},
     {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_killed},

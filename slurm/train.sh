@@ -21,6 +21,14 @@ cd "${SLURM_SUBMIT_DIR:-$PWD}"
 run_dir=${RUN_DIR:-runs/slurm_${SLURM_JOB_ID:-none}}
 mkdir -p "$run_dir"
 
+# Rank 0 is the first task of the first node, and the others find it there.
+if [[ ${SLURM_JOB_NUM_NODES:-1} -gt 1 && -z ${MASTER_ADDR:-} ]]; then
+  mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  export MASTER_ADDR=${nodes[0]}
+fi
+G2Z_SECRET=${G2Z_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')} # who knows it is a rank of this job
+export G2Z_SECRET
+
 # -K0: ranks end each other when one fails. srun would do so at the first exit code that is not 0, also
 # at the first 75, while the others that saved are still leaving. --wait: whoever stays longer is ended.
 launch=(srun -K0 --wait=60)
