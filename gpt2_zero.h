@@ -200,20 +200,20 @@
  *
  * RANKS: processes of one job, each with a GPU or with a share of the CPU
  *     Their places, in this order of precedence:
- *       by hand, torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; set by train --gpus N, too
+ *       by hand, torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; so does train --gpus N
  *       Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
  *       MPICH, Intel MPI    PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
  *       srun                SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
  *     Rank 0 listens on this host alone, or at MASTER_ADDR where ranks are on several hosts; at
- *     MASTER_PORT, or a port made from the job's id, or one of the next three. A member proves that it
- *     knows the job's id (the launcher's, or G2Z_RUN_ID) and secret (G2Z_SECRET; random with --gpus);
- *     who cannot is dropped. Nothing is encrypted: use a network that you trust. MPICH and ranks by
- *     hand have no id: of two such jobs on one host each needs its own MASTER_PORT or G2Z_RUN_ID.
- *     Members compare number, build, GPU and config, and then send a heartbeat a second. A connection
- *     that ends without a goodbye, 30 s of silence, 600 s without a micro-step or collective: rank 0
- *     names the culprit to all, whose on_fault reports and exits. Of rank 0 the others find it out
- *     themselves. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and,
- *     where there is a run directory, saved.
+ *     MASTER_PORT, or a port made from the job's id, or one of the next three. A member proves that
+ *     it knows the job's id (the launcher's, or G2Z_RUN_ID) and secret (G2Z_SECRET; random with
+ *     --gpus); who cannot is dropped. Nothing is encrypted: use a network that you trust. MPICH and
+ *     ranks by hand have no id: of two such jobs on one host each needs its own MASTER_PORT or
+ *     G2Z_RUN_ID. Members compare number, build, GPU and config; then each sends a heartbeat a
+ *     second. A connection that ends without a goodbye, 30 s of silence, 600 s without a micro-step
+ *     or collective: rank 0 names the culprit to all, whose on_fault reports and exits. If it is
+ *     rank 0, each names it. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75
+ *     stopped and, where there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens
@@ -1394,8 +1394,8 @@ typedef struct g2z_job_end {
   double cpu_s;                   /* of all processes, user and system */
   size_t rank_bytes;              /* the most memory that one of them had resident */
 } g2z_job_end;
-/* Starts this program job->ranks times as ranks of one job on this host, which share a random secret
- * (G2Z_SECRET where that is set), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
+/* Starts this program job->ranks times as ranks of one job on this host, which share a random
+ * secret (or G2Z_SECRET), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
  * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended; two seconds
  * later the others get SIGTERM, and after 13 SIGKILL. Call it before anything starts a thread. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
@@ -1414,7 +1414,7 @@ typedef struct g2z_fault {  /* why the job ends */
 
 typedef struct g2z_ranks_config {
   g2z_place place;
-  const char *device;             /* the GPU's unique name, "" for a CPU: two ranks must not share one */
+  const char *device;             /* the GPU's unique name: no two ranks share one; "" for a CPU */
   const char *build;              /* must be equal on all ranks */
   double join_s;                  /* until all ranks are there */
   double silence_s;               /* without a heartbeat: the rank counts as dead; 0: never */
@@ -9246,14 +9246,15 @@ typedef struct g2z__welcome {
 } g2z__welcome;
 
 typedef struct g2z__ending {
-  int32_t status, unused;
+  int32_t status;
   g2z_fault fault;
 } g2z__ending;
 
 typedef struct g2z__pulse {       /* where a rank is */
   int64_t step, sequence;         /* sequence: collectives begun; -1: it fails alone */
-  double still_s, limit_s;        /* since it last moved on, and at most; limit 0: for ever */
-  uint32_t progress, unused;      /* of the device */
+  uint64_t moves;                 /* counts everything that is progress */
+  double limit_s;                 /* from one move to the next; 0: for ever */
+  uint32_t progress;              /* of the device */
   char phase[32];
 } g2z__pulse;
 
@@ -9313,12 +9314,12 @@ struct g2z_ranks {
   int watched;                    /* it runs */
   int parting;                    /* this rank leaves */
   double beat_s;                  /* between two heartbeats */
-  uint64_t moves_seen;
-  double moved;                   /* when this rank last moved on */
+  g2z__pulse low;                 /* where the ranks are that hold up the others, with all their */
+  double low_since;               /* moves, and since when nothing of it has changed */
   pthread_mutex_t lock;           /* of all that follows */
   g2z__pulse self;
+  double moved;                   /* g2z_seconds() of its last move */
   int64_t sequence;               /* collectives begun */
-  uint64_t moves;                 /* counts everything that is progress */
   const volatile uint32_t *progress;
   int lost;                       /* `fault` is set, and was handled */
   g2z_fault fault;
@@ -9374,8 +9375,8 @@ G2Z__PRIVATE g2z_status g2z__variable_number(g2z_services *services, const char 
   size_t digits = strspn(text, "0123456789");
   long value = digits && digits < 10 && !text[digits] ? strtol(text, NULL, 10) : -1;
   if (value < minimum || value > maximum)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "%s=%.80s: must be a whole number from %d to %d", name, text, minimum, maximum);
+    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%s=%.80s: must be a whole number from %d to %d",
+                     name, text, minimum, maximum);
   *out = (int)value;
   return G2Z_OK;
 }
@@ -9424,22 +9425,20 @@ G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) 
                      "LOCAL_RANK, RANK and WORLD_SIZE", out->rank, out->world, out->launcher);
   if (!one_host && !address)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host%s",
-                     out->rank, out->world, out->launcher,
+                     "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host"
+                     "%s", out->rank, out->world, out->launcher,
                      strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
   if (by_hand && out->world > 1 && !g2z__variable("MASTER_PORT"))
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that is the "
-                     "same for all ranks of this job and for no other job", out->rank, out->world);
+                     "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that is "
+                     "the same for all ranks of this job and for no other job", out->rank,
+                     out->world);
   snprintf(out->host, sizeof out->host, "%s", one_host ? "127.0.0.1" : address);
-  if (one_host || strlen(address) < sizeof out->host) return G2Z_OK;
-  return g2z__fail(services, G2Z_BAD_ARGUMENT, "MASTER_ADDR=%.80s... is no host: at most %zu "
-                   "characters", address, sizeof out->host - 1);
+  return G2Z_OK;
 }
 
 /* The job's id and secret. */
-G2Z__PRIVATE g2z_status g2z__place_job(g2z_services *services, const g2z__launcher *launcher,
-                                       g2z_place *out) {
+G2Z__PRIVATE void g2z__place_job(const g2z__launcher *launcher, g2z_place *out) {
   const char *id = g2z__variable("G2Z_RUN_ID"), *secret = g2z__variable("G2Z_SECRET");
   int used = snprintf(out->job, sizeof out->job, "%s", id ? id : launcher->name);
   for (int i = 0; !id && i < 3 && used < (int)sizeof out->job; i++) {
@@ -9447,9 +9446,6 @@ G2Z__PRIVATE g2z_status g2z__place_job(g2z_services *services, const g2z__launch
     used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", part ? part : "-");
   }
   snprintf(out->secret, sizeof out->secret, "%s", secret ? secret : "");
-  if (!secret || strlen(secret) < sizeof out->secret) return G2Z_OK;
-  return g2z__fail(services, G2Z_BAD_ARGUMENT, "G2Z_SECRET has %zu characters: at most %zu",
-                   strlen(secret), sizeof out->secret - 1);
 }
 
 /* No launcher: alone, unless Slurm says that there should be more. */
@@ -9458,8 +9454,8 @@ G2Z__PRIVATE g2z_status g2z__place_alone(g2z_services *services, g2z_place *out)
   G2Z__TRY(g2z__variable_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
   if (tasks > 1)
     return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or mpirun) to "
-                     "start %d ranks, or --ranks on one node", tasks, tasks);
+                     "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or mpirun) "
+                     "to start %d ranks, or --ranks on one node", tasks, tasks);
   snprintf(out->launcher, sizeof out->launcher, "alone");
   snprintf(out->host, sizeof out->host, "127.0.0.1");
   out->world = out->local_world = 1;
@@ -9485,7 +9481,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   }
   if (!found) return g2z__place_alone(services, out);
   G2Z__TRY(g2z__place_host(services, out));
-  G2Z__TRY(g2z__place_job(services, launcher, out));
+  g2z__place_job(launcher, out);
   G2Z__TRY(g2z__variable_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
                                 g2z__job_port(out->job), &out->port));
   G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
@@ -9545,12 +9541,11 @@ G2Z__PRIVATE g2z_status g2z__random_bytes(g2z_services *services, void *out, siz
   return g2z__fail_file(services, error, "read", "/dev/urandom");
 }
 
-G2Z__PRIVATE void g2z__ranks_key(g2z_ranks *ranks) {
+G2Z__PRIVATE void g2z__job_key(const g2z_place *place, uint8_t key[16]) {
   static const uint8_t none[16] = {0};
-  char text[sizeof ranks->config.place.job + sizeof ranks->config.place.secret + 1];
-  int bytes = snprintf(text, sizeof text, "%s\n%s", ranks->config.place.job,
-                       ranks->config.place.secret);
-  g2z__siphash(none, text, (size_t)bytes, ranks->key);
+  char text[sizeof place->job + sizeof place->secret];
+  int bytes = snprintf(text, sizeof text, "%s\n%s", place->job, place->secret);
+  g2z__siphash(none, text, (size_t)bytes, key);
 }
 
 /* Whether `proof` is that of the bytes from `body` up to it. */
@@ -9677,9 +9672,12 @@ G2Z__PRIVATE void g2z__spawn_ended(g2z__spawn *spawn, int rank, int status,
   end->exit_code = code;
   if (g2z__spawn_weight(code) < 3) return;
   const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
-  g2z__log(spawn->services, G2Z_LOG_WARNING, killed ? "rank %d (process %d) was killed by signal %d (%s)"
-           : "rank %d (process %d) ended with exit code %d", rank, process, killed ? signal : code,
-           strsignal(signal));
+  if (killed)
+    g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
+             rank, process, signal, strsignal(signal));
+  else
+    g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) ended with exit code %d", rank,
+             process, code);
 }
 
 /* Until all have ended. The first look comes before anybody is asked whether they have. */
@@ -9846,7 +9844,8 @@ static const struct { const char *text; size_t bytes; } g2z__kinds[] = {
 #undef X
 };
 
-/* Sends a message of fixed size: a socket that is new, or writable, has room for it. 0: it is lost. */
+/* Sends a message of fixed size: a socket that is new, or writable, has room for it. 0: it is
+ * lost. */
 G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
   g2z__packet packet;
   const size_t size = g2z__kinds[kind].bytes, bytes = sizeof packet.head + size;
@@ -9984,8 +9983,8 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
   if (addresses) freeaddrinfo(addresses);
   if (status == G2Z_OK && !found)
     return g2z__fail(ranks->services, G2Z_LOST,
-                     "rank %d on %s did not find rank 0 on %.200s, ports %d to %d, within %.3g s%s; "
-                     "look at rank 0's own output, and at the firewall", place->rank,
+                     "rank %d on %s did not find rank 0 on %.200s, ports %d to %d, within %.3g s%s"
+                     "; look at rank 0's own output, and at the firewall", place->rank,
                      ranks->peers[ranks->me].hello.host, place->host, place->port,
                      place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
   G2Z__TRY(status);
@@ -10097,8 +10096,9 @@ G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
   memset(&peer->hello, 0, sizeof peer->hello);
 }
 
-/* A member's connection becomes its rank's, or hears why the job ends. The place of a rank is the
- * first process's that came for it: another is of a job that was given the same id, and looks on. */
+/* A member's connection becomes its rank's, or hears why the job ends. A rank's place belongs to
+ * the first process that comes for it. Another process is of a second job with the same id: it is
+ * dropped, and looks on. */
 G2Z__PRIVATE void g2z__meeting_welcome(g2z__meeting *meeting, g2z__caller *caller) {
   g2z_ranks *ranks = meeting->ranks;
   g2z__hello *hello = &caller->link.in.body.hello;
@@ -10158,9 +10158,9 @@ G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
   int one = accept(meeting->listener, NULL, NULL);
   if (one < 0 && (errno == EMFILE || errno == ENFILE))
     g2z__meeting_fail(meeting, G2Z_IO,
-                      "rank 0 on %s cannot open enough connections for %d ranks: raise the limit of "
-                      "open files (ulimit -n) above %d", meeting->ranks->peers[0].hello.host, world,
-                      2 * world + G2Z__RANKS_CALLERS + 64);
+                      "rank 0 on %s cannot open enough connections for %d ranks: raise the limit "
+                      "of open files (ulimit -n) above %d", meeting->ranks->peers[0].hello.host,
+                      world,                      2 * world + G2Z__RANKS_CALLERS + 64);
   if (one < 0) return;
   g2z__socket_prepare(one);
   g2z__caller *place = &meeting->callers[0];
@@ -10257,26 +10257,25 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
 }
 
 G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
-  const size_t world = (size_t)ranks->config.place.world;
-  void *memory, *polls = NULL;
-  G2Z__TRY(g2z__alloc(ranks->services, 1, sizeof(g2z__meeting), &memory));
+  const size_t polls = 1 + G2Z__RANKS_CALLERS + (size_t)ranks->config.place.world;
+  void *memory;
+  G2Z__TRY(g2z__alloc(ranks->services, 1, sizeof(g2z__meeting) + polls * sizeof(struct pollfd),
+                      &memory));
   g2z__meeting *meeting = (g2z__meeting *)memory;
   meeting->ranks = ranks;
+  meeting->polls = (struct pollfd *)(meeting + 1);
   meeting->listener = -1;
   meeting->present = 1;
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++) meeting->callers[i].link.socket = -1;
-  g2z_status status = g2z__alloc(ranks->services, 1 + G2Z__RANKS_CALLERS + world,
-                                 sizeof(struct pollfd), &polls);
-  meeting->polls = (struct pollfd *)polls;
-  if (status == G2Z_OK) status = g2z__meeting_listen(meeting);
+  g2z_status status = g2z__meeting_listen(meeting);
   if (status == G2Z_OK) status = g2z__meeting_hold(meeting);
   if (status == G2Z_OK)
-    g2z__log(ranks->services, G2Z_LOG_INFO, "%d ranks (%s) have met on %s, port %d", (int)world,
-             ranks->config.place.launcher, ranks->peers[0].hello.host, meeting->port);
+    g2z__log(ranks->services, G2Z_LOG_INFO, "%d ranks (%s) have met on %s, port %d",
+             ranks->config.place.world, ranks->config.place.launcher, ranks->peers[0].hello.host,
+             meeting->port);
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++)
     g2z__socket_close(&meeting->callers[i].link.socket);
   g2z__socket_close(&meeting->listener);
-  g2z_release(ranks->services, polls);
   g2z_release(ranks->services, meeting);
   return status;
 }
@@ -10286,19 +10285,14 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
  * or NCCL: those may be what hangs. Rank 0 judges all ranks; the others judge rank 0, and
  * themselves once rank 0 has left. */
 
-/* Reads the clock, and notes whether this rank has moved on since the last look. */
+/* Reads the clock, and where this rank is. */
 G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
-  double now = g2z__awake(&ranks->clock);
-  g2z__peer *me = &ranks->peers[ranks->me];
+  g2z__pulse *mine = &ranks->peers[ranks->me].last;
   pthread_mutex_lock(&ranks->lock);
-  uint32_t progress = ranks->progress ? *ranks->progress : 0;
-  if (ranks->moves != ranks->moves_seen || progress != ranks->self.progress) ranks->moved = now;
-  ranks->moves_seen = ranks->moves;
-  ranks->self.progress = progress;
-  ranks->self.still_s = now - ranks->moved;
-  me->last = ranks->self;
+  *mine = ranks->self;
+  if (ranks->progress) mine->progress = *ranks->progress;
   pthread_mutex_unlock(&ranks->lock);
-  return now;
+  return g2z__awake(&ranks->clock);
 }
 
 /* To the other peers. A message is sent whole or not at all: a socket that is writable has room for
@@ -10360,7 +10354,8 @@ G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
     const uint32_t kind = in->head.kind;
     if (heard < 0) {
       g2z__socket_close(&peer->control.socket);
-      if (!peer->left) g2z__watch_blame(ranks, peer, "died: its connection closed without a goodbye");
+      if (!peer->left)
+        g2z__watch_blame(ranks, peer, "died: its connection closed without a goodbye");
       return;
     }
     if (kind == G2Z__FAULT && ranks->me && !ranks->parting) g2z__watch_end(ranks, &in->body.ending);
@@ -10376,26 +10371,52 @@ G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
   }
 }
 
-/* Whether a rank holds up another: fewer collectives begun; of as many, fewer done by its device;
- * of ranks that wait together the one with the most time left, so that only all can be late. */
-G2Z__PRIVATE int g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *other) {
-  if (one->sequence != other->sequence) return one->sequence < other->sequence;
-  if (one->progress != other->progress) return (int32_t)(one->progress - other->progress) < 0;
-  if ((one->limit_s > 0) != (other->limit_s > 0)) return other->limit_s > 0;
-  return one->still_s - one->limit_s < other->still_s - other->limit_s;
+/* How far a rank is behind another: in collectives begun, else in those that its device did. */
+G2Z__PRIVATE int64_t g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *other) {
+  if (one->sequence != other->sequence) return other->sequence - one->sequence;
+  return (int32_t)(other->progress - one->progress);
 }
 
-/* Deadlines, once everything that has come is read. A rank that is behind the others must move on
- * within its limit; how long the others wait for it does not matter. */
+/* The ranks that are furthest behind hold up the others. One of them must move on within their
+ * longest limit; how long the others wait for them does not matter. */
+G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, int64_t furthest, double now) {
+  const g2z__peer *last = &ranks->peers[ranks->me];
+  double limit_s = 0;
+  uint64_t moves = 0;
+  int for_ever = 0;
+  for (int i = 0; i < ranks->peer_count; i++) {
+    const g2z__peer *peer = &ranks->peers[i];
+    if (!peer->left && g2z__watch_behind(&peer->last, &last->last) > 0) last = peer;
+  }
+  for (int i = 0; i < ranks->peer_count; i++) {
+    const g2z__pulse *pulse = &ranks->peers[i].last;
+    if (ranks->peers[i].left || g2z__watch_behind(pulse, &last->last) != 0) continue;
+    moves += pulse->moves;
+    for_ever |= pulse->limit_s <= 0;
+    if (pulse->limit_s > limit_s) limit_s = pulse->limit_s;
+  }
+  if (g2z__watch_behind(&last->last, &ranks->low) != 0 || moves != ranks->low.moves) {
+    ranks->low = last->last;
+    ranks->low.moves = moves;
+    ranks->low_since = now;
+  }
+  if (for_ever || now - ranks->low_since <= limit_s) return;
+  if (last->last.sequence < 0)
+    g2z__watch_blame(ranks, last, "failed, and does not end: its device may hang");
+  else
+    g2z__watch_blame(ranks, last,
+                     "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
+                     now - ranks->low_since, last->last.sequence, furthest);
+}
+
+/* Deadlines, once everything that has come is read. */
 G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
   const double silence_s = ranks->config.silence_s;
-  const g2z__peer *zero = &ranks->peers[0], *last = &ranks->peers[ranks->me];
-  int64_t furthest = last->last.sequence;
+  int64_t furthest = ranks->peers[ranks->me].last.sequence;
   for (int i = 0; i < ranks->peer_count; i++) {
     const g2z__peer *peer = &ranks->peers[i];
     if (peer->left) continue;
     if (peer->last.sequence > furthest) furthest = peer->last.sequence;
-    if (g2z__watch_behind(&peer->last, &last->last)) last = peer;
     if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
       g2z__watch_blame(ranks, peer, "does not answer: nothing was heard of it for %.3g s",
                        now - peer->heard);
@@ -10404,15 +10425,7 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
     if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
       g2z__watch_blame(ranks, &ranks->peers[i],
                        "left early, while others go on (its own output says why)");
-  if ((ranks->me && !zero->left) || last->last.limit_s <= 0 ||
-      last->last.still_s <= last->last.limit_s)
-    return;
-  if (last->last.sequence < 0)
-    g2z__watch_blame(ranks, last, "failed, and does not end: its device may hang");
-  else
-    g2z__watch_blame(ranks, last,
-                     "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
-                     last->last.still_s, last->last.sequence, furthest);
+  if (ranks->me == 0 || ranks->peers[0].left) g2z__watch_hang(ranks, furthest, now);
 }
 
 /* Takes what comes within wait_s. */
@@ -10542,7 +10555,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     snprintf(ranks->peers[i].last.phase, sizeof ranks->peers[i].last.phase, "start");
   }
   G2Z__TRY(g2z__ranks_introduce(ranks, &ranks->peers[ranks->me].hello));
-  g2z__ranks_key(ranks);
+  g2z__job_key(place, ranks->key);
   g2z__clock_start(&ranks->clock, ranks->config.join_s / 4);
   G2Z__TRY(place->rank == 0 ? g2z__meet_all(ranks) : g2z__meet_zero(ranks));
   ranks->began = g2z_seconds(); /* the same moment on all */
@@ -10596,12 +10609,17 @@ G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks) { return &ranks
 
 /* ----- progress and the flight recorder ---------------------------------- */
 
+G2Z__PRIVATE void g2z__ranks_move(g2z_ranks *ranks) {
+  ranks->self.moves++;
+  ranks->moved = g2z_seconds();
+}
+
 G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s) {
   pthread_mutex_lock(&ranks->lock);
   snprintf(ranks->self.phase, sizeof ranks->self.phase, "%s", phase);
   ranks->self.step = step;
   ranks->self.limit_s = ranks->config.hang_s > 0 ? ranks->config.hang_s + extra_s : 0;
-  ranks->moves++;
+  g2z__ranks_move(ranks);
   pthread_mutex_unlock(&ranks->lock);
 }
 
@@ -10621,7 +10639,7 @@ G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   ranks->self.sequence = -1;
   if (ranks->self.limit_s > G2Z__ALONE_S) ranks->self.limit_s = G2Z__ALONE_S;
-  ranks->moves++;
+  g2z__ranks_move(ranks);
   pthread_mutex_unlock(&ranks->lock);
 }
 
@@ -10635,10 +10653,10 @@ G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int b
   record->step = ranks->self.step;
   record->bucket = bucket;
   record->bytes = bytes;
-  record->seconds = g2z_seconds() - ranks->began;
-  snprintf(record->kind, sizeof record->kind, "%s", kind);
   if (ranks->self.sequence >= 0) ranks->self.sequence = sequence;
-  ranks->moves++;
+  g2z__ranks_move(ranks);
+  record->seconds = ranks->moved - ranks->began;
+  snprintf(record->kind, sizeof record->kind, "%s", kind);
   pthread_mutex_unlock(&ranks->lock);
   return sequence;
 }
@@ -10660,6 +10678,7 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   pthread_mutex_lock(&ranks->lock);
   const g2z__pulse self = ranks->self;
   const int64_t begun = ranks->sequence;
+  const double moved = ranks->moved;
   const uint32_t progress = ranks->progress ? *ranks->progress : 0;
   pthread_mutex_unlock(&ranks->lock);
   g2z_json_begin(&out, NULL, '{');
@@ -10667,7 +10686,7 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   g2z_json_put_integer(&out, "world", ranks->config.place.world);
   if (ranks->peers) g2z_json_put_string(&out, "host", ranks->peers[ranks->me].hello.host);
   g2z_json_put_string(&out, "phase", self.phase);
-  g2z_json_put_number(&out, "phase_s", self.still_s);
+  g2z_json_put_number(&out, "phase_s", g2z_seconds() - moved);
   g2z_json_put_integer(&out, "step", self.step);
   g2z_json_put_integer(&out, "sequence", begun);
   g2z_json_put_integer(&out, "progress", progress);
@@ -10680,7 +10699,8 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
     g2z__flight record = ranks->records[i % G2Z__RANKS_RECORDS];
     pthread_mutex_unlock(&ranks->lock);
     if (record.sequence != i) continue; /* overwritten meanwhile */
-    g2z_writer_printf(writer, "{\"sequence\": %" PRId64 ", \"step\": %" PRId64 ", \"kind\": \"%s\", "
+    g2z_writer_printf(writer,
+                      "{\"sequence\": %" PRId64 ", \"step\": %" PRId64 ", \"kind\": \"%s\", "
                       "\"bucket\": %d, \"bytes\": %zu, \"seconds\": %.6f}\n", record.sequence,
                       record.step, record.kind, record.bucket, record.bytes, record.seconds);
   }
@@ -10708,11 +10728,10 @@ G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
     pthread_mutex_unlock(&ranks->lock);
     if (!lost) nanosleep(&moment, NULL);
   }
-  if (lost) return ranks->broken = g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
-  return ranks->broken = g2z__fail(ranks->services, G2Z_LOST,
-                                   "rank %d lost its connection to rank %d: %s",
-                                   ranks->config.place.rank, peer,
-                                   error ? strerror(error) : "it was closed");
+  ranks->broken = G2Z_LOST;
+  if (lost) return g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  return g2z__fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
+                   ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
 }
 
 /* Nothing is sent over connections that are out of step. */
@@ -10780,9 +10799,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
     snprintf(sentence, sizeof sentence,
              "rank %d is in %s %" PRId64 " with %" PRIu64 " bytes while rank %d is in %s %" PRId64
              " with %zu: all ranks must make the same calls in the same order",
-             ranks->peers[peer].hello.rank, known ? g2z__kinds[head.kind].text : "something unknown",
-             head.sequence, head.bytes, ranks->config.place.rank, g2z__kinds[kind].text, sequence,
-             count);
+             ranks->peers[peer].hello.rank,
+             known ? g2z__kinds[head.kind].text : "something unknown", head.sequence, head.bytes,
+             ranks->config.place.rank, g2z__kinds[kind].text, sequence, count);
   for (int r = 1; ranks->me == 0 && r < ranks->peer_count; r++)
     G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__REFUSAL, 0, sentence, sizeof sentence));
   return ranks->broken = g2z__fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);

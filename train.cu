@@ -479,8 +479,8 @@ static void catch_signals(g2z_run *run) {
 
 /* ----- artifacts of the launch -------------------------------------------- */
 
-/* An object of the variables whose names begin with one of the prefixes. SLURM_JWT and G2Z_SECRET stay out: they are
- * a token that lets its holder act as this user. */
+/* An object of the variables whose names begin with one of the prefixes. SLURM_JWT and G2Z_SECRET
+ * stay out: who knows them may act as this user, or as a rank. */
 static void put_variables(g2z_json_out *out, const char *key, const char *const *prefixes,
                           int count) {
   extern char **environ;

@@ -26,7 +26,8 @@ if [[ ${SLURM_JOB_NUM_NODES:-1} -gt 1 && -z ${MASTER_ADDR:-} ]]; then
   mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   export MASTER_ADDR=${nodes[0]}
 fi
-G2Z_SECRET=${G2Z_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')} # who knows it is a rank of this job
+# Who knows the secret is a rank of this job.
+G2Z_SECRET=${G2Z_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
 export G2Z_SECRET
 
 # -K0: ranks end each other when one fails. srun would do so at the first exit code that is not 0, also

@@ -1,5 +1,5 @@
-/* The tests of the room "ranks": real processes that meet, talk, die, hang and are looked after. Part
- * of test_gpt2.cu, which has the table of all tests and what starts and awaits the processes. */
+/* The tests of the room "ranks": real processes that meet, talk, die, hang and are looked after. A
+ * part of test_gpt2.cu, which has the table of all tests and starts and awaits the processes. */
 
 /* ----- rank programs: where one rank dies, hangs or leaves ----- */
 
@@ -289,10 +289,6 @@ static void test_places_refused(g2z_test *t) {
       {"RANK=0 WORLD_SIZE=2", "without MASTER_PORT"},
       {"RANK=0 WORLD_SIZE=2 MASTER_PORT=0", "MASTER_PORT=0: must be"},
       {"RANK=0 WORLD_SIZE=2 MASTER_PORT=65535", "MASTER_PORT=65535: must be"},
-      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 G2Z_SECRET="
-       "0123456789012345678901234567890123456789012345678901234567890123"
-       "0123456789012345678901234567890123456789012345678901234567890123",
-       "G2Z_SECRET has 128 characters: at most 127"},
       {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=2", "LOCAL_RANK=2: must be"},
       {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=1", "LOCAL_RANK=1: must be"},
       {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3: must be"},
@@ -420,7 +416,8 @@ static int test_stranger(const char *address, int port) {
   memset(&there, 0, sizeof there);
   there.sin_family = AF_INET;
   there.sin_port = htons((uint16_t)port);
-  int one = inet_pton(AF_INET, address, &there.sin_addr) == 1 ? socket(AF_INET, SOCK_STREAM, 0) : -1;
+  int known = inet_pton(AF_INET, address, &there.sin_addr) == 1;
+  int one = known ? socket(AF_INET, SOCK_STREAM, 0) : -1;
   if (one >= 0 && connect(one, (struct sockaddr *)&there, sizeof there) == 0) return one;
   if (one >= 0) close(one);
   return -1;
@@ -457,7 +454,8 @@ static size_t test_stranger_hears(int one, double seconds, int *ended) {
 /* On several nodes slurm/train.sh sets MASTER_ADDR to the first, and makes a secret. */
 static void test_ranks_slurm(g2z_test *t) {
   static const char srun[] = "#!/bin/sh\necho \"address $MASTER_ADDR, secret of ${#G2Z_SECRET}\"\n";
-  static const char scontrol[] = "#!/bin/sh\n[ \"$*\" = 'show hostnames n[07-08]' ] && echo n07 && echo n08\n";
+  static const char scontrol[] = "#!/bin/sh\n[ \"$*\" = 'show hostnames n[07-08]' ] && "
+                                 "printf 'n07\\nn08\\n'\n";
   static const struct { const char *variables, *want; } cases[] = {
       {"SLURM_JOB_NUM_NODES=2", "address n07, secret of 32\n"},
       {"SLURM_JOB_NUM_NODES=2 MASTER_ADDR=ib7 G2Z_SECRET=four", "address ib7, secret of 4\n"},
@@ -470,8 +468,9 @@ static void test_ranks_slurm(g2z_test *t) {
   CHECK(t, chmod(test_path(t, "scontrol"), 0755) == 0);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     snprintf(line, sizeof line,
-             "env -u SLURM_SUBMIT_DIR -u MASTER_ADDR -u G2Z_SECRET PATH='%s':\"$PATH\" RUN_DIR='%s/run' "
-             "SLURM_JOB_NODELIST='n[07-08]' %s bash slurm/train.sh 2>&1", t->directory, t->directory,
+             "env -u SLURM_SUBMIT_DIR -u MASTER_ADDR -u G2Z_SECRET PATH='%s':\"$PATH\" "
+             "RUN_DIR='%s/run' SLURM_JOB_NODELIST='n[07-08]' %s bash slurm/train.sh 2>&1",
+             t->directory, t->directory,
              cases[i].variables);
     fflush(stdout);
     FILE *pipe = popen(line, "r");
@@ -695,7 +694,7 @@ static void test_ranks_addresses(g2z_test *t) {
   char seen[160];
   int found = 0;
   CHECK_OK(t, g2z__ranks_introduce(ranks, &peers[1].hello));
-  g2z__ranks_key(ranks);
+  g2z__job_key(&ranks->config.place, ranks->key);
   g2z__clock_start(&ranks->clock, 5);
   double begin = g2z_seconds();
   CHECK_OK(t, g2z__look(ranks, here[0], 20, seen, &found));
@@ -760,8 +759,8 @@ static void test_ranks_suspended(g2z_test *t) {
   test_ranks_fine(t, &ranks);
 }
 
-/* Each micro-step is progress: one of two ranks takes 0.2 s for each of ten, and the other waits for
- * their sum, longer than hang_s. */
+/* Each micro-step is progress: one of two ranks takes 0.2 s for each of ten, and the other waits
+ * for their sum, longer than hang_s. */
 static void test_ranks_micro_steps(g2z_test *t) {
   test_ranks ranks;
   test_ranks_open(&ranks, 2);
@@ -953,7 +952,8 @@ static void test_ranks_spawn(g2z_test *t) {
     CHECK(t, g2z_seconds() - begin < 2);
     test_ranks_wait(t, &ranks, 9);
     CHECK_RANK(t, &ranks, 0, i ? 9 : 137, named);
-    CHECK_RANK(t, &ranks, 0, i ? 9 : 137, i ? ") ended with exit code 9" : ") was killed by signal 9 (");
+    CHECK_RANK(t, &ranks, 0, i ? 9 : 137,
+               i ? ") ended with exit code 9" : ") was killed by signal 9 (");
     CHECK(t, ranks.ended[0] - begin < 6);
   }
   /* Signals go through the one that started them, exactly once; the death of that one ends all. */
@@ -1101,7 +1101,8 @@ static void test_ranks_train_kill(g2z_test *t, const char *config, int turn, int
   test_ranks_wait(t, &ranks, 20);
   snprintf(path, sizeof path, "%s/run%d/RUN_FAILED.json", t->directory, turn);
   CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
-  const char *at = text ? strstr(text, "\"rank\": ") : NULL, *by = text ? strstr(text, "\"reported_by_rank\": ") : NULL;
+  const char *at = text ? strstr(text, "\"rank\": ") : NULL;
+  const char *by = text ? strstr(text, "\"reported_by_rank\": ") : NULL;
   CHECK(t, at && victims >> atoi(at + 8) & 1);
   if (by) writer = atoi(by + 20);
   CHECK(t, writer >= 0 && writer < 4 && !(victims >> writer & 1));
@@ -1112,7 +1113,7 @@ static void test_ranks_train_kill(g2z_test *t, const char *config, int turn, int
       continue;
     }
     CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, "train: rank ");
-    CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, " died: its connection closed without a goodbye, in phase ");
+    CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, " died: its connection closed without a goodbye, in ");
     CHECK(t, ranks.ended[r] - begin < 10);
     snprintf(path, sizeof path, "%s/run%d/flight_rank_%d.jsonl", t->directory, turn, r);
     CHECK(t, access(path, R_OK) == 0);
