@@ -10360,7 +10360,7 @@ G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
     }
     if (kind == G2Z__FAULT && ranks->me && !ranks->parting) g2z__watch_end(ranks, &in->body.ending);
     if (kind != G2Z__BEAT && kind != G2Z__GOODBYE) continue;
-    peer->heard = ranks->clock.awake;
+    peer->heard = g2z__awake(&ranks->clock);
     peer->last = in->body.pulse;
     peer->last.phase[sizeof peer->last.phase - 1] = 0;
     if (kind == G2Z__BEAT || peer->left) continue;
