@@ -9234,7 +9234,7 @@ typedef struct g2z__hello {
   uint8_t nonce[16];              /* rank 0's proof must hold it */
   uint64_t process;               /* random: a rank that tries again is the same process */
   uint64_t build_hash;
-  int32_t rank, world, pid, control; /* control 0: this is the data connection */
+  int32_t rank, world, control;   /* control 0: this is the data connection */
   char host[64], device[64], build[128];
   uint8_t proof[16];              /* of all that stands before it */
 } g2z__hello;
@@ -9345,19 +9345,19 @@ G2Z__PRIVATE void g2z__clock_start(g2z__clock *clock, double step_s) {
   /* name        rank                    size                    local rank, local size, ids */    \
   X("torchrun",  "RANK",                 "WORLD_SIZE",                                             \
     "LOCAL_RANK", "LOCAL_WORLD_SIZE",                                                              \
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")                            \
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "WORLD_SIZE")              \
   X("openmpi",   "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",                                   \
     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",                                    \
-    "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", NULL)                                             \
+    "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", NULL, NULL)                                       \
   X("pmi",       "PMI_RANK",             "PMI_SIZE",                                               \
     "MPI_LOCALRANKID", "MPI_LOCALNRANKS",                                                          \
-    "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID")                                                  \
+    "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", NULL)                                            \
   X("slurm",     "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS",                                   \
     "SLURM_LOCALID", NULL,                                                                         \
-    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", NULL)
 
 typedef struct g2z__launcher {
-  const char *name, *rank, *size, *local_rank, *local_size, *ids[3];
+  const char *name, *rank, *size, *local_rank, *local_size, *ids[4];
 } g2z__launcher;
 
 /* A variable's value; an empty one counts as not set. */
@@ -9441,7 +9441,7 @@ G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) 
 G2Z__PRIVATE void g2z__place_job(const g2z__launcher *launcher, g2z_place *out) {
   const char *id = g2z__variable("G2Z_RUN_ID"), *secret = g2z__variable("G2Z_SECRET");
   int used = snprintf(out->job, sizeof out->job, "%s", id ? id : launcher->name);
-  for (int i = 0; !id && i < 3 && used < (int)sizeof out->job; i++) {
+  for (int i = 0; !id && i < 4 && launcher->ids[i] && used < (int)sizeof out->job; i++) {
     const char *part = g2z__variable(launcher->ids[i]);
     used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", part ? part : "-");
   }
@@ -9468,8 +9468,8 @@ G2Z__PRIVATE int g2z__job_port(const char *job) {
 }
 
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
-#define X(name, rank, size, local_rank, local_size, id0, id1, id2) \
-  {name, rank, size, local_rank, local_size, {id0, id1, id2}},
+#define X(name, rank, size, local_rank, local_size, id0, id1, id2, id3) \
+  {name, rank, size, local_rank, local_size, {id0, id1, id2, id3}},
   static const g2z__launcher launchers[] = {G2Z__LAUNCHER_LIST(X)};
 #undef X
   const g2z__launcher *launcher = launchers;
@@ -9933,7 +9933,7 @@ G2Z__PRIVATE g2z_status g2z__seek(g2z_ranks *ranks, const struct addrinfo *addre
   hello->control = control;
   g2z__siphash(ranks->key, hello, offsetof(g2z__hello, proof), hello->proof);
   snprintf(seen, 160, "; another job's rank 0 is on port %d: ranks of one job need the same "
-           "--run-id, MASTER_PORT and G2Z_SECRET", port);
+           "WORLD_SIZE, MASTER_PORT, --run-id and G2Z_SECRET", port);
   if (!g2z__say(link->socket, G2Z__HELLO, hello)) return G2Z_OK;
   int kind = g2z__await(clock, link, until);
   if (kind == G2Z__FAULT) return g2z__meeting_told(ranks, &link->in.body.ending);
@@ -10160,7 +10160,7 @@ G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
     g2z__meeting_fail(meeting, G2Z_IO,
                       "rank 0 on %s cannot open enough connections for %d ranks: raise the limit "
                       "of open files (ulimit -n) above %d", meeting->ranks->peers[0].hello.host,
-                      world,                      2 * world + G2Z__RANKS_CALLERS + 64);
+                      world, 2 * world + G2Z__RANKS_CALLERS + 64);
   if (one < 0) return;
   g2z__socket_prepare(one);
   g2z__caller *place = &meeting->callers[0];
@@ -10220,8 +10220,8 @@ G2Z__PRIVATE void g2z__meeting_missing(g2z__meeting *meeting) {
   }
   if (more) snprintf(list + used, sizeof list - used, " and %d more", more);
   if (meeting->impostors)
-    snprintf(strangers, sizeof strangers, " (%d callers had another --run-id, MASTER_PORT or "
-             "G2Z_SECRET)", meeting->impostors);
+    snprintf(strangers, sizeof strangers, " (%d callers had another WORLD_SIZE, MASTER_PORT, "
+             "--run-id or G2Z_SECRET)", meeting->impostors);
   g2z__meeting_fail(meeting, G2Z_LOST,
                     "after %.3g s only %d of %d ranks have met on %s, port %d; missing: rank %s%s; "
                     "look at the output of those", ranks->config.join_s, meeting->present, world,
@@ -10524,7 +10524,6 @@ G2Z__PRIVATE g2z_status g2z__ranks_introduce(g2z_ranks *ranks, g2z__hello *hello
   hello->build_hash = g2z__hash(G2Z__HASH, config->build, strlen(config->build));
   hello->rank = config->place.rank;
   hello->world = config->place.world;
-  hello->pid = (int32_t)getpid();
   snprintf(hello->host, sizeof hello->host, "%.63s", host);
   snprintf(hello->device, sizeof hello->device, "%s", config->device);
   snprintf(hello->build, sizeof hello->build, "%s", config->build);

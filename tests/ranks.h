@@ -227,26 +227,26 @@ static void test_places(g2z_test *t) {
       {"", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
       {"SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_JOB_ID=7", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
       {"RANK= WORLD_SIZE=", 0, 1, 0, 1, "alone", "127.0.0.1", -1, ""},
-      {"RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, "torchrun", "127.0.0.1", 0, "torchrun - - -"},
+      {"RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, "torchrun", "127.0.0.1", 0, "torchrun - - - 1"},
       {"RANK=2 WORLD_SIZE=4 MASTER_PORT=29500", 2, 4, 2, 4, "torchrun", "127.0.0.1", 29500,
-       "torchrun - - 29500"},
+       "torchrun - - 29500 4"},
       {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node7 MASTER_PORT=29400 "
        "TORCHELASTIC_RUN_ID=abc TORCHELASTIC_RESTART_COUNT=2", 5, 8, 1, 4, "torchrun", "node7", 29400,
-       "torchrun abc 2 29400"},
+       "torchrun abc 2 29400 8"},
       {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 MASTER_ADDR=10.0.0.7 MASTER_PORT=1", 5, 8, 1, 0, "torchrun",
-       "10.0.0.7", 1, "torchrun - - 1"},
+       "10.0.0.7", 1, "torchrun - - 1 8"},
       {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=2 G2Z_RUN_ID=mine", 1, 2, 1, 2,
        "torchrun", "127.0.0.1", 2, "mine"},
       /* torchrun, started by mpirun */
       {"RANK=1 WORLD_SIZE=2 MASTER_PORT=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", 1, 2, 1, 2,
-       "torchrun", "127.0.0.1", 2, "torchrun - - 2"},
+       "torchrun", "127.0.0.1", 2, "torchrun - - 2 2"},
       {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 "
        "OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=77", 3, 4, 3, 4, "openmpi", "127.0.0.1", 0,
-       "openmpi 77 - -"},
+       "openmpi 77 -"},
       /* mpirun inside a batch job */
       {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
        "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=77 MASTER_PORT=4000 SLURM_NTASKS=4 "
-       "SLURM_PROCID=0 MASTER_ADDR=n05", 3, 4, 1, 2, "openmpi", "n05", 4000, "openmpi 77 - -"},
+       "SLURM_PROCID=0 MASTER_ADDR=n05", 3, 4, 1, 2, "openmpi", "n05", 4000, "openmpi 77 -"},
       {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_JOBID=9", 1, 2, 1, 2, "pmi",
        "127.0.0.1", 0, "pmi 9 - -"},
       {"PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_ADDR=fe80::1", 3, 4, 1, 2,
@@ -528,21 +528,24 @@ static void test_ranks_neighbours(g2z_test *t) {
   test_ranks_fine(t, &two);
 }
 
-/* A job by hand waits for its last rank while all of another come to the same port, with the same
- * id: neither ends the other. */
+/* A job by hand waits for its last rank while all of another, of as many ranks or of more, come to
+ * the same port without an id: neither ends the other. */
 static void test_ranks_second_job(g2z_test *t) {
-  test_ranks one, two;
-  test_ranks_open(&one, 3);
-  test_ranks_open(&two, 3);
-  two.port = one.port;
-  test_ranks_start(t, &one, 0, 1, NULL, "calls");
-  rank_sleep(0.4);
-  test_ranks_start(t, &two, 0, 1, NULL, "calls");
-  rank_sleep(0.4);
-  test_ranks_start(t, &one, 2, 2, NULL, "calls");
-  test_ranks_start(t, &two, 2, 2, NULL, "calls");
-  test_ranks_fine(t, &one);
-  test_ranks_fine(t, &two);
+  for (int world = 3; world <= 4; world++) {
+    test_ranks one, two;
+    test_ranks_open(&one, 3);
+    test_ranks_open(&two, world);
+    two.port = one.port;
+    test_ranks_start(t, &one, 0, 1, "G2Z_RUN_ID=", "calls");
+    rank_sleep(0.4);
+    test_ranks_start(t, &two, 0, 1, "G2Z_RUN_ID=", "calls");
+    rank_sleep(0.4);
+    test_ranks_start(t, &two, 3, world - 1, "G2Z_RUN_ID=", "calls");
+    test_ranks_start(t, &one, 2, 2, "G2Z_RUN_ID=", "calls");
+    test_ranks_start(t, &two, 2, 2, "G2Z_RUN_ID=", "calls");
+    test_ranks_fine(t, &one);
+    test_ranks_fine(t, &two);
+  }
 }
 
 /* Visitors who are no ranks, and stay: one of them repeats what rank 0 tells it, if anything. */
@@ -624,7 +627,7 @@ static void test_ranks_secret(g2z_test *t) {
   }
   char text[1024];
   test_ranks_peek(t, &ranks, 1, text, sizeof text);
-  CHECK(t, strstr(text, "did not find rank 0") && strstr(text, "need the same --run-id, "));
+  CHECK(t, strstr(text, "did not find rank 0") && strstr(text, "need the same WORLD_SIZE, "));
   CHECK(t, kill(ranks.pid[0], 0) == 0);
   test_ranks_start(t, &ranks, 1, 1, "G2Z_SECRET=open sesame", "calls");
   test_ranks_fine(t, &ranks);
@@ -633,7 +636,7 @@ static void test_ranks_secret(g2z_test *t) {
   test_ranks_start(t, &ranks, 1, 1, NULL, "calls join=1");
   test_ranks_wait(t, &ranks, 20);
   CHECK_RANK(t, &ranks, 0, 1, "missing: rank 1 (");
-  CHECK_RANK(t, &ranks, 0, 1, " callers had another --run-id, MASTER_PORT or G2Z_SECRET)");
+  CHECK_RANK(t, &ranks, 0, 1, " callers had another WORLD_SIZE, MASTER_PORT, --run-id or ");
   test_ranks_free(t, &ranks);
 }
 
