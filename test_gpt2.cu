@@ -8122,7 +8122,8 @@ static g2z_ranks *rank_join(g2z_services *services, int argc, char **argv) {
   g2z_status status = g2z_place_find(services, &config.place);
   for (int i = 0; i < argc; i++) {
     const char *value = strchr(argv[i], '=');
-    if (!value++) continue;
+    if (!value) continue;
+    value++;
     if (strncmp(argv[i], "join=", 5) == 0) config.join_s = atof(value);
     if (strncmp(argv[i], "silence=", 8) == 0) config.silence_s = atof(value);
     if (strncmp(argv[i], "hang=", 5) == 0) config.hang_s = atof(value);
