@@ -144,7 +144,7 @@ train() {
     text=${text//@/$runs/base/}
   fi
   # Versions without --transport have two flags in its place.
-  "$program" --help | grep -q -e '--transport ' || text=$(sed -E <<< "$text" \
+  "$program" --help | grep -e '--transport ' > /dev/null || text=$(sed -E <<< "$text" \
     's/--transport nccl/--transport plain/; s/--transport ([a-z]+)/--gather \1 --reduce \1/')
   read -ra words <<< "$text"
   rm -rf "$run" && mkdir -p "$run"
