@@ -1169,20 +1169,20 @@ typedef struct g2z_ops {
                               const float *mean, const float *rstd, g2z_write res_mode,
                               g2z_write mode, const g2z_dropout *dropout, int N, int C);
 
-  /* y[N,O] act = x[N,I] w[I,O] + bias[O], and then
+  /* y[N,O] act = x[N,K] w[K,O] + bias[O], and then
    *   slope not NULL:    slope[N,O] = gelu'(that), which is all that backward needs; y = gelu(that)
    *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual */
   g2z_status (*linear_fwd)(g2z_device *device, void *y, void *slope, const void *x, const void *w,
                            const void *bias, const void *residual, const g2z_dropout *dropout,
-                           int N, int I, int O);
-  /* dx[N,I] act = dy[N,O] w^T; slope[N,I] not NULL: times slope, and dbias[I] grad = column sums
+                           int N, int K, int O);
+  /* dx[N,K] act = dy[N,O] w^T; slope[N,K] not NULL: times slope, and dbias[K] grad = column sums
    * of dx. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
-                                const void *w, const void *slope, g2z_write mode, int N, int I,
+                                const void *w, const void *slope, g2z_write mode, int N, int K,
                                 int O);
-  /* dw[I,O] grad = x^T dy */
+  /* dw[K,O] grad = x^T dy */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
-                                  g2z_write mode, int N, int I, int O);
+                                  g2z_write mode, int N, int K, int O);
 
   /* Causal self-attention on packed qkv[B,T,3,NH,HS] act: out[B,T,NH,HS] act, lse[B,NH,T] f32 =
    * log sum exp of the scaled scores. Dao et al. 2022, arXiv:2205.14135. */
@@ -2296,7 +2296,7 @@ G2Z__PRIVATE void g2z__log(g2z_services *services, g2z_log_level level, const ch
   vsnprintf(sentence, sizeof sentence, format, arguments);
   va_end(arguments);
   g2z__tame(sentence);
-  services->log(services->user, level, sentence);
+  (services->log)(services->user, level, sentence); /* <tgmath.h> makes log() a macro */
 }
 
 /* `count` zeroed elements of `size` bytes. *out is NULL on failure. */
@@ -8024,6 +8024,41 @@ G2Z__PRIVATE int g2z__cpu_threads(void) {
 static inline int g2z__cpu_min(int a, int b) { return a < b ? a : b; }
 static inline int g2z__cpu_round_up(int n, int step) { return (n + step - 1) / step * step; }
 
+/* ----- a thread's blocks -------------------------------------------------
+ * Products and attention copy blocks of their operands into buffers, a set for each thread. They
+ * lie on the heap: the stack of a thread, the caller's or one of OpenMP's, may be 64 KiB. */
+
+#define G2Z__CPU_BLOCKS ((size_t)348 * 1024) /* bytes for a thread; a multiple of 64 */
+
+typedef struct g2z__cpu { /* device->backend; NULL until an op needs it */
+  int threads;
+  unsigned char *blocks;  /* [threads][G2Z__CPU_BLOCKS], aligned to 64 */
+} g2z__cpu;
+
+/* Makes room for as many threads as the next parallel loop may have: a program may change that. */
+G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device) {
+  g2z__cpu *cpu = (g2z__cpu *)device->backend;
+  int threads = g2z__cpu_threads();
+  if (cpu && cpu->threads >= threads) return G2Z_OK;
+  void *memory;
+  G2Z__TRY(g2z__alloc(device->services, 1, (size_t)threads * G2Z__CPU_BLOCKS + 128, &memory));
+  g2z_release(device->services, cpu);
+  device->backend = cpu = (g2z__cpu *)memory;
+  cpu->threads = threads;
+  cpu->blocks = (unsigned char *)(((uintptr_t)(cpu + 1) + 63) / 64 * 64);
+  return G2Z_OK;
+}
+
+/* Those of the thread that asks, in a parallel loop behind g2z__cpu_reserve. */
+G2Z__PRIVATE void *g2z__cpu_blocks(const g2z_device *device) {
+  const g2z__cpu *cpu = (const g2z__cpu *)device->backend;
+#if defined(_OPENMP)
+  return cpu->blocks + (size_t)omp_get_thread_num() * G2Z__CPU_BLOCKS;
+#else
+  return cpu->blocks;
+#endif
+}
+
 /* ----- one register of floats --------------------------------------------
  * What costs time is written with it: a compiler may not reorder a sum into lanes, nor select
  * without a branch where a comparison could trap. The rest is left to the compiler. */
@@ -8288,11 +8323,14 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_zero(void) {
   return product;
 }
 
-G2Z__PRIVATE void g2z__cpu_tile(const g2z__cpu_product *p, int row, int rows, int column,
-                                int columns) {
-  float a[G2Z__MC * G2Z__LD] __attribute__((aligned(64)));
-  float b[G2Z__KC * G2Z__NC] __attribute__((aligned(64)));
-  float sums[G2Z__MC * G2Z__NC] __attribute__((aligned(64)));
+typedef struct g2z__cpu_tiles {
+  float a[G2Z__MC * G2Z__LD], b[G2Z__KC * G2Z__NC], sums[G2Z__MC * G2Z__NC];
+} g2z__cpu_tiles;
+static_assert(sizeof(g2z__cpu_tiles) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the tiles");
+
+G2Z__PRIVATE void g2z__cpu_tile(const g2z__cpu_product *p, g2z__cpu_tiles *tiles, int row, int rows,
+                                int column, int columns) {
+  float *a = tiles->a, *b = tiles->b, *sums = tiles->sums;
   int rows_up = g2z__cpu_round_up(rows, G2Z__MR);
   int by_rows = p->a_column == 1; /* the copy is [MC,LD]; of a transposed a it is [KC,LD_MC] */
   ptrdiff_t a_row = by_rows ? G2Z__LD : 1, a_step = by_rows ? 1 : G2Z__LD_MC;
@@ -8317,7 +8355,7 @@ G2Z__PRIVATE int g2z__cpu_part(int size, int limit, int step) {
   return g2z__cpu_round_up((size + parts - 1) / parts, step);
 }
 
-G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
+G2Z__PRIVATE g2z_status g2z__cpu_multiply(g2z_device *device, const g2z__cpu_product *p) {
   int M = g2z__cpu_part(p->M, G2Z__MC, G2Z__MR), N = g2z__cpu_part(p->N, G2Z__NC, G2Z__NR);
   int threads = G2Z__WORTH_THREADS(2.0 * p->M * p->N * p->K) ? g2z__cpu_threads() : 1;
   int64_t down, across, wanted = threads == 1 ? 1 : 3 * threads;
@@ -8329,11 +8367,14 @@ G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
     else if (N > 2 * G2Z__NR) N = g2z__cpu_round_up(N / 2, G2Z__NR);
     else break;
   }
+  G2Z__TRY(g2z__cpu_reserve(device));
   G2Z__PARALLEL_TASKS(2.0 * p->M * p->N * p->K)
   for (int64_t tile = 0; tile < down * across; tile++) {
     int row = (int)(tile % down) * M, column = (int)(tile / down) * N;
-    g2z__cpu_tile(p, row, g2z__cpu_min(M, p->M - row), column, g2z__cpu_min(N, p->N - column));
+    g2z__cpu_tile(p, (g2z__cpu_tiles *)g2z__cpu_blocks(device), row,
+                  g2z__cpu_min(M, p->M - row), column, g2z__cpu_min(N, p->N - column));
   }
+  return G2Z_OK;
 }
 
 /* out = (or +=) sums */
@@ -8446,7 +8487,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_synchronize(g2z_device *device) {
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
+G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) {
+  g2z_release(device->services, device->backend);
+}
 
 /* ----- embedding -------------------------------------------------------- */
 
@@ -8649,46 +8692,44 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
                                             const void *w, const void *bias, const void *residual,
-                                            const g2z_dropout *dropout, int N, int I, int O) {
+                                            const g2z_dropout *dropout, int N, int K, int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = N, p.N = O, p.K = I;
-  p.a = (const float *)x, p.a_row = I, p.a_column = 1;
+  p.M = N, p.N = O, p.K = K;
+  p.a = (const float *)x, p.a_row = K, p.a_column = 1;
   p.b = (const float *)w, p.b_row = O, p.b_column = 1;
   p.finish = g2z__cpu_finish_linear;
   p.out = (float *)y, p.out_row = O, p.dtype = device->dtype;
   p.bias = (const float *)bias, p.slope = (float *)slope;
   p.residual = (const float *)residual, p.dropout = dropout;
-  g2z__cpu_multiply(&p);
-  return G2Z_OK;
+  return g2z__cpu_multiply(device, &p);
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                                  const void *dy, const void *w, const void *slope,
-                                                 g2z_write mode, int N, int I, int O) {
+                                                 g2z_write mode, int N, int K, int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = N, p.N = I, p.K = O;
+  p.M = N, p.N = K, p.K = O;
   p.a = (const float *)dy, p.a_row = O, p.a_column = 1;
   p.b = (const float *)w, p.b_row = 1, p.b_column = O;
   p.finish = slope ? g2z__cpu_finish_times : g2z__cpu_finish_store;
-  p.out = (float *)dx, p.out_row = I, p.dtype = device->dtype;
+  p.out = (float *)dx, p.out_row = K, p.dtype = device->dtype;
   p.times = (const float *)slope;
-  g2z__cpu_multiply(&p);
+  G2Z__TRY(g2z__cpu_multiply(device, &p));
   if (slope)
-    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, I);
+    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, K);
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                                   const void *dy, g2z_write mode, int N, int I,
+                                                   const void *dy, g2z_write mode, int N, int K,
                                                    int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = I, p.N = O, p.K = N;
-  p.a = (const float *)x, p.a_row = 1, p.a_column = I;
+  p.M = K, p.N = O, p.K = N;
+  p.a = (const float *)x, p.a_row = 1, p.a_column = K;
   p.b = (const float *)dy, p.b_row = O, p.b_column = 1;
   p.finish = g2z__cpu_finish_store;
   p.out = (float *)dw, p.out_row = O, p.dtype = device->grad_dtype, p.mode = mode;
-  g2z__cpu_multiply(&p);
-  return G2Z_OK;
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* ----- attention --------------------------------------------------------
@@ -8781,43 +8822,48 @@ G2Z__PRIVATE void g2z__cpu_put_lane(const g2z__cpu_head *head, float *to, const 
   g2z__cpu_round(head->dtype, to, (size_t)head->HS);
 }
 
-/* Queries from `query` on, up to 64 of them. out and lse are the head's, of token 0. */
-G2Z__PRIVATE void g2z__cpu_attend(const g2z__cpu_head *head, float *out, float *lse, int query) {
-  float queries[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE] __attribute__((aligned(64)));
+typedef struct g2z__cpu_front { /* blocks of the forward pass; 64 queries against 48 keys */
+  float queries[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];
   float keys[G2Z__KEYS * G2Z__HEAD_LD], values[G2Z__KEYS * G2Z__HEAD_LD];
-  float s[G2Z__STRIP] __attribute__((aligned(64))), factors[G2Z__STRIP];
-  float sums[G2Z__QUERIES * G2Z__HEAD_LD] __attribute__((aligned(64))); /* [strip][HS_up][NR] */
+  float s[G2Z__STRIP], factors[G2Z__STRIP];
+  float sums[G2Z__QUERIES * G2Z__HEAD_LD];              /* [strip][HS_up][NR] */
+} g2z__cpu_front;
+static_assert(sizeof(g2z__cpu_front) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the front");
+
+/* Queries from `query` on, up to 64 of them. out and lse are the head's, of token 0. */
+G2Z__PRIVATE void g2z__cpu_attend(const g2z__cpu_head *head, g2z__cpu_front *w, float *out,
+                                  float *lse, int query) {
   float max[G2Z__QUERIES], sum[G2Z__QUERIES] = {0}, shrink[G2Z__NR];
   int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR);
   int count = g2z__cpu_min(G2Z__QUERIES, head->T - query);
   for (int i = 0; i < G2Z__QUERIES; i++) max[i] = -INFINITY;
-  g2z__cpu_copy_strips(queries, head->q + query * head->row, 1, head->row, HS, count);
+  g2z__cpu_copy_strips(w->queries, head->q + query * head->row, 1, head->row, HS, count);
   for (int key = 0; key < query + count; key += G2Z__KEYS) {
     int n = g2z__cpu_min(G2Z__KEYS, query + count - key);
-    g2z__cpu_copy_block(keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
+    g2z__cpu_copy_block(w->keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
                         g2z__cpu_round_up(n, G2Z__MR), HS);
-    g2z__cpu_copy_block(values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS, n,
+    g2z__cpu_copy_block(w->values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS, n,
                         HS_up);
     int first = key > query ? (key - query) / G2Z__NR * G2Z__NR : 0; /* strip with a query >= key */
     for (int j = first; j < count; j += G2Z__NR) {
-      float *o = sums + j * HS_up;
-      g2z__cpu_scores(s, keys, queries + j * HS, HS, key, n, query + j);
-      g2z__cpu_softmax_strip(s, n, head->scale, max + j, sum + j, shrink);
+      float *o = w->sums + j * HS_up;
+      g2z__cpu_scores(w->s, w->keys, w->queries + j * HS, HS, key, n, query + j);
+      g2z__cpu_softmax_strip(w->s, n, head->scale, max + j, sum + j, shrink);
       for (int i = 0; i < HS && key; i++)
         for (int lane = 0; lane < G2Z__NR; lane++) o[i * G2Z__NR + lane] *= shrink[lane];
       if (g2z__dropout_on(head->dropout)) {
-        g2z__cpu_strip_factors(head, factors, key, n, query + j);
-        for (int i = 0; i < n * G2Z__NR; i++) s[i] *= factors[i];
+        g2z__cpu_strip_factors(head, w->factors, key, n, query + j);
+        for (int i = 0; i < n * G2Z__NR; i++) w->s[i] *= w->factors[i];
       }
       for (int i = 0; i < HS; i += G2Z__MR)
-        g2z__cpu_kernel(n, values + i, 1, G2Z__HEAD_LD, s, o + i * G2Z__NR, G2Z__NR,
+        g2z__cpu_kernel(n, w->values + i, 1, G2Z__HEAD_LD, w->s, o + i * G2Z__NR, G2Z__NR,
                         key ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
     }
   }
   for (int i = 0; i < count; i++) {
     int lane = i % G2Z__NR;
     lse[query + i] = head->scale * max[i] + logf(sum[i]);
-    g2z__cpu_put_lane(head, out + (ptrdiff_t)(query + i) * head->C, sums + (i - lane) * HS_up,
+    g2z__cpu_put_lane(head, out + (ptrdiff_t)(query + i) * head->C, w->sums + (i - lane) * HS_up,
                       lane, 1.0f / sum[i]);
   }
 }
@@ -8826,12 +8872,14 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, fl
                                                const void *qkv, const g2z_dropout *dropout, int B,
                                                int T, int C, int NH) {
   int blocks = (T + G2Z__QUERIES - 1) / G2Z__QUERIES;
+  G2Z__TRY(g2z__cpu_reserve(device));
   G2Z__PARALLEL_TASKS(4.0 * B * T * T * C)
   for (int task = 0; task < B * NH * blocks; task++) {
     int index = task / blocks;
     g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
     float *to = (float *)out + (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
-    g2z__cpu_attend(&head, to, lse + (ptrdiff_t)index * T, task % blocks * G2Z__QUERIES);
+    g2z__cpu_attend(&head, (g2z__cpu_front *)g2z__cpu_blocks(device), to,
+                    lse + (ptrdiff_t)index * T, task % blocks * G2Z__QUERIES);
   }
   return G2Z_OK;
 }
@@ -8847,6 +8895,7 @@ typedef struct g2z__cpu_back {  /* blocks of the backward pass; 64 queries again
   float dk[G2Z__KEYS * G2Z_MAX_HEAD_SIZE], dv[G2Z__KEYS * G2Z_MAX_HEAD_SIZE];
   float p[G2Z__STRIP], ds[G2Z__STRIP], factors[G2Z__STRIP];
 } g2z__cpu_back;
+static_assert(sizeof(g2z__cpu_back) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the back");
 
 /* p = exp(scale * s - lse), the softmax of the forward pass; ds = scale * p * (dp - d). With
  * dropout, dp is what arrives through it, and p leaves with it applied, as dv needs it. */
@@ -8915,33 +8964,32 @@ G2Z__PRIVATE void g2z__cpu_back_load(const g2z__cpu_head *head, g2z__cpu_back *w
 
 /* One head. dq, dk, dv, dout, out and lse are the head's, of token 0; dk and dv start as 0 and hold
  * unrounded sums until the last block of queries is through. */
-G2Z__PRIVATE void g2z__cpu_attend_back(const g2z__cpu_head *head, float *dq, const float *dout,
-                                       const float *out, const float *lse) {
-  g2z__cpu_back w __attribute__((aligned(64)));
+G2Z__PRIVATE void g2z__cpu_attend_back(const g2z__cpu_head *head, g2z__cpu_back *w, float *dq,
+                                       const float *dout, const float *out, const float *lse) {
   int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR), T = head->T;
   float *dk = dq + head->C, *dv = dk + head->C;
   for (int query = 0; query < T; query += G2Z__QUERIES) {
     int count = g2z__cpu_min(G2Z__QUERIES, T - query);
-    g2z__cpu_back_load(head, &w, dout, out, lse, query, count);
+    g2z__cpu_back_load(head, w, dout, out, lse, query, count);
     for (int key = 0; key < query + count; key += G2Z__KEYS) {
       int n = g2z__cpu_min(G2Z__KEYS, query + count - key);
-      g2z__cpu_copy_block(w.keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
+      g2z__cpu_copy_block(w->keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
                           g2z__cpu_round_up(n, G2Z__MR), HS_up);
-      g2z__cpu_copy_block(w.values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS,
+      g2z__cpu_copy_block(w->values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS,
                           g2z__cpu_round_up(n, G2Z__MR), HS);
       int first = key > query ? (key - query) / G2Z__NR * G2Z__NR : 0;
       for (int j = first; j < count; j += G2Z__NR)
-        g2z__cpu_back_strip(head, &w, query, j, key, n,
+        g2z__cpu_back_strip(head, w, query, j, key, n,
                             j == first ? G2Z_OVERWRITE : G2Z_ACCUMULATE);
       for (int i = 0; i < n; i++)
         for (int c = 0; c < HS; c++) {
-          dk[(key + i) * head->row + c] += w.dk[i * G2Z_MAX_HEAD_SIZE + c];
-          dv[(key + i) * head->row + c] += w.dv[i * G2Z_MAX_HEAD_SIZE + c];
+          dk[(key + i) * head->row + c] += w->dk[i * G2Z_MAX_HEAD_SIZE + c];
+          dv[(key + i) * head->row + c] += w->dv[i * G2Z_MAX_HEAD_SIZE + c];
         }
     }
     for (int i = 0; i < count; i++)
       g2z__cpu_put_lane(head, dq + (query + i) * head->row,
-                        w.dq + (i - i % G2Z__NR) * HS_up, i % G2Z__NR, 1.0f);
+                        w->dq + (i - i % G2Z__NR) * HS_up, i % G2Z__NR, 1.0f);
   }
   for (int t = 0; t < T; t++) {
     g2z__cpu_round(head->dtype, dk + t * head->row, (size_t)HS);
@@ -8955,11 +9003,13 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
                                                const g2z_dropout *dropout, int B, int T, int C,
                                                int NH) {
   memset(dqkv, 0, (size_t)B * (size_t)T * 3 * (size_t)C * sizeof(float));
+  G2Z__TRY(g2z__cpu_reserve(device));
   G2Z__PARALLEL_TASKS(10.0 * B * T * T * C)
   for (int index = 0; index < B * NH; index++) {
     g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
     ptrdiff_t at = (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
-    g2z__cpu_attend_back(&head, (float *)dqkv + (head.q - (const float *)qkv),
+    g2z__cpu_attend_back(&head, (g2z__cpu_back *)g2z__cpu_blocks(device),
+                         (float *)dqkv + (head.q - (const float *)qkv),
                          (const float *)dout + at, (const float *)out + at,
                          lse + (ptrdiff_t)index * T);
   }
@@ -8971,33 +9021,35 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
 /* ----- LM head ---------------------------------------------------------- */
 
 /* logits[n,row] = h[n,C] wte[V,C]^T */
-G2Z__PRIVATE void g2z__cpu_head_product(g2z_dtype dtype, float *logits, ptrdiff_t row,
-                                        const float *h, const float *wte, int n, int C, int V) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_product(g2z_device *device, g2z_dtype dtype, float *logits,
+                                              ptrdiff_t row, const float *h, const float *wte,
+                                              int n, int C, int V) {
   g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = n, p.N = V, p.K = C;
   p.a = h, p.a_row = C, p.a_column = 1;
   p.b = wte, p.b_row = 1, p.b_column = C;
   p.finish = g2z__cpu_finish_store;
   p.out = logits, p.out_row = row, p.dtype = dtype;
-  g2z__cpu_multiply(&p);
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* dh[n,C] = dlogits[n,Vp] wte[V,C]; dwte[V,C] = (or +=) dlogits^T h */
-G2Z__PRIVATE void g2z__cpu_head_back(g2z_dtype dtype, float *dh, float *dwte, g2z_dtype dwte_dtype,
-                                     const float *dlogits, const float *h, const float *wte,
-                                     g2z_write mode, int n, int C, int V, int Vp) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_back(g2z_device *device, float *dh, float *dwte,
+                                           g2z_dtype dwte_dtype, const float *dlogits,
+                                           const float *h, const float *wte, g2z_write mode, int n,
+                                           int C, int V, int Vp) {
   g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = n, p.N = C, p.K = V;
   p.a = dlogits, p.a_row = Vp, p.a_column = 1;
   p.b = wte, p.b_row = C, p.b_column = 1;
   p.finish = g2z__cpu_finish_store;
-  p.out = dh, p.out_row = C, p.dtype = dtype;
-  g2z__cpu_multiply(&p);
+  p.out = dh, p.out_row = C, p.dtype = device->dtype;
+  G2Z__TRY(g2z__cpu_multiply(device, &p));
   p.M = V, p.N = C, p.K = n;
   p.a = dlogits, p.a_row = 1, p.a_column = Vp;
   p.b = h, p.b_row = C, p.b_column = 1;
   p.out = dwte, p.dtype = dwte_dtype, p.mode = mode;
-  g2z__cpu_multiply(&p);
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* The loss of one token. logits[V] become the gradient of the loss times `gradient`. */
@@ -9037,17 +9089,17 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   for (int first = 0; first < N; first += chunk) {
     int n = g2z__cpu_min(chunk, N - first);
     size_t at = (size_t)first * (size_t)C;
-    g2z__cpu_head_product(device->dtype, (float *)logits, Vp, (const float *)h + at,
-                          (const float *)wte, n, C, V);
+    G2Z__TRY(g2z__cpu_head_product(device, device->dtype, (float *)logits, Vp,
+                                   (const float *)h + at, (const float *)wte, n, C, V));
     G2Z__PARALLEL_ROWS(30.0 * n * V)
     for (int i = 0; i < n; i++)
       losses[first + i] =
           g2z__cpu_classify(device->dtype, (float *)logits + (size_t)i * (size_t)Vp, V,
                             targets[first + i], gradient);
     if (dh)
-      g2z__cpu_head_back(device->dtype, (float *)dh + at, (float *)dwte, dwte_dtype,
-                         (const float *)logits, (const float *)h + at, (const float *)wte,
-                         first ? G2Z_ACCUMULATE : mode, n, C, V, Vp);
+      G2Z__TRY(g2z__cpu_head_back(device, (float *)dh + at, (float *)dwte, dwte_dtype,
+                                  (const float *)logits, (const float *)h + at,
+                                  (const float *)wte, first ? G2Z_ACCUMULATE : mode, n, C, V, Vp));
   }
   for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
   if (dh && mode == G2Z_OVERWRITE)
@@ -9058,9 +9110,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
 
 G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, const void *h,
                                              const void *wte, int n, int C, int V) {
-  (void)device;
-  g2z__cpu_head_product(G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n, C, V);
-  return G2Z_OK;
+  return g2z__cpu_head_product(device, G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n,
+                               C, V);
 }
 
 /* ----- types ------------------------------------------------------------ */

@@ -4190,6 +4190,34 @@ static void test_ops_threads(g2z_test *t) {
 #else
 static void test_ops_threads(g2z_test *t) { SKIP(t, "built without OpenMP: there is one thread"); }
 #endif
+
+static void *ops_on_thread(void *t) {
+  static void (*const runs[])(g2z_test *) = {
+      test_ops_linear,    test_ops_layernorm, test_ops_attention, test_ops_attention_range,
+      test_ops_embedding, test_ops_head,      test_ops_dropout,   test_ops_decide,
+      test_ops_adamw,     test_ops_sums_and_casts};
+  for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) runs[i]((g2z_test *)t);
+  return NULL;
+}
+
+/* Stacks of 64 KiB, the caller's and, in a program of its own, those of OpenMP's threads. */
+static void test_ops_stack(g2z_test *t) {
+  pthread_attr_t small;
+  pthread_t thread;
+  size_t bytes = 64 * 1024;
+  if (bytes < (size_t)PTHREAD_STACK_MIN) bytes = (size_t)PTHREAD_STACK_MIN;
+  CHECK(t, pthread_attr_init(&small) == 0 && pthread_attr_setstacksize(&small, bytes) == 0);
+  CHECK(t, pthread_create(&thread, &small, ops_on_thread, t) == 0);
+  CHECK(t, pthread_join(thread, NULL) == 0);
+  pthread_attr_destroy(&small);
+#if defined(_OPENMP)
+  char command[128];
+  snprintf(command, sizeof command, "OMP_STACKSIZE=64k /proc/%d/exe ops_threads > /dev/null",
+           (int)getpid());
+  int status = system(command);
+  CHECK(t, WIFEXITED(status) && WEXITSTATUS(status) == 0);
+#endif
+}
 /* ----- CUDA ops against the CPU's ----------------------------------------
  * Each op runs on both devices with the same inputs, exact in their type, and the outputs must
  *   agree: |cuda - cpu| <= ulps * eps(type) * |cpu| + noise
@@ -12194,6 +12222,7 @@ static const g2z_test_entry test_table[] = {
     {"ops_adamw", "AdamW equals PyTorch's arithmetic", test_ops_adamw},
     {"ops_sums_and_casts", "norms and casts", test_ops_sums_and_casts},
     {"ops_threads", "any number of threads, the same bits", test_ops_threads},
+    {"ops_stack", "every op on a stack of 64 KiB", test_ops_stack},
     {"cuda_device", "memory, order and errors of a GPU", test_cuda_device},
     {"cuda_embed", "embedding, with tokens in long runs", test_cuda_embed},
     {"cuda_layernorm", "LayerNorm at all row widths", test_cuda_layernorm},
