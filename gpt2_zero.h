@@ -37,8 +37,10 @@
  *     G2Z_ASSERT(condition)      a caller's bug; default assert()
  *     G2Z_NO_NCCL                with nvcc: build for one GPU, also where <nccl.h> is
  *     G2Z_GIT_COMMIT             a string for the artifacts of a run
- *     Include it before any system header, or compile with -D_GNU_SOURCE: it needs POSIX.1-2008.
- *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc).
+ *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc), and behind any
+ *     system header. With one exception: -std=c11 makes the C library's headers declare nothing
+ *     of POSIX, and the first of them decides for all. Then gpt2_zero.h must be the first include;
+ *     or compile with -std=gnu11. -ffast-math is refused.
  *
  * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order in which data flows
  *     >>d01 >>i01   status              one enum, one sentence each
@@ -309,8 +311,9 @@
 #ifndef G2Z_INCLUDED
 #define G2Z_INCLUDED
 
-/* The implementation needs POSIX.1-2008 (pread, glob, threads); strict C modes hide it unless this
- * stands before the first system header. */
+/* The implementation needs POSIX.1-2008 (pread, glob, threads) and some of BSD (flock, madvise);
+ * strict C modes hide both unless this stands before the first system header. Of what only
+ * _GNU_SOURCE declares it uses nothing but sync_file_range, and that where it is declared. */
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -2180,6 +2183,11 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_IMPLEMENTED)
 #define G2Z_IMPLEMENTED
 
+/* It makes isfinite() true for a NaN: gradients that are not finite would move the weights. */
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || __FINITE_MATH_ONLY__ + 0
+#error "gpt2_zero.h: -ffast-math takes away NaN and infinity, by which a step is skipped: compile without it (-Ofast: type -O3), or add -fno-fast-math at the end"
+#endif
+
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
@@ -2222,8 +2230,9 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 #include <nmmintrin.h> /* CRC-32C as an instruction */
 #endif
 
-#if defined(__GLIBC__) && !defined(__USE_XOPEN2K8)
-#error "gpt2_zero.h: a system header was included before it without _GNU_SOURCE: include gpt2_zero.h first, or compile with -D_GNU_SOURCE"
+/* The C library declares for the whole file what it was asked for at the first of its headers. */
+#if defined(__GLIBC__) && !(defined(__USE_XOPEN2K8) && defined(__USE_MISC))
+#error "gpt2_zero.h: a system header before it has hidden POSIX: compile with -std=gnu11 in place of -std=c11, or include gpt2_zero.h first"
 #endif
 
 /* A caller's bug, not an input: overridable, and never has a side effect. */
@@ -6013,6 +6022,18 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
   return G2Z_OK;
 }
 
+/* Where <|endoftext|> first stands in a text, or NULL. memmem would do, but is no part of POSIX. */
+G2Z__PRIVATE const unsigned char *g2z__find_eot(const unsigned char *text, size_t bytes) {
+  const unsigned char *end = text + bytes;
+  while ((size_t)(end - text) >= G2Z__EOT_BYTES) {
+    size_t starts = (size_t)(end - text) - G2Z__EOT_BYTES + 1;
+    const unsigned char *at = (const unsigned char *)memchr(text, G2Z__EOT[0], starts);
+    if (!at || memcmp(at, G2Z__EOT, G2Z__EOT_BYTES) == 0) return at;
+    text = at + 1;
+  }
+  return NULL;
+}
+
 /* The same where <|endoftext|> stands for its id. What is around it is encoded on its own, as
  * tiktoken and Hugging Face do. */
 G2Z__PRIVATE g2z_status g2z__encode_special(g2z_encoder *encoder, const unsigned char *text,
@@ -6020,8 +6041,7 @@ G2Z__PRIVATE g2z_status g2z__encode_special(g2z_encoder *encoder, const unsigned
                                             size_t *used) {
   size_t at = 0;
   for (;;) {
-    const unsigned char *eot =
-        (const unsigned char *)memmem(text + at, bytes - at, G2Z__EOT, G2Z__EOT_BYTES);
+    const unsigned char *eot = g2z__find_eot(text + at, bytes - at);
     size_t end = eot ? (size_t)(eot - text) : bytes;
     G2Z__TRY(g2z__encode_ordinary(encoder, text + at, end - at, open && !eot, out, used));
     *used += at;
