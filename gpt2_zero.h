@@ -285,7 +285,9 @@
  *                             "shutdown"
  *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
  *     training_metrics.json, cuts metrics.jsonl and train.log behind the checkpoint's step and goes
- *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run.
+ *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run. A
+ *     damaged line among these is an error, unless it is the torn end of the file. Of "latest" a
+ *     checkpoint that is not whole is passed over, and becomes step-NNNNNN.damaged.
  *
  * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
  *     run_NAME_N              run directories, N in the order of time; with them console.txt, what
@@ -400,7 +402,7 @@ G2Z_API void g2z_utc_now(char text[32]);
 /* A file under construction: it grows beside its final name ("PATH.partial") and takes that name
  * only in g2z_writer_commit, after an fsync. Freed without a commit, it leaves nothing behind.
  * Meanwhile no other writer takes PATH. A write error (full disk) sticks: every later call returns
- * it again. */
+ * it again. Where PATH or PATH.partial is a symbolic link it is refused. */
 typedef struct g2z_writer g2z_writer;
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out);
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count);
@@ -412,7 +414,8 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer); /* flush, fsync, renam
 G2Z_API void g2z_writer_free(g2z_writer *writer);         /* NULL is fine; removes if uncommitted */
 
 /* A whole file in memory, followed by one NUL that `*bytes` does not count. Refuses files over
- * `limit` bytes. The caller frees it with g2z_release. */
+ * `limit` bytes, and what is no regular file but for a pipe that the program was started with
+ * (/dev/fd/63). The caller frees it with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
 G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine */
@@ -1813,9 +1816,9 @@ typedef struct g2z_run_config {
   const char *prompt;          /* NULL or "": the end-of-text token */
   const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
                                 * unless that run is resumed */
-  const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint, or
-                                * where there is none with what its run began with, if with
-                                * nothing from the beginning. Else a checkpoint: one of run_dir,
+  const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint that
+                                * is whole, or where there is none with what its run began with, if
+                                * with nothing from the beginning. Else a checkpoint: one of run_dir,
                                 * which goes on, or another, from which a new run begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
@@ -2185,7 +2188,8 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 
 /* It makes isfinite() true for a NaN: gradients that are not finite would move the weights. */
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || __FINITE_MATH_ONLY__ + 0
-#error "gpt2_zero.h: -ffast-math takes away NaN and infinity, by which a step is skipped: compile without it (-Ofast: type -O3), or add -fno-fast-math at the end"
+#error "gpt2_zero.h: -ffast-math takes away NaN, by which a step is known that must be skipped: \
+compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #endif
 
 #include <assert.h>
@@ -2232,7 +2236,8 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 
 /* The C library declares for the whole file what it was asked for at the first of its headers. */
 #if defined(__GLIBC__) && !(defined(__USE_XOPEN2K8) && defined(__USE_MISC))
-#error "gpt2_zero.h: a system header before it has hidden POSIX: compile with -std=gnu11 in place of -std=c11, or include gpt2_zero.h first"
+#error "gpt2_zero.h: a system header before it has hidden POSIX: compile with -std=gnu11 in place \
+of -std=c11, or include gpt2_zero.h first"
 #endif
 
 /* A caller's bug, not an input: overridable, and never has a side effect. */
@@ -2388,7 +2393,9 @@ G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const 
     case ENOTDIR:
     case EEXIST: remedy = "a file stands where a directory is needed: choose another path"; break;
     case EISDIR: remedy = "it is a directory: name a file"; break;
+    case ELOOP: remedy = "it is a symbolic link: remove it, or name what it leads to"; break;
     case ENAMETOOLONG: remedy = "choose a shorter path"; break;
+    case ENXIO: remedy = "it is a FIFO: remove it, or choose another path"; break;
     case EMFILE:
     case ENFILE: remedy = "raise the limit of open files (ulimit -n)"; break;
     default: break;
@@ -2545,23 +2552,37 @@ G2Z__PRIVATE g2z_status g2z__writer_flush(g2z_writer *writer) {
   return G2Z_OK;
 }
 
-/* PATH.partial, empty and locked. A program that was killed leaves one behind, without its lock. One
- * that has just ended may have renamed the file between our open and our lock: then once more. */
+/* What stands where a regular file should. */
+G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
+  return S_ISDIR(info->st_mode) ? "a directory"
+         : S_ISLNK(info->st_mode) ? "a symbolic link"
+         : S_ISFIFO(info->st_mode) ? "a FIFO"
+                                   : "not a regular file";
+}
+
+/* PATH.partial, empty and locked. A program that was killed leaves one behind, without its lock.
+ * One that has just ended may have renamed the file between our open and our lock: then once more. */
 G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
   struct stat mine, named;
   /* An empty path would create ".partial" and fail only at the rename. */
   if (!*writer->path) return g2z__fail_file(writer->services, ENOENT, "create", writer->path);
   do {
     if (writer->file >= 0) close(writer->file);
-    writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    /* A link there would lead elsewhere, and a FIFO would block. */
+    writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
+                        0666);
     if (writer->file < 0)
-      return g2z__fail_file(writer->services, errno, "create", writer->path);
+      return g2z__fail_file(writer->services, errno, "create",
+                            errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
     if (!g2z__lock(writer->file))
       return g2z__fail(writer->services, G2Z_IO, "another program writes %s: wait until it ends, "
                        "or choose another name", writer->path);
     if (fstat(writer->file, &mine) != 0)
       return g2z__fail_file(writer->services, errno, "create", writer->path);
-  } while (stat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino ||
+    if (!S_ISREG(mine.st_mode))
+      return g2z__fail(writer->services, G2Z_IO, "cannot write %s: it is %s; remove it",
+                       writer->partial, g2z__kind_of_file(&mine));
+  } while (lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino ||
            named.st_dev != mine.st_dev);
   writer->pending = 1;
   if (ftruncate(writer->file, 0) == 0) return G2Z_OK;
@@ -2571,11 +2592,12 @@ G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out) {
   *out = NULL;
   size_t length = strlen(path);
-  /* A rename over /dev/null would replace the device; over a directory it would fail at the end. */
+  /* A rename over /dev/null would replace the device, and over a link the link; over a directory it
+   * would fail at the end. */
   struct stat there;
-  if (length && stat(path, &there) == 0 && !S_ISREG(there.st_mode))
+  if (length && lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z__fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
-                     S_ISDIR(there.st_mode) ? "a directory" : "not a regular file");
+                     g2z__kind_of_file(&there));
   void *memory;
   G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_writer) + 2 * length + sizeof ".partial" + 1,
                       &memory));
@@ -2699,14 +2721,45 @@ G2Z__PRIVATE g2z_status g2z__read_file(g2z_services *services, const char *path,
   return G2Z_OK;
 }
 
+/* Whether the file is the other end of a pipe that this program was started with, as for
+ * `--vocab <(zcat FILE)`. */
+G2Z__PRIVATE int g2z__is_inherited(int file, const struct stat *info) {
+  const int most = 1024; /* shells take numbers below 256 */
+  struct stat other;
+  for (int i = 0; i < most; i++)
+    if (i != file && fstat(i, &other) == 0 && other.st_ino == info->st_ino &&
+        other.st_dev == info->st_dev)
+      return 1;
+  return 0;
+}
+
+/* Opens a file for reading, and never waits for somebody who writes to a FIFO of that name. *file
+ * is -1 on failure. */
+G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path, int *file) {
+  struct stat info;
+  memset(&info, 0, sizeof info);
+  *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (*file < 0 || fstat(*file, &info) != 0)
+    return g2z__fail_file(services, errno, "open", path);
+  int pipe = S_ISFIFO(info.st_mode) && g2z__is_inherited(*file, &info);
+  if (pipe && fcntl(*file, F_SETFL, 0) != 0) /* it may be waited for */
+    return g2z__fail_file(services, errno, "open", path);
+  if (pipe || S_ISREG(info.st_mode)) return G2Z_OK;
+  close(*file);
+  *file = -1;
+  if (S_ISDIR(info.st_mode)) return g2z__fail_file(services, EISDIR, "read", path);
+  return g2z__fail(services, G2Z_IO, "cannot read %s: it is %s; name a file", path,
+                   g2z__kind_of_file(&info));
+}
+
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes) {
+  int file;
   *text = NULL;
   *bytes = 0;
-  int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return g2z__fail_file(services, errno, "open", path);
-  g2z_status status = g2z__read_file(services, path, file, limit, text, bytes);
-  close(file);
+  g2z_status status = g2z__open_read(services, path, &file);
+  if (status == G2Z_OK) status = g2z__read_file(services, path, file, limit, text, bytes);
+  if (file >= 0) close(file);
   return status;
 }
 
@@ -12795,23 +12848,39 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   return t->config.init_from ? g2z__trainer_init_from(t) : g2z__trainer_init(t);
 }
 
+/* The shortest decimal form that reads as the same double, or float. */
+typedef struct g2z__digits {
+  char text[32];
+} g2z__digits;
+G2Z__PRIVATE g2z__digits g2z__exact(double value, int is_float) {
+  g2z__digits decimal;
+  for (int digits = 6; digits <= 17; digits++) {
+    snprintf(decimal.text, sizeof decimal.text, "%.*g", digits, value);
+    double read = strtod(decimal.text, NULL);
+    if (is_float ? (float)read == (float)value : read == value) break;
+  }
+  return decimal;
+}
+
 /* What all ranks must agree on, a line each. */
 G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t bytes) {
   const g2z_train_config *c = &t->config;
   const g2z_optimizer_config *o = &c->optimizer;
   snprintf(text, bytes,
            "layers=%d\nheads=%d\nchannels=%d\ncontext=%d\nvocab=%d\nbatch=%d\nseq=%d\naccum=%d\n"
-           "dtype=%s\ngrad_fp32=%d\nzero_stage=%d\nbucket_mb=%g\ndevice=%s\ngraph=%d\n"
-           "dropout=%g\nseed=%" PRIu64 "\nlr=%g\nmin_lr=%g\nbeta1=%g\nbeta2=%g\neps=%g\n"
-           "weight_decay=%g\nclip=%g\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
-           "loss_scale=%g\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
+           "dtype=%s\ngrad_fp32=%d\nzero_stage=%d\nbucket_mb=%s\ndevice=%s\ngraph=%d\n"
+           "dropout=%s\nseed=%" PRIu64 "\nlr=%s\nmin_lr=%s\nbeta1=%s\nbeta2=%s\neps=%s\n"
+           "weight_decay=%s\nclip=%s\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
+           "loss_scale=%s\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
            "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\n",
            c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
            c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
-           c->bucket_mb, g2z_device_text(g2z_context_device(t->context)), c->graph,
-           (double)c->dropout, c->seed, (double)o->lr, (double)o->min_lr, (double)o->beta1,
-           (double)o->beta2, (double)o->eps, (double)o->weight_decay, (double)o->clip,
-           g2z_schedule_text(o->schedule), o->warmup, o->steps, (double)o->loss_scale,
+           g2z__exact(c->bucket_mb, 0).text, g2z_device_text(g2z_context_device(t->context)),
+           c->graph, g2z__exact(c->dropout, 1).text, c->seed, g2z__exact(o->lr, 1).text,
+           g2z__exact(o->min_lr, 1).text, g2z__exact(o->beta1, 1).text,
+           g2z__exact(o->beta2, 1).text, g2z__exact(o->eps, 1).text,
+           g2z__exact(o->weight_decay, 1).text, g2z__exact(o->clip, 1).text,
+           g2z_schedule_text(o->schedule), o->warmup, o->steps, g2z__exact(o->loss_scale, 1).text,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
            t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0,
            g2z_strategy_text(c->strategy));
@@ -12954,7 +13023,8 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int micro_step) {
   pass.B = plan->batch;
   pass.T = plan->seq;
   pass.dropout.probability = t->config.dropout;
-  pass.dropout.first = (uint32_t)(micro_step * plan->batch * plan->world + plan->rank);
+  pass.dropout.first =
+      (uint32_t)micro_step * (uint32_t)plan->batch * (uint32_t)plan->world + (uint32_t)plan->rank;
   pass.dropout.stride = (uint32_t)plan->world;
   pass.dropout.seq = plan->seq;
   pass.dropout.seed = t->config.seed;
@@ -15208,7 +15278,7 @@ G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const c
                      "%s does not begin as the state of a checkpoint does: it is damaged, or it "
                      "is something else", path);
   if (version == G2Z__CHECKPOINT_VERSION) return G2Z_OK;
-  return g2z__fail(services, G2Z_FORMAT,
+  return g2z__fail(services, G2Z_UNSUPPORTED,
                    "%s has version=%" PRId64 " of the format, and this program reads version %d: "
                    "resume with the program that wrote it", path, version,
                    G2Z__CHECKPOINT_VERSION);
@@ -15281,7 +15351,9 @@ typedef struct g2z__resumer {
   size_t weight_count;
   g2z__part *parts;             /* what this rank takes */
   size_t part_count;
+  int rank, world;              /* of those that share the checksums */
   float *chunk;
+  size_t chunk_bytes;
 } g2z__resumer;
 
 G2Z__PRIVATE void g2z__resumer_free(g2z__resumer *r) {
@@ -15324,6 +15396,9 @@ G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path
                  ? g2z__fail(r->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
                              "checkpoint again", r->directory, name)
                  : g2z__fail_file(r->services, errno, "read", *path);
+  else if (!S_ISREG(info.st_mode))
+    status = g2z__fail(r->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", *path,
+                       g2z__kind_of_file(&info));
   else if ((uint64_t)info.st_size != r->saved.file_bytes[file])
     status = g2z__fail(r->services, G2Z_FORMAT,
                        "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
@@ -15339,10 +15414,9 @@ G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path
 G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z__crc *crc,
                                                 const g2z__span *span, int file,
                                                 const char *path) {
-  const size_t most = g2z__checkpoint_chunk(r->t) * sizeof(float);
   uint32_t sum = 0;
   for (uint64_t done = 0; done < span->bytes;) {
-    size_t n = span->bytes - done < most ? (size_t)(span->bytes - done) : most;
+    size_t n = span->bytes - done < r->chunk_bytes ? (size_t)(span->bytes - done) : r->chunk_bytes;
     int64_t got = g2z__pread(file, r->chunk, n, span->begin + done);
     if (got < 0) return g2z__fail_file(r->services, errno, "read", path);
     if ((size_t)got < n)
@@ -15360,16 +15434,15 @@ G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z__crc 
 
 /* Every byte of every file, divided among the ranks. */
 G2Z__PRIVATE g2z_status g2z__resumer_check_bytes(g2z__resumer *r) {
-  const size_t world = (size_t)r->t->plan.world, rank = (size_t)r->t->plan.rank;
+  const size_t world = (size_t)r->world, rank = (size_t)r->rank;
   g2z__crc crc;
   g2z__crc_init(&crc);
   size_t at = 0;
   for (int file = 0; file < (int)r->saved.file_count; file++) {
     char *path;
     G2Z__TRY(g2z__resumer_path(r, file, &path));
-    g2z_status status = G2Z_OK;
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) status = g2z__fail_file(r->services, errno, "open", path);
+    int descriptor;
+    g2z_status status = g2z__open_read(r->services, path, &descriptor);
     for (; at < r->saved.span_count && r->saved.spans[at].file == file; at++)
       if (status == G2Z_OK && at % world == rank)
         status = g2z__resumer_check_span(r, &crc, &r->saved.spans[at], descriptor, path);
@@ -15460,8 +15533,10 @@ G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
   void *memory;
   G2Z__TRY(g2z__saved_read(r->services, r->directory, &r->saved));
   G2Z__TRY(g2z__resumer_check_model(r));
-  G2Z__TRY(t->device->ops->allocate_host(t->device, g2z__checkpoint_chunk(t) * sizeof(float),
-                                         &memory));
+  r->rank = t->plan.rank;
+  r->world = t->plan.world;
+  r->chunk_bytes = g2z__checkpoint_chunk(t) * sizeof(float);
+  G2Z__TRY(t->device->ops->allocate_host(t->device, r->chunk_bytes, &memory));
   r->chunk = (float *)memory;
   G2Z__TRY(g2z__resumer_check_bytes(r));
   G2Z__TRY(g2z__resumer_open_model(r));
@@ -15591,6 +15666,25 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   return G2Z_OK;
 }
 
+/* Whether a checkpoint is whole, without a trainer: G2Z_FORMAT where it is damaged. */
+G2Z__PRIVATE g2z_status g2z__checkpoint_check(g2z_services *services, const char *directory) {
+  g2z__resumer r;
+  void *memory = NULL;
+  memset(&r, 0, sizeof r);
+  r.services = services;
+  r.directory = directory;
+  r.world = 1;
+  r.chunk_bytes = (size_t)1 << 20;
+  g2z_status status = g2z__saved_read(services, directory, &r.saved);
+  if (status == G2Z_OK) status = g2z__alloc(services, r.chunk_bytes, 1, &memory);
+  r.chunk = (float *)memory;
+  if (status == G2Z_OK) status = g2z__resumer_check_bytes(&r);
+  r.chunk = NULL; /* no trainer's */
+  g2z_release(services, memory);
+  g2z__resumer_free(&r);
+  return status;
+}
+
 /* The choices of the run that saved; a GPU that does not know them chooses again. */
 G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
   char *path, *text;
@@ -15695,6 +15789,7 @@ struct g2z_run {
   double resume_s;                   /* how long it took to take it up */
   int continues;                     /* 1: run_dir's own run goes on, */
   int own;                           /* 1: behind a checkpoint of its own */
+  int passed_over;                   /* rank 0, 1: damaged ones stand behind that */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
   double earlier_s;                  /* wall time of this run before it was resumed */
   int64_t stop_signal;               /* that asked to stop; 0: none */
@@ -15814,8 +15909,9 @@ G2Z__PRIVATE g2z_status g2z__run_refuse_old(g2z_run *run, const char *name) {
 
 /* `keep` tells how many bytes of the file that stands there are kept, when its run goes on. */
 G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name,
-                                             g2z_status (*keep)(g2z_run *run, const char *text,
-                                                                size_t bytes, size_t *kept),
+                                             g2z_status (*keep)(g2z_run *run, const char *path,
+                                                                const char *text, size_t bytes,
+                                                                size_t *kept),
                                              g2z_writer **out) {
   char *path, *text = NULL;
   size_t bytes = 0, kept = 0;
@@ -15823,7 +15919,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name,
   g2z_status status = G2Z_OK;
   if (run->continues && access(path, F_OK) == 0) {
     status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
-    if (status == G2Z_OK) status = keep(run, text, bytes, &kept);
+    if (status == G2Z_OK) status = keep(run, path, text, bytes, &kept);
   }
   if (status == G2Z_OK) status = g2z__stream_create(run->services, path, text ? text : "", kept, out);
   g2z_release(run->services, text);
@@ -16735,6 +16831,25 @@ G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *
   return g2z_json_close(&json);
 }
 
+/* Line `number` of metrics.jsonl, at text[*at]; then *at is behind it. *torn: it has no end, and the
+ * sentence says so: the run is writing it, or was when the machine went down. */
+G2Z__PRIVATE g2z_status g2z__run_read_line(g2z_services *services, const char *path,
+                                           const char *text, size_t bytes, size_t *at, int number,
+                                           g2z__run_line *line, int *torn) {
+  const char *from = text + *at, *end = (const char *)memchr(from, '\n', bytes - *at);
+  char sentence[G2Z_ERROR_BYTES];
+  *torn = !end;
+  if (!end) return g2z__fail(services, G2Z_FORMAT, "%.600s, line %d is torn", path, number);
+  *at = (size_t)(end - text) + 1;
+  g2z_status status = g2z__run_parse_line(services, from, (size_t)(end - from), line);
+  if (status == G2Z_OK && line->metrics.step < 0)
+    status = g2z__fail(services, G2Z_FORMAT, "it has no step");
+  if (status == G2Z_OK) return G2Z_OK;
+  memcpy(sentence, services->error, sizeof sentence);
+  return g2z__fail(services, status, "%.200s, line %d: %.250s: it is damaged, or no run's; mend it, "
+                   "or delete it: sed -i %dd %.200s", path, number, sentence, number, path);
+}
+
 /* What a line says, as if it had just happened. `spent` is the wall time of the open epoch. Tokens
  * and epochs of a run that began with another's checkpoint do not count from 0: the step's own are
  * tok_s x step_ms, nine digits each, and an epoch that ended says which it was. */
@@ -16768,21 +16883,28 @@ G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *
 }
 
 /* Rebuilds the run's sums from metrics.jsonl, up to the checkpoint's step. A machine that lost its
- * power may have left less than that, or a torn line, with which the rest is cut off. So is the end
- * of the checkpoint's epoch, where a larger global batch brought it: a later one may not. */
-G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *text, size_t bytes,
-                                        size_t *kept) {
+ * power may have left less than that, or a torn last line, which is cut off and told; a damaged one
+ * before it is an error: what stands behind it would be lost with it. The end of the checkpoint's
+ * epoch is cut off where a larger global batch brought it: a later one may not. */
+G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *path, const char *text,
+                                        size_t bytes, size_t *kept) {
   double spent = 0;
   *kept = 0;
-  while (*kept < bytes) {
-    const char *at = text + *kept;
-    const char *end = (const char *)memchr(at, '\n', bytes - *kept);
+  size_t next = 0;
+  for (int number = 1; next < bytes; number++) {
     g2z__run_line line;
-    if (!end || g2z__run_parse_line(run->services, at, (size_t)(end - at), &line) != G2Z_OK) break;
-    if (line.metrics.step < 0 || line.metrics.step > run->resumed) break;
+    int torn;
+    g2z_status status = g2z__run_read_line(run->services, path, text, bytes, &next, number, &line,
+                                           &torn);
+    if (torn) {
+      g2z__log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
+      break;
+    }
+    G2Z__TRY(status);
+    if (line.metrics.step > run->resumed) break;
     if (line.metrics.step == run->resumed && run->within && !isnan(line.epoch_ms)) break;
     G2Z__TRY(g2z__run_replay_line(run, &line, &spent));
-    *kept += (size_t)(end - at) + 1;
+    *kept = next;
   }
   if (run->resumed >= run->steps && run->epoch[run->epoch_count - 1].steps == 0 &&
       run->epoch_count > 1)
@@ -16800,8 +16922,9 @@ G2Z__PRIVATE int64_t g2z__line_step(const char *line, size_t bytes, const char *
 }
 
 /* The same of train.log: up to the first line of a later step. */
-G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *text, size_t bytes,
-                                          size_t *kept) {
+G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *path, const char *text,
+                                          size_t bytes, size_t *kept) {
+  (void)path;
   const size_t stamp = sizeof "2026-01-31T23:59:59Z  " - 1;
   *kept = 0;
   while (*kept < bytes) {
@@ -16881,6 +17004,54 @@ G2Z__PRIVATE g2z_status g2z__run_find_origin(g2z_run *run, char **origin) {
   return status;
 }
 
+/* Rank 0: run_dir's last checkpoint that is whole; -1: it has none. Damage alone passes one over:
+ * what cannot be read, or is of another version, would be lost without need. */
+G2Z__PRIVATE g2z_status g2z__run_latest_whole(g2z_run *run, int64_t *whole) {
+  char tried[256] = "", newest[300] = "";
+  *whole = INT64_MAX;
+  for (;;) {
+    char *path, *sentence = run->services->error;
+    size_t used = strlen(tried);
+    G2Z__TRY(g2z__run_latest(run, *whole, whole));
+    if (*whole < 0) break;
+    G2Z__TRY(g2z__run_checkpoint_path(run, *whole, &path));
+    g2z_status status = g2z__checkpoint_check(run->services, path);
+    if (status == G2Z_FORMAT) {
+      g2z__log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", path, sentence);
+      snprintf(tried + used, sizeof tried - used, "%sstep %" PRId64, used ? ", " : "", *whole);
+      if (!used) snprintf(newest, sizeof newest, "%.299s", sentence);
+      run->passed_over = 1;
+    }
+    g2z_release(run->services, path);
+    if (status != G2Z_FORMAT) return status;
+  }
+  if (!run->passed_over) return G2Z_OK;
+  return g2z__fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy one "
+                   "there again, or remove them to begin anew", run->config.run_dir, tried, newest);
+}
+
+/* Rank 0: the checkpoints that were passed over get names under which none is looked for. */
+G2Z__PRIVATE g2z_status g2z__run_set_aside(g2z_run *run) {
+  for (int64_t step = INT64_MAX;;) {
+    char *path;
+    void *memory;
+    G2Z__TRY(g2z__run_latest(run, step, &step));
+    if (!run->passed_over || step <= run->resumed) return G2Z_OK;
+    G2Z__TRY(g2z__run_checkpoint_path(run, step, &path));
+    size_t bytes = strlen(path) + sizeof ".damaged";
+    g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
+    if (status == G2Z_OK) {
+      snprintf((char *)memory, bytes, "%s.damaged", path);
+      if (rename(path, (const char *)memory) != 0)
+        status = g2z__fail_file(run->services, errno, "set aside a damaged checkpoint as",
+                                (const char *)memory);
+    }
+    g2z_release(run->services, memory);
+    g2z_release(run->services, path);
+    G2Z__TRY(status);
+  }
+}
+
 /* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
 G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
@@ -16889,7 +17060,7 @@ G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   int64_t latest;
   if (!resume) return G2Z_OK;
   if (strcmp(resume, "latest") == 0) {
-    G2Z__TRY(g2z__run_latest(run, INT64_MAX, &latest));
+    G2Z__TRY(g2z__run_latest_whole(run, &latest));
     run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
     run->own = latest >= 0;
     G2Z__TRY(run->own ? g2z__run_checkpoint_path(run, latest, &path)
@@ -16926,7 +17097,7 @@ G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
     g2z__checkpoint_name(latest, name);
     return latest < 0 ? G2Z_OK : g2z__run_refuse_old(run, name);
   }
-  if (latest <= run->resumed) return G2Z_OK;
+  if (latest <= run->resumed || run->passed_over) return G2Z_OK;
   return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
                    "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
                    "resume from that, remove those, or choose another run directory",
@@ -16994,6 +17165,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
   static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"}; /* it goes on */
   char *path;
   G2Z__TRY(g2z__run_sweep(run));
+  G2Z__TRY(g2z__run_set_aside(run));
   for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
     G2Z__TRY(g2z__join_path(run->services, config->run_dir, ends[i], &path));
     unlink(path);
@@ -18712,21 +18884,13 @@ G2Z__PRIVATE g2z_status g2z__curves_fill(g2z__curves *c, const char *path, const
                                          size_t bytes) {
   size_t at = 0;
   for (int number = 1; at < bytes; number++) {
-    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
-    char sentence[G2Z_ERROR_BYTES];
     g2z__run_line line;
-    if (!end) break; /* it is being written, or was when the machine went down */
-    g2z_status status = g2z__run_parse_line(c->services, text + at, (size_t)(end - text) - at,
-                                            &line);
-    if (status == G2Z_OK && line.metrics.step < 0)
-      status = g2z__fail(c->services, G2Z_FORMAT, "it has no step");
-    if (status != G2Z_OK) {
-      memcpy(sentence, c->services->error, sizeof sentence);
-      return g2z__fail(c->services, status, "%.300s, line %d: %.400s: it is damaged, or no run's",
-                       path, number, sentence);
-    }
+    int torn;
+    g2z_status status = g2z__run_read_line(c->services, path, text, bytes, &at, number, &line,
+                                           &torn);
+    if (torn) break;
+    G2Z__TRY(status);
     g2z__curves_take(c, &line);
-    at = (size_t)(end - text) + 1;
   }
   return G2Z_OK;
 }
