@@ -178,14 +178,23 @@ check-compilers: check-header ## the header and the programs without a warning i
 	$(call each,$(WAYS),for file in train.cu bench.cu test_gpt2.cu prepare_data.c; do $(compile); done; \
 	  echo "ok    $$1 $$2: the programs")
 
+# Two programs with nvcc for Hopper, whose kernels are the most; the quick part of check-cuda.
+NVCC_CHECK = $(NVCC) -std=c++17 $(SPLIT) -Werror all-warnings -Xcompiler -Wall,-Wextra -x cu -c
+check-nvcc: $(addprefix build/check/nvcc_,$(if $(NVCC),train test_gpt2,none)) ## no warning from nvcc for sm_90a
+build/check/nvcc_none:
+	@echo 'skip  nvcc is not here'
+build/check/nvcc_%: %.cu gpt2_zero.h gpt2_zero_kernels.cuh
+	@mkdir -p $(@D)
+	@$(NVCC_CHECK) -O1 -gencode arch=compute_90a,code=sm_90a $< -o $@
+	@echo 'ok    nvcc: $<, sm_90a'
+
 # The same with nvcc, for each architecture that it is asked for (ten minutes on two cores), and a C
 # program beside an implementation that nvcc compiled.
 # A kernel with more local memory than a few spilled words keeps an array there.
 check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels keep to their registers
 	@mkdir -p build/check
 	@for arch in 75 80 89 90a 100; do log=build/check/ptxas_$$arch.txt; \
-	  $(NVCC) -std=c++17 -O3 $(SPLIT) -Werror all-warnings -gencode arch=compute_$$arch,code=sm_$$arch \
-	    -Xptxas -v -Xcompiler -Wall,-Wextra -x cu -c train.cu -o build/check/nvcc.o > $$log 2>&1 \
+	  $(NVCC_CHECK) -O3 -gencode arch=compute_$$arch,code=sm_$$arch -Xptxas -v train.cu -o build/check/nvcc.o > $$log 2>&1 \
 	    || { grep -v '^ptxas info\|^ *[0-9]* bytes stack' $$log; exit 1; }; \
 	  echo "ok    nvcc: sm_$$arch"; \
 	done
@@ -261,4 +270,4 @@ help: ## this list
 	@echo
 	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL: downloads'
 
-.PHONY: all run profile test bench sanitize fuzz check check-header check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data clean help
+.PHONY: all run profile test bench sanitize fuzz check check-header check-nvcc check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data clean help

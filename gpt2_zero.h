@@ -7807,6 +7807,8 @@ G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
 }
 #endif
 
+G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device); /* >>i10 */
+
 G2Z_API g2z_device_kind g2z_device_default(void) {
   return g2z__cuda_count() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
 }
@@ -7833,12 +7835,10 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
   device->kind = kind;
   device->dtype = dtype;
   device->grad_dtype = grad_dtype;
-  if (kind == G2Z_DEVICE_CUDA) {
-    g2z_status status = g2z__cuda_open(device);
-    if (status != G2Z_OK) {
-      g2z_release(services, device);
-      return status;
-    }
+  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : g2z__cpu_reserve(device);
+  if (status != G2Z_OK) {
+    g2z_release(services, device);
+    return status;
   }
   *out = device;
   return G2Z_OK;
@@ -8103,7 +8103,7 @@ static inline int g2z__cpu_round_up(int n, int step) { return (n + step - 1) / s
 
 #define G2Z__CPU_BLOCKS ((size_t)348 * 1024) /* bytes for a thread; a multiple of 64 */
 
-typedef struct g2z__cpu { /* device->backend; NULL until an op needs it */
+typedef struct g2z__cpu { /* device->backend */
   int threads;
   unsigned char *blocks;  /* [threads][G2Z__CPU_BLOCKS], aligned to 64 */
 } g2z__cpu;
@@ -15258,6 +15258,21 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   return G2Z_OK;
 }
 
+G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char *path,
+                                             const char *text, size_t bytes) {
+  g2z__crc crc;
+  char sum[16] = "";
+  g2z__crc_init(&crc);
+  if (bytes > G2Z__SAVED_TAIL_BYTES)
+    snprintf(sum, sizeof sum, "%08" PRIx32 "%s",
+             g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
+  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
+    return G2Z_OK;
+  return g2z__fail(services, G2Z_FORMAT,
+                   "%s does not have the checksum %.8s that ends it: it is damaged; take an "
+                   "earlier checkpoint", path, sum);
+}
+
 /* The format and the version stand first, and say how to read the rest. */
 G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const char *path,
                                                  const char *text, size_t bytes) {
@@ -15278,25 +15293,12 @@ G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const c
                      "%s does not begin as the state of a checkpoint does: it is damaged, or it "
                      "is something else", path);
   if (version == G2Z__CHECKPOINT_VERSION) return G2Z_OK;
-  return g2z__fail(services, G2Z_UNSUPPORTED,
+  /* A version that no other byte agrees with is damage. */
+  g2z_status status = g2z__saved_check_sum(services, path, text, bytes);
+  return g2z__fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
                    "%s has version=%" PRId64 " of the format, and this program reads version %d: "
                    "resume with the program that wrote it", path, version,
                    G2Z__CHECKPOINT_VERSION);
-}
-
-G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char *path,
-                                             const char *text, size_t bytes) {
-  g2z__crc crc;
-  char sum[16] = "";
-  g2z__crc_init(&crc);
-  if (bytes > G2Z__SAVED_TAIL_BYTES)
-    snprintf(sum, sizeof sum, "%08" PRIx32 "%s",
-             g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
-  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
-    return G2Z_OK;
-  return g2z__fail(services, G2Z_FORMAT,
-                   "%s does not have the checksum %.8s that ends it: it is damaged; take an "
-                   "earlier checkpoint", path, sum);
 }
 
 /* What DIRECTORY/trainer_state.json says, or why that is no checkpoint. */

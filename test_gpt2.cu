@@ -10031,8 +10031,7 @@ static void test_checkpoint_refused(g2z_test *t) {
   CHECK(t, rename(test_path(t, "at.partial"), at) == 0);
 
   test_saved_replace(t, at, "trainer_state.json", "\"version\": 1", "\"version\": 7");
-  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, at), G2Z_UNSUPPORTED, &t->services,
-               "has version=7 of the format, and this program reads version 1");
+  LOAD("has version=7 of the format, and this program reads version 1");
   test_saved_replace(t, at, "trainer_state.json", "\"version\": 7", "\"version\": 1");
   test_saved_replace(t, at, "trainer_state.json", "gpt2_zero ch", "gpt3_zero ch");
   LOAD("does not begin as the state of a checkpoint does");
@@ -10473,6 +10472,7 @@ static void test_run_resume_latest(g2z_test *t) {
   /* What is no damage ends the start: another version, another model. */
   test_run_copy(t, a.run_dir, b.run_dir,
                 "sed -i 's/\"version\": 1/\"version\": 2/' step-000008/trainer_state.json");
+  test_saved_sign(t, path, "config.json");
   CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_UNSUPPORTED, &t->services,
                "step-000008/trainer_state.json has version=2");
   test_run_copy(t, a.run_dir, b.run_dir, "true");
