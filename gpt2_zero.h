@@ -7807,7 +7807,7 @@ G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
 }
 #endif
 
-G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device); /* >>i10 */
+G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device); /* room 10 */
 
 G2Z_API g2z_device_kind g2z_device_default(void) {
   return g2z__cuda_count() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
