@@ -37,8 +37,10 @@
  *     G2Z_ASSERT(condition)      a caller's bug; default assert()
  *     G2Z_NO_NCCL                with nvcc: build for one GPU, also where <nccl.h> is
  *     G2Z_GIT_COMMIT             a string for the artifacts of a run
- *     Include it before any system header, or compile with -D_GNU_SOURCE: it needs POSIX.1-2008.
- *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc).
+ *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc), and behind any
+ *     system header. With one exception: -std=c11 makes the C library's headers declare nothing
+ *     of POSIX, and the first of them decides for all. Then gpt2_zero.h must be the first include;
+ *     or compile with -std=gnu11. -ffast-math is refused.
  *
  * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order in which data flows
  *     >>d01 >>i01   status              one enum, one sentence each
@@ -283,7 +285,9 @@
  *                             "shutdown"
  *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
  *     training_metrics.json, cuts metrics.jsonl and train.log behind the checkpoint's step and goes
- *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run.
+ *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run. A
+ *     damaged line among these is an error, unless it is the torn end of the file. Of "latest" a
+ *     checkpoint that is not whole is passed over, and becomes step-NNNNNN.damaged.
  *
  * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
  *     run_NAME_N              run directories, N in the order of time; with them console.txt, what
@@ -309,8 +313,9 @@
 #ifndef G2Z_INCLUDED
 #define G2Z_INCLUDED
 
-/* The implementation needs POSIX.1-2008 (pread, glob, threads); strict C modes hide it unless this
- * stands before the first system header. */
+/* The implementation needs POSIX.1-2008 (pread, glob, threads) and some of BSD (flock, madvise);
+ * strict C modes hide both unless this stands before the first system header. Of what only
+ * _GNU_SOURCE declares it uses nothing but sync_file_range, and that where it is declared. */
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -397,7 +402,7 @@ G2Z_API void g2z_utc_now(char text[32]);
 /* A file under construction: it grows beside its final name ("PATH.partial") and takes that name
  * only in g2z_writer_commit, after an fsync. Freed without a commit, it leaves nothing behind.
  * Meanwhile no other writer takes PATH. A write error (full disk) sticks: every later call returns
- * it again. */
+ * it again. Where PATH or PATH.partial is a symbolic link it is refused. */
 typedef struct g2z_writer g2z_writer;
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out);
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count);
@@ -409,7 +414,8 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer); /* flush, fsync, renam
 G2Z_API void g2z_writer_free(g2z_writer *writer);         /* NULL is fine; removes if uncommitted */
 
 /* A whole file in memory, followed by one NUL that `*bytes` does not count. Refuses files over
- * `limit` bytes. The caller frees it with g2z_release. */
+ * `limit` bytes, and what is no regular file but for a pipe that the program was started with
+ * (/dev/fd/63). The caller frees it with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
 G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine */
@@ -1178,20 +1184,20 @@ typedef struct g2z_ops {
                               const float *mean, const float *rstd, g2z_write res_mode,
                               g2z_write mode, const g2z_dropout *dropout, int N, int C);
 
-  /* y[N,O] act = x[N,I] w[I,O] + bias[O], and then
+  /* y[N,O] act = x[N,K] w[K,O] + bias[O], and then
    *   slope not NULL:    slope[N,O] = gelu'(that), which is all that backward needs; y = gelu(that)
    *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual */
   g2z_status (*linear_fwd)(g2z_device *device, void *y, void *slope, const void *x, const void *w,
                            const void *bias, const void *residual, const g2z_dropout *dropout,
-                           int N, int I, int O);
-  /* dx[N,I] act = dy[N,O] w^T; slope[N,I] not NULL: times slope, and dbias[I] grad = column sums
+                           int N, int K, int O);
+  /* dx[N,K] act = dy[N,O] w^T; slope[N,K] not NULL: times slope, and dbias[K] grad = column sums
    * of dx. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
-                                const void *w, const void *slope, g2z_write mode, int N, int I,
+                                const void *w, const void *slope, g2z_write mode, int N, int K,
                                 int O);
-  /* dw[I,O] grad = x^T dy */
+  /* dw[K,O] grad = x^T dy */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
-                                  g2z_write mode, int N, int I, int O);
+                                  g2z_write mode, int N, int K, int O);
 
   /* Causal self-attention on packed qkv[B,T,3,NH,HS] act: out[B,T,NH,HS] act, lse[B,NH,T] f32 =
    * log sum exp of the scaled scores. Dao et al. 2022, arXiv:2205.14135. */
@@ -1819,9 +1825,9 @@ typedef struct g2z_run_config {
   const char *prompt;          /* NULL or "": the end-of-text token */
   const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
                                 * unless that run is resumed */
-  const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint, or
-                                * where there is none with what its run began with, if with
-                                * nothing from the beginning. Else a checkpoint: one of run_dir,
+  const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint that
+                                * is whole, or where there is none with what its run began with, if
+                                * with nothing from the beginning. Else a checkpoint: one of run_dir,
                                 * which goes on, or another, from which a new run begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
@@ -2189,6 +2195,12 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_IMPLEMENTED)
 #define G2Z_IMPLEMENTED
 
+/* It makes isfinite() true for a NaN: gradients that are not finite would move the weights. */
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || __FINITE_MATH_ONLY__ + 0
+#error "gpt2_zero.h: -ffast-math takes away NaN, by which a step is known that must be skipped: \
+compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
+#endif
+
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
@@ -2231,8 +2243,10 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 #include <nmmintrin.h> /* CRC-32C as an instruction */
 #endif
 
-#if defined(__GLIBC__) && !defined(__USE_XOPEN2K8)
-#error "gpt2_zero.h: a system header was included before it without _GNU_SOURCE: include gpt2_zero.h first, or compile with -D_GNU_SOURCE"
+/* The C library declares for the whole file what it was asked for at the first of its headers. */
+#if defined(__GLIBC__) && !(defined(__USE_XOPEN2K8) && defined(__USE_MISC))
+#error "gpt2_zero.h: a system header before it has hidden POSIX: compile with -std=gnu11 in place \
+of -std=c11, or include gpt2_zero.h first"
 #endif
 
 /* A caller's bug, not an input: overridable, and never has a side effect. */
@@ -2305,7 +2319,7 @@ G2Z__PRIVATE void g2z__log(g2z_services *services, g2z_log_level level, const ch
   vsnprintf(sentence, sizeof sentence, format, arguments);
   va_end(arguments);
   g2z__tame(sentence);
-  services->log(services->user, level, sentence);
+  (services->log)(services->user, level, sentence); /* <tgmath.h> makes log() a macro */
 }
 
 /* `count` zeroed elements of `size` bytes. *out is NULL on failure. */
@@ -2388,7 +2402,9 @@ G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const 
     case ENOTDIR:
     case EEXIST: remedy = "a file stands where a directory is needed: choose another path"; break;
     case EISDIR: remedy = "it is a directory: name a file"; break;
+    case ELOOP: remedy = "it is a symbolic link: remove it, or name what it leads to"; break;
     case ENAMETOOLONG: remedy = "choose a shorter path"; break;
+    case ENXIO: remedy = "it is a FIFO: remove it, or choose another path"; break;
     case EMFILE:
     case ENFILE: remedy = "raise the limit of open files (ulimit -n)"; break;
     default: break;
@@ -2545,23 +2561,37 @@ G2Z__PRIVATE g2z_status g2z__writer_flush(g2z_writer *writer) {
   return G2Z_OK;
 }
 
-/* PATH.partial, empty and locked. A program that was killed leaves one behind, without its lock. One
- * that has just ended may have renamed the file between our open and our lock: then once more. */
+/* What stands where a regular file should. */
+G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
+  return S_ISDIR(info->st_mode) ? "a directory"
+         : S_ISLNK(info->st_mode) ? "a symbolic link"
+         : S_ISFIFO(info->st_mode) ? "a FIFO"
+                                   : "not a regular file";
+}
+
+/* PATH.partial, empty and locked. A program that was killed leaves one behind, without its lock.
+ * One that has just ended may have renamed the file between our open and our lock: then once more. */
 G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
   struct stat mine, named;
   /* An empty path would create ".partial" and fail only at the rename. */
   if (!*writer->path) return g2z__fail_file(writer->services, ENOENT, "create", writer->path);
   do {
     if (writer->file >= 0) close(writer->file);
-    writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    /* A link there would lead elsewhere, and a FIFO would block. */
+    writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
+                        0666);
     if (writer->file < 0)
-      return g2z__fail_file(writer->services, errno, "create", writer->path);
+      return g2z__fail_file(writer->services, errno, "create",
+                            errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
     if (!g2z__lock(writer->file))
       return g2z__fail(writer->services, G2Z_IO, "another program writes %s: wait until it ends, "
                        "or choose another name", writer->path);
     if (fstat(writer->file, &mine) != 0)
       return g2z__fail_file(writer->services, errno, "create", writer->path);
-  } while (stat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino ||
+    if (!S_ISREG(mine.st_mode))
+      return g2z__fail(writer->services, G2Z_IO, "cannot write %s: it is %s; remove it",
+                       writer->partial, g2z__kind_of_file(&mine));
+  } while (lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino ||
            named.st_dev != mine.st_dev);
   writer->pending = 1;
   if (ftruncate(writer->file, 0) == 0) return G2Z_OK;
@@ -2571,11 +2601,12 @@ G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out) {
   *out = NULL;
   size_t length = strlen(path);
-  /* A rename over /dev/null would replace the device; over a directory it would fail at the end. */
+  /* A rename over /dev/null would replace the device, and over a link the link; over a directory it
+   * would fail at the end. */
   struct stat there;
-  if (length && stat(path, &there) == 0 && !S_ISREG(there.st_mode))
+  if (length && lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z__fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
-                     S_ISDIR(there.st_mode) ? "a directory" : "not a regular file");
+                     g2z__kind_of_file(&there));
   void *memory;
   G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_writer) + 2 * length + sizeof ".partial" + 1,
                       &memory));
@@ -2699,14 +2730,45 @@ G2Z__PRIVATE g2z_status g2z__read_file(g2z_services *services, const char *path,
   return G2Z_OK;
 }
 
+/* Whether the file is the other end of a pipe that this program was started with, as for
+ * `--vocab <(zcat FILE)`. */
+G2Z__PRIVATE int g2z__is_inherited(int file, const struct stat *info) {
+  const int most = 1024; /* shells take numbers below 256 */
+  struct stat other;
+  for (int i = 0; i < most; i++)
+    if (i != file && fstat(i, &other) == 0 && other.st_ino == info->st_ino &&
+        other.st_dev == info->st_dev)
+      return 1;
+  return 0;
+}
+
+/* Opens a file for reading, and never waits for somebody who writes to a FIFO of that name. *file
+ * is -1 on failure. */
+G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path, int *file) {
+  struct stat info;
+  memset(&info, 0, sizeof info);
+  *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (*file < 0 || fstat(*file, &info) != 0)
+    return g2z__fail_file(services, errno, "open", path);
+  int pipe = S_ISFIFO(info.st_mode) && g2z__is_inherited(*file, &info);
+  if (pipe && fcntl(*file, F_SETFL, 0) != 0) /* it may be waited for */
+    return g2z__fail_file(services, errno, "open", path);
+  if (pipe || S_ISREG(info.st_mode)) return G2Z_OK;
+  close(*file);
+  *file = -1;
+  if (S_ISDIR(info.st_mode)) return g2z__fail_file(services, EISDIR, "read", path);
+  return g2z__fail(services, G2Z_IO, "cannot read %s: it is %s; name a file", path,
+                   g2z__kind_of_file(&info));
+}
+
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes) {
+  int file;
   *text = NULL;
   *bytes = 0;
-  int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return g2z__fail_file(services, errno, "open", path);
-  g2z_status status = g2z__read_file(services, path, file, limit, text, bytes);
-  close(file);
+  g2z_status status = g2z__open_read(services, path, &file);
+  if (status == G2Z_OK) status = g2z__read_file(services, path, file, limit, text, bytes);
+  if (file >= 0) close(file);
   return status;
 }
 
@@ -5943,6 +6005,18 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
   return G2Z_OK;
 }
 
+/* Where <|endoftext|> first stands in a text, or NULL. memmem would do, but is no part of POSIX. */
+G2Z__PRIVATE const unsigned char *g2z__find_eot(const unsigned char *text, size_t bytes) {
+  const unsigned char *end = text + bytes;
+  while ((size_t)(end - text) >= G2Z__EOT_BYTES) {
+    size_t starts = (size_t)(end - text) - G2Z__EOT_BYTES + 1;
+    const unsigned char *at = (const unsigned char *)memchr(text, G2Z__EOT[0], starts);
+    if (!at || memcmp(at, G2Z__EOT, G2Z__EOT_BYTES) == 0) return at;
+    text = at + 1;
+  }
+  return NULL;
+}
+
 /* The same where <|endoftext|> stands for its id. What is around it is encoded on its own, as
  * tiktoken and Hugging Face do. */
 G2Z__PRIVATE g2z_status g2z__encode_special(g2z_encoder *encoder, const unsigned char *text,
@@ -5950,8 +6024,7 @@ G2Z__PRIVATE g2z_status g2z__encode_special(g2z_encoder *encoder, const unsigned
                                             size_t *used) {
   size_t at = 0;
   for (;;) {
-    const unsigned char *eot =
-        (const unsigned char *)memmem(text + at, bytes - at, G2Z__EOT, G2Z__EOT_BYTES);
+    const unsigned char *eot = g2z__find_eot(text + at, bytes - at);
     size_t end = eot ? (size_t)(eot - text) : bytes;
     G2Z__TRY(g2z__encode_ordinary(encoder, text + at, end - at, open && !eot, out, used));
     *used += at;
@@ -7664,6 +7737,8 @@ G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
 }
 #endif
 
+G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device); /* room 10 */
+
 G2Z_API g2z_device_kind g2z_device_default(void) {
   return g2z__cuda_count() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
 }
@@ -7690,12 +7765,10 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
   device->kind = kind;
   device->dtype = dtype;
   device->grad_dtype = grad_dtype;
-  if (kind == G2Z_DEVICE_CUDA) {
-    g2z_status status = g2z__cuda_open(device);
-    if (status != G2Z_OK) {
-      g2z_release(services, device);
-      return status;
-    }
+  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : g2z__cpu_reserve(device);
+  if (status != G2Z_OK) {
+    g2z_release(services, device);
+    return status;
   }
   *out = device;
   return G2Z_OK;
@@ -7953,6 +8026,41 @@ G2Z__PRIVATE int g2z__cpu_threads(void) {
 
 static inline int g2z__cpu_min(int a, int b) { return a < b ? a : b; }
 static inline int g2z__cpu_round_up(int n, int step) { return (n + step - 1) / step * step; }
+
+/* ----- a thread's blocks -------------------------------------------------
+ * Products and attention copy blocks of their operands into buffers, a set for each thread. They
+ * lie on the heap: the stack of a thread, the caller's or one of OpenMP's, may be 64 KiB. */
+
+#define G2Z__CPU_BLOCKS ((size_t)348 * 1024) /* bytes for a thread; a multiple of 64 */
+
+typedef struct g2z__cpu { /* device->backend */
+  int threads;
+  unsigned char *blocks;  /* [threads][G2Z__CPU_BLOCKS], aligned to 64 */
+} g2z__cpu;
+
+/* Makes room for as many threads as the next parallel loop may have: a program may change that. */
+G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device) {
+  g2z__cpu *cpu = (g2z__cpu *)device->backend;
+  int threads = g2z__cpu_threads();
+  if (cpu && cpu->threads >= threads) return G2Z_OK;
+  void *memory;
+  G2Z__TRY(g2z__alloc(device->services, 1, (size_t)threads * G2Z__CPU_BLOCKS + 128, &memory));
+  g2z_release(device->services, cpu);
+  device->backend = cpu = (g2z__cpu *)memory;
+  cpu->threads = threads;
+  cpu->blocks = (unsigned char *)(((uintptr_t)(cpu + 1) + 63) / 64 * 64);
+  return G2Z_OK;
+}
+
+/* Those of the thread that asks, in a parallel loop behind g2z__cpu_reserve. */
+G2Z__PRIVATE void *g2z__cpu_blocks(const g2z_device *device) {
+  const g2z__cpu *cpu = (const g2z__cpu *)device->backend;
+#if defined(_OPENMP)
+  return cpu->blocks + (size_t)omp_get_thread_num() * G2Z__CPU_BLOCKS;
+#else
+  return cpu->blocks;
+#endif
+}
 
 /* ----- one register of floats --------------------------------------------
  * What costs time is written with it: a compiler may not reorder a sum into lanes, nor select
@@ -8218,11 +8326,14 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_zero(void) {
   return product;
 }
 
-G2Z__PRIVATE void g2z__cpu_tile(const g2z__cpu_product *p, int row, int rows, int column,
-                                int columns) {
-  float a[G2Z__MC * G2Z__LD] __attribute__((aligned(64)));
-  float b[G2Z__KC * G2Z__NC] __attribute__((aligned(64)));
-  float sums[G2Z__MC * G2Z__NC] __attribute__((aligned(64)));
+typedef struct g2z__cpu_tiles {
+  float a[G2Z__MC * G2Z__LD], b[G2Z__KC * G2Z__NC], sums[G2Z__MC * G2Z__NC];
+} g2z__cpu_tiles;
+static_assert(sizeof(g2z__cpu_tiles) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the tiles");
+
+G2Z__PRIVATE void g2z__cpu_tile(const g2z__cpu_product *p, g2z__cpu_tiles *tiles, int row, int rows,
+                                int column, int columns) {
+  float *a = tiles->a, *b = tiles->b, *sums = tiles->sums;
   int rows_up = g2z__cpu_round_up(rows, G2Z__MR);
   int by_rows = p->a_column == 1; /* the copy is [MC,LD]; of a transposed a it is [KC,LD_MC] */
   ptrdiff_t a_row = by_rows ? G2Z__LD : 1, a_step = by_rows ? 1 : G2Z__LD_MC;
@@ -8247,7 +8358,7 @@ G2Z__PRIVATE int g2z__cpu_part(int size, int limit, int step) {
   return g2z__cpu_round_up((size + parts - 1) / parts, step);
 }
 
-G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
+G2Z__PRIVATE g2z_status g2z__cpu_multiply(g2z_device *device, const g2z__cpu_product *p) {
   int M = g2z__cpu_part(p->M, G2Z__MC, G2Z__MR), N = g2z__cpu_part(p->N, G2Z__NC, G2Z__NR);
   int threads = G2Z__WORTH_THREADS(2.0 * p->M * p->N * p->K) ? g2z__cpu_threads() : 1;
   int64_t down, across, wanted = threads == 1 ? 1 : 3 * threads;
@@ -8259,11 +8370,14 @@ G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
     else if (N > 2 * G2Z__NR) N = g2z__cpu_round_up(N / 2, G2Z__NR);
     else break;
   }
+  G2Z__TRY(g2z__cpu_reserve(device));
   G2Z__PARALLEL_TASKS(2.0 * p->M * p->N * p->K)
   for (int64_t tile = 0; tile < down * across; tile++) {
     int row = (int)(tile % down) * M, column = (int)(tile / down) * N;
-    g2z__cpu_tile(p, row, g2z__cpu_min(M, p->M - row), column, g2z__cpu_min(N, p->N - column));
+    g2z__cpu_tile(p, (g2z__cpu_tiles *)g2z__cpu_blocks(device), row,
+                  g2z__cpu_min(M, p->M - row), column, g2z__cpu_min(N, p->N - column));
   }
+  return G2Z_OK;
 }
 
 /* out = (or +=) sums */
@@ -8376,7 +8490,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_synchronize(g2z_device *device) {
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
+G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) {
+  g2z_release(device->services, device->backend);
+}
 
 /* ----- embedding -------------------------------------------------------- */
 
@@ -8579,46 +8695,44 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
                                             const void *w, const void *bias, const void *residual,
-                                            const g2z_dropout *dropout, int N, int I, int O) {
+                                            const g2z_dropout *dropout, int N, int K, int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = N, p.N = O, p.K = I;
-  p.a = (const float *)x, p.a_row = I, p.a_column = 1;
+  p.M = N, p.N = O, p.K = K;
+  p.a = (const float *)x, p.a_row = K, p.a_column = 1;
   p.b = (const float *)w, p.b_row = O, p.b_column = 1;
   p.finish = g2z__cpu_finish_linear;
   p.out = (float *)y, p.out_row = O, p.dtype = device->dtype;
   p.bias = (const float *)bias, p.slope = (float *)slope;
   p.residual = (const float *)residual, p.dropout = dropout;
-  g2z__cpu_multiply(&p);
-  return G2Z_OK;
+  return g2z__cpu_multiply(device, &p);
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                                  const void *dy, const void *w, const void *slope,
-                                                 g2z_write mode, int N, int I, int O) {
+                                                 g2z_write mode, int N, int K, int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = N, p.N = I, p.K = O;
+  p.M = N, p.N = K, p.K = O;
   p.a = (const float *)dy, p.a_row = O, p.a_column = 1;
   p.b = (const float *)w, p.b_row = 1, p.b_column = O;
   p.finish = slope ? g2z__cpu_finish_times : g2z__cpu_finish_store;
-  p.out = (float *)dx, p.out_row = I, p.dtype = device->dtype;
+  p.out = (float *)dx, p.out_row = K, p.dtype = device->dtype;
   p.times = (const float *)slope;
-  g2z__cpu_multiply(&p);
+  G2Z__TRY(g2z__cpu_multiply(device, &p));
   if (slope)
-    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, I);
+    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, K);
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                                   const void *dy, g2z_write mode, int N, int I,
+                                                   const void *dy, g2z_write mode, int N, int K,
                                                    int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = I, p.N = O, p.K = N;
-  p.a = (const float *)x, p.a_row = 1, p.a_column = I;
+  p.M = K, p.N = O, p.K = N;
+  p.a = (const float *)x, p.a_row = 1, p.a_column = K;
   p.b = (const float *)dy, p.b_row = O, p.b_column = 1;
   p.finish = g2z__cpu_finish_store;
   p.out = (float *)dw, p.out_row = O, p.dtype = device->grad_dtype, p.mode = mode;
-  g2z__cpu_multiply(&p);
-  return G2Z_OK;
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* ----- attention --------------------------------------------------------
@@ -8711,43 +8825,48 @@ G2Z__PRIVATE void g2z__cpu_put_lane(const g2z__cpu_head *head, float *to, const 
   g2z__cpu_round(head->dtype, to, (size_t)head->HS);
 }
 
-/* Queries from `query` on, up to 64 of them. out and lse are the head's, of token 0. */
-G2Z__PRIVATE void g2z__cpu_attend(const g2z__cpu_head *head, float *out, float *lse, int query) {
-  float queries[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE] __attribute__((aligned(64)));
+typedef struct g2z__cpu_front { /* blocks of the forward pass; 64 queries against 48 keys */
+  float queries[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];
   float keys[G2Z__KEYS * G2Z__HEAD_LD], values[G2Z__KEYS * G2Z__HEAD_LD];
-  float s[G2Z__STRIP] __attribute__((aligned(64))), factors[G2Z__STRIP];
-  float sums[G2Z__QUERIES * G2Z__HEAD_LD] __attribute__((aligned(64))); /* [strip][HS_up][NR] */
+  float s[G2Z__STRIP], factors[G2Z__STRIP];
+  float sums[G2Z__QUERIES * G2Z__HEAD_LD];              /* [strip][HS_up][NR] */
+} g2z__cpu_front;
+static_assert(sizeof(g2z__cpu_front) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the front");
+
+/* Queries from `query` on, up to 64 of them. out and lse are the head's, of token 0. */
+G2Z__PRIVATE void g2z__cpu_attend(const g2z__cpu_head *head, g2z__cpu_front *w, float *out,
+                                  float *lse, int query) {
   float max[G2Z__QUERIES], sum[G2Z__QUERIES] = {0}, shrink[G2Z__NR];
   int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR);
   int count = g2z__cpu_min(G2Z__QUERIES, head->T - query);
   for (int i = 0; i < G2Z__QUERIES; i++) max[i] = -INFINITY;
-  g2z__cpu_copy_strips(queries, head->q + query * head->row, 1, head->row, HS, count);
+  g2z__cpu_copy_strips(w->queries, head->q + query * head->row, 1, head->row, HS, count);
   for (int key = 0; key < query + count; key += G2Z__KEYS) {
     int n = g2z__cpu_min(G2Z__KEYS, query + count - key);
-    g2z__cpu_copy_block(keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
+    g2z__cpu_copy_block(w->keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
                         g2z__cpu_round_up(n, G2Z__MR), HS);
-    g2z__cpu_copy_block(values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS, n,
+    g2z__cpu_copy_block(w->values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS, n,
                         HS_up);
     int first = key > query ? (key - query) / G2Z__NR * G2Z__NR : 0; /* strip with a query >= key */
     for (int j = first; j < count; j += G2Z__NR) {
-      float *o = sums + j * HS_up;
-      g2z__cpu_scores(s, keys, queries + j * HS, HS, key, n, query + j);
-      g2z__cpu_softmax_strip(s, n, head->scale, max + j, sum + j, shrink);
+      float *o = w->sums + j * HS_up;
+      g2z__cpu_scores(w->s, w->keys, w->queries + j * HS, HS, key, n, query + j);
+      g2z__cpu_softmax_strip(w->s, n, head->scale, max + j, sum + j, shrink);
       for (int i = 0; i < HS && key; i++)
         for (int lane = 0; lane < G2Z__NR; lane++) o[i * G2Z__NR + lane] *= shrink[lane];
       if (g2z__dropout_on(head->dropout)) {
-        g2z__cpu_strip_factors(head, factors, key, n, query + j);
-        for (int i = 0; i < n * G2Z__NR; i++) s[i] *= factors[i];
+        g2z__cpu_strip_factors(head, w->factors, key, n, query + j);
+        for (int i = 0; i < n * G2Z__NR; i++) w->s[i] *= w->factors[i];
       }
       for (int i = 0; i < HS; i += G2Z__MR)
-        g2z__cpu_kernel(n, values + i, 1, G2Z__HEAD_LD, s, o + i * G2Z__NR, G2Z__NR,
+        g2z__cpu_kernel(n, w->values + i, 1, G2Z__HEAD_LD, w->s, o + i * G2Z__NR, G2Z__NR,
                         key ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
     }
   }
   for (int i = 0; i < count; i++) {
     int lane = i % G2Z__NR;
     lse[query + i] = head->scale * max[i] + logf(sum[i]);
-    g2z__cpu_put_lane(head, out + (ptrdiff_t)(query + i) * head->C, sums + (i - lane) * HS_up,
+    g2z__cpu_put_lane(head, out + (ptrdiff_t)(query + i) * head->C, w->sums + (i - lane) * HS_up,
                       lane, 1.0f / sum[i]);
   }
 }
@@ -8756,12 +8875,14 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, fl
                                                const void *qkv, const g2z_dropout *dropout, int B,
                                                int T, int C, int NH) {
   int blocks = (T + G2Z__QUERIES - 1) / G2Z__QUERIES;
+  G2Z__TRY(g2z__cpu_reserve(device));
   G2Z__PARALLEL_TASKS(4.0 * B * T * T * C)
   for (int task = 0; task < B * NH * blocks; task++) {
     int index = task / blocks;
     g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
     float *to = (float *)out + (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
-    g2z__cpu_attend(&head, to, lse + (ptrdiff_t)index * T, task % blocks * G2Z__QUERIES);
+    g2z__cpu_attend(&head, (g2z__cpu_front *)g2z__cpu_blocks(device), to,
+                    lse + (ptrdiff_t)index * T, task % blocks * G2Z__QUERIES);
   }
   return G2Z_OK;
 }
@@ -8777,6 +8898,7 @@ typedef struct g2z__cpu_back {  /* blocks of the backward pass; 64 queries again
   float dk[G2Z__KEYS * G2Z_MAX_HEAD_SIZE], dv[G2Z__KEYS * G2Z_MAX_HEAD_SIZE];
   float p[G2Z__STRIP], ds[G2Z__STRIP], factors[G2Z__STRIP];
 } g2z__cpu_back;
+static_assert(sizeof(g2z__cpu_back) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the back");
 
 /* p = exp(scale * s - lse), the softmax of the forward pass; ds = scale * p * (dp - d). With
  * dropout, dp is what arrives through it, and p leaves with it applied, as dv needs it. */
@@ -8845,33 +8967,32 @@ G2Z__PRIVATE void g2z__cpu_back_load(const g2z__cpu_head *head, g2z__cpu_back *w
 
 /* One head. dq, dk, dv, dout, out and lse are the head's, of token 0; dk and dv start as 0 and hold
  * unrounded sums until the last block of queries is through. */
-G2Z__PRIVATE void g2z__cpu_attend_back(const g2z__cpu_head *head, float *dq, const float *dout,
-                                       const float *out, const float *lse) {
-  g2z__cpu_back w __attribute__((aligned(64)));
+G2Z__PRIVATE void g2z__cpu_attend_back(const g2z__cpu_head *head, g2z__cpu_back *w, float *dq,
+                                       const float *dout, const float *out, const float *lse) {
   int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR), T = head->T;
   float *dk = dq + head->C, *dv = dk + head->C;
   for (int query = 0; query < T; query += G2Z__QUERIES) {
     int count = g2z__cpu_min(G2Z__QUERIES, T - query);
-    g2z__cpu_back_load(head, &w, dout, out, lse, query, count);
+    g2z__cpu_back_load(head, w, dout, out, lse, query, count);
     for (int key = 0; key < query + count; key += G2Z__KEYS) {
       int n = g2z__cpu_min(G2Z__KEYS, query + count - key);
-      g2z__cpu_copy_block(w.keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
+      g2z__cpu_copy_block(w->keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
                           g2z__cpu_round_up(n, G2Z__MR), HS_up);
-      g2z__cpu_copy_block(w.values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS,
+      g2z__cpu_copy_block(w->values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS,
                           g2z__cpu_round_up(n, G2Z__MR), HS);
       int first = key > query ? (key - query) / G2Z__NR * G2Z__NR : 0;
       for (int j = first; j < count; j += G2Z__NR)
-        g2z__cpu_back_strip(head, &w, query, j, key, n,
+        g2z__cpu_back_strip(head, w, query, j, key, n,
                             j == first ? G2Z_OVERWRITE : G2Z_ACCUMULATE);
       for (int i = 0; i < n; i++)
         for (int c = 0; c < HS; c++) {
-          dk[(key + i) * head->row + c] += w.dk[i * G2Z_MAX_HEAD_SIZE + c];
-          dv[(key + i) * head->row + c] += w.dv[i * G2Z_MAX_HEAD_SIZE + c];
+          dk[(key + i) * head->row + c] += w->dk[i * G2Z_MAX_HEAD_SIZE + c];
+          dv[(key + i) * head->row + c] += w->dv[i * G2Z_MAX_HEAD_SIZE + c];
         }
     }
     for (int i = 0; i < count; i++)
       g2z__cpu_put_lane(head, dq + (query + i) * head->row,
-                        w.dq + (i - i % G2Z__NR) * HS_up, i % G2Z__NR, 1.0f);
+                        w->dq + (i - i % G2Z__NR) * HS_up, i % G2Z__NR, 1.0f);
   }
   for (int t = 0; t < T; t++) {
     g2z__cpu_round(head->dtype, dk + t * head->row, (size_t)HS);
@@ -8885,11 +9006,13 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
                                                const g2z_dropout *dropout, int B, int T, int C,
                                                int NH) {
   memset(dqkv, 0, (size_t)B * (size_t)T * 3 * (size_t)C * sizeof(float));
+  G2Z__TRY(g2z__cpu_reserve(device));
   G2Z__PARALLEL_TASKS(10.0 * B * T * T * C)
   for (int index = 0; index < B * NH; index++) {
     g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
     ptrdiff_t at = (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
-    g2z__cpu_attend_back(&head, (float *)dqkv + (head.q - (const float *)qkv),
+    g2z__cpu_attend_back(&head, (g2z__cpu_back *)g2z__cpu_blocks(device),
+                         (float *)dqkv + (head.q - (const float *)qkv),
                          (const float *)dout + at, (const float *)out + at,
                          lse + (ptrdiff_t)index * T);
   }
@@ -8901,33 +9024,35 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
 /* ----- LM head ---------------------------------------------------------- */
 
 /* logits[n,row] = h[n,C] wte[V,C]^T */
-G2Z__PRIVATE void g2z__cpu_head_product(g2z_dtype dtype, float *logits, ptrdiff_t row,
-                                        const float *h, const float *wte, int n, int C, int V) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_product(g2z_device *device, g2z_dtype dtype, float *logits,
+                                              ptrdiff_t row, const float *h, const float *wte,
+                                              int n, int C, int V) {
   g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = n, p.N = V, p.K = C;
   p.a = h, p.a_row = C, p.a_column = 1;
   p.b = wte, p.b_row = 1, p.b_column = C;
   p.finish = g2z__cpu_finish_store;
   p.out = logits, p.out_row = row, p.dtype = dtype;
-  g2z__cpu_multiply(&p);
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* dh[n,C] = dlogits[n,Vp] wte[V,C]; dwte[V,C] = (or +=) dlogits^T h */
-G2Z__PRIVATE void g2z__cpu_head_back(g2z_dtype dtype, float *dh, float *dwte, g2z_dtype dwte_dtype,
-                                     const float *dlogits, const float *h, const float *wte,
-                                     g2z_write mode, int n, int C, int V, int Vp) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_back(g2z_device *device, float *dh, float *dwte,
+                                           g2z_dtype dwte_dtype, const float *dlogits,
+                                           const float *h, const float *wte, g2z_write mode, int n,
+                                           int C, int V, int Vp) {
   g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = n, p.N = C, p.K = V;
   p.a = dlogits, p.a_row = Vp, p.a_column = 1;
   p.b = wte, p.b_row = C, p.b_column = 1;
   p.finish = g2z__cpu_finish_store;
-  p.out = dh, p.out_row = C, p.dtype = dtype;
-  g2z__cpu_multiply(&p);
+  p.out = dh, p.out_row = C, p.dtype = device->dtype;
+  G2Z__TRY(g2z__cpu_multiply(device, &p));
   p.M = V, p.N = C, p.K = n;
   p.a = dlogits, p.a_row = 1, p.a_column = Vp;
   p.b = h, p.b_row = C, p.b_column = 1;
   p.out = dwte, p.dtype = dwte_dtype, p.mode = mode;
-  g2z__cpu_multiply(&p);
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* The loss of one token. logits[V] become the gradient of the loss times `gradient`. */
@@ -8967,17 +9092,17 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   for (int first = 0; first < N; first += chunk) {
     int n = g2z__cpu_min(chunk, N - first);
     size_t at = (size_t)first * (size_t)C;
-    g2z__cpu_head_product(device->dtype, (float *)logits, Vp, (const float *)h + at,
-                          (const float *)wte, n, C, V);
+    G2Z__TRY(g2z__cpu_head_product(device, device->dtype, (float *)logits, Vp,
+                                   (const float *)h + at, (const float *)wte, n, C, V));
     G2Z__PARALLEL_ROWS(30.0 * n * V)
     for (int i = 0; i < n; i++)
       losses[first + i] =
           g2z__cpu_classify(device->dtype, (float *)logits + (size_t)i * (size_t)Vp, V,
                             targets[first + i], gradient);
     if (dh)
-      g2z__cpu_head_back(device->dtype, (float *)dh + at, (float *)dwte, dwte_dtype,
-                         (const float *)logits, (const float *)h + at, (const float *)wte,
-                         first ? G2Z_ACCUMULATE : mode, n, C, V, Vp);
+      G2Z__TRY(g2z__cpu_head_back(device, (float *)dh + at, (float *)dwte, dwte_dtype,
+                                  (const float *)logits, (const float *)h + at,
+                                  (const float *)wte, first ? G2Z_ACCUMULATE : mode, n, C, V, Vp));
   }
   for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
   if (dh && mode == G2Z_OVERWRITE)
@@ -8988,9 +9113,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
 
 G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, const void *h,
                                              const void *wte, int n, int C, int V) {
-  (void)device;
-  g2z__cpu_head_product(G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n, C, V);
-  return G2Z_OK;
+  return g2z__cpu_head_product(device, G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n,
+                               C, V);
 }
 
 /* ----- types ------------------------------------------------------------ */
@@ -12615,23 +12739,39 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   return t->config.init_from ? g2z__trainer_init_from(t) : g2z__trainer_init(t);
 }
 
+/* The shortest decimal form that reads as the same double, or float. */
+typedef struct g2z__digits {
+  char text[32];
+} g2z__digits;
+G2Z__PRIVATE g2z__digits g2z__exact(double value, int is_float) {
+  g2z__digits decimal;
+  for (int digits = 6; digits <= 17; digits++) {
+    snprintf(decimal.text, sizeof decimal.text, "%.*g", digits, value);
+    double read = strtod(decimal.text, NULL);
+    if (is_float ? (float)read == (float)value : read == value) break;
+  }
+  return decimal;
+}
+
 /* What all ranks must agree on, a line each. */
 G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t bytes) {
   const g2z_train_config *c = &t->config;
   const g2z_optimizer_config *o = &c->optimizer;
   snprintf(text, bytes,
            "layers=%d\nheads=%d\nchannels=%d\ncontext=%d\nvocab=%d\nbatch=%d\nseq=%d\naccum=%d\n"
-           "dtype=%s\ngrad_fp32=%d\nzero_stage=%d\nbucket_mb=%g\ndevice=%s\ngraph=%d\n"
-           "dropout=%g\nseed=%" PRIu64 "\nlr=%g\nmin_lr=%g\nbeta1=%g\nbeta2=%g\neps=%g\n"
-           "weight_decay=%g\nclip=%g\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
-           "loss_scale=%g\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
+           "dtype=%s\ngrad_fp32=%d\nzero_stage=%d\nbucket_mb=%s\ndevice=%s\ngraph=%d\n"
+           "dropout=%s\nseed=%" PRIu64 "\nlr=%s\nmin_lr=%s\nbeta1=%s\nbeta2=%s\neps=%s\n"
+           "weight_decay=%s\nclip=%s\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
+           "loss_scale=%s\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
            "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\n",
            c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
            c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
-           c->bucket_mb, g2z_device_text(g2z_context_device(t->context)), c->graph,
-           (double)c->dropout, c->seed, (double)o->lr, (double)o->min_lr, (double)o->beta1,
-           (double)o->beta2, (double)o->eps, (double)o->weight_decay, (double)o->clip,
-           g2z_schedule_text(o->schedule), o->warmup, o->steps, (double)o->loss_scale,
+           g2z__exact(c->bucket_mb, 0).text, g2z_device_text(g2z_context_device(t->context)),
+           c->graph, g2z__exact(c->dropout, 1).text, c->seed, g2z__exact(o->lr, 1).text,
+           g2z__exact(o->min_lr, 1).text, g2z__exact(o->beta1, 1).text,
+           g2z__exact(o->beta2, 1).text, g2z__exact(o->eps, 1).text,
+           g2z__exact(o->weight_decay, 1).text, g2z__exact(o->clip, 1).text,
+           g2z_schedule_text(o->schedule), o->warmup, o->steps, g2z__exact(o->loss_scale, 1).text,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
            t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0,
            g2z_strategy_text(c->strategy));
@@ -12772,7 +12912,8 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int micro_step) {
   pass.B = plan->batch;
   pass.T = plan->seq;
   pass.dropout.probability = t->config.dropout;
-  pass.dropout.first = (uint32_t)(micro_step * plan->batch * plan->world + plan->rank);
+  pass.dropout.first =
+      (uint32_t)micro_step * (uint32_t)plan->batch * (uint32_t)plan->world + (uint32_t)plan->rank;
   pass.dropout.stride = (uint32_t)plan->world;
   pass.dropout.seq = plan->seq;
   pass.dropout.seed = t->config.seed;
@@ -15006,6 +15147,21 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   return G2Z_OK;
 }
 
+G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char *path,
+                                             const char *text, size_t bytes) {
+  g2z__crc crc;
+  char sum[16] = "";
+  g2z__crc_init(&crc);
+  if (bytes > G2Z__SAVED_TAIL_BYTES)
+    snprintf(sum, sizeof sum, "%08" PRIx32 "%s",
+             g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
+  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
+    return G2Z_OK;
+  return g2z__fail(services, G2Z_FORMAT,
+                   "%s does not have the checksum %.8s that ends it: it is damaged; take an "
+                   "earlier checkpoint", path, sum);
+}
+
 /* The format and the version stand first, and say how to read the rest. */
 G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const char *path,
                                                  const char *text, size_t bytes) {
@@ -15026,25 +15182,12 @@ G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const c
                      "%s does not begin as the state of a checkpoint does: it is damaged, or it "
                      "is something else", path);
   if (version == G2Z__CHECKPOINT_VERSION) return G2Z_OK;
-  return g2z__fail(services, G2Z_FORMAT,
+  /* A version that no other byte agrees with is damage. */
+  g2z_status status = g2z__saved_check_sum(services, path, text, bytes);
+  return g2z__fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
                    "%s has version=%" PRId64 " of the format, and this program reads version %d: "
                    "resume with the program that wrote it", path, version,
                    G2Z__CHECKPOINT_VERSION);
-}
-
-G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char *path,
-                                             const char *text, size_t bytes) {
-  g2z__crc crc;
-  char sum[16] = "";
-  g2z__crc_init(&crc);
-  if (bytes > G2Z__SAVED_TAIL_BYTES)
-    snprintf(sum, sizeof sum, "%08" PRIx32 "%s",
-             g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
-  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
-    return G2Z_OK;
-  return g2z__fail(services, G2Z_FORMAT,
-                   "%s does not have the checksum %.8s that ends it: it is damaged; take an "
-                   "earlier checkpoint", path, sum);
 }
 
 /* What DIRECTORY/trainer_state.json says, or why that is no checkpoint. */
@@ -15099,7 +15242,9 @@ typedef struct g2z__resumer {
   size_t weight_count;
   g2z__part *parts;             /* what this rank takes */
   size_t part_count;
+  int rank, world;              /* of those that share the checksums */
   float *chunk;
+  size_t chunk_bytes;
 } g2z__resumer;
 
 G2Z__PRIVATE void g2z__resumer_free(g2z__resumer *r) {
@@ -15142,6 +15287,9 @@ G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path
                  ? g2z__fail(r->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
                              "checkpoint again", r->directory, name)
                  : g2z__fail_file(r->services, errno, "read", *path);
+  else if (!S_ISREG(info.st_mode))
+    status = g2z__fail(r->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", *path,
+                       g2z__kind_of_file(&info));
   else if ((uint64_t)info.st_size != r->saved.file_bytes[file])
     status = g2z__fail(r->services, G2Z_FORMAT,
                        "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
@@ -15157,10 +15305,9 @@ G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path
 G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z__crc *crc,
                                                 const g2z__span *span, int file,
                                                 const char *path) {
-  const size_t most = g2z__checkpoint_chunk(r->t) * sizeof(float);
   uint32_t sum = 0;
   for (uint64_t done = 0; done < span->bytes;) {
-    size_t n = span->bytes - done < most ? (size_t)(span->bytes - done) : most;
+    size_t n = span->bytes - done < r->chunk_bytes ? (size_t)(span->bytes - done) : r->chunk_bytes;
     int64_t got = g2z__pread(file, r->chunk, n, span->begin + done);
     if (got < 0) return g2z__fail_file(r->services, errno, "read", path);
     if ((size_t)got < n)
@@ -15178,16 +15325,15 @@ G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z__crc 
 
 /* Every byte of every file, divided among the ranks. */
 G2Z__PRIVATE g2z_status g2z__resumer_check_bytes(g2z__resumer *r) {
-  const size_t world = (size_t)r->t->plan->world, rank = (size_t)r->t->plan->rank;
+  const size_t world = (size_t)r->world, rank = (size_t)r->rank;
   g2z__crc crc;
   g2z__crc_init(&crc);
   size_t at = 0;
   for (int file = 0; file < (int)r->saved.file_count; file++) {
     char *path;
     G2Z__TRY(g2z__resumer_path(r, file, &path));
-    g2z_status status = G2Z_OK;
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) status = g2z__fail_file(r->services, errno, "open", path);
+    int descriptor;
+    g2z_status status = g2z__open_read(r->services, path, &descriptor);
     for (; at < r->saved.span_count && r->saved.spans[at].file == file; at++)
       if (status == G2Z_OK && at % world == rank)
         status = g2z__resumer_check_span(r, &crc, &r->saved.spans[at], descriptor, path);
@@ -15278,8 +15424,10 @@ G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
   void *memory;
   G2Z__TRY(g2z__saved_read(r->services, r->directory, &r->saved));
   G2Z__TRY(g2z__resumer_check_model(r));
-  G2Z__TRY(t->device->ops->allocate_host(t->device, g2z__checkpoint_chunk(t) * sizeof(float),
-                                         &memory));
+  r->rank = t->plan->rank;
+  r->world = t->plan->world;
+  r->chunk_bytes = g2z__checkpoint_chunk(t) * sizeof(float);
+  G2Z__TRY(t->device->ops->allocate_host(t->device, r->chunk_bytes, &memory));
   r->chunk = (float *)memory;
   G2Z__TRY(g2z__resumer_check_bytes(r));
   G2Z__TRY(g2z__resumer_open_model(r));
@@ -15409,6 +15557,25 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   return G2Z_OK;
 }
 
+/* Whether a checkpoint is whole, without a trainer: G2Z_FORMAT where it is damaged. */
+G2Z__PRIVATE g2z_status g2z__checkpoint_check(g2z_services *services, const char *directory) {
+  g2z__resumer r;
+  void *memory = NULL;
+  memset(&r, 0, sizeof r);
+  r.services = services;
+  r.directory = directory;
+  r.world = 1;
+  r.chunk_bytes = (size_t)1 << 20;
+  g2z_status status = g2z__saved_read(services, directory, &r.saved);
+  if (status == G2Z_OK) status = g2z__alloc(services, r.chunk_bytes, 1, &memory);
+  r.chunk = (float *)memory;
+  if (status == G2Z_OK) status = g2z__resumer_check_bytes(&r);
+  r.chunk = NULL; /* no trainer's */
+  g2z_release(services, memory);
+  g2z__resumer_free(&r);
+  return status;
+}
+
 /* The choices of the run that saved; a GPU that does not know them chooses again. */
 G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
   char *path, *text;
@@ -15513,6 +15680,7 @@ struct g2z_run {
   double resume_s;                   /* how long it took to take it up */
   int continues;                     /* 1: run_dir's own run goes on, */
   int own;                           /* 1: behind a checkpoint of its own */
+  int passed_over;                   /* rank 0, 1: damaged ones stand behind that */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
   double earlier_s;                  /* wall time of this run before it was resumed */
   int64_t stop_signal;               /* that asked to stop; 0: none */
@@ -15632,8 +15800,9 @@ G2Z__PRIVATE g2z_status g2z__run_refuse_old(g2z_run *run, const char *name) {
 
 /* `keep` tells how many bytes of the file that stands there are kept, when its run goes on. */
 G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name,
-                                             g2z_status (*keep)(g2z_run *run, const char *text,
-                                                                size_t bytes, size_t *kept),
+                                             g2z_status (*keep)(g2z_run *run, const char *path,
+                                                                const char *text, size_t bytes,
+                                                                size_t *kept),
                                              g2z_writer **out) {
   char *path, *text = NULL;
   size_t bytes = 0, kept = 0;
@@ -15641,7 +15810,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name,
   g2z_status status = G2Z_OK;
   if (run->continues && access(path, F_OK) == 0) {
     status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
-    if (status == G2Z_OK) status = keep(run, text, bytes, &kept);
+    if (status == G2Z_OK) status = keep(run, path, text, bytes, &kept);
   }
   if (status == G2Z_OK) status = g2z__stream_create(run->services, path, text ? text : "", kept, out);
   g2z_release(run->services, text);
@@ -16556,6 +16725,25 @@ G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *
   return g2z_json_close(&json);
 }
 
+/* Line `number` of metrics.jsonl, at text[*at]; then *at is behind it. *torn: it has no end, and the
+ * sentence says so: the run is writing it, or was when the machine went down. */
+G2Z__PRIVATE g2z_status g2z__run_read_line(g2z_services *services, const char *path,
+                                           const char *text, size_t bytes, size_t *at, int number,
+                                           g2z__run_line *line, int *torn) {
+  const char *from = text + *at, *end = (const char *)memchr(from, '\n', bytes - *at);
+  char sentence[G2Z_ERROR_BYTES];
+  *torn = !end;
+  if (!end) return g2z__fail(services, G2Z_FORMAT, "%.600s, line %d is torn", path, number);
+  *at = (size_t)(end - text) + 1;
+  g2z_status status = g2z__run_parse_line(services, from, (size_t)(end - from), line);
+  if (status == G2Z_OK && line->metrics.step < 0)
+    status = g2z__fail(services, G2Z_FORMAT, "it has no step");
+  if (status == G2Z_OK) return G2Z_OK;
+  memcpy(sentence, services->error, sizeof sentence);
+  return g2z__fail(services, status, "%.200s, line %d: %.250s: it is damaged, or no run's; mend it, "
+                   "or delete it: sed -i %dd %.200s", path, number, sentence, number, path);
+}
+
 /* What a line says, as if it had just happened. `spent` is the wall time of the open epoch. Tokens
  * and epochs of a run that began with another's checkpoint do not count from 0: the step's own are
  * tok_s x step_ms, nine digits each, and an epoch that ended says which it was. */
@@ -16589,21 +16777,28 @@ G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *
 }
 
 /* Rebuilds the run's sums from metrics.jsonl, up to the checkpoint's step. A machine that lost its
- * power may have left less than that, or a torn line, with which the rest is cut off. So is the end
- * of the checkpoint's epoch, where a larger global batch brought it: a later one may not. */
-G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *text, size_t bytes,
-                                        size_t *kept) {
+ * power may have left less than that, or a torn last line, which is cut off and told; a damaged one
+ * before it is an error: what stands behind it would be lost with it. The end of the checkpoint's
+ * epoch is cut off where a larger global batch brought it: a later one may not. */
+G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *path, const char *text,
+                                        size_t bytes, size_t *kept) {
   double spent = 0;
   *kept = 0;
-  while (*kept < bytes) {
-    const char *at = text + *kept;
-    const char *end = (const char *)memchr(at, '\n', bytes - *kept);
+  size_t next = 0;
+  for (int number = 1; next < bytes; number++) {
     g2z__run_line line;
-    if (!end || g2z__run_parse_line(run->services, at, (size_t)(end - at), &line) != G2Z_OK) break;
-    if (line.metrics.step < 0 || line.metrics.step > run->resumed) break;
+    int torn;
+    g2z_status status = g2z__run_read_line(run->services, path, text, bytes, &next, number, &line,
+                                           &torn);
+    if (torn) {
+      g2z__log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
+      break;
+    }
+    G2Z__TRY(status);
+    if (line.metrics.step > run->resumed) break;
     if (line.metrics.step == run->resumed && run->within && !isnan(line.epoch_ms)) break;
     G2Z__TRY(g2z__run_replay_line(run, &line, &spent));
-    *kept += (size_t)(end - at) + 1;
+    *kept = next;
   }
   if (run->resumed >= run->steps && run->epoch[run->epoch_count - 1].steps == 0 &&
       run->epoch_count > 1)
@@ -16621,8 +16816,9 @@ G2Z__PRIVATE int64_t g2z__line_step(const char *line, size_t bytes, const char *
 }
 
 /* The same of train.log: up to the first line of a later step. */
-G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *text, size_t bytes,
-                                          size_t *kept) {
+G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *path, const char *text,
+                                          size_t bytes, size_t *kept) {
+  (void)path;
   const size_t stamp = sizeof "2026-01-31T23:59:59Z  " - 1;
   *kept = 0;
   while (*kept < bytes) {
@@ -16702,6 +16898,54 @@ G2Z__PRIVATE g2z_status g2z__run_find_origin(g2z_run *run, char **origin) {
   return status;
 }
 
+/* Rank 0: run_dir's last checkpoint that is whole; -1: it has none. Damage alone passes one over:
+ * what cannot be read, or is of another version, would be lost without need. */
+G2Z__PRIVATE g2z_status g2z__run_latest_whole(g2z_run *run, int64_t *whole) {
+  char tried[256] = "", newest[300] = "";
+  *whole = INT64_MAX;
+  for (;;) {
+    char *path, *sentence = run->services->error;
+    size_t used = strlen(tried);
+    G2Z__TRY(g2z__run_latest(run, *whole, whole));
+    if (*whole < 0) break;
+    G2Z__TRY(g2z__run_checkpoint_path(run, *whole, &path));
+    g2z_status status = g2z__checkpoint_check(run->services, path);
+    if (status == G2Z_FORMAT) {
+      g2z__log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", path, sentence);
+      snprintf(tried + used, sizeof tried - used, "%sstep %" PRId64, used ? ", " : "", *whole);
+      if (!used) snprintf(newest, sizeof newest, "%.299s", sentence);
+      run->passed_over = 1;
+    }
+    g2z_release(run->services, path);
+    if (status != G2Z_FORMAT) return status;
+  }
+  if (!run->passed_over) return G2Z_OK;
+  return g2z__fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy one "
+                   "there again, or remove them to begin anew", run->config.run_dir, tried, newest);
+}
+
+/* Rank 0: the checkpoints that were passed over get names under which none is looked for. */
+G2Z__PRIVATE g2z_status g2z__run_set_aside(g2z_run *run) {
+  for (int64_t step = INT64_MAX;;) {
+    char *path;
+    void *memory;
+    G2Z__TRY(g2z__run_latest(run, step, &step));
+    if (!run->passed_over || step <= run->resumed) return G2Z_OK;
+    G2Z__TRY(g2z__run_checkpoint_path(run, step, &path));
+    size_t bytes = strlen(path) + sizeof ".damaged";
+    g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
+    if (status == G2Z_OK) {
+      snprintf((char *)memory, bytes, "%s.damaged", path);
+      if (rename(path, (const char *)memory) != 0)
+        status = g2z__fail_file(run->services, errno, "set aside a damaged checkpoint as",
+                                (const char *)memory);
+    }
+    g2z_release(run->services, memory);
+    g2z_release(run->services, path);
+    G2Z__TRY(status);
+  }
+}
+
 /* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
 G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
@@ -16710,7 +16954,7 @@ G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   int64_t latest;
   if (!resume) return G2Z_OK;
   if (strcmp(resume, "latest") == 0) {
-    G2Z__TRY(g2z__run_latest(run, INT64_MAX, &latest));
+    G2Z__TRY(g2z__run_latest_whole(run, &latest));
     run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
     run->own = latest >= 0;
     G2Z__TRY(run->own ? g2z__run_checkpoint_path(run, latest, &path)
@@ -16747,7 +16991,7 @@ G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
     g2z__checkpoint_name(latest, name);
     return latest < 0 ? G2Z_OK : g2z__run_refuse_old(run, name);
   }
-  if (latest <= run->resumed) return G2Z_OK;
+  if (latest <= run->resumed || run->passed_over) return G2Z_OK;
   return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
                    "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
                    "resume from that, remove those, or choose another run directory",
@@ -16815,6 +17059,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
   static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"}; /* it goes on */
   char *path;
   G2Z__TRY(g2z__run_sweep(run));
+  G2Z__TRY(g2z__run_set_aside(run));
   for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
     G2Z__TRY(g2z__join_path(run->services, config->run_dir, ends[i], &path));
     unlink(path);
@@ -18533,21 +18778,13 @@ G2Z__PRIVATE g2z_status g2z__curves_fill(g2z__curves *c, const char *path, const
                                          size_t bytes) {
   size_t at = 0;
   for (int number = 1; at < bytes; number++) {
-    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
-    char sentence[G2Z_ERROR_BYTES];
     g2z__run_line line;
-    if (!end) break; /* it is being written, or was when the machine went down */
-    g2z_status status = g2z__run_parse_line(c->services, text + at, (size_t)(end - text) - at,
-                                            &line);
-    if (status == G2Z_OK && line.metrics.step < 0)
-      status = g2z__fail(c->services, G2Z_FORMAT, "it has no step");
-    if (status != G2Z_OK) {
-      memcpy(sentence, c->services->error, sizeof sentence);
-      return g2z__fail(c->services, status, "%.300s, line %d: %.400s: it is damaged, or no run's",
-                       path, number, sentence);
-    }
+    int torn;
+    g2z_status status = g2z__run_read_line(c->services, path, text, bytes, &at, number, &line,
+                                           &torn);
+    if (torn) break;
+    G2Z__TRY(status);
     g2z__curves_take(c, &line);
-    at = (size_t)(end - text) + 1;
   }
   return G2Z_OK;
 }

@@ -247,6 +247,45 @@ static void test_files_refused(g2z_test *t) {
 }
 
 /* A pipe has no size: the reader grows its block until the end. */
+/* What stands where a file is read or written, and is none: a FIFO, to which nobody writes, would be
+ * waited for, and a link leads to a file that nobody named. */
+static void test_files_special(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_writer *writer;
+  char *text, path[512], partial[512];
+  size_t bytes;
+  snprintf(path, sizeof path, "%s", test_path(t, "file"));
+  snprintf(partial, sizeof partial, "%s", test_path(t, "file.partial"));
+  test_write_file(t, test_path(t, "target"), "target", 6);
+  alarm(20); /* ends the tests where one waits */
+  CHECK(t, mkfifo(path, 0600) == 0 && symlink("file", test_path(t, "link")) == 0);
+  CHECK_STATUS(t, g2z_read_file(services, path, 10, &text, &bytes), G2Z_IO, services,
+               "file: it is a FIFO; name a file");
+  CHECK_STATUS(t, g2z_read_file(services, test_path(t, "link"), 10, &text, &bytes), G2Z_IO,
+               services, "link: it is a FIFO");
+  CHECK_STATUS(t, g2z_read_file(services, "/dev/zero", 10, &text, &bytes), G2Z_IO, services,
+               "not a regular file");
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services, "it is a FIFO");
+  CHECK(t, unlink(path) == 0 && mkfifo(partial, 0600) == 0);
+  int reader = open(partial, O_RDONLY | O_NONBLOCK);
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services,
+               "file.partial: it is a FIFO; remove it");
+  close(reader);
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services, "file.partial: No such device or address; it is a FIFO");
+  alarm(0);
+  CHECK(t, unlink(partial) == 0 && symlink("target", partial) == 0);
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services,
+               "file.partial: Too many levels of symbolic links; it is a symbolic link: remove it");
+  CHECK(t, writer == NULL && unlink(partial) == 0 && symlink("target", path) == 0);
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services,
+               "file: it is a symbolic link; name a file");
+  CHECK_OK(t, g2z_read_file(services, path, 10, &text, &bytes)); /* to read through one is fine */
+  CHECK(t, bytes == 6);
+  g2z_release(services, text);
+  CHECK(t, test_files_equal(t, test_path(t, "target"), "target", 6));
+  CHECK(t, test_files_count(t, "") == 3); /* nothing was made: target, file, link */
+}
+
 static void test_files_pipe(g2z_test *t) {
   int ends[2];
   CHECK(t, pipe(ends) == 0);
@@ -4198,6 +4237,34 @@ static void test_ops_threads(g2z_test *t) {
 #else
 static void test_ops_threads(g2z_test *t) { SKIP(t, "built without OpenMP: there is one thread"); }
 #endif
+
+static void *ops_on_thread(void *t) {
+  static void (*const runs[])(g2z_test *) = {
+      test_ops_linear,    test_ops_layernorm, test_ops_attention, test_ops_attention_range,
+      test_ops_embedding, test_ops_head,      test_ops_dropout,   test_ops_decide,
+      test_ops_adamw,     test_ops_sums_and_casts};
+  for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) runs[i]((g2z_test *)t);
+  return NULL;
+}
+
+/* Stacks of 64 KiB, the caller's and, in a program of its own, those of OpenMP's threads. */
+static void test_ops_stack(g2z_test *t) {
+  pthread_attr_t small;
+  pthread_t thread;
+  size_t bytes = 64 * 1024;
+  if (bytes < (size_t)PTHREAD_STACK_MIN) bytes = (size_t)PTHREAD_STACK_MIN;
+  CHECK(t, pthread_attr_init(&small) == 0 && pthread_attr_setstacksize(&small, bytes) == 0);
+  CHECK(t, pthread_create(&thread, &small, ops_on_thread, t) == 0);
+  CHECK(t, pthread_join(thread, NULL) == 0);
+  pthread_attr_destroy(&small);
+#if defined(_OPENMP)
+  char command[128];
+  snprintf(command, sizeof command, "OMP_STACKSIZE=64k /proc/%d/exe ops_threads > /dev/null",
+           (int)getpid());
+  int status = system(command);
+  CHECK(t, WIFEXITED(status) && WEXITSTATUS(status) == 0);
+#endif
+}
 /* ----- CUDA ops against the CPU's ----------------------------------------
  * Each op runs on both devices with the same inputs, exact in their type, and the outputs must
  *   agree: |cuda - cpu| <= ulps * eps(type) * |cpu| + noise
@@ -10307,6 +10374,122 @@ static void test_run_resume(g2z_test *t) {
   g2z_release(&t->services, log);
 }
 
+/* A copy of the run in `from`, and a shell command in it. */
+static void test_run_copy(g2z_test *t, const char *from, const char *to, const char *command) {
+  char format[700];
+  snprintf(format, sizeof format, "rm -rf '%%2$s' && cp -r '%%1$s' '%%2$s' && cd '%%2$s' && %.500s",
+           command);
+  test_sh(t, format, from, to);
+}
+
+/* Lines of metrics.jsonl that a crash or a hand has damaged: none vanishes without a word. */
+static void test_run_resume_torn(g2z_test *t) {
+  test_run_setup a, b;
+  test_run_seen seen;
+  size_t bytes;
+  char part[600];
+  test_run_saves(t, &a, "a");
+  CHECK_OK(t, test_run_all(t, &a.config, &seen));
+  test_run_saves(t, &b, "b");
+  b.config.resume = "latest";
+  t->services.log = test_run_warned;
+  /* Torn behind the checkpoint's step: nothing is missing. */
+  test_run_copy(t, a.run_dir, b.run_dir, "printf '{\"step\": 8, \"val' >> metrics.jsonl");
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, strstr(test_run_warning, "b/metrics.jsonl, line ") != NULL);
+  CHECK(t, strstr(test_run_warning, " is torn, and is cut off") != NULL);
+  t->services.log = NULL;
+  test_runs_equal(t, a.run_dir, b.run_dir);
+  /* Damage before the last line names the line, and touches nothing. */
+  static const char *const damages[] = {"sed -i '3s/:/;/' metrics.jsonl",
+                                        "sed -i '3s/.*/{\"loss\": 1}/' metrics.jsonl",
+                                        "sed -i '3s/.*//' metrics.jsonl"};
+  for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+    test_run_copy(t, a.run_dir, b.run_dir, damages[i]);
+    test_sh(t, "cp '%s/metrics.jsonl' '%s/damaged'", b.run_dir, t->directory);
+    snprintf(part, sizeof part, "mend it, or delete it: sed -i 3d %.200s/metrics.jsonl", b.run_dir);
+    CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_FORMAT, &t->services, part);
+    CHECK(t, strstr(t->services.error, "b/metrics.jsonl, line 3: ") != NULL);
+    test_sh(t, "cmp '%s/metrics.jsonl' '%s/damaged'", b.run_dir, t->directory);
+  }
+  /* The remedy, as the sentence says it, for a line that no sum is made of. */
+  char *text = test_run_read(t, a.run_dir, "metrics.jsonl", &bytes);
+  int line = 1;
+  const char *saved = text ? strstr(text, "\"save_ms\"") : NULL;
+  for (const char *c = text; saved && c < saved; c++) line += *c == '\n';
+  g2z_release(&t->services, text);
+  snprintf(part, sizeof part, "sed -i '%ds/{/[/' metrics.jsonl", line);
+  test_run_copy(t, a.run_dir, b.run_dir, part);
+  snprintf(part, sizeof part, "line %d: ", line);
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_FORMAT, &t->services, part);
+  const char *remedy = strstr(t->services.error, "sed -i");
+  snprintf(part, sizeof part, "%s", remedy ? remedy : "false");
+  test_sh(t, "%s && true '%s'", part, "");
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  test_runs_equal(t, a.run_dir, b.run_dir);
+}
+
+/* "latest" is the last checkpoint that is whole. */
+static void test_run_resume_latest(g2z_test *t) {
+  static const struct { const char *damage, *why; } cases[] = {
+      {"printf x | dd of=step-000008/model.safetensors bs=1 seek=2000 conv=notrunc 2> /dev/null",
+       "the file is damaged"},
+      {"truncate -s -1 step-000008/optimizer-00000-of-00001.safetensors", "it was cut or replaced"},
+      {"rm step-000008/tuning.txt", "has no tuning.txt, which belongs to it"},
+      {"rm step-000008/trainer_state.json", "has weights but no trainer_state.json"},
+      {"truncate -s 700 step-000008/trainer_state.json", "step-000008"},
+      {"rm -r step-000008 && mkdir step-000008", "has no trainer_state.json"},
+      {"rm -r step-000008 && touch step-000008", "has no trainer_state.json"},
+      {"rm step-000008/tuning.txt && mkfifo step-000008/tuning.txt", "tuning.txt is a FIFO: copy the checkpoint again"}};
+  test_run_setup a, b;
+  test_run_seen seen;
+  test_run_saves(t, &a, "a");
+  CHECK_OK(t, test_run_all(t, &a.config, &seen));
+  test_run_saves(t, &b, "b");
+  b.config.resume = "latest";
+  alarm(120);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    test_run_copy(t, a.run_dir, b.run_dir, cases[i].damage);
+    t->services.log = test_run_warned;
+    CHECK_OK(t, test_run_all(t, &b.config, &seen));
+    t->services.log = NULL;
+    CHECK(t, strstr(test_run_warning, "b/step-000008 is passed over: ") != NULL);
+    CHECK(t, strstr(test_run_warning, cases[i].why) != NULL);
+    CHECK(t, seen.steps == 2 && seen.last_step == 8 && seen.saved == 1);
+    CHECK(t, access(test_path(t, "b/step-000008.damaged"), F_OK) == 0);
+    test_runs_equal(t, a.run_dir, b.run_dir);
+    test_sh(t, "diff -r '%s'/step-000008 '%s'/step-000008", a.run_dir, b.run_dir);
+  }
+  alarm(0);
+  /* Several in turn; that which is named is not replaced by another. */
+  test_run_copy(t, a.run_dir, b.run_dir, "rm step-00000[468]/model.safetensors");
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 5 && test_files_count(t, "b/*.damaged") == 3);
+  char path[700];
+  test_run_copy(t, a.run_dir, b.run_dir, "rm step-000008/model.safetensors");
+  snprintf(path, sizeof path, "%s/step-000008", b.run_dir);
+  b.config.resume = path;
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_FORMAT, &t->services,
+               "has no model.safetensors");
+  b.config.resume = "latest";
+  /* None is whole: all are named, none is touched. */
+  test_run_copy(t, a.run_dir, b.run_dir, "rm step-*/model.safetensors");
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_FORMAT, &t->services,
+               "b is whole (step 8, step 6, step 4, step 3). ");
+  CHECK(t, test_files_count(t, "b/*.damaged") == 0 && test_files_count(t, "b/step-") == 4);
+  /* What is no damage ends the start: another version, another model. */
+  test_run_copy(t, a.run_dir, b.run_dir,
+                "sed -i 's/\"version\": 1/\"version\": 2/' step-000008/trainer_state.json");
+  test_saved_sign(t, path, "config.json");
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_UNSUPPORTED, &t->services,
+               "step-000008/trainer_state.json has version=2");
+  test_run_copy(t, a.run_dir, b.run_dir, "true");
+  b.config.train.model.heads = 1;
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "step-000008 was saved by a model with heads=2");
+  CHECK(t, test_files_count(t, "b/*.damaged") == 0);
+}
+
 static void test_run_resume_refusals(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -10830,6 +11013,53 @@ static void test_train_ranks_memory(g2z_test *t) {
 }
 
 /* What would have ranks wait for each other at different places is said before the first step. */
+/* Both ranks take the checkpoint that rank 0 finds whole. */
+static void test_train_ranks_latest(g2z_test *t) {
+  char arguments[2000], base[1600];
+  double losses[9] = {0}, resumed[9] = {0};
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_train_arguments(t, base, sizeof base, "run");
+  snprintf(arguments, sizeof arguments, "%s --steps 8 --batch 1 --save-every 2 --resume latest",
+           base);
+  for (int turn = 0; turn < 2; turn++) {
+    test_train_ranks(t, &ranks, 2, arguments, 60);
+    for (int r = 0; r < 2; r++)
+      CHECK_RANK(t, &ranks, r, 0, !turn || r ? NULL : "run/step-000008 is passed over: ");
+    test_ranks_free(t, &ranks);
+    test_train_losses(t, "run", turn ? resumed : losses, 8);
+    if (turn == 0)
+      test_sh(t, "cd '%s' && rm step-000008/model.safetensors && "
+                 "truncate -s 99 step-000006/optimizer-00001-of-00002.safetensors%s",
+              test_path(t, "run"), "");
+  }
+  CHECK(t, memcmp(losses, resumed, sizeof losses) == 0);
+  CHECK(t, test_files_count(t, "run/*.damaged") == 2);
+}
+
+/* A rank that has lost the job, and whose console takes nothing more, ends with the code for that. */
+static void test_train_ranks_stuck(g2z_test *t) {
+  char arguments[2000], base[1600], before[300], stuck[512];
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_train_arguments(t, base, sizeof base, "stuck");
+  snprintf(arguments, sizeof arguments, "%s --steps 100000 --batch 1", base);
+  snprintf(stuck, sizeof stuck, "%s", test_path(t, "console"));
+  CHECK(t, mkfifo(stuck, 0600) == 0);
+  int console = open(stuck, O_RDWR | O_NONBLOCK);
+  while (write(console, stuck, sizeof stuck) > 0) continue; /* it is full */
+  snprintf(before, sizeof before, "exec 2> '%.250s';", stuck);
+  test_ranks_open(&ranks, 2);
+  test_train_start(t, &ranks, 0, before, arguments);
+  test_train_start(t, &ranks, 1, "", arguments);
+  test_wait_for(t, "stuck/metrics.jsonl", "\"step\": 3,");
+  kill(ranks.pid[1], SIGKILL);
+  test_ranks_wait(t, &ranks, 40);
+  CHECK_RANK(t, &ranks, 0, G2Z_EXIT_LOST, NULL);
+  test_ranks_free(t, &ranks);
+  close(console);
+}
+
 static void test_train_ranks_differ(g2z_test *t) {
   static const struct { const char *flags, *says; } cases[] = {
       {"--val-every 4", "the config of rank 1 differs from rank 0's: \"val_every=4\" there, "
@@ -10837,7 +11067,8 @@ static void test_train_ranks_differ(g2z_test *t) {
       {"--save-every 3", "\"save_every=3\" there, \"save_every=0\" on rank 0"},
       {"--prompt 1", "the prompt of rank 1 differs from rank 0's: \"1\" there, \"\" on rank 0"},
       {"--max-train-steps 7", "\"max_train_steps=7\" there, \"max_train_steps=0\" on rank 0"},
-      {"--profile", "\"profile=1\" there, \"profile=0\" on rank 0"}};
+      {"--profile", "\"profile=1\" there, \"profile=0\" on rank 0"},
+      {"--lr 0.010000001", "\"lr=0.010000001\" there, \"lr=0.01\" on rank 0"}};
   char arguments[2000], base[1600];
   test_ranks ranks;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
@@ -12137,6 +12368,7 @@ static void test_run_short(g2z_test *t) {
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
+    {"files_special", "FIFOs and links in place of files", test_files_special},
     {"files_pipe", "streams are read to their end", test_files_pipe},
     {"files_locked", "a file is written by one program at a time", test_files_locked},
     {"files_full_disk", "a full disk leaves nothing behind", test_files_full_disk},
@@ -12202,6 +12434,7 @@ static const g2z_test_entry test_table[] = {
     {"ops_adamw", "AdamW equals PyTorch's arithmetic", test_ops_adamw},
     {"ops_sums_and_casts", "norms and casts", test_ops_sums_and_casts},
     {"ops_threads", "any number of threads, the same bits", test_ops_threads},
+    {"ops_stack", "every op on a stack of 64 KiB", test_ops_stack},
     {"cuda_device", "memory, order and errors of a GPU", test_cuda_device},
     {"cuda_embed", "embedding, with tokens in long runs", test_cuda_embed},
     {"cuda_layernorm", "LayerNorm at all row widths", test_cuda_layernorm},
@@ -12301,6 +12534,8 @@ static const g2z_test_entry test_table[] = {
     {"checkpoint_trouble", "full disks and failing allocations leave nothing behind",
      test_checkpoint_trouble},
     {"run_resume", "a resumed run leaves the files of an unbroken one", test_run_resume},
+    {"run_resume_torn", "damaged lines of metrics.jsonl are told", test_run_resume_torn},
+    {"run_resume_latest", "the last checkpoint that is whole", test_run_resume_latest},
     {"run_resume_refusals", "what cannot be resumed is said before the first step",
      test_run_resume_refusals},
     {"run_goes_on", "what a run said at its end goes when it goes on", test_run_goes_on},
@@ -12311,6 +12546,8 @@ static const g2z_test_entry test_table[] = {
     {"train_killed", "kill -9 at any moment leaves whole checkpoints", test_train_killed},
     {"train_ranks_resume", "saved on 4 ranks, resumed on 3 and on 1", test_train_ranks_resume},
     {"train_ranks_memory", "ranks on CPUs divide their host's memory", test_train_ranks_memory},
+    {"train_ranks_latest", "all ranks take the checkpoint that is whole", test_train_ranks_latest},
+    {"train_ranks_stuck", "a console that hangs keeps no rank", test_train_ranks_stuck},
     {"train_ranks_differ", "ranks whose settings differ say so before the first step",
      test_train_ranks_differ},
     {"train_ranks_killed", "kill -9 of a rank: the others name it, the next start goes on",

@@ -218,6 +218,25 @@ static void write_failure(g2z_services *services, const faults *f, const g2z_fau
   g2z_writer_free(writer);
 }
 
+static void on_alarm(int number) {
+  (void)number;
+  _exit(G2Z_EXIT_LOST);
+}
+
+/* A file system or a console that hangs must not keep a rank whose job is lost. The signal is
+ * blocked in the library's threads, so that it must be let through here. */
+static void end_soon(unsigned seconds) {
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = on_alarm;
+  sigaction(SIGALRM, &action, NULL);
+  sigset_t alarms;
+  sigemptyset(&alarms);
+  sigaddset(&alarms, SIGALRM);
+  pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
+  alarm(seconds);
+}
+
 /* Runs in a thread of the library, while others may wait for ever inside a collective: so it says
  * what it knows and leaves. One rank writes RUN_FAILED.json, each its own flight recorder. */
 static void on_fault(void *user, const g2z_fault *fault) {
@@ -227,7 +246,7 @@ static void on_fault(void *user, const g2z_fault *fault) {
   g2z_services services; /* its own: the other one belongs to the main thread */
   char path[1200], name[64];
   memset(&services, 0, sizeof services);
-  alarm(8); /* a file system that hangs must not keep it here */
+  end_soon(8);
   print_error(f->place, fault->sentence);
   if (ranks && f->run_dir && g2z_make_directory(&services, f->run_dir) == G2Z_OK) {
     snprintf(name, sizeof name, "flight_rank_%d.jsonl", rank);
