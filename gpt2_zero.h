@@ -7779,10 +7779,54 @@ G2Z_API void g2z_device_free(g2z_device *device) {
   g2z_release(device->services, device);
 }
 
+/* Dense TFLOP/s with fp32 accumulation: fp16 and bf16, tf32, fp32 outside of tensor cores, by
+ * NVIDIA's data sheets. A name is all of what CUDA calls the GPU: variants of one chip differ in
+ * clock and multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower than it. */
+#define G2Z__PEAK_LIST(X)                               \
+  /*  name                        16 bits  tf32  fp32 */ \
+  X("NVIDIA GB200",               2500,   1250,  80)    \
+  X("NVIDIA B200",                2250,   1125,  75)    \
+  X("NVIDIA GH200 480GB",         989.4,  494.7, 66.9)  \
+  X("NVIDIA GH200 120GB",         989.4,  494.7, 66.9)  \
+  X("NVIDIA GH200 144G HBM3e",    989.4,  494.7, 66.9)  \
+  X("NVIDIA H200",                989.4,  494.7, 66.9)  \
+  X("NVIDIA H200 NVL",            835.5,  417.7, 60)    \
+  X("NVIDIA H100 80GB HBM3",      989.4,  494.7, 66.9)  \
+  X("NVIDIA H100 NVL",            835.5,  417.7, 60)    \
+  X("NVIDIA H100 PCIe",           756.5,  378,   51.2)  \
+  X("NVIDIA A100-SXM4-40GB",      312,    156,   19.5)  \
+  X("NVIDIA A100-SXM4-80GB",      312,    156,   19.5)  \
+  X("NVIDIA A100-PCIE-40GB",      312,    156,   19.5)  \
+  X("NVIDIA A100 80GB PCIe",      312,    156,   19.5)  \
+  X("NVIDIA A10G",                70,     35,    31.2)  \
+  X("NVIDIA L40S",                362,    183,   91.6)  \
+  X("NVIDIA L4",                  121,    60,    30.3)  \
+  X("Tesla T4",                   65,     NAN,   8.1)
+
+/* FLOP/s of products in `dtype`; NaN where the name is not in the list: no figure is better than
+ * another GPU's. */
+G2Z__PRIVATE double g2z__peak_flops(const char *name, g2z_dtype dtype) {
+  static const struct {
+    const char *name;
+    double half, tf32, single;
+  } known[] = {
+#define X(name, half, tf32, single) {name, half, tf32, single},
+      G2Z__PEAK_LIST(X)
+#undef X
+  };
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+    if (strcmp(name, known[i].name) != 0) continue;
+    return 1e12 * (dtype == G2Z_FP32   ? known[i].single
+                   : dtype == G2Z_TF32 ? known[i].tf32
+                                       : known[i].half);
+  }
+  return NAN;
+}
+
 G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out) {
   memset(out, 0, sizeof *out);
-  out->peak_flops = NAN;
   if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_describe(device, out);
+  out->peak_flops = g2z__peak_flops(out->name, device->dtype);
 }
 
 G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind,

@@ -6477,36 +6477,10 @@ static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
   return status;
 }
 
-
-/* Dense fp16 and bf16 TFLOP/s with fp32 accumulation, tf32 and fp32 TFLOP/s, from the makers' data
- * sheets. A name that contains another stands before it; a digit behind it makes it another GPU's:
- * L4 and L40, A100 and RTX A1000, T4 and T400. */
-#define G2Z__PEAK_LIST(X)                        \
-  /*  in the name    16 bits  tf32   fp32 */     \
-  X("B200",          2250,    1125,  75)         \
-  X("H200",          989.4,   494.7, 66.9)       \
-  X("H100 PCIe",     756.5,   378,   51.2)       \
-  X("H100 NVL",      835.5,   417.7, 60)         \
-  X("H100",          989.4,   494.7, 66.9)       \
-  X("A100",          312,     156,   19.5)       \
-  X("A10G",          70,      35,    31.2)       \
-  X("L40S",          362,     183,   91.6)       \
-  X("L4",            121,     60,    30.3)       \
-  X("T4",            65,      NAN,   8.1)
-
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
-  const g2z__cuda *cuda = g2z__cuda_of(device);
-  static const struct {
-    const char *name;
-    double half, tf32, single;
-  } known[] = {
-#define X(name, half, tf32, single) {name, half, tf32, single},
-      G2Z__PEAK_LIST(X)
-#undef X
-  };
   int runtime = 0, nccl = 0;
   cudaRuntimeGetVersion(&runtime);
-  snprintf(out->name, sizeof out->name, "%.127s", cuda->gpu);
+  snprintf(out->name, sizeof out->name, "%.127s", g2z__cuda_of(device)->gpu);
   snprintf(out->runtime, sizeof out->runtime, "%d.%d", runtime / 1000, runtime % 1000 / 10);
   if (cudaGetDeviceCount(&out->count) != cudaSuccess) out->count = 0;
 #if defined(G2Z__NCCL)
@@ -6516,15 +6490,6 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
 #else
   (void)nccl;
 #endif
-  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-    const char *at = strstr(cuda->gpu, known[i].name);
-    if (!at || strspn(at + strlen(known[i].name), "0123456789")) continue;
-    double peak = device->dtype == G2Z_FP32   ? known[i].single
-                  : device->dtype == G2Z_TF32 ? known[i].tf32
-                                              : known[i].half;
-    out->peak_flops = peak * 1e12;
-    return;
-  }
 }
 
 /* ===== >>k80 collectives =================================================

@@ -3174,6 +3174,33 @@ static void test_cgroup_memory(g2z_test *t) {
   CHECK(t, total_bytes <= limited_total && free_bytes <= limited_total && total_bytes > 0);
 }
 
+/* Peak rates go by the whole name: a variant, another chip and a part of a GPU have other rates. */
+static void test_ops_peaks(g2z_test *t) {
+  static const struct { const char *name; double half, single; } cases[] = { /* 0: not known */
+      {"NVIDIA H100 80GB HBM3", 989.4, 66.9}, {"NVIDIA H100 PCIe", 756.5, 51.2},
+      {"NVIDIA H100 NVL", 835.5, 60},         {"NVIDIA H200", 989.4, 66.9},
+      {"NVIDIA H200 NVL", 835.5, 60},         {"NVIDIA GH200 480GB", 989.4, 66.9},
+      {"NVIDIA B200", 2250, 75},              {"NVIDIA GB200", 2500, 80},
+      {"NVIDIA A100 80GB PCIe", 312, 19.5},   {"NVIDIA L4", 121, 30.3},
+      {"NVIDIA L40S", 362, 91.6},             {"Tesla T4", 65, 8.1},
+      {"", 0, 0},                             {"H100", 0, 0},
+      {"NVIDIA H100", 0, 0},                  {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", 0, 0},
+      {"NVIDIA H200-141C", 0, 0},             {"NVIDIA A100X", 0, 0},
+      {"NVIDIA RTX A1000", 0, 0},             {"NVIDIA L40", 0, 0},
+      {"Quadro T400", 0, 0},                  {"NVIDIA GeForce RTX 4090", 0, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    double half = g2z__peak_flops(cases[i].name, G2Z_FP16) * 1e-12;
+    double single = g2z__peak_flops(cases[i].name, G2Z_FP32) * 1e-12;
+    t->checks++;
+    if (cases[i].half > 0 ? fabs(half - cases[i].half) > 1e-9 || fabs(single - cases[i].single) > 1e-9
+                          : !isnan(half) || !isnan(single))
+      test_fail(t, __FILE__, __LINE__, "\"%s\": %g and %g TFLOP/s", cases[i].name, half, single);
+  }
+  CHECK(t, g2z__peak_flops("NVIDIA H200", G2Z_BF16) == g2z__peak_flops("NVIDIA H200", G2Z_FP16));
+  CHECK(t, g2z__peak_flops("NVIDIA H200", G2Z_TF32) == 494.7e12);
+  CHECK(t, isnan(g2z__peak_flops("Tesla T4", G2Z_TF32))); /* it has no tf32 */
+}
+
 static void test_ops_device(g2z_test *t) {
   g2z_services *s = &t->services;
   g2z_device *device;
@@ -12281,6 +12308,7 @@ static const g2z_test_entry test_table[] = {
     {"loader_no_memory", "the loader survives every failing allocation", test_loader_no_memory},
     {"ops_round", "fp16 and bf16, to the nearest even", test_ops_round},
     {"cgroup_memory", "the memory that control groups leave", test_cgroup_memory},
+    {"ops_peaks", "rates by the data sheet, for names that are known", test_ops_peaks},
     {"ops_device", "what a device refuses", test_ops_device},
     {"ops_linear", "products and their epilogues", test_ops_linear},
     {"ops_layernorm", "LayerNorm, forward and backward", test_ops_layernorm},
