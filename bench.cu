@@ -501,9 +501,12 @@ typedef struct bench {
      op->head_loss(d, b->losses, b->sum, b->b1, b->dwte, b->plan->dwte_dtype, b->logits, b->a1,   \
                    b->wte, b->tokens, 1.0f / (float)b->N, b->state, G2Z_OVERWRITE, b->N, b->C,    \
                    b->V, b->Vp, b->chunk))                                                        \
-  OP(layernorm_bwd, A * (2 * L + 1), GB, N * C * 4 * a,                                           \
+  OP(layernorm_bwd_last, A, GB, N * C * 3 * a,                                                    \
      op->layernorm_bwd(d, b->b1, b->c1, b->gw, b->gb, b->gwpe, b->a1, b->a3, b->w, b->mean,       \
                        b->rstd, G2Z_OVERWRITE, G2Z_OVERWRITE, &b->dropout, b->N, b->C))           \
+  OP(layernorm_bwd, A * 2 * L, GB, N * C * 4 * a,                                                 \
+     op->layernorm_bwd(d, b->b1, b->c1, b->gw, b->gb, b->gwpe, b->a1, b->a3, b->w, b->mean,       \
+                       b->rstd, G2Z_ACCUMULATE, G2Z_OVERWRITE, &b->dropout, b->N, b->C))          \
   OP(fcproj_bwd_data, A * L, GFLOP, 2 * N * C * 4 * C,                                            \
      op->linear_bwd_data(d, b->a4, b->gb, b->a1, b->w, b->b4, G2Z_OVERWRITE, b->N, 4 * b->C,      \
                          b->C))                                                                   \
@@ -539,6 +542,12 @@ typedef struct bench {
     return call;                                     \
   }
 OP_LIST(OP)
+/* Exponentials of the ops for which they are a limit of their own, beside the products: another unit
+ * of the GPU makes them. Causal attention has T / 2 keys for each query and head; backward makes the
+ * same ones again, beside 5 products instead of 2. */
+#define EXPONENTIALS_LIST(X)       \
+  X(attention_fwd, N * T * NH / 2) \
+  X(attention_bwd, N * T * NH / 2)
 /* The two limits. A product that is as large as it needs to be, and a copy that fits no cache. */
 #define COPY_ELEMENTS ((size_t)1 << 24)
 OP(product, 1, GFLOP, 0,
@@ -552,6 +561,8 @@ typedef struct op_row {
   double calls, amount;
   g2z_status (*run)(bench *b);
   double seconds, limit_s;      /* of one call: as timed, and at the machine's limit */
+  double exponentials;          /* of one call; 0: not counted */
+  const char *exponentials_formula;
 } op_row;
 
 #define OP(name, calls, unit, amount, call) +1
@@ -559,7 +570,7 @@ enum { OP_COUNT = 0 OP_LIST(OP) };
 #undef OP
 
 static void fill_rows(const bench *b, op_row *row) {
-  double N = b->N, C = b->C, T = b->T, L = b->L, Vp = b->Vp, A = b->accum;
+  double N = b->N, C = b->C, T = b->T, L = b->L, NH = b->NH, Vp = b->Vp, A = b->accum;
   double P = (double)b->plan->parameters, a = b->plan->dtype_bytes, g = b->plan->grad_bytes;
 #define OP(name_, calls_, unit_, amount_, call) \
   row->name = #name_;                           \
@@ -567,9 +578,17 @@ static void fill_rows(const bench *b, op_row *row) {
   row->formula = #amount_;                      \
   row->calls = calls_;                          \
   row->amount = amount_;                        \
+  row->exponentials = 0;                        \
   row++->run = run_##name_;
+  op_row *first = row;
   OP_LIST(OP)
 #undef OP
+#define X(name_, amount_)                                \
+  for (row = first; row->run != run_##name_; row++) {} \
+  row->exponentials = amount_;                           \
+  row->exponentials_formula = #amount_;
+  EXPONENTIALS_LIST(X)
+#undef X
 }
 
 static g2z_status device_zeros(bench *b, size_t elements, size_t size, void *out) {
@@ -725,6 +744,20 @@ static int order_of_gaps(const void *a, const void *b) {
   return left > right ? -1 : left < right;
 }
 
+/* The limit by exponentials, beside the limit by products: the larger of the two is the op's. */
+static void print_exponentials(const bench *b, const op_row *rows) {
+  g2z_device_info info;
+  g2z_device_describe(b->device, &info);
+  for (const op_row *row = rows; row < rows + OP_COUNT; row++) {
+    double s = row->exponentials / info.exponentials_per_s;
+    if (!(s > 0)) continue;
+    printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: counted "
+           "as %s at %.3g/s, 16 per clock and multiprocessor\n", row->name, s * 1e6,
+           100 * s / row->seconds, row->limit_s * 1e6, row->exponentials_formula,
+           info.exponentials_per_s);
+  }
+}
+
 /* Each op against its limit, the largest gap first: in ns per token of the step. */
 static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
   op_row rows[OP_COUNT];
@@ -760,6 +793,7 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
   printf("%-19s %6s %10s %9.2f %5.1f%%  of %s; ops that run alone may find "
          "their data in caches, then beyond 100 %% of the copy\n", "sum", "", "", sum_s * 1e3,
          100 * sum_s / step_s, whole);
+  print_exponentials(b, rows);
   return G2Z_OK;
 }
 

@@ -1255,6 +1255,7 @@ typedef struct g2z_device_info {
   char collectives[32];        /* "2.28.9": the version of NCCL */
   int count;                   /* GPUs that this process can see */
   double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
+  double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
 } g2z_device_info;
 G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out);
 
@@ -7825,6 +7826,7 @@ G2Z__PRIVATE double g2z__peak_flops(const char *name, g2z_dtype dtype) {
 
 G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out) {
   memset(out, 0, sizeof *out);
+  out->exponentials_per_s = NAN;
   if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_describe(device, out);
   out->peak_flops = g2z__peak_flops(out->name, device->dtype);
 }

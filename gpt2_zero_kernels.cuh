@@ -6478,11 +6478,16 @@ static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
 }
 
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
-  int runtime = 0, nccl = 0;
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  int runtime = 0, nccl = 0, khz = 0;
   cudaRuntimeGetVersion(&runtime);
-  snprintf(out->name, sizeof out->name, "%.127s", g2z__cuda_of(device)->gpu);
+  snprintf(out->name, sizeof out->name, "%.127s", cuda->gpu);
   snprintf(out->runtime, sizeof out->runtime, "%d.%d", runtime / 1000, runtime % 1000 / 10);
   if (cudaGetDeviceCount(&out->count) != cudaSuccess) out->count = 0;
+  /* sm_75 to sm_100 make 16 in each clock of a multiprocessor. */
+  if (cuda->capability <= 100 &&
+      cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, cuda->ordinal) == cudaSuccess)
+    out->exponentials_per_s = 16.0 * cuda->sms * khz * 1e3;
 #if defined(G2Z__NCCL)
   if (ncclGetVersion(&nccl) == ncclSuccess)
     snprintf(out->collectives, sizeof out->collectives, "%d.%d.%d", nccl / 10000, nccl / 100 % 100,
