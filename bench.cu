@@ -542,9 +542,9 @@ typedef struct bench {
     return call;                                     \
   }
 OP_LIST(OP)
-/* Exponentials of the ops for which they are a limit of their own, beside the products: another unit
- * of the GPU makes them. Causal attention has T / 2 keys for each query and head; backward makes the
- * same ones again, beside 5 products instead of 2. */
+/* Exponentials of the ops for which they are a limit of their own, beside the products: another
+ * unit of the GPU makes them. Causal attention has T / 2 keys for each query and head; backward
+ * makes the same ones again, beside 5 products instead of 2. */
 #define EXPONENTIALS_LIST(X)       \
   X(attention_fwd, N * T * NH / 2) \
   X(attention_bwd, N * T * NH / 2)
@@ -751,8 +751,8 @@ static void print_exponentials(const bench *b, const op_row *rows) {
   for (const op_row *row = rows; row < rows + OP_COUNT; row++) {
     double s = row->exponentials / info.exponentials_per_s;
     if (!(s > 0)) continue;
-    printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: counted "
-           "as %s at %.3g/s, 16 per clock and multiprocessor\n", row->name, s * 1e6,
+    printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: "
+           "counted as %s at %.3g/s, 16 per clock and multiprocessor\n", row->name, s * 1e6,
            100 * s / row->seconds, row->limit_s * 1e6, row->exponentials_formula,
            info.exponentials_per_s);
   }
