@@ -682,7 +682,7 @@ typedef struct g2z_train_config {
   g2z_reduce reduce;            /* how they add gradients up, where each gets a part of the sum;
                                  * COPY rounds less than PLAIN */
   g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
-  int graph;                    /* the step as CUDA graphs: 0 no, 1 yes, 2 where it pays */
+  int graph;                    /* the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
   int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to be repeated; or NULL */
   const char *train_glob;       /* token shards; NULL: the caller brings batches */
@@ -3986,11 +3986,7 @@ G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config 
   plan.dtype = config->dtype;
   int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
   plan.grad_dtype = wide ? G2Z_FP32 : config->dtype;
-  /* On an H200 a graph saves 8 % of a step of 4 x 512 tokens, 4 % of 32 x 128 and 0.4 % of 32 x
-   * 1024; where launches hide behind the work, ranges and measured waiting are worth more. */
-  int64_t tokens = (int64_t)config->batch * config->seq;
-  plan.graphed =
-      config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA && tokens <= 8192);
+  plan.graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
   int sharded = config->zero_stage > 0 && world > 1 && device == G2Z_DEVICE_CUDA;
   plan.inbox = sharded && config->reduce != G2Z_REDUCE_PLAIN;
   plan.wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;

@@ -1008,6 +1008,22 @@ static void test_plan_wte_gradient(g2z_test *t) {
   }
 }
 
+/* A GPU records steps of any size as graphs, unless it is told not to; a CPU has none. */
+static void test_plan_graphs(g2z_test *t) {
+  for (int batch = 1; batch <= 32; batch *= 32)
+    for (int graph = 0; graph <= 2; graph++) {
+      g2z_train_config config = g2z_train_config_default();
+      g2z_plan plan;
+      config.batch = batch;
+      config.graph = graph;
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+      CHECK(t, plan.graphed == (graph > 0));
+      if (graph == 1) continue; /* refused by the trainer */
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
+      CHECK(t, plan.graphed == 0);
+    }
+}
+
 /* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
  * units' padding. */
 static void test_plan_bytes(g2z_test *t) {
@@ -12272,6 +12288,7 @@ static const g2z_test_entry test_table[] = {
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
     {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
     {"plan_wte_gradient", "what the head adds to wte is rounded at once where it may be", test_plan_wte_gradient},
+    {"plan_graphs", "which steps are recorded as graphs", test_plan_graphs},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
