@@ -650,7 +650,7 @@ static g2z_status allocate_bench(bench *b) {
   TRY(device_noise(b, Vp * C, &b->wte));
   TRY(device_noise(b, 4 * C > side ? 4 * C : side, &b->bias));
   TRY(device_noise(b, P, &b->params));
-  TRY(device_zeros(b, (size_t)b->chunk * Vp, f32, &b->logits)); /* of act, which is no larger */
+  TRY(device_zeros(b, (size_t)b->chunk * Vp, (size_t)b->plan->dtype_bytes, &b->logits));
   TRY(device_zeros(b, 4 * C * C, grad, &b->gw));
   TRY(device_zeros(b, 4 * C, grad, &b->gb));
   TRY(device_zeros(b, rows * C, grad, &b->gwpe));

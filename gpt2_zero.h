@@ -138,8 +138,9 @@
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   a token L (32 C + 4 NH + 16) + 14 C + 12 B
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
- *     LM head: logits of 8,192 tokens        0.768 GiB   of more, chunks of so many, which add up:
- *                                                        in fp32, 0.144 GiB
+ *     LM head: logits of all 8,192 tokens    0.768 GiB   of 8,192 at a time where all would take
+ *                                                        more than half of what activations take;
+ *       wte's gradient, fp32                 0.144 GiB   of several chunks or micro-steps
  *     scratch of the ops                     0.289 GiB   and CUDA's context, about 0.5 GiB
  *
  * NUMERICS: what is computed in which type, and every place where it rounds ("act" is --dtype)
@@ -3918,14 +3919,19 @@ G2Z__PRIVATE int g2z__plan_sends_rows(const g2z_plan *plan) {
          rows.bytes <= g2z__plan_logits_bytes(plan);
 }
 
-/* Tokens whose logits exist at one time: on a CPU as many as stay in the caches with the rows of wte
- * that they meet, on a GPU 8,192. Each chunk reads and writes wte's gradient in fp32 again, and a
- * GPU at its power limit pays for every byte: steps of 8, 32 and 64 x 1024 tokens of 124M take 14.6,
- * 53.6 and 105.6 ms on an H200 and with 4,096 14.8, 54.3 and 107.2; of 32 and 64 x 1024 with 16,384
- * 53.7 and 106.2; all of 32,768 at once, 2.3 GB more, 53.2 (means of four runs in turns). On another
- * H200 32 x 1024 take 51.1 instead of 51.3 ms, and 16 x 1024 of gpt2-xl 291 instead of 292. */
+/* Tokens whose logits exist at one time. On a CPU: as many as stay in the caches with the rows of
+ * wte that they meet. On a GPU: all, up to 65,536, where the logits take at most half as much memory
+ * as the activations; else 8,192. Each further chunk reads and writes wte's fp32 gradient again. Both
+ * sizes grow with the tokens, so the limit is the same for every batch, and a larger batch never
+ * needs less memory. The number of chunks changes the order of sums: it follows from the config
+ * alone, and not from a GPU's free memory. */
 G2Z__PRIVATE int g2z__plan_head_chunk(const g2z_plan *plan, int tokens) {
-  int limit = plan->device == G2Z_DEVICE_CUDA ? 8192 : 256;
+  g2z_plan one = *plan;
+  one.batch = 1;
+  size_t activations = g2z__activation_offset(&one, G2Z__ACT_COUNT, 0);
+  size_t logits = (size_t)plan->seq * (size_t)plan->vocab_padded * (size_t)plan->dtype_bytes;
+  int limit = 2 * logits <= activations ? 65536 : 8192;
+  if (plan->device == G2Z_DEVICE_CPU) limit = 256;
   return tokens < limit ? tokens : limit;
 }
 

@@ -986,12 +986,36 @@ static void test_plan_last_buckets(g2z_test *t) {
   }
 }
 
+/* The head takes all tokens at once where logits are small beside activations, whatever the batch;
+ * else 8,192. A larger batch never needs less memory. */
+static void test_plan_head(g2z_test *t) {
+  for (int i = 0; i < 4; i++) { /* 124M with and without recomputation; medium; many words */
+    size_t before = 0;
+    for (int batch = 1; batch <= 80; batch++) {
+      g2z_train_config config = g2z_train_config_default();
+      g2z_plan plan;
+      config.dtype = G2Z_FP16;
+      config.batch = batch;
+      if (i == 1) config.recompute = G2Z_RECOMPUTE_BLOCK;
+      if (i == 2) config.model.layers = 24, config.model.channels = 1024, config.model.heads = 16;
+      if (i == 3) config.model.vocab = 131072;
+      int most = i % 2 ? 8192 : 65536;
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+      CHECK(t, plan.head_chunk == (batch * 1024 < most ? batch * 1024 : most));
+      CHECK(t, plan.bytes_total > before);
+      before = plan.bytes_total;
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
+      CHECK(t, plan.head_chunk == 256);
+    }
+  }
+}
+
 /* The LM head's part of wte's gradient is rounded at once where it is all in one chunk of one
  * micro-step, and then needs no memory of its own. */
 static void test_plan_wte_gradient(g2z_test *t) {
   static const struct {
     int world, accum, batch, alone;
-  } cases[] = {{1, 1, 2, 1}, {1, 1, 8, 1}, {1, 1, 9, 0}, {1, 2, 2, 0}, {2, 1, 2, 1}, {2, 2, 2, 0},
+  } cases[] = {{1, 1, 2, 1}, {1, 1, 32, 1}, {1, 1, 33, 0}, {1, 2, 2, 0}, {2, 1, 2, 1}, {2, 2, 2, 0},
                {12, 1, 4, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z_train_config config = g2z_train_config_default();
@@ -12287,6 +12311,7 @@ static const g2z_test_entry test_table[] = {
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
     {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
+    {"plan_head", "tokens whose logits exist at one time", test_plan_head},
     {"plan_wte_gradient", "what the head adds to wte is rounded at once where it may be", test_plan_wte_gradient},
     {"plan_graphs", "which steps are recorded as graphs", test_plan_graphs},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
