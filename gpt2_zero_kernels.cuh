@@ -54,6 +54,8 @@
 
 #define G2Z__EVENTS 8            /* what mark() and wait() number */
 #define G2Z__SCRATCH_BLOCKS 64   /* each half as large again as the last: no memory holds more */
+#define G2Z__KERNELS 64          /* kernels with much shared memory that are remembered */
+#define G2Z__SHARED_UNASKED (32 << 10) /* CUDA gives 48 KiB unasked, static memory included */
 #define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training has about 20 */
 #define G2Z__PRODUCTS_TIMED 160  /* so many are timed and kept; the rest takes turns */
 #define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* as good as 256 MiB on an H200 */
@@ -62,6 +64,14 @@ struct g2z__lt_product;             /* room k30: a shape and its algorithm */
 static g2z_status g2z__lt_open(g2z_device *device);
 static void g2z__lt_close(g2z_device *device);
 static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops); /* room k90 */
+
+/* A kernel with so much dynamic shared memory and so many threads in a block. */
+typedef struct g2z__kernel {
+  const void *function;
+  size_t shared;
+  int threads;
+  int blocks;                    /* that a multiprocessor holds at a time */
+} g2z__kernel;
 
 typedef struct g2z__cuda {       /* device->backend */
   g2z_ops ops;
@@ -80,7 +90,10 @@ typedef struct g2z__cuda {       /* device->backend */
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
   int product_count, products_timed, product_victim;
   int tune;                      /* a g2z_tune */
-  int hopper_products;           /* 1: room k42 was compiled for this GPU */
+  int hopper;                    /* 1: rooms k41 and k42 were compiled for this GPU */
+  decltype(&cuTensorMapEncodeTiled) encode; /* the driver's, once it was looked up */
+  g2z__kernel kernels[G2Z__KERNELS]; /* that CUDA was asked about */
+  int kernel_count;
   /* Scratch that was outgrown stays: a captured graph may still write to it. */
   void *scratch[G2Z__SCRATCH_BLOCKS];
   size_t scratch_bytes[G2Z__SCRATCH_BLOCKS];
@@ -147,6 +160,30 @@ static __device__ inline void g2z__k_begin(void) {
 #endif
 }
 
+/* Allows a kernel's blocks `shared` bytes of dynamic shared memory. *blocks is how many of them a
+ * multiprocessor holds at a time. CUDA is asked once for each kernel and size. */
+static g2z_status g2z__occupancy(g2z_device *device, const void *function, int threads,
+                                 size_t shared, int *blocks) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  for (int i = 0; i < cuda->kernel_count; i++) {
+    const g2z__kernel *known = &cuda->kernels[i];
+    *blocks = known->blocks;
+    if (known->function == function && known->threads == threads && known->shared == shared)
+      return G2Z_OK;
+  }
+  cudaFuncAttributes attributes;
+  G2Z__CUDA(device, cudaFuncGetAttributes(&attributes, function));
+  int most = max((int)shared, attributes.maxDynamicSharedSizeBytes); /* other sizes stay allowed */
+  G2Z__CUDA(device, cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         most));
+  G2Z__CUDA(device, cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads,
+                                                                  shared));
+  if (cuda->kernel_count == G2Z__KERNELS) return G2Z_OK;
+  g2z__kernel kernel = {function, shared, threads, *blocks};
+  cuda->kernels[cuda->kernel_count++] = kernel;
+  return G2Z_OK;
+}
+
 /* Launches a kernel that calls g2z__k_begin() on the device's stream. Fails also with an error of
  * those before it. */
 template <typename... P, typename... X>
@@ -154,6 +191,10 @@ static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kerne
                               dim3 block, size_t shared, X &&...arguments) {
   cudaLaunchAttribute early = {};
   cudaLaunchConfig_t config = {};
+  int blocks;
+  if (shared > G2Z__SHARED_UNASKED)
+    G2Z__TRY(g2z__occupancy(device, (const void *)kernel, (int)(block.x * block.y * block.z),
+                            shared, &blocks));
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.gridDim = grid;
@@ -1724,10 +1765,7 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
   if (teams > rows) teams = rows;
   if (teams > room) teams = room < 1 ? 1 : room; /* at 1, CUDA says that it does not fit */
   ring *= (size_t)teams;
-  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)ring));
-  G2Z__CUDA(device, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads * teams,
-                                                                  ring));
+  G2Z__TRY(g2z__occupancy(device, (const void *)kernel, threads * teams, ring, &blocks));
   size_t wanted = g2z__blocks((size_t)data.N, (size_t)teams);
   blocks = (blocks < 1 ? 1 : blocks) * cuda->sms;
   if ((size_t)blocks > wanted) blocks = (int)wanted;
@@ -1954,7 +1992,7 @@ typedef struct g2z__lt_operands {
 /* Room k42: whether it has a kernel for that, and how it runs. `on` NULL: nothing is added. Its
  * slabs are of G2Z__PRODUCT_ROWS rows. */
 #define G2Z__PRODUCT_ROWS 128
-static int g2z__hopper_products_here(const g2z_device *device);
+static int g2z__hopper_here(const g2z_device *device);
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
                                     const g2z__lt_operands *on);
 static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
@@ -1987,7 +2025,7 @@ static g2z_status g2z__lt_open(g2z_device *device) {
     return g2z__fail(device->services, G2Z_DEVICE,
                      "cuBLASLt %zu does not start: %s; check that it fits the driver",
                      cublasLtGetVersion(), cublasLtGetStatusString(status));
-  cuda->hopper_products = g2z__hopper_products_here(device);
+  cuda->hopper = g2z__hopper_here(device);
   G2Z__CUDA(device, cudaMalloc(&cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE));
   return G2Z_OK;
 }
@@ -3675,8 +3713,8 @@ g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const 
 #define G2Z__TILE_BYTES 8192     /* 64 rows of 64 numbers of 2 bytes */
 static_assert(G2Z__TILE_BYTES == g2z__tile_bytes<64>, "room k40's readers read these tiles too");
 
-/* Without wgmma the kernels below are empty and have room for one warp, so that the launcher can
- * ask what was compiled. */
+/* Without wgmma the kernels below are empty and have room for one warp: g2z__hopper_here asks for
+ * that. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define G2Z__HOPPER_THREADS(threads) threads
 #else
@@ -4604,11 +4642,14 @@ static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, CUtensor
                                   int rank, const void *tensor, const cuuint64_t *sizes,
                                   const cuuint64_t *strides, const cuuint32_t *box,
                                   CUtensorMapSwizzle swizzle) {
-  void *function = g2z__driver_function("cuTensorMapEncodeTiled");
+  g2z__cuda *cuda = g2z__cuda_of(device);
   cuuint32_t steps[4] = {1, 1, 1, 1};
   CUresult result = CUDA_ERROR_NOT_FOUND;
-  if (function)
-    result = ((decltype(&cuTensorMapEncodeTiled))function)(
+  if (!cuda->encode)
+    cuda->encode =
+        (decltype(&cuTensorMapEncodeTiled))g2z__driver_function("cuTensorMapEncodeTiled");
+  if (cuda->encode)
+    result = cuda->encode(
         map, type, (cuuint32_t)rank, (void *)tensor, sizes, strides, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -4641,27 +4682,12 @@ static g2z_status g2z__hopper_stats_map(g2z_device *device, CUtensorMap *map, co
                          box, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
-/* Whether `kernel` was compiled for sm_90a, and this is such a GPU. */
-template <typename K>
-static int g2z__hopper_has(const g2z_device *device, K kernel) {
-  cudaFuncAttributes attributes;
-  if (g2z__cuda_of(device)->capability != 90) return 0;
-  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return 0;
-  }
-  return attributes.maxThreadsPerBlock > 32;
-}
-
 template <typename A>
 static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, float *lse, const A *qkv, int B,
                                       int T, int NH) {
   CUtensorMap map;
   G2Z__TRY(g2z__hopper_map(device, &map, qkv, 3 * NH, T, B));
-  auto kernel = g2z_k_attention_hopper_fwd<A>;
-  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         G2Z__HOPPER_FWD_BYTES));
-  return g2z__launch(device, "g2z_k_attention_hopper_fwd", kernel,
+  return g2z__launch(device, "g2z_k_attention_hopper_fwd", g2z_k_attention_hopper_fwd<A>,
                      (unsigned)(B * NH * ((T + 127) / 128)), 256, G2Z__HOPPER_FWD_BYTES, out, lse,
                      qkv, map, T, NH, 0.125f);
 }
@@ -4797,11 +4823,9 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, con
   G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
                        (unsigned)(heads * pitch / 32), 256, 0, stats, x.taken, dout, out, lse, T,
                        NH));
-  auto kernel = g2z_k_attention_hopper_bwd<A>;
-  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)g2z__hopper_shared::BYTES));
-  G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", kernel, (unsigned)min(x.items, sms),
-                       512, g2z__hopper_shared::BYTES, x, qkv_map, dout_map, stats_map));
+  G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", g2z_k_attention_hopper_bwd<A>,
+                       (unsigned)min(x.items, sms), 512, g2z__hopper_shared::BYTES, x, qkv_map,
+                       dout_map, stats_map));
   if (parts > 0)
     G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_dq", g2z_k_attention_hopper_dq<A>,
                          (unsigned)parts, 256, 0, x));
@@ -4812,15 +4836,6 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, con
 
 static inline unsigned g2z__att_grid(int B, int T, int NH, int rows) {
   return (unsigned)((size_t)B * (size_t)NH * g2z__blocks((size_t)T, (size_t)rows));
-}
-
-/* More than 48 KB of shared memory must be asked for. */
-template <typename K>
-static g2z_status g2z__att_shared(g2z_device *device, K kernel, int bytes) {
-  if (bytes > 48 * 1024)
-    G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           bytes));
-  return G2Z_OK;
 }
 
 /* What the launchers are handed, in the types of the kernels. */
@@ -4841,9 +4856,7 @@ struct g2z__att_data {
 template <typename A, int HSP, g2z__drop DROP>
 static g2z_status g2z__attention_fwd_run(g2z_device *device, const g2z__att_data<A> &x) {
   constexpr int BYTES = 4 * g2z__tile_bytes<HSP>;
-  auto kernel = g2z_k_attention_fwd<A, HSP, DROP>;
-  G2Z__TRY(g2z__att_shared(device, kernel, BYTES));
-  return g2z__launch(device, "g2z_k_attention_fwd", kernel,
+  return g2z__launch(device, "g2z_k_attention_fwd", g2z_k_attention_fwd<A, HSP, DROP>,
                      g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, BYTES,
                      x.out, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
 }
@@ -4852,15 +4865,11 @@ template <typename A, int HSP, g2z__drop DROP>
 static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
   constexpr int Q_BYTES = 4 * g2z__tile_bytes<HSP>;
   constexpr int KV_BYTES = Q_BYTES + 2 * G2Z__ATT_STEP * (int)sizeof(float2);
-  auto for_q = g2z_k_attention_bwd_q<A, HSP, DROP>;
-  auto for_kv = g2z_k_attention_bwd_kv<A, HSP, DROP>;
-  G2Z__TRY(g2z__att_shared(device, for_q, Q_BYTES));
-  G2Z__TRY(g2z__att_shared(device, for_kv, KV_BYTES));
-  G2Z__TRY(g2z__launch(device, "g2z_k_attention_bwd_q", for_q,
+  G2Z__TRY(g2z__launch(device, "g2z_k_attention_bwd_q", g2z_k_attention_bwd_q<A, HSP, DROP>,
                        g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, Q_BYTES,
                        x.dqkv, x.stats, x.q_sums, x.dout, x.forward, x.lse, x.qkv, x.dropout, x.T,
                        x.NH, x.HS(), x.scale()));
-  return g2z__launch(device, "g2z_k_attention_bwd_kv", for_kv,
+  return g2z__launch(device, "g2z_k_attention_bwd_kv", g2z_k_attention_bwd_kv<A, HSP, DROP>,
                      g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_STEP), G2Z__ATT_KV_THREADS, KV_BYTES,
                      x.dqkv, x.kv_sums, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(),
                      x.scale());
@@ -4869,9 +4878,7 @@ static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z__att_data
 template <typename A, int HSP>
 static g2z_status g2z__attention_plain_fwd_run(g2z_device *device, const g2z__att_data<A> &x) {
   typedef g2z__plain<HSP> P;
-  auto kernel = g2z_k_attention_plain_fwd<A, HSP>;
-  G2Z__TRY(g2z__att_shared(device, kernel, P::FWD_BYTES));
-  return g2z__launch(device, "g2z_k_attention_plain_fwd", kernel,
+  return g2z__launch(device, "g2z_k_attention_plain_fwd", g2z_k_attention_plain_fwd<A, HSP>,
                      g2z__att_grid(x.B, x.T, x.NH, P::R), G2Z__PLAIN_THREADS, P::FWD_BYTES, x.out,
                      x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
 }
@@ -4880,16 +4887,12 @@ template <typename A, int HSP>
 static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
   typedef g2z__plain<HSP> P;
   unsigned grid = g2z__att_grid(x.B, x.T, x.NH, P::R);
-  auto for_q = g2z_k_attention_plain_bwd_q<A, HSP>;
-  auto for_kv = g2z_k_attention_plain_bwd_kv<A, HSP>;
-  G2Z__TRY(g2z__att_shared(device, for_q, P::BWD_BYTES));
-  G2Z__TRY(g2z__att_shared(device, for_kv, P::BWD_BYTES));
-  G2Z__TRY(g2z__launch(device, "g2z_k_attention_plain_bwd_q", for_q, grid, G2Z__PLAIN_THREADS,
-                       P::BWD_BYTES, x.dqkv, x.stats, x.dout, x.forward, x.lse, x.qkv, x.dropout,
-                       x.T, x.NH, x.HS(), x.scale()));
-  return g2z__launch(device, "g2z_k_attention_plain_bwd_kv", for_kv, grid, G2Z__PLAIN_THREADS,
-                     P::BWD_BYTES, x.dqkv, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(),
-                     x.scale());
+  G2Z__TRY(g2z__launch(device, "g2z_k_attention_plain_bwd_q", g2z_k_attention_plain_bwd_q<A, HSP>,
+                       grid, G2Z__PLAIN_THREADS, P::BWD_BYTES, x.dqkv, x.stats, x.dout, x.forward,
+                       x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale()));
+  return g2z__launch(device, "g2z_k_attention_plain_bwd_kv", g2z_k_attention_plain_bwd_kv<A, HSP>,
+                     grid, G2Z__PLAIN_THREADS, P::BWD_BYTES, x.dqkv, x.stats, x.dout, x.qkv,
+                     x.dropout, x.T, x.NH, x.HS(), x.scale());
 }
 
 /* Whether the kernels for tensor cores have a body in this build, run on this GPU, and can draw
@@ -4911,8 +4914,7 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, float *l
   x.B = B, x.T = T, x.C = C, x.NH = NH;
   int narrow = x.HS() <= 64;
   if constexpr (sizeof(A) == 2) {
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) &&
-        g2z__hopper_has(device, g2z_k_attention_hopper_fwd<A>))
+    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper)
       return g2z__hopper_fwd_run<A>(device, x.out, lse, x.qkv, B, T, NH);
     if (g2z__att_tensor(device, dropout, T)) {
       if (g2z__dropout_on(dropout))
@@ -4938,8 +4940,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
   if constexpr (sizeof(A) == 2)
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) &&
-        g2z__hopper_has(device, g2z_k_attention_hopper_bwd<A>))
+    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper)
       return g2z__hopper_bwd_run<A, G>(device, x.dqkv, (G *)dbias, x.dout, x.forward, lse, x.qkv,
                                        mode, B, T, NH);
   void *scratch;
@@ -5548,11 +5549,16 @@ static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int a
                                  : g2z__product_kernel_of<__nv_bfloat16>(key, adds);
 }
 
-static int g2z__hopper_products_here(const g2z_device *device) {
-  return g2z__hopper_has(device,
-                         g2z_k_product_hopper<__half, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>) &&
-         g2z__cuda_of(device)->shared_limit >=
-             (int)(g2z__product_shared::BYTES + sizeof(g2z__product_barriers));
+/* One kernel tells of all: rooms k41 and k42 are compiled for sm_90a together. */
+static int g2z__hopper_here(const g2z_device *device) {
+  cudaFuncAttributes attributes;
+  if (g2z__cuda_of(device)->capability != 90) return 0;
+  if (cudaFuncGetAttributes(&attributes, (const void *)g2z_k_attention_hopper_fwd<__half>) !=
+      cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  return attributes.maxThreadsPerBlock > 32;
 }
 
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
@@ -5560,7 +5566,7 @@ static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key 
   int multiples = key->m % 8 == 0 && key->k % 8 == 0 && key->ld_a % 8 == 0 &&
                   key->ld_b % 8 == 0 && key->ld_d % 8 == 0;
   int types = (key->type == CUDA_R_16F || key->type == CUDA_R_16BF) && key->type_d == key->type;
-  return g2z__cuda_of(device)->hopper_products && multiples && types && !key->transpose_b &&
+  return g2z__cuda_of(device)->hopper && multiples && types && !key->transpose_b &&
          g2z__product_kernel_for(key, on && on->c) != NULL;
 }
 
@@ -5595,12 +5601,9 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
   x.stripe = key->epilogue == G2Z__EPILOGUE_SOFTMAX ? G2Z__SOFTMAX_STRIPE : G2Z__PRODUCT_STRIPE;
-  const int bytes = (int)g2z__product_shared::BYTES;
-  G2Z__CUDA(device,
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   return g2z__launch(device, "g2z_k_product_hopper", kernel,
                      (unsigned)min(x.down * x.across, g2z__cuda_of(device)->sms), 384,
-                     (size_t)bytes, left, right, out, other, x);
+                     (size_t)g2z__product_shared::BYTES, left, right, out, other, x);
 }
 
 /* ===== >>k50 head ========================================================
@@ -5792,9 +5795,6 @@ static g2z_status g2z__cross_entropy_at(g2z_device *device, A *logits, float *lo
   auto kernel = g2z_k_cross_entropy<A, ENTROPY, HOME>;
   int rows = HOME == G2Z__ROW_SHARED_AHEAD ? 2 : HOME == G2Z__ROW_SHARED ? 1 : 0;
   size_t shared = (size_t)rows * (size_t)Vp * sizeof(A);
-  if (shared > 0)
-    G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           (int)shared));
   int blocks = n < cuda->sms ? n : cuda->sms;
   return g2z__launch(device, "g2z_k_cross_entropy", kernel, (unsigned)blocks, G2Z__ENTROPY_THREADS,
                      shared, logits, losses, targets, state, dloss, n, V, Vp);

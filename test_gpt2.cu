@@ -4823,7 +4823,7 @@ static void test_cuda_products(g2z_test *t) {
     test_pair p;
     if (test_pair_open(&p, t, types)) {
       const g2z__cuda *cuda = g2z__cuda_of(p.gpu);
-      int ours = 0, here = cuda->hopper_products && (p.dtype == G2Z_FP16 || p.dtype == G2Z_BF16);
+      int ours = 0, here = cuda->hopper && (p.dtype == G2Z_FP16 || p.dtype == G2Z_BF16);
       g2z_device_tune(p.gpu, G2Z_TUNE_OWN);
       test_cuda_linear_one(&p, 1, 8, 24);
       test_cuda_linear_one(&p, 37, 40, 120);
@@ -5043,7 +5043,7 @@ static int test_head_exponentials(const test_pair *p) {
   if (halves)
     fits = p->dtype == G2Z_FP16 ? g2z__head_fits<__half>(p->gpu, 300, 136, 1024)
                                 : g2z__head_fits<__nv_bfloat16>(p->gpu, 300, 136, 1024);
-  CHECK(p->t, fits == (cuda->hopper_products && halves && cuda->tune != G2Z_TUNE_OFF));
+  CHECK(p->t, fits == (cuda->hopper && halves && cuda->tune != G2Z_TUNE_OFF));
 #else
   (void)p;
 #endif
