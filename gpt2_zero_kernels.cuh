@@ -5648,22 +5648,6 @@ static __device__ inline g2z__softmax g2z__softmax_block(g2z__softmax part, g2z_
 
 #define G2Z__ENTROPY_THREADS 1024
 
-/* Where a row waits between the two times that it is read. */
-typedef enum g2z__row_home {
-  G2Z__ROW_IN_MEMORY,            /* too wide for shared memory: read twice */
-  G2Z__ROW_SHARED,               /* copied to shared memory first */
-  G2Z__ROW_SHARED_AHEAD          /* two rows fit: the next one arrives meanwhile */
-} g2z__row_home;
-
-/* A thread touches the packs that it copied itself, so that no barrier stands between the copy and
- * its use. */
-template <typename A>
-static __device__ inline void g2z__entropy_fetch(uint4 *to, const A *row, int packs) {
-  const uint4 *from = reinterpret_cast<const uint4 *>(row);
-  for (int i = (int)threadIdx.x; i < packs; i += G2Z__ENTROPY_THREADS)
-    __pipeline_memcpy_async(to + i, from + i, sizeof *to);
-}
-
 /* Takes the first `count` numbers of a pack into a softmax. */
 template <typename A>
 static __device__ inline void g2z__softmax_add(g2z__softmax &part, uint4 raw, int count) {
@@ -5684,16 +5668,6 @@ static __device__ inline void g2z__softmax_add(g2z__softmax &part, uint4 raw, in
   part.max = max;
 }
 
-/* One number of a pack, where the index is not known beforehand. */
-template <typename A>
-static __device__ inline float g2z__lane_of(uint4 raw, int lane) {
-  float value[g2z__lanes<A>], found = 0;
-  g2z__unpack<A>(value, raw);
-#pragma unroll
-  for (int j = 0; j < g2z__lanes<A>; j++) found = j == lane ? value[j] : found;
-  return found;
-}
-
 typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entropy;
 
 /* g2z_k_cross_entropy: losses[i] = log sum exp(logits[i]) - logits[i][target], and in place
@@ -5703,60 +5677,39 @@ typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entrop
  *   targets  [n] i32 in
  * Math    f32; softmax with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867);
  *         scaled before the rounding, where small probabilities would go subnormal
- * Launch  persistent blocks of 1024, one per multiprocessor; a row lies in shared memory, the next
- *         one is copied meanwhile
- * Cost    4 bytes per fp16 logit: V=50257 is 201 KB a token, 47 ns at 4.28 TB/s
+ * Launch  persistent blocks of 1024, one per multiprocessor. The rows that they work on fit L2, where
+ *         the second reading finds them. A thread reads again and writes what it read first, so that
+ *         the row needs no barrier
+ * Cost    4 bytes per fp16 logit: V=50257 is 201 KB a token
  * Oracle  g2z__cpu_head_loss */
-template <typename A, g2z__entropy ENTROPY, g2z__row_home HOME>
+template <typename A, g2z__entropy ENTROPY>
 static __global__ void __launch_bounds__(G2Z__ENTROPY_THREADS, 1)
 g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_step_state *state,
                     float dloss, int n, int V, int Vp) {
   constexpr int L = g2z__lanes<A>;
-  extern __shared__ uint4 g2z__entropy_rows[];
   __shared__ g2z__softmax shared[32];
-  int packs = Vp / L, full = V / L, turn = 0; /* full: packs that hold words alone */
+  int packs = Vp / L, full = V / L; /* full: packs that hold words alone */
   float scale = 0;
   g2z__k_begin();
   if constexpr (ENTROPY == G2Z__LOSS_AND_GRADIENT) scale = dloss * state->loss_scale;
-  if constexpr (HOME == G2Z__ROW_SHARED_AHEAD) {
-    if ((int)blockIdx.x < n)
-      g2z__entropy_fetch(g2z__entropy_rows, logits + (size_t)blockIdx.x * (size_t)Vp, packs);
-    __pipeline_commit();
-  }
   for (int row = (int)blockIdx.x; row < n; row += (int)gridDim.x) {
-    A *in_memory = logits + (size_t)row * (size_t)Vp;
-    uint4 *at = g2z__entropy_rows + turn * packs;
-    if constexpr (HOME == G2Z__ROW_SHARED_AHEAD) {
-      int next = row + (int)gridDim.x;
-      turn ^= 1;
-      if (next < n)
-        g2z__entropy_fetch(g2z__entropy_rows + turn * packs, logits + (size_t)next * (size_t)Vp,
-                           packs);
-      __pipeline_commit();
-      __pipeline_wait_prior(1);
-    } else if constexpr (HOME == G2Z__ROW_SHARED) {
-      g2z__entropy_fetch(at, in_memory, packs);
-      __pipeline_commit();
-      __pipeline_wait_prior(0);
-    } else {
-      at = reinterpret_cast<uint4 *>(in_memory);
-    }
-    g2z__softmax part;
-    part.max = -INFINITY;
-    part.sum = 0;
+    A *at = logits + (size_t)row * (size_t)Vp;
+    g2z__softmax part = {-INFINITY, 0};
+#pragma unroll 4
     for (int i = (int)threadIdx.x; i < full; i += G2Z__ENTROPY_THREADS)
-      g2z__softmax_add<A>(part, at[i], L);
+      g2z__softmax_add<A>(part, g2z__get(at, (size_t)i), L);
     if ((int)threadIdx.x == full % G2Z__ENTROPY_THREADS && full * L < V)
-      g2z__softmax_add<A>(part, at[full], V - full * L);
+      g2z__softmax_add<A>(part, g2z__get(at, (size_t)full), V - full * L);
     g2z__softmax all = g2z__softmax_block(part, shared);
     int target = targets[row];
     float offset = all.max * G2Z__LOG2E, factor = scale / all.sum;
     if ((int)threadIdx.x == target / L % G2Z__ENTROPY_THREADS)
-      losses[row] = logf(all.sum) + (all.max - g2z__lane_of<A>(at[target / L], target % L));
+      losses[row] = logf(all.sum) + (all.max - g2z__to_float(at[target]));
     int written = ENTROPY == G2Z__LOSS_AND_GRADIENT ? packs : 0;
+#pragma unroll 4
     for (int i = (int)threadIdx.x; i < written; i += G2Z__ENTROPY_THREADS) {
       float value[L];
-      g2z__unpack<A>(value, at[i]);
+      g2z__unpack<A>(value, g2z__get(at, (size_t)i));
 #pragma unroll
       for (int j = 0; j < L; j++) value[j] = g2z__exp2(value[j] * G2Z__LOG2E - offset) * factor;
       if (i == target / L || i >= full) { /* few threads: what is no word, and the target */
@@ -5766,7 +5719,7 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
           if (i * L + j == target) value[j] = (value[j] / factor / all.sum - 1.0f) * scale;
         }
       }
-      g2z__put_once(in_memory, (size_t)i, g2z__pack<A>(value));
+      g2z__put_once(at, (size_t)i, g2z__pack<A>(value));
     }
   }
 }
@@ -5787,29 +5740,14 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
   if (threadIdx.x == 0) *sum += parts[0];
 }
 
-template <typename A, g2z__entropy ENTROPY, g2z__row_home HOME>
-static g2z_status g2z__cross_entropy_at(g2z_device *device, A *logits, float *losses,
-                                        const int32_t *targets, const g2z_step_state *state,
-                                        float dloss, int n, int V, int Vp) {
-  const g2z__cuda *cuda = g2z__cuda_of(device);
-  auto kernel = g2z_k_cross_entropy<A, ENTROPY, HOME>;
-  int rows = HOME == G2Z__ROW_SHARED_AHEAD ? 2 : HOME == G2Z__ROW_SHARED ? 1 : 0;
-  size_t shared = (size_t)rows * (size_t)Vp * sizeof(A);
-  int blocks = n < cuda->sms ? n : cuda->sms;
-  return g2z__launch(device, "g2z_k_cross_entropy", kernel, (unsigned)blocks, G2Z__ENTROPY_THREADS,
-                     shared, logits, losses, targets, state, dloss, n, V, Vp);
-}
-
 template <typename A, g2z__entropy ENTROPY>
 static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losses,
                                      const int32_t *targets, const g2z_step_state *state,
                                      float dloss, int n, int V, int Vp) {
-  size_t room = (size_t)g2z__cuda_of(device)->shared_limit - 1024; /* the kernel has its own too */
-  size_t row = (size_t)Vp * sizeof(A);
-  auto run = 2 * row <= room ? g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_SHARED_AHEAD>
-             : row <= room   ? g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_SHARED>
-                             : g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_IN_MEMORY>;
-  return run(device, logits, losses, targets, state, dloss, n, V, Vp);
+  int sms = g2z__cuda_of(device)->sms;
+  return g2z__launch(device, "g2z_k_cross_entropy", g2z_k_cross_entropy<A, ENTROPY>,
+                     (unsigned)(n < sms ? n : sms), G2Z__ENTROPY_THREADS, 0, logits, losses, targets,
+                     state, dloss, n, V, Vp);
 }
 
 /* ----- exponentials instead of logits ------------------------------------

@@ -5064,8 +5064,8 @@ static void test_cuda_head(g2z_test *t) {
       {300, 136, 2003, 160, 128, 1024},   /* by more than e^88 here and there; */
       {300, 136, 2003, 160, 8192, 1024},  /* rounding alone moves them by 8 in fp16, */
       {300, 136, 2003, 160, 65536, 1024}, /* by more than 88 in bf16 */
-      {9, 16, 50257, 4, 2, 1024},         /* two rows in shared memory, one in fp32 */
-      {3, 16, 130001, 8, 2, 1024},        /* no row in shared memory */
+      {9, 16, 50257, 4, 2, 1024},         /* GPT-2's words, in several chunks */
+      {3, 16, 130001, 8, 2, 1024},        /* a row that no shared memory would hold */
   };
   CUDA_OR_SKIP(t);
   g2z_device *fp32;
