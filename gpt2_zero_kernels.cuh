@@ -58,7 +58,7 @@
 #define G2Z__SHARED_UNASKED (32 << 10) /* CUDA gives 48 KiB unasked, static memory included */
 #define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training has about 20 */
 #define G2Z__PRODUCTS_TIMED 160  /* so many are timed and kept; the rest takes turns */
-#define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* as good as 256 MiB on an H200 */
+#define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one gains nothing */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
 static g2z_status g2z__lt_open(g2z_device *device);
@@ -894,9 +894,7 @@ typedef enum g2z__columns { G2Z__COLUMNS_PLAIN, G2Z__COLUMNS_TIMES } g2z__column
  *   times    [N,C] A in                 NULL for PLAIN
  *   partial  [slabs,C] f32 out
  * Launch  grid (ceil(C / 32 packs), slabs), block (32,8): a lane keeps one pack of columns
- * Cost    sizeof(A) NC bytes, three times that with TIMES: N=32768, C=3072, fp16 is 604 MB, 141 us
- *         at 4.28 TB/s. With TIMES and the second stage, N=1024, 2048, 4096, 32768 took 6.3, 8.5,
- *         17.9, 157 us on an H200, when GELU's slope was computed there too
+ * Cost    sizeof(A) NC bytes, three times that with TIMES: N=32768, C=3072, fp16 is 604 MB
  * Order   warp w adds rows w, w+8, ... of its slab; then the 8 warps in order
  * Oracle  g2z__cpu_linear_bwd_data with a slope */
 template <typename A, g2z__columns COLUMNS>
@@ -1209,8 +1207,8 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
  *   tokens         [N] i32 in
  *   sorted, order  [N] i32 out
  * Launch  grid ceil(N/32), block (32,16): a lane per token, the warps share the others
- * Cost    N^2 comparisons, 9 instructions of a warp for 128 of them, in one launch, where a radix
- *         sort has many. embed_bwd takes 11.7, 13.4, 20.1 us at N=1024, 2048, 4096 on an H200 */
+ * Cost    N^2 comparisons, 9 instructions of a warp for 128 of them, in one launch; a radix sort
+ *         has many launches */
 static __global__ void __launch_bounds__(512)
 g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) {
   __shared__ alignas(16) uint32_t others[16][32];
@@ -1401,7 +1399,7 @@ static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, 
  *   rstd  [N]   f32 out 1/sqrt(variance + eps)
  * Math    f32, two-pass variance
  * Launch  warps: grid ceil(N/8), block (32,8); blocks: grid N, block (threads,1)
- * Cost    2 sizeof(A) NC bytes: N=32768, C=768, fp16 is 100.7 MB, 23.5 us at 4.28 TB/s
+ * Cost    2 sizeof(A) NC bytes: N=32768, C=768, fp16 is 100.7 MB
  * Oracle  g2z__cpu_layernorm_fwd */
 template <typename A, int K, g2z__team TEAM>
 static __global__ void __launch_bounds__(TEAM == G2Z__TEAM_WARP ? 256 : G2Z__ROW_THREADS)
@@ -1515,8 +1513,8 @@ struct g2z__layernorm_bwd_data {
  * thread reads what it copied itself, so that no barrier stands between. */
 extern __shared__ uint4 g2z__row_ring[];
 
-/* Four stages keep enough bytes under way for an H200; of wide rows, two fit everywhere but on
- * sm_75, whose 64 KiB take rows of up to 10 KiB. */
+/* Four stages keep enough bytes under way to fill the memory bus of Hopper. Of wide rows two stages
+ * fit, everywhere but on sm_75, whose 64 KiB take rows of up to 10 KiB. */
 template <int K>
 static constexpr int g2z__row_stages = K == 1 ? 4 : 2;
 /* A team has at most this many warps. */
@@ -1691,8 +1689,7 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  *         dbias += what was stored in dres, or in dropped
  * Launch  persistent: block (threads, teams), a team per row, a thread K packs of it; the next rows
  *         are copied to shared memory meanwhile, and no team waits for another
- * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB, 47 us at 4.28 TB/s.
- *         With the second stage, N=1024, 2048, 4096, 32768 take 6.0, 7.6, 10.2, 54.9 us on an H200
+ * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB
  * Order   a team adds its rows in ascending order; then the teams in order
  * Oracle  g2z__cpu_layernorm_bwd */
 template <typename A, int K, g2z__drop DROP>
@@ -1829,7 +1826,7 @@ static __device__ inline float g2z__k_gelu(float x, float &slope) {
  *   x  [n] A in place  n % 8 == 0; 16-byte aligned
  *   y  [n] A out
  * Launch  a thread per pack, blocks of 256
- * Cost    3 sizeof(A) n bytes: 32768 x 3072 in fp16 is 604 MB, 141 us at 4.28 TB/s
+ * Cost    3 sizeof(A) n bytes: 32768 x 3072 in fp16 is 604 MB
  * Oracle  g2z__cpu_linear_fwd with a slope */
 template <typename A>
 static __global__ void g2z_k_gelu_fwd(A *y, A *x, size_t packs) {
@@ -1933,8 +1930,8 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
  * algorithms, and taken where it wins. */
 
 #define G2Z__CANDIDATES 24       /* algorithms that are timed for a shape, if there are so many */
-#define G2Z__TIMED_FLOP 1.6e11   /* of a timed round of small products at most: 0.3 ms on an H200 */
-#define G2Z__LARGE_FLOP 3e10     /* a product that is timed for long: 45 us and more on an H200 */
+#define G2Z__TIMED_FLOP 1.6e11   /* of a timed round of small products, at most */
+#define G2Z__LARGE_FLOP 3e10     /* products from this size on are timed for long */
 #define G2Z__LARGE_CALLS 8
 #define G2Z__LARGE_MS 30
 
@@ -2135,9 +2132,8 @@ static bool g2z__lt_time_round(g2z_device *device, int calls, F run, float *ms) 
          cudaEventElapsedTime(ms, cuda->begin, cuda->end) == cudaSuccess;
 }
 
-/* The best of three rounds behind one that warms up. Alone a small product is timed with the 5 us
- * around it: rounds of 8 choose algorithms that save 1.7, 0.3 and 1.2 % of the products' time at
- * 1,024, 2,048 and 4,096 tokens of GPT-2 124M on an H200. */
+/* The best of three rounds; one before them warms up. A round is 8 calls, because the events around
+ * a single small product take about as long as the product. */
 template <typename F>
 static float g2z__lt_time_small(g2z_device *device, double flop, F run) {
   double fit = G2Z__TIMED_FLOP / flop;
@@ -2150,10 +2146,9 @@ static float g2z__lt_time_small(g2z_device *device, double flop, F run) {
   return best_ms * 1000 / (float)calls;
 }
 
-/* The mean behind 30 ms of the same. A GPU that is busy for long is held by its power limit, and
- * then the algorithm that was fastest for a moment may be 4 % slower than one that needs less
- * power: a step of 32 x 1024 tokens gains 0.6 % (50.99 -> 50.68 ms on two H200s, four pairs of
- * runs), for 8 s of timing. */
+/* The mean over G2Z__LARGE_MS, after the GPU was busy for as long. A GPU that is busy for long is
+ * held by its power limit. An algorithm that is fastest for a moment may then be slower than one
+ * that needs less power. */
 template <typename F>
 static float g2z__lt_time_large(g2z_device *device, F run) {
   int counted = 0;
@@ -2462,11 +2457,9 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
   return *fused ? run() : apart();
 }
 
-/* y = gelu(x w + bias), and slope. cuBLASLt's epilogue GELU would keep GELU's input in its place:
- * backward would compute the slope from it in an epilogue that is longer than its product, 17
- * instructions an element instead of 5. C=768, N=32768: forward takes 313 us instead of 307 on an
- * H200, backward 279 instead of 329; a step of 32 x 1024 tokens of 124M 50.95 ms instead of 51.17
- * (means of four runs in turns). */
+/* y = gelu(x w + bias), and slope. cuBLASLt's GELU epilogue would leave GELU's input instead of the
+ * slope. Backward would have to compute the slope from it, which takes an epilogue longer than the
+ * product itself. */
 template <typename A>
 static g2z_status g2z__gelu_product(g2z_device *device, const g2z__lt_key *plain,
                                     const g2z__lt_operands *on) {
@@ -2650,9 +2643,8 @@ static __device__ inline void g2z__as_a(uint32_t (&a)[4], const float (&left)[4]
   a[3] = g2z__pair_of<A>::pack(right[2], right[3]);
 }
 
-/* One of two numbers. `condition ? x[i] : x[j]` chooses between addresses, as an index would, and
- * then nvcc may keep all of x in local memory, as it did with -split-compile: attention backward
- * took 447 us instead of 370 on an H200, GELU's gradient 379 instead of 350. */
+/* One of two numbers. `condition ? x[i] : x[j]` chooses between two addresses, as an index does.
+ * nvcc may then keep all of x in local memory, as with -split-compile. */
 template <typename T>
 static __device__ inline T g2z__choose(bool condition, T yes, T no) {
   return condition ? yes : no;
@@ -3920,7 +3912,7 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
 /* Which queries a block takes. Blocks of one head follow each other, so that its K and V are in L2,
  * the longest rows first; in the last heads, the longest of all of them: then short ones end the
  * launch, and no multiprocessor waits long for another. */
-#define G2Z__HOPPER_FWD_LAST 528 /* blocks of the last heads: two rounds of an H200's 132 x 2 */
+#define G2Z__HOPPER_FWD_LAST 528 /* blocks of the last heads: 2 rounds on 132 multiprocessors */
 static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, int heads,
                                                 int blocks) {
   int last = min(heads, (G2Z__HOPPER_FWD_LAST + blocks - 1) / blocks), first = heads - last;
@@ -3958,9 +3950,8 @@ static __device__ inline void g2z__hopper_mask(float (&s)[8][4], int key, int ro
  * Math    as g2z_k_attention_fwd
  * Launch  grid B*NH*ceil(T/128), 256 threads, two blocks per multiprocessor: one warpgroup's
  *         softmax runs under the products of the other three. Four stages of K and V: 65 KB
- * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 51.5 GFLOP, 68 us at 756 TFLOP/s; the
- *         exponentials alone take 57 us, at 16 per clock and multiprocessor. Measured on an H200:
- *         150 us in bursts, 192 us in bench, where products are slower by as much
+ * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 51.5 GFLOP; and B*NH*T^2/2 exponentials, of
+ *         which a multiprocessor makes 16 in a clock: about as long as the products
  * Order   keys upwards in blocks of 64; bitwise repeatable
  * Source  FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608) for the use of wgmma and TMA
  * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
@@ -4060,7 +4051,7 @@ static inline __host__ __device__ int g2z__hopper_pitch(int T) { return (T + 63)
  *   dout,out  [B,T,NH,64] A in
  *   taken     [1] i32 out   0: backward, which follows, counts its items with it
  * Launch  grid B*pitch*NH/32, 256 threads, 8 for each 64 numbers
- * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB, 24 us at 4.28 TB/s */
+ * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB */
 template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_attention_hopper_stats(float *stats, int *taken, const A *dout, const A *out,
@@ -4187,7 +4178,8 @@ static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barrie
   for (int index; (index = g2z__hopper_next(barriers, kv)) >= 0;)
 
 /* One thread asks for all tiles, as far ahead as there is room. It takes an item when it has asked
- * for all of the one before: it waits a microsecond for the answer, but is four tiles ahead. */
+ * for all tiles of the one before. Nobody notices that it waits for the answer: it is four tiles
+ * ahead. */
 template <typename A>
 static __device__ inline void
 g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUtensorMap *dout,
@@ -4260,9 +4252,9 @@ static __device__ inline void g2z__hopper_add_columns(float *sums, const float (
   for (int e = 0; e < 2; e++) sums[g2z__summed_column<16>(e)] += lanes[e] * factor;
 }
 
-/* dq += dS K of a tile; what other warps wrote of dS^T is then free to be overwritten. dS comes by
- * ldmatrix, which transposes it: wgmma, reading it from shared memory, would need a fence in every
- * warp that writes it, and these wait 250 cycles for one. */
+/* dq += dS K of a tile. Other warps may then overwrite dS^T. ldmatrix fetches dS and transposes it.
+ * wgmma could read it from shared memory, but then every warp that writes dS^T would wait for a
+ * fence. */
 template <typename A, int KEYS>
 static __device__ inline void g2z__hopper_dq_tile(float (&dq)[8][4], uint32_t ds_tile,
                                                   uint32_t k_tile, int column,
@@ -4540,13 +4532,10 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
  *         also goes through shared memory, to be transposed for dQ
  * Launch  grid at most one block per multiprocessor, 512 threads: warpgroups 0 and 1 own 64 keys
  *         each, 2 adds up dQ, one thread of 3 loads. 216 KB of shared memory
- * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP, 170 us at 756 TFLOP/s. Measured
- *         on an H200: 350 us in bursts; with statistics and column sums 370, and 448 in bench. A
- *         head takes as long when it is alone on the GPU: the bound lies within a multiprocessor,
- *         but no single product, exponential or transfer is worth more than 6 %. Shared memory is
- *         busy for 73 % of the cycles, L2 for 67, the tensor cores for 44; that the warpgroups
- *         take turns, or fetch statistics a tile ahead, changes nothing. dQ's tiles pass through
- *         L2 once per block of keys: 0.45 GB
+ * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP. The bound lies within a
+ *         multiprocessor: a head takes as long when it is alone on the GPU. Shared memory is the
+ *         busiest part, because K and V are read again for each tile of queries. dQ's tiles pass
+ *         through L2 once for each block of keys
  * Order   keys upwards in blocks of 128, queries upwards in tiles of 64; bitwise repeatable: which
  *         items there are depends on the shape and the number of multiprocessors, and who takes one
  *         changes no bit of it
@@ -4696,8 +4685,8 @@ static inline int g2z__hopper_items(const g2z__hopper_cut *cut) {
   return cut->whole + (cut->heads - cut->whole) * cut->splits;
 }
 
-/* How long an item of these blocks of keys takes, in the time of a tile, 1.4 us: a block of 128
- * keys as long as its tiles of 64 queries and 2 more. */
+/* How long an item of these blocks of keys takes, in units of a tile: a block of 128 keys takes as
+ * long as its tiles of 64 queries and 2 more. */
 static int g2z__hopper_length(int T, int begin, int end) {
   return (end - begin) * ((T + 63) / 64 + 3 - begin - end);
 }
@@ -4764,10 +4753,9 @@ static int64_t g2z__hopper_tiles_left(const g2z__hopper_cut *cut, int T, int mul
 }
 
 /* The cut that takes least, of those whose tiles of dQ g2z__plan_scratch_bytes counts. Parts cost
- * another launch, 3, and 1 for each 180 tiles of dQ that are left and added. On 132 multiprocessors
- * the 400 heads of B=16, T=1024, NH=25 take 352 whole, and 281 with 384 of them whole and 16 in 8
- * parts each: 35,200 tiles of work make 267 at the least. The search takes 30 us there, 1 us where
- * heads are few or fill whole rounds. */
+ * another launch, 3 units, and 1 unit for each 180 tiles of dQ that are left and added. On 132
+ * multiprocessors the 400 heads of B=16, T=1024, NH=25 take 352 units whole, and 281 with 384 of
+ * them whole and 16 in 8 parts each; 35,200 units of work need at least 267. */
 static void g2z__hopper_best_cut(g2z__hopper_cut *best, int T, int heads, int multiprocessors) {
   int blocks = (T + 127) / 128, whole = g2z__hopper_length(T, 0, blocks);
   int64_t room = (int64_t)G2Z__ATTENTION_PARTS * ((T + 63) / 64);
@@ -4982,16 +4970,13 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
  * of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and stores
  * the tile before. A third warpgroup, one thread of it, keeps four blocks of 64 terms on the way.
  * Tiles are those of room k41; the operand on the right is read by columns where it is [K,M], by
- * rows where it is [M,K].
- *
- * Clusters of two or four blocks that load an operand once for all of them (multicast) were tried:
- * some products took 0 to 5 % less, others as much more, and nothing was left of it in steps of
- * 32 x 1024 tokens in turns with single blocks (53.60 and 53.63 ms). */
+ * rows where it is [M,K]. Clusters, whose blocks load an operand once for all of them (multicast),
+ * gain nothing: a product is bound by its tensor cores. */
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_STAGES 4
 #define G2Z__PRODUCT_STRIPE 8    /* tiles down, then to the right: what they read stays in L2 */
-#define G2Z__SOFTMAX_STRIPE 16   /* with 8, 32, 64 a step of 32 x 1024 takes 0.2 to 0.5 % longer */
+#define G2Z__SOFTMAX_STRIPE 16   /* the same of the LM head, whose right operand is longer */
 #define G2Z__PRODUCT_PIECE 2048  /* 16 rows of 64 numbers: what a warp stages for a copy */
 #define G2Z__PRODUCT_PIECES 4    /* that a warp has room for */
 
@@ -5062,9 +5047,8 @@ static __device__ inline void g2z__barrier_pass(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Where tile number t of all is. The last rows come first: they still lie in L2, as most kernels go
- * from the first to the last. A step of 32 x 1024 tokens took 53.87 ms instead of 53.99 on an H200
- * (means of 360 in turns), one of 4 x 4 x 512 as long as before. */
+/* Where tile number t is. The last rows come first: they still lie in L2, because most kernels
+ * write the first row first. */
 struct g2z__product_place {
   int row, column;
 };
@@ -5476,13 +5460,10 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  * Math    f32 accumulation; M and K are multiples of 8
  * Launch  a block of 384 threads for each multiprocessor; 225 KB of shared memory. Producer 24,
  *         others 240 registers
- * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP, 200 us at 772 TFLOP/s. In bench, on an
- *         H200 at its power limit: GELU 313 us (cuBLASLt's, which leaves no slope, 350), TIMES 279
- *         with the second stage of its sums (cuBLASLt's product alone 255). In turns with cuBLASLt
- *         K=M=768 with a residual 71 (88); plain products take 0 to 7 % longer than cuBLASLt's.
- *         They keep the tensor cores busy in every cycle, at 1.2 GHz: there only fewer joules are
- *         faster. An element takes 12 instructions more with GELU, 4 with TIMES, 5 with SOFTMAX, at
- *         4 cycles each while wgmma takes the registers' ports
+ * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP. Plain products take about as long as
+ *         cuBLASLt's. Those with a finish gain, because its instructions run under the other
+ *         warpgroup's products: 12 an element with GELU, 4 with TIMES, 5 with SOFTMAX, at 4 cycles
+ *         each while wgmma takes the registers' ports
  * Order   k upwards; bitwise repeatable
  * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; test cuda_products; of SOFTMAX
  *         g2z__cpu_head_loss, test cuda_head */
@@ -5677,9 +5658,9 @@ typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entrop
  *   targets  [n] i32 in
  * Math    f32; softmax with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867);
  *         scaled before the rounding, where small probabilities would go subnormal
- * Launch  persistent blocks of 1024, one per multiprocessor. The rows that they work on fit L2, where
- *         the second reading finds them. A thread reads again and writes what it read first, so that
- *         the row needs no barrier
+ * Launch  persistent blocks of 1024, one per multiprocessor. The rows that they work on fit L2,
+ *         where the second pass finds them. In both passes a thread has the same packs, so that no
+ *         barrier stands between them
  * Cost    4 bytes per fp16 logit: V=50257 is 201 KB a token
  * Oracle  g2z__cpu_head_loss */
 template <typename A, g2z__entropy ENTROPY>
@@ -5746,8 +5727,8 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
                                      float dloss, int n, int V, int Vp) {
   int sms = g2z__cuda_of(device)->sms;
   return g2z__launch(device, "g2z_k_cross_entropy", g2z_k_cross_entropy<A, ENTROPY>,
-                     (unsigned)(n < sms ? n : sms), G2Z__ENTROPY_THREADS, 0, logits, losses, targets,
-                     state, dloss, n, V, Vp);
+                     (unsigned)(n < sms ? n : sms), G2Z__ENTROPY_THREADS, 0, logits, losses,
+                     targets, state, dloss, n, V, Vp);
 }
 
 /* ----- exponentials instead of logits ------------------------------------
@@ -5756,17 +5737,15 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
  * With z, the sum of a row, and g = dloss * loss_scale, the gradient of the logits is
  *     (softmax - onehot) g = (e, but -(z - e) at the target) g / z
  * so that dh = (e wte) g / z and dwte = e^T (h g / z): what differs from row to row is a factor of
- * rows that have C numbers, not V. A step of 32 x 1024 tokens of 124M takes 51.10 ms instead of
- * 52.20 on an H200 (means of four runs in turns).
+ * rows that have C numbers, not V.
  *
  * e and h g / z must fit A. r is BELOW (of 2) below the logarithm of what the first SAMPLE words,
  * the most frequent ones of a vocabulary like GPT-2's, or the target alone sum up to: so z is 16 at
  * least, but for the rounding of the sample's logits. Where it is more than LIMIT, with which
  * h g / z would lose digits in fp16, or less than 1, the tiles of that row are computed again, with
  * an r that makes it 16; where it overflowed or all of it vanished, with one that is ROOM above the
- * row's largest exponent, so that z is from 1/16 to V/16. In 600 steps of 8 x 1024 tokens, from a
- * loss of 11 to one of 3.3, 98 of 153,600 times 32 rows had such a row, and 95 with a learning rate
- * of 0.003 (with 2^15 for a LIMIT, 6 and 3). With 131,072 equally likely words each row is one. */
+ * row's largest exponent, so that z is from 1/16 to V/16. Few tiles of GPT-2's training have such a
+ * row; with 131,072 equally likely words every row is one. */
 
 #define G2Z__HEAD_SAMPLE 512
 #define G2Z__HEAD_BELOW 4.0f
@@ -5801,7 +5780,7 @@ struct g2z__head_chunk {
  *   sample  [n,ld] A in        logits of the first words
  * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A
  * Launch  a warp a row
- * Cost    2 ld + 4 C bytes a row in 16 bits: 8,192 rows of C=768 are 34 MB, 8 us at 4.28 TB/s
+ * Cost    2 ld + 4 C bytes a row in 16 bits: 8,192 rows of C=768 are 34 MB
  * Order   lanes take packs in turn, then a tree
  * Oracle  as g2z_k_head_rows */
 template <typename A>
@@ -5843,7 +5822,7 @@ typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
  *   across  tiles of rows.parts
  * Math    f32. A sum that is infinite the second time, or no number, leaves dh and dwte none
  * Launch  a block of 256 for 32 rows
- * Cost    8 bytes a row of a tile, 4 C a row: 8,192 tokens of 124M are 42 MB, 10 us at 4.28 TB/s
+ * Cost    8 bytes a row of a tile, 4 C a row: 8,192 tokens of 124M are 42 MB
  * Order   a warp adds every 8th tile, then the 8 in turn
  * Oracle  g2z__cpu_head_loss, of all three kernels; test cuda_head */
 template <typename A>
@@ -5905,7 +5884,7 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
  *   x       dh          out
  * Math    f32
  * Launch  a thread for each pack
- * Cost    6 C bytes a row in 16 bits: 8,192 tokens of C=768 are 38 MB, 9 us at 4.28 TB/s
+ * Cost    6 C bytes a row in 16 bits: 8,192 tokens of C=768 are 38 MB
  * Oracle  as g2z_k_head_rows */
 template <typename A>
 static __global__ void __launch_bounds__(256)
@@ -6066,7 +6045,7 @@ typedef struct g2z__pieces {
  *         as not finite. Eight are added there, the rest in fp64. Those of fp32 are made in fp64,
  *         where they cannot overflow.
  * Launch  SUMSQ_BLOCKS blocks of 256, and g2z_k_sumsq_end behind them
- * Cost    sizeof(G) n bytes: 124M in fp16 is 249 MB, 58 us at 4.28 TB/s
+ * Cost    sizeof(G) n bytes: 124M in fp16 is 249 MB
  * Order   piece after piece a thread's packs in ascending order, then a tree
  * Oracle  g2z__cpu_grad_sumsq */
 template <typename G>
@@ -6153,9 +6132,7 @@ static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
 }
 
 #define G2Z__ADAMW_CHUNK 2048    /* elements that a block of 256 threads takes at a time */
-/* Of a multiprocessor. On H200s 124M take 1,058 us with 2, 921 with 4 and 916 with 8 (bench at
- * B=32), a step of 2 x 512 tokens 3.75, 3.73 and 3.71 ms. */
-#define G2Z__ADAMW_BLOCKS 8
+#define G2Z__ADAMW_BLOCKS 8      /* of a multiprocessor: fewer leave the memory bus idle */
 
 /* Four numbers at 4 * sizeof(T) bytes: 16, or 8 of a 16-bit type. */
 template <typename T>
@@ -6259,7 +6236,7 @@ static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors
  *   master,m,v   f32 in place
  *   grads        G in
  * Launch  persistent blocks of 256; all walk the list of ranges, each takes every gridDim-th chunk
- * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB, 814 us at 4.28 TB/s
+ * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB
  * Source  Loshchilov and Hutter 2019, arXiv:1711.05101
  * Oracle  g2z__cpu_adamw */
 template <typename A, typename G>
@@ -6376,7 +6353,7 @@ static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample
     return g2z__fail(watch->services, G2Z_UNSUPPORTED, "NVML knows nothing of GPU %d", gpu);
   /* A part of a GPU (MIG) tells its memory, but not how busy it is. */
   out->busy_percent = G2Z__NVML(watch, BUSY)(handle, &rates) == 0 ? (double)rates.gpu : NAN;
-  out->used_bytes = (size_t)memory.used; /* without what the driver keeps, 0.6 GiB of an H200 */
+  out->used_bytes = (size_t)memory.used; /* without what the driver keeps for itself */
   return G2Z_OK;
 }
 
@@ -6440,12 +6417,9 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
  * Law: one communicator, one stream of high priority; the two streams wait for each other by
  *      events, the host for none. Every rank enqueues the same calls in the same order.
  * With COPY a call is copies into the other GPUs' memory (CUDA IPC) before a meeting; a few bytes,
- * and rows of wte, kernels write and read there in the device's own stream. Measured on 2 H200s in
- * one run, 4 x 512 tokens each: 4.91 ms a step with NCCL's reduce-scatter and its all-gather by
- * symmetric windows, 4.71 with COPY to reduce, 4.69 with both. With rows of wte looked up, on 4 of
- * them and 2 x 512 tokens each, 3.17 ms instead of 3.38 with symmetric windows (without CUDA
- * graphs). Copies to several GPUs from several streams run one after another all the same, and
- * begin later: 3.21 ms instead of 2.98 with graphs. */
+ * and rows of wte, kernels write and read there in the device's own stream. Copies to several GPUs
+ * go through one stream: from several streams they run one after another all the same, and begin
+ * later. */
 
 /* The best of several copies of `bytes` from this GPU into the next one that the process sees. */
 static g2z_status g2z__cuda_copies(g2z_comm *comm, int here, int there, void *from, void *to,
@@ -6502,7 +6476,7 @@ typedef struct g2z__region {
 
 /* Joins of a step that are timed, at most. Stage 3 has 3 a block and micro-step. */
 #define G2Z__JOINS 4096
-#define G2Z__TIMED_LAPS 8        /* the first, and one of as many: two times take 5 us a join */
+#define G2Z__TIMED_LAPS 8        /* the first 8, then every 8th: timing a join takes time itself */
 
 /* Queues that ranks meet in: that of collectives, and the device's own. */
 enum { G2Z__LANE_QUEUE, G2Z__LANE_DEVICE };
@@ -6603,7 +6577,7 @@ static g2z_status g2z__nccl_follow(g2z_comm *comm, int departure) {
  *   post   what it brings along: words of `from` go to each rank's to[r] + place; or words is 0
  *   waits  NULL, or where the ns until all had come are added up
  *   met_ns NULL, or [2] where the sum goes, by parity of the lap, which ends here
- * Cost    4 us between two H200s that come at the same time */
+ * Cost    a write to each other GPU, and the wait for theirs */
 typedef struct g2z__post {
   char *const *to;
   size_t place;
@@ -7069,9 +7043,7 @@ static g2z_status g2z__nccl_meeting(g2z_comm *comm) {
  *          units of 16 bytes, as form
  *   rows   [count] which rows; one may come twice
  *   mine   [count] rows to deliver
- * Launch  a thread for 16 bytes of a row, blocks of 256
- * Cost    1,024 rows of 1,536 bytes on each of 4 H200s: 6 to 7 us to deliver; 11 to 34 to look up,
- *         beside the parameters that come at the same time */
+ * Launch  a thread for 16 bytes of a row, blocks of 256 */
 static __device__ __forceinline__ int g2z__owner(g2z_comm_table form, size_t at, int world) {
   size_t inside = at < form.odd ? at : (at - form.odd) % form.full;
   return (int)(inside / ((at < form.odd ? form.odd : form.full) / (size_t)world));
