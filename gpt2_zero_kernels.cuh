@@ -18,15 +18,15 @@
  *   >>k42 products on Hopper   with what is done to their sums, beside cuBLASLt's
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW
- *   >>k70 memory      what CUDA takes beside the plan, measured
+ *   >>k70 memory      what CUDA takes beside the plan; what a GPU is
  *   >>k80 collectives NCCL, beside the computation
  *   >>k90 table       the ops of each dtype, and what room 09 calls
  *
  * NAMES    g2z__cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the
  *          table. A is the type of activations and parameters, G of gradients.
- * STREAM   All work of a device runs on one stream, in the order of the calls. No op waits for the
- *          host or allocates, but on the first use of a shape: then scratch grows and the products
- *          are timed. Whoever captures a graph runs the same work once before.
+ * STREAM   All work of a device runs on one stream, in the order of the calls. Only the first use
+ *          of a shape allocates scratch, times products and makes the host wait. So run the same
+ *          work once before a graph captures it.
  * ORDER    No atomics on numbers. Every sum runs in an order that depends on the shapes, the GPU's
  *          number of multiprocessors and the tuning table alone. */
 
@@ -53,11 +53,11 @@
  * Law: a CUDA error becomes a sentence where it is seen; scratch belongs to the op that runs. */
 
 #define G2Z__EVENTS 8            /* what mark() and wait() number */
-#define G2Z__SCRATCH_BLOCKS 64   /* each half as large again as the last: no memory holds more */
+#define G2Z__SCRATCH_BLOCKS 64   /* each 1.5 times the last: more than any memory holds */
 #define G2Z__KERNELS 64          /* kernels with much shared memory that are remembered */
 #define G2Z__SHARED_UNASKED (32 << 10) /* CUDA gives 48 KiB unasked, static memory included */
 #define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training has about 20 */
-#define G2Z__PRODUCTS_TIMED 160  /* so many are timed and kept; the rest takes turns */
+#define G2Z__PRODUCTS_TIMED 160  /* of these, at most: they stay, others replace each other */
 #define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one gains nothing */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
@@ -147,12 +147,12 @@ static g2z_status g2z__launched(g2z_device *device, const char *kernel) {
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, kernel);
 }
 
-/* Kernels of the device's stream overlap at their seams, on Hopper and newer (programmatic
- * dependent launch): when all blocks of one have begun, those of the next are placed beside the
- * last of them, make ready, and wait before they touch memory until the one before has ended.
- * Whatever g2z__launch starts calls this, in all threads and before any leaves: a kernel that did
- * not wait could end before those in front of it, and its followers would read too early. The next
- * may start only behind that wait, so that never more than two are on their way. */
+/* Programmatic dependent launch, on Hopper and newer: once all blocks of a kernel have started,
+ * blocks of the next kernel start beside them, and wait here until the kernel before has ended.
+ * Every kernel that g2z__launch starts calls this in all threads, before any thread returns or
+ * touches memory. A kernel that did not wait could end before the kernel in front of it, and the
+ * kernel behind it would read too early. The trigger comes after the wait, so that at most two
+ * kernels run at a time. */
 static __device__ inline void g2z__k_begin(void) {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -184,8 +184,8 @@ static g2z_status g2z__occupancy(g2z_device *device, const void *function, int t
   return G2Z_OK;
 }
 
-/* Launches a kernel that calls g2z__k_begin() on the device's stream. Fails also with an error of
- * those before it. */
+/* Launches a kernel that calls g2z__k_begin() on the device's stream. Also reports the error of an
+ * earlier launch. */
 template <typename... P, typename... X>
 static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kernel)(P...), dim3 grid,
                               dim3 block, size_t shared, X &&...arguments) {
@@ -207,7 +207,8 @@ static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kerne
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, name);
 }
 
-/* A call of the driver as of CUDA 12.0, or NULL: asked for, so that nobody has to link libcuda. */
+/* A function of the driver, as of CUDA 12.0, or NULL. It is looked up at run time, so that programs
+ * need not link libcuda. */
 static void *g2z__driver_function(const char *name) {
   void *function = NULL;
   cudaDriverEntryPointQueryResult found;
@@ -232,8 +233,8 @@ static inline size_t g2z__blocks(size_t items, size_t per_block) {
   return (items + per_block - 1) / per_block;
 }
 
-/* Memory for the op that runs, until it returns: the next op's work follows on the same stream.
- * Each op asks once, for all it needs. */
+/* Memory for one op. The next op may get the same memory, because its work follows on the same
+ * stream. An op asks once, for all that it needs. */
 static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   int last = cuda->scratch_count - 1;
@@ -251,8 +252,8 @@ static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   if (bytes < least) bytes = least;
   void *memory = NULL;
   G2Z__CUDA(device, cudaMalloc(&memory, bytes));
-  /* Not needed, but cuBLASLt's kernels for Hopper write with bulk copies, which compute-sanitizer's
-   * initcheck does not see: what they wrote here would pass for never written. */
+  /* For compute-sanitizer alone: its initcheck does not see the bulk copies by which cuBLASLt
+   * writes on Hopper, and would report that memory as never written. */
   G2Z__CUDA(device, cudaMemsetAsync(memory, 0, bytes, cuda->stream));
   cuda->scratch[cuda->scratch_count] = memory;
   cuda->scratch_bytes[cuda->scratch_count++] = bytes;
@@ -306,7 +307,7 @@ static void g2z_cuda_release_host(g2z_device *device, void *memory) {
   cudaFreeHost(memory);
 }
 
-/* From memory that is not pinned, CUDA copies to a buffer of its own before it returns. */
+/* Of memory that is not pinned, CUDA makes a copy before it returns. */
 static g2z_status g2z_cuda_upload(g2z_device *device, void *to, const void *host_from,
                                   size_t bytes) {
   G2Z__CUDA(device, cudaMemcpyAsync(to, host_from, bytes, cudaMemcpyHostToDevice,
@@ -326,7 +327,8 @@ static g2z_status g2z_cuda_zero(g2z_device *device, void *memory, size_t bytes) 
   return G2Z_OK;
 }
 
-/* Inside a capture the event must be one that the host can wait for, not an edge of the graph. */
+/* While a graph is captured the event is an external one, which the host can wait for: an ordinary
+ * one would become an edge of the graph. */
 static g2z_status g2z_cuda_mark(g2z_device *device, int event) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   G2Z_ASSERT(event >= 0 && event < G2Z__EVENTS);
@@ -346,7 +348,7 @@ static g2z_status g2z_cuda_synchronize(g2z_device *device) {
   return G2Z_OK;
 }
 
-/* Takes half-open devices. */
+/* Also closes a device that opened in part. */
 static void g2z_cuda_close(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   if (!cuda) return;
@@ -412,16 +414,16 @@ static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
 
 /* ----- spans ------------------------------------------------------------- */
 
-/* Events are taken in turn. The host is a step ahead at most, so that those which come round again
- * have long been passed; where a step has more spans than this the host waits for them. */
+/* The events form a ring. The host is at most one step ahead, so that an event was passed long ago
+ * when it comes round again. In a step with more spans than this the host waits. */
 #define G2Z__SPANS 1024
 
 typedef struct g2z__cuda_spans {     /* device->timers->backend */
   cudaEvent_t begin[G2Z__SPANS], end[G2Z__SPANS];
   g2z_span span[G2Z__SPANS];
-  int ended[G2Z__SPANS];             /* 1: it has an end, and is not counted yet */
+  int ended[G2Z__SPANS];             /* 1: has an end, and is not counted yet */
   int next;
-  int open[G2Z_SPAN_COUNT];          /* turn of each span that is open; -1: it is not */
+  int open[G2Z_SPAN_COUNT];          /* the place of each open span in the ring; -1: not open */
 } g2z__cuda_spans;
 
 static g2z__cuda_spans *g2z__cuda_spans_of(const g2z_device *device) {
@@ -470,8 +472,8 @@ static g2z_status g2z__cuda_timers_settle(g2z_device *device) {
                    "the events that time spans failed: profile without them");
 }
 
-/* The next turn, but for those of open spans: a backward pass in stage 3 of 13 billion parameters
- * has 1,500 collectives inside. */
+/* The next place in the ring that no open span has. While one span of a backward pass is open,
+ * stage 3 can begin and end more collectives than the ring has places. */
 static int g2z__cuda_span_turn(g2z__cuda_spans *s) {
   for (int taken = 1; taken;) {
     s->next = (s->next + 1) % G2Z__SPANS;
@@ -503,7 +505,7 @@ static g2z_status g2z__cuda_span_shut(const g2z_device *device, g2z_span span,
   return G2Z_OK;
 }
 
-/* A failure ends the timing, not the training: it is told when the times are asked for. */
+/* A failure ends the timing, not the training. g2z__cuda_timers_settle reports it. */
 static void g2z__cuda_span_begin_on(const g2z_device *device, g2z_span span, cudaStream_t stream) {
   if (g2z__capturing(device)) return;
   nvtxRangePushA(g2z_span_text(span));
@@ -528,10 +530,11 @@ static void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
 
 /* ----- opening ----------------------------------------------------------- */
 
-/* Asked for its attributes: they tell what the driver would load on this GPU. */
+/* Its attributes tell which code the driver loads on this GPU. */
 static __global__ void g2z_k_probe(void) {}
 
-/* The architecture of the machine code or PTX that runs here, such as 90; 0: none does. */
+/* The architecture of the machine code or PTX that runs on this GPU, such as 90; 0: there is
+ * none. */
 static int g2z__built_for(void) {
   cudaFuncAttributes attributes;
   if (cudaFuncGetAttributes(&attributes, g2z_k_probe) != cudaSuccess) {
@@ -548,8 +551,8 @@ static int g2z__cuda_count(void) {
   return error == cudaSuccess ? count : 0;
 }
 
-/* Makes a GPU the current one, for the thread that calls, and says which it is: its UUID, as
- * nvidia-smi -L prints it. Where launchers show each rank one GPU alone, it is number 0. */
+/* Makes GPU number local_rank current for the calling thread. `id` becomes its UUID, as nvidia-smi
+ * -L prints it. Some launchers show each rank one GPU only, as number 0: hence the modulo. */
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
   int count = 0;
   cudaDeviceProp properties;
@@ -572,7 +575,8 @@ static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(services, error, "cudaMemGetInfo");
 }
 
-/* One line that says what runs where, and a warning when the build leaves speed behind. */
+/* Logs what runs where in one line, and a warning if the build is for an older architecture than
+ * the GPU's. */
 static void g2z__cuda_report(const g2z_device *device) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   int driver = 0, runtime = 0;
@@ -614,11 +618,11 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
                      "make",
                      cuda->gpu, cuda->capability, cuda->capability,
                      cuda->capability == 90 ? "a" : "");
-  int driver = 0;                /* graphs hold early launches since CUDA 12.3 */
+  int driver = 0; /* graphs support programmatic launches since CUDA 12.3 */
   G2Z__CUDA(device, cudaDriverGetVersion(&driver));
   cuda->early_launch = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
                        CUDART_VERSION >= 12030;
-  /* Apart from the default stream, which would wait for other streams and cannot be captured. */
+  /* Not the default stream: that one waits for other streams, and cannot be captured. */
   G2Z__CUDA(device, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
   for (int i = 0; i < G2Z__EVENTS; i++)
     G2Z__CUDA(device, cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming));
@@ -1082,7 +1086,7 @@ static __device__ inline void g2z__put_row(D *to, const float (&in)[L]) {
   else g2z__put(to, 0, g2z__pack<D>(in));
 }
 
-/* Parts that one launch takes; by value, for the list is the host's. */
+/* The parts of one launch, passed by value: the caller's list lies in host memory. */
 #define G2Z__ROW_PARTS 16
 typedef struct g2z__row_parts {
   g2z_row_part part[G2Z__ROW_PARTS];
@@ -1806,23 +1810,23 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
 
 /* ===== >>k24 pointwise ===================================================
  * In:  tensors. Out: tensors of the same shape, each element by itself.
- * Law: one launch, packs of 16 bytes, nothing is kept between elements. */
+ * Law: one launch; each thread takes packs of 16 bytes; no element depends on another. */
 
-/* GELU in its tanh form, 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), is x times the
- * logistic function of 2u, the gate. Written so, small results keep their digits: 1 + tanh u would
- * lose them. Hendrycks and Gimpel 2016, arXiv:1606.08415. The slope, which shares the gate, is
- * gate + x gate (2u)' (1 - gate). */
+/* GELU in its tanh form is 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3). That is x
+ * gate, where the gate is the logistic function of 2u. The sum 1 + tanh u would lose the digits of
+ * small results; the gate keeps them. The slope is gate + x gate (2u)' (1 - gate). Hendrycks and
+ * Gimpel 2016, arXiv:1606.08415. */
 static __device__ inline float g2z__k_gelu(float x, float &slope) {
   const float rate = 1.5957691216057308f, power = -rate * G2Z__LOG2E;
   float square = x * x;
-  /* exp(-2u) as a power of 2; it may overflow to infinity, and then the gate is 0 */
+  /* exp(-2u) as a power of 2. If it overflows to infinity, the gate is 0. */
   float gate = __fdividef(1.0f, 1.0f + g2z__exp2(x * (power * 0.044715f * square + power)));
   x *= gate;
   slope = gate + x * ((rate * 3.0f * 0.044715f * square + rate) * (1.0f - gate));
   return x;
 }
 
-/* g2z_k_gelu_fwd: y = gelu(x), and its slope takes the place of x
+/* g2z_k_gelu_fwd: y = gelu(x); the slope overwrites x
  *   x  [n] A in place  n % 8 == 0; 16-byte aligned
  *   y  [n] A out
  * Launch  a thread per pack, blocks of 256
@@ -1885,7 +1889,7 @@ static g2z_status g2z__residual_dropout(g2z_device *device, A *y, const A *x, co
 /* g2z_k_cast: to[i] = round(from[i])
  *   from  [n] f32 in
  *   to    [n] A out
- * Launch  a thread per pack of `to`; what is not aligned or fills no pack goes one by one
+ * Launch  a thread per pack of `to`; unaligned memory and a partial pack go element by element
  * Cost    (4 + sizeof(A)) n bytes
  * Oracle  g2z__cpu_cast_act, g2z__cpu_cast_grad */
 template <typename A>
@@ -6026,12 +6030,12 @@ static g2z_status g2z_cuda_head_logits(g2z_device *device, float *logits, const 
 
 /* ===== >>k60 optimizer ===================================================
  * In:  gradients, masters, m and v. Out: the step's verdict; new masters and parameters.
- * Law: what decides lies in g2z_step_state, in device memory; the arithmetic is room 09's, the same
- *      as on the CPU. */
+ * Law: the verdict lies in g2z_step_state, in device memory: the host decides nothing. The
+ *      arithmetic is room 09's, shared with the CPU. */
 
 #define G2Z__SUMSQ_BLOCKS 1024   /* partial sums: fixed, so that the order depends on n alone */
 
-/* Ranges that one launch takes; by value, for the list is the host's. */
+/* The ranges of one launch, passed by value: the caller's list lies in host memory. */
 #define G2Z__PIECES 32
 typedef struct g2z__pieces {
   g2z_range range[G2Z__PIECES];
@@ -6039,14 +6043,14 @@ typedef struct g2z__pieces {
 } g2z__pieces;
 
 /* g2z_k_sumsq: partial[block] = sum of squares of the block's packs, in fp64.
- *   grads    G in       pieces may start anywhere: what is not aligned goes one by one
+ *   grads    G in       ranges may start anywhere; unaligned ones go element by element
  *   partial  [SUMSQ_BLOCKS] f64 out
- * Math    squares of fp16 are exact in fp32, those of bf16 from 1e-19 to 1e19: larger numbers count
- *         as not finite. Eight are added there, the rest in fp64. Those of fp32 are made in fp64,
- *         where they cannot overflow.
- * Launch  SUMSQ_BLOCKS blocks of 256, and g2z_k_sumsq_end behind them
+ * Math    squares of fp16 are exact in fp32; so are squares of bf16 numbers from 1e-19 to 1e19, and
+ *         larger ones count as not finite. Eight squares are added in fp32, their sums in fp64.
+ *         Squares of fp32 are made in fp64, where they cannot overflow.
+ * Launch  SUMSQ_BLOCKS blocks of 256; then g2z_k_sumsq_end
  * Cost    sizeof(G) n bytes: 124M in fp16 is 249 MB
- * Order   piece after piece a thread's packs in ascending order, then a tree
+ * Order   a thread adds its packs range by range, in ascending order; then a tree
  * Oracle  g2z__cpu_grad_sumsq */
 template <typename G>
 static __global__ void __launch_bounds__(256)
@@ -6086,7 +6090,7 @@ g2z_k_sumsq(double *partial, const G *grads, g2z__pieces pieces) {
   if (threadIdx.x == 0) partial[blockIdx.x] = parts[0];
 }
 
-/* g2z_k_sumsq_end: *sum += the partial sums together, by one block. */
+/* g2z_k_sumsq_end: *sum += the sum of the partial sums, by one block. */
 static __global__ void __launch_bounds__(G2Z__SUMSQ_BLOCKS)
 g2z_k_sumsq_end(double *sum, const double *partial) {
   __shared__ double parts[G2Z__SUMSQ_BLOCKS];
@@ -6152,8 +6156,7 @@ static __device__ inline void g2z__put_four(T *to, float4 x) {
                                                      g2z__pair_of<T>::pack(x.z, x.w)));
 }
 
-/* g2z_k_grad_add: to = from + the sum of rows, or += that, in fp32, from one type of gradients to
- * another.
+/* g2z_k_grad_add: to = or += from + rows[0] + rows[1] + ..., added in fp32; the types may differ
  *   to    [n] T         16-byte aligned, as is from; n a multiple of 4
  *   from  [n] F         may be `to`
  *   rows  [count, n] F
@@ -6195,7 +6198,7 @@ static g2z_status g2z_cuda_grad_add(g2z_device *device, void *to, const void *fr
   return g2z__grad_add_on<G, G>(device, g2z__cuda_of(device)->stream, to, from, NULL, 0, mode, n);
 }
 
-/* Where numbers lie: of a range, from its begin. */
+/* The first elements of a range. */
 template <typename A, typename G>
 struct g2z__adamw_data {
   A *params;
@@ -6203,7 +6206,8 @@ struct g2z__adamw_data {
   const G *grads;
 };
 
-/* Two groups of four elements, `apart` elements from each other: six loads under way at a time. */
+/* Two groups of four elements, `apart` elements from each other: eight loads are under way
+ * together. */
 template <typename A, typename G>
 static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors,
                                                const g2z__adamw_data<A, G> &data, size_t first,
@@ -6235,7 +6239,7 @@ static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors
  *   params       A out   round(master)
  *   master,m,v   f32 in place
  *   grads        G in
- * Launch  persistent blocks of 256; all walk the list of ranges, each takes every gridDim-th chunk
+ * Launch  persistent blocks of 256; each walks all ranges and takes every gridDim-th chunk
  * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB
  * Source  Loshchilov and Hutter 2019, arXiv:1711.05101
  * Oracle  g2z__cpu_adamw */
@@ -6249,7 +6253,7 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   if (state->skip) return;
   if (threadIdx.x < 2) factors[threadIdx.x] = g2z__adamw_prepare(&config, state, (int)threadIdx.x);
   __syncthreads();
-  size_t turn = blockIdx.x; /* this block's next chunk, counted from the begin of the range */
+  size_t turn = blockIdx.x; /* this block's next chunk, counted from the range's first */
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
@@ -6288,9 +6292,9 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
 }
 
 /* ===== >>k70 memory ======================================================
- * In:  nothing. Out: what a process takes of the GPU beside the plan: CUDA's context, the
- *      libraries' code and workspaces.
- * Law: it is measured, with NVML, which is opened at run time: a build needs nothing of it. */
+ * In:  a GPU. Out: what a process takes of it beside the plan (CUDA's context, the libraries' code
+ *      and workspaces), how busy it is, and what it is.
+ * Law: NVML measures memory and load. It is opened at run time: a build needs nothing of it. */
 
 /* NVML's functions, in the order of g2z_gpu_watch.call. */
 typedef struct {
@@ -6351,13 +6355,13 @@ static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample
       G2Z__NVML(watch, FIND)(bus, &handle) != 0 ||
       G2Z__NVML(watch, MEMORY)(handle, &memory) != 0)
     return g2z__fail(watch->services, G2Z_UNSUPPORTED, "NVML knows nothing of GPU %d", gpu);
-  /* A part of a GPU (MIG) tells its memory, but not how busy it is. */
+  /* A MIG slice has no utilisation. */
   out->busy_percent = G2Z__NVML(watch, BUSY)(handle, &rates) == 0 ? (double)rates.gpu : NAN;
   out->used_bytes = (size_t)memory.used; /* without what the driver keeps for itself */
   return G2Z_OK;
 }
 
-/* Bytes in use on the current GPU by all processes; 0: NVML is not here. */
+/* Bytes in use on the current GPU by all processes; 0 without NVML. */
 static size_t g2z__gpu_bytes_used(g2z_services *services) {
   g2z_gpu_watch *watch;
   g2z_gpu_sample sample;
@@ -6370,7 +6374,7 @@ static size_t g2z__gpu_bytes_used(g2z_services *services) {
   return sample.used_bytes;
 }
 
-/* Before this process has a context, and when it has one and has run a product. */
+/* The bytes in use once this process has run a product, minus those before it had a context. */
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
   enum { SIDE = 256 };
   *bytes = 0;
@@ -7266,8 +7270,7 @@ static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wan
 
 /* ===== >>k90 table =======================================================
  * In:  a dtype and a grad_dtype. Out: the ops for them.
- * Law: what depends on the types is decided here, once; no op looks at them again, but for tf32,
- *      which differs from fp32 in the products alone. */
+ * Law: the types are decided here, once. tf32 has fp32's ops: only products look at the dtype. */
 
 template <typename A, typename G>
 static void g2z__cuda_fill(g2z_ops *ops) {
