@@ -3391,304 +3391,197 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
 }
 
 /* ----- kernels in plain fp32 ---------------------------------------------
- * For fp32 and tf32, and for GPUs before sm_80. 256 threads as a 16 x 16 square own R rows of one
- * (b,h) and walk over N at a time, both in shared memory as fp32. Thread (y,x) computes scores of
- * rows y + 16i and columns x + 16j, and columns 4x.. of the same rows of the results: a row belongs
- * to one half-warp throughout, so that its weights need no barrier on their way through memory. */
+ * For fp32 and tf32, and for GPUs before sm_80. A thread owns one row of one (b,h), a query or a
+ * key, in registers, and walks over the others. G2Z__PLAIN_STEP of them lie in shared memory at a
+ * time; all threads of a block read the same row of it. */
 
-template <int HSP>
-struct g2z__plain {
-  enum {
-    R = 4096 / HSP,              /* 64 rows of 64, 32 rows of 128 */
-    N = R / 2,
-    RM = R / 16, NM = N / 16,    /* of which one thread has */
-    STRIDE = HSP + 4,            /* eight rows of one 16-byte column touch all banks */
-    COLUMNS = HSP / 16,
-    WEIGHTS = R * (N + 1),
-    FWD_BYTES = ((R + 2 * N) * STRIDE + WEIGHTS) * 4,
-    BWD_BYTES = ((2 * R + 2 * N) * STRIDE + WEIGHTS) * 4 /* 60,672 and 52,864: sm_75 has 65,536 */
-  };
-};
+#define G2Z__PLAIN_ROWS 128      /* of a block, a thread each */
+#define G2Z__PLAIN_STEP 32
+#define G2Z__PLAIN_GROUP 8       /* keys that a thread takes into its softmax together */
 
-#define G2Z__PLAIN_THREADS 256
-
-template <int HSP, int ROWS, typename A>
-static __device__ inline void g2z__plain_load(float *tile, const g2z__rows<const A> &from,
-                                              int row) {
-  constexpr int L = g2z__lanes<A>, PIECES = HSP / L;
-  for (int i = (int)threadIdx.x; i < ROWS * PIECES; i += G2Z__PLAIN_THREADS) {
-    int y = i / PIECES, x = i % PIECES * L;
-    float values[L] = {};
-    if (row + y < from.T && x < from.HS)
-      g2z__unpack<A>(values, *reinterpret_cast<const uint4 *>(
-                                 from.at + (size_t)(row + y) * from.stride + x));
+/* Row y of a rectangle as fp32; zero outside. */
+template <int HSP, typename A>
+static __device__ inline void g2z__plain_row(float (&row)[HSP], const g2z__rows<const A> &from,
+                                             int y) {
+  constexpr int L = g2z__lanes<A>;
 #pragma unroll
-    for (int k = 0; k < L; k++) tile[y * g2z__plain<HSP>::STRIDE + x + k] = values[k];
+  for (int x = 0; x < HSP; x += L) {
+    float values[L] = {};
+    const A *at = from.at + (size_t)y * from.stride + x;
+    if (y < from.T && x < from.HS) g2z__unpack<A>(values, *reinterpret_cast<const uint4 *>(at));
+#pragma unroll
+    for (int i = 0; i < L; i++) row[x + i] = values[i];
   }
 }
 
-/* s[i][j] += row y + 16i of `rows` times row x + 16j of `columns`. */
-template <int HSP>
-static __device__ inline void
-g2z__plain_scores(float (&s)[g2z__plain<HSP>::RM][g2z__plain<HSP>::NM], const float *rows,
-                  const float *columns) {
-  typedef g2z__plain<HSP> P;
-  int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-#pragma unroll 4
-  for (int d = 0; d < HSP; d += 4)
-#pragma unroll
-    for (int i = 0; i < P::RM; i++) {
-      float4 a = *reinterpret_cast<const float4 *>(rows + (y + 16 * i) * P::STRIDE + d);
-#pragma unroll
-      for (int j = 0; j < P::NM; j++) {
-        float4 b = *reinterpret_cast<const float4 *>(columns + (x + 16 * j) * P::STRIDE + d);
-        s[i][j] += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
-      }
-    }
-}
-
-/* acc[i] += (weights of row y + 16i) times tile: the weights of the same half-warp's threads. */
-template <int HSP>
-static __device__ inline void
-g2z__plain_weighted(float (&acc)[g2z__plain<HSP>::RM][g2z__plain<HSP>::COLUMNS], float *weights,
-                    const float (&w)[g2z__plain<HSP>::RM][g2z__plain<HSP>::NM],
-                    const float *tile) {
-  typedef g2z__plain<HSP> P;
-  int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-  __syncwarp(); /* the last weights have been read */
-#pragma unroll
-  for (int i = 0; i < P::RM; i++)
-#pragma unroll
-    for (int j = 0; j < P::NM; j++) weights[(y + 16 * i) * (P::N + 1) + x + 16 * j] = w[i][j];
-  __syncwarp();
-#pragma unroll 4
-  for (int k = 0; k < P::N; k++)
-#pragma unroll
-    for (int c = 0; c < P::COLUMNS; c += 4) {
-      float4 b = *reinterpret_cast<const float4 *>(tile + k * P::STRIDE + c * 16 + x * 4);
-#pragma unroll
-      for (int i = 0; i < P::RM; i++) {
-        float a = weights[(y + 16 * i) * (P::N + 1) + k];
-        acc[i][c] += a * b.x;
-        acc[i][c + 1] += a * b.y;
-        acc[i][c + 2] += a * b.z;
-        acc[i][c + 3] += a * b.w;
-      }
-    }
+/* Rows [y, y + G2Z__PLAIN_STEP) to shared memory. */
+template <int HSP, typename A>
+static __device__ inline void g2z__plain_tile(float (&tile)[G2Z__PLAIN_STEP][HSP],
+                                              const g2z__rows<const A> &from, int y) {
+  constexpr int L = g2z__lanes<A>, PIECES = HSP / L;
+  for (int i = (int)threadIdx.x; i < G2Z__PLAIN_STEP * PIECES; i += G2Z__PLAIN_ROWS) {
+    int row = i / PIECES, x = i % PIECES * L;
+    float values[L] = {};
+    const A *at = from.at + (size_t)(y + row) * from.stride + x;
+    if (y + row < from.T && x < from.HS)
+      g2z__unpack<A>(values, *reinterpret_cast<const uint4 *>(at));
+    g2z__put_floats<L>(&tile[row][x], values);
+  }
 }
 
 template <int HSP, typename A>
-static __device__ inline void
-g2z__plain_store(const g2z__rows<A> &to,
-                 const float (&acc)[g2z__plain<HSP>::RM][g2z__plain<HSP>::COLUMNS], int row,
-                 const float (&factor)[g2z__plain<HSP>::RM]) {
-  typedef g2z__plain<HSP> P;
+static __device__ inline void g2z__plain_store(const g2z__rows<A> &to, const float (&row)[HSP],
+                                               int y, float factor) {
+  constexpr int L = g2z__lanes<A>;
 #pragma unroll
-  for (int i = 0; i < P::RM; i++)
+  for (int x = 0; x < HSP; x += L) {
+    float values[L];
 #pragma unroll
-    for (int c = 0; c < P::COLUMNS; c++) {
-      int y = row + (int)threadIdx.x / 16 + 16 * i;
-      int x = c / 4 * 64 + (int)threadIdx.x % 16 * 4 + c % 4;
-      if (y < to.T && x < to.HS) to.at[(size_t)y * to.stride + x] = (A)(acc[i][c] * factor[i]);
-    }
+    for (int i = 0; i < L; i++) values[i] = row[x + i] * factor;
+    if (y < to.T && x < to.HS)
+      *reinterpret_cast<uint4 *>(to.at + (size_t)y * to.stride + x) = g2z__pack<A>(values);
+  }
 }
 
-/* Over the 16 threads that share rows. */
-static __device__ inline float g2z__plain_sum(float x) {
+/* In four sums, so that no product waits for the one before. */
+template <int HSP>
+static __device__ inline float g2z__plain_dot(const float (&x)[HSP], const float (&y)[HSP]) {
+  float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
-  for (int lanes = 8; lanes; lanes /= 2) x += __shfl_xor_sync(G2Z__ALL_LANES, x, lanes);
-  return x;
-}
-static __device__ inline float g2z__plain_largest(float x) {
-#pragma unroll
-  for (int lanes = 8; lanes; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(G2Z__ALL_LANES, x, lanes));
-  return x;
+  for (int d = 0; d < HSP; d += 4) {
+    float4 four = *reinterpret_cast<const float4 *>(&y[d]);
+    sum.x += x[d] * four.x, sum.y += x[d + 1] * four.y;
+    sum.z += x[d + 2] * four.z, sum.w += x[d + 3] * four.w;
+  }
+  return sum.x + sum.y + (sum.z + sum.w);
 }
 
-/* g2z_k_attention_plain_fwd: g2z_k_attention_fwd in fp32 arithmetic, R queries per block.
- * Launch  grid B*NH*ceil(T/R), 256 threads, FWD_BYTES of dynamic shared memory
- * Order   keys upwards in blocks of N; P is not rounded
+/* to += weight * row */
+template <int HSP>
+static __device__ inline void g2z__plain_add(float (&to)[HSP], float weight,
+                                             const float (&row)[HSP]) {
+#pragma unroll
+  for (int d = 0; d < HSP; d += 4) {
+    float4 four = *reinterpret_cast<const float4 *>(&row[d]);
+    to[d] += weight * four.x, to[d + 1] += weight * four.y;
+    to[d + 2] += weight * four.z, to[d + 3] += weight * four.w;
+  }
+}
+
+/* g2z_k_attention_plain_fwd: g2z_k_attention_fwd in fp32 arithmetic, a query per thread.
+ * Launch  grid B*NH*ceil(T/128), the longest rows of a head first; 128 threads
+ * Order   keys upwards in groups of 8; P is not rounded
  * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
 template <typename A, int HSP>
-static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
+static __global__ void __launch_bounds__(G2Z__PLAIN_ROWS)
 g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T, int NH,
                           int HS, float scale) {
-  typedef g2z__plain<HSP> P;
-  extern __shared__ __align__(128) unsigned char g2z__shared[];
-  float *q_tile = reinterpret_cast<float *>(g2z__shared), *k_tile = q_tile + P::R * P::STRIDE;
-  float *v_tile = k_tile + P::N * P::STRIDE, *weights = v_tile + P::N * P::STRIDE;
-  int blocks = (T + P::R - 1) / P::R, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
-  int block = blocks - 1 - (int)blockIdx.x % blocks;
-  int row = block * P::R, y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
-  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
+  constexpr int STEP = G2Z__PLAIN_STEP, GROUP = G2Z__PLAIN_GROUP;
+  __shared__ alignas(16) float k_tile[STEP][HSP], v_tile[STEP][HSP];
+  int blocks = (T + G2Z__PLAIN_ROWS - 1) / G2Z__PLAIN_ROWS, bh = (int)blockIdx.x / blocks;
+  int first = (blocks - 1 - (int)blockIdx.x % blocks) * G2Z__PLAIN_ROWS, b = bh / NH, h = bh % NH;
+  int query = first + (int)threadIdx.x;
+  auto k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS), v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
   g2z__k_begin();
   g2z__att_drop drop;
   if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
-  float o[P::RM][P::COLUMNS] = {}, largest[P::RM], sum[P::RM] = {};
-#pragma unroll
-  for (int i = 0; i < P::RM; i++) largest[i] = -INFINITY;
-  g2z__plain_load<HSP, P::R>(q_tile, q, row);
-  for (int key0 = 0; key0 < min(T, row + P::R); key0 += P::N) {
+  float q[HSP], o[HSP] = {}, largest = -INFINITY, sum = 0;
+  g2z__plain_row<HSP>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), query);
+  for (int key0 = 0; key0 < min(T, first + G2Z__PLAIN_ROWS); key0 += STEP) {
+    __syncthreads(); /* all have read the tiles before */
+    g2z__plain_tile<HSP>(k_tile, k, key0);
+    g2z__plain_tile<HSP>(v_tile, v, key0);
     __syncthreads();
-    g2z__plain_load<HSP, P::N>(k_tile, k, key0);
-    g2z__plain_load<HSP, P::N>(v_tile, v, key0);
-    __syncthreads();
-    float s[P::RM][P::NM] = {};
-    g2z__plain_scores<HSP>(s, q_tile, k_tile);
+    for (int j = 0; j < STEP && key0 + j <= query; j += GROUP) { /* its first key counts */
+      float s[GROUP], top = largest;
 #pragma unroll
-    for (int i = 0; i < P::RM; i++) {
-      float top = largest[i];
-#pragma unroll
-      for (int j = 0; j < P::NM; j++) {
-        s[i][j] = key0 + x + 16 * j > y + 16 * i ? -INFINITY : s[i][j] * scale;
-        top = fmaxf(top, s[i][j]);
+      for (int i = 0; i < GROUP; i++) {
+        s[i] = g2z__plain_dot<HSP>(q, k_tile[j + i]) * scale;
+        if (key0 + j + i > query) s[i] = -INFINITY;
+        top = fmaxf(top, s[i]);
       }
-      top = g2z__plain_largest(top);
-      float shrink = expf(largest[i] - top);
-      largest[i] = top;
-      sum[i] *= shrink;
+      float shrink = expf(largest - top);
+      largest = top;
+      sum *= shrink;
 #pragma unroll
-      for (int j = 0; j < P::NM; j++) {
-        s[i][j] = expf(s[i][j] - top);
-        sum[i] += s[i][j];
-        if (dropout.probability > 0)
-          s[i][j] *= g2z__att_drop_one(drop, y + 16 * i, key0 + x + 16 * j);
+      for (int d = 0; d < HSP; d++) o[d] *= shrink;
+#pragma unroll
+      for (int i = 0; i < GROUP; i++) {
+        float p = expf(s[i] - top);
+        sum += p;
+        if (dropout.probability > 0) p *= g2z__att_drop_one(drop, query, key0 + j + i);
+        g2z__plain_add<HSP>(o, p, v_tile[j + i]);
       }
-#pragma unroll
-      for (int c = 0; c < P::COLUMNS; c++) o[i][c] *= shrink;
     }
-    g2z__plain_weighted<HSP>(o, weights, s, v_tile);
   }
-  float inverse[P::RM];
-#pragma unroll
-  for (int i = 0; i < P::RM; i++) {
-    float total = g2z__plain_sum(sum[i]);
-    inverse[i] = 1.0f / total;
-    if (x == 0 && y + 16 * i < T)
-      lse[(size_t)bh * (size_t)T + (size_t)(y + 16 * i)] = largest[i] + logf(total);
-  }
-  g2z__plain_store<HSP>(g2z__rows_of(out, b, h, 0, 1, T, NH, HS), o, row, inverse);
+  if (query >= T) return;
+  lse[(size_t)bh * (size_t)T + (size_t)query] = largest + logf(sum);
+  g2z__plain_store<HSP>(g2z__rows_of(out, b, h, 0, 1, T, NH, HS), o, query, 1.0f / sum);
 }
 
-/* g2z_k_attention_plain_bwd_q: dQ of R queries per block, and stats {lse, sum of dout * out}.
- * Launch  as the forward, BWD_BYTES of dynamic shared memory
- * Order   keys upwards in blocks of N
- * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
-template <typename A, int HSP>
-static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
-g2z_k_attention_plain_bwd_q(A *dqkv, float2 *stats, const A *dout, const A *out, const float *lse,
-                            const A *qkv, g2z_dropout dropout, int T, int NH, int HS,
-                            float scale) {
-  typedef g2z__plain<HSP> P;
-  extern __shared__ __align__(128) unsigned char g2z__shared[];
-  float *q_tile = reinterpret_cast<float *>(g2z__shared), *g_tile = q_tile + P::R * P::STRIDE;
-  float *k_tile = g_tile + P::R * P::STRIDE, *v_tile = k_tile + P::N * P::STRIDE;
-  float *weights = v_tile + P::N * P::STRIDE;
-  int blocks = (T + P::R - 1) / P::R, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
-  int block = blocks - 1 - (int)blockIdx.x % blocks;
-  int row = block * P::R, y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
-  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
-  auto o = g2z__rows_of(out, b, h, 0, 1, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
-  g2z__k_begin();
-  g2z__att_drop drop;
-  if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
-  g2z__plain_load<HSP, P::R>(q_tile, o, row); /* out first, for its products with dout */
-  g2z__plain_load<HSP, P::R>(g_tile, g, row);
-  __syncthreads();
-  float dq[P::RM][P::COLUMNS] = {}, row_lse[P::RM], d[P::RM], factor[P::RM];
-#pragma unroll
-  for (int i = 0; i < P::RM; i++) {
-    int at = ((int)threadIdx.x / 16 + 16 * i) * P::STRIDE;
-    float sum = 0;
-    for (int c = x; c < HSP; c += 16) sum += q_tile[at + c] * g_tile[at + c];
-    d[i] = g2z__plain_sum(sum);
-    size_t query = (size_t)bh * (size_t)T + (size_t)(y + 16 * i);
-    row_lse[i] = y + 16 * i < T ? lse[query] : 0.0f;
-    factor[i] = scale;
-    if (x == 0 && y + 16 * i < T) stats[query] = make_float2(row_lse[i], d[i]);
-  }
-  __syncthreads();
-  g2z__plain_load<HSP, P::R>(q_tile, q, row);
-  for (int key0 = 0; key0 < min(T, row + P::R); key0 += P::N) {
-    __syncthreads();
-    g2z__plain_load<HSP, P::N>(k_tile, k, key0);
-    g2z__plain_load<HSP, P::N>(v_tile, v, key0);
-    __syncthreads();
-    float s[P::RM][P::NM] = {}, dp[P::RM][P::NM] = {};
-    g2z__plain_scores<HSP>(s, q_tile, k_tile);
-    g2z__plain_scores<HSP>(dp, g_tile, v_tile);
-#pragma unroll
-    for (int i = 0; i < P::RM; i++)
-#pragma unroll
-      for (int j = 0; j < P::NM; j++) {
-        int query = y + 16 * i, key = key0 + x + 16 * j;
-        float p = key > query ? 0.0f : expf(s[i][j] * scale - row_lse[i]);
-        if (dropout.probability > 0) dp[i][j] *= g2z__att_drop_one(drop, query, key);
-        s[i][j] = p * (dp[i][j] - d[i]);
-      }
-    g2z__plain_weighted<HSP>(dq, weights, s, k_tile);
-  }
-  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 0, 3, T, NH, HS), dq, row, factor);
-}
+typedef enum g2z__plain_part { G2Z__PLAIN_DQ, G2Z__PLAIN_DK, G2Z__PLAIN_DV } g2z__plain_part;
 
-/* g2z_k_attention_plain_bwd_kv: dK and dV of R keys per block.
- * Launch  as the forward, BWD_BYTES of dynamic shared memory
- * Order   queries upwards in blocks of N
+/* g2z_k_attention_plain_bwd: one part of dqkv. DQ runs first, with a query per thread, and leaves
+ * stats {lse, sum of dout * out}; DK and DV read them, with a key per thread.
+ * Math    P = exp(S - lse), dS = P (dP - D): dQ = dS K, dK = dS^T Q, dV = P^T dout, in fp32
+ * Launch  grid B*NH*ceil(T/128), 128 threads
+ * Cost    three products for DQ and DK each, two for DV
+ * Order   keys, or queries, upwards
  * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
-template <typename A, int HSP>
-static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
-g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const A *qkv,
-                             g2z_dropout dropout, int T, int NH, int HS, float scale) {
-  typedef g2z__plain<HSP> P;
-  extern __shared__ __align__(128) unsigned char g2z__shared[];
-  float *k_tile = reinterpret_cast<float *>(g2z__shared), *v_tile = k_tile + P::R * P::STRIDE;
-  float *q_tile = v_tile + P::R * P::STRIDE, *g_tile = q_tile + P::N * P::STRIDE;
-  float *weights = g_tile + P::N * P::STRIDE;
-  int blocks = (T + P::R - 1) / P::R, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
-  int row = (int)blockIdx.x % blocks * P::R;
-  int y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+template <typename A, int HSP, g2z__plain_part PART>
+static __global__ void __launch_bounds__(G2Z__PLAIN_ROWS)
+g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, const float *lse,
+                          const A *qkv, g2z_dropout dropout, int T, int NH, int HS, float scale) {
+  constexpr int STEP = G2Z__PLAIN_STEP;
+  constexpr bool QUERIES = PART == G2Z__PLAIN_DQ; /* of the threads; else keys */
+  __shared__ alignas(16) float x_tile[STEP][HSP], y_tile[STEP][HSP];
+  __shared__ float2 stats_tile[STEP];
+  int blocks = (T + G2Z__PLAIN_ROWS - 1) / G2Z__PLAIN_ROWS, bh = (int)blockIdx.x / blocks;
+  int first = (int)blockIdx.x % blocks * G2Z__PLAIN_ROWS, row = first + (int)threadIdx.x;
+  int b = bh / NH, h = bh % NH;
   auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
   auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  stats += (size_t)bh * (size_t)T;
   g2z__k_begin();
   g2z__att_drop drop;
   if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
-  float dk[P::RM][P::COLUMNS] = {}, dv[P::RM][P::COLUMNS] = {};
-  g2z__plain_load<HSP, P::R>(k_tile, k, row);
-  g2z__plain_load<HSP, P::R>(v_tile, v, row);
-  for (int query0 = row; query0 < T; query0 += P::N) {
-    __syncthreads();
-    g2z__plain_load<HSP, P::N>(q_tile, q, query0);
-    g2z__plain_load<HSP, P::N>(g_tile, g, query0);
-    __syncthreads();
-    float s[P::RM][P::NM] = {}, dp[P::RM][P::NM] = {};
-    g2z__plain_scores<HSP>(s, k_tile, q_tile);
-    g2z__plain_scores<HSP>(dp, v_tile, g_tile);
+  float x[HSP], y[HSP], sum[HSP];
+  float2 own = make_float2(0, 0);
+  g2z__plain_row<HSP>(x, QUERIES ? q : k, row);
+  if (PART != G2Z__PLAIN_DV) g2z__plain_row<HSP>(y, QUERIES ? g : v, row);
+  if (QUERIES && row < T) {
+    g2z__plain_row<HSP>(sum, g2z__rows_of(out, b, h, 0, 1, T, NH, HS), row);
+    own = make_float2(lse[(size_t)bh * (size_t)T + (size_t)row], g2z__plain_dot<HSP>(y, sum));
+    stats[row] = own;
+  }
 #pragma unroll
-    for (int j = 0; j < P::NM; j++) {
-      int query = query0 + x + 16 * j;
-      float2 stat = query < T ? stats[(size_t)bh * (size_t)T + (size_t)query] : make_float2(0, 0);
-#pragma unroll
-      for (int i = 0; i < P::RM; i++) {
-        int key = y + 16 * i;
-        float p = key > query ? 0.0f : expf(s[i][j] * scale - stat.x);
-        float factor = dropout.probability > 0 ? g2z__att_drop_one(drop, query, key) : 1.0f;
-        s[i][j] = p * factor;
-        dp[i][j] = p * (dp[i][j] * factor - stat.y);
+  for (int d = 0; d < HSP; d++) sum[d] = 0;
+  int end = QUERIES ? min(T, first + G2Z__PLAIN_ROWS) : T;
+  for (int at = QUERIES ? 0 : first; at < end; at += STEP) {
+    __syncthreads(); /* all have read the tiles before */
+    g2z__plain_tile<HSP>(x_tile, QUERIES ? k : q, at);
+    g2z__plain_tile<HSP>(y_tile, QUERIES ? v : g, at);
+    if (!QUERIES && threadIdx.x < STEP)
+      stats_tile[threadIdx.x] =
+          at + (int)threadIdx.x < T ? stats[at + (int)threadIdx.x] : make_float2(0, 0);
+    __syncthreads();
+#pragma unroll 2
+    for (int j = 0; j < STEP; j++) {
+      int query = QUERIES ? row : at + j, key = QUERIES ? at + j : row;
+      if (key > query) continue;
+      float2 stat = QUERIES ? own : stats_tile[j];
+      float weight = expf(g2z__plain_dot<HSP>(x, x_tile[j]) * scale - stat.x);
+      float factor = dropout.probability > 0 ? g2z__att_drop_one(drop, query, key) : 1.0f;
+      if constexpr (PART == G2Z__PLAIN_DV) {
+        g2z__plain_add<HSP>(sum, weight * factor, y_tile[j]);
+      } else {
+        weight *= g2z__plain_dot<HSP>(y, y_tile[j]) * factor - stat.y;
+        g2z__plain_add<HSP>(sum, weight, x_tile[j]);
       }
     }
-    g2z__plain_weighted<HSP>(dv, weights, s, g_tile);
-    g2z__plain_weighted<HSP>(dk, weights, dp, q_tile);
   }
-  float k_factor[P::RM], v_factor[P::RM];
-#pragma unroll
-  for (int i = 0; i < P::RM; i++) {
-    k_factor[i] = scale;
-    v_factor[i] = 1.0f;
-  }
-  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 1, 3, T, NH, HS), dk, row, k_factor);
-  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 2, 3, T, NH, HS), dv, row, v_factor);
+  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, (int)PART, 3, T, NH, HS), sum, row,
+                        PART == G2Z__PLAIN_DV ? 1.0f : scale);
 }
 
 /* ===== >>k41 attention on Hopper =========================================
@@ -4869,22 +4762,23 @@ static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z__att_data
 
 template <typename A, int HSP>
 static g2z_status g2z__attention_plain_fwd_run(g2z_device *device, const g2z__att_data<A> &x) {
-  typedef g2z__plain<HSP> P;
   return g2z__launch(device, "g2z_k_attention_plain_fwd", g2z_k_attention_plain_fwd<A, HSP>,
-                     g2z__att_grid(x.B, x.T, x.NH, P::R), G2Z__PLAIN_THREADS, P::FWD_BYTES, x.out,
+                     g2z__att_grid(x.B, x.T, x.NH, G2Z__PLAIN_ROWS), G2Z__PLAIN_ROWS, 0, x.out,
                      x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
 }
 
+template <typename A, int HSP, g2z__plain_part PART>
+static g2z_status g2z__attention_plain_part(g2z_device *device, const g2z__att_data<A> &x) {
+  return g2z__launch(device, "g2z_k_attention_plain_bwd", g2z_k_attention_plain_bwd<A, HSP, PART>,
+                     g2z__att_grid(x.B, x.T, x.NH, G2Z__PLAIN_ROWS), G2Z__PLAIN_ROWS, 0, x.dqkv,
+                     x.stats, x.dout, x.forward, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(),
+                     x.scale());
+}
 template <typename A, int HSP>
 static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
-  typedef g2z__plain<HSP> P;
-  unsigned grid = g2z__att_grid(x.B, x.T, x.NH, P::R);
-  G2Z__TRY(g2z__launch(device, "g2z_k_attention_plain_bwd_q", g2z_k_attention_plain_bwd_q<A, HSP>,
-                       grid, G2Z__PLAIN_THREADS, P::BWD_BYTES, x.dqkv, x.stats, x.dout, x.forward,
-                       x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale()));
-  return g2z__launch(device, "g2z_k_attention_plain_bwd_kv", g2z_k_attention_plain_bwd_kv<A, HSP>,
-                     grid, G2Z__PLAIN_THREADS, P::BWD_BYTES, x.dqkv, x.stats, x.dout, x.qkv,
-                     x.dropout, x.T, x.NH, x.HS(), x.scale());
+  G2Z__TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DQ>(device, x)));
+  G2Z__TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DK>(device, x)));
+  return g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DV>(device, x);
 }
 
 /* Whether the kernels for tensor cores have a body in this build, run on this GPU, and can draw
