@@ -1458,46 +1458,25 @@ g2z_k_layernorm_fwd(A *y, float *mean, float *rstd, const A *x, const A *w, cons
 }
 
 template <typename A>
-struct g2z__layernorm_fwd_data {
-  A *y;
-  float *mean, *rstd;
-  const A *x, *w, *b;
-  int N, C;
-};
-
-template <typename A, int K, g2z__team TEAM>
-static g2z_status g2z__layernorm_fwd_run(g2z_device *device, int threads,
-                                         const g2z__layernorm_fwd_data<A> &d) {
-  unsigned rows = TEAM == G2Z__TEAM_WARP ? 8 : 1;
-  return g2z__launch(device, "g2z_k_layernorm_fwd", g2z_k_layernorm_fwd<A, K, TEAM>,
-                     (unsigned)g2z__blocks((size_t)d.N, rows), dim3((unsigned)threads, rows), 0,
-                     d.y, d.mean, d.rstd, d.x, d.w, d.b, d.N, d.C);
-}
-
-template <typename A>
 static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, float *mean, float *rstd,
                                          const void *x, const void *w, const void *b, int N,
                                          int C) {
+#define G2Z__WARPS(K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
+  static void (*const warps[])(A *, float *, float *, const A *, const A *, const A *, int, int) = {
+      G2Z__WARPS(1), G2Z__WARPS(2), G2Z__WARPS(3), G2Z__WARPS(4),
+      G2Z__WARPS(5), G2Z__WARPS(6), G2Z__WARPS(7), G2Z__WARPS(8)};
+#undef G2Z__WARPS
   int packs = C / g2z__lanes<A>, threads = 32, K = (packs + 31) / 32;
-  if (K > G2Z__ROW_WARP_PACKS) {
-    G2Z__TRY(g2z__row_threads(device, packs, &threads, &K));
-    K += G2Z__ROW_WARP_PACKS;
-  }
-  g2z__layernorm_fwd_data<A> d = {(A *)y,       mean,         rstd, (const A *)x,
-                                  (const A *)w, (const A *)b, N,    C};
-  switch (K) {
-    case 1: return g2z__layernorm_fwd_run<A, 1, G2Z__TEAM_WARP>(device, threads, d);
-    case 2: return g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_WARP>(device, threads, d);
-    case 3: return g2z__layernorm_fwd_run<A, 3, G2Z__TEAM_WARP>(device, threads, d);
-    case 4: return g2z__layernorm_fwd_run<A, 4, G2Z__TEAM_WARP>(device, threads, d);
-    case 5: return g2z__layernorm_fwd_run<A, 5, G2Z__TEAM_WARP>(device, threads, d);
-    case 6: return g2z__layernorm_fwd_run<A, 6, G2Z__TEAM_WARP>(device, threads, d);
-    case 7: return g2z__layernorm_fwd_run<A, 7, G2Z__TEAM_WARP>(device, threads, d);
-    case 8: return g2z__layernorm_fwd_run<A, 8, G2Z__TEAM_WARP>(device, threads, d);
-    case 10: return g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_BLOCK>(device, threads, d);
-    default: G2Z_ASSERT(!"a row width without a kernel");
-  }
-  return G2Z_OK;
+  static_assert(sizeof warps / sizeof *warps == G2Z__ROW_WARP_PACKS, "a kernel for each K");
+  auto kernel = g2z_k_layernorm_fwd<A, 2, G2Z__TEAM_BLOCK>;
+  const bool warp = K <= G2Z__ROW_WARP_PACKS;
+  if (warp) kernel = warps[K - 1];
+  else G2Z__TRY(g2z__row_threads(device, packs, &threads, &K));
+  G2Z_ASSERT(warp || K == 2);
+  unsigned rows = warp ? 8 : 1;
+  return g2z__launch(device, "g2z_k_layernorm_fwd", kernel,
+                     (unsigned)g2z__blocks((size_t)N, rows), dim3((unsigned)threads, rows), 0,
+                     (A *)y, mean, rstd, (const A *)x, (const A *)w, (const A *)b, N, C);
 }
 
 /* What backward reads and writes; see g2z_k_layernorm_bwd. */
@@ -2172,6 +2151,17 @@ static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) 
                                 : g2z__lt_time_large(device, run);
 }
 
+/* Times one way to compute a product, which becomes the product's if it is the fastest so far. */
+template <typename F>
+static void g2z__lt_try(g2z_device *device, g2z__lt_product *best, g2z__way way,
+                        const cublasLtMatmulAlgo_t *algo, F run) {
+  float us = g2z__lt_time_us(device, &best->key, run);
+  if (us <= 0 || (best->us > 0 && us >= best->us)) return;
+  best->us = us;
+  best->way = way;
+  if (algo) best->algo = *algo;
+}
+
 static int g2z__lt_may_time(const g2z_device *device) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   return cuda->tune == G2Z_TUNE_ON && cuda->products_timed < G2Z__PRODUCTS_TIMED &&
@@ -2202,20 +2192,14 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   }
   for (int i = 0; i < count; i++) {
     if (candidates[i].state != CUBLAS_STATUS_SUCCESS) continue;
-    float us = g2z__lt_time_us(device, &product->key, [&] {
+    g2z__lt_try(device, product, G2Z__WAY_CUBLASLT, &candidates[i].algo, [&] {
       return g2z__lt_run(device, product, &trial, &candidates[i].algo) == CUBLAS_STATUS_SUCCESS;
     });
-    if (us <= 0 || (product->us > 0 && us >= product->us)) continue;
-    product->us = us;
-    product->algo = candidates[i].algo;
   }
-  float us = !hopper ? -1 : g2z__lt_time_us(device, &product->key, [&] {
-    return g2z__hopper_product_run(device, &product->key, &trial) == G2Z_OK;
-  });
-  if (us > 0 && product->us > 0 && us < product->us) {
-    product->us = us;
-    product->way = G2Z__WAY_HOPPER;
-  }
+  if (hopper)
+    g2z__lt_try(device, product, G2Z__WAY_HOPPER, NULL, [&] {
+      return g2z__hopper_product_run(device, &product->key, &trial) == G2Z_OK;
+    });
   cudaFree(elsewhere);
   return G2Z_OK;
 }
@@ -2444,18 +2428,19 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
   auto run = [&] { return g2z__hopper_product_run(device, key, on); };
   g2z__lt_product *product = g2z__lt_find(device, key);
   if (!product) {
-    g2z__way way = g2z__cuda_of(device)->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
-    float us = 0;
-    if (way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* its product is timed by itself */
+    g2z__lt_product best; /* of the table only at the end: apart() adds its product there */
+    memset(&best, 0, sizeof best);
+    best.key = *key;
+    best.way = g2z__cuda_of(device)->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
+    if (best.way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* its product is timed by itself */
     if (g2z__lt_may_time(device)) {
-      us = g2z__lt_time_us(device, key, [&] { return apart() == G2Z_OK; });
-      float fused_us = g2z__lt_time_us(device, key, [&] { return run() == G2Z_OK; });
-      if (fused_us > 0 && fused_us < us) us = fused_us, way = G2Z__WAY_HOPPER;
+      g2z__lt_try(device, &best, G2Z__WAY_CUBLASLT, NULL, [&] { return apart() == G2Z_OK; });
+      g2z__lt_try(device, &best, G2Z__WAY_HOPPER, NULL, [&] { return run() == G2Z_OK; });
     }
     G2Z__TRY(g2z__lt_add(device, key, &product));
-    product->way = way;
-    product->us = us > 0 ? us : 0;
-    if (us > 0) g2z__cuda_of(device)->products_timed++;
+    product->way = best.way;
+    product->us = best.us;
+    if (best.us > 0) g2z__cuda_of(device)->products_timed++;
   }
   *fused = product->way == G2Z__WAY_HOPPER;
   return *fused ? run() : apart();
