@@ -734,7 +734,7 @@ template <typename A>
 static __device__ inline void g2z__put(A *to, size_t index, uint4 pack) {
   reinterpret_cast<uint4 *>(to)[index] = pack;
 }
-/* The same for what is not read again soon: it should not push out what is. */
+/* The same for data that is not read again soon: it leaves the caches to other data. */
 template <typename A>
 static __device__ inline uint4 g2z__get_once(const A *from, size_t index) {
   return __ldcs(reinterpret_cast<const uint4 *>(from) + index);
@@ -786,7 +786,7 @@ static __device__ inline float g2z__warp_sum(float x) {
   return x;
 }
 
-/* Who works on one row. */
+/* The threads that work on one row. */
 typedef enum g2z__team { G2Z__TEAM_WARP, G2Z__TEAM_BLOCK } g2z__team;
 
 /* The sum over a team, in all of its threads. `shared` has room for 32 floats; a block may use it
@@ -807,7 +807,7 @@ static __device__ inline float g2z__team_sum(float x, float *shared) {
 
 typedef enum g2z__drop { G2Z__DROP_OFF, G2Z__DROP_ON } g2z__drop;
 
-/* What a kernel is handed: all zero where nothing is dropped. */
+/* A dropout as a kernel's argument: all zero without dropout. */
 static g2z_dropout g2z__dropout_value(const g2z_dropout *dropout) {
   g2z_dropout value;
   memset(&value, 0, sizeof value);
@@ -880,8 +880,7 @@ g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g
   g2z__write((k == 0 ? out0 : k == 1 ? out1 : out2) + c, sum, mode);
 }
 
-/* Adds [P,K,C] partial sums, which the kernel just launched makes, into up to three outputs of C
- * columns: out1 and out2 may be NULL, from the last. */
+/* Launches g2z_k_add_slabs for up to three outputs: out2, or out1 and out2, may be NULL. */
 template <typename G>
 static g2z_status g2z__add_slabs(g2z_device *device, G *out0, G *out1, G *out2,
                                  const float *partial, int P, int C, g2z_write mode) {
@@ -912,7 +911,7 @@ g2z_k_column_sums(float *partial, A *x, const A *times, int N, int C, int slab_r
   float sum[L] = {};
   g2z__k_begin();
   for (int row = first; pack < packs && row < end; row += 8 * BATCH) {
-    uint4 raw[BATCH], factor[BATCH]; /* under way together: the stores in between are in the way */
+    uint4 raw[BATCH], factor[BATCH]; /* loaded together: stores in between would part the loads */
 #pragma unroll
     for (int j = 0; j < BATCH; j++) {
       size_t at = (size_t)min(row + 8 * j, end - 1) * (size_t)packs + (size_t)pack;
@@ -1124,7 +1123,7 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
   bool began_before = first > 0 && sorted[first - 1] == token;
   float sum[L] = {}, before[L] = {}; /* of the run so far, and dwte's row as it was */
   auto inside = [=](int key) { return (size_t)key * width + column - low < count; };
-  auto write = [&](bool goes_on) { /* a run has ended, or the chunk: other parts go to the seams */
+  auto write = [&](bool goes_on) { /* at the end of a run or of the chunk */
     if (!inside(token)) return;
     if (began_before) g2z__put_floats<L>(heads + (size_t)chunk * width + column, sum);
     else if (goes_on) g2z__put_floats<L>(tails + (size_t)chunk * width + column, sum);
@@ -1273,7 +1272,7 @@ static g2z_status g2z__embed_sort(g2z_device *device, g2z__embed_scratch *scratc
 static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tokens, int N, int C,
                                           int run_rows, g2z__embed_scratch *out) {
   memset(out, 0, sizeof *out);
-  G2Z__TRY(g2z__embed_sort(device, out, tokens, N)); /* without memory, it only says how much */
+  G2Z__TRY(g2z__embed_sort(device, out, tokens, N)); /* without memory: only sets cub_bytes */
   size_t list = g2z__align((size_t)N * sizeof(int32_t)), cub_bytes = g2z__align(out->cub_bytes);
   size_t chunks = g2z__blocks((size_t)N, (size_t)run_rows);
   size_t buffer = g2z__align(chunks * (size_t)C * sizeof(float));
@@ -1289,7 +1288,7 @@ static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tok
   return G2Z_OK;
 }
 
-/* What is sorted is added up. */
+/* Adds up the sorted rows. */
 template <typename A, typename D, g2z__drop DROP>
 static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_parts *parts,
                                   const g2z__embed_scratch *scratch, const A *dout,
@@ -1338,7 +1337,7 @@ static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const
   g2z__embed_scratch scratch;
   void *memory;
   memset(&scratch, 0, sizeof scratch);
-  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* says how much CUB needs */
+  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* only sets cub_bytes */
   size_t cub_bytes = g2z__align(scratch.cub_bytes);
   G2Z__TRY(g2z__scratch(device, cub_bytes + (size_t)N * sizeof(int32_t), &memory));
   scratch.cub = memory;
@@ -1383,8 +1382,8 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
 #define G2Z__ROW_THREADS 512     /* most threads that hold a row */
 #define G2Z__ROW_WARP_PACKS 8    /* most packs of a lane where a warp holds a row */
 
-/* How many threads a row takes where they hold 1 or 2 packs each: whole warps. Half of the most
- * that are allowed hold one pack: so few leave each the registers that backward wants. */
+/* How many threads hold a row, in whole warps, with *K packs each. Up to half of the threads that
+ * are allowed hold one pack each: then each has the registers that backward needs. */
 static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, int *K) {
   *K = packs <= G2Z__ROW_THREADS / 2 ? 1 : 2;
   *threads = (int)g2z__blocks((size_t)packs, (size_t)(32 * *K)) * 32;
@@ -1545,7 +1544,7 @@ static __device__ inline void g2z__team_barrier(void) {
 }
 
 /* Two sums over the threads of a team, in all of them, behind one barrier. `parts` has a place for
- * each warp of the widest team; those of no warp are 0. */
+ * each warp of the widest team; places without a warp are 0. */
 template <int WARPS>
 static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
   x.x = g2z__warp_sum(x.x);
@@ -1938,7 +1937,7 @@ static int g2z__epilogue_is_ours(const g2z__lt_key *key) {
   return key->epilogue >= G2Z__EPILOGUE_GELU;
 }
 
-/* Who computes a product, and what a table calls him. */
+/* Who computes a product, and its name in a tuning table. */
 typedef enum g2z__way { G2Z__WAY_CUBLASLT, G2Z__WAY_HOPPER, G2Z__WAYS } g2z__way;
 static const char *const g2z__way_names[G2Z__WAYS] = {"cublaslt", "hopper"};
 
@@ -1951,7 +1950,7 @@ typedef struct g2z__lt_product {
   float us;                        /* as timed; 0: not timed */
 } g2z__lt_product;
 
-/* What a product is told of rows that become a softmax, and tells. Exponents are of 2. */
+/* Arguments and results of a product whose rows become a softmax. Exponents are of 2. */
 typedef struct g2z__softmax_rows {
   const float *reference;          /* [n] what is taken off a row's exponents */
   float2 *parts;                   /* [tiles across,n] out: a tile's sum and largest exponent */
@@ -1969,8 +1968,8 @@ typedef struct g2z__lt_operands {
   g2z__softmax_rows rows;          /* with SOFTMAX */
 } g2z__lt_operands;
 
-/* Room k42: whether it has a kernel for that, and how it runs. `on` NULL: nothing is added. Its
- * slabs are of G2Z__PRODUCT_ROWS rows. */
+/* Room k42: whether it has a kernel for a key, and its launcher. `on` NULL: nothing is added. Its
+ * column sums are of slabs of G2Z__PRODUCT_ROWS rows. */
 #define G2Z__PRODUCT_ROWS 128
 static int g2z__hopper_here(const g2z_device *device);
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
@@ -2168,8 +2167,8 @@ static int g2z__lt_may_time(const g2z_device *device) {
          !g2z__capturing(device);
 }
 
-/* Chooses by the clock. Trials must not change a C that D overwrites: then they write elsewhere,
- * and where there is no room for that, the heuristic decides. */
+/* Chooses by the clock. Where D overwrites C, trials write to memory of their own, so that C stays.
+ * Without room for that, the heuristic's favourite is taken. */
 static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
                                const g2z__lt_operands *on) {
   cublasLtMatmulHeuristicResult_t candidates[G2Z__CANDIDATES];
@@ -2211,8 +2210,8 @@ static g2z__lt_product *g2z__lt_find(const g2z_device *device, const g2z__lt_key
   return NULL;
 }
 
-/* A place for a new shape: behind the others, or that of one that was never timed, in turn. There
- * are always some of those. */
+/* A place for a new shape: a free one, else the next of an untimed shape. Some shapes are always
+ * untimed, because G2Z__PRODUCTS_TIMED is smaller than the table. */
 static g2z__lt_product *g2z__lt_place(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   if (cuda->product_count < G2Z__PRODUCTS) return &cuda->products[cuda->product_count++];
@@ -2252,7 +2251,7 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
 
 /* ----- the tuning table as text ------------------------------------------ */
 
-/* A line says what the table holds for: another GPU or cuBLAS has other algorithms. */
+/* The first line names cuBLASLt and the GPU: others have other algorithms. */
 static void g2z__lt_table_head(const g2z_device *device, char *text, size_t bytes) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   snprintf(text, bytes, G2Z__TUNING_HEAD "cuBLASLt %zu, %d SMs, %s", cublasLtGetVersion(),
@@ -2316,8 +2315,8 @@ static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, g2z__way *way
   return end != line && *end == '\n' && *us > 0;
 }
 
-/* Whether what a file names runs here: a damaged algorithm must not be launched. The product that
- * goes before a pass of its own, where an epilogue of ours is not taken, has another line. */
+/* Whether a file's algorithm runs here: a damaged one must not be launched. An epilogue of ours
+ * that is computed apart has a second line, for the product alone. */
 static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g2z__way way,
                            const cublasLtMatmulAlgo_t *algo) {
   cublasLtMatmulHeuristicResult_t result;
@@ -2333,7 +2332,7 @@ static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g
          result.workspaceSize <= G2Z__PRODUCT_WORKSPACE;
 }
 
-/* `text` ends with a NUL. Shapes that the device has settled already keep their algorithm. */
+/* `text` ends with a NUL. Shapes that the device has timed already keep their algorithm. */
 static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   char head[512];
@@ -2418,8 +2417,8 @@ static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *righ
   return on;
 }
 
-/* A product with an epilogue of ours: `apart`, a product of cuBLASLt's or ours and a pass over it,
- * or room k42's kernel, which does it all. The clock chooses once; *fused says what ran. */
+/* A product with an epilogue of ours: by room k42's kernel in one launch, or `apart`, as a plain
+ * product and a pass over it. The clock chooses once. *fused is 1 if one launch did both. */
 template <typename F>
 static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
                                    const g2z__lt_operands *on, F apart, int *fused) {
