@@ -3004,7 +3004,7 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
     uint32_t k_tile = tiles + (uint32_t)(step % 2 * g2z__tile_bytes<HSP>);
     uint32_t v_tile = k_tile + 2 * g2z__tile_bytes<HSP>;
     g2z__copies_wait();
-    __syncthreads(); /* this stage is there, and nobody reads the other one any more */
+    __syncthreads(); /* this stage has arrived, and no thread reads the other one */
     if (step + 1 < steps) {
       uint32_t next = tiles + (uint32_t)((step + 1) % 2 * g2z__tile_bytes<HSP>);
       g2z__load_tile<HSP, THREADS>(next, k, (step + 1) * STEP);
@@ -3215,7 +3215,7 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
     uint32_t k_tile = tiles + (uint32_t)(step % 2 * g2z__tile_bytes<HSP>);
     uint32_t v_tile = k_tile + 2 * g2z__tile_bytes<HSP>;
     g2z__copies_wait();
-    __syncthreads(); /* this stage is there, and nobody reads the other one any more */
+    __syncthreads(); /* this stage has arrived, and no thread reads the other one */
     if (step + 1 < steps) {
       uint32_t next = tiles + (uint32_t)((step + 1) % 2 * g2z__tile_bytes<HSP>);
       g2z__load_tile<HSP, THREADS>(next, k, (step + 1) * STEP);
@@ -3342,7 +3342,7 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
     uint32_t g_tile = q_tile + 2 * g2z__tile_bytes<HSP>;
     const float2 *stats_tile = stats_tiles + stage * STEP;
     g2z__copies_wait();
-    __syncthreads(); /* this stage is there, and nobody reads the other one any more */
+    __syncthreads(); /* this stage has arrived, and no thread reads the other one */
     if (step + 1 < blocks) {
       uint32_t next = tiles + (uint32_t)((1 - stage) * g2z__tile_bytes<HSP>);
       g2z__load_tile<HSP, THREADS>(next, q, (step + 1) * STEP);
@@ -3631,8 +3631,8 @@ static __device__ inline void g2z__barrier_wait(const uint64_t *barrier, uint32_
   } while (!done);
 }
 
-/* The compiler must see that a warpgroup goes one way: then wgmma may stay under way across
- * branches. */
+/* The shuffle shows the compiler that a warpgroup does not diverge: then wgmma may stay in flight
+ * across branches. */
 static __device__ inline int g2z__warpgroup(void) {
   return __shfl_sync(G2Z__ALL_LANES, (int)(threadIdx.x / 128), 0);
 }
@@ -3790,9 +3790,9 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
 #define G2Z__HOPPER_FWD_STAGES 4
 #define G2Z__HOPPER_FWD_BYTES (1024 + G2Z__HOPPER_FWD_STAGES * 2 * G2Z__TILE_BYTES)
 
-/* Which queries a block takes. Blocks of one head follow each other, so that its K and V are in L2,
- * the longest rows first; in the last heads, the longest of all of them: then short ones end the
- * launch, and no multiprocessor waits long for another. */
+/* Which queries a block takes. Blocks of one head are neighbours, so that its K and V stay in L2;
+ * the longest rows come first. In the last heads the longest rows of all of them come first: then
+ * short blocks end the launch, and no multiprocessor waits long for another. */
 #define G2Z__HOPPER_FWD_LAST 528 /* blocks of the last heads: 2 rounds on 132 multiprocessors */
 static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, int heads,
                                                 int blocks) {
@@ -3996,15 +3996,15 @@ struct g2z__hopper_bwd {
   g2z__hopper_cut cut;
 };
 
-/* Where column sums of sequence b lie: those of whole heads and of first parts in slab b, behind
- * these B a slab for each other part of the sequences that have cut heads. There are as many as lie
- * before part 1 of sequence B. */
+/* The slab with a part's column sums. Whole heads and first parts of sequence b use slab b. Behind
+ * these B slabs each other part of a sequence with cut heads has a slab. Part 1 of sequence B would
+ * be the first one behind all: its number is how many slabs there are. */
 static inline __host__ __device__ int g2z__hopper_slab(const g2z__hopper_cut &cut, int B, int NH,
                                                        int b, int part) {
   return part == 0 ? b : B + (b - cut.whole / NH) * (cut.splits - 1) + part - 1;
 }
-/* Leaves a column's sum of one of dqkv's three tensors. All of a slab is read, so a whole head has
- * zeros for the other parts of its sequence. */
+/* Stores a column's sum of one of dqkv's three tensors. Slabs are read whole, so a whole head
+ * stores zeros for the other parts of its sequence. */
 template <typename A>
 static __device__ inline void g2z__hopper_leave_sum(const g2z__hopper_bwd<A> &x,
                                                     const g2z__hopper_item &item, int tensor,
@@ -4043,11 +4043,11 @@ struct g2z__hopper_barriers {
   int item[2]; /* whose keys kv_full announces; -1: there are no more */
 };
 
-/* The walk that all warpgroups of a block share: its items, their blocks of 128 keys, and for each
- * the tiles of 64 queries from the first that sees one of its keys. A block's first item has its
- * number, and then it takes the next one that nobody has: long items go first, so all blocks end at
- * about the same time. What an item leaves depends on nothing but itself. The thread that loads
- * takes them; the others hear of an item with its first keys, by the lanes that free those. */
+/* All warpgroups of a block walk through the same items, their blocks of 128 keys, and for each
+ * block the tiles of 64 queries from the first that sees one of its keys. A block's first item has
+ * the block's number; then it takes the next free one. Long items go first, so that all blocks end
+ * at about the same time. An item's results depend on nothing but the item. The thread that loads
+ * takes items; the others read an item's number with its first keys. */
 static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barriers,
                                               const g2z__turn<2> &kv) {
   g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
@@ -4862,7 +4862,7 @@ static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_PIECE 2048  /* 16 rows of 64 numbers: what a warp stages for a copy */
 #define G2Z__PRODUCT_PIECES 4    /* that a warp has room for */
 
-/* What becomes of the sums. */
+/* What a product does with its sums. */
 typedef enum g2z__finish {
   G2Z__FINISH_PLAIN,             /* stored, behind a bias if there is one */
   G2Z__FINISH_ADD,               /* bias and `other` are added */
@@ -5186,7 +5186,8 @@ static __device__ inline int g2z__product_row_at(const g2z__product_warp &warp, 
   return warp.row + m * 64 + half * 8 + g2z__lane() / 4;
 }
 
-/* Before a tile becomes exponentials: those of columns that do not count will be 0. */
+/* Before a tile becomes exponentials: columns behind the last word become -infinity, whose
+ * exponential is 0. */
 static __device__ inline void g2z__product_words(const g2z__product_data &x, float (&c)[2][24][4],
                                                  g2z__product_warp &warp) {
 #pragma unroll
@@ -5205,7 +5206,7 @@ static __device__ inline void g2z__product_words(const g2z__product_data &x, flo
         c[0][n][i] = c[1][n][i] = -INFINITY;
 }
 
-/* Behind it: the rows' parts, of which four lanes have each a quarter. */
+/* After that: the sums and largest exponents of the rows, a quarter of each in four lanes. */
 static __device__ inline void g2z__product_parts(const g2z__product_data &x,
                                                  const g2z__product_warp &warp) {
 #pragma unroll
@@ -5285,8 +5286,8 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
     for (int n = 0; n < 96; n++) asm volatile("" : "+f"(c[m][n / 4][n % 4])::"memory");
 }
 
-/* Tiles number `group`, group + 2, ... of this multiprocessor's. A phase tells only whether a stage
- * has come once more: so a warpgroup waits for its first one when the other has had its last. */
+/* Tiles number group, group + 2, ... of this multiprocessor. A barrier's phase has a single bit: so
+ * a warpgroup waits for its first stage only when the other has had its last. */
 template <typename A, g2z__finish FINISH, g2z__by BY>
 static __device__ inline void
 g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *staging,
@@ -5471,12 +5472,11 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
 
 /* ===== >>k50 head ========================================================
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
- * Law: logits exist for `chunk` tokens at a time, in A; their gradients overwrite them. In training
- *      in 16 bits on Hopper, unless products are not to be tuned, exponentials take the place of
- *      both. dwte adds up over the chunks in fp32, and where it has nothing to add up it may be
- *      rounded at once. */
+ * Law: logits exist for `chunk` tokens at a time, in A, and their gradients overwrite them. In
+ *      16-bit training on Hopper, unless tuning is off, exponentials replace both. dwte accumulates
+ *      over the chunks in fp32; a single chunk may round it at once. */
 
-/* A softmax in the making: exp(x - max) add up to sum. */
+/* A part of a softmax: sum is the sum of exp(x - max). */
 typedef struct g2z__softmax {
   float max, sum;
 } g2z__softmax;
@@ -5813,8 +5813,8 @@ static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, in
   return G2Z_OK;
 }
 
-/* A chunk's losses; x->logits become exponentials, x->dh the rows of h times their factors. The
- * second time, when nothing is out of bounds, two kernels look at `again` and end. */
+/* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors. If no
+ * row is out of bounds, both kernels of the second time read `again` and end. */
 template <typename A>
 static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chunk<A> *x,
                                          const g2z__head_rows *rows) {
@@ -5849,7 +5849,7 @@ static g2z_status g2z__head_scale(g2z_device *device, const g2z__head_chunk<A> *
                      (unsigned)g2z__blocks(packs, 256), 256, 0, *rows, *x);
 }
 
-/* A chunk's losses by its logits, whose gradient takes their place if there is to be one. */
+/* A chunk's losses from its logits. With x->dh, their gradient overwrites them. */
 template <typename A>
 static g2z_status g2z__head_logits_gradient(g2z_device *device, const g2z__head_chunk<A> *x) {
   g2z__lt_key key = g2z__lt_rows_key<A, A>(device, x->n, x->C, x->Vp, G2Z__AS_IT_IS,
