@@ -90,6 +90,9 @@ bench: $(HERE)/bench ## steps, ops, scaling over the GPUs there are; without one
 	  echo; ./bench $$experiment --out runs/bench/$$experiment || failed=1; done; \
 	./bench report runs/bench && exit $$failed
 
+traces: ## compare with an earlier commit, to the bit: tests/traces.sh --help
+	tests/traces.sh
+
 # All of it once more under AddressSanitizer and UBSan; the tests start the programs named here.
 SANITIZE := -std=c11 -O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all
 sanitize: $(addprefix build/sanitized/,test_gpt2 train prepare_data bench) ## the tests under AddressSanitizer and UBSan
@@ -249,4 +252,4 @@ help: ## this list
 	@echo
 	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL: downloads'
 
-.PHONY: all run profile test bench sanitize fuzz check check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data clean help
+.PHONY: all run profile test bench traces sanitize fuzz check check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data clean help
