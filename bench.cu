@@ -467,7 +467,7 @@ typedef struct bench {
   void *gw, *gb, *gwpe, *grads;                /* grad */
   float *mean, *rstd, *lse, *losses, *dwte, *master, *m, *v, *noise;
   double *sum;
-  int32_t *tokens;
+  int32_t *tokens, *order;
   g2z_step_state *state;
   g2z_update_range *ranges, *host_ranges;
   size_t range_count;
@@ -478,9 +478,20 @@ typedef struct bench {
   int held_count;
 } bench;
 
+/* What the last micro-step does where the plan adds the embedding's part of wte's gradient as rows,
+ * behind the LM head's: here the rows of one rank, to all of wte. */
+static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
+  const g2z_row_part whole = {0, (size_t)b->Vp * (size_t)b->C, 0};
+  TRY(op->embed_bwd(d, NULL, b->gwpe, b->a1, b->tokens, G2Z_OVERWRITE, &b->dropout, b->B, b->T,
+                    b->C));
+  TRY(op->embed_order(d, b->order, b->tokens, b->N));
+  return op->embed_add(d, b->grads, &whole, 1, b->a1, b->order, b->N, b->C);
+}
+
 /* Each op of a step: how often a step runs it, what one call does at least, and the call. The
  * formulas are printed as they stand here; g is an element of gradients and a one of activations
- * in bytes, A the micro-steps, P the parameters. */
+ * in bytes, A the micro-steps, W 1 if the embedding's gradient goes as rows, P the parameters. Ops
+ * that the step does not run are left out. */
 #define OP_LIST(OP)                                                                               \
   OP(embed_fwd, A, GB, N * C * 2 * a,                                                             \
      op->embed_fwd(d, b->a1, b->tokens, b->wte, b->w, &b->dropout, b->B, b->T, b->C))             \
@@ -527,9 +538,10 @@ typedef struct bench {
      op->linear_bwd_data(d, b->b1, NULL, b->a3, b->w, NULL, G2Z_OVERWRITE, b->N, b->C, 3 * b->C)) \
   OP(qkv_bwd_weight, A * L, GFLOP, 2 * N * C * 3 * C,                                             \
      op->linear_bwd_weight(d, b->gw, b->a1, b->a3, G2Z_OVERWRITE, b->N, b->C, 3 * b->C))          \
-  OP(embed_bwd, A, GB, N * C * (a + 8),                                                           \
+  OP(embed_bwd, A - W, GB, N * C * (a + 8),                                                       \
      op->embed_bwd(d, b->dwte, b->gwpe, b->a1, b->tokens, G2Z_OVERWRITE, &b->dropout, b->B, b->T, \
                    b->C))                                                                         \
+  OP(embed_bwd_rows, W, GB, N * C * 2 * (a + g), embed_rows(op, d, b))                            \
   OP(grad_sumsq, 1, GB, P * g,                                                                    \
      op->grad_sumsq(d, b->sum, b->grads, &b->shard, 1))                                \
   OP(adamw, 1, GB, P * (24 + g + a),                                                              \
@@ -572,6 +584,7 @@ enum { OP_COUNT = 0 OP_LIST(OP) };
 static void fill_rows(const bench *b, op_row *row) {
   double N = b->N, C = b->C, T = b->T, L = b->L, NH = b->NH, Vp = b->Vp, A = b->accum;
   double P = (double)b->plan->parameters, a = b->plan->dtype_bytes, g = b->plan->grad_bytes;
+  double W = b->plan->wte_rows;
 #define OP(name_, calls_, unit_, amount_, call) \
   row->name = #name_;                           \
   row->unit = #unit_;                           \
@@ -665,6 +678,7 @@ static g2z_status allocate_bench(bench *b) {
   TRY(device_zeros(b, P, f32, &b->v));
   TRY(device_zeros(b, 1, sizeof(double), &b->sum));
   TRY(device_zeros(b, N, sizeof(int32_t), &b->tokens));
+  TRY(device_zeros(b, 2 * N, sizeof(int32_t), &b->order));
   return device_zeros(b, 1, sizeof(g2z_step_state), &b->state);
 }
 
@@ -772,8 +786,10 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
          b->side, b->side, b->side, *product_rate * 1e-9, copy_rate * 1e-9);
   printf("%-19s %6s %10s %9s %6s %17s %6s %8s  %s\n", "op", "calls", "us/call", "ms/step", "share",
          "rate", "limit", "gap ns/t", "counted as");
+  memset(rows, 0, sizeof rows);
   fill_rows(b, rows);
   for (int i = 0; i < OP_COUNT; i++) {
+    if (rows[i].calls == 0) continue;
     TRY(time_op(b, rows[i].run, op_s));
     rows[i].seconds = op_s[2];
     rows[i].limit_s = rows[i].amount / (rows[i].unit[1] == 'F' ? *product_rate : copy_rate);
@@ -784,6 +800,7 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
   if (isnan(step_s)) step_s = sum_s;
   for (int i = 0; i < OP_COUNT; i++) {
     const op_row *row = &rows[i];
+    if (row->calls == 0) continue;
     printf("%-19s %6.0f %10.1f %9.2f %5.1f%% %9.2f %7s/s %5.1f%% %8.1f  %s\n", row->name, row->calls,
            row->seconds * 1e6, row->calls * row->seconds * 1e3,
            100 * row->calls * row->seconds / step_s, row->amount / row->seconds * 1e-9, row->unit,
