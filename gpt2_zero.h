@@ -140,8 +140,9 @@
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
  *     activations                            2.338 GiB   a token L (32 C + 4 NH + 16) + 14 C + 12 B
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
- *     LM head: logits of 8,192 tokens        0.768 GiB   of more, chunks of so many, which add up:
- *                                                        in fp32, 0.144 GiB
+ *     LM head: logits of all 8,192 tokens    0.768 GiB   of 8,192 at a time where all would take
+ *                                                        more than half of what activations take;
+ *       wte's gradient, fp32                 0.144 GiB   of several chunks or micro-steps
  *     scratch of the ops                     0.289 GiB   and CUDA's context, about 0.5 GiB
  *
  * NUMERICS: what is computed in which type, and every place where it rounds ("act" is --dtype)
@@ -688,7 +689,7 @@ typedef struct g2z_train_config {
   g2z_reduce reduce;            /* how they add gradients up, where each gets a part of the sum;
                                  * COPY rounds less than PLAIN */
   g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
-  int graph;                    /* the step as CUDA graphs: 0 no, 1 yes, 2 where it pays */
+  int graph;                    /* the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
   int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to be repeated; or NULL */
   const char *train_glob;       /* token shards; NULL: the caller brings batches */
@@ -1270,6 +1271,7 @@ typedef struct g2z_device_info {
   char collectives[32];        /* "2.28.9": the version of NCCL */
   int count;                   /* GPUs that this process can see */
   double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
+  double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
 } g2z_device_info;
 G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out);
 
@@ -3895,14 +3897,19 @@ G2Z__PRIVATE int g2z__plan_sends_rows(const g2z_plan *plan) {
          rows.bytes <= g2z__plan_logits_bytes(plan);
 }
 
-/* Tokens whose logits exist at one time: on a CPU as many as stay in the caches with the rows of wte
- * that they meet, on a GPU 8,192. Each chunk reads and writes wte's gradient in fp32 again, and a
- * GPU at its power limit pays for every byte: steps of 8, 32 and 64 x 1024 tokens of 124M take 14.6,
- * 53.6 and 105.6 ms on an H200 and with 4,096 14.8, 54.3 and 107.2; of 32 and 64 x 1024 with 16,384
- * 53.7 and 106.2; all of 32,768 at once, 2.3 GB more, 53.2 (means of four runs in turns). On another
- * H200 32 x 1024 take 51.1 instead of 51.3 ms, and 16 x 1024 of gpt2-xl 291 instead of 292. */
+/* Tokens whose logits exist at one time. On a CPU: as many as stay in the caches with the rows of
+ * wte that they meet. On a GPU: all, up to 65,536, where the logits take at most half as much memory
+ * as the activations; else 8,192. Each further chunk reads and writes wte's fp32 gradient again. Both
+ * sizes grow with the tokens, so the limit is the same for every batch, and a larger batch never
+ * needs less memory. The number of chunks changes the order of sums: it follows from the config
+ * alone, and not from a GPU's free memory. */
 G2Z__PRIVATE int g2z__plan_head_chunk(const g2z_plan *plan, int tokens) {
-  int limit = plan->device == G2Z_DEVICE_CUDA ? 8192 : 256;
+  g2z_plan one = *plan;
+  one.batch = 1;
+  size_t activations = g2z__activation_offset(&one, G2Z__ACT_COUNT, 0);
+  size_t logits = (size_t)plan->seq * (size_t)plan->vocab_padded * (size_t)plan->dtype_bytes;
+  int limit = 2 * logits <= activations ? 65536 : 8192;
+  if (plan->device == G2Z_DEVICE_CPU) limit = 256;
   return tokens < limit ? tokens : limit;
 }
 
@@ -3955,11 +3962,7 @@ G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *confi
   plan->dtype = config->dtype;
   int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
   plan->grad_dtype = wide ? G2Z_FP32 : config->dtype;
-  /* On an H200 a graph saves 8 % of a step of 4 x 512 tokens, 4 % of 32 x 128 and 0.4 % of 32 x
-   * 1024; where launches hide behind the work, ranges and measured waiting are worth more. */
-  int64_t tokens = (int64_t)config->batch * config->seq;
-  plan->graphed =
-      config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA && tokens <= 8192);
+  plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
   int sharded = config->zero_stage > 0 && plan->world > 1 && device == G2Z_DEVICE_CUDA;
   plan->inbox = sharded && config->reduce != G2Z_REDUCE_PLAIN;
   plan->wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
@@ -7782,10 +7785,55 @@ G2Z_API void g2z_device_free(g2z_device *device) {
   g2z_release(device->services, device);
 }
 
+/* Dense TFLOP/s with fp32 accumulation: fp16 and bf16, tf32, fp32 outside of tensor cores, by
+ * NVIDIA's data sheets. A name is all of what CUDA calls the GPU: variants of one chip differ in
+ * clock and multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower than it. */
+#define G2Z__PEAK_LIST(X)                               \
+  /*  name                        16 bits  tf32  fp32 */ \
+  X("NVIDIA GB200",               2500,   1250,  80)    \
+  X("NVIDIA B200",                2250,   1125,  75)    \
+  X("NVIDIA GH200 480GB",         989.4,  494.7, 66.9)  \
+  X("NVIDIA GH200 120GB",         989.4,  494.7, 66.9)  \
+  X("NVIDIA GH200 144G HBM3e",    989.4,  494.7, 66.9)  \
+  X("NVIDIA H200",                989.4,  494.7, 66.9)  \
+  X("NVIDIA H200 NVL",            835.5,  417.7, 60)    \
+  X("NVIDIA H100 80GB HBM3",      989.4,  494.7, 66.9)  \
+  X("NVIDIA H100 NVL",            835.5,  417.7, 60)    \
+  X("NVIDIA H100 PCIe",           756.5,  378,   51.2)  \
+  X("NVIDIA A100-SXM4-40GB",      312,    156,   19.5)  \
+  X("NVIDIA A100-SXM4-80GB",      312,    156,   19.5)  \
+  X("NVIDIA A100-PCIE-40GB",      312,    156,   19.5)  \
+  X("NVIDIA A100 80GB PCIe",      312,    156,   19.5)  \
+  X("NVIDIA A10G",                70,     35,    31.2)  \
+  X("NVIDIA L40S",                362,    183,   91.6)  \
+  X("NVIDIA L4",                  121,    60,    30.3)  \
+  X("Tesla T4",                   65,     NAN,   8.1)
+
+/* FLOP/s of products in `dtype`; NaN where the name is not in the list: no figure is better than
+ * another GPU's. */
+G2Z__PRIVATE double g2z__peak_flops(const char *name, g2z_dtype dtype) {
+  static const struct {
+    const char *name;
+    double half, tf32, single;
+  } known[] = {
+#define X(name, half, tf32, single) {name, half, tf32, single},
+      G2Z__PEAK_LIST(X)
+#undef X
+  };
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+    if (strcmp(name, known[i].name) != 0) continue;
+    return 1e12 * (dtype == G2Z_FP32   ? known[i].single
+                   : dtype == G2Z_TF32 ? known[i].tf32
+                                       : known[i].half);
+  }
+  return NAN;
+}
+
 G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out) {
   memset(out, 0, sizeof *out);
-  out->peak_flops = NAN;
+  out->exponentials_per_s = NAN;
   if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_describe(device, out);
+  out->peak_flops = g2z__peak_flops(out->name, device->dtype);
 }
 
 G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind,

@@ -1034,12 +1034,35 @@ static void test_plan_last_buckets(g2z_test *t) {
   }
 }
 
+/* The head takes all tokens at once where logits are small beside activations, whatever the batch;
+ * else 8,192. A larger batch never needs less memory. */
+static void test_plan_head(g2z_test *t) {
+  for (int i = 0; i < 4; i++) { /* 124M with and without recomputation; medium; many words */
+    size_t before = 0;
+    for (int batch = 1; batch <= 80; batch++) {
+      g2z_train_config config = g2z_train_config_default();
+      config.dtype = G2Z_FP16;
+      config.batch = batch;
+      if (i == 1) config.recompute = G2Z_RECOMPUTE_BLOCK;
+      if (i == 2) config.model.layers = 24, config.model.channels = 1024, config.model.heads = 16;
+      if (i == 3) config.model.vocab = 131072;
+      int most = i % 2 ? 8192 : 65536;
+      const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1);
+      CHECK(t, plan->head_chunk == (batch * 1024 < most ? batch * 1024 : most));
+      CHECK(t, plan->bytes_total > before);
+      before = plan->bytes_total;
+      plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+      CHECK(t, plan->head_chunk == 256);
+    }
+  }
+}
+
 /* The LM head's part of wte's gradient is rounded at once where it is all in one chunk of one
  * micro-step, and then needs no memory of its own. */
 static void test_plan_wte_gradient(g2z_test *t) {
   static const struct {
     int world, accum, batch, alone;
-  } cases[] = {{1, 1, 2, 1}, {1, 1, 8, 1}, {1, 1, 9, 0}, {1, 2, 2, 0}, {2, 1, 2, 1}, {2, 2, 2, 0},
+  } cases[] = {{1, 1, 2, 1}, {1, 1, 32, 1}, {1, 1, 33, 0}, {1, 2, 2, 0}, {2, 1, 2, 1}, {2, 2, 2, 0},
                {12, 1, 4, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z_train_config config = g2z_train_config_default();
@@ -1054,6 +1077,22 @@ static void test_plan_wte_gradient(g2z_test *t) {
     CHECK(t, (plan->dwte_dtype == G2Z_FP16) == cases[i].alone);
     CHECK(t, plan->bytes[G2Z_MEMORY_HEAD] == logits + (apart ? words * 4 : 0));
   }
+}
+
+/* A GPU records steps of any size as graphs, unless it is told not to; a CPU has none. */
+static void test_plan_graphs(g2z_test *t) {
+  for (int batch = 1; batch <= 32; batch *= 32)
+    for (int graph = 0; graph <= 2; graph++) {
+      g2z_train_config config = g2z_train_config_default();
+      g2z_plan plan;
+      config.batch = batch;
+      config.graph = graph;
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
+      CHECK(t, plan.graphed == (graph > 0));
+      if (graph == 1) continue; /* refused by the trainer */
+      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
+      CHECK(t, plan.graphed == 0);
+    }
 }
 
 /* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
@@ -3221,6 +3260,33 @@ static void test_cgroup_memory(g2z_test *t) {
   CHECK(t, total_bytes <= limited_total && free_bytes <= limited_total && total_bytes > 0);
 }
 
+/* Peak rates go by the whole name: a variant, another chip and a part of a GPU have other rates. */
+static void test_ops_peaks(g2z_test *t) {
+  static const struct { const char *name; double half, single; } cases[] = { /* 0: not known */
+      {"NVIDIA H100 80GB HBM3", 989.4, 66.9}, {"NVIDIA H100 PCIe", 756.5, 51.2},
+      {"NVIDIA H100 NVL", 835.5, 60},         {"NVIDIA H200", 989.4, 66.9},
+      {"NVIDIA H200 NVL", 835.5, 60},         {"NVIDIA GH200 480GB", 989.4, 66.9},
+      {"NVIDIA B200", 2250, 75},              {"NVIDIA GB200", 2500, 80},
+      {"NVIDIA A100 80GB PCIe", 312, 19.5},   {"NVIDIA L4", 121, 30.3},
+      {"NVIDIA L40S", 362, 91.6},             {"Tesla T4", 65, 8.1},
+      {"", 0, 0},                             {"H100", 0, 0},
+      {"NVIDIA H100", 0, 0},                  {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", 0, 0},
+      {"NVIDIA H200-141C", 0, 0},             {"NVIDIA A100X", 0, 0},
+      {"NVIDIA RTX A1000", 0, 0},             {"NVIDIA L40", 0, 0},
+      {"Quadro T400", 0, 0},                  {"NVIDIA GeForce RTX 4090", 0, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    double half = g2z__peak_flops(cases[i].name, G2Z_FP16) * 1e-12;
+    double single = g2z__peak_flops(cases[i].name, G2Z_FP32) * 1e-12;
+    t->checks++;
+    if (cases[i].half > 0 ? fabs(half - cases[i].half) > 1e-9 || fabs(single - cases[i].single) > 1e-9
+                          : !isnan(half) || !isnan(single))
+      test_fail(t, __FILE__, __LINE__, "\"%s\": %g and %g TFLOP/s", cases[i].name, half, single);
+  }
+  CHECK(t, g2z__peak_flops("NVIDIA H200", G2Z_BF16) == g2z__peak_flops("NVIDIA H200", G2Z_FP16));
+  CHECK(t, g2z__peak_flops("NVIDIA H200", G2Z_TF32) == 494.7e12);
+  CHECK(t, isnan(g2z__peak_flops("Tesla T4", G2Z_TF32))); /* it has no tf32 */
+}
+
 static void test_ops_device(g2z_test *t) {
   g2z_services *s = &t->services;
   g2z_device *device;
@@ -4831,7 +4897,7 @@ static void test_cuda_products(g2z_test *t) {
     test_pair p;
     if (test_pair_open(&p, t, types)) {
       const g2z__cuda *cuda = g2z__cuda_of(p.gpu);
-      int ours = 0, here = cuda->hopper_products && (p.dtype == G2Z_FP16 || p.dtype == G2Z_BF16);
+      int ours = 0, here = cuda->hopper && (p.dtype == G2Z_FP16 || p.dtype == G2Z_BF16);
       g2z_device_tune(p.gpu, G2Z_TUNE_OWN);
       test_cuda_linear_one(&p, 1, 8, 24);
       test_cuda_linear_one(&p, 37, 40, 120);
@@ -5051,7 +5117,7 @@ static int test_head_exponentials(const test_pair *p) {
   if (halves)
     fits = p->dtype == G2Z_FP16 ? g2z__head_fits<__half>(p->gpu, 300, 136, 1024)
                                 : g2z__head_fits<__nv_bfloat16>(p->gpu, 300, 136, 1024);
-  CHECK(p->t, fits == (cuda->hopper_products && halves && cuda->tune != G2Z_TUNE_OFF));
+  CHECK(p->t, fits == (cuda->hopper && halves && cuda->tune != G2Z_TUNE_OFF));
 #else
   (void)p;
 #endif
@@ -5072,8 +5138,8 @@ static void test_cuda_head(g2z_test *t) {
       {300, 136, 2003, 160, 128, 1024},   /* by more than e^88 here and there; */
       {300, 136, 2003, 160, 8192, 1024},  /* rounding alone moves them by 8 in fp16, */
       {300, 136, 2003, 160, 65536, 1024}, /* by more than 88 in bf16 */
-      {9, 16, 50257, 4, 2, 1024},         /* two rows in shared memory, one in fp32 */
-      {3, 16, 130001, 8, 2, 1024},        /* no row in shared memory */
+      {9, 16, 50257, 4, 2, 1024},         /* GPT-2's words, in several chunks */
+      {3, 16, 130001, 8, 2, 1024},        /* a row that no shared memory would hold */
   };
   CUDA_OR_SKIP(t);
   g2z_device *fp32;
@@ -8385,9 +8451,93 @@ static g2z_status zero_rows(g2z_comm *comm, g2z_span span, void *rows, const voi
   return G2Z_OK;
 }
 
-/* What is done to a run beside its case; ZERO_LIKE + world: one rank takes micro-batches of the
- * size that those of `world` ranks have. */
-enum { ZERO_PLAIN, ZERO_FAULT, ZERO_FAULT_ROWS, ZERO_RECOMPUTE, ZERO_LIKE };
+/* Leaves out one of the reductions: a bucket's gradients stay the last step's, or this rank's own. */
+static g2z_status zero_reduce_scatter(g2z_comm *comm, void *out, void *from, g2z_write mode,
+                                      size_t n) {
+  if (++zero_gathers == 7) return G2Z_OK;
+  return zero_right->reduce_scatter(comm, out, from, mode, n);
+}
+static g2z_status zero_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
+  if (++zero_gathers == 7) return G2Z_OK;
+  return zero_right->all_reduce(comm, buffer, n);
+}
+static g2z_status zero_reduce(g2z_comm *comm, void *buffer, size_t n) {
+  if (++zero_gathers == 7) return G2Z_OK;
+  return zero_right->reduce(comm, buffer, n);
+}
+
+/* What is done to a run beside its case. ZERO_LIKE + world: one rank takes micro-batches of the size
+ * that those of `world` ranks have. ZERO_ROUNDED + world: the same, and each gradient moves as far
+ * as the roundings of `world` ranks can move it. */
+enum {
+  ZERO_PLAIN,
+  ZERO_FAULT,                   /* these three: a gather, rows, a reduction are left out once */
+  ZERO_FAULT_ROWS,
+  ZERO_FAULT_REDUCE,
+  ZERO_RECOMPUTE,
+  ZERO_LIKE,
+  ZERO_ROUNDED = ZERO_LIKE + TEST_RANKS
+};
+
+static void zero_break(g2z_trainer *trainer, int how) {
+  zero_right = trainer->comm->ops;
+  zero_faulty = *zero_right;
+  if (how == ZERO_FAULT) {
+    zero_faulty.all_gather = zero_gather;
+    zero_faulty.broadcast = zero_broadcast;
+  } else if (how == ZERO_FAULT_ROWS) {
+    zero_faulty.all_gather_rows = zero_rows;
+  } else {
+    zero_faulty.reduce_scatter = zero_reduce_scatter;
+    zero_faulty.all_reduce = zero_all_reduce;
+    zero_faulty.reduce = zero_reduce;
+  }
+  trainer->comm->ops = &zero_faulty;
+  zero_gathers = 0;
+}
+
+/* Before a step takes the norm of its gradients, which are fp32 on one rank, each moves up or down,
+ * as a coin falls, by zero_move of itself and of the range's mean size: ranks' parts of opposite sign
+ * are larger than their sum, and round by more. */
+static g2z_ops zero_moving;
+static const g2z_ops *zero_still;
+static double zero_move;
+static uint32_t zero_coin;
+static g2z_status zero_sumsq(g2z_device *device, double *sum, const void *grads,
+                             const g2z_range *ranges, int count) {
+  static float part[1 << 17];
+  for (int r = 0; r < count; r++) {
+    size_t n = ranges[r].elements;
+    float *at = (float *)grads + ranges[r].begin;
+    double mean = 0;
+    if (n > sizeof part / sizeof *part) return G2Z_BAD_ARGUMENT;
+    g2z_status status = zero_still->download(device, part, at, n * sizeof *part);
+    if (status == G2Z_OK) status = zero_still->synchronize(device);
+    if (status != G2Z_OK) return status;
+    for (size_t i = 0; i < n; i++) mean += fabs((double)part[i]) / (double)n;
+    for (size_t i = 0; i < n; i++) {
+      double move = zero_move * (fabs((double)part[i]) + mean);
+      zero_coin = zero_coin * 1664525u + 1013904223u;
+      part[i] += (float)(zero_coin >> 31 ? move : -move);
+    }
+    status = zero_still->upload(device, at, part, n * sizeof *part);
+    if (status == G2Z_OK) status = zero_still->synchronize(device);
+    if (status != G2Z_OK) return status;
+  }
+  return zero_still->grad_sumsq(device, sum, grads, ranges, count);
+}
+
+/* A sum over `world` ranks is rounded 2 world times at most, by half a unit in the last place each,
+ * which is 2^-11 of a number in fp16 and 2^-8 in bf16: each rank's part, world - 1 sums, and what it
+ * is compared with. */
+static void zero_round(g2z_trainer *trainer, int world, g2z_dtype dtype) {
+  zero_still = trainer->device->ops;
+  zero_moving = *zero_still;
+  zero_moving.grad_sumsq = zero_sumsq;
+  zero_move = 2 * world * (dtype == G2Z_FP16 ? 0x1p-11 : 0x1p-8);
+  zero_coin = 1;
+  trainer->device->ops = &zero_moving;
+}
 
 /* zero DEVICE DTYPE CASES HOW FILE: rank 0 writes the losses of all cases to FILE. */
 static int rank_zero(int argc, char **argv) {
@@ -8405,19 +8555,18 @@ static int rank_zero(int argc, char **argv) {
     g2z_train_config config = zero_config(i, gpu, g2z_context_world(context), (g2z_dtype)dtype);
     g2z_trainer *trainer;
     config.recompute = how == ZERO_RECOMPUTE ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
-    if (how > ZERO_LIKE) config.batch /= how - ZERO_LIKE, config.accum *= how - ZERO_LIKE;
+    int rounded = how > ZERO_ROUNDED ? how - ZERO_ROUNDED : 0;
+    int like = rounded ? rounded : how > ZERO_LIKE ? how - ZERO_LIKE : 1;
+    config.batch /= like;
+    config.accum *= like;
+    int faulty = how >= ZERO_FAULT && how <= ZERO_FAULT_REDUCE;
+    if (rounded || faulty) config.graph = 0; /* the host takes part in the middle of a step */
     status = g2z_trainer_create(context, &config, &trainer);
     if (status != G2Z_OK) break;
-    if (how == ZERO_FAULT || how == ZERO_FAULT_ROWS) {
-      zero_right = trainer->comm->ops;
-      zero_faulty = *zero_right;
-      if (how == ZERO_FAULT) zero_faulty.all_gather = zero_gather;
-      if (how == ZERO_FAULT) zero_faulty.broadcast = zero_broadcast;
-      if (how == ZERO_FAULT_ROWS) zero_faulty.all_gather_rows = zero_rows;
-      trainer->comm->ops = &zero_faulty;
-      zero_gathers = 0;
-    }
+    if (faulty) zero_break(trainer, how);
+    if (rounded) zero_round(trainer, rounded, config.dtype);
     status = zero_train(trainer, losses[i]);
+    if (rounded) trainer->device->ops = zero_still;
     g2z_trainer_free(trainer);
   }
   if (status == G2Z_OK && g2z_context_rank(context) == 0) {
@@ -9513,30 +9662,36 @@ static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASE
   return worst;
 }
 
-/* In nats. Each of `world` ranks rounds its part of a gradient before it travels, and a ring rounds
- * their sum world - 1 times, to 2^-12 of it on average: world * 2^-11 together. AdamW carries that
- * into a step of at most lr: after 20 steps of 4e-3 a weight is off by up to 4e-5 per rank in fp16,
- * 3e-4 in bf16. A logit adds up 32 products of such weights with numbers of size 1, of either sign:
- * six times that. In fp32 it would be 3e-8; activations' own roundings add to it: 1e-5. */
-static double zero_bound(g2z_dtype dtype, int world) {
-  return dtype == G2Z_FP32 ? 1e-5 : (dtype == G2Z_FP16 ? 2.4e-4 : 1.8e-3) * world;
+/* How far `world` ranks' losses may be from one rank's, in nats. fp32: gradients differ in the order
+ * of their sums, by some 2^-24, which AdamW carries into 20 steps of at most lr = 4e-3, and 32
+ * products of a logit add up: 1e-6; a tenth of what is allowed, for activations round too.
+ * 16 bits: each step rounds gradients, and parameters and activations that differ at all may round to
+ * different neighbours, so no formula follows a difference through 20 steps. It is measured instead:
+ * by a run of one rank whose gradients all move as far as roundings can move them in every step. Real
+ * roundings go either way and mostly less far. Runs that differ by them alone stay closer together. */
+static double zero_bound(g2z_test *t, int device, g2z_dtype dtype, int world, int cases,
+                         float one[ZERO_CASES][ZERO_STEPS]) {
+  static float rounded[ZERO_CASES][ZERO_STEPS];
+  if (dtype == G2Z_FP32) return 1e-5;
+  if (!zero_run(t, device, dtype, 1, cases, ZERO_ROUNDED + world, rounded)) return NAN;
+  return zero_worst(rounded, one, cases);
 }
 
-/* Worlds from `least` to `most` against one rank. With 16 bits on a GPU, where a product's roundings
- * depend on its shape, that rank takes micro-batches of the same size, and adds up in fp32. */
+/* Worlds from `least` to `most` against one rank. With 16 bits that rank takes micro-batches of the
+ * same size, for a product's roundings depend on its shape, and adds up in fp32. */
 static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least, int most) {
   static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
   if (!zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_PLAIN, one)) return;
   for (int i = 0; i < ZERO_CASES; i++) CHECK(t, one[i][ZERO_STEPS - 1] < one[i][0] - 0.5f);
   for (int world = least; world <= most; world++) {
     if (!zero_run(t, device, dtype, world, ZERO_CASES, ZERO_PLAIN, many)) return;
-    if (device && dtype != G2Z_FP32 &&
-        !zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_LIKE + world, one))
+    if (dtype != G2Z_FP32 && !zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_LIKE + world, one))
       return;
     double worst = zero_worst(many, one, ZERO_CASES);
-    printf("      %s, %d ranks: losses differ by %.1e at most\n", g2z_dtype_text(dtype), world,
-           worst);
-    CHECK_NEAR(t, worst, 0, zero_bound(dtype, world));
+    double bound = zero_bound(t, device, dtype, world, ZERO_CASES, one);
+    printf("      %s, %d ranks: losses differ by %.1e at most, and may by %.1e\n",
+           g2z_dtype_text(dtype), world, worst, bound);
+    CHECK_NEAR(t, worst, 0, bound);
     /* Through the connections rank 0 adds up what it would add up in stage 0. */
     for (int i = ZERO_DP; i < ZERO_CASES && !device; i += ZERO_COLUMNS)
       CHECK(t, memcmp(many[i], many[i - ZERO_DP], sizeof many[i]) == 0);
@@ -9618,16 +9773,15 @@ static void test_zero_turns(g2z_test *t) {
   }
 }
 
-/* Activations made again change no bit on two ranks either, in any column and with any bucket. On
- * GPUs products are timed by the clock, and another choice rounds otherwise. */
+/* Activations made again change no bit on two ranks either, in any column and with any bucket: the
+ * algorithms of products depend on their shapes alone, as tune is off. */
 static void test_zero_recompute_on(g2z_test *t, int device, g2z_dtype dtype) {
   static float kept[ZERO_CASES][ZERO_STEPS], again[ZERO_CASES][ZERO_STEPS];
   const int cases = 3 * ZERO_COLUMNS; /* those of one micro-step */
   if (!zero_run(t, device, dtype, 2, cases, ZERO_PLAIN, kept) ||
       !zero_run(t, device, dtype, 2, cases, ZERO_RECOMPUTE, again))
     return;
-  double worst = zero_worst(again, kept, cases);
-  CHECK_NEAR(t, worst, 0, device ? zero_bound(dtype, 2) : 0);
+  CHECK_NEAR(t, zero_worst(again, kept, cases), 0, 0);
 }
 
 static void test_zero_recompute(g2z_test *t) { test_zero_recompute_on(t, 0, G2Z_FP16); }
@@ -9661,6 +9815,29 @@ static void test_zero_trouble_on(g2z_test *t, int device, int world) {
 
 static void test_zero_trouble(g2z_test *t) { test_zero_trouble_on(t, 0, 3); }
 
+/* The comparison above sees a gather, rows or a reduction that is left out once in a run of twenty
+ * steps. Where none is there to be left out, no bit changes: stage 0 gathers nothing, and the first
+ * half of the cases sends no rows. Rows are left out in host memory, so on a CPU alone. */
+static void test_zero_fault_on(g2z_test *t, int device, g2z_dtype dtype) {
+  static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
+  static float one[ZERO_CASES][ZERO_STEPS];
+  const int cases = 2 * ZERO_COLUMNS;
+  if (!zero_run(t, device, dtype, 2, cases, ZERO_PLAIN, right) ||
+      !zero_run(t, device, dtype, 1, cases, ZERO_LIKE + 2, one))
+    return;
+  double bound = zero_bound(t, device, dtype, 2, cases, one);
+  for (int how = ZERO_FAULT; how <= ZERO_FAULT_REDUCE; how++) {
+    if (device && how == ZERO_FAULT_ROWS) continue;
+    if (!zero_run(t, device, dtype, 2, cases, how, wrong)) return;
+    for (int i = 0; i < cases; i++) {
+      int clean = (how == ZERO_FAULT && i % ZERO_COLUMNS == 0) ||
+                  (how == ZERO_FAULT_ROWS && i < ZERO_COLUMNS);
+      CHECK(t, clean ? memcmp(wrong[i], right[i], sizeof wrong[i]) == 0
+                     : zero_worst(wrong + i, right + i, 1) > 2 * bound);
+    }
+  }
+}
+
 /* On GPUs, through NCCL and copies. */
 static void test_cuda_zero(g2z_test *t) {
   int count = 0;
@@ -9675,26 +9852,14 @@ static void test_cuda_zero(g2z_test *t) {
   test_zero_dtype(t, 1, G2Z_FP32, world, world);
   test_zero_dtype(t, 1, G2Z_FP16, world, world);
   test_zero_recompute_on(t, 1, G2Z_FP16);
+  test_zero_fault_on(t, 1, G2Z_FP16);
   test_zero_trouble_on(t, 1, world);
 }
 
-/* The comparison above sees a gather that is left out once in a run of twenty steps. */
 static void test_zero_fault(g2z_test *t) {
-  static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
-  const int cases = 2 * ZERO_COLUMNS;
-  if (!zero_run(t, 0, G2Z_FP32, 2, cases, ZERO_PLAIN, right)) return;
-  for (int how = ZERO_FAULT; how <= ZERO_FAULT_ROWS; how++) {
-    if (!zero_run(t, 0, G2Z_FP32, 2, cases, how, wrong)) return;
-    for (int i = 0; i < cases; i++) { /* stage 0 gathers nothing; the first half sends no rows */
-      int clean = how == ZERO_FAULT ? i % ZERO_COLUMNS == 0 : i < ZERO_COLUMNS;
-      double worst = 0;
-      for (int step = 0; step < ZERO_STEPS; step++)
-        worst = fmax(worst, fabs((double)wrong[i][step] - (double)right[i][step]));
-      CHECK(t, clean ? worst == 0 : worst > 10 * zero_bound(G2Z_FP32, 2));
-    }
-  }
+  test_zero_fault_on(t, 0, G2Z_FP32);
+  test_zero_fault_on(t, 0, G2Z_FP16);
 }
-
 
 /* ----- checkpoints --------------------------------------------------------------------------- */
 
@@ -12385,7 +12550,9 @@ static const g2z_test_entry test_table[] = {
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
     {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
+    {"plan_head", "tokens whose logits exist at one time", test_plan_head},
     {"plan_wte_gradient", "what the head adds to wte is rounded at once where it may be", test_plan_wte_gradient},
+    {"plan_graphs", "which steps are recorded as graphs", test_plan_graphs},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
@@ -12422,6 +12589,7 @@ static const g2z_test_entry test_table[] = {
     {"loader_no_memory", "the loader survives every failing allocation", test_loader_no_memory},
     {"ops_round", "fp16 and bf16, to the nearest even", test_ops_round},
     {"cgroup_memory", "the memory that control groups leave", test_cgroup_memory},
+    {"ops_peaks", "rates by the data sheet, for names that are known", test_ops_peaks},
     {"ops_device", "what a device refuses", test_ops_device},
     {"ops_linear", "products and their epilogues", test_ops_linear},
     {"ops_layernorm", "LayerNorm, forward and backward", test_ops_layernorm},
@@ -12519,7 +12687,7 @@ static const g2z_test_entry test_table[] = {
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
     {"zero_recompute", "activations made again change no bit on two ranks", test_zero_recompute},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
-    {"zero_fault", "a gather or rows that are left out once are seen", test_zero_fault},
+    {"zero_fault", "a gather, rows or a reduction left out once are seen", test_zero_fault},
     {"zero_turns", "stage 3 gathers a block one ahead of its use", test_zero_turns},
     {"zero_trouble", "what befalls one rank all return together", test_zero_trouble},
     {"crc32c", "CRC-32C against RFC 3720, in one piece and in several", test_crc32c},
