@@ -1084,14 +1084,13 @@ static void test_plan_graphs(g2z_test *t) {
   for (int batch = 1; batch <= 32; batch *= 32)
     for (int graph = 0; graph <= 2; graph++) {
       g2z_train_config config = g2z_train_config_default();
-      g2z_plan plan;
       config.batch = batch;
       config.graph = graph;
-      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-      CHECK(t, plan.graphed == (graph > 0));
+      const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1);
+      CHECK(t, plan->graphed == (graph > 0));
       if (graph == 1) continue; /* refused by the trainer */
-      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
-      CHECK(t, plan.graphed == 0);
+      plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+      CHECK(t, plan->graphed == 0);
     }
 }
 
