@@ -12793,7 +12793,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_tick(g2z_trainer *t, int micro_step) {
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
   if (g2z__trainer_reduces(t, micro_step)) return G2Z_OK;
   G2Z__TRY(g2z_comm_fork(t->comm));
-  return t->comm->ops->mark(t->comm, 2 * t->plan.buckets + 2);
+  return t->comm->ops->mark(t->comm, 2 * t->plan->buckets + 2);
 }
 
 /* Forward, loss and backward of one micro-step. Where only sums over the ranks are kept, nothing of
