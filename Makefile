@@ -32,19 +32,21 @@ LIBS    = -lm -lpthread
 HERE := $(subst $() ,\ ,$(CURDIR))
 NAME  = $(lastword $(subst /, ,$@))
 
+EXTRAS := $(wildcard extras/*.h)
+
 all: train prepare_data $(HERE)/bench ## the programs (the default)
 
 train: train.cu
 test_gpt2: test_gpt2.cu
 $(HERE)/bench: bench.cu
-train test_gpt2 $(HERE)/bench: gpt2_zero.h $(wildcard gpt2_zero_kernels.cuh)
+train test_gpt2 $(HERE)/bench: gpt2_zero.h $(EXTRAS) $(wildcard gpt2_zero_kernels.cuh)
 	$(BUILD) $(DEFINE) $(NAME).cu -o $(NAME) $(LIBS) $(CUDA)
-prepare_data: prepare_data.c gpt2_zero.h
+prepare_data: prepare_data.c gpt2_zero.h $(EXTRAS)
 	$(HOST) $< -o $@ $(LIBS)
 
 # ----- run --------------------------------------------------------------------------------------
 
-SOURCES := gpt2_zero.h train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md
+SOURCES := gpt2_zero.h $(EXTRAS) train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md
 SHARDS  := ./prepare_data --train-bpe 4096 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
 RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e-3 --val-every 200
 
@@ -95,10 +97,10 @@ SANITIZE := -std=c11 -O1 -g -march=native -fsanitize=address,undefined -fno-sani
 sanitize: $(addprefix build/sanitized/,test_gpt2 train prepare_data bench) ## the tests under AddressSanitizer and UBSan
 	G2Z_TRAIN=build/sanitized/train G2Z_PREPARE_DATA=build/sanitized/prepare_data \
 	  G2Z_BENCH=build/sanitized/bench build/sanitized/test_gpt2
-build/sanitized/%: %.cu gpt2_zero.h
+build/sanitized/%: %.cu gpt2_zero.h $(EXTRAS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) -x c $< -o $@ $(LIBS)
-build/sanitized/%: %.c gpt2_zero.h
+build/sanitized/%: %.c gpt2_zero.h $(EXTRAS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $< -o $@ $(LIBS)
 
@@ -139,7 +141,7 @@ FILES := $(addprefix build/check/,one.c two.c static.c static2.c) train.cu bench
 FUZZERS = $(shell sed -n 's/^static int \(fuzz_[a-z]*\).const uint8_t.*/\1/p' test_gpt2.cu)
 fuzz: $(addprefix build/fuzz/,$(FUZZERS)) ## libFuzzer programs of every file format, with clang
 	@ls build/fuzz
-build/fuzz/%: test_gpt2.cu gpt2_zero.h
+build/fuzz/%: test_gpt2.cu gpt2_zero.h $(EXTRAS)
 	@mkdir -p $(@D)
 	clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -DG2Z_FUZZ=$* -x c $< -o $@ $(LIBS)
 

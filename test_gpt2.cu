@@ -5,6 +5,7 @@
 #define GPT2_ZERO_IMPLEMENTATION
 #endif
 #include "gpt2_zero.h"
+#include "extras/g2z_text.h"
 
 #include <ftw.h>
 #include <signal.h>
