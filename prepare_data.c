@@ -70,7 +70,7 @@ static const char *const mode_names[] = {"shards", "encode", "decode", "bench"};
   GROUP("Vocabulary, one of these")                                                               \
   /*   in  name  kind  destination  minimum  maximum  value  help */                              \
   FLAG(ANY, "vocab", TEXT, vocab, 0, 0, "FILE",                                                   \
-       "vocab.bpe, merges.txt, tokenizer.json, *.tiktoken, or llm.c's .bin")                      \
+       "vocab.bpe, merges.txt or tokenizer.json")                      \
   FLAG(IN(SHARDS), "train-bpe", INT, train_bpe, 257, 65536, "N",                                  \
        "learn N tokens from the text and write them to OUT/NAME.bpe")                             \
   FLAG(ANY, "bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|> [this one]")       \

@@ -41,8 +41,7 @@ extern "C" {
 typedef struct g2z_tokenizer g2z_tokenizer;
 typedef struct g2z_encoder g2z_encoder;
 
-/* From a file: vocab.bpe / merges.txt, *.tiktoken, tokenizer.json, llm.c's gpt2_tokenizer.bin, told
- * apart by content. path NULL: the byte-level vocabulary, 256 tokens and the end of text. Refused
+/* From a file: vocab.bpe / merges.txt or tokenizer.json, told apart by content. path NULL: the byte-level vocabulary, 256 tokens and the end of text. Refused
  * are ids that do not follow from the merges in GPT-2's way (the bytes in its order, the merges,
  * <|endoftext|>), tokens of more than 1024 bytes, and more than 1048576 of them. */
 G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path,
@@ -190,7 +189,7 @@ static g2z_status g2zt_grow(g2z_services *services, void **list, size_t *capacit
 }
 
 /* ===== tokenizer ===================================================
- * In:  text as bytes; a vocabulary from one of four file formats, or learnt from texts.
+ * In:  text as bytes; a vocabulary from one of two file formats, or learnt from texts.
  * Out: token ids, the bytes that they stand for, the vocabulary as files.
  * Law: text -> valid UTF-8 -> pieces -> merges inside a piece, the smallest id first. Each stage
  *      knows nothing of the others. Ids follow from the merges alone: 0-255 are the bytes in
@@ -1696,9 +1695,9 @@ G2ZT_PRIVATE g2z_status g2z__encoder_caches(g2z_encoder *encoder) {
   return G2Z_OK;
 }
 
-/* A new encoder for a vocabulary that may still grow to `vocab` ids. */
-G2ZT_PRIVATE g2z_status g2z__encoder_new(g2z_services *services, const g2z_tokenizer *tokenizer,
-                                         size_t vocab, g2z_encoder **out) {
+G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
+                                      g2z_encoder **out) {
+  size_t vocab = (size_t)g2z_tokenizer_vocab(tokenizer);
   void *memory;
   *out = NULL;
   G2ZT_TRY(g2zt_alloc(services, 1, sizeof **out, &memory));
@@ -1719,11 +1718,6 @@ G2ZT_PRIVATE g2z_status g2z__encoder_new(g2z_services *services, const g2z_token
     g2z_encoder_free(encoder);
   }
   return status;
-}
-
-G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
-                                      g2z_encoder **out) {
-  return g2z__encoder_new(services, tokenizer, (size_t)g2z_tokenizer_vocab(tokenizer), out);
 }
 
 G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
@@ -2289,110 +2283,6 @@ G2ZT_PRIVATE g2z_status g2z__read_merges(g2z__reading *reading, const unsigned c
   return G2Z_OK;
 }
 
-/* Adds the token whose turn it is, given as bytes: the first 256 are checked, and the merge of a
- * later one is what the vocabulary so far makes of it, two tokens. */
-G2ZT_PRIVATE g2z_status g2z__read_token(g2z__reading *reading, g2z_encoder *encoder, size_t id,
-                                        const unsigned char *token, size_t bytes) {
-  int32_t ids[G2Z__TOKEN_BYTES];
-  size_t count, used;
-  if (bytes == 0 || bytes > G2Z__TOKEN_BYTES)
-    return g2z__reading_fail(reading, "a token of %zu bytes; 1 to %d are supported", bytes,
-                             G2Z__TOKEN_BYTES);
-  if (id < 256) {
-    int byte = g2z__byte_of_id((int)id);
-    if (bytes == 1 && token[0] == byte) return G2Z_OK;
-    return g2z__reading_fail(reading, "id %zu is not byte 0x%02x, as in GPT-2's order", id, byte);
-  }
-  G2ZT_TRY(g2z__merge_piece(encoder, token, bytes, 1, ids, &count, &used));
-  if (count != 2)
-    return g2z__reading_fail(reading, "\"%s\" is not the merge of two tokens before it",
-                             g2z__show(token, bytes).text);
-  return g2z__read_join(reading, ids[0], ids[1]);
-}
-
-/* Bytes of a base64 text; 0 when it is none or has none, more than `limit` when they do not fit. */
-G2ZT_PRIVATE size_t g2z__base64(const unsigned char *text, size_t count, unsigned char *out,
-                                size_t limit) {
-  static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  size_t made = 0, padding = 0;
-  uint32_t bits = 0;
-  if (count == 0 || count % 4) return 0;
-  if (text[count - 1] == '=') padding = text[count - 2] == '=' ? 2 : 1;
-  for (size_t i = 0; i < count - padding; i++) {
-    const char *digit = text[i] ? strchr(digits, text[i]) : NULL;
-    if (!digit) return 0;
-    bits = bits << 6 | (uint32_t)(digit - digits);
-    if (i % 4 == 0) continue;
-    if (made == limit) return limit + 1;
-    out[made++] = (unsigned char)(bits >> (6 - 2 * (i % 4)));
-  }
-  return made;
-}
-
-/* *.tiktoken: base64, a space, the rank; in the order of the ranks. */
-G2ZT_PRIVATE g2z_status g2z__read_tiktoken(g2z__reading *reading, g2z_encoder *encoder,
-                                           const unsigned char *text, const unsigned char *end) {
-  const unsigned char *line;
-  size_t bytes, id = 0;
-  for (; g2z__read_line(reading, &text, end, &line, &bytes); id++) {
-    unsigned char token[G2Z__TOKEN_BYTES];
-    char rank[24];
-    const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
-    int digits = snprintf(rank, sizeof rank, "%zu", id);
-    if (!space || line + bytes - space - 1 != digits || memcmp(space + 1, rank, (size_t)digits))
-      return g2z__reading_fail(reading, "\"%s\" is not base64, a space and the rank %zu",
-                               g2z__show(line, bytes).text, id);
-    size_t length = g2z__base64(line, (size_t)(space - line), token, sizeof token);
-    if (length == 0)
-      return g2z__reading_fail(reading, "\"%s\" is not base64",
-                               g2z__show(line, (size_t)(space - line)).text);
-    G2ZT_TRY(g2z__read_token(reading, encoder, id, token, length));
-  }
-  if (id < 256)
-    return g2z_fail(reading->services, G2Z_FORMAT,
-                     "%s ends after %zu tokens; a vocabulary starts with the 256 bytes",
-                     reading->label, id);
-  return G2Z_OK;
-}
-
-#define G2Z__LLMC_TOKENIZER 20240328u
-
-/* llm.c's gpt2_tokenizer.bin: 256 uint32 (magic, version 1 or 2, tokens, the end of text), then a
- * length byte and the bytes of each token; the last is the end of text. */
-G2ZT_PRIVATE g2z_status g2z__read_llmc(g2z__reading *reading, g2z_encoder *encoder,
-                                       const unsigned char *text, const unsigned char *end) {
-  uint32_t header[4];
-  reading->unit = "token";
-  if (end - text < 1024)
-    return g2z_fail(reading->services, G2Z_FORMAT,
-                     "%s ends in its header, after %zu bytes of 1024", reading->label,
-                     (size_t)(end - text));
-  memcpy(header, text, sizeof header);
-  if (header[1] < 1 || header[1] > 2 || header[2] < 257 ||
-      (header[1] == 2 && header[3] != header[2] - 1))
-    return g2z_fail(reading->services, G2Z_FORMAT,
-                     "%s: version %u with %u tokens, of which %u ends texts, is not supported: "
-                     "versions 1 and 2 with at least 257 tokens, of which the last ends texts, are",
-                     reading->label, header[1], header[2], header[3]);
-  text += 1024;
-  for (size_t id = 0; id < header[2]; id++) {
-    reading->number = id;
-    if (text == end || end - text < 1 + *text)
-      return g2z__reading_fail(reading, "the file ends before it, with %u tokens promised",
-                               header[2]);
-    if (id + 1 < header[2])
-      G2ZT_TRY(g2z__read_token(reading, encoder, id, text + 1, *text));
-    else if (*text != G2Z__EOT_BYTES || memcmp(text + 1, G2Z__EOT, G2Z__EOT_BYTES) != 0)
-      return g2z__reading_fail(reading, "\"%s\" is not %s", g2z__show(text + 1, *text).text,
-                               G2Z__EOT);
-    text += 1 + *text;
-  }
-  if (text != end)
-    return g2z_fail(reading->services, G2Z_FORMAT, "%s: %zu bytes too many behind its %u tokens",
-                     reading->label, (size_t)(end - text), header[2]);
-  return G2Z_OK;
-}
-
 /* Unescapes a JSON string into memory that the reading keeps; "" after an error in JSON. */
 G2ZT_PRIVATE g2z_status g2z__read_text(g2z__reading *reading, g2z_json_text text,
                                        const unsigned char **out, size_t *bytes) {
@@ -2560,33 +2450,27 @@ G2ZT_PRIVATE g2z_status g2z__read_json(g2z__reading *reading, const void *text, 
 }
 
 /* Tells the formats apart by their first line. The first merge is of two bytes, so its line is at
- * most 5 long: "IQ== 0" is the first line of *.tiktoken, and a longer one with a brace is JSON. */
+ * most 5 long: a longer one that begins with a brace is JSON. */
 G2ZT_PRIVATE g2z_status g2z__read_vocabulary(g2z__reading *reading, const unsigned char *text,
                                              size_t bytes) {
-  uint32_t magic = 0;
   if (bytes == 0)
     return g2z_fail(reading->services, G2Z_FORMAT, "%s is empty; expected a vocabulary",
-                     reading->label);
-  if (bytes >= 4) memcpy(&magic, text, 4);
+                    reading->label);
   if (bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) { /* some editors' byte order mark */
     text += 3;
     bytes -= 3;
   }
-  const unsigned char *end = text + bytes;
-  int is_llmc = magic == G2Z__LLMC_TOKENIZER;
   int is_tiktoken = bytes >= 6 && text[4] == ' ' && text[5] == '0';
+  int is_llmc = bytes >= 4 && memcmp(text, "\xC8\xD7\x34\x01", 4) == 0;
+  if (is_tiktoken || is_llmc)
+    return g2z_fail(reading->services, G2Z_UNSUPPORTED,
+                    "%s is a vocabulary in %s's format, which is not supported: give the same one "
+                    "as vocab.bpe, merges.txt or tokenizer.json", reading->label,
+                    is_llmc ? "llm.c" : "tiktoken");
   int is_json = bytes > 1 && text[0] == '{' &&
                 (text[1] != ' ' || !memchr(text, '\n', bytes < 6 ? bytes : 6));
-  if (is_json) return g2z__read_json(reading, text, bytes);
-  if (!is_llmc && !is_tiktoken) return g2z__read_merges(reading, text, end);
-  /* These two list tokens; an encoder finds which merge makes each. */
-  g2z_encoder *encoder;
-  size_t vocab = bytes < G2Z__VOCAB_MAX ? bytes : G2Z__VOCAB_MAX; /* a token takes some bytes */
-  G2ZT_TRY(g2z__encoder_new(reading->services, reading->tokenizer, vocab, &encoder));
-  g2z_status status = is_llmc ? g2z__read_llmc(reading, encoder, text, end)
-                              : g2z__read_tiktoken(reading, encoder, text, end);
-  g2z_encoder_free(encoder);
-  return status;
+  return is_json ? g2z__read_json(reading, text, bytes)
+                 : g2z__read_merges(reading, text, text + bytes);
 }
 
 G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
