@@ -1439,8 +1439,7 @@ static g2z_status bench_read(benched *b) {
 }
 
 static g2z_status bench_check(benched *b) {
-  size_t valid =
-      g2z__utf8_valid(b->encoder->simd.ahead, (const unsigned char *)b->text, b->bytes);
+  size_t valid = g2z__utf8_valid((const unsigned char *)b->text, b->bytes);
   return valid <= b->bytes ? G2Z_OK : G2Z_FORMAT;
 }
 
@@ -1451,9 +1450,9 @@ static g2z_status bench_pieces(benched *b) {
     some = b->bytes - at < JOB_BYTES ? b->bytes - at : g2z_encode_cut(b->text + at, JOB_BYTES);
     if (some == 0) some = b->bytes - at;
     const unsigned char *text = (const unsigned char *)b->text + at;
-    size_t valid = g2z__utf8_valid(b->encoder->simd.ahead, text, some);
+    size_t valid = g2z__utf8_valid(text, some);
     if (valid < some) continue; /* only valid text may be scanned */
-    g2z__scan_open(scan, b->tokenizer->classes, &b->encoder->simd, text, some);
+    g2z__scan_open(scan, b->tokenizer->classes, text, some);
     while (scan->block < scan->blocks) g2z__scan_next(scan, b->encoder->starts);
   }
   return G2Z_OK;
@@ -1482,12 +1481,10 @@ static g2z_status bench_write(benched *b) {
   return status;
 }
 
-/* The best of three of a stage, with an instruction set that is named or the machine's best. cold:
- * with an encoder that has seen nothing, each time. */
-static g2z_status bench_stage(benched *b, const char *name, const char *simd, int cold,
+/* The best of three of a stage. cold: with an encoder that has seen nothing, each time. */
+static g2z_status bench_stage(benched *b, const char *name, int cold,
                               g2z_status (*stage)(benched *b)) {
   double best = 1e30;
-  if (simd) setenv("G2Z_SIMD", simd, 1);
   for (int i = 0; i < 3; i++) {
     if (cold || i == 0) {
       g2z_encoder_free(b->encoder);
@@ -1500,7 +1497,7 @@ static g2z_status bench_stage(benched *b, const char *name, const char *simd, in
     double seconds = g2z_seconds() - begin;
     if (seconds < best) best = seconds;
   }
-  printf("  %-36s %-9s %8.1f MB/s\n", name, simd ? simd : "", (double)b->bytes / 1e6 / best);
+  printf("  %-46s %8.1f MB/s\n", name, (double)b->bytes / 1e6 / best);
   fflush(stdout);
   return G2Z_OK;
 }
@@ -1508,21 +1505,14 @@ static g2z_status bench_stage(benched *b, const char *name, const char *simd, in
 static g2z_status bench_stages(benched *b) {
   TRY(bench_read(b));
   printf("%s: %.1f MB, one thread, best of 3\n", b->o->bench, (double)b->bytes / 1e6);
-  TRY(bench_stage(b, "read", NULL, 0, bench_read));
-  TRY(bench_stage(b, "UTF-8 checked", NULL, 0, bench_check));
-#define X(set, is_here) \
-  if (is_here) TRY(bench_stage(b, "and pieces found", #set, 0, bench_pieces));
-  G2Z__SIMD_LIST(X)
-#undef X
-#define X(set, is_here) \
-  if (is_here) TRY(bench_stage(b, "text to ids, caches empty at first", #set, 1, bench_encode));
-  G2Z__SIMD_LIST(X)
-#undef X
-  unsetenv("G2Z_SIMD");
-  TRY(bench_stage(b, "text to ids, caches know the text", NULL, 0, bench_encode));
+  TRY(bench_stage(b, "read", 0, bench_read));
+  TRY(bench_stage(b, "UTF-8 checked", 0, bench_check));
+  TRY(bench_stage(b, "and pieces found", 0, bench_pieces));
+  TRY(bench_stage(b, "text to ids, caches empty at first", 1, bench_encode));
+  TRY(bench_stage(b, "text to ids, caches know the text", 0, bench_encode));
   b->keep = 1;
   TRY(bench_encode(b));
-  TRY(bench_stage(b, "ids written and synced", NULL, 0, bench_write));
+  TRY(bench_stage(b, "ids written and synced", 0, bench_write));
   printf("  %-46s %8.2f\n", "bytes per token", (double)b->bytes / (double)b->tokens.count);
   return G2Z_OK;
 }

@@ -1654,11 +1654,11 @@ static const unsigned char *test_piece_end(const unsigned char *classes, const u
   return at == end || last == p ? at : last; /* the last of a run splits off before a word */
 }
 
-/* Whether the masks of an instruction set give the pieces that the pattern gives, one by one. */
+/* Whether the scan gives the pieces that the pattern gives, one by one. */
 static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned char *classes,
-                             g2z__simd simd, const unsigned char *text, size_t bytes) {
+                             const unsigned char *text, size_t bytes) {
   const unsigned char *p = text, *end = text + bytes;
-  g2z__scan_open(scan, classes, &simd, text, bytes);
+  g2z__scan_open(scan, classes, text, bytes);
   while (scan->block < scan->blocks) {
     size_t count = g2z__scan_next(scan, starts);
     for (size_t i = 0; i < count; i++) {
@@ -1669,9 +1669,8 @@ static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned cha
   return p == end;
 }
 
-/* Whether an instruction set finds where a text of which one byte was changed stops to be valid. */
-static int test_valid_equal(g2z__utf8_ahead ahead, unsigned char *text, size_t bytes,
-                            uint32_t *state) {
+/* Whether it is found where a text of which one byte was changed stops to be valid. */
+static int test_valid_equal(unsigned char *text, size_t bytes, uint32_t *state) {
   size_t at = bytes ? test_bpe_random(state) % bytes : 0, valid = 0;
   unsigned char kept = text[at];
   text[at] ^= (unsigned char)(1u << test_bpe_random(state) % 8);
@@ -1680,72 +1679,53 @@ static int test_valid_equal(g2z__utf8_ahead ahead, unsigned char *text, size_t b
     if (step < 0) break;
     valid += (size_t)step;
   }
-  int equal = g2z__utf8_valid(ahead, text, bytes) == valid;
+  int equal = g2z__utf8_valid(text, bytes) == valid;
   text[at] = kept;
-  return equal && g2z__utf8_valid(ahead, text, bytes) == bytes;
+  return equal && g2z__utf8_valid(text, bytes) == bytes;
 }
 
-/* Every instruction set that this machine has, forced: pieces of hard texts of many lengths, at
- * every place in a block, and of each class of Unicode beside each other. */
-static void test_tokenizer_simd(g2z_test *t) {
-  static const char *const sets[] = {"portable", "avx2", "avx512", "neon"};
+/* Pieces of hard texts of many lengths, and of each class of Unicode beside each other. */
+static void test_tokenizer_scan(g2z_test *t) {
   static unsigned char raw[12000], text[3 * sizeof raw];
   static g2z__scan scan;
   static size_t starts[G2Z__SCAN_STARTS];
   g2z_tokenizer *tokenizer = NULL;
-  int forced = 0;
+  uint32_t state = 17;
   CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
   if (!tokenizer) return;
-  for (size_t set = 0; set < sizeof sets / sizeof *sets; set++) {
-    g2z_encoder *encoder = NULL;
-    uint32_t state = 17;
-    setenv("G2Z_SIMD", sets[set], 1);
-    g2z_status status = g2z_encoder_create(&t->services, tokenizer, &encoder);
-    unsetenv("G2Z_SIMD");
-    CHECK(t, status == G2Z_OK || (status == G2Z_UNSUPPORTED && set > 0));
-    if (status != G2Z_OK) continue;
-    forced++;
-    for (int i = 0; i < 3000; i++) {
-      size_t want = test_bpe_random(&state) % (i % 50 ? 300 : sizeof raw - 64), bytes = 0;
-      while (bytes < want) {
-        if (test_bpe_random(&state) % 8 == 0) raw[bytes++] = (unsigned char)test_bpe_random(&state);
-        else bytes += test_bpe_random_text(&state, (char *)raw + bytes, sizeof raw - bytes);
-      }
-      size_t valid = g2z__utf8_repair(raw, bytes, text);
-      t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd, text, valid))
-        test_fail(t, __FILE__, __LINE__, "%s: other pieces in text %d", sets[set], i);
-      t->checks++;
-      if (!test_valid_equal(encoder->simd.ahead, text, valid, &state))
-        test_fail(t, __FILE__, __LINE__, "%s: text %d is valid up to another byte", sets[set], i);
+  for (int i = 0; i < 3000; i++) {
+    size_t want = test_bpe_random(&state) % (i % 50 ? 300 : sizeof raw - 64), bytes = 0;
+    while (bytes < want) {
+      if (test_bpe_random(&state) % 8 == 0) raw[bytes++] = (unsigned char)test_bpe_random(&state);
+      else bytes += test_bpe_random_text(&state, (char *)raw + bytes, sizeof raw - bytes);
     }
-    /* Each character that has a bit in g2z__letters, and others, between two of each class. */
-    for (uint32_t c = 0x20; c < G2Z__CLASSIFIED; c += c < 0x3200 ? 1 : 1 + c / 512) {
-      if (c >= 0xD800 && c < 0xE000) continue;
-      unsigned char utf8[4];
-      size_t length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, bytes = c % 64;
-      memset(text, 'a', bytes);
-      for (size_t k = length; k-- > 1;)
-        utf8[k] = (unsigned char)(0x80 | (c >> 6 * (length - 1 - k) & 63));
-      static const unsigned char firsts[] = {0, 0, 0xC0, 0xE0, 0xF0};
-      utf8[0] = (unsigned char)(length == 1 ? c : firsts[length] | c >> 6 * (length - 1));
-      for (const char *around = "a1 \n!'s"; *around; around++) {
-        text[bytes++] = (unsigned char)*around;
-        memcpy(text + bytes, utf8, length);
-        bytes += length;
-      }
-      t->checks++;
-      if (!test_pieces_equal(&scan, starts, tokenizer->classes, encoder->simd, text, bytes))
-        test_fail(t, __FILE__, __LINE__, "%s: other pieces around U+%04X", sets[set], c);
-    }
-    g2z_encoder_free(encoder);
+    size_t valid = g2z__utf8_repair(raw, bytes, text);
+    t->checks++;
+    if (!test_pieces_equal(&scan, starts, tokenizer->classes, text, valid))
+      test_fail(t, __FILE__, __LINE__, "other pieces in text %d", i);
+    t->checks++;
+    if (!test_valid_equal(text, valid, &state))
+      test_fail(t, __FILE__, __LINE__, "text %d is valid up to another byte", i);
   }
-  CHECK(t, forced >= 1);
-  setenv("G2Z_SIMD", "mmx", 1);
-  g2z_encoder *encoder;
-  CHECK_STATUS(t, g2z_encoder_create(&t->services, tokenizer, &encoder), G2Z_UNSUPPORTED,
-               &t->services, "G2Z_SIMD=mmx");
-  unsetenv("G2Z_SIMD");
+  /* Each character of a class of its own, and others, between two of each class. */
+  for (uint32_t c = 0x20; c < G2Z__CLASSIFIED; c += c < 0x3200 ? 1 : 1 + c / 512) {
+    if (c >= 0xD800 && c < 0xE000) continue;
+    unsigned char utf8[4];
+    size_t length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, bytes = c % 64;
+    memset(text, 'a', bytes);
+    for (size_t k = length; k-- > 1;)
+      utf8[k] = (unsigned char)(0x80 | (c >> 6 * (length - 1 - k) & 63));
+    static const unsigned char firsts[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    utf8[0] = (unsigned char)(length == 1 ? c : firsts[length] | c >> 6 * (length - 1));
+    for (const char *around = "a1 \n!'s"; *around; around++) {
+      text[bytes++] = (unsigned char)*around;
+      memcpy(text + bytes, utf8, length);
+      bytes += length;
+    }
+    t->checks++;
+    if (!test_pieces_equal(&scan, starts, tokenizer->classes, text, bytes))
+      test_fail(t, __FILE__, __LINE__, "other pieces around U+%04X", c);
+  }
   g2z_tokenizer_free(tokenizer);
 }
 
@@ -2443,7 +2423,7 @@ static void test_prepare_filters(g2z_test *t) {
 #undef TEST_TERM
   CHECK(t, strstr(output, "stopped by signal 15") != NULL);
   CHECK(t, test_prepare(t, output, "", "--bench $D/a.txt --out $D") == 0);
-  CHECK(t, strstr(output, "text to ids") && strstr(output, "portable") && strstr(output, "MB/s"));
+  CHECK(t, strstr(output, "text to ids") && strstr(output, "MB/s"));
   CHECK(t, test_prepare(t, output, "", "--help") == 0);
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
     snprintf(flag, sizeof flag, "\n  --%s ", flags[i]);
@@ -12105,7 +12085,7 @@ static const g2z_test_entry test_table[] = {
     {"tokenizer_refusals", "damaged vocabularies are refused", test_tokenizer_refusals},
     {"tokenizer_cut", "a text cut at a safe place encodes alike", test_tokenizer_cut},
     {"tokenizer_long_pieces", "a million spaces, a million letters", test_tokenizer_long_pieces},
-    {"tokenizer_simd", "each instruction set finds the pattern's pieces", test_tokenizer_simd},
+    {"tokenizer_scan", "the scan finds the pattern's pieces", test_tokenizer_scan},
     {"tokenizer_part", "a text that comes bit by bit encodes alike", test_tokenizer_part},
     {"bpe_trainers", "trainers that share a text learn alike", test_bpe_trainers_add},
     {"bpe_trainer_part", "a text in bits teaches what the whole does", test_bpe_trainer_part},

@@ -8,10 +8,7 @@
  *
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
  *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64
- *              says letter, number, white space. AVX-512 (with VBMI and VBMI2, as from Ice Lake
- *              and Zen 4 on), AVX2, NEON or plain C make the masks, whatever the machine has at
- *              run time; G2Z_SIMD=avx512|avx2|neon|portable in the environment forces one. The
- *              ids are the same.
+ *              says letter, number, white space.
  *     caches   Nearly all pieces came before: each encoder remembers 131,072 of at most 8 bytes, as
  *              many of at most 16 and 32,768 of at most 48, in buckets that are fetched before
  *              their turn.
@@ -122,11 +119,6 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 #define G2Z_TEXT_IMPLEMENTED
 
 #include <assert.h>
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#elif defined(__aarch64__) && defined(__GNUC__)
-#include <arm_neon.h>
-#endif
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -262,37 +254,11 @@ static const char g2z__class_runs[] =
     "o1l1o2l1o1l1o1l1o1l1o1l1o1l2o1l1o2l4o1l7o1l4o1l4o1l1o1l10o1l17o5l3o1l5o1l17o580n13o2787n10"
     "o1030l42720o32l4154o6l222o2l5762o14l7473o15l622o2466l542o1506l4939o5l4192";
 
-/* What instruction sets know letters beyond ASCII by. */
-typedef struct g2z__letters {
-  /* Which first bytes of two or three begin nothing but letters, such as those of Cyrillic and
-   * nearly all of Chinese and Korean: bit h - 12 of leads[l] stands for the byte 16 h + l. */
-  unsigned char leads[16];
-  /* Characters of two bytes: bit l % 8 of two[l / 8][c] stands for 0xC0 + l, 0x80 + c. */
-  unsigned char two[4][64];
-  /* Kana and what is around: bit s of kana[c] stands for 0xE3, 0x80 + s, 0x80 + c. */
-  unsigned char kana[64];
-} g2z__letters;
-
-G2ZT_PRIVATE void g2z__letters_find(const unsigned char *classes, g2z__letters *letters) {
-  memset(letters, 0, sizeof *letters);
-  for (unsigned c = 0x80; c < 0x800; c++)
-    letters->two[c >> 9][c & 63] |= (unsigned char)((classes[c] == G2Z__LETTER) << (c >> 6 & 7));
-  for (unsigned c = 0x3000; c < 0x3200; c++)
-    letters->kana[c & 63] |= (unsigned char)((classes[c] == G2Z__LETTER) << (c >> 6 & 7));
-  for (unsigned lead = 0xC2; lead < 0xF0; lead++) {
-    uint32_t first = lead < 0xE0 ? (lead & 0x1F) << 6 : (lead & 0x0F) << 12;
-    uint32_t end = first + (lead < 0xE0 ? 1 << 6 : 1 << 12);
-    while (first < end && classes[first] == G2Z__LETTER) first++;
-    if (first == end) letters->leads[lead & 15] |= (unsigned char)(1 << (lead / 16 - 12));
-  }
-}
-
-/* One byte per code point: a table of 201 KiB, of which a text touches a few cache lines; and the
- * g2z__letters behind it. */
+/* One byte per code point: a table of 201 KiB, of which a text touches a few cache lines. */
 G2ZT_PRIVATE g2z_status g2z__classes_create(g2z_services *services, unsigned char **out) {
   void *memory;
   *out = NULL;
-  G2ZT_TRY(g2zt_alloc(services, G2Z__CLASSIFIED + sizeof(g2z__letters), 1, &memory));
+  G2ZT_TRY(g2zt_alloc(services, G2Z__CLASSIFIED, 1, &memory));
   *out = (unsigned char *)memory;
   size_t at = 0;
   for (const char *run = g2z__class_runs; *run;) {
@@ -306,7 +272,6 @@ G2ZT_PRIVATE g2z_status g2z__classes_create(g2z_services *services, unsigned cha
     at += count;
   }
   G2Z_ASSERT(at == G2Z__CLASSIFIED);
-  g2z__letters_find(*out, (g2z__letters *)(void *)(*out + G2Z__CLASSIFIED));
   return G2Z_OK;
 }
 
@@ -329,64 +294,9 @@ G2ZT_PRIVATE int g2z__utf8_step(const unsigned char *p, const unsigned char *end
   return length;
 }
 
-/* Goes on from the character at `at` and returns where another begins: all before is valid. It
- * stops before what is not, or anywhere. `at` is at least 3 where 32 bytes follow. */
-typedef size_t (*g2z__utf8_ahead)(const unsigned char *text, size_t at, size_t bytes);
-
-#if defined(__x86_64__) && defined(__GNUC__)
-/* Keiser and Lemire 2020, arXiv:2010.03090: what is wrong with two bytes that follow each other
- * shows in three half bytes. A table for each half byte names the mistakes that it allows; one that
- * all three allow was made. What is left is whether third and fourth bytes of characters stand
- * where they must, and only there. */
-__attribute__((target("avx2"))) G2ZT_PRIVATE size_t g2z__utf8_ahead_avx2(const unsigned char *text,
-                                                                        size_t at, size_t bytes) {
-  enum { SHORT = 1, LONG = 2, OVER3 = 4, LARGE = 8, SURROGATE = 16, OVER2 = 32, OVER4 = 64,
-         TWO = 128, LARGE2 = OVER4, ANY = SHORT | LONG | TWO, HIGH = ANY | LARGE | LARGE2 };
-#define G2Z__TABLE(...) _mm256_broadcastsi128_si256(_mm_setr_epi8(__VA_ARGS__))
-#define G2Z__C(x) ((char)(x))
-  const __m256i first_high = G2Z__TABLE(
-      LONG, LONG, LONG, LONG, LONG, LONG, LONG, LONG, G2Z__C(TWO), G2Z__C(TWO), G2Z__C(TWO),
-      G2Z__C(TWO), SHORT | OVER2, SHORT, SHORT | OVER3 | SURROGATE, SHORT | LARGE | OVER4);
-  const __m256i first_low = G2Z__TABLE(
-      G2Z__C(ANY | OVER2 | OVER3 | OVER4), G2Z__C(ANY | OVER2), G2Z__C(ANY), G2Z__C(ANY),
-      G2Z__C(ANY | LARGE), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH),
-      G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH), G2Z__C(HIGH | SURROGATE), G2Z__C(HIGH),
-      G2Z__C(HIGH));
-  const __m256i second_high = G2Z__TABLE(
-      SHORT, SHORT, SHORT, SHORT, SHORT, SHORT, SHORT, SHORT,
-      G2Z__C(LONG | OVER2 | TWO | OVER3 | OVER4), G2Z__C(LONG | OVER2 | TWO | OVER3 | LARGE),
-      G2Z__C(LONG | OVER2 | TWO | SURROGATE | LARGE),
-      G2Z__C(LONG | OVER2 | TWO | SURROGATE | LARGE), SHORT, SHORT, SHORT, SHORT);
-#undef G2Z__TABLE
-#undef G2Z__C
-  const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8((char)0x80);
-  const __m256i third = _mm256_set1_epi8(0xE0 - 0x80), fourth = _mm256_set1_epi8(0xF0 - 0x80);
-  size_t from = at;
-#define G2Z__LOAD(back) \
-  _mm256_loadu_si256((const __m256i *)(const void *)(text + from - (back)))
-  for (; from + 32 <= bytes; from += 32) {
-    __m256i x = G2Z__LOAD(0), before = G2Z__LOAD(1);
-    if (_mm256_testz_si256(_mm256_or_si256(x, G2Z__LOAD(3)), top)) continue; /* all ASCII */
-    __m256i pairs = _mm256_shuffle_epi8(first_low, _mm256_and_si256(before, low));
-    before = _mm256_and_si256(_mm256_srli_epi16(before, 4), low);
-    pairs = _mm256_and_si256(pairs, _mm256_shuffle_epi8(first_high, before));
-    x = _mm256_and_si256(_mm256_srli_epi16(x, 4), low);
-    pairs = _mm256_and_si256(pairs, _mm256_shuffle_epi8(second_high, x));
-    __m256i more = _mm256_or_si256(_mm256_subs_epu8(G2Z__LOAD(2), third),
-                                   _mm256_subs_epu8(G2Z__LOAD(3), fourth));
-    x = _mm256_xor_si256(_mm256_and_si256(more, top), pairs);
-    if (!_mm256_testz_si256(x, x)) break;
-  }
-#undef G2Z__LOAD
-  if (from == at) return at;
-  for (from--; (text[from] & 0xC0) == 0x80;) from--; /* the last character may be cut off */
-  return from;
-}
-#define g2z__utf8_ahead_avx512 g2z__utf8_ahead_avx2
-#endif
-
-G2ZT_PRIVATE size_t g2z__utf8_ahead_portable(const unsigned char *text, size_t at, size_t bytes) {
-  const unsigned char *p = text + at, *end = text + bytes;
+/* The bytes up to the first that is not valid UTF-8. */
+G2ZT_PRIVATE size_t g2z__utf8_valid(const unsigned char *text, size_t bytes) {
+  const unsigned char *p = text, *end = text + bytes;
   while (p < end) {
     uint64_t eights[4], high = 0;
     for (; end - p >= 32; p += 32) {
@@ -412,19 +322,6 @@ G2ZT_PRIVATE size_t g2z__utf8_ahead_portable(const unsigned char *text, size_t a
   }
   return (size_t)(p - text);
 }
-#define g2z__utf8_ahead_neon g2z__utf8_ahead_portable
-
-/* The bytes up to the first that is not valid UTF-8. */
-G2ZT_PRIVATE size_t g2z__utf8_valid(g2z__utf8_ahead ahead, const unsigned char *text,
-                                    size_t bytes) {
-  size_t at = 0;
-  while (at < 3 && at < bytes) {
-    int step = g2z__utf8_step(text + at, text + bytes);
-    if (step < 0) return at;
-    at += (size_t)step;
-  }
-  return g2z__utf8_ahead_portable(text, ahead(text, at, bytes), bytes);
-}
 
 /* Copies text with U+FFFD for what is invalid; returns the length. out NULL: only the length. */
 G2ZT_PRIVATE size_t g2z__utf8_repair(const unsigned char *text, size_t bytes, unsigned char *out) {
@@ -445,10 +342,10 @@ typedef struct g2z__repair { /* room for texts that need one */
 } g2z__repair;
 
 /* Points *text at valid UTF-8: itself, or a repaired copy in `repair`. strict: fails instead. */
-G2ZT_PRIVATE g2z_status g2z__valid_text(g2z_services *services, g2z__utf8_ahead ahead,
+G2ZT_PRIVATE g2z_status g2z__valid_text(g2z_services *services,
                                         g2z__repair *repair, int strict,
                                         const unsigned char **text, size_t *bytes) {
-  size_t valid = g2z__utf8_valid(ahead, *text, *bytes);
+  size_t valid = g2z__utf8_valid(*text, *bytes);
   if (valid == *bytes) return G2Z_OK;
   if (strict)
     return g2z_fail(services, G2Z_FORMAT,
@@ -486,9 +383,8 @@ static inline int g2z__class_at(const unsigned char *classes, const unsigned cha
  * This is GPT-2's pattern,
  *   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
  * as algebra on bit masks. Bit i of a mask says something of byte i of a block of 64; every byte of
- * a character has the character's class. One function per instruction set makes the masks of ASCII;
- * the rest is the same code for all: characters beyond ASCII are looked up one by one, and
- * g2z__block_starts finds where pieces start. What lies behind the text's end counts as white. */
+ * a character has the character's class. Characters beyond ASCII are looked up one by
+ * one, and g2z__block_starts finds where pieces start. What lies behind the text's end counts as white. */
 
 #define G2Z__BLOCK 64
 #define G2Z__SCAN_BLOCKS 64 /* a scan goes 4 KiB at a time: its masks and starts stay in L1 */
@@ -501,19 +397,11 @@ typedef struct g2z__masks {
   uint64_t white1;          /* white space of one byte; the first bytes of it in two and three */
   uint64_t white2, white3;
   uint64_t lead;            /* the first byte of a character beyond ASCII */
-  uint64_t letter2, letter3; /* of them those of two and three bytes that are known to be letters */
 } g2z__masks;
-
-/* Makes the masks of `blocks` blocks of text; what is beyond ASCII is only marked in `lead` and,
- * where the instruction set can tell, in `letter2` and `letter3`. */
-typedef void (*g2z__classify)(const unsigned char *text, size_t blocks,
-                              const g2z__letters *letters, g2z__masks *out);
 
 /* Eight bytes at a time, in any C: bit 7 of each byte of a word answers, and a product gathers the
  * eight answers. A comparison of 7-bit values never carries into the next byte. */
-G2ZT_PRIVATE void g2z__classify_portable(const unsigned char *text, size_t blocks,
-                                         const g2z__letters *letters, g2z__masks *out) {
-  (void)letters;
+G2ZT_PRIVATE void g2z__classify(const unsigned char *text, size_t blocks, g2z__masks *out) {
   const uint64_t ones = 0x0101010101010101u, low = 0x7F7F7F7F7F7F7F7Fu;
 #define G2Z__FROM(x, least) ((x) + ones * (0x80 - (least)))  /* bit 7: the byte is >= least */
 #define G2Z__GATHER(x) (((x) >> 7 & ones) * 0x0102040810204080u >> 56)
@@ -544,209 +432,22 @@ G2ZT_PRIVATE void g2z__classify_portable(const unsigned char *text, size_t block
 #undef G2Z__GATHER
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
-/* Shifting signed comparisons by 0x80 makes them unsigned ones, which AVX2 lacks. */
-__attribute__((target("avx2"))) G2ZT_PRIVATE void g2z__classify_avx2(const unsigned char *text,
-                                                                    size_t blocks,
-                                                                    const g2z__letters *letters,
-                                                                    g2z__masks *out) {
-  const __m256i low = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
-  const __m256i by_low =
-      _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)letters->leads));
-  const __m256i by_high = _mm256_setr_epi64x(0, 0x0804020100000000, 0, 0x0804020100000000);
-  const __m256i fold = _mm256_set1_epi8(0x20), bias = _mm256_set1_epi8((char)0x80);
-#define G2Z__BELOW(x, first, count)                                                            \
-  _mm256_movemask_epi8(                                                                        \
-      _mm256_cmpgt_epi8(_mm256_set1_epi8((char)((count) - 0x80)),                              \
-                        _mm256_add_epi8(_mm256_sub_epi8(x, _mm256_set1_epi8(first)), bias)))
-#define G2Z__EQUAL(x, c) _mm256_movemask_epi8(_mm256_cmpeq_epi8(x, _mm256_set1_epi8(c)))
-#define G2Z__OTHERS(x) /* those whose bit in the leads is 0 */                                 \
-  _mm256_movemask_epi8(_mm256_cmpeq_epi8(                                                      \
-      _mm256_and_si256(                                                                        \
-          _mm256_shuffle_epi8(by_low, _mm256_and_si256(x, low)),                               \
-          _mm256_shuffle_epi8(by_high, _mm256_and_si256(_mm256_srli_epi16(x, 4), low))),       \
-      zero))
-#define G2Z__BOTH(low, high) ((uint64_t)(uint32_t)(low) | (uint64_t)(uint32_t)(high) << 32)
-  for (size_t block = 0; block < blocks; block++) {
-    const __m256i *from = (const __m256i *)(const void *)(text + block * G2Z__BLOCK);
-    __m256i a = _mm256_loadu_si256(from), b = _mm256_loadu_si256(from + 1);
-    __m256i fa = _mm256_or_si256(a, fold), fb = _mm256_or_si256(b, fold);
-    g2z__masks m;
-    memset(&m, 0, sizeof m);
-    m.letter = G2Z__BOTH(G2Z__BELOW(fa, 'a', 26), G2Z__BELOW(fb, 'a', 26));
-    m.number = G2Z__BOTH(G2Z__BELOW(a, '0', 10), G2Z__BELOW(b, '0', 10));
-    m.space = G2Z__BOTH(G2Z__EQUAL(a, ' '), G2Z__EQUAL(b, ' '));
-    m.white1 = m.space | G2Z__BOTH(G2Z__BELOW(a, 9, 5), G2Z__BELOW(b, 9, 5));
-    m.quote = G2Z__BOTH(G2Z__EQUAL(a, '\''), G2Z__EQUAL(b, '\''));
-    m.lead = G2Z__BOTH(G2Z__BELOW(a, (char)0xC0, 64), G2Z__BELOW(b, (char)0xC0, 64));
-    if (m.lead) {
-      uint64_t others = G2Z__BOTH(G2Z__OTHERS(a), G2Z__OTHERS(b));
-      m.letter3 = G2Z__BOTH(G2Z__BELOW(a, (char)0xE0, 32), G2Z__BELOW(b, (char)0xE0, 32)) & ~others;
-      m.letter2 = m.lead & ~others & ~m.letter3;
-    }
-    m.white = m.white1;
-    out[block] = m;
-  }
-#undef G2Z__BELOW
-#undef G2Z__EQUAL
-#undef G2Z__OTHERS
-#undef G2Z__BOTH
-}
-
-static const unsigned char g2z__numbers[G2Z__BLOCK] = {
-    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
-    22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
-    44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
-
-/* Of the leads in x those of letters by the tables of g2z__letters, which know the letters of two
- * bytes and the kana one by one; what goes on in the next block is not known. French, German, Greek
- * and Japanese have some leads with few characters that are no letters. */
-__attribute__((target("avx512f,avx512bw,avx512vbmi"))) static inline uint64_t g2z__letters_avx512(
-    __m512i x, uint64_t leads, const g2z__letters *letters) {
-#define G2Z__TABLE(table) _mm512_loadu_si512((const void *)(table))
-#define G2Z__AND(value, bits) _mm512_and_si512(value, _mm512_set1_epi8((char)(bits)))
-  /* All lanes are kept: the unmasked form is one that GCC 12 warns of, as below. */
-#define G2Z__LOOK_UP(at, table) _mm512_maskz_permutexvar_epi8(UINT64_MAX, at, table)
-#define G2Z__BEHIND(by) \
-  G2Z__LOOK_UP(_mm512_add_epi8(G2Z__TABLE(g2z__numbers), _mm512_set1_epi8(by)), x)
-  const __m512i bits = _mm512_set1_epi64((long long)0x8040201008040201u);
-  __m512i second = G2Z__BEHIND(1), third = G2Z__BEHIND(2);
-  __m512i at = _mm512_or_si512(G2Z__AND(second, 63), _mm512_slli_epi16(G2Z__AND(x, 8), 3));
-  __m512i row = _mm512_mask_blend_epi8(
-      _mm512_test_epi8_mask(x, _mm512_set1_epi8(16)),
-      _mm512_permutex2var_epi8(G2Z__TABLE(letters->two[0]), at, G2Z__TABLE(letters->two[1])),
-      _mm512_permutex2var_epi8(G2Z__TABLE(letters->two[2]), at, G2Z__TABLE(letters->two[3])));
-  uint64_t two = leads & _mm512_cmplt_epu8_mask(x, _mm512_set1_epi8((char)0xE0)) & UINT64_MAX >> 1;
-  two &= _mm512_test_epi8_mask(row, _mm512_shuffle_epi8(bits, G2Z__AND(x, 15)));
-  uint64_t kana = _mm512_cmpeq_epi8_mask(x, _mm512_set1_epi8((char)0xE3)) & UINT64_MAX >> 2;
-  kana &= _mm512_cmpeq_epi8_mask(G2Z__AND(second, 0xF8), _mm512_set1_epi8((char)0x80));
-  return two | (kana & _mm512_test_epi8_mask(
-                           G2Z__LOOK_UP(third, G2Z__TABLE(letters->kana)),
-                           _mm512_shuffle_epi8(bits, G2Z__AND(second, 15))));
-#undef G2Z__TABLE
-#undef G2Z__AND
-#undef G2Z__LOOK_UP
-#undef G2Z__BEHIND
-}
-
-__attribute__((target("avx512f,avx512bw,avx512vbmi"))) G2ZT_PRIVATE void g2z__classify_avx512(
-    const unsigned char *text, size_t blocks, const g2z__letters *letters, g2z__masks *out) {
-  const __m512i low = _mm512_set1_epi8(15);
-  /* The unmasked form is the same instruction, but GCC 12 warns of its own header there. */
-  const __m512i by_low = _mm512_maskz_broadcast_i32x4(
-      0xFFFF, _mm_loadu_si128((const __m128i *)(const void *)letters->leads));
-  const __m512i by_high = _mm512_set4_epi32(0x08040201, 0, 0, 0);
-#define G2Z__BELOW(x, first, count) \
-  _mm512_cmplt_epu8_mask(_mm512_sub_epi8(x, _mm512_set1_epi8(first)), _mm512_set1_epi8(count))
-  for (size_t block = 0; block < blocks; block++) {
-    __m512i x = _mm512_loadu_si512((const void *)(text + block * G2Z__BLOCK));
-    g2z__masks m;
-    memset(&m, 0, sizeof m);
-    m.letter = G2Z__BELOW(_mm512_or_si512(x, _mm512_set1_epi8(0x20)), 'a', 26);
-    m.number = G2Z__BELOW(x, '0', 10);
-    m.space = _mm512_cmpeq_epi8_mask(x, _mm512_set1_epi8(' '));
-    m.white1 = m.space | G2Z__BELOW(x, 9, 5);
-    m.quote = _mm512_cmpeq_epi8_mask(x, _mm512_set1_epi8('\''));
-    m.lead = G2Z__BELOW(x, (char)0xC0, 64);
-    if (m.lead) {
-      uint64_t known = _mm512_test_epi8_mask(
-          _mm512_shuffle_epi8(by_low, _mm512_and_si512(x, low)),
-          _mm512_shuffle_epi8(by_high, _mm512_and_si512(_mm512_srli_epi16(x, 4), low)));
-      known |= g2z__letters_avx512(x, m.lead, letters);
-      m.letter3 = known & G2Z__BELOW(x, (char)0xE0, 32);
-      m.letter2 = known & ~m.letter3;
-    }
-    m.white = m.white1;
-    out[block] = m;
-  }
-#undef G2Z__BELOW
-}
-#endif
-
-#if defined(__aarch64__) && defined(__GNUC__)
-/* The top bit of each of 64 answers: a weight per byte of eight, and three rounds of sums of
- * neighbours. */
-static inline uint64_t g2z__neon_mask(uint8x16_t a, uint8x16_t b, uint8x16_t c, uint8x16_t d) {
-  static const uint8_t weights[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-  const uint8x16_t weight = vld1q_u8(weights);
-  uint8x16_t ab = vpaddq_u8(vandq_u8(a, weight), vandq_u8(b, weight));
-  uint8x16_t cd = vpaddq_u8(vandq_u8(c, weight), vandq_u8(d, weight));
-  ab = vpaddq_u8(ab, cd);
-  return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(ab, ab)), 0);
-}
-
-G2ZT_PRIVATE void g2z__classify_neon(const unsigned char *text, size_t blocks,
-                                     const g2z__letters *letters, g2z__masks *out) {
-  (void)letters;
-#define G2Z__BELOW(x, first, count) vcltq_u8(vsubq_u8(x, vdupq_n_u8(first)), vdupq_n_u8(count))
-#define G2Z__FOLDED(x, first, count) G2Z__BELOW(vorrq_u8(x, vdupq_n_u8(0x20)), first, count)
-#define G2Z__FOUR(test, first, count)                                                          \
-  g2z__neon_mask(test(a, first, count), test(b, first, count), test(c, first, count),          \
-                 test(d, first, count))
-  for (size_t block = 0; block < blocks; block++) {
-    const unsigned char *from = text + block * G2Z__BLOCK;
-    uint8x16_t a = vld1q_u8(from), b = vld1q_u8(from + 16);
-    uint8x16_t c = vld1q_u8(from + 32), d = vld1q_u8(from + 48);
-    g2z__masks m;
-    memset(&m, 0, sizeof m);
-    m.letter = G2Z__FOUR(G2Z__FOLDED, 'a', 26);
-    m.number = G2Z__FOUR(G2Z__BELOW, '0', 10);
-    m.space = G2Z__FOUR(G2Z__BELOW, ' ', 1);
-    m.white1 = m.space | G2Z__FOUR(G2Z__BELOW, 9, 5);
-    m.quote = G2Z__FOUR(G2Z__BELOW, '\'', 1);
-    m.lead = G2Z__FOUR(G2Z__BELOW, 0xC0, 64);
-    m.white = m.white1;
-    out[block] = m;
-  }
-#undef G2Z__BELOW
-#undef G2Z__FOLDED
-#undef G2Z__FOUR
-}
-#endif
-
-/* The instruction sets, the fastest first; the last runs everywhere. */
-#if defined(__x86_64__) && defined(__GNUC__)
-#define G2Z__SIMD_LIST(X)                                                                      \
-  X(avx512, __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi") &&      \
-            __builtin_cpu_supports("avx512vbmi2"))                                             \
-  X(avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi"))                     \
-  X(portable, 1)
-#elif defined(__aarch64__) && defined(__GNUC__)
-#define G2Z__SIMD_LIST(X) X(neon, 1) X(portable, 1)
-#else
-#define G2Z__SIMD_LIST(X) X(portable, 1)
-#endif
-
-typedef struct g2z__scan g2z__scan;
-
-/* Stores where the pieces of the next blocks start, whose masks are ready; returns how many do. */
-typedef size_t (*g2z__starts)(g2z__scan *scan, size_t blocks, size_t *starts);
-
-typedef struct g2z__simd {    /* what an instruction set does */
-  g2z__classify classify;
-  g2z__utf8_ahead ahead;
-  g2z__starts starts;
-} g2z__simd;
-
-struct g2z__scan {             /* where a scan of a text is; the text is valid UTF-8 */
+typedef struct g2z__scan {           /* where a scan of a text is; the text is valid UTF-8 */
   const unsigned char *text, *classes;
   size_t bytes;
   size_t block, blocks;        /* masks[0] belongs to `block`; there are `blocks` with text */
-  const g2z__simd *simd;
   int spill, spill_class;      /* bytes of the last character that lie in the next block */
   uint64_t clear, set;         /* what a contraction changes in the next block's starts */
   g2z__masks before;           /* of the block before masks[0]; zero at the beginning */
   g2z__masks masks[G2Z__SCAN_BLOCKS + 1];
-};
+} g2z__scan;
 
 /* Adds what is beyond ASCII to the masks of the block at `base`. */
 G2ZT_PRIVATE void g2z__block_beyond_ascii(g2z__scan *scan, size_t base, g2z__masks *m) {
-  uint64_t of_class[4] = {0, 0, 0, 0}, two = m->letter2, three = m->letter3;
+  uint64_t of_class[4] = {0, 0, 0, 0};
   if (scan->spill) of_class[scan->spill_class] |= ((uint64_t)1 << scan->spill) - 1;
-  of_class[G2Z__LETTER] |= two | two << 1 | three | three << 1 | three << 2;
-  scan->spill = (int)(two >> 63 | (three >> 62 & 1) | three >> 63 << 1);
-  scan->spill_class = G2Z__LETTER;
-  for (uint64_t leads = m->lead & ~(two | three); leads; leads &= leads - 1) {
+  scan->spill = 0;
+  for (uint64_t leads = m->lead; leads; leads &= leads - 1) {
     int i = __builtin_ctzll(leads);
     const unsigned char *next, *p = scan->text + base + i;
     int kind = g2z__class_at(scan->classes, p, &next), length = (int)(next - p);
@@ -764,18 +465,16 @@ G2ZT_PRIVATE void g2z__block_beyond_ascii(g2z__scan *scan, size_t base, g2z__mas
 
 /* Makes the masks of `count` blocks from `block` on. */
 G2ZT_PRIVATE void g2z__scan_masks(g2z__scan *scan, size_t block, g2z__masks *out, size_t count) {
-  const void *behind = scan->classes + G2Z__CLASSIFIED;
-  const g2z__letters *letters = (const g2z__letters *)behind;
   size_t whole = scan->bytes / G2Z__BLOCK, rest = scan->bytes % G2Z__BLOCK, ready = 0;
   if (block < whole) {
     ready = whole - block < count ? whole - block : count;
-    scan->simd->classify(scan->text + block * G2Z__BLOCK, ready, letters, out);
+    g2z__classify(scan->text + block * G2Z__BLOCK, ready, out);
   }
   for (; ready < count; ready++) { /* the text's last bytes, and what follows them */
     unsigned char padded[G2Z__BLOCK];
     memset(padded, ' ', sizeof padded);
     if (block + ready == whole) memcpy(padded, scan->text + whole * G2Z__BLOCK, rest);
-    scan->simd->classify(padded, 1, letters, out + ready);
+    g2z__classify(padded, 1, out + ready);
   }
   for (size_t i = 0; i < count; i++)
     if (out[i].lead || scan->spill)
@@ -783,10 +482,9 @@ G2ZT_PRIVATE void g2z__scan_masks(g2z__scan *scan, size_t block, g2z__masks *out
 }
 
 G2ZT_PRIVATE void g2z__scan_open(g2z__scan *scan, const unsigned char *classes,
-                                 const g2z__simd *simd, const unsigned char *text, size_t bytes) {
+                                 const unsigned char *text, size_t bytes) {
   scan->text = text;
   scan->classes = classes;
-  scan->simd = simd;
   scan->bytes = bytes;
   scan->block = 0;
   scan->blocks = (bytes + G2Z__BLOCK - 1) / G2Z__BLOCK;
@@ -842,75 +540,21 @@ static inline uint64_t g2z__block_starts(g2z__scan *scan, size_t base, const g2z
   return runs;
 }
 
-/* The body of g2z__starts: EIGHT stores the places of the bits from number k on. Eight are stored
- * at a time, so that no branch asks for less. */
-#define G2Z__STARTS(LOAD, EIGHT)                                                                  \
-  size_t count = 0;                                                                               \
-  for (size_t i = 0; i < blocks; i++) {                                                           \
-    const g2z__masks *m = &scan->masks[i];                                                        \
-    size_t base = (scan->block + i) * G2Z__BLOCK;                                                 \
-    uint64_t bits = g2z__block_starts(scan, base, i ? m - 1 : &scan->before, m, m + 1);           \
-    size_t some = (size_t)__builtin_popcountll(bits), *out = starts + count;                      \
-    LOAD;                                                                                         \
-    for (size_t k = 0; k < some; k += 8) {                                                        \
-      EIGHT;                                                                                      \
-    }                                                                                             \
-    count += some;                                                                                \
-  }                                                                                               \
-  return count;
-#define G2Z__EIGHT_BITS                          \
-  for (size_t n = 0; n < 8; n++, bits &= bits - 1) \
-    out[k + n] = base + (size_t)__builtin_ctzll(bits | (uint64_t)1 << 63)
-
-G2ZT_PRIVATE size_t g2z__starts_portable(g2z__scan *scan, size_t blocks, size_t *starts) {
-  G2Z__STARTS((void)0, G2Z__EIGHT_BITS)
-}
-
-#if defined(__x86_64__) && defined(__GNUC__)
-__attribute__((target("avx2,bmi,popcnt"))) G2ZT_PRIVATE size_t g2z__starts_avx2(g2z__scan *scan,
-                                                                                size_t blocks,
-                                                                                size_t *starts) {
-  G2Z__STARTS((void)0, G2Z__EIGHT_BITS)
-}
-
-/* The numbers of the bits are gathered as bytes, and widened eight at a time. */
-__attribute__((target("avx512f,avx512bw,avx512vbmi2,bmi,popcnt"))) G2ZT_PRIVATE size_t
-g2z__starts_avx512(g2z__scan *scan, size_t blocks, size_t *starts) {
-  const __m512i all = _mm512_loadu_si512((const void *)g2z__numbers);
-  unsigned char of_bits[G2Z__BLOCK];
-  G2Z__STARTS(_mm512_storeu_si512((void *)of_bits, _mm512_maskz_compress_epi8(bits, all)),
-              _mm512_storeu_si512(
-                  (void *)(out + k),
-                  _mm512_add_epi64(_mm512_maskz_cvtepu8_epi64(
-                                       0xFF, _mm_loadl_epi64(
-                                                 (const __m128i *)(const void *)(of_bits + k))),
-                                   _mm512_set1_epi64((long long)base))))
-}
-#endif
-
-#if defined(__aarch64__) && defined(__GNUC__)
-#define g2z__starts_neon g2z__starts_portable
-#endif
-#undef G2Z__STARTS
-#undef G2Z__EIGHT_BITS
-
-/* The one that G2Z_SIMD in the environment names, or else the fastest that this machine has. */
-G2ZT_PRIVATE g2z_status g2z__simd_choose(g2z_services *services, g2z__simd *out) {
-  const char *name = getenv("G2Z_SIMD");
-#define X(set, is_here)                                     \
-  if ((!name || strcmp(name, #set) == 0) && (is_here)) {    \
-    out->classify = g2z__classify_##set;                    \
-    out->ahead = g2z__utf8_ahead_##set;                     \
-    out->starts = g2z__starts_##set;                        \
-    return G2Z_OK;                                          \
+/* Stores where the pieces of the next blocks start, whose masks are ready; returns how many do.
+ * Eight are stored at a time, so that no branch asks for less. */
+static size_t g2z__starts(g2z__scan *scan, size_t blocks, size_t *starts) {
+  size_t count = 0;
+  for (size_t i = 0; i < blocks; i++) {
+    const g2z__masks *m = &scan->masks[i];
+    size_t base = (scan->block + i) * G2Z__BLOCK;
+    uint64_t bits = g2z__block_starts(scan, base, i ? m - 1 : &scan->before, m, m + 1);
+    size_t some = (size_t)__builtin_popcountll(bits), *out = starts + count;
+    for (size_t k = 0; k < some; k += 8)
+      for (size_t n = 0; n < 8; n++, bits &= bits - 1)
+        out[k + n] = base + (size_t)__builtin_ctzll(bits | (uint64_t)1 << 63);
+    count += some;
   }
-  G2Z__SIMD_LIST(X)
-#undef X
-#define X(set, is_here) #set " "
-  return g2z_fail(services, G2Z_UNSUPPORTED,
-                   "G2Z_SIMD=%.40s is not for this build or machine; unset it, or take one of "
-                   "those that are: " G2Z__SIMD_LIST(X), name);
-#undef X
+  return count;
 }
 
 /* Stores where the pieces of the next blocks start, and returns how many do; the end of the scan is
@@ -920,7 +564,7 @@ G2ZT_PRIVATE size_t g2z__scan_next(g2z__scan *scan, size_t *starts) {
   if (blocks > G2Z__SCAN_BLOCKS) blocks = G2Z__SCAN_BLOCKS;
   g2z__masks *masks = scan->masks;
   g2z__scan_masks(scan, scan->block + 1, masks + 1, blocks);
-  size_t count = scan->simd->starts(scan, blocks, starts);
+  size_t count = g2z__starts(scan, blocks, starts);
   if (blocks) scan->before = masks[blocks - 1];
   masks[0] = masks[blocks];
   scan->block += blocks;
@@ -1449,7 +1093,6 @@ typedef struct g2z__words48 { /* other pieces of at most 48 bytes and 18 ids; tw
 struct g2z_encoder {
   g2z_services *services;
   const g2z_tokenizer *tokenizer;
-  g2z__simd simd;
   g2z__repair repair;
   void *caches;             /* the block that has all three */
   g2z__words8 *words8;
@@ -1704,8 +1347,7 @@ G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenize
   g2z_encoder *encoder = (g2z_encoder *)memory;
   encoder->services = services;
   encoder->tokenizer = tokenizer;
-  g2z_status status = g2z__simd_choose(services, &encoder->simd);
-  if (status == G2Z_OK) status = g2z__encoder_caches(encoder);
+  g2z_status status = g2z__encoder_caches(encoder);
   if (status == G2Z_OK) status = g2zt_alloc(services, vocab, sizeof *encoder->firsts, &memory);
   if (status == G2Z_OK) {
     encoder->firsts = (uint32_t *)memory;
@@ -1743,20 +1385,11 @@ static g2z_status g2zt_reserve(g2z_services *services, g2z_tokens *tokens, size_
   return status;
 }
 
-/* Stores three ids, and may store a fourth that is none. Together it takes four instructions for
- * ten, and code 5 % less time. */
+/* Stores three ids. */
 static inline void g2z__ids_unpack(uint64_t packed, int32_t *ids) {
-#if defined(__x86_64__) && defined(__AVX2__)
-  const __m128i bytes = _mm_setr_epi8(0, 1, 2, -1, 2, 3, 4, -1, 5, 6, 7, -1, -1, -1, -1, -1);
-  __m128i three = _mm_shuffle_epi8(_mm_cvtsi64_si128((long long)packed), bytes);
-  three = _mm_srlv_epi32(three, _mm_setr_epi32(0, 4, 0, 0)); /* the second begins at bit 20 */
-  three = _mm_and_si128(three, _mm_set1_epi32(0xFFFFF));
-  _mm_storeu_si128((__m128i *)(void *)ids, three);
-#else
   ids[0] = (int32_t)(packed & 0xFFFFF);
   ids[1] = (int32_t)(packed >> 20 & 0xFFFFF);
   ids[2] = (int32_t)(packed >> 40 & 0xFFFFF);
-#endif
 }
 
 static inline g2z__words8 *g2z__words8_at(const g2z_encoder *encoder, uint64_t key) {
@@ -2048,7 +1681,7 @@ G2ZT_PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
   size_t limit = open ? bytes > G2Z__BLOCK ? bytes - G2Z__BLOCK : 0 : bytes, from = 0;
   *used = 0;
   if (limit == 0) return G2Z_OK;
-  g2z__scan_open(scan, encoder->tokenizer->classes, &encoder->simd, text, bytes);
+  g2z__scan_open(scan, encoder->tokenizer->classes, text, bytes);
   while (scan->block < scan->blocks) {
     size_t *starts = encoder->starts;
     starts[0] = from; /* the piece that is still open; the first start is the text's */
@@ -2128,7 +1761,7 @@ G2ZT_PRIVATE g2z_status g2z__encode(g2z_encoder *encoder, const unsigned char *t
   if (open) bytes = g2z__utf8_trim(text, bytes);
   if (bytes == 0) return G2Z_OK;
   size_t valid_bytes = bytes, before = out->count;
-  G2ZT_TRY(g2z__valid_text(encoder->services, encoder->simd.ahead, &encoder->repair,
+  G2ZT_TRY(g2z__valid_text(encoder->services, &encoder->repair,
                            flags & G2Z_ENCODE_STRICT, &valid, &valid_bytes));
   g2z_status status = flags & G2Z_ENCODE_ALLOW_SPECIAL
                           ? g2z__encode_special(encoder, valid, valid_bytes, open, out, used)
@@ -2546,7 +2179,6 @@ typedef struct g2z__recent { /* a piece of at most 16 bytes that came lately, an
 struct g2z_bpe_trainer {
   g2z_services *services;
   unsigned char *classes;
-  g2z__simd simd;
   g2z__repair repair;
   g2z__words words;        /* the different pieces of all texts */
   int64_t *counts;         /* [words.count] how often each occurred */
@@ -2587,7 +2219,6 @@ G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_traine
   g2z_bpe_trainer *trainer = (g2z_bpe_trainer *)memory;
   trainer->services = services;
   g2z_status status = g2z__classes_create(services, &trainer->classes);
-  if (status == G2Z_OK) status = g2z__simd_choose(services, &trainer->simd);
   if (status == G2Z_OK)
     status = g2zt_alloc(services, (size_t)1 << G2Z__RECENT_BITS, sizeof(g2z__recent), &memory);
   trainer->recent = status == G2Z_OK ? (g2z__recent *)memory : NULL;
@@ -2649,9 +2280,9 @@ G2ZT_PRIVATE g2z_status g2z__trainer_feed(g2z_bpe_trainer *trainer, const unsign
   if (bytes == 0) return G2Z_OK;
   size_t valid = bytes;
   G2ZT_TRY(
-      g2z__valid_text(trainer->services, trainer->simd.ahead, &trainer->repair, 0, &p, &valid));
+      g2z__valid_text(trainer->services, &trainer->repair, 0, &p, &valid));
   size_t limit = open ? valid > G2Z__BLOCK ? valid - G2Z__BLOCK : 0 : valid;
-  g2z__scan_open(scan, trainer->classes, &trainer->simd, p, valid);
+  g2z__scan_open(scan, trainer->classes, p, valid);
   for (int over = 0; !over && scan->block < scan->blocks;) {
     size_t i = scan->block == 0, count = g2z__scan_next(scan, starts);
     if (scan->block == scan->blocks) starts[count++] = valid;
