@@ -1771,7 +1771,7 @@ static void test_tokenizer_part(g2z_test *t) {
   /* Pieces that do not fit into a part, merged as one and in parts: letters, apostrophes that begin
    * contractions only where a piece starts, and bytes that are not UTF-8. */
   static const char *const alphabets[] = {"etaoins", "a", "''!", "\xFF\xE6\x9D", "t<es "};
-  size_t bytes = 2 * G2Z__PIECE_PART + 54321;
+  size_t bytes = 2 * G2ZT_PART + 54321;
   char *piece = (char *)malloc(bytes);
   int32_t *ids = (int32_t *)malloc(bytes * sizeof *ids);
   CHECK(t, piece && ids);
@@ -1782,7 +1782,7 @@ static void test_tokenizer_part(g2z_test *t) {
     whole.count = 0;
     CHECK_OK(t, g2z_encode(encoder, piece, bytes, 0, &whole));
     if (a < 2) { /* the letters are one piece: merged at once */
-      CHECK_OK(t, g2z__merge_long(encoder, (unsigned char *)piece, bytes - 8, 1, ids, &made,
+      CHECK_OK(t, g2zt_merge_part(encoder, (unsigned char *)piece, bytes - 8, 0, ids, &made,
                                   &used));
       CHECK(t, made + 3 <= whole.count && memcmp(ids, whole.ids, made * sizeof *ids) == 0);
     }

@@ -950,71 +950,23 @@ G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer,
 }
 
 /* ----- merging: one piece of valid text -> ids ---------------------------
- * All ways apply the merge with the smallest id first, the leftmost of equals first. */
+ * A piece starts as one symbol for each byte. The merge with the smallest id comes first, the
+ * leftmost of equals first: a heap of id << 32 | place hands them out in that order. */
 
-#define G2Z__PIECE_WORD 16
-#define G2Z__PIECE_SHORT 128     /* where looking at every pair for every merge gets slower */
-#define G2Z__PIECE_PART 1048576  /* longer pieces are merged in parts: 16 bytes of scratch a byte */
+#define G2ZT_PART 1048576 /* longer pieces are merged in parts: 32 bytes of scratch for each byte */
 
-/* A text as a row of symbols in place: a symbol of n bytes is n sites, and its id stands in the
- * first and in the last of them, so that both neighbours are found without links. A barrier (id -1)
- * stands before, between and behind words. The sites where the same pair of symbols starts form a
- * doubly linked list, so that a merge visits exactly those, and nothing is ever searched. */
-typedef struct g2z__site {
-  int32_t id;              /* -1: a barrier, or inside a symbol */
-  uint32_t list;           /* the list that this site is in; 0: none */
-  uint32_t before, after;  /* in the list; 0: none, as site 0 is a barrier */
-} g2z__site;
+typedef struct g2zt_symbol { /* stands where its first byte does */
+  uint32_t id;
+  uint32_t joined;           /* what it makes with the next symbol; 0: nothing */
+  uint32_t next, previous;   /* places of its neighbours */
+} g2zt_symbol;
 
-static inline void g2z__site_link(g2z__site *sites, uint32_t *first, uint32_t at, uint32_t list) {
-  sites[at].list = list;
-  sites[at].before = 0;
-  sites[at].after = *first;
-  if (*first) sites[*first].before = at;
-  *first = at;
-}
-
-static inline void g2z__site_unlink(g2z__site *sites, uint32_t *first, uint32_t at) {
-  uint32_t before = sites[at].before, after = sites[at].after;
-  if (before) sites[before].after = after;
-  else *first = after;
-  if (after) sites[after].before = before;
-  sites[at].list = 0;
-}
-
-/* The symbol behind the one at `at`; a barrier when there is none. */
-static inline uint32_t g2z__site_next(const g2z_tokenizer *tokenizer, const g2z__site *sites,
-                                      uint32_t at) {
-  return at + (uint32_t)g2z__word_bytes(&tokenizer->tokens, (size_t)sites[at].id);
-}
-
-/* The symbol before the one at `at`; 0 when there is none. */
-static inline uint32_t g2z__site_previous(const g2z_tokenizer *tokenizer, const g2z__site *sites,
-                                          uint32_t at) {
-  int32_t id = sites[at - 1].id;
-  return id < 0 ? 0 : at - (uint32_t)g2z__word_bytes(&tokenizer->tokens, (size_t)id);
-}
-
-/* The symbol at `at` and the next become `id`; neither may be in a list. */
-static inline void g2z__site_merge(const g2z_tokenizer *tokenizer, g2z__site *sites, uint32_t at,
-                                   int32_t id) {
-  uint32_t second = g2z__site_next(tokenizer, sites, at);
-  sites[second - 1].id = sites[second].id = -1;
-  sites[at].id = id;
-  sites[g2z__site_next(tokenizer, sites, at) - 1].id = id;
-}
-
-/* The first of the sites that overlap `at` in its list: of the pair (x, x) in a run of x. There,
- * merges must go from left to right; taking a run whole visits each of its symbols only a few
- * times. */
-static inline uint32_t g2z__site_run(const g2z_tokenizer *tokenizer, const g2z__site *sites,
-                                     uint32_t at) {
-  uint32_t previous;
-  while ((previous = g2z__site_previous(tokenizer, sites, at)) &&
-         sites[previous].list == sites[at].list)
-    at = previous;
-  return at;
-}
+typedef struct g2zt_merger { /* memory that pieces share, one after the other */
+  g2zt_symbol *symbols;
+  size_t symbols_capacity;
+  uint64_t *heap;
+  size_t heap_capacity, waiting;
+} g2zt_merger;
 
 /* Up to 8 or 16 bytes as a key: no byte of valid text is 0xFF, so no byte of the inverse is 0 but
  * those that are not the piece's, and an empty slot's key is nobody's. Row n of the masks keeps n
@@ -1098,221 +1050,127 @@ struct g2z_encoder {
   g2z__words8 *words8;
   g2z__words16 *words16;
   g2z__words48 *words48;
-  g2z__site *sites;         /* a long piece */
-  size_t sites_capacity;
-  uint32_t *firsts;         /* [vocab] the first site where a merge can make this id */
-  uint64_t *waiting;        /* [vocab / 64 + 1] a bit per id whose list may have sites */
+  g2zt_merger merger;
   g2z__scan scan;
   size_t starts[G2Z__SCAN_STARTS + 2];
 };
 
-/* For 1 to G2Z__PIECE_WORD bytes, as new words of Latin script have. Symbol i is at bit and place
- * i + 1, between barriers that no token makes anything with; open are those that make something
- * with the next: joins has id << 5 | place, so that the smallest is the merge whose turn it is.
- * With bits in place of links a word of 8 bytes takes 140 ns; g2z__merge_short took 166. */
-G2ZT_PRIVATE size_t g2z__merge_word(const g2z_tokenizer *tokenizer, const unsigned char *piece,
-                                    size_t count, int32_t *ids) {
-  const uint32_t barrier = G2Z__VOCAB_MAX - 1, end = 31;
-  uint32_t symbols[32], joins[32], open = 0, alive = (2u << count) - 1;
-  size_t made = 0;
-  for (size_t i = 0; i < count; i++) {
-    uint32_t id = i + 1 < count ? tokenizer->byte_pairs[piece[i] << 8 | piece[i + 1]] : 0;
-    symbols[i + 1] = (uint32_t)tokenizer->byte_ids[piece[i]];
-    joins[i + 1] = id << 5 | (uint32_t)(i + 1);
-    open |= (uint32_t)(id != 0) << (i + 1);
-  }
-  symbols[0] = symbols[end] = barrier;
-  joins[end] = UINT32_MAX;
-  while (open) {
-    uint32_t least = UINT32_MAX;
-    for (uint32_t bits = open; bits;)
-      for (int k = 0; k < 4; k++, bits &= bits - 1) { /* no branch until there are more than 4 */
-        uint32_t join = joins[__builtin_ctz(bits | 1u << end)];
-        least = join < least ? join : least;
-      }
-    uint32_t left = least & 31, id = least >> 5, behind = alive & (~1u << left);
-    uint32_t right = behind & (0 - behind), after, before, joined;
-    alive ^= right;
-    after = (uint32_t)__builtin_ctz((behind ^ right) | 1u << end);
-    before = 31 - (uint32_t)__builtin_clz(alive & ((1u << left) - 1));
-    symbols[left] = id;
-    open &= ~(right | 1u << left | 1u << before);
-    joined = g2z__joins_find(&tokenizer->joins, id, symbols[after]);
-    joins[left] = joined << 5 | left;
-    open |= (uint32_t)(joined != 0) << left;
-    joined = g2z__joins_find(&tokenizer->joins, symbols[before], id);
-    joins[before] = joined << 5 | before;
-    open |= (uint32_t)(joined != 0) << before;
-  }
-  for (alive &= ~1u; alive; alive &= alive - 1)
-    ids[made++] = (int32_t)symbols[__builtin_ctz(alive)];
-  return made;
+static void g2zt_heap_push(g2zt_merger *merger, uint64_t merge) {
+  size_t hole = merger->waiting++;
+  for (; hole && merger->heap[(hole - 1) / 2] > merge; hole = (hole - 1) / 2)
+    merger->heap[hole] = merger->heap[(hole - 1) / 2];
+  merger->heap[hole] = merge;
 }
 
-/* The least of joins[0..count), which is filled up to a multiple of 8. */
-static inline uint32_t g2z__merge_least(const uint32_t *joins, size_t count) {
-  uint32_t least[8] = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX,
-                       UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX};
-  for (size_t i = 0; i < count; i += 8)
-    for (size_t k = 0; k < 8; k++) least[k] = joins[i + k] < least[k] ? joins[i + k] : least[k];
-  for (size_t half = 4; half; half /= 2)
-    for (size_t k = 0; k < half; k++)
-      least[k] = least[k + half] < least[k] ? least[k + half] : least[k];
-  return least[0];
+static uint64_t g2zt_heap_pop(g2zt_merger *merger) {
+  uint64_t *heap = merger->heap, first = heap[0], last = heap[--merger->waiting];
+  size_t hole = 0, child;
+  while ((child = 2 * hole + 1) < merger->waiting) {
+    child += child + 1 < merger->waiting && heap[child + 1] < heap[child];
+    if (heap[child] >= last) break;
+    heap[hole] = heap[child];
+    hole = child;
+  }
+  heap[hole] = last;
+  return first;
 }
 
-/* O(n^2), for 1 to G2Z__PIECE_SHORT bytes. A symbol stays where its first byte was; joins[i] is
- * what it makes with the next, id << 7 | i, so that the smallest is the merge whose turn it is, and
- * says where. All merges to that id follow at once, from left to right: a ruler of dashes has few
- * ids and takes 0.6 us; with a search for each merge 2.4. Returns how many ids are left. */
-G2ZT_PRIVATE size_t g2z__merge_short(const g2z_tokenizer *tokenizer, const unsigned char *piece,
-                                     size_t count, int32_t *ids) {
-  const uint32_t none = UINT32_MAX;
-  uint32_t joins[G2Z__PIECE_SHORT + 8];
-  unsigned char next[G2Z__PIECE_SHORT + 1], previous[G2Z__PIECE_SHORT + 1];
-  size_t made = 0;
-  for (size_t i = 0; i < count; i++) {
-    uint32_t id = i + 1 < count ? tokenizer->byte_pairs[piece[i] << 8 | piece[i + 1]] : 0;
-    ids[i] = tokenizer->byte_ids[piece[i]];
-    joins[i] = id ? id << 7 | (uint32_t)i : none;
-    next[i] = (unsigned char)(i + 1);
-    previous[i + 1] = (unsigned char)i;
-  }
-  for (size_t i = count; i % 8; i++) joins[i] = none;
-  for (uint32_t least; (least = g2z__merge_least(joins, count)) != none;) {
-    uint32_t id = least >> 7;
-    for (size_t left = least & 127; left < count; left = next[left]) {
-      if (joins[left] >> 7 != id) continue;
-      size_t right = next[left], after = next[right];
-      uint32_t joined = 0;
-      ids[left] = (int32_t)id;
-      joins[right] = none;
-      next[left] = (unsigned char)after;
-      previous[after] = (unsigned char)left;
-      if (after < count) joined = g2z__joins_find(&tokenizer->joins, id, (uint32_t)ids[after]);
-      joins[left] = joined ? joined << 7 | (uint32_t)left : none;
-      if (left == 0) continue;
-      size_t before = previous[left];
-      joined = g2z__joins_find(&tokenizer->joins, (uint32_t)ids[before], id);
-      joins[before] = joined ? joined << 7 | (uint32_t)before : none;
+/* Looks up what the symbol at `at` makes with the one at `next`. What waited for it before is stale
+ * from here on: g2zt_merge knows by `joined`. No pair comes back once one of the two has changed. */
+static void g2zt_meet(const g2z_tokenizer *tokenizer, g2zt_merger *merger, uint32_t at,
+                      uint32_t next) {
+  g2zt_symbol *symbols = merger->symbols;
+  uint32_t id = g2z__joins_find(&tokenizer->joins, symbols[at].id, symbols[next].id);
+  symbols[at].joined = id;
+  if (id) g2zt_heap_push(merger, (uint64_t)id << 32 | at);
+}
+
+/* The first merge from `from` on that has this token on its left; UINT32_MAX: there is none. */
+static uint32_t g2zt_merge_of_left(const g2z_tokenizer *tokenizer, uint32_t token, uint32_t from) {
+  for (uint32_t id = from < 256 ? 256 : from; id < tokenizer->tokens.count; id++)
+    if ((uint32_t)tokenizer->merges[id - 256].left == token) return id;
+  return UINT32_MAX;
+}
+
+/* Merges the symbols as far as the first `end` bytes tell, and returns how many bytes they are then.
+ * open: the piece goes on, and what is right of the last symbol is not known. Merges come in the
+ * order of their ids, so the last symbol is what it would be in the whole piece until the turn of
+ * one that has it on its left: then it may merge with what is not seen, and is dropped. What is left
+ * at the end are ids of the whole piece, up to a place that no merge reaches across. */
+static uint32_t g2zt_merge_symbols(const g2z_tokenizer *tokenizer, g2zt_merger *merger,
+                                   uint32_t end, int open) {
+  g2zt_symbol *symbols = merger->symbols;
+  uint32_t last = end - 1, risk = open ? g2zt_merge_of_left(tokenizer, symbols[last].id, 0)
+                                       : UINT32_MAX;
+  for (;;) {
+    uint32_t id = merger->waiting ? (uint32_t)(merger->heap[0] >> 32) : UINT32_MAX;
+    if (risk < id) { /* the last symbol goes */
+      end = last;
+      if (end == 0) return 0;
+      last = symbols[last].previous;
+      symbols[last].joined = 0;
+      symbols[last].next = end;
+      risk = g2zt_merge_of_left(tokenizer, symbols[last].id, risk + 1);
+      continue;
     }
-  }
-  for (size_t i = 0; i < count; i = next[i]) ids[made++] = ids[i];
-  return made;
-}
-
-/* Enters the symbol at `at` and its right neighbour in the list of what they make. */
-G2ZT_PRIVATE void g2z__merge_link(g2z_encoder *encoder, uint32_t at) {
-  g2z__site *sites = encoder->sites;
-  int32_t right = sites[g2z__site_next(encoder->tokenizer, sites, at)].id;
-  if (right < 0) return;
-  uint32_t id = g2z__joins_find(&encoder->tokenizer->joins, (uint32_t)sites[at].id,
-                                (uint32_t)right);
-  if (!id) return;
-  g2z__site_link(sites, &encoder->firsts[id], at, id);
-  encoder->waiting[id / 64] |= (uint64_t)1 << id % 64;
-}
-
-static inline void g2z__merge_unlink(g2z_encoder *encoder, uint32_t at) {
-  uint32_t list = encoder->sites[at].list;
-  if (list) g2z__site_unlink(encoder->sites, &encoder->firsts[list], at);
-}
-
-G2ZT_PRIVATE void g2z__merge_site(g2z_encoder *encoder, uint32_t at) {
-  const g2z_tokenizer *tokenizer = encoder->tokenizer;
-  g2z__site *sites = encoder->sites;
-  uint32_t id = sites[at].list, previous = g2z__site_previous(tokenizer, sites, at);
-  g2z__merge_unlink(encoder, at);
-  g2z__merge_unlink(encoder, g2z__site_next(tokenizer, sites, at));
-  if (previous) g2z__merge_unlink(encoder, previous);
-  g2z__site_merge(tokenizer, sites, at, (int32_t)id);
-  g2z__merge_link(encoder, at);
-  if (previous) g2z__merge_link(encoder, previous);
-}
-
-/* Makes all the merges to this id that the sites allow. */
-G2ZT_PRIVATE void g2z__merge_all(g2z_encoder *encoder, uint32_t id) {
-  while (encoder->firsts[id]) {
-    uint32_t at = g2z__site_run(encoder->tokenizer, encoder->sites, encoder->firsts[id]);
-    do {
-      g2z__merge_site(encoder, at);
-      at = g2z__site_next(encoder->tokenizer, encoder->sites, at);
-    } while (encoder->sites[at].list == id);
-  }
-}
-
-/* The last symbol, which ends at the barrier *end, goes, and the barrier takes its place. */
-G2ZT_PRIVATE void g2z__merge_drop_last(g2z_encoder *encoder, uint32_t *end) {
-  g2z__site *sites = encoder->sites;
-  uint32_t last = g2z__site_previous(encoder->tokenizer, sites, *end);
-  uint32_t before = g2z__site_previous(encoder->tokenizer, sites, last);
-  if (before) g2z__merge_unlink(encoder, before);
-  sites[last].id = -1;
-  *end = last;
-}
-
-/* O(n) in time and space: walks the ids upwards once, as a merge only makes merges with larger ids
- * possible. *used is how many bytes the ids stand for.
- *
- * whole = 0: the piece goes on, and nobody knows what is right of the last symbol. As long as no
- * merge so far has that symbol on its left, it is what it would be in the whole piece. When one
- * has, the symbol goes, as it may have merged with what is not seen: so each merge costs at most
- * one symbol, and what is left at the end are the ids of the whole piece up to a place that no
- * merge reached across. From there on it is merged as if it began there. */
-G2ZT_PRIVATE g2z_status g2z__merge_long(g2z_encoder *encoder, const unsigned char *piece,
-                                        size_t count, int whole, int32_t *ids, size_t *made,
-                                        size_t *used) {
-  const g2z_tokenizer *tokenizer = encoder->tokenizer;
-  G2Z_ASSERT(count < UINT32_MAX - 2);
-  G2Z__GROW(encoder->services, g2z__site, encoder->sites, encoder->sites_capacity, 0, count + 2);
-  g2z__site *sites = encoder->sites;
-  uint32_t end = (uint32_t)count + 1;
-  memset(sites, 0, (count + 2) * sizeof *sites);
-  sites[0].id = sites[end].id = -1;
-  for (uint32_t at = 1; at < end; at++) sites[at].id = tokenizer->byte_ids[piece[at - 1]];
-  for (uint32_t at = end; --at;) g2z__merge_link(encoder, at);
-  if (whole) {
-    for (size_t word = 0; word <= tokenizer->tokens.count / 64; word++)
-      for (; encoder->waiting[word]; encoder->waiting[word] &= encoder->waiting[word] - 1)
-        g2z__merge_all(encoder, (uint32_t)(word * 64) +
-                                    (uint32_t)__builtin_ctzll(encoder->waiting[word]));
-  } else {
-    for (uint32_t id = 256; id < tokenizer->tokens.count && end > 1; id++) {
-      g2z__merge_all(encoder, id);
-      if (sites[end - 1].id == tokenizer->merges[id - 256].left)
-        g2z__merge_drop_last(encoder, &end);
+    if (id == UINT32_MAX) return end;
+    uint32_t at = (uint32_t)g2zt_heap_pop(merger), gone = symbols[at].next, next;
+    if (symbols[at].joined != id || at >= end) continue; /* stale */
+    next = symbols[gone].next;
+    symbols[at].id = id;
+    symbols[at].joined = symbols[gone].joined = 0;
+    symbols[at].next = next;
+    if (next < end) {
+      symbols[next].previous = at;
+      g2zt_meet(tokenizer, merger, at, next);
+    } else {
+      last = at;
+      if (open) risk = g2zt_merge_of_left(tokenizer, id, id + 1);
     }
-    memset(encoder->waiting, 0, (tokenizer->tokens.count / 64 + 1) * sizeof *encoder->waiting);
+    if (at) g2zt_meet(tokenizer, merger, symbols[at].previous, at);
   }
+}
+
+/* Turns `count` bytes of a piece, at most 2^32 - 2, into ids; `ids` has room for one for each byte.
+ * *made is how many there are, *used how many bytes they stand for: all, unless it is open. */
+static g2z_status g2zt_merge_part(g2z_encoder *encoder, const unsigned char *piece, size_t count,
+                                  int open, int32_t *ids, size_t *made, size_t *used) {
+  const g2z_tokenizer *tokenizer = encoder->tokenizer;
+  g2zt_merger *merger = &encoder->merger;
+  G2Z_ASSERT(count && count < UINT32_MAX - 1);
+  /* A merge takes one from the heap and enters at most two. */
+  G2Z__GROW(encoder->services, g2zt_symbol, merger->symbols, merger->symbols_capacity, 0, count);
+  G2Z__GROW(encoder->services, uint64_t, merger->heap, merger->heap_capacity, 0, 2 * count);
+  g2zt_symbol *symbols = merger->symbols;
+  for (uint32_t i = 0; i < count; i++) {
+    symbols[i].id = (uint32_t)tokenizer->byte_ids[piece[i]];
+    symbols[i].joined = 0;
+    symbols[i].next = i + 1;
+    symbols[i].previous = i - 1;
+  }
+  merger->waiting = 0;
+  for (uint32_t i = 0; i + 1 < count; i++) g2zt_meet(tokenizer, merger, i, i + 1);
+  *used = g2zt_merge_symbols(tokenizer, merger, (uint32_t)count, open);
   *made = 0;
-  for (uint32_t at = 1; at < end; at = g2z__site_next(tokenizer, sites, at))
-    ids[(*made)++] = sites[at].id;
-  *used = end - 1;
+  for (size_t i = 0; i < *used; i = symbols[i].next) ids[(*made)++] = (int32_t)symbols[i].id;
   return G2Z_OK;
 }
 
-/* Turns a piece into ids; ids has room for `count`, *made is how many there are. whole = 0: the
- * piece goes on behind `count`, and only what that cannot change is done. *used is how much is. */
-G2ZT_PRIVATE g2z_status g2z__merge_piece(g2z_encoder *encoder, const unsigned char *piece,
-                                         size_t count, int whole, int32_t *ids, size_t *made,
-                                         size_t *used) {
-  size_t part = G2Z__PIECE_PART, merged = 0, step;
+/* The same for a piece of any length, a MiB at a time: each part ends where nothing behind it can
+ * change its ids, and merging begins anew there. */
+static g2z_status g2zt_merge(g2z_encoder *encoder, const unsigned char *piece, size_t count,
+                             int open, int32_t *ids, size_t *made, size_t *used) {
+  size_t part = G2ZT_PART;
   *made = *used = 0;
-  if (whole && count <= G2Z__PIECE_SHORT) {
-    *made = count <= G2Z__PIECE_WORD ? g2z__merge_word(encoder->tokenizer, piece, count, ids)
-                                     : g2z__merge_short(encoder->tokenizer, piece, count, ids);
-    *used = count;
-    return G2Z_OK;
-  }
   while (*used < count) {
-    size_t left = count - *used;
-    if (part > left) part = left;
-    int end = whole && part == left;
-    G2ZT_TRY(g2z__merge_long(encoder, piece + *used, part, end, ids + *made, &merged, &step));
-    *made += merged;
-    *used += step;
-    if (part == left && !end) break; /* the rest takes more text */
-    if (step == 0) part *= 2;
+    size_t left = count - *used, some, bytes;
+    int last = part >= left;
+    G2ZT_TRY(g2zt_merge_part(encoder, piece + *used, last ? left : part, open || !last,
+                             ids + *made, &some, &bytes));
+    *made += some;
+    *used += bytes;
+    if (last) break;
+    if (bytes == 0) part *= 2;
   }
   return G2Z_OK;
 }
@@ -1340,7 +1198,6 @@ G2ZT_PRIVATE g2z_status g2z__encoder_caches(g2z_encoder *encoder) {
 
 G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
                                       g2z_encoder **out) {
-  size_t vocab = (size_t)g2z_tokenizer_vocab(tokenizer);
   void *memory;
   *out = NULL;
   G2ZT_TRY(g2zt_alloc(services, 1, sizeof **out, &memory));
@@ -1348,13 +1205,7 @@ G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenize
   encoder->services = services;
   encoder->tokenizer = tokenizer;
   g2z_status status = g2z__encoder_caches(encoder);
-  if (status == G2Z_OK) status = g2zt_alloc(services, vocab, sizeof *encoder->firsts, &memory);
   if (status == G2Z_OK) {
-    encoder->firsts = (uint32_t *)memory;
-    status = g2zt_alloc(services, vocab / 64 + 1, sizeof *encoder->waiting, &memory);
-  }
-  if (status == G2Z_OK) {
-    encoder->waiting = (uint64_t *)memory;
     *out = encoder;
   } else {
     g2z_encoder_free(encoder);
@@ -1367,9 +1218,8 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
   g2z_services *services = encoder->services;
   g2z_release(services, encoder->repair.bytes);
   g2z_release(services, encoder->caches);
-  g2z_release(services, encoder->firsts);
-  g2z_release(services, encoder->waiting);
-  g2z_release(services, encoder->sites);
+  g2z_release(services, encoder->merger.symbols);
+  g2z_release(services, encoder->merger.heap);
   g2z_release(services, encoder);
 }
 
@@ -1504,7 +1354,7 @@ G2ZT_PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned c
   starts[++count] = bytes;
   if (from || count > 1)
     return g2z__encode_units(encoder, piece, room, starts, count, G2Z__PART, out);
-  G2ZT_TRY(g2z__merge_piece(encoder, piece, bytes, 1, out->ids + out->count, &made, &used));
+  G2ZT_TRY(g2zt_merge(encoder, piece, bytes, 0, out->ids + out->count, &made, &used));
   out->count += made;
   return G2Z_OK;
 }
@@ -1558,9 +1408,11 @@ G2ZT_PRIVATE g2z_status g2z__encode_new(g2z_encoder *encoder, const unsigned cha
   g2z__key key = g2z__key_of(padded, bytes);
   size_t before = out->count;
   /* A word of ASCII hardly ever falls apart: looking for that was 2 % of the time of prose. */
-  if (bytes <= G2Z__PIECE_WORD && !(((key.first ^ mask[0]) | (key.second ^ mask[1])) & top))
-    out->count += g2z__merge_word(encoder->tokenizer, piece, bytes, out->ids + before);
-  else
+  size_t made, used;
+  if (bytes <= 16 && !(((key.first ^ mask[0]) | (key.second ^ mask[1])) & top)) {
+    G2ZT_TRY(g2zt_merge(encoder, piece, bytes, 0, out->ids + before, &made, &used));
+    out->count += made;
+  } else
     G2ZT_TRY(g2z__encode_parts(encoder, piece, bytes, room, unit, out));
   if (bytes <= 48)
     g2z__words_put(encoder, piece, bytes, padded, out->ids + before, out->count - before);
@@ -1697,11 +1549,11 @@ G2ZT_PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
     if (over) break;
   }
   *used = from;
-  if (!open || limit - from < G2Z__PIECE_PART) return G2Z_OK;
+  if (!open || limit - from < G2ZT_PART) return G2Z_OK;
   /* A long piece that has begun. What is left of it must not look like a contraction. */
   size_t made, merged;
   G2ZT_TRY(g2zt_reserve(encoder->services, out, out->count + (limit - from)));
-  G2ZT_TRY(g2z__merge_piece(encoder, text + from, limit - from, 0, out->ids + out->count, &made,
+  G2ZT_TRY(g2zt_merge(encoder, text + from, limit - from, 1, out->ids + out->count, &made,
                             &merged));
   for (; made; made--) {
     const unsigned char *rest = text + from + merged;
@@ -2168,6 +2020,66 @@ G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services,
 }
 
 /* ----- learning a vocabulary --------------------------------------------- */
+
+/* A text as a row of symbols in place: a symbol of n bytes is n sites, and its id stands in the
+ * first and in the last of them, so that both neighbours are found without links. A barrier (id -1)
+ * stands before, between and behind words. The sites where the same pair of symbols starts form a
+ * doubly linked list, so that a merge visits exactly those, and nothing is ever searched. */
+typedef struct g2z__site {
+  int32_t id;              /* -1: a barrier, or inside a symbol */
+  uint32_t list;           /* the list that this site is in; 0: none */
+  uint32_t before, after;  /* in the list; 0: none, as site 0 is a barrier */
+} g2z__site;
+
+static inline void g2z__site_link(g2z__site *sites, uint32_t *first, uint32_t at, uint32_t list) {
+  sites[at].list = list;
+  sites[at].before = 0;
+  sites[at].after = *first;
+  if (*first) sites[*first].before = at;
+  *first = at;
+}
+
+static inline void g2z__site_unlink(g2z__site *sites, uint32_t *first, uint32_t at) {
+  uint32_t before = sites[at].before, after = sites[at].after;
+  if (before) sites[before].after = after;
+  else *first = after;
+  if (after) sites[after].before = before;
+  sites[at].list = 0;
+}
+
+/* The symbol behind the one at `at`; a barrier when there is none. */
+static inline uint32_t g2z__site_next(const g2z_tokenizer *tokenizer, const g2z__site *sites,
+                                      uint32_t at) {
+  return at + (uint32_t)g2z__word_bytes(&tokenizer->tokens, (size_t)sites[at].id);
+}
+
+/* The symbol before the one at `at`; 0 when there is none. */
+static inline uint32_t g2z__site_previous(const g2z_tokenizer *tokenizer, const g2z__site *sites,
+                                          uint32_t at) {
+  int32_t id = sites[at - 1].id;
+  return id < 0 ? 0 : at - (uint32_t)g2z__word_bytes(&tokenizer->tokens, (size_t)id);
+}
+
+/* The symbol at `at` and the next become `id`; neither may be in a list. */
+static inline void g2z__site_merge(const g2z_tokenizer *tokenizer, g2z__site *sites, uint32_t at,
+                                   int32_t id) {
+  uint32_t second = g2z__site_next(tokenizer, sites, at);
+  sites[second - 1].id = sites[second].id = -1;
+  sites[at].id = id;
+  sites[g2z__site_next(tokenizer, sites, at) - 1].id = id;
+}
+
+/* The first of the sites that overlap `at` in its list: of the pair (x, x) in a run of x. There,
+ * merges must go from left to right; taking a run whole visits each of its symbols only a few
+ * times. */
+static inline uint32_t g2z__site_run(const g2z_tokenizer *tokenizer, const g2z__site *sites,
+                                     uint32_t at) {
+  uint32_t previous;
+  while ((previous = g2z__site_previous(tokenizer, sites, at)) &&
+         sites[previous].list == sites[at].list)
+    at = previous;
+  return at;
+}
 
 #define G2Z__RECENT_BITS 16
 
