@@ -9,12 +9,9 @@
  * TOKENIZER: text to ids at the speed of the disk, exact for every text and vocabulary
  *     pieces   The pattern of GPT-2 is algebra on bit masks: a bit for each byte of a block of 64
  *              says letter, number, white space.
- *     caches   Nearly all pieces came before: each encoder remembers 131,072 of at most 8 bytes, as
- *              many of at most 16 and 32,768 of at most 48, in buckets that are fetched before
- *              their turn.
- *     parts    A piece that is new falls apart between two characters where no token has the bytes
- *              that meet inside; the rest is merged, the smallest id first. Pieces over 1 MiB are
- *              merged a MiB at a time.
+ *     cache    Nearly all pieces came before: each encoder remembers 131,072 of at most 31 bytes.
+ *     merges   A piece that is new is merged, the smallest id first. Pieces over 1 MiB are merged a
+ *              MiB at a time.
  *     threads  Texts are cut where the pattern does not notice: g2z_encode_cut. A text that comes
  *              in bits, or has no such place, is encoded as far as nothing can change:
  *              g2z_encode_part. */
@@ -32,8 +29,8 @@ extern "C" {
 
 /* ===== tokenizer ===================================================
  * GPT-2's byte-level BPE, exact over Unicode 16.0. A g2z_tokenizer is immutable once created and
- * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 12 MiB,
- * most of them caches, and 16 bytes for each byte of a long piece's first MiB. */
+ * may be shared between threads; each thread that encodes has a g2z_encoder of its own: 8 MiB,
+ * most of them a cache, and 32 bytes for each byte of a long piece's first MiB. */
 
 typedef struct g2z_tokenizer g2z_tokenizer;
 typedef struct g2z_encoder g2z_encoder;
@@ -806,7 +803,6 @@ struct g2z_tokenizer {
   size_t merges_capacity;
   uint32_t *byte_pairs;     /* [65536] the id of two bytes, first << 8 | second; 0: none */
   int32_t byte_ids[256];
-  uint64_t inside[1024];    /* a bit per two bytes, as above: 1 when some token has them inside */
   unsigned char *classes;   /* [G2Z__CLASSIFIED] */
 };
 
@@ -913,8 +909,6 @@ G2ZT_PRIVATE g2z_status g2z__tokenizer_join(g2z_tokenizer *tokenizer, int32_t le
   tokenizer->merges[merge].value = (uint32_t)id;
   G2ZT_TRY(g2z__joins_add(services, &tokenizer->joins, (uint32_t)left, (uint32_t)right,
                           (uint32_t)id));
-  size_t joint = (size_t)joined[a - 1] << 8 | joined[a];
-  tokenizer->inside[joint / 64] |= (uint64_t)1 << joint % 64;
   if (left < 256 && right < 256)
     tokenizer->byte_pairs[joined[0] << 8 | joined[1]] = (uint32_t)id;
   return G2Z_OK;
@@ -968,88 +962,33 @@ typedef struct g2zt_merger { /* memory that pieces share, one after the other */
   size_t heap_capacity, waiting;
 } g2zt_merger;
 
-/* Up to 8 or 16 bytes as a key: no byte of valid text is 0xFF, so no byte of the inverse is 0 but
- * those that are not the piece's, and an empty slot's key is nobody's. Row n of the masks keeps n
- * bytes. */
-#define G2Z__LOW(n) {UINT64_MAX >> (64 - 8 * (n)), 0}
-#define G2Z__ALL(n) {UINT64_MAX, UINT64_MAX >> (128 - 8 * (n))}
-static const uint64_t g2z__key_masks[17][2] = {
-    {0, 0},      G2Z__LOW(1), G2Z__LOW(2),  G2Z__LOW(3),  G2Z__LOW(4),  G2Z__LOW(5),
-    G2Z__LOW(6), G2Z__LOW(7), G2Z__LOW(8),  G2Z__ALL(9),  G2Z__ALL(10), G2Z__ALL(11),
-    G2Z__ALL(12), G2Z__ALL(13), G2Z__ALL(14), G2Z__ALL(15), G2Z__ALL(16)};
-#undef G2Z__LOW
-#undef G2Z__ALL
+/* ----- the cache: pieces that were merged before -------------------------
+ * Nearly every piece of a text came before. A word is a cache line: its first half is the key, the
+ * second its ids. One that collides with another takes its place. */
 
-typedef struct g2z__key {
-  uint64_t first, second;
-} g2z__key;
+#define G2ZT_WORDS_BITS 17
+#define G2ZT_WORD_BYTES 31
+#define G2ZT_WORD_IDS 7
 
-/* The key of `bytes` bytes, or of the first 16 of more. Reads 16 bytes. */
-static inline g2z__key g2z__key_of(const unsigned char *p, size_t bytes) {
-  const uint64_t *mask = g2z__key_masks[bytes < 16 ? bytes : 16]; /* a branch would be guessed */
-  g2z__key key;
-  memcpy(&key, p, sizeof key);
-  key.first = ~key.first & mask[0];
-  key.second = ~key.second & mask[1];
-  return key;
-}
+typedef struct g2zt_key {   /* a piece, zeros behind it; its length is the last byte */
+  uint64_t eights[4];
+} g2zt_key;
 
-static inline uint64_t g2z__key_differs(g2z__key a, g2z__key b) {
-  return (a.first ^ b.first) | (a.second ^ b.second);
-}
+typedef struct g2zt_word {
+  g2zt_key key;             /* zero: empty, as no piece has no bytes */
+  int32_t ids[G2ZT_WORD_IDS];
+  uint32_t count;           /* of ids */
+} g2zt_word;
 
-static inline size_t g2z__key_hash(g2z__key key, int bits) {
-  uint64_t mixed = key.first ^ key.second * 31;
-  return (size_t)((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> (64 - bits));
-}
-
-/* The key of 1 to 8 bytes. Reads 8. */
-static inline uint64_t g2z__key8_of(const unsigned char *p, size_t bytes) {
-  uint64_t eight;
-  memcpy(&eight, p, sizeof eight);
-  return ~eight << (64 - 8 * bytes);
-}
-
-/* The caches of pieces, of 2, 4 and 4 MiB. 92 of 100 pieces of English have at most 8 bytes: words8
- * is small, so that those which are frequent stay in a processor's second cache. In a bucket of
- * words8 or words16 the first comer stays and the second place goes to the latest, since what is
- * frequent comes early. In words48 a piece has one place, and the latest takes it. A piece with
- * more ids than its cache has room for leaves a mark there, and is in the next. */
-#define G2Z__WORDS8_BITS 16
-#define G2Z__WORDS16_BITS 16
-#define G2Z__WORDS48_BITS 15
-#define G2Z__WORDS48_IDS 18
-#define G2Z__WORDS_AHEAD 32   /* so far ahead of its turn a piece's bucket is sent for */
-#define G2Z__WORDS_NEXT 15    /* in place of a number of ids: the mark */
-
-typedef struct g2z__words8 { /* pieces of at most 8 bytes and 3 ids; half a cache line */
-  struct {
-    uint64_t key;
-    uint64_t ids;             /* three of 20 bits each, and on top their number */
-  } ways[2];
-} g2z__words8;
-
-typedef struct g2z__words16 { /* pieces of at most 16 bytes and 6 ids; a bucket is a cache line */
-  struct {
-    g2z__key key;
-    uint64_t ids[2];          /* as above */
-  } ways[2];
-} g2z__words16;
-
-typedef struct g2z__words48 { /* other pieces of at most 48 bytes and 18 ids; two cache lines */
-  unsigned char key[48];
-  int32_t ids[G2Z__WORDS48_IDS];
-  uint32_t bytes, count;      /* bytes 0: empty */
-} g2z__words48;
+static_assert(sizeof(g2zt_word) == 64, "a word is a cache line");
 
 struct g2z_encoder {
   g2z_services *services;
   const g2z_tokenizer *tokenizer;
   g2z__repair repair;
-  void *caches;             /* the block that has all three */
-  g2z__words8 *words8;
-  g2z__words16 *words16;
-  g2z__words48 *words48;
+  void *cache;              /* the block that `words` lie in */
+  g2zt_word *words;         /* [1 << G2ZT_WORDS_BITS] */
+  uint64_t masks[G2ZT_WORD_BYTES + 1][4]; /* row n keeps the first n bytes of a key */
   g2zt_merger merger;
   g2z__scan scan;
   size_t starts[G2Z__SCAN_STARTS + 2];
@@ -1175,37 +1114,65 @@ static g2z_status g2zt_merge(g2z_encoder *encoder, const unsigned char *piece, s
   return G2Z_OK;
 }
 
-/* ----- encode and decode ------------------------------------------------- */
+/* The key of 1 to 31 bytes at p. All 32 are read where the text has them, and masked. */
+static inline g2zt_key g2zt_key_of(const g2z_encoder *encoder, const unsigned char *p,
+                                   size_t bytes, const unsigned char *end) {
+  g2zt_key key;
+  const uint64_t *mask = encoder->masks[bytes];
+  if ((size_t)(end - p) >= sizeof key) {
+    memcpy(&key, p, sizeof key);
+  } else {
+    memset(&key, 0, sizeof key);
+    memcpy(&key, p, bytes);
+  }
+  for (int i = 0; i < 4; i++) key.eights[i] &= mask[i];
+  key.eights[3] |= (uint64_t)bytes << 56;
+  return key;
+}
 
-/* The caches, zeroed and where large pages begin, in which they lie if the system has some to give.
- * They are written to here, because a page that is read first must be taken away from every
- * processor when it is written: with two threads that cost a tenth of the time. */
-G2ZT_PRIVATE g2z_status g2z__encoder_caches(g2z_encoder *encoder) {
-  const size_t large = (size_t)2 << 20, words8 = sizeof(g2z__words8) << G2Z__WORDS8_BITS;
-  const size_t words16 = sizeof(g2z__words16) << G2Z__WORDS16_BITS;
-  const size_t bytes = words8 + words16 + (sizeof(g2z__words48) << G2Z__WORDS48_BITS);
-  G2ZT_TRY(g2zt_alloc(encoder->services, 1, bytes + large, &encoder->caches));
-  uintptr_t address = ((uintptr_t)encoder->caches + large - 1) / large * large;
-  encoder->words8 = (g2z__words8 *)address;
-  encoder->words16 = (g2z__words16 *)(address + words8);
-  encoder->words48 = (g2z__words48 *)(address + words8 + words16);
-#ifdef MADV_HUGEPAGE
-  if (!encoder->services->allocate) (void)!madvise((void *)address, bytes, MADV_HUGEPAGE);
-#endif
-  for (size_t at = 0; at < bytes; at += 4096) *(volatile char *)(address + at) = 0;
+static inline g2zt_word *g2zt_word_of(const g2z_encoder *encoder, const g2zt_key *key) {
+  const uint64_t *k = key->eights;
+  uint64_t hash = k[0] * 0x9E3779B97F4A7C15u ^ k[1] * 0xC2B2AE3D27D4EB4Fu ^
+                  k[2] * 0x165667B19E3779F9u ^ k[3] * 0xD6E8FEB86659FD93u;
+  return &encoder->words[(hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> (64 - G2ZT_WORDS_BITS)];
+}
+
+static inline int g2zt_key_equal(const g2zt_key *a, const g2zt_key *b) {
+  uint64_t differs = 0;
+  for (int i = 0; i < 4; i++) differs |= a->eights[i] ^ b->eights[i];
+  return differs == 0;
+}
+
+/* Appends the ids of a piece that is not in its word, and puts it there. */
+static g2z_status g2zt_encode_new(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
+                                  const g2zt_key *key, g2zt_word *word, g2z_tokens *out) {
+  int32_t *ids = out->ids + out->count;
+  size_t made, used;
+  G2ZT_TRY(g2zt_merge(encoder, piece, bytes, 0, ids, &made, &used));
+  out->count += made;
+  if (bytes > G2ZT_WORD_BYTES || made > G2ZT_WORD_IDS) return G2Z_OK;
+  word->key = *key;
+  memcpy(word->ids, ids, made * sizeof *ids);
+  word->count = (uint32_t)made;
   return G2Z_OK;
 }
 
+/* ----- encode and decode ------------------------------------------------- */
+
 G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
                                       g2z_encoder **out) {
+  const size_t line = sizeof(g2zt_word);
   void *memory;
   *out = NULL;
   G2ZT_TRY(g2zt_alloc(services, 1, sizeof **out, &memory));
   g2z_encoder *encoder = (g2z_encoder *)memory;
   encoder->services = services;
   encoder->tokenizer = tokenizer;
-  g2z_status status = g2z__encoder_caches(encoder);
+  for (size_t n = 0; n <= G2ZT_WORD_BYTES; n++) memset(encoder->masks[n], 0xFF, n);
+  g2z_status status =
+      g2zt_alloc(services, ((size_t)1 << G2ZT_WORDS_BITS) + 1, line, &encoder->cache);
   if (status == G2Z_OK) {
+    encoder->words = (g2zt_word *)(((uintptr_t)encoder->cache + line - 1) / line * line);
     *out = encoder;
   } else {
     g2z_encoder_free(encoder);
@@ -1217,7 +1184,7 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
   if (!encoder) return;
   g2z_services *services = encoder->services;
   g2z_release(services, encoder->repair.bytes);
-  g2z_release(services, encoder->caches);
+  g2z_release(services, encoder->cache);
   g2z_release(services, encoder->merger.symbols);
   g2z_release(services, encoder->merger.heap);
   g2z_release(services, encoder);
@@ -1235,291 +1202,38 @@ static g2z_status g2zt_reserve(g2z_services *services, g2z_tokens *tokens, size_
   return status;
 }
 
-/* Stores three ids. */
-static inline void g2z__ids_unpack(uint64_t packed, int32_t *ids) {
-  ids[0] = (int32_t)(packed & 0xFFFFF);
-  ids[1] = (int32_t)(packed >> 20 & 0xFFFFF);
-  ids[2] = (int32_t)(packed >> 40 & 0xFFFFF);
-}
+#define G2ZT_BATCH 64
 
-static inline g2z__words8 *g2z__words8_at(const g2z_encoder *encoder, uint64_t key) {
-  return &encoder->words8[key * 0x9E3779B97F4A7C15u >> (64 - G2Z__WORDS8_BITS)];
-}
-
-static inline g2z__words16 *g2z__words16_at(const g2z_encoder *encoder, g2z__key key) {
-  return &encoder->words16[g2z__key_hash(key, G2Z__WORDS16_BITS)];
-}
-
-/* `count` ids, at most 6, or the mark. */
-static inline void g2z__ids_pack(const int32_t *ids, size_t count, uint64_t packed[2]) {
-  packed[0] = (uint64_t)count << 60;
-  packed[1] = 0;
-  for (size_t i = 0; i < count && count != G2Z__WORDS_NEXT; i++)
-    packed[i / 3] |= (uint64_t)(uint32_t)ids[i] << 20 * (i % 3);
-}
-
-/* Enters a piece of at most 8 bytes and 3 ids, or the mark. */
-G2ZT_PRIVATE void g2z__words8_put(g2z_encoder *encoder, uint64_t key, const int32_t *ids,
-                                  size_t count) {
-  g2z__words8 *words = g2z__words8_at(encoder, key);
-  int way = words->ways[0].key != 0 && words->ways[0].key != key;
-  uint64_t packed[2];
-  g2z__ids_pack(ids, count, packed);
-  words->ways[way].key = key;
-  words->ways[way].ids = packed[0];
-}
-
-/* The packed ids of a key in its bucket; 0: it is not there. */
-static inline uint64_t g2z__words8_get(const g2z__words8 *words, uint64_t key) {
-  /* Both are read, so that no branch guesses the way: of multilingual text a fifth has the second,
-   * and guessing took 5 % of its time. */
-  uint64_t ids0 = words->ways[0].ids, ids1 = words->ways[1].ids;
-  ids1 = words->ways[1].key == key ? ids1 : 0;
-  return words->ways[0].key == key ? ids0 : ids1;
-}
-
-/* Enters a piece of at most 16 bytes and 6 ids, or the mark. */
-G2ZT_PRIVATE void g2z__words16_put(g2z_encoder *encoder, g2z__key key, const int32_t *ids,
-                                   size_t count) {
-  g2z__words16 *words = g2z__words16_at(encoder, key);
-  int way = words->ways[0].key.first != 0 && g2z__key_differs(words->ways[0].key, key) != 0;
-  uint64_t packed[2];
-  g2z__ids_pack(ids, count, packed);
-  words->ways[way].key = key;
-  memcpy(words->ways[way].ids, packed, sizeof packed);
-}
-
-/* The number of ids of a key in its bucket, or the mark; 0: it is not there. Stores seven. */
-static inline size_t g2z__words16_get(const g2z__words16 *words, g2z__key key, int32_t *ids) {
-  uint64_t other0 = g2z__key_differs(words->ways[0].key, key);
-  uint64_t other1 = g2z__key_differs(words->ways[1].key, key);
-  if ((other0 < other1 ? other0 : other1) != 0) return 0; /* two branches would often be guessed */
-  const uint64_t *packed = words->ways[other0 != 0].ids;
-  g2z__ids_unpack(packed[0], ids);
-  g2z__ids_unpack(packed[1], ids + 3);
-  return (size_t)(packed[0] >> 60);
-}
-
-/* The place of a piece of at most 48 bytes in the cache of those that are no words16. `padded` are
- * its first 16 bytes, here and below: the piece itself where 16 bytes can be read. */
-static inline g2z__words48 *g2z__words48_at(const g2z_encoder *encoder, const unsigned char *piece,
-                                            const unsigned char *padded, size_t bytes) {
-  g2z__key key = g2z__key_of(padded, bytes);
-  if (bytes > 16) key.first ^= g2z__key_hash(g2z__key_of(piece + bytes - 16, 16), 64) + bytes;
-  if (bytes > 32) key.second ^= g2z__key_hash(g2z__key_of(piece + 16, 16), 64);
-  return &encoder->words48[g2z__key_hash(key, G2Z__WORDS48_BITS)];
-}
-
-typedef enum g2z__unit { G2Z__PIECE, G2Z__PART } g2z__unit;
-
-G2ZT_PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned char *text,
-                                          size_t bytes, const size_t *starts, size_t count,
-                                          g2z__unit unit, g2z_tokens *out);
-
-/* Of the next 64 bytes of `bytes` those where a character begins, as bits. `room` can be read. */
-static inline uint64_t g2z__characters(const unsigned char *p, size_t bytes, size_t room) {
-  uint64_t begins = 0, eight = 0;
-  size_t some = bytes < G2Z__BLOCK ? bytes : G2Z__BLOCK;
-  for (size_t i = 0; i < some; i += 8) {
-    memcpy(&eight, p + i, room - i < 8 ? room - i : 8);
-    uint64_t inner = (eight & ~(eight << 1)) >> 7 & 0x0101010101010101u; /* 10xxxxxx */
-    begins |= (~inner & 0x0101010101010101u) * 0x0102040810204080u >> 56 << i;
-  }
-  return begins & UINT64_MAX >> (G2Z__BLOCK - some);
-}
-
-/* Merges a piece part by part: between two characters whose bytes that meet no token has inside no
- * merge reaches across. Scripts without spaces have pieces that never come again, but their
- * characters do. */
-G2ZT_PRIVATE g2z_status g2z__encode_parts(g2z_encoder *encoder, const unsigned char *piece,
-                                          size_t bytes, size_t room, g2z__unit unit,
-                                          g2z_tokens *out) {
-  const uint64_t *inside = encoder->tokenizer->inside;
-  size_t starts[2 * G2Z__BLOCK + 1], count = 0, made, used, from = 0;
-  starts[0] = 0;
-  for (size_t at = 0; at < bytes && unit == G2Z__PIECE; at += G2Z__BLOCK) {
-    uint64_t begins = g2z__characters(piece + at, bytes - at, room - at);
-    if (at == 0) begins &= begins - 1;
-    for (; begins; begins &= begins - 1) {
-      size_t next = at + (size_t)__builtin_ctzll(begins);
-      size_t joint = (size_t)piece[next - 1] << 8 | piece[next];
-      starts[count + 1] = next;
-      count += ~inside[joint / 64] >> joint % 64 & 1;
+/* Appends the ids of `count` pieces: number i is text[starts[i]..starts[i + 1]). The words of a
+ * batch are fetched together before the first is looked at. */
+static g2z_status g2zt_encode_pieces(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
+                                     const size_t *starts, size_t count, g2z_tokens *out) {
+  g2zt_key keys[G2ZT_BATCH];
+  g2zt_word *words[G2ZT_BATCH];
+  for (size_t from = 0, to; from < count; from = to) {
+    to = count - from < G2ZT_BATCH ? count : from + G2ZT_BATCH;
+    for (size_t i = from; i < to; i++) {
+      size_t length = starts[i + 1] - starts[i];
+      keys[i - from] = g2zt_key_of(encoder, text + starts[i],
+                                   length <= G2ZT_WORD_BYTES ? length : 0, text + bytes);
+      words[i - from] = g2zt_word_of(encoder, &keys[i - from]);
+      __builtin_prefetch(words[i - from]);
     }
-    if (count < G2Z__BLOCK) continue;
-    G2ZT_TRY(g2z__encode_units(encoder, piece, room, starts, count, G2Z__PART, out));
-    starts[0] = from = starts[count];
-    count = 0;
-  }
-  starts[++count] = bytes;
-  if (from || count > 1)
-    return g2z__encode_units(encoder, piece, room, starts, count, G2Z__PART, out);
-  G2ZT_TRY(g2zt_merge(encoder, piece, bytes, 0, out->ids + out->count, &made, &used));
-  out->count += made;
-  return G2Z_OK;
-}
-
-/* Enters a piece of at most 48 bytes in the first cache that has room for its ids, and its mark in
- * those before. */
-G2ZT_PRIVATE void g2z__words_put(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
-                                 const unsigned char *padded, const int32_t *ids, size_t count) {
-  size_t in8 = count <= 3 ? count : G2Z__WORDS_NEXT, in16 = count <= 6 ? count : G2Z__WORDS_NEXT;
-  if (bytes <= 8) g2z__words8_put(encoder, g2z__key8_of(padded, bytes), ids, in8);
-  if (bytes <= 16 && (bytes > 8 || count > 3))
-    g2z__words16_put(encoder, g2z__key_of(padded, bytes), ids, in16);
-  if ((bytes <= 16 && count <= 6) || count > G2Z__WORDS48_IDS) return;
-  g2z__words48 *words48 = g2z__words48_at(encoder, piece, padded, bytes);
-  memcpy(words48->key, piece, bytes);
-  memcpy(words48->ids, ids, count * sizeof *ids);
-  words48->bytes = (uint32_t)bytes;
-  words48->count = (uint32_t)count;
-}
-
-/* Stores the ids of a piece of at most 48 bytes and returns how many; 0: it is not in its place. */
-G2ZT_PRIVATE size_t g2z__words48_get(const g2z_encoder *encoder, const unsigned char *piece,
-                                     const unsigned char *padded, size_t bytes, int32_t *ids) {
-  const g2z__words48 *words48 = g2z__words48_at(encoder, piece, padded, bytes);
-  if (words48->bytes != bytes || memcmp(words48->key, piece, bytes) != 0) return 0;
-  memcpy(ids, words48->ids, words48->count * sizeof *ids);
-  return words48->count;
-}
-
-/* Looks for a piece of at most 16 bytes in the caches, in the order of g2z__words_put, and stores
- * its ids; returns how many there are, 0: it is in none. */
-G2ZT_PRIVATE size_t g2z__words_get(const g2z_encoder *encoder, const unsigned char *piece,
-                                   size_t bytes, const unsigned char *padded, int32_t *ids) {
-  if (bytes <= 8) {
-    uint64_t key = g2z__key8_of(padded, bytes);
-    uint64_t packed = g2z__words8_get(g2z__words8_at(encoder, key), key);
-    g2z__ids_unpack(packed, ids);
-    if (packed >> 60 != G2Z__WORDS_NEXT) return (size_t)(packed >> 60);
-  }
-  g2z__key key = g2z__key_of(padded, bytes);
-  size_t made = g2z__words16_get(g2z__words16_at(encoder, key), key, ids);
-  if (made != G2Z__WORDS_NEXT) return made;
-  return g2z__words48_get(encoder, piece, padded, bytes, ids);
-}
-
-/* A piece or part that is in no cache. `room` bytes can be read. */
-G2ZT_PRIVATE g2z_status g2z__encode_new(g2z_encoder *encoder, const unsigned char *piece,
-                                        size_t bytes, size_t room, const unsigned char *padded,
-                                        g2z__unit unit, g2z_tokens *out) {
-  const uint64_t *mask = g2z__key_masks[bytes < 16 ? bytes : 16], top = 0x8080808080808080u;
-  g2z__key key = g2z__key_of(padded, bytes);
-  size_t before = out->count;
-  /* A word of ASCII hardly ever falls apart: looking for that was 2 % of the time of prose. */
-  size_t made, used;
-  if (bytes <= 16 && !(((key.first ^ mask[0]) | (key.second ^ mask[1])) & top)) {
-    G2ZT_TRY(g2zt_merge(encoder, piece, bytes, 0, out->ids + before, &made, &used));
-    out->count += made;
-  } else
-    G2ZT_TRY(g2z__encode_parts(encoder, piece, bytes, room, unit, out));
-  if (bytes <= 48)
-    g2z__words_put(encoder, piece, bytes, padded, out->ids + before, out->count - before);
-  return G2Z_OK;
-}
-
-/* A piece or part from which fewer than 16 bytes can be read: `room`. */
-G2ZT_PRIVATE g2z_status g2z__encode_last(g2z_encoder *encoder, const unsigned char *piece,
-                                         size_t bytes, size_t room, g2z__unit unit,
-                                         g2z_tokens *out) {
-  unsigned char padded[16] = {0};
-  memcpy(padded, piece, bytes);
-  size_t made = g2z__words_get(encoder, piece, bytes, padded, out->ids + out->count);
-  out->count += made;
-  return made ? G2Z_OK : g2z__encode_new(encoder, piece, bytes, room, padded, unit, out);
-}
-
-typedef struct g2z__lookups { /* what is known of the next pieces, number i at i % WORDS_AHEAD */
-  uint64_t keys[G2Z__WORDS_AHEAD];
-  const g2z__words8 *words8[G2Z__WORDS_AHEAD];
-} g2z__lookups;
-
-static inline void g2z__words48_send(const g2z_encoder *encoder, const unsigned char *piece,
-                                     size_t bytes) {
-  const g2z__words48 *words48 = g2z__words48_at(encoder, piece, piece, bytes);
-  __builtin_prefetch(words48);
-  __builtin_prefetch(&words48->bytes);
-}
-
-/* Sends for the bucket of piece number i, which has 16 bytes to read. Where more than four of its
- * first eight bytes are not ASCII the ids are often too many for words16, and the place in
- * words48 is sent for as well: in prose and code that is never guessed wrong. */
-static inline void g2z__encode_ahead(const g2z_encoder *encoder, const unsigned char *text,
-                                     const size_t *starts, size_t i, g2z__lookups *ahead) {
-  static const g2z__words8 none = {{{0, 0}, {0, 0}}};
-  const uint64_t ones = 0x0101010101010101u;
-  const unsigned char *p = text + starts[i];
-  size_t length = starts[i + 1] - starts[i], at = i % G2Z__WORDS_AHEAD;
-  if (length <= 8) {
-    uint64_t key = g2z__key8_of(p, length);
-    const g2z__words8 *words8 = g2z__words8_at(encoder, key);
-    __builtin_prefetch(words8);
-    ahead->keys[at] = key;
-    ahead->words8[at] = words8;
-    return;
-  }
-  ahead->keys[at] = 0;
-  ahead->words8[at] = &none;
-  if (length <= 16) {
-    g2z__key key = g2z__key_of(p, length);
-    __builtin_prefetch(g2z__words16_at(encoder, key));
-    uint64_t ascii = key.first >> 7 & ones;
-    if (ascii * ones >> 56 < 4) /* the sum of the bytes of ASCII */
-      g2z__words48_send(encoder, p, length);
-  } else if (length <= 48) {
-    g2z__words48_send(encoder, p, length);
-  }
-}
-
-/* Appends the ids of `count` pieces or parts: number i is text[starts[i]..starts[i + 1]). With each
- * that is looked up the bucket of one further on is sent for, so that lines of the caches come all
- * the time; in turns of 64 keys and 64 lookups prose and code took 4 % longer. `bytes` of text can
- * be read, and out has room for an id per byte and five more. */
-G2ZT_PRIVATE g2z_status g2z__encode_units(g2z_encoder *encoder, const unsigned char *text,
-                                          size_t bytes, const size_t *starts, size_t count,
-                                          g2z__unit unit, g2z_tokens *out) {
-  g2z__lookups ahead;
-  size_t known = count, i = 0;
-  while (known && starts[known - 1] + 16 > bytes) known--;
-  for (; i < known && i < G2Z__WORDS_AHEAD; i++)
-    g2z__encode_ahead(encoder, text, starts, i, &ahead);
-  int32_t *ids = out->ids + out->count;
-  for (i = 0; i < known; i++) {
-    size_t at = i % G2Z__WORDS_AHEAD, later = i + G2Z__WORDS_AHEAD;
-    uint64_t packed = g2z__words8_get(ahead.words8[at], ahead.keys[at]);
-    if (later < known) g2z__encode_ahead(encoder, text, starts, later, &ahead);
-    size_t made = (size_t)(packed >> 60);
-    g2z__ids_unpack(packed, ids);
-    if (made - 1 < 3) {
-      ids += made;
-      continue;
-    }
-    const unsigned char *p = text + starts[i];
-    size_t length = starts[i + 1] - starts[i];
-    if (length <= 16 && (length > 8 || made)) {
-      g2z__key key = g2z__key_of(p, length);
-      made = g2z__words16_get(g2z__words16_at(encoder, key), key, ids);
-      if (made - 1 < 6) {
-        ids += made;
+    int32_t *ids = out->ids + out->count;
+    for (size_t i = from; i < to; i++) {
+      g2zt_word *word = words[i - from];
+      size_t length = starts[i + 1] - starts[i];
+      if (length <= G2ZT_WORD_BYTES && g2zt_key_equal(&word->key, &keys[i - from])) {
+        memcpy(ids, word->ids, sizeof word->ids);
+        ids += word->count;
         continue;
       }
-    }
-    if (length <= 48 && (length > 16 || made)) {
-      made = g2z__words48_get(encoder, p, p, length, ids);
-      if (made) {
-        ids += made;
-        continue;
-      }
+      out->count = (size_t)(ids - out->ids);
+      G2ZT_TRY(g2zt_encode_new(encoder, text + starts[i], length, &keys[i - from], word, out));
+      ids = out->ids + out->count;
     }
     out->count = (size_t)(ids - out->ids);
-    G2ZT_TRY(g2z__encode_new(encoder, p, length, bytes - starts[i], p, unit, out));
-    ids = out->ids + out->count;
   }
-  out->count = (size_t)(ids - out->ids);
-  for (; i < count; i++)
-    G2ZT_TRY(g2z__encode_last(encoder, text + starts[i], starts[i + 1] - starts[i],
-                              bytes - starts[i], unit, out));
   return G2Z_OK;
 }
 
@@ -1543,8 +1257,8 @@ G2ZT_PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
     int over = starts[count - 1] > limit;
     while (starts[count - 1] > limit) count--;
     G2ZT_TRY(g2zt_reserve(encoder->services, out,
-                                 out->count + (starts[count - 1] - from) + 5));
-    G2ZT_TRY(g2z__encode_units(encoder, text, bytes, starts, count - 1, G2Z__PIECE, out));
+                                 out->count + (starts[count - 1] - from) + G2ZT_WORD_IDS));
+    G2ZT_TRY(g2zt_encode_pieces(encoder, text, bytes, starts, count - 1, out));
     from = starts[count - 1];
     if (over) break;
   }
@@ -2079,6 +1793,41 @@ static inline uint32_t g2z__site_run(const g2z_tokenizer *tokenizer, const g2z__
          sites[previous].list == sites[at].list)
     at = previous;
   return at;
+}
+
+/* Up to 8 or 16 bytes as a key: no byte of valid text is 0xFF, so no byte of the inverse is 0 but
+ * those that are not the piece's, and an empty slot's key is nobody's. Row n of the masks keeps n
+ * bytes. */
+#define G2Z__LOW(n) {UINT64_MAX >> (64 - 8 * (n)), 0}
+#define G2Z__ALL(n) {UINT64_MAX, UINT64_MAX >> (128 - 8 * (n))}
+static const uint64_t g2z__key_masks[17][2] = {
+    {0, 0},      G2Z__LOW(1), G2Z__LOW(2),  G2Z__LOW(3),  G2Z__LOW(4),  G2Z__LOW(5),
+    G2Z__LOW(6), G2Z__LOW(7), G2Z__LOW(8),  G2Z__ALL(9),  G2Z__ALL(10), G2Z__ALL(11),
+    G2Z__ALL(12), G2Z__ALL(13), G2Z__ALL(14), G2Z__ALL(15), G2Z__ALL(16)};
+#undef G2Z__LOW
+#undef G2Z__ALL
+
+typedef struct g2z__key {
+  uint64_t first, second;
+} g2z__key;
+
+/* The key of `bytes` bytes, or of the first 16 of more. Reads 16 bytes. */
+static inline g2z__key g2z__key_of(const unsigned char *p, size_t bytes) {
+  const uint64_t *mask = g2z__key_masks[bytes < 16 ? bytes : 16]; /* a branch would be guessed */
+  g2z__key key;
+  memcpy(&key, p, sizeof key);
+  key.first = ~key.first & mask[0];
+  key.second = ~key.second & mask[1];
+  return key;
+}
+
+static inline uint64_t g2z__key_differs(g2z__key a, g2z__key b) {
+  return (a.first ^ b.first) | (a.second ^ b.second);
+}
+
+static inline size_t g2z__key_hash(g2z__key key, int bits) {
+  uint64_t mixed = key.first ^ key.second * 31;
+  return (size_t)((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> (64 - bits));
 }
 
 #define G2Z__RECENT_BITS 16
