@@ -1415,7 +1415,7 @@ typedef struct benched {     /* what the stages work on */
   const g2z_tokenizer *tokenizer;
   char *text;
   size_t bytes, capacity;
-  g2z_encoder *encoder;      /* NULL: the next encoding starts with empty caches */
+  g2z_encoder *encoder;      /* NULL: the next encoding starts with an empty cache */
   g2z_tokens tokens;
   int keep;                  /* those of all the text, and not only of its last job */
 } benched;
@@ -1438,32 +1438,29 @@ static g2z_status bench_read(benched *b) {
   return status;
 }
 
-static g2z_status bench_check(benched *b) {
-  size_t valid = g2z__utf8_valid((const unsigned char *)b->text, b->bytes);
-  return valid <= b->bytes ? G2Z_OK : G2Z_FORMAT;
+/* A job of the text at `at`, as the program cuts it. */
+static size_t bench_job(const benched *b, size_t at) {
+  size_t left = b->bytes - at, cut = left < JOB_BYTES ? 0 : g2z_encode_cut(b->text + at, JOB_BYTES);
+  return cut ? cut : left;
 }
 
-/* The tokenizer's scan, which is private to the header, in jobs as the program makes them. */
-static g2z_status bench_pieces(benched *b) {
-  g2z__scan *scan = &b->encoder->scan;
-  for (size_t at = 0, some; at < b->bytes; at += some) {
-    some = b->bytes - at < JOB_BYTES ? b->bytes - at : g2z_encode_cut(b->text + at, JOB_BYTES);
-    if (some == 0) some = b->bytes - at;
-    const unsigned char *text = (const unsigned char *)b->text + at;
-    size_t valid = g2z__utf8_valid(text, some);
-    if (valid < some) continue; /* only valid text may be scanned */
-    g2z__scan_open(scan, b->tokenizer->classes, text, some);
-    while (scan->block < scan->blocks) g2z__scan_next(scan, b->encoder->starts);
+static g2z_status bench_count(benched *b) {
+  g2z_bpe_trainer *trainer;
+  TRY(g2z_bpe_trainer_create(b->services, &trainer));
+  g2z_status status = G2Z_OK;
+  for (size_t at = 0, some; at < b->bytes && status == G2Z_OK; at += some) {
+    some = bench_job(b, at);
+    status = g2z_bpe_trainer_feed(trainer, b->text + at, some);
   }
-  return G2Z_OK;
+  g2z_bpe_trainer_free(trainer);
+  return status;
 }
 
 static g2z_status bench_encode(benched *b) {
   b->tokens.count = 0;
   for (size_t at = 0, some; at < b->bytes; at += some) {
     if (!b->keep) b->tokens.count = 0;
-    some = b->bytes - at < JOB_BYTES ? b->bytes - at : g2z_encode_cut(b->text + at, JOB_BYTES);
-    if (some == 0) some = b->bytes - at;
+    some = bench_job(b, at);
     TRY(g2z_encode(b->encoder, b->text + at, some, G2Z_ENCODE_DEFAULT, &b->tokens));
   }
   return G2Z_OK;
@@ -1506,10 +1503,9 @@ static g2z_status bench_stages(benched *b) {
   TRY(bench_read(b));
   printf("%s: %.1f MB, one thread, best of 3\n", b->o->bench, (double)b->bytes / 1e6);
   TRY(bench_stage(b, "read", 0, bench_read));
-  TRY(bench_stage(b, "UTF-8 checked", 0, bench_check));
-  TRY(bench_stage(b, "and pieces found", 0, bench_pieces));
-  TRY(bench_stage(b, "text to ids, caches empty at first", 1, bench_encode));
-  TRY(bench_stage(b, "text to ids, caches know the text", 0, bench_encode));
+  TRY(bench_stage(b, "pieces found and counted", 0, bench_count));
+  TRY(bench_stage(b, "text to ids, cache empty at first", 1, bench_encode));
+  TRY(bench_stage(b, "text to ids, cache knows the text", 0, bench_encode));
   b->keep = 1;
   TRY(bench_encode(b));
   TRY(bench_stage(b, "ids written and synced", 0, bench_write));

@@ -1641,32 +1641,26 @@ static void test_tokenizer_long_pieces(g2z_test *t) {
 static const unsigned char *test_piece_end(const unsigned char *classes, const unsigned char *p,
                                            const unsigned char *end) {
   const unsigned char *at = p, *next, *last = p;
-  int contraction = *p == '\'' ? g2z__contraction(p, end) : 0;
+  size_t contraction = *p == '\'' ? g2zt_contraction(p, end) : 0;
   if (contraction) return p + contraction;
   if (*p == ' ' && p + 1 < end) at = p + 1; /* one space joins the run behind it */
-  int kind = g2z__class_at(classes, at, &next);
-  if (kind != G2Z__WHITE) {
+  int kind = g2zt_class(classes, at, &next);
+  if (kind != G2ZT_WHITE) {
     do at = next;
-    while (at < end && g2z__class_at(classes, at, &next) == kind);
+    while (at < end && g2zt_class(classes, at, &next) == kind);
     return at;
   }
-  for (at = p; at < end && g2z__class_at(classes, at, &next) == G2Z__WHITE; at = next) last = at;
+  for (at = p; at < end && g2zt_class(classes, at, &next) == G2ZT_WHITE; at = next) last = at;
   return at == end || last == p ? at : last; /* the last of a run splits off before a word */
 }
 
 /* Whether the scan gives the pieces that the pattern gives, one by one. */
-static int test_pieces_equal(g2z__scan *scan, size_t *starts, const unsigned char *classes,
-                             const unsigned char *text, size_t bytes) {
-  const unsigned char *p = text, *end = text + bytes;
-  g2z__scan_open(scan, classes, text, bytes);
-  while (scan->block < scan->blocks) {
-    size_t count = g2z__scan_next(scan, starts);
-    for (size_t i = 0; i < count; i++) {
-      if (p == end || starts[i] != (size_t)(p - text)) return 0;
-      p = test_piece_end(classes, p, end);
-    }
-  }
-  return p == end;
+static int test_pieces_equal(const unsigned char *classes, const unsigned char *text,
+                             size_t bytes) {
+  const unsigned char *end = text + bytes;
+  for (const unsigned char *p = text; p < end; p = test_piece_end(classes, p, end))
+    if (g2zt_piece_end(classes, p, end) != test_piece_end(classes, p, end)) return 0;
+  return 1;
 }
 
 /* Whether it is found where a text of which one byte was changed stops to be valid. */
@@ -1675,20 +1669,18 @@ static int test_valid_equal(unsigned char *text, size_t bytes, uint32_t *state) 
   unsigned char kept = text[at];
   text[at] ^= (unsigned char)(1u << test_bpe_random(state) % 8);
   while (valid < bytes) {
-    int step = g2z__utf8_step(text + valid, text + bytes);
+    int step = g2zt_utf8_step(text + valid, text + bytes);
     if (step < 0) break;
     valid += (size_t)step;
   }
-  int equal = g2z__utf8_valid(text, bytes) == valid;
+  int equal = g2zt_utf8_valid(text, bytes) == valid;
   text[at] = kept;
-  return equal && g2z__utf8_valid(text, bytes) == bytes;
+  return equal && g2zt_utf8_valid(text, bytes) == bytes;
 }
 
 /* Pieces of hard texts of many lengths, and of each class of Unicode beside each other. */
 static void test_tokenizer_scan(g2z_test *t) {
   static unsigned char raw[12000], text[3 * sizeof raw];
-  static g2z__scan scan;
-  static size_t starts[G2Z__SCAN_STARTS];
   g2z_tokenizer *tokenizer = NULL;
   uint32_t state = 17;
   CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
@@ -1699,16 +1691,16 @@ static void test_tokenizer_scan(g2z_test *t) {
       if (test_bpe_random(&state) % 8 == 0) raw[bytes++] = (unsigned char)test_bpe_random(&state);
       else bytes += test_bpe_random_text(&state, (char *)raw + bytes, sizeof raw - bytes);
     }
-    size_t valid = g2z__utf8_repair(raw, bytes, text);
+    size_t valid = g2zt_utf8_repair(raw, bytes, text);
     t->checks++;
-    if (!test_pieces_equal(&scan, starts, tokenizer->classes, text, valid))
+    if (!test_pieces_equal(tokenizer->classes, text, valid))
       test_fail(t, __FILE__, __LINE__, "other pieces in text %d", i);
     t->checks++;
     if (!test_valid_equal(text, valid, &state))
       test_fail(t, __FILE__, __LINE__, "text %d is valid up to another byte", i);
   }
   /* Each character of a class of its own, and others, between two of each class. */
-  for (uint32_t c = 0x20; c < G2Z__CLASSIFIED; c += c < 0x3200 ? 1 : 1 + c / 512) {
+  for (uint32_t c = 0x20; c < G2ZT_CLASSIFIED; c += c < 0x3200 ? 1 : 1 + c / 512) {
     if (c >= 0xD800 && c < 0xE000) continue;
     unsigned char utf8[4];
     size_t length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, bytes = c % 64;
@@ -1723,7 +1715,7 @@ static void test_tokenizer_scan(g2z_test *t) {
       bytes += length;
     }
     t->checks++;
-    if (!test_pieces_equal(&scan, starts, tokenizer->classes, text, bytes))
+    if (!test_pieces_equal(tokenizer->classes, text, bytes))
       test_fail(t, __FILE__, __LINE__, "other pieces around U+%04X", c);
   }
   g2z_tokenizer_free(tokenizer);
@@ -1782,8 +1774,8 @@ static void test_tokenizer_part(g2z_test *t) {
     whole.count = 0;
     CHECK_OK(t, g2z_encode(encoder, piece, bytes, 0, &whole));
     if (a < 2) { /* the letters are one piece: merged at once */
-      CHECK_OK(t, g2zt_merge_part(encoder, (unsigned char *)piece, bytes - 8, 0, ids, &made,
-                                  &used));
+      CHECK_OK(t, g2zt_merge_part(&encoder->merger, (unsigned char *)piece, bytes - 8, 0, ids,
+                                  &made, &used));
       CHECK(t, made + 3 <= whole.count && memcmp(ids, whole.ids, made * sizeof *ids) == 0);
     }
     test_bpe_stream(t, encoder, piece, bytes, 700000, 0, &parts);
