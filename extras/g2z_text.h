@@ -95,7 +95,7 @@ G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services,
 
 /* ----- encode and decode ------------------------------------------------- */
 
-/* What one thread encodes with: 8 MiB, nearly all of it the cache, and 32 bytes for each byte of
+/* What one thread encodes with: 8 MiB, nearly all of it the cache, and 48 bytes for each byte of
  * the longest piece, up to a piece's first MiB. It keeps `services` and `tokenizer`. */
 typedef struct g2z_encoder g2z_encoder;
 
@@ -462,8 +462,7 @@ static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
                                                   const unsigned char *p,
                                                   const unsigned char *end) {
   const unsigned char *at = p, *next, *last = p;
-  size_t contraction = *p == '\'' ? g2zt_contraction(p, end) : 0;
-  if (contraction) return p + contraction;
+  if (*p == '\'' && g2zt_contraction(p, end)) return p + g2zt_contraction(p, end);
   if (*p == ' ' && p + 1 < end) at++;
   int kind = g2zt_class(classes, at, &next);
   if (kind == G2ZT_LETTER) {
@@ -507,8 +506,10 @@ G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
 }
 
 /* ===== tables ============================================================
- * In:  byte strings; pairs of numbers. Out: the number of a string, the value of a pair.
- * Law: both are hash tables with linear probing, at most half full; nothing is ever removed. */
+ * In:  byte strings; pairs of numbers. Out: the number of a string; the value of a pair; the least
+ *      pair.
+ * Law: strings and pairs are in hash tables with linear probing, at most half full; nothing is ever
+ *      removed. A heap has room before something is pushed. */
 
 typedef struct g2zt_words { /* a set of byte strings, numbered as they come */
   unsigned char *bytes;     /* one after the other */
@@ -637,6 +638,39 @@ static g2z_status g2zt_pairs_add(g2z_services *services, g2zt_pairs *pairs, uint
   return G2Z_OK;
 }
 
+typedef struct g2zt_item { /* the least first, then the least second, comes first */
+  uint64_t first, second;
+} g2zt_item;
+
+typedef struct g2zt_heap {
+  g2zt_item *items;
+  size_t count, capacity;
+} g2zt_heap;
+
+static inline int g2zt_item_before(const g2zt_item *a, const g2zt_item *b) {
+  return a->first != b->first ? a->first < b->first : a->second < b->second;
+}
+
+static void g2zt_heap_push(g2zt_heap *heap, uint64_t first, uint64_t second) {
+  g2zt_item item = {first, second}, *items = heap->items;
+  size_t hole = heap->count++;
+  for (; hole && g2zt_item_before(&item, &items[(hole - 1) / 2]); hole = (hole - 1) / 2)
+    items[hole] = items[(hole - 1) / 2];
+  items[hole] = item;
+}
+
+/* Takes items[0] off. */
+static void g2zt_heap_pop(g2zt_heap *heap) {
+  g2zt_item *items = heap->items, *last = &items[--heap->count];
+  size_t hole = 0, child;
+  for (; (child = 2 * hole + 1) < heap->count; hole = child) {
+    child += child + 1 < heap->count && g2zt_item_before(&items[child + 1], &items[child]);
+    if (g2zt_item_before(last, &items[child])) break;
+    items[hole] = items[child];
+  }
+  items[hole] = *last;
+}
+
 /* ===== vocabulary ========================================================
  * In:  merges, in order. Out: tokens, their ids, and what two ids make.
  * Law: ids follow from the merges alone. A merge joins older tokens, so its id exceeds theirs: what
@@ -750,10 +784,10 @@ G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer,
 
 /* ===== merging ===========================================================
  * In:  a piece. Out: its ids.
- * Law: the merge with the smallest id comes first, the leftmost of equals first. A heap of
- *      id << 32 | place hands them out in that order. */
+ * Law: the merge with the smallest id comes first, the leftmost of equals first: a heap of ids and
+ *      places hands them out in that order. */
 
-#define G2ZT_PART 1048576 /* longer pieces are merged in parts: 32 bytes of scratch for each byte */
+#define G2ZT_PART 1048576 /* longer pieces are merged in parts: 48 bytes of scratch for each byte */
 
 typedef struct g2zt_symbol { /* bytes of the piece; it stands at the place of the first */
   uint32_t id;
@@ -766,29 +800,8 @@ typedef struct g2zt_merger { /* memory that pieces share, one after the other */
   const g2z_tokenizer *tokenizer;
   g2zt_symbol *symbols;
   size_t symbols_capacity;
-  uint64_t *heap;            /* merges that wait, and some that became stale */
-  size_t heap_capacity, waiting;
+  g2zt_heap heap;            /* (id, place) of merges that wait, and of some that became stale */
 } g2zt_merger;
-
-static void g2zt_heap_push(g2zt_merger *merger, uint64_t merge) {
-  size_t hole = merger->waiting++;
-  for (; hole && merger->heap[(hole - 1) / 2] > merge; hole = (hole - 1) / 2)
-    merger->heap[hole] = merger->heap[(hole - 1) / 2];
-  merger->heap[hole] = merge;
-}
-
-static uint64_t g2zt_heap_pop(g2zt_merger *merger) {
-  uint64_t *heap = merger->heap, first = heap[0], last = heap[--merger->waiting];
-  size_t hole = 0, child;
-  while ((child = 2 * hole + 1) < merger->waiting) {
-    child += child + 1 < merger->waiting && heap[child + 1] < heap[child];
-    if (heap[child] >= last) break;
-    heap[hole] = heap[child];
-    hole = child;
-  }
-  heap[hole] = last;
-  return first;
-}
 
 /* Enters the merge of the symbol at `at` with the one at `next`, if there is one. A merge that
  * waited for `at` before is stale from here on: `joined` has another id, as no two pairs make the
@@ -797,7 +810,7 @@ static void g2zt_meet(g2zt_merger *merger, uint32_t at, uint32_t next) {
   g2zt_symbol *symbols = merger->symbols;
   uint32_t id = g2zt_join(merger->tokenizer, symbols[at].id, symbols[next].id);
   symbols[at].joined = id;
-  if (id) g2zt_heap_push(merger, (uint64_t)id << 32 | at);
+  if (id) g2zt_heap_push(&merger->heap, id, at);
 }
 
 /* The first merge from `from` on that has this token on its left; UINT32_MAX: there is none. */
@@ -819,7 +832,9 @@ static uint32_t g2zt_merge_symbols(g2zt_merger *merger, uint32_t end, int open) 
   uint32_t last = end - 1, risk = UINT32_MAX; /* the merge that drops the last symbol */
   if (open) risk = g2zt_merge_of_left(tokenizer, symbols[last].id, 0);
   for (;;) {
-    uint32_t id = merger->waiting ? (uint32_t)(merger->heap[0] >> 32) : UINT32_MAX;
+    g2zt_item least = {UINT32_MAX, 0};
+    if (merger->heap.count) least = merger->heap.items[0];
+    uint32_t id = (uint32_t)least.first, at = (uint32_t)least.second;
     if (risk < id) {
       end = last;
       if (end == 0) return 0;
@@ -830,7 +845,7 @@ static uint32_t g2zt_merge_symbols(g2zt_merger *merger, uint32_t end, int open) 
       continue;
     }
     if (id == UINT32_MAX) return end;
-    uint32_t at = (uint32_t)g2zt_heap_pop(merger);
+    g2zt_heap_pop(&merger->heap);
     if (at >= end || symbols[at].joined != id) continue; /* dropped, or stale */
     uint32_t right = symbols[at].next, next = symbols[right].next;
     symbols[at].id = id;
@@ -856,7 +871,7 @@ static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piec
   G2Z_ASSERT(count && count < UINT32_MAX);
   G2ZT_GROW(services, g2zt_symbol, merger->symbols, merger->symbols_capacity, 0, count);
   /* A merge leaves the heap and enters at most two others. */
-  G2ZT_GROW(services, uint64_t, merger->heap, merger->heap_capacity, 0, 2 * count);
+  G2ZT_GROW(services, g2zt_item, merger->heap.items, merger->heap.capacity, 0, 2 * count);
   g2zt_symbol *symbols = merger->symbols;
   for (uint32_t i = 0; i < count; i++) {
     symbols[i].id = (uint32_t)tokenizer->byte_ids[piece[i]];
@@ -864,7 +879,7 @@ static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piec
     symbols[i].next = i + 1;
     symbols[i].previous = i - 1; /* of the first, never read */
   }
-  merger->waiting = 0;
+  merger->heap.count = 0;
   for (uint32_t i = 0; i + 1 < count; i++) g2zt_meet(merger, i, i + 1);
   *used = g2zt_merge_symbols(merger, (uint32_t)count, open);
   *made = 0;
@@ -952,7 +967,7 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
   g2z_release(services, encoder->repair.bytes);
   g2z_release(services, encoder->cache);
   g2z_release(services, encoder->merger.symbols);
-  g2z_release(services, encoder->merger.heap);
+  g2z_release(services, encoder->merger.heap.items);
   g2z_release(services, encoder);
 }
 
@@ -1171,30 +1186,21 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
   return G2Z_OK;
 }
 
-
 /* ===== vocabulary files ==================================================
  * In:  merge lists and JSON. Out: a vocabulary; and the same in the other direction.
  * Law: what does not give GPT-2's ids is refused, with the line or number where that shows. */
 
-/* In files a byte stands as a character that can be seen: itself when it prints, else U+0100 +
- * its place among the other 68. Writes its UTF-8, returns the length. */
-static size_t g2zt_byte_put(const g2z_tokenizer *tokenizer, unsigned char byte, char *out) {
-  int id = tokenizer->byte_ids[byte], c = id < 188 ? byte : id - 188 + 256;
-  if (c < 0x80) {
-    out[0] = (char)c;
-    return 1;
-  }
-  out[0] = (char)(0xC0 | c >> 6);
-  out[1] = (char)(0x80 | (c & 0x3F));
-  return 2;
-}
-
-/* A token as files show it, NUL behind it. */
+/* A token as files show it, NUL behind it: each byte as a character that prints, itself or U+0100 +
+ * its place among the other 68, in UTF-8. */
 static void g2zt_token_put(const g2z_tokenizer *tokenizer, int id,
                            char out[2 * G2ZT_TOKEN_BYTES + 1]) {
   size_t bytes, length = 0;
   const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &bytes);
-  for (size_t i = 0; i < bytes; i++) length += g2zt_byte_put(tokenizer, token[i], out + length);
+  for (size_t i = 0; i < bytes; i++) {
+    int byte_id = tokenizer->byte_ids[token[i]], c = byte_id < 188 ? token[i] : byte_id - 188 + 256;
+    if (c >= 0x80) out[length++] = (char)(0xC0 | c >> 6);
+    out[length++] = (char)(c < 0x80 ? c : 0x80 | (c & 0x3F));
+  }
   out[length] = 0;
 }
 
@@ -1256,106 +1262,74 @@ static g2zt_shown g2zt_show(const unsigned char *bytes, size_t count) {
   return shown;
 }
 
-/* Adds the merge of two ids, and says where in the file it stands when that is not possible. */
-static g2z_status g2zt_read_join(g2zt_reading *reading, uint32_t left, uint32_t right) {
-  g2z_status status = g2zt_tokenizer_join(reading->tokenizer, left, right);
+/* Adds a merge, given as "left right". */
+static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *line, size_t bytes) {
+  const g2z_tokenizer *tokenizer = reading->tokenizer;
+  const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
+  size_t left = space ? (size_t)(space - line) : 0;
+  if (!left || left + 1 == bytes || memchr(space + 1, ' ', bytes - left - 1))
+    return g2zt_reading_fail(reading, "\"%s\" is not two tokens with a space between",
+                             g2zt_show(line, bytes).text);
+  uint32_t ids[2];
+  for (int i = 0; i < 2; i++) {
+    unsigned char token[G2ZT_TOKEN_BYTES];
+    const unsigned char *text = i ? space + 1 : line;
+    size_t length = i ? bytes - left - 1 : left;
+    size_t count = g2zt_token_get(tokenizer, text, length, token);
+    int64_t id = count ? g2zt_words_find(&tokenizer->tokens, token, count) : -1;
+    if (id < 0)
+      return g2zt_reading_fail(reading,
+                               "\"%s\" is neither a byte nor made by a merge before; give a "
+                               "byte-level BPE vocabulary as GPT-2's",
+                               g2zt_show(text, length).text);
+    ids[i] = (uint32_t)id;
+  }
+  g2z_status status = g2zt_tokenizer_join(reading->tokenizer, ids[0], ids[1]);
   char reason[G2Z_ERROR_BYTES];
   if (status != G2Z_FORMAT) return status;
   memcpy(reason, reading->services->error, sizeof reason);
   return g2zt_reading_fail(reading, "%s", reason);
 }
 
-/* Adds a merge of two tokens as files show them. */
-static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *left,
-                                  size_t left_bytes, const unsigned char *right,
-                                  size_t right_bytes) {
-  const unsigned char *texts[2] = {left, right};
-  size_t lengths[2] = {left_bytes, right_bytes};
-  int32_t ids[2];
-  for (int i = 0; i < 2; i++) {
-    unsigned char token[G2ZT_TOKEN_BYTES];
-    size_t bytes = g2zt_token_get(reading->tokenizer, texts[i], lengths[i], token);
-    ids[i] = bytes ? (int32_t)g2zt_words_find(&reading->tokenizer->tokens, token, bytes) : -1;
-    if (ids[i] < 0)
-      return g2zt_reading_fail(reading,
-                               "\"%s\" is neither a byte nor made by a merge before; give a "
-                               "byte-level BPE vocabulary as GPT-2's",
-                               g2zt_show(texts[i], lengths[i]).text);
-  }
-  return g2zt_read_join(reading, (uint32_t)ids[0], (uint32_t)ids[1]);
-}
-
-/* "left right". */
-static g2z_status g2zt_read_merge_line(g2zt_reading *reading, const unsigned char *line,
-                                       size_t bytes) {
-  const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
-  size_t left = space ? (size_t)(space - line) : 0;
-  if (!left || left + 1 == bytes || memchr(space + 1, ' ', bytes - left - 1))
-    return g2zt_reading_fail(reading, "\"%s\" is not two tokens with a space between",
-                             g2zt_show(line, bytes).text);
-  return g2zt_read_merge(reading, line, left, space + 1, bytes - left - 1);
-}
-
-/* Takes the next line off a text, without its end. */
-static int g2zt_read_line(g2zt_reading *reading, const unsigned char **at, const unsigned char *end,
-                          const unsigned char **line, size_t *bytes) {
-  if (*at == end) return 0;
-  const unsigned char *newline = (const unsigned char *)memchr(*at, '\n', (size_t)(end - *at));
-  *line = *at;
-  *bytes = (size_t)((newline ? newline : end) - *at);
-  *at = newline ? newline + 1 : end;
-  if (*bytes && (*line)[*bytes - 1] == '\r') --*bytes;
-  reading->number++;
-  return 1;
-}
-
-/* vocab.bpe, merges.txt. */
-static g2z_status g2zt_read_merges(g2zt_reading *reading, const unsigned char *text,
+/* vocab.bpe, merges.txt: a merge for each line. */
+static g2z_status g2zt_read_merges(g2zt_reading *reading, const unsigned char *line,
                                    const unsigned char *end) {
-  const unsigned char *line;
-  size_t bytes;
-  while (g2zt_read_line(reading, &text, end, &line, &bytes)) {
-    if (reading->number == 1 && bytes >= 8 && memcmp(line, "#version", 8) == 0) continue;
-    G2ZT_TRY(g2zt_read_merge_line(reading, line, bytes));
+  for (const unsigned char *next; line < end; line = next) {
+    const unsigned char *newline = (const unsigned char *)memchr(line, '\n', (size_t)(end - line));
+    size_t bytes = (size_t)((newline ? newline : end) - line);
+    next = newline ? newline + 1 : end;
+    if (bytes && line[bytes - 1] == '\r') bytes--;
+    if (++reading->number == 1 && bytes >= 8 && memcmp(line, "#version", 8) == 0) continue;
+    G2ZT_TRY(g2zt_read_merge(reading, line, bytes));
   }
   return G2Z_OK;
 }
 
-/* Unescapes a JSON string into memory that the reading keeps; "" after an error in JSON. */
-static g2z_status g2zt_read_text(g2zt_reading *reading, g2z_json_text text,
-                                 const unsigned char **out, size_t *bytes) {
-  *out = NULL;
-  *bytes = 0;
-  G2ZT_GROW(reading->services, unsigned char, reading->text, reading->text_capacity, 0,
-            text.bytes + 1);
-  *bytes = g2z_json_unescape(&text, reading->text);
-  *out = reading->text;
+/* Unescapes a JSON string behind the first `*bytes` of the reading's text, and counts it there. */
+static g2z_status g2zt_read_text(g2zt_reading *reading, g2z_json_text text, size_t *bytes) {
+  G2ZT_GROW(reading->services, unsigned char, reading->text, reading->text_capacity, *bytes,
+            *bytes + text.bytes + 1);
+  *bytes += g2z_json_unescape(&text, reading->text + *bytes);
   return G2Z_OK;
 }
 
 /* tokenizer.json, model.merges: "left right" or ["left", "right"]. */
 static g2z_status g2zt_read_json_merges(g2zt_reading *reading, g2z_json *json) {
-  const unsigned char *text;
-  size_t bytes;
   if (!g2z_json_enter(json, '[')) return G2Z_OK;
   for (; g2z_json_next(json, ']', NULL); reading->number++) {
+    size_t bytes = 0, count = 0;
     if (g2z_json_peek(json) != '[') {
-      G2ZT_TRY(g2zt_read_text(reading, g2z_json_string(json), &text, &bytes));
-      if (json->status == G2Z_OK) G2ZT_TRY(g2zt_read_merge_line(reading, text, bytes));
-      continue;
+      G2ZT_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
+    } else {
+      for (g2z_json_enter(json, '['); g2z_json_next(json, ']', NULL); count++) {
+        if (count) reading->text[bytes++] = ' '; /* g2zt_read_text left room for it */
+        G2ZT_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
+      }
+      if (json->status == G2Z_OK && count != 2)
+        return g2zt_reading_fail(reading, "joins %zu tokens; a merge joins 2", count);
     }
-    unsigned char left[2 * G2ZT_TOKEN_BYTES];
-    size_t count = 0, left_bytes = 0;
-    for (g2z_json_enter(json, '['); g2z_json_next(json, ']', NULL); count++) {
-      G2ZT_TRY(g2zt_read_text(reading, g2z_json_string(json), &text, &bytes));
-      if (json->status != G2Z_OK) return G2Z_OK;
-      if (count == 1) G2ZT_TRY(g2zt_read_merge(reading, left, left_bytes, text, bytes));
-      if (count > 0) continue;
-      left_bytes = bytes < sizeof left ? bytes : sizeof left; /* cut, it is no token either */
-      memcpy(left, text, left_bytes);
-    }
-    if (json->status == G2Z_OK && count != 2)
-      return g2zt_reading_fail(reading, "joins %zu tokens; a merge joins 2", count);
+    if (json->status != G2Z_OK) return G2Z_OK;
+    G2ZT_TRY(g2zt_read_merge(reading, reading->text, bytes));
   }
   return G2Z_OK;
 }
@@ -1367,14 +1341,13 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
   g2z_json_text key;
   if (!g2z_json_enter(json, '{')) return G2Z_OK;
   for (reading->number = 0; g2z_json_next(json, '}', &key); reading->number++) {
-    const unsigned char *text;
     unsigned char token[G2ZT_TOKEN_BYTES];
-    size_t bytes;
+    size_t bytes = 0;
     int64_t id = g2z_json_integer(json);
     if (json->status != G2Z_OK) return G2Z_OK;
     if (g2z_json_is(&key, G2ZT_EOT) && id == (int64_t)tokens->count) continue;
-    G2ZT_TRY(g2zt_read_text(reading, key, &text, &bytes));
-    size_t count = g2zt_token_get(reading->tokenizer, text, bytes, token);
+    G2ZT_TRY(g2zt_read_text(reading, key, &bytes));
+    size_t count = g2zt_token_get(reading->tokenizer, reading->text, bytes, token);
     int64_t expected = count ? g2zt_words_find(tokens, token, count) : -1;
     if (id != expected || id < 0)
       return g2zt_reading_fail(reading,
@@ -1382,7 +1355,7 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
                                ", which does not follow from the merges "
                                "(256 bytes, then the merges in order, then " G2ZT_EOT
                                "); train it without special tokens, or use its merges.txt",
-                               g2zt_show(text, bytes).text, id);
+                               g2zt_show(reading->text, bytes).text, id);
     known++;
   }
   if (json->status == G2Z_OK && known != tokens->count)
@@ -1428,13 +1401,12 @@ static g2z_status g2zt_read_json_pieces(g2z_json *json) {
   if (g2z_json_peek(json) != '{') return g2z_json_fail(json, "%s", refusal);
   g2z_json_enter(json, '{');
   while (g2z_json_next(json, '}', &key)) {
+    int regex = g2z_json_is(&key, "use_regex");
     if (g2z_json_is(&key, "type")) {
       g2z_json_text type = g2z_json_string(json);
       byte_level = g2z_json_is(&type, "ByteLevel");
-    } else if (g2z_json_is(&key, "add_prefix_space")) {
-      if (g2z_json_bool(json)) return g2z_json_fail(json, "%s", refusal);
-    } else if (g2z_json_is(&key, "use_regex")) {
-      if (!g2z_json_bool(json)) return g2z_json_fail(json, "%s", refusal);
+    } else if (regex || g2z_json_is(&key, "add_prefix_space")) {
+      if (g2z_json_bool(json) != regex) return g2z_json_fail(json, "%s", refusal);
     } else {
       g2z_json_skip(json);
     }
@@ -1449,6 +1421,7 @@ static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const vo
   g2z_json json;
   g2z_json_text key;
   int merges = 0, vocab = 0, pieces = 0;
+  reading->unit = check ? "token" : "merge";
   g2z_json_open(&json, reading->services, reading->label, text, bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
@@ -1481,13 +1454,6 @@ static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const vo
                   reading->label, check ? "model.vocab and pre_tokenizer" : "model.merges");
 }
 
-static g2z_status g2zt_read_json(g2zt_reading *reading, const void *text, size_t bytes) {
-  reading->unit = "merge";
-  G2ZT_TRY(g2zt_read_json_walk(reading, 0, text, bytes));
-  reading->unit = "token";
-  return g2zt_read_json_walk(reading, 1, text, bytes);
-}
-
 /* Tells the formats apart by their first line. The first merge is of two bytes, so its line is at
  * most 5 long: a longer one that begins with a brace is JSON. */
 static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned char *text,
@@ -1508,8 +1474,9 @@ static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned cha
                     reading->label, is_llmc ? "llm.c" : "tiktoken");
   int is_json =
       bytes > 1 && text[0] == '{' && (text[1] != ' ' || !memchr(text, '\n', bytes < 6 ? bytes : 6));
-  return is_json ? g2zt_read_json(reading, text, bytes)
-                 : g2zt_read_merges(reading, text, text + bytes);
+  if (!is_json) return g2zt_read_merges(reading, text, text + bytes);
+  G2ZT_TRY(g2zt_read_json_walk(reading, 0, text, bytes));
+  return g2zt_read_json_walk(reading, 1, text, bytes);
 }
 
 G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
@@ -1672,22 +1639,6 @@ typedef struct g2zt_site {
   uint32_t before, after;  /* in the list; 0: none, as site 0 is a barrier */
 } g2zt_site;
 
-static inline void g2zt_site_link(g2zt_site *sites, uint32_t *first, uint32_t at, uint32_t list) {
-  sites[at].list = list;
-  sites[at].before = 0;
-  sites[at].after = *first;
-  if (*first) sites[*first].before = at;
-  *first = at;
-}
-
-static inline void g2zt_site_unlink(g2zt_site *sites, uint32_t *first, uint32_t at) {
-  uint32_t before = sites[at].before, after = sites[at].after;
-  if (before) sites[before].after = after;
-  else *first = after;
-  if (after) sites[after].before = before;
-  sites[at].list = 0;
-}
-
 /* The symbol behind the one at `at`; a barrier when there is none. */
 static inline uint32_t g2zt_site_next(const g2z_tokenizer *tokenizer, const g2zt_site *sites,
                                       uint32_t at) {
@@ -1699,15 +1650,6 @@ static inline uint32_t g2zt_site_previous(const g2z_tokenizer *tokenizer, const 
                                           uint32_t at) {
   int32_t id = sites[at - 1].id;
   return id < 0 ? 0 : at - (uint32_t)g2zt_word_bytes(&tokenizer->tokens, (size_t)id);
-}
-
-/* The symbol at `at` and the next become `id`; neither may be in a list. */
-static inline void g2zt_site_merge(const g2z_tokenizer *tokenizer, g2zt_site *sites, uint32_t at,
-                                   int32_t id) {
-  uint32_t second = g2zt_site_next(tokenizer, sites, at);
-  sites[second - 1].id = sites[second].id = -1;
-  sites[at].id = id;
-  sites[g2zt_site_next(tokenizer, sites, at) - 1].id = id;
 }
 
 /* The first of the sites that overlap `at` in its list: of the pair (x, x) in a run of x. There,
@@ -1728,11 +1670,6 @@ typedef struct g2zt_record { /* a pair of tokens, while a vocabulary is learnt *
   uint32_t first;            /* the list of its sites */
 } g2zt_record;
 
-typedef struct g2zt_candidate { /* a record as it was when it entered the heap */
-  int64_t count;
-  uint32_t record;
-} g2zt_candidate;
-
 typedef struct g2zt_learning {
   g2z_services *services;
   g2z_tokenizer *tokenizer;
@@ -1742,64 +1679,33 @@ typedef struct g2zt_learning {
   g2zt_pairs pairs;          /* two ids -> index of their record */
   g2zt_record *records;      /* records[0] is nobody's: a site in list 0 is in none */
   size_t record_count, records_capacity;
-  g2zt_candidate *heap;      /* the best first */
-  size_t heap_count, heap_capacity;
+  g2zt_heap heap;            /* (INT64_MAX - count, left << 32 | right) as they were when entered */
 } g2zt_learning;
 
-/* Whether a merges before b. */
-static int g2zt_candidate_before(const g2zt_learning *learning, g2zt_candidate a,
-                                 g2zt_candidate b) {
-  const g2zt_record *x = &learning->records[a.record], *y = &learning->records[b.record];
-  if (a.count != b.count) return a.count > b.count;
-  return x->left != y->left ? x->left < y->left : x->right < y->right;
-}
-
-/* Puts the candidate into the hole at the root of the heap. */
-static void g2zt_heap_settle(g2zt_learning *learning, g2zt_candidate candidate) {
-  size_t hole = 0, child;
-  for (; (child = 2 * hole + 1) < learning->heap_count; hole = child) {
-    if (child + 1 < learning->heap_count &&
-        g2zt_candidate_before(learning, learning->heap[child + 1], learning->heap[child]))
-      child++;
-    if (!g2zt_candidate_before(learning, learning->heap[child], candidate)) break;
-    learning->heap[hole] = learning->heap[child];
-  }
-  learning->heap[hole] = candidate;
-}
-
 /* Enters the records from `first` on: those of the pairs that the last merge made. */
-static g2z_status g2zt_heap_enter(g2zt_learning *learning, size_t first) {
+static g2z_status g2zt_learn_enter(g2zt_learning *learning, size_t first) {
+  G2ZT_GROW(learning->services, g2zt_item, learning->heap.items, learning->heap.capacity,
+            learning->heap.count, learning->heap.count + learning->record_count - first);
   for (size_t i = first; i < learning->record_count; i++) {
-    g2zt_candidate candidate = {learning->records[i].count, (uint32_t)i};
-    if (candidate.count == 0) continue;
-    G2ZT_GROW(learning->services, g2zt_candidate, learning->heap, learning->heap_capacity,
-              learning->heap_count, learning->heap_count + 1);
-    size_t hole = learning->heap_count++, parent;
-    for (; hole; hole = parent) {
-      parent = (hole - 1) / 2;
-      if (!g2zt_candidate_before(learning, candidate, learning->heap[parent])) break;
-      learning->heap[hole] = learning->heap[parent];
-    }
-    learning->heap[hole] = candidate;
+    const g2zt_record *record = &learning->records[i];
+    if (record->count)
+      g2zt_heap_push(&learning->heap, (uint64_t)(INT64_MAX - record->count),
+                     (uint64_t)record->left << 32 | record->right);
   }
   return G2Z_OK;
 }
 
-/* The most frequent pair; 0: none is left. Counts only fall once a record is in the heap, so one
- * that is out of date sinks to where it belongs, and the first that is not is the best. */
-static uint32_t g2zt_heap_best(g2zt_learning *learning) {
-  while (learning->heap_count) {
-    g2zt_candidate best = learning->heap[0];
-    int64_t count = learning->records[best.record].count;
-    int current = best.count == count;
-    best.count = count;
-    if (current || count == 0) {
-      g2zt_candidate last = learning->heap[--learning->heap_count];
-      if (learning->heap_count) g2zt_heap_settle(learning, last);
-      if (current) return best.record;
-    } else {
-      g2zt_heap_settle(learning, best);
-    }
+/* The record of the most frequent pair; 0: none is left. Counts only fall once a record is in the
+ * heap: one that is out of date is entered again, and the first that is not is the best. */
+static uint32_t g2zt_learn_best(g2zt_learning *learning) {
+  while (learning->heap.count) {
+    g2zt_item best = learning->heap.items[0];
+    uint32_t record = g2zt_pairs_find(&learning->pairs, (uint32_t)(best.second >> 32),
+                                      (uint32_t)best.second);
+    uint64_t current = (uint64_t)(INT64_MAX - learning->records[record].count);
+    g2zt_heap_pop(&learning->heap);
+    if (current == best.first) return record;
+    if (learning->records[record].count) g2zt_heap_push(&learning->heap, current, best.second);
   }
   return 0;
 }
@@ -1816,30 +1722,47 @@ static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
     return G2Z_OK;
   uint32_t index = g2zt_pairs_find(&learning->pairs, left, right);
   if (!index) {
-    g2zt_record record = {0, left, right, 0};
+    g2zt_record fresh = {0, left, right, 0};
     index = (uint32_t)learning->record_count;
     G2ZT_GROW(learning->services, g2zt_record, learning->records, learning->records_capacity,
               learning->record_count, learning->record_count + 1);
     G2ZT_TRY(g2zt_pairs_add(learning->services, &learning->pairs, left, right, index));
-    learning->records[learning->record_count++] = record;
+    learning->records[learning->record_count++] = fresh;
   }
-  learning->records[index].count += learning->counts[learning->words[at]];
-  g2zt_site_link(sites, &learning->records[index].first, at, index);
+  g2zt_record *record = &learning->records[index];
+  record->count += learning->counts[learning->words[at]];
+  sites[at].list = index;
+  sites[at].before = 0;
+  sites[at].after = record->first;
+  if (record->first) sites[record->first].before = at;
+  record->first = at;
   return G2Z_OK;
+}
+
+/* Takes a site off its list, if it is in one. */
+static void g2zt_learn_unlink(g2zt_learning *learning, uint32_t at) {
+  g2zt_site *sites = learning->sites;
+  g2zt_record *record = &learning->records[sites[at].list];
+  uint32_t before = sites[at].before, after = sites[at].after;
+  if (!sites[at].list) return;
+  record->count -= learning->counts[learning->words[at]];
+  if (before) sites[before].after = after;
+  else record->first = after;
+  if (after) sites[after].before = before;
+  sites[at].list = 0;
 }
 
 /* Merges the symbol at `at` with the next. */
 static g2z_status g2zt_learn_site(g2zt_learning *learning, uint32_t at, int32_t id) {
   g2zt_site *sites = learning->sites;
   uint32_t previous = g2zt_site_previous(learning->tokenizer, sites, at);
-  uint32_t touched[3] = {at, g2zt_site_next(learning->tokenizer, sites, at), previous};
-  for (int i = 0; i < 3; i++) {
-    g2zt_record *record = &learning->records[sites[touched[i]].list];
-    if (!sites[touched[i]].list) continue;
-    record->count -= learning->counts[learning->words[at]];
-    g2zt_site_unlink(sites, &record->first, touched[i]);
-  }
-  g2zt_site_merge(learning->tokenizer, sites, at, id);
+  uint32_t second = g2zt_site_next(learning->tokenizer, sites, at);
+  g2zt_learn_unlink(learning, at);
+  g2zt_learn_unlink(learning, second);
+  g2zt_learn_unlink(learning, previous); /* site 0 is in no list */
+  sites[second - 1].id = sites[second].id = -1;
+  sites[at].id = id;
+  sites[g2zt_site_next(learning->tokenizer, sites, at) - 1].id = id;
   G2ZT_TRY(g2zt_learn_link(learning, at));
   return previous ? g2zt_learn_link(learning, previous) : G2Z_OK;
 }
@@ -1865,13 +1788,13 @@ static g2z_status g2zt_learn_start(g2zt_learning *learning, const g2zt_words *wo
   }
   while (--at)
     if (learning->sites[at].id >= 0) G2ZT_TRY(g2zt_learn_link(learning, at));
-  return g2zt_heap_enter(learning, 1);
+  return g2zt_learn_enter(learning, 1);
 }
 
 static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, int vocab) {
   G2ZT_TRY(g2zt_learn_start(learning, words));
   while (g2z_tokenizer_vocab(learning->tokenizer) < vocab) {
-    uint32_t best = g2zt_heap_best(learning);
+    uint32_t best = g2zt_learn_best(learning);
     if (!best) break;
     size_t known = learning->record_count;
     int32_t id = (int32_t)learning->tokenizer->tokens.count;
@@ -1885,7 +1808,7 @@ static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, i
         at = g2zt_site_next(learning->tokenizer, learning->sites, at);
       } while (learning->sites[at].list == best);
     }
-    G2ZT_TRY(g2zt_heap_enter(learning, known));
+    G2ZT_TRY(g2zt_learn_enter(learning, known));
   }
   return G2Z_OK;
 }
@@ -1908,7 +1831,7 @@ G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
   g2z_release(services, learning.words);
   g2z_release(services, learning.pairs.slots);
   g2z_release(services, learning.records);
-  g2z_release(services, learning.heap);
+  g2z_release(services, learning.heap.items);
   if (status == G2Z_OK) *out = learning.tokenizer;
   else g2z_tokenizer_free(learning.tokenizer);
   return status;
