@@ -467,10 +467,9 @@ typedef struct bench {
   void *gw, *gb, *gwpe, *grads;                /* grad */
   float *mean, *rstd, *lse, *losses, *dwte, *master, *m, *v, *noise;
   double *sum;
-  int32_t *tokens;
+  int32_t *tokens, *order;
   g2z_step_state *state;
-  g2z_update_range *ranges, *host_ranges;
-  size_t range_count;
+  g2z_update_range *ranges;
   g2z_update update;
   int side;                                    /* of the large product: square[i] [side,side] act */
   void *square[3];
@@ -478,9 +477,20 @@ typedef struct bench {
   int held_count;
 } bench;
 
+/* What the last micro-step does where the plan adds the embedding's part of wte's gradient as rows,
+ * behind the LM head's: here the rows of one rank, to all of wte. */
+static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
+  const g2z_row_part whole = {0, (size_t)b->Vp * (size_t)b->C, 0};
+  TRY(op->embed_bwd(d, NULL, b->gwpe, b->a1, b->tokens, G2Z_OVERWRITE, &b->dropout, b->B, b->T,
+                    b->C));
+  TRY(op->embed_order(d, b->order, b->tokens, b->N));
+  return op->embed_add(d, b->grads, &whole, 1, b->a1, b->order, b->N, b->C);
+}
+
 /* Each op of a step: how often a step runs it, what one call does at least, and the call. The
  * formulas are printed as they stand here; g is an element of gradients and a one of activations
- * in bytes, A the micro-steps, P the parameters. */
+ * in bytes, A the micro-steps, W 1 if the embedding's gradient goes as rows, P the parameters. Ops
+ * that the step does not run are left out. */
 #define OP_LIST(OP)                                                                               \
   OP(embed_fwd, A, GB, N * C * 2 * a,                                                             \
      op->embed_fwd(d, b->a1, b->tokens, b->wte, b->w, &b->dropout, b->B, b->T, b->C))             \
@@ -501,9 +511,12 @@ typedef struct bench {
      op->head_loss(d, b->losses, b->sum, b->b1, b->dwte, b->plan->dwte_dtype, b->logits, b->a1,   \
                    b->wte, b->tokens, 1.0f / (float)b->N, b->state, G2Z_OVERWRITE, b->N, b->C,    \
                    b->V, b->Vp, b->chunk))                                                        \
-  OP(layernorm_bwd, A * (2 * L + 1), GB, N * C * 4 * a,                                           \
+  OP(layernorm_bwd_last, A, GB, N * C * 3 * a,                                                    \
      op->layernorm_bwd(d, b->b1, b->c1, b->gw, b->gb, b->gwpe, b->a1, b->a3, b->w, b->mean,       \
                        b->rstd, G2Z_OVERWRITE, G2Z_OVERWRITE, &b->dropout, b->N, b->C))           \
+  OP(layernorm_bwd, A * 2 * L, GB, N * C * 4 * a,                                                 \
+     op->layernorm_bwd(d, b->b1, b->c1, b->gw, b->gb, b->gwpe, b->a1, b->a3, b->w, b->mean,       \
+                       b->rstd, G2Z_ACCUMULATE, G2Z_OVERWRITE, &b->dropout, b->N, b->C))          \
   OP(fcproj_bwd_data, A * L, GFLOP, 2 * N * C * 4 * C,                                            \
      op->linear_bwd_data(d, b->a4, b->gb, b->a1, b->w, b->b4, G2Z_OVERWRITE, b->N, 4 * b->C,      \
                          b->C))                                                                   \
@@ -524,13 +537,14 @@ typedef struct bench {
      op->linear_bwd_data(d, b->b1, NULL, b->a3, b->w, NULL, G2Z_OVERWRITE, b->N, b->C, 3 * b->C)) \
   OP(qkv_bwd_weight, A * L, GFLOP, 2 * N * C * 3 * C,                                             \
      op->linear_bwd_weight(d, b->gw, b->a1, b->a3, G2Z_OVERWRITE, b->N, b->C, 3 * b->C))          \
-  OP(embed_bwd, A, GB, N * C * (a + 8),                                                           \
+  OP(embed_bwd, A - W, GB, N * C * (a + 8),                                                       \
      op->embed_bwd(d, b->dwte, b->gwpe, b->a1, b->tokens, G2Z_OVERWRITE, &b->dropout, b->B, b->T, \
                    b->C))                                                                         \
+  OP(embed_bwd_rows, W, GB, N * C * 2 * (a + g), embed_rows(op, d, b))                            \
   OP(grad_sumsq, 1, GB, P * g,                                                                    \
      op->grad_sumsq(d, b->sum, b->grads, &b->shard, 1))                                \
   OP(adamw, 1, GB, P * (24 + g + a),                                                              \
-     op->adamw(d, &b->update, 0, b->range_count))
+     op->adamw(d, &b->update, 0, b->plan->updates))
 
 #define OP(name, calls, unit, amount, call)          \
   static g2z_status run_##name(bench *b) {           \
@@ -539,6 +553,12 @@ typedef struct bench {
     return call;                                     \
   }
 OP_LIST(OP)
+/* Exponentials of the ops for which they are a limit of their own, beside the products: another
+ * unit of the GPU makes them. Causal attention has T / 2 keys for each query and head; backward
+ * makes the same ones again, beside 5 products instead of 2. */
+#define EXPONENTIALS_LIST(X)       \
+  X(attention_fwd, N * T * NH / 2) \
+  X(attention_bwd, N * T * NH / 2)
 /* The two limits. A product that is as large as it needs to be, and a copy that fits no cache. */
 #define COPY_ELEMENTS ((size_t)1 << 24)
 OP(product, 1, GFLOP, 0,
@@ -552,6 +572,8 @@ typedef struct op_row {
   double calls, amount;
   g2z_status (*run)(bench *b);
   double seconds, limit_s;      /* of one call: as timed, and at the machine's limit */
+  double exponentials;          /* of one call; 0: not counted */
+  const char *exponentials_formula;
 } op_row;
 
 #define OP(name, calls, unit, amount, call) +1
@@ -559,17 +581,26 @@ enum { OP_COUNT = 0 OP_LIST(OP) };
 #undef OP
 
 static void fill_rows(const bench *b, op_row *row) {
-  double N = b->N, C = b->C, T = b->T, L = b->L, Vp = b->Vp, A = b->accum;
+  double N = b->N, C = b->C, T = b->T, L = b->L, NH = b->NH, Vp = b->Vp, A = b->accum;
   double P = (double)b->plan->parameters, a = b->plan->dtype_bytes, g = b->plan->grad_bytes;
+  double W = b->plan->wte_rows;
 #define OP(name_, calls_, unit_, amount_, call) \
   row->name = #name_;                           \
   row->unit = #unit_;                           \
   row->formula = #amount_;                      \
   row->calls = calls_;                          \
   row->amount = amount_;                        \
+  row->exponentials = 0;                        \
   row++->run = run_##name_;
+  op_row *first = row;
   OP_LIST(OP)
 #undef OP
+#define X(name_, amount_)                                \
+  for (row = first; row->run != run_##name_; row++) {} \
+  row->exponentials = amount_;                           \
+  row->exponentials_formula = #amount_;
+  EXPONENTIALS_LIST(X)
+#undef X
 }
 
 static g2z_status device_zeros(bench *b, size_t elements, size_t size, void *out) {
@@ -583,7 +614,6 @@ static g2z_status device_zeros(bench *b, size_t elements, size_t size, void *out
 static void close_bench(bench *b) {
   for (int i = 0; i < b->held_count; i++) b->device->ops->release(b->device, b->held[i]);
   g2z_device_free(b->device);
-  free(b->host_ranges);
 }
 
 /* `elements` of act with noise in them: zeros would flatter a GPU, whose clock follows the load. */
@@ -631,7 +661,7 @@ static g2z_status allocate_bench(bench *b) {
   TRY(device_noise(b, Vp * C, &b->wte));
   TRY(device_noise(b, 4 * C > side ? 4 * C : side, &b->bias));
   TRY(device_noise(b, P, &b->params));
-  TRY(device_zeros(b, (size_t)b->chunk * Vp, f32, &b->logits)); /* of act, which is no larger */
+  TRY(device_zeros(b, (size_t)b->chunk * Vp, (size_t)b->plan->dtype_bytes, &b->logits));
   TRY(device_zeros(b, 4 * C * C, grad, &b->gw));
   TRY(device_zeros(b, 4 * C, grad, &b->gb));
   TRY(device_zeros(b, rows * C, grad, &b->gwpe));
@@ -646,6 +676,7 @@ static g2z_status allocate_bench(bench *b) {
   TRY(device_zeros(b, P, f32, &b->v));
   TRY(device_zeros(b, 1, sizeof(double), &b->sum));
   TRY(device_zeros(b, N, sizeof(int32_t), &b->tokens));
+  TRY(device_zeros(b, 2 * N, sizeof(int32_t), &b->order));
   return device_zeros(b, 1, sizeof(g2z_step_state), &b->state);
 }
 
@@ -668,16 +699,13 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   b->side = plan->device == G2Z_DEVICE_CUDA ? 4096 : 1024;
   TRY(g2z_device_create(services, plan->device, plan->dtype, plan->grad_dtype, &b->device));
   TRY(allocate_bench(b));
-  b->range_count = g2z_plan_update_ranges(plan, NULL, 0);
-  b->host_ranges = (g2z_update_range *)host_memory(b->range_count * sizeof *b->host_ranges);
   size_t N = (size_t)b->N;
   int32_t *tokens = (int32_t *)host_memory(N * sizeof *tokens);
-  g2z_plan_update_ranges(plan, b->host_ranges, b->range_count);
-  TRY(device_zeros(b, b->range_count, sizeof *b->ranges, &b->ranges));
-  TRY(b->device->ops->upload(b->device, b->ranges, b->host_ranges,
-                             b->range_count * sizeof *b->ranges));
-  g2z_update update = {b->params, b->master,      b->m,          b->v,    b->grads,
-                       b->ranges, b->host_ranges, &b->optimizer, b->state};
+  TRY(device_zeros(b, plan->updates, sizeof *b->ranges, &b->ranges));
+  TRY(b->device->ops->upload(b->device, b->ranges, plan->update,
+                             plan->updates * sizeof *b->ranges));
+  g2z_update update = {b->params, b->master,    b->m,          b->v,    b->grads,
+                       b->ranges, plan->update, &b->optimizer, b->state};
   b->update = update;
   zipf_tokens(o->train.seed, b->V, tokens, N);
   TRY(b->device->ops->upload(b->device, b->tokens, tokens, N * sizeof *tokens));
@@ -725,6 +753,20 @@ static int order_of_gaps(const void *a, const void *b) {
   return left > right ? -1 : left < right;
 }
 
+/* The limit by exponentials, beside the limit by products: the larger of the two is the op's. */
+static void print_exponentials(const bench *b, const op_row *rows) {
+  g2z_device_info info;
+  g2z_device_describe(b->device, &info);
+  for (const op_row *row = rows; row < rows + OP_COUNT; row++) {
+    double s = row->exponentials / info.exponentials_per_s;
+    if (!(s > 0)) continue;
+    printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: "
+           "counted as %s at %.3g/s, 16 per clock and multiprocessor\n", row->name, s * 1e6,
+           100 * s / row->seconds, row->limit_s * 1e6, row->exponentials_formula,
+           info.exponentials_per_s);
+  }
+}
+
 /* Each op against its limit, the largest gap first: in ns per token of the step. */
 static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
   op_row rows[OP_COUNT];
@@ -739,8 +781,10 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
          b->side, b->side, b->side, *product_rate * 1e-9, copy_rate * 1e-9);
   printf("%-19s %6s %10s %9s %6s %17s %6s %8s  %s\n", "op", "calls", "us/call", "ms/step", "share",
          "rate", "limit", "gap ns/t", "counted as");
+  memset(rows, 0, sizeof rows);
   fill_rows(b, rows);
   for (int i = 0; i < OP_COUNT; i++) {
+    if (rows[i].calls == 0) continue;
     TRY(time_op(b, rows[i].run, op_s));
     rows[i].seconds = op_s[2];
     rows[i].limit_s = rows[i].amount / (rows[i].unit[1] == 'F' ? *product_rate : copy_rate);
@@ -751,6 +795,7 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
   if (isnan(step_s)) step_s = sum_s;
   for (int i = 0; i < OP_COUNT; i++) {
     const op_row *row = &rows[i];
+    if (row->calls == 0) continue;
     printf("%-19s %6.0f %10.1f %9.2f %5.1f%% %9.2f %7s/s %5.1f%% %8.1f  %s\n", row->name, row->calls,
            row->seconds * 1e6, row->calls * row->seconds * 1e3,
            100 * row->calls * row->seconds / step_s, row->amount / row->seconds * 1e-9, row->unit,
@@ -760,6 +805,7 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
   printf("%-19s %6s %10s %9.2f %5.1f%%  of %s; ops that run alone may find "
          "their data in caches, then beyond 100 %% of the copy\n", "sum", "", "", sum_s * 1e3,
          100 * sum_s / step_s, whole);
+  print_exponentials(b, rows);
   return G2Z_OK;
 }
 
@@ -838,41 +884,51 @@ static g2z_status time_plan_ops(g2z_services *services, const options *o, const 
   return G2Z_OK;
 }
 
+static g2z_status report_steps(g2z_services *services, const options *o, const g2z_plan *plan,
+                               const steps_result *steps) {
+  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
+  printf("\nstep        %.2f ms median, %.2f least, %.2f most, of %d\n", steps->median_s * 1e3,
+         steps->least_s * 1e3, steps->most_s * 1e3, o->steps);
+  printf("throughput  %.0f tokens/s\n", tokens / steps->median_s);
+  fflush(stdout);
+  if (plan->world > 1) { /* the ops are those of one rank */
+    printf("exposed     %.3f ms of communication, %.1f %% of the step; with slower ranks, at most "
+           "%.3f ms\n", steps->exposed_ms, 0.1 * steps->exposed_ms / steps->median_s,
+           steps->waited_ms);
+    return G2Z_OK;
+  }
+  if (o->peer) TRY(run_peer(services, o, tokens / steps->median_s));
+  return o->without_ops ? G2Z_OK : time_plan_ops(services, o, plan, steps->median_s);
+}
+
 static g2z_status run_step(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_context *context;
-  g2z_plan plan;
+  g2z_plan *plan;
   steps_result steps = {0, 0, 0, 0, 0};
   const g2z_place *place = &config->ranks.place;
   TRY(check_peer(services, o, config));
-  TRY(g2z_plan_make(services, &o->train, config->device, place->rank, place->world, &plan));
-  g2z_plan_print(&plan, 0, 0, print_line, NULL);
-  TRY(g2z_context_create(config, &context));
-  g2z_status status = time_steps(context, o, &steps);
-  g2z_context_free(context);
-  TRY(status);
-  double tokens = (double)plan.batch * plan.seq * plan.accum * plan.world;
-  printf("\nstep        %.2f ms median, %.2f least, %.2f most, of %d\n", steps.median_s * 1e3,
-         steps.least_s * 1e3, steps.most_s * 1e3, o->steps);
-  printf("throughput  %.0f tokens/s\n", tokens / steps.median_s);
-  fflush(stdout);
-  if (plan.world > 1) { /* the ops are those of one rank */
-    printf("exposed     %.3f ms of communication, %.1f %% of the step; with slower ranks, at most "
-           "%.3f ms\n", steps.exposed_ms, 0.1 * steps.exposed_ms / steps.median_s,
-           steps.waited_ms);
-    return G2Z_OK;
+  TRY(g2z_plan_create(services, &o->train, config->device, place->rank, place->world, &plan));
+  g2z_plan_print(plan, 0, 0, print_line, NULL);
+  g2z_status status = g2z_context_create(config, &context);
+  if (status == G2Z_OK) {
+    status = time_steps(context, o, &steps);
+    g2z_context_free(context);
   }
-  if (o->peer) TRY(run_peer(services, o, tokens / steps.median_s));
-  return o->without_ops ? G2Z_OK : time_plan_ops(services, o, &plan, steps.median_s);
+  if (status == G2Z_OK) status = report_steps(services, o, plan, &steps);
+  g2z_plan_free(plan);
+  return status;
 }
 
 static g2z_status run_ops(g2z_services *services, options *o, g2z_context_config *config) {
-  g2z_plan plan;
+  g2z_plan *plan;
   if (config->ranks.place.world > 1)
     return fail(services, G2Z_BAD_ARGUMENT, "bench ops times one rank, and others beside it would "
                 "slow it down: start it alone, not as one of %d", config->ranks.place.world);
-  TRY(g2z_plan_make(services, &o->train, config->device, 0, 1, &plan));
-  g2z_plan_print(&plan, 0, 0, print_line, NULL);
-  return time_plan_ops(services, o, &plan, NAN);
+  TRY(g2z_plan_create(services, &o->train, config->device, 0, 1, &plan));
+  g2z_plan_print(plan, 0, 0, print_line, NULL);
+  g2z_status status = time_plan_ops(services, o, plan, NAN);
+  g2z_plan_free(plan);
+  return status;
 }
 
 /* ----- summaries --------------------------------------------------------- */
@@ -1287,31 +1343,39 @@ static g2z_status check_shards(g2z_services *services, const work *w) {
   return G2Z_OK;
 }
 
+/* What a point's plan says of it, and how many steps it takes. */
+static g2z_status describe_point(experiment *e, int stage, work *w, const g2z_plan *plan,
+                                 g2z_point *p) {
+  double per_step = (double)plan->batch * plan->accum * plan->seq * w->world;
+  double steps = e->o->tokens ? ceil((double)e->o->tokens / per_step) : w->steps;
+  if (steps > STEPS_MAX)
+    return fail(e->services, G2Z_BAD_ARGUMENT, "--tokens %.0f are %.0f steps: at most %d can be "
+                "timed", (double)e->o->tokens, steps, STEPS_MAX);
+  w->steps = (int)steps;
+  p->figures.micro_batch = plan->batch;
+  p->figures.accum_steps = plan->accum;
+  p->figures.global_batch = (double)plan->batch * plan->accum * w->world;
+  p->figures.seq_len = plan->seq;
+  if (stage >= 0) p->figures.zero_stage = plan->zero_stage;
+  p->figures.buckets = plan->buckets;
+  p->figures.plan_gib = (double)plan->bytes_total / 1073741824.0;
+  return G2Z_OK;
+}
+
 /* Whether this machine and this build can do it: the plan knows all that needs no device. */
 static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
-  g2z_plan plan;
+  g2z_plan *plan;
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
   w->train.strategy = stage < 0 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
   w->train.zero_stage = stage < 0 ? 0 : stage;
   if (e->device == G2Z_DEVICE_CUDA && w->world > gpus)
     return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", w->world, gpus);
   TRY(divide_batch(e->services, e->o, w));
-  TRY(g2z_plan_make(e->services, &w->train, e->device, 0, w->world, &plan));
-  TRY(check_shards(e->services, w));
-  double per_step = (double)plan.batch * plan.accum * plan.seq * w->world;
-  double steps = e->o->tokens ? ceil((double)e->o->tokens / per_step) : w->steps;
-  if (steps > STEPS_MAX)
-    return fail(e->services, G2Z_BAD_ARGUMENT, "--tokens %.0f are %.0f steps: at most %d can be "
-                "timed", (double)e->o->tokens, steps, STEPS_MAX);
-  w->steps = (int)steps;
-  p->figures.micro_batch = plan.batch;
-  p->figures.accum_steps = plan.accum;
-  p->figures.global_batch = (double)plan.batch * plan.accum * w->world;
-  p->figures.seq_len = plan.seq;
-  if (stage >= 0) p->figures.zero_stage = plan.zero_stage;
-  p->figures.buckets = plan.buckets;
-  p->figures.plan_gib = (double)plan.bytes_total / 1073741824.0;
-  return G2Z_OK;
+  TRY(g2z_plan_create(e->services, &w->train, e->device, 0, w->world, &plan));
+  g2z_status status = check_shards(e->services, w);
+  if (status == G2Z_OK) status = describe_point(e, stage, w, plan, p);
+  g2z_plan_free(plan);
+  return status;
 }
 
 static void skip_point(g2z_point *p, const char *reason) {

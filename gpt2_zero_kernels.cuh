@@ -18,15 +18,15 @@
  *   >>k42 products on Hopper   with what is done to their sums, beside cuBLASLt's
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW
- *   >>k70 memory      what CUDA takes beside the plan, measured
+ *   >>k70 memory      what CUDA takes beside the plan; what a GPU is
  *   >>k80 collectives NCCL, beside the computation
  *   >>k90 table       the ops of each dtype, and what room 09 calls
  *
  * NAMES    g2z__cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the
  *          table. A is the type of activations and parameters, G of gradients.
- * STREAM   All work of a device runs on one stream, in the order of the calls. No op waits for the
- *          host or allocates, but on the first use of a shape: then scratch grows and the products
- *          are timed. Whoever captures a graph runs the same work once before.
+ * STREAM   All work of a device runs on one stream, in the order of the calls. Only the first use
+ *          of a shape allocates scratch, times products and makes the host wait. So run the same
+ *          work once before a graph captures it.
  * ORDER    No atomics on numbers. Every sum runs in an order that depends on the shapes, the GPU's
  *          number of multiprocessors and the tuning table alone. */
 
@@ -53,15 +53,25 @@
  * Law: a CUDA error becomes a sentence where it is seen; scratch belongs to the op that runs. */
 
 #define G2Z__EVENTS 8            /* what mark() and wait() number */
-#define G2Z__SCRATCH_BLOCKS 64   /* each half as large again as the last: no memory holds more */
+#define G2Z__SCRATCH_BLOCKS 64   /* each 1.5 times the last: more than any memory holds */
+#define G2Z__KERNELS 64          /* kernels with much shared memory that are remembered */
+#define G2Z__SHARED_UNASKED (32 << 10) /* CUDA gives 48 KiB unasked, static memory included */
 #define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training has about 20 */
-#define G2Z__PRODUCTS_TIMED 160  /* so many are timed and kept; the rest takes turns */
-#define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* as good as 256 MiB on an H200 */
+#define G2Z__PRODUCTS_TIMED 160  /* of these, at most: they stay, others replace each other */
+#define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one gains nothing */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
 static g2z_status g2z__lt_open(g2z_device *device);
 static void g2z__lt_close(g2z_device *device);
 static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops); /* room k90 */
+
+/* A kernel with so much dynamic shared memory and so many threads in a block. */
+typedef struct g2z__kernel {
+  const void *function;
+  size_t shared;
+  int threads;
+  int blocks;                    /* that a multiprocessor holds at a time */
+} g2z__kernel;
 
 typedef struct g2z__cuda {       /* device->backend */
   g2z_ops ops;
@@ -80,7 +90,10 @@ typedef struct g2z__cuda {       /* device->backend */
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
   int product_count, products_timed, product_victim;
   int tune;                      /* a g2z_tune */
-  int hopper_products;           /* 1: room k42 was compiled for this GPU */
+  int hopper;                    /* 1: rooms k41 and k42 were compiled for this GPU */
+  decltype(&cuTensorMapEncodeTiled) encode; /* the driver's, once it was looked up */
+  g2z__kernel kernels[G2Z__KERNELS]; /* that CUDA was asked about */
+  int kernel_count;
   /* Scratch that was outgrown stays: a captured graph may still write to it. */
   void *scratch[G2Z__SCRATCH_BLOCKS];
   size_t scratch_bytes[G2Z__SCRATCH_BLOCKS];
@@ -134,12 +147,12 @@ static g2z_status g2z__launched(g2z_device *device, const char *kernel) {
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, kernel);
 }
 
-/* Kernels of the device's stream overlap at their seams, on Hopper and newer (programmatic
- * dependent launch): when all blocks of one have begun, those of the next are placed beside the
- * last of them, make ready, and wait before they touch memory until the one before has ended.
- * Whatever g2z__launch starts calls this, in all threads and before any leaves: a kernel that did
- * not wait could end before those in front of it, and its followers would read too early. The next
- * may start only behind that wait, so that never more than two are on their way. */
+/* Programmatic dependent launch, on Hopper and newer: once all blocks of a kernel have started,
+ * blocks of the next kernel start beside them, and wait here until the kernel before has ended.
+ * Every kernel that g2z__launch starts calls this in all threads, before any thread returns or
+ * touches memory. A kernel that did not wait could end before the kernel in front of it, and the
+ * kernel behind it would read too early. The trigger comes after the wait, so that at most two
+ * kernels run at a time. */
 static __device__ inline void g2z__k_begin(void) {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -147,13 +160,41 @@ static __device__ inline void g2z__k_begin(void) {
 #endif
 }
 
-/* Launches a kernel that calls g2z__k_begin() on the device's stream. Fails also with an error of
- * those before it. */
+/* Allows a kernel's blocks `shared` bytes of dynamic shared memory. *blocks is how many of them a
+ * multiprocessor holds at a time. CUDA is asked once for each kernel and size. */
+static g2z_status g2z__occupancy(g2z_device *device, const void *function, int threads,
+                                 size_t shared, int *blocks) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  for (int i = 0; i < cuda->kernel_count; i++) {
+    const g2z__kernel *known = &cuda->kernels[i];
+    *blocks = known->blocks;
+    if (known->function == function && known->threads == threads && known->shared == shared)
+      return G2Z_OK;
+  }
+  cudaFuncAttributes attributes;
+  G2Z__CUDA(device, cudaFuncGetAttributes(&attributes, function));
+  int most = max((int)shared, attributes.maxDynamicSharedSizeBytes); /* other sizes stay allowed */
+  G2Z__CUDA(device, cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         most));
+  G2Z__CUDA(device, cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads,
+                                                                  shared));
+  if (cuda->kernel_count == G2Z__KERNELS) return G2Z_OK;
+  g2z__kernel kernel = {function, shared, threads, *blocks};
+  cuda->kernels[cuda->kernel_count++] = kernel;
+  return G2Z_OK;
+}
+
+/* Launches a kernel that calls g2z__k_begin() on the device's stream. Also reports the error of an
+ * earlier launch. */
 template <typename... P, typename... X>
 static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kernel)(P...), dim3 grid,
                               dim3 block, size_t shared, X &&...arguments) {
   cudaLaunchAttribute early = {};
   cudaLaunchConfig_t config = {};
+  int blocks;
+  if (shared > G2Z__SHARED_UNASKED)
+    G2Z__TRY(g2z__occupancy(device, (const void *)kernel, (int)(block.x * block.y * block.z),
+                            shared, &blocks));
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.gridDim = grid;
@@ -166,7 +207,8 @@ static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kerne
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, name);
 }
 
-/* A call of the driver as of CUDA 12.0, or NULL: asked for, so that nobody has to link libcuda. */
+/* A function of the driver, as of CUDA 12.0, or NULL. It is looked up at run time, so that programs
+ * need not link libcuda. */
 static void *g2z__driver_function(const char *name) {
   void *function = NULL;
   cudaDriverEntryPointQueryResult found;
@@ -191,8 +233,8 @@ static inline size_t g2z__blocks(size_t items, size_t per_block) {
   return (items + per_block - 1) / per_block;
 }
 
-/* Memory for the op that runs, until it returns: the next op's work follows on the same stream.
- * Each op asks once, for all it needs. */
+/* Memory for one op. The next op may get the same memory, because its work follows on the same
+ * stream. An op asks once, for all that it needs. */
 static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   int last = cuda->scratch_count - 1;
@@ -210,8 +252,8 @@ static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   if (bytes < least) bytes = least;
   void *memory = NULL;
   G2Z__CUDA(device, cudaMalloc(&memory, bytes));
-  /* Not needed, but cuBLASLt's kernels for Hopper write with bulk copies, which compute-sanitizer's
-   * initcheck does not see: what they wrote here would pass for never written. */
+  /* For compute-sanitizer alone: its initcheck does not see the bulk copies by which cuBLASLt
+   * writes on Hopper, and would report that memory as never written. */
   G2Z__CUDA(device, cudaMemsetAsync(memory, 0, bytes, cuda->stream));
   cuda->scratch[cuda->scratch_count] = memory;
   cuda->scratch_bytes[cuda->scratch_count++] = bytes;
@@ -265,7 +307,7 @@ static void g2z_cuda_release_host(g2z_device *device, void *memory) {
   cudaFreeHost(memory);
 }
 
-/* From memory that is not pinned, CUDA copies to a buffer of its own before it returns. */
+/* Of memory that is not pinned, CUDA makes a copy before it returns. */
 static g2z_status g2z_cuda_upload(g2z_device *device, void *to, const void *host_from,
                                   size_t bytes) {
   G2Z__CUDA(device, cudaMemcpyAsync(to, host_from, bytes, cudaMemcpyHostToDevice,
@@ -285,7 +327,8 @@ static g2z_status g2z_cuda_zero(g2z_device *device, void *memory, size_t bytes) 
   return G2Z_OK;
 }
 
-/* Inside a capture the event must be one that the host can wait for, not an edge of the graph. */
+/* While a graph is captured the event is an external one, which the host can wait for: an ordinary
+ * one would become an edge of the graph. */
 static g2z_status g2z_cuda_mark(g2z_device *device, int event) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   G2Z_ASSERT(event >= 0 && event < G2Z__EVENTS);
@@ -305,7 +348,7 @@ static g2z_status g2z_cuda_synchronize(g2z_device *device) {
   return G2Z_OK;
 }
 
-/* Takes half-open devices. */
+/* Also closes a device that opened in part. */
 static void g2z_cuda_close(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   if (!cuda) return;
@@ -371,16 +414,16 @@ static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
 
 /* ----- spans ------------------------------------------------------------- */
 
-/* Events are taken in turn. The host is a step ahead at most, so that those which come round again
- * have long been passed; where a step has more spans than this the host waits for them. */
+/* The events form a ring. The host is at most one step ahead, so that an event was passed long ago
+ * when it comes round again. In a step with more spans than this the host waits. */
 #define G2Z__SPANS 1024
 
 typedef struct g2z__cuda_spans {     /* device->timers->backend */
   cudaEvent_t begin[G2Z__SPANS], end[G2Z__SPANS];
   g2z_span span[G2Z__SPANS];
-  int ended[G2Z__SPANS];             /* 1: it has an end, and is not counted yet */
+  int ended[G2Z__SPANS];             /* 1: has an end, and is not counted yet */
   int next;
-  int open[G2Z_SPAN_COUNT];          /* turn of each span that is open; -1: it is not */
+  int open[G2Z_SPAN_COUNT];          /* the place of each open span in the ring; -1: not open */
 } g2z__cuda_spans;
 
 static g2z__cuda_spans *g2z__cuda_spans_of(const g2z_device *device) {
@@ -429,8 +472,8 @@ static g2z_status g2z__cuda_timers_settle(g2z_device *device) {
                    "the events that time spans failed: profile without them");
 }
 
-/* The next turn, but for those of open spans: a backward pass in stage 3 of 13 billion parameters
- * has 1,500 collectives inside. */
+/* The next place in the ring that no open span has. While one span of a backward pass is open,
+ * stage 3 can begin and end more collectives than the ring has places. */
 static int g2z__cuda_span_turn(g2z__cuda_spans *s) {
   for (int taken = 1; taken;) {
     s->next = (s->next + 1) % G2Z__SPANS;
@@ -462,7 +505,7 @@ static g2z_status g2z__cuda_span_shut(const g2z_device *device, g2z_span span,
   return G2Z_OK;
 }
 
-/* A failure ends the timing, not the training: it is told when the times are asked for. */
+/* A failure ends the timing, not the training. g2z__cuda_timers_settle reports it. */
 static void g2z__cuda_span_begin_on(const g2z_device *device, g2z_span span, cudaStream_t stream) {
   if (g2z__capturing(device)) return;
   nvtxRangePushA(g2z_span_text(span));
@@ -487,10 +530,11 @@ static void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
 
 /* ----- opening ----------------------------------------------------------- */
 
-/* Asked for its attributes: they tell what the driver would load on this GPU. */
+/* Its attributes tell which code the driver loads on this GPU. */
 static __global__ void g2z_k_probe(void) {}
 
-/* The architecture of the machine code or PTX that runs here, such as 90; 0: none does. */
+/* The architecture of the machine code or PTX that runs on this GPU, such as 90; 0: there is
+ * none. */
 static int g2z__built_for(void) {
   cudaFuncAttributes attributes;
   if (cudaFuncGetAttributes(&attributes, g2z_k_probe) != cudaSuccess) {
@@ -507,8 +551,8 @@ static int g2z__cuda_count(void) {
   return error == cudaSuccess ? count : 0;
 }
 
-/* Makes a GPU the current one, for the thread that calls, and says which it is: its UUID, as
- * nvidia-smi -L prints it. Where launchers show each rank one GPU alone, it is number 0. */
+/* Makes GPU number local_rank current for the calling thread. `id` becomes its UUID, as nvidia-smi
+ * -L prints it. Some launchers show each rank one GPU only, as number 0: hence the modulo. */
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
   int count = 0;
   cudaDeviceProp properties;
@@ -531,7 +575,8 @@ static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(services, error, "cudaMemGetInfo");
 }
 
-/* One line that says what runs where, and a warning when the build leaves speed behind. */
+/* Logs what runs where in one line, and a warning if the build is for an older architecture than
+ * the GPU's. */
 static void g2z__cuda_report(const g2z_device *device) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   int driver = 0, runtime = 0;
@@ -573,11 +618,11 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
                      "make",
                      cuda->gpu, cuda->capability, cuda->capability,
                      cuda->capability == 90 ? "a" : "");
-  int driver = 0;                /* graphs hold early launches since CUDA 12.3 */
+  int driver = 0; /* graphs support programmatic launches since CUDA 12.3 */
   G2Z__CUDA(device, cudaDriverGetVersion(&driver));
   cuda->early_launch = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
                        CUDART_VERSION >= 12030;
-  /* Apart from the default stream, which would wait for other streams and cannot be captured. */
+  /* Not the default stream: that one waits for other streams, and cannot be captured. */
   G2Z__CUDA(device, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
   for (int i = 0; i < G2Z__EVENTS; i++)
     G2Z__CUDA(device, cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming));
@@ -689,7 +734,7 @@ template <typename A>
 static __device__ inline void g2z__put(A *to, size_t index, uint4 pack) {
   reinterpret_cast<uint4 *>(to)[index] = pack;
 }
-/* The same for what is not read again soon: it should not push out what is. */
+/* The same for data that is not read again soon: it leaves the caches to other data. */
 template <typename A>
 static __device__ inline uint4 g2z__get_once(const A *from, size_t index) {
   return __ldcs(reinterpret_cast<const uint4 *>(from) + index);
@@ -741,7 +786,7 @@ static __device__ inline float g2z__warp_sum(float x) {
   return x;
 }
 
-/* Who works on one row. */
+/* The threads that work on one row. */
 typedef enum g2z__team { G2Z__TEAM_WARP, G2Z__TEAM_BLOCK } g2z__team;
 
 /* The sum over a team, in all of its threads. `shared` has room for 32 floats; a block may use it
@@ -762,7 +807,7 @@ static __device__ inline float g2z__team_sum(float x, float *shared) {
 
 typedef enum g2z__drop { G2Z__DROP_OFF, G2Z__DROP_ON } g2z__drop;
 
-/* What a kernel is handed: all zero where nothing is dropped. */
+/* A dropout as a kernel's argument: all zero without dropout. */
 static g2z_dropout g2z__dropout_value(const g2z_dropout *dropout) {
   g2z_dropout value;
   memset(&value, 0, sizeof value);
@@ -835,8 +880,7 @@ g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g
   g2z__write((k == 0 ? out0 : k == 1 ? out1 : out2) + c, sum, mode);
 }
 
-/* Adds [P,K,C] partial sums, which the kernel just launched makes, into up to three outputs of C
- * columns: out1 and out2 may be NULL, from the last. */
+/* Launches g2z_k_add_slabs for up to three outputs: out2, or out1 and out2, may be NULL. */
 template <typename G>
 static g2z_status g2z__add_slabs(g2z_device *device, G *out0, G *out1, G *out2,
                                  const float *partial, int P, int C, g2z_write mode) {
@@ -853,9 +897,7 @@ typedef enum g2z__columns { G2Z__COLUMNS_PLAIN, G2Z__COLUMNS_TIMES } g2z__column
  *   times    [N,C] A in                 NULL for PLAIN
  *   partial  [slabs,C] f32 out
  * Launch  grid (ceil(C / 32 packs), slabs), block (32,8): a lane keeps one pack of columns
- * Cost    sizeof(A) NC bytes, three times that with TIMES: N=32768, C=3072, fp16 is 604 MB, 141 us
- *         at 4.28 TB/s. With TIMES and the second stage, N=1024, 2048, 4096, 32768 took 6.3, 8.5,
- *         17.9, 157 us on an H200, when GELU's slope was computed there too
+ * Cost    sizeof(A) NC bytes, three times that with TIMES: N=32768, C=3072, fp16 is 604 MB
  * Order   warp w adds rows w, w+8, ... of its slab; then the 8 warps in order
  * Oracle  g2z__cpu_linear_bwd_data with a slope */
 template <typename A, g2z__columns COLUMNS>
@@ -869,7 +911,7 @@ g2z_k_column_sums(float *partial, A *x, const A *times, int N, int C, int slab_r
   float sum[L] = {};
   g2z__k_begin();
   for (int row = first; pack < packs && row < end; row += 8 * BATCH) {
-    uint4 raw[BATCH], factor[BATCH]; /* under way together: the stores in between are in the way */
+    uint4 raw[BATCH], factor[BATCH]; /* loaded together: stores in between would part the loads */
 #pragma unroll
     for (int j = 0; j < BATCH; j++) {
       size_t at = (size_t)min(row + 8 * j, end - 1) * (size_t)packs + (size_t)pack;
@@ -1043,7 +1085,7 @@ static __device__ inline void g2z__put_row(D *to, const float (&in)[L]) {
   else g2z__put(to, 0, g2z__pack<D>(in));
 }
 
-/* Parts that one launch takes; by value, for the list is the host's. */
+/* The parts of one launch, passed by value: the caller's list lies in host memory. */
 #define G2Z__ROW_PARTS 16
 typedef struct g2z__row_parts {
   g2z_row_part part[G2Z__ROW_PARTS];
@@ -1081,7 +1123,7 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
   bool began_before = first > 0 && sorted[first - 1] == token;
   float sum[L] = {}, before[L] = {}; /* of the run so far, and dwte's row as it was */
   auto inside = [=](int key) { return (size_t)key * width + column - low < count; };
-  auto write = [&](bool goes_on) { /* a run has ended, or the chunk: other parts go to the seams */
+  auto write = [&](bool goes_on) { /* at the end of a run or of the chunk */
     if (!inside(token)) return;
     if (began_before) g2z__put_floats<L>(heads + (size_t)chunk * width + column, sum);
     else if (goes_on) g2z__put_floats<L>(tails + (size_t)chunk * width + column, sum);
@@ -1168,8 +1210,8 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
  *   tokens         [N] i32 in
  *   sorted, order  [N] i32 out
  * Launch  grid ceil(N/32), block (32,16): a lane per token, the warps share the others
- * Cost    N^2 comparisons, 9 instructions of a warp for 128 of them, in one launch, where a radix
- *         sort has many. embed_bwd takes 11.7, 13.4, 20.1 us at N=1024, 2048, 4096 on an H200 */
+ * Cost    N^2 comparisons, 9 instructions of a warp for 128 of them, in one launch; a radix sort
+ *         has many launches */
 static __global__ void __launch_bounds__(512)
 g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) {
   __shared__ alignas(16) uint32_t others[16][32];
@@ -1230,7 +1272,7 @@ static g2z_status g2z__embed_sort(g2z_device *device, g2z__embed_scratch *scratc
 static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tokens, int N, int C,
                                           int run_rows, g2z__embed_scratch *out) {
   memset(out, 0, sizeof *out);
-  G2Z__TRY(g2z__embed_sort(device, out, tokens, N)); /* without memory, it only says how much */
+  G2Z__TRY(g2z__embed_sort(device, out, tokens, N)); /* without memory: only sets cub_bytes */
   size_t list = g2z__align((size_t)N * sizeof(int32_t)), cub_bytes = g2z__align(out->cub_bytes);
   size_t chunks = g2z__blocks((size_t)N, (size_t)run_rows);
   size_t buffer = g2z__align(chunks * (size_t)C * sizeof(float));
@@ -1246,7 +1288,7 @@ static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tok
   return G2Z_OK;
 }
 
-/* What is sorted is added up. */
+/* Adds up the sorted rows. */
 template <typename A, typename D, g2z__drop DROP>
 static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_parts *parts,
                                   const g2z__embed_scratch *scratch, const A *dout,
@@ -1295,7 +1337,7 @@ static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const
   g2z__embed_scratch scratch;
   void *memory;
   memset(&scratch, 0, sizeof scratch);
-  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* says how much CUB needs */
+  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* only sets cub_bytes */
   size_t cub_bytes = g2z__align(scratch.cub_bytes);
   G2Z__TRY(g2z__scratch(device, cub_bytes + (size_t)N * sizeof(int32_t), &memory));
   scratch.cub = memory;
@@ -1340,8 +1382,8 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
 #define G2Z__ROW_THREADS 512     /* most threads that hold a row */
 #define G2Z__ROW_WARP_PACKS 8    /* most packs of a lane where a warp holds a row */
 
-/* How many threads a row takes where they hold 1 or 2 packs each: whole warps. Half of the most
- * that are allowed hold one pack: so few leave each the registers that backward wants. */
+/* How many threads hold a row, in whole warps, with *K packs each. Up to half of the threads that
+ * are allowed hold one pack each: then each has the registers that backward needs. */
 static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, int *K) {
   *K = packs <= G2Z__ROW_THREADS / 2 ? 1 : 2;
   *threads = (int)g2z__blocks((size_t)packs, (size_t)(32 * *K)) * 32;
@@ -1360,7 +1402,7 @@ static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, 
  *   rstd  [N]   f32 out 1/sqrt(variance + eps)
  * Math    f32, two-pass variance
  * Launch  warps: grid ceil(N/8), block (32,8); blocks: grid N, block (threads,1)
- * Cost    2 sizeof(A) NC bytes: N=32768, C=768, fp16 is 100.7 MB, 23.5 us at 4.28 TB/s
+ * Cost    2 sizeof(A) NC bytes: N=32768, C=768, fp16 is 100.7 MB
  * Oracle  g2z__cpu_layernorm_fwd */
 template <typename A, int K, g2z__team TEAM>
 static __global__ void __launch_bounds__(TEAM == G2Z__TEAM_WARP ? 256 : G2Z__ROW_THREADS)
@@ -1415,46 +1457,25 @@ g2z_k_layernorm_fwd(A *y, float *mean, float *rstd, const A *x, const A *w, cons
 }
 
 template <typename A>
-struct g2z__layernorm_fwd_data {
-  A *y;
-  float *mean, *rstd;
-  const A *x, *w, *b;
-  int N, C;
-};
-
-template <typename A, int K, g2z__team TEAM>
-static g2z_status g2z__layernorm_fwd_run(g2z_device *device, int threads,
-                                         const g2z__layernorm_fwd_data<A> &d) {
-  unsigned rows = TEAM == G2Z__TEAM_WARP ? 8 : 1;
-  return g2z__launch(device, "g2z_k_layernorm_fwd", g2z_k_layernorm_fwd<A, K, TEAM>,
-                     (unsigned)g2z__blocks((size_t)d.N, rows), dim3((unsigned)threads, rows), 0,
-                     d.y, d.mean, d.rstd, d.x, d.w, d.b, d.N, d.C);
-}
-
-template <typename A>
 static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, float *mean, float *rstd,
                                          const void *x, const void *w, const void *b, int N,
                                          int C) {
+#define G2Z__WARPS(K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
+  static void (*const warps[])(A *, float *, float *, const A *, const A *, const A *, int, int) = {
+      G2Z__WARPS(1), G2Z__WARPS(2), G2Z__WARPS(3), G2Z__WARPS(4),
+      G2Z__WARPS(5), G2Z__WARPS(6), G2Z__WARPS(7), G2Z__WARPS(8)};
+#undef G2Z__WARPS
   int packs = C / g2z__lanes<A>, threads = 32, K = (packs + 31) / 32;
-  if (K > G2Z__ROW_WARP_PACKS) {
-    G2Z__TRY(g2z__row_threads(device, packs, &threads, &K));
-    K += G2Z__ROW_WARP_PACKS;
-  }
-  g2z__layernorm_fwd_data<A> d = {(A *)y,       mean,         rstd, (const A *)x,
-                                  (const A *)w, (const A *)b, N,    C};
-  switch (K) {
-    case 1: return g2z__layernorm_fwd_run<A, 1, G2Z__TEAM_WARP>(device, threads, d);
-    case 2: return g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_WARP>(device, threads, d);
-    case 3: return g2z__layernorm_fwd_run<A, 3, G2Z__TEAM_WARP>(device, threads, d);
-    case 4: return g2z__layernorm_fwd_run<A, 4, G2Z__TEAM_WARP>(device, threads, d);
-    case 5: return g2z__layernorm_fwd_run<A, 5, G2Z__TEAM_WARP>(device, threads, d);
-    case 6: return g2z__layernorm_fwd_run<A, 6, G2Z__TEAM_WARP>(device, threads, d);
-    case 7: return g2z__layernorm_fwd_run<A, 7, G2Z__TEAM_WARP>(device, threads, d);
-    case 8: return g2z__layernorm_fwd_run<A, 8, G2Z__TEAM_WARP>(device, threads, d);
-    case 10: return g2z__layernorm_fwd_run<A, 2, G2Z__TEAM_BLOCK>(device, threads, d);
-    default: G2Z_ASSERT(!"a row width without a kernel");
-  }
-  return G2Z_OK;
+  static_assert(sizeof warps / sizeof *warps == G2Z__ROW_WARP_PACKS, "a kernel for each K");
+  auto kernel = g2z_k_layernorm_fwd<A, 2, G2Z__TEAM_BLOCK>;
+  const bool warp = K <= G2Z__ROW_WARP_PACKS;
+  if (warp) kernel = warps[K - 1];
+  else G2Z__TRY(g2z__row_threads(device, packs, &threads, &K));
+  G2Z_ASSERT(warp || K == 2);
+  unsigned rows = warp ? 8 : 1;
+  return g2z__launch(device, "g2z_k_layernorm_fwd", kernel,
+                     (unsigned)g2z__blocks((size_t)N, rows), dim3((unsigned)threads, rows), 0,
+                     (A *)y, mean, rstd, (const A *)x, (const A *)w, (const A *)b, N, C);
 }
 
 /* What backward reads and writes; see g2z_k_layernorm_bwd. */
@@ -1474,8 +1495,8 @@ struct g2z__layernorm_bwd_data {
  * thread reads what it copied itself, so that no barrier stands between. */
 extern __shared__ uint4 g2z__row_ring[];
 
-/* Four stages keep enough bytes under way for an H200; of wide rows, two fit everywhere but on
- * sm_75, whose 64 KiB take rows of up to 10 KiB. */
+/* Four stages keep enough bytes under way to fill the memory bus of Hopper. Of wide rows two stages
+ * fit, everywhere but on sm_75, whose 64 KiB take rows of up to 10 KiB. */
 template <int K>
 static constexpr int g2z__row_stages = K == 1 ? 4 : 2;
 /* A team has at most this many warps. */
@@ -1523,7 +1544,7 @@ static __device__ inline void g2z__team_barrier(void) {
 }
 
 /* Two sums over the threads of a team, in all of them, behind one barrier. `parts` has a place for
- * each warp of the widest team; those of no warp are 0. */
+ * each warp of the widest team; places without a warp are 0. */
 template <int WARPS>
 static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
   x.x = g2z__warp_sum(x.x);
@@ -1650,8 +1671,7 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  *         dbias += what was stored in dres, or in dropped
  * Launch  persistent: block (threads, teams), a team per row, a thread K packs of it; the next rows
  *         are copied to shared memory meanwhile, and no team waits for another
- * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB, 47 us at 4.28 TB/s.
- *         With the second stage, N=1024, 2048, 4096, 32768 take 6.0, 7.6, 10.2, 54.9 us on an H200
+ * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB
  * Order   a team adds its rows in ascending order; then the teams in order
  * Oracle  g2z__cpu_layernorm_bwd */
 template <typename A, int K, g2z__drop DROP>
@@ -1724,10 +1744,7 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
   if (teams > rows) teams = rows;
   if (teams > room) teams = room < 1 ? 1 : room; /* at 1, CUDA says that it does not fit */
   ring *= (size_t)teams;
-  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)ring));
-  G2Z__CUDA(device, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads * teams,
-                                                                  ring));
+  G2Z__TRY(g2z__occupancy(device, (const void *)kernel, threads * teams, ring, &blocks));
   size_t wanted = g2z__blocks((size_t)data.N, (size_t)teams);
   blocks = (blocks < 1 ? 1 : blocks) * cuda->sms;
   if ((size_t)blocks > wanted) blocks = (int)wanted;
@@ -1771,27 +1788,27 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
 
 /* ===== >>k24 pointwise ===================================================
  * In:  tensors. Out: tensors of the same shape, each element by itself.
- * Law: one launch, packs of 16 bytes, nothing is kept between elements. */
+ * Law: one launch; each thread takes packs of 16 bytes; no element depends on another. */
 
-/* GELU in its tanh form, 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), is x times the
- * logistic function of 2u, the gate. Written so, small results keep their digits: 1 + tanh u would
- * lose them. Hendrycks and Gimpel 2016, arXiv:1606.08415. The slope, which shares the gate, is
- * gate + x gate (2u)' (1 - gate). */
+/* GELU in its tanh form is 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3). That is x
+ * gate, where the gate is the logistic function of 2u. The sum 1 + tanh u would lose the digits of
+ * small results; the gate keeps them. The slope is gate + x gate (2u)' (1 - gate). Hendrycks and
+ * Gimpel 2016, arXiv:1606.08415. */
 static __device__ inline float g2z__k_gelu(float x, float &slope) {
   const float rate = 1.5957691216057308f, power = -rate * G2Z__LOG2E;
   float square = x * x;
-  /* exp(-2u) as a power of 2; it may overflow to infinity, and then the gate is 0 */
+  /* exp(-2u) as a power of 2. If it overflows to infinity, the gate is 0. */
   float gate = __fdividef(1.0f, 1.0f + g2z__exp2(x * (power * 0.044715f * square + power)));
   x *= gate;
   slope = gate + x * ((rate * 3.0f * 0.044715f * square + rate) * (1.0f - gate));
   return x;
 }
 
-/* g2z_k_gelu_fwd: y = gelu(x), and its slope takes the place of x
+/* g2z_k_gelu_fwd: y = gelu(x); the slope overwrites x
  *   x  [n] A in place  n % 8 == 0; 16-byte aligned
  *   y  [n] A out
  * Launch  a thread per pack, blocks of 256
- * Cost    3 sizeof(A) n bytes: 32768 x 3072 in fp16 is 604 MB, 141 us at 4.28 TB/s
+ * Cost    3 sizeof(A) n bytes: 32768 x 3072 in fp16 is 604 MB
  * Oracle  g2z__cpu_linear_fwd with a slope */
 template <typename A>
 static __global__ void g2z_k_gelu_fwd(A *y, A *x, size_t packs) {
@@ -1850,7 +1867,7 @@ static g2z_status g2z__residual_dropout(g2z_device *device, A *y, const A *x, co
 /* g2z_k_cast: to[i] = round(from[i])
  *   from  [n] f32 in
  *   to    [n] A out
- * Launch  a thread per pack of `to`; what is not aligned or fills no pack goes one by one
+ * Launch  a thread per pack of `to`; unaligned memory and a partial pack go element by element
  * Cost    (4 + sizeof(A)) n bytes
  * Oracle  g2z__cpu_cast_act, g2z__cpu_cast_grad */
 template <typename A>
@@ -1895,8 +1912,8 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
  * algorithms, and taken where it wins. */
 
 #define G2Z__CANDIDATES 24       /* algorithms that are timed for a shape, if there are so many */
-#define G2Z__TIMED_FLOP 1.6e11   /* of a timed round of small products at most: 0.3 ms on an H200 */
-#define G2Z__LARGE_FLOP 3e10     /* a product that is timed for long: 45 us and more on an H200 */
+#define G2Z__TIMED_FLOP 1.6e11   /* of a timed round of small products, at most */
+#define G2Z__LARGE_FLOP 3e10     /* products from this size on are timed for long */
 #define G2Z__LARGE_CALLS 8
 #define G2Z__LARGE_MS 30
 
@@ -1920,7 +1937,7 @@ static int g2z__epilogue_is_ours(const g2z__lt_key *key) {
   return key->epilogue >= G2Z__EPILOGUE_GELU;
 }
 
-/* Who computes a product, and what a table calls him. */
+/* Who computes a product, and its name in a tuning table. */
 typedef enum g2z__way { G2Z__WAY_CUBLASLT, G2Z__WAY_HOPPER, G2Z__WAYS } g2z__way;
 static const char *const g2z__way_names[G2Z__WAYS] = {"cublaslt", "hopper"};
 
@@ -1933,7 +1950,7 @@ typedef struct g2z__lt_product {
   float us;                        /* as timed; 0: not timed */
 } g2z__lt_product;
 
-/* What a product is told of rows that become a softmax, and tells. Exponents are of 2. */
+/* Arguments and results of a product whose rows become a softmax. Exponents are of 2. */
 typedef struct g2z__softmax_rows {
   const float *reference;          /* [n] what is taken off a row's exponents */
   float2 *parts;                   /* [tiles across,n] out: a tile's sum and largest exponent */
@@ -1951,10 +1968,10 @@ typedef struct g2z__lt_operands {
   g2z__softmax_rows rows;          /* with SOFTMAX */
 } g2z__lt_operands;
 
-/* Room k42: whether it has a kernel for that, and how it runs. `on` NULL: nothing is added. Its
- * slabs are of G2Z__PRODUCT_ROWS rows. */
+/* Room k42: whether it has a kernel for a key, and its launcher. `on` NULL: nothing is added. Its
+ * column sums are of slabs of G2Z__PRODUCT_ROWS rows. */
 #define G2Z__PRODUCT_ROWS 128
-static int g2z__hopper_products_here(const g2z_device *device);
+static int g2z__hopper_here(const g2z_device *device);
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
                                     const g2z__lt_operands *on);
 static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
@@ -1987,7 +2004,7 @@ static g2z_status g2z__lt_open(g2z_device *device) {
     return g2z__fail(device->services, G2Z_DEVICE,
                      "cuBLASLt %zu does not start: %s; check that it fits the driver",
                      cublasLtGetVersion(), cublasLtGetStatusString(status));
-  cuda->hopper_products = g2z__hopper_products_here(device);
+  cuda->hopper = g2z__hopper_here(device);
   G2Z__CUDA(device, cudaMalloc(&cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE));
   return G2Z_OK;
 }
@@ -2097,9 +2114,8 @@ static bool g2z__lt_time_round(g2z_device *device, int calls, F run, float *ms) 
          cudaEventElapsedTime(ms, cuda->begin, cuda->end) == cudaSuccess;
 }
 
-/* The best of three rounds behind one that warms up. Alone a small product is timed with the 5 us
- * around it: rounds of 8 choose algorithms that save 1.7, 0.3 and 1.2 % of the products' time at
- * 1,024, 2,048 and 4,096 tokens of GPT-2 124M on an H200. */
+/* The best of three rounds; one before them warms up. A round is 8 calls, because the events around
+ * a single small product take about as long as the product. */
 template <typename F>
 static float g2z__lt_time_small(g2z_device *device, double flop, F run) {
   double fit = G2Z__TIMED_FLOP / flop;
@@ -2112,10 +2128,9 @@ static float g2z__lt_time_small(g2z_device *device, double flop, F run) {
   return best_ms * 1000 / (float)calls;
 }
 
-/* The mean behind 30 ms of the same. A GPU that is busy for long is held by its power limit, and
- * then the algorithm that was fastest for a moment may be 4 % slower than one that needs less
- * power: a step of 32 x 1024 tokens gains 0.6 % (50.99 -> 50.68 ms on two H200s, four pairs of
- * runs), for 8 s of timing. */
+/* The mean over G2Z__LARGE_MS, after the GPU was busy for as long. A GPU that is busy for long is
+ * held by its power limit. An algorithm that is fastest for a moment may then be slower than one
+ * that needs less power. */
 template <typename F>
 static float g2z__lt_time_large(g2z_device *device, F run) {
   int counted = 0;
@@ -2135,14 +2150,25 @@ static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) 
                                 : g2z__lt_time_large(device, run);
 }
 
+/* Times one way to compute a product, which becomes the product's if it is the fastest so far. */
+template <typename F>
+static void g2z__lt_try(g2z_device *device, g2z__lt_product *best, g2z__way way,
+                        const cublasLtMatmulAlgo_t *algo, F run) {
+  float us = g2z__lt_time_us(device, &best->key, run);
+  if (us <= 0 || (best->us > 0 && us >= best->us)) return;
+  best->us = us;
+  best->way = way;
+  if (algo) best->algo = *algo;
+}
+
 static int g2z__lt_may_time(const g2z_device *device) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   return cuda->tune == G2Z_TUNE_ON && cuda->products_timed < G2Z__PRODUCTS_TIMED &&
          !g2z__capturing(device);
 }
 
-/* Chooses by the clock. Trials must not change a C that D overwrites: then they write elsewhere,
- * and where there is no room for that, the heuristic decides. */
+/* Chooses by the clock. Where D overwrites C, trials write to memory of their own, so that C stays.
+ * Without room for that, the heuristic's favourite is taken. */
 static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
                                const g2z__lt_operands *on) {
   cublasLtMatmulHeuristicResult_t candidates[G2Z__CANDIDATES];
@@ -2165,20 +2191,14 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   }
   for (int i = 0; i < count; i++) {
     if (candidates[i].state != CUBLAS_STATUS_SUCCESS) continue;
-    float us = g2z__lt_time_us(device, &product->key, [&] {
+    g2z__lt_try(device, product, G2Z__WAY_CUBLASLT, &candidates[i].algo, [&] {
       return g2z__lt_run(device, product, &trial, &candidates[i].algo) == CUBLAS_STATUS_SUCCESS;
     });
-    if (us <= 0 || (product->us > 0 && us >= product->us)) continue;
-    product->us = us;
-    product->algo = candidates[i].algo;
   }
-  float us = !hopper ? -1 : g2z__lt_time_us(device, &product->key, [&] {
-    return g2z__hopper_product_run(device, &product->key, &trial) == G2Z_OK;
-  });
-  if (us > 0 && product->us > 0 && us < product->us) {
-    product->us = us;
-    product->way = G2Z__WAY_HOPPER;
-  }
+  if (hopper)
+    g2z__lt_try(device, product, G2Z__WAY_HOPPER, NULL, [&] {
+      return g2z__hopper_product_run(device, &product->key, &trial) == G2Z_OK;
+    });
   cudaFree(elsewhere);
   return G2Z_OK;
 }
@@ -2190,8 +2210,8 @@ static g2z__lt_product *g2z__lt_find(const g2z_device *device, const g2z__lt_key
   return NULL;
 }
 
-/* A place for a new shape: behind the others, or that of one that was never timed, in turn. There
- * are always some of those. */
+/* A place for a new shape: a free one, else the next of an untimed shape. Some shapes are always
+ * untimed, because G2Z__PRODUCTS_TIMED is smaller than the table. */
 static g2z__lt_product *g2z__lt_place(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   if (cuda->product_count < G2Z__PRODUCTS) return &cuda->products[cuda->product_count++];
@@ -2231,7 +2251,7 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
 
 /* ----- the tuning table as text ------------------------------------------ */
 
-/* A line says what the table holds for: another GPU or cuBLAS has other algorithms. */
+/* The first line names cuBLASLt and the GPU: others have other algorithms. */
 static void g2z__lt_table_head(const g2z_device *device, char *text, size_t bytes) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   snprintf(text, bytes, G2Z__TUNING_HEAD "cuBLASLt %zu, %d SMs, %s", cublasLtGetVersion(),
@@ -2295,8 +2315,8 @@ static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, g2z__way *way
   return end != line && *end == '\n' && *us > 0;
 }
 
-/* Whether what a file names runs here: a damaged algorithm must not be launched. The product that
- * goes before a pass of its own, where an epilogue of ours is not taken, has another line. */
+/* Whether a file's algorithm runs here: a damaged one must not be launched. An epilogue of ours
+ * that is computed apart has a second line, for the product alone. */
 static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g2z__way way,
                            const cublasLtMatmulAlgo_t *algo) {
   cublasLtMatmulHeuristicResult_t result;
@@ -2312,7 +2332,7 @@ static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g
          result.workspaceSize <= G2Z__PRODUCT_WORKSPACE;
 }
 
-/* `text` ends with a NUL. Shapes that the device has settled already keep their algorithm. */
+/* `text` ends with a NUL. Shapes that the device has timed already keep their algorithm. */
 static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   char head[512];
@@ -2397,8 +2417,8 @@ static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *righ
   return on;
 }
 
-/* A product with an epilogue of ours: `apart`, a product of cuBLASLt's or ours and a pass over it,
- * or room k42's kernel, which does it all. The clock chooses once; *fused says what ran. */
+/* A product with an epilogue of ours: by room k42's kernel in one launch, or `apart`, as a plain
+ * product and a pass over it. The clock chooses once. *fused is 1 if one launch did both. */
 template <typename F>
 static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
                                    const g2z__lt_operands *on, F apart, int *fused) {
@@ -2407,28 +2427,27 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
   auto run = [&] { return g2z__hopper_product_run(device, key, on); };
   g2z__lt_product *product = g2z__lt_find(device, key);
   if (!product) {
-    g2z__way way = g2z__cuda_of(device)->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
-    float us = 0;
-    if (way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* its product is timed by itself */
+    g2z__lt_product best; /* of the table only at the end: apart() adds its product there */
+    memset(&best, 0, sizeof best);
+    best.key = *key;
+    best.way = g2z__cuda_of(device)->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
+    if (best.way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* its product is timed by itself */
     if (g2z__lt_may_time(device)) {
-      us = g2z__lt_time_us(device, key, [&] { return apart() == G2Z_OK; });
-      float fused_us = g2z__lt_time_us(device, key, [&] { return run() == G2Z_OK; });
-      if (fused_us > 0 && fused_us < us) us = fused_us, way = G2Z__WAY_HOPPER;
+      g2z__lt_try(device, &best, G2Z__WAY_CUBLASLT, NULL, [&] { return apart() == G2Z_OK; });
+      g2z__lt_try(device, &best, G2Z__WAY_HOPPER, NULL, [&] { return run() == G2Z_OK; });
     }
     G2Z__TRY(g2z__lt_add(device, key, &product));
-    product->way = way;
-    product->us = us > 0 ? us : 0;
-    if (us > 0) g2z__cuda_of(device)->products_timed++;
+    product->way = best.way;
+    product->us = best.us;
+    if (best.us > 0) g2z__cuda_of(device)->products_timed++;
   }
   *fused = product->way == G2Z__WAY_HOPPER;
   return *fused ? run() : apart();
 }
 
-/* y = gelu(x w + bias), and slope. cuBLASLt's epilogue GELU would keep GELU's input in its place:
- * backward would compute the slope from it in an epilogue that is longer than its product, 17
- * instructions an element instead of 5. C=768, N=32768: forward takes 313 us instead of 307 on an
- * H200, backward 279 instead of 329; a step of 32 x 1024 tokens of 124M 50.95 ms instead of 51.17
- * (means of four runs in turns). */
+/* y = gelu(x w + bias), and slope. cuBLASLt's GELU epilogue would leave GELU's input instead of the
+ * slope. Backward would have to compute the slope from it, which takes an epilogue longer than the
+ * product itself. */
 template <typename A>
 static g2z_status g2z__gelu_product(g2z_device *device, const g2z__lt_key *plain,
                                     const g2z__lt_operands *on) {
@@ -2612,9 +2631,8 @@ static __device__ inline void g2z__as_a(uint32_t (&a)[4], const float (&left)[4]
   a[3] = g2z__pair_of<A>::pack(right[2], right[3]);
 }
 
-/* One of two numbers. `condition ? x[i] : x[j]` chooses between addresses, as an index would, and
- * then nvcc may keep all of x in local memory, as it did with -split-compile: attention backward
- * took 447 us instead of 370 on an H200, GELU's gradient 379 instead of 350. */
+/* One of two numbers. `condition ? x[i] : x[j]` chooses between two addresses, as an index does.
+ * nvcc may then keep all of x in local memory, as with -split-compile. */
 template <typename T>
 static __device__ inline T g2z__choose(bool condition, T yes, T no) {
   return condition ? yes : no;
@@ -2986,7 +3004,7 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
     uint32_t k_tile = tiles + (uint32_t)(step % 2 * g2z__tile_bytes<HSP>);
     uint32_t v_tile = k_tile + 2 * g2z__tile_bytes<HSP>;
     g2z__copies_wait();
-    __syncthreads(); /* this stage is there, and nobody reads the other one any more */
+    __syncthreads(); /* this stage has arrived, and no thread reads the other one */
     if (step + 1 < steps) {
       uint32_t next = tiles + (uint32_t)((step + 1) % 2 * g2z__tile_bytes<HSP>);
       g2z__load_tile<HSP, THREADS>(next, k, (step + 1) * STEP);
@@ -3197,7 +3215,7 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
     uint32_t k_tile = tiles + (uint32_t)(step % 2 * g2z__tile_bytes<HSP>);
     uint32_t v_tile = k_tile + 2 * g2z__tile_bytes<HSP>;
     g2z__copies_wait();
-    __syncthreads(); /* this stage is there, and nobody reads the other one any more */
+    __syncthreads(); /* this stage has arrived, and no thread reads the other one */
     if (step + 1 < steps) {
       uint32_t next = tiles + (uint32_t)((step + 1) % 2 * g2z__tile_bytes<HSP>);
       g2z__load_tile<HSP, THREADS>(next, k, (step + 1) * STEP);
@@ -3324,7 +3342,7 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
     uint32_t g_tile = q_tile + 2 * g2z__tile_bytes<HSP>;
     const float2 *stats_tile = stats_tiles + stage * STEP;
     g2z__copies_wait();
-    __syncthreads(); /* this stage is there, and nobody reads the other one any more */
+    __syncthreads(); /* this stage has arrived, and no thread reads the other one */
     if (step + 1 < blocks) {
       uint32_t next = tiles + (uint32_t)((1 - stage) * g2z__tile_bytes<HSP>);
       g2z__load_tile<HSP, THREADS>(next, q, (step + 1) * STEP);
@@ -3357,304 +3375,197 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
 }
 
 /* ----- kernels in plain fp32 ---------------------------------------------
- * For fp32 and tf32, and for GPUs before sm_80. 256 threads as a 16 x 16 square own R rows of one
- * (b,h) and walk over N at a time, both in shared memory as fp32. Thread (y,x) computes scores of
- * rows y + 16i and columns x + 16j, and columns 4x.. of the same rows of the results: a row belongs
- * to one half-warp throughout, so that its weights need no barrier on their way through memory. */
+ * For fp32 and tf32, and for GPUs before sm_80. A thread owns one row of one (b,h), a query or a
+ * key, in registers, and walks over the others. G2Z__PLAIN_STEP of them lie in shared memory at a
+ * time; all threads of a block read the same row of it. */
 
-template <int HSP>
-struct g2z__plain {
-  enum {
-    R = 4096 / HSP,              /* 64 rows of 64, 32 rows of 128 */
-    N = R / 2,
-    RM = R / 16, NM = N / 16,    /* of which one thread has */
-    STRIDE = HSP + 4,            /* eight rows of one 16-byte column touch all banks */
-    COLUMNS = HSP / 16,
-    WEIGHTS = R * (N + 1),
-    FWD_BYTES = ((R + 2 * N) * STRIDE + WEIGHTS) * 4,
-    BWD_BYTES = ((2 * R + 2 * N) * STRIDE + WEIGHTS) * 4 /* 60,672 and 52,864: sm_75 has 65,536 */
-  };
-};
+#define G2Z__PLAIN_ROWS 128      /* of a block, a thread each */
+#define G2Z__PLAIN_STEP 32
+#define G2Z__PLAIN_GROUP 8       /* keys that a thread takes into its softmax together */
 
-#define G2Z__PLAIN_THREADS 256
-
-template <int HSP, int ROWS, typename A>
-static __device__ inline void g2z__plain_load(float *tile, const g2z__rows<const A> &from,
-                                              int row) {
-  constexpr int L = g2z__lanes<A>, PIECES = HSP / L;
-  for (int i = (int)threadIdx.x; i < ROWS * PIECES; i += G2Z__PLAIN_THREADS) {
-    int y = i / PIECES, x = i % PIECES * L;
-    float values[L] = {};
-    if (row + y < from.T && x < from.HS)
-      g2z__unpack<A>(values, *reinterpret_cast<const uint4 *>(
-                                 from.at + (size_t)(row + y) * from.stride + x));
+/* Row y of a rectangle as fp32; zero outside. */
+template <int HSP, typename A>
+static __device__ inline void g2z__plain_row(float (&row)[HSP], const g2z__rows<const A> &from,
+                                             int y) {
+  constexpr int L = g2z__lanes<A>;
 #pragma unroll
-    for (int k = 0; k < L; k++) tile[y * g2z__plain<HSP>::STRIDE + x + k] = values[k];
+  for (int x = 0; x < HSP; x += L) {
+    float values[L] = {};
+    const A *at = from.at + (size_t)y * from.stride + x;
+    if (y < from.T && x < from.HS) g2z__unpack<A>(values, *reinterpret_cast<const uint4 *>(at));
+#pragma unroll
+    for (int i = 0; i < L; i++) row[x + i] = values[i];
   }
 }
 
-/* s[i][j] += row y + 16i of `rows` times row x + 16j of `columns`. */
-template <int HSP>
-static __device__ inline void
-g2z__plain_scores(float (&s)[g2z__plain<HSP>::RM][g2z__plain<HSP>::NM], const float *rows,
-                  const float *columns) {
-  typedef g2z__plain<HSP> P;
-  int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-#pragma unroll 4
-  for (int d = 0; d < HSP; d += 4)
-#pragma unroll
-    for (int i = 0; i < P::RM; i++) {
-      float4 a = *reinterpret_cast<const float4 *>(rows + (y + 16 * i) * P::STRIDE + d);
-#pragma unroll
-      for (int j = 0; j < P::NM; j++) {
-        float4 b = *reinterpret_cast<const float4 *>(columns + (x + 16 * j) * P::STRIDE + d);
-        s[i][j] += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
-      }
-    }
-}
-
-/* acc[i] += (weights of row y + 16i) times tile: the weights of the same half-warp's threads. */
-template <int HSP>
-static __device__ inline void
-g2z__plain_weighted(float (&acc)[g2z__plain<HSP>::RM][g2z__plain<HSP>::COLUMNS], float *weights,
-                    const float (&w)[g2z__plain<HSP>::RM][g2z__plain<HSP>::NM],
-                    const float *tile) {
-  typedef g2z__plain<HSP> P;
-  int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-  __syncwarp(); /* the last weights have been read */
-#pragma unroll
-  for (int i = 0; i < P::RM; i++)
-#pragma unroll
-    for (int j = 0; j < P::NM; j++) weights[(y + 16 * i) * (P::N + 1) + x + 16 * j] = w[i][j];
-  __syncwarp();
-#pragma unroll 4
-  for (int k = 0; k < P::N; k++)
-#pragma unroll
-    for (int c = 0; c < P::COLUMNS; c += 4) {
-      float4 b = *reinterpret_cast<const float4 *>(tile + k * P::STRIDE + c * 16 + x * 4);
-#pragma unroll
-      for (int i = 0; i < P::RM; i++) {
-        float a = weights[(y + 16 * i) * (P::N + 1) + k];
-        acc[i][c] += a * b.x;
-        acc[i][c + 1] += a * b.y;
-        acc[i][c + 2] += a * b.z;
-        acc[i][c + 3] += a * b.w;
-      }
-    }
+/* Rows [y, y + G2Z__PLAIN_STEP) to shared memory. */
+template <int HSP, typename A>
+static __device__ inline void g2z__plain_tile(float (&tile)[G2Z__PLAIN_STEP][HSP],
+                                              const g2z__rows<const A> &from, int y) {
+  constexpr int L = g2z__lanes<A>, PIECES = HSP / L;
+  for (int i = (int)threadIdx.x; i < G2Z__PLAIN_STEP * PIECES; i += G2Z__PLAIN_ROWS) {
+    int row = i / PIECES, x = i % PIECES * L;
+    float values[L] = {};
+    const A *at = from.at + (size_t)(y + row) * from.stride + x;
+    if (y + row < from.T && x < from.HS)
+      g2z__unpack<A>(values, *reinterpret_cast<const uint4 *>(at));
+    g2z__put_floats<L>(&tile[row][x], values);
+  }
 }
 
 template <int HSP, typename A>
-static __device__ inline void
-g2z__plain_store(const g2z__rows<A> &to,
-                 const float (&acc)[g2z__plain<HSP>::RM][g2z__plain<HSP>::COLUMNS], int row,
-                 const float (&factor)[g2z__plain<HSP>::RM]) {
-  typedef g2z__plain<HSP> P;
+static __device__ inline void g2z__plain_store(const g2z__rows<A> &to, const float (&row)[HSP],
+                                               int y, float factor) {
+  constexpr int L = g2z__lanes<A>;
 #pragma unroll
-  for (int i = 0; i < P::RM; i++)
+  for (int x = 0; x < HSP; x += L) {
+    float values[L];
 #pragma unroll
-    for (int c = 0; c < P::COLUMNS; c++) {
-      int y = row + (int)threadIdx.x / 16 + 16 * i;
-      int x = c / 4 * 64 + (int)threadIdx.x % 16 * 4 + c % 4;
-      if (y < to.T && x < to.HS) to.at[(size_t)y * to.stride + x] = (A)(acc[i][c] * factor[i]);
-    }
+    for (int i = 0; i < L; i++) values[i] = row[x + i] * factor;
+    if (y < to.T && x < to.HS)
+      *reinterpret_cast<uint4 *>(to.at + (size_t)y * to.stride + x) = g2z__pack<A>(values);
+  }
 }
 
-/* Over the 16 threads that share rows. */
-static __device__ inline float g2z__plain_sum(float x) {
+/* In four sums, so that no product waits for the one before. */
+template <int HSP>
+static __device__ inline float g2z__plain_dot(const float (&x)[HSP], const float (&y)[HSP]) {
+  float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
-  for (int lanes = 8; lanes; lanes /= 2) x += __shfl_xor_sync(G2Z__ALL_LANES, x, lanes);
-  return x;
-}
-static __device__ inline float g2z__plain_largest(float x) {
-#pragma unroll
-  for (int lanes = 8; lanes; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(G2Z__ALL_LANES, x, lanes));
-  return x;
+  for (int d = 0; d < HSP; d += 4) {
+    float4 four = *reinterpret_cast<const float4 *>(&y[d]);
+    sum.x += x[d] * four.x, sum.y += x[d + 1] * four.y;
+    sum.z += x[d + 2] * four.z, sum.w += x[d + 3] * four.w;
+  }
+  return sum.x + sum.y + (sum.z + sum.w);
 }
 
-/* g2z_k_attention_plain_fwd: g2z_k_attention_fwd in fp32 arithmetic, R queries per block.
- * Launch  grid B*NH*ceil(T/R), 256 threads, FWD_BYTES of dynamic shared memory
- * Order   keys upwards in blocks of N; P is not rounded
+/* to += weight * row */
+template <int HSP>
+static __device__ inline void g2z__plain_add(float (&to)[HSP], float weight,
+                                             const float (&row)[HSP]) {
+#pragma unroll
+  for (int d = 0; d < HSP; d += 4) {
+    float4 four = *reinterpret_cast<const float4 *>(&row[d]);
+    to[d] += weight * four.x, to[d + 1] += weight * four.y;
+    to[d + 2] += weight * four.z, to[d + 3] += weight * four.w;
+  }
+}
+
+/* g2z_k_attention_plain_fwd: g2z_k_attention_fwd in fp32 arithmetic, a query per thread.
+ * Launch  grid B*NH*ceil(T/128), the longest rows of a head first; 128 threads
+ * Order   keys upwards in groups of 8; P is not rounded
  * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
 template <typename A, int HSP>
-static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
+static __global__ void __launch_bounds__(G2Z__PLAIN_ROWS)
 g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T, int NH,
                           int HS, float scale) {
-  typedef g2z__plain<HSP> P;
-  extern __shared__ __align__(128) unsigned char g2z__shared[];
-  float *q_tile = reinterpret_cast<float *>(g2z__shared), *k_tile = q_tile + P::R * P::STRIDE;
-  float *v_tile = k_tile + P::N * P::STRIDE, *weights = v_tile + P::N * P::STRIDE;
-  int blocks = (T + P::R - 1) / P::R, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
-  int block = blocks - 1 - (int)blockIdx.x % blocks;
-  int row = block * P::R, y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
-  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
+  constexpr int STEP = G2Z__PLAIN_STEP, GROUP = G2Z__PLAIN_GROUP;
+  __shared__ alignas(16) float k_tile[STEP][HSP], v_tile[STEP][HSP];
+  int blocks = (T + G2Z__PLAIN_ROWS - 1) / G2Z__PLAIN_ROWS, bh = (int)blockIdx.x / blocks;
+  int first = (blocks - 1 - (int)blockIdx.x % blocks) * G2Z__PLAIN_ROWS, b = bh / NH, h = bh % NH;
+  int query = first + (int)threadIdx.x;
+  auto k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS), v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
   g2z__k_begin();
   g2z__att_drop drop;
   if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
-  float o[P::RM][P::COLUMNS] = {}, largest[P::RM], sum[P::RM] = {};
-#pragma unroll
-  for (int i = 0; i < P::RM; i++) largest[i] = -INFINITY;
-  g2z__plain_load<HSP, P::R>(q_tile, q, row);
-  for (int key0 = 0; key0 < min(T, row + P::R); key0 += P::N) {
+  float q[HSP], o[HSP] = {}, largest = -INFINITY, sum = 0;
+  g2z__plain_row<HSP>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), query);
+  for (int key0 = 0; key0 < min(T, first + G2Z__PLAIN_ROWS); key0 += STEP) {
+    __syncthreads(); /* all have read the tiles before */
+    g2z__plain_tile<HSP>(k_tile, k, key0);
+    g2z__plain_tile<HSP>(v_tile, v, key0);
     __syncthreads();
-    g2z__plain_load<HSP, P::N>(k_tile, k, key0);
-    g2z__plain_load<HSP, P::N>(v_tile, v, key0);
-    __syncthreads();
-    float s[P::RM][P::NM] = {};
-    g2z__plain_scores<HSP>(s, q_tile, k_tile);
+    for (int j = 0; j < STEP && key0 + j <= query; j += GROUP) { /* its first key counts */
+      float s[GROUP], top = largest;
 #pragma unroll
-    for (int i = 0; i < P::RM; i++) {
-      float top = largest[i];
-#pragma unroll
-      for (int j = 0; j < P::NM; j++) {
-        s[i][j] = key0 + x + 16 * j > y + 16 * i ? -INFINITY : s[i][j] * scale;
-        top = fmaxf(top, s[i][j]);
+      for (int i = 0; i < GROUP; i++) {
+        s[i] = g2z__plain_dot<HSP>(q, k_tile[j + i]) * scale;
+        if (key0 + j + i > query) s[i] = -INFINITY;
+        top = fmaxf(top, s[i]);
       }
-      top = g2z__plain_largest(top);
-      float shrink = expf(largest[i] - top);
-      largest[i] = top;
-      sum[i] *= shrink;
+      float shrink = expf(largest - top);
+      largest = top;
+      sum *= shrink;
 #pragma unroll
-      for (int j = 0; j < P::NM; j++) {
-        s[i][j] = expf(s[i][j] - top);
-        sum[i] += s[i][j];
-        if (dropout.probability > 0)
-          s[i][j] *= g2z__att_drop_one(drop, y + 16 * i, key0 + x + 16 * j);
+      for (int d = 0; d < HSP; d++) o[d] *= shrink;
+#pragma unroll
+      for (int i = 0; i < GROUP; i++) {
+        float p = expf(s[i] - top);
+        sum += p;
+        if (dropout.probability > 0) p *= g2z__att_drop_one(drop, query, key0 + j + i);
+        g2z__plain_add<HSP>(o, p, v_tile[j + i]);
       }
-#pragma unroll
-      for (int c = 0; c < P::COLUMNS; c++) o[i][c] *= shrink;
     }
-    g2z__plain_weighted<HSP>(o, weights, s, v_tile);
   }
-  float inverse[P::RM];
-#pragma unroll
-  for (int i = 0; i < P::RM; i++) {
-    float total = g2z__plain_sum(sum[i]);
-    inverse[i] = 1.0f / total;
-    if (x == 0 && y + 16 * i < T)
-      lse[(size_t)bh * (size_t)T + (size_t)(y + 16 * i)] = largest[i] + logf(total);
-  }
-  g2z__plain_store<HSP>(g2z__rows_of(out, b, h, 0, 1, T, NH, HS), o, row, inverse);
+  if (query >= T) return;
+  lse[(size_t)bh * (size_t)T + (size_t)query] = largest + logf(sum);
+  g2z__plain_store<HSP>(g2z__rows_of(out, b, h, 0, 1, T, NH, HS), o, query, 1.0f / sum);
 }
 
-/* g2z_k_attention_plain_bwd_q: dQ of R queries per block, and stats {lse, sum of dout * out}.
- * Launch  as the forward, BWD_BYTES of dynamic shared memory
- * Order   keys upwards in blocks of N
- * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
-template <typename A, int HSP>
-static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
-g2z_k_attention_plain_bwd_q(A *dqkv, float2 *stats, const A *dout, const A *out, const float *lse,
-                            const A *qkv, g2z_dropout dropout, int T, int NH, int HS,
-                            float scale) {
-  typedef g2z__plain<HSP> P;
-  extern __shared__ __align__(128) unsigned char g2z__shared[];
-  float *q_tile = reinterpret_cast<float *>(g2z__shared), *g_tile = q_tile + P::R * P::STRIDE;
-  float *k_tile = g_tile + P::R * P::STRIDE, *v_tile = k_tile + P::N * P::STRIDE;
-  float *weights = v_tile + P::N * P::STRIDE;
-  int blocks = (T + P::R - 1) / P::R, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
-  int block = blocks - 1 - (int)blockIdx.x % blocks;
-  int row = block * P::R, y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
-  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
-  auto o = g2z__rows_of(out, b, h, 0, 1, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
-  g2z__k_begin();
-  g2z__att_drop drop;
-  if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
-  g2z__plain_load<HSP, P::R>(q_tile, o, row); /* out first, for its products with dout */
-  g2z__plain_load<HSP, P::R>(g_tile, g, row);
-  __syncthreads();
-  float dq[P::RM][P::COLUMNS] = {}, row_lse[P::RM], d[P::RM], factor[P::RM];
-#pragma unroll
-  for (int i = 0; i < P::RM; i++) {
-    int at = ((int)threadIdx.x / 16 + 16 * i) * P::STRIDE;
-    float sum = 0;
-    for (int c = x; c < HSP; c += 16) sum += q_tile[at + c] * g_tile[at + c];
-    d[i] = g2z__plain_sum(sum);
-    size_t query = (size_t)bh * (size_t)T + (size_t)(y + 16 * i);
-    row_lse[i] = y + 16 * i < T ? lse[query] : 0.0f;
-    factor[i] = scale;
-    if (x == 0 && y + 16 * i < T) stats[query] = make_float2(row_lse[i], d[i]);
-  }
-  __syncthreads();
-  g2z__plain_load<HSP, P::R>(q_tile, q, row);
-  for (int key0 = 0; key0 < min(T, row + P::R); key0 += P::N) {
-    __syncthreads();
-    g2z__plain_load<HSP, P::N>(k_tile, k, key0);
-    g2z__plain_load<HSP, P::N>(v_tile, v, key0);
-    __syncthreads();
-    float s[P::RM][P::NM] = {}, dp[P::RM][P::NM] = {};
-    g2z__plain_scores<HSP>(s, q_tile, k_tile);
-    g2z__plain_scores<HSP>(dp, g_tile, v_tile);
-#pragma unroll
-    for (int i = 0; i < P::RM; i++)
-#pragma unroll
-      for (int j = 0; j < P::NM; j++) {
-        int query = y + 16 * i, key = key0 + x + 16 * j;
-        float p = key > query ? 0.0f : expf(s[i][j] * scale - row_lse[i]);
-        if (dropout.probability > 0) dp[i][j] *= g2z__att_drop_one(drop, query, key);
-        s[i][j] = p * (dp[i][j] - d[i]);
-      }
-    g2z__plain_weighted<HSP>(dq, weights, s, k_tile);
-  }
-  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 0, 3, T, NH, HS), dq, row, factor);
-}
+typedef enum g2z__plain_part { G2Z__PLAIN_DQ, G2Z__PLAIN_DK, G2Z__PLAIN_DV } g2z__plain_part;
 
-/* g2z_k_attention_plain_bwd_kv: dK and dV of R keys per block.
- * Launch  as the forward, BWD_BYTES of dynamic shared memory
- * Order   queries upwards in blocks of N
+/* g2z_k_attention_plain_bwd: one part of dqkv. DQ runs first, with a query per thread, and leaves
+ * stats {lse, sum of dout * out}; DK and DV read them, with a key per thread.
+ * Math    P = exp(S - lse), dS = P (dP - D): dQ = dS K, dK = dS^T Q, dV = P^T dout, in fp32
+ * Launch  grid B*NH*ceil(T/128), 128 threads
+ * Cost    three products for DQ and DK each, two for DV
+ * Order   keys, or queries, upwards
  * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
-template <typename A, int HSP>
-static __global__ void __launch_bounds__(G2Z__PLAIN_THREADS)
-g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const A *qkv,
-                             g2z_dropout dropout, int T, int NH, int HS, float scale) {
-  typedef g2z__plain<HSP> P;
-  extern __shared__ __align__(128) unsigned char g2z__shared[];
-  float *k_tile = reinterpret_cast<float *>(g2z__shared), *v_tile = k_tile + P::R * P::STRIDE;
-  float *q_tile = v_tile + P::R * P::STRIDE, *g_tile = q_tile + P::N * P::STRIDE;
-  float *weights = g_tile + P::N * P::STRIDE;
-  int blocks = (T + P::R - 1) / P::R, bh = (int)blockIdx.x / blocks, b = bh / NH, h = bh % NH;
-  int row = (int)blockIdx.x % blocks * P::R;
-  int y = row + (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+template <typename A, int HSP, g2z__plain_part PART>
+static __global__ void __launch_bounds__(G2Z__PLAIN_ROWS)
+g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, const float *lse,
+                          const A *qkv, g2z_dropout dropout, int T, int NH, int HS, float scale) {
+  constexpr int STEP = G2Z__PLAIN_STEP;
+  constexpr bool QUERIES = PART == G2Z__PLAIN_DQ; /* of the threads; else keys */
+  __shared__ alignas(16) float x_tile[STEP][HSP], y_tile[STEP][HSP];
+  __shared__ float2 stats_tile[STEP];
+  int blocks = (T + G2Z__PLAIN_ROWS - 1) / G2Z__PLAIN_ROWS, bh = (int)blockIdx.x / blocks;
+  int first = (int)blockIdx.x % blocks * G2Z__PLAIN_ROWS, row = first + (int)threadIdx.x;
+  int b = bh / NH, h = bh % NH;
   auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
   auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  stats += (size_t)bh * (size_t)T;
   g2z__k_begin();
   g2z__att_drop drop;
   if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
-  float dk[P::RM][P::COLUMNS] = {}, dv[P::RM][P::COLUMNS] = {};
-  g2z__plain_load<HSP, P::R>(k_tile, k, row);
-  g2z__plain_load<HSP, P::R>(v_tile, v, row);
-  for (int query0 = row; query0 < T; query0 += P::N) {
-    __syncthreads();
-    g2z__plain_load<HSP, P::N>(q_tile, q, query0);
-    g2z__plain_load<HSP, P::N>(g_tile, g, query0);
-    __syncthreads();
-    float s[P::RM][P::NM] = {}, dp[P::RM][P::NM] = {};
-    g2z__plain_scores<HSP>(s, k_tile, q_tile);
-    g2z__plain_scores<HSP>(dp, v_tile, g_tile);
+  float x[HSP], y[HSP], sum[HSP];
+  float2 own = make_float2(0, 0);
+  g2z__plain_row<HSP>(x, QUERIES ? q : k, row);
+  if (PART != G2Z__PLAIN_DV) g2z__plain_row<HSP>(y, QUERIES ? g : v, row);
+  if (QUERIES && row < T) {
+    g2z__plain_row<HSP>(sum, g2z__rows_of(out, b, h, 0, 1, T, NH, HS), row);
+    own = make_float2(lse[(size_t)bh * (size_t)T + (size_t)row], g2z__plain_dot<HSP>(y, sum));
+    stats[row] = own;
+  }
 #pragma unroll
-    for (int j = 0; j < P::NM; j++) {
-      int query = query0 + x + 16 * j;
-      float2 stat = query < T ? stats[(size_t)bh * (size_t)T + (size_t)query] : make_float2(0, 0);
-#pragma unroll
-      for (int i = 0; i < P::RM; i++) {
-        int key = y + 16 * i;
-        float p = key > query ? 0.0f : expf(s[i][j] * scale - stat.x);
-        float factor = dropout.probability > 0 ? g2z__att_drop_one(drop, query, key) : 1.0f;
-        s[i][j] = p * factor;
-        dp[i][j] = p * (dp[i][j] * factor - stat.y);
+  for (int d = 0; d < HSP; d++) sum[d] = 0;
+  int end = QUERIES ? min(T, first + G2Z__PLAIN_ROWS) : T;
+  for (int at = QUERIES ? 0 : first; at < end; at += STEP) {
+    __syncthreads(); /* all have read the tiles before */
+    g2z__plain_tile<HSP>(x_tile, QUERIES ? k : q, at);
+    g2z__plain_tile<HSP>(y_tile, QUERIES ? v : g, at);
+    if (!QUERIES && threadIdx.x < STEP)
+      stats_tile[threadIdx.x] =
+          at + (int)threadIdx.x < T ? stats[at + (int)threadIdx.x] : make_float2(0, 0);
+    __syncthreads();
+#pragma unroll 2
+    for (int j = 0; j < STEP; j++) {
+      int query = QUERIES ? row : at + j, key = QUERIES ? at + j : row;
+      if (key > query) continue;
+      float2 stat = QUERIES ? own : stats_tile[j];
+      float weight = expf(g2z__plain_dot<HSP>(x, x_tile[j]) * scale - stat.x);
+      float factor = dropout.probability > 0 ? g2z__att_drop_one(drop, query, key) : 1.0f;
+      if constexpr (PART == G2Z__PLAIN_DV) {
+        g2z__plain_add<HSP>(sum, weight * factor, y_tile[j]);
+      } else {
+        weight *= g2z__plain_dot<HSP>(y, y_tile[j]) * factor - stat.y;
+        g2z__plain_add<HSP>(sum, weight, x_tile[j]);
       }
     }
-    g2z__plain_weighted<HSP>(dv, weights, s, g_tile);
-    g2z__plain_weighted<HSP>(dk, weights, dp, q_tile);
   }
-  float k_factor[P::RM], v_factor[P::RM];
-#pragma unroll
-  for (int i = 0; i < P::RM; i++) {
-    k_factor[i] = scale;
-    v_factor[i] = 1.0f;
-  }
-  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 1, 3, T, NH, HS), dk, row, k_factor);
-  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, 2, 3, T, NH, HS), dv, row, v_factor);
+  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, (int)PART, 3, T, NH, HS), sum, row,
+                        PART == G2Z__PLAIN_DV ? 1.0f : scale);
 }
 
 /* ===== >>k41 attention on Hopper =========================================
@@ -3675,8 +3586,8 @@ g2z_k_attention_plain_bwd_kv(A *dqkv, const float2 *stats, const A *dout, const 
 #define G2Z__TILE_BYTES 8192     /* 64 rows of 64 numbers of 2 bytes */
 static_assert(G2Z__TILE_BYTES == g2z__tile_bytes<64>, "room k40's readers read these tiles too");
 
-/* Without wgmma the kernels below are empty and have room for one warp, so that the launcher can
- * ask what was compiled. */
+/* Without wgmma the kernels below are empty and have room for one warp: g2z__hopper_here asks for
+ * that. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define G2Z__HOPPER_THREADS(threads) threads
 #else
@@ -3720,8 +3631,8 @@ static __device__ inline void g2z__barrier_wait(const uint64_t *barrier, uint32_
   } while (!done);
 }
 
-/* The compiler must see that a warpgroup goes one way: then wgmma may stay under way across
- * branches. */
+/* The shuffle shows the compiler that a warpgroup does not diverge: then wgmma may stay in flight
+ * across branches. */
 static __device__ inline int g2z__warpgroup(void) {
   return __shfl_sync(G2Z__ALL_LANES, (int)(threadIdx.x / 128), 0);
 }
@@ -3879,10 +3790,10 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
 #define G2Z__HOPPER_FWD_STAGES 4
 #define G2Z__HOPPER_FWD_BYTES (1024 + G2Z__HOPPER_FWD_STAGES * 2 * G2Z__TILE_BYTES)
 
-/* Which queries a block takes. Blocks of one head follow each other, so that its K and V are in L2,
- * the longest rows first; in the last heads, the longest of all of them: then short ones end the
- * launch, and no multiprocessor waits long for another. */
-#define G2Z__HOPPER_FWD_LAST 528 /* blocks of the last heads: two rounds of an H200's 132 x 2 */
+/* Which queries a block takes. Blocks of one head are neighbours, so that its K and V stay in L2;
+ * the longest rows come first. In the last heads the longest rows of all of them come first: then
+ * short blocks end the launch, and no multiprocessor waits long for another. */
+#define G2Z__HOPPER_FWD_LAST 528 /* blocks of the last heads: 2 rounds on 132 multiprocessors */
 static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, int heads,
                                                 int blocks) {
   int last = min(heads, (G2Z__HOPPER_FWD_LAST + blocks - 1) / blocks), first = heads - last;
@@ -3920,9 +3831,8 @@ static __device__ inline void g2z__hopper_mask(float (&s)[8][4], int key, int ro
  * Math    as g2z_k_attention_fwd
  * Launch  grid B*NH*ceil(T/128), 256 threads, two blocks per multiprocessor: one warpgroup's
  *         softmax runs under the products of the other three. Four stages of K and V: 65 KB
- * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 51.5 GFLOP, 68 us at 756 TFLOP/s; the
- *         exponentials alone take 57 us, at 16 per clock and multiprocessor. Measured on an H200:
- *         150 us in bursts, 192 us in bench, where products are slower by as much
+ * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 51.5 GFLOP; and B*NH*T^2/2 exponentials, of
+ *         which a multiprocessor makes 16 in a clock: about as long as the products
  * Order   keys upwards in blocks of 64; bitwise repeatable
  * Source  FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608) for the use of wgmma and TMA
  * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
@@ -4022,7 +3932,7 @@ static inline __host__ __device__ int g2z__hopper_pitch(int T) { return (T + 63)
  *   dout,out  [B,T,NH,64] A in
  *   taken     [1] i32 out   0: backward, which follows, counts its items with it
  * Launch  grid B*pitch*NH/32, 256 threads, 8 for each 64 numbers
- * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB, 24 us at 4.28 TB/s */
+ * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB */
 template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_attention_hopper_stats(float *stats, int *taken, const A *dout, const A *out,
@@ -4086,15 +3996,15 @@ struct g2z__hopper_bwd {
   g2z__hopper_cut cut;
 };
 
-/* Where column sums of sequence b lie: those of whole heads and of first parts in slab b, behind
- * these B a slab for each other part of the sequences that have cut heads. There are as many as lie
- * before part 1 of sequence B. */
+/* The slab with a part's column sums. Whole heads and first parts of sequence b use slab b. Behind
+ * these B slabs each other part of a sequence with cut heads has a slab. Part 1 of sequence B would
+ * be the first one behind all: its number is how many slabs there are. */
 static inline __host__ __device__ int g2z__hopper_slab(const g2z__hopper_cut &cut, int B, int NH,
                                                        int b, int part) {
   return part == 0 ? b : B + (b - cut.whole / NH) * (cut.splits - 1) + part - 1;
 }
-/* Leaves a column's sum of one of dqkv's three tensors. All of a slab is read, so a whole head has
- * zeros for the other parts of its sequence. */
+/* Stores a column's sum of one of dqkv's three tensors. Slabs are read whole, so a whole head
+ * stores zeros for the other parts of its sequence. */
 template <typename A>
 static __device__ inline void g2z__hopper_leave_sum(const g2z__hopper_bwd<A> &x,
                                                     const g2z__hopper_item &item, int tensor,
@@ -4133,11 +4043,11 @@ struct g2z__hopper_barriers {
   int item[2]; /* whose keys kv_full announces; -1: there are no more */
 };
 
-/* The walk that all warpgroups of a block share: its items, their blocks of 128 keys, and for each
- * the tiles of 64 queries from the first that sees one of its keys. A block's first item has its
- * number, and then it takes the next one that nobody has: long items go first, so all blocks end at
- * about the same time. What an item leaves depends on nothing but itself. The thread that loads
- * takes them; the others hear of an item with its first keys, by the lanes that free those. */
+/* All warpgroups of a block walk through the same items, their blocks of 128 keys, and for each
+ * block the tiles of 64 queries from the first that sees one of its keys. A block's first item has
+ * the block's number; then it takes the next free one. Long items go first, so that all blocks end
+ * at about the same time. An item's results depend on nothing but the item. The thread that loads
+ * takes items; the others read an item's number with its first keys. */
 static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barriers,
                                               const g2z__turn<2> &kv) {
   g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
@@ -4149,7 +4059,8 @@ static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barrie
   for (int index; (index = g2z__hopper_next(barriers, kv)) >= 0;)
 
 /* One thread asks for all tiles, as far ahead as there is room. It takes an item when it has asked
- * for all of the one before: it waits a microsecond for the answer, but is four tiles ahead. */
+ * for all tiles of the one before. Nobody notices that it waits for the answer: it is four tiles
+ * ahead. */
 template <typename A>
 static __device__ inline void
 g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUtensorMap *dout,
@@ -4222,9 +4133,9 @@ static __device__ inline void g2z__hopper_add_columns(float *sums, const float (
   for (int e = 0; e < 2; e++) sums[g2z__summed_column<16>(e)] += lanes[e] * factor;
 }
 
-/* dq += dS K of a tile; what other warps wrote of dS^T is then free to be overwritten. dS comes by
- * ldmatrix, which transposes it: wgmma, reading it from shared memory, would need a fence in every
- * warp that writes it, and these wait 250 cycles for one. */
+/* dq += dS K of a tile. Other warps may then overwrite dS^T. ldmatrix fetches dS and transposes it.
+ * wgmma could read it from shared memory, but then every warp that writes dS^T would wait for a
+ * fence. */
 template <typename A, int KEYS>
 static __device__ inline void g2z__hopper_dq_tile(float (&dq)[8][4], uint32_t ds_tile,
                                                   uint32_t k_tile, int column,
@@ -4502,13 +4413,10 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
  *         also goes through shared memory, to be transposed for dQ
  * Launch  grid at most one block per multiprocessor, 512 threads: warpgroups 0 and 1 own 64 keys
  *         each, 2 adds up dQ, one thread of 3 loads. 216 KB of shared memory
- * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP, 170 us at 756 TFLOP/s. Measured
- *         on an H200: 350 us in bursts; with statistics and column sums 370, and 448 in bench. A
- *         head takes as long when it is alone on the GPU: the bound lies within a multiprocessor,
- *         but no single product, exponential or transfer is worth more than 6 %. Shared memory is
- *         busy for 73 % of the cycles, L2 for 67, the tensor cores for 44; that the warpgroups
- *         take turns, or fetch statistics a tile ahead, changes nothing. dQ's tiles pass through
- *         L2 once per block of keys: 0.45 GB
+ * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP. The bound lies within a
+ *         multiprocessor: a head takes as long when it is alone on the GPU. Shared memory is the
+ *         busiest part, because K and V are read again for each tile of queries. dQ's tiles pass
+ *         through L2 once for each block of keys
  * Order   keys upwards in blocks of 128, queries upwards in tiles of 64; bitwise repeatable: which
  *         items there are depends on the shape and the number of multiprocessors, and who takes one
  *         changes no bit of it
@@ -4604,11 +4512,14 @@ static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, CUtensor
                                   int rank, const void *tensor, const cuuint64_t *sizes,
                                   const cuuint64_t *strides, const cuuint32_t *box,
                                   CUtensorMapSwizzle swizzle) {
-  void *function = g2z__driver_function("cuTensorMapEncodeTiled");
+  g2z__cuda *cuda = g2z__cuda_of(device);
   cuuint32_t steps[4] = {1, 1, 1, 1};
   CUresult result = CUDA_ERROR_NOT_FOUND;
-  if (function)
-    result = ((decltype(&cuTensorMapEncodeTiled))function)(
+  if (!cuda->encode)
+    cuda->encode =
+        (decltype(&cuTensorMapEncodeTiled))g2z__driver_function("cuTensorMapEncodeTiled");
+  if (cuda->encode)
+    result = cuda->encode(
         map, type, (cuuint32_t)rank, (void *)tensor, sizes, strides, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -4641,27 +4552,12 @@ static g2z_status g2z__hopper_stats_map(g2z_device *device, CUtensorMap *map, co
                          box, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
-/* Whether `kernel` was compiled for sm_90a, and this is such a GPU. */
-template <typename K>
-static int g2z__hopper_has(const g2z_device *device, K kernel) {
-  cudaFuncAttributes attributes;
-  if (g2z__cuda_of(device)->capability != 90) return 0;
-  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return 0;
-  }
-  return attributes.maxThreadsPerBlock > 32;
-}
-
 template <typename A>
 static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, float *lse, const A *qkv, int B,
                                       int T, int NH) {
   CUtensorMap map;
   G2Z__TRY(g2z__hopper_map(device, &map, qkv, 3 * NH, T, B));
-  auto kernel = g2z_k_attention_hopper_fwd<A>;
-  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         G2Z__HOPPER_FWD_BYTES));
-  return g2z__launch(device, "g2z_k_attention_hopper_fwd", kernel,
+  return g2z__launch(device, "g2z_k_attention_hopper_fwd", g2z_k_attention_hopper_fwd<A>,
                      (unsigned)(B * NH * ((T + 127) / 128)), 256, G2Z__HOPPER_FWD_BYTES, out, lse,
                      qkv, map, T, NH, 0.125f);
 }
@@ -4670,8 +4566,8 @@ static inline int g2z__hopper_items(const g2z__hopper_cut *cut) {
   return cut->whole + (cut->heads - cut->whole) * cut->splits;
 }
 
-/* How long an item of these blocks of keys takes, in the time of a tile, 1.4 us: a block of 128
- * keys as long as its tiles of 64 queries and 2 more. */
+/* How long an item of these blocks of keys takes, in units of a tile: a block of 128 keys takes as
+ * long as its tiles of 64 queries and 2 more. */
 static int g2z__hopper_length(int T, int begin, int end) {
   return (end - begin) * ((T + 63) / 64 + 3 - begin - end);
 }
@@ -4738,10 +4634,9 @@ static int64_t g2z__hopper_tiles_left(const g2z__hopper_cut *cut, int T, int mul
 }
 
 /* The cut that takes least, of those whose tiles of dQ g2z__plan_scratch_bytes counts. Parts cost
- * another launch, 3, and 1 for each 180 tiles of dQ that are left and added. On 132 multiprocessors
- * the 400 heads of B=16, T=1024, NH=25 take 352 whole, and 281 with 384 of them whole and 16 in 8
- * parts each: 35,200 tiles of work make 267 at the least. The search takes 30 us there, 1 us where
- * heads are few or fill whole rounds. */
+ * another launch, 3 units, and 1 unit for each 180 tiles of dQ that are left and added. On 132
+ * multiprocessors the 400 heads of B=16, T=1024, NH=25 take 352 units whole, and 281 with 384 of
+ * them whole and 16 in 8 parts each; 35,200 units of work need at least 267. */
 static void g2z__hopper_best_cut(g2z__hopper_cut *best, int T, int heads, int multiprocessors) {
   int blocks = (T + 127) / 128, whole = g2z__hopper_length(T, 0, blocks);
   int64_t room = (int64_t)G2Z__ATTENTION_PARTS * ((T + 63) / 64);
@@ -4797,11 +4692,9 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, con
   G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
                        (unsigned)(heads * pitch / 32), 256, 0, stats, x.taken, dout, out, lse, T,
                        NH));
-  auto kernel = g2z_k_attention_hopper_bwd<A>;
-  G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)g2z__hopper_shared::BYTES));
-  G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", kernel, (unsigned)min(x.items, sms),
-                       512, g2z__hopper_shared::BYTES, x, qkv_map, dout_map, stats_map));
+  G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", g2z_k_attention_hopper_bwd<A>,
+                       (unsigned)min(x.items, sms), 512, g2z__hopper_shared::BYTES, x, qkv_map,
+                       dout_map, stats_map));
   if (parts > 0)
     G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_dq", g2z_k_attention_hopper_dq<A>,
                          (unsigned)parts, 256, 0, x));
@@ -4812,15 +4705,6 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, con
 
 static inline unsigned g2z__att_grid(int B, int T, int NH, int rows) {
   return (unsigned)((size_t)B * (size_t)NH * g2z__blocks((size_t)T, (size_t)rows));
-}
-
-/* More than 48 KB of shared memory must be asked for. */
-template <typename K>
-static g2z_status g2z__att_shared(g2z_device *device, K kernel, int bytes) {
-  if (bytes > 48 * 1024)
-    G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           bytes));
-  return G2Z_OK;
 }
 
 /* What the launchers are handed, in the types of the kernels. */
@@ -4841,9 +4725,7 @@ struct g2z__att_data {
 template <typename A, int HSP, g2z__drop DROP>
 static g2z_status g2z__attention_fwd_run(g2z_device *device, const g2z__att_data<A> &x) {
   constexpr int BYTES = 4 * g2z__tile_bytes<HSP>;
-  auto kernel = g2z_k_attention_fwd<A, HSP, DROP>;
-  G2Z__TRY(g2z__att_shared(device, kernel, BYTES));
-  return g2z__launch(device, "g2z_k_attention_fwd", kernel,
+  return g2z__launch(device, "g2z_k_attention_fwd", g2z_k_attention_fwd<A, HSP, DROP>,
                      g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, BYTES,
                      x.out, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
 }
@@ -4852,15 +4734,11 @@ template <typename A, int HSP, g2z__drop DROP>
 static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
   constexpr int Q_BYTES = 4 * g2z__tile_bytes<HSP>;
   constexpr int KV_BYTES = Q_BYTES + 2 * G2Z__ATT_STEP * (int)sizeof(float2);
-  auto for_q = g2z_k_attention_bwd_q<A, HSP, DROP>;
-  auto for_kv = g2z_k_attention_bwd_kv<A, HSP, DROP>;
-  G2Z__TRY(g2z__att_shared(device, for_q, Q_BYTES));
-  G2Z__TRY(g2z__att_shared(device, for_kv, KV_BYTES));
-  G2Z__TRY(g2z__launch(device, "g2z_k_attention_bwd_q", for_q,
+  G2Z__TRY(g2z__launch(device, "g2z_k_attention_bwd_q", g2z_k_attention_bwd_q<A, HSP, DROP>,
                        g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, Q_BYTES,
                        x.dqkv, x.stats, x.q_sums, x.dout, x.forward, x.lse, x.qkv, x.dropout, x.T,
                        x.NH, x.HS(), x.scale()));
-  return g2z__launch(device, "g2z_k_attention_bwd_kv", for_kv,
+  return g2z__launch(device, "g2z_k_attention_bwd_kv", g2z_k_attention_bwd_kv<A, HSP, DROP>,
                      g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_STEP), G2Z__ATT_KV_THREADS, KV_BYTES,
                      x.dqkv, x.kv_sums, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(),
                      x.scale());
@@ -4868,28 +4746,23 @@ static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z__att_data
 
 template <typename A, int HSP>
 static g2z_status g2z__attention_plain_fwd_run(g2z_device *device, const g2z__att_data<A> &x) {
-  typedef g2z__plain<HSP> P;
-  auto kernel = g2z_k_attention_plain_fwd<A, HSP>;
-  G2Z__TRY(g2z__att_shared(device, kernel, P::FWD_BYTES));
-  return g2z__launch(device, "g2z_k_attention_plain_fwd", kernel,
-                     g2z__att_grid(x.B, x.T, x.NH, P::R), G2Z__PLAIN_THREADS, P::FWD_BYTES, x.out,
+  return g2z__launch(device, "g2z_k_attention_plain_fwd", g2z_k_attention_plain_fwd<A, HSP>,
+                     g2z__att_grid(x.B, x.T, x.NH, G2Z__PLAIN_ROWS), G2Z__PLAIN_ROWS, 0, x.out,
                      x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
 }
 
+template <typename A, int HSP, g2z__plain_part PART>
+static g2z_status g2z__attention_plain_part(g2z_device *device, const g2z__att_data<A> &x) {
+  return g2z__launch(device, "g2z_k_attention_plain_bwd", g2z_k_attention_plain_bwd<A, HSP, PART>,
+                     g2z__att_grid(x.B, x.T, x.NH, G2Z__PLAIN_ROWS), G2Z__PLAIN_ROWS, 0, x.dqkv,
+                     x.stats, x.dout, x.forward, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(),
+                     x.scale());
+}
 template <typename A, int HSP>
 static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
-  typedef g2z__plain<HSP> P;
-  unsigned grid = g2z__att_grid(x.B, x.T, x.NH, P::R);
-  auto for_q = g2z_k_attention_plain_bwd_q<A, HSP>;
-  auto for_kv = g2z_k_attention_plain_bwd_kv<A, HSP>;
-  G2Z__TRY(g2z__att_shared(device, for_q, P::BWD_BYTES));
-  G2Z__TRY(g2z__att_shared(device, for_kv, P::BWD_BYTES));
-  G2Z__TRY(g2z__launch(device, "g2z_k_attention_plain_bwd_q", for_q, grid, G2Z__PLAIN_THREADS,
-                       P::BWD_BYTES, x.dqkv, x.stats, x.dout, x.forward, x.lse, x.qkv, x.dropout,
-                       x.T, x.NH, x.HS(), x.scale()));
-  return g2z__launch(device, "g2z_k_attention_plain_bwd_kv", for_kv, grid, G2Z__PLAIN_THREADS,
-                     P::BWD_BYTES, x.dqkv, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(),
-                     x.scale());
+  G2Z__TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DQ>(device, x)));
+  G2Z__TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DK>(device, x)));
+  return g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DV>(device, x);
 }
 
 /* Whether the kernels for tensor cores have a body in this build, run on this GPU, and can draw
@@ -4911,8 +4784,7 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, float *l
   x.B = B, x.T = T, x.C = C, x.NH = NH;
   int narrow = x.HS() <= 64;
   if constexpr (sizeof(A) == 2) {
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) &&
-        g2z__hopper_has(device, g2z_k_attention_hopper_fwd<A>))
+    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper)
       return g2z__hopper_fwd_run<A>(device, x.out, lse, x.qkv, B, T, NH);
     if (g2z__att_tensor(device, dropout, T)) {
       if (g2z__dropout_on(dropout))
@@ -4938,8 +4810,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
   if constexpr (sizeof(A) == 2)
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) &&
-        g2z__hopper_has(device, g2z_k_attention_hopper_bwd<A>))
+    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper)
       return g2z__hopper_bwd_run<A, G>(device, x.dqkv, (G *)dbias, x.dout, x.forward, lse, x.qkv,
                                        mode, B, T, NH);
   void *scratch;
@@ -4981,20 +4852,17 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
  * of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and stores
  * the tile before. A third warpgroup, one thread of it, keeps four blocks of 64 terms on the way.
  * Tiles are those of room k41; the operand on the right is read by columns where it is [K,M], by
- * rows where it is [M,K].
- *
- * Clusters of two or four blocks that load an operand once for all of them (multicast) were tried:
- * some products took 0 to 5 % less, others as much more, and nothing was left of it in steps of
- * 32 x 1024 tokens in turns with single blocks (53.60 and 53.63 ms). */
+ * rows where it is [M,K]. Clusters, whose blocks load an operand once for all of them (multicast),
+ * gain nothing: a product is bound by its tensor cores. */
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_STAGES 4
 #define G2Z__PRODUCT_STRIPE 8    /* tiles down, then to the right: what they read stays in L2 */
-#define G2Z__SOFTMAX_STRIPE 16   /* with 8, 32, 64 a step of 32 x 1024 takes 0.2 to 0.5 % longer */
+#define G2Z__SOFTMAX_STRIPE 16   /* the same of the LM head, whose right operand is longer */
 #define G2Z__PRODUCT_PIECE 2048  /* 16 rows of 64 numbers: what a warp stages for a copy */
 #define G2Z__PRODUCT_PIECES 4    /* that a warp has room for */
 
-/* What becomes of the sums. */
+/* What a product does with its sums. */
 typedef enum g2z__finish {
   G2Z__FINISH_PLAIN,             /* stored, behind a bias if there is one */
   G2Z__FINISH_ADD,               /* bias and `other` are added */
@@ -5061,9 +4929,8 @@ static __device__ inline void g2z__barrier_pass(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Where tile number t of all is. The last rows come first: they still lie in L2, as most kernels go
- * from the first to the last. A step of 32 x 1024 tokens took 53.87 ms instead of 53.99 on an H200
- * (means of 360 in turns), one of 4 x 4 x 512 as long as before. */
+/* Where tile number t is. The last rows come first: they still lie in L2, because most kernels
+ * write the first row first. */
 struct g2z__product_place {
   int row, column;
 };
@@ -5319,7 +5186,8 @@ static __device__ inline int g2z__product_row_at(const g2z__product_warp &warp, 
   return warp.row + m * 64 + half * 8 + g2z__lane() / 4;
 }
 
-/* Before a tile becomes exponentials: those of columns that do not count will be 0. */
+/* Before a tile becomes exponentials: columns behind the last word become -infinity, whose
+ * exponential is 0. */
 static __device__ inline void g2z__product_words(const g2z__product_data &x, float (&c)[2][24][4],
                                                  g2z__product_warp &warp) {
 #pragma unroll
@@ -5338,7 +5206,7 @@ static __device__ inline void g2z__product_words(const g2z__product_data &x, flo
         c[0][n][i] = c[1][n][i] = -INFINITY;
 }
 
-/* Behind it: the rows' parts, of which four lanes have each a quarter. */
+/* After that: the sums and largest exponents of the rows, a quarter of each in four lanes. */
 static __device__ inline void g2z__product_parts(const g2z__product_data &x,
                                                  const g2z__product_warp &warp) {
 #pragma unroll
@@ -5418,8 +5286,8 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
     for (int n = 0; n < 96; n++) asm volatile("" : "+f"(c[m][n / 4][n % 4])::"memory");
 }
 
-/* Tiles number `group`, group + 2, ... of this multiprocessor's. A phase tells only whether a stage
- * has come once more: so a warpgroup waits for its first one when the other has had its last. */
+/* Tiles number group, group + 2, ... of this multiprocessor. A barrier's phase has a single bit: so
+ * a warpgroup waits for its first stage only when the other has had its last. */
 template <typename A, g2z__finish FINISH, g2z__by BY>
 static __device__ inline void
 g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *staging,
@@ -5475,13 +5343,10 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  * Math    f32 accumulation; M and K are multiples of 8
  * Launch  a block of 384 threads for each multiprocessor; 225 KB of shared memory. Producer 24,
  *         others 240 registers
- * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP, 200 us at 772 TFLOP/s. In bench, on an
- *         H200 at its power limit: GELU 313 us (cuBLASLt's, which leaves no slope, 350), TIMES 279
- *         with the second stage of its sums (cuBLASLt's product alone 255). In turns with cuBLASLt
- *         K=M=768 with a residual 71 (88); plain products take 0 to 7 % longer than cuBLASLt's.
- *         They keep the tensor cores busy in every cycle, at 1.2 GHz: there only fewer joules are
- *         faster. An element takes 12 instructions more with GELU, 4 with TIMES, 5 with SOFTMAX, at
- *         4 cycles each while wgmma takes the registers' ports
+ * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP. Plain products take about as long as
+ *         cuBLASLt's. Those with a finish gain, because its instructions run under the other
+ *         warpgroup's products: 12 an element with GELU, 4 with TIMES, 5 with SOFTMAX, at 4 cycles
+ *         each while wgmma takes the registers' ports
  * Order   k upwards; bitwise repeatable
  * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; test cuda_products; of SOFTMAX
  *         g2z__cpu_head_loss, test cuda_head */
@@ -5548,11 +5413,16 @@ static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int a
                                  : g2z__product_kernel_of<__nv_bfloat16>(key, adds);
 }
 
-static int g2z__hopper_products_here(const g2z_device *device) {
-  return g2z__hopper_has(device,
-                         g2z_k_product_hopper<__half, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>) &&
-         g2z__cuda_of(device)->shared_limit >=
-             (int)(g2z__product_shared::BYTES + sizeof(g2z__product_barriers));
+/* One kernel tells of all: rooms k41 and k42 are compiled for sm_90a together. */
+static int g2z__hopper_here(const g2z_device *device) {
+  cudaFuncAttributes attributes;
+  if (g2z__cuda_of(device)->capability != 90) return 0;
+  if (cudaFuncGetAttributes(&attributes, (const void *)g2z_k_attention_hopper_fwd<__half>) !=
+      cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  return attributes.maxThreadsPerBlock > 32;
 }
 
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
@@ -5560,7 +5430,7 @@ static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key 
   int multiples = key->m % 8 == 0 && key->k % 8 == 0 && key->ld_a % 8 == 0 &&
                   key->ld_b % 8 == 0 && key->ld_d % 8 == 0;
   int types = (key->type == CUDA_R_16F || key->type == CUDA_R_16BF) && key->type_d == key->type;
-  return g2z__cuda_of(device)->hopper_products && multiples && types && !key->transpose_b &&
+  return g2z__cuda_of(device)->hopper && multiples && types && !key->transpose_b &&
          g2z__product_kernel_for(key, on && on->c) != NULL;
 }
 
@@ -5595,22 +5465,18 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
   x.stripe = key->epilogue == G2Z__EPILOGUE_SOFTMAX ? G2Z__SOFTMAX_STRIPE : G2Z__PRODUCT_STRIPE;
-  const int bytes = (int)g2z__product_shared::BYTES;
-  G2Z__CUDA(device,
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   return g2z__launch(device, "g2z_k_product_hopper", kernel,
                      (unsigned)min(x.down * x.across, g2z__cuda_of(device)->sms), 384,
-                     (size_t)bytes, left, right, out, other, x);
+                     (size_t)g2z__product_shared::BYTES, left, right, out, other, x);
 }
 
 /* ===== >>k50 head ========================================================
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
- * Law: logits exist for `chunk` tokens at a time, in A; their gradients overwrite them. In training
- *      in 16 bits on Hopper, unless products are not to be tuned, exponentials take the place of
- *      both. dwte adds up over the chunks in fp32, and where it has nothing to add up it may be
- *      rounded at once. */
+ * Law: logits exist for `chunk` tokens at a time, in A, and their gradients overwrite them. In
+ *      16-bit training on Hopper, unless tuning is off, exponentials replace both. dwte accumulates
+ *      over the chunks in fp32; a single chunk may round it at once. */
 
-/* A softmax in the making: exp(x - max) add up to sum. */
+/* A part of a softmax: sum is the sum of exp(x - max). */
 typedef struct g2z__softmax {
   float max, sum;
 } g2z__softmax;
@@ -5645,22 +5511,6 @@ static __device__ inline g2z__softmax g2z__softmax_block(g2z__softmax part, g2z_
 
 #define G2Z__ENTROPY_THREADS 1024
 
-/* Where a row waits between the two times that it is read. */
-typedef enum g2z__row_home {
-  G2Z__ROW_IN_MEMORY,            /* too wide for shared memory: read twice */
-  G2Z__ROW_SHARED,               /* copied to shared memory first */
-  G2Z__ROW_SHARED_AHEAD          /* two rows fit: the next one arrives meanwhile */
-} g2z__row_home;
-
-/* A thread touches the packs that it copied itself, so that no barrier stands between the copy and
- * its use. */
-template <typename A>
-static __device__ inline void g2z__entropy_fetch(uint4 *to, const A *row, int packs) {
-  const uint4 *from = reinterpret_cast<const uint4 *>(row);
-  for (int i = (int)threadIdx.x; i < packs; i += G2Z__ENTROPY_THREADS)
-    __pipeline_memcpy_async(to + i, from + i, sizeof *to);
-}
-
 /* Takes the first `count` numbers of a pack into a softmax. */
 template <typename A>
 static __device__ inline void g2z__softmax_add(g2z__softmax &part, uint4 raw, int count) {
@@ -5681,16 +5531,6 @@ static __device__ inline void g2z__softmax_add(g2z__softmax &part, uint4 raw, in
   part.max = max;
 }
 
-/* One number of a pack, where the index is not known beforehand. */
-template <typename A>
-static __device__ inline float g2z__lane_of(uint4 raw, int lane) {
-  float value[g2z__lanes<A>], found = 0;
-  g2z__unpack<A>(value, raw);
-#pragma unroll
-  for (int j = 0; j < g2z__lanes<A>; j++) found = j == lane ? value[j] : found;
-  return found;
-}
-
 typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entropy;
 
 /* g2z_k_cross_entropy: losses[i] = log sum exp(logits[i]) - logits[i][target], and in place
@@ -5700,60 +5540,39 @@ typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entrop
  *   targets  [n] i32 in
  * Math    f32; softmax with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867);
  *         scaled before the rounding, where small probabilities would go subnormal
- * Launch  persistent blocks of 1024, one per multiprocessor; a row lies in shared memory, the next
- *         one is copied meanwhile
- * Cost    4 bytes per fp16 logit: V=50257 is 201 KB a token, 47 ns at 4.28 TB/s
+ * Launch  persistent blocks of 1024, one per multiprocessor. The rows that they work on fit L2,
+ *         where the second pass finds them. In both passes a thread has the same packs, so that no
+ *         barrier stands between them
+ * Cost    4 bytes per fp16 logit: V=50257 is 201 KB a token
  * Oracle  g2z__cpu_head_loss */
-template <typename A, g2z__entropy ENTROPY, g2z__row_home HOME>
+template <typename A, g2z__entropy ENTROPY>
 static __global__ void __launch_bounds__(G2Z__ENTROPY_THREADS, 1)
 g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_step_state *state,
                     float dloss, int n, int V, int Vp) {
   constexpr int L = g2z__lanes<A>;
-  extern __shared__ uint4 g2z__entropy_rows[];
   __shared__ g2z__softmax shared[32];
-  int packs = Vp / L, full = V / L, turn = 0; /* full: packs that hold words alone */
+  int packs = Vp / L, full = V / L; /* full: packs that hold words alone */
   float scale = 0;
   g2z__k_begin();
   if constexpr (ENTROPY == G2Z__LOSS_AND_GRADIENT) scale = dloss * state->loss_scale;
-  if constexpr (HOME == G2Z__ROW_SHARED_AHEAD) {
-    if ((int)blockIdx.x < n)
-      g2z__entropy_fetch(g2z__entropy_rows, logits + (size_t)blockIdx.x * (size_t)Vp, packs);
-    __pipeline_commit();
-  }
   for (int row = (int)blockIdx.x; row < n; row += (int)gridDim.x) {
-    A *in_memory = logits + (size_t)row * (size_t)Vp;
-    uint4 *at = g2z__entropy_rows + turn * packs;
-    if constexpr (HOME == G2Z__ROW_SHARED_AHEAD) {
-      int next = row + (int)gridDim.x;
-      turn ^= 1;
-      if (next < n)
-        g2z__entropy_fetch(g2z__entropy_rows + turn * packs, logits + (size_t)next * (size_t)Vp,
-                           packs);
-      __pipeline_commit();
-      __pipeline_wait_prior(1);
-    } else if constexpr (HOME == G2Z__ROW_SHARED) {
-      g2z__entropy_fetch(at, in_memory, packs);
-      __pipeline_commit();
-      __pipeline_wait_prior(0);
-    } else {
-      at = reinterpret_cast<uint4 *>(in_memory);
-    }
-    g2z__softmax part;
-    part.max = -INFINITY;
-    part.sum = 0;
+    A *at = logits + (size_t)row * (size_t)Vp;
+    g2z__softmax part = {-INFINITY, 0};
+#pragma unroll 4
     for (int i = (int)threadIdx.x; i < full; i += G2Z__ENTROPY_THREADS)
-      g2z__softmax_add<A>(part, at[i], L);
+      g2z__softmax_add<A>(part, g2z__get(at, (size_t)i), L);
     if ((int)threadIdx.x == full % G2Z__ENTROPY_THREADS && full * L < V)
-      g2z__softmax_add<A>(part, at[full], V - full * L);
+      g2z__softmax_add<A>(part, g2z__get(at, (size_t)full), V - full * L);
     g2z__softmax all = g2z__softmax_block(part, shared);
     int target = targets[row];
     float offset = all.max * G2Z__LOG2E, factor = scale / all.sum;
     if ((int)threadIdx.x == target / L % G2Z__ENTROPY_THREADS)
-      losses[row] = logf(all.sum) + (all.max - g2z__lane_of<A>(at[target / L], target % L));
+      losses[row] = logf(all.sum) + (all.max - g2z__to_float(at[target]));
     int written = ENTROPY == G2Z__LOSS_AND_GRADIENT ? packs : 0;
+#pragma unroll 4
     for (int i = (int)threadIdx.x; i < written; i += G2Z__ENTROPY_THREADS) {
       float value[L];
-      g2z__unpack<A>(value, at[i]);
+      g2z__unpack<A>(value, g2z__get(at, (size_t)i));
 #pragma unroll
       for (int j = 0; j < L; j++) value[j] = g2z__exp2(value[j] * G2Z__LOG2E - offset) * factor;
       if (i == target / L || i >= full) { /* few threads: what is no word, and the target */
@@ -5763,7 +5582,7 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
           if (i * L + j == target) value[j] = (value[j] / factor / all.sum - 1.0f) * scale;
         }
       }
-      g2z__put_once(in_memory, (size_t)i, g2z__pack<A>(value));
+      g2z__put_once(at, (size_t)i, g2z__pack<A>(value));
     }
   }
 }
@@ -5784,32 +5603,14 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
   if (threadIdx.x == 0) *sum += parts[0];
 }
 
-template <typename A, g2z__entropy ENTROPY, g2z__row_home HOME>
-static g2z_status g2z__cross_entropy_at(g2z_device *device, A *logits, float *losses,
-                                        const int32_t *targets, const g2z_step_state *state,
-                                        float dloss, int n, int V, int Vp) {
-  const g2z__cuda *cuda = g2z__cuda_of(device);
-  auto kernel = g2z_k_cross_entropy<A, ENTROPY, HOME>;
-  int rows = HOME == G2Z__ROW_SHARED_AHEAD ? 2 : HOME == G2Z__ROW_SHARED ? 1 : 0;
-  size_t shared = (size_t)rows * (size_t)Vp * sizeof(A);
-  if (shared > 0)
-    G2Z__CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           (int)shared));
-  int blocks = n < cuda->sms ? n : cuda->sms;
-  return g2z__launch(device, "g2z_k_cross_entropy", kernel, (unsigned)blocks, G2Z__ENTROPY_THREADS,
-                     shared, logits, losses, targets, state, dloss, n, V, Vp);
-}
-
 template <typename A, g2z__entropy ENTROPY>
 static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losses,
                                      const int32_t *targets, const g2z_step_state *state,
                                      float dloss, int n, int V, int Vp) {
-  size_t room = (size_t)g2z__cuda_of(device)->shared_limit - 1024; /* the kernel has its own too */
-  size_t row = (size_t)Vp * sizeof(A);
-  auto run = 2 * row <= room ? g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_SHARED_AHEAD>
-             : row <= room   ? g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_SHARED>
-                             : g2z__cross_entropy_at<A, ENTROPY, G2Z__ROW_IN_MEMORY>;
-  return run(device, logits, losses, targets, state, dloss, n, V, Vp);
+  int sms = g2z__cuda_of(device)->sms;
+  return g2z__launch(device, "g2z_k_cross_entropy", g2z_k_cross_entropy<A, ENTROPY>,
+                     (unsigned)(n < sms ? n : sms), G2Z__ENTROPY_THREADS, 0, logits, losses,
+                     targets, state, dloss, n, V, Vp);
 }
 
 /* ----- exponentials instead of logits ------------------------------------
@@ -5818,17 +5619,15 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
  * With z, the sum of a row, and g = dloss * loss_scale, the gradient of the logits is
  *     (softmax - onehot) g = (e, but -(z - e) at the target) g / z
  * so that dh = (e wte) g / z and dwte = e^T (h g / z): what differs from row to row is a factor of
- * rows that have C numbers, not V. A step of 32 x 1024 tokens of 124M takes 51.10 ms instead of
- * 52.20 on an H200 (means of four runs in turns).
+ * rows that have C numbers, not V.
  *
  * e and h g / z must fit A. r is BELOW (of 2) below the logarithm of what the first SAMPLE words,
  * the most frequent ones of a vocabulary like GPT-2's, or the target alone sum up to: so z is 16 at
  * least, but for the rounding of the sample's logits. Where it is more than LIMIT, with which
  * h g / z would lose digits in fp16, or less than 1, the tiles of that row are computed again, with
  * an r that makes it 16; where it overflowed or all of it vanished, with one that is ROOM above the
- * row's largest exponent, so that z is from 1/16 to V/16. In 600 steps of 8 x 1024 tokens, from a
- * loss of 11 to one of 3.3, 98 of 153,600 times 32 rows had such a row, and 95 with a learning rate
- * of 0.003 (with 2^15 for a LIMIT, 6 and 3). With 131,072 equally likely words each row is one. */
+ * row's largest exponent, so that z is from 1/16 to V/16. Few tiles of GPT-2's training have such a
+ * row; with 131,072 equally likely words every row is one. */
 
 #define G2Z__HEAD_SAMPLE 512
 #define G2Z__HEAD_BELOW 4.0f
@@ -5863,7 +5662,7 @@ struct g2z__head_chunk {
  *   sample  [n,ld] A in        logits of the first words
  * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A
  * Launch  a warp a row
- * Cost    2 ld + 4 C bytes a row in 16 bits: 8,192 rows of C=768 are 34 MB, 8 us at 4.28 TB/s
+ * Cost    2 ld + 4 C bytes a row in 16 bits: 8,192 rows of C=768 are 34 MB
  * Order   lanes take packs in turn, then a tree
  * Oracle  as g2z_k_head_rows */
 template <typename A>
@@ -5905,7 +5704,7 @@ typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
  *   across  tiles of rows.parts
  * Math    f32. A sum that is infinite the second time, or no number, leaves dh and dwte none
  * Launch  a block of 256 for 32 rows
- * Cost    8 bytes a row of a tile, 4 C a row: 8,192 tokens of 124M are 42 MB, 10 us at 4.28 TB/s
+ * Cost    8 bytes a row of a tile, 4 C a row: 8,192 tokens of 124M are 42 MB
  * Order   a warp adds every 8th tile, then the 8 in turn
  * Oracle  g2z__cpu_head_loss, of all three kernels; test cuda_head */
 template <typename A>
@@ -5967,7 +5766,7 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
  *   x       dh          out
  * Math    f32
  * Launch  a thread for each pack
- * Cost    6 C bytes a row in 16 bits: 8,192 tokens of C=768 are 38 MB, 9 us at 4.28 TB/s
+ * Cost    6 C bytes a row in 16 bits: 8,192 tokens of C=768 are 38 MB
  * Oracle  as g2z_k_head_rows */
 template <typename A>
 static __global__ void __launch_bounds__(256)
@@ -6014,8 +5813,8 @@ static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, in
   return G2Z_OK;
 }
 
-/* A chunk's losses; x->logits become exponentials, x->dh the rows of h times their factors. The
- * second time, when nothing is out of bounds, two kernels look at `again` and end. */
+/* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors. If no
+ * row is out of bounds, both kernels of the second time read `again` and end. */
 template <typename A>
 static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chunk<A> *x,
                                          const g2z__head_rows *rows) {
@@ -6050,7 +5849,7 @@ static g2z_status g2z__head_scale(g2z_device *device, const g2z__head_chunk<A> *
                      (unsigned)g2z__blocks(packs, 256), 256, 0, *rows, *x);
 }
 
-/* A chunk's losses by its logits, whose gradient takes their place if there is to be one. */
+/* A chunk's losses from its logits. With x->dh, their gradient overwrites them. */
 template <typename A>
 static g2z_status g2z__head_logits_gradient(g2z_device *device, const g2z__head_chunk<A> *x) {
   g2z__lt_key key = g2z__lt_rows_key<A, A>(device, x->n, x->C, x->Vp, G2Z__AS_IT_IS,
@@ -6109,12 +5908,12 @@ static g2z_status g2z_cuda_head_logits(g2z_device *device, float *logits, const 
 
 /* ===== >>k60 optimizer ===================================================
  * In:  gradients, masters, m and v. Out: the step's verdict; new masters and parameters.
- * Law: what decides lies in g2z_step_state, in device memory; the arithmetic is room 09's, the same
- *      as on the CPU. */
+ * Law: the verdict lies in g2z_step_state, in device memory: the host decides nothing. The
+ *      arithmetic is room 09's, shared with the CPU. */
 
 #define G2Z__SUMSQ_BLOCKS 1024   /* partial sums: fixed, so that the order depends on n alone */
 
-/* Ranges that one launch takes; by value, for the list is the host's. */
+/* The ranges of one launch, passed by value: the caller's list lies in host memory. */
 #define G2Z__PIECES 32
 typedef struct g2z__pieces {
   g2z_range range[G2Z__PIECES];
@@ -6122,14 +5921,14 @@ typedef struct g2z__pieces {
 } g2z__pieces;
 
 /* g2z_k_sumsq: partial[block] = sum of squares of the block's packs, in fp64.
- *   grads    G in       pieces may start anywhere: what is not aligned goes one by one
+ *   grads    G in       ranges may start anywhere; unaligned ones go element by element
  *   partial  [SUMSQ_BLOCKS] f64 out
- * Math    squares of fp16 are exact in fp32, those of bf16 from 1e-19 to 1e19: larger numbers count
- *         as not finite. Eight are added there, the rest in fp64. Those of fp32 are made in fp64,
- *         where they cannot overflow.
- * Launch  SUMSQ_BLOCKS blocks of 256, and g2z_k_sumsq_end behind them
- * Cost    sizeof(G) n bytes: 124M in fp16 is 249 MB, 58 us at 4.28 TB/s
- * Order   piece after piece a thread's packs in ascending order, then a tree
+ * Math    squares of fp16 are exact in fp32; so are squares of bf16 numbers from 1e-19 to 1e19, and
+ *         larger ones count as not finite. Eight squares are added in fp32, their sums in fp64.
+ *         Squares of fp32 are made in fp64, where they cannot overflow.
+ * Launch  SUMSQ_BLOCKS blocks of 256; then g2z_k_sumsq_end
+ * Cost    sizeof(G) n bytes: 124M in fp16 is 249 MB
+ * Order   a thread adds its packs range by range, in ascending order; then a tree
  * Oracle  g2z__cpu_grad_sumsq */
 template <typename G>
 static __global__ void __launch_bounds__(256)
@@ -6169,7 +5968,7 @@ g2z_k_sumsq(double *partial, const G *grads, g2z__pieces pieces) {
   if (threadIdx.x == 0) partial[blockIdx.x] = parts[0];
 }
 
-/* g2z_k_sumsq_end: *sum += the partial sums together, by one block. */
+/* g2z_k_sumsq_end: *sum += the sum of the partial sums, by one block. */
 static __global__ void __launch_bounds__(G2Z__SUMSQ_BLOCKS)
 g2z_k_sumsq_end(double *sum, const double *partial) {
   __shared__ double parts[G2Z__SUMSQ_BLOCKS];
@@ -6215,9 +6014,7 @@ static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
 }
 
 #define G2Z__ADAMW_CHUNK 2048    /* elements that a block of 256 threads takes at a time */
-/* Of a multiprocessor. On H200s 124M take 1,058 us with 2, 921 with 4 and 916 with 8 (bench at
- * B=32), a step of 2 x 512 tokens 3.75, 3.73 and 3.71 ms. */
-#define G2Z__ADAMW_BLOCKS 8
+#define G2Z__ADAMW_BLOCKS 8      /* of a multiprocessor: fewer leave the memory bus idle */
 
 /* Four numbers at 4 * sizeof(T) bytes: 16, or 8 of a 16-bit type. */
 template <typename T>
@@ -6237,8 +6034,7 @@ static __device__ inline void g2z__put_four(T *to, float4 x) {
                                                      g2z__pair_of<T>::pack(x.z, x.w)));
 }
 
-/* g2z_k_grad_add: to = from + the sum of rows, or += that, in fp32, from one type of gradients to
- * another.
+/* g2z_k_grad_add: to = or += from + rows[0] + rows[1] + ..., added in fp32; the types may differ
  *   to    [n] T         16-byte aligned, as is from; n a multiple of 4
  *   from  [n] F         may be `to`
  *   rows  [count, n] F
@@ -6280,7 +6076,7 @@ static g2z_status g2z_cuda_grad_add(g2z_device *device, void *to, const void *fr
   return g2z__grad_add_on<G, G>(device, g2z__cuda_of(device)->stream, to, from, NULL, 0, mode, n);
 }
 
-/* Where numbers lie: of a range, from its begin. */
+/* The first elements of a range. */
 template <typename A, typename G>
 struct g2z__adamw_data {
   A *params;
@@ -6288,7 +6084,8 @@ struct g2z__adamw_data {
   const G *grads;
 };
 
-/* Two groups of four elements, `apart` elements from each other: six loads under way at a time. */
+/* Two groups of four elements, `apart` elements from each other: eight loads are under way
+ * together. */
 template <typename A, typename G>
 static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors,
                                                const g2z__adamw_data<A, G> &data, size_t first,
@@ -6320,8 +6117,8 @@ static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors
  *   params       A out   round(master)
  *   master,m,v   f32 in place
  *   grads        G in
- * Launch  persistent blocks of 256; all walk the list of ranges, each takes every gridDim-th chunk
- * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB, 814 us at 4.28 TB/s
+ * Launch  persistent blocks of 256; each walks all ranges and takes every gridDim-th chunk
+ * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB
  * Source  Loshchilov and Hutter 2019, arXiv:1711.05101
  * Oracle  g2z__cpu_adamw */
 template <typename A, typename G>
@@ -6334,7 +6131,7 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   if (state->skip) return;
   if (threadIdx.x < 2) factors[threadIdx.x] = g2z__adamw_prepare(&config, state, (int)threadIdx.x);
   __syncthreads();
-  size_t turn = blockIdx.x; /* this block's next chunk, counted from the begin of the range */
+  size_t turn = blockIdx.x; /* this block's next chunk, counted from the range's first */
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
@@ -6373,9 +6170,9 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
 }
 
 /* ===== >>k70 memory ======================================================
- * In:  nothing. Out: what a process takes of the GPU beside the plan: CUDA's context, the
- *      libraries' code and workspaces.
- * Law: it is measured, with NVML, which is opened at run time: a build needs nothing of it. */
+ * In:  a GPU. Out: what a process takes of it beside the plan (CUDA's context, the libraries' code
+ *      and workspaces), how busy it is, and what it is.
+ * Law: NVML measures memory and load. It is opened at run time: a build needs nothing of it. */
 
 /* NVML's functions, in the order of g2z_gpu_watch.call. */
 typedef struct {
@@ -6436,13 +6233,13 @@ static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample
       G2Z__NVML(watch, FIND)(bus, &handle) != 0 ||
       G2Z__NVML(watch, MEMORY)(handle, &memory) != 0)
     return g2z__fail(watch->services, G2Z_UNSUPPORTED, "NVML knows nothing of GPU %d", gpu);
-  /* A part of a GPU (MIG) tells its memory, but not how busy it is. */
+  /* A MIG slice has no utilisation. */
   out->busy_percent = G2Z__NVML(watch, BUSY)(handle, &rates) == 0 ? (double)rates.gpu : NAN;
-  out->used_bytes = (size_t)memory.used; /* without what the driver keeps, 0.6 GiB of an H200 */
+  out->used_bytes = (size_t)memory.used; /* without what the driver keeps for itself */
   return G2Z_OK;
 }
 
-/* Bytes in use on the current GPU by all processes; 0: NVML is not here. */
+/* Bytes in use on the current GPU by all processes; 0 without NVML. */
 static size_t g2z__gpu_bytes_used(g2z_services *services) {
   g2z_gpu_watch *watch;
   g2z_gpu_sample sample;
@@ -6455,7 +6252,7 @@ static size_t g2z__gpu_bytes_used(g2z_services *services) {
   return sample.used_bytes;
 }
 
-/* Before this process has a context, and when it has one and has run a product. */
+/* The bytes in use once this process has run a product, minus those before it had a context. */
 static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
   enum { SIDE = 256 };
   *bytes = 0;
@@ -6477,38 +6274,17 @@ static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
   return status;
 }
 
-
-/* Dense fp16 and bf16 TFLOP/s with fp32 accumulation, tf32 and fp32 TFLOP/s, from the makers' data
- * sheets. A name that contains another stands before it; a digit behind it makes it another GPU's:
- * L4 and L40, A100 and RTX A1000, T4 and T400. */
-#define G2Z__PEAK_LIST(X)                        \
-  /*  in the name    16 bits  tf32   fp32 */     \
-  X("B200",          2250,    1125,  75)         \
-  X("H200",          989.4,   494.7, 66.9)       \
-  X("H100 PCIe",     756.5,   378,   51.2)       \
-  X("H100 NVL",      835.5,   417.7, 60)         \
-  X("H100",          989.4,   494.7, 66.9)       \
-  X("A100",          312,     156,   19.5)       \
-  X("A10G",          70,      35,    31.2)       \
-  X("L40S",          362,     183,   91.6)       \
-  X("L4",            121,     60,    30.3)       \
-  X("T4",            65,      NAN,   8.1)
-
 static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  static const struct {
-    const char *name;
-    double half, tf32, single;
-  } known[] = {
-#define X(name, half, tf32, single) {name, half, tf32, single},
-      G2Z__PEAK_LIST(X)
-#undef X
-  };
-  int runtime = 0, nccl = 0;
+  int runtime = 0, nccl = 0, khz = 0;
   cudaRuntimeGetVersion(&runtime);
   snprintf(out->name, sizeof out->name, "%.127s", cuda->gpu);
   snprintf(out->runtime, sizeof out->runtime, "%d.%d", runtime / 1000, runtime % 1000 / 10);
   if (cudaGetDeviceCount(&out->count) != cudaSuccess) out->count = 0;
+  /* sm_75 to sm_100 make 16 in each clock of a multiprocessor. */
+  if (cuda->capability <= 100 &&
+      cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, cuda->ordinal) == cudaSuccess)
+    out->exponentials_per_s = 16.0 * cuda->sms * khz * 1e3;
 #if defined(G2Z__NCCL)
   if (ncclGetVersion(&nccl) == ncclSuccess)
     snprintf(out->collectives, sizeof out->collectives, "%d.%d.%d", nccl / 10000, nccl / 100 % 100,
@@ -6516,15 +6292,6 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
 #else
   (void)nccl;
 #endif
-  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-    const char *at = strstr(cuda->gpu, known[i].name);
-    if (!at || strspn(at + strlen(known[i].name), "0123456789")) continue;
-    double peak = device->dtype == G2Z_FP32   ? known[i].single
-                  : device->dtype == G2Z_TF32 ? known[i].tf32
-                                              : known[i].half;
-    out->peak_flops = peak * 1e12;
-    return;
-  }
 }
 
 /* ===== >>k80 collectives =================================================
@@ -6532,12 +6299,9 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
  * Law: one communicator, one stream of high priority; the two streams wait for each other by
  *      events, the host for none. Every rank enqueues the same calls in the same order.
  * With COPY a call is copies into the other GPUs' memory (CUDA IPC) before a meeting; a few bytes,
- * and rows of wte, kernels write and read there in the device's own stream. Measured on 2 H200s in
- * one run, 4 x 512 tokens each: 4.91 ms a step with NCCL's reduce-scatter and its all-gather by
- * symmetric windows, 4.71 with COPY to reduce, 4.69 with both. With rows of wte looked up, on 4 of
- * them and 2 x 512 tokens each, 3.17 ms instead of 3.38 with symmetric windows (without CUDA
- * graphs). Copies to several GPUs from several streams run one after another all the same, and
- * begin later: 3.21 ms instead of 2.98 with graphs. */
+ * and rows of wte, kernels write and read there in the device's own stream. Copies to several GPUs
+ * go through one stream: from several streams they run one after another all the same, and begin
+ * later. */
 
 /* The best of several copies of `bytes` from this GPU into the next one that the process sees. */
 static g2z_status g2z__cuda_copies(g2z_comm *comm, int here, int there, void *from, void *to,
@@ -6594,7 +6358,7 @@ typedef struct g2z__region {
 
 /* Joins of a step that are timed, at most. Stage 3 has 3 a block and micro-step. */
 #define G2Z__JOINS 4096
-#define G2Z__TIMED_LAPS 8        /* the first, and one of as many: two times take 5 us a join */
+#define G2Z__TIMED_LAPS 8        /* the first 8, then every 8th: timing a join takes time itself */
 
 /* Queues that ranks meet in: that of collectives, and the device's own. */
 enum { G2Z__LANE_QUEUE, G2Z__LANE_DEVICE };
@@ -6695,7 +6459,7 @@ static g2z_status g2z__nccl_follow(g2z_comm *comm, int departure) {
  *   post   what it brings along: words of `from` go to each rank's to[r] + place; or words is 0
  *   waits  NULL, or where the ns until all had come are added up
  *   met_ns NULL, or [2] where the sum goes, by parity of the lap, which ends here
- * Cost    4 us between two H200s that come at the same time */
+ * Cost    a write to each other GPU, and the wait for theirs */
 typedef struct g2z__post {
   char *const *to;
   size_t place;
@@ -7161,9 +6925,7 @@ static g2z_status g2z__nccl_meeting(g2z_comm *comm) {
  *          units of 16 bytes, as form
  *   rows   [count] which rows; one may come twice
  *   mine   [count] rows to deliver
- * Launch  a thread for 16 bytes of a row, blocks of 256
- * Cost    1,024 rows of 1,536 bytes on each of 4 H200s: 6 to 7 us to deliver; 11 to 34 to look up,
- *         beside the parameters that come at the same time */
+ * Launch  a thread for 16 bytes of a row, blocks of 256 */
 static __device__ __forceinline__ int g2z__owner(g2z_comm_table form, size_t at, int world) {
   size_t inside = at < form.odd ? at : (at - form.odd) % form.full;
   return (int)(inside / ((at < form.odd ? form.odd : form.full) / (size_t)world));
@@ -7386,8 +7148,7 @@ static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wan
 
 /* ===== >>k90 table =======================================================
  * In:  a dtype and a grad_dtype. Out: the ops for them.
- * Law: what depends on the types is decided here, once; no op looks at them again, but for tf32,
- *      which differs from fp32 in the products alone. */
+ * Law: the types are decided here, once. tf32 has fp32's ops: only products look at the dtype. */
 
 template <typename A, typename G>
 static void g2z__cuda_fill(g2z_ops *ops) {
