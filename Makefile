@@ -32,19 +32,21 @@ LIBS    = -lm -lpthread
 HERE := $(subst $() ,\ ,$(CURDIR))
 NAME  = $(lastword $(subst /, ,$@))
 
+EXTRAS := $(wildcard extras/*.h)
+
 all: train prepare_data $(HERE)/bench ## the programs (the default)
 
 train: train.cu
 test_gpt2: test_gpt2.cu $(wildcard tests/*.h)
 $(HERE)/bench: bench.cu
-train test_gpt2 $(HERE)/bench: gpt2_zero.h $(wildcard gpt2_zero_kernels.cuh)
+train test_gpt2 $(HERE)/bench: gpt2_zero.h $(EXTRAS) $(wildcard gpt2_zero_kernels.cuh)
 	$(BUILD) $(DEFINE) $(NAME).cu -o $(NAME) $(LIBS) $(CUDA)
-prepare_data: prepare_data.c gpt2_zero.h
+prepare_data: prepare_data.c gpt2_zero.h $(EXTRAS)
 	$(HOST) $< -o $@ $(LIBS)
 
 # ----- run --------------------------------------------------------------------------------------
 
-SOURCES := gpt2_zero.h train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md
+SOURCES := gpt2_zero.h $(EXTRAS) train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md
 SHARDS  := ./prepare_data --train-bpe 4096 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
 RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e-3 --val-every 200
 
@@ -98,10 +100,10 @@ SANITIZE := -std=c11 -O1 -g -march=native -fsanitize=address,undefined -fno-sani
 sanitize: $(addprefix build/sanitized/,test_gpt2 train prepare_data bench) ## the tests under AddressSanitizer and UBSan
 	G2Z_TRAIN=build/sanitized/train G2Z_PREPARE_DATA=build/sanitized/prepare_data \
 	  G2Z_BENCH=build/sanitized/bench build/sanitized/test_gpt2
-build/sanitized/%: %.cu gpt2_zero.h
+build/sanitized/%: %.cu gpt2_zero.h $(EXTRAS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) -x c $< -o $@ $(LIBS)
-build/sanitized/%: %.c gpt2_zero.h
+build/sanitized/%: %.c gpt2_zero.h $(EXTRAS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $< -o $@ $(LIBS)
 
@@ -143,7 +145,7 @@ BEHIND := "gcc -x c" "gcc -std=gnu17 -x c" "clang -x c" "g++ -std=c++17 -x c++" 
 FUZZERS = $(shell sed -n 's/^static int \(fuzz_[a-z]*\).const uint8_t.*/\1/p' test_gpt2.cu)
 fuzz: $(addprefix build/fuzz/,$(FUZZERS)) ## libFuzzer programs of every file format, with clang
 	@ls build/fuzz
-build/fuzz/%: test_gpt2.cu gpt2_zero.h
+build/fuzz/%: test_gpt2.cu gpt2_zero.h $(EXTRAS)
 	@mkdir -p $(@D)
 	clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -DG2Z_FUZZ=$* -x c $< -o $@ $(LIBS)
 
@@ -164,10 +166,11 @@ check-header: ## the header alone in every way, behind system headers, and where
 	@mkdir -p build/check
 	@impl='#define GPT2_ZERO_IMPLEMENTATION' include='#include "gpt2_zero.h"' static='#define G2Z_STATIC'; \
 	main='int main(void) { return g2z_status_text(G2Z_OK) == 0; }'; cd build/check; \
-	printf '%s\n' "$$impl" "$$include" "$$include" > one.c; \
-	printf '%s\n' "$$include" "$$include" "$$main" > two.c; \
-	printf '%s\n' "$$static" "$$impl" "$$include" "$$include" "$$main" > static.c; \
-	printf '%s\n' "$$static" "$$impl" "$$include" > static2.c
+	text='#include "extras/g2z_text.h"'; \
+	printf '%s\n' "$$impl" "$$include" "$$text" "$$include" "$$text" > one.c; \
+	printf '%s\n' "$$include" "$$text" "$$include" "$$text" "$$main" > two.c; \
+	printf '%s\n' "$$static" "$$impl" "$$include" "$$text" "$$include" "$$text" "$$main" > static.c; \
+	printf '%s\n' "$$static" "$$impl" "$$include" "$$text" > static2.c
 	$(call each,$(WAYS),for file in $(HEADS); do $(compile); done; $(call run,one.c two.c); \
 	  $(call run,static.c static2.c); echo "ok    $$1 $$2: the header alone and twice and in two files and static")
 	$(call each,$(BEHIND),for file in tests/behind.c; do $(compile); done; $(call run,behind.c); \
@@ -186,7 +189,7 @@ NVCC_CHECK = $(NVCC) -std=c++17 $(SPLIT) -Werror all-warnings -Xcompiler -Wall,-
 check-nvcc: $(addprefix build/check/nvcc_,$(if $(NVCC),train test_gpt2,none)) ## no warning from nvcc for sm_90a
 build/check/nvcc_none:
 	@echo 'skip  nvcc is not here'
-build/check/nvcc_%: %.cu gpt2_zero.h gpt2_zero_kernels.cuh
+build/check/nvcc_%: %.cu gpt2_zero.h gpt2_zero_kernels.cuh $(EXTRAS)
 	@mkdir -p $(@D)
 	@$(NVCC_CHECK) -O1 -gencode arch=compute_90a,code=sm_90a $< -o $@
 	@echo 'ok    nvcc: $<, sm_90a'
@@ -225,6 +228,7 @@ check-contents:
 	              bad = 1 } \
 	            if (!bad) print "ok    table of contents"; \
 	            exit bad }' gpt2_zero.h
+	@! grep -n 'g2z__\|G2Z__' extras/g2z_text.h && echo 'ok    extras/g2z_text.h: public functions of the library alone'
 
 # The README quotes --help.
 check-flags: train

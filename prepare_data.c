@@ -1,17 +1,17 @@
-/* prepare_data: text to shards of GPT-2 tokens; text to ids and back. It needs this file and
- * gpt2_zero.h: cc -O3 prepare_data.c -lm -lpthread -o prepare_data
+/* prepare_data: turns text into shards of GPT-2 tokens, and text into ids and back. It needs
+ * gpt2_zero.h and extras/g2z_text.h: cc -O3 prepare_data.c -lm -lpthread -o prepare_data
  *
  *   files --> jobs of about 256 KiB --> ids --in the order of the text--> shards
  *
- * All threads do the same: read the next job, one at a time; encode it; write what is due. A job
- * is cut where the encoding does not notice, so the output depends neither on the number of threads
- * nor on the size of a job. Memory is bounded by jobs in flight, whatever the size of a text; a
- * line of JSON is in memory as a whole, and so is each different piece that --train-bpe counts,
- * and white space in front of a document of --split-docs, three times, until it ends.
- * *.gz and *.zst come through a pipe from gzip -dc and zstd -dc. */
+ * All threads do the same: read the next job, encode it, wait for its turn, write it. A job ends
+ * where a cut does not change the ids, so the output depends neither on the number of threads nor
+ * on the size of a job. Each thread holds one job in memory, whatever the size of the text. Kept as
+ * a whole are a line of JSON, each different piece that --train-bpe counts, and white space before
+ * a document of --split-docs. *.gz and *.zst come through a pipe from gzip -dc and zstd -dc. */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
+#include "extras/g2z_text.h"
 
 #include <poll.h>
 #include <spawn.h>
@@ -69,7 +69,7 @@ static const char *const mode_names[] = {"shards", "encode", "decode", "bench"};
   GROUP("Vocabulary, one of these")                                                               \
   /*   in  name  kind  destination  minimum  maximum  value  help */                              \
   FLAG(ANY, "vocab", TEXT, vocab, 0, 0, "FILE",                                                   \
-       "vocab.bpe, merges.txt, tokenizer.json, *.tiktoken, or llm.c's .bin")                      \
+       "vocab.bpe, merges.txt or tokenizer.json")                      \
   FLAG(IN(SHARDS), "train-bpe", INT, train_bpe, 257, 65536, "N",                                  \
        "learn N tokens from the text and write them to OUT/NAME.bpe")                             \
   FLAG(ANY, "bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|> [this one]")       \
@@ -264,7 +264,6 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
 
 #define JOB_BYTES 262144        /* with its ids it stays in a processor's second cache */
 #define OPEN_BYTES 4194304      /* as much text without a cut is encoded while it is read */
-#define FLIGHT_BYTES 67108864   /* no job is read while the others hold more text */
 
 typedef struct source {      /* a file, or a part of one */
   const char *path, *label;  /* the label stands in sentences */
@@ -293,9 +292,7 @@ typedef struct job {
   int open;                  /* no cut was found: the text goes on inside of the last segment */
   size_t used;               /* how much of the text became segments, or ids while it was open */
   g2z_tokens tokens;
-  g2z_status status;
-  char error[G2Z_ERROR_BYTES];
-  int done;
+  g2z_status status;         /* the worker's services have the sentence */
 } job;
 
 typedef struct reader {
@@ -583,6 +580,7 @@ typedef struct worker {
   g2z_services services;
   g2z_encoder *encoder;
   g2z_bpe_trainer *trainer;  /* instead, while a vocabulary is learnt */
+  job job;
   char *document;            /* the text of a JSON document */
   size_t document_capacity;
   g2z_status status;         /* of making what it works with */
@@ -673,7 +671,6 @@ static void encode_job(worker *w, job *j) {
     j->segments[j->encoded].tokens = j->tokens.count - before;
     if (j->status != G2Z_OK) break;
   }
-  memcpy(j->error, w->services.error, sizeof j->error);
 }
 
 /* The text was not cut: encodes what can no longer change, and keeps the rest for the next job. */
@@ -916,150 +913,125 @@ static void show_progress(progress *p, uint64_t bytes, int64_t tokens, int end) 
 typedef struct pool {        /* the threads of a run, and what they share */
   const options *o;
   const g2z_tokenizer *tokenizer; /* NULL: to learn one */
-  worker *workers;
-  int started;               /* workers whose threads run; the first is the caller's */
-  reader input;              /* of the one that holds `reading` */
-  pthread_mutex_t reading;
-  job *jobs;
-  job **ring;                /* those in flight: job number i has the place i % count */
-  size_t count;
-  output *to;                /* of the one that set `writing` */
+  worker *workers;           /* [o->threads]; the first is the caller's */
+  int started;               /* workers whose threads run, with the first */
+  pthread_mutex_t reading;   /* guards the next two */
+  reader input;
+  uint64_t read;             /* jobs so far: the number of the next */
+  output *to;                /* this and the next two belong to the worker whose turn it is */
   progress *shown;
-  pthread_mutex_t lock;      /* guards what follows */
-  pthread_cond_t retired_one;
-  job **idle;                /* the others: the last one written is filled next, as its memory is */
-  size_t idles;              /* still in a processor's cache, which saves 4 % of the time */
-  size_t filled, retired;    /* numbers of the next job to fill and to write */
-  uint64_t flight_bytes;     /* of text, in jobs between the two */
-  int writing, finished;
   g2z_status status;         /* the first failure, in the order of the text */
+  pthread_mutex_t lock;      /* guards what follows */
+  pthread_cond_t next_turn;
+  uint64_t written;          /* jobs so far: the number of the one whose turn it is */
+  int finished;              /* nothing more is to be read */
 } pool;
 
-/* Reads the next job; NULL: there is none. Only the holder of `reading` comes here. */
-static job *pool_fill(pool *p, worker *w) {
+static void finish_reading(pool *p) {
   pthread_mutex_lock(&p->lock);
-  while (!p->finished && (p->filled - p->retired == p->count || p->flight_bytes > FLIGHT_BYTES))
-    pthread_cond_wait(&p->retired_one, &p->lock);
-  job *j = p->finished ? NULL : p->idle[--p->idles];
+  p->finished = 1;
   pthread_mutex_unlock(&p->lock);
-  if (!j) return NULL;
-  j->count = j->encoded = j->tokens.count = 0;
-  j->consumed = 0;
-  j->open = j->done = 0;
-  j->status = G2Z_OK;
-  p->input.services = &w->services;
-  g2z_status status = read_job(&p->input, w, j);
-  if (status != G2Z_OK) { /* jobs before this one may fail first */
-    j->count = 0;
-    j->status = status;
-    memcpy(j->error, w->services.error, sizeof j->error);
-  }
-  pthread_mutex_lock(&p->lock);
-  p->finished |= status != G2Z_OK || j->count == 0;
-  int some = status != G2Z_OK || j->count;
-  if (some) p->ring[p->filled % p->count] = j;
-  else p->idle[p->idles++] = j;
-  p->filled += (size_t)some;
-  p->flight_bytes += some ? j->bytes : 0;
-  pthread_mutex_unlock(&p->lock);
-  return some ? j : NULL;
 }
 
-static g2z_status write_due(pool *p, const job *j) {
-  TRY(write_job(p->to, j));
+/* Reads the worker's next job and tells its number; 0: there is none. A failure is a job without
+ * text: those before it are written first, and may fail first. */
+static int read_next(pool *p, worker *w, uint64_t *number) {
+  job *j = &w->job;
+  j->count = j->encoded = j->tokens.count = 0;
+  j->consumed = 0;
+  j->open = 0;
+  pthread_mutex_lock(&p->reading);
+  pthread_mutex_lock(&p->lock);
+  int some = !p->finished;
+  pthread_mutex_unlock(&p->lock);
+  if (some) {
+    p->input.services = &w->services;
+    j->status = G2Z_OK;
+    g2z_status status = read_job(&p->input, w, j);
+    if (status != G2Z_OK) {
+      j->count = 0;
+      j->status = status;
+    }
+    some = j->count || status != G2Z_OK;
+    if (!j->count) finish_reading(p);
+    *number = p->read;
+    p->read += (uint64_t)some;
+  }
+  pthread_mutex_unlock(&p->reading);
+  return some;
+}
+
+static g2z_status write_due(pool *p, worker *w) {
+  TRY(write_job(p->to, &w->job));
   if (p->to->finished) return G2Z_OK; /* what is behind the last document may be anything */
-  if (j->status != G2Z_OK) {
-    memcpy(p->to->services->error, j->error, sizeof j->error);
-    return j->status;
+  if (w->job.status != G2Z_OK) {
+    memcpy(p->to->services->error, w->services.error, G2Z_ERROR_BYTES);
+    return w->job.status;
   }
   show_progress(p->shown, p->to->bytes, p->to->tokens, 0);
   return stop_signal ? fail_stopped(p->to->services) : G2Z_OK;
 }
 
-/* The job is encoded. Whoever finds that the oldest one is writes it, and all that follow it. */
-static void pool_retire(pool *p, job *done) {
+/* Waits until all jobs before this one are written, and writes it. */
+static void take_turn(pool *p, worker *w, uint64_t number) {
   pthread_mutex_lock(&p->lock);
-  done->done = 1;
-  while (!p->writing && p->retired < p->filled && p->ring[p->retired % p->count]->done) {
-    job *j = p->ring[p->retired % p->count];
-    p->writing = 1;
-    pthread_mutex_unlock(&p->lock);
-    g2z_status status = p->status == G2Z_OK && !p->to->finished ? write_due(p, j) : p->status;
-    uint64_t bytes = j->bytes;
-    if (j->text_capacity > 2 * JOB_BYTES) { /* a long line, or text without cuts */
-      free(j->text);
-      g2z_tokens_free(&j->tokens);
-      j->text = NULL;
-      j->text_capacity = 0;
-    }
-    pthread_mutex_lock(&p->lock);
-    j->done = 0;
-    p->status = status;
-    p->finished |= status != G2Z_OK || p->to->finished;
-    p->writing = 0;
-    p->retired++;
-    p->idle[p->idles++] = j;
-    p->flight_bytes -= bytes;
-    pthread_cond_broadcast(&p->retired_one);
+  while (p->written != number) pthread_cond_wait(&p->next_turn, &p->lock);
+  pthread_mutex_unlock(&p->lock);
+  if (p->status == G2Z_OK && !p->to->finished) p->status = write_due(p, w);
+  if (w->job.text_capacity > 2 * JOB_BYTES) { /* a long line, or text without cuts */
+    free(w->job.text);
+    g2z_tokens_free(&w->job.tokens);
+    w->job.text = NULL;
+    w->job.text_capacity = 0;
   }
+  pthread_mutex_lock(&p->lock);
+  p->finished |= p->status != G2Z_OK || p->to->finished;
+  p->written++;
+  pthread_cond_broadcast(&p->next_turn);
   pthread_mutex_unlock(&p->lock);
 }
 
-/* Each thread makes its own encoder: the kernel clears the caches in 1 ms, or in 30 where it has to
- * find the memory first, and does so for all threads at once. */
+/* Each thread makes its own encoder, so that the system clears the caches of all at once. */
 static void *work(void *user) {
   worker *w = (worker *)user;
   pool *p = w->pool;
+  uint64_t number;
   w->status = p->tokenizer ? g2z_encoder_create(&w->services, p->tokenizer, &w->encoder)
                            : g2z_bpe_trainer_create(&w->services, &w->trainer);
-  if (w->status != G2Z_OK) {
-    pthread_mutex_lock(&p->lock);
-    p->finished = 1;
-    pthread_cond_broadcast(&p->retired_one);
-    pthread_mutex_unlock(&p->lock);
-    return NULL;
+  if (w->status != G2Z_OK) finish_reading(p);
+  while (w->status == G2Z_OK && read_next(p, w, &number)) {
+    if (!w->job.open) encode_job(w, &w->job);
+    take_turn(p, w, number);
   }
-  for (;;) {
-    pthread_mutex_lock(&p->reading);
-    job *j = pool_fill(p, w);
-    pthread_mutex_unlock(&p->reading);
-    if (!j) return NULL;
-    if (!j->open) encode_job(w, j);
-    pool_retire(p, j);
-  }
+  return NULL;
 }
 
 static void pool_close(pool *p) {
-  for (int i = 1; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
-  for (size_t i = 0; p->jobs && i < p->count; i++) {
-    free(p->jobs[i].text);
-    free(p->jobs[i].segments);
-    g2z_tokens_free(&p->jobs[i].tokens);
-  }
   for (int i = 0; p->workers && i < p->o->threads; i++) {
-    g2z_encoder_free(p->workers[i].encoder);
-    g2z_bpe_trainer_free(p->workers[i].trainer);
-    free(p->workers[i].document);
+    worker *w = &p->workers[i];
+    free(w->job.text);
+    free(w->job.segments);
+    g2z_tokens_free(&w->job.tokens);
+    g2z_encoder_free(w->encoder);
+    g2z_bpe_trainer_free(w->trainer);
+    free(w->document);
   }
   close_source(&p->input);
   free(p->input.rest);
-  free(p->jobs);
-  free(p->ring);
   free(p->workers);
   pthread_mutex_destroy(&p->reading);
   pthread_mutex_destroy(&p->lock);
-  pthread_cond_destroy(&p->retired_one);
+  pthread_cond_destroy(&p->next_turn);
 }
 
-/* Makes room for workers and jobs; tokenizer NULL: to learn a vocabulary. pool_close ends them,
- * also after a failure. */
-static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *tokenizer,
-                            const source *sources, int count, output *to, progress *shown) {
-  g2z_services *services = to->services;
+/* Reads, encodes and writes everything; tokenizer NULL: counts for a vocabulary. pool_close ends
+ * it, also after a failure. */
+static g2z_status pool_run(pool *p, const options *o, const g2z_tokenizer *tokenizer,
+                           const source *sources, int count, output *to, progress *shown) {
   memset(p, 0, sizeof *p);
   pthread_mutex_init(&p->reading, NULL);
   pthread_mutex_init(&p->lock, NULL);
-  pthread_cond_init(&p->retired_one, NULL);
+  pthread_cond_init(&p->next_turn, NULL);
   p->o = o;
   p->tokenizer = tokenizer;
   p->to = to;
@@ -1068,44 +1040,30 @@ static g2z_status pool_open(pool *p, const options *o, const g2z_tokenizer *toke
   p->input.sources = sources;
   p->input.count = count;
   p->input.file = -1;
-  p->count = (size_t)o->threads * 2 + 2;
-  p->jobs = (job *)calloc(p->count, sizeof *p->jobs);
-  p->ring = (job **)calloc(2 * p->count, sizeof *p->ring);
   p->workers = (worker *)calloc((size_t)o->threads, sizeof *p->workers);
-  if (!p->jobs || !p->ring || !p->workers)
-    return fail(services, G2Z_NO_MEMORY, "no memory for %d threads", o->threads);
-  p->idle = p->ring + p->count;
-  for (p->idles = 0; p->idles < p->count; p->idles++) p->idle[p->idles] = &p->jobs[p->idles];
-  for (int i = 0; i < o->threads; i++) {
-    worker *w = &p->workers[i];
+  if (!p->workers)
+    return fail(to->services, G2Z_NO_MEMORY, "no memory for %d threads", o->threads);
+  g2z_status status = G2Z_OK;
+  int error = 0;
+  for (p->started = 0; p->started < o->threads && !error; p->started += !error) {
+    worker *w = &p->workers[p->started];
     w->o = o;
     w->pool = p;
+    if (p->started) error = pthread_create(&w->thread, NULL, work, w);
   }
-  return G2Z_OK;
-}
-
-/* Reads, encodes and writes everything. */
-static g2z_status pool_run(pool *p) {
-  g2z_status status = G2Z_OK;
-  for (p->started = 1; p->started < p->o->threads; p->started++) {
-    worker *w = &p->workers[p->started];
-    int error = pthread_create(&w->thread, NULL, work, w);
-    if (!error) continue;
-    status = fail(p->to->services, G2Z_IO, "cannot start thread %d of %d: %s; give fewer --threads",
-                  p->started + 1, p->o->threads, strerror(error));
-    pthread_mutex_lock(&p->lock);
-    p->finished = 1;
-    pthread_mutex_unlock(&p->lock);
-    break;
+  if (error) {
+    status = fail(to->services, G2Z_IO, "cannot start thread %d of %d: %s; give fewer --threads",
+                  p->started + 1, o->threads, strerror(error));
+    finish_reading(p);
+  } else {
+    work(&p->workers[0]);
   }
-  if (status == G2Z_OK) work(&p->workers[0]);
   for (int i = 1; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
   for (int i = 0; i < p->started && status == G2Z_OK; i++) {
     status = p->workers[i].status;
     if (status != G2Z_OK)
-      memcpy(p->to->services->error, p->workers[i].services.error, G2Z_ERROR_BYTES);
+      memcpy(to->services->error, p->workers[i].services.error, G2Z_ERROR_BYTES);
   }
-  p->started = 0;
   return status == G2Z_OK ? p->status : status;
 }
 
@@ -1113,8 +1071,7 @@ static g2z_status encode_sources(g2z_services *services, const options *o,
                                  const g2z_tokenizer *tokenizer, const source *sources, int count,
                                  output *to, progress *shown) {
   pool p;
-  g2z_status status = pool_open(&p, o, tokenizer, sources, count, to, shown);
-  if (status == G2Z_OK) status = pool_run(&p);
+  g2z_status status = pool_run(&p, o, tokenizer, sources, count, to, shown);
   show_progress(shown, to->bytes, to->tokens, 1);
   if (status == G2Z_OK && p.input.documents == 0 && !o->encode)
     status = fail(services, G2Z_FORMAT, "%s %s; check that it is what you meant", sources[0].label,
@@ -1133,8 +1090,7 @@ static g2z_status learn(g2z_services *services, const options *o, const source *
   to.o = o;
   to.services = services;
   to.learning = 1;
-  g2z_status status = pool_open(&p, o, NULL, sources, count, &to, shown);
-  if (status == G2Z_OK) status = pool_run(&p);
+  g2z_status status = pool_run(&p, o, NULL, sources, count, &to, shown);
   g2z_bpe_trainer *sum = NULL;
   if (status == G2Z_OK) status = g2z_bpe_trainer_create(services, &sum);
   for (int i = 0; i < o->threads && status == G2Z_OK; i++) {
@@ -1414,56 +1370,45 @@ typedef struct benched {     /* what the stages work on */
   const g2z_tokenizer *tokenizer;
   char *text;
   size_t bytes, capacity;
-  g2z_encoder *encoder;      /* NULL: the next encoding starts with empty caches */
+  g2z_encoder *encoder;      /* NULL: the next encoding starts with an empty cache */
   g2z_tokens tokens;
   int keep;                  /* those of all the text, and not only of its last job */
 } benched;
 
 static g2z_status bench_read(benched *b) {
   const size_t limit = (size_t)256 << 20;
-  int file = open(b->o->bench, O_RDONLY | O_CLOEXEC);
-  g2z_status status = file < 0 ? fail_input(b->services, b->o->bench, errno)
-                               : widen_text(b->services, &b->text, &b->capacity, limit);
-  for (b->bytes = 0; status == G2Z_OK && b->bytes < limit;) {
-    size_t some = limit - b->bytes < JOB_BYTES ? limit - b->bytes : JOB_BYTES;
-    ssize_t got = read(file, b->text + b->bytes, some);
-    if (got < 0) status = fail_input(b->services, b->o->bench, errno);
-    if (got <= 0) break;
-    b->bytes += (size_t)got;
+  TRY(widen_text(b->services, &b->text, &b->capacity, limit));
+  FILE *file = fopen(b->o->bench, "rb");
+  b->bytes = file ? fread(b->text, 1, limit, file) : 0;
+  g2z_status status = !file || ferror(file) ? fail_input(b->services, b->o->bench, errno) : G2Z_OK;
+  if (file) fclose(file);
+  if (status != G2Z_OK || b->bytes) return status;
+  return fail(b->services, G2Z_FORMAT, "%s is empty", b->o->bench);
+}
+
+/* A job of the text at `at`, as the program cuts it. */
+static size_t bench_job(const benched *b, size_t at) {
+  size_t left = b->bytes - at, cut = left < JOB_BYTES ? 0 : g2z_encode_cut(b->text + at, JOB_BYTES);
+  return cut ? cut : left;
+}
+
+static g2z_status bench_count(benched *b) {
+  g2z_bpe_trainer *trainer;
+  TRY(g2z_bpe_trainer_create(b->services, &trainer));
+  g2z_status status = G2Z_OK;
+  for (size_t at = 0, some; at < b->bytes && status == G2Z_OK; at += some) {
+    some = bench_job(b, at);
+    status = g2z_bpe_trainer_feed(trainer, b->text + at, some);
   }
-  if (file >= 0) close(file);
-  if (status == G2Z_OK && b->bytes == 0)
-    status = fail(b->services, G2Z_FORMAT, "%s is empty", b->o->bench);
+  g2z_bpe_trainer_free(trainer);
   return status;
-}
-
-static g2z_status bench_check(benched *b) {
-  size_t valid =
-      g2z__utf8_valid(b->encoder->simd.ahead, (const unsigned char *)b->text, b->bytes);
-  return valid <= b->bytes ? G2Z_OK : G2Z_FORMAT;
-}
-
-/* The tokenizer's scan, which is private to the header, in jobs as the program makes them. */
-static g2z_status bench_pieces(benched *b) {
-  g2z__scan *scan = &b->encoder->scan;
-  for (size_t at = 0, some; at < b->bytes; at += some) {
-    some = b->bytes - at < JOB_BYTES ? b->bytes - at : g2z_encode_cut(b->text + at, JOB_BYTES);
-    if (some == 0) some = b->bytes - at;
-    const unsigned char *text = (const unsigned char *)b->text + at;
-    size_t valid = g2z__utf8_valid(b->encoder->simd.ahead, text, some);
-    if (valid < some) continue; /* only valid text may be scanned */
-    g2z__scan_open(scan, b->tokenizer->classes, &b->encoder->simd, text, some);
-    while (scan->block < scan->blocks) g2z__scan_next(scan, b->encoder->starts);
-  }
-  return G2Z_OK;
 }
 
 static g2z_status bench_encode(benched *b) {
   b->tokens.count = 0;
   for (size_t at = 0, some; at < b->bytes; at += some) {
     if (!b->keep) b->tokens.count = 0;
-    some = b->bytes - at < JOB_BYTES ? b->bytes - at : g2z_encode_cut(b->text + at, JOB_BYTES);
-    if (some == 0) some = b->bytes - at;
+    some = bench_job(b, at);
     TRY(g2z_encode(b->encoder, b->text + at, some, G2Z_ENCODE_DEFAULT, &b->tokens));
   }
   return G2Z_OK;
@@ -1481,12 +1426,10 @@ static g2z_status bench_write(benched *b) {
   return status;
 }
 
-/* The best of three of a stage, with an instruction set that is named or the machine's best. cold:
- * with an encoder that has seen nothing, each time. */
-static g2z_status bench_stage(benched *b, const char *name, const char *simd, int cold,
+/* The best of three of a stage. cold: with an encoder that has seen nothing, each time. */
+static g2z_status bench_stage(benched *b, const char *name, int cold,
                               g2z_status (*stage)(benched *b)) {
   double best = 1e30;
-  if (simd) setenv("G2Z_SIMD", simd, 1);
   for (int i = 0; i < 3; i++) {
     if (cold || i == 0) {
       g2z_encoder_free(b->encoder);
@@ -1499,7 +1442,7 @@ static g2z_status bench_stage(benched *b, const char *name, const char *simd, in
     double seconds = g2z_seconds() - begin;
     if (seconds < best) best = seconds;
   }
-  printf("  %-36s %-9s %8.1f MB/s\n", name, simd ? simd : "", (double)b->bytes / 1e6 / best);
+  printf("  %-46s %8.1f MB/s\n", name, (double)b->bytes / 1e6 / best);
   fflush(stdout);
   return G2Z_OK;
 }
@@ -1507,21 +1450,13 @@ static g2z_status bench_stage(benched *b, const char *name, const char *simd, in
 static g2z_status bench_stages(benched *b) {
   TRY(bench_read(b));
   printf("%s: %.1f MB, one thread, best of 3\n", b->o->bench, (double)b->bytes / 1e6);
-  TRY(bench_stage(b, "read", NULL, 0, bench_read));
-  TRY(bench_stage(b, "UTF-8 checked", NULL, 0, bench_check));
-#define X(set, is_here) \
-  if (is_here) TRY(bench_stage(b, "and pieces found", #set, 0, bench_pieces));
-  G2Z__SIMD_LIST(X)
-#undef X
-#define X(set, is_here) \
-  if (is_here) TRY(bench_stage(b, "text to ids, caches empty at first", #set, 1, bench_encode));
-  G2Z__SIMD_LIST(X)
-#undef X
-  unsetenv("G2Z_SIMD");
-  TRY(bench_stage(b, "text to ids, caches know the text", NULL, 0, bench_encode));
+  TRY(bench_stage(b, "read", 0, bench_read));
+  TRY(bench_stage(b, "pieces found and counted", 0, bench_count));
+  TRY(bench_stage(b, "text to ids, cache empty at first", 1, bench_encode));
+  TRY(bench_stage(b, "text to ids, cache knows the text", 0, bench_encode));
   b->keep = 1;
   TRY(bench_encode(b));
-  TRY(bench_stage(b, "ids written and synced", NULL, 0, bench_write));
+  TRY(bench_stage(b, "ids written and synced", 0, bench_write));
   printf("  %-46s %8.2f\n", "bytes per token", (double)b->bytes / (double)b->tokens.count);
   return G2Z_OK;
 }

@@ -1,0 +1,1843 @@
+/* g2z_text.h: text to GPT-2's token ids and back, beside gpt2_zero.h. MIT licence.
+ *
+ * QUICK START
+ *     #define GPT2_ZERO_IMPLEMENTATION
+ *     #include "gpt2_zero.h"
+ *     #include "g2z_text.h"                                      // this order
+ *     static g2z_services services;                               // malloc, no log
+ *     g2z_tokenizer *tokenizer = NULL;  g2z_encoder *encoder = NULL;
+ *     g2z_tokens tokens = {0};  const char *text = "Hello world!";
+ *     g2z_status status = g2z_tokenizer_create(&services, "vocab.bpe", &tokenizer);
+ *     if (status == G2Z_OK) status = g2z_encoder_create(&services, tokenizer, &encoder);
+ *     if (status == G2Z_OK) status = g2z_encode(encoder, text, strlen(text), 0, &tokens);
+ *     if (status != G2Z_OK) puts(services.error);                 // 15496 995 0 in tokens.ids
+ *     g2z_tokens_free(&tokens);  g2z_encoder_free(encoder);  g2z_tokenizer_free(tokenizer);
+ *
+ * It uses gpt2_zero.h through its public functions alone, and takes its build switches
+ * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT) and its contract for errors: a
+ * status, and a sentence in services->error. Names that begin with g2zt_ or G2ZT_ are private.
+ *
+ * DOES NOT
+ *     - split texts by any pattern but GPT-2's, or normalize them;
+ *     - know special tokens other than <|endoftext|>;
+ *     - read vocabularies that list tokens in place of merges (tiktoken's, llm.c's).
+ *
+ * FROM TEXT TO IDS
+ *     bytes    Text is UTF-8; what is invalid becomes U+FFFD, or is refused.
+ *     pieces   GPT-2's pattern parts it into words, numbers, punctuation and white space, over the
+ *              classes of Unicode 16.0. No token crosses from one piece into another.
+ *     cache    Nearly every piece came before: an encoder remembers the ids of 131,072 pieces.
+ *     merges   A new piece starts as single bytes. Of the pairs that a merge joins, the one with
+ *              the smallest id is joined first, until none is left.
+ *     ids      The result is exact for every text and vocabulary: the ids of OpenAI's and Hugging
+ *              Face's encoders.
+ *
+ * LONG TEXTS, THREADS
+ *     A tokenizer does not change once it is made, and threads may share it. Each thread has an
+ *     encoder of its own. g2z_encode_cut finds where a text can be cut so that the parts give the
+ *     ids of the whole. g2z_encode_part encodes a text that arrives piecemeal, in bounded memory.
+ *
+ * VOCABULARY FILES
+ *     vocab.bpe, merges.txt   "#version: 0.2", then a line "LEFT RIGHT" for each merge. Each byte
+ *                             stands as a character that prints: 33-126, 161-172 and 174-255 as
+ *                             themselves, the other 68 as U+0100, U+0101, ... in their order
+ *     tokenizer.json          Hugging Face's, of a byte-level BPE without a normalizer
+ *     vocab.json              written only: token to id
+ *     Ids follow from the merges alone: 0 to 255 are the bytes, first those that print and then the
+ *     other 68; merge i makes 256 + i; <|endoftext|> is the last.
+ *
+ * CONTENTS: memory; UTF-8 and classes; pieces; tables; vocabulary; merging; encoding; decoding;
+ *     vocabulary files; learning a vocabulary
+ *
+ * PAPERS
+ *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
+ *     Sennrich et al. 2016, arXiv:1508.07909 (BPE) */
+
+#ifndef G2Z_TEXT_INCLUDED
+#define G2Z_TEXT_INCLUDED
+
+#ifndef G2Z_INCLUDED
+#error "g2z_text.h: include gpt2_zero.h before it"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ----- vocabulary -------------------------------------------------------- */
+
+/* The merges and what follows from them. It keeps `services`, which must outlive it. */
+typedef struct g2z_tokenizer g2z_tokenizer;
+
+/* From a file: vocab.bpe / merges.txt or tokenizer.json, told apart by content. path NULL: the
+ * byte-level vocabulary, 256 tokens and the end of text. Refused are ids that do not follow from
+ * the merges in GPT-2's way, tokens of more than 1024 bytes, and more than 1048576 tokens. */
+G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path,
+                                        g2z_tokenizer **out);
+/* The same from memory, which need not outlive the call. `label` names it in errors. */
+G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
+                                       size_t bytes, g2z_tokenizer **out);
+G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer); /* NULL is fine */
+/* The number of ids: 256 + merges + 1. GPT-2: 50257. */
+G2Z_API int g2z_tokenizer_vocab(const g2z_tokenizer *tokenizer);
+/* The id of <|endoftext|>: the last one. */
+G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer);
+/* The bytes of a token, which the tokenizer owns; NULL and 0 for an id that does not exist.
+ * <|endoftext|> has 13. */
+G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer, int id,
+                                                 size_t *bytes);
+/* merges.txt, which g2z_tokenizer_create reads, as do Hugging Face's and OpenAI's encoders. */
+G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
+                                              const g2z_tokenizer *tokenizer, const char *path);
+/* vocab.json: with merges.txt, transformers' GPT2Tokenizer opens the pair. */
+G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services,
+                                             const g2z_tokenizer *tokenizer, const char *path);
+
+/* ----- encode and decode ------------------------------------------------- */
+
+/* What one thread encodes with: 8 MiB, nearly all of it the cache, and 48 bytes for each byte of
+ * the longest piece, up to a piece's first MiB. It keeps `services` and `tokenizer`. */
+typedef struct g2z_encoder g2z_encoder;
+
+typedef enum g2z_encode_flags {
+  G2Z_ENCODE_DEFAULT = 0,       /* invalid UTF-8 becomes U+FFFD; <|endoftext|> is ordinary text */
+  G2Z_ENCODE_STRICT = 1,        /* invalid UTF-8 is G2Z_FORMAT; the sentence names the offset */
+  G2Z_ENCODE_ALLOW_SPECIAL = 2  /* <|endoftext|> in the text becomes its id */
+} g2z_encode_flags;
+
+G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
+                                      g2z_encoder **out);
+G2Z_API void g2z_encoder_free(g2z_encoder *encoder); /* NULL is fine */
+/* Appends the ids of `text`, which is complete: its end is an end for the pattern. `flags` is a sum
+ * of g2z_encode_flags. A call that fails appends nothing. Memory is linear in the length, and so is
+ * time, but for a logarithm of the length of a piece. */
+G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
+                              g2z_tokens *out);
+/* The largest p up to `bytes` where the character before is not white space and the one at p is;
+ * 0 when there is none. Encoding [0, p) and the rest on their own gives the ids of the whole: so a
+ * text of any length is cut. */
+G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes);
+/* Appends the ids of as much of a text's beginning as nothing behind `bytes` can change; *used says
+ * how much that is. Go on with the rest and more behind it. With this a text of any length is
+ * encoded in bounded memory, also where g2z_encode_cut finds no place. Ids come out for each piece
+ * that ends 64 bytes or more before the end, from about 1 MiB on also for part of a longer one. */
+G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
+                                   g2z_tokens *out, size_t *used);
+/* The bytes of ids one after the other (not necessarily valid UTF-8), a NUL behind the last; freed
+ * with g2z_release. An id outside the vocabulary is G2Z_BAD_ARGUMENT. */
+G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *tokenizer,
+                              const int32_t *ids, size_t count, char **text, size_t *bytes);
+
+/* ----- learning a vocabulary --------------------------------------------- */
+
+/* Counts the pieces of texts, and makes merges of them: the most frequent pair first, ties by the
+ * smaller pair of ids, as Hugging Face's trainer. It keeps each different piece in memory, and
+ * `services`. */
+typedef struct g2z_bpe_trainer g2z_bpe_trainer;
+G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out);
+/* Counts one complete document. */
+G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes);
+/* Counts each piece that ends 64 bytes or more before the end, which nothing behind `bytes` can
+ * change; *used says how much that is. Go on with the rest and more behind it. */
+G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
+                                             size_t bytes, size_t *used);
+/* Counts what `other` was fed, as if this trainer had been: so threads share the counting. */
+G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other);
+/* `vocab` counts the 256 bytes and <|endoftext|>: at most vocab - 257 merges, fewer when no pair is
+ * left, of tokens of at most 1024 bytes. The trainer keeps its counts, and may be fed on and
+ * finished again. */
+G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
+                                          g2z_tokenizer **out);
+G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_TEXT_INCLUDED */
+
+#if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_TEXT_IMPLEMENTED)
+#define G2Z_TEXT_IMPLEMENTED
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A caller's bug, not an input: overridable, and never has a side effect. */
+#ifndef G2Z_ASSERT
+#define G2Z_ASSERT(condition) assert(condition)
+#endif
+
+#define G2ZT_TRY(call)                             \
+  do {                                             \
+    g2z_status try_status_ = (call);               \
+    if (try_status_ != G2Z_OK) return try_status_; \
+  } while (0)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define G2ZT_TOKEN_BYTES 1024      /* GPT-2's longest token has 128 bytes */
+#define G2ZT_VOCAB_MAX 1048576     /* with the line above: tokens take at most 1 GiB */
+#define G2ZT_EOT "<|endoftext|>"
+#define G2ZT_EOT_BYTES (sizeof G2ZT_EOT - 1)
+
+/* ===== memory ============================================================
+ * In:  sizes. Out: zeroed memory from the caller's services, or a sentence. */
+
+/* `count` zeroed elements of `size` bytes. *out is NULL on failure. */
+static g2z_status g2zt_alloc(g2z_services *services, size_t count, size_t size, void **out) {
+  *out = NULL;
+  if (size && count > SIZE_MAX / size)
+    return g2z_fail(services, G2Z_NO_MEMORY, "%zu elements of %zu bytes exceed the address space",
+                    count, size);
+  size_t bytes = count && size ? count * size : 1;
+  /* calloc's large blocks are zero without being touched: the system hands out clean pages. */
+  *out = services->allocate ? services->allocate(services->user, bytes) : calloc(1, bytes);
+  if (!*out) return g2z_fail(services, G2Z_NO_MEMORY, "no memory for %zu bytes", bytes);
+  if (services->allocate) memset(*out, 0, bytes);
+  return G2Z_OK;
+}
+
+/* Grows a list so that `need` elements fit; the first `used` are kept, all of it on failure. */
+static g2z_status g2zt_grow(g2z_services *services, void **list, size_t *capacity, size_t used,
+                            size_t need, size_t size) {
+  if (need <= *capacity) return G2Z_OK;
+  size_t larger = *capacity + *capacity / 2;
+  if (larger < need) larger = need;
+  if (larger < 64) larger = 64;
+  void *moved;
+  G2ZT_TRY(g2zt_alloc(services, larger, size, &moved));
+  if (used) memcpy(moved, *list, used * size);
+  g2z_release(services, *list);
+  *list = moved;
+  *capacity = larger;
+  return G2Z_OK;
+}
+
+/* g2zt_grow for a list of `type`; returns from the function that it stands in when it fails. */
+#define G2ZT_GROW(services, type, list, capacity, used, need)                               \
+  do {                                                                                      \
+    void *grown_ = (list);                                                                  \
+    g2z_status grow_ = g2zt_grow(services, &grown_, &(capacity), used, need, sizeof(type)); \
+    (list) = (type *)grown_;                                                                \
+    if (grow_ != G2Z_OK) return grow_;                                                      \
+  } while (0)
+
+/* Room for `need` ids. `services` hear why there is none, also when the list came to be with
+ * others. */
+static g2z_status g2zt_reserve(g2z_services *services, g2z_tokens *tokens, size_t need) {
+  if (!tokens->services) tokens->services = services;
+  void *ids = tokens->ids;
+  g2z_status status = g2zt_grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
+                                sizeof(int32_t));
+  tokens->ids = (int32_t *)ids;
+  if (status != G2Z_OK && tokens->services != services)
+    memcpy(services->error, tokens->services->error, sizeof services->error);
+  return status;
+}
+
+/* ===== UTF-8 and classes =================================================
+ * In:  bytes. Out: characters, and the class that GPT-2's pattern sees in each.
+ * Law: what is beyond g2zt_valid_text is valid. */
+
+enum { G2ZT_OTHER, G2ZT_LETTER, G2ZT_NUMBER, G2ZT_WHITE };
+
+/* The classes of Unicode 16.0 from U+0000 on, as run lengths: o others, l letters (general category
+ * L), n numbers (N), w White_Space. What lies beyond the last run is o. */
+#define G2ZT_CLASSIFIED 0x323B0
+static const char g2zt_class_runs[] =
+    "o9w5o18w1o15n10o7l26o6l26o10w1o26w1o9l1o7n2o1l1o3n1l1o1n3o1l23o1l31o1l458o4l12o14l5o7l1o1l1"
+    "o129l5o1l2o2l4o1l1o6l1o1l3o1l1o1l20o1l83o1l139o8l166o1l38o2l1o6l41o71l27o4l4o45l43o21n10o4l2o1"
+    "l99o1l1o15l2o7l2n10l3o2l1o16l1o1l30o29l89o11l1o14n10l33o9l2o4l1o5l22o4l1o9l1o3l1o23l25o7l11o5"
+    "l24o1l6o17l42o58l54o3l1o18l1o7l10o4n10o1l16o4l8o2l2o2l22o1l7o1l1o3l4o3l1o16l1o13l2o1l3o4n10l2"
+    "o2n6o2l1o8l6o4l2o2l22o1l7o1l2o1l2o1l2o31l4o1l1o7n10o2l3o16l9o1l3o1l22o1l7o1l2o1l5o3l1o18l1o15"
+    "l2o4n10o9l1o11l8o2l2o2l22o1l7o1l2o1l5o3l1o30l2o1l3o4n10o1l1n6o11l1o1l6o3l3o1l4o3l2o1l1o1l2o3l2"
+    "o3l3o3l12o22l1o21n13o18l8o1l3o1l23o1l16o3l1o26l3o2l1o2l2o4n10o8n7o1l1o4l8o1l3o1l23o1l10o1l5o3"
+    "l1o31l2o1l2o4n10o1l2o17l9o1l3o1l41o2l1o16l1o5l3o1n7l3o4n19o1l6o5l18o3l24o1l9o1l1o2l7o31n10o17"
+    "l48o1l2o12l7o9n10o39l2o1l1o1l5o1l24o1l1o1l10o1l2o9l1o2l5o1l1o9n10o2l4o32l1o31n20o12l8o1l36o27"
+    "l5o115l43o20l1n10o6l6o4l4o3l1o3l2o7l3o4l13o12l1o1n10o6l38o1l1o5l1o2l43o1l333o1l4o2l7o1l1o1l4o2"
+    "l41o1l4o2l33o1l4o2l7o1l1o1l4o2l15o1l57o1l4o2l67o14n20o3l16o16l86o2l6o3l620o2l17w1l26o5l75o3n3"
+    "l8o7l18o13l19o14l18o14l13o1l3o15l52o35l1o4l1o3n10o6n10o22n10o6l89o7l5o2l34o1l1o5l70o10l31o39"
+    "n10l30o2l5o11l44o4l26o6n11o37l23o9l53o43n10o6n10o13l1o93l47o17l8o3n10o41l30o13l2n10l44o26l36"
+    "o28n10o3l3n10l36o2l11o5l43o2l3o41l4o1l6o1l2o3l1o5l192o64l278o2l6o2l38o2l6o2l8o1l1o1l1o1l1o1l31"
+    "o2l53o1l7o1l1o3l3o1l7o3l4o2l6o4l13o5l3o1l7o3w11o29w2o5w1o47w1o16n1l1o2n6o5l1n10o6l13o101l1o4l1"
+    "o2l10o1l1o3l5o6l1o1l1o1l1o1l4o1l11o2l4o5l5o4l1o1n51l2n5o726n60o78n22o630n30o1132l229o6l4o3l2o9"
+    "n1o2l38o1l1o5l1o2l56o7l1o16l23o9l7o1l7o1l7o1l7o1l7o1l7o1l7o1l7o80l1o464w1o4l2n1o25n9o7l5o2n3l2"
+    "o4l86o6l3o1l90o1l4o5l43o1l94o3n4o10l32o48l16o32n10o30n8o1n15o32n10o39n15o320l6592o64l22157o67"
+    "l46o2l269o3l16n10l2o20l47o16l31o2l70n10o39l9o2l103o2l67o2l2o1l1o1l8o21l16o1l3o1l4o1l23o13n6o10"
+    "l52o14l50o28n10o24l6o3l1o1l2o1n10l28o10l23o25l29o7l47o28l1n10o6l5o1l10n10l5o1l41o23l3o1l8o4n10"
+    "o6l23o3l1o3l50o1l1o3l2o2l5o2l1o1l1o24l3o2l11o7l3o12l6o2l6o2l6o9l7o1l7o1l43o1l14o6l115o13n10o6"
+    "l11172o12l23o4l49o8452l366o2l106o38l7o12l5o5l1o1l10o1l13o1l5o1l1o1l2o1l2o1l108o33l363o18l64o2"
+    "l54o40l12o116l5o1l135o19n10o7l26o6l26o11l89o3l6o2l6o2l6o2l3o35l12o1l26o1l19o1l2o1l15o2l14o34"
+    "l123o12n45o12n57o17n2o244l29o3l49o16n27o4l32n4o9l20n1l8n1o5l38o10l30o2l36o4l8o1n5o42l158o2n10"
+    "o6l36o4l36o4l40o8l52o12l11o1l15o1l7o1l2o1l11o1l15o1l7o1l2o3l52o12l311o9l22o10l8o24l6o1l42o1l9"
+    "o69l6o2l1o1l44o1l2o3l1o2l23o2n8l23o2n7l31o8n9o48l19o1l2o5n5l22n6o4l26o70l56o4n2l2n16o2n46l1o15"
+    "l4o1l3o1l29o10n9o23l29n2o1l29n3o32l8o1l28o6n5o16l54o10l22o2n8l19o5n8l18o23n7o80l73o55l51o13l51"
+    "o7n6l36o12n10o6n10l28o9l23o218n31o1l42o6l2o16l3o59l29n10l1o8l22o11n4o27l18o46l21n7o20l23o12l53"
+    "o26n30o1l2o2l1o13l45o32l25o7n10o9l36o15n10o4l1o2l1o8l35o3l1o12l48o14l4o11n10l1o1l1o4n20o11l18"
+    "o1l25o19l2o63l7o1l1o1l4o1l15o1l10o7l47o17n10o11l8o2l2o2l22o1l7o1l2o1l5o3l1o18l1o12l5o30l10o1l1"
+    "o2l1o1l38o1l1o25l1o1l1o44l53o18l4o5n10o5l3o30l48o20l2o1l1o8n10o166l47o41l4o36l48o20l1o11n10o38"
+    "l43o13l1o7n10o6n20o28l27o21n12o4l7o185l44o116l64n19o12l8o2l1o2l8o1l2o1l24o15l1o1l1o14n10o70l8"
+    "o2l39o16l1o1l1o28l1o10l40o7l1o21l1o11l46o19l1o18l73o199l33o15n10o6l9o1l37o17l1o15n29o5l30o112"
+    "l7o1l2o1l38o21l1o9n10o6l6o1l2o1l32o14l1o7n10o310l19o15l1o1l13o1l34o28n10o86l1o15n21o43l922o102"
+    "n111o17l196o2636l97o15l1072o17l6o25l3995o5l583o6841l30o18n10o1734l569o7l31o1n10o6l79o1n10o6l30"
+    "o18l48o16l4o12n10o1n7o1l21o5l19o432l45o3n10o198l64n23o105l75o5l1o66l13o64l2o1l1o28l6136o8l1238"
+    "o41l10o8935l4o1l7o1l2o1l291o15l1o29l3o2l1o14l4o8l396o2308l107o5l13o3l9o7l10o4182n10o1478n20o12"
+    "n20o108n25o135l85o1l71o1l2o2l1o2l2o2l4o1l12o1l1o1l7o1l65o1l4o2l8o1l7o1l28o1l4o1l5o1l1o3l7o1"
+    "l340o2l25o1l25o1l31o1l25o1l31o1l25o1l31o1l25o1l31o1l25o1l8o2n50o1792l31o6l6o261l62o146l45o10l7"
+    "o2n10o4l1o321l30o18l44o4n10o470l28o4n10o214l30o2l1n10o485l7o1l4o1l2o1l15o1l197o2n9o48l68o7l1o4"
+    "n10o791n59o1n3o1n4o76n45o1n15o194l4o1l27o1l2o1l1o2l1o1l10o1l4o1l1o1l1o6l1o4l1o1l1o1l1o1l3o1l2"
+    "o1l1o2l1o1l1o1l1o1l1o1l1o1l2o1l1o2l4o1l7o1l4o1l4o1l1o1l10o1l17o5l3o1l5o1l17o580n13o2787n10"
+    "o1030l42720o32l4154o6l222o2l5762o14l7473o15l622o2466l542o1506l4939o5l4192";
+
+/* A class for each code point: a table of 201 KiB, of which a text touches a few cache lines. */
+static g2z_status g2zt_classes_create(g2z_services *services, unsigned char **out) {
+  void *memory;
+  *out = NULL;
+  G2ZT_TRY(g2zt_alloc(services, G2ZT_CLASSIFIED, 1, &memory));
+  *out = (unsigned char *)memory;
+  size_t at = 0;
+  for (const char *run = g2zt_class_runs; *run;) {
+    int letter = *run++, kind = letter == 'l'   ? G2ZT_LETTER
+                                : letter == 'n' ? G2ZT_NUMBER
+                                : letter == 'w' ? G2ZT_WHITE
+                                                : G2ZT_OTHER;
+    size_t count = 0;
+    while (*run >= '0' && *run <= '9') count = count * 10 + (size_t)(*run++ - '0');
+    memset(*out + at, kind, count);
+    at += count;
+  }
+  G2Z_ASSERT(at == G2ZT_CLASSIFIED);
+  return G2Z_OK;
+}
+
+/* The class of the character at p, which is valid; *next is the one behind it. */
+static inline int g2zt_class(const unsigned char *classes, const unsigned char *p,
+                             const unsigned char **next) {
+  uint32_t c = p[0];
+  if (c < 0x80) {
+    *next = p + 1;
+  } else if (c < 0xE0) {
+    c = (c & 0x1Fu) << 6 | (p[1] & 0x3Fu);
+    *next = p + 2;
+  } else if (c < 0xF0) {
+    c = (c & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
+    *next = p + 3;
+  } else {
+    c = (c & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
+    *next = p + 4;
+  }
+  return c < G2ZT_CLASSIFIED ? classes[c] : (int)G2ZT_OTHER;
+}
+
+/* The length of the character at p, or, where UTF-8 is invalid, minus the length of what one U+FFFD
+ * replaces: the longest beginning of a character, at least one byte (Unicode's "maximal subpart",
+ * as Python and Rust have it). */
+static int g2zt_utf8_step(const unsigned char *p, const unsigned char *end) {
+  unsigned lead = *p;
+  if (lead < 0x80) return 1;
+  if (lead < 0xC2 || lead > 0xF4) return -1;
+  int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  /* Only the second byte depends on the first: no overlong forms, surrogates, or > U+10FFFF. */
+  unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  for (int i = 1; i < length; i++) {
+    if (p + i == end || p[i] < low || p[i] > high) return -i;
+    low = 0x80;
+    high = 0xBF;
+  }
+  return length;
+}
+
+/* The bytes up to the first that is not valid. */
+static size_t g2zt_utf8_valid(const unsigned char *text, size_t bytes) {
+  const unsigned char *p = text, *end = text + bytes;
+  for (int step = 0; p < end; p += step) {
+    for (uint64_t eight; end - p >= 8; p += 8) { /* ASCII */
+      memcpy(&eight, p, 8);
+      if (eight & 0x8080808080808080u) break;
+    }
+    if (p == end) break;
+    step = g2zt_utf8_step(p, end);
+    if (step < 0) break;
+  }
+  return (size_t)(p - text);
+}
+
+/* Copies text with U+FFFD for what is invalid; returns the length. out NULL: only the length. */
+static size_t g2zt_utf8_repair(const unsigned char *text, size_t bytes, unsigned char *out) {
+  size_t made = 0;
+  for (size_t at = 0; at < bytes;) {
+    int step = g2zt_utf8_step(text + at, text + bytes);
+    size_t count = step < 0 ? 3 : (size_t)step;
+    if (out) memcpy(out + made, step < 0 ? (const void *)"\xEF\xBF\xBD" : text + at, count);
+    made += count;
+    at += (size_t)(step < 0 ? -step : step);
+  }
+  return made;
+}
+
+/* How many bytes of a text became the first `repaired` bytes of its valid form. */
+static size_t g2zt_utf8_given(const unsigned char *text, size_t bytes, size_t repaired) {
+  size_t at = 0;
+  for (size_t made = 0; made < repaired;) {
+    int step = g2zt_utf8_step(text + at, text + bytes);
+    made += step < 0 ? 3 : (size_t)step;
+    at += (size_t)(step < 0 ? -step : step);
+  }
+  return at;
+}
+
+/* The length of a text without a last character that is cut off. */
+static size_t g2zt_utf8_trim(const unsigned char *text, size_t bytes) {
+  for (size_t back = 1; back <= 3 && back <= bytes; back++) {
+    const unsigned char *p = text + bytes - back;
+    if ((*p & 0xC0) == 0x80) continue;
+    return *p >= 0xC0 && g2zt_utf8_step(p, text + bytes) == -(int)back ? bytes - back : bytes;
+  }
+  return bytes;
+}
+
+typedef struct g2zt_repair { /* room for texts that need one */
+  unsigned char *bytes;
+  size_t capacity;
+} g2zt_repair;
+
+/* Points *text at valid UTF-8: itself, or a repaired copy in `repair`. strict: fails instead. */
+static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, int strict,
+                                  const unsigned char **text, size_t *bytes) {
+  size_t valid = g2zt_utf8_valid(*text, *bytes);
+  if (valid == *bytes) return G2Z_OK;
+  if (strict)
+    return g2z_fail(services, G2Z_FORMAT,
+                    "invalid UTF-8: byte 0x%02x at offset %zu; convert the text to UTF-8, or "
+                    "encode without G2Z_ENCODE_STRICT (--strict) to have it replaced by U+FFFD",
+                    (*text)[valid], valid);
+  size_t repaired = g2zt_utf8_repair(*text, *bytes, NULL);
+  G2ZT_GROW(services, unsigned char, repair->bytes, repair->capacity, 0, repaired);
+  g2zt_utf8_repair(*text, *bytes, repair->bytes);
+  *text = repair->bytes;
+  *bytes = repaired;
+  return G2Z_OK;
+}
+
+/* ===== pieces ============================================================
+ * In:  valid text. Out: where its pieces end, by GPT-2's pattern,
+ *        's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+ * Law: a run of one class that is not white space is a piece, with one space before it. Of a run of
+ *      white space the last character splits off where something follows. Where a piece ends is
+ *      certain once the character behind it and the two bytes after an apostrophe are known. */
+
+#define G2ZT_CERTAIN 64 /* more than that: what ends so many bytes before the end stays */
+
+/* The bytes of the contraction at the apostrophe p; 0: none. */
+static size_t g2zt_contraction(const unsigned char *p, const unsigned char *end) {
+  int one = end - p > 1 ? p[1] : 0, two = end - p > 2 ? p[2] : 0;
+  if (one == 's' || one == 'd' || one == 'm' || one == 't') return 2;
+  return (one == 'l' && two == 'l') || ((one == 'v' || one == 'r') && two == 'e') ? 3 : 0;
+}
+
+/* Skips letters of ASCII, eight bytes at a time: a loop over bytes would mispredict the end of
+ * nearly every word. In `others` the top bit of a byte says that it is no letter; no sum of 7-bit
+ * values carries into the next byte. */
+static inline const unsigned char *g2zt_skip_letters(const unsigned char *p,
+                                                     const unsigned char *end) {
+  const uint64_t ones = 0x0101010101010101u, top = 0x80 * ones;
+  for (uint64_t eight; end - p >= 8; p += 8) {
+    memcpy(&eight, p, 8);
+    uint64_t small = (eight & ~top) | 0x20 * ones;
+    uint64_t from_a = small + (0x80 - 'a') * ones, above_z = small + (0x80 - 'z' - 1) * ones;
+    uint64_t others = (~from_a | above_z | eight) & top;
+    if (others) return p + __builtin_ctzll(others) / 8;
+  }
+  return p;
+}
+
+/* Where the piece ends that starts at p. */
+static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
+                                                  const unsigned char *p,
+                                                  const unsigned char *end) {
+  const unsigned char *at = p, *next, *last = p;
+  if (*p == '\'' && g2zt_contraction(p, end)) return p + g2zt_contraction(p, end);
+  if (*p == ' ' && p + 1 < end) at++;
+  int kind = g2zt_class(classes, at, &next);
+  if (kind == G2ZT_LETTER) {
+    next = g2zt_skip_letters(next, end);
+    if (next < end && *next < 0x80 && classes[*next] != G2ZT_LETTER) return next;
+  }
+  if (kind != G2ZT_WHITE) {
+    do at = next;
+    while (at < end && g2zt_class(classes, at, &next) == kind);
+    return at;
+  }
+  for (at = p; at < end && g2zt_class(classes, at, &next) == G2ZT_WHITE; at = next) last = at;
+  return at == end || last == p ? at : last;
+}
+
+/* The bytes of the White_Space character at p; 0: another character, or an incomplete one. It needs
+ * no table, and no valid text around it. */
+static size_t g2zt_white_bytes(const unsigned char *p, const unsigned char *end) {
+  if (p == end) return 0;
+  if (*p == ' ' || (*p >= 0x09 && *p <= 0x0D)) return 1;
+  if (end - p >= 2 && p[0] == 0xC2) return p[1] == 0x85 || p[1] == 0xA0 ? 2 : 0;
+  if (end - p < 3 || p[0] < 0xE1 || p[0] > 0xE3) return 0;
+  uint32_t c = (p[0] & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
+  int valid = (p[1] & 0xC0) == 0x80 && (p[2] & 0xC0) == 0x80;
+  return valid && (c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
+                   c == 0x202F || c == 0x205F || c == 0x3000)
+             ? 3
+             : 0;
+}
+
+G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
+  const unsigned char *begin = (const unsigned char *)text, *end = begin + bytes;
+  for (size_t p = bytes; p-- > 1;) {
+    if (!g2zt_white_bytes(begin + p, end)) continue;
+    int white_before = 0; /* these bytes start characters, whatever stands around them */
+    for (size_t back = 1; back <= 3 && back <= p; back++)
+      white_before |= g2zt_white_bytes(begin + p - back, begin + p) == back;
+    if (!white_before) return p;
+  }
+  return 0;
+}
+
+/* ===== tables ============================================================
+ * In:  byte strings; pairs of numbers. Out: the number of a string; the value of a pair; the least
+ *      pair.
+ * Law: strings and pairs are in hash tables with linear probing, at most half full; nothing is ever
+ *      removed. A heap has room before something is pushed. */
+
+typedef struct g2zt_words { /* a set of byte strings, numbered as they come */
+  unsigned char *bytes;     /* one after the other */
+  size_t bytes_capacity;
+  uint32_t *starts;         /* [count + 1] */
+  size_t starts_capacity;
+  uint32_t *table;          /* number + 1; 0: empty */
+  size_t slots;             /* a power of two; 0 before the first */
+  size_t count;
+} g2zt_words;
+
+static void g2zt_words_free(g2z_services *services, g2zt_words *words) {
+  g2z_release(services, words->bytes);
+  g2z_release(services, words->starts);
+  g2z_release(services, words->table);
+}
+
+static inline size_t g2zt_word_bytes(const g2zt_words *words, size_t word) {
+  return words->starts[word + 1] - words->starts[word];
+}
+
+/* The slot of a word: its own, or the empty one where it would be entered. */
+static size_t g2zt_words_slot(const g2zt_words *words, const unsigned char *bytes, size_t count) {
+  const uint64_t odd = 0x9E3779B97F4A7C15u;
+  uint64_t hash = count * odd;
+  for (size_t at = 0; at < count; at += 8) {
+    uint64_t eight = 0;
+    memcpy(&eight, bytes + at, count - at < 8 ? count - at : 8);
+    hash = (hash ^ eight) * odd;
+    hash ^= hash >> 29;
+  }
+  size_t slot = (size_t)(hash ^ hash >> 32) & (words->slots - 1);
+  for (; words->table[slot]; slot = (slot + 1) & (words->slots - 1)) {
+    size_t word = words->table[slot] - 1;
+    if (g2zt_word_bytes(words, word) == count &&
+        memcmp(words->bytes + words->starts[word], bytes, count) == 0)
+      break;
+  }
+  return slot;
+}
+
+/* The number of a word, or -1. */
+static int64_t g2zt_words_find(const g2zt_words *words, const unsigned char *bytes, size_t count) {
+  return words->slots ? (int64_t)words->table[g2zt_words_slot(words, bytes, count)] - 1 : -1;
+}
+
+static g2z_status g2zt_words_widen(g2z_services *services, g2zt_words *words) {
+  size_t slots = words->slots ? words->slots * 2 : 1024;
+  void *memory;
+  G2ZT_TRY(g2zt_alloc(services, slots, sizeof *words->table, &memory));
+  g2z_release(services, words->table);
+  words->table = (uint32_t *)memory;
+  words->slots = slots;
+  for (size_t word = 0; word < words->count; word++)
+    words->table[g2zt_words_slot(words, words->bytes + words->starts[word],
+                                 g2zt_word_bytes(words, word))] = (uint32_t)word + 1;
+  return G2Z_OK;
+}
+
+/* The number of a word, which is added when it is new: then it is the count before. */
+static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
+                                 const unsigned char *bytes, size_t count, size_t *word) {
+  size_t used = words->count ? words->starts[words->count] : 0, slot;
+  if (words->count * 2 >= words->slots) G2ZT_TRY(g2zt_words_widen(services, words));
+  slot = g2zt_words_slot(words, bytes, count);
+  *word = words->table[slot] ? words->table[slot] - 1 : words->count;
+  if (words->table[slot]) return G2Z_OK;
+  /* 2^32 - 2 leaves room for the barriers between words while a vocabulary is learnt. */
+  if (used + words->count + count >= UINT32_MAX - 2)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "more than 4 GiB of different words; train on a part of the text");
+  G2ZT_GROW(services, unsigned char, words->bytes, words->bytes_capacity, used, used + count);
+  G2ZT_GROW(services, uint32_t, words->starts, words->starts_capacity,
+            words->count ? words->count + 1 : 0, words->count + 2);
+  memcpy(words->bytes + used, bytes, count);
+  words->starts[words->count] = (uint32_t)used;
+  words->starts[words->count + 1] = (uint32_t)(used + count);
+  words->table[slot] = (uint32_t)++words->count;
+  return G2Z_OK;
+}
+
+typedef struct g2zt_pair { /* two neighbours, and what the table's owner knows of them */
+  uint32_t left, right;
+  uint32_t value;          /* 0: an empty slot */
+} g2zt_pair;
+
+typedef struct g2zt_pairs {
+  g2zt_pair *slots;
+  size_t count, capacity;  /* a power of two; 0 before the first */
+} g2zt_pairs;
+
+static inline g2zt_pair *g2zt_pairs_slot(const g2zt_pairs *pairs, uint32_t left, uint32_t right) {
+  uint64_t hash = ((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u;
+  size_t mask = pairs->capacity - 1, at = (size_t)(hash ^ hash >> 32) & mask;
+  while (pairs->slots[at].value &&
+         (pairs->slots[at].left != left || pairs->slots[at].right != right))
+    at = (at + 1) & mask;
+  return &pairs->slots[at];
+}
+
+/* The value of a pair; 0: not in the table. */
+static inline uint32_t g2zt_pairs_find(const g2zt_pairs *pairs, uint32_t left, uint32_t right) {
+  return pairs->capacity ? g2zt_pairs_slot(pairs, left, right)->value : 0;
+}
+
+/* Adds a pair that is not in the table. */
+static g2z_status g2zt_pairs_add(g2z_services *services, g2zt_pairs *pairs, uint32_t left,
+                                 uint32_t right, uint32_t value) {
+  if (pairs->count * 2 >= pairs->capacity) {
+    g2zt_pairs larger = *pairs;
+    void *memory;
+    larger.capacity = pairs->capacity ? pairs->capacity * 2 : 1024;
+    G2ZT_TRY(g2zt_alloc(services, larger.capacity, sizeof *larger.slots, &memory));
+    larger.slots = (g2zt_pair *)memory;
+    for (size_t i = 0; i < pairs->capacity; i++)
+      if (pairs->slots[i].value)
+        *g2zt_pairs_slot(&larger, pairs->slots[i].left, pairs->slots[i].right) = pairs->slots[i];
+    g2z_release(services, pairs->slots);
+    *pairs = larger;
+  }
+  g2zt_pair *slot = g2zt_pairs_slot(pairs, left, right);
+  slot->left = left;
+  slot->right = right;
+  slot->value = value;
+  pairs->count++;
+  return G2Z_OK;
+}
+
+typedef struct g2zt_item { /* the least first, then the least second, comes first */
+  uint64_t first, second;
+} g2zt_item;
+
+typedef struct g2zt_heap {
+  g2zt_item *items;
+  size_t count, capacity;
+} g2zt_heap;
+
+static inline int g2zt_item_before(const g2zt_item *a, const g2zt_item *b) {
+  return a->first != b->first ? a->first < b->first : a->second < b->second;
+}
+
+static void g2zt_heap_push(g2zt_heap *heap, uint64_t first, uint64_t second) {
+  g2zt_item item = {first, second}, *items = heap->items;
+  size_t hole = heap->count++;
+  for (; hole && g2zt_item_before(&item, &items[(hole - 1) / 2]); hole = (hole - 1) / 2)
+    items[hole] = items[(hole - 1) / 2];
+  items[hole] = item;
+}
+
+/* Takes items[0] off. */
+static void g2zt_heap_pop(g2zt_heap *heap) {
+  g2zt_item *items = heap->items, *last = &items[--heap->count];
+  size_t hole = 0, child;
+  for (; (child = 2 * hole + 1) < heap->count; hole = child) {
+    child += child + 1 < heap->count && g2zt_item_before(&items[child + 1], &items[child]);
+    if (g2zt_item_before(last, &items[child])) break;
+    items[hole] = items[child];
+  }
+  items[hole] = *last;
+}
+
+/* ===== vocabulary ========================================================
+ * In:  merges, in order. Out: tokens, their ids, and what two ids make.
+ * Law: ids follow from the merges alone. A merge joins older tokens, so its id exceeds theirs: what
+ *      a merge makes possible always comes later. */
+
+struct g2z_tokenizer {
+  g2z_services *services;
+  g2zt_words tokens;        /* all but <|endoftext|>, in the order of their ids */
+  g2zt_pairs joins;         /* two ids -> the id that they make */
+  uint64_t may_join[16384]; /* a bit for each hash of two ids: 0 where none of them make one */
+  g2zt_pair *merges;        /* [tokens.count - 256]: the same in order */
+  size_t merges_capacity;
+  int32_t byte_ids[256];
+  unsigned char *classes;   /* [G2ZT_CLASSIFIED] */
+};
+
+/* GPT-2's order of the bytes: those that print in Latin-1 first, and then the other 68. */
+static int g2zt_byte_of_id(int id) {
+  if (id < 94) return id + 33;         /* !..~ */
+  if (id < 106) return id - 94 + 161;  /* inverted exclamation mark..not sign */
+  if (id < 188) return id - 106 + 174; /* registered sign..y with diaeresis */
+  if (id < 221) return id - 188;       /* controls and the space */
+  return id < 255 ? id - 221 + 127 : 173;
+}
+
+/* The byte-level vocabulary, to which merges may be added. */
+static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out) {
+  void *memory;
+  *out = NULL;
+  G2ZT_TRY(g2zt_alloc(services, 1, sizeof **out, &memory));
+  g2z_tokenizer *tokenizer = (g2z_tokenizer *)memory;
+  tokenizer->services = services;
+  g2z_status status = g2zt_classes_create(services, &tokenizer->classes);
+  for (int id = 0; id < 256 && status == G2Z_OK; id++) {
+    unsigned char byte = (unsigned char)g2zt_byte_of_id(id);
+    tokenizer->byte_ids[byte] = id;
+    size_t word;
+    status = g2zt_words_add(services, &tokenizer->tokens, &byte, 1, &word);
+  }
+  if (status == G2Z_OK) *out = tokenizer;
+  else g2z_tokenizer_free(tokenizer);
+  return status;
+}
+
+/* The place of two ids among the 2^20 bits of may_join. */
+static inline size_t g2zt_join_bit(uint32_t left, uint32_t right) {
+  return (size_t)(((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u >> 44);
+}
+
+/* The id that two make; 0: they make none. Most do not, and may_join says so in 128 KiB, which stay
+ * in a processor's cache. */
+static inline uint32_t g2zt_join(const g2z_tokenizer *tokenizer, uint32_t left, uint32_t right) {
+  size_t bit = g2zt_join_bit(left, right);
+  if (!(tokenizer->may_join[bit / 64] >> bit % 64 & 1)) return 0;
+  return g2zt_pairs_find(&tokenizer->joins, left, right);
+}
+
+/* The next id is the merge of two that exist. G2Z_FORMAT's sentence is only the reason. */
+static g2z_status g2zt_tokenizer_join(g2z_tokenizer *tokenizer, uint32_t left, uint32_t right) {
+  g2z_services *services = tokenizer->services;
+  g2zt_words *tokens = &tokenizer->tokens;
+  size_t merge = tokens->count - 256, a = g2zt_word_bytes(tokens, left), id;
+  size_t b = g2zt_word_bytes(tokens, right);
+  unsigned char joined[G2ZT_TOKEN_BYTES];
+  if (a + b > sizeof joined)
+    return g2z_fail(services, G2Z_FORMAT, "a token of %zu bytes; at most %d are supported", a + b,
+                    G2ZT_TOKEN_BYTES);
+  if (tokens->count + 1 >= G2ZT_VOCAB_MAX)
+    return g2z_fail(services, G2Z_FORMAT, "more than %d tokens", G2ZT_VOCAB_MAX);
+  memcpy(joined, tokens->bytes + tokens->starts[left], a);
+  memcpy(joined + a, tokens->bytes + tokens->starts[right], b);
+  G2ZT_GROW(services, g2zt_pair, tokenizer->merges, tokenizer->merges_capacity, merge, merge + 1);
+  G2ZT_TRY(g2zt_words_add(services, tokens, joined, a + b, &id));
+  if (id != merge + 256)
+    return g2z_fail(services, G2Z_FORMAT, "makes the token that has id %d already", (int)id);
+  tokenizer->merges[merge].left = left;
+  tokenizer->merges[merge].right = right;
+  tokenizer->merges[merge].value = (uint32_t)id;
+  size_t bit = g2zt_join_bit(left, right);
+  tokenizer->may_join[bit / 64] |= (uint64_t)1 << bit % 64;
+  return g2zt_pairs_add(services, &tokenizer->joins, left, right, (uint32_t)id);
+}
+
+G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer) {
+  if (!tokenizer) return;
+  g2z_services *services = tokenizer->services;
+  g2zt_words_free(services, &tokenizer->tokens);
+  g2z_release(services, tokenizer->joins.slots);
+  g2z_release(services, tokenizer->merges);
+  g2z_release(services, tokenizer->classes);
+  g2z_release(services, tokenizer);
+}
+
+G2Z_API int g2z_tokenizer_vocab(const g2z_tokenizer *tokenizer) {
+  return (int)tokenizer->tokens.count + 1;
+}
+
+G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer) {
+  return (int)tokenizer->tokens.count;
+}
+
+G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer, int id,
+                                                 size_t *bytes) {
+  const g2zt_words *tokens = &tokenizer->tokens;
+  *bytes = 0;
+  if (id < 0 || (size_t)id > tokens->count) return NULL;
+  int eot = (size_t)id == tokens->count;
+  *bytes = eot ? G2ZT_EOT_BYTES : g2zt_word_bytes(tokens, (size_t)id);
+  return eot ? (const unsigned char *)G2ZT_EOT : tokens->bytes + tokens->starts[id];
+}
+
+/* ===== merging ===========================================================
+ * In:  a piece. Out: its ids.
+ * Law: the merge with the smallest id comes first, the leftmost of equals first: a heap of ids and
+ *      places hands them out in that order. */
+
+#define G2ZT_PART 1048576 /* longer pieces are merged in parts: 48 bytes of scratch for each byte */
+
+typedef struct g2zt_symbol { /* bytes of the piece; it stands at the place of the first */
+  uint32_t id;
+  uint32_t joined;           /* what it makes with the next symbol; 0: nothing */
+  uint32_t next, previous;   /* places of its neighbours */
+} g2zt_symbol;
+
+typedef struct g2zt_merger { /* memory that pieces share, one after the other */
+  g2z_services *services;
+  const g2z_tokenizer *tokenizer;
+  g2zt_symbol *symbols;
+  size_t symbols_capacity;
+  g2zt_heap heap;            /* (id, place) of merges that wait, and of some that became stale */
+} g2zt_merger;
+
+/* Enters the merge of the symbol at `at` with the one at `next`, if there is one. A merge that
+ * waited for `at` before is stale from here on: `joined` has another id, as no two pairs make the
+ * same. */
+static void g2zt_meet(g2zt_merger *merger, uint32_t at, uint32_t next) {
+  g2zt_symbol *symbols = merger->symbols;
+  uint32_t id = g2zt_join(merger->tokenizer, symbols[at].id, symbols[next].id);
+  symbols[at].joined = id;
+  if (id) g2zt_heap_push(&merger->heap, id, at);
+}
+
+/* The first merge from `from` on that has this token on its left; UINT32_MAX: there is none. */
+static uint32_t g2zt_merge_of_left(const g2z_tokenizer *tokenizer, uint32_t token, uint32_t from) {
+  for (size_t id = from < 256 ? 256 : from; id < tokenizer->tokens.count; id++)
+    if (tokenizer->merges[id - 256].left == token) return (uint32_t)id;
+  return UINT32_MAX;
+}
+
+/* Merges the symbols of `end` bytes, and returns how many bytes they stand for then: all, unless
+ * the piece is open. An open piece goes on behind `end`, so the right neighbour of its last symbol
+ * is not known. Merges come in the order of their ids: the last symbol is what it would be in the
+ * whole piece until the turn of a merge that has it on its left. Then it may merge with what is not
+ * seen, and is dropped. What remains are ids of the whole piece, up to a place that no merge
+ * reaches across. */
+static uint32_t g2zt_merge_symbols(g2zt_merger *merger, uint32_t end, int open) {
+  const g2z_tokenizer *tokenizer = merger->tokenizer;
+  g2zt_symbol *symbols = merger->symbols;
+  uint32_t last = end - 1, risk = UINT32_MAX; /* the merge that drops the last symbol */
+  if (open) risk = g2zt_merge_of_left(tokenizer, symbols[last].id, 0);
+  for (;;) {
+    g2zt_item least = {UINT32_MAX, 0};
+    if (merger->heap.count) least = merger->heap.items[0];
+    uint32_t id = (uint32_t)least.first, at = (uint32_t)least.second;
+    if (risk < id) {
+      end = last;
+      if (end == 0) return 0;
+      last = symbols[last].previous;
+      symbols[last].joined = 0;
+      symbols[last].next = end;
+      risk = g2zt_merge_of_left(tokenizer, symbols[last].id, risk + 1);
+      continue;
+    }
+    if (id == UINT32_MAX) return end;
+    g2zt_heap_pop(&merger->heap);
+    if (at >= end || symbols[at].joined != id) continue; /* dropped, or stale */
+    uint32_t right = symbols[at].next, next = symbols[right].next;
+    symbols[at].id = id;
+    symbols[at].next = next;
+    symbols[at].joined = symbols[right].joined = 0;
+    if (at) g2zt_meet(merger, symbols[at].previous, at);
+    if (next < end) {
+      symbols[next].previous = at;
+      g2zt_meet(merger, at, next);
+    } else {
+      last = at;
+      if (open) risk = g2zt_merge_of_left(tokenizer, id, id + 1);
+    }
+  }
+}
+
+/* Turns `count` bytes of a piece into ids. `ids` has room for one for each byte; *made is how many
+ * there are, *used how many bytes they stand for: all, unless the piece is open. */
+static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piece, size_t count,
+                                  int open, int32_t *ids, size_t *made, size_t *used) {
+  const g2z_tokenizer *tokenizer = merger->tokenizer;
+  g2z_services *services = merger->services;
+  G2Z_ASSERT(count && count < UINT32_MAX);
+  G2ZT_GROW(services, g2zt_symbol, merger->symbols, merger->symbols_capacity, 0, count);
+  /* A merge leaves the heap and enters at most two others. */
+  G2ZT_GROW(services, g2zt_item, merger->heap.items, merger->heap.capacity, 0, 2 * count);
+  g2zt_symbol *symbols = merger->symbols;
+  for (uint32_t i = 0; i < count; i++) {
+    symbols[i].id = (uint32_t)tokenizer->byte_ids[piece[i]];
+    symbols[i].joined = 0;
+    symbols[i].next = i + 1;
+    symbols[i].previous = i - 1; /* of the first, never read */
+  }
+  merger->heap.count = 0;
+  for (uint32_t i = 0; i + 1 < count; i++) g2zt_meet(merger, i, i + 1);
+  *used = g2zt_merge_symbols(merger, (uint32_t)count, open);
+  *made = 0;
+  for (size_t i = 0; i < *used; i = symbols[i].next) ids[(*made)++] = (int32_t)symbols[i].id;
+  return G2Z_OK;
+}
+
+/* The same for a piece of any length, a MiB at a time: each part ends where nothing behind it can
+ * change its ids, and the next begins there as a piece does. */
+static g2z_status g2zt_merge(g2zt_merger *merger, const unsigned char *piece, size_t count,
+                             int open, int32_t *ids, size_t *made, size_t *used) {
+  *made = *used = 0;
+  for (size_t part = G2ZT_PART; *used < count;) {
+    size_t left = count - *used, some, bytes;
+    int last = part >= left;
+    G2ZT_TRY(g2zt_merge_part(merger, piece + *used, last ? left : part, open || !last, ids + *made,
+                             &some, &bytes));
+    *made += some;
+    *used += bytes;
+    if (last) break;
+    if (bytes == 0) part *= 2;
+  }
+  return G2Z_OK;
+}
+
+/* ===== encoding ==========================================================
+ * In:  text. Out: ids, appended to a list.
+ * Law: bytes -> valid text -> pieces -> cache -> merges -> ids. Each stage knows nothing of the
+ *      others. What stands in the cache is what merging would give. */
+
+#define G2ZT_WORDS_BITS 17
+#define G2ZT_WORD_BYTES 31
+#define G2ZT_WORD_IDS 7
+#define G2ZT_BATCH 64       /* pieces whose words are fetched together: their latencies overlap */
+
+typedef struct g2zt_key {   /* up to 31 bytes of a piece and zeros; its length is the last byte */
+  uint64_t eights[4];
+} g2zt_key;
+
+typedef struct g2zt_word {  /* a piece that was merged before, in a cache line */
+  g2zt_key key;             /* zero: none, as no piece has no bytes */
+  int32_t ids[G2ZT_WORD_IDS];
+  uint32_t count;           /* of ids */
+} g2zt_word;
+
+static_assert(sizeof(g2zt_word) == 64, "a word is a cache line");
+
+struct g2z_encoder {
+  g2z_services *services;
+  const g2z_tokenizer *tokenizer;
+  g2zt_repair repair;
+  g2zt_merger merger;
+  void *cache;              /* the block that has the words */
+  g2zt_word *words;         /* [1 << G2ZT_WORDS_BITS] */
+  uint64_t masks[G2ZT_WORD_BYTES + 1][4]; /* row n keeps the first n bytes of a key */
+};
+
+typedef struct g2zt_batch { /* the next pieces of a text */
+  size_t count;
+  const unsigned char *starts[G2ZT_BATCH + 1]; /* and where the last one ends */
+  g2zt_key keys[G2ZT_BATCH];
+  g2zt_word *words[G2ZT_BATCH]; /* the first place of each in the cache */
+} g2zt_batch;
+
+G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
+                                      g2z_encoder **out) {
+  const size_t line = sizeof(g2zt_word), count = (size_t)1 << G2ZT_WORDS_BITS;
+  void *memory;
+  *out = NULL;
+  G2ZT_TRY(g2zt_alloc(services, 1, sizeof **out, &memory));
+  g2z_encoder *encoder = (g2z_encoder *)memory;
+  encoder->services = encoder->merger.services = services;
+  encoder->tokenizer = encoder->merger.tokenizer = tokenizer;
+  for (size_t n = 0; n <= G2ZT_WORD_BYTES; n++) memset(encoder->masks[n], 0xFF, n);
+  g2z_status status = g2zt_alloc(services, count + 1, line, &encoder->cache);
+  encoder->words = (g2zt_word *)(((uintptr_t)encoder->cache + line - 1) / line * line);
+  if (status == G2Z_OK) *out = encoder;
+  else g2z_encoder_free(encoder);
+  return status;
+}
+
+G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
+  if (!encoder) return;
+  g2z_services *services = encoder->services;
+  g2z_release(services, encoder->repair.bytes);
+  g2z_release(services, encoder->cache);
+  g2z_release(services, encoder->merger.symbols);
+  g2z_release(services, encoder->merger.heap.items);
+  g2z_release(services, encoder);
+}
+
+/* The key of a piece, of which 32 bytes are read where the text has as many. */
+static inline g2zt_key g2zt_key_of(const g2z_encoder *encoder, const unsigned char *p, size_t bytes,
+                                   const unsigned char *end) {
+  g2zt_key key;
+  memset(&key, 0, sizeof key);
+  if (bytes > G2ZT_WORD_BYTES) { /* no word has this key */
+    key.eights[3] = UINT64_MAX;
+    return key;
+  }
+  if ((size_t)(end - p) >= sizeof key) memcpy(&key, p, sizeof key);
+  else memcpy(&key, p, bytes);
+  for (int i = 0; i < 4; i++) key.eights[i] &= encoder->masks[bytes][i];
+  key.eights[3] |= (uint64_t)bytes << 56;
+  return key;
+}
+
+/* The first place of a piece. */
+static inline g2zt_word *g2zt_word_of(const g2z_encoder *encoder, const g2zt_key *key) {
+  const uint64_t *k = key->eights;
+  uint64_t hash = (k[0] * 0x9E3779B97F4A7C15u) ^ (k[1] * 0xC2B2AE3D27D4EB4Fu) ^
+                  ((k[2] ^ k[3] >> 3) * 0x165667B19E3779F9u);
+  return &encoder->words[(hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> (64 - G2ZT_WORDS_BITS)];
+}
+
+static inline int g2zt_key_equal(const g2zt_key *a, const g2zt_key *b) {
+  uint64_t differs = 0;
+  for (int i = 0; i < 4; i++) differs |= a->eights[i] ^ b->eights[i];
+  return differs == 0;
+}
+
+/* Takes the pieces from p on that end at `limit` at the latest, and sends for their words. */
+static void g2zt_batch_fill(const g2z_encoder *encoder, const unsigned char *p,
+                            const unsigned char *limit, const unsigned char *end,
+                            g2zt_batch *batch) {
+  size_t i = 0;
+  batch->starts[0] = p;
+  while (i < G2ZT_BATCH && p < limit) {
+    const unsigned char *next = g2zt_piece_end(encoder->tokenizer->classes, p, end);
+    if (next > limit) break;
+    batch->keys[i] = g2zt_key_of(encoder, p, (size_t)(next - p), end);
+    batch->words[i] = g2zt_word_of(encoder, &batch->keys[i]);
+    __builtin_prefetch(batch->words[i]);
+    batch->starts[++i] = p = next;
+  }
+  batch->count = i;
+}
+
+/* Appends the ids of a word. All are copied and `count` of them kept: a copy of `count` would be a
+ * branch that is often mispredicted. */
+static inline void g2zt_append(const g2zt_word *word, g2z_tokens *out) {
+  memcpy(out->ids + out->count, word->ids, sizeof word->ids);
+  out->count += word->count;
+}
+
+/* Appends the ids of a piece that is not in its first place `word`. The second is the word beside
+ * it. A piece that is in neither is merged and, if it is short, entered: in the first place if that
+ * is free, so that what comes early, and is mostly frequent, stays there. */
+static g2z_status g2zt_encode_other(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
+                                    const g2zt_key *key, g2zt_word *word, g2z_tokens *out) {
+  g2zt_word *second = &encoder->words[(size_t)(word - encoder->words) ^ 1];
+  int32_t *ids = out->ids + out->count;
+  size_t made, used;
+  if (g2zt_key_equal(&second->key, key)) {
+    g2zt_append(second, out);
+    return G2Z_OK;
+  }
+  G2ZT_TRY(g2zt_merge(&encoder->merger, piece, bytes, 0, ids, &made, &used));
+  out->count += made;
+  if (bytes > G2ZT_WORD_BYTES || made > G2ZT_WORD_IDS) return G2Z_OK;
+  if (word->count) word = second;
+  word->key = *key;
+  memcpy(word->ids, ids, made * sizeof *ids);
+  word->count = (uint32_t)made;
+  return G2Z_OK;
+}
+
+/* Appends the ids of a batch. */
+static g2z_status g2zt_encode_batch(g2z_encoder *encoder, const g2zt_batch *batch,
+                                    g2z_tokens *out) {
+  size_t bytes = (size_t)(batch->starts[batch->count] - batch->starts[0]);
+  G2ZT_TRY(g2zt_reserve(encoder->services, out, out->count + bytes + G2ZT_WORD_IDS));
+  for (size_t i = 0; i < batch->count; i++) {
+    const unsigned char *piece = batch->starts[i];
+    const g2zt_key *key = &batch->keys[i];
+    if (g2zt_key_equal(&batch->words[i]->key, key))
+      g2zt_append(batch->words[i], out);
+    else
+      G2ZT_TRY(g2zt_encode_other(encoder, piece, (size_t)(batch->starts[i + 1] - piece), key,
+                                 batch->words[i], out));
+  }
+  return G2Z_OK;
+}
+
+/* Appends ids of a long piece that has begun: `bytes` of it are certain, up to `end` text follows.
+ * *used is how many bytes they stand for. The rest will be read as if a piece began there, so it
+ * must not look like a contraction or begin inside of a character. */
+static g2z_status g2zt_encode_begun(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
+                                    const unsigned char *end, g2z_tokens *out, size_t *used) {
+  const g2zt_words *tokens = &encoder->tokenizer->tokens;
+  size_t made;
+  G2ZT_TRY(g2zt_reserve(encoder->services, out, out->count + bytes));
+  int32_t *ids = out->ids + out->count;
+  G2ZT_TRY(g2zt_merge(&encoder->merger, piece, bytes, 1, ids, &made, used));
+  for (; made; made--) {
+    const unsigned char *rest = piece + *used;
+    if ((*rest & 0xC0) != 0x80 && (*rest != '\'' || !g2zt_contraction(rest, end))) break;
+    *used -= g2zt_word_bytes(tokens, (size_t)ids[made - 1]);
+  }
+  out->count += made;
+  return G2Z_OK;
+}
+
+/* Appends the ids of valid text without special tokens; *used is how much of it. open: the text may
+ * go on behind `bytes`, and only what no continuation changes is encoded. */
+static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char *text,
+                                       size_t bytes, int open, g2z_tokens *out, size_t *used) {
+  const unsigned char *p = text, *end = text + bytes, *limit = end;
+  size_t begun = 0;
+  g2zt_batch batch;
+  if (open) limit = bytes > G2ZT_CERTAIN ? end - G2ZT_CERTAIN : text;
+  while (p < limit) {
+    g2zt_batch_fill(encoder, p, limit, end, &batch);
+    if (batch.count == 0) break;
+    G2ZT_TRY(g2zt_encode_batch(encoder, &batch, out));
+    p = batch.starts[batch.count];
+  }
+  if (open && limit - p >= G2ZT_PART)
+    G2ZT_TRY(g2zt_encode_begun(encoder, p, (size_t)(limit - p), end, out, &begun));
+  *used = (size_t)(p - text) + begun;
+  return G2Z_OK;
+}
+
+/* Where the next <|endoftext|> begins; `end` when there is none. */
+static const unsigned char *g2zt_find_eot(const unsigned char *p, const unsigned char *end) {
+  while ((size_t)(end - p) >= G2ZT_EOT_BYTES &&
+         (p = (const unsigned char *)memchr(p, '<', (size_t)(end - p))) != NULL) {
+    if ((size_t)(end - p) >= G2ZT_EOT_BYTES && memcmp(p, G2ZT_EOT, G2ZT_EOT_BYTES) == 0) return p;
+    p++;
+  }
+  return end;
+}
+
+/* The same where <|endoftext|> stands for its id. What is around it is encoded on its own, as
+ * tiktoken and Hugging Face do. */
+static g2z_status g2zt_encode_special(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
+                                      int open, g2z_tokens *out, size_t *used) {
+  const unsigned char *p = text, *end = text + bytes;
+  for (;;) {
+    const unsigned char *eot = g2zt_find_eot(p, end);
+    G2ZT_TRY(g2zt_encode_ordinary(encoder, p, (size_t)(eot - p), open && eot == end, out, used));
+    *used += (size_t)(p - text);
+    if (eot == end) return G2Z_OK;
+    G2ZT_TRY(g2zt_reserve(encoder->services, out, out->count + 1));
+    out->ids[out->count++] = g2z_tokenizer_eot(encoder->tokenizer);
+    p = eot + G2ZT_EOT_BYTES;
+  }
+}
+
+/* Both public calls: a text that is complete, or open. */
+static g2z_status g2zt_encode(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
+                              int flags, int open, g2z_tokens *out, size_t *used) {
+  const unsigned char *valid = text;
+  *used = 0;
+  if (open) bytes = g2zt_utf8_trim(text, bytes);
+  if (bytes == 0) return G2Z_OK;
+  size_t valid_bytes = bytes, before = out->count;
+  G2ZT_TRY(g2zt_valid_text(encoder->services, &encoder->repair, flags & G2Z_ENCODE_STRICT, &valid,
+                           &valid_bytes));
+  g2z_status status = flags & G2Z_ENCODE_ALLOW_SPECIAL
+                          ? g2zt_encode_special(encoder, valid, valid_bytes, open, out, used)
+                          : g2zt_encode_ordinary(encoder, valid, valid_bytes, open, out, used);
+  if (status != G2Z_OK) out->count = before;
+  if (valid != text && open && status == G2Z_OK) *used = g2zt_utf8_given(text, bytes, *used);
+  return status;
+}
+
+G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
+                              g2z_tokens *out) {
+  size_t used;
+  return g2zt_encode(encoder, (const unsigned char *)text, bytes, flags, 0, out, &used);
+}
+
+G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
+                                   g2z_tokens *out, size_t *used) {
+  return g2zt_encode(encoder, (const unsigned char *)text, bytes, flags, 1, out, used);
+}
+
+/* ===== decoding ==========================================================
+ * In:  ids. Out: their bytes. */
+
+G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *tokenizer,
+                              const int32_t *ids, size_t count, char **text, size_t *bytes) {
+  size_t total = 0, length;
+  void *memory;
+  *text = NULL;
+  *bytes = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (!g2z_tokenizer_token(tokenizer, ids[i], &length))
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "id %" PRId32
+                      " at position %zu is not below the vocabulary's %d; decode "
+                      "with the vocabulary that encoded",
+                      ids[i], i, g2z_tokenizer_vocab(tokenizer));
+    total += length;
+  }
+  G2ZT_TRY(g2zt_alloc(services, total + 1, 1, &memory));
+  *text = (char *)memory;
+  for (size_t i = 0; i < count; i++) {
+    const unsigned char *token = g2z_tokenizer_token(tokenizer, ids[i], &length);
+    memcpy(*text + *bytes, token, length);
+    *bytes += length;
+  }
+  return G2Z_OK;
+}
+
+/* ===== vocabulary files ==================================================
+ * In:  merge lists and JSON. Out: a vocabulary; and the same in the other direction.
+ * Law: what does not give GPT-2's ids is refused, with the line or number where that shows. */
+
+/* A token as files show it, NUL behind it: each byte as a character that prints, itself or U+0100 +
+ * its place among the other 68, in UTF-8. */
+static void g2zt_token_put(const g2z_tokenizer *tokenizer, int id,
+                           char out[2 * G2ZT_TOKEN_BYTES + 1]) {
+  size_t bytes, length = 0;
+  const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &bytes);
+  for (size_t i = 0; i < bytes; i++) {
+    int byte_id = tokenizer->byte_ids[token[i]], c = byte_id < 188 ? token[i] : byte_id - 188 + 256;
+    if (c >= 0x80) out[length++] = (char)(0xC0 | c >> 6);
+    out[length++] = (char)(c < 0x80 ? c : 0x80 | (c & 0x3F));
+  }
+  out[length] = 0;
+}
+
+/* The inverse: the bytes that `count` bytes of UTF-8 in a file stand for; 0 when they are not such
+ * a text, or longer than a token may be. */
+static size_t g2zt_token_get(const g2z_tokenizer *tokenizer, const unsigned char *text,
+                             size_t count, unsigned char out[G2ZT_TOKEN_BYTES]) {
+  size_t length = 0;
+  for (size_t at = 0; at < count; length++) {
+    int step = g2zt_utf8_step(text + at, text + count);
+    if (step < 1 || step > 2 || length == G2ZT_TOKEN_BYTES) return 0;
+    int c = step == 1 ? text[at] : (text[at] & 0x1F) << 6 | (text[at + 1] & 0x3F);
+    if (c < 256 ? tokenizer->byte_ids[c] >= 188 : c >= 256 + 68) return 0;
+    out[length] = (unsigned char)(c < 256 ? c : g2zt_byte_of_id(188 + c - 256));
+    at += (size_t)step;
+  }
+  return length;
+}
+
+typedef struct g2zt_reading { /* where a vocabulary file is being read */
+  g2z_services *services;
+  const char *label;          /* "gpt2/vocab.bpe" */
+  const char *unit;           /* "line", "merge" or "token", */
+  size_t number;              /* and which one, for error sentences */
+  g2z_tokenizer *tokenizer;
+  unsigned char *text;        /* the last unescaped string */
+  size_t text_capacity;
+} g2zt_reading;
+
+G2Z_PRINTF(2, 3)
+static g2z_status g2zt_reading_fail(g2zt_reading *reading, const char *format, ...) {
+  char reason[G2Z_ERROR_BYTES];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(reason, sizeof reason, format, arguments);
+  va_end(arguments);
+  return g2z_fail(reading->services, G2Z_FORMAT, "%s, %s %zu: %s", reading->label, reading->unit,
+                  reading->number, reason);
+}
+
+/* Up to 48 bytes of a file as something that may stand in a sentence. */
+typedef struct g2zt_shown {
+  char text[48 * 4 + 4];
+} g2zt_shown;
+static g2zt_shown g2zt_show(const unsigned char *bytes, size_t count) {
+  g2zt_shown shown;
+  size_t length = 0;
+  for (size_t i = 0; i < count && i < 48; i++) {
+    int valid = g2zt_utf8_step(bytes + i, bytes + count);
+    if (bytes[i] < 0x20 || bytes[i] == 0x7F || valid < 1) {
+      length += (size_t)snprintf(shown.text + length, 5, "\\x%02x", bytes[i]);
+      continue;
+    }
+    memcpy(shown.text + length, bytes + i, (size_t)valid);
+    length += (size_t)valid;
+    i += (size_t)valid - 1;
+  }
+  memcpy(shown.text + length, count > 48 ? "..." : "", count > 48 ? 4 : 1);
+  return shown;
+}
+
+/* Adds a merge, given as "left right". */
+static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *line, size_t bytes) {
+  const g2z_tokenizer *tokenizer = reading->tokenizer;
+  const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
+  size_t left = space ? (size_t)(space - line) : 0;
+  if (!left || left + 1 == bytes || memchr(space + 1, ' ', bytes - left - 1))
+    return g2zt_reading_fail(reading, "\"%s\" is not two tokens with a space between",
+                             g2zt_show(line, bytes).text);
+  uint32_t ids[2];
+  for (int i = 0; i < 2; i++) {
+    unsigned char token[G2ZT_TOKEN_BYTES];
+    const unsigned char *text = i ? space + 1 : line;
+    size_t length = i ? bytes - left - 1 : left;
+    size_t count = g2zt_token_get(tokenizer, text, length, token);
+    int64_t id = count ? g2zt_words_find(&tokenizer->tokens, token, count) : -1;
+    if (id < 0)
+      return g2zt_reading_fail(reading,
+                               "\"%s\" is neither a byte nor made by a merge before; give a "
+                               "byte-level BPE vocabulary as GPT-2's",
+                               g2zt_show(text, length).text);
+    ids[i] = (uint32_t)id;
+  }
+  g2z_status status = g2zt_tokenizer_join(reading->tokenizer, ids[0], ids[1]);
+  char reason[G2Z_ERROR_BYTES];
+  if (status != G2Z_FORMAT) return status;
+  memcpy(reason, reading->services->error, sizeof reason);
+  return g2zt_reading_fail(reading, "%s", reason);
+}
+
+/* vocab.bpe, merges.txt: a merge for each line. */
+static g2z_status g2zt_read_merges(g2zt_reading *reading, const unsigned char *line,
+                                   const unsigned char *end) {
+  for (const unsigned char *next; line < end; line = next) {
+    const unsigned char *newline = (const unsigned char *)memchr(line, '\n', (size_t)(end - line));
+    size_t bytes = (size_t)((newline ? newline : end) - line);
+    next = newline ? newline + 1 : end;
+    if (bytes && line[bytes - 1] == '\r') bytes--;
+    if (++reading->number == 1 && bytes >= 8 && memcmp(line, "#version", 8) == 0) continue;
+    G2ZT_TRY(g2zt_read_merge(reading, line, bytes));
+  }
+  return G2Z_OK;
+}
+
+/* Unescapes a JSON string behind the first `*bytes` of the reading's text, and counts it there. */
+static g2z_status g2zt_read_text(g2zt_reading *reading, g2z_json_text text, size_t *bytes) {
+  G2ZT_GROW(reading->services, unsigned char, reading->text, reading->text_capacity, *bytes,
+            *bytes + text.bytes + 1);
+  *bytes += g2z_json_unescape(&text, reading->text + *bytes);
+  return G2Z_OK;
+}
+
+/* tokenizer.json, model.merges: "left right" or ["left", "right"]. */
+static g2z_status g2zt_read_json_merges(g2zt_reading *reading, g2z_json *json) {
+  if (!g2z_json_enter(json, '[')) return G2Z_OK;
+  for (; g2z_json_next(json, ']', NULL); reading->number++) {
+    size_t bytes = 0, count = 0;
+    if (g2z_json_peek(json) != '[') {
+      G2ZT_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
+    } else {
+      for (g2z_json_enter(json, '['); g2z_json_next(json, ']', NULL); count++) {
+        if (count) reading->text[bytes++] = ' '; /* g2zt_read_text left room for it */
+        G2ZT_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
+      }
+      if (json->status == G2Z_OK && count != 2)
+        return g2zt_reading_fail(reading, "joins %zu tokens; a merge joins 2", count);
+    }
+    if (json->status != G2Z_OK) return G2Z_OK;
+    G2ZT_TRY(g2zt_read_merge(reading, reading->text, bytes));
+  }
+  return G2Z_OK;
+}
+
+/* tokenizer.json, model.vocab: it must give the ids that follow from the merges. */
+static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
+  const g2zt_words *tokens = &reading->tokenizer->tokens;
+  size_t known = 0;
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return G2Z_OK;
+  for (reading->number = 0; g2z_json_next(json, '}', &key); reading->number++) {
+    unsigned char token[G2ZT_TOKEN_BYTES];
+    size_t bytes = 0;
+    int64_t id = g2z_json_integer(json);
+    if (json->status != G2Z_OK) return G2Z_OK;
+    if (g2z_json_is(&key, G2ZT_EOT) && id == (int64_t)tokens->count) continue;
+    G2ZT_TRY(g2zt_read_text(reading, key, &bytes));
+    size_t count = g2zt_token_get(reading->tokenizer, reading->text, bytes, token);
+    int64_t expected = count ? g2zt_words_find(tokens, token, count) : -1;
+    if (id != expected || id < 0)
+      return g2zt_reading_fail(reading,
+                               "\"%s\" has id %" PRId64
+                               ", which does not follow from the merges "
+                               "(256 bytes, then the merges in order, then " G2ZT_EOT
+                               "); train it without special tokens, or use its merges.txt",
+                               g2zt_show(reading->text, bytes).text, id);
+    known++;
+  }
+  if (json->status == G2Z_OK && known != tokens->count)
+    return g2z_fail(reading->services, G2Z_FORMAT,
+                    "%s: model.vocab has %zu tokens, but bytes and merges make %zu", reading->label,
+                    known, tokens->count);
+  return G2Z_OK;
+}
+
+/* tokenizer.json, added_tokens: those beyond the vocabulary change nothing in ordinary text. */
+static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
+  int eot = g2z_tokenizer_eot(reading->tokenizer);
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '[')) return G2Z_OK;
+  while (g2z_json_next(json, ']', NULL)) {
+    int64_t id = -1;
+    int is_eot = 0;
+    if (!g2z_json_enter(json, '{')) break;
+    while (g2z_json_next(json, '}', &key)) {
+      if (g2z_json_is(&key, "id")) {
+        id = g2z_json_integer(json);
+      } else if (g2z_json_is(&key, "content")) {
+        g2z_json_text content = g2z_json_string(json);
+        is_eot = g2z_json_is(&content, G2ZT_EOT);
+      } else {
+        g2z_json_skip(json);
+      }
+    }
+    if (json->status == G2Z_OK && is_eot && id != eot)
+      return g2z_json_fail(json, "%s has id %" PRId64 " but must be the last, %d; use merges.txt",
+                           G2ZT_EOT, id, eot);
+  }
+  return G2Z_OK;
+}
+
+/* tokenizer.json, pre_tokenizer: anything but GPT-2's would cut texts into other pieces. */
+static g2z_status g2zt_read_json_pieces(g2z_json *json) {
+  static const char refusal[] =
+      "pre_tokenizer must be of type ByteLevel, without add_prefix_space and with use_regex, as "
+      "GPT-2's; other patterns are not supported";
+  int byte_level = 0;
+  g2z_json_text key;
+  if (g2z_json_peek(json) != '{') return g2z_json_fail(json, "%s", refusal);
+  g2z_json_enter(json, '{');
+  while (g2z_json_next(json, '}', &key)) {
+    int regex = g2z_json_is(&key, "use_regex");
+    if (g2z_json_is(&key, "type")) {
+      g2z_json_text type = g2z_json_string(json);
+      byte_level = g2z_json_is(&type, "ByteLevel");
+    } else if (regex || g2z_json_is(&key, "add_prefix_space")) {
+      if (g2z_json_bool(json) != regex) return g2z_json_fail(json, "%s", refusal);
+    } else {
+      g2z_json_skip(json);
+    }
+  }
+  return byte_level ? G2Z_OK : g2z_json_fail(json, "%s", refusal);
+}
+
+/* One walk through tokenizer.json. Its members come in any order and the rest is checked against
+ * the merges, so the first walk takes only these; the second (check = 1) all else that matters. */
+static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const void *text,
+                                      size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  int merges = 0, vocab = 0, pieces = 0;
+  reading->unit = check ? "token" : "merge";
+  g2z_json_open(&json, reading->services, reading->label, text, bytes);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (g2z_json_is(&key, "model") && g2z_json_peek(&json) == '{') {
+      g2z_json_enter(&json, '{');
+      while (g2z_json_next(&json, '}', &key)) {
+        if (g2z_json_is(&key, "merges") && !check && !merges++) {
+          G2ZT_TRY(g2zt_read_json_merges(reading, &json));
+        } else if (g2z_json_is(&key, "vocab") && check && !vocab++) {
+          G2ZT_TRY(g2zt_read_json_vocab(reading, &json));
+        } else {
+          g2z_json_skip(&json);
+        }
+      }
+    } else if (check && g2z_json_is(&key, "added_tokens")) {
+      G2ZT_TRY(g2zt_read_json_added(reading, &json));
+    } else if (check && g2z_json_is(&key, "pre_tokenizer")) {
+      G2ZT_TRY(g2zt_read_json_pieces(&json));
+      pieces = 1;
+    } else if (check && g2z_json_is(&key, "normalizer") && g2z_json_peek(&json) != 'n') {
+      return g2z_json_fail(&json, "a normalizer is not supported; GPT-2 has none (null)");
+    } else {
+      g2z_json_skip(&json);
+    }
+  }
+  G2ZT_TRY(g2z_json_close(&json));
+  if (check ? vocab && pieces : merges) return G2Z_OK;
+  return g2z_fail(reading->services, G2Z_FORMAT,
+                  "%s is JSON without %s; give Hugging Face's tokenizer.json, or merges.txt",
+                  reading->label, check ? "model.vocab and pre_tokenizer" : "model.merges");
+}
+
+/* Tells the formats apart by their first line. The first merge is of two bytes, so its line is at
+ * most 5 long: a longer one that begins with a brace is JSON. */
+static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned char *text,
+                                       size_t bytes) {
+  if (bytes == 0)
+    return g2z_fail(reading->services, G2Z_FORMAT, "%s is empty; expected a vocabulary",
+                    reading->label);
+  if (bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) { /* some editors' byte order mark */
+    text += 3;
+    bytes -= 3;
+  }
+  int is_tiktoken = bytes >= 6 && text[4] == ' ' && text[5] == '0';
+  int is_llmc = bytes >= 4 && memcmp(text, "\xC8\xD7\x34\x01", 4) == 0;
+  if (is_tiktoken || is_llmc)
+    return g2z_fail(reading->services, G2Z_UNSUPPORTED,
+                    "%s is a vocabulary in %s's format, which is not supported: give the same one "
+                    "as vocab.bpe, merges.txt or tokenizer.json",
+                    reading->label, is_llmc ? "llm.c" : "tiktoken");
+  int is_json =
+      bytes > 1 && text[0] == '{' && (text[1] != ' ' || !memchr(text, '\n', bytes < 6 ? bytes : 6));
+  if (!is_json) return g2zt_read_merges(reading, text, text + bytes);
+  G2ZT_TRY(g2zt_read_json_walk(reading, 0, text, bytes));
+  return g2zt_read_json_walk(reading, 1, text, bytes);
+}
+
+G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
+                                       size_t bytes, g2z_tokenizer **out) {
+  g2zt_reading reading;
+  memset(&reading, 0, sizeof reading);
+  reading.services = services;
+  reading.label = label;
+  reading.unit = "line";
+  *out = NULL;
+  G2ZT_TRY(g2zt_tokenizer_new(services, &reading.tokenizer));
+  g2z_status status = g2zt_read_vocabulary(&reading, (const unsigned char *)text, bytes);
+  g2z_release(services, reading.text);
+  if (status == G2Z_OK) *out = reading.tokenizer;
+  else g2z_tokenizer_free(reading.tokenizer);
+  return status;
+}
+
+G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path,
+                                        g2z_tokenizer **out) {
+  char *text;
+  size_t bytes;
+  *out = NULL;
+  if (!path) return g2zt_tokenizer_new(services, out);
+  G2ZT_TRY(g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes));
+  g2z_status status = g2z_tokenizer_parse(services, path, text, bytes, out);
+  g2z_release(services, text);
+  return status;
+}
+
+G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
+                                              const g2z_tokenizer *tokenizer, const char *path) {
+  g2z_writer *writer;
+  char left[2 * G2ZT_TOKEN_BYTES + 1], right[2 * G2ZT_TOKEN_BYTES + 1];
+  G2ZT_TRY(g2z_writer_create(services, path, &writer));
+  g2z_status status = g2z_writer_printf(writer, "#version: 0.2\n");
+  for (size_t i = 0; i + 256 < tokenizer->tokens.count && status == G2Z_OK; i++) {
+    g2zt_token_put(tokenizer, (int)tokenizer->merges[i].left, left);
+    g2zt_token_put(tokenizer, (int)tokenizer->merges[i].right, right);
+    status = g2z_writer_printf(writer, "%s %s\n", left, right);
+  }
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services, const g2z_tokenizer *tokenizer,
+                                             const char *path) {
+  g2z_json_out out;
+  char token[2 * G2ZT_TOKEN_BYTES + 1];
+  memset(&out, 0, sizeof out);
+  G2ZT_TRY(g2z_writer_create(services, path, &out.writer));
+  g2z_json_begin(&out, NULL, '{');
+  for (int id = 0; id < g2z_tokenizer_vocab(tokenizer); id++) {
+    g2zt_token_put(tokenizer, id, token);
+    g2z_json_put_integer(&out, token, id);
+  }
+  g2z_json_end(&out, '}');
+  g2z_status status = g2z_writer_commit(out.writer);
+  g2z_writer_free(out.writer);
+  return status;
+}
+
+/* ===== learning a vocabulary =============================================
+ * In:  texts. Out: merges.
+ * Law: pieces are counted first; then the most frequent pair of neighbours becomes a token, over
+ *      and over. Ties go to the smaller pair of ids. A merge visits only the places where its pair
+ *      stands, and a heap hands out the best pair. */
+
+struct g2z_bpe_trainer {
+  g2z_services *services;
+  unsigned char *classes;
+  g2zt_repair repair;
+  g2zt_words words;        /* the different pieces of all texts */
+  int64_t *counts;         /* [words.count] how often each occurred */
+  size_t counts_capacity;
+};
+
+G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out) {
+  void *memory;
+  *out = NULL;
+  G2ZT_TRY(g2zt_alloc(services, 1, sizeof **out, &memory));
+  g2z_bpe_trainer *trainer = (g2z_bpe_trainer *)memory;
+  trainer->services = services;
+  g2z_status status = g2zt_classes_create(services, &trainer->classes);
+  if (status == G2Z_OK) *out = trainer;
+  else g2z_bpe_trainer_free(trainer);
+  return status;
+}
+
+G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer) {
+  if (!trainer) return;
+  g2z_services *services = trainer->services;
+  g2z_release(services, trainer->classes);
+  g2z_release(services, trainer->repair.bytes);
+  g2zt_words_free(services, &trainer->words);
+  g2z_release(services, trainer->counts);
+  g2z_release(services, trainer);
+}
+
+/* Counts a piece that occurred `times` times. */
+static g2z_status g2zt_trainer_count(g2z_bpe_trainer *trainer, const unsigned char *piece,
+                                     size_t bytes, int64_t times) {
+  size_t known = trainer->words.count, word;
+  G2ZT_GROW(trainer->services, int64_t, trainer->counts, trainer->counts_capacity, known,
+            known + 1);
+  G2ZT_TRY(g2zt_words_add(trainer->services, &trainer->words, piece, bytes, &word));
+  if (word == known) trainer->counts[word] = 0;
+  trainer->counts[word] += times;
+  return G2Z_OK;
+}
+
+/* Both public calls: counts the pieces of a text that is complete, or open. A character that is cut
+ * off at the end needs no care: what is counted ends before it. */
+static g2z_status g2zt_trainer_feed(g2z_bpe_trainer *trainer, const unsigned char *text,
+                                    size_t bytes, int open, size_t *used) {
+  const unsigned char *begin = text;
+  size_t valid = bytes;
+  *used = 0;
+  if (bytes == 0) return G2Z_OK;
+  G2ZT_TRY(g2zt_valid_text(trainer->services, &trainer->repair, 0, &begin, &valid));
+  const unsigned char *p = begin, *end = begin + valid, *limit = end;
+  if (open) limit = valid > G2ZT_CERTAIN ? end - G2ZT_CERTAIN : begin;
+  while (p < limit) {
+    const unsigned char *next = g2zt_piece_end(trainer->classes, p, end);
+    if (next > limit) break;
+    G2ZT_TRY(g2zt_trainer_count(trainer, p, (size_t)(next - p), 1));
+    p = next;
+  }
+  *used = (size_t)(p - begin);
+  if (open && begin != text) *used = g2zt_utf8_given(text, bytes, *used);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes) {
+  size_t used;
+  return g2zt_trainer_feed(trainer, (const unsigned char *)text, bytes, 0, &used);
+}
+
+G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
+                                             size_t bytes, size_t *used) {
+  return g2zt_trainer_feed(trainer, (const unsigned char *)text, bytes, 1, used);
+}
+
+G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other) {
+  const g2zt_words *words = &other->words;
+  for (size_t word = 0; word < words->count; word++)
+    G2ZT_TRY(g2zt_trainer_count(trainer, words->bytes + words->starts[word],
+                                g2zt_word_bytes(words, word), other->counts[word]));
+  return G2Z_OK;
+}
+
+/* All words side by side, as rows of symbols in place: a symbol of n bytes is n sites, and its id
+ * stands in the first and in the last of them, so that both neighbours are found without links. A
+ * barrier (id -1) stands before, between and behind words. The sites where the same pair of symbols
+ * starts form a doubly linked list, so that a merge visits exactly those. */
+typedef struct g2zt_site {
+  int32_t id;              /* -1: a barrier, or inside a symbol */
+  uint32_t list;           /* the list that this site is in; 0: none */
+  uint32_t before, after;  /* in the list; 0: none, as site 0 is a barrier */
+} g2zt_site;
+
+/* The symbol behind the one at `at`; a barrier when there is none. */
+static inline uint32_t g2zt_site_next(const g2z_tokenizer *tokenizer, const g2zt_site *sites,
+                                      uint32_t at) {
+  return at + (uint32_t)g2zt_word_bytes(&tokenizer->tokens, (size_t)sites[at].id);
+}
+
+/* The symbol before the one at `at`; 0 when there is none. */
+static inline uint32_t g2zt_site_previous(const g2z_tokenizer *tokenizer, const g2zt_site *sites,
+                                          uint32_t at) {
+  int32_t id = sites[at - 1].id;
+  return id < 0 ? 0 : at - (uint32_t)g2zt_word_bytes(&tokenizer->tokens, (size_t)id);
+}
+
+/* The first of the sites that overlap `at` in its list: of the pair (x, x) in a run of x. There,
+ * merges must go from left to right; taking a run whole visits each of its symbols only a few
+ * times. */
+static inline uint32_t g2zt_site_run(const g2z_tokenizer *tokenizer, const g2zt_site *sites,
+                                     uint32_t at) {
+  uint32_t previous;
+  while ((previous = g2zt_site_previous(tokenizer, sites, at)) &&
+         sites[previous].list == sites[at].list)
+    at = previous;
+  return at;
+}
+
+typedef struct g2zt_record { /* a pair of tokens, while a vocabulary is learnt */
+  int64_t count;             /* its occurrences in all texts */
+  uint32_t left, right;
+  uint32_t first;            /* the list of its sites */
+} g2zt_record;
+
+typedef struct g2zt_learning {
+  g2z_services *services;
+  g2z_tokenizer *tokenizer;
+  const int64_t *counts;     /* of words */
+  g2zt_site *sites;          /* all words, with barriers */
+  uint32_t *words;           /* of each site */
+  g2zt_pairs pairs;          /* two ids -> index of their record */
+  g2zt_record *records;      /* records[0] is nobody's: a site in list 0 is in none */
+  size_t record_count, records_capacity;
+  g2zt_heap heap;            /* (INT64_MAX - count, left << 32 | right) as they were when entered */
+} g2zt_learning;
+
+/* Enters the records from `first` on: those of the pairs that the last merge made. */
+static g2z_status g2zt_learn_enter(g2zt_learning *learning, size_t first) {
+  G2ZT_GROW(learning->services, g2zt_item, learning->heap.items, learning->heap.capacity,
+            learning->heap.count, learning->heap.count + learning->record_count - first);
+  for (size_t i = first; i < learning->record_count; i++) {
+    const g2zt_record *record = &learning->records[i];
+    if (record->count)
+      g2zt_heap_push(&learning->heap, (uint64_t)(INT64_MAX - record->count),
+                     (uint64_t)record->left << 32 | record->right);
+  }
+  return G2Z_OK;
+}
+
+/* The record of the most frequent pair; 0: none is left. Counts only fall once a record is in the
+ * heap: one that is out of date is entered again, and the first that is not is the best. */
+static uint32_t g2zt_learn_best(g2zt_learning *learning) {
+  while (learning->heap.count) {
+    g2zt_item best = learning->heap.items[0];
+    uint32_t record = g2zt_pairs_find(&learning->pairs, (uint32_t)(best.second >> 32),
+                                      (uint32_t)best.second);
+    uint64_t current = (uint64_t)(INT64_MAX - learning->records[record].count);
+    g2zt_heap_pop(&learning->heap);
+    if (current == best.first) return record;
+    if (learning->records[record].count) g2zt_heap_push(&learning->heap, current, best.second);
+  }
+  return 0;
+}
+
+/* Enters the symbol at `at` and its right neighbour in the record of their pair. */
+static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
+  g2zt_site *sites = learning->sites;
+  const g2zt_words *tokens = &learning->tokenizer->tokens;
+  uint32_t left = (uint32_t)sites[at].id;
+  int32_t behind = sites[g2zt_site_next(learning->tokenizer, sites, at)].id;
+  uint32_t right = (uint32_t)behind;
+  if (behind < 0 ||
+      g2zt_word_bytes(tokens, left) + g2zt_word_bytes(tokens, right) > G2ZT_TOKEN_BYTES)
+    return G2Z_OK;
+  uint32_t index = g2zt_pairs_find(&learning->pairs, left, right);
+  if (!index) {
+    g2zt_record fresh = {0, left, right, 0};
+    index = (uint32_t)learning->record_count;
+    G2ZT_GROW(learning->services, g2zt_record, learning->records, learning->records_capacity,
+              learning->record_count, learning->record_count + 1);
+    G2ZT_TRY(g2zt_pairs_add(learning->services, &learning->pairs, left, right, index));
+    learning->records[learning->record_count++] = fresh;
+  }
+  g2zt_record *record = &learning->records[index];
+  record->count += learning->counts[learning->words[at]];
+  sites[at].list = index;
+  sites[at].before = 0;
+  sites[at].after = record->first;
+  if (record->first) sites[record->first].before = at;
+  record->first = at;
+  return G2Z_OK;
+}
+
+/* Takes a site off its list, if it is in one. */
+static void g2zt_learn_unlink(g2zt_learning *learning, uint32_t at) {
+  g2zt_site *sites = learning->sites;
+  g2zt_record *record = &learning->records[sites[at].list];
+  uint32_t before = sites[at].before, after = sites[at].after;
+  if (!sites[at].list) return;
+  record->count -= learning->counts[learning->words[at]];
+  if (before) sites[before].after = after;
+  else record->first = after;
+  if (after) sites[after].before = before;
+  sites[at].list = 0;
+}
+
+/* Merges the symbol at `at` with the next. */
+static g2z_status g2zt_learn_site(g2zt_learning *learning, uint32_t at, int32_t id) {
+  g2zt_site *sites = learning->sites;
+  uint32_t previous = g2zt_site_previous(learning->tokenizer, sites, at);
+  uint32_t second = g2zt_site_next(learning->tokenizer, sites, at);
+  g2zt_learn_unlink(learning, at);
+  g2zt_learn_unlink(learning, second);
+  g2zt_learn_unlink(learning, previous); /* site 0 is in no list */
+  sites[second - 1].id = sites[second].id = -1;
+  sites[at].id = id;
+  sites[g2zt_site_next(learning->tokenizer, sites, at) - 1].id = id;
+  G2ZT_TRY(g2zt_learn_link(learning, at));
+  return previous ? g2zt_learn_link(learning, previous) : G2Z_OK;
+}
+
+/* Lays the words out as sites of single bytes and counts their pairs. */
+static g2z_status g2zt_learn_start(g2zt_learning *learning, const g2zt_words *words) {
+  size_t total = 1 + words->count + (words->count ? words->starts[words->count] : 0);
+  void *memory;
+  G2ZT_TRY(g2zt_alloc(learning->services, total, sizeof *learning->sites, &memory));
+  learning->sites = (g2zt_site *)memory;
+  G2ZT_TRY(g2zt_alloc(learning->services, total, sizeof *learning->words, &memory));
+  learning->words = (uint32_t *)memory;
+  G2ZT_GROW(learning->services, g2zt_record, learning->records, learning->records_capacity, 0, 1);
+  learning->record_count = 1;
+  uint32_t at = 0;
+  learning->sites[at++].id = -1;
+  for (size_t word = 0; word < words->count; word++) {
+    for (size_t i = words->starts[word]; i < words->starts[word + 1]; i++, at++) {
+      learning->sites[at].id = learning->tokenizer->byte_ids[words->bytes[i]];
+      learning->words[at] = (uint32_t)word;
+    }
+    learning->sites[at++].id = -1;
+  }
+  while (--at)
+    if (learning->sites[at].id >= 0) G2ZT_TRY(g2zt_learn_link(learning, at));
+  return g2zt_learn_enter(learning, 1);
+}
+
+static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, int vocab) {
+  G2ZT_TRY(g2zt_learn_start(learning, words));
+  while (g2z_tokenizer_vocab(learning->tokenizer) < vocab) {
+    uint32_t best = g2zt_learn_best(learning);
+    if (!best) break;
+    size_t known = learning->record_count;
+    int32_t id = (int32_t)learning->tokenizer->tokens.count;
+    G2ZT_TRY(g2zt_tokenizer_join(learning->tokenizer, learning->records[best].left,
+                                 learning->records[best].right));
+    while (learning->records[best].first) {
+      uint32_t at =
+          g2zt_site_run(learning->tokenizer, learning->sites, learning->records[best].first);
+      do {
+        G2ZT_TRY(g2zt_learn_site(learning, at, id));
+        at = g2zt_site_next(learning->tokenizer, learning->sites, at);
+      } while (learning->sites[at].list == best);
+    }
+    G2ZT_TRY(g2zt_learn_enter(learning, known));
+  }
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
+                                          g2z_tokenizer **out) {
+  g2z_services *services = trainer->services;
+  g2zt_learning learning;
+  memset(&learning, 0, sizeof learning);
+  *out = NULL;
+  if (vocab < 257 || vocab > G2ZT_VOCAB_MAX)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "a vocabulary of %d; choose 257 (the bytes and %s) to %d", vocab, G2ZT_EOT,
+                    G2ZT_VOCAB_MAX);
+  G2ZT_TRY(g2zt_tokenizer_new(services, &learning.tokenizer));
+  learning.services = services;
+  learning.counts = trainer->counts;
+  g2z_status status = g2zt_learn(&learning, &trainer->words, vocab);
+  g2z_release(services, learning.sites);
+  g2z_release(services, learning.words);
+  g2z_release(services, learning.pairs.slots);
+  g2z_release(services, learning.records);
+  g2z_release(services, learning.heap.items);
+  if (status == G2Z_OK) *out = learning.tokenizer;
+  else g2z_tokenizer_free(learning.tokenizer);
+  return status;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_TEXT_IMPLEMENTED */
