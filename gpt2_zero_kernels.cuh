@@ -2871,6 +2871,15 @@ static __device__ inline void g2z__att_drop_tile(float (&factors)[4], const g2z_
   }
 }
 
+/* Drops elements of a C tile whose rows are queries. */
+static __device__ inline void g2z__att_drop_apply(float (&c)[4], const g2z__att_drop &drop, int row,
+                                                  int column) {
+  float factors[4];
+  g2z__att_drop_tile<G2Z__ROWS_ARE_QUERIES>(factors, drop, row, column);
+#pragma unroll
+  for (int i = 0; i < 4; i++) c[i] *= factors[i];
+}
+
 /* ----- kernels for tensor cores ------------------------------------------ */
 
 /* How 128 rows are spread over warps. With HS up to 64 a warp takes 32 rows, so that each piece of
@@ -2961,6 +2970,21 @@ static __device__ inline void g2z__att_finish(A *out, float *lse, const float (&
   g2z__store_c<HSP>(g2z__rows_of(out, b, h, 0, 1, T, NH, HS), o, row, inverse[0], inverse[1]);
 }
 
+/* No query sees a later key. */
+template <int MT>
+static __device__ inline void g2z__att_causal(float (&s)[MT][G2Z__ATT_STEP / 8][4], int row,
+                                              int key0) {
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int n = 0; n < G2Z__ATT_STEP / 8; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        int query = row + m * 16 + g2z__lane_row() + i / 2 * 8;
+        if (key0 + n * 8 + g2z__lane_column() + i % 2 > query) s[m][n][i] = -INFINITY;
+      }
+}
+
 /* g2z_k_attention_fwd: out = softmax(mask(Q K^T / sqrt(HS))) V, 128 queries of one (b,h) per block.
  *   out     [B,T,NH,HS] A out
  *   lse     [B,NH,T] f32 out   natural log of the sum of exp of the scaled scores
@@ -3015,17 +3039,7 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
     if (key0 >= row + 16 * MT) continue; /* the last keys are beyond the first warps' queries */
     float s[MT][STEP / 8][4] = {};
     g2z__scores<A, HSP, MT, STEP>(s, qa, k_tile, reader, 0);
-    if (key0 + STEP > row) {
-#pragma unroll
-      for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int n = 0; n < STEP / 8; n++)
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-            int query = row + m * 16 + g2z__lane_row() + i / 2 * 8;
-            if (key0 + n * 8 + g2z__lane_column() + i % 2 > query) s[m][n][i] = -INFINITY;
-          }
-    }
+    if (key0 + STEP > row) g2z__att_causal<MT>(s, row, key0);
     float shrink[MT][2];
     if (g2z__softmax_step<MT>(s, largest, sum, shrink, scale * G2Z__LOG2E))
       g2z__shrink<HSP, MT>(o, shrink);
@@ -3035,13 +3049,8 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
 #pragma unroll
       for (int m = 0; m < MT; m++) {
         if constexpr (DROP == G2Z__DROP_ON) {
-#pragma unroll
-          for (int i = n; i < n + 2; i++) {
-            float factors[4];
-            g2z__att_drop_tile<G2Z__ROWS_ARE_QUERIES>(factors, drop, row + m * 16, key0 + i * 8);
-#pragma unroll
-            for (int j = 0; j < 4; j++) s[m][i][j] *= factors[j];
-          }
+          g2z__att_drop_apply(s[m][n], drop, row + m * 16, key0 + n * 8);
+          g2z__att_drop_apply(s[m][n + 1], drop, row + m * 16, key0 + n * 8 + 8);
         }
         g2z__as_a<A>(p[m], s[m][n], s[m][n + 1]);
       }
