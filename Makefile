@@ -135,7 +135,8 @@ check: check-compilers check-contents check-flags sanitize ## compile in every w
 
 WARN := -Wall -Wextra -Wpedantic -Werror
 WAYS := "gcc -std=c11 -x c" "clang -std=c11 -x c" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
-FILES := $(addprefix build/check/,one.c two.c static.c static2.c) train.cu bench.cu test_gpt2.cu prepare_data.c
+HEADS := $(addprefix build/check/,one.c two.c static.c static2.c)
+BEHIND := "gcc -x c" "gcc -std=gnu17 -x c" "clang -x c" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
 
 # build/fuzz/fuzz_json and the others run until they are stopped; inputs that fail are left where they
 # were started.
@@ -146,9 +147,20 @@ build/fuzz/%: test_gpt2.cu gpt2_zero.h
 	@mkdir -p $(@D)
 	clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -DG2Z_FUZZ=$* -x c $< -o $@ $(LIBS)
 
+# $(call each,WAYS,COMMANDS) runs the commands with the compiler $$1, its mode $$2, and $$3 $$4 before a file.
+each = @for way in $1; do \
+  set -- $$way; [ $$\# != 3 ] || set -- $$1 '' $$2 $$3; \
+  if ! command -v $$1 > /dev/null; then echo "skip  $$1 is not here"; continue; fi; \
+  $2; done
+compile = $$1 $$2 $(WARN) -O1 -I. -c $$3 $$4 $$file -o build/check/$$(basename $$file).o || exit 1
+run = $$1 $(addprefix build/check/,$(addsuffix .o,$1)) $(LIBS) -o build/check/linked && build/check/linked || exit 1
+# $(call refused,FLAGS FILE,WORDS): the first error is a sentence of the header's own.
+refused = $$1 $1 -fsyntax-only -I. 2>&1 | grep -m1 error | grep -q -e '$2' \
+  || { echo "$$1 $1: the error does not say $2"; exit 1; }
+
 # one.c has the implementation and two.c has not: they are linked. static.c and static2.c each have
 # their own. All but the last include the header twice.
-check-compilers:
+check-header: ## the header alone in every way, behind system headers, and where it must refuse
 	@mkdir -p build/check
 	@impl='#define GPT2_ZERO_IMPLEMENTATION' include='#include "gpt2_zero.h"' static='#define G2Z_STATIC'; \
 	main='int main(void) { return g2z_status_text(G2Z_OK) == 0; }'; cd build/check; \
@@ -156,18 +168,28 @@ check-compilers:
 	printf '%s\n' "$$include" "$$include" "$$main" > two.c; \
 	printf '%s\n' "$$static" "$$impl" "$$include" "$$include" "$$main" > static.c; \
 	printf '%s\n' "$$static" "$$impl" "$$include" > static2.c
-	@for way in $(WAYS); do \
-	  set -- $$way; \
-	  if ! command -v $$1 > /dev/null; then echo "skip  $$1 is not here"; continue; fi; \
-	  for file in $(FILES); do \
-	    $$1 $$2 $(WARN) -O1 -I. -c $$3 $$4 $$file -o build/check/$$(basename $$file).o || exit 1; \
-	  done; \
-	  for pair in one.c.o:two.c.o static.c.o:static2.c.o; do \
-	    $$1 build/check/$${pair%:*} build/check/$${pair#*:} $(LIBS) -o build/check/linked || exit 1; \
-	    ./build/check/linked || exit 1; \
-	  done; \
-	  echo "ok    $$1 $$2: the header alone, twice, in two files, static; the programs"; \
-	done
+	$(call each,$(WAYS),for file in $(HEADS); do $(compile); done; $(call run,one.c two.c); \
+	  $(call run,static.c static2.c); echo "ok    $$1 $$2: the header alone and twice and in two files and static")
+	$(call each,$(BEHIND),for file in tests/behind.c; do $(compile); done; $(call run,behind.c); \
+	  echo "ok    $$1 $$2: behind system headers")
+	$(call each,"gcc" "clang",$(call refused,-std=c11 tests/behind.c,-std=gnu11); \
+	  $(call refused,-ffast-math build/check/one.c,-fno-fast-math); \
+	  $(call refused,-ffinite-math-only build/check/one.c,-fno-fast-math); \
+	  echo "ok    $$1: refuses -std=c11 behind system headers and -ffast-math")
+
+check-compilers: check-header ## the header and the programs without a warning in every way
+	$(call each,$(WAYS),for file in train.cu bench.cu test_gpt2.cu prepare_data.c; do $(compile); done; \
+	  echo "ok    $$1 $$2: the programs")
+
+# Two programs with nvcc for Hopper, whose kernels are the most; the quick part of check-cuda.
+NVCC_CHECK = $(NVCC) -std=c++17 $(SPLIT) -Werror all-warnings -Xcompiler -Wall,-Wextra -x cu -c
+check-nvcc: $(addprefix build/check/nvcc_,$(if $(NVCC),train test_gpt2,none)) ## no warning from nvcc for sm_90a
+build/check/nvcc_none:
+	@echo 'skip  nvcc is not here'
+build/check/nvcc_%: %.cu gpt2_zero.h gpt2_zero_kernels.cuh
+	@mkdir -p $(@D)
+	@$(NVCC_CHECK) -O1 -gencode arch=compute_90a,code=sm_90a $< -o $@
+	@echo 'ok    nvcc: $<, sm_90a'
 
 # The same with nvcc, for each architecture that it is asked for (ten minutes on two cores), and a C
 # program beside an implementation that nvcc compiled.
@@ -175,8 +197,7 @@ check-compilers:
 check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels keep to their registers
 	@mkdir -p build/check
 	@for arch in 75 80 89 90a 100; do log=build/check/ptxas_$$arch.txt; \
-	  $(NVCC) -std=c++17 -O3 $(SPLIT) -Werror all-warnings -gencode arch=compute_$$arch,code=sm_$$arch \
-	    -Xptxas -v -Xcompiler -Wall,-Wextra -x cu -c train.cu -o build/check/nvcc.o > $$log 2>&1 \
+	  $(NVCC_CHECK) -O3 -gencode arch=compute_$$arch,code=sm_$$arch -Xptxas -v train.cu -o build/check/nvcc.o > $$log 2>&1 \
 	    || { grep -v '^ptxas info\|^ *[0-9]* bytes stack' $$log; exit 1; }; \
 	  echo "ok    nvcc: sm_$$arch"; \
 	done
@@ -252,4 +273,4 @@ help: ## this list
 	@echo
 	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL: downloads'
 
-.PHONY: all run profile test bench traces sanitize fuzz check check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data clean help
+.PHONY: all run profile test bench traces sanitize fuzz check check-header check-nvcc check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data clean help

@@ -469,8 +469,7 @@ typedef struct bench {
   double *sum;
   int32_t *tokens, *order;
   g2z_step_state *state;
-  g2z_update_range *ranges, *host_ranges;
-  size_t range_count;
+  g2z_update_range *ranges;
   g2z_update update;
   int side;                                    /* of the large product: square[i] [side,side] act */
   void *square[3];
@@ -545,7 +544,7 @@ static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
   OP(grad_sumsq, 1, GB, P * g,                                                                    \
      op->grad_sumsq(d, b->sum, b->grads, &b->shard, 1))                                \
   OP(adamw, 1, GB, P * (24 + g + a),                                                              \
-     op->adamw(d, &b->update, 0, b->range_count))
+     op->adamw(d, &b->update, 0, b->plan->updates))
 
 #define OP(name, calls, unit, amount, call)          \
   static g2z_status run_##name(bench *b) {           \
@@ -615,7 +614,6 @@ static g2z_status device_zeros(bench *b, size_t elements, size_t size, void *out
 static void close_bench(bench *b) {
   for (int i = 0; i < b->held_count; i++) b->device->ops->release(b->device, b->held[i]);
   g2z_device_free(b->device);
-  free(b->host_ranges);
 }
 
 /* `elements` of act with noise in them: zeros would flatter a GPU, whose clock follows the load. */
@@ -701,16 +699,13 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   b->side = plan->device == G2Z_DEVICE_CUDA ? 4096 : 1024;
   TRY(g2z_device_create(services, plan->device, plan->dtype, plan->grad_dtype, &b->device));
   TRY(allocate_bench(b));
-  b->range_count = g2z_plan_update_ranges(plan, NULL, 0);
-  b->host_ranges = (g2z_update_range *)host_memory(b->range_count * sizeof *b->host_ranges);
   size_t N = (size_t)b->N;
   int32_t *tokens = (int32_t *)host_memory(N * sizeof *tokens);
-  g2z_plan_update_ranges(plan, b->host_ranges, b->range_count);
-  TRY(device_zeros(b, b->range_count, sizeof *b->ranges, &b->ranges));
-  TRY(b->device->ops->upload(b->device, b->ranges, b->host_ranges,
-                             b->range_count * sizeof *b->ranges));
-  g2z_update update = {b->params, b->master,      b->m,          b->v,    b->grads,
-                       b->ranges, b->host_ranges, &b->optimizer, b->state};
+  TRY(device_zeros(b, plan->updates, sizeof *b->ranges, &b->ranges));
+  TRY(b->device->ops->upload(b->device, b->ranges, plan->update,
+                             plan->updates * sizeof *b->ranges));
+  g2z_update update = {b->params, b->master,    b->m,          b->v,    b->grads,
+                       b->ranges, plan->update, &b->optimizer, b->state};
   b->update = update;
   zipf_tokens(o->train.seed, b->V, tokens, N);
   TRY(b->device->ops->upload(b->device, b->tokens, tokens, N * sizeof *tokens));
@@ -889,41 +884,51 @@ static g2z_status time_plan_ops(g2z_services *services, const options *o, const 
   return G2Z_OK;
 }
 
+static g2z_status report_steps(g2z_services *services, const options *o, const g2z_plan *plan,
+                               const steps_result *steps) {
+  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
+  printf("\nstep        %.2f ms median, %.2f least, %.2f most, of %d\n", steps->median_s * 1e3,
+         steps->least_s * 1e3, steps->most_s * 1e3, o->steps);
+  printf("throughput  %.0f tokens/s\n", tokens / steps->median_s);
+  fflush(stdout);
+  if (plan->world > 1) { /* the ops are those of one rank */
+    printf("exposed     %.3f ms of communication, %.1f %% of the step; with slower ranks, at most "
+           "%.3f ms\n", steps->exposed_ms, 0.1 * steps->exposed_ms / steps->median_s,
+           steps->waited_ms);
+    return G2Z_OK;
+  }
+  if (o->peer) TRY(run_peer(services, o, tokens / steps->median_s));
+  return o->without_ops ? G2Z_OK : time_plan_ops(services, o, plan, steps->median_s);
+}
+
 static g2z_status run_step(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_context *context;
-  g2z_plan plan;
+  g2z_plan *plan;
   steps_result steps = {0, 0, 0, 0, 0};
   const g2z_place *place = &config->ranks.place;
   TRY(check_peer(services, o, config));
-  TRY(g2z_plan_make(services, &o->train, config->device, place->rank, place->world, &plan));
-  g2z_plan_print(&plan, 0, 0, print_line, NULL);
-  TRY(g2z_context_create(config, &context));
-  g2z_status status = time_steps(context, o, &steps);
-  g2z_context_free(context);
-  TRY(status);
-  double tokens = (double)plan.batch * plan.seq * plan.accum * plan.world;
-  printf("\nstep        %.2f ms median, %.2f least, %.2f most, of %d\n", steps.median_s * 1e3,
-         steps.least_s * 1e3, steps.most_s * 1e3, o->steps);
-  printf("throughput  %.0f tokens/s\n", tokens / steps.median_s);
-  fflush(stdout);
-  if (plan.world > 1) { /* the ops are those of one rank */
-    printf("exposed     %.3f ms of communication, %.1f %% of the step; with slower ranks, at most "
-           "%.3f ms\n", steps.exposed_ms, 0.1 * steps.exposed_ms / steps.median_s,
-           steps.waited_ms);
-    return G2Z_OK;
+  TRY(g2z_plan_create(services, &o->train, config->device, place->rank, place->world, &plan));
+  g2z_plan_print(plan, 0, 0, print_line, NULL);
+  g2z_status status = g2z_context_create(config, &context);
+  if (status == G2Z_OK) {
+    status = time_steps(context, o, &steps);
+    g2z_context_free(context);
   }
-  if (o->peer) TRY(run_peer(services, o, tokens / steps.median_s));
-  return o->without_ops ? G2Z_OK : time_plan_ops(services, o, &plan, steps.median_s);
+  if (status == G2Z_OK) status = report_steps(services, o, plan, &steps);
+  g2z_plan_free(plan);
+  return status;
 }
 
 static g2z_status run_ops(g2z_services *services, options *o, g2z_context_config *config) {
-  g2z_plan plan;
+  g2z_plan *plan;
   if (config->ranks.place.world > 1)
     return fail(services, G2Z_BAD_ARGUMENT, "bench ops times one rank, and others beside it would "
                 "slow it down: start it alone, not as one of %d", config->ranks.place.world);
-  TRY(g2z_plan_make(services, &o->train, config->device, 0, 1, &plan));
-  g2z_plan_print(&plan, 0, 0, print_line, NULL);
-  return time_plan_ops(services, o, &plan, NAN);
+  TRY(g2z_plan_create(services, &o->train, config->device, 0, 1, &plan));
+  g2z_plan_print(plan, 0, 0, print_line, NULL);
+  g2z_status status = time_plan_ops(services, o, plan, NAN);
+  g2z_plan_free(plan);
+  return status;
 }
 
 /* ----- summaries --------------------------------------------------------- */
@@ -1338,31 +1343,39 @@ static g2z_status check_shards(g2z_services *services, const work *w) {
   return G2Z_OK;
 }
 
+/* What a point's plan says of it, and how many steps it takes. */
+static g2z_status describe_point(experiment *e, int stage, work *w, const g2z_plan *plan,
+                                 g2z_point *p) {
+  double per_step = (double)plan->batch * plan->accum * plan->seq * w->world;
+  double steps = e->o->tokens ? ceil((double)e->o->tokens / per_step) : w->steps;
+  if (steps > STEPS_MAX)
+    return fail(e->services, G2Z_BAD_ARGUMENT, "--tokens %.0f are %.0f steps: at most %d can be "
+                "timed", (double)e->o->tokens, steps, STEPS_MAX);
+  w->steps = (int)steps;
+  p->figures.micro_batch = plan->batch;
+  p->figures.accum_steps = plan->accum;
+  p->figures.global_batch = (double)plan->batch * plan->accum * w->world;
+  p->figures.seq_len = plan->seq;
+  if (stage >= 0) p->figures.zero_stage = plan->zero_stage;
+  p->figures.buckets = plan->buckets;
+  p->figures.plan_gib = (double)plan->bytes_total / 1073741824.0;
+  return G2Z_OK;
+}
+
 /* Whether this machine and this build can do it: the plan knows all that needs no device. */
 static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
-  g2z_plan plan;
+  g2z_plan *plan;
   int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
   w->train.strategy = stage < 0 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
   w->train.zero_stage = stage < 0 ? 0 : stage;
   if (e->device == G2Z_DEVICE_CUDA && w->world > gpus)
     return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", w->world, gpus);
   TRY(divide_batch(e->services, e->o, w));
-  TRY(g2z_plan_make(e->services, &w->train, e->device, 0, w->world, &plan));
-  TRY(check_shards(e->services, w));
-  double per_step = (double)plan.batch * plan.accum * plan.seq * w->world;
-  double steps = e->o->tokens ? ceil((double)e->o->tokens / per_step) : w->steps;
-  if (steps > STEPS_MAX)
-    return fail(e->services, G2Z_BAD_ARGUMENT, "--tokens %.0f are %.0f steps: at most %d can be "
-                "timed", (double)e->o->tokens, steps, STEPS_MAX);
-  w->steps = (int)steps;
-  p->figures.micro_batch = plan.batch;
-  p->figures.accum_steps = plan.accum;
-  p->figures.global_batch = (double)plan.batch * plan.accum * w->world;
-  p->figures.seq_len = plan.seq;
-  if (stage >= 0) p->figures.zero_stage = plan.zero_stage;
-  p->figures.buckets = plan.buckets;
-  p->figures.plan_gib = (double)plan.bytes_total / 1073741824.0;
-  return G2Z_OK;
+  TRY(g2z_plan_create(e->services, &w->train, e->device, 0, w->world, &plan));
+  g2z_status status = check_shards(e->services, w);
+  if (status == G2Z_OK) status = describe_point(e, stage, w, plan, p);
+  g2z_plan_free(plan);
+  return status;
 }
 
 static void skip_point(g2z_point *p, const char *reason) {

@@ -37,8 +37,10 @@
  *     G2Z_ASSERT(condition)      a caller's bug; default assert()
  *     G2Z_NO_NCCL                with nvcc: build for one GPU, also where <nccl.h> is
  *     G2Z_GIT_COMMIT             a string for the artifacts of a run
- *     Include it before any system header, or compile with -D_GNU_SOURCE: it needs POSIX.1-2008.
- *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc).
+ *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc), and behind any
+ *     system header. With one exception: -std=c11 makes the C library's headers declare nothing
+ *     of POSIX, and the first of them decides for all. Then gpt2_zero.h must be the first include;
+ *     or compile with -std=gnu11. -ffast-math is refused.
  *
  * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order in which data flows
  *     >>d01 >>i01   status              one enum, one sentence each
@@ -284,7 +286,9 @@
  *                             "shutdown"
  *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
  *     training_metrics.json, cuts metrics.jsonl and train.log behind the checkpoint's step and goes
- *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run.
+ *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run. A
+ *     damaged line among these is an error, unless it is the torn end of the file. Of "latest" a
+ *     checkpoint that is not whole is passed over, and becomes step-NNNNNN.damaged.
  *
  * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
  *     run_NAME_N              run directories, N in the order of time; with them console.txt, what
@@ -310,8 +314,9 @@
 #ifndef G2Z_INCLUDED
 #define G2Z_INCLUDED
 
-/* The implementation needs POSIX.1-2008 (pread, glob, threads); strict C modes hide it unless this
- * stands before the first system header. */
+/* The implementation needs POSIX.1-2008 (pread, glob, threads) and some of BSD (flock, madvise);
+ * strict C modes hide both unless this stands before the first system header. Of what only
+ * _GNU_SOURCE declares it uses nothing but sync_file_range, and that where it is declared. */
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -398,7 +403,7 @@ G2Z_API void g2z_utc_now(char text[32]);
 /* A file under construction: it grows beside its final name ("PATH.partial") and takes that name
  * only in g2z_writer_commit, after an fsync. Freed without a commit, it leaves nothing behind.
  * Meanwhile no other writer takes PATH. A write error (full disk) sticks: every later call returns
- * it again. */
+ * it again. Where PATH or PATH.partial is a symbolic link it is refused. */
 typedef struct g2z_writer g2z_writer;
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out);
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count);
@@ -410,7 +415,8 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer); /* flush, fsync, renam
 G2Z_API void g2z_writer_free(g2z_writer *writer);         /* NULL is fine; removes if uncommitted */
 
 /* A whole file in memory, followed by one NUL that `*bytes` does not count. Refuses files over
- * `limit` bytes. The caller frees it with g2z_release. */
+ * `limit` bytes, and what is no regular file but for a pipe that the program was started with
+ * (/dev/fd/63). The caller frees it with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
 G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine */
@@ -713,36 +719,33 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
 }
 
 /* ===== >>d06 plan ========================================================
- * Where everything lies, as a pure function of config, world size, stage and type. The allocator,
- * --dry-run, the files and the tests read this one value. It owns no memory.
+ * Where everything lies, as a pure function of config, world size, stage and type: tables that are
+ * filled once and that the allocator, the trainer, the files, --dry-run and the tests read.
  *
  * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 0 holds everything on every rank, stage 1
  * shards master, m and v, stage 2 the gradients as well, stage 3 the blocks' parameters too.
  * Without ZeRO, in strategy dp, rank 0 alone holds master, m and v.
  *
- * Parameters are one flat buffer, in the order in which backward completes their gradients: unit 0
+ * Parameters are one flat list, in the order in which backward completes their gradients: unit 0
  * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit
- * parameters stand in G2Z_PARAM_LIST order, which is the order of completion too.
- * canonical   the element's index in the unpadded list: the same for every world, stage and bucket
- *             size. Files speak only of canonical ranges.
- * memory      the element's index in this run's padded list. wte comes last and its rows V..Vp-1
- *             are zero. Up to stage 1 both are equal before wte, which begins at a multiple of
- *             8*world, and only the list's end is padded beside. From stage 2 on the end of each
- *             unit is padded to such a multiple.
- * bucket k    a range of memory that is reduced in one collective: at most bucket_elements, a
- *             multiple of 8*world, so that each of the `world` equal slices of a bucket starts on
- *             16 bytes. Rank r owns slice r of every bucket; its master, m and v shards hold those
- *             slices one after the other. Up to stage 1 buckets cut across the units before wte,
- *             from 8 MiB before it on twice as large as the one behind. In stage 0 the slice of
- *             each rank is the whole bucket; in strategy dp rank 0's is, and the others' are empty.
- * parameters  lie as in memory. In stage 3 (of several ranks) the final LayerNorm, wpe and wte do;
- *             between them there is room for two blocks, which take turns: one is gathered while
- *             the other is computed with. Behind all lie this rank's slices of the blocks.
- * gradients   lie as in memory. From stage 2 on there is room for two units, which take turns, and
- *             for wte; what is summed over the ranks goes into a shard, as master, m and v have
- *             one.
- * Model code reaches a parameter as g2z_plan_param_unit(plan, unit) + g2z_plan_offset(plan, param),
- * its gradient as g2z_plan_grad_unit(plan, unit) + the same offset. */
+ * parameters stand in G2Z_PARAM_LIST order. An element of this list has two indices:
+ * canonical   in the unpadded list: the same for every world, stage and bucket size. Files speak
+ *             only of canonical ranges.
+ * memory      in this run's padded list. wte's rows V..Vp-1 are padding, which stays zero. Up to
+ *             stage 1 padding stands only before and behind wte; from stage 2 on each unit is
+ *             padded to a multiple of 8*world.
+ *
+ * bucket      A range of memory that is reduced in one collective: at most bucket_elements, a
+ *             multiple of 8*world, so that each of `world` equal slices starts on 16 bytes. Rank r
+ *             owns slice r; its shards of master, m and v hold its slices one after the other. In
+ *             stage 0 each rank owns every bucket whole; in strategy dp rank 0 does.
+ * parameters  Each rank has all of them, but in stage 3 of several ranks: there two buffers take
+ *             the place of the blocks, and a block is gathered into one while its neighbour in the
+ *             other is computed with. Behind wte lie this rank's slices of the blocks.
+ * gradients   Up to stage 1 each rank has all of them. From stage 2 on there are two buffers for
+ *             units and one for wte; sums over the ranks go into a shard like that of master.
+ * Model code reaches a parameter at unit[u].param_at + offset[p], its gradient at
+ * unit[u].grad_at + offset[p]. */
 
 #define G2Z_PARAM_LIST(X)                                                                         \
   /*  name      unit   rank  rows  cols  init       decay  Hugging Face name */                   \
@@ -810,7 +813,40 @@ typedef enum g2z_memory {
 } g2z_memory;
 G2Z_API const char *g2z_memory_text(g2z_memory category);
 
+typedef struct g2z_unit {         /* a part of the model whose gradients complete together */
+  g2z_unit_kind kind;
+  int gathered;                   /* 1: stage 3 of several ranks: its parameters are gathered for
+                                   * each pass, into one of two buffers */
+  int bucket;                     /* in which it begins */
+  size_t begin, canonical;        /* in memory, and in canonical order */
+  size_t elements, room;          /* without and with its padding to a multiple of 8*world */
+  size_t param_at, grad_at;       /* where it begins in this rank's parameters and gradients */
+} g2z_unit;
+
+typedef struct g2z_bucket {       /* a range of gradients that travels as one */
+  size_t begin, elements;         /* memory */
+  size_t own_begin, own_elements; /* this rank's slice of it, memory */
+  size_t param_at, own_param_at;  /* where it, and the slice, begin in this rank's parameters */
+  size_t grad_at, sum_at;         /* where it begins in the gradients, and the slice in their sums */
+  size_t shard_at;                /* where the slice begins in master, m and v */
+  size_t update;                  /* the first update range of the slice */
+  int unit, last_unit;            /* it begins in unit or, up to stage 1, behind it; it is complete
+                                   * when the backward pass of last_unit is */
+} g2z_bucket;
+
+/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. What other
+ * ranks wait for is cut between buckets too. */
+typedef struct g2z_update_range {
+  size_t param;      /* begin in parameters */
+  size_t grad;       /* begin in reduced gradients: memory, and from stage 2 on shard */
+  size_t shard;      /* begin in master, m and v */
+  size_t canonical;
+  size_t elements;
+  int decay;
+} g2z_update_range;
+
 typedef struct g2z_plan {
+  g2z_services *services;
   g2z_model_config model;
   g2z_device_kind device;
   int vocab_padded;               /* Vp */
@@ -831,20 +867,27 @@ typedef struct g2z_plan {
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype
                                    * where nothing is added to it before it travels */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
-  int units;                      /* L + 3 */
   size_t block_elements;          /* 12 C^2 + 13 C */
   size_t parameters;              /* canonical: what the model has */
   size_t elements;                /* memory: with padding */
   size_t param_elements;          /* of the parameters' buffer */
+  size_t slices_at;               /* where this rank's slices of gathered units begin in it */
   size_t grad_elements;           /* of the buffer that backward writes to */
   size_t bucket_elements;         /* of a full bucket */
-  int buckets;
   size_t shard_elements;          /* this rank's slices together */
   int head_chunk;                 /* tokens whose logits exist at one time */
   int wte_rows;                   /* 1: the embedding's part of wte's gradient goes apart, as a row
                                    * for each token of each rank; 0: with the rest of it */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
+  int units, buckets;             /* units: L + 3 */
+  int wpe, wte;                   /* the last two units */
+  size_t updates;
+  /* An end entry closes the first two: it begins where the last one ends. */
+  g2z_unit *unit;                 /* [units + 1] */
+  g2z_bucket *bucket;             /* [buckets + 1] */
+  g2z_update_range *update;       /* [updates] */
+  size_t offset[G2Z_PARAM_COUNT]; /* of each parameter inside its unit */
 } g2z_plan;
 
 typedef struct g2z_range {
@@ -852,8 +895,9 @@ typedef struct g2z_range {
 } g2z_range;
 
 /* The plan of a config for rank `rank` of `world`. Checks the config first. */
-G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config *config,
-                                 g2z_device_kind device, int rank, int world, g2z_plan *out);
+G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
+                                   g2z_device_kind device, int rank, int world, g2z_plan **out);
+G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
 /* What NCCL takes of each GPU in the plan's job, which a single process cannot measure. Seen with
  * 2.28 on 2 and 4 H200s: 390 MiB for a communicator, 800 once its kernels carried something large,
  * as they do where the plan's copies cannot be had. */
@@ -864,38 +908,9 @@ G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
  * `free_bytes` of memory (0: unknown). */
 G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user);
-
 static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
   return plan->model.layers - layer;
 }
-static inline int g2z_plan_unit_of_wpe(const g2z_plan *plan) { return plan->model.layers + 1; }
-static inline int g2z_plan_unit_of_wte(const g2z_plan *plan) { return plan->model.layers + 2; }
-G2Z_API g2z_unit_kind g2z_plan_unit_kind(const g2z_plan *plan, int unit);
-G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit);           /* memory begin */
-G2Z_API size_t g2z_plan_unit_canonical(const g2z_plan *plan, int unit); /* canonical begin */
-G2Z_API size_t g2z_plan_param_unit(const g2z_plan *plan, int unit);     /* begin in parameters */
-G2Z_API size_t g2z_plan_grad_unit(const g2z_plan *plan, int unit);      /* begin in gradients */
-G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param);  /* inside its unit */
-G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket);    /* memory */
-G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank); /* memory */
-G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket); /* of a slice in a shard */
-G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket); /* begin in parameters */
-G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket);  /* begin in gradients */
-/* Begin in parameters of this rank's slice: inside the bucket, or where it is kept beside it. */
-G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket);
-
-/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. What other
- * ranks wait for is cut between buckets too. */
-typedef struct g2z_update_range {
-  size_t param;      /* begin in parameters */
-  size_t grad;       /* begin in reduced gradients: memory, and from stage 2 on shard */
-  size_t shard;      /* begin in master, m and v */
-  size_t canonical;
-  size_t elements;
-  int decay;
-} g2z_update_range;
-/* Writes up to `limit` ranges, returns how many there are. */
-G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *out, size_t limit);
 
 /* ===== >>d07 tokenizer ===================================================
  * GPT-2's byte-level BPE, exact over Unicode 16.0. A g2z_tokenizer is immutable once created and
@@ -1170,20 +1185,20 @@ typedef struct g2z_ops {
                               const float *mean, const float *rstd, g2z_write res_mode,
                               g2z_write mode, const g2z_dropout *dropout, int N, int C);
 
-  /* y[N,O] act = x[N,I] w[I,O] + bias[O], and then
+  /* y[N,O] act = x[N,K] w[K,O] + bias[O], and then
    *   slope not NULL:    slope[N,O] = gelu'(that), which is all that backward needs; y = gelu(that)
    *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual */
   g2z_status (*linear_fwd)(g2z_device *device, void *y, void *slope, const void *x, const void *w,
                            const void *bias, const void *residual, const g2z_dropout *dropout,
-                           int N, int I, int O);
-  /* dx[N,I] act = dy[N,O] w^T; slope[N,I] not NULL: times slope, and dbias[I] grad = column sums
+                           int N, int K, int O);
+  /* dx[N,K] act = dy[N,O] w^T; slope[N,K] not NULL: times slope, and dbias[K] grad = column sums
    * of dx. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
-                                const void *w, const void *slope, g2z_write mode, int N, int I,
+                                const void *w, const void *slope, g2z_write mode, int N, int K,
                                 int O);
-  /* dw[I,O] grad = x^T dy */
+  /* dw[K,O] grad = x^T dy */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
-                                  g2z_write mode, int N, int I, int O);
+                                  g2z_write mode, int N, int K, int O);
 
   /* Causal self-attention on packed qkv[B,T,3,NH,HS] act: out[B,T,NH,HS] act, lse[B,NH,T] f32 =
    * log sum exp of the scaled scores. Dao et al. 2022, arXiv:2205.14135. */
@@ -1812,9 +1827,9 @@ typedef struct g2z_run_config {
   const char *prompt;          /* NULL or "": the end-of-text token */
   const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
                                 * unless that run is resumed */
-  const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint, or
-                                * where there is none with what its run began with, if with
-                                * nothing from the beginning. Else a checkpoint: one of run_dir,
+  const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint that
+                                * is whole, or where there is none with what its run began with, if
+                                * with nothing from the beginning. Else a checkpoint: one of run_dir,
                                 * which goes on, or another, from which a new run begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
@@ -2182,6 +2197,12 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_IMPLEMENTED)
 #define G2Z_IMPLEMENTED
 
+/* It makes isfinite() true for a NaN: gradients that are not finite would move the weights. */
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || __FINITE_MATH_ONLY__ + 0
+#error "gpt2_zero.h: -ffast-math takes away NaN, by which a step is known that must be skipped: \
+compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
+#endif
+
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
@@ -2224,8 +2245,10 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 #include <nmmintrin.h> /* CRC-32C as an instruction */
 #endif
 
-#if defined(__GLIBC__) && !defined(__USE_XOPEN2K8)
-#error "gpt2_zero.h: a system header was included before it without _GNU_SOURCE: include gpt2_zero.h first, or compile with -D_GNU_SOURCE"
+/* The C library declares for the whole file what it was asked for at the first of its headers. */
+#if defined(__GLIBC__) && !(defined(__USE_XOPEN2K8) && defined(__USE_MISC))
+#error "gpt2_zero.h: a system header before it has hidden POSIX: compile with -std=gnu11 in place \
+of -std=c11, or include gpt2_zero.h first"
 #endif
 
 /* A caller's bug, not an input: overridable, and never has a side effect. */
@@ -2298,7 +2321,7 @@ G2Z__PRIVATE void g2z__log(g2z_services *services, g2z_log_level level, const ch
   vsnprintf(sentence, sizeof sentence, format, arguments);
   va_end(arguments);
   g2z__tame(sentence);
-  services->log(services->user, level, sentence);
+  (services->log)(services->user, level, sentence); /* <tgmath.h> makes log() a macro */
 }
 
 /* `count` zeroed elements of `size` bytes. *out is NULL on failure. */
@@ -2381,7 +2404,9 @@ G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const 
     case ENOTDIR:
     case EEXIST: remedy = "a file stands where a directory is needed: choose another path"; break;
     case EISDIR: remedy = "it is a directory: name a file"; break;
+    case ELOOP: remedy = "it is a symbolic link: remove it, or name what it leads to"; break;
     case ENAMETOOLONG: remedy = "choose a shorter path"; break;
+    case ENXIO: remedy = "it is a FIFO: remove it, or choose another path"; break;
     case EMFILE:
     case ENFILE: remedy = "raise the limit of open files (ulimit -n)"; break;
     default: break;
@@ -2538,23 +2563,37 @@ G2Z__PRIVATE g2z_status g2z__writer_flush(g2z_writer *writer) {
   return G2Z_OK;
 }
 
-/* PATH.partial, empty and locked. A program that was killed leaves one behind, without its lock. One
- * that has just ended may have renamed the file between our open and our lock: then once more. */
+/* What stands where a regular file should. */
+G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
+  return S_ISDIR(info->st_mode) ? "a directory"
+         : S_ISLNK(info->st_mode) ? "a symbolic link"
+         : S_ISFIFO(info->st_mode) ? "a FIFO"
+                                   : "not a regular file";
+}
+
+/* PATH.partial, empty and locked. A program that was killed leaves one behind, without its lock.
+ * One that has just ended may have renamed the file between our open and our lock: then once more. */
 G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
   struct stat mine, named;
   /* An empty path would create ".partial" and fail only at the rename. */
   if (!*writer->path) return g2z__fail_file(writer->services, ENOENT, "create", writer->path);
   do {
     if (writer->file >= 0) close(writer->file);
-    writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    /* A link there would lead elsewhere, and a FIFO would block. */
+    writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
+                        0666);
     if (writer->file < 0)
-      return g2z__fail_file(writer->services, errno, "create", writer->path);
+      return g2z__fail_file(writer->services, errno, "create",
+                            errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
     if (!g2z__lock(writer->file))
       return g2z__fail(writer->services, G2Z_IO, "another program writes %s: wait until it ends, "
                        "or choose another name", writer->path);
     if (fstat(writer->file, &mine) != 0)
       return g2z__fail_file(writer->services, errno, "create", writer->path);
-  } while (stat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino ||
+    if (!S_ISREG(mine.st_mode))
+      return g2z__fail(writer->services, G2Z_IO, "cannot write %s: it is %s; remove it",
+                       writer->partial, g2z__kind_of_file(&mine));
+  } while (lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino ||
            named.st_dev != mine.st_dev);
   writer->pending = 1;
   if (ftruncate(writer->file, 0) == 0) return G2Z_OK;
@@ -2564,11 +2603,12 @@ G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out) {
   *out = NULL;
   size_t length = strlen(path);
-  /* A rename over /dev/null would replace the device; over a directory it would fail at the end. */
+  /* A rename over /dev/null would replace the device, and over a link the link; over a directory it
+   * would fail at the end. */
   struct stat there;
-  if (length && stat(path, &there) == 0 && !S_ISREG(there.st_mode))
+  if (length && lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z__fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
-                     S_ISDIR(there.st_mode) ? "a directory" : "not a regular file");
+                     g2z__kind_of_file(&there));
   void *memory;
   G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_writer) + 2 * length + sizeof ".partial" + 1,
                       &memory));
@@ -2692,14 +2732,45 @@ G2Z__PRIVATE g2z_status g2z__read_file(g2z_services *services, const char *path,
   return G2Z_OK;
 }
 
+/* Whether the file is the other end of a pipe that this program was started with, as for
+ * `--vocab <(zcat FILE)`. */
+G2Z__PRIVATE int g2z__is_inherited(int file, const struct stat *info) {
+  const int most = 1024; /* shells take numbers below 256 */
+  struct stat other;
+  for (int i = 0; i < most; i++)
+    if (i != file && fstat(i, &other) == 0 && other.st_ino == info->st_ino &&
+        other.st_dev == info->st_dev)
+      return 1;
+  return 0;
+}
+
+/* Opens a file for reading, and never waits for somebody who writes to a FIFO of that name. *file
+ * is -1 on failure. */
+G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path, int *file) {
+  struct stat info;
+  memset(&info, 0, sizeof info);
+  *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (*file < 0 || fstat(*file, &info) != 0)
+    return g2z__fail_file(services, errno, "open", path);
+  int pipe = S_ISFIFO(info.st_mode) && g2z__is_inherited(*file, &info);
+  if (pipe && fcntl(*file, F_SETFL, 0) != 0) /* it may be waited for */
+    return g2z__fail_file(services, errno, "open", path);
+  if (pipe || S_ISREG(info.st_mode)) return G2Z_OK;
+  close(*file);
+  *file = -1;
+  if (S_ISDIR(info.st_mode)) return g2z__fail_file(services, EISDIR, "read", path);
+  return g2z__fail(services, G2Z_IO, "cannot read %s: it is %s; name a file", path,
+                   g2z__kind_of_file(&info));
+}
+
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes) {
+  int file;
   *text = NULL;
   *bytes = 0;
-  int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return g2z__fail_file(services, errno, "open", path);
-  g2z_status status = g2z__read_file(services, path, file, limit, text, bytes);
-  close(file);
+  g2z_status status = g2z__open_read(services, path, &file);
+  if (status == G2Z_OK) status = g2z__read_file(services, path, file, limit, text, bytes);
+  if (file >= 0) close(file);
   return status;
 }
 
@@ -3536,20 +3607,6 @@ G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_par
 
 G2Z__DEFINE_TEXT(g2z_memory_text, g2z_memory, G2Z_MEMORY_LIST, G2Z__SECOND)
 
-G2Z_API g2z_unit_kind g2z_plan_unit_kind(const g2z_plan *plan, int unit) {
-  if (unit == 0) return G2Z_UNIT_LNF;
-  if (unit <= plan->model.layers) return G2Z_UNIT_BLOCK;
-  return unit == g2z_plan_unit_of_wpe(plan) ? G2Z_UNIT_WPE : G2Z_UNIT_WTE;
-}
-
-G2Z_API size_t g2z_plan_unit_canonical(const g2z_plan *plan, int unit) {
-  size_t C = (size_t)plan->model.channels, blocks = (size_t)plan->model.layers;
-  if (unit == 0) return 0;
-  if (unit <= plan->model.layers) return 2 * C + (size_t)(unit - 1) * plan->block_elements;
-  size_t behind_blocks = 2 * C + blocks * plan->block_elements;
-  return behind_blocks + (unit == g2z_plan_unit_of_wte(plan) ? (size_t)plan->model.context * C : 0);
-}
-
 G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
   return (count + grain - 1) / grain * grain;
 }
@@ -3562,96 +3619,64 @@ G2Z__PRIVATE int g2z__plan_replicates(const g2z_plan *plan) {
   return plan->strategy == G2Z_STRATEGY_ZERO && plan->zero_stage == 0;
 }
 
-/* How many of a bucket's elements, and so of those of many buckets, a rank owns. */
-G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements, int rank) {
+/* How many of a bucket's elements, and so of those of many buckets, this rank owns. */
+G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements) {
   if (g2z__plan_replicates(plan)) return elements;
-  if (plan->strategy == G2Z_STRATEGY_DP) return rank == 0 ? elements : 0;
+  if (plan->strategy == G2Z_STRATEGY_DP) return plan->rank == 0 ? elements : 0;
   return elements / (size_t)plan->world;
 }
 
 /* What buckets are cut to multiples of. */
 G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->world; }
 
-/* A unit's elements in memory, before it is padded. */
-G2Z__PRIVATE size_t g2z__plan_unit_elements(const g2z_plan *plan, int unit) {
-  size_t C = (size_t)plan->model.channels;
-  switch (g2z_plan_unit_kind(plan, unit)) {
-    case G2Z_UNIT_LNF: return 2 * C;
-    case G2Z_UNIT_BLOCK: return plan->block_elements;
-    case G2Z_UNIT_WPE: return (size_t)plan->model.context * C;
-    case G2Z_UNIT_WTE: break;
-  }
-  return (size_t)plan->vocab_padded * C;
-}
-
-/* A unit's elements with its padding; from stage 2 on only, before it units have none. */
-G2Z__PRIVATE size_t g2z__plan_unit_room(const g2z_plan *plan, int unit) {
-  return g2z__round_up(g2z__plan_unit_elements(plan, unit), g2z__plan_grain(plan));
-}
-
-G2Z_API size_t g2z_plan_unit(const g2z_plan *plan, int unit) {
-  size_t canonical = g2z_plan_unit_canonical(plan, unit);
-  if (!g2z__plan_by_unit(plan)) /* wte has buckets of its own */
-    return unit == g2z_plan_unit_of_wte(plan) ? g2z__round_up(canonical, g2z__plan_grain(plan))
-                                              : canonical;
-  if (unit == 0) return 0;
-  int blocks = unit - 1 < plan->model.layers ? unit - 1 : plan->model.layers;
-  size_t begin = g2z__plan_unit_room(plan, 0) + (size_t)blocks * g2z__plan_unit_room(plan, 1);
-  int wpe = g2z_plan_unit_of_wpe(plan);
-  return begin + (unit > wpe ? g2z__plan_unit_room(plan, wpe) : 0);
-}
-
-/* Whether a unit's parameters are gathered when they are needed, and gone afterwards. A rank alone
- * has all of them in any case. */
-G2Z__PRIVATE int g2z__plan_takes_turns(const g2z_plan *plan, int unit) {
-  return plan->zero_stage >= 3 && plan->world > 1 && unit >= 1 && unit <= plan->model.layers;
-}
-
-G2Z_API size_t g2z_plan_param_unit(const g2z_plan *plan, int unit) {
-  size_t begin = g2z_plan_unit(plan, unit);
-  if (unit == 0 || !g2z__plan_takes_turns(plan, 1)) return begin;
-  size_t first = g2z_plan_unit(plan, 1), room = g2z__plan_unit_room(plan, 1);
-  if (unit <= plan->model.layers) return first + (size_t)(unit % 2) * room;
-  return begin - (size_t)plan->model.layers * room + 2 * room;
-}
-
-/* Where this rank's slices of units that take turns begin: behind the last unit. */
-G2Z__PRIVATE size_t g2z__plan_param_slices(const g2z_plan *plan) {
-  int wte = g2z_plan_unit_of_wte(plan);
-  return g2z_plan_param_unit(plan, wte) + plan->elements - g2z_plan_unit(plan, wte);
-}
-
-/* Room for the gradients of one of two units that take turns. */
-G2Z__PRIVATE size_t g2z__plan_turn_elements(const g2z_plan *plan) {
-  size_t block = g2z__plan_unit_room(plan, 1);
-  size_t wpe = g2z__plan_unit_room(plan, g2z_plan_unit_of_wpe(plan));
-  return block > wpe ? block : wpe;
-}
-
-G2Z_API size_t g2z_plan_grad_unit(const g2z_plan *plan, int unit) {
-  if (!g2z__plan_by_unit(plan)) return g2z_plan_unit(plan, unit);
-  int turn = unit == g2z_plan_unit_of_wte(plan) ? 2 : unit % 2;
-  return (size_t)turn * g2z__plan_turn_elements(plan);
-}
-
-G2Z_API size_t g2z_plan_offset(const g2z_plan *plan, g2z_param param) {
-  g2z_unit_kind unit = g2z_param_describe(&plan->model, param).unit;
-  size_t offset = 0;
-  for (int p = 0; p < (int)param; p++) {
+/* Kind, size and place in memory of each unit. Up to stage 1 units before wte follow each other
+ * without padding; wte has buckets of its own. */
+G2Z__PRIVATE void g2z__plan_units(g2z_plan *plan) {
+  size_t C = (size_t)plan->model.channels, grain = g2z__plan_grain(plan), at = 0, canonical = 0;
+  size_t elements[] = {0, 0, 0, 0};
+  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
     g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
-    if (info.unit == unit) offset += info.elements;
+    plan->offset[p] = elements[info.unit];
+    elements[info.unit] += info.elements;
   }
-  return offset;
+  elements[G2Z_UNIT_WTE] = (size_t)plan->vocab_padded * C;
+  for (int u = 0; u < plan->units; u++) {
+    g2z_unit *unit = &plan->unit[u];
+    unit->kind = u == 0 ? G2Z_UNIT_LNF : u == plan->wpe ? G2Z_UNIT_WPE
+               : u == plan->wte ? G2Z_UNIT_WTE : G2Z_UNIT_BLOCK;
+    unit->gathered = plan->zero_stage >= 3 && plan->world > 1 && unit->kind == G2Z_UNIT_BLOCK;
+    unit->elements = elements[unit->kind];
+    unit->room = g2z__round_up(unit->elements, grain);
+    unit->canonical = canonical;
+    unit->begin = u == plan->wte ? g2z__round_up(at, grain) : at;
+    at = unit->begin + (g2z__plan_by_unit(plan) ? unit->room : unit->elements);
+    canonical += unit->elements;
+  }
+  plan->elements = plan->unit[plan->units].begin = g2z__round_up(at, grain);
+  plan->block_elements = elements[G2Z_UNIT_BLOCK];
+  plan->parameters = plan->unit[plan->wte].canonical + (size_t)plan->model.vocab * C;
 }
 
-/* A span of memory that buckets are cut from, from its end on: what is odd is the first. */
-typedef struct g2z__bucket_span {
-  int unit, next;          /* its first unit, and the one behind its last */
-  size_t begin, elements;
-  size_t full, last;       /* the size of its buckets at most; of the last one. Others are at most
-                            * twice as large as the one behind: that travels while it is made */
-  int buckets;
-} g2z__bucket_span;
+/* Where each unit lies in this rank's parameters and gradients. Where blocks are gathered there is
+ * room for two of them between the final LayerNorm and wpe, and behind wte for this rank's slices of
+ * all. From stage 2 on gradients of two units have room, and wte's. */
+G2Z__PRIVATE void g2z__plan_places(g2z_plan *plan) {
+  const g2z_unit *block = &plan->unit[1], *wpe = &plan->unit[plan->wpe];
+  const g2z_unit *wte = &plan->unit[plan->wte];
+  size_t layers = (size_t)plan->model.layers, gone = 0;
+  size_t largest = block->room > wpe->room ? block->room : wpe->room;
+  if (block->gathered) gone = layers * block->room - 2 * block->room;
+  for (int u = 0; u < plan->units; u++) {
+    g2z_unit *unit = &plan->unit[u];
+    size_t buffer = (size_t)(u == plan->wte ? 2 : u % 2);
+    unit->param_at = unit->gathered ? block->begin + (size_t)(u % 2) * block->room
+                                    : unit->begin - (u > 0 ? gone : 0);
+    unit->grad_at = g2z__plan_by_unit(plan) ? buffer * largest : unit->begin;
+  }
+  plan->grad_elements = g2z__plan_by_unit(plan) ? wte->grad_at + wte->room : plan->elements;
+  plan->param_elements = plan->slices_at = wte->param_at + plan->elements - wte->begin;
+  if (block->gathered) plan->param_elements += layers * block->room / (size_t)plan->world;
+}
 
 /* The most that is left for the end of backward, where nothing hides it: of what comes before wte
  * (and is wanted first by the next forward pass), and of wte, which is cast piece by piece while
@@ -3666,160 +3691,113 @@ G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, siz
   return room < grain || elements < room ? elements : room;
 }
 
-/* The elements of the last `count` buckets; of more than there are, at least all. */
-G2Z__PRIVATE size_t g2z__plan_span_tail(const g2z__bucket_span *span, size_t count) {
-  size_t total = 0, size = span->last;
-  for (; count > 0 && size < span->full; count--) {
-    total += size;
-    size = 2 * size < span->full ? 2 * size : span->full;
+/* Cuts the memory of units [first, next) into buckets, from its end on, so that what is odd is the
+ * first bucket. Before wte the last bucket is small, and each is at most twice as large as the one
+ * behind it: that travels while it is made. Returns their number; `end` NULL: no more than that,
+ * else they are written in front of `end`. */
+G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, int first, int next, g2z_bucket *end) {
+  size_t begin = plan->unit[first].begin, left = plan->unit[next].begin - begin;
+  size_t full = plan->bucket_elements, size;
+  int count = 0;
+  if (first == plan->wte && plan->grad_dtype != G2Z_FP32 && !plan->wte_rows)
+    full = g2z__plan_at_most(plan, full, G2Z__PIECE_BYTES);
+  size = next == plan->wte ? g2z__plan_at_most(plan, full, G2Z__LAST_BYTES) : full;
+  for (; left > 0; count++) {
+    size_t elements = size < left ? size : left;
+    left -= elements;
+    size = 2 * size < full ? 2 * size : full;
+    if (!end) continue;
+    end[-1 - count].begin = begin + left;
+    end[-1 - count].elements = elements;
   }
-  return total + count * size;
-}
-
-/* The span that begins with `unit`: it alone, or all units before wte. */
-G2Z__PRIVATE g2z__bucket_span g2z__plan_span_at(const g2z_plan *plan, int unit) {
-  int wte = g2z_plan_unit_of_wte(plan), alone = g2z__plan_by_unit(plan) || unit == wte;
-  g2z__bucket_span span;
-  span.unit = unit;
-  span.next = alone ? unit + 1 : wte;
-  span.begin = g2z_plan_unit(plan, unit);
-  span.elements = (unit == wte ? plan->elements : g2z_plan_unit(plan, span.next)) - span.begin;
-  span.full = span.last = plan->bucket_elements;
-  if (unit == wte && plan->grad_dtype != G2Z_FP32 && !plan->wte_rows)
-    span.full = span.last = g2z__plan_at_most(plan, span.full, G2Z__PIECE_BYTES);
-  if (span.next == wte) span.last = g2z__plan_at_most(plan, span.full, G2Z__LAST_BYTES);
-  size_t left = span.elements, size = span.last;
-  for (span.buckets = 1; left > size && size < span.full; span.buckets++) {
-    left -= size;
-    size = 2 * size < span.full ? 2 * size : span.full;
-  }
-  span.buckets += (int)((left + size - 1) / size) - 1;
-  return span;
-}
-
-/* The span that has bucket `*bucket`, which becomes its index there. */
-G2Z__PRIVATE g2z__bucket_span g2z__plan_span(const g2z_plan *plan, int *bucket) {
-  g2z__bucket_span span = g2z__plan_span_at(plan, 0);
-  while (*bucket >= span.buckets && span.next < plan->units) {
-    *bucket -= span.buckets;
-    span = g2z__plan_span_at(plan, span.next);
-  }
-  return span;
-}
-
-G2Z_API g2z_range g2z_plan_bucket(const g2z_plan *plan, int bucket) {
-  g2z__bucket_span span = g2z__plan_span(plan, &bucket);
-  size_t after = (size_t)(span.buckets - 1 - bucket); /* buckets behind it in the span */
-  size_t end = span.elements - g2z__plan_span_tail(&span, after);
-  size_t begin = bucket ? span.elements - g2z__plan_span_tail(&span, after + 1) : 0;
-  g2z_range range;
-  range.begin = span.begin + begin;
-  range.elements = end - begin;
-  return range;
-}
-
-/* The unit of a bucket; up to stage 1 the first one for all that lie before wte. */
-G2Z__PRIVATE int g2z__plan_bucket_unit(const g2z_plan *plan, int bucket) {
-  return g2z__plan_span(plan, &bucket).unit;
-}
-
-G2Z_API size_t g2z_plan_grad_bucket(const g2z_plan *plan, int bucket) {
-  int unit = g2z__plan_bucket_unit(plan, bucket);
-  size_t begin = g2z_plan_bucket(plan, bucket).begin - g2z_plan_unit(plan, unit);
-  return g2z_plan_grad_unit(plan, unit) + begin;
-}
-
-G2Z_API size_t g2z_plan_param_bucket(const g2z_plan *plan, int bucket) {
-  int unit = g2z__plan_bucket_unit(plan, bucket);
-  size_t begin = g2z_plan_bucket(plan, bucket).begin - g2z_plan_unit(plan, unit);
-  return g2z_plan_param_unit(plan, unit) + begin;
-}
-
-G2Z_API g2z_range g2z_plan_slice(const g2z_plan *plan, int bucket, int rank) {
-  g2z_range range = g2z_plan_bucket(plan, bucket);
-  range.elements = g2z__plan_share(plan, range.elements, rank);
-  if (!g2z__plan_replicates(plan)) range.begin += (size_t)rank * range.elements;
-  return range;
-}
-
-/* Buckets tile the memory, and each gives the same part of itself. */
-G2Z_API size_t g2z_plan_shard_offset(const g2z_plan *plan, int bucket) {
-  return g2z__plan_share(plan, g2z_plan_bucket(plan, bucket).begin, plan->rank);
-}
-
-G2Z_API size_t g2z_plan_param_slice(const g2z_plan *plan, int bucket) {
-  if (g2z__plan_takes_turns(plan, g2z__plan_bucket_unit(plan, bucket)))
-    return g2z__plan_param_slices(plan) + g2z_plan_shard_offset(plan, bucket) -
-           g2z_plan_unit(plan, 1) / (size_t)plan->world;
-  size_t inside = g2z_plan_slice(plan, bucket, plan->rank).begin -
-                  g2z_plan_bucket(plan, bucket).begin;
-  return g2z_plan_param_bucket(plan, bucket) + inside;
-}
-
-/* A part of memory that belongs to one parameter. */
-typedef struct g2z__piece {
-  g2z_param param;
-  size_t memory, canonical, elements;
-} g2z__piece;
-
-/* The piece that starts at memory `at`; 0 where only padding follows up to the end of a bucket. A
- * parameter's own padding does not exist: the rows behind wte's V are the first of the padding. */
-G2Z__PRIVATE int g2z__plan_piece(const g2z_plan *plan, size_t at, size_t end, g2z__piece *piece) {
-  int unit = plan->units - 1;
-  while (unit > 0 && g2z_plan_unit(plan, unit) > at) unit--;
-  size_t begin = g2z_plan_unit(plan, unit);
-  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-    g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
-    if (info.unit != g2z_plan_unit_kind(plan, unit)) continue;
-    if (at < begin + info.elements) {
-      piece->param = (g2z_param)p;
-      piece->memory = at;
-      piece->canonical = g2z_plan_unit_canonical(plan, unit) + (at - g2z_plan_unit(plan, unit));
-      size_t stop = begin + info.elements < end ? begin + info.elements : end;
-      piece->elements = stop - at;
-      return at < end;
-    }
-    begin += info.elements;
-  }
-  return 0;
-}
-
-G2Z_API size_t g2z_plan_update_ranges(const g2z_plan *plan, g2z_update_range *out, size_t limit) {
-  size_t count = 0;
-  int apart = plan->world > 1 && !g2z__plan_replicates(plan); /* a bucket goes out by itself */
-  g2z_update_range open;
-  memset(&open, 0, sizeof open);
-  for (int bucket = 0; bucket < plan->buckets; bucket++) {
-    g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
-    size_t shard = g2z_plan_shard_offset(plan, bucket), at = slice.begin;
-    size_t param = g2z_plan_param_slice(plan, bucket);
-    g2z__piece piece;
-    while (g2z__plan_piece(plan, at, slice.begin + slice.elements, &piece)) {
-      int decay = g2z_param_describe(&plan->model, piece.param).decay;
-      int joins = open.elements > 0 && !(apart && at == slice.begin) && open.decay == decay &&
-                  open.param + open.elements == param + (at - slice.begin) &&
-                  open.shard + open.elements == shard + (at - slice.begin) &&
-                  open.canonical + open.elements == piece.canonical;
-      if (!joins) {
-        if (open.elements > 0 && count++ < limit) out[count - 1] = open;
-        open.param = param + (at - slice.begin);
-        open.shard = shard + (at - slice.begin);
-        open.grad = g2z__plan_by_unit(plan) ? open.shard : at;
-        open.canonical = piece.canonical;
-        open.elements = 0;
-        open.decay = decay;
-      }
-      open.elements += piece.elements;
-      at += piece.elements;
-    }
-  }
-  if (open.elements > 0 && count++ < limit) out[count - 1] = open;
   return count;
 }
 
-/* Upper bound of what g2z_plan_update_ranges finds: borders of decay and of buckets. */
-G2Z__PRIVATE size_t g2z__plan_update_ranges_limit(const g2z_plan *plan) {
+/* The unit behind those that share buckets with unit `first`: up to stage 1 all before wte do. */
+G2Z__PRIVATE int g2z__plan_cut_end(const g2z_plan *plan, int first) {
+  return g2z__plan_by_unit(plan) || first == plan->wte ? first + 1 : plan->wte;
+}
+
+/* What buckets need beside their borders. */
+G2Z__PRIVATE void g2z__plan_bucket(const g2z_plan *plan, g2z_bucket *b) {
+  const g2z_unit *unit = plan->unit;
+  b->unit = 0;
+  while (unit[b->unit + 1].begin <= b->begin) b->unit++;
+  b->last_unit = b->unit;
+  while (unit[b->last_unit + 1].begin < b->begin + b->elements) b->last_unit++;
+  unit += b->unit;
+  b->param_at = unit->param_at + (b->begin - unit->begin);
+  b->grad_at = unit->grad_at + (b->begin - unit->begin);
+  /* Buckets tile the memory, and each gives the same part of itself. */
+  b->own_elements = g2z__plan_share(plan, b->elements);
+  b->own_begin = b->begin;
+  if (!g2z__plan_replicates(plan)) b->own_begin += (size_t)plan->rank * b->own_elements;
+  b->shard_at = g2z__plan_share(plan, b->begin);
+  b->sum_at = g2z__plan_by_unit(plan) ? b->shard_at : b->own_begin;
+  b->own_param_at = b->param_at + (b->own_begin - b->begin);
+  if (unit->gathered)
+    b->own_param_at = plan->slices_at + b->shard_at - g2z__plan_share(plan, plan->unit[1].begin);
+}
+
+/* The update ranges of a bucket's slice, parameter by parameter, behind `count` of earlier buckets;
+ * returns how many there are then. */
+G2Z__PRIVATE size_t g2z__plan_bucket_updates(const g2z_plan *plan, const g2z_bucket *b,
+                                             size_t count) {
+  int apart = plan->world > 1 && !g2z__plan_replicates(plan); /* a bucket goes out by itself */
+  size_t own_end = b->own_begin + b->own_elements, before = count;
+  for (int u = b->unit; u <= b->last_unit; u++) {
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+      size_t from = plan->unit[u].begin + plan->offset[p], to = from + info.elements;
+      if (from < b->own_begin) from = b->own_begin;
+      if (to > own_end) to = own_end;
+      if (info.unit != plan->unit[u].kind || from >= to) continue;
+      size_t inside = from - b->own_begin;
+      size_t canonical = plan->unit[u].canonical + (from - plan->unit[u].begin);
+      g2z_update_range range = {b->own_param_at + inside, b->sum_at + inside,
+                                b->shard_at + inside, canonical, to - from, info.decay};
+      g2z_update_range *last = count > (apart ? before : 0) ? &plan->update[count - 1] : NULL;
+      if (last && last->decay == range.decay && last->param + last->elements == range.param &&
+          last->shard + last->elements == range.shard &&
+          last->canonical + last->elements == range.canonical)
+        last->elements += range.elements;
+      else plan->update[count++] = range;
+    }
+  }
+  return count;
+}
+
+/* Upper bound of the update ranges: borders of decay and of buckets. */
+G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
+}
+
+/* All buckets and update ranges of a plan whose numbers are known. */
+G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
+  void *memory;
+  G2Z__TRY(g2z__alloc(plan->services, (size_t)plan->buckets + 1, sizeof(g2z_bucket), &memory));
+  plan->bucket = (g2z_bucket *)memory;
+  G2Z__TRY(g2z__alloc(plan->services, g2z__plan_updates_limit(plan), sizeof(g2z_update_range),
+                      &memory));
+  plan->update = (g2z_update_range *)memory;
+  int count = 0, unit = 0;
+  for (int first = 0, next; first < plan->units; first = next) {
+    next = g2z__plan_cut_end(plan, first);
+    count += g2z__plan_cut(plan, first, next, NULL);
+    g2z__plan_cut(plan, first, next, &plan->bucket[count]);
+  }
+  plan->updates = 0;
+  for (int k = 0; k < plan->buckets; k++) {
+    g2z_bucket *b = &plan->bucket[k];
+    g2z__plan_bucket(plan, b);
+    b->update = plan->updates;
+    plan->updates = g2z__plan_bucket_updates(plan, b, plan->updates);
+    for (; unit <= b->last_unit; unit++) plan->unit[unit].bucket = k;
+  }
+  plan->unit[plan->units].bucket = plan->buckets;
+  plan->bucket[plan->buckets].begin = plan->elements;
+  plan->bucket[plan->buckets].update = plan->updates;
+  return G2Z_OK;
 }
 
 /* A chunk of logits; room for one row in fp32, which generation wants. */
@@ -3881,7 +3859,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
       2 * g2z__align((size_t)plan->accum * N * sizeof(int32_t)) +
       g2z__align(sizeof(g2z_step_state)) +
       g2z__align((size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)) +
-      g2z__align(g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range)) +
+      g2z__align(g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)) +
       g2z__align(sizeof(double));
   bytes[G2Z_MEMORY_SCRATCH] = g2z__plan_scratch_bytes(plan);
   plan->bytes_total = 0;
@@ -3949,10 +3927,8 @@ G2Z__PRIVATE size_t g2z__plan_bucket_elements(const g2z_plan *plan, double bucke
 
 G2Z__PRIVATE int g2z__plan_count_buckets(const g2z_plan *plan) {
   int count = 0;
-  for (size_t end = 0; end < plan->elements; count++) {
-    g2z_range bucket = g2z_plan_bucket(plan, count);
-    end = bucket.begin + bucket.elements;
-  }
+  for (int first = 0; first < plan->units; first = g2z__plan_cut_end(plan, first))
+    count += g2z__plan_cut(plan, first, g2z__plan_cut_end(plan, first), NULL);
   return count;
 }
 
@@ -3971,62 +3947,78 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   g2z__plan_bytes(plan);
 }
 
-G2Z_API g2z_status g2z_plan_make(g2z_services *services, const g2z_train_config *config,
-                                 g2z_device_kind device, int rank, int world, g2z_plan *out) {
-  memset(out, 0, sizeof *out);
+/* What a config says, before anything is laid out. */
+G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *config,
+                                   g2z_device_kind device) {
+  plan->model = config->model;
+  plan->device = device;
+  plan->vocab_padded = (config->model.vocab + 127) / 128 * 128;
+  plan->seq = config->seq;
+  plan->accum = config->accum;
+  plan->zero_stage = config->zero_stage;
+  plan->strategy = config->strategy;
+  plan->dropout = config->dropout > 0;
+  plan->recompute = config->recompute;
+  plan->dtype = config->dtype;
+  int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
+  plan->grad_dtype = wide ? G2Z_FP32 : config->dtype;
+  plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
+  int sharded = config->zero_stage > 0 && plan->world > 1 && device == G2Z_DEVICE_CUDA;
+  plan->inbox = sharded && config->reduce != G2Z_REDUCE_PLAIN;
+  plan->wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
+  plan->gather = sharded ? config->gather : G2Z_GATHER_PLAIN;
+  plan->gather_auto = plan->gather == G2Z_GATHER_AUTO;
+  int halves = device == G2Z_DEVICE_CUDA;
+  plan->dtype_bytes = halves && (plan->dtype == G2Z_FP16 || plan->dtype == G2Z_BF16) ? 2 : 4;
+  plan->grad_bytes = halves && plan->grad_dtype != G2Z_FP32 ? 2 : 4;
+  plan->units = config->model.layers + 3;
+  plan->wpe = plan->units - 2;
+  plan->wte = plan->units - 1;
+}
+
+G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config *config) {
+  void *memory;
+  G2Z__TRY(g2z__alloc(plan->services, (size_t)plan->units + 1, sizeof(g2z_unit), &memory));
+  plan->unit = (g2z_unit *)memory;
+  g2z__plan_units(plan);
+  g2z__plan_places(plan);
+  plan->bucket_elements = g2z__plan_bucket_elements(plan, config->bucket_mb);
+  size_t most = plan->elements / plan->bucket_elements + (size_t)plan->units;
+  if (most > 1 << 16)
+    return g2z__fail(plan->services, G2Z_BAD_ARGUMENT,
+                     "buckets of %.4g MiB cut %zu gradients into %zu of them: take a larger "
+                     "bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
+                     plan->elements, most);
+  plan->shard_elements = g2z__plan_share(plan, plan->elements);
+  g2z__plan_batch(plan, config->batch);
+  return g2z__plan_fill(plan);
+}
+
+G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
+                                   g2z_device_kind device, int rank, int world, g2z_plan **out) {
+  void *memory;
+  *out = NULL;
   G2Z__TRY(g2z_train_config_check(services, config));
   G2Z__TRY(g2z__check_range(services, "world", world, 1, 1 << 16));
   G2Z__TRY(g2z__check_range(services, "rank", rank, 0, world - 1));
-  g2z_plan plan = *out;
-  plan.model = config->model;
-  plan.device = device;
-  plan.vocab_padded = (config->model.vocab + 127) / 128 * 128;
-  plan.seq = config->seq;
-  plan.accum = config->accum;
-  plan.rank = rank;
-  plan.world = world;
-  plan.zero_stage = config->zero_stage;
-  plan.strategy = config->strategy;
-  plan.dropout = config->dropout > 0;
-  plan.recompute = config->recompute;
-  plan.dtype = config->dtype;
-  int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
-  plan.grad_dtype = wide ? G2Z_FP32 : config->dtype;
-  plan.graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
-  int sharded = config->zero_stage > 0 && world > 1 && device == G2Z_DEVICE_CUDA;
-  plan.inbox = sharded && config->reduce != G2Z_REDUCE_PLAIN;
-  plan.wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
-  int halves = device == G2Z_DEVICE_CUDA;
-  plan.dtype_bytes = halves && (plan.dtype == G2Z_FP16 || plan.dtype == G2Z_BF16) ? 2 : 4;
-  plan.grad_bytes = halves && plan.grad_dtype != G2Z_FP32 ? 2 : 4;
-  plan.units = config->model.layers + 3;
-  size_t C = (size_t)config->model.channels;
-  int last = plan.units - 1;
-  plan.block_elements = 12 * C * C + 13 * C;
-  plan.parameters = g2z_plan_unit_canonical(&plan, last) + (size_t)config->model.vocab * C;
-  plan.elements = g2z__round_up(g2z_plan_unit(&plan, last) + g2z__plan_unit_elements(&plan, last),
-                                g2z__plan_grain(&plan));
-  plan.param_elements = plan.elements;
-  if (g2z__plan_takes_turns(&plan, 1))
-    plan.param_elements =
-        g2z__plan_param_slices(&plan) +
-        (size_t)plan.model.layers * g2z__plan_unit_room(&plan, 1) / (size_t)world;
-  plan.grad_elements = g2z__plan_by_unit(&plan)
-                           ? g2z_plan_grad_unit(&plan, last) + g2z__plan_unit_room(&plan, last)
-                           : plan.elements;
-  plan.bucket_elements = g2z__plan_bucket_elements(&plan, config->bucket_mb);
-  size_t most = plan.elements / plan.bucket_elements + (size_t)plan.units;
-  if (most > 1 << 16)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "buckets of %.4g MiB cut %zu gradients into %zu of them: take a larger "
-                     "bucket_mb", (double)plan.bucket_elements * plan.grad_bytes / 1048576.0,
-                     plan.elements, most);
-  plan.shard_elements = g2z__plan_share(&plan, plan.elements, rank);
-  plan.gather = sharded ? config->gather : G2Z_GATHER_PLAIN;
-  plan.gather_auto = plan.gather == G2Z_GATHER_AUTO;
-  g2z__plan_batch(&plan, config->batch);
-  *out = plan;
-  return G2Z_OK;
+  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_plan), &memory));
+  g2z_plan *plan = (g2z_plan *)memory;
+  plan->services = services;
+  plan->rank = rank;
+  plan->world = world;
+  g2z__plan_config(plan, config, device);
+  g2z_status status = g2z__plan_lay_out(plan, config);
+  if (status != G2Z_OK) g2z_plan_free(plan);
+  else *out = plan;
+  return status;
+}
+
+G2Z_API void g2z_plan_free(g2z_plan *plan) {
+  if (!plan) return;
+  g2z_release(plan->services, plan->unit);
+  g2z_release(plan->services, plan->bucket);
+  g2z_release(plan->services, plan->update);
+  g2z_release(plan->services, plan);
 }
 
 G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan) {
@@ -4084,9 +4076,9 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of up to %.2f MiB", strategy,
                  plan->rank, plan->world, plan->buckets,
                  (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
-  if (g2z__plan_takes_turns(plan, 1)) {
-    size_t room = g2z__plan_unit_room(plan, 1), size = (size_t)plan->dtype_bytes;
-    size_t slices = plan->param_elements - g2z__plan_param_slices(plan);
+  if (plan->unit[1].gathered) {
+    size_t room = plan->unit[1].room, size = (size_t)plan->dtype_bytes;
+    size_t slices = plan->param_elements - plan->slices_at;
     g2z__plan_line(line, user,
                    "parameters  %.3f GiB of the blocks, %.3f for two of them whole, which take "
                    "turns, %.3f for what stays", g2z__gib(slices * size), g2z__gib(2 * room * size),
@@ -6016,6 +6008,18 @@ G2Z__PRIVATE g2z_status g2z__encode_ordinary(g2z_encoder *encoder, const unsigne
   return G2Z_OK;
 }
 
+/* Where <|endoftext|> first stands in a text, or NULL. memmem would do, but is no part of POSIX. */
+G2Z__PRIVATE const unsigned char *g2z__find_eot(const unsigned char *text, size_t bytes) {
+  const unsigned char *end = text + bytes;
+  while ((size_t)(end - text) >= G2Z__EOT_BYTES) {
+    size_t starts = (size_t)(end - text) - G2Z__EOT_BYTES + 1;
+    const unsigned char *at = (const unsigned char *)memchr(text, G2Z__EOT[0], starts);
+    if (!at || memcmp(at, G2Z__EOT, G2Z__EOT_BYTES) == 0) return at;
+    text = at + 1;
+  }
+  return NULL;
+}
+
 /* The same where <|endoftext|> stands for its id. What is around it is encoded on its own, as
  * tiktoken and Hugging Face do. */
 G2Z__PRIVATE g2z_status g2z__encode_special(g2z_encoder *encoder, const unsigned char *text,
@@ -6023,8 +6027,7 @@ G2Z__PRIVATE g2z_status g2z__encode_special(g2z_encoder *encoder, const unsigned
                                             size_t *used) {
   size_t at = 0;
   for (;;) {
-    const unsigned char *eot =
-        (const unsigned char *)memmem(text + at, bytes - at, G2Z__EOT, G2Z__EOT_BYTES);
+    const unsigned char *eot = g2z__find_eot(text + at, bytes - at);
     size_t end = eot ? (size_t)(eot - text) : bytes;
     G2Z__TRY(g2z__encode_ordinary(encoder, text + at, end - at, open && !eot, out, used));
     *used += at;
@@ -7737,6 +7740,8 @@ G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
 }
 #endif
 
+G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device); /* room 10 */
+
 G2Z_API g2z_device_kind g2z_device_default(void) {
   return g2z__cuda_count() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
 }
@@ -7763,12 +7768,10 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
   device->kind = kind;
   device->dtype = dtype;
   device->grad_dtype = grad_dtype;
-  if (kind == G2Z_DEVICE_CUDA) {
-    g2z_status status = g2z__cuda_open(device);
-    if (status != G2Z_OK) {
-      g2z_release(services, device);
-      return status;
-    }
+  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : g2z__cpu_reserve(device);
+  if (status != G2Z_OK) {
+    g2z_release(services, device);
+    return status;
   }
   *out = device;
   return G2Z_OK;
@@ -8072,6 +8075,41 @@ G2Z__PRIVATE int g2z__cpu_threads(void) {
 static inline int g2z__cpu_min(int a, int b) { return a < b ? a : b; }
 static inline int g2z__cpu_round_up(int n, int step) { return (n + step - 1) / step * step; }
 
+/* ----- a thread's blocks -------------------------------------------------
+ * Products and attention copy blocks of their operands into buffers, a set for each thread. They
+ * lie on the heap: the stack of a thread, the caller's or one of OpenMP's, may be 64 KiB. */
+
+#define G2Z__CPU_BLOCKS ((size_t)348 * 1024) /* bytes for a thread; a multiple of 64 */
+
+typedef struct g2z__cpu { /* device->backend */
+  int threads;
+  unsigned char *blocks;  /* [threads][G2Z__CPU_BLOCKS], aligned to 64 */
+} g2z__cpu;
+
+/* Makes room for as many threads as the next parallel loop may have: a program may change that. */
+G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device) {
+  g2z__cpu *cpu = (g2z__cpu *)device->backend;
+  int threads = g2z__cpu_threads();
+  if (cpu && cpu->threads >= threads) return G2Z_OK;
+  void *memory;
+  G2Z__TRY(g2z__alloc(device->services, 1, (size_t)threads * G2Z__CPU_BLOCKS + 128, &memory));
+  g2z_release(device->services, cpu);
+  device->backend = cpu = (g2z__cpu *)memory;
+  cpu->threads = threads;
+  cpu->blocks = (unsigned char *)(((uintptr_t)(cpu + 1) + 63) / 64 * 64);
+  return G2Z_OK;
+}
+
+/* Those of the thread that asks, in a parallel loop behind g2z__cpu_reserve. */
+G2Z__PRIVATE void *g2z__cpu_blocks(const g2z_device *device) {
+  const g2z__cpu *cpu = (const g2z__cpu *)device->backend;
+#if defined(_OPENMP)
+  return cpu->blocks + (size_t)omp_get_thread_num() * G2Z__CPU_BLOCKS;
+#else
+  return cpu->blocks;
+#endif
+}
+
 /* ----- one register of floats --------------------------------------------
  * What costs time is written with it: a compiler may not reorder a sum into lanes, nor select
  * without a branch where a comparison could trap. The rest is left to the compiler. */
@@ -8336,11 +8374,14 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_zero(void) {
   return product;
 }
 
-G2Z__PRIVATE void g2z__cpu_tile(const g2z__cpu_product *p, int row, int rows, int column,
-                                int columns) {
-  float a[G2Z__MC * G2Z__LD] __attribute__((aligned(64)));
-  float b[G2Z__KC * G2Z__NC] __attribute__((aligned(64)));
-  float sums[G2Z__MC * G2Z__NC] __attribute__((aligned(64)));
+typedef struct g2z__cpu_tiles {
+  float a[G2Z__MC * G2Z__LD], b[G2Z__KC * G2Z__NC], sums[G2Z__MC * G2Z__NC];
+} g2z__cpu_tiles;
+static_assert(sizeof(g2z__cpu_tiles) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the tiles");
+
+G2Z__PRIVATE void g2z__cpu_tile(const g2z__cpu_product *p, g2z__cpu_tiles *tiles, int row, int rows,
+                                int column, int columns) {
+  float *a = tiles->a, *b = tiles->b, *sums = tiles->sums;
   int rows_up = g2z__cpu_round_up(rows, G2Z__MR);
   int by_rows = p->a_column == 1; /* the copy is [MC,LD]; of a transposed a it is [KC,LD_MC] */
   ptrdiff_t a_row = by_rows ? G2Z__LD : 1, a_step = by_rows ? 1 : G2Z__LD_MC;
@@ -8365,7 +8406,7 @@ G2Z__PRIVATE int g2z__cpu_part(int size, int limit, int step) {
   return g2z__cpu_round_up((size + parts - 1) / parts, step);
 }
 
-G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
+G2Z__PRIVATE g2z_status g2z__cpu_multiply(g2z_device *device, const g2z__cpu_product *p) {
   int M = g2z__cpu_part(p->M, G2Z__MC, G2Z__MR), N = g2z__cpu_part(p->N, G2Z__NC, G2Z__NR);
   int threads = G2Z__WORTH_THREADS(2.0 * p->M * p->N * p->K) ? g2z__cpu_threads() : 1;
   int64_t down, across, wanted = threads == 1 ? 1 : 3 * threads;
@@ -8377,11 +8418,14 @@ G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
     else if (N > 2 * G2Z__NR) N = g2z__cpu_round_up(N / 2, G2Z__NR);
     else break;
   }
+  G2Z__TRY(g2z__cpu_reserve(device));
   G2Z__PARALLEL_TASKS(2.0 * p->M * p->N * p->K)
   for (int64_t tile = 0; tile < down * across; tile++) {
     int row = (int)(tile % down) * M, column = (int)(tile / down) * N;
-    g2z__cpu_tile(p, row, g2z__cpu_min(M, p->M - row), column, g2z__cpu_min(N, p->N - column));
+    g2z__cpu_tile(p, (g2z__cpu_tiles *)g2z__cpu_blocks(device), row,
+                  g2z__cpu_min(M, p->M - row), column, g2z__cpu_min(N, p->N - column));
   }
+  return G2Z_OK;
 }
 
 /* out = (or +=) sums */
@@ -8494,7 +8538,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_synchronize(g2z_device *device) {
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
+G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) {
+  g2z_release(device->services, device->backend);
+}
 
 /* ----- embedding -------------------------------------------------------- */
 
@@ -8697,46 +8743,44 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
                                             const void *w, const void *bias, const void *residual,
-                                            const g2z_dropout *dropout, int N, int I, int O) {
+                                            const g2z_dropout *dropout, int N, int K, int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = N, p.N = O, p.K = I;
-  p.a = (const float *)x, p.a_row = I, p.a_column = 1;
+  p.M = N, p.N = O, p.K = K;
+  p.a = (const float *)x, p.a_row = K, p.a_column = 1;
   p.b = (const float *)w, p.b_row = O, p.b_column = 1;
   p.finish = g2z__cpu_finish_linear;
   p.out = (float *)y, p.out_row = O, p.dtype = device->dtype;
   p.bias = (const float *)bias, p.slope = (float *)slope;
   p.residual = (const float *)residual, p.dropout = dropout;
-  g2z__cpu_multiply(&p);
-  return G2Z_OK;
+  return g2z__cpu_multiply(device, &p);
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                                  const void *dy, const void *w, const void *slope,
-                                                 g2z_write mode, int N, int I, int O) {
+                                                 g2z_write mode, int N, int K, int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = N, p.N = I, p.K = O;
+  p.M = N, p.N = K, p.K = O;
   p.a = (const float *)dy, p.a_row = O, p.a_column = 1;
   p.b = (const float *)w, p.b_row = 1, p.b_column = O;
   p.finish = slope ? g2z__cpu_finish_times : g2z__cpu_finish_store;
-  p.out = (float *)dx, p.out_row = I, p.dtype = device->dtype;
+  p.out = (float *)dx, p.out_row = K, p.dtype = device->dtype;
   p.times = (const float *)slope;
-  g2z__cpu_multiply(&p);
+  G2Z__TRY(g2z__cpu_multiply(device, &p));
   if (slope)
-    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, I);
+    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, K);
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                                   const void *dy, g2z_write mode, int N, int I,
+                                                   const void *dy, g2z_write mode, int N, int K,
                                                    int O) {
   g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = I, p.N = O, p.K = N;
-  p.a = (const float *)x, p.a_row = 1, p.a_column = I;
+  p.M = K, p.N = O, p.K = N;
+  p.a = (const float *)x, p.a_row = 1, p.a_column = K;
   p.b = (const float *)dy, p.b_row = O, p.b_column = 1;
   p.finish = g2z__cpu_finish_store;
   p.out = (float *)dw, p.out_row = O, p.dtype = device->grad_dtype, p.mode = mode;
-  g2z__cpu_multiply(&p);
-  return G2Z_OK;
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* ----- attention --------------------------------------------------------
@@ -8829,43 +8873,48 @@ G2Z__PRIVATE void g2z__cpu_put_lane(const g2z__cpu_head *head, float *to, const 
   g2z__cpu_round(head->dtype, to, (size_t)head->HS);
 }
 
-/* Queries from `query` on, up to 64 of them. out and lse are the head's, of token 0. */
-G2Z__PRIVATE void g2z__cpu_attend(const g2z__cpu_head *head, float *out, float *lse, int query) {
-  float queries[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE] __attribute__((aligned(64)));
+typedef struct g2z__cpu_front { /* blocks of the forward pass; 64 queries against 48 keys */
+  float queries[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];
   float keys[G2Z__KEYS * G2Z__HEAD_LD], values[G2Z__KEYS * G2Z__HEAD_LD];
-  float s[G2Z__STRIP] __attribute__((aligned(64))), factors[G2Z__STRIP];
-  float sums[G2Z__QUERIES * G2Z__HEAD_LD] __attribute__((aligned(64))); /* [strip][HS_up][NR] */
+  float s[G2Z__STRIP], factors[G2Z__STRIP];
+  float sums[G2Z__QUERIES * G2Z__HEAD_LD];              /* [strip][HS_up][NR] */
+} g2z__cpu_front;
+static_assert(sizeof(g2z__cpu_front) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the front");
+
+/* Queries from `query` on, up to 64 of them. out and lse are the head's, of token 0. */
+G2Z__PRIVATE void g2z__cpu_attend(const g2z__cpu_head *head, g2z__cpu_front *w, float *out,
+                                  float *lse, int query) {
   float max[G2Z__QUERIES], sum[G2Z__QUERIES] = {0}, shrink[G2Z__NR];
   int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR);
   int count = g2z__cpu_min(G2Z__QUERIES, head->T - query);
   for (int i = 0; i < G2Z__QUERIES; i++) max[i] = -INFINITY;
-  g2z__cpu_copy_strips(queries, head->q + query * head->row, 1, head->row, HS, count);
+  g2z__cpu_copy_strips(w->queries, head->q + query * head->row, 1, head->row, HS, count);
   for (int key = 0; key < query + count; key += G2Z__KEYS) {
     int n = g2z__cpu_min(G2Z__KEYS, query + count - key);
-    g2z__cpu_copy_block(keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
+    g2z__cpu_copy_block(w->keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
                         g2z__cpu_round_up(n, G2Z__MR), HS);
-    g2z__cpu_copy_block(values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS, n,
+    g2z__cpu_copy_block(w->values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS, n,
                         HS_up);
     int first = key > query ? (key - query) / G2Z__NR * G2Z__NR : 0; /* strip with a query >= key */
     for (int j = first; j < count; j += G2Z__NR) {
-      float *o = sums + j * HS_up;
-      g2z__cpu_scores(s, keys, queries + j * HS, HS, key, n, query + j);
-      g2z__cpu_softmax_strip(s, n, head->scale, max + j, sum + j, shrink);
+      float *o = w->sums + j * HS_up;
+      g2z__cpu_scores(w->s, w->keys, w->queries + j * HS, HS, key, n, query + j);
+      g2z__cpu_softmax_strip(w->s, n, head->scale, max + j, sum + j, shrink);
       for (int i = 0; i < HS && key; i++)
         for (int lane = 0; lane < G2Z__NR; lane++) o[i * G2Z__NR + lane] *= shrink[lane];
       if (g2z__dropout_on(head->dropout)) {
-        g2z__cpu_strip_factors(head, factors, key, n, query + j);
-        for (int i = 0; i < n * G2Z__NR; i++) s[i] *= factors[i];
+        g2z__cpu_strip_factors(head, w->factors, key, n, query + j);
+        for (int i = 0; i < n * G2Z__NR; i++) w->s[i] *= w->factors[i];
       }
       for (int i = 0; i < HS; i += G2Z__MR)
-        g2z__cpu_kernel(n, values + i, 1, G2Z__HEAD_LD, s, o + i * G2Z__NR, G2Z__NR,
+        g2z__cpu_kernel(n, w->values + i, 1, G2Z__HEAD_LD, w->s, o + i * G2Z__NR, G2Z__NR,
                         key ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
     }
   }
   for (int i = 0; i < count; i++) {
     int lane = i % G2Z__NR;
     lse[query + i] = head->scale * max[i] + logf(sum[i]);
-    g2z__cpu_put_lane(head, out + (ptrdiff_t)(query + i) * head->C, sums + (i - lane) * HS_up,
+    g2z__cpu_put_lane(head, out + (ptrdiff_t)(query + i) * head->C, w->sums + (i - lane) * HS_up,
                       lane, 1.0f / sum[i]);
   }
 }
@@ -8874,12 +8923,14 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, fl
                                                const void *qkv, const g2z_dropout *dropout, int B,
                                                int T, int C, int NH) {
   int blocks = (T + G2Z__QUERIES - 1) / G2Z__QUERIES;
+  G2Z__TRY(g2z__cpu_reserve(device));
   G2Z__PARALLEL_TASKS(4.0 * B * T * T * C)
   for (int task = 0; task < B * NH * blocks; task++) {
     int index = task / blocks;
     g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
     float *to = (float *)out + (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
-    g2z__cpu_attend(&head, to, lse + (ptrdiff_t)index * T, task % blocks * G2Z__QUERIES);
+    g2z__cpu_attend(&head, (g2z__cpu_front *)g2z__cpu_blocks(device), to,
+                    lse + (ptrdiff_t)index * T, task % blocks * G2Z__QUERIES);
   }
   return G2Z_OK;
 }
@@ -8895,6 +8946,7 @@ typedef struct g2z__cpu_back {  /* blocks of the backward pass; 64 queries again
   float dk[G2Z__KEYS * G2Z_MAX_HEAD_SIZE], dv[G2Z__KEYS * G2Z_MAX_HEAD_SIZE];
   float p[G2Z__STRIP], ds[G2Z__STRIP], factors[G2Z__STRIP];
 } g2z__cpu_back;
+static_assert(sizeof(g2z__cpu_back) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the back");
 
 /* p = exp(scale * s - lse), the softmax of the forward pass; ds = scale * p * (dp - d). With
  * dropout, dp is what arrives through it, and p leaves with it applied, as dv needs it. */
@@ -8963,33 +9015,32 @@ G2Z__PRIVATE void g2z__cpu_back_load(const g2z__cpu_head *head, g2z__cpu_back *w
 
 /* One head. dq, dk, dv, dout, out and lse are the head's, of token 0; dk and dv start as 0 and hold
  * unrounded sums until the last block of queries is through. */
-G2Z__PRIVATE void g2z__cpu_attend_back(const g2z__cpu_head *head, float *dq, const float *dout,
-                                       const float *out, const float *lse) {
-  g2z__cpu_back w __attribute__((aligned(64)));
+G2Z__PRIVATE void g2z__cpu_attend_back(const g2z__cpu_head *head, g2z__cpu_back *w, float *dq,
+                                       const float *dout, const float *out, const float *lse) {
   int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR), T = head->T;
   float *dk = dq + head->C, *dv = dk + head->C;
   for (int query = 0; query < T; query += G2Z__QUERIES) {
     int count = g2z__cpu_min(G2Z__QUERIES, T - query);
-    g2z__cpu_back_load(head, &w, dout, out, lse, query, count);
+    g2z__cpu_back_load(head, w, dout, out, lse, query, count);
     for (int key = 0; key < query + count; key += G2Z__KEYS) {
       int n = g2z__cpu_min(G2Z__KEYS, query + count - key);
-      g2z__cpu_copy_block(w.keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
+      g2z__cpu_copy_block(w->keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
                           g2z__cpu_round_up(n, G2Z__MR), HS_up);
-      g2z__cpu_copy_block(w.values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS,
+      g2z__cpu_copy_block(w->values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS,
                           g2z__cpu_round_up(n, G2Z__MR), HS);
       int first = key > query ? (key - query) / G2Z__NR * G2Z__NR : 0;
       for (int j = first; j < count; j += G2Z__NR)
-        g2z__cpu_back_strip(head, &w, query, j, key, n,
+        g2z__cpu_back_strip(head, w, query, j, key, n,
                             j == first ? G2Z_OVERWRITE : G2Z_ACCUMULATE);
       for (int i = 0; i < n; i++)
         for (int c = 0; c < HS; c++) {
-          dk[(key + i) * head->row + c] += w.dk[i * G2Z_MAX_HEAD_SIZE + c];
-          dv[(key + i) * head->row + c] += w.dv[i * G2Z_MAX_HEAD_SIZE + c];
+          dk[(key + i) * head->row + c] += w->dk[i * G2Z_MAX_HEAD_SIZE + c];
+          dv[(key + i) * head->row + c] += w->dv[i * G2Z_MAX_HEAD_SIZE + c];
         }
     }
     for (int i = 0; i < count; i++)
       g2z__cpu_put_lane(head, dq + (query + i) * head->row,
-                        w.dq + (i - i % G2Z__NR) * HS_up, i % G2Z__NR, 1.0f);
+                        w->dq + (i - i % G2Z__NR) * HS_up, i % G2Z__NR, 1.0f);
   }
   for (int t = 0; t < T; t++) {
     g2z__cpu_round(head->dtype, dk + t * head->row, (size_t)HS);
@@ -9003,11 +9054,13 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
                                                const g2z_dropout *dropout, int B, int T, int C,
                                                int NH) {
   memset(dqkv, 0, (size_t)B * (size_t)T * 3 * (size_t)C * sizeof(float));
+  G2Z__TRY(g2z__cpu_reserve(device));
   G2Z__PARALLEL_TASKS(10.0 * B * T * T * C)
   for (int index = 0; index < B * NH; index++) {
     g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
     ptrdiff_t at = (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
-    g2z__cpu_attend_back(&head, (float *)dqkv + (head.q - (const float *)qkv),
+    g2z__cpu_attend_back(&head, (g2z__cpu_back *)g2z__cpu_blocks(device),
+                         (float *)dqkv + (head.q - (const float *)qkv),
                          (const float *)dout + at, (const float *)out + at,
                          lse + (ptrdiff_t)index * T);
   }
@@ -9019,33 +9072,35 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
 /* ----- LM head ---------------------------------------------------------- */
 
 /* logits[n,row] = h[n,C] wte[V,C]^T */
-G2Z__PRIVATE void g2z__cpu_head_product(g2z_dtype dtype, float *logits, ptrdiff_t row,
-                                        const float *h, const float *wte, int n, int C, int V) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_product(g2z_device *device, g2z_dtype dtype, float *logits,
+                                              ptrdiff_t row, const float *h, const float *wte,
+                                              int n, int C, int V) {
   g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = n, p.N = V, p.K = C;
   p.a = h, p.a_row = C, p.a_column = 1;
   p.b = wte, p.b_row = 1, p.b_column = C;
   p.finish = g2z__cpu_finish_store;
   p.out = logits, p.out_row = row, p.dtype = dtype;
-  g2z__cpu_multiply(&p);
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* dh[n,C] = dlogits[n,Vp] wte[V,C]; dwte[V,C] = (or +=) dlogits^T h */
-G2Z__PRIVATE void g2z__cpu_head_back(g2z_dtype dtype, float *dh, float *dwte, g2z_dtype dwte_dtype,
-                                     const float *dlogits, const float *h, const float *wte,
-                                     g2z_write mode, int n, int C, int V, int Vp) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_back(g2z_device *device, float *dh, float *dwte,
+                                           g2z_dtype dwte_dtype, const float *dlogits,
+                                           const float *h, const float *wte, g2z_write mode, int n,
+                                           int C, int V, int Vp) {
   g2z__cpu_product p = g2z__cpu_product_zero();
   p.M = n, p.N = C, p.K = V;
   p.a = dlogits, p.a_row = Vp, p.a_column = 1;
   p.b = wte, p.b_row = C, p.b_column = 1;
   p.finish = g2z__cpu_finish_store;
-  p.out = dh, p.out_row = C, p.dtype = dtype;
-  g2z__cpu_multiply(&p);
+  p.out = dh, p.out_row = C, p.dtype = device->dtype;
+  G2Z__TRY(g2z__cpu_multiply(device, &p));
   p.M = V, p.N = C, p.K = n;
   p.a = dlogits, p.a_row = 1, p.a_column = Vp;
   p.b = h, p.b_row = C, p.b_column = 1;
   p.out = dwte, p.dtype = dwte_dtype, p.mode = mode;
-  g2z__cpu_multiply(&p);
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* The loss of one token. logits[V] become the gradient of the loss times `gradient`. */
@@ -9085,17 +9140,17 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   for (int first = 0; first < N; first += chunk) {
     int n = g2z__cpu_min(chunk, N - first);
     size_t at = (size_t)first * (size_t)C;
-    g2z__cpu_head_product(device->dtype, (float *)logits, Vp, (const float *)h + at,
-                          (const float *)wte, n, C, V);
+    G2Z__TRY(g2z__cpu_head_product(device, device->dtype, (float *)logits, Vp,
+                                   (const float *)h + at, (const float *)wte, n, C, V));
     G2Z__PARALLEL_ROWS(30.0 * n * V)
     for (int i = 0; i < n; i++)
       losses[first + i] =
           g2z__cpu_classify(device->dtype, (float *)logits + (size_t)i * (size_t)Vp, V,
                             targets[first + i], gradient);
     if (dh)
-      g2z__cpu_head_back(device->dtype, (float *)dh + at, (float *)dwte, dwte_dtype,
-                         (const float *)logits, (const float *)h + at, (const float *)wte,
-                         first ? G2Z_ACCUMULATE : mode, n, C, V, Vp);
+      G2Z__TRY(g2z__cpu_head_back(device, (float *)dh + at, (float *)dwte, dwte_dtype,
+                                  (const float *)logits, (const float *)h + at,
+                                  (const float *)wte, first ? G2Z_ACCUMULATE : mode, n, C, V, Vp));
   }
   for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
   if (dh && mode == G2Z_OVERWRITE)
@@ -9106,9 +9161,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
 
 G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, const void *h,
                                              const void *wte, int n, int C, int V) {
-  (void)device;
-  g2z__cpu_head_product(G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n, C, V);
-  return G2Z_OK;
+  return g2z__cpu_head_product(device, G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n,
+                               C, V);
 }
 
 /* ----- types ------------------------------------------------------------ */
@@ -11757,12 +11811,12 @@ typedef struct g2z__model {
 } g2z__model;
 
 G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param param) {
-  size_t element = g2z_plan_param_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
+  size_t element = model->plan->unit[unit].param_at + model->plan->offset[param];
   return model->params + element * (size_t)model->plan->dtype_bytes;
 }
 
 G2Z__PRIVATE void *g2z__grad(const g2z__model *model, int unit, g2z_param param) {
-  size_t element = g2z_plan_grad_unit(model->plan, unit) + g2z_plan_offset(model->plan, param);
+  size_t element = model->plan->unit[unit].grad_at + model->plan->offset[param];
   return model->grads + element * (size_t)model->plan->grad_bytes;
 }
 
@@ -11842,11 +11896,11 @@ G2Z__PRIVATE g2z_status g2z__forward(const g2z__model *model, const g2z__pass *p
   int C = plan->model.channels, L = plan->model.layers, layer = 0, unit = 0;
   g2z_dropout dropout = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
   if (model->lookup) G2Z__TRY(model->lookup(model->user, pass->x, pass->B * pass->T));
-  else G2Z__TRY(model->need(model->user, g2z_plan_unit_of_wte(plan)));
-  G2Z__TRY(model->need(model->user, g2z_plan_unit_of_wpe(plan)));
+  else G2Z__TRY(model->need(model->user, plan->wte));
+  G2Z__TRY(model->need(model->user, plan->wpe));
   G2Z__TRY(dev->ops->embed_fwd(dev, g2z__residual(model, 0), pass->x,
-                               g2z__parameter(model, g2z_plan_unit_of_wte(plan), G2Z_WTE),
-                               g2z__parameter(model, g2z_plan_unit_of_wpe(plan), G2Z_WPE), &dropout,
+                               g2z__parameter(model, plan->wte, G2Z_WTE),
+                               g2z__parameter(model, plan->wpe, G2Z_WPE), &dropout,
                                pass->B, pass->T, C));
   for (int l = 0; l < L; l++) G2Z__TRY(g2z__block_forward(model, pass, l));
   G2Z__TRY(model->need(model->user, unit));
@@ -11863,12 +11917,12 @@ G2Z__PRIVATE g2z_status g2z__head(const g2z__model *model, const g2z__pass *pass
                                   g2z_write mode) {
   const g2z_plan *plan = model->plan;
   int layer = 0, backward = head == G2Z__HEAD_WITH_GRADIENT;
-  G2Z__TRY(model->need(model->user, g2z_plan_unit_of_wte(plan)));
-  if (backward) G2Z__TRY(model->begin(model->user, g2z_plan_unit_of_wte(plan)));
+  G2Z__TRY(model->need(model->user, plan->wte));
+  if (backward) G2Z__TRY(model->begin(model->user, plan->wte));
   return model->device->ops->head_loss(
       model->device, G2Z__F(LOSSES), loss_sum, backward ? G2Z__A(WIDE) : NULL,
       backward ? model->dwte : NULL, plan->dwte_dtype, model->logits, G2Z__A(LNF),
-      g2z__parameter(model, g2z_plan_unit_of_wte(plan), G2Z_WTE), pass->y, dloss, state, mode,
+      g2z__parameter(model, plan->wte, G2Z_WTE), pass->y, dloss, state, mode,
       pass->B * pass->T, plan->model.channels, plan->model.vocab, plan->vocab_padded,
       plan->head_chunk);
 }
@@ -11877,10 +11931,10 @@ G2Z__PRIVATE g2z_status g2z__head(const g2z__model *model, const g2z__pass *pass
 G2Z__PRIVATE g2z_status g2z__complete(const g2z__model *model, int unit, g2z_param param) {
   if (!model->complete) return G2Z_OK;
   const g2z_plan *plan = model->plan;
-  size_t inside = g2z_plan_offset(plan, param) + g2z_param_describe(&plan->model, param).elements;
-  if (inside == g2z__plan_unit_elements(plan, unit)) /* its padding too */
-    return model->complete(model->user, g2z_plan_unit(plan, unit + 1));
-  return model->complete(model->user, g2z_plan_unit(plan, unit) + inside);
+  size_t inside = plan->offset[param] + g2z_param_describe(&plan->model, param).elements;
+  if (inside == plan->unit[unit].elements) /* its padding too */
+    return model->complete(model->user, plan->unit[unit + 1].begin);
+  return model->complete(model->user, plan->unit[unit].begin + inside);
 }
 
 /* In: DRES, the gradient of the stream behind the block, and `dproj`, the same behind the dropout
@@ -11940,7 +11994,7 @@ G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *
   g2z_device *dev = model->device;
   const g2z_plan *plan = model->plan;
   int C = plan->model.channels, L = plan->model.layers, N = pass->B * pass->T, layer = 0, unit = 0;
-  int wpe = g2z_plan_unit_of_wpe(plan);
+  int wpe = plan->wpe;
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, L - 1, G2Z__SITE_FCPROJ);
   g2z_dropout drop_embed = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF);
@@ -11984,7 +12038,7 @@ struct g2z_trainer {
   g2z_context *context;
   g2z_services *services;
   g2z_train_config config;
-  g2z_plan plan;
+  g2z_plan *plan;
   g2z_device *device;
   g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict,
                                       * the embedding's rows */
@@ -12002,10 +12056,7 @@ struct g2z_trainer {
   double *ballot[2];                 /* host: status and stop request of this rank, by parity */
   double voted[2];                   /* the ballot that lies in the verdict */
   double *eval_sum;
-  g2z_update_range *ranges, *host_ranges; /* what this rank updates, bucket after bucket */
-  size_t range_count;
-  size_t *bucket_ranges;             /* host, [buckets + 1]: where each bucket's ranges begin */
-  int *unit_buckets;                 /* host, [units + 1]: the bucket in which each unit begins */
+  g2z_update_range *ranges;          /* device: the plan's */
   g2z_update update;                 /* what AdamW takes */
   g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__trainer_squares */
   g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
@@ -12036,7 +12087,7 @@ struct g2z_trainer {
 
 /* Everything that the plan lists, from the device. */
 G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   size_t C = (size_t)plan->model.channels, Vp = (size_t)plan->vocab_padded;
   size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
   size_t shard = plan->shard_elements * sizeof(float);
@@ -12055,7 +12106,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   G2Z__DEVICE(t->v, float, shard);
   G2Z__DEVICE(model->activations, char, plan->bytes[G2Z_MEMORY_ACTIVATIONS]);
   if (plan->dwte_dtype == plan->grad_dtype) {
-    model->dwte = g2z__grad(model, g2z_plan_unit_of_wte(plan), G2Z_WTE);
+    model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
   } else {
     G2Z__DEVICE(model->dwte, float, Vp * C * sizeof(float));
   }
@@ -12066,7 +12117,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp it is rank 0 */
   G2Z__DEVICE(t->eval_sum, double, sizeof(double));
   G2Z__DEVICE(t->ranges, g2z_update_range,
-              g2z__plan_update_ranges_limit(plan) * sizeof(g2z_update_range));
+              g2z__plan_updates_limit(plan) * sizeof(g2z_update_range));
 #undef G2Z__DEVICE
   for (int i = 0; i < 2; i++) {
     const g2z_ops *ops = t->device->ops;
@@ -12085,13 +12136,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   size_t free_bytes, total_bytes;
   int sharing = g2z_ranks_place(g2z_context_ranks(t->context))->local_world;
-  if (t->plan.device == G2Z_DEVICE_CUDA || sharing < 1) sharing = 1;
-  G2Z__TRY(g2z_device_memory(t->services, t->plan.device, &free_bytes, &total_bytes));
+  if (t->plan->device == G2Z_DEVICE_CUDA || sharing < 1) sharing = 1;
+  G2Z__TRY(g2z_device_memory(t->services, t->plan->device, &free_bytes, &total_bytes));
   free_bytes /= (size_t)sharing;
-  if (g2z__plan_needs(&t->plan) <= free_bytes) return G2Z_OK;
-  g2z_plan leaner = t->plan;
+  if (g2z__plan_needs(t->plan) <= free_bytes) return G2Z_OK;
+  g2z_plan leaner = *t->plan;
   leaner.recompute = G2Z_RECOMPUTE_BLOCK;
-  int largest = g2z_plan_largest_batch(&t->plan, free_bytes);
+  int largest = g2z_plan_largest_batch(t->plan, free_bytes);
   int most = g2z_plan_largest_batch(&leaner, free_bytes);
   char remedy[96] = "", each[64] = "";
   if (sharing > 1)
@@ -12103,19 +12154,19 @@ G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   if (most > 0)
     return g2z__fail(t->services, G2Z_NO_MEMORY,
                      "batch=%d needs %.2f GiB and %.2f GiB are free%s: %s; accum can be raised to "
-                     "keep the global batch", t->plan.batch, g2z__gib(g2z__plan_needs(&t->plan)),
+                     "keep the global batch", t->plan->batch, g2z__gib(g2z__plan_needs(t->plan)),
                      g2z__gib(free_bytes), each, remedy);
   return g2z__fail(t->services, G2Z_NO_MEMORY,
                    "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free%s "
                    "even at batch=1: take a smaller model or a shorter seq",
-                   g2z__gib(g2z__plan_needs(&t->plan)), t->plan.batch, g2z__gib(free_bytes), each);
+                   g2z__gib(g2z__plan_needs(t->plan)), t->plan->batch, g2z__gib(free_bytes), each);
 }
 
 /* The next part of canonical [begin, begin+count) that this rank owns, from range *next on. */
 G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t count, size_t *next,
                                  g2z_update_range *part) {
-  for (; *next < t->range_count; ++*next) {
-    *part = t->host_ranges[*next];
+  for (; *next < t->plan->updates; ++*next) {
+    *part = t->plan->update[*next];
     size_t low = part->canonical > begin ? part->canonical : begin, end = begin + count;
     size_t high = part->canonical + part->elements;
     if (high > end) high = end;
@@ -12133,10 +12184,10 @@ G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t coun
 }
 
 G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_t count) {
-  if (begin <= t->plan.parameters && count <= t->plan.parameters - begin) return G2Z_OK;
+  if (begin <= t->plan->parameters && count <= t->plan->parameters - begin) return G2Z_OK;
   return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
                    "elements [%zu, %zu) lie outside the model's %zu parameters", begin,
-                   begin + count, t->plan.parameters);
+                   begin + count, t->plan->parameters);
 }
 
 G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer) {
@@ -12157,7 +12208,7 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
                               part.elements * sizeof(float)));
     if (buffer == G2Z_BUFFER_MASTER)
       G2Z__TRY(dev->ops->cast_act(
-          dev, t->model.params + part.param * (size_t)t->plan.dtype_bytes, shard + part.shard,
+          dev, t->model.params + part.param * (size_t)t->plan->dtype_bytes, shard + part.shard,
           part.elements));
   }
   t->stale = 1;
@@ -12169,7 +12220,7 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
 G2Z__PRIVATE g2z_status g2z__trainer_read_grads(g2z_trainer *t, const g2z_update_range *part,
                                                 float *out) {
   g2z_device *dev = t->device;
-  size_t size = (size_t)t->plan.grad_bytes;
+  size_t size = (size_t)t->plan->grad_bytes;
   char *raw = (char *)out + part->elements * (sizeof(float) - size);
   G2Z__TRY(dev->ops->download(dev, raw, t->sums + part->grad * size, part->elements * size));
   G2Z__TRY(dev->ops->synchronize(dev));
@@ -12177,7 +12228,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_read_grads(g2z_trainer *t, const g2z_update
   for (size_t i = 0; i < part->elements; i++) {
     uint16_t bits;
     memcpy(&bits, raw + i * size, sizeof bits);
-    out[i] = g2z__widen(t->plan.grad_dtype, bits);
+    out[i] = g2z__widen(t->plan->grad_dtype, bits);
   }
   return G2Z_OK;
 }
@@ -12216,7 +12267,7 @@ G2Z__PRIVATE void g2z__normal4(uint64_t seed, uint64_t quad, double out[4]) {
  * canonical elements, because C is one: so a quad never straddles two chunks. */
 G2Z__PRIVATE g2z_status g2z__trainer_init_parameter(g2z_trainer *t, g2z_param_info info,
                                                     size_t canonical, float *chunk, size_t limit) {
-  double scale = info.init == G2Z_INIT_RESIDUAL ? 0.02 / sqrt(2.0 * t->plan.model.layers) : 0.02;
+  double scale = info.init == G2Z_INIT_RESIDUAL ? 0.02 / sqrt(2.0 * t->plan->model.layers) : 0.02;
   int drawn = info.init == G2Z_INIT_NORMAL || info.init == G2Z_INIT_RESIDUAL;
   for (size_t done = 0; done < info.elements;) {
     size_t count = info.elements - done < limit ? info.elements - done : limit;
@@ -12241,11 +12292,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   void *chunk;
   G2Z__TRY(g2z__alloc(t->services, limit, sizeof(float), &chunk));
   g2z_status status = G2Z_OK;
-  for (int unit = 0; unit < t->plan.units && status == G2Z_OK; unit++) {
-    size_t canonical = g2z_plan_unit_canonical(&t->plan, unit);
+  for (int unit = 0; unit < t->plan->units && status == G2Z_OK; unit++) {
+    size_t canonical = t->plan->unit[unit].canonical;
     for (int p = 0; p < G2Z_PARAM_COUNT && status == G2Z_OK; p++) {
-      g2z_param_info info = g2z_param_describe(&t->plan.model, (g2z_param)p);
-      if (info.unit != g2z_plan_unit_kind(&t->plan, unit)) continue;
+      g2z_param_info info = g2z_param_describe(&t->plan->model, (g2z_param)p);
+      if (info.unit != t->plan->unit[unit].kind) continue;
       status = g2z__trainer_init_parameter(t, info, canonical, (float *)chunk, limit);
       canonical += info.elements;
     }
@@ -12264,57 +12315,50 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
 
 /* Whether parameters that other ranks updated must come from them. */
 G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
-  return t->plan.world > 1 && !g2z__plan_replicates(&t->plan);
+  return t->plan->world > 1 && !g2z__plan_replicates(t->plan);
 }
 
 /* Whether GPUs reach into each other for the few rows of wte that they read and change. */
 G2Z__PRIVATE int g2z__trainer_reaches(const g2z_trainer *t) {
-  return g2z__trainer_gathers(t) && t->plan.strategy == G2Z_STRATEGY_ZERO && t->plan.wte_rows &&
+  return g2z__trainer_gathers(t) && t->plan->strategy == G2Z_STRATEGY_ZERO && t->plan->wte_rows &&
          t->comm->gather == G2Z_GATHER_COPY;
 }
 
 G2Z__PRIVATE g2z_comm_table g2z__trainer_table(const g2z_trainer *t) {
   g2z_comm_table table;
-  int wte = t->unit_buckets[g2z_plan_unit_of_wte(&t->plan)];
-  table.row = t->plan.model.channels;
-  table.odd = g2z_plan_bucket(&t->plan, wte).elements;
-  table.full = g2z_plan_bucket(&t->plan, t->plan.buckets - 1).elements;
+  int wte = t->plan->unit[t->plan->wte].bucket;
+  table.row = t->plan->model.channels;
+  table.odd = t->plan->bucket[wte].elements;
+  table.full = t->plan->bucket[t->plan->buckets - 1].elements;
   return table;
-}
-
-/* The element of t->sums where the sums over the ranks of this rank's slice of a bucket begin. */
-G2Z__PRIVATE size_t g2z__trainer_sum_at(const g2z_trainer *t, int bucket) {
-  return t->grad_shard ? g2z_plan_shard_offset(&t->plan, bucket)
-                       : g2z_plan_slice(&t->plan, bucket, t->plan.rank).begin;
 }
 
 /* A bucket's gradients are complete: they are added up over the ranks, beside what follows. */
 G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
   const g2z_collectives *ops = t->comm->ops;
-  size_t n = g2z_plan_bucket(&t->plan, bucket).elements, size = (size_t)t->plan.grad_bytes;
-  char *from = t->model.grads + g2z_plan_grad_bucket(&t->plan, bucket) * size;
+  const g2z_bucket *b = &t->plan->bucket[bucket];
+  size_t n = b->elements, size = (size_t)t->plan->grad_bytes;
+  char *from = t->model.grads + b->grad_at * size;
   g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, n * size);
   G2Z__TRY(g2z_comm_fork(t->comm));
-  if (t->plan.strategy == G2Z_STRATEGY_DP) {
+  if (t->plan->strategy == G2Z_STRATEGY_DP) {
     G2Z__TRY(ops->reduce(t->comm, from, n));
-  } else if (t->plan.zero_stage == 0) {
+  } else if (t->plan->zero_stage == 0) {
     G2Z__TRY(ops->all_reduce(t->comm, from, n));
   } else { /* without a shard of their own, micro-steps have added up already */
     g2z_write mode = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-    char *to = t->sums + g2z__trainer_sum_at(t, bucket) * size;
-    G2Z__TRY(ops->reduce_scatter(t->comm, to, from, mode, n));
+    G2Z__TRY(ops->reduce_scatter(t->comm, t->sums + b->sum_at * size, from, mode, n));
   }
   return ops->mark(t->comm, bucket);
 }
 
 /* The sum of squares of the gradients that this rank owns of buckets [from, to). */
 G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int from, int to) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   double *row = t->verdict.rows + (size_t)plan->rank * G2Z_VERDICT_COLUMNS;
   int count = 0;
   for (int bucket = from; bucket < to; bucket++) {
-    g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
-    slice.begin = g2z__trainer_sum_at(t, bucket);
+    g2z_range slice = {plan->bucket[bucket].sum_at, plan->bucket[bucket].own_elements};
     if (slice.elements == 0) continue;
     g2z_range *last = count > 0 ? &t->pieces[count - 1] : NULL;
     if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
@@ -12329,15 +12373,15 @@ G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int from, int to) {
 
 /* wte's part in a bucket takes its place among the gradients, rounded to their type. */
 G2Z__PRIVATE g2z_status g2z__trainer_cast(g2z_trainer *t, int bucket) {
-  const g2z_plan *plan = &t->plan;
-  int wte = g2z_plan_unit_of_wte(plan);
-  if (plan->dwte_dtype == plan->grad_dtype || bucket < t->unit_buckets[wte]) return G2Z_OK;
-  g2z_range range = g2z_plan_bucket(plan, bucket);
-  size_t first = range.begin - g2z_plan_unit(plan, wte), n = range.elements;
-  size_t all = g2z__plan_unit_elements(plan, wte); /* the bucket's end may be padding */
+  const g2z_plan *plan = t->plan;
+  const g2z_unit *wte = &plan->unit[plan->wte];
+  const g2z_bucket *b = &plan->bucket[bucket];
+  if (plan->dwte_dtype == plan->grad_dtype || bucket < wte->bucket) return G2Z_OK;
+  size_t first = b->begin - wte->begin, n = b->elements;
+  size_t all = wte->elements; /* the bucket's end may be padding */
   if (first >= all) return G2Z_OK;
   if (n > all - first) n = all - first;
-  char *to = t->model.grads + g2z_plan_grad_bucket(plan, bucket) * (size_t)plan->grad_bytes;
+  char *to = t->model.grads + b->grad_at * (size_t)plan->grad_bytes;
   const float *from = (const float *)t->model.dwte + first;
   return t->model.embedded ? t->comm->ops->cast_grad(t->comm, to, from, n) /* beside backward */
                            : t->device->ops->cast_grad(t->device, to, from, n);
@@ -12346,10 +12390,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_cast(g2z_trainer *t, int bucket) {
 /* As gradients complete, so do buckets. */
 G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
   g2z_trainer *t = (g2z_trainer *)user;
-  int wte = t->unit_buckets[g2z_plan_unit_of_wte(&t->plan)];
-  while (t->buckets_reduced < (t->model.embedded ? wte : t->plan.buckets)) {
-    g2z_range bucket = g2z_plan_bucket(&t->plan, t->buckets_reduced);
-    if (bucket.begin + bucket.elements > end) break;
+  int wte = t->plan->unit[t->plan->wte].bucket;
+  while (t->buckets_reduced < (t->model.embedded ? wte : t->plan->buckets)) {
+    const g2z_bucket *bucket = &t->plan->bucket[t->buckets_reduced];
+    if (bucket->begin + bucket->elements > end) break;
     G2Z__TRY(g2z__trainer_cast(t, t->buckets_reduced));
     G2Z__TRY(g2z__trainer_reduce(t, t->buckets_reduced));
     t->buckets_reduced++;
@@ -12361,16 +12405,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
  * the head's part, and of what earlier micro-steps added, is under way while backward runs.
  * `tokens` are what the rows that follow belong to. A rank alone leaves both where they are. */
 G2Z__PRIVATE g2z_status g2z__trainer_send_head(g2z_trainer *t, const int32_t *tokens) {
-  g2z__embedding_rows rows = g2z__plan_rows(&t->plan);
-  size_t bytes = rows.count / (size_t)t->plan.world * sizeof(int32_t);
+  g2z__embedding_rows rows = g2z__plan_rows(t->plan);
+  size_t bytes = rows.count / (size_t)t->plan->world * sizeof(int32_t);
   int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
-  t->row_tokens = t->plan.world == 1 ? tokens : gathered;
+  t->row_tokens = t->plan->world == 1 ? tokens : gathered;
   g2z__ranks_record(g2z_context_ranks(t->context), "tokens", -1, bytes);
   G2Z__TRY(g2z_comm_fork_all(t->comm)); /* all are done with their logits */
   G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS, (void *)t->row_tokens,
                                          tokens, bytes));
-  int wte = t->unit_buckets[g2z_plan_unit_of_wte(&t->plan)];
-  for (int bucket = wte; bucket < t->plan.buckets; bucket++) {
+  int wte = t->plan->unit[t->plan->wte].bucket;
+  for (int bucket = wte; bucket < t->plan->buckets; bucket++) {
     G2Z__TRY(g2z__trainer_cast(t, bucket));
     G2Z__TRY(g2z__trainer_reduce(t, bucket));
   }
@@ -12382,7 +12426,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_send_head(g2z_trainer *t, const int32_t *to
  * all were done with their logits. */
 G2Z__PRIVATE g2z_status g2z__trainer_embedded(void *user, const void *mine) {
   g2z_trainer *t = (g2z_trainer *)user;
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
   int count = plan->batch * plan->seq;
   size_t bytes = (size_t)count * row;
@@ -12401,19 +12445,19 @@ G2Z__PRIVATE g2z_status g2z__trainer_embedded(void *user, const void *mine) {
 
 /* Adds the rows of all ranks to what this rank has of wte's buckets. */
 G2Z__PRIVATE g2z_status g2z__trainer_add_rows(g2z_trainer *t) {
-  g2z__embedding_rows rows = g2z__plan_rows(&t->plan);
+  g2z__embedding_rows rows = g2z__plan_rows(t->plan);
   return t->device->ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows,
                                    (const int32_t *)(t->model.logits + rows.order),
-                                   (int)rows.count, t->plan.model.channels);
+                                   (int)rows.count, t->plan->model.channels);
 }
 
 /* Behind the last backward pass: the sums over the ranks as they come, and their squares. Those of
  * most buckets are there, and are squared while the last one travels. Where wte's went ahead, so do
  * its rows; while they travel their tokens are sorted. */
 G2Z__PRIVATE g2z_status g2z__trainer_collect(g2z_trainer *t) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   const g2z_collectives *ops = t->comm->ops;
-  int wte = t->unit_buckets[g2z_plan_unit_of_wte(plan)];
+  int wte = plan->unit[plan->wte].bucket;
   int last = plan->world == 1 ? 0 : plan->wte_rows ? wte - 1 : plan->buckets - 1;
   int delivered = g2z__trainer_reaches(t);
   if (plan->wte_rows) {
@@ -12439,26 +12483,26 @@ G2Z__PRIVATE g2z_status g2z__trainer_collect(g2z_trainer *t) {
  * wpe behind the sequence. */
 G2Z__PRIVATE g2z_status g2z__trainer_begin(void *user, int unit) {
   g2z_trainer *t = (g2z_trainer *)user;
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   if (!g2z__plan_by_unit(plan)) return G2Z_OK;
-  int wte = g2z_plan_unit_of_wte(plan), before = unit == wte ? wte : unit - 2;
+  int wte = plan->wte, before = unit == wte ? wte : unit - 2;
   int busy = unit == wte ? t->micro_step > 0 : before >= 0;
-  if (busy) G2Z__TRY(t->comm->ops->join(t->comm, t->unit_buckets[before + 1] - 1));
+  if (busy) G2Z__TRY(t->comm->ops->join(t->comm, t->plan->unit[before + 1].bucket - 1));
   if (unit == wte) return G2Z_OK; /* written whole */
-  size_t kept = unit == g2z_plan_unit_of_wpe(plan) ? 0 : g2z__plan_unit_elements(plan, unit);
-  size_t size = (size_t)plan->grad_bytes, room = g2z__plan_unit_room(plan, unit);
+  size_t kept = unit == plan->wpe ? 0 : plan->unit[unit].elements;
+  size_t size = (size_t)plan->grad_bytes, room = plan->unit[unit].room;
   if (kept == room) return G2Z_OK;
   return t->device->ops->zero(t->device,
-                              t->model.grads + (g2z_plan_grad_unit(plan, unit) + kept) * size,
+                              t->model.grads + (plan->unit[unit].grad_at + kept) * size,
                               (room - kept) * size);
 }
 
 /* A bucket's parameters go from those who updated them to the others, behind a fork. */
 G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
-  const g2z_plan *plan = &t->plan;
-  size_t n = g2z_plan_bucket(plan, bucket).elements, size = (size_t)plan->dtype_bytes;
-  char *to = t->model.params + g2z_plan_param_bucket(plan, bucket) * size;
-  const char *from = t->model.params + g2z_plan_param_slice(plan, bucket) * size;
+  const g2z_plan *plan = t->plan;
+  size_t n = plan->bucket[bucket].elements, size = (size_t)plan->dtype_bytes;
+  char *to = t->model.params + plan->bucket[bucket].param_at * size;
+  const char *from = t->model.params + plan->bucket[bucket].own_param_at * size;
   g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, n * size);
   if (plan->strategy == G2Z_STRATEGY_DP) G2Z__TRY(t->comm->ops->broadcast(t->comm, to, n));
   else G2Z__TRY(t->comm->ops->all_gather(t->comm, to, from, n));
@@ -12470,16 +12514,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
  * up: then it is needed last. With wte first 8 H200s stood still for 0.4 ms until it was there, of
  * 3.6 ms that a step of 2 x 512 tokens on each took. */
 G2Z__PRIVATE int g2z__trainer_order(const g2z_trainer *t, int i) {
-  int wte = t->unit_buckets[g2z_plan_unit_of_wte(&t->plan)];
-  if (!g2z__trainer_reaches(t)) return t->plan.buckets - 1 - i;
-  return i < wte ? wte - 1 - i : wte + t->plan.buckets - 1 - i;
+  int wte = t->plan->unit[t->plan->wte].bucket;
+  if (!g2z__trainer_reaches(t)) return t->plan->buckets - 1 - i;
+  return i < wte ? wte - 1 - i : wte + t->plan->buckets - 1 - i;
 }
 
-/* A unit that takes turns comes to its place, unless it is there. Others have one of their own. */
+/* A gathered unit comes to its place, unless it is there; -1 is none. Others have one of their own. */
 G2Z__PRIVATE g2z_status g2z__trainer_fetch(g2z_trainer *t, int unit) {
-  if (!g2z__plan_takes_turns(&t->plan, unit) || t->turn[unit % 2] == unit) return G2Z_OK;
+  if (unit < 0 || !t->plan->unit[unit].gathered || t->turn[unit % 2] == unit) return G2Z_OK;
   G2Z__TRY(g2z_comm_fork_all(t->comm)); /* all are done with the unit that lies there */
-  for (int bucket = t->unit_buckets[unit + 1] - 1; bucket >= t->unit_buckets[unit]; bucket--)
+  const g2z_unit *of = &t->plan->unit[unit];
+  for (int bucket = of[1].bucket - 1; bucket >= of->bucket; bucket--)
     G2Z__TRY(g2z__trainer_gather(t, bucket));
   t->turn[unit % 2] = unit;
   t->turn_joined[unit % 2] = 0;
@@ -12489,12 +12534,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_fetch(g2z_trainer *t, int unit) {
 /* The device waits for a unit's parameters: of its gathers, that of the bucket in which it begins
  * was enqueued last. */
 G2Z__PRIVATE g2z_status g2z__trainer_arrive(g2z_trainer *t, int unit) {
-  int bucket = t->unit_buckets[unit], turns = g2z__plan_takes_turns(&t->plan, unit);
+  int bucket = t->plan->unit[unit].bucket, turns = t->plan->unit[unit].gathered;
   int number = g2z__trainer_order(t, bucket);
   if (turns ? t->turn_joined[unit % 2] : t->joined > number) return G2Z_OK;
   if (turns) t->turn_joined[unit % 2] = 1;
   else t->joined = number + 1;
-  return t->comm->ops->join(t->comm, t->plan.buckets + bucket);
+  return t->comm->ops->join(t->comm, t->plan->buckets + bucket);
 }
 
 /* What is stale and has a place. The device goes on when no older gather is under way on any rank:
@@ -12502,13 +12547,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_arrive(g2z_trainer *t, int unit) {
 G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
   if (!t->stale || !g2z__trainer_gathers(t)) return G2Z_OK;
   G2Z__TRY(g2z_comm_fork_all(t->comm));
-  for (int i = 0; i < t->plan.buckets; i++) {
+  for (int i = 0; i < t->plan->buckets; i++) {
     int bucket = g2z__trainer_order(t, i);
-    if (!g2z__plan_takes_turns(&t->plan, g2z__plan_bucket_unit(&t->plan, bucket)))
+    if (!t->plan->unit[t->plan->bucket[bucket].unit].gathered)
       G2Z__TRY(g2z__trainer_gather(t, bucket));
   }
   t->joined = t->stale = 0;
-  return t->comm->ops->join(t->comm, t->plan.buckets + g2z__trainer_order(t, 0));
+  return t->comm->ops->join(t->comm, t->plan->buckets + g2z__trainer_order(t, 0));
 }
 
 /* Before a unit's parameters are read: they are there, and those of the next one, in the direction
@@ -12527,25 +12572,25 @@ G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
 /* Of wte, what a step's first forward pass begins with. */
 G2Z__PRIVATE g2z_status g2z__trainer_lookup(void *user, const int32_t *rows, int count) {
   g2z_trainer *t = (g2z_trainer *)user;
-  const g2z_plan *plan = &t->plan;
-  int wte = g2z_plan_unit_of_wte(plan);
-  char *table = t->model.params + g2z_plan_param_unit(plan, wte) * (size_t)plan->dtype_bytes;
+  const g2z_plan *plan = t->plan;
+  int wte = plan->wte;
+  char *table = t->model.params + plan->unit[wte].param_at * (size_t)plan->dtype_bytes;
   t->needed = wte;
   g2z__ranks_record(g2z_context_ranks(t->context), "lookup", -1,
                     (size_t)count * (size_t)plan->model.channels * (size_t)plan->dtype_bytes);
   G2Z__TRY(t->comm->ops->meet(t->comm)); /* all have updated theirs */
-  if (t->joined > g2z__trainer_order(t, t->unit_buckets[wte])) return G2Z_OK;
+  if (t->joined > g2z__trainer_order(t, t->plan->unit[wte].bucket)) return G2Z_OK;
   return t->comm->ops->lookup(t->comm, table, g2z__trainer_table(t), rows, count);
 }
 
 /* Of the units that take turns, the last that a forward pass finds in its place. */
 G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
-  return t->plan.model.layers > 1 ? t->plan.model.layers - 1 : 1;
+  return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
 }
 
 /* The two blocks that a forward pass needs first come to where they take turns. */
 G2Z__PRIVATE g2z_status g2z__trainer_begin_turns(g2z_trainer *t) {
-  for (int unit = t->plan.model.layers; unit >= g2z__trainer_second(t); unit--)
+  for (int unit = t->plan->model.layers; unit >= g2z__trainer_second(t); unit--)
     G2Z__TRY(g2z__trainer_fetch(t, unit));
   return G2Z_OK;
 }
@@ -12556,8 +12601,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
   G2Z__TRY(g2z__trainer_refresh(t));
   G2Z__TRY(g2z__trainer_begin_turns(t));
   G2Z__TRY(g2z__trainer_arrive(t, 0));
-  G2Z__TRY(g2z__trainer_arrive(t, g2z_plan_unit_of_wte(&t->plan)));
-  for (int unit = t->plan.model.layers; unit >= g2z__trainer_second(t); unit--)
+  G2Z__TRY(g2z__trainer_arrive(t, t->plan->wte));
+  for (int unit = t->plan->model.layers; unit >= g2z__trainer_second(t); unit--)
     G2Z__TRY(g2z__trainer_arrive(t, unit));
   return G2Z_OK;
 }
@@ -12565,17 +12610,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
 /* A bucket has its new parameters: behind a fork they go out, if there is a place for them. Nobody
  * reads the old ones any more: all ranks' verdicts are there. */
 G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
-  int unit = g2z__plan_bucket_unit(&t->plan, bucket);
-  if (!g2z__plan_takes_turns(&t->plan, unit)) return g2z__trainer_gather(t, bucket);
-  if (unit < g2z__trainer_second(t) || bucket > t->unit_buckets[unit]) return G2Z_OK;
+  int unit = t->plan->bucket[bucket].unit;
+  if (!t->plan->unit[unit].gathered) return g2z__trainer_gather(t, bucket);
+  if (unit < g2z__trainer_second(t) || bucket > t->plan->unit[unit].bucket) return G2Z_OK;
   return g2z__trainer_fetch(t, unit);
 }
 
 /* AdamW on what buckets [from, to) have of this rank's. */
 G2Z__PRIVATE g2z_status g2z__trainer_adamw(g2z_trainer *t, int from, int to) {
   g2z_span_begin(t->device, G2Z_SPAN_ADAMW);
-  G2Z__TRY(t->device->ops->adamw(t->device, &t->update, t->bucket_ranges[from],
-                                 t->bucket_ranges[to]));
+  G2Z__TRY(t->device->ops->adamw(t->device, &t->update, t->plan->bucket[from].update,
+                                 t->plan->bucket[to].update));
   g2z_span_end(t->device, G2Z_SPAN_ADAMW);
   return G2Z_OK;
 }
@@ -12585,7 +12630,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_adamw(g2z_trainer *t, int from, int to) {
  * goes out under that pass. In a step of 2 x 4 x 512 on 2 H200s these two launches take 512 us from
  * begin to end, where 11, each beside the copies of the bucket before, took 582. */
 G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
-  int buckets = t->plan.buckets, early = t->unit_buckets[t->plan.model.layers], i = 0;
+  int buckets = t->plan->buckets, early = t->plan->unit[t->plan->model.layers].bucket, i = 0;
   t->turn[0] = t->turn[1] = t->joined = t->stale = 0;
   if (!g2z__trainer_gathers(t)) return g2z__trainer_adamw(t, 0, buckets);
   G2Z__TRY(g2z__trainer_adamw(t, early, buckets));
@@ -12601,8 +12646,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
 /* Every rank's row of the verdict comes to all. */
 G2Z__PRIVATE g2z_status g2z__trainer_exchange(g2z_trainer *t) {
   const g2z_collectives *ops = t->comm->ops;
-  int place = 2 * t->plan.buckets, done = 0;
-  double *mine = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
+  int place = 2 * t->plan->buckets, done = 0;
+  double *mine = t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
   size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
   g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1, bytes);
   G2Z__TRY(ops->exchange(t->comm, G2Z_SPAN_VERDICT, t->verdict.rows, mine, bytes, &done));
@@ -12615,7 +12660,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_exchange(g2z_trainer *t) {
 
 /* Behind the last backward pass: norm, verdict, new parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   G2Z__TRY(g2z__trainer_collect(t));
@@ -12656,58 +12701,28 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   return status;
 }
 
-/* What of wte this rank owns. */
-G2Z__PRIVATE g2z_status g2z__trainer_index_rows(g2z_trainer *t) {
-  const g2z_plan *plan = &t->plan;
-  int wte = g2z_plan_unit_of_wte(plan);
+/* Host tables: what of wte this rank owns, and room for the pieces of g2z__trainer_squares. */
+G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  const g2z_unit *wte = &plan->unit[plan->wte];
   void *memory;
+  G2Z__TRY(g2z__alloc(t->services, (size_t)plan->buckets, sizeof(g2z_range), &memory));
+  t->pieces = (g2z_range *)memory;
   G2Z__TRY(g2z__alloc(t->services, (size_t)plan->buckets, sizeof(g2z_row_part), &memory));
   t->row_parts = (g2z_row_part *)memory;
-  for (int bucket = t->unit_buckets[wte]; bucket < plan->buckets; bucket++) {
-    g2z_range slice = g2z_plan_slice(plan, bucket, plan->rank);
-    if (slice.elements == 0) continue;
-    g2z_row_part *part = &t->row_parts[t->row_part_count++];
-    part->first = slice.begin - g2z_plan_unit(plan, wte);
-    part->elements = slice.elements;
-    part->at = g2z__trainer_sum_at(t, bucket);
+  for (int k = wte->bucket; k < plan->buckets; k++) {
+    const g2z_bucket *b = &plan->bucket[k];
+    g2z_row_part part = {b->own_begin - wte->begin, b->own_elements, b->sum_at};
+    if (b->own_elements > 0) t->row_parts[t->row_part_count++] = part;
   }
   return G2Z_OK;
-}
-
-/* Host tables of what this rank updates, and of where buckets and units meet. */
-G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
-  const g2z_plan *plan = &t->plan;
-  void *memory;
-  size_t limit = g2z__plan_update_ranges_limit(plan), range = 0;
-  G2Z__TRY(g2z__alloc(t->services, limit, sizeof(g2z_update_range), &memory));
-  t->host_ranges = (g2z_update_range *)memory;
-  t->range_count = g2z_plan_update_ranges(plan, t->host_ranges, limit);
-  G2Z_ASSERT(t->range_count <= limit);
-  G2Z__TRY(g2z__alloc(t->services, (size_t)plan->buckets + 1, sizeof(size_t), &memory));
-  t->bucket_ranges = (size_t *)memory;
-  G2Z__TRY(g2z__alloc(t->services, (size_t)plan->units + 1, sizeof(int), &memory));
-  t->unit_buckets = (int *)memory;
-  G2Z__TRY(g2z__alloc(t->services, (size_t)t->plan.buckets, sizeof(g2z_range), &memory));
-  t->pieces = (g2z_range *)memory;
-  int unit = 0;
-  for (int bucket = 0; bucket < plan->buckets; bucket++) {
-    g2z_range of = g2z_plan_bucket(plan, bucket);
-    size_t shard = g2z_plan_shard_offset(plan, bucket);
-    while (range < t->range_count && t->host_ranges[range].shard < shard) range++;
-    t->bucket_ranges[bucket] = range;
-    while (unit < plan->units && g2z_plan_unit(plan, unit) < of.begin + of.elements)
-      t->unit_buckets[unit++] = bucket;
-  }
-  t->bucket_ranges[plan->buckets] = t->range_count;
-  t->unit_buckets[plan->units] = plan->buckets;
-  return g2z__trainer_index_rows(t);
 }
 
 /* The plan, the data, the device, and whether it has room: all that needs no other rank. */
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
-  G2Z__TRY(g2z_plan_make(t->services, config, g2z_context_device(t->context),
-                         g2z_context_rank(t->context), g2z_context_world(t->context), &t->plan));
+  G2Z__TRY(g2z_plan_create(t->services, config, g2z_context_device(t->context),
+                           g2z_context_rank(t->context), g2z_context_world(t->context), &t->plan));
   if (config->train_glob) {
     g2z_loader_config shards;
     memset(&shards, 0, sizeof shards);
@@ -12715,26 +12730,26 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
     shards.batch = config->batch;
     shards.seq = config->seq;
     shards.accum = config->accum;
-    shards.rank = t->plan.rank;
-    shards.world = t->plan.world;
+    shards.rank = t->plan->rank;
+    shards.world = t->plan->world;
     shards.vocab = config->model.vocab;
     shards.order = G2Z_ORDER_SHUFFLED;
     shards.seed = config->seed;
     G2Z__TRY(g2z_loader_create(t->services, &shards, &t->loader));
   }
-  G2Z__TRY(g2z_device_create(t->services, t->plan.device, t->plan.dtype, t->plan.grad_dtype,
+  G2Z__TRY(g2z_device_create(t->services, t->plan->device, t->plan->dtype, t->plan->grad_dtype,
                              &t->device));
-  if (config->graph == 1 && t->plan.device == G2Z_DEVICE_CPU)
+  if (config->graph == 1 && t->plan->device == G2Z_DEVICE_CPU)
     return g2z__fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   G2Z__TRY(g2z__trainer_tune(t));
   return g2z__trainer_fits(t);
 }
 
 G2Z__PRIVATE g2z_status g2z__trainer_open_memory(g2z_trainer *t) {
-  t->model.plan = &t->plan;
+  t->model.plan = t->plan;
   t->model.device = t->device;
   t->model.need = g2z__trainer_need;
-  t->needed = t->plan.units;
+  t->needed = t->plan->units;
   t->model.begin = g2z__trainer_begin;
   t->model.user = t;
   G2Z__TRY(g2z__trainer_allocate(t));
@@ -12745,7 +12760,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_memory(g2z_trainer *t) {
  * heads the channels fall apart, config.json alone says. */
 G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
   const char *from = t->config.init_from;
-  const g2z_model_config *model = &t->plan.model;
+  const g2z_model_config *model = &t->plan->model;
   g2z_model_config saved;
   G2Z__TRY(g2z_weights_config(t->services, from, &saved));
   if (saved.channels == model->channels && saved.heads != model->heads)
@@ -12763,13 +12778,27 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   first.hysteresis = t->config.optimizer.loss_scale_hysteresis;
   const g2z_ops *ops = t->device->ops;
   g2z_update update = {t->model.params, t->master, t->m, t->v,
-                       t->sums, t->ranges, t->host_ranges, &t->config.optimizer, t->state};
+                       t->sums, t->ranges, t->plan->update, &t->config.optimizer, t->state};
   t->update = update;
-  G2Z__TRY(ops->upload(t->device, t->ranges, t->host_ranges,
-                       t->range_count * sizeof(g2z_update_range)));
+  G2Z__TRY(ops->upload(t->device, t->ranges, t->plan->update,
+                       t->plan->updates * sizeof(g2z_update_range)));
   G2Z__TRY(ops->upload(t->device, t->state, &first, sizeof first));
   G2Z__TRY(ops->synchronize(t->device));
   return t->config.init_from ? g2z__trainer_init_from(t) : g2z__trainer_init(t);
+}
+
+/* The shortest decimal form that reads as the same double, or float. */
+typedef struct g2z__digits {
+  char text[32];
+} g2z__digits;
+G2Z__PRIVATE g2z__digits g2z__exact(double value, int is_float) {
+  g2z__digits decimal;
+  for (int digits = 6; digits <= 17; digits++) {
+    snprintf(decimal.text, sizeof decimal.text, "%.*g", digits, value);
+    double read = strtod(decimal.text, NULL);
+    if (is_float ? (float)read == (float)value : read == value) break;
+  }
+  return decimal;
 }
 
 /* What all ranks must agree on, a line each. */
@@ -12778,17 +12807,19 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
   const g2z_optimizer_config *o = &c->optimizer;
   snprintf(text, bytes,
            "layers=%d\nheads=%d\nchannels=%d\ncontext=%d\nvocab=%d\nbatch=%d\nseq=%d\naccum=%d\n"
-           "dtype=%s\ngrad_fp32=%d\nzero_stage=%d\nbucket_mb=%g\ndevice=%s\ngraph=%d\n"
-           "dropout=%g\nseed=%" PRIu64 "\nlr=%g\nmin_lr=%g\nbeta1=%g\nbeta2=%g\neps=%g\n"
-           "weight_decay=%g\nclip=%g\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
-           "loss_scale=%g\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
+           "dtype=%s\ngrad_fp32=%d\nzero_stage=%d\nbucket_mb=%s\ndevice=%s\ngraph=%d\n"
+           "dropout=%s\nseed=%" PRIu64 "\nlr=%s\nmin_lr=%s\nbeta1=%s\nbeta2=%s\neps=%s\n"
+           "weight_decay=%s\nclip=%s\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
+           "loss_scale=%s\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
            "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\n",
            c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
            c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
-           c->bucket_mb, g2z_device_text(g2z_context_device(t->context)), c->graph,
-           (double)c->dropout, c->seed, (double)o->lr, (double)o->min_lr, (double)o->beta1,
-           (double)o->beta2, (double)o->eps, (double)o->weight_decay, (double)o->clip,
-           g2z_schedule_text(o->schedule), o->warmup, o->steps, (double)o->loss_scale,
+           g2z__exact(c->bucket_mb, 0).text, g2z_device_text(g2z_context_device(t->context)),
+           c->graph, g2z__exact(c->dropout, 1).text, c->seed, g2z__exact(o->lr, 1).text,
+           g2z__exact(o->min_lr, 1).text, g2z__exact(o->beta1, 1).text,
+           g2z__exact(o->beta2, 1).text, g2z__exact(o->eps, 1).text,
+           g2z__exact(o->weight_decay, 1).text, g2z__exact(o->clip, 1).text,
+           g2z_schedule_text(o->schedule), o->warmup, o->steps, g2z__exact(o->loss_scale, 1).text,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
            t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0,
            g2z_strategy_text(c->strategy));
@@ -12796,14 +12827,14 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
 
 /* Tokens trained on so far, over all ranks. */
 G2Z__PRIVATE int64_t g2z__trainer_tokens(const g2z_trainer *t) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   int64_t per_step = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
 }
 
 /* What other ranks write to, or read: parameters, what each token adds to wte's gradient, votes. */
 G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   const size_t bytes[] = {plan->param_elements * (size_t)plan->dtype_bytes,
                           g2z__plan_logits_bytes(plan),
                           (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)};
@@ -12820,7 +12851,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
 }
 
 G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   g2z_comm_config config;
   config.places = 2 * plan->buckets + 2;
   config.most = plan->bucket_elements;
@@ -12846,16 +12877,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_memory(t)));
   G2Z__TRY(g2z__trainer_open_comm(t));
   G2Z__TRY(g2z__trainer_share(t));
-  if (t->plan.world > 1 && t->plan.rank == 0)
+  if (t->plan->world > 1 && t->plan->rank == 0)
     g2z__log(t->services, G2Z_LOG_INFO,
              "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB, "
-             "gradients reduced: %s, parameters gathered: %s", t->plan.world, t->comm->ops->name,
-             g2z_strategy_text(t->plan.strategy), t->plan.zero_stage, t->plan.buckets,
-             (double)(t->plan.bucket_elements * (size_t)t->plan.grad_bytes) / 1048576.0,
-             t->plan.strategy == G2Z_STRATEGY_DP ? "on rank 0"
-             : t->plan.zero_stage == 0 ? "on all" : g2z_reduce_text(t->comm->reduce),
-             t->plan.strategy == G2Z_STRATEGY_DP ? "from rank 0"
-             : t->plan.zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
+             "gradients reduced: %s, parameters gathered: %s", t->plan->world, t->comm->ops->name,
+             g2z_strategy_text(t->plan->strategy), t->plan->zero_stage, t->plan->buckets,
+             (double)(t->plan->bucket_elements * (size_t)t->plan->grad_bytes) / 1048576.0,
+             t->plan->strategy == G2Z_STRATEGY_DP ? "on rank 0"
+             : t->plan->zero_stage == 0 ? "on all" : g2z_reduce_text(t->comm->reduce),
+             t->plan->strategy == G2Z_STRATEGY_DP ? "from rank 0"
+             : t->plan->zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
@@ -12881,7 +12912,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   if (t->device) {
     const g2z_ops *ops = t->device->ops;
     void *held[] = {t->model.grads, t->master, t->m, t->v, t->model.activations, t->x, t->state,
-                    t->plan.dwte_dtype == t->plan.grad_dtype ? NULL : t->model.dwte,
+                    t->plan->dwte_dtype == t->plan->grad_dtype ? NULL : t->model.dwte,
                     t->eval_sum, t->ranges, t->grad_shard};
     ops->synchronize(t->device);
     if (t->comm) g2z__tape_free(t->comm, &t->tape);
@@ -12897,11 +12928,9 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
     }
   }
   g2z_device_free(t->device);
-  g2z_release(t->services, t->host_ranges);
-  g2z_release(t->services, t->bucket_ranges);
-  g2z_release(t->services, t->unit_buckets);
   g2z_release(t->services, t->pieces);
   g2z_release(t->services, t->row_parts);
+  g2z_plan_free(t->plan);
   g2z_release(t->services, t);
 }
 
@@ -12922,7 +12951,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
 }
 
 G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int micro_step) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   size_t tokens = (size_t)plan->batch * (size_t)plan->seq;
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
@@ -12931,7 +12960,8 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int micro_step) {
   pass.B = plan->batch;
   pass.T = plan->seq;
   pass.dropout.probability = t->config.dropout;
-  pass.dropout.first = (uint32_t)(micro_step * plan->batch * plan->world + plan->rank);
+  pass.dropout.first =
+      (uint32_t)micro_step * (uint32_t)plan->batch * (uint32_t)plan->world + (uint32_t)plan->rank;
   pass.dropout.stride = (uint32_t)plan->world;
   pass.dropout.seq = plan->seq;
   pass.dropout.seed = t->config.seed;
@@ -12943,7 +12973,7 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int micro_step) {
  * it changes: an upload takes 8 us of a step. */
 G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
   double *ballot = t->ballot[(t->enqueued + 1) % 2];
-  double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
+  double *row = t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
   ballot[0] = (double)t->failed;
   ballot[1] = (double)__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED);
   if (ballot[0] == t->voted[0] && ballot[1] == t->voted[1]) return G2Z_OK;
@@ -12953,7 +12983,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
 }
 
 G2Z__PRIVATE int g2z__trainer_reduces(const g2z_trainer *t, int micro_step) {
-  return t->grad_shard || micro_step == t->plan.accum - 1;
+  return t->grad_shard || micro_step == t->plan->accum - 1;
 }
 
 /* Forward, loss and backward of one micro-step. Where only sums over the ranks are kept, nothing of
@@ -12961,11 +12991,11 @@ G2Z__PRIVATE int g2z__trainer_reduces(const g2z_trainer *t, int micro_step) {
 G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, float dloss) {
   g2z_write mode = micro_step == 0 || t->grad_shard ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
   g2z__pass pass = g2z__trainer_pass(t, micro_step);
-  double *row = t->verdict.rows + (size_t)t->plan.rank * G2Z_VERDICT_COLUMNS;
+  double *row = t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
   t->micro_step = micro_step;
   t->buckets_reduced = 0;
   t->model.complete = g2z__trainer_reduces(t, micro_step) ? g2z__trainer_complete : NULL;
-  int apart = t->plan.wte_rows && micro_step == t->plan.accum - 1;
+  int apart = t->plan->wte_rows && micro_step == t->plan->accum - 1;
   t->model.embedded = apart ? g2z__trainer_embedded : NULL;
   t->model.lookup = micro_step == 0 && g2z__trainer_reaches(t) ? g2z__trainer_lookup : NULL;
   g2z_span_begin(t->device, G2Z_SPAN_FORWARD);
@@ -12984,7 +13014,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, 
 
 /* A whole step, from tokens that lie in x and y to updated parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
   G2Z__TRY(g2z__trainer_refresh(t));
   for (int micro_step = 0; micro_step < plan->accum; micro_step++)
@@ -13001,13 +13031,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_embedded_nothing(void *user, const void *ro
 /* Forward and backward of what lies in x and y, for the shapes alone: once to write gradients, and
  * once to add to them where a step does. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
-  int accumulates = t->plan.accum > 1 && !t->grad_shard;
+  int accumulates = t->plan->accum > 1 && !t->grad_shard;
   *text = NULL;
   for (int micro_step = 0; micro_step <= accumulates; micro_step++) {
     g2z__pass pass = g2z__trainer_pass(t, 0);
     g2z_write mode = micro_step ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     t->model.complete = NULL;
-    t->model.embedded = t->plan.wte_rows ? g2z__trainer_embedded_nothing : NULL;
+    t->model.embedded = t->plan->wte_rows ? g2z__trainer_embedded_nothing : NULL;
     G2Z__TRY(g2z__forward(&t->model, &pass));
     G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_WITH_GRADIENT, 1, t->state, mode));
     G2Z__TRY(g2z__backward(&t->model, &pass, mode));
@@ -13027,13 +13057,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   g2z_ranks *ranks = g2z_context_ranks(t->context);
   char *text = NULL;
   uint64_t bytes = 0;
-  if (t->plan.world == 1 || t->plan.device == G2Z_DEVICE_CPU || t->tuned) return G2Z_OK;
+  if (t->plan->world == 1 || t->plan->device == G2Z_DEVICE_CPU || t->tuned) return G2Z_OK;
   t->tuned = 1;
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
   g2z_ranks_phase(ranks, "tuning", t->enqueued, 600);
   G2Z__TRY(g2z__trainer_settle(t));
   t->model.need = g2z__trainer_need_nothing;
-  g2z_status status = t->plan.rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
+  g2z_status status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
   t->model.need = g2z__trainer_need;
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK && text) bytes = strlen(text) + 1;
@@ -13044,7 +13074,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
     text = (char *)memory;
   } else if (status == G2Z_OK) status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, text, (size_t)bytes);
-  if (status == G2Z_OK && t->plan.rank > 0) status = g2z_device_tuning_read(t->device, text);
+  if (status == G2Z_OK && t->plan->rank > 0) status = g2z_device_tuning_read(t->device, text);
   g2z_release(t->services, text);
   return g2z_ranks_agree(ranks, status);
 }
@@ -13057,7 +13087,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rewind(g2z_trainer *t) {
   G2Z__TRY(g2z__trainer_begin_turns(t));
   t->joined = 0;
   t->turn_joined[0] = t->turn_joined[1] = 0;
-  t->needed = t->plan.units;
+  t->needed = t->plan->units;
   return G2Z_OK;
 }
 
@@ -13134,7 +13164,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_refuse(g2z_trainer *t, g2z_status status, g
 
 /* The ops index with tokens and trust them. */
 G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens, size_t count) {
-  int V = t->plan.model.vocab;
+  int V = t->plan->model.vocab;
   for (size_t i = 0; i < count; i++)
     if (tokens[i] < 0 || tokens[i] >= V)
       return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
@@ -13147,7 +13177,7 @@ G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens,
  * waiting, a failure is told in the verdict and returned when all know it: the next time. */
 G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, const int32_t *y,
                                           g2z_status status, g2z_report *report) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   g2z_device *dev = t->device;
   size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
   if (status == G2Z_OK) status = g2z__check_tokens(t, x, tokens);
@@ -13166,7 +13196,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   G2Z__TRY(g2z__trainer_share_tuning(t));
   /* A rank that failed goes the same way, with the tokens of an earlier step: the others wait for
    * its part of each sum, and its vote makes all of them skip the step. */
-  status = t->plan.graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t);
+  status = t->plan->graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t);
   G2Z__TRY(g2z__trainer_alone(t, status));
   t->enqueued = step;
   G2Z__TRY(g2z__trainer_alone(t, dev->ops->mark(dev, G2Z__EVENT_REPORT + slot)));
@@ -13213,7 +13243,7 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
 G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                               double *sum, g2z_status *trouble) {
   g2z_device *dev = t->device;
-  size_t tokens = (size_t)t->plan.batch * (size_t)t->plan.seq;
+  size_t tokens = (size_t)t->plan->batch * (size_t)t->plan->seq;
   g2z__pass pass = g2z__trainer_pass(t, 0);
   pass.dropout.probability = 0;
   G2Z__TRY(dev->ops->zero(dev, t->eval_sum, sizeof(double)));
@@ -13240,19 +13270,19 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   double sum = 0, all = 0;
   void *sums;
   *loss = NAN;
-  G2Z_ASSERT(loader->rows == t->plan.batch && loader->config.seq == t->plan.seq);
+  G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
   G2Z__TRY(g2z__trainer_share_tuning(t));
   G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_refresh(t)));
-  g2z_status status = g2z__alloc(t->services, (size_t)t->plan.world, sizeof(double), &sums);
+  g2z_status status = g2z__alloc(t->services, (size_t)t->plan->world, sizeof(double), &sums);
   g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &sum, &status);
   if (enqueued != G2Z_OK) g2z_release(t->services, sums);
   G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait where no agreement reaches them */
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, &sum, sizeof sum, sums);
-  for (int rank = 0; rank < t->plan.world && status == G2Z_OK; rank++)
+  for (int rank = 0; rank < t->plan->world && status == G2Z_OK; rank++)
     all += ((const double *)sums)[rank];
   g2z_release(t->services, sums);
-  double tokens = (double)steps * t->plan.batch * t->plan.seq * t->plan.world;
+  double tokens = (double)steps * t->plan->batch * t->plan->seq * t->plan->world;
   if (status == G2Z_OK && steps > 0) *loss = g2z__nan_unsigned(all / tokens);
   g2z_ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
@@ -13260,14 +13290,14 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
 
 /* The longest sequence that wpe has positions and the activations have room for. */
 G2Z__PRIVATE int g2z__trainer_window(const g2z_trainer *t) {
-  int room = t->plan.batch * t->plan.seq;
-  return t->plan.model.context < room ? t->plan.model.context : room;
+  int room = t->plan->batch * t->plan->seq;
+  return t->plan->model.context < room ? t->plan->model.context : room;
 }
 
 /* g2z_trainer_logits of tokens that were checked. */
 G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                             int last_only, float *logits) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   g2z_device *dev = t->device;
   int C = plan->model.channels, V = plan->model.vocab;
   g2z__pass pass = g2z__trainer_pass(t, 0);
@@ -13278,7 +13308,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
   G2Z__TRY(g2z__trainer_stage(t, tokens, NULL, (size_t)count));
   G2Z__TRY(g2z__forward(&t->model, &pass));
   const char *h = (const char *)g2z__activation_at(&t->model, G2Z__ACT_LNF, 0);
-  const void *wte = g2z__parameter(&t->model, g2z_plan_unit_of_wte(plan), G2Z_WTE);
+  const void *wte = g2z__parameter(&t->model, plan->wte, G2Z_WTE);
   int chunk = (int)(g2z__plan_logits_bytes(plan) / ((size_t)V * sizeof(float)));
   for (int row = last_only ? count - 1 : 0; row < count; row += chunk) {
     int rows = count - row < chunk ? count - row : chunk;
@@ -13305,7 +13335,7 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
   return g2z__trainer_alone(t, status);
 }
 
-G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *t) { return &t->plan; }
+G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *t) { return t->plan; }
 G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *t) { return &t->config; }
 G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *t) { return t->context; }
 G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *t) { return t->loader; }
@@ -13391,7 +13421,7 @@ G2Z__PRIVATE g2z_status g2z__tokens_append(g2z_services *services, g2z_tokens *t
 G2Z_API g2z_status g2z_generate(g2z_trainer *t, g2z_tokens *tokens, int count,
                                 const g2z_sampling *sampling, int stop,
                                 int (*token)(void *user, int id), void *user) {
-  int V = t->plan.model.vocab, window = g2z__trainer_window(t);
+  int V = t->plan->model.vocab, window = g2z__trainer_window(t);
   G2Z__TRY(g2z__sampling_check(t->services, sampling));
   if (tokens->count == 0)
     return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
@@ -14425,7 +14455,7 @@ typedef struct g2z__part {
 
 /* Elements in flight: no more than there are, so that a small model takes little. */
 G2Z__PRIVATE size_t g2z__checkpoint_chunk(const g2z_trainer *t) {
-  return t->plan.parameters < G2Z__CHECKPOINT_CHUNK ? t->plan.parameters : G2Z__CHECKPOINT_CHUNK;
+  return t->plan->parameters < G2Z__CHECKPOINT_CHUNK ? t->plan->parameters : G2Z__CHECKPOINT_CHUNK;
 }
 
 /* What this rank owns of canonical [begin, end), in parts of at most G2Z__CHECKPOINT_SPAN. */
@@ -14434,8 +14464,8 @@ G2Z__PRIVATE g2z_status g2z__parts_list(const g2z_trainer *t, size_t begin, size
   size_t capacity = 0;
   *list = NULL;
   *count = 0;
-  for (size_t i = 0; i < t->range_count; i++) {
-    const g2z_update_range *range = &t->host_ranges[i];
+  for (size_t i = 0; i < t->plan->updates; i++) {
+    const g2z_update_range *range = &t->plan->update[i];
     size_t at = range->canonical > begin ? range->canonical : begin;
     size_t stop = range->canonical + range->elements;
     if (stop > end) stop = end;
@@ -14528,7 +14558,7 @@ G2Z__PRIVATE size_t g2z__directory_length(const char *path) {
 /* Where all ranks hold everything, each writes its share of it. */
 G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const char *directory,
                                         const char *suffix) {
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   void *memory;
   memset(saver, 0, sizeof *saver);
   saver->t = t;
@@ -14579,7 +14609,7 @@ G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved,
 G2Z__PRIVATE g2z_status g2z__saver_head(g2z__saver *saver, int file, uint64_t bytes) {
   char name[64], *path, *text = NULL;
   size_t got;
-  g2z__checkpoint_file(file, saver->t->plan.world, name);
+  g2z__checkpoint_file(file, saver->t->plan->world, name);
   G2Z__TRY(g2z__join_path(saver->services, saver->place, name, &path));
   g2z_status status = G2Z_OK;
   int descriptor = open(path, O_RDONLY | O_CLOEXEC);
@@ -14648,7 +14678,7 @@ G2Z__PRIVATE g2z_status g2z__saver_put_parts(g2z__saver *saver, int file) {
 }
 
 G2Z__PRIVATE g2z_status g2z__saver_model(g2z__saver *saver) {
-  int file = open(saver->model_path, O_RDWR | O_CLOEXEC), rank = saver->t->plan.rank;
+  int file = open(saver->model_path, O_RDWR | O_CLOEXEC), rank = saver->t->plan->rank;
   if (file < 0 && errno == ENOENT && rank > 0)
     return g2z__fail(saver->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose "
                      "a directory on a file system that all ranks share", rank,
@@ -14661,7 +14691,7 @@ G2Z__PRIVATE g2z_status g2z__saver_model(g2z__saver *saver) {
 }
 
 G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_safetensors_writer *writer) {
-  const int file = G2Z__FILE_OPTIMIZER + saver->t->plan.rank;
+  const int file = G2Z__FILE_OPTIMIZER + saver->t->plan->rank;
   uint64_t data = writer->file->written, at = data;
   for (size_t i = 0; i < 2 * saver->part_count; i++) {
     const g2z__part *part = &saver->parts[i % saver->part_count];
@@ -14682,7 +14712,7 @@ G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_safetensor
 
 /* This rank's m and v: first all of m, then all of v. */
 G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__saver *saver) {
-  const g2z_plan *plan = &saver->t->plan;
+  const g2z_plan *plan = saver->t->plan;
   char file[64], *path, (*names)[32];
   size_t count = saver->part_count;
   void *memory, *list = NULL;
@@ -14716,7 +14746,7 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__saver *saver, uint64_t *data) {
   char *path;
   G2Z__TRY(g2z_make_directory(saver->services, saver->place));
   G2Z__TRY(g2z__join_path(saver->services, saver->place, "model.safetensors", &path));
-  g2z_status status = g2z__weights_create(saver->services, path, &saver->t->plan.model,
+  g2z_status status = g2z__weights_create(saver->services, path, &saver->t->plan->model,
                                           &saver->model);
   g2z_release(saver->services, path);
   G2Z__TRY(status);
@@ -14739,7 +14769,7 @@ G2Z__PRIVATE g2z_status g2z__saver_config(g2z__saver *saver, g2z_writer **out) {
   G2Z__TRY(g2z__join_path(saver->services, saver->place, "config.json", &path));
   g2z_status status = g2z_writer_create(saver->services, path, out);
   g2z_release(saver->services, path);
-  if (status == G2Z_OK) status = g2z__weights_put_config(*out, &saver->t->plan.model);
+  if (status == G2Z_OK) status = g2z__weights_put_config(*out, &saver->t->plan->model);
   if (status == G2Z_OK) status = g2z__writer_finish(*out);
   return status;
 }
@@ -14776,7 +14806,7 @@ G2Z__PRIVATE int g2z__span_order(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__saver *saver) {
   g2z_services *services = saver->services;
   g2z__saved *saved = &saver->saved;
-  size_t world = (size_t)saver->t->plan.world, most = 0, count = 0;
+  size_t world = (size_t)saver->t->plan->world, most = 0, count = 0;
   void *counts, *mine = NULL, *all = NULL;
   uint64_t own = saved->span_count;
   g2z_status status = g2z__alloc(services, world, sizeof own, &counts);
@@ -14815,7 +14845,7 @@ G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__saver *saver) {
 /* The numbers of trainer_state.json from a trainer that waits. */
 G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
   const g2z_trainer *t = saver->t;
-  const g2z_plan *plan = &t->plan;
+  const g2z_plan *plan = t->plan;
   g2z__saved *saved = &saver->saved;
   G2Z__TRY(g2z__saver_download(saver, &saved->state, t->state, sizeof saved->state));
   saved->tokens = g2z__trainer_tokens(t);
@@ -14855,7 +14885,7 @@ G2Z__PRIVATE void g2z__saved_put_settings(g2z_json_out *out, const g2z__saved *s
 /* The files as rank 0 sees them; their spans tile them. */
 G2Z__PRIVATE g2z_status g2z__saver_put_files(g2z__saver *saver, g2z_json_out *out) {
   const g2z__saved *saved = &saver->saved;
-  int world = saver->t->plan.world;
+  int world = saver->t->plan->world;
   size_t at = 0;
   g2z_json_begin(out, "files", '[');
   for (int file = 0; file < G2Z__FILE_OPTIMIZER + world; file++) {
@@ -14960,7 +14990,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__saver *saver) {
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
 G2Z__PRIVATE g2z_status g2z__saver_run(g2z__saver *saver) {
-  const int first = saver->t->plan.rank == 0;
+  const int first = saver->t->plan->rank == 0;
   uint64_t data = 0;
   G2Z__TRY(g2z_ranks_agree(saver->ranks, first ? g2z__saver_begin_new(saver, &data) : G2Z_OK));
   g2z_status status = g2z__saver_state(saver);
@@ -14979,7 +15009,7 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
   g2z_status status = g2z__saver_open(&saver, t, directory, ".partial");
   status = g2z_ranks_agree(saver.ranks, status);
   if (status == G2Z_OK) {
-    int mine = t->plan.rank == 0 && access(directory, F_OK) != 0;
+    int mine = t->plan->rank == 0 && access(directory, F_OK) != 0;
     status = g2z__saver_run(&saver);
     if (status != G2Z_OK && mine) {
       g2z_safetensors_writer_free(saver.model); /* its own unfinished file goes with it */
@@ -14994,7 +15024,7 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
 
 /* Both files get their names when both are whole: a full disk leaves the old pair. */
 G2Z__PRIVATE g2z_status g2z__saver_run_weights(g2z__saver *saver) {
-  const int first = saver->t->plan.rank == 0;
+  const int first = saver->t->plan->rank == 0;
   uint64_t data = 0;
   g2z_writer *config = NULL;
   g2z_status status = first ? g2z__saver_begin(saver, &data) : G2Z_OK;
@@ -15165,6 +15195,21 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   return G2Z_OK;
 }
 
+G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char *path,
+                                             const char *text, size_t bytes) {
+  g2z__crc crc;
+  char sum[16] = "";
+  g2z__crc_init(&crc);
+  if (bytes > G2Z__SAVED_TAIL_BYTES)
+    snprintf(sum, sizeof sum, "%08" PRIx32 "%s",
+             g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
+  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
+    return G2Z_OK;
+  return g2z__fail(services, G2Z_FORMAT,
+                   "%s does not have the checksum %.8s that ends it: it is damaged; take an "
+                   "earlier checkpoint", path, sum);
+}
+
 /* The format and the version stand first, and say how to read the rest. */
 G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const char *path,
                                                  const char *text, size_t bytes) {
@@ -15185,25 +15230,12 @@ G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const c
                      "%s does not begin as the state of a checkpoint does: it is damaged, or it "
                      "is something else", path);
   if (version == G2Z__CHECKPOINT_VERSION) return G2Z_OK;
-  return g2z__fail(services, G2Z_FORMAT,
+  /* A version that no other byte agrees with is damage. */
+  g2z_status status = g2z__saved_check_sum(services, path, text, bytes);
+  return g2z__fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
                    "%s has version=%" PRId64 " of the format, and this program reads version %d: "
                    "resume with the program that wrote it", path, version,
                    G2Z__CHECKPOINT_VERSION);
-}
-
-G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char *path,
-                                             const char *text, size_t bytes) {
-  g2z__crc crc;
-  char sum[16] = "";
-  g2z__crc_init(&crc);
-  if (bytes > G2Z__SAVED_TAIL_BYTES)
-    snprintf(sum, sizeof sum, "%08" PRIx32 "%s",
-             g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
-  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
-    return G2Z_OK;
-  return g2z__fail(services, G2Z_FORMAT,
-                   "%s does not have the checksum %.8s that ends it: it is damaged; take an "
-                   "earlier checkpoint", path, sum);
 }
 
 /* What DIRECTORY/trainer_state.json says, or why that is no checkpoint. */
@@ -15258,7 +15290,9 @@ typedef struct g2z__resumer {
   size_t weight_count;
   g2z__part *parts;             /* what this rank takes */
   size_t part_count;
+  int rank, world;              /* of those that share the checksums */
   float *chunk;
+  size_t chunk_bytes;
 } g2z__resumer;
 
 G2Z__PRIVATE void g2z__resumer_free(g2z__resumer *r) {
@@ -15273,7 +15307,7 @@ G2Z__PRIVATE void g2z__resumer_free(g2z__resumer *r) {
 }
 
 G2Z__PRIVATE g2z_status g2z__resumer_check_model(g2z__resumer *r) {
-  const g2z_model_config *model = &r->t->plan.model;
+  const g2z_model_config *model = &r->t->plan->model;
 #define X(name)                                                                                \
   if (r->saved.name != model->name)                                                            \
     return g2z__fail(r->services, G2Z_BAD_ARGUMENT,                                            \
@@ -15301,6 +15335,9 @@ G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path
                  ? g2z__fail(r->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
                              "checkpoint again", r->directory, name)
                  : g2z__fail_file(r->services, errno, "read", *path);
+  else if (!S_ISREG(info.st_mode))
+    status = g2z__fail(r->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", *path,
+                       g2z__kind_of_file(&info));
   else if ((uint64_t)info.st_size != r->saved.file_bytes[file])
     status = g2z__fail(r->services, G2Z_FORMAT,
                        "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
@@ -15316,10 +15353,9 @@ G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path
 G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z__crc *crc,
                                                 const g2z__span *span, int file,
                                                 const char *path) {
-  const size_t most = g2z__checkpoint_chunk(r->t) * sizeof(float);
   uint32_t sum = 0;
   for (uint64_t done = 0; done < span->bytes;) {
-    size_t n = span->bytes - done < most ? (size_t)(span->bytes - done) : most;
+    size_t n = span->bytes - done < r->chunk_bytes ? (size_t)(span->bytes - done) : r->chunk_bytes;
     int64_t got = g2z__pread(file, r->chunk, n, span->begin + done);
     if (got < 0) return g2z__fail_file(r->services, errno, "read", path);
     if ((size_t)got < n)
@@ -15337,16 +15373,15 @@ G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z__crc 
 
 /* Every byte of every file, divided among the ranks. */
 G2Z__PRIVATE g2z_status g2z__resumer_check_bytes(g2z__resumer *r) {
-  const size_t world = (size_t)r->t->plan.world, rank = (size_t)r->t->plan.rank;
+  const size_t world = (size_t)r->world, rank = (size_t)r->rank;
   g2z__crc crc;
   g2z__crc_init(&crc);
   size_t at = 0;
   for (int file = 0; file < (int)r->saved.file_count; file++) {
     char *path;
     G2Z__TRY(g2z__resumer_path(r, file, &path));
-    g2z_status status = G2Z_OK;
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) status = g2z__fail_file(r->services, errno, "open", path);
+    int descriptor;
+    g2z_status status = g2z__open_read(r->services, path, &descriptor);
     for (; at < r->saved.span_count && r->saved.spans[at].file == file; at++)
       if (status == G2Z_OK && at % world == rank)
         status = g2z__resumer_check_span(r, &crc, &r->saved.spans[at], descriptor, path);
@@ -15393,7 +15428,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_open_moments(g2z__resumer *r, int of_rank) 
 
 /* m and v must each be there exactly once. */
 G2Z__PRIVATE g2z_status g2z__resumer_check_moments(g2z__resumer *r) {
-  const size_t P = r->t->plan.parameters;
+  const size_t P = r->t->plan->parameters;
   size_t next = 0;
   qsort(r->moments, r->moment_count, sizeof(g2z__moment), g2z__moment_order);
   for (int which = 0; which < 2; which++) {
@@ -15423,9 +15458,9 @@ G2Z__PRIVATE g2z_status g2z__resumer_open_model(g2z__resumer *r) {
   g2z_status status = g2z_safetensors_open(r->services, path, &r->model);
   g2z_release(r->services, path);
   G2Z__TRY(status);
-  G2Z__TRY(g2z__weights_list(r->services, &r->t->plan.model, &r->weights, &r->weight_count));
+  G2Z__TRY(g2z__weights_list(r->services, &r->t->plan->model, &r->weights, &r->weight_count));
   G2Z__TRY(g2z__alloc(r->services, r->model->count, 1, &used));
-  status = g2z__weights_match(r->model, r->t->plan.model.layers, r->weights, r->weight_count,
+  status = g2z__weights_match(r->model, r->t->plan->model.layers, r->weights, r->weight_count,
                               (unsigned char *)used);
   g2z_release(r->services, used);
   return status;
@@ -15437,8 +15472,10 @@ G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
   void *memory;
   G2Z__TRY(g2z__saved_read(r->services, r->directory, &r->saved));
   G2Z__TRY(g2z__resumer_check_model(r));
-  G2Z__TRY(t->device->ops->allocate_host(t->device, g2z__checkpoint_chunk(t) * sizeof(float),
-                                         &memory));
+  r->rank = t->plan->rank;
+  r->world = t->plan->world;
+  r->chunk_bytes = g2z__checkpoint_chunk(t) * sizeof(float);
+  G2Z__TRY(t->device->ops->allocate_host(t->device, r->chunk_bytes, &memory));
   r->chunk = (float *)memory;
   G2Z__TRY(g2z__resumer_check_bytes(r));
   G2Z__TRY(g2z__resumer_open_model(r));
@@ -15447,7 +15484,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
   for (int rank = 0; rank < (int)r->saved.world; rank++)
     G2Z__TRY(g2z__resumer_open_moments(r, rank));
   G2Z__TRY(g2z__resumer_check_moments(r));
-  return g2z__parts_list(t, 0, t->plan.parameters, &r->parts, &r->part_count);
+  return g2z__parts_list(t, 0, t->plan->parameters, &r->parts, &r->part_count);
 }
 
 /* Canonical [at, at + *n) of a buffer into r->chunk; *n shrinks to what lies in one tensor. */
@@ -15521,12 +15558,12 @@ G2Z__PRIVATE g2z_status g2z__resumer_seek(g2z__resumer *r) {
   int64_t global = t->loader->global, before = saved->batch * saved->accum * saved->world;
   int64_t sequences = g2z_loader_sequences(t->loader);
   g2z_loader_position position = g2z__saved_position(saved, t->loader);
-  if (t->plan.rank == 0 && saved->sequences) {
+  if (t->plan->rank == 0 && saved->sequences) {
     if (!g2z__saved_same_data(saved, t->loader))
       g2z__log(r->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
                "had %" PRId64 " of %" PRId64 "%s: epoch %" PRId64 " starts over", sequences,
-               t->plan.seq, saved->sequences, saved->seq,
-               saved->sequences == sequences && saved->seq == t->plan.seq ? ", which were others"
+               t->plan->seq, saved->sequences, saved->seq,
+               saved->sequences == sequences && saved->seq == t->plan->seq ? ", which were others"
                                                                           : "", saved->epoch);
     else if (global != before)
       g2z__log(r->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
@@ -15568,6 +15605,25 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   return G2Z_OK;
 }
 
+/* Whether a checkpoint is whole, without a trainer: G2Z_FORMAT where it is damaged. */
+G2Z__PRIVATE g2z_status g2z__checkpoint_check(g2z_services *services, const char *directory) {
+  g2z__resumer r;
+  void *memory = NULL;
+  memset(&r, 0, sizeof r);
+  r.services = services;
+  r.directory = directory;
+  r.world = 1;
+  r.chunk_bytes = (size_t)1 << 20;
+  g2z_status status = g2z__saved_read(services, directory, &r.saved);
+  if (status == G2Z_OK) status = g2z__alloc(services, r.chunk_bytes, 1, &memory);
+  r.chunk = (float *)memory;
+  if (status == G2Z_OK) status = g2z__resumer_check_bytes(&r);
+  r.chunk = NULL; /* no trainer's */
+  g2z_release(services, memory);
+  g2z__resumer_free(&r);
+  return status;
+}
+
 /* The choices of the run that saved; a GPU that does not know them chooses again. */
 G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
   char *path, *text;
@@ -15576,7 +15632,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
   g2z_status status = g2z_read_file(r->services, path, 1 << 24, &text, &bytes);
   g2z_release(r->services, path);
   G2Z__TRY(status);
-  if (bytes > 0 && r->t->plan.device == G2Z_DEVICE_CUDA &&
+  if (bytes > 0 && r->t->plan->device == G2Z_DEVICE_CUDA &&
       g2z_device_tuning_read(r->t->device, text) != G2Z_OK)
     g2z__log(r->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
              "otherwise than in the run that saved", r->services->error);
@@ -15587,7 +15643,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
 /* What is set otherwise than in the run that saved holds from now on. */
 G2Z__PRIVATE void g2z__resumer_compare(g2z__resumer *r) {
   char now[sizeof r->saved.settings];
-  if (r->t->plan.rank != 0) return;
+  if (r->t->plan->rank != 0) return;
   g2z__trainer_describe(r->t, now, sizeof now);
   const char *was = r->saved.settings, *is = now, *was_end, *is_end;
   for (; (was_end = strchr(was, '\n')) && (is_end = strchr(is, '\n'));
@@ -15672,6 +15728,7 @@ struct g2z_run {
   double resume_s;                   /* how long it took to take it up */
   int continues;                     /* 1: run_dir's own run goes on, */
   int own;                           /* 1: behind a checkpoint of its own */
+  int passed_over;                   /* rank 0, 1: damaged ones stand behind that */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
   double earlier_s;                  /* wall time of this run before it was resumed */
   int64_t stop_signal;               /* that asked to stop; 0: none */
@@ -15791,8 +15848,9 @@ G2Z__PRIVATE g2z_status g2z__run_refuse_old(g2z_run *run, const char *name) {
 
 /* `keep` tells how many bytes of the file that stands there are kept, when its run goes on. */
 G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name,
-                                             g2z_status (*keep)(g2z_run *run, const char *text,
-                                                                size_t bytes, size_t *kept),
+                                             g2z_status (*keep)(g2z_run *run, const char *path,
+                                                                const char *text, size_t bytes,
+                                                                size_t *kept),
                                              g2z_writer **out) {
   char *path, *text = NULL;
   size_t bytes = 0, kept = 0;
@@ -15800,7 +15858,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name,
   g2z_status status = G2Z_OK;
   if (run->continues && access(path, F_OK) == 0) {
     status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
-    if (status == G2Z_OK) status = keep(run, text, bytes, &kept);
+    if (status == G2Z_OK) status = keep(run, path, text, bytes, &kept);
   }
   if (status == G2Z_OK) status = g2z__stream_create(run->services, path, text ? text : "", kept, out);
   g2z_release(run->services, text);
@@ -15990,12 +16048,14 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
 /* Of all ranks but 0, whose plans are of one size. */
 G2Z__PRIVATE double g2z__bytes_of_others(const g2z_run *run) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
-  g2z_plan other;
+  g2z_plan *other;
   if (plan->world == 1) return 0;
-  if (g2z_plan_make(run->services, g2z_trainer_config(run->trainer), plan->device, 1, plan->world,
-                    &other) != G2Z_OK)
+  if (g2z_plan_create(run->services, g2z_trainer_config(run->trainer), plan->device, 1,
+                      plan->world, &other) != G2Z_OK)
     return NAN;
-  return (double)other.bytes_total * (plan->world - 1);
+  double bytes = (double)other->bytes_total * (plan->world - 1);
+  g2z_plan_free(other);
+  return bytes;
 }
 
 G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2z__epoch *epoch) {
@@ -16441,9 +16501,10 @@ G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
   g2z_train_config probe = config->train; /* warmup is settled once the steps are known */
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
-  g2z_plan plan;
-  G2Z__TRY(g2z_plan_make(run->services, &probe, g2z_context_device(run->context),
-                         g2z_context_rank(run->context), g2z_context_world(run->context), &plan));
+  g2z_plan *plan;
+  G2Z__TRY(g2z_plan_create(run->services, &probe, g2z_context_device(run->context),
+                           g2z_context_rank(run->context), g2z_context_world(run->context), &plan));
+  g2z_plan_free(plan);
   const char *needs = config->save_every > 0 ? "save_every"
                       : config->save_epochs  ? "save_epochs"
                       : config->resume && strcmp(config->resume, "latest") == 0 ? "resume latest"
@@ -16712,6 +16773,25 @@ G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *
   return g2z_json_close(&json);
 }
 
+/* Line `number` of metrics.jsonl, at text[*at]; then *at is behind it. *torn: it has no end, and the
+ * sentence says so: the run is writing it, or was when the machine went down. */
+G2Z__PRIVATE g2z_status g2z__run_read_line(g2z_services *services, const char *path,
+                                           const char *text, size_t bytes, size_t *at, int number,
+                                           g2z__run_line *line, int *torn) {
+  const char *from = text + *at, *end = (const char *)memchr(from, '\n', bytes - *at);
+  char sentence[G2Z_ERROR_BYTES];
+  *torn = !end;
+  if (!end) return g2z__fail(services, G2Z_FORMAT, "%.600s, line %d is torn", path, number);
+  *at = (size_t)(end - text) + 1;
+  g2z_status status = g2z__run_parse_line(services, from, (size_t)(end - from), line);
+  if (status == G2Z_OK && line->metrics.step < 0)
+    status = g2z__fail(services, G2Z_FORMAT, "it has no step");
+  if (status == G2Z_OK) return G2Z_OK;
+  memcpy(sentence, services->error, sizeof sentence);
+  return g2z__fail(services, status, "%.200s, line %d: %.250s: it is damaged, or no run's; mend it, "
+                   "or delete it: sed -i %dd %.200s", path, number, sentence, number, path);
+}
+
 /* What a line says, as if it had just happened. `spent` is the wall time of the open epoch. Tokens
  * and epochs of a run that began with another's checkpoint do not count from 0: the step's own are
  * tok_s x step_ms, nine digits each, and an epoch that ended says which it was. */
@@ -16745,21 +16825,28 @@ G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *
 }
 
 /* Rebuilds the run's sums from metrics.jsonl, up to the checkpoint's step. A machine that lost its
- * power may have left less than that, or a torn line, with which the rest is cut off. So is the end
- * of the checkpoint's epoch, where a larger global batch brought it: a later one may not. */
-G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *text, size_t bytes,
-                                        size_t *kept) {
+ * power may have left less than that, or a torn last line, which is cut off and told; a damaged one
+ * before it is an error: what stands behind it would be lost with it. The end of the checkpoint's
+ * epoch is cut off where a larger global batch brought it: a later one may not. */
+G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *path, const char *text,
+                                        size_t bytes, size_t *kept) {
   double spent = 0;
   *kept = 0;
-  while (*kept < bytes) {
-    const char *at = text + *kept;
-    const char *end = (const char *)memchr(at, '\n', bytes - *kept);
+  size_t next = 0;
+  for (int number = 1; next < bytes; number++) {
     g2z__run_line line;
-    if (!end || g2z__run_parse_line(run->services, at, (size_t)(end - at), &line) != G2Z_OK) break;
-    if (line.metrics.step < 0 || line.metrics.step > run->resumed) break;
+    int torn;
+    g2z_status status = g2z__run_read_line(run->services, path, text, bytes, &next, number, &line,
+                                           &torn);
+    if (torn) {
+      g2z__log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
+      break;
+    }
+    G2Z__TRY(status);
+    if (line.metrics.step > run->resumed) break;
     if (line.metrics.step == run->resumed && run->within && !isnan(line.epoch_ms)) break;
     G2Z__TRY(g2z__run_replay_line(run, &line, &spent));
-    *kept += (size_t)(end - at) + 1;
+    *kept = next;
   }
   if (run->resumed >= run->steps && run->epoch[run->epoch_count - 1].steps == 0 &&
       run->epoch_count > 1)
@@ -16777,8 +16864,9 @@ G2Z__PRIVATE int64_t g2z__line_step(const char *line, size_t bytes, const char *
 }
 
 /* The same of train.log: up to the first line of a later step. */
-G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *text, size_t bytes,
-                                          size_t *kept) {
+G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *path, const char *text,
+                                          size_t bytes, size_t *kept) {
+  (void)path;
   const size_t stamp = sizeof "2026-01-31T23:59:59Z  " - 1;
   *kept = 0;
   while (*kept < bytes) {
@@ -16858,6 +16946,54 @@ G2Z__PRIVATE g2z_status g2z__run_find_origin(g2z_run *run, char **origin) {
   return status;
 }
 
+/* Rank 0: run_dir's last checkpoint that is whole; -1: it has none. Damage alone passes one over:
+ * what cannot be read, or is of another version, would be lost without need. */
+G2Z__PRIVATE g2z_status g2z__run_latest_whole(g2z_run *run, int64_t *whole) {
+  char tried[256] = "", newest[300] = "";
+  *whole = INT64_MAX;
+  for (;;) {
+    char *path, *sentence = run->services->error;
+    size_t used = strlen(tried);
+    G2Z__TRY(g2z__run_latest(run, *whole, whole));
+    if (*whole < 0) break;
+    G2Z__TRY(g2z__run_checkpoint_path(run, *whole, &path));
+    g2z_status status = g2z__checkpoint_check(run->services, path);
+    if (status == G2Z_FORMAT) {
+      g2z__log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", path, sentence);
+      snprintf(tried + used, sizeof tried - used, "%sstep %" PRId64, used ? ", " : "", *whole);
+      if (!used) snprintf(newest, sizeof newest, "%.299s", sentence);
+      run->passed_over = 1;
+    }
+    g2z_release(run->services, path);
+    if (status != G2Z_FORMAT) return status;
+  }
+  if (!run->passed_over) return G2Z_OK;
+  return g2z__fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy one "
+                   "there again, or remove them to begin anew", run->config.run_dir, tried, newest);
+}
+
+/* Rank 0: the checkpoints that were passed over get names under which none is looked for. */
+G2Z__PRIVATE g2z_status g2z__run_set_aside(g2z_run *run) {
+  for (int64_t step = INT64_MAX;;) {
+    char *path;
+    void *memory;
+    G2Z__TRY(g2z__run_latest(run, step, &step));
+    if (!run->passed_over || step <= run->resumed) return G2Z_OK;
+    G2Z__TRY(g2z__run_checkpoint_path(run, step, &path));
+    size_t bytes = strlen(path) + sizeof ".damaged";
+    g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
+    if (status == G2Z_OK) {
+      snprintf((char *)memory, bytes, "%s.damaged", path);
+      if (rename(path, (const char *)memory) != 0)
+        status = g2z__fail_file(run->services, errno, "set aside a damaged checkpoint as",
+                                (const char *)memory);
+    }
+    g2z_release(run->services, memory);
+    g2z_release(run->services, path);
+    G2Z__TRY(status);
+  }
+}
+
 /* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
 G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
@@ -16866,7 +17002,7 @@ G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   int64_t latest;
   if (!resume) return G2Z_OK;
   if (strcmp(resume, "latest") == 0) {
-    G2Z__TRY(g2z__run_latest(run, INT64_MAX, &latest));
+    G2Z__TRY(g2z__run_latest_whole(run, &latest));
     run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
     run->own = latest >= 0;
     G2Z__TRY(run->own ? g2z__run_checkpoint_path(run, latest, &path)
@@ -16903,7 +17039,7 @@ G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
     g2z__checkpoint_name(latest, name);
     return latest < 0 ? G2Z_OK : g2z__run_refuse_old(run, name);
   }
-  if (latest <= run->resumed) return G2Z_OK;
+  if (latest <= run->resumed || run->passed_over) return G2Z_OK;
   return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
                    "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
                    "resume from that, remove those, or choose another run directory",
@@ -16971,6 +17107,7 @@ G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
   static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"}; /* it goes on */
   char *path;
   G2Z__TRY(g2z__run_sweep(run));
+  G2Z__TRY(g2z__run_set_aside(run));
   for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
     G2Z__TRY(g2z__join_path(run->services, config->run_dir, ends[i], &path));
     unlink(path);
@@ -18689,21 +18826,13 @@ G2Z__PRIVATE g2z_status g2z__curves_fill(g2z__curves *c, const char *path, const
                                          size_t bytes) {
   size_t at = 0;
   for (int number = 1; at < bytes; number++) {
-    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
-    char sentence[G2Z_ERROR_BYTES];
     g2z__run_line line;
-    if (!end) break; /* it is being written, or was when the machine went down */
-    g2z_status status = g2z__run_parse_line(c->services, text + at, (size_t)(end - text) - at,
-                                            &line);
-    if (status == G2Z_OK && line.metrics.step < 0)
-      status = g2z__fail(c->services, G2Z_FORMAT, "it has no step");
-    if (status != G2Z_OK) {
-      memcpy(sentence, c->services->error, sizeof sentence);
-      return g2z__fail(c->services, status, "%.300s, line %d: %.400s: it is damaged, or no run's",
-                       path, number, sentence);
-    }
+    int torn;
+    g2z_status status = g2z__run_read_line(c->services, path, text, bytes, &at, number, &line,
+                                           &torn);
+    if (torn) break;
+    G2Z__TRY(status);
     g2z__curves_take(c, &line);
-    at = (size_t)(end - text) + 1;
   }
   return G2Z_OK;
 }

@@ -22,6 +22,7 @@ typedef struct g2z_test {
   int checks, failures;
   long allocations;      /* blocks that are live now */
   long fail_at;          /* > 0: the allocation that many calls from now fails, and all after it */
+  g2z_plan *plans[2];    /* the last two of test_plan */
 } g2z_test;
 
 static void *test_allocate(void *user, size_t bytes) {
@@ -246,6 +247,45 @@ static void test_files_refused(g2z_test *t) {
 }
 
 /* A pipe has no size: the reader grows its block until the end. */
+/* What stands where a file is read or written, and is none: a FIFO, to which nobody writes, would be
+ * waited for, and a link leads to a file that nobody named. */
+static void test_files_special(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_writer *writer;
+  char *text, path[512], partial[512];
+  size_t bytes;
+  snprintf(path, sizeof path, "%s", test_path(t, "file"));
+  snprintf(partial, sizeof partial, "%s", test_path(t, "file.partial"));
+  test_write_file(t, test_path(t, "target"), "target", 6);
+  alarm(20); /* ends the tests where one waits */
+  CHECK(t, mkfifo(path, 0600) == 0 && symlink("file", test_path(t, "link")) == 0);
+  CHECK_STATUS(t, g2z_read_file(services, path, 10, &text, &bytes), G2Z_IO, services,
+               "file: it is a FIFO; name a file");
+  CHECK_STATUS(t, g2z_read_file(services, test_path(t, "link"), 10, &text, &bytes), G2Z_IO,
+               services, "link: it is a FIFO");
+  CHECK_STATUS(t, g2z_read_file(services, "/dev/zero", 10, &text, &bytes), G2Z_IO, services,
+               "not a regular file");
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services, "it is a FIFO");
+  CHECK(t, unlink(path) == 0 && mkfifo(partial, 0600) == 0);
+  int reader = open(partial, O_RDONLY | O_NONBLOCK);
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services,
+               "file.partial: it is a FIFO; remove it");
+  close(reader);
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services, "file.partial: No such device or address; it is a FIFO");
+  alarm(0);
+  CHECK(t, unlink(partial) == 0 && symlink("target", partial) == 0);
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services,
+               "file.partial: Too many levels of symbolic links; it is a symbolic link: remove it");
+  CHECK(t, writer == NULL && unlink(partial) == 0 && symlink("target", path) == 0);
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services,
+               "file: it is a symbolic link; name a file");
+  CHECK_OK(t, g2z_read_file(services, path, 10, &text, &bytes)); /* to read through one is fine */
+  CHECK(t, bytes == 6);
+  g2z_release(services, text);
+  CHECK(t, test_files_equal(t, test_path(t, "target"), "target", 6));
+  CHECK(t, test_files_count(t, "") == 3); /* nothing was made: target, file, link */
+}
+
 static void test_files_pipe(g2z_test *t) {
   int ends[2];
   CHECK(t, pipe(ends) == 0);
@@ -794,17 +834,26 @@ static g2z_train_config test_config_of(int layers, int heads, int channels, int 
   return config;
 }
 
+/* The plan of a config, which is there until the next but one is made. */
+static const g2z_plan *test_plan(g2z_test *t, const g2z_train_config *config,
+                                 g2z_device_kind device, int rank, int world) {
+  g2z_plan_free(t->plans[0]);
+  t->plans[0] = t->plans[1];
+  CHECK_OK(t, g2z_plan_create(&t->services, config, device, rank, world, &t->plans[1]));
+  return t->plans[1];
+}
+
 static void test_plan_of_published_models(g2z_test *t) {
   static const struct { const char *name; size_t parameters; } known[] = {
       {"gpt2", 124439808}, {"gpt2-medium", 354823168}, {"gpt2-large", 774030080},
       {"gpt2-xl", 1557611200}};
   for (int i = 0; i < 4; i++) {
     g2z_train_config config = g2z_train_config_default();
-    g2z_plan plan;
+    const g2z_plan *plan;
     CHECK_OK(t, g2z_model_config_named(&t->services, known[i].name, &config.model));
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-    CHECK(t, plan.parameters == known[i].parameters);
-    CHECK(t, plan.vocab_padded == 50304);
+    plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1);
+    CHECK(t, plan->parameters == known[i].parameters);
+    CHECK(t, plan->vocab_padded == 50304);
   }
 }
 
@@ -814,39 +863,39 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   size_t at = 0, memory = 0, grain = 8 * (size_t)plan->world;
   for (int unit = 0; unit < plan->units; unit++) {
     size_t begin = at;
-    CHECK(t, g2z_plan_unit_canonical(plan, unit) == at && g2z_plan_unit(plan, unit) == memory);
+    CHECK(t, plan->unit[unit].canonical == at && plan->unit[unit].begin == memory);
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
       g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
-      if (info.unit != g2z_plan_unit_kind(plan, unit)) continue;
-      CHECK(t, g2z_plan_offset(plan, (g2z_param)p) == at - begin);
+      if (info.unit != plan->unit[unit].kind) continue;
+      CHECK(t, plan->offset[p] == at - begin);
       at += info.elements;
     }
-    int wte = unit == g2z_plan_unit_of_wte(plan);
+    int wte = unit == plan->wte;
     size_t room = wte ? (size_t)plan->vocab_padded * (size_t)plan->model.channels : at - begin;
     memory += room;
-    if (plan->zero_stage >= 2 || unit == g2z_plan_unit_of_wpe(plan))
+    if (plan->zero_stage >= 2 || unit == plan->wpe)
       memory = (memory + grain - 1) / grain * grain;
-    size_t grad = g2z_plan_grad_unit(plan, unit), last = g2z_plan_grad_unit(plan, plan->units - 1);
+    size_t grad = plan->unit[unit].grad_at, last = plan->unit[plan->units - 1].grad_at;
     CHECK(t, grad + room <= plan->grad_elements && (wte || grad + room <= last));
-    CHECK(t, plan->zero_stage < 2 || unit < 2 || wte || grad == g2z_plan_grad_unit(plan, unit - 2));
+    CHECK(t, plan->zero_stage < 2 || unit < 2 || wte || grad == plan->unit[unit - 2].grad_at);
   }
   CHECK(t, at == plan->parameters && plan->elements >= memory &&
                plan->elements < memory + grain);
   int units_end = 0;
   for (int k = 0; k < plan->buckets; k++) { /* each lies inside one unit, from stage 2 on; wte's do
                                              * in any stage */
-    g2z_range bucket = g2z_plan_bucket(plan, k);
+    g2z_bucket bucket = plan->bucket[k];
     size_t end = bucket.begin + bucket.elements;
-    while (units_end < plan->units - 1 && g2z_plan_unit(plan, units_end + 1) <= bucket.begin)
+    while (units_end < plan->units - 1 && plan->unit[units_end + 1].begin <= bucket.begin)
       units_end++;
     size_t unit_end = units_end == plan->units - 1 ? plan->elements
-                                                   : g2z_plan_unit(plan, units_end + 1);
+                                                   : plan->unit[units_end + 1].begin;
     if (plan->zero_stage < 2 && units_end < plan->units - 1)
-      unit_end = g2z_plan_unit(plan, plan->units - 1);
+      unit_end = plan->unit[plan->units - 1].begin;
     CHECK(t, bucket.elements <= plan->bucket_elements && end <= unit_end);
     CHECK(t, plan->zero_stage < 2 ||
-                 g2z_plan_grad_bucket(plan, k) - g2z_plan_grad_unit(plan, units_end) ==
-                     bucket.begin - g2z_plan_unit(plan, units_end));
+                 plan->bucket[k].grad_at - plan->unit[units_end].grad_at ==
+                     bucket.begin - plan->unit[units_end].begin);
   }
 }
 
@@ -857,25 +906,25 @@ static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
   unsigned char *held = (unsigned char *)calloc(plan->param_elements, 1);
   size_t wrong = 0;
   for (int u = 0; u < plan->units; u++) {
-    size_t begin = g2z_plan_unit(plan, u), place = g2z_plan_param_unit(plan, u);
-    size_t end = u == plan->units - 1 ? plan->elements : g2z_plan_unit(plan, u + 1);
+    size_t begin = plan->unit[u].begin, place = plan->unit[u].param_at;
+    size_t end = u == plan->units - 1 ? plan->elements : plan->unit[u + 1].begin;
     int turning = turns && u >= 1 && u <= L;
     CHECK(t, turning || turns || place == begin);
-    CHECK(t, !turning || u < 3 || place == g2z_plan_param_unit(plan, u - 2));
+    CHECK(t, !turning || u < 3 || place == plan->unit[u - 2].param_at);
     CHECK(t, place + (end - begin) <= plan->param_elements);
     for (size_t i = 0; i < end - begin && (!turning || u < 3); i++) held[place + i]++;
   }
-  for (size_t i = 0; turns && L == 1 && i < g2z_plan_unit(plan, 2) - g2z_plan_unit(plan, 1); i++)
-    held[g2z_plan_unit(plan, 1) + i]++; /* of two places one block takes the second */
+  for (size_t i = 0; turns && L == 1 && i < plan->unit[2].begin - plan->unit[1].begin; i++)
+    held[plan->unit[1].begin + i]++; /* of two places one block takes the second */
   for (int k = 0; k < plan->buckets; k++) {
-    g2z_range bucket = g2z_plan_bucket(plan, k), slice = g2z_plan_slice(plan, k, plan->rank);
-    while (unit < plan->units - 1 && g2z_plan_unit(plan, unit + 1) <= bucket.begin) unit++;
-    size_t to = g2z_plan_param_bucket(plan, k), from = g2z_plan_param_slice(plan, k);
+    g2z_bucket bucket = plan->bucket[k];
+    while (unit < plan->units - 1 && plan->unit[unit + 1].begin <= bucket.begin) unit++;
+    size_t to = plan->bucket[k].param_at, from = plan->bucket[k].own_param_at;
     CHECK(t, from % 8 == 0 && to % 8 == 0);
-    CHECK(t, to - g2z_plan_param_unit(plan, unit) == bucket.begin - g2z_plan_unit(plan, unit));
+    CHECK(t, to - plan->unit[unit].param_at == bucket.begin - plan->unit[unit].begin);
     if (turns && unit >= 1 && unit <= L)
-      for (size_t i = 0; i < slice.elements; i++) held[from + i]++;
-    else CHECK(t, from - to == slice.begin - bucket.begin);
+      for (size_t i = 0; i < bucket.own_elements; i++) held[from + i]++;
+    else CHECK(t, from - to == bucket.own_begin - bucket.begin);
   }
   for (size_t i = 0; i < plan->param_elements; i++) wrong += held[i] != 1;
   CHECK(t, wrong == 0);
@@ -898,36 +947,35 @@ static void test_plan_tiles(g2z_test *t) {
         config.model.layers = 1 + (stage + (int)b) % 4;
         if (b == 4) config.model.channels = 8, config.model.heads = 1; /* as small as can be */
         else config.model.channels = 48, config.model.heads = 2;
-        g2z_plan plan;
-        CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, worlds[w], &plan));
-        test_plan_units(t, &plan);
-        unsigned char *seen = (unsigned char *)calloc(plan.elements, 1);
-        unsigned char *named = (unsigned char *)calloc(plan.parameters, 1);
+        const g2z_plan *plan;
+        plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, worlds[w]);
+        test_plan_units(t, plan);
+        unsigned char *seen = (unsigned char *)calloc(plan->elements, 1);
+        unsigned char *named = (unsigned char *)calloc(plan->parameters, 1);
         size_t updated = 0;
         for (int rank = 0; rank < (column == 0 ? 1 : worlds[w]); rank++) {
-          CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, rank, worlds[w], &plan));
-          test_plan_params(t, &plan);
+          plan = test_plan(t, &config, G2Z_DEVICE_CPU, rank, worlds[w]);
+          test_plan_params(t, plan);
           size_t shard = 0;
-          for (int k = 0; k < plan.buckets; k++) {
-            g2z_range slice = g2z_plan_slice(&plan, k, rank);
+          for (int k = 0; k < plan->buckets; k++) {
+            g2z_range slice = {plan->bucket[k].own_begin, plan->bucket[k].own_elements};
             CHECK(t, slice.begin % 8 == 0 && slice.elements % 8 == 0);
-            CHECK(t, g2z_plan_shard_offset(&plan, k) == shard);
+            CHECK(t, plan->bucket[k].shard_at == shard);
             CHECK(t, slice.elements > 0 || (dp && rank > 0));
             shard += slice.elements;
             for (size_t i = 0; i < slice.elements; i++) seen[slice.begin + i]++;
           }
-          CHECK(t, shard == plan.shard_elements);
-          CHECK(t, (plan.bytes[G2Z_MEMORY_OPTIMIZER] > 0) == (shard > 0));
-          static g2z_update_range ranges[4096];
-          size_t count = g2z_plan_update_ranges(&plan, ranges, 4096);
-          CHECK(t, (count == 0 || shard > 0) && count <= 4096 &&
-                       count <= g2z__plan_update_ranges_limit(&plan));
-          for (size_t i = 0, k = 0; i < count && i < 4096; i++) {
-            while ((int)k + 1 < plan.buckets &&
-                   g2z_plan_shard_offset(&plan, (int)k + 1) <= ranges[i].shard)
+          CHECK(t, shard == plan->shard_elements);
+          CHECK(t, (plan->bytes[G2Z_MEMORY_OPTIMIZER] > 0) == (shard > 0));
+          const g2z_update_range *ranges = plan->update;
+          CHECK(t, (plan->updates == 0 || shard > 0) &&
+                       plan->updates <= g2z__plan_updates_limit(plan));
+          for (size_t i = 0, k = 0; i < plan->updates; i++) {
+            while ((int)k + 1 < plan->buckets &&
+                   plan->bucket[k + 1].shard_at <= ranges[i].shard)
               k++;
-            g2z_range slice = g2z_plan_slice(&plan, (int)k, rank);
-            size_t inside = ranges[i].shard - g2z_plan_shard_offset(&plan, (int)k);
+            g2z_range slice = {plan->bucket[k].own_begin, plan->bucket[k].own_elements};
+            size_t inside = ranges[i].shard - plan->bucket[k].shard_at;
             size_t memory = slice.begin + inside;
             CHECK(t, column == 0 || worlds[w] == 1 || /* what is sent by buckets is cut by them */
                          inside + ranges[i].elements <= slice.elements);
@@ -936,9 +984,9 @@ static void test_plan_tiles(g2z_test *t) {
               named[ranges[i].canonical + e]++;
             }
             CHECK(t, ranges[i].grad == (stage < 2 ? memory : ranges[i].shard));
-            CHECK(t, ranges[i].param == g2z_plan_param_slice(&plan, (int)k) + inside);
+            CHECK(t, ranges[i].param == plan->bucket[k].own_param_at + inside);
             updated += ranges[i].elements;
-            CHECK(t, ranges[i].shard + ranges[i].elements <= plan.shard_elements);
+            CHECK(t, ranges[i].shard + ranges[i].elements <= plan->shard_elements);
             CHECK(t, i == 0 || (inside == 0 && column > 0 && worlds[w] > 1) ||
                          ranges[i].decay != ranges[i - 1].decay ||
                          ranges[i].param != ranges[i - 1].param + ranges[i - 1].elements ||
@@ -946,14 +994,14 @@ static void test_plan_tiles(g2z_test *t) {
                          ranges[i].canonical != ranges[i - 1].canonical + ranges[i - 1].elements);
           }
         }
-        CHECK(t, updated == plan.parameters);
+        CHECK(t, updated == plan->parameters);
         size_t wrong = 0, unseen = 0;
-        for (size_t i = 0; i < plan.elements; i++) {
+        for (size_t i = 0; i < plan->elements; i++) {
           wrong += (seen[i] & 0x7f) != 1;
           unseen += seen[i] == 0x01;
         }
-        for (size_t i = 0; i < plan.parameters; i++) wrong += named[i] != 1;
-        CHECK(t, wrong == 0 && unseen == plan.elements - plan.parameters);
+        for (size_t i = 0; i < plan->parameters; i++) wrong += named[i] != 1;
+        CHECK(t, wrong == 0 && unseen == plan->elements - plan->parameters);
         free(seen);
         free(named);
       }
@@ -967,22 +1015,22 @@ static void test_plan_last_buckets(g2z_test *t) {
   config.dtype = G2Z_FP16;
   config.seq = 16;
   for (int i = 0; i < 4; i++) {
-    g2z_plan plan;
+    const g2z_plan *plan;
     int accum = 1 + i % 2, rows = i / 2;
     size_t most = accum == 1 && !rows ? 16 << 20 : 64 << 20, size = 8 << 20;
     config.accum = accum;
     config.batch = rows ? 524 : 525; /* a rank's 8,384 tokens, or 8,400 */
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 4, &plan));
-    CHECK(t, plan.wte_rows == rows);
-    size_t wte = g2z_plan_unit(&plan, g2z_plan_unit_of_wte(&plan)), bytes = (size_t)plan.grad_bytes;
-    int bucket = plan.buckets - 1;
-    for (; g2z_plan_bucket(&plan, bucket).begin > wte; bucket--)
-      CHECK(t, g2z_plan_bucket(&plan, bucket).elements * bytes == most);
-    CHECK(t, g2z_plan_bucket(&plan, bucket).begin == wte);
-    CHECK(t, g2z_plan_bucket(&plan, bucket).elements * bytes < most); /* what is odd */
+    plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 4);
+    CHECK(t, plan->wte_rows == rows);
+    size_t wte = plan->unit[plan->wte].begin, bytes = (size_t)plan->grad_bytes;
+    int bucket = plan->buckets - 1;
+    for (; plan->bucket[bucket].begin > wte; bucket--)
+      CHECK(t, plan->bucket[bucket].elements * bytes == most);
+    CHECK(t, plan->bucket[bucket].begin == wte);
+    CHECK(t, plan->bucket[bucket].elements * bytes < most); /* what is odd */
     for (; --bucket > 0; size = size < 64 << 20 ? 2 * size : size)
-      CHECK(t, g2z_plan_bucket(&plan, bucket).elements * bytes == size);
-    CHECK(t, bucket == 0 && g2z_plan_bucket(&plan, 0).elements * bytes < size);
+      CHECK(t, plan->bucket[bucket].elements * bytes == size);
+    CHECK(t, bucket == 0 && plan->bucket[0].elements * bytes < size);
   }
 }
 
@@ -993,19 +1041,18 @@ static void test_plan_head(g2z_test *t) {
     size_t before = 0;
     for (int batch = 1; batch <= 80; batch++) {
       g2z_train_config config = g2z_train_config_default();
-      g2z_plan plan;
       config.dtype = G2Z_FP16;
       config.batch = batch;
       if (i == 1) config.recompute = G2Z_RECOMPUTE_BLOCK;
       if (i == 2) config.model.layers = 24, config.model.channels = 1024, config.model.heads = 16;
       if (i == 3) config.model.vocab = 131072;
       int most = i % 2 ? 8192 : 65536;
-      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-      CHECK(t, plan.head_chunk == (batch * 1024 < most ? batch * 1024 : most));
-      CHECK(t, plan.bytes_total > before);
-      before = plan.bytes_total;
-      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
-      CHECK(t, plan.head_chunk == 256);
+      const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1);
+      CHECK(t, plan->head_chunk == (batch * 1024 < most ? batch * 1024 : most));
+      CHECK(t, plan->bytes_total > before);
+      before = plan->bytes_total;
+      plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+      CHECK(t, plan->head_chunk == 256);
     }
   }
 }
@@ -1022,13 +1069,13 @@ static void test_plan_wte_gradient(g2z_test *t) {
     config.dtype = G2Z_FP16;
     config.accum = cases[i].accum;
     config.batch = cases[i].batch;
-    g2z_plan plan;
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, cases[i].world, &plan));
-    size_t words = (size_t)plan.vocab_padded * (size_t)plan.model.channels;
-    size_t logits = (size_t)plan.head_chunk * (size_t)plan.vocab_padded * 2;
-    int apart = plan.dwte_dtype != plan.grad_dtype;
-    CHECK(t, (plan.dwte_dtype == G2Z_FP16) == cases[i].alone);
-    CHECK(t, plan.bytes[G2Z_MEMORY_HEAD] == logits + (apart ? words * 4 : 0));
+    const g2z_plan *plan;
+    plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, cases[i].world);
+    size_t words = (size_t)plan->vocab_padded * (size_t)plan->model.channels;
+    size_t logits = (size_t)plan->head_chunk * (size_t)plan->vocab_padded * 2;
+    int apart = plan->dwte_dtype != plan->grad_dtype;
+    CHECK(t, (plan->dwte_dtype == G2Z_FP16) == cases[i].alone);
+    CHECK(t, plan->bytes[G2Z_MEMORY_HEAD] == logits + (apart ? words * 4 : 0));
   }
 }
 
@@ -1037,14 +1084,13 @@ static void test_plan_graphs(g2z_test *t) {
   for (int batch = 1; batch <= 32; batch *= 32)
     for (int graph = 0; graph <= 2; graph++) {
       g2z_train_config config = g2z_train_config_default();
-      g2z_plan plan;
       config.batch = batch;
       config.graph = graph;
-      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-      CHECK(t, plan.graphed == (graph > 0));
+      const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1);
+      CHECK(t, plan->graphed == (graph > 0));
       if (graph == 1) continue; /* refused by the trainer */
-      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
-      CHECK(t, plan.graphed == 0);
+      plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+      CHECK(t, plan->graphed == 0);
     }
 }
 
@@ -1055,38 +1101,37 @@ static void test_plan_bytes(g2z_test *t) {
   for (int i = 0; i < 2; i++)
     for (int stage = 0; stage <= 3; stage++) {
       g2z_train_config config = g2z_train_config_default();
-      g2z_plan plan;
+      const g2z_plan *plan;
       config.model.layers = shapes[i][0];
       config.model.heads = shapes[i][1];
       config.model.channels = shapes[i][2];
       config.dtype = i ? G2Z_BF16 : G2Z_FP16;
       config.zero_stage = stage;
-      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 5, 8, &plan));
+      plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 5, 8);
       double C = shapes[i][2], L = shapes[i][0], Vp = 50304, block = 12 * C * C + 13 * C, N = 8;
       double stays = 2 * C + 1024 * C + Vp * C, P = L * block + stays, padding = 64 * (L + 3);
       double params = stage < 3 ? P : L * block / N + 2 * block + stays;
       double grads = stage < 2 ? P : P / N + 2 * block + Vp * C, optimizer = stage ? P / N : P;
-      double inbox = stage ? 2 * (double)plan.bucket_elements * (N - 1) / N : 0;
-      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_PARAMS], 2 * params, 2 * padding + 256);
-      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_GRADS], 2 * (grads + inbox), 2 * padding + 512);
-      CHECK_NEAR(t, (double)plan.bytes[G2Z_MEMORY_OPTIMIZER], 12 * optimizer, 12 * padding + 768);
-      size_t symmetric = g2z_plan_nccl_bytes(&plan); /* of 8 x 8 x 1024 tokens, that is many */
-      CHECK(t, plan.gather == (stage ? G2Z_GATHER_SYMMETRIC : G2Z_GATHER_PLAIN));
+      double inbox = stage ? 2 * (double)plan->bucket_elements * (N - 1) / N : 0;
+      CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_PARAMS], 2 * params, 2 * padding + 256);
+      CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_GRADS], 2 * (grads + inbox), 2 * padding + 512);
+      CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_OPTIMIZER], 12 * optimizer, 12 * padding + 768);
+      size_t symmetric = g2z_plan_nccl_bytes(plan); /* of 8 x 8 x 1024 tokens, that is many */
+      CHECK(t, plan->gather == (stage ? G2Z_GATHER_SYMMETRIC : G2Z_GATHER_PLAIN));
       config.batch = 2;
-      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 5, 8, &plan));
-      CHECK(t, plan.gather == (stage ? G2Z_GATHER_COPY : G2Z_GATHER_PLAIN));
-      CHECK(t, (g2z_plan_nccl_bytes(&plan) < symmetric) == (stage > 0));
+      plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 5, 8);
+      CHECK(t, plan->gather == (stage ? G2Z_GATHER_COPY : G2Z_GATHER_PLAIN));
+      CHECK(t, (g2z_plan_nccl_bytes(plan) < symmetric) == (stage > 0));
     }
 }
 
 static void test_plan_update_decay(g2z_test *t) {
   g2z_train_config config = test_config_of(1, 1, 8, 8, 10);
-  g2z_plan plan;
-  g2z_update_range ranges[64];
-  CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
-  size_t count = g2z_plan_update_ranges(&plan, ranges, 64), decayed = 0;
-  for (size_t i = 0; i < count; i++)
-    if (ranges[i].decay) decayed += ranges[i].elements;
+  const g2z_plan *plan;
+  plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+  size_t decayed = 0;
+  for (size_t i = 0; i < plan->updates; i++)
+    if (plan->update[i].decay) decayed += plan->update[i].elements;
   CHECK(t, decayed == 12 * 8 * 8 + 8 * 8 + 10 * 8); /* four matrices, wpe, wte */
 }
 
@@ -1094,40 +1139,40 @@ static void test_plan_largest_batch(g2z_test *t) {
   int largest[4];
   for (int i = 0; i < 4; i++) { /* alone, and on four GPUs, where NCCL takes something too */
     g2z_train_config config = g2z_train_config_default();
-    g2z_plan plan;
+    const g2z_plan *plan;
     int world = i < 2 ? 1 : 4;
     config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, world, &plan));
+    plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, world);
     size_t budget = (size_t)40 << 30;
-    CHECK(t, (g2z_plan_nccl_bytes(&plan) > 0) == (world > 1));
-    config.batch = largest[i] = g2z_plan_largest_batch(&plan, budget);
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, world, &plan));
-    CHECK(t, plan.bytes_total + g2z_plan_nccl_bytes(&plan) <= budget);
+    CHECK(t, (g2z_plan_nccl_bytes(plan) > 0) == (world > 1));
+    config.batch = largest[i] = g2z_plan_largest_batch(plan, budget);
+    plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, world);
+    CHECK(t, plan->bytes_total + g2z_plan_nccl_bytes(plan) <= budget);
     config.batch = largest[i] + 1;
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, world, &plan));
-    CHECK(t, plan.bytes_total + g2z_plan_nccl_bytes(&plan) > budget);
-    CHECK(t, g2z_plan_largest_batch(&plan, 1 << 20) == 0);
+    plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, world);
+    CHECK(t, plan->bytes_total + g2z_plan_nccl_bytes(plan) > budget);
+    CHECK(t, g2z_plan_largest_batch(plan, 1 << 20) == 0);
   }
   CHECK(t, largest[1] > 2 * largest[0] && largest[3] > 2 * largest[2]);
   for (int gather = 0; gather < G2Z_GATHER_COUNT; gather++)
     for (int batch = 1; batch <= 32; batch *= 2) { /* what a batch needs is enough for it and no */
       g2z_train_config config = g2z_train_config_default(); /* more, whatever batch asks */
-      g2z_plan plan, other;
+      const g2z_plan *plan, *other;
       config.dtype = G2Z_FP16;
       config.gather = (g2z_gather)gather;
       config.batch = batch;
-      CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 8, &plan));
-      size_t needs = plan.bytes_total + g2z_plan_nccl_bytes(&plan);
+      plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 8);
+      size_t needs = plan->bytes_total + g2z_plan_nccl_bytes(plan);
       for (config.batch = 1; config.batch <= 64; config.batch *= 8) {
-        CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 8, &other));
-        CHECK(t, g2z_plan_largest_batch(&other, needs) == batch);
-        CHECK(t, g2z_plan_largest_batch(&other, needs - 1) == batch - 1);
+        other = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 8);
+        CHECK(t, g2z_plan_largest_batch(other, needs) == batch);
+        CHECK(t, g2z_plan_largest_batch(other, needs - 1) == batch - 1);
       }
     }
   g2z_train_config tiny = test_config_of(1, 1, 8, 1, 2); /* what fits must be allowed too */
-  g2z_plan plan;
-  CHECK_OK(t, g2z_plan_make(&t->services, &tiny, G2Z_DEVICE_CUDA, 0, 1, &plan));
-  tiny.batch = g2z_plan_largest_batch(&plan, SIZE_MAX);
+  const g2z_plan *plan;
+  plan = test_plan(t, &tiny, G2Z_DEVICE_CUDA, 0, 1);
+  tiny.batch = g2z_plan_largest_batch(plan, SIZE_MAX);
   CHECK_OK(t, g2z_train_config_check(&t->services, &tiny));
 }
 
@@ -1136,20 +1181,20 @@ static void test_plan_recompute(g2z_test *t) {
   g2z_train_config config = g2z_train_config_default();
   config.dtype = G2Z_FP16;
   for (int i = 0; i < 2; i++) {
-    g2z_plan plan;
+    const g2z_plan *plan;
     config.recompute = i ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CUDA, 0, 1, &plan));
-    size_t N = (size_t)plan.batch * (size_t)plan.seq, C = 768, L = 12, NH = 12;
+    plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1);
+    size_t N = (size_t)plan->batch * (size_t)plan->seq, C = 768, L = 12, NH = 12;
     size_t token = i ? 2 * L * C + 44 * C + 4 * NH + 28 : L * (32 * C + 4 * NH + 16) + 14 * C + 12;
-    CHECK(t, plan.bytes[G2Z_MEMORY_ACTIVATIONS] == N * token);
+    CHECK(t, plan->bytes[G2Z_MEMORY_ACTIVATIONS] == N * token);
     /* No two buffers that live at the same time share a byte. */
-    unsigned char *owner = (unsigned char *)calloc(plan.bytes[G2Z_MEMORY_ACTIVATIONS] / 256, 1);
+    unsigned char *owner = (unsigned char *)calloc(plan->bytes[G2Z_MEMORY_ACTIVATIONS] / 256, 1);
     size_t twice = 0;
     for (int layer = 0; layer < (int)L; layer++)
       for (int which = 0; which < G2Z__ACT_COUNT; which++) {
         int stream = which == G2Z__ACT_RES3, once = which == G2Z__ACT_EMBED || which >= G2Z__ACT_LNF;
         if (layer > 0 && (once || (i && !stream))) continue;
-        size_t begin = g2z__activation_offset(&plan, (g2z__activation)which, layer);
+        size_t begin = g2z__activation_offset(plan, (g2z__activation)which, layer);
         unsigned char *block = &owner[begin / 256];
         twice += begin % 256 != 0 || *block;
         *block = 1;
@@ -4257,6 +4302,34 @@ static void test_ops_threads(g2z_test *t) {
 #else
 static void test_ops_threads(g2z_test *t) { SKIP(t, "built without OpenMP: there is one thread"); }
 #endif
+
+static void *ops_on_thread(void *t) {
+  static void (*const runs[])(g2z_test *) = {
+      test_ops_linear,    test_ops_layernorm, test_ops_attention, test_ops_attention_range,
+      test_ops_embedding, test_ops_head,      test_ops_dropout,   test_ops_decide,
+      test_ops_adamw,     test_ops_sums_and_casts};
+  for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) runs[i]((g2z_test *)t);
+  return NULL;
+}
+
+/* Stacks of 64 KiB, the caller's and, in a program of its own, those of OpenMP's threads. */
+static void test_ops_stack(g2z_test *t) {
+  pthread_attr_t small;
+  pthread_t thread;
+  size_t bytes = 64 * 1024;
+  if (bytes < (size_t)PTHREAD_STACK_MIN) bytes = (size_t)PTHREAD_STACK_MIN;
+  CHECK(t, pthread_attr_init(&small) == 0 && pthread_attr_setstacksize(&small, bytes) == 0);
+  CHECK(t, pthread_create(&thread, &small, ops_on_thread, t) == 0);
+  CHECK(t, pthread_join(thread, NULL) == 0);
+  pthread_attr_destroy(&small);
+#if defined(_OPENMP)
+  char command[128];
+  snprintf(command, sizeof command, "OMP_STACKSIZE=64k /proc/%d/exe ops_threads > /dev/null",
+           (int)getpid());
+  int status = system(command);
+  CHECK(t, WIFEXITED(status) && WEXITSTATUS(status) == 0);
+#endif
+}
 /* ----- CUDA ops against the CPU's ----------------------------------------
  * Each op runs on both devices with the same inputs, exact in their type, and the outputs must
  *   agree: |cuda - cpu| <= ulps * eps(type) * |cpu| + noise
@@ -7152,10 +7225,10 @@ static void test_golden_gradients(g2z_test *t) {
   const g2z_plan *plan = g2z_trainer_plan(tt.trainer);
   size_t C = (size_t)config.model.channels;
   for (int unit = 0; unit < plan->units; unit++) {
-    size_t at = g2z_plan_unit_canonical(plan, unit);
+    size_t at = plan->unit[unit].canonical;
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
       g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
-      if (info.unit != g2z_plan_unit_kind(plan, unit)) continue;
+      if (info.unit != plan->unit[unit].kind) continue;
       char name[96], block[16] = "";
       if (info.unit == G2Z_UNIT_BLOCK)
         snprintf(block, sizeof block, "h.%d.", config.model.layers - unit);
@@ -7218,23 +7291,23 @@ static void test_finite_differences(g2z_test *t) {
   g2z_train_config config = test_config_of(2, 2, 32, 12, 61);
   config.optimizer.lr = config.optimizer.min_lr = 0; /* a step measures and does not move */
   config.dropout = 0.2f; /* the mask is keyed by the step: each trainer's first step draws the same */
-  g2z_plan plan;
+  const g2z_plan *plan;
   int32_t x[24], y[24];
   test_tokens(x, 24, 61, 1);
   test_tokens(y, 24, 61, 2);
-  REQUIRE_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
-  float *weights = (float *)malloc(plan.parameters * sizeof(float));
-  float *grads = (float *)malloc(plan.parameters * sizeof(float));
-  for (size_t i = 0; i < plan.parameters; i += 4) {
+  plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+  float *weights = (float *)malloc(plan->parameters * sizeof(float));
+  float *grads = (float *)malloc(plan->parameters * sizeof(float));
+  for (size_t i = 0; i < plan->parameters; i += 4) {
     double four[4];
     g2z__normal4(7, i / 4, four);
     for (int k = 0; k < 4; k++) weights[i + (size_t)k] = (float)(0.15 * four[k]);
   }
-  for (int unit = 0, probe = 0; unit < plan.units; unit++) {
-    size_t at = g2z_plan_unit_canonical(&plan, unit);
+  for (int unit = 0, probe = 0; unit < plan->units; unit++) {
+    size_t at = plan->unit[unit].canonical;
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
       g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
-      if (info.unit != g2z_plan_unit_kind(&plan, unit)) continue;
+      if (info.unit != plan->unit[unit].kind) continue;
       double losses[3], norm = 0, slope = 0, h = 2e-2;
       for (size_t i = 0; i < info.elements; i++) {
         double four[4];
@@ -7245,7 +7318,7 @@ static void test_finite_differences(g2z_test *t) {
         test_trainer tt;
         g2z_report report;
         REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, plan.parameters, weights));
+        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, weights));
         float *moved = (float *)malloc(info.elements * sizeof(float));
         for (size_t i = 0; i < info.elements; i++) {
           double four[4];
@@ -7778,8 +7851,8 @@ static void test_initialisation(g2z_test *t) {
   for (int unit = 0; unit < plan->units; unit++)
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
       g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
-      if (info.unit != g2z_plan_unit_kind(plan, unit)) continue;
-      const float *v = w + g2z_plan_unit_canonical(plan, unit) + g2z_plan_offset(plan, (g2z_param)p);
+      if (info.unit != plan->unit[unit].kind) continue;
+      const float *v = w + plan->unit[unit].canonical + plan->offset[p];
       double sum = 0, square = 0, n = (double)info.elements;
       for (size_t i = 0; i < info.elements; i++) {
         sum += (double)v[i];
@@ -8514,7 +8587,7 @@ static const g2z_ops *turns_right;
 static int turns_seen, turns_wrong;
 static void turns_look(int next) {
   const g2z_trainer *t = turns_trainer;
-  int unit = t->needed, L = t->plan.model.layers;
+  int unit = t->needed, L = t->plan->model.layers;
   if (unit < 1 || unit > L) return; /* the final LayerNorm */
   turns_seen++;
   turns_wrong += t->turn[unit % 2] != unit || !t->turn_joined[unit % 2];
@@ -8581,7 +8654,7 @@ static int rank_turns(int argc, char **argv) {
     int32_t token = 7;
     if (i == 0)
       status = g2z_trainer_write(t, G2Z_BUFFER_MASTER,
-                                 g2z_plan_unit_canonical(&t->plan, L) + 32, 512, zeros);
+                                 t->plan->unit[L].canonical + 32, 512, zeros);
     if (status == G2Z_OK) status = g2z_trainer_logits(t, &token, 1, 1, logits[i]);
   }
   if (status == G2Z_OK && memcmp(logits[0], logits[1], sizeof logits[0]) != 0) {
@@ -10465,6 +10538,122 @@ static void test_run_resume(g2z_test *t) {
   g2z_release(&t->services, log);
 }
 
+/* A copy of the run in `from`, and a shell command in it. */
+static void test_run_copy(g2z_test *t, const char *from, const char *to, const char *command) {
+  char format[700];
+  snprintf(format, sizeof format, "rm -rf '%%2$s' && cp -r '%%1$s' '%%2$s' && cd '%%2$s' && %.500s",
+           command);
+  test_sh(t, format, from, to);
+}
+
+/* Lines of metrics.jsonl that a crash or a hand has damaged: none vanishes without a word. */
+static void test_run_resume_torn(g2z_test *t) {
+  test_run_setup a, b;
+  test_run_seen seen;
+  size_t bytes;
+  char part[600];
+  test_run_saves(t, &a, "a");
+  CHECK_OK(t, test_run_all(t, &a.config, &seen));
+  test_run_saves(t, &b, "b");
+  b.config.resume = "latest";
+  t->services.log = test_run_warned;
+  /* Torn behind the checkpoint's step: nothing is missing. */
+  test_run_copy(t, a.run_dir, b.run_dir, "printf '{\"step\": 8, \"val' >> metrics.jsonl");
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, strstr(test_run_warning, "b/metrics.jsonl, line ") != NULL);
+  CHECK(t, strstr(test_run_warning, " is torn, and is cut off") != NULL);
+  t->services.log = NULL;
+  test_runs_equal(t, a.run_dir, b.run_dir);
+  /* Damage before the last line names the line, and touches nothing. */
+  static const char *const damages[] = {"sed -i '3s/:/;/' metrics.jsonl",
+                                        "sed -i '3s/.*/{\"loss\": 1}/' metrics.jsonl",
+                                        "sed -i '3s/.*//' metrics.jsonl"};
+  for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+    test_run_copy(t, a.run_dir, b.run_dir, damages[i]);
+    test_sh(t, "cp '%s/metrics.jsonl' '%s/damaged'", b.run_dir, t->directory);
+    snprintf(part, sizeof part, "mend it, or delete it: sed -i 3d %.200s/metrics.jsonl", b.run_dir);
+    CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_FORMAT, &t->services, part);
+    CHECK(t, strstr(t->services.error, "b/metrics.jsonl, line 3: ") != NULL);
+    test_sh(t, "cmp '%s/metrics.jsonl' '%s/damaged'", b.run_dir, t->directory);
+  }
+  /* The remedy, as the sentence says it, for a line that no sum is made of. */
+  char *text = test_run_read(t, a.run_dir, "metrics.jsonl", &bytes);
+  int line = 1;
+  const char *saved = text ? strstr(text, "\"save_ms\"") : NULL;
+  for (const char *c = text; saved && c < saved; c++) line += *c == '\n';
+  g2z_release(&t->services, text);
+  snprintf(part, sizeof part, "sed -i '%ds/{/[/' metrics.jsonl", line);
+  test_run_copy(t, a.run_dir, b.run_dir, part);
+  snprintf(part, sizeof part, "line %d: ", line);
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_FORMAT, &t->services, part);
+  const char *remedy = strstr(t->services.error, "sed -i");
+  snprintf(part, sizeof part, "%s", remedy ? remedy : "false");
+  test_sh(t, "%s && true '%s'", part, "");
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  test_runs_equal(t, a.run_dir, b.run_dir);
+}
+
+/* "latest" is the last checkpoint that is whole. */
+static void test_run_resume_latest(g2z_test *t) {
+  static const struct { const char *damage, *why; } cases[] = {
+      {"printf x | dd of=step-000008/model.safetensors bs=1 seek=2000 conv=notrunc 2> /dev/null",
+       "the file is damaged"},
+      {"truncate -s -1 step-000008/optimizer-00000-of-00001.safetensors", "it was cut or replaced"},
+      {"rm step-000008/tuning.txt", "has no tuning.txt, which belongs to it"},
+      {"rm step-000008/trainer_state.json", "has weights but no trainer_state.json"},
+      {"truncate -s 700 step-000008/trainer_state.json", "step-000008"},
+      {"rm -r step-000008 && mkdir step-000008", "has no trainer_state.json"},
+      {"rm -r step-000008 && touch step-000008", "has no trainer_state.json"},
+      {"rm step-000008/tuning.txt && mkfifo step-000008/tuning.txt", "tuning.txt is a FIFO: copy the checkpoint again"}};
+  test_run_setup a, b;
+  test_run_seen seen;
+  test_run_saves(t, &a, "a");
+  CHECK_OK(t, test_run_all(t, &a.config, &seen));
+  test_run_saves(t, &b, "b");
+  b.config.resume = "latest";
+  alarm(120);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    test_run_copy(t, a.run_dir, b.run_dir, cases[i].damage);
+    t->services.log = test_run_warned;
+    CHECK_OK(t, test_run_all(t, &b.config, &seen));
+    t->services.log = NULL;
+    CHECK(t, strstr(test_run_warning, "b/step-000008 is passed over: ") != NULL);
+    CHECK(t, strstr(test_run_warning, cases[i].why) != NULL);
+    CHECK(t, seen.steps == 2 && seen.last_step == 8 && seen.saved == 1);
+    CHECK(t, access(test_path(t, "b/step-000008.damaged"), F_OK) == 0);
+    test_runs_equal(t, a.run_dir, b.run_dir);
+    test_sh(t, "diff -r '%s'/step-000008 '%s'/step-000008", a.run_dir, b.run_dir);
+  }
+  alarm(0);
+  /* Several in turn; that which is named is not replaced by another. */
+  test_run_copy(t, a.run_dir, b.run_dir, "rm step-00000[468]/model.safetensors");
+  CHECK_OK(t, test_run_all(t, &b.config, &seen));
+  CHECK(t, seen.steps == 5 && test_files_count(t, "b/*.damaged") == 3);
+  char path[700];
+  test_run_copy(t, a.run_dir, b.run_dir, "rm step-000008/model.safetensors");
+  snprintf(path, sizeof path, "%s/step-000008", b.run_dir);
+  b.config.resume = path;
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_FORMAT, &t->services,
+               "has no model.safetensors");
+  b.config.resume = "latest";
+  /* None is whole: all are named, none is touched. */
+  test_run_copy(t, a.run_dir, b.run_dir, "rm step-*/model.safetensors");
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_FORMAT, &t->services,
+               "b is whole (step 8, step 6, step 4, step 3). ");
+  CHECK(t, test_files_count(t, "b/*.damaged") == 0 && test_files_count(t, "b/step-") == 4);
+  /* What is no damage ends the start: another version, another model. */
+  test_run_copy(t, a.run_dir, b.run_dir,
+                "sed -i 's/\"version\": 1/\"version\": 2/' step-000008/trainer_state.json");
+  test_saved_sign(t, path, "config.json");
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_UNSUPPORTED, &t->services,
+               "step-000008/trainer_state.json has version=2");
+  test_run_copy(t, a.run_dir, b.run_dir, "true");
+  b.config.train.model.heads = 1;
+  CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "step-000008 was saved by a model with heads=2");
+  CHECK(t, test_files_count(t, "b/*.damaged") == 0);
+}
+
 static void test_run_resume_refusals(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -10958,7 +11147,7 @@ static void test_train_ranks_memory(g2z_test *t) {
   char arguments[2000], base[1600], output[16384];
   size_t need[2], free_bytes, total_bytes;
   g2z_train_config config = g2z_train_config_default();
-  g2z_plan plan;
+  const g2z_plan *plan;
   test_ranks ranks;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   CHECK_OK(t, g2z_device_memory(&t->services, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
@@ -10970,8 +11159,8 @@ static void test_train_ranks_memory(g2z_test *t) {
   config.zero_stage = 0;
   for (int i = 0; i < 2; i++) {
     config.model.layers = 1 + i;
-    CHECK_OK(t, g2z_plan_make(&t->services, &config, G2Z_DEVICE_CPU, 0, 1, &plan));
-    need[i] = plan.bytes_total;
+    plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+    need[i] = plan->bytes_total;
   }
   if (need[0] > free_bytes / 2) SKIP(t, "too little memory is free");
   test_train_arguments(t, base, sizeof base, "run");
@@ -10988,6 +11177,53 @@ static void test_train_ranks_memory(g2z_test *t) {
 }
 
 /* What would have ranks wait for each other at different places is said before the first step. */
+/* Both ranks take the checkpoint that rank 0 finds whole. */
+static void test_train_ranks_latest(g2z_test *t) {
+  char arguments[2000], base[1600];
+  double losses[9] = {0}, resumed[9] = {0};
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_train_arguments(t, base, sizeof base, "run");
+  snprintf(arguments, sizeof arguments, "%s --steps 8 --batch 1 --save-every 2 --resume latest",
+           base);
+  for (int turn = 0; turn < 2; turn++) {
+    test_train_ranks(t, &ranks, 2, arguments, 60);
+    for (int r = 0; r < 2; r++)
+      CHECK_RANK(t, &ranks, r, 0, !turn || r ? NULL : "run/step-000008 is passed over: ");
+    test_ranks_free(t, &ranks);
+    test_train_losses(t, "run", turn ? resumed : losses, 8);
+    if (turn == 0)
+      test_sh(t, "cd '%s' && rm step-000008/model.safetensors && "
+                 "truncate -s 99 step-000006/optimizer-00001-of-00002.safetensors%s",
+              test_path(t, "run"), "");
+  }
+  CHECK(t, memcmp(losses, resumed, sizeof losses) == 0);
+  CHECK(t, test_files_count(t, "run/*.damaged") == 2);
+}
+
+/* A rank that has lost the job, and whose console takes nothing more, ends with the code for that. */
+static void test_train_ranks_stuck(g2z_test *t) {
+  char arguments[2000], base[1600], before[300], stuck[512];
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_train_arguments(t, base, sizeof base, "stuck");
+  snprintf(arguments, sizeof arguments, "%s --steps 100000 --batch 1", base);
+  snprintf(stuck, sizeof stuck, "%s", test_path(t, "console"));
+  CHECK(t, mkfifo(stuck, 0600) == 0);
+  int console = open(stuck, O_RDWR | O_NONBLOCK);
+  while (write(console, stuck, sizeof stuck) > 0) continue; /* it is full */
+  snprintf(before, sizeof before, "exec 2> '%.250s';", stuck);
+  test_ranks_open(&ranks, 2);
+  test_train_start(t, &ranks, 0, before, arguments);
+  test_train_start(t, &ranks, 1, "", arguments);
+  test_wait_for(t, "stuck/metrics.jsonl", "\"step\": 3,");
+  kill(ranks.pid[1], SIGKILL);
+  test_ranks_wait(t, &ranks, 40);
+  CHECK_RANK(t, &ranks, 0, G2Z_EXIT_LOST, NULL);
+  test_ranks_free(t, &ranks);
+  close(console);
+}
+
 static void test_train_ranks_differ(g2z_test *t) {
   static const struct { const char *flags, *says; } cases[] = {
       {"--val-every 4", "the config of rank 1 differs from rank 0's: \"val_every=4\" there, "
@@ -10995,7 +11231,8 @@ static void test_train_ranks_differ(g2z_test *t) {
       {"--save-every 3", "\"save_every=3\" there, \"save_every=0\" on rank 0"},
       {"--prompt 1", "the prompt of rank 1 differs from rank 0's: \"1\" there, \"\" on rank 0"},
       {"--max-train-steps 7", "\"max_train_steps=7\" there, \"max_train_steps=0\" on rank 0"},
-      {"--profile", "\"profile=1\" there, \"profile=0\" on rank 0"}};
+      {"--profile", "\"profile=1\" there, \"profile=0\" on rank 0"},
+      {"--lr 0.010000001", "\"lr=0.010000001\" there, \"lr=0.01\" on rank 0"}};
   char arguments[2000], base[1600];
   test_ranks ranks;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
@@ -12295,6 +12532,7 @@ static void test_run_short(g2z_test *t) {
 static const g2z_test_entry test_table[] = {
     {"files_writer", "a file appears whole or not at all", test_files_writer},
     {"files_refused", "reading what cannot be read is a sentence", test_files_refused},
+    {"files_special", "FIFOs and links in place of files", test_files_special},
     {"files_pipe", "streams are read to their end", test_files_pipe},
     {"files_locked", "a file is written by one program at a time", test_files_locked},
     {"files_full_disk", "a full disk leaves nothing behind", test_files_full_disk},
@@ -12363,6 +12601,7 @@ static const g2z_test_entry test_table[] = {
     {"ops_adamw", "AdamW equals PyTorch's arithmetic", test_ops_adamw},
     {"ops_sums_and_casts", "norms and casts", test_ops_sums_and_casts},
     {"ops_threads", "any number of threads, the same bits", test_ops_threads},
+    {"ops_stack", "every op on a stack of 64 KiB", test_ops_stack},
     {"cuda_device", "memory, order and errors of a GPU", test_cuda_device},
     {"cuda_embed", "embedding, with tokens in long runs", test_cuda_embed},
     {"cuda_layernorm", "LayerNorm at all row widths", test_cuda_layernorm},
@@ -12462,6 +12701,8 @@ static const g2z_test_entry test_table[] = {
     {"checkpoint_trouble", "full disks and failing allocations leave nothing behind",
      test_checkpoint_trouble},
     {"run_resume", "a resumed run leaves the files of an unbroken one", test_run_resume},
+    {"run_resume_torn", "damaged lines of metrics.jsonl are told", test_run_resume_torn},
+    {"run_resume_latest", "the last checkpoint that is whole", test_run_resume_latest},
     {"run_resume_refusals", "what cannot be resumed is said before the first step",
      test_run_resume_refusals},
     {"run_goes_on", "what a run said at its end goes when it goes on", test_run_goes_on},
@@ -12472,6 +12713,8 @@ static const g2z_test_entry test_table[] = {
     {"train_killed", "kill -9 at any moment leaves whole checkpoints", test_train_killed},
     {"train_ranks_resume", "saved on 4 ranks, resumed on 3 and on 1", test_train_ranks_resume},
     {"train_ranks_memory", "ranks on CPUs divide their host's memory", test_train_ranks_memory},
+    {"train_ranks_latest", "all ranks take the checkpoint that is whole", test_train_ranks_latest},
+    {"train_ranks_stuck", "a console that hangs keeps no rank", test_train_ranks_stuck},
     {"train_ranks_differ", "ranks whose settings differ say so before the first step",
      test_train_ranks_differ},
     {"train_ranks_killed", "kill -9 of a rank: the others name it, the next start goes on",
@@ -12537,6 +12780,7 @@ static void test_run(const g2z_test_entry *entry, int *passed, int *failed, int 
   }
   double begin = g2z_seconds();
   entry->run(&t);
+  for (int i = 0; i < 2; i++) g2z_plan_free(t.plans[i]);
   if (t.allocations != 0) test_fail(&t, __FILE__, __LINE__, "%ld blocks leaked", t.allocations);
   if (!t.skip[0] && t.checks == 0) test_fail(&t, __FILE__, __LINE__, "the test checked nothing");
   nftw(t.directory, test_remove_entry, 16, FTW_DEPTH | FTW_PHYS);

@@ -218,6 +218,25 @@ static void write_failure(g2z_services *services, const faults *f, const g2z_fau
   g2z_writer_free(writer);
 }
 
+static void on_alarm(int number) {
+  (void)number;
+  _exit(G2Z_EXIT_LOST);
+}
+
+/* A file system or a console that hangs must not keep a rank whose job is lost. The signal is
+ * blocked in the library's threads, so that it must be let through here. */
+static void end_soon(unsigned seconds) {
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = on_alarm;
+  sigaction(SIGALRM, &action, NULL);
+  sigset_t alarms;
+  sigemptyset(&alarms);
+  sigaddset(&alarms, SIGALRM);
+  pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
+  alarm(seconds);
+}
+
 /* Runs in a thread of the library, while others may wait for ever inside a collective: so it says
  * what it knows and leaves. One rank writes RUN_FAILED.json, each its own flight recorder. */
 static void on_fault(void *user, const g2z_fault *fault) {
@@ -227,7 +246,7 @@ static void on_fault(void *user, const g2z_fault *fault) {
   g2z_services services; /* its own: the other one belongs to the main thread */
   char path[1200], name[64];
   memset(&services, 0, sizeof services);
-  alarm(8); /* a file system that hangs must not keep it here */
+  end_soon(8);
   print_error(f->place, fault->sentence);
   if (ranks && f->run_dir && g2z_make_directory(&services, f->run_dir) == G2Z_OK) {
     snprintf(name, sizeof name, "flight_rank_%d.jsonl", rank);
@@ -409,13 +428,13 @@ static g2z_status settle(g2z_services *services, options *o, g2z_context_config 
 static g2z_status dry_run(g2z_services *services, const options *o,
                           const g2z_context_config *context) {
   g2z_train_config config = o->run.train;
-  g2z_plan plan;
+  g2z_plan *plan;
   size_t overhead_bytes, free_bytes, total_bytes;
   if (context->ranks.place.rank != 0) return G2Z_OK; /* no other's is larger */
   config.optimizer.warmup = 0; /* nothing in the plan depends on the schedule */
   config.optimizer.min_lr = 0;
-  TRY(g2z_plan_make(services, &config, context->device, context->ranks.place.rank,
-                    context->ranks.place.world, &plan));
+  TRY(g2z_plan_create(services, &config, context->device, context->ranks.place.rank,
+                      context->ranks.place.world, &plan));
   if (g2z_device_overhead(services, context->device, &overhead_bytes) != G2Z_OK ||
       g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
     puts("this machine has no such device: what it takes beside the plan is not known here");
@@ -423,8 +442,9 @@ static g2z_status dry_run(g2z_services *services, const options *o,
   }
   if (context->device == G2Z_DEVICE_CPU && context->ranks.place.local_world > 1)
     free_bytes /= (size_t)context->ranks.place.local_world; /* ranks share the host's */
-  if (overhead_bytes > 0) overhead_bytes += g2z_plan_nccl_bytes(&plan);
-  g2z_plan_print(&plan, overhead_bytes, free_bytes, print_line, NULL);
+  if (overhead_bytes > 0) overhead_bytes += g2z_plan_nccl_bytes(plan);
+  g2z_plan_print(plan, overhead_bytes, free_bytes, print_line, NULL);
+  g2z_plan_free(plan);
   return G2Z_OK;
 }
 
