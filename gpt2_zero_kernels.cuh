@@ -2871,6 +2871,15 @@ static __device__ inline void g2z__att_drop_tile(float (&factors)[4], const g2z_
   }
 }
 
+/* Drops elements of a C tile whose rows are queries. */
+static __device__ inline void g2z__att_drop_apply(float (&c)[4], const g2z__att_drop &drop, int row,
+                                                  int column) {
+  float factors[4];
+  g2z__att_drop_tile<G2Z__ROWS_ARE_QUERIES>(factors, drop, row, column);
+#pragma unroll
+  for (int i = 0; i < 4; i++) c[i] *= factors[i];
+}
+
 /* ----- kernels for tensor cores ------------------------------------------ */
 
 /* How 128 rows are spread over warps. With HS up to 64 a warp takes 32 rows, so that each piece of
@@ -2961,6 +2970,21 @@ static __device__ inline void g2z__att_finish(A *out, float *lse, const float (&
   g2z__store_c<HSP>(g2z__rows_of(out, b, h, 0, 1, T, NH, HS), o, row, inverse[0], inverse[1]);
 }
 
+/* No query sees a later key. */
+template <int MT>
+static __device__ inline void g2z__att_causal(float (&s)[MT][G2Z__ATT_STEP / 8][4], int row,
+                                              int key0) {
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int n = 0; n < G2Z__ATT_STEP / 8; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        int query = row + m * 16 + g2z__lane_row() + i / 2 * 8;
+        if (key0 + n * 8 + g2z__lane_column() + i % 2 > query) s[m][n][i] = -INFINITY;
+      }
+}
+
 /* g2z_k_attention_fwd: out = softmax(mask(Q K^T / sqrt(HS))) V, 128 queries of one (b,h) per block.
  *   out     [B,T,NH,HS] A out
  *   lse     [B,NH,T] f32 out   natural log of the sum of exp of the scaled scores
@@ -3015,17 +3039,7 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
     if (key0 >= row + 16 * MT) continue; /* the last keys are beyond the first warps' queries */
     float s[MT][STEP / 8][4] = {};
     g2z__scores<A, HSP, MT, STEP>(s, qa, k_tile, reader, 0);
-    if (key0 + STEP > row) {
-#pragma unroll
-      for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int n = 0; n < STEP / 8; n++)
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-            int query = row + m * 16 + g2z__lane_row() + i / 2 * 8;
-            if (key0 + n * 8 + g2z__lane_column() + i % 2 > query) s[m][n][i] = -INFINITY;
-          }
-    }
+    if (key0 + STEP > row) g2z__att_causal<MT>(s, row, key0);
     float shrink[MT][2];
     if (g2z__softmax_step<MT>(s, largest, sum, shrink, scale * G2Z__LOG2E))
       g2z__shrink<HSP, MT>(o, shrink);
@@ -3035,13 +3049,8 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
 #pragma unroll
       for (int m = 0; m < MT; m++) {
         if constexpr (DROP == G2Z__DROP_ON) {
-#pragma unroll
-          for (int i = n; i < n + 2; i++) {
-            float factors[4];
-            g2z__att_drop_tile<G2Z__ROWS_ARE_QUERIES>(factors, drop, row + m * 16, key0 + i * 8);
-#pragma unroll
-            for (int j = 0; j < 4; j++) s[m][i][j] *= factors[j];
-          }
+          g2z__att_drop_apply(s[m][n], drop, row + m * 16, key0 + n * 8);
+          g2z__att_drop_apply(s[m][n + 1], drop, row + m * 16, key0 + n * 8 + 8);
         }
         g2z__as_a<A>(p[m], s[m][n], s[m][n + 1]);
       }
@@ -3826,6 +3835,14 @@ static __device__ inline void g2z__hopper_mask(float (&s)[8][4], int key, int ro
         s[n][i] = -INFINITY;
 }
 
+static __device__ inline void g2z__hopper_fwd_open(const uint64_t *full, const uint64_t *empty) {
+  for (int i = 0; i < G2Z__HOPPER_FWD_STAGES; i++) {
+    g2z__barrier_init(full + i, 1);
+    g2z__barrier_init(empty + i, 8);
+  }
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
 /* g2z_k_attention_hopper_fwd: g2z_k_attention_fwd with wgmma; a warpgroup owns 64 queries.
  *   qkv_map  qkv as {64, 3 NH, T, B}
  * Math    as g2z_k_attention_fwd
@@ -3851,28 +3868,20 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
   int b = bh / NH, h = bh % NH;
   int row = block * 128 + (int)threadIdx.x / 32 * 16; /* of this warp */
   uint32_t q[4][4], p[4][4];
-  int key_blocks = (T + 63) / 64;
-  int count = min(key_blocks, block * 2 + 2), mine = min(count, block * 2 + group + 1);
+  int count = min((T + 63) / 64, block * 2 + 2), mine = min(count, block * 2 + group + 1);
   auto load = [&](int n, int stage) { /* by one thread */
     g2z__hopper_load_keys(tiles + (uint32_t)(stage * 2 * G2Z__TILE_BYTES), &qkv_map, full + stage,
                           n * 64, b, h, NH);
   };
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      g2z__barrier_init(full + i, 1);
-      g2z__barrier_init(empty + i, 8);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
+  if (threadIdx.x == 0) g2z__hopper_fwd_open(full, empty);
   g2z__k_begin();
   if (threadIdx.x == 0)
     for (int n = 0; n < min(count, STAGES); n++) load(n, n);
   g2z__load_a<64>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, 64), row);
   __syncthreads();
-  float s[1][8][4], o[1][8][4], largest[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {};
-  float shrink[1][2];
-  uint32_t phase = 0;
-  for (int turn = 0; turn < mine; turn += STAGES, phase ^= 1)
+  float s[1][8][4], o[1][8][4], shrink[1][2], sum[1][2] = {};
+  float largest[1][2] = {{-INFINITY, -INFINITY}};
+  for (int turn = 0, phase = 0; turn < mine; turn += STAGES, phase ^= 1)
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++) { /* addresses of a stage are then constants */
       int n = turn + stage;
@@ -3880,14 +3889,12 @@ g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
       const int before = (stage + STAGES - 1) % STAGES;
       uint32_t k_tile = tiles + (uint32_t)(stage * 2 * G2Z__TILE_BYTES);
       uint32_t v_before = tiles + (uint32_t)((before * 2 + 1) * G2Z__TILE_BYTES);
-      g2z__barrier_wait_warp(full + stage, phase);
+      g2z__barrier_wait_warp(full + stage, (uint32_t)phase);
       g2z__wgmma_scores<A>(s[0], q, k_tile);
       if (n > 0) { /* the last block's P V runs under this one's softmax */
         g2z__wgmma_weighted<A>(o[0], p, v_before, n > 1);
         g2z__wgmma_wait<1>();
-      } else {
-        g2z__wgmma_wait<0>();
-      }
+      } else g2z__wgmma_wait<0>();
       g2z__settled(s[0]);
       if (n + 1 == mine) g2z__hopper_mask(s[0], n * 64, row);
       int grows = g2z__softmax_step<1>(s, largest, sum, shrink, scale * G2Z__LOG2E);
