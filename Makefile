@@ -137,7 +137,7 @@ check: check-compilers check-contents check-flags sanitize ## compile in every w
 
 WARN := -Wall -Wextra -Wpedantic -Werror
 WAYS := "gcc -std=c11 -x c" "clang -std=c11 -x c" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
-HEADS := $(addprefix build/check/,one.c two.c static.c static2.c)
+HEADS := $(addprefix build/check/,alone.c one.c two.c static.c static2.c)
 BEHIND := "gcc -x c" "gcc -std=gnu17 -x c" "clang -x c" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
 
 # build/fuzz/fuzz_json and the others run until they are stopped; inputs that fail are left where they
@@ -166,11 +166,12 @@ check-header: ## the header alone in every way, behind system headers, and where
 	@mkdir -p build/check
 	@impl='#define GPT2_ZERO_IMPLEMENTATION' include='#include "gpt2_zero.h"' static='#define G2Z_STATIC'; \
 	main='int main(void) { return g2z_status_text(G2Z_OK) == 0; }'; cd build/check; \
-	text='#include "extras/g2z_text.h"'; \
-	printf '%s\n' "$$impl" "$$include" "$$text" "$$include" "$$text" > one.c; \
-	printf '%s\n' "$$include" "$$text" "$$include" "$$text" "$$main" > two.c; \
-	printf '%s\n' "$$static" "$$impl" "$$include" "$$text" "$$include" "$$text" "$$main" > static.c; \
-	printf '%s\n' "$$static" "$$impl" "$$include" "$$text" > static2.c
+	extras=$$(printf '#include "extras/%s"\n' $(notdir $(EXTRAS))); all=$$(printf '%s\n' "$$include" "$$extras"); \
+	printf '%s\n' "$$impl" "$$include" > alone.c; \
+	printf '%s\n' "$$impl" "$$all" "$$all" > one.c; \
+	printf '%s\n' "$$all" "$$all" "$$main" > two.c; \
+	printf '%s\n' "$$static" "$$impl" "$$all" "$$all" "$$main" > static.c; \
+	printf '%s\n' "$$static" "$$impl" "$$all" > static2.c
 	$(call each,$(WAYS),for file in $(HEADS); do $(compile); done; $(call run,one.c two.c); \
 	  $(call run,static.c static2.c); echo "ok    $$1 $$2: the header alone and twice and in two files and static")
 	$(call each,$(BEHIND),for file in tests/behind.c; do $(compile); done; $(call run,behind.c); \
