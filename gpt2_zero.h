@@ -43,6 +43,7 @@
  *     or compile with -std=gnu11. -ffast-math is refused.
  *
  * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order in which data flows
+ *           >>i00   the page            one step of ZeRO, from top to bottom
  *     >>d01 >>i01   status              one enum, one sentence each
  *     >>d02 >>i02   services and files  allocator, log, clock; files that appear whole
  *     >>d03         random numbers      counter-based: Philox
@@ -94,28 +95,29 @@
  *                                       that those of two blocks, wte, wpe, the final LayerNorm
  *     dp        (2 + g) P, 12 P more    gradients: reduce to rank 0, which updates all; parameters:
  *               on rank 0               broadcast. What ZeRO is compared with: --strategy dp
- *     All learn the same to within rounding; a checkpoint of one opens in the others. What is sent
- *     runs on a stream of its own with high priority. In stage 3 a block's parameters come while
- *     the block before it is computed with, forward and backward, and make room for the next but
- *     one; the two that a pass ends with stay for the next pass. With one micro-step that is half
- *     as much again as in stages 1 and 2. A rank alone has all its parameters in any stage.
- *     wte's gradient, 31 % of all in 124M, has its last part from the embedding, at the end. Where
- *     the tokens of a micro-step on all ranks are at most two thirds as many as wte's rows, the LM
- *     head's part goes before, under backward, and at the end only a row for each token.
- *     GPUs of one host that reach each other's memory push what they send into it by their copy
- *     engines, gradients as they are, and each adds up what arrives, for which it has room beside
- *     the above: twice (N - 1) / N of a bucket. Next to NCCL's kernels, which take multiprocessors,
- *     those of backward take up to twice as long. With so few tokens the next forward pass begins
- *     with the rows of wte that it reads, fetched from their owners, and all of wte comes last, for
- *     the LM head; a row of its gradient goes to its owner alone. With more, parameters travel by
- *     NCCL's symmetric windows, wte first. Where there is no such way NCCL carries all.
- *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
- *     gradient, the verdict, parameters that came late, and what ranks meet for. On GPUs waiting
- *     for the queue is timed in the first 8 steps and then in one of 8, whose figure the others
- *     repeat. It is a rank's own: beyond what all of them wait, a rank waits for slower ones.
- *     A rank that fails in a step (a shard that cannot be read) says so in the verdict: all skip
- *     that step, and all return its status with its sentence. A rank whose GPU fails can say
- *     nothing any more: it returns alone, and the others learn that they lost it.
+ *     All learn the same to within rounding; a checkpoint of one opens in the others. A rank alone
+ *     has all its parameters in any stage. The page shows which stage sends what, and when.
+ *
+ *     stream    Collectives run on a CUDA stream of their own, with high priority.
+ *     stage 3   There are two block buffers: block i+1 is gathered into one while block i runs in
+ *               the other. The two blocks that a pass ends with stay for the next pass, which runs
+ *               the other way. A step with one micro-step sends half as much again as in stage 2.
+ *     wte       Its gradient, 31 % of all in 124M, completes last: the embedding adds to it. Where
+ *               all ranks' tokens of a micro-step are at most two thirds of wte's rows, its LM-head
+ *               part is reduced during backward, and the embedding's part follows as one row per
+ *               token.
+ *     copies    GPUs of one host that reach each other's memory send by copy engines: NCCL's kernels
+ *               take multiprocessors, and kernels of backward beside them take up to twice as long.
+ *               Gradients travel in the type they have; the receiver adds them up in fp32. Its two
+ *               inboxes take 2 (N - 1) / N of a bucket. Parameters travel by copies where tokens are
+ *               few, else by NCCL's symmetric windows. Where there is no such way NCCL carries all.
+ *     waiting   exposed_comm_ms of a step is the time in which the computation waited for other
+ *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
+ *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report
+ *               the last sample. It is a rank's own figure: faster ranks wait for slower ones.
+ *     failures  A rank that cannot read its next batch says so in the verdict: all ranks skip the
+ *               step and return that rank's status and sentence. A rank whose GPU fails can say
+ *               nothing: it returns alone, and the others learn that it is lost.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
@@ -1382,13 +1384,6 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
  * elements, belongs to rank r. All ranks make the same calls in the same order. */
 
 typedef struct g2z_comm g2z_comm;
-/* A table with rows of so many elements, which is gathered as a piece of `odd` elements and others
- * of `full`: who owns what of it. */
-typedef struct g2z_comm_table {
-  int row;
-  size_t odd, full;
-} g2z_comm_table;
-
 typedef struct g2z_collectives {
   const char *name;
   /* Notes how far the device's work goes until now. While a graph is recorded it is a place in that
@@ -1418,9 +1413,8 @@ typedef struct g2z_collectives {
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
   /* to[n] act: slice r is rank r's from[n/world], which may be that slice itself. All ranks have it
-   * in the same place of that memory, or all in their slice. No rank reads what lies in `to` any
-   * more, but for rows that were looked up: the caller knows that, or asks for it with
-   * follow_all(). */
+   * in the same place of that memory, or all in their slice. No rank may still read what lies in
+   * `to`: the caller knows that, or asks for it with follow_all(). */
   g2z_status (*all_gather)(g2z_comm *comm, void *to, const void *from, size_t n);
   /* buffer[n] act: comes from rank 0. */
   g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
@@ -1432,18 +1426,6 @@ typedef struct g2z_collectives {
    * is recorded. *done 0: it is not that quick here, and nothing was done. */
   g2z_status (*exchange)(g2z_comm *comm, g2z_span span, void *rows, const void *mine, size_t bytes,
                          int *done);
-  /* These three in the device's own order, also while a graph is recorded, and only with gather
-   * COPY; else NULL. */
-  /* All ranks have come here; what they delivered before has arrived. */
-  g2z_status (*meet)(g2z_comm *comm);
-  /* Of a table in all_gather's memory this rank's copy of rows[count] becomes that of their owners,
-   * who have changed them before a meeting. Their gather may come at the same time. */
-  g2z_status (*lookup)(g2z_comm *comm, void *table, g2z_comm_table form, const int32_t *rows,
-                       int count);
-  /* each[world, count, row] act of those who own rows[i] of the table: what lies behind its part in
-   * [rank, i] becomes that of mine[i]; the rest is undefined. */
-  g2z_status (*deliver)(g2z_comm *comm, void *each, const void *mine, g2z_comm_table form,
-                        const int32_t *rows, int count);
   /* to[n] grad = round(from[n]), in the queue. */
   g2z_status (*cast_grad)(g2z_comm *comm, void *to, const float *from, size_t n);
   /* From now on waiting in joins and meetings counts for lap 0 or 1, until exchange(); how long it
@@ -3922,8 +3904,7 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   plan->batch = batch;
   plan->head_chunk = g2z__plan_head_chunk(plan, tokens);
   plan->wte_rows = g2z__plan_sends_rows(plan);
-  /* On 8 H200s 52.07 ms a step of 32 x 1024 tokens with symmetric windows and 52.99 with copies and
-   * rows looked up, one run each; of few rows copies are faster, as room k80 says. */
+  /* Copies are faster for few tokens, symmetric windows for many. */
   if (plan->gather_auto) plan->gather = plan->wte_rows ? G2Z_GATHER_COPY : G2Z_GATHER_SYMMETRIC;
   int alone = plan->wte_rows && g2z__plan_head_alone(plan);
   plan->dwte_dtype = alone ? plan->grad_dtype : G2Z_FP32;
@@ -8273,7 +8254,7 @@ static const g2z_collectives g2z__one_rank = {
     g2z__one_place,          g2z__one_place,  g2z__one_reduce_scatter,
     g2z__one_buffer,         g2z__one_buffer, g2z__one_allocate, g2z__one_release,
     g2z__one_gather,         g2z__one_buffer, g2z__one_rows,     g2z__one_exchange,
-    NULL,                    NULL,            NULL,              g2z__one_cast_grad,
+    g2z__one_cast_grad,
     g2z__lap,                g2z__lap_ms,     g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
@@ -8397,7 +8378,7 @@ static const g2z_collectives g2z__star = {
     g2z__one_place,          g2z__one_place,   g2z__star_reduce_scatter,
     g2z__star_all_reduce,    g2z__star_reduce, g2z__one_allocate, g2z__one_release,
     g2z__star_all_gather,    g2z__star_broadcast, g2z__star_rows, g2z__star_exchange,
-    NULL,                    NULL,             NULL,              g2z__one_cast_grad,
+    g2z__one_cast_grad,
     g2z__lap,                g2z__lap_ms,      g2z__star_close};
 
 /* ----- a tape: what devices and collectives were given, to be given again -- */
