@@ -6305,8 +6305,8 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
  * In:  gradients that are complete, parameters that are new. Out: sums and copies over all GPUs.
  * Law: one communicator, one stream of high priority; the two streams wait for each other by
  *      events, the host for none. Every rank enqueues the same calls in the same order.
- * With COPY a call is copies into the other GPUs' memory (CUDA IPC) before a meeting; a few bytes,
- * and rows of wte, kernels write and read there in the device's own stream. Copies to several GPUs
+ * With COPY a call is copies into the other GPUs' memory (CUDA IPC) before a meeting; a few bytes a
+ * kernel writes there in the device's own stream. Copies to several GPUs
  * go through one stream: from several streams they run one after another all the same, and begin
  * later. */
 
@@ -6922,82 +6922,6 @@ static g2z_status g2z__nccl_exchange(g2z_comm *comm, g2z_span span, void *rows, 
   return G2Z_OK;
 }
 
-static g2z_status g2z__nccl_meeting(g2z_comm *comm) {
-  return g2z__nccl_meet_here(comm, g2z__no_post, NULL);
-}
-
-/* g2z_k_lookup, g2z_k_deliver: rows of a table from and to those who own them.
- *   places [world] device pointers to rank r's region
- *   place  where the table begins in each region, or what this rank delivers in the owner's; in
- *          units of 16 bytes, as form
- *   rows   [count] which rows; one may come twice
- *   mine   [count] rows to deliver
- * Launch  a thread for 16 bytes of a row, blocks of 256 */
-static __device__ __forceinline__ int g2z__owner(g2z_comm_table form, size_t at, int world) {
-  size_t inside = at < form.odd ? at : (at - form.odd) % form.full;
-  return (int)(inside / ((at < form.odd ? form.odd : form.full) / (size_t)world));
-}
-static __global__ void g2z_k_lookup(char *const *places, size_t place, int rank, int world,
-                                    g2z_comm_table form, const int32_t *rows, int count) {
-  g2z__k_begin();
-  int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= count * form.row) return;
-  size_t at = (size_t)rows[i / form.row] * (size_t)form.row + (size_t)(i % form.row);
-  int owner = g2z__owner(form, at, world);
-  if (owner != rank)
-    ((uint4 *)places[rank])[place + at] = __ldcv((const uint4 *)places[owner] + place + at);
-}
-static __global__ void g2z_k_deliver(char *const *places, size_t place, const uint4 *mine,
-                                     int world, g2z_comm_table form, const int32_t *rows,
-                                     int count) {
-  g2z__k_begin();
-  int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= count * form.row) return;
-  size_t at = (size_t)rows[i / form.row] * (size_t)form.row + (size_t)(i % form.row);
-  ((uint4 *)places[g2z__owner(form, at, world)])[place + (size_t)i] = mine[i];
-}
-
-/* In units of 16 bytes. */
-static g2z_comm_table g2z__nccl_units(const g2z_comm *comm, g2z_comm_table form) {
-  size_t unit = 16 / g2z__nccl_bytes(comm->device->dtype);
-  G2Z_ASSERT(form.odd % unit == 0 && form.full % unit == 0 && (size_t)form.row % unit == 0);
-  form.odd /= unit;
-  form.full /= unit;
-  form.row /= (int)unit;
-  return form;
-}
-
-static g2z_status g2z__nccl_lookup(g2z_comm *comm, void *table, g2z_comm_table form,
-                                   const int32_t *rows, int count) {
-  const g2z__region *region = g2z__nccl_region(comm, table);
-  G2Z_ASSERT(region);
-  form = g2z__nccl_units(comm, form);
-  g2z_span_begin(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
-  G2Z__TRY(g2z__launch(comm->device, "g2z_k_lookup", g2z_k_lookup,
-                       (unsigned)((count * form.row + 255) / 256), 256, 0,
-                       (char *const *)region->places_there,
-                       (size_t)((char *)table - region->mine) / 16, comm->rank, comm->world, form,
-                       rows, count));
-  g2z_span_end(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
-  return G2Z_OK;
-}
-
-static g2z_status g2z__nccl_deliver(g2z_comm *comm, void *each, const void *mine,
-                                    g2z_comm_table form, const int32_t *rows, int count) {
-  const g2z__region *region = g2z__nccl_region(comm, each);
-  G2Z_ASSERT(region);
-  form = g2z__nccl_units(comm, form);
-  size_t place = (size_t)((char *)each - region->mine) / 16 +
-                 (size_t)comm->rank * (size_t)count * (size_t)form.row;
-  g2z_span_begin(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
-  G2Z__TRY(g2z__launch(comm->device, "g2z_k_deliver", g2z_k_deliver,
-                       (unsigned)((count * form.row + 255) / 256), 256, 0,
-                       (char *const *)region->places_there, place, (const uint4 *)mine,
-                       comm->world, form, rows, count));
-  g2z_span_end(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
-  return G2Z_OK;
-}
-
 static g2z_status g2z__nccl_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
   return g2z__nccl_convert(comm, to, comm->device->grad_dtype, from, G2Z_FP32, G2Z_OVERWRITE, n);
 }
@@ -7059,8 +6983,7 @@ static const g2z_collectives g2z__nccl_collectives = {
     g2z__nccl_mark,        g2z__nccl_join,       g2z__nccl_reduce_scatter,
     g2z__nccl_all_reduce,  g2z__nccl_reduce,     g2z__nccl_allocate, g2z__nccl_release,
     g2z__nccl_all_gather,  g2z__nccl_broadcast,  g2z__nccl_all_gather_rows,
-    g2z__nccl_exchange,    g2z__nccl_meeting,    g2z__nccl_lookup,
-    g2z__nccl_deliver,     g2z__nccl_cast_grad,  g2z__nccl_lap,      g2z__nccl_waited_ms,
+    g2z__nccl_exchange,    g2z__nccl_cast_grad,  g2z__nccl_lap,      g2z__nccl_waited_ms,
     g2z__nccl_close};
 
 /* What reductions need beside the gradients, of which the largest has `most`. */
