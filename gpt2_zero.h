@@ -339,6 +339,24 @@ typedef struct g2z_services {
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...)
     G2Z_PRINTF(3, 4);
 
+/* "cannot write runs/a.bin: No space left on device; free some space or ...": the sentence of a system
+ * call on a file that left `error` in errno. action: "write". Returns G2Z_IO. */
+G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *action,
+                                 const char *path);
+/* G2Z_BAD_ARGUMENT, with name and bounds in the sentence, unless least <= value <= most. */
+G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int64_t value,
+                                   int64_t least, int64_t most);
+/* Hands a sentence to services->log, if there is one; control characters become '?'. */
+G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *format, ...)
+    G2Z_PRINTF(3, 4);
+
+/* `count` zeroed elements of `size` bytes, freed with g2z_release. *out is NULL on failure. */
+G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void **out);
+/* Grows a list so that `need` elements fit; the first `used` are kept, all of it on failure. */
+G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacity, size_t used,
+                            size_t need, size_t size);
+G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine */
+
 /* Seconds on a monotonic clock; only differences mean anything. */
 G2Z_API double g2z_seconds(void);
 /* Now, as "2026-01-31T23:59:59Z". */
@@ -356,6 +374,12 @@ G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...
 G2Z_API g2z_status g2z_writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
                                     size_t count);
 G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer); /* flush, fsync, rename */
+/* In place of a commit, for a file that is read while it grows: what was put so far is synced and
+ * takes the final name, and what is put later follows it there. It stays when the writer is freed;
+ * what was put since the last flush is lost then. */
+G2Z_API g2z_status g2z_writer_publish(g2z_writer *writer);
+G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer); /* readers see what was put */
+G2Z_API g2z_status g2z_writer_sync(g2z_writer *writer);  /* flush; then it is on the disk */
 G2Z_API void g2z_writer_free(g2z_writer *writer);         /* NULL is fine; removes if uncommitted */
 
 /* A whole file in memory, followed by one NUL that `*bytes` does not count. Refuses files over
@@ -363,7 +387,9 @@ G2Z_API void g2z_writer_free(g2z_writer *writer);         /* NULL is fine; remov
  * (/dev/fd/63). The caller frees it with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
-G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine */
+/* "DIRECTORY/name", freed with g2z_release. An empty directory is refused. */
+G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
+                                 char **out);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
 /* The directory is this program's until `*lock`, a file descriptor, is closed: G2Z_BAD_ARGUMENT
@@ -462,6 +488,11 @@ G2Z_API const unsigned char *g2z_json_lone_surrogate(const g2z_json_text *text);
 G2Z_API void g2z_json_skip(g2z_json *json);             /* any value */
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text after the value */
+
+/* The bytes of the valid UTF-8 character at `at` (before `end`); 0: there is none. */
+G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end);
+/* What printf wrote of a number, with a point where the locale has something else. */
+G2Z_API void g2z_plain_number(char *text);
 
 /* The writer: commas, indentation and escapes are its business. key is NULL inside arrays. Numbers
  * that JSON lacks (NaN, infinities) become null. indent 0 writes one line. Errors stick in the
@@ -1504,6 +1535,13 @@ G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *trainer);
 G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *trainer);
 G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *trainer);
 G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *trainer); /* NULL without shards */
+G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *trainer);
+/* Trained on so far, over all ranks, with what came before a checkpoint that was loaded. */
+G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *trainer);
+/* Something beside the steps failed on this rank, for a reason that services->error holds: all
+ * ranks return this status from one of their next steps, and none waits for this one. Of several
+ * failures the first counts. */
+G2Z_API void g2z_trainer_fail(g2z_trainer *trainer, g2z_status status);
 
 /* Canonical ranges of what the trainer holds, as fp32 in host memory. */
 typedef enum g2z_buffer {
@@ -1531,6 +1569,8 @@ typedef struct g2z_tokens {     /* a growable list of ids; zero it to start */
   g2z_services *services;       /* set by the first call that appends */
 } g2z_tokens;
 G2Z_API void g2z_tokens_free(g2z_tokens *tokens);
+/* Room for `need` ids, from the services that the list came to be with; `services` hear why not. */
+G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need);
 
 typedef struct g2z_sampling {
   float temperature;   /* 0: always the likeliest token */
@@ -1539,6 +1579,8 @@ typedef struct g2z_sampling {
   uint64_t seed;
 } g2z_sampling;
 G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
+/* What g2z_generate would refuse. */
+G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
 /* The token drawn from logits[vocab], as a pure function of them, the sampling and `index`. */
 G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
                        uint32_t index, float *scratch /* [2 * vocab] */);
@@ -1648,6 +1690,28 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory)
  * of the rest are read again. With other data (manual: CHECKPOINTS, `data`) or another T the epoch
  * starts over. */
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *trainer, const char *directory);
+
+typedef struct g2z_checkpoint {
+  int64_t step, tokens;         /* trained on so far */
+  int64_t epoch, epoch_step;    /* of the run that saved: steps of that epoch that were read */
+  g2z_loader_position next;     /* where a trainer that loads it goes on with the loader's data */
+} g2z_checkpoint;
+/* What trainer_state.json says. loader NULL: `next` stays zero. */
+G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
+                                       const g2z_loader *loader, g2z_checkpoint *out);
+/* Reads all of it: G2Z_FORMAT where it is damaged. */
+G2Z_API g2z_status g2z_checkpoint_check(g2z_services *services, const char *directory);
+/* Removes a checkpoint, whole or not, and nothing that somebody else put there or keeps elsewhere,
+ * behind a link. 0: the directory is still there, and errno says why. */
+G2Z_API int g2z_checkpoint_remove(const char *directory);
+
+/* CRC-32C (RFC 3720), of which a checkpoint has one for each range. `sum` is that of the bytes
+ * before these; 0 begins. */
+typedef struct g2z_crc {
+  uint32_t table[8][256];       /* [k][b]: byte b, followed by k zero bytes */
+} g2z_crc;
+G2Z_API void g2z_crc_init(g2z_crc *crc);
+G2Z_API uint32_t g2z_crc32c(const g2z_crc *crc, uint32_t sum, const void *bytes, size_t count);
 
 #ifdef __cplusplus
 }
@@ -1845,10 +1909,25 @@ G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const cha
   g2z__tame(services->error);
   return status;
 }
-#define g2z__fail g2z_fail
 
-G2Z_PRINTF(3, 4)
-G2Z__PRIVATE void g2z__log(g2z_services *services, g2z_log_level level, const char *format, ...) {
+/* Private names of public functions. */
+#define g2z__fail g2z_fail
+#define g2z__fail_file g2z_fail_file
+#define g2z__log g2z_log
+#define g2z__alloc g2z_allocate
+#define g2z__grow g2z_grow
+#define g2z__join_path g2z_join_path
+#define g2z__check_range g2z_check_range
+
+G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int64_t value,
+                                   int64_t least, int64_t most) {
+  if (value >= least && value <= most) return G2Z_OK;
+  return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                   "%s=%" PRId64 " must lie between %" PRId64 " and %" PRId64, name, value, least,
+                   most);
+}
+
+G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *format, ...) {
   if (!services->log) return;
   char sentence[G2Z_ERROR_BYTES];
   va_list arguments;
@@ -1859,8 +1938,7 @@ G2Z__PRIVATE void g2z__log(g2z_services *services, g2z_log_level level, const ch
   (services->log)(services->user, level, sentence); /* <tgmath.h> makes log() a macro */
 }
 
-/* `count` zeroed elements of `size` bytes. *out is NULL on failure. */
-G2Z__PRIVATE g2z_status g2z__alloc(g2z_services *services, size_t count, size_t size, void **out) {
+G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void **out) {
   *out = NULL;
   if (size && count > SIZE_MAX / size)
     return g2z__fail(services, G2Z_NO_MEMORY, "%zu elements of %zu bytes exceed the address space",
@@ -1876,9 +1954,8 @@ G2Z__PRIVATE g2z_status g2z__alloc(g2z_services *services, size_t count, size_t 
   return G2Z_OK;
 }
 
-/* Grows a list so that `need` elements fit; the content is kept, also on failure. */
-G2Z__PRIVATE g2z_status g2z__grow(g2z_services *services, void **list, size_t *capacity,
-                                  size_t used, size_t need, size_t size) {
+G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacity, size_t used,
+                            size_t need, size_t size) {
   if (need <= *capacity) return G2Z_OK;
   size_t larger = *capacity + *capacity / 2;
   if (larger < need) larger = need;
@@ -1924,9 +2001,8 @@ static_assert(sizeof(off_t) == 8, "compile with -D_FILE_OFFSET_BITS=64: shards e
 /* What may be empty, as something that can be seen in a sentence. */
 G2Z__PRIVATE const char *g2z__visible(const char *text) { return text[0] ? text : "\"\""; }
 
-/* "cannot write runs/a.bin: No space left on device; free some space or ...". */
-G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const char *action,
-                                       const char *path) {
+G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *action,
+                                 const char *path) {
   const char *remedy = "check the path and the device";
   switch (error) {
     case ENOSPC:
@@ -1951,9 +2027,9 @@ G2Z__PRIVATE g2z_status g2z__fail_file(g2z_services *services, int error, const 
                    strerror(error), remedy);
 }
 
-/* "DIRECTORY/name"; freed with g2z_release. "" is no directory, and the root least of all. */
-G2Z__PRIVATE g2z_status g2z__join_path(g2z_services *services, const char *directory,
-                                       const char *name, char **out) {
+/* "" is no directory, and the root least of all. */
+G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
+                                 char **out) {
   size_t length = strlen(directory), rest = strlen(name) + 1;
   void *memory;
   *out = NULL;
@@ -2091,7 +2167,7 @@ G2Z__PRIVATE g2z_status g2z__writer_append(g2z_writer *writer, const void *bytes
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__writer_flush(g2z_writer *writer) {
+G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer) {
   G2Z__TRY(g2z__writer_status(writer));
   G2Z__TRY(g2z__writer_append(writer, writer->buffer, writer->filled));
   writer->filled = 0;
@@ -2164,7 +2240,7 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count) {
   G2Z__TRY(g2z__writer_status(writer));
   if (count > sizeof writer->buffer - writer->filled) {
-    G2Z__TRY(g2z__writer_flush(writer));
+    G2Z__TRY(g2z_writer_flush(writer));
     if (count >= sizeof writer->buffer) return g2z__writer_append(writer, bytes, count);
   }
   if (count) memcpy(writer->buffer + writer->filled, bytes, count);
@@ -2197,16 +2273,28 @@ G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...
 
 G2Z_API g2z_status g2z_writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
                                     size_t count) {
-  G2Z__TRY(g2z__writer_flush(writer));
+  G2Z__TRY(g2z_writer_flush(writer));
   G2Z_ASSERT(count <= writer->written && offset <= writer->written - count);
   return g2z__writer_write(writer, bytes, count, offset);
 }
 
+G2Z_API g2z_status g2z_writer_sync(g2z_writer *writer) {
+  G2Z__TRY(g2z_writer_flush(writer));
+  return g2z__sync(writer->file) == 0 ? G2Z_OK : g2z__writer_fail(writer, errno, "sync");
+}
+
+G2Z_API g2z_status g2z_writer_publish(g2z_writer *writer) {
+  G2Z__TRY(g2z_writer_sync(writer));
+  if (rename(writer->partial, writer->path) != 0)
+    return g2z__writer_fail(writer, errno, "rename a file to");
+  writer->pending = 0;
+  return G2Z_OK;
+}
+
 /* The first half of a commit: everything is on the disk, under the name PATH.partial. */
 G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer) {
-  G2Z__TRY(g2z__writer_flush(writer));
-  if (writer->complete) return G2Z_OK;
-  if (g2z__sync(writer->file) != 0) return g2z__writer_fail(writer, errno, "sync");
+  if (writer->complete) return g2z_writer_flush(writer);
+  G2Z__TRY(g2z_writer_sync(writer));
   writer->complete = 1;
   return G2Z_OK;
 }
@@ -2723,7 +2811,7 @@ G2Z_API g2z_status g2z_json_close(g2z_json *json) {
 /* ----- writer ----- */
 
 /* The length of the valid UTF-8 character at `at` (RFC 3629), 0 when there is none. */
-G2Z__PRIVATE size_t g2z__utf8_length(const unsigned char *at, const unsigned char *end) {
+G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end) {
   unsigned char c = *at;
   if (c < 0x80) return 1;
   if (c < 0xc2 || c > 0xf4) return 0;
@@ -2737,12 +2825,6 @@ G2Z__PRIVATE size_t g2z__utf8_length(const unsigned char *at, const unsigned cha
   return bytes;
 }
 
-/* A control character other than tab and line feed, of `length` bytes at `at`. */
-G2Z__PRIVATE int g2z__utf8_control(const unsigned char *at, size_t length) {
-  return *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
-         (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
-}
-
 /* A command line may hold any bytes, but a JSON text must be UTF-8: what is not becomes U+FFFD. */
 G2Z__PRIVATE void g2z__json_quote(g2z_writer *writer, const char *text) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
@@ -2751,7 +2833,7 @@ G2Z__PRIVATE void g2z__json_quote(g2z_writer *writer, const char *text) {
     const unsigned char *plain = at;
     size_t bytes = 1;
     while (at < end && *at >= 0x20 && *at != '"' && *at != '\\' &&
-           (bytes = g2z__utf8_length(at, end)) > 0)
+           (bytes = g2z_utf8_length(at, end)) > 0)
       at += bytes;
     g2z_writer_put(writer, plain, (size_t)(at - plain));
     if (at == end) break;
@@ -2807,7 +2889,7 @@ G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t va
 
 /* What printf made of a number: the locale's decimal point, which may take several bytes, becomes
  * a full stop. */
-G2Z__PRIVATE void g2z__plain_number(char *text) {
+G2Z_API void g2z_plain_number(char *text) {
   char *to = text;
   for (const char *c = text; *c; c++) {
     int foreign = !strchr("0123456789+-e", *c);
@@ -2825,7 +2907,7 @@ G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double valu
   }
   char text[32];
   snprintf(text, sizeof text, "%.9g", value);
-  g2z__plain_number(text);
+  g2z_plain_number(text);
   g2z_writer_put(out->writer, text, strlen(text));
 }
 
@@ -2914,15 +2996,6 @@ G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model
   else if (channels) config->heads = channels < 64 ? 1 : channels / 64;
   if (wanted->context) config->context = wanted->context;
   if (wanted->vocab) config->vocab = wanted->vocab;
-}
-
-/* `value` of `name` must lie in [least, most]. */
-G2Z__PRIVATE g2z_status g2z__check_range(g2z_services *services, const char *name, int64_t value,
-                                         int64_t least, int64_t most) {
-  if (value >= least && value <= most) return G2Z_OK;
-  return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                   "%s=%" PRId64 " must lie between %" PRId64 " and %" PRId64, name, value, least,
-                   most);
 }
 
 /* The same for reals; `open` excludes `most` itself. NaN is outside. */
@@ -9342,8 +9415,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            g2z_strategy_text(c->strategy));
 }
 
-/* Tokens trained on so far, over all ranks. */
-G2Z__PRIVATE int64_t g2z__trainer_tokens(const g2z_trainer *t) {
+G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int64_t per_step = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
@@ -9613,6 +9685,12 @@ G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens,
   return G2Z_OK;
 }
 
+G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {
+  if (status == G2Z_OK || t->failed != G2Z_OK) return;
+  memcpy(t->failure, t->services->error, sizeof t->failure);
+  t->failed = status;
+}
+
 /* The step of tokens that are there, or of `status`, which says why they are not. With other ranks
  * waiting, a failure is told in the verdict and returned when all know it: the next time. */
 G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, const int32_t *y,
@@ -9624,10 +9702,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   if (status == G2Z_OK) status = g2z__check_tokens(t, y, tokens);
   if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens);
   if (status != G2Z_OK && plan->world == 1) return g2z__trainer_refuse(t, status, report);
-  if (status != G2Z_OK && t->failed == G2Z_OK) {
-    memcpy(t->failure, t->services->error, sizeof t->failure);
-    t->failed = status;
-  }
+  g2z_trainer_fail(t, status);
   int64_t step = t->enqueued + 1;
   int slot = (int)(step % 2);
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", step, 0);
@@ -9777,6 +9852,7 @@ G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *t) { return t->plan;
 G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *t) { return &t->config; }
 G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *t) { return t->context; }
 G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *t) { return t->loader; }
+G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *t) { return t->device; }
 
 /* ===== >>i15 generation ==================================================
  * In:  a prompt's tokens. Out: the tokens that the model would write behind them.
@@ -9842,7 +9918,7 @@ G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampl
   return best; /* a sum of 0 or NaN, or the last rounding */
 }
 
-G2Z__PRIVATE g2z_status g2z__sampling_check(g2z_services *services, const g2z_sampling *sampling) {
+G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling) {
   G2Z__TRY(g2z__check_real(services, "temperature", sampling->temperature, 0, 1e6, 0));
   G2Z__TRY(g2z__check_range(services, "top_k", sampling->top_k, 0, INT_MAX));
   if (sampling->top_p > 0 && sampling->top_p <= 1) return G2Z_OK;
@@ -9856,9 +9932,7 @@ G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
   memset(tokens, 0, sizeof *tokens);
 }
 
-/* Room for `need` ids, from the services that the list came to be with; `services` hear why not. */
-G2Z__PRIVATE g2z_status g2z__tokens_reserve(g2z_services *services, g2z_tokens *tokens,
-                                            size_t need) {
+G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need) {
   void *ids = tokens->ids;
   if (!tokens->services) tokens->services = services;
   g2z_status status = g2z__grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
@@ -9870,7 +9944,7 @@ G2Z__PRIVATE g2z_status g2z__tokens_reserve(g2z_services *services, g2z_tokens *
 }
 
 G2Z__PRIVATE g2z_status g2z__tokens_append(g2z_services *services, g2z_tokens *tokens, int id) {
-  G2Z__TRY(g2z__tokens_reserve(services, tokens, tokens->count + 1));
+  G2Z__TRY(g2z_tokens_reserve(services, tokens, tokens->count + 1));
   tokens->ids[tokens->count++] = id;
   return G2Z_OK;
 }
@@ -9879,7 +9953,7 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, g2z_tokens *tokens, int count,
                                 const g2z_sampling *sampling, int stop,
                                 int (*token)(void *user, int id), void *user) {
   int V = t->plan->model.vocab, window = g2z__trainer_window(t);
-  G2Z__TRY(g2z__sampling_check(t->services, sampling));
+  G2Z__TRY(g2z_sampling_check(t->services, sampling));
   if (tokens->count == 0)
     return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
                      "the prompt has no tokens: begin with the end-of-text token");
@@ -10028,7 +10102,7 @@ G2Z__PRIVATE g2z_status g2z__tensors_parse(g2z_safetensors *file, const char *te
   char *name = file->names; /* as many bytes as the header: unescaped names and NULs fit */
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   for (size_t step; at < end; at += step) {
-    step = g2z__utf8_length(at, end);
+    step = g2z_utf8_length(at, end);
     if (step == 0)
       return g2z__fail(file->services, G2Z_FORMAT,
                        "%s: byte %zu of the header is not UTF-8: the file is damaged", file->path,
@@ -10310,7 +10384,7 @@ G2Z_API g2z_status g2z_safetensors_put(g2z_safetensors_writer *writer, const flo
 /* The file gets its length; others write the elements behind the header, which ends at *data. */
 G2Z__PRIVATE g2z_status g2z__tensors_reserve(g2z_safetensors_writer *writer, uint64_t *data) {
   g2z_writer *file = writer->file;
-  G2Z__TRY(g2z__writer_flush(file));
+  G2Z__TRY(g2z_writer_flush(file));
   *data = file->written;
   file->written += writer->promised * sizeof(float);
   writer->put = writer->promised;
@@ -10770,11 +10844,11 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
 
 /* ----- CRC-32C (Castagnoli), as in iSCSI, RFC 3720 appendix B.4 ----- */
 
-typedef struct g2z__crc {
-  uint32_t table[8][256];       /* [k][b]: byte b, followed by k zero bytes */
-} g2z__crc;
+#define g2z__crc g2z_crc
+#define g2z__crc_init g2z_crc_init
+#define g2z__crc32c g2z_crc32c
 
-G2Z__PRIVATE void g2z__crc_init(g2z__crc *crc) {
+G2Z_API void g2z_crc_init(g2z_crc *crc) {
   for (uint32_t byte = 0; byte < 256; byte++) {
     uint32_t value = byte;
     for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0x82f63b78u : 0);
@@ -10803,9 +10877,7 @@ G2Z__PRIVATE uint32_t g2z__crc_tables(const g2z__crc *crc, uint32_t sum, const v
   return ~sum;
 }
 
-/* The checksum of bytes that follow those whose checksum is `sum`; 0 begins. */
-G2Z__PRIVATE uint32_t g2z__crc32c(const g2z__crc *crc, uint32_t sum, const void *bytes,
-                                  size_t count) {
+G2Z_API uint32_t g2z_crc32c(const g2z_crc *crc, uint32_t sum, const void *bytes, size_t count) {
 #if defined(__SSE4_2__) && defined(__x86_64__)
   const unsigned char *at = (const unsigned char *)bytes;
   uint64_t wide = ~sum; /* the instruction: 8 bytes in 3 cycles */
@@ -10966,9 +11038,7 @@ G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
   return has;
 }
 
-/* Removes a checkpoint, whole or not, and nothing that somebody else put there or keeps elsewhere,
- * behind a link. 0: the directory is still there, and errno says why. */
-G2Z__PRIVATE int g2z__checkpoint_remove(const char *path) {
+G2Z_API int g2z_checkpoint_remove(const char *path) {
   int file = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   DIR *directory = file < 0 ? NULL : fdopendir(file);
   if (file >= 0 && !directory) close(file);
@@ -11216,7 +11286,7 @@ G2Z__PRIVATE g2z_status g2z__saver_begin_new(g2z__saver *saver, uint64_t *data) 
   if (access(saver->directory, F_OK) == 0)
     return g2z__fail(saver->services, G2Z_BAD_ARGUMENT,
                      "%s exists already: remove it, or save under another name", saver->directory);
-  g2z__checkpoint_remove(saver->place);
+  g2z_checkpoint_remove(saver->place);
   return g2z__saver_begin(saver, data);
 }
 
@@ -11305,7 +11375,7 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
   const g2z_plan *plan = t->plan;
   g2z__saved *saved = &saver->saved;
   G2Z__TRY(g2z__saver_download(saver, &saved->state, t->state, sizeof saved->state));
-  saved->tokens = g2z__trainer_tokens(t);
+  saved->tokens = g2z_trainer_tokens(t);
   if (t->loader) {
     g2z_loader_position position = g2z_loader_tell(t->loader);
     saved->epoch = position.epoch;
@@ -11409,7 +11479,7 @@ G2Z__PRIVATE g2z_status g2z__saver_put_state(g2z__saver *saver, g2z_writer *writ
   g2z_json_put_string(out, "crc32c", "00000000");
   g2z_json_end(out, '}');
   g2z_writer_put(writer, "\n", 1);
-  G2Z__TRY(g2z__writer_flush(writer));
+  G2Z__TRY(g2z_writer_flush(writer));
   char *text, sum[16];
   size_t bytes;
   G2Z__TRY(g2z_read_file(saver->services, writer->partial, (size_t)1 << 30, &text, &bytes));
@@ -11471,7 +11541,7 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
     if (status != G2Z_OK && mine) {
       g2z_safetensors_writer_free(saver.model); /* its own unfinished file goes with it */
       saver.model = NULL;
-      g2z__checkpoint_remove(saver.place);
+      g2z_checkpoint_remove(saver.place);
     }
   }
   g2z__saver_free(&saver);
@@ -12062,8 +12132,24 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   return G2Z_OK;
 }
 
-/* Whether a checkpoint is whole, without a trainer: G2Z_FORMAT where it is damaged. */
-G2Z__PRIVATE g2z_status g2z__checkpoint_check(g2z_services *services, const char *directory) {
+G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
+                                       const g2z_loader *loader, g2z_checkpoint *out) {
+  g2z__saved saved;
+  memset(out, 0, sizeof *out);
+  g2z_status status = g2z__saved_read(services, directory, &saved);
+  if (status == G2Z_OK) {
+    out->step = saved.state.step;
+    out->tokens = saved.tokens;
+    out->epoch = saved.epoch;
+    out->epoch_step = saved.epoch_step;
+    if (loader) out->next = g2z__saved_position(&saved, loader);
+  }
+  g2z__saved_free(services, &saved);
+  return status;
+}
+
+/* Without a trainer. */
+G2Z_API g2z_status g2z_checkpoint_check(g2z_services *services, const char *directory) {
   g2z__resumer r;
   void *memory = NULL;
   memset(&r, 0, sizeof r);

@@ -89,6 +89,10 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
 G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommitted */
 
+/* 1: the character of `length` bytes at `at` is a control character other than tab and line feed,
+ * which may steer a terminal. */
+G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length);
+
 /* One line of metrics.jsonl, written when the step's loss is known. */
 #define G2Z_METRIC_LIST(X)                                                                        \
   /*  type     name             meaning; a number that is not known is null in the file */        \
@@ -113,6 +117,18 @@ typedef struct g2z_metrics {
   G2Z_METRIC_LIST(X)
 #undef X
 } g2z_metrics;
+
+/* A line of metrics.jsonl: a step, or something else that took time. What it does not have is NaN;
+ * of a line that is no step's, metrics.step_ms is. */
+typedef struct g2z_metrics_line {
+  g2z_metrics metrics;
+  double val_loss, val_ms, save_ms, sample_ms, epoch, epoch_ms;
+} g2z_metrics_line;
+/* Line `number` of the file `path`, at text[*at]; then *at is behind it. *torn: it has no end, and
+ * the sentence says so: the run is writing it, or was when the machine went down. */
+G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
+                                    size_t bytes, size_t *at, int number, g2z_metrics_line *line,
+                                    int *torn);
 
 /* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json says about the
  * run, or launcher_metadata.json before that is there. Whatever is damaged or not a run's is a
@@ -252,6 +268,8 @@ G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page);
 
 /* Sorts the values. NaN of none; of values some of which are NaN nothing is known either. */
 G2Z_API double g2z_median(double *values, size_t count);
+/* Sorts the values: the smallest that so many percent do not exceed (nearest rank). NaN of none. */
+G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN of fewer than two. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
@@ -303,7 +321,19 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
+
+/* A caller's bug, not an input: overridable, and never has a side effect. */
+#ifndef G2Z_ASSERT
+#define G2Z_ASSERT(condition) assert(condition)
+#endif
+
+#define G2ZP_TRY(call)                             \
+  do {                                             \
+    g2z_status try_status_ = (call);               \
+    if (try_status_ != G2Z_OK) return try_status_; \
+  } while (0)
 
 #ifdef __cplusplus
 extern "C" {
@@ -316,10 +346,10 @@ extern "C" {
 /* ----- pages ----- */
 
 enum { /* what is open: the next thing of another kind closes it */
-  G2Z__PAGE_PLAIN,
-  G2Z__PAGE_FACTS,
-  G2Z__PAGE_TABLE,
-  G2Z__PAGE_CHARTS
+  G2ZP_PAGE_PLAIN,
+  G2ZP_PAGE_FACTS,
+  G2ZP_PAGE_TABLE,
+  G2ZP_PAGE_CHARTS
 };
 
 struct g2z_page {
@@ -327,13 +357,14 @@ struct g2z_page {
   g2z_writer *writer;
   int open;
   int columns, cell;                 /* of the table that is open: cells put so far */
+  int no_memory;                     /* 1: a text is missing for want of it */
 };
 
 /* Eight colours that differ for colour-blind eyes too, by their lightness as well as their hue. */
-static const char g2z__page_style[] =
+static const char g2zp_page_style[] =
     ":root{color-scheme:light dark;--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;"
-    "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;--s4:#b07d00;"
-    "--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}\n"
+    "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
+    "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}\n"
     "@media (prefers-color-scheme:dark){:root{--page:#131416;--card:#1b1d20;--line:#303338;"
     "--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;"
     "--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;--s7:#aab3bf}}\n"
@@ -387,14 +418,19 @@ static const char g2z__page_style[] =
     "font-size:11px}.charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
     "th,td{white-space:normal}h2{break-after:avoid}tr{break-inside:avoid}}\n";
 
+G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length) {
+  return *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
+         (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
+}
+
 /* Text of any origin: markup is escaped; what is no UTF-8 or steers a terminal becomes U+FFFD. */
-G2Z__PRIVATE void g2z__page_escape(g2z_writer *writer, const char *text) {
+static void g2zp_page_escape(g2z_writer *writer, const char *text) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
   while (at < end) {
-    size_t length = g2z__utf8_length(at, end);
+    size_t length = g2z_utf8_length(at, end);
     const char *entity = *at == '&' ? "&amp;" : *at == '<' ? "&lt;" : *at == '>' ? "&gt;"
                          : *at == '"' ? "&quot;" : *at == '\'' ? "&#39;" : NULL;
-    if (length == 0 || g2z__utf8_control(at, length)) entity = "\xef\xbf\xbd";
+    if (length == 0 || g2z_utf8_control(at, length)) entity = "\xef\xbf\xbd";
     if (entity) g2z_writer_put(writer, entity, strlen(entity));
     else g2z_writer_put(writer, at, length);
     at += length ? length : 1;
@@ -402,35 +438,31 @@ G2Z__PRIVATE void g2z__page_escape(g2z_writer *writer, const char *text) {
 }
 
 /* What was formatted, whatever its length; freed with g2z_release. NULL when memory ran out, which
- * sticks. */
-G2Z__PRIVATE char *g2z__page_format(g2z_page *page, const char *format, va_list arguments) {
+ * g2z_page_commit tells. */
+static char *g2zp_page_format(g2z_page *page, const char *format, va_list arguments) {
   va_list again;
   void *memory = NULL;
   va_copy(again, arguments);
   int length = vsnprintf(NULL, 0, format, again);
   va_end(again);
-  if (length < 0) {
-    g2z__writer_fail(page->writer, errno, "format text for");
-    return NULL;
-  }
-  g2z_status status = g2z__alloc(page->services, (size_t)length + 1, 1, &memory);
-  if (status != G2Z_OK) g2z__writer_stick(page->writer, status);
-  else vsnprintf((char *)memory, (size_t)length + 1, format, arguments);
+  if (length < 0 || g2z_allocate(page->services, (size_t)length + 1, 1, &memory) != G2Z_OK)
+    page->no_memory = 1;
+  if (memory) vsnprintf((char *)memory, (size_t)length + 1, format, arguments);
   return (char *)memory;
 }
 
-G2Z__PRIVATE void g2z__page_put(g2z_page *page, const char *markup) {
+static void g2zp_page_put(g2z_page *page, const char *markup) {
   g2z_writer_put(page->writer, markup, strlen(markup));
 }
 
 /* Closes what is open unless it is of this kind. */
-G2Z__PRIVATE void g2z__page_open(g2z_page *page, int kind) {
+static void g2zp_page_open(g2z_page *page, int kind) {
   static const char *const begin[] = {"", "<dl>\n", "", "<div class=charts>\n"};
   static const char *const end[] = {"", "</dl>\n", "</tbody></table></div>\n", "</div>\n"};
-  if (page->open == kind && kind != G2Z__PAGE_TABLE) return;
-  if (page->open == G2Z__PAGE_TABLE && page->cell) g2z__page_put(page, "</tr>\n");
-  g2z__page_put(page, end[page->open]);
-  g2z__page_put(page, begin[kind]);
+  if (page->open == kind && kind != G2ZP_PAGE_TABLE) return;
+  if (page->open == G2ZP_PAGE_TABLE && page->cell) g2zp_page_put(page, "</tr>\n");
+  g2zp_page_put(page, end[page->open]);
+  g2zp_page_put(page, begin[kind]);
   page->open = kind;
 }
 
@@ -438,7 +470,7 @@ G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, con
                                    g2z_page **out) {
   void *memory;
   *out = NULL;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_page), &memory));
+  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_page), &memory));
   g2z_page *page = (g2z_page *)memory;
   page->services = services;
   g2z_status status = g2z_writer_create(services, path, &page->writer);
@@ -446,46 +478,46 @@ G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, con
     g2z_page_free(page);
     return status;
   }
-  g2z__page_put(page, "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
+  g2zp_page_put(page, "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
                       "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
                       "<meta name=color-scheme content=\"light dark\">\n<title>");
-  g2z__page_escape(page->writer, title);
-  g2z__page_put(page, "</title>\n<style>\n");
-  g2z__page_put(page, g2z__page_style);
-  g2z__page_put(page, "</style>\n<body>\n<h1>");
-  g2z__page_escape(page->writer, title);
-  g2z__page_put(page, "</h1>\n");
+  g2zp_page_escape(page->writer, title);
+  g2zp_page_put(page, "</title>\n<style>\n");
+  g2zp_page_put(page, g2zp_page_style);
+  g2zp_page_put(page, "</style>\n<body>\n<h1>");
+  g2zp_page_escape(page->writer, title);
+  g2zp_page_put(page, "</h1>\n");
   *out = page;
   return G2Z_OK;
 }
 
 G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
-  g2z__page_open(page, G2Z__PAGE_PLAIN);
-  g2z__page_put(page, "<h2>");
-  g2z__page_escape(page->writer, text);
-  g2z__page_put(page, "</h2>\n");
+  g2zp_page_open(page, G2ZP_PAGE_PLAIN);
+  g2zp_page_put(page, "<h2>");
+  g2zp_page_escape(page->writer, text);
+  g2zp_page_put(page, "</h2>\n");
 }
 
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  char *text = g2z__page_format(page, format, arguments);
+  char *text = g2zp_page_format(page, format, arguments);
   va_end(arguments);
-  g2z__page_open(page, G2Z__PAGE_PLAIN);
-  g2z__page_put(page, "<p>");
-  if (text) g2z__page_escape(page->writer, text);
-  g2z__page_put(page, "</p>\n");
+  g2zp_page_open(page, G2ZP_PAGE_PLAIN);
+  g2zp_page_put(page, "<p>");
+  if (text) g2zp_page_escape(page->writer, text);
+  g2zp_page_put(page, "</p>\n");
   g2z_release(page->services, text);
 }
 
 /* A command line breaks between words, and not in "--steps" as browsers would. Cuts up `text`. */
-G2Z__PRIVATE void g2z__page_words(g2z_page *page, char *text) {
+static void g2zp_page_words(g2z_page *page, char *text) {
   while (*text) {
     char *end = text + strcspn(text, " "), space = *end;
     *end = 0;
-    g2z__page_put(page, "<span>");
-    g2z__page_escape(page->writer, text);
-    g2z__page_put(page, space ? "</span> " : "</span>");
+    g2zp_page_put(page, "<span>");
+    g2zp_page_escape(page->writer, text);
+    g2zp_page_put(page, space ? "</span> " : "</span>");
     text = end + (space != 0);
   }
 }
@@ -493,57 +525,59 @@ G2Z__PRIVATE void g2z__page_words(g2z_page *page, char *text) {
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  char *text = g2z__page_format(page, format, arguments);
+  char *text = g2zp_page_format(page, format, arguments);
   va_end(arguments);
   int is_long = text && strlen(text) > 60;
-  g2z__page_open(page, G2Z__PAGE_FACTS);
-  g2z__page_put(page, is_long ? "<div class=long><dt>" : "<div><dt>");
-  g2z__page_escape(page->writer, name);
-  g2z__page_put(page, "</dt><dd>");
-  if (is_long) g2z__page_words(page, text);
-  else if (text) g2z__page_escape(page->writer, text);
-  g2z__page_put(page, "</dd></div>\n");
+  g2zp_page_open(page, G2ZP_PAGE_FACTS);
+  g2zp_page_put(page, is_long ? "<div class=long><dt>" : "<div><dt>");
+  g2zp_page_escape(page->writer, name);
+  g2zp_page_put(page, "</dt><dd>");
+  if (is_long) g2zp_page_words(page, text);
+  else if (text) g2zp_page_escape(page->writer, text);
+  g2zp_page_put(page, "</dd></div>\n");
   g2z_release(page->services, text);
 }
 
 G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
                             const char *const *headers) {
   G2Z_ASSERT(columns > 0);
-  g2z__page_open(page, G2Z__PAGE_TABLE);
+  g2zp_page_open(page, G2ZP_PAGE_TABLE);
   page->columns = columns;
   page->cell = 0;
-  g2z__page_put(page, "<div class=scroll><table>");
+  g2zp_page_put(page, "<div class=scroll><table>");
   if (caption) {
-    g2z__page_put(page, "<caption>");
-    g2z__page_escape(page->writer, caption);
-    g2z__page_put(page, "</caption>");
+    g2zp_page_put(page, "<caption>");
+    g2zp_page_escape(page->writer, caption);
+    g2zp_page_put(page, "</caption>");
   }
-  g2z__page_put(page, "<thead><tr>");
+  g2zp_page_put(page, "<thead><tr>");
   for (int i = 0; i < columns; i++) {
-    g2z__page_put(page, "<th>");
-    g2z__page_escape(page->writer, headers[i]);
+    g2zp_page_put(page, "<th>");
+    g2zp_page_escape(page->writer, headers[i]);
   }
-  g2z__page_put(page, "</tr></thead><tbody>\n");
+  g2zp_page_put(page, "</tr></thead><tbody>\n");
 }
 
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
-  G2Z_ASSERT(page->open == G2Z__PAGE_TABLE);
+  G2Z_ASSERT(page->open == G2ZP_PAGE_TABLE);
   va_list arguments;
   va_start(arguments, format);
-  char *text = g2z__page_format(page, format, arguments);
+  char *text = g2zp_page_format(page, format, arguments);
   va_end(arguments);
-  g2z__page_put(page, page->cell ? "<td>" : "<tr><td>");
-  if (text) g2z__page_escape(page->writer, *text ? text : "\xe2\x80\x93");
+  g2zp_page_put(page, page->cell ? "<td>" : "<tr><td>");
+  if (text) g2zp_page_escape(page->writer, *text ? text : "\xe2\x80\x93");
   if (++page->cell == page->columns) {
-    g2z__page_put(page, "</tr>\n");
+    g2zp_page_put(page, "</tr>\n");
     page->cell = 0;
   }
   g2z_release(page->services, text);
 }
 
 G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
-  g2z__page_open(page, G2Z__PAGE_PLAIN);
-  g2z__page_put(page, "</body>\n</html>\n");
+  g2zp_page_open(page, G2ZP_PAGE_PLAIN);
+  g2zp_page_put(page, "</body>\n</html>\n");
+  if (page->no_memory)
+    return g2z_fail(page->services, G2Z_NO_MEMORY, "no memory for a text of a page");
   return g2z_writer_commit(page->writer);
 }
 
@@ -555,44 +589,44 @@ G2Z_API void g2z_page_free(g2z_page *page) {
 
 /* ----- scales ----- */
 
-#define G2Z__CHART_WIDTH 440.0 /* one is about 1 px on a wide page, and 0.72 px on a telephone */
-#define G2Z__CHART_HEIGHT 260.0
-#define G2Z__TICKS 12
-#define G2Z__OWN_TICKS 8
+#define G2ZP_CHART_WIDTH 440.0 /* one is about 1 px on a wide page, and 0.72 px on a telephone */
+#define G2ZP_CHART_HEIGHT 260.0
+#define G2ZP_TICKS 12
+#define G2ZP_OWN_TICKS 8
 
-typedef struct g2z__scale {
+typedef struct g2zp_scale {
   double low, high;                  /* values, */
   double from, to;                   /* and where they are drawn */
   int log;
   double step;                       /* between ticks of a linear scale; 0: they are data */
-  double tick[G2Z__TICKS];
+  double tick[G2ZP_TICKS];
   int ticks;
-} g2z__scale;
+} g2zp_scale;
 
-typedef struct g2z__extent {         /* of all values of an axis */
+typedef struct g2zp_extent {         /* of all values of an axis */
   double low, high, positive;        /* NaN: none; positive: the least that is */
   int whole;                         /* all are integers */
-  double value[G2Z__OWN_TICKS + 1];  /* the different ones, in order; */
-  int values;                        /* more than G2Z__OWN_TICKS: there are more */
-} g2z__extent;
+  double value[G2ZP_OWN_TICKS + 1];  /* the different ones, in order; */
+  int values;                        /* more than G2ZP_OWN_TICKS: there are more */
+} g2zp_extent;
 
-static const g2z__extent g2z__nothing = {NAN, NAN, NAN, 1, {0}, 0};
+static const g2zp_extent g2zp_nothing = {NAN, NAN, NAN, 1, {0}, 0};
 
 /* Far from the ends of a double, so that no scale overflows; NaN: a gap. */
-G2Z__PRIVATE double g2z__drawable(double value) {
+static double g2zp_drawable(double value) {
   if (!isfinite(value) || fabs(value) > 1e30) return NAN;
   return fabs(value) < 1e-30 ? 0 : value;
 }
 
-G2Z__PRIVATE void g2z__extent_add(g2z__extent *e, double value) {
-  value = g2z__drawable(value);
+static void g2zp_extent_add(g2zp_extent *e, double value) {
+  value = g2zp_drawable(value);
   if (isnan(value)) return;
   if (!(e->low <= value)) e->low = value; /* the first one: against NaN */
   if (!(e->high >= value)) e->high = value;
   if (value > 0 && !(e->positive <= value)) e->positive = value;
   if (value != floor(value)) e->whole = 0;
   int i = 0;
-  if (e->values > G2Z__OWN_TICKS) return;
+  if (e->values > G2ZP_OWN_TICKS) return;
   while (i < e->values && e->value[i] < value) i++;
   if (i < e->values && e->value[i] == value) return;
   memmove(e->value + i + 1, e->value + i, (size_t)(e->values - i) * sizeof(double));
@@ -601,7 +635,7 @@ G2Z__PRIVATE void g2z__extent_add(g2z__extent *e, double value) {
 }
 
 /* 1, 2, 2.5 or 5 times a power of ten, so that about `count` of it make up the span. */
-G2Z__PRIVATE double g2z__round_step(double span, int count, int whole) {
+static double g2zp_round_step(double span, int count, int whole) {
   double raw = span / count, power = pow(10, floor(log10(raw))), lead = raw / power;
   int quarter = lead > 2 && lead <= 2.5 && !(whole && power < 10);
   double step = power * (lead <= 1 ? 1 : lead <= 2 ? 2 : quarter ? 2.5 : lead <= 5 ? 5 : 10);
@@ -609,34 +643,34 @@ G2Z__PRIVATE double g2z__round_step(double span, int count, int whole) {
 }
 
 /* Ticks at 1, 2, 5 within few decades, else at powers of ten, or at some of them. */
-G2Z__PRIVATE void g2z__log_ticks(g2z__scale *s) {
+static void g2zp_log_ticks(g2zp_scale *s) {
   int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
   int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
   for (int power = first; power <= last; power += every)
     for (int lead = 1; lead <= 5; lead += lead == 2 ? 3 : 1) { /* 1, 2, 5 */
       double tick = lead * pow(10, power);
       int shown = (lead == 1 || fine) && tick >= s->low * 0.999 && tick <= s->high * 1.001;
-      if (shown && s->ticks < G2Z__TICKS) s->tick[s->ticks++] = tick;
+      if (shown && s->ticks < G2ZP_TICKS) s->tick[s->ticks++] = tick;
     }
 }
 
 /* The nearest of 1, 2, 5 times a power of ten beyond `value`, below or above. */
-G2Z__PRIVATE double g2z__log_bound(double value, int above) {
+static double g2zp_log_bound(double value, int above) {
   double power = pow(10, floor(log10(value) + 1e-9)), lead = value / power;
   if (above) return power * (lead <= 1.001 ? 1 : lead <= 2.001 ? 2 : lead <= 5.001 ? 5 : 10);
   return power * (lead >= 4.999 ? 5 : lead >= 1.999 ? 2 : 1);
 }
 
 /* `rounded`: the ends are ticks, as of a y axis; else they are the first and the last value. */
-G2Z__PRIVATE void g2z__scale_make(g2z__scale *s, const g2z__extent *e, g2z_axis axis, int rounded) {
+static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, int rounded) {
   memset(s, 0, sizeof *s);
   s->low = isnan(e->low) ? 0 : e->low;
   s->high = isnan(e->high) ? 1 : e->high;
   s->log = (axis == G2Z_AXIS_LOG && e->positive < e->high) ||
            (axis == G2Z_AXIS_AUTO && e->low > 0 && e->high / e->low > 1000);
   if (s->log) {
-    s->low = rounded ? g2z__log_bound(e->positive, 0) : e->positive;
-    if (rounded) s->high = g2z__log_bound(e->high, 1);
+    s->low = rounded ? g2zp_log_bound(e->positive, 0) : e->positive;
+    if (rounded) s->high = g2zp_log_bound(e->high, 1);
     if (s->low >= s->high) { /* both are near one and the same bound: as they are */
       s->low = e->positive;
       s->high = e->high;
@@ -652,26 +686,26 @@ G2Z__PRIVATE void g2z__scale_make(g2z__scale *s, const g2z__extent *e, g2z_axis 
       s->high += size > 0 ? size / 10 : 1;
       rounded = 0;
     }
-    s->step = g2z__round_step(s->high - s->low, 5, e->whole);
+    s->step = g2zp_round_step(s->high - s->low, 5, e->whole);
     if (rounded) {
       s->low = floor(s->low / s->step + 1e-6) * s->step;
       s->high = ceil(s->high / s->step - 1e-6) * s->step;
     }
   }
-  if (!rounded && e->values <= G2Z__OWN_TICKS) { /* few values: ticks right there */
+  if (!rounded && e->values <= G2ZP_OWN_TICKS) { /* few values: ticks right there */
     s->step = 0;
     for (int i = 0; i < e->values; i++)
       if (e->value[i] > 0 || !s->log) s->tick[s->ticks++] = e->value[i];
-  } else if (s->log) g2z__log_ticks(s);
+  } else if (s->log) g2zp_log_ticks(s);
   else
     for (double i = ceil(s->low / s->step - 1e-6);
-         i * s->step <= s->high + 1e-6 * s->step && s->ticks < G2Z__TICKS; i++)
+         i * s->step <= s->high + 1e-6 * s->step && s->ticks < G2ZP_TICKS; i++)
       s->tick[s->ticks++] = i * s->step;
 }
 
 /* Where a value is drawn; NaN: nowhere. */
-G2Z__PRIVATE double g2z__scale_at(const g2z__scale *s, double value) {
-  value = g2z__drawable(value);
+static double g2zp_scale_at(const g2zp_scale *s, double value) {
+  value = g2zp_drawable(value);
   if (s->log && !(value > 0)) return NAN;
   double part = s->log ? log(value / s->low) / log(s->high / s->low)
                        : (value - s->low) / (s->high - s->low);
@@ -680,7 +714,7 @@ G2Z__PRIVATE double g2z__scale_at(const g2z__scale *s, double value) {
 
 /* "2,500" would be wide: "2.5k". All ticks of a linear scale have one unit and as many decimals as
  * the step needs. */
-G2Z__PRIVATE void g2z__tick_text(const g2z__scale *s, double value, char out[32]) {
+static void g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
   double size = s->step > 0 ? fmax(fabs(s->low), fabs(s->high)) : fabs(value), unit = 1;
   char suffix[8] = "";
   if (size >= 1e15 || (size < 1e-2 && size > 0)) {
@@ -698,7 +732,7 @@ G2Z__PRIVATE void g2z__tick_text(const g2z__scale *s, double value, char out[32]
       decimals++;
     snprintf(out, 24, "%.*f", decimals, value / unit);
   } else snprintf(out, 24, "%.4g", value / unit);
-  g2z__plain_number(out);
+  g2z_plain_number(out);
   if (value == 0) snprintf(out, 32, "0");
   else strcat(out, suffix);
 }
@@ -707,104 +741,104 @@ G2Z__PRIVATE void g2z__tick_text(const g2z__scale *s, double value, char out[32]
 
 /* A coordinate, to a tenth, whatever the locale writes for a decimal point. A whisker may end
  * beyond all scales: then it ends far outside of the picture. */
-G2Z__PRIVATE void g2z__svg_number(g2z_writer *writer, const char *before, double value) {
+static void g2zp_svg_number(g2z_writer *writer, const char *before, double value) {
   long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
   g2z_writer_printf(writer, "%s%s%ld.%ld", before, tenths < 0 ? "-" : "", labs(tenths) / 10,
                     labs(tenths) % 10);
 }
 
-G2Z__PRIVATE void g2z__svg_line(g2z_writer *writer, const char *kind, double x1, double y1,
-                                double x2, double y2) {
+static void g2zp_svg_line(g2z_writer *writer, const char *kind, double x1, double y1,
+                          double x2, double y2) {
   g2z_writer_printf(writer, "<path class=%s d=\"M", kind);
-  g2z__svg_number(writer, "", x1);
-  g2z__svg_number(writer, " ", y1);
-  g2z__svg_number(writer, "L", x2);
-  g2z__svg_number(writer, " ", y2);
+  g2zp_svg_number(writer, "", x1);
+  g2zp_svg_number(writer, " ", y1);
+  g2zp_svg_number(writer, "L", x2);
+  g2zp_svg_number(writer, " ", y2);
   g2z_writer_put(writer, "\"/>", 3);
 }
 
-G2Z__PRIVATE void g2z__svg_text(g2z_writer *writer, const char *kind, double x, double y,
-                                const char *text) {
+static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double y,
+                          const char *text) {
   g2z_writer_printf(writer, "<text class=%s", kind);
-  g2z__svg_number(writer, " x=\"", x);
-  g2z__svg_number(writer, "\" y=\"", y);
+  g2zp_svg_number(writer, " x=\"", x);
+  g2zp_svg_number(writer, "\" y=\"", y);
   g2z_writer_put(writer, "\">", 2);
-  g2z__page_escape(writer, text);
+  g2zp_page_escape(writer, text);
   g2z_writer_put(writer, "</text>\n", 8);
 }
 
 /* A vertical or horizontal line between two values, with feet. */
-G2Z__PRIVATE void g2z__svg_whisker(g2z_writer *writer, double x1, double y1, double x2, double y2) {
+static void g2zp_svg_whisker(g2z_writer *writer, double x1, double y1, double x2, double y2) {
   if (isnan(x1 + y1 + x2 + y2)) return;
   double across = x1 == x2 ? 3.5 : 0, down = x1 == x2 ? 0 : 3.5;
-  g2z__svg_line(writer, "whisker", x1, y1, x2, y2);
-  g2z__svg_line(writer, "whisker", x1 - across, y1 - down, x1 + across, y1 + down);
-  g2z__svg_line(writer, "whisker", x2 - across, y2 - down, x2 + across, y2 + down);
+  g2zp_svg_line(writer, "whisker", x1, y1, x2, y2);
+  g2zp_svg_line(writer, "whisker", x1 - across, y1 - down, x1 + across, y1 + down);
+  g2zp_svg_line(writer, "whisker", x2 - across, y2 - down, x2 + across, y2 + down);
 }
 
 /* Title, legend and the opening of the picture. */
-G2Z__PRIVATE void g2z__chart_head(g2z_page *page, const g2z_chart *chart, double height) {
+static void g2zp_chart_head(g2z_page *page, const g2z_chart *chart, double height) {
   g2z_writer *writer = page->writer;
-  g2z__page_put(page, "<figure><figcaption><b>");
-  g2z__page_escape(writer, chart->title);
-  g2z__page_put(page, "</b>");
+  g2zp_page_put(page, "<figure><figcaption><b>");
+  g2zp_page_escape(writer, chart->title);
+  g2zp_page_put(page, "</b>");
   if (chart->about) {
-    g2z__page_put(page, "<span>");
-    g2z__page_escape(writer, chart->about);
-    g2z__page_put(page, "</span>");
+    g2zp_page_put(page, "<span>");
+    g2zp_page_escape(writer, chart->about);
+    g2zp_page_put(page, "</span>");
   }
-  g2z__page_put(page, "</figcaption>\n");
+  g2zp_page_put(page, "</figcaption>\n");
   if (chart->series_count > 1) {
-    g2z__page_put(page, "<div class=legend>");
+    g2zp_page_put(page, "<div class=legend>");
     for (int i = 0; i < chart->series_count; i++) {
       int dashed = chart->series[i].mark == G2Z_MARK_DASHED;
       g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\">", dashed ? " class=dash" : "",
                         i);
-      g2z__page_escape(writer, chart->series[i].name);
-      g2z__page_put(page, "</span>");
+      g2zp_page_escape(writer, chart->series[i].name);
+      g2zp_page_put(page, "</span>");
     }
-    g2z__page_put(page, "</div>\n");
+    g2zp_page_put(page, "</div>\n");
   }
   g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"",
-                    (int)G2Z__CHART_WIDTH, (int)height);
-  g2z__page_escape(writer, chart->title);
-  g2z__page_put(page, "\">\n");
+                    (int)G2ZP_CHART_WIDTH, (int)height);
+  g2zp_page_escape(writer, chart->title);
+  g2zp_page_put(page, "\">\n");
 }
 
 /* The grid, and what stands beside its lines. */
-G2Z__PRIVATE void g2z__chart_axes(g2z_page *page, const g2z_chart *chart, const g2z__scale *x,
-                                  const g2z__scale *y) {
+static void g2zp_chart_axes(g2z_page *page, const g2z_chart *chart, const g2zp_scale *x,
+                            const g2zp_scale *y) {
   char text[32];
   double free_from = 0; /* ticks that are data may be too near to each other */
   for (int i = 0; i < y->ticks; i++) {
-    double at = g2z__scale_at(y, y->tick[i]);
-    g2z__tick_text(y, y->tick[i], text);
-    g2z__svg_line(page->writer, "grid", x->from, at, x->to, at);
-    g2z__svg_text(page->writer, "end", x->from - 6, at + 4, text);
+    double at = g2zp_scale_at(y, y->tick[i]);
+    g2zp_tick_text(y, y->tick[i], text);
+    g2zp_svg_line(page->writer, "grid", x->from, at, x->to, at);
+    g2zp_svg_text(page->writer, "end", x->from - 6, at + 4, text);
   }
-  g2z__svg_line(page->writer, "axis", x->from, y->from, x->to, y->from);
+  g2zp_svg_line(page->writer, "axis", x->from, y->from, x->to, y->from);
   for (int i = 0; i < x->ticks; i++) {
-    double at = g2z__scale_at(x, x->tick[i]);
-    g2z__tick_text(x, x->tick[i], text);
+    double at = g2zp_scale_at(x, x->tick[i]);
+    g2zp_tick_text(x, x->tick[i], text);
     double half = 4 * (double)strlen(text) + 2;
     if (at - half < free_from) continue;
     free_from = at + half;
-    g2z__svg_line(page->writer, "axis", at, y->from, at, y->from + 4);
-    g2z__svg_text(page->writer, "mid", at, y->from + 17, text);
+    g2zp_svg_line(page->writer, "axis", at, y->from, at, y->from + 4);
+    g2zp_svg_text(page->writer, "mid", at, y->from + 17, text);
   }
   if (chart->x_name)
-    g2z__svg_text(page->writer, "mid", (x->from + x->to) / 2, y->from + 33, chart->x_name);
+    g2zp_svg_text(page->writer, "mid", (x->from + x->to) / 2, y->from + 33, chart->x_name);
 }
 
 /* The least and the most of points [begin, end), in their order; fewer where there are not two.
  * *gap: one of them cannot be drawn. */
-G2Z__PRIVATE int g2z__chart_extremes(const g2z_series *series, const g2z__scale *x,
-                                     const g2z__scale *y, size_t begin, size_t end, size_t out[2],
-                                     int *gap) {
+static int g2zp_chart_extremes(const g2z_series *series, const g2zp_scale *x,
+                               const g2zp_scale *y, size_t begin, size_t end, size_t out[2],
+                               int *gap) {
   size_t least = end, most = end;
   *gap = 0;
   for (size_t i = begin; i < end; i++) {
-    if (isnan(g2z__scale_at(x, series->x[i]) + g2z__scale_at(y, series->y[i]))) {
+    if (isnan(g2zp_scale_at(x, series->x[i]) + g2zp_scale_at(y, series->y[i]))) {
       *gap = 1;
       continue;
     }
@@ -818,8 +852,8 @@ G2Z__PRIVATE int g2z__chart_extremes(const g2z_series *series, const g2z__scale 
 }
 
 /* A point alone between two gaps is a line of no length, which round ends make a dot. */
-G2Z__PRIVATE void g2z__chart_line(g2z_writer *writer, const g2z_series *series, int index,
-                                  const g2z__scale *x, const g2z__scale *y) {
+static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int index,
+                            const g2zp_scale *x, const g2zp_scale *y) {
   size_t stretch = series->count <= G2Z_CHART_POINTS
                        ? 1 : (series->count + G2Z_CHART_POINTS / 2 - 1) / (G2Z_CHART_POINTS / 2);
   int drawn = 0;                     /* points since the last gap */
@@ -828,10 +862,10 @@ G2Z__PRIVATE void g2z__chart_line(g2z_writer *writer, const g2z_series *series, 
                     series->count > 200 ? " many" : "", index);
   for (size_t begin = 0; begin < series->count; begin += stretch) {
     size_t end = series->count - begin < stretch ? series->count : begin + stretch, point[2];
-    int gap, points = g2z__chart_extremes(series, x, y, begin, end, point, &gap);
+    int gap, points = g2zp_chart_extremes(series, x, y, begin, end, point, &gap);
     for (int i = 0; i < points; i++, drawn++) {
-      g2z__svg_number(writer, drawn ? "L" : "M", g2z__scale_at(x, series->x[point[i]]));
-      g2z__svg_number(writer, " ", g2z__scale_at(y, series->y[point[i]]));
+      g2zp_svg_number(writer, drawn ? "L" : "M", g2zp_scale_at(x, series->x[point[i]]));
+      g2zp_svg_number(writer, " ", g2zp_scale_at(y, series->y[point[i]]));
     }
     if (drawn == 1 && (gap || end == series->count)) g2z_writer_put(writer, "h0", 2);
     if (gap) drawn = 0;
@@ -840,241 +874,218 @@ G2Z__PRIVATE void g2z__chart_line(g2z_writer *writer, const g2z_series *series, 
 }
 
 /* Whiskers and points; a pointer that rests on one is told its values. */
-G2Z__PRIVATE void g2z__chart_points(g2z_writer *writer, const g2z_series *series, int index,
-                                    const g2z__scale *x, const g2z__scale *y) {
+static void g2zp_chart_points(g2z_writer *writer, const g2z_series *series, int index,
+                              const g2zp_scale *x, const g2zp_scale *y) {
   char text[32];
   for (size_t i = 0; i < series->count; i++) {
-    double at = g2z__scale_at(x, series->x[i]), up = g2z__scale_at(y, series->y[i]);
+    double at = g2zp_scale_at(x, series->x[i]), up = g2zp_scale_at(y, series->y[i]);
     if (series->low)
-      g2z__svg_whisker(writer, at, g2z__scale_at(y, series->low[i]), at,
-                       g2z__scale_at(y, series->high[i]));
+      g2zp_svg_whisker(writer, at, g2zp_scale_at(y, series->low[i]), at,
+                       g2zp_scale_at(y, series->high[i]));
     if (isnan(at + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
     g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5", index);
-    g2z__svg_number(writer, " cx=\"", at);
-    g2z__svg_number(writer, "\" cy=\"", up);
+    g2zp_svg_number(writer, " cx=\"", at);
+    g2zp_svg_number(writer, "\" cy=\"", up);
     g2z_writer_put(writer, "\"><title>", 9);
-    g2z__page_escape(writer, series->name);
+    g2zp_page_escape(writer, series->name);
     snprintf(text, sizeof text, "%.9g", series->y[i]);
-    g2z__plain_number(text);
+    g2z_plain_number(text);
     g2z_writer_printf(writer, ": %s</title></circle>\n", text);
   }
 }
 
-G2Z__PRIVATE void g2z__chart_lines(g2z_page *page, const g2z_chart *chart) {
-  g2z__extent across = g2z__nothing, up = g2z__nothing;
-  g2z__scale x, y;
+static void g2zp_chart_lines(g2z_page *page, const g2z_chart *chart) {
+  g2zp_extent across = g2zp_nothing, up = g2zp_nothing;
+  g2zp_scale x, y;
   char text[32];
   size_t widest = 0;
   for (int i = 0; i < chart->series_count; i++) {
     const g2z_series *series = &chart->series[i];
     for (size_t at = 0; at < series->count; at++) {
-      g2z__extent_add(&across, series->x[at]);
-      g2z__extent_add(&up, series->y[at]);
-      if (series->low) g2z__extent_add(&up, series->low[at]);
-      if (series->high) g2z__extent_add(&up, series->high[at]);
+      g2zp_extent_add(&across, series->x[at]);
+      g2zp_extent_add(&up, series->y[at]);
+      if (series->low) g2zp_extent_add(&up, series->low[at]);
+      if (series->high) g2zp_extent_add(&up, series->high[at]);
     }
   }
-  g2z__scale_make(&x, &across, chart->x_axis == G2Z_AXIS_AUTO ? G2Z_AXIS_LINEAR : chart->x_axis, 0);
-  g2z__scale_make(&y, &up, chart->y_axis, 1);
+  g2zp_scale_make(&x, &across, chart->x_axis == G2Z_AXIS_AUTO ? G2Z_AXIS_LINEAR : chart->x_axis, 0);
+  g2zp_scale_make(&y, &up, chart->y_axis, 1);
   for (int i = 0; i < y.ticks; i++) {
-    g2z__tick_text(&y, y.tick[i], text);
+    g2zp_tick_text(&y, y.tick[i], text);
     if (strlen(text) > widest) widest = strlen(text);
   }
   x.from = 12 + 7.5 * (double)widest;
-  x.to = G2Z__CHART_WIDTH - 14;
-  y.from = G2Z__CHART_HEIGHT - (chart->x_name ? 40 : 24);
+  x.to = G2ZP_CHART_WIDTH - 14;
+  y.from = G2ZP_CHART_HEIGHT - (chart->x_name ? 40 : 24);
   y.to = 10;
-  g2z__chart_head(page, chart, G2Z__CHART_HEIGHT);
-  g2z__chart_axes(page, chart, &x, &y);
+  g2zp_chart_head(page, chart, G2ZP_CHART_HEIGHT);
+  g2zp_chart_axes(page, chart, &x, &y);
   if (isnan(across.low + up.low))
-    g2z__svg_text(page->writer, "mid", (x.from + x.to) / 2, (y.from + y.to) / 2, "no values");
+    g2zp_svg_text(page->writer, "mid", (x.from + x.to) / 2, (y.from + y.to) / 2, "no values");
   for (int i = 0; i < chart->series_count; i++)
-    g2z__chart_line(page->writer, &chart->series[i], i, &x, &y);
+    g2zp_chart_line(page->writer, &chart->series[i], i, &x, &y);
   for (int i = 0; i < chart->series_count; i++)
-    g2z__chart_points(page->writer, &chart->series[i], i, &x, &y);
+    g2zp_chart_points(page->writer, &chart->series[i], i, &x, &y);
 }
 
 /* One bar and its value; nothing where the value is not known. */
-G2Z__PRIVATE void g2z__chart_bar(g2z_writer *writer, const g2z_series *series, int index, size_t at,
-                                 const g2z__scale *x, double top) {
-  double end = at < series->count ? g2z__scale_at(x, series->y[at]) : NAN, text_at = end;
+static void g2zp_chart_bar(g2z_writer *writer, const g2z_series *series, int index, size_t at,
+                           const g2zp_scale *x, double top) {
+  double end = at < series->count ? g2zp_scale_at(x, series->y[at]) : NAN, text_at = end;
   char text[32];
   if (isnan(end)) return;
   if (end < x->from) end = x->from;
   g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12", index);
-  g2z__svg_number(writer, " x=\"", x->from);
-  g2z__svg_number(writer, "\" y=\"", top);
-  g2z__svg_number(writer, "\" width=\"", end - x->from);
+  g2zp_svg_number(writer, " x=\"", x->from);
+  g2zp_svg_number(writer, "\" y=\"", top);
+  g2zp_svg_number(writer, "\" width=\"", end - x->from);
   g2z_writer_put(writer, "\"/>", 3);
   if (series->low) {
-    double high = g2z__scale_at(x, series->high[at]);
-    g2z__svg_whisker(writer, g2z__scale_at(x, series->low[at]), top + 6, high, top + 6);
+    double high = g2zp_scale_at(x, series->high[at]);
+    g2zp_svg_whisker(writer, g2zp_scale_at(x, series->low[at]), top + 6, high, top + 6);
     if (high > text_at) text_at = high;
   }
-  g2z__scale own = *x;
+  g2zp_scale own = *x;
   own.step = 0; /* its own unit and decimals */
-  g2z__tick_text(&own, series->y[at], text);
-  g2z__svg_text(writer, "value", text_at + 6, top + 10, text);
+  g2zp_tick_text(&own, series->y[at], text);
+  g2zp_svg_text(writer, "value", text_at + 6, top + 10, text);
 }
 
 /* Bars lie, so that their labels have room; a group for each label. */
-G2Z__PRIVATE void g2z__chart_bars(g2z_page *page, const g2z_chart *chart) {
-  g2z__extent extent = g2z__nothing;
-  g2z__scale x, y;
+static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
+  g2zp_extent extent = g2zp_nothing;
+  g2zp_scale x, y;
   size_t groups = 0, widest = 0;
   for (int i = 0; i < chart->series_count; i++) {
     const g2z_series *series = &chart->series[i];
     if (series->count > groups) groups = series->count;
     for (size_t at = 0; at < series->count; at++) {
-      g2z__extent_add(&extent, series->y[at]);
-      if (series->high) g2z__extent_add(&extent, series->high[at]);
+      g2zp_extent_add(&extent, series->y[at]);
+      if (series->high) g2zp_extent_add(&extent, series->high[at]);
     }
   }
   for (size_t at = 0; at < groups; at++)
     if (strlen(chart->labels[at]) > widest) widest = strlen(chart->labels[at]);
-  g2z__scale_make(&x, &extent, G2Z_AXIS_ZERO, 1);
-  x.from = fmin(12 + 7.5 * (double)widest, 0.45 * G2Z__CHART_WIDTH);
-  x.to = G2Z__CHART_WIDTH - 52;      /* room for the value behind the longest bar */
+  g2zp_scale_make(&x, &extent, G2Z_AXIS_ZERO, 1);
+  x.from = fmin(12 + 7.5 * (double)widest, 0.45 * G2ZP_CHART_WIDTH);
+  x.to = G2ZP_CHART_WIDTH - 52;      /* room for the value behind the longest bar */
   double group = 14.0 * chart->series_count + 10;
   memset(&y, 0, sizeof y);
   y.to = 4;
   y.from = y.to + group * (double)groups;
-  g2z__chart_head(page, chart, y.from + (chart->x_name ? 40 : 24));
+  g2zp_chart_head(page, chart, y.from + (chart->x_name ? 40 : 24));
   for (int i = 0; i < x.ticks; i++) {
-    double at = g2z__scale_at(&x, x.tick[i]);
-    g2z__svg_line(page->writer, "grid", at, y.to, at, y.from);
+    double at = g2zp_scale_at(&x, x.tick[i]);
+    g2zp_svg_line(page->writer, "grid", at, y.to, at, y.from);
   }
-  g2z__chart_axes(page, chart, &x, &y);
+  g2zp_chart_axes(page, chart, &x, &y);
   for (size_t at = 0; at < groups; at++) {
     double top = y.to + group * (double)at + 5;
-    g2z__svg_text(page->writer, "end", x.from - 6, top + (group - 10) / 2 + 3, chart->labels[at]);
+    g2zp_svg_text(page->writer, "end", x.from - 6, top + (group - 10) / 2 + 3, chart->labels[at]);
     for (int i = 0; i < chart->series_count; i++)
-      g2z__chart_bar(page->writer, &chart->series[i], i, at, &x, top + 14 * i);
+      g2zp_chart_bar(page->writer, &chart->series[i], i, at, &x, top + 14 * i);
   }
 }
 
 G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
-  g2z__page_open(page, G2Z__PAGE_CHARTS);
-  if (chart->labels) g2z__chart_bars(page, chart);
-  else g2z__chart_lines(page, chart);
-  g2z__page_put(page, "</svg></figure>\n");
+  g2zp_page_open(page, G2ZP_PAGE_CHARTS);
+  if (chart->labels) g2zp_chart_bars(page, chart);
+  else g2zp_chart_lines(page, chart);
+  g2zp_page_put(page, "</svg></figure>\n");
 }
 
 /* ----- TensorBoard's events ----- */
 
-/* A file that is read while it grows: it has its final name from the start, with `text`, the lines
- * that are kept of one that stood there. These were on the disk, and must be again before the old
- * file goes: a machine may lose its power. */
-G2Z__PRIVATE g2z_status g2z__stream_create(g2z_services *services, const char *path,
-                                           const char *text, size_t bytes, g2z_writer **out) {
-  g2z_writer *writer;
-  *out = NULL;
-  G2Z__TRY(g2z_writer_create(services, path, &writer));
-  g2z_status status = g2z_writer_put(writer, text, bytes);
-  if (status == G2Z_OK) status = g2z__writer_flush(writer);
-  if (status == G2Z_OK && bytes > 0 && g2z__sync(writer->file) != 0)
-    status = g2z__writer_fail(writer, errno, "sync");
-  if (status == G2Z_OK && rename(writer->partial, path) != 0)
-    status = g2z__writer_fail(writer, errno, "rename a file to");
-  if (status != G2Z_OK) {
-    g2z_writer_free(writer);
-    return status;
-  }
-  writer->pending = 0;
-  *out = writer;
-  return G2Z_OK;
-}
-
 /* A record of tensorflow/core/lib/io/record_writer.h: u64 length, its masked CRC-32C, a protobuf
  * Event, its masked CRC-32C. */
-#define G2Z__EVENT_BYTES 4096
+#define G2ZP_EVENT_BYTES 4096
 
 struct g2z_events {
   g2z_services *services;
   g2z_writer *writer;
-  g2z__crc crc;
-  unsigned char data[G2Z__EVENT_BYTES];
+  g2z_crc crc;
+  unsigned char data[G2ZP_EVENT_BYTES];
   size_t used;
 };
 
-G2Z__PRIVATE void g2z__event_bytes(g2z_events *e, const void *bytes, size_t count) {
+static void g2zp_event_bytes(g2z_events *e, const void *bytes, size_t count) {
   G2Z_ASSERT(e->used + count <= sizeof e->data);
   memcpy(e->data + e->used, bytes, count);
   e->used += count;
 }
 
-G2Z__PRIVATE void g2z__event_varint(g2z_events *e, uint64_t value) {
+static void g2zp_event_varint(g2z_events *e, uint64_t value) {
   unsigned char bytes[10];
   size_t count = 0;
   for (; value >= 128; value >>= 7) bytes[count++] = (unsigned char)(value | 128);
   bytes[count++] = (unsigned char)value;
-  g2z__event_bytes(e, bytes, count);
+  g2zp_event_bytes(e, bytes, count);
 }
 
 /* Field number and wire type of protobuf: 0 varint, 1 eight bytes, 2 a length and bytes, 5 four. */
-G2Z__PRIVATE void g2z__event_key(g2z_events *e, int field, int type) {
-  g2z__event_varint(e, (uint64_t)(field << 3 | type));
+static void g2zp_event_key(g2z_events *e, int field, int type) {
+  g2zp_event_varint(e, (uint64_t)(field << 3 | type));
 }
 
 /* Event.wall_time, and its step. */
-G2Z__PRIVATE void g2z__event_begin(g2z_events *e, int64_t step) {
+static void g2zp_event_begin(g2z_events *e, int64_t step) {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
   e->used = 0;
-  g2z__event_key(e, 1, 1);
-  g2z__event_bytes(e, &seconds, sizeof seconds);
-  g2z__event_key(e, 2, 0);
-  g2z__event_varint(e, (uint64_t)step);
+  g2zp_event_key(e, 1, 1);
+  g2zp_event_bytes(e, &seconds, sizeof seconds);
+  g2zp_event_key(e, 2, 0);
+  g2zp_event_varint(e, (uint64_t)step);
 }
 
-G2Z__PRIVATE uint32_t g2z__event_mask(const g2z_events *e, const void *bytes, size_t count) {
-  uint32_t sum = g2z__crc32c(&e->crc, 0, bytes, count);
+static uint32_t g2zp_event_mask(const g2z_events *e, const void *bytes, size_t count) {
+  uint32_t sum = g2z_crc32c(&e->crc, 0, bytes, count);
   return (sum >> 15 | sum << 17) + 0xa282ead8u;
 }
 
-G2Z__PRIVATE g2z_status g2z__event_end(g2z_events *e) {
+static g2z_status g2zp_event_end(g2z_events *e) {
   uint64_t length = e->used;
-  uint32_t sum = g2z__event_mask(e, &length, sizeof length);
+  uint32_t sum = g2zp_event_mask(e, &length, sizeof length);
   g2z_writer_put(e->writer, &length, sizeof length);
   g2z_writer_put(e->writer, &sum, sizeof sum);
-  sum = g2z__event_mask(e, e->data, e->used);
+  sum = g2zp_event_mask(e, e->data, e->used);
   g2z_writer_put(e->writer, e->data, e->used);
   g2z_writer_put(e->writer, &sum, sizeof sum);
-  return g2z__writer_flush(e->writer);
+  return g2z_writer_flush(e->writer);
 }
 
 /* Two starts in one second must not share a file: the second one waits for no clock, it takes the
  * next second's name. */
-G2Z__PRIVATE g2z_status g2z__events_path(g2z_services *services, const char *directory,
-                                         char **path) {
+static g2z_status g2zp_events_path(g2z_services *services, const char *directory,
+                                   char **path) {
   char host[128] = "", name[200];
   long long seconds = (long long)time(NULL);
   gethostname(host, sizeof host - 1);
   for (;; seconds++) {
     snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s", seconds, host);
-    G2Z__TRY(g2z__join_path(services, directory, name, path));
+    G2ZP_TRY(g2z_join_path(services, directory, name, path));
     if (access(*path, F_OK) != 0) return G2Z_OK;
     g2z_release(services, *path);
   }
 }
 
 /* The version that TensorBoard looks for, and where this file takes over from earlier ones. */
-G2Z__PRIVATE g2z_status g2z__events_head(g2z_events *e, int64_t first_step) {
+static g2z_status g2zp_events_head(g2z_events *e, int64_t first_step) {
   static const char version[] = "brain.Event:2";
-  g2z__event_begin(e, 0);
-  g2z__event_key(e, 3, 2);
-  g2z__event_varint(e, sizeof version - 1);
-  g2z__event_bytes(e, version, sizeof version - 1);
-  G2Z__TRY(g2z__event_end(e));
+  g2zp_event_begin(e, 0);
+  g2zp_event_key(e, 3, 2);
+  g2zp_event_varint(e, sizeof version - 1);
+  g2zp_event_bytes(e, version, sizeof version - 1);
+  G2ZP_TRY(g2zp_event_end(e));
   if (first_step <= 1) return G2Z_OK;
-  g2z__event_begin(e, first_step);
-  g2z__event_key(e, 7, 2); /* SessionLog { status: START } */
-  g2z__event_varint(e, 2);
-  g2z__event_key(e, 1, 0);
-  g2z__event_varint(e, 1);
-  return g2z__event_end(e);
+  g2zp_event_begin(e, first_step);
+  g2zp_event_key(e, 7, 2); /* SessionLog { status: START } */
+  g2zp_event_varint(e, 2);
+  g2zp_event_key(e, 1, 0);
+  g2zp_event_varint(e, 1);
+  return g2zp_event_end(e);
 }
 
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
@@ -1082,19 +1093,15 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   void *memory;
   char *path;
   *out = NULL;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_events), &memory));
+  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
   g2z_events *e = (g2z_events *)memory;
   e->services = services;
-  g2z__crc_init(&e->crc);
-  g2z_status status = g2z__events_path(services, directory, &path);
-  if (status == G2Z_OK) {
-    status = g2z__stream_create(services, path, "", 0, &e->writer);
-    g2z_release(services, path);
-  }
-  if (status == G2Z_OK) {
-    status = g2z__events_head(e, first_step);
-    if (status != G2Z_OK) unlink(e->writer->path);
-  }
+  g2z_crc_init(&e->crc);
+  g2z_status status = g2zp_events_path(services, directory, &path);
+  if (status == G2Z_OK) status = g2z_writer_create(services, path, &e->writer);
+  g2z_release(services, path);
+  if (status == G2Z_OK) status = g2zp_events_head(e, first_step);
+  if (status == G2Z_OK) status = g2z_writer_publish(e->writer);
   if (status != G2Z_OK) g2z_events_free(e);
   else *out = e;
   return status;
@@ -1103,12 +1110,12 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
 G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const char *const *tags,
                                   const double *values) {
   G2Z_ASSERT(count <= 32);
-  g2z__event_begin(e, step);
+  g2zp_event_begin(e, step);
   size_t before = e->used, bytes = 0, length;
   for (int pass = 0; pass < 2; pass++) { /* a length stands before what it counts */
     if (pass) {
-      g2z__event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
-      g2z__event_varint(e, bytes);
+      g2zp_event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
+      g2zp_event_varint(e, bytes);
     }
     for (int i = 0; i < count; i++) {
       float value = (float)values[i];
@@ -1117,18 +1124,18 @@ G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const 
       G2Z_ASSERT(length < 64);
       bytes += length + 9;
       if (!pass) continue;
-      g2z__event_key(e, 1, 2);
-      g2z__event_varint(e, length + 7);
-      g2z__event_key(e, 1, 2);
-      g2z__event_varint(e, length);
-      g2z__event_bytes(e, tags[i], length);
-      g2z__event_key(e, 2, 5);
-      g2z__event_bytes(e, &value, sizeof value);
+      g2zp_event_key(e, 1, 2);
+      g2zp_event_varint(e, length + 7);
+      g2zp_event_key(e, 1, 2);
+      g2zp_event_varint(e, length);
+      g2zp_event_bytes(e, tags[i], length);
+      g2zp_event_key(e, 2, 5);
+      g2zp_event_bytes(e, &value, sizeof value);
     }
     if (bytes == 0) return G2Z_OK;
   }
   G2Z_ASSERT(e->used > before);
-  return g2z__event_end(e);
+  return g2zp_event_end(e);
 }
 
 G2Z_API void g2z_events_free(g2z_events *e) {
@@ -1139,27 +1146,27 @@ G2Z_API void g2z_events_free(g2z_events *e) {
 
 /* ----- JSON files that tell about a run ----- */
 
-typedef struct g2z__told {
+typedef struct g2zp_told {
   g2z_services *services;
   char *path, *text;                 /* text NULL: there is no such file */
   size_t bytes;
-} g2z__told;
+} g2zp_told;
 
-G2Z__PRIVATE void g2z__told_free(g2z__told *told) {
+static void g2zp_told_free(g2zp_told *told) {
   g2z_release(told->services, told->path);
   g2z_release(told->services, told->text);
   told->path = told->text = NULL;
 }
 
 /* DIRECTORY/name, an object of correct JSON; a file that is not there tells nothing. */
-G2Z__PRIVATE g2z_status g2z__told_read(g2z_services *services, const char *directory,
-                                       const char *name, g2z__told *told) {
+static g2z_status g2zp_told_read(g2z_services *services, const char *directory,
+                                 const char *name, g2zp_told *told) {
   g2z_json json;
   memset(told, 0, sizeof *told);
   told->services = services;
-  G2Z__TRY(g2z__join_path(services, directory, name, &told->path));
+  G2ZP_TRY(g2z_join_path(services, directory, name, &told->path));
   if (access(told->path, F_OK) != 0) return G2Z_OK;
-  G2Z__TRY(g2z_read_file(services, told->path, (size_t)1 << 26, &told->text, &told->bytes));
+  G2ZP_TRY(g2z_read_file(services, told->path, (size_t)1 << 26, &told->text, &told->bytes));
   g2z_json_open(&json, services, told->path, told->text, told->bytes);
   if (g2z_json_peek(&json) != '{') return g2z_json_fail(&json, "%s must hold an object", name);
   g2z_json_skip(&json);
@@ -1167,7 +1174,7 @@ G2Z__PRIVATE g2z_status g2z__told_read(g2z_services *services, const char *direc
 }
 
 /* 1: *json stands at the value of "summary.best_val_loss" or "epochs.0.steps". */
-G2Z__PRIVATE int g2z__told_at(const g2z__told *told, const char *at, g2z_json *json) {
+static int g2zp_told_at(const g2zp_told *told, const char *at, g2z_json *json) {
   g2z_json_text key;
   if (!told->text) return 0;
   g2z_json_open(json, told->services, told->path, told->text, told->bytes);
@@ -1188,20 +1195,20 @@ G2Z__PRIVATE int g2z__told_at(const g2z__told *told, const char *at, g2z_json *j
 }
 
 /* NaN: there is no such number. */
-G2Z__PRIVATE double g2z__told_number(const g2z__told *told, const char *at) {
+static double g2zp_told_number(const g2zp_told *told, const char *at) {
   g2z_json json;
-  if (!g2z__told_at(told, at, &json) || !strchr("-0123456789", g2z_json_peek(&json))) return NAN;
+  if (!g2zp_told_at(told, at, &json) || !strchr("-0123456789", g2z_json_peek(&json))) return NAN;
   return g2z_json_number(&json);
 }
 
 /* 1: *json stands in the list at `at`, before its first element. */
-G2Z__PRIVATE int g2z__told_list(const g2z__told *told, const char *at, g2z_json *json) {
-  return g2z__told_at(told, at, json) && g2z_json_peek(json) == '[' && g2z_json_enter(json, '[');
+static int g2zp_told_list(const g2zp_told *told, const char *at, g2z_json *json) {
+  return g2zp_told_at(told, at, json) && g2z_json_peek(json) == '[' && g2z_json_enter(json, '[');
 }
 
 /* 1: *element is the next one of the list, cut out, so that asking for its members does not read
  * those before it again. It is `told`'s and not freed. */
-G2Z__PRIVATE int g2z__told_next(const g2z__told *told, g2z_json *json, g2z__told *element) {
+static int g2zp_told_next(const g2zp_told *told, g2z_json *json, g2zp_told *element) {
   if (!g2z_json_next(json, ']', NULL)) return 0;
   g2z_json_peek(json); /* to where it begins */
   size_t begin = (size_t)(json->at - json->begin);
@@ -1213,13 +1220,13 @@ G2Z__PRIVATE int g2z__told_next(const g2z__told *told, g2z_json *json, g2z__told
 }
 
 /* NULL: there is no such text; else freed with g2z_release. */
-G2Z__PRIVATE g2z_status g2z__told_text(const g2z__told *told, const char *at, char **out) {
+static g2z_status g2zp_told_text(const g2zp_told *told, const char *at, char **out) {
   g2z_json json;
   void *memory;
   *out = NULL;
-  if (!g2z__told_at(told, at, &json) || g2z_json_peek(&json) != '"') return G2Z_OK;
+  if (!g2zp_told_at(told, at, &json) || g2z_json_peek(&json) != '"') return G2Z_OK;
   g2z_json_text text = g2z_json_string(&json);
-  G2Z__TRY(g2z__alloc(told->services, text.bytes + 1, 1, &memory));
+  G2ZP_TRY(g2z_allocate(told->services, text.bytes + 1, 1, &memory));
   g2z_json_unescape(&text, (unsigned char *)memory);
   *out = (char *)memory;
   return G2Z_OK;
@@ -1227,20 +1234,14 @@ G2Z__PRIVATE g2z_status g2z__told_text(const g2z__told *told, const char *at, ch
 
 /* ----- metrics.jsonl ----- */
 
-/* A line of metrics.jsonl; what it does not have is NaN. */
-typedef struct g2z__run_line {
-  g2z_metrics metrics;
-  double val_loss, val_ms, save_ms, sample_ms, epoch, epoch_ms;
-} g2z__run_line;
-
-G2Z__PRIVATE double g2z__json_number_or_null(g2z_json *json) {
+static double g2zp_json_number_or_null(g2z_json *json) {
   if (g2z_json_peek(json) != 'n') return g2z_json_number(json);
   g2z_json_skip(json);
   return NAN;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *text,
-                                            size_t bytes, g2z__run_line *line) {
+static g2z_status g2zp_metrics_parse(g2z_services *services, const char *text,
+                                      size_t bytes, g2z_metrics_line *line) {
   g2z_json json;
   g2z_json_text key;
   memset(line, 0, sizeof *line);
@@ -1251,18 +1252,18 @@ G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *
   g2z_json_open(&json, services, "metrics.jsonl", text, bytes);
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
-#define G2Z__GET_INTEGER g2z_json_integer
-#define G2Z__GET_NUMBER g2z__json_number_or_null
+#define G2ZP_GET_INTEGER g2z_json_integer
+#define G2ZP_GET_NUMBER g2zp_json_number_or_null
 #define X(type, name, meaning)                                \
       if (g2z_json_is(&key, #name)) {                         \
-        line->metrics.name = G2Z__GET_##type(&json);          \
+        line->metrics.name = G2ZP_GET_##type(&json);          \
         continue;                                             \
       }
       G2Z_METRIC_LIST(X)
 #undef X
 #define X(name)                                         \
       if (g2z_json_is(&key, #name)) {                   \
-        line->name = g2z__json_number_or_null(&json);   \
+        line->name = g2zp_json_number_or_null(&json);   \
         continue;                                       \
       }
       X(val_loss)
@@ -1272,52 +1273,50 @@ G2Z__PRIVATE g2z_status g2z__run_parse_line(g2z_services *services, const char *
       X(epoch)
       X(epoch_ms)
 #undef X
-#undef G2Z__GET_INTEGER
-#undef G2Z__GET_NUMBER
+#undef G2ZP_GET_INTEGER
+#undef G2ZP_GET_NUMBER
       g2z_json_skip(&json);
     }
   return g2z_json_close(&json);
 }
 
-/* Line `number` of metrics.jsonl, at text[*at]; then *at is behind it. *torn: it has no end, and the
- * sentence says so: the run is writing it, or was when the machine went down. */
-G2Z__PRIVATE g2z_status g2z__run_read_line(g2z_services *services, const char *path,
-                                           const char *text, size_t bytes, size_t *at, int number,
-                                           g2z__run_line *line, int *torn) {
+G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
+                                    size_t bytes, size_t *at, int number, g2z_metrics_line *line,
+                                    int *torn) {
   const char *from = text + *at, *end = (const char *)memchr(from, '\n', bytes - *at);
   char sentence[G2Z_ERROR_BYTES];
   *torn = !end;
-  if (!end) return g2z__fail(services, G2Z_FORMAT, "%.600s, line %d is torn", path, number);
+  if (!end) return g2z_fail(services, G2Z_FORMAT, "%.600s, line %d is torn", path, number);
   *at = (size_t)(end - text) + 1;
-  g2z_status status = g2z__run_parse_line(services, from, (size_t)(end - from), line);
+  g2z_status status = g2zp_metrics_parse(services, from, (size_t)(end - from), line);
   if (status == G2Z_OK && line->metrics.step < 0)
-    status = g2z__fail(services, G2Z_FORMAT, "it has no step");
+    status = g2z_fail(services, G2Z_FORMAT, "it has no step");
   if (status == G2Z_OK) return G2Z_OK;
   memcpy(sentence, services->error, sizeof sentence);
-  return g2z__fail(services, status, "%.200s, line %d: %.250s: it is damaged, or no run's; mend it, "
-                   "or delete it: sed -i %dd %.200s", path, number, sentence, number, path);
+  return g2z_fail(services, status, "%.200s, line %d: %.250s: it is damaged, or no run's; mend it, "
+                  "or delete it: sed -i %dd %.200s", path, number, sentence, number, path);
 }
 
 /* ----- the report of a run ----- */
 
 enum { /* columns: the metrics of each step, and what is made from them */
-#define X(type, name, meaning) G2Z__COLUMN_##name,
+#define X(type, name, meaning) G2ZP_COLUMN_##name,
   G2Z_METRIC_LIST(X)
 #undef X
-  G2Z__COLUMN_skips,                 /* steps that were skipped so far */
-  G2Z__COLUMN_val_step, G2Z__COLUMN_val_loss,
-  G2Z__COLUMNS
+  G2ZP_COLUMN_skips,                 /* steps that were skipped so far */
+  G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_loss,
+  G2ZP_COLUMNS
 };
 
-typedef struct g2z__curves {
+typedef struct g2zp_curves {
   g2z_services *services;
-  double *column[G2Z__COLUMNS];      /* [steps], the last two [validations]; one block of memory */
+  double *column[G2ZP_COLUMNS];      /* [steps], the last two [validations]; one block of memory */
   size_t steps, validations;
   int64_t skips;
   double spent_s[5];                 /* training, waiting for tokens, validation, saving, samples */
-} g2z__curves;
+} g2zp_curves;
 
-static const char *const g2z__spent_names[] = {"training", "waiting for tokens", "validation",
+static const char *const g2zp_spent_names[] = {"training", "waiting for tokens", "validation",
                                                "checkpoints", "samples"};
 
 /* Charts in the order of the page; a second series of -1: there is none. One whose values are all
@@ -1327,25 +1326,25 @@ static const struct {
   g2z_axis axis;
   int series[2];
   const char *names[2];
-} g2z__report_charts[] = {
-    {"Loss", "nats per token", G2Z_AXIS_AUTO, {G2Z__COLUMN_loss, G2Z__COLUMN_val_loss},
+} g2zp_report_charts[] = {
+    {"Loss", "nats per token", G2Z_AXIS_AUTO, {G2ZP_COLUMN_loss, G2ZP_COLUMN_val_loss},
      {"training", "validation"}},
-    {"Learning rate", NULL, G2Z_AXIS_ZERO, {G2Z__COLUMN_lr, -1}, {"learning rate", NULL}},
-    {"Gradient norm", "before clipping", G2Z_AXIS_AUTO, {G2Z__COLUMN_grad_norm, -1},
+    {"Learning rate", NULL, G2Z_AXIS_ZERO, {G2ZP_COLUMN_lr, -1}, {"learning rate", NULL}},
+    {"Gradient norm", "before clipping", G2Z_AXIS_AUTO, {G2ZP_COLUMN_grad_norm, -1},
      {"gradient norm", NULL}},
-    {"Loss scale", NULL, G2Z_AXIS_AUTO, {G2Z__COLUMN_loss_scale, -1}, {"loss scale", NULL}},
-    {"Skipped steps", "so far", G2Z_AXIS_ZERO, {G2Z__COLUMN_skips, -1}, {"skipped steps", NULL}},
-    {"Throughput", "tokens per second, all ranks", G2Z_AXIS_ZERO, {G2Z__COLUMN_tok_s, -1},
+    {"Loss scale", NULL, G2Z_AXIS_AUTO, {G2ZP_COLUMN_loss_scale, -1}, {"loss scale", NULL}},
+    {"Skipped steps", "so far", G2Z_AXIS_ZERO, {G2ZP_COLUMN_skips, -1}, {"skipped steps", NULL}},
+    {"Throughput", "tokens per second, all ranks", G2Z_AXIS_ZERO, {G2ZP_COLUMN_tok_s, -1},
      {"tokens per second", NULL}},
-    {"Utilisation", "share of the device's peak", G2Z_AXIS_ZERO, {G2Z__COLUMN_mfu, -1},
+    {"Utilisation", "share of the device's peak", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mfu, -1},
      {"model flops utilisation", NULL}},
-    {"Waiting", "ms per step", G2Z_AXIS_ZERO, {G2Z__COLUMN_exposed_comm_ms, G2Z__COLUMN_data_ms},
+    {"Waiting", "ms per step", G2Z_AXIS_ZERO, {G2ZP_COLUMN_exposed_comm_ms, G2ZP_COLUMN_data_ms},
      {"exposed communication, ms", "tokens, ms"}},
-    {"Memory", "GiB per device, as planned", G2Z_AXIS_ZERO, {G2Z__COLUMN_mem_gib, -1},
+    {"Memory", "GiB per device, as planned", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mem_gib, -1},
      {"planned memory per device, GiB", NULL}}};
 
 /* A line of metrics.jsonl, into the columns and sums. */
-G2Z__PRIVATE void g2z__curves_take(g2z__curves *c, const g2z__run_line *line) {
+static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
   const g2z_metrics *m = &line->metrics;
   const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line->val_ms, line->save_ms,
                        line->sample_ms};
@@ -1353,54 +1352,54 @@ G2Z__PRIVATE void g2z__curves_take(g2z__curves *c, const g2z__run_line *line) {
   for (int i = is_step ? 0 : 2; i < 5; i++)
     if (isfinite(ms[i])) c->spent_s[i] += ms[i] * 1e-3;
   if (!isnan(line->val_loss)) {
-    c->column[G2Z__COLUMN_val_step][c->validations] = (double)m->step;
-    c->column[G2Z__COLUMN_val_loss][c->validations++] = line->val_loss;
+    c->column[G2ZP_COLUMN_val_step][c->validations] = (double)m->step;
+    c->column[G2ZP_COLUMN_val_loss][c->validations++] = line->val_loss;
   }
   if (!is_step) return;
-#define X(type, name, meaning) c->column[G2Z__COLUMN_##name][c->steps] = (double)m->name;
+#define X(type, name, meaning) c->column[G2ZP_COLUMN_##name][c->steps] = (double)m->name;
   G2Z_METRIC_LIST(X)
 #undef X
   c->skips += m->skipped != 0;
-  c->column[G2Z__COLUMN_skips][c->steps++] = (double)c->skips;
+  c->column[G2ZP_COLUMN_skips][c->steps++] = (double)c->skips;
 }
 
-G2Z__PRIVATE g2z_status g2z__curves_fill(g2z__curves *c, const char *path, const char *text,
-                                         size_t bytes) {
+static g2z_status g2zp_curves_fill(g2zp_curves *c, const char *path, const char *text,
+                                   size_t bytes) {
   size_t at = 0;
   for (int number = 1; at < bytes; number++) {
-    g2z__run_line line;
+    g2z_metrics_line line;
     int torn;
-    g2z_status status = g2z__run_read_line(c->services, path, text, bytes, &at, number, &line,
-                                           &torn);
+    g2z_status status = g2z_metrics_read(c->services, path, text, bytes, &at, number, &line,
+                                         &torn);
     if (torn) break;
-    G2Z__TRY(status);
-    g2z__curves_take(c, &line);
+    G2ZP_TRY(status);
+    g2zp_curves_take(c, &line);
   }
   return G2Z_OK;
 }
 
 /* The whole of metrics.jsonl. */
-G2Z__PRIVATE g2z_status g2z__curves_read(g2z_services *services, const char *run_dir,
-                                         g2z__curves *c) {
+static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
+                                   g2zp_curves *c) {
   char *path, *text = NULL;
   size_t bytes = 0, lines = 0;
   void *memory = NULL;
   memset(c, 0, sizeof *c);
   c->services = services;
-  G2Z__TRY(g2z__join_path(services, run_dir, "metrics.jsonl", &path));
+  G2ZP_TRY(g2z_join_path(services, run_dir, "metrics.jsonl", &path));
   g2z_status status = g2z_read_file(services, path, (size_t)1 << 40, &text, &bytes);
   for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
   if (status == G2Z_OK)
-    status = g2z__alloc(services, lines, G2Z__COLUMNS * sizeof(double), &memory);
-  for (size_t i = 0; i < G2Z__COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
-  if (status == G2Z_OK) status = g2z__curves_fill(c, path, text, bytes);
+    status = g2z_allocate(services, lines, G2ZP_COLUMNS * sizeof(double), &memory);
+  for (size_t i = 0; i < G2ZP_COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
+  if (status == G2Z_OK) status = g2zp_curves_fill(c, path, text, bytes);
   g2z_release(services, text);
   g2z_release(services, path);
   return status;
 }
 
 /* 1: all values that are known are one and the same, which is *value; NaN: none is known. */
-G2Z__PRIVATE int g2z__column_constant(const double *column, size_t count, double *value) {
+static int g2zp_column_constant(const double *column, size_t count, double *value) {
   *value = NAN;
   for (size_t i = 0; i < count; i++) {
     if (isnan(column[i])) continue;
@@ -1411,56 +1410,56 @@ G2Z__PRIVATE int g2z__column_constant(const double *column, size_t count, double
 }
 
 /* The series of a chart of which something is known; *varies: they are worth a picture. */
-G2Z__PRIVATE int g2z__report_series(const g2z__curves *c, int chart, g2z_series series[2],
-                                    double constant[2], int *varies) {
+static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series[2],
+                              double constant[2], int *varies) {
   int count = 0;
   *varies = 0;
   memset(series, 0, 2 * sizeof *series);
   for (int i = 0; i < 2; i++) {
-    int column = g2z__report_charts[chart].series[i], val = column == G2Z__COLUMN_val_loss;
+    int column = g2zp_report_charts[chart].series[i], val = column == G2ZP_COLUMN_val_loss;
     if (column < 0) continue;
     g2z_series *s = &series[count];
-    s->name = g2z__report_charts[chart].names[i];
-    s->x = c->column[val ? G2Z__COLUMN_val_step : G2Z__COLUMN_step];
+    s->name = g2zp_report_charts[chart].names[i];
+    s->x = c->column[val ? G2ZP_COLUMN_val_step : G2ZP_COLUMN_step];
     s->y = c->column[column];
     s->count = val ? c->validations : c->steps;
     s->mark = s->count <= 64 ? G2Z_MARK_POINTS : G2Z_MARK_LINE;
-    int same = g2z__column_constant(s->y, s->count, &constant[count]);
+    int same = g2zp_column_constant(s->y, s->count, &constant[count]);
     if (!same) *varies = 1;
     if (!same || !isnan(constant[count])) count++;
   }
   return count;
 }
 
-#define G2Z__REPORT_CHARTS ((int)(sizeof g2z__report_charts / sizeof *g2z__report_charts))
+#define G2ZP_REPORT_CHARTS ((int)(sizeof g2zp_report_charts / sizeof *g2zp_report_charts))
 
 /* In the head of the page: what was the same in all steps. */
-G2Z__PRIVATE void g2z__report_constants(g2z_page *page, const g2z__curves *c) {
+static void g2zp_report_constants(g2z_page *page, const g2zp_curves *c) {
   g2z_series series[2];
   double constant[2];
   char text[32];
-  for (int i = 0; i < G2Z__REPORT_CHARTS; i++) {
-    int varies, count = g2z__report_series(c, i, series, constant, &varies);
+  for (int i = 0; i < G2ZP_REPORT_CHARTS; i++) {
+    int varies, count = g2zp_report_series(c, i, series, constant, &varies);
     for (int k = 0; k < count && !varies; k++) {
       snprintf(text, sizeof text, "%.6g", constant[k]);
-      g2z__plain_number(text);
+      g2z_plain_number(text);
       g2z_page_fact(page, series[k].name, "%s", text);
     }
   }
 }
 
-G2Z__PRIVATE void g2z__report_draw(g2z_page *page, const g2z__curves *c) {
+static void g2zp_report_draw(g2z_page *page, const g2zp_curves *c) {
   g2z_series series[2];
   double constant[2];
-  for (int i = 0; i < G2Z__REPORT_CHARTS; i++) {
+  for (int i = 0; i < G2ZP_REPORT_CHARTS; i++) {
     g2z_chart chart;
-    int varies, count = g2z__report_series(c, i, series, constant, &varies);
+    int varies, count = g2zp_report_series(c, i, series, constant, &varies);
     if (!varies) continue;
     memset(&chart, 0, sizeof chart);
-    chart.title = g2z__report_charts[i].title;
-    chart.about = g2z__report_charts[i].about;
+    chart.title = g2zp_report_charts[i].title;
+    chart.about = g2zp_report_charts[i].about;
     chart.x_name = "step";
-    chart.y_axis = g2z__report_charts[i].axis;
+    chart.y_axis = g2zp_report_charts[i].axis;
     chart.series = series;
     chart.series_count = count;
     g2z_page_chart(page, &chart);
@@ -1473,17 +1472,17 @@ G2Z__PRIVATE void g2z__report_draw(g2z_page *page, const g2z__curves *c) {
   series[0].count = sizeof c->spent_s / sizeof *c->spent_s;
   spent.title = "Where the time went";
   spent.about = "s";
-  spent.labels = g2z__spent_names;
+  spent.labels = g2zp_spent_names;
   spent.series = series;
   spent.series_count = 1;
   g2z_page_chart(page, &spent);
 }
 
 /* What the head of the page says of a run that has ended, and of one that has not. */
-typedef struct g2z__report_fact {
+typedef struct g2zp_report_fact {
   const char *name, *at;
-} g2z__report_fact;
-static const g2z__report_fact g2z__ended_facts[] = {
+} g2zp_report_fact;
+static const g2zp_report_fact g2zp_ended_facts[] = {
     {"model", "training_config.model_name"},
     {"size", "training_config.model_size"},
     {"GPU", "hardware.gpu_name"},
@@ -1506,36 +1505,36 @@ static const g2z__report_fact g2z__ended_facts[] = {
     {"started", "timestamp_utc"},
     {"commit", "git_commit"},
     {"command", "command_line"}};
-static const g2z__report_fact g2z__running_facts[] = {
+static const g2zp_report_fact g2zp_running_facts[] = {
     {"ranks", "world_size"},       {"host of rank 0", "rank0_host"}, {"launcher", "launcher"},
     {"started", "timestamp_utc"},  {"commit", "git_commit"},         {"command", "command_line"}};
 
-G2Z__PRIVATE g2z_status g2z__report_facts(g2z_page *page, const g2z__told *told,
-                                          const g2z__report_fact *facts, size_t count) {
+static g2z_status g2zp_report_facts(g2z_page *page, const g2zp_told *told,
+                                    const g2zp_report_fact *facts, size_t count) {
   char number[32], *text;
   for (size_t i = 0; i < count; i++) {
-    G2Z__TRY(g2z__told_text(told, facts[i].at, &text));
-    double value = text ? NAN : g2z__told_number(told, facts[i].at);
+    G2ZP_TRY(g2zp_told_text(told, facts[i].at, &text));
+    double value = text ? NAN : g2zp_told_number(told, facts[i].at);
     snprintf(number, sizeof number, "%.7g", value);
-    g2z__plain_number(number);
+    g2z_plain_number(number);
     if (text || !isnan(value)) g2z_page_fact(page, facts[i].name, "%s", text ? text : number);
     g2z_release(told->services, text);
   }
   return G2Z_OK;
 }
 
-typedef struct g2z__run_files {      /* what a run directory tells about the run */
-  g2z__told metrics, launcher, failure;
-} g2z__run_files;
+typedef struct g2zp_run_files {      /* what a run directory tells about the run */
+  g2zp_told metrics, launcher, failure;
+} g2zp_run_files;
 
 /* Steps that training_metrics.json knows of: not all, when the run has gone on since. */
-G2Z__PRIVATE size_t g2z__report_steps(const g2z__told *metrics) {
+static size_t g2zp_report_steps(const g2zp_told *metrics) {
   g2z_json json;
-  g2z__told epoch;
+  g2zp_told epoch;
   double steps = 0;
-  if (!g2z__told_list(metrics, "epochs", &json)) return 0;
-  while (g2z__told_next(metrics, &json, &epoch)) {
-    double more = g2z__told_number(&epoch, "steps");
+  if (!g2zp_told_list(metrics, "epochs", &json)) return 0;
+  while (g2zp_told_next(metrics, &json, &epoch)) {
+    double more = g2zp_told_number(&epoch, "steps");
     if (!(more >= 0)) break;
     steps += more;
   }
@@ -1543,15 +1542,15 @@ G2Z__PRIVATE size_t g2z__report_steps(const g2z__told *metrics) {
 }
 
 /* How the run ended, in the head of the page. */
-G2Z__PRIVATE g2z_status g2z__report_result(g2z_page *page, const g2z__run_files *files,
-                                           const g2z__curves *curves) {
+static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files,
+                                     const g2zp_curves *curves) {
   char *reason = NULL, *detail = NULL, now[32];
   g2z_status status = G2Z_OK;
   g2z_utc_now(now);
-  if (files->failure.text) status = g2z__told_text(&files->failure, "sentence", &detail);
-  else if (g2z__report_steps(&files->metrics) == curves->steps) {
-    status = g2z__told_text(&files->metrics, "shutdown.reason", &reason);
-    if (status == G2Z_OK) status = g2z__told_text(&files->metrics, "shutdown.signal", &detail);
+  if (files->failure.text) status = g2zp_told_text(&files->failure, "sentence", &detail);
+  else if (g2zp_report_steps(&files->metrics) == curves->steps) {
+    status = g2zp_told_text(&files->metrics, "shutdown.reason", &reason);
+    if (status == G2Z_OK) status = g2zp_told_text(&files->metrics, "shutdown.signal", &detail);
   }
   if (files->failure.text) g2z_page_fact(page, "result", "failed: %s", detail ? detail : "?");
   else if (reason)
@@ -1563,7 +1562,7 @@ G2Z__PRIVATE g2z_status g2z__report_result(g2z_page *page, const g2z__run_files 
 }
 
 /* Epoch by epoch, from training_metrics.json. */
-G2Z__PRIVATE void g2z__report_epochs(g2z_page *page, const g2z__told *metrics) {
+static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
   enum { COLUMNS = 9 };
   static const struct {
     const char *header, *name, *format;
@@ -1581,96 +1580,96 @@ G2Z__PRIVATE void g2z__report_epochs(g2z_page *page, const g2z__told *metrics) {
   const char *headers[COLUMNS];
   char text[32];
   g2z_json json;
-  g2z__told epoch;
+  g2zp_told epoch;
   for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
-  if (!g2z__told_list(metrics, "epochs", &json)) return;
-  for (int row = 0; g2z__told_next(metrics, &json, &epoch); row++) {
-    if (isnan(g2z__told_number(&epoch, "steps"))) return;
+  if (!g2zp_told_list(metrics, "epochs", &json)) return;
+  for (int row = 0; g2zp_told_next(metrics, &json, &epoch); row++) {
+    if (isnan(g2zp_told_number(&epoch, "steps"))) return;
     if (row == 0) {
       g2z_page_heading(page, "Epochs");
       g2z_page_table(page, NULL, COLUMNS, headers);
     }
     for (int i = 0; i < COLUMNS; i++) {
-      double value = g2z__told_number(&epoch, columns[i].name) * columns[i].factor;
+      double value = g2zp_told_number(&epoch, columns[i].name) * columns[i].factor;
       text[0] = 0;
       if (fabs(value) < 1e18) { /* neither NaN nor longer than `text` */
         snprintf(text, sizeof text, columns[i].format, value);
-        g2z__plain_number(text);
+        g2z_plain_number(text);
       }
       g2z_page_cell(page, "%s", text);
     }
   }
 }
 
-G2Z__PRIVATE g2z_status g2z__report_write(g2z_services *services, const char *run_dir,
-                                          const g2z__run_files *files, const g2z__curves *curves) {
+static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
+                                    const g2zp_run_files *files, const g2zp_curves *curves) {
   const char *slash = strrchr(run_dir, '/'), *name = slash && slash[1] ? slash + 1 : run_dir;
   char *path, title[300];
   g2z_page *page;
   int ended = files->metrics.text != NULL;
   snprintf(title, sizeof title, "Run %.280s", name);
-  G2Z__TRY(g2z__join_path(services, run_dir, "report.html", &path));
+  G2ZP_TRY(g2z_join_path(services, run_dir, "report.html", &path));
   g2z_status status = g2z_page_create(services, path, title, &page);
   g2z_release(services, path);
-  G2Z__TRY(status);
-  status = g2z__report_result(page, files, curves);
+  G2ZP_TRY(status);
+  status = g2zp_report_result(page, files, curves);
   if (status == G2Z_OK)
-    status = ended ? g2z__report_facts(page, &files->metrics, g2z__ended_facts,
-                                       sizeof g2z__ended_facts / sizeof *g2z__ended_facts)
-                   : g2z__report_facts(page, &files->launcher, g2z__running_facts,
-                                       sizeof g2z__running_facts / sizeof *g2z__running_facts);
-  g2z__report_constants(page, curves);
+    status = ended ? g2zp_report_facts(page, &files->metrics, g2zp_ended_facts,
+                                       sizeof g2zp_ended_facts / sizeof *g2zp_ended_facts)
+                   : g2zp_report_facts(page, &files->launcher, g2zp_running_facts,
+                                       sizeof g2zp_running_facts / sizeof *g2zp_running_facts);
+  g2zp_report_constants(page, curves);
   g2z_page_heading(page, "Curves");
-  g2z__report_draw(page, curves);
-  g2z__report_epochs(page, &files->metrics);
+  g2zp_report_draw(page, curves);
+  g2zp_report_epochs(page, &files->metrics);
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);
   return status;
 }
 
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
-  g2z__run_files files;
-  g2z__curves curves;
+  g2zp_run_files files;
+  g2zp_curves curves;
   char *version = NULL;
   memset(&files, 0, sizeof files);
-  files.launcher.services = files.failure.services = services; /* g2z__told_free needs them */
-  g2z_status status = g2z__curves_read(services, run_dir, &curves);
+  files.launcher.services = files.failure.services = services; /* g2zp_told_free needs them */
+  g2z_status status = g2zp_curves_read(services, run_dir, &curves);
   if (status == G2Z_OK)
-    status = g2z__told_read(services, run_dir, "training_metrics.json", &files.metrics);
-  if (status == G2Z_OK) status = g2z__told_text(&files.metrics, "schema_version", &version);
+    status = g2zp_told_read(services, run_dir, "training_metrics.json", &files.metrics);
+  if (status == G2Z_OK) status = g2zp_told_text(&files.metrics, "schema_version", &version);
   if (status == G2Z_OK && files.metrics.text && (!version || strcmp(version, "2.0") != 0))
-    status = g2z__fail(services, G2Z_FORMAT,
-                       "%s is of schema_version %.20s, and 2.0 is what can be read: is it a run's?",
-                       files.metrics.path, version ? version : "none");
+    status = g2z_fail(services, G2Z_FORMAT,
+                      "%s is of schema_version %.20s, and 2.0 is what can be read: is it a run's?",
+                      files.metrics.path, version ? version : "none");
   if (status == G2Z_OK)
-    status = g2z__told_read(services, run_dir, "launcher_metadata.json", &files.launcher);
+    status = g2zp_told_read(services, run_dir, "launcher_metadata.json", &files.launcher);
   if (status == G2Z_OK)
-    status = g2z__told_read(services, run_dir, "RUN_FAILED.json", &files.failure);
-  if (status == G2Z_OK) status = g2z__report_write(services, run_dir, &files, &curves);
+    status = g2zp_told_read(services, run_dir, "RUN_FAILED.json", &files.failure);
+  if (status == G2Z_OK) status = g2zp_report_write(services, run_dir, &files, &curves);
   g2z_release(services, version);
   g2z_release(services, curves.column[0]);
   files.metrics.services = services;
-  g2z__told_free(&files.metrics);
-  g2z__told_free(&files.launcher);
-  g2z__told_free(&files.failure);
+  g2zp_told_free(&files.metrics);
+  g2zp_told_free(&files.launcher);
+  g2zp_told_free(&files.failure);
   return status;
 }
 
 /* ----- profiles ----- */
 
-#define G2Z__PROFILE_TOP 5
+#define G2ZP_PROFILE_TOP 5
 
 /* Written so that one reader serves for this table and for those of nsys. */
-G2Z__PRIVATE g2z_status g2z__profile_put_spans(g2z_services *services, const char *directory,
-                                               const char *name,
-                                               const g2z_span_times times[G2Z_SPAN_COUNT]) {
+static g2z_status g2zp_profile_put_spans(g2z_services *services, const char *directory,
+                                         const char *name,
+                                         const g2z_span_times times[G2Z_SPAN_COUNT]) {
   char *path, percent[32];
   g2z_writer *writer;
   double total_s = 0;
-  G2Z__TRY(g2z__join_path(services, directory, name, &path));
+  G2ZP_TRY(g2z_join_path(services, directory, name, &path));
   g2z_status status = g2z_writer_create(services, path, &writer);
   g2z_release(services, path);
-  G2Z__TRY(status);
+  G2ZP_TRY(status);
   g2z_writer_printf(writer, " ** NVTX Range Summary (train --profile):\n\n"
                             " Time (%%)   Total Time (ns)  Instances         Avg (ns)         "
                             "Min (ns)         Max (ns)  Range\n"
@@ -1689,7 +1688,7 @@ G2Z__PRIVATE g2z_status g2z__profile_put_spans(g2z_services *services, const cha
   for (int i = 0; i < count; i++) {
     const g2z_span_times *s = &times[order[i]];
     snprintf(percent, sizeof percent, "%.1f", total_s > 0 ? 100 * s->total_s / total_s : 0);
-    g2z__plain_number(percent);
+    g2z_plain_number(percent);
     g2z_writer_printf(writer, " %8s  %16.0f  %9" PRId64 "  %15.0f  %15.0f  %15.0f  :%s\n", percent,
                       s->total_s * 1e9, s->count, s->total_s * 1e9 / (double)s->count,
                       s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)order[i]));
@@ -1699,66 +1698,66 @@ G2Z__PRIVATE g2z_status g2z__profile_put_spans(g2z_services *services, const cha
   return status;
 }
 
-typedef struct g2z__ranked {         /* a row of a table; texts lie in the file's text */
+typedef struct g2zp_ranked {         /* a row of a table; texts lie in the file's text */
   double percent;
   char total[48];                    /* "1234567 ns" */
   const char *name, *raw;
   size_t name_bytes, raw_bytes;
-} g2z__ranked;
+} g2zp_ranked;
 
-typedef struct g2z__profile {
+typedef struct g2zp_profile {
   g2z_services *services;
-  g2z__ranked top[2][G2Z__PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
+  g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
   int count[2];
   char **inputs, **texts;            /* names of files, what they hold */
   size_t input_count, input_capacity;
   char **reports;                    /* nsys_*.nsys-rep */
   size_t report_count, report_capacity;
-} g2z__profile;
+} g2zp_profile;
 
-static const char *const g2z__profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
-static const char *const g2z__profile_kinds[] = {"nvtx", "osrt"};
+static const char *const g2zp_profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
+static const char *const g2zp_profile_kinds[] = {"nvtx", "osrt"};
 
 /* Into the top list of its kind, behind those of the same share. */
-G2Z__PRIVATE void g2z__profile_rank(g2z__profile *p, int kind, const g2z__ranked *row) {
+static void g2zp_profile_rank(g2zp_profile *p, int kind, const g2zp_ranked *row) {
   int at = p->count[kind];
   while (at > 0 && p->top[kind][at - 1].percent < row->percent) at--;
-  if (at == G2Z__PROFILE_TOP) return;
-  int moved = p->count[kind] - at - (p->count[kind] == G2Z__PROFILE_TOP);
+  if (at == G2ZP_PROFILE_TOP) return;
+  int moved = p->count[kind] - at - (p->count[kind] == G2ZP_PROFILE_TOP);
   memmove(&p->top[kind][at + 1], &p->top[kind][at], (size_t)moved * sizeof *row);
   p->top[kind][at] = *row;
-  if (p->count[kind] < G2Z__PROFILE_TOP) p->count[kind]++;
+  if (p->count[kind] < G2ZP_PROFILE_TOP) p->count[kind]++;
 }
 
-typedef struct g2z__stats {          /* a text of `nsys stats`, line by line */
-  g2z__profile *profile;
+typedef struct g2zp_stats {          /* a text of `nsys stats`, line by line */
+  g2zp_profile *profile;
   const char *path;
   int number, kind;                  /* line; table that it belongs to, -1: none that counts */
   int sections;                      /* tables that count */
   char unit[8];                      /* of the total time */
   size_t column[3];                  /* where share, total and name begin; column[2] 0: not known */
-} g2z__stats;
+} g2zp_stats;
 
-G2Z__PRIVATE g2z_status g2z__stats_fail(const g2z__stats *s, const char *why) {
-  return g2z__fail(s->profile->services, G2Z_FORMAT,
-                   "%.400s, line %d: %s: it is damaged, or not what `nsys stats` printed", s->path,
-                   s->number, why);
+static g2z_status g2zp_stats_fail(const g2zp_stats *s, const char *why) {
+  return g2z_fail(s->profile->services, G2Z_FORMAT,
+                  "%.400s, line %d: %s: it is damaged, or not what `nsys stats` printed", s->path,
+                  s->number, why);
 }
 
 /* The line of dashes: where columns begin. The name is the last one. */
-G2Z__PRIVATE g2z_status g2z__stats_columns(g2z__stats *s, const char *line, size_t bytes) {
+static g2z_status g2zp_stats_columns(g2zp_stats *s, const char *line, size_t bytes) {
   int columns = 0;
   for (size_t i = 0; i < bytes; i++) {
     if (line[i] != '-' || (i > 0 && line[i - 1] == '-')) continue;
     s->column[columns < 2 ? columns : 2] = i;
     columns++;
   }
-  return columns >= 3 ? G2Z_OK : g2z__stats_fail(s, "a table of fewer than three columns");
+  return columns >= 3 ? G2Z_OK : g2zp_stats_fail(s, "a table of fewer than three columns");
 }
 
 /* The first number in [from, to) of a line, without the commas between its digits. */
-G2Z__PRIVATE int g2z__stats_number(const g2z__stats *s, const char *line, size_t from, size_t to,
-                                   char text[40], double *value) {
+static int g2zp_stats_number(const g2zp_stats *s, const char *line, size_t from, size_t to,
+                             char text[40], double *value) {
   g2z_json json;
   size_t used = 0;
   while (from < to && line[from] == ' ') from++;
@@ -1771,40 +1770,40 @@ G2Z__PRIVATE int g2z__stats_number(const g2z__stats *s, const char *line, size_t
 }
 
 /* " 53.9  2,765,967  14,244 ...  PushPop  :train/forward". */
-G2Z__PRIVATE g2z_status g2z__stats_row(g2z__stats *s, const char *line, size_t bytes) {
-  g2z__ranked row;
+static g2z_status g2zp_stats_row(g2zp_stats *s, const char *line, size_t bytes) {
+  g2zp_ranked row;
   char text[40];
   double total;
   memset(&row, 0, sizeof row);
   if (bytes <= s->column[2] ||
-      !g2z__stats_number(s, line, 0, s->column[1], text, &row.percent) || row.percent > 100 ||
-      !g2z__stats_number(s, line, s->column[1], s->column[2], text, &total))
-    return g2z__stats_fail(s, "no row of a share, a time and a name");
+      !g2zp_stats_number(s, line, 0, s->column[1], text, &row.percent) || row.percent > 100 ||
+      !g2zp_stats_number(s, line, s->column[1], s->column[2], text, &total))
+    return g2zp_stats_fail(s, "no row of a share, a time and a name");
   snprintf(row.total, sizeof row.total, "%s %s", text, s->unit);
   row.raw = line;
   row.raw_bytes = bytes;
   row.name = line + s->column[2];
   row.name_bytes = bytes - s->column[2];
   while (row.name_bytes > 0 && row.name[row.name_bytes - 1] == ' ') row.name_bytes--;
-  if (row.name_bytes == 0) return g2z__stats_fail(s, "a row without a name");
-  g2z__profile_rank(s->profile, s->kind, &row);
+  if (row.name_bytes == 0) return g2zp_stats_fail(s, "a row without a name");
+  g2zp_profile_rank(s->profile, s->kind, &row);
   return G2Z_OK;
 }
 
 /* 1: the line, which ends with a NUL or a line feed, has `part` in it. */
-G2Z__PRIVATE const char *g2z__stats_find(const char *line, size_t bytes, const char *part) {
+static const char *g2zp_stats_find(const char *line, size_t bytes, const char *part) {
   size_t length = strlen(part);
   for (size_t i = 0; i + length <= bytes; i++)
     if (memcmp(line + i, part, length) == 0) return line + i;
   return NULL;
 }
 
-G2Z__PRIVATE g2z_status g2z__stats_line(g2z__stats *s, const char *line, size_t bytes) {
-  if (g2z__stats_find(line, bytes, "** ") || g2z__stats_find(line, bytes, "Processing [")) {
-    if (s->kind >= 0 && !s->column[2]) return g2z__stats_fail(s, "the table before has no head");
+static g2z_status g2zp_stats_line(g2zp_stats *s, const char *line, size_t bytes) {
+  if (g2zp_stats_find(line, bytes, "** ") || g2zp_stats_find(line, bytes, "Processing [")) {
+    if (s->kind >= 0 && !s->column[2]) return g2zp_stats_fail(s, "the table before has no head");
     s->kind = -1;
     for (int i = 0; i < 2; i++)
-      if (g2z__stats_find(line, bytes, g2z__profile_titles[i])) s->kind = i;
+      if (g2zp_stats_find(line, bytes, g2zp_profile_titles[i])) s->kind = i;
     s->sections += s->kind >= 0;
     s->column[2] = 0;
     s->unit[0] = 0;
@@ -1814,23 +1813,23 @@ G2Z__PRIVATE g2z_status g2z__stats_line(g2z__stats *s, const char *line, size_t 
   while (blank < bytes && line[blank] == ' ') blank++;
   if (blank == bytes && s->column[2]) s->kind = -1; /* behind the last row */
   if (blank == bytes || s->kind < 0) return G2Z_OK;
-  if (s->column[2]) return g2z__stats_row(s, line, bytes);
-  if (s->unit[0]) return g2z__stats_columns(s, line, bytes);
+  if (s->column[2]) return g2zp_stats_row(s, line, bytes);
+  if (s->unit[0]) return g2zp_stats_columns(s, line, bytes);
   static const char total[] = "Total Time (";
-  const char *unit = g2z__stats_find(line, bytes, total);
+  const char *unit = g2zp_stats_find(line, bytes, total);
   size_t rest = unit ? bytes - (size_t)(unit - line) - (sizeof total - 1) : 0, length = 0;
   if (unit) unit += sizeof total - 1;
   while (length < rest && unit[length] >= 'a' && unit[length] <= 'z') length++;
   if (!length || length >= sizeof s->unit || length == rest || unit[length] != ')')
-    return g2z__stats_fail(s, "a table without a \"Total Time (ns)\"");
+    return g2zp_stats_fail(s, "a table without a \"Total Time (ns)\"");
   snprintf(s->unit, sizeof s->unit, "%.*s", (int)length, unit);
   return G2Z_OK;
 }
 
 /* What `nsys stats` printed into a file; `text` must outlive the profile. */
-G2Z__PRIVATE g2z_status g2z__stats_read(g2z__profile *profile, const char *path, const char *text,
-                                        size_t bytes) {
-  g2z__stats s;
+static g2z_status g2zp_stats_read(g2zp_profile *profile, const char *path, const char *text,
+                                  size_t bytes) {
+  g2zp_stats s;
   memset(&s, 0, sizeof s);
   s.profile = profile;
   s.path = path;
@@ -1840,35 +1839,35 @@ G2Z__PRIVATE g2z_status g2z__stats_read(g2z__profile *profile, const char *path,
     size_t length = (end ? (size_t)(end - text) : bytes) - at, next = at + length + 1;
     if (length > 0 && text[at + length - 1] == '\r') length--;
     s.number++;
-    G2Z__TRY(g2z__stats_line(&s, text + at, length));
+    G2ZP_TRY(g2zp_stats_line(&s, text + at, length));
     at = next;
   }
-  if (s.kind >= 0 && !s.column[2]) return g2z__stats_fail(&s, "the last table has no rows");
+  if (s.kind >= 0 && !s.column[2]) return g2zp_stats_fail(&s, "the last table has no rows");
   if (s.sections) return G2Z_OK;
-  return g2z__stats_fail(&s, "neither an NVTX Range Summary nor an OS Runtime Summary");
+  return g2zp_stats_fail(&s, "neither an NVTX Range Summary nor an OS Runtime Summary");
 }
 
 /* A copy at the end of a list. */
-G2Z__PRIVATE g2z_status g2z__list_append(g2z_services *services, char ***list, size_t *count,
-                                         size_t *capacity, const char *text) {
+static g2z_status g2zp_list_append(g2z_services *services, char ***list, size_t *count,
+                                   size_t *capacity, const char *text) {
   void *memory = *list, *copy;
-  g2z_status status = g2z__grow(services, &memory, capacity, *count, *count + 1, sizeof **list);
+  g2z_status status = g2z_grow(services, &memory, capacity, *count, *count + 1, sizeof **list);
   *list = (char **)memory;
-  G2Z__TRY(status);
-  G2Z__TRY(g2z__alloc(services, strlen(text) + 1, 1, &copy));
+  G2ZP_TRY(status);
+  G2ZP_TRY(g2z_allocate(services, strlen(text) + 1, 1, &copy));
   memcpy(copy, text, strlen(text) + 1);
   (*list)[(*count)++] = (char *)copy;
   return G2Z_OK;
 }
 
-G2Z__PRIVATE int g2z__text_order(const void *a, const void *b) {
+static int g2zp_text_order(const void *a, const void *b) {
   return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
 /* Names in a directory that begin and end so, in their order; in one that is not there: none. */
-G2Z__PRIVATE g2z_status g2z__list_files(g2z_services *services, const char *directory,
-                                        const char *begin, const char *end, char ***list,
-                                        size_t *count, size_t *capacity) {
+static g2z_status g2zp_list_files(g2z_services *services, const char *directory,
+                                  const char *begin, const char *end, char ***list,
+                                  size_t *count, size_t *capacity) {
   DIR *opened = opendir(directory);
   g2z_status status = G2Z_OK;
   for (struct dirent *entry; opened && status == G2Z_OK && (entry = readdir(opened)) != NULL;) {
@@ -1876,48 +1875,48 @@ G2Z__PRIVATE g2z_status g2z__list_files(g2z_services *services, const char *dire
     size_t length = strlen(name), first = strlen(begin), last = strlen(end);
     if (length >= first + last && strncmp(name, begin, first) == 0 &&
         strcmp(name + length - last, end) == 0)
-      status = g2z__list_append(services, list, count, capacity, name);
+      status = g2zp_list_append(services, list, count, capacity, name);
   }
   if (opened) closedir(opened);
-  if (*count > 1) qsort(*list, *count, sizeof **list, g2z__text_order);
+  if (*count > 1) qsort(*list, *count, sizeof **list, g2zp_text_order);
   return status;
 }
 
 /* What there is: the tables of nsys, else those of timers. */
-G2Z__PRIVATE g2z_status g2z__profile_find(g2z__profile *p, const char *directory) {
-  G2Z__TRY(g2z__list_files(p->services, directory, "nsys_", ".nsys-rep", &p->reports,
+static g2z_status g2zp_profile_find(g2zp_profile *p, const char *directory) {
+  G2ZP_TRY(g2zp_list_files(p->services, directory, "nsys_", ".nsys-rep", &p->reports,
                            &p->report_count, &p->report_capacity));
-  G2Z__TRY(g2z__list_files(p->services, directory, "nsys_stats_", ".txt", &p->inputs,
+  G2ZP_TRY(g2zp_list_files(p->services, directory, "nsys_stats_", ".txt", &p->inputs,
                            &p->input_count, &p->input_capacity));
   if (p->input_count == 0)
-    G2Z__TRY(g2z__list_files(p->services, directory, "timers_", ".txt", &p->inputs,
+    G2ZP_TRY(g2zp_list_files(p->services, directory, "timers_", ".txt", &p->inputs,
                              &p->input_count, &p->input_capacity));
   if (p->input_count == 0)
-    return g2z__fail(p->services, G2Z_IO,
-                     "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
-                     "slurm/profile.sh or with train --profile first", directory);
+    return g2z_fail(p->services, G2Z_IO,
+                    "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
+                    "slurm/profile.sh or with train --profile first", directory);
   return G2Z_OK;
 }
 
 /* The tables in p->inputs. */
-G2Z__PRIVATE g2z_status g2z__profile_read(g2z__profile *p, const char *directory) {
+static g2z_status g2zp_profile_read(g2zp_profile *p, const char *directory) {
   size_t read = 0;
   void *memory;
-  G2Z__TRY(g2z__alloc(p->services, p->input_count, sizeof(char *), &memory));
+  G2ZP_TRY(g2z_allocate(p->services, p->input_count, sizeof(char *), &memory));
   p->texts = (char **)memory;
   for (; read < p->input_count; read++) {
     char *path;
     size_t bytes;
-    G2Z__TRY(g2z__join_path(p->services, directory, p->inputs[read], &path));
+    G2ZP_TRY(g2z_join_path(p->services, directory, p->inputs[read], &path));
     g2z_status status = g2z_read_file(p->services, path, (size_t)1 << 28, &p->texts[read], &bytes);
-    if (status == G2Z_OK) status = g2z__stats_read(p, path, p->texts[read], bytes);
+    if (status == G2Z_OK) status = g2zp_stats_read(p, path, p->texts[read], bytes);
     g2z_release(p->services, path);
-    G2Z__TRY(status);
+    G2ZP_TRY(status);
   }
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__profile_free(g2z__profile *p) {
+static void g2zp_profile_free(g2zp_profile *p) {
   for (size_t i = 0; i < p->input_count; i++) {
     if (p->texts) g2z_release(p->services, p->texts[i]);
     g2z_release(p->services, p->inputs[i]);
@@ -1929,26 +1928,26 @@ G2Z__PRIVATE void g2z__profile_free(g2z__profile *p) {
 }
 
 /* A text of another file; NULL: not known. */
-G2Z__PRIVATE g2z_status g2z__profile_copy_text(g2z_json_out *out, const char *key,
-                                               const g2z__told *told, const char *at) {
+static g2z_status g2zp_profile_copy_text(g2z_json_out *out, const char *key,
+                                         const g2zp_told *told, const char *at) {
   char *text;
-  G2Z__TRY(g2z__told_text(told, at, &text));
+  G2ZP_TRY(g2zp_told_text(told, at, &text));
   g2z_json_put_string(out, key, text);
   g2z_release(told->services, text);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__profile_put_top(const g2z__profile *p, g2z_json_out *out, int kind) {
+static g2z_status g2zp_profile_put_top(const g2zp_profile *p, g2z_json_out *out, int kind) {
   char key[16];
-  snprintf(key, sizeof key, "%s_top5", g2z__profile_kinds[kind]);
+  snprintf(key, sizeof key, "%s_top5", g2zp_profile_kinds[kind]);
   g2z_json_begin(out, key, '[');
   for (int i = 0; i < p->count[kind]; i++) {
-    const g2z__ranked *row = &p->top[kind][i];
+    const g2zp_ranked *row = &p->top[kind][i];
     void *memory;
-    G2Z__TRY(g2z__alloc(p->services, row->raw_bytes + 1, 1, &memory));
+    G2ZP_TRY(g2z_allocate(p->services, row->raw_bytes + 1, 1, &memory));
     char *text = (char *)memory;
     g2z_json_begin(out, NULL, '{');
-    g2z_json_put_string(out, "kind", g2z__profile_kinds[kind]);
+    g2z_json_put_string(out, "kind", g2zp_profile_kinds[kind]);
     memcpy(text, row->name, row->name_bytes); /* the rest is zero from the allocation */
     g2z_json_put_string(out, "name", text);
     g2z_json_put_number(out, "time_percent", row->percent);
@@ -1963,7 +1962,7 @@ G2Z__PRIVATE g2z_status g2z__profile_put_top(const g2z__profile *p, g2z_json_out
 }
 
 /* Hosts are in the names of the files: nsys_stats_HOST.txt, timers_HOST.txt. */
-G2Z__PRIVATE void g2z__profile_put_files(const g2z__profile *p, g2z_json_out *out) {
+static void g2zp_profile_put_files(const g2zp_profile *p, g2z_json_out *out) {
   char host[300];
   g2z_json_begin(out, "hosts", '[');
   for (size_t i = 0; i < p->input_count; i++) {
@@ -1974,9 +1973,9 @@ G2Z__PRIVATE void g2z__profile_put_files(const g2z__profile *p, g2z_json_out *ou
   g2z_json_end(out, ']');
 }
 
-G2Z__PRIVATE g2z_status g2z__profile_put(const g2z__profile *p, g2z_json_out *out,
-                                         const char *run_dir, const g2z__told *metrics,
-                                         const g2z__told *launcher) {
+static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out,
+                                   const char *run_dir, const g2zp_told *metrics,
+                                   const g2zp_told *launcher) {
   static const char *const numbers[][2] = {
       {"seq_length", "training_config.seq_len"},
       {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu"},
@@ -1990,17 +1989,17 @@ G2Z__PRIVATE g2z_status g2z__profile_put(const g2z__profile *p, g2z_json_out *ou
   g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
   free(absolute);
   g2z_json json;
-  int scheduled = g2z__told_at(metrics, "scheduler.job_id", &json);
-  G2Z__TRY(g2z__profile_copy_text(out, "slurm_job_id", scheduled ? metrics : launcher,
+  int scheduled = g2zp_told_at(metrics, "scheduler.job_id", &json);
+  G2ZP_TRY(g2zp_profile_copy_text(out, "slurm_job_id", scheduled ? metrics : launcher,
                                   scheduled ? "scheduler.job_id" : "slurm.SLURM_JOB_ID"));
-  g2z__profile_put_files(p, out);
-  double world = g2z__told_number(metrics, "hardware.world_size");
-  if (isnan(world)) world = g2z__told_number(launcher, "world_size");
+  g2zp_profile_put_files(p, out);
+  double world = g2zp_told_number(metrics, "hardware.world_size");
+  if (isnan(world)) world = g2zp_told_number(launcher, "world_size");
   g2z_json_put_number(out, "world_size", world);
-  G2Z__TRY(g2z__profile_copy_text(out, "gpu", metrics, "hardware.gpu_name"));
-  G2Z__TRY(g2z__profile_copy_text(out, "cuda", metrics, "env.cuda_version"));
+  G2ZP_TRY(g2zp_profile_copy_text(out, "gpu", metrics, "hardware.gpu_name"));
+  G2ZP_TRY(g2zp_profile_copy_text(out, "cuda", metrics, "env.cuda_version"));
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-    g2z_json_put_number(out, numbers[i][0], g2z__told_number(metrics, numbers[i][1]));
+    g2z_json_put_number(out, numbers[i][0], g2zp_told_number(metrics, numbers[i][1]));
   if (p->report_count == 1) g2z_json_put_string(out, "nsys_report", p->reports[0]);
   else if (p->report_count == 0) g2z_json_put_null(out, "nsys_report");
   else {
@@ -2011,15 +2010,15 @@ G2Z__PRIVATE g2z_status g2z__profile_put(const g2z__profile *p, g2z_json_out *ou
   g2z_json_begin(out, "inputs", '[');
   for (size_t i = 0; i < p->input_count; i++) g2z_json_put_string(out, NULL, p->inputs[i]);
   g2z_json_end(out, ']');
-  G2Z__TRY(g2z__profile_put_top(p, out, 0));
-  G2Z__TRY(g2z__profile_put_top(p, out, 1));
+  G2ZP_TRY(g2zp_profile_put_top(p, out, 0));
+  G2ZP_TRY(g2zp_profile_put_top(p, out, 1));
   g2z_json_end(out, '}');
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__profile_write(const g2z__profile *p, const char *run_dir,
-                                           const char *directory) {
-  g2z__told metrics, launcher;
+static g2z_status g2zp_profile_write(const g2zp_profile *p, const char *run_dir,
+                                     const char *directory) {
+  g2zp_told metrics, launcher;
   g2z_writer *writer = NULL;
   g2z_json_out out;
   char *path;
@@ -2027,34 +2026,34 @@ G2Z__PRIVATE g2z_status g2z__profile_write(const g2z__profile *p, const char *ru
   memset(&out, 0, sizeof out);
   launcher.services = p->services;
   out.indent = 2;
-  G2Z__TRY(g2z__join_path(p->services, directory, "profile_summary.json", &path));
-  g2z_status status = g2z__told_read(p->services, run_dir, "training_metrics.json", &metrics);
+  G2ZP_TRY(g2z_join_path(p->services, directory, "profile_summary.json", &path));
+  g2z_status status = g2zp_told_read(p->services, run_dir, "training_metrics.json", &metrics);
   if (status == G2Z_OK)
-    status = g2z__told_read(p->services, run_dir, "launcher_metadata.json", &launcher);
+    status = g2zp_told_read(p->services, run_dir, "launcher_metadata.json", &launcher);
   if (status == G2Z_OK) status = g2z_writer_create(p->services, path, &writer);
   out.writer = writer;
-  if (status == G2Z_OK) status = g2z__profile_put(p, &out, run_dir, &metrics, &launcher);
+  if (status == G2Z_OK) status = g2zp_profile_put(p, &out, run_dir, &metrics, &launcher);
   if (status == G2Z_OK) g2z_writer_put(writer, "\n", 1);
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
   g2z_release(p->services, path);
-  g2z__told_free(&metrics);
-  g2z__told_free(&launcher);
+  g2zp_told_free(&metrics);
+  g2zp_told_free(&launcher);
   return status;
 }
 
 /* name: the one table that counts; NULL: those that there are. */
-G2Z__PRIVATE g2z_status g2z__profile_summarize(g2z_services *services, const char *run_dir,
-                                               const char *directory, const char *name) {
-  g2z__profile p;
+static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
+                                         const char *directory, const char *name) {
+  g2zp_profile p;
   memset(&p, 0, sizeof p);
   p.services = services;
-  g2z_status status = name ? g2z__list_append(services, &p.inputs, &p.input_count,
+  g2z_status status = name ? g2zp_list_append(services, &p.inputs, &p.input_count,
                                               &p.input_capacity, name)
-                           : g2z__profile_find(&p, directory);
-  if (status == G2Z_OK) status = g2z__profile_read(&p, directory);
-  if (status == G2Z_OK) status = g2z__profile_write(&p, run_dir, directory);
-  g2z__profile_free(&p);
+                           : g2zp_profile_find(&p, directory);
+  if (status == G2Z_OK) status = g2zp_profile_read(&p, directory);
+  if (status == G2Z_OK) status = g2zp_profile_write(&p, run_dir, directory);
+  g2zp_profile_free(&p);
   return status;
 }
 
@@ -2063,18 +2062,18 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
   char *directory, host[128] = "", name[160];
   gethostname(host, sizeof host - 1);
   snprintf(name, sizeof name, "timers_%s.txt", host);
-  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
+  G2ZP_TRY(g2z_join_path(services, run_dir, "profiles", &directory));
   g2z_status status = g2z_make_directory(services, directory);
-  if (status == G2Z_OK) status = g2z__profile_put_spans(services, directory, name, times);
-  if (status == G2Z_OK) status = g2z__profile_summarize(services, run_dir, directory, name);
+  if (status == G2Z_OK) status = g2zp_profile_put_spans(services, directory, name, times);
+  if (status == G2Z_OK) status = g2zp_profile_summarize(services, run_dir, directory, name);
   g2z_release(services, directory);
   return status;
 }
 
 G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
   char *directory;
-  G2Z__TRY(g2z__join_path(services, run_dir, "profiles", &directory));
-  g2z_status status = g2z__profile_summarize(services, run_dir, directory, NULL);
+  G2ZP_TRY(g2z_join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2zp_profile_summarize(services, run_dir, directory, NULL);
   g2z_release(services, directory);
   return status;
 }
@@ -2083,19 +2082,19 @@ G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) 
  * In:  figures, or files of any origin. Out: files, tables, pages.
  * Law: a file is read whole and checked before any of it is believed. */
 
-#define G2Z__SUMMARY_FORMAT "gpt2_zero experiment 1"
-#define G2Z__SUMMARY_POINTS 4096 /* more are no experiment, but a damaged file */
+#define G2ZP_SUMMARY_FORMAT "gpt2_zero experiment 1"
+#define G2ZP_SUMMARY_POINTS 4096 /* more are no experiment, but a damaged file */
 
 static const struct {
   const char *name, *heading;
   int digits;
-} g2z__figures[] = {
+} g2zp_figures[] = {
 #define X(name, digits, heading, meaning) {#name, heading, digits},
     G2Z_FIGURE_LIST(X)
 #undef X
 };
 
-static const char *const g2z__outcomes[] = {
+static const char *const g2zp_outcomes[] = {
 #define X(name, text) text,
     G2Z_OUTCOME_LIST(X)
 #undef X
@@ -2103,39 +2102,39 @@ static const char *const g2z__outcomes[] = {
 
 /* The columns of an experiment's table. */
 #define X G2Z_FIGURE
-static const int g2z__scaling_columns[] = {
+static const int g2zp_scaling_columns[] = {
     X(world_size), X(micro_batch), X(accum_steps), X(tokens_per_sec), X(tokens_per_sec_sd),
     X(step_p50_ms), X(train_time_sec), X(total_wall_time_sec), X(exposed_comm_ms), X(waited_ms),
     X(speedup_vs_1gpu), X(scaling_efficiency), -1};
-static const int g2z__buckets_columns[] = {
+static const int g2zp_buckets_columns[] = {
     X(world_size), X(buckets), X(collectives_per_step), X(step_p50_ms), X(step_p95_ms),
     X(exposed_comm_ms), X(waited_ms), X(tokens_per_sec), X(tokens_per_sec_sd), -1};
-static const int g2z__matrix_columns[] = {
+static const int g2zp_matrix_columns[] = {
     X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(step_p50_ms), X(step_p95_ms),
     X(peak_memory_gib), X(plan_gib), X(gpu_percent), -1};
-static const int g2z__strategies_columns[] = {
+static const int g2zp_strategies_columns[] = {
     X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(total_wall_time_sec),
     X(exposed_comm_sec), X(exposed_comm_share), X(gpu_percent), X(cpu_percent),
     X(peak_memory_gib), X(speedup_vs_1gpu), X(scaling_efficiency), -1};
-static const int g2z__comm_columns[] = {X(message_mib), X(time_us), X(bus_gb_per_sec),
+static const int g2zp_comm_columns[] = {X(message_mib), X(time_us), X(bus_gb_per_sec),
                                         X(limit_gb_per_sec), X(of_limit), -1};
-static const int g2z__point_columns[] = {X(tokens_per_sec), X(step_p50_ms), -1};
+static const int g2zp_point_columns[] = {X(tokens_per_sec), X(step_p50_ms), -1};
 #undef X
 
 static const struct {
   const char *name, *title;
   const int *columns;
-} g2z__experiments[] = {{"scaling", "Scaling: the same work on more ranks", g2z__scaling_columns},
-                        {"buckets", "Sizes of gradient buckets", g2z__buckets_columns},
-                        {"matrix", "ZeRO stages by precision", g2z__matrix_columns},
-                        {"strategies", "Strategies", g2z__strategies_columns},
-                        {"comm", "Collectives", g2z__comm_columns},
-                        {"point", "A point", g2z__point_columns}};
+} g2zp_experiments[] = {{"scaling", "Scaling: the same work on more ranks", g2zp_scaling_columns},
+                        {"buckets", "Sizes of gradient buckets", g2zp_buckets_columns},
+                        {"matrix", "ZeRO stages by precision", g2zp_matrix_columns},
+                        {"strategies", "Strategies", g2zp_strategies_columns},
+                        {"comm", "Collectives", g2zp_comm_columns},
+                        {"point", "A point", g2zp_point_columns}};
 
 /* Its row in the table above; -1: there is none. */
-G2Z__PRIVATE int g2z__experiment(const char *name) {
-  for (int i = 0; i < (int)(sizeof g2z__experiments / sizeof *g2z__experiments); i++)
-    if (strcmp(name, g2z__experiments[i].name) == 0) return i;
+static int g2zp_experiment(const char *name) {
+  for (int i = 0; i < (int)(sizeof g2zp_experiments / sizeof *g2zp_experiments); i++)
+    if (strcmp(name, g2zp_experiments[i].name) == 0) return i;
   return -1;
 }
 
@@ -2144,7 +2143,7 @@ G2Z_API double *g2z_figure(g2z_figures *figures, int number) {
   return (double *)(void *)figures + number; /* the struct holds doubles and nothing else */
 }
 
-G2Z__PRIVATE double g2z__figure_of(const g2z_point *point, int number) {
+static double g2zp_figure_of(const g2z_point *point, int number) {
   g2z_figures figures = point->figures;
   return *g2z_figure(&figures, number);
 }
@@ -2156,7 +2155,7 @@ G2Z_API g2z_point g2z_point_default(void) {
   return point;
 }
 
-G2Z__PRIVATE int g2z__double_order(const void *a, const void *b) {
+static int g2zp_double_order(const void *a, const void *b) {
   double left = *(const double *)a, right = *(const double *)b;
   return left < right ? -1 : left > right;
 }
@@ -2165,8 +2164,14 @@ G2Z_API double g2z_median(double *values, size_t count) {
   if (count == 0) return NAN; /* qsort may not be given NULL */
   for (size_t i = 0; i < count; i++)
     if (isnan(values[i])) return NAN;
-  qsort(values, count, sizeof *values, g2z__double_order);
+  qsort(values, count, sizeof *values, g2zp_double_order);
   return 0.5 * (values[(count - 1) / 2] + values[count / 2]);
+}
+
+G2Z_API double g2z_percentile(double *values, size_t count, int percent) {
+  if (count == 0) return NAN;
+  qsort(values, count, sizeof *values, g2zp_double_order);
+  return values[(count * (size_t)percent + 99) / 100 - 1];
 }
 
 G2Z_API double g2z_deviation(const double *values, size_t count) {
@@ -2182,9 +2187,9 @@ G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experi
                                       g2z_summary **out) {
   void *memory;
   *out = NULL;
-  if (g2z__experiment(experiment) < 0)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "no experiment is called \"%.64s\"", experiment);
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_summary), &memory));
+  if (g2zp_experiment(experiment) < 0)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "no experiment is called \"%.64s\"", experiment);
+  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_summary), &memory));
   g2z_summary *summary = (g2z_summary *)memory;
   summary->services = services;
   snprintf(summary->experiment, sizeof summary->experiment, "%s", experiment);
@@ -2202,48 +2207,48 @@ G2Z_API void g2z_summary_free(g2z_summary *summary) {
 G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
   void *list = summary->points;
   *out = NULL;
-  if (summary->count >= G2Z__SUMMARY_POINTS)
-    return g2z__fail(summary->services, G2Z_BAD_ARGUMENT, "an experiment has at most %d points",
-                     G2Z__SUMMARY_POINTS);
-  g2z_status status = g2z__grow(summary->services, &list, &summary->capacity, summary->count,
-                                summary->count + 1, sizeof(g2z_point));
+  if (summary->count >= G2ZP_SUMMARY_POINTS)
+    return g2z_fail(summary->services, G2Z_BAD_ARGUMENT, "an experiment has at most %d points",
+                    G2ZP_SUMMARY_POINTS);
+  g2z_status status = g2z_grow(summary->services, &list, &summary->capacity, summary->count,
+                               summary->count + 1, sizeof(g2z_point));
   summary->points = (g2z_point *)list;
-  G2Z__TRY(status);
+  G2ZP_TRY(status);
   *out = &summary->points[summary->count++];
   **out = g2z_point_default();
   return G2Z_OK;
 }
 
 /* 1: a point knows the figure. */
-G2Z__PRIVATE int g2z__summary_knows(const g2z_summary *summary, int number) {
+static int g2zp_summary_knows(const g2z_summary *summary, int number) {
   for (size_t i = 0; i < summary->count; i++)
-    if (!isnan(g2z__figure_of(&summary->points[i], number))) return 1;
+    if (!isnan(g2zp_figure_of(&summary->points[i], number))) return 1;
   return 0;
 }
 
 /* A text of a summary. What is no UTF-8, such as a character that was cut in two, becomes ? and not
  * the three bytes of U+FFFD, for which a reader may have no room. */
-G2Z__PRIVATE void g2z__put_text(g2z_json_out *out, const char *key, const char *text) {
+static void g2zp_put_text(g2z_json_out *out, const char *key, const char *text) {
   char copy[1024];
   int bytes = snprintf(copy, sizeof copy, "%s", text);
   const unsigned char *end = (const unsigned char *)copy + bytes;
   G2Z_ASSERT(bytes < (int)sizeof copy);
   for (unsigned char *at = (unsigned char *)copy; at < end;) {
-    size_t length = g2z__utf8_length(at, end);
+    size_t length = g2z_utf8_length(at, end);
     if (length == 0) *at = '?';
     at += length ? length : 1;
   }
   g2z_json_put_string(out, key, copy);
 }
 
-G2Z__PRIVATE void g2z__put_point(g2z_json_out *out, const g2z_summary *summary,
-                                 const g2z_point *point) {
+static void g2zp_put_point(g2z_json_out *out, const g2z_summary *summary,
+                           const g2z_point *point) {
   char name[64];
   g2z_json_begin(out, NULL, '{');
-  g2z__put_text(out, "name", point->name);
-  g2z__put_text(out, "series", point->series);
-  g2z_json_put_string(out, "outcome", g2z__outcomes[point->outcome]);
-  if (point->reason[0]) g2z__put_text(out, "reason", point->reason);
+  g2zp_put_text(out, "name", point->name);
+  g2zp_put_text(out, "series", point->series);
+  g2z_json_put_string(out, "outcome", g2zp_outcomes[point->outcome]);
+  if (point->reason[0]) g2zp_put_text(out, "reason", point->reason);
   else g2z_json_put_null(out, "reason");
   g2z_json_begin(out, "runs", '[');
   for (int r = 0; r < point->repeats; r++) {
@@ -2252,13 +2257,13 @@ G2Z__PRIVATE void g2z__put_point(g2z_json_out *out, const g2z_summary *summary,
   }
   g2z_json_end(out, ']');
   for (int i = 0; i < G2Z_FIGURE_COUNT; i++)
-    if (g2z__summary_knows(summary, i))
-      g2z_json_put_number(out, g2z__figures[i].name, g2z__figure_of(point, i));
+    if (g2zp_summary_knows(summary, i))
+      g2z_json_put_number(out, g2zp_figures[i].name, g2zp_figure_of(point, i));
   g2z_json_end(out, '}');
 }
 
 /* The texts of a summary: in files under these names. */
-#define G2Z__SUMMARY_TEXTS(X)     \
+#define G2ZP_SUMMARY_TEXTS(X)     \
   X(experiment, "experiment")     \
   X(generated_utc, "generated_at_utc") \
   X(command_line, "command_line") \
@@ -2269,17 +2274,17 @@ G2Z__PRIVATE void g2z__put_point(g2z_json_out *out, const g2z_summary *summary,
 G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
   g2z_writer *writer;
   g2z_json_out out;
-  G2Z__TRY(g2z_writer_create(summary->services, path, &writer));
+  G2ZP_TRY(g2z_writer_create(summary->services, path, &writer));
   memset(&out, 0, sizeof out);
   out.writer = writer;
   out.indent = 2;
   g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_string(&out, "format", G2Z__SUMMARY_FORMAT);
-#define X(member, name) g2z__put_text(&out, name, summary->member);
-  G2Z__SUMMARY_TEXTS(X)
+  g2z_json_put_string(&out, "format", G2ZP_SUMMARY_FORMAT);
+#define X(member, name) g2zp_put_text(&out, name, summary->member);
+  G2ZP_SUMMARY_TEXTS(X)
 #undef X
   g2z_json_begin(&out, "points", '[');
-  for (size_t i = 0; i < summary->count; i++) g2z__put_point(&out, summary, &summary->points[i]);
+  for (size_t i = 0; i < summary->count; i++) g2zp_put_point(&out, summary, &summary->points[i]);
   g2z_json_end(&out, ']');
   g2z_json_end(&out, '}');
   g2z_writer_put(writer, "\n", 1);
@@ -2288,32 +2293,32 @@ G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *pat
   return status;
 }
 
+#define G2ZP_TEXT_ROOM (sizeof((g2z_summary *)0)->command_line) /* the longest */
+
 /* A string that fits into `room` bytes with its NUL; null becomes "". */
-G2Z__PRIVATE void g2z__json_get_text(g2z_json *json, char *out, size_t room) {
+static void g2zp_json_get_text(g2z_json *json, char *out, size_t room) {
   out[0] = 0;
   if (g2z_json_peek(json) == 'n') {
     g2z_json_skip(json);
     return;
   }
+  unsigned char plain[6 * G2ZP_TEXT_ROOM]; /* an escape has at most six bytes for one */
   g2z_json_text text = g2z_json_string(json);
-  const unsigned char *at = text.at, *end = at + text.bytes;
-  unsigned char got[4];
-  for (size_t used = 0; at < end;) { /* escapes are longer than what they stand for */
-    size_t bytes = g2z__json_decode(&at, end, got);
-    if (used + bytes >= room) {
-      g2z_json_fail(json, "a text of more than the %zu bytes that have room", room - 1);
-      return;
-    }
-    memcpy(out + used, got, bytes);
-    out[used += bytes] = 0;
+  size_t bytes = text.bytes < sizeof plain ? g2z_json_unescape(&text, plain) : room;
+  G2Z_ASSERT(room <= G2ZP_TEXT_ROOM);
+  if (bytes >= room) {
+    g2z_json_fail(json, "a text of more than the %zu bytes that have room", room - 1);
+    return;
   }
+  memcpy(out, plain, bytes);
+  out[bytes] = 0;
 }
 
-G2Z__PRIVATE void g2z__get_runs(g2z_json *json, g2z_point *point) {
+static void g2zp_get_runs(g2z_json *json, g2z_point *point) {
   char name[64];
   if (!g2z_json_enter(json, '[')) return;
   while (g2z_json_next(json, ']', NULL)) {
-    g2z__json_get_text(json, name, sizeof name);
+    g2zp_json_get_text(json, name, sizeof name);
     const char *number = strrchr(name, '_');
     if (strncmp(name, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
       g2z_json_fail(json, "\"%s\" is no run's name, or one more than %d", name, G2Z_REPEATS);
@@ -2321,7 +2326,7 @@ G2Z__PRIVATE void g2z__get_runs(g2z_json *json, g2z_point *point) {
   }
 }
 
-G2Z__PRIVATE void g2z__get_point(g2z_json *json, g2z_summary *summary) {
+static void g2zp_get_point(g2z_json *json, g2z_summary *summary) {
   g2z_json_text key;
   g2z_point *point;
   char word[16] = "";
@@ -2333,26 +2338,26 @@ G2Z__PRIVATE void g2z__get_point(g2z_json *json, g2z_summary *summary) {
   if (!g2z_json_enter(json, '{')) return;
   while (g2z_json_next(json, '}', &key)) {
     int figure = 0;
-    while (figure < G2Z_FIGURE_COUNT && !g2z_json_is(&key, g2z__figures[figure].name)) figure++;
+    while (figure < G2Z_FIGURE_COUNT && !g2z_json_is(&key, g2zp_figures[figure].name)) figure++;
     if (figure < G2Z_FIGURE_COUNT)
-      *g2z_figure(&point->figures, figure) = g2z__json_number_or_null(json);
-    else if (g2z_json_is(&key, "name")) g2z__json_get_text(json, point->name, sizeof point->name);
+      *g2z_figure(&point->figures, figure) = g2zp_json_number_or_null(json);
+    else if (g2z_json_is(&key, "name")) g2zp_json_get_text(json, point->name, sizeof point->name);
     else if (g2z_json_is(&key, "series"))
-      g2z__json_get_text(json, point->series, sizeof point->series);
-    else if (g2z_json_is(&key, "outcome")) g2z__json_get_text(json, word, sizeof word);
+      g2zp_json_get_text(json, point->series, sizeof point->series);
+    else if (g2z_json_is(&key, "outcome")) g2zp_json_get_text(json, word, sizeof word);
     else if (g2z_json_is(&key, "reason"))
-      g2z__json_get_text(json, point->reason, sizeof point->reason);
-    else if (g2z_json_is(&key, "runs")) g2z__get_runs(json, point);
+      g2zp_json_get_text(json, point->reason, sizeof point->reason);
+    else if (g2z_json_is(&key, "runs")) g2zp_get_runs(json, point);
     else g2z_json_skip(json);
   }
-  while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2z__outcomes[outcome]) != 0) outcome++;
+  while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2zp_outcomes[outcome]) != 0) outcome++;
   if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
     g2z_json_fail(json, "a point without a name, or whose outcome is \"%s\"", word);
   else point->outcome = (g2z_outcome)outcome;
 }
 
-G2Z__PRIVATE g2z_status g2z__summary_parse(g2z_summary *summary, const char *path,
-                                           const char *text, size_t bytes) {
+static g2z_status g2zp_summary_parse(g2z_summary *summary, const char *path,
+                                     const char *text, size_t bytes) {
   g2z_json json;
   g2z_json_text key;
   char format[64] = "";
@@ -2362,26 +2367,26 @@ G2Z__PRIVATE g2z_status g2z__summary_parse(g2z_summary *summary, const char *pat
     while (g2z_json_next(&json, '}', &key)) {
 #define X(member, name)                                                      \
       if (g2z_json_is(&key, name)) {                                         \
-        g2z__json_get_text(&json, summary->member, sizeof summary->member);  \
+        g2zp_json_get_text(&json, summary->member, sizeof summary->member);  \
         continue;                                                            \
       }
-      G2Z__SUMMARY_TEXTS(X)
+      G2ZP_SUMMARY_TEXTS(X)
 #undef X
-      if (g2z_json_is(&key, "format")) g2z__json_get_text(&json, format, sizeof format);
+      if (g2z_json_is(&key, "format")) g2zp_json_get_text(&json, format, sizeof format);
       else if (g2z_json_is(&key, "points") && g2z_json_enter(&json, '[')) {
-        while (g2z_json_next(&json, ']', NULL)) g2z__get_point(&json, summary);
+        while (g2z_json_next(&json, ']', NULL)) g2zp_get_point(&json, summary);
       } else g2z_json_skip(&json);
     }
-  G2Z__TRY(g2z_json_close(&json));
-  if (strcmp(format, G2Z__SUMMARY_FORMAT) != 0)
-    return g2z__fail(summary->services, G2Z_FORMAT,
-                     "%.400s: its format is \"%s\" and not \"%s\": name a file or directory that "
-                     "bench wrote", path, format, G2Z__SUMMARY_FORMAT);
-  if (g2z__experiment(summary->experiment) < 0)
-    return g2z__fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path,
-                     summary->experiment);
+  G2ZP_TRY(g2z_json_close(&json));
+  if (strcmp(format, G2ZP_SUMMARY_FORMAT) != 0)
+    return g2z_fail(summary->services, G2Z_FORMAT,
+                    "%.400s: its format is \"%s\" and not \"%s\": name a file or directory that "
+                    "bench wrote", path, format, G2ZP_SUMMARY_FORMAT);
+  if (g2zp_experiment(summary->experiment) < 0)
+    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path,
+                    summary->experiment);
   if (summary->count == 0)
-    return g2z__fail(summary->services, G2Z_FORMAT, "%.400s has no points", path);
+    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s has no points", path);
   return G2Z_OK;
 }
 
@@ -2389,9 +2394,9 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
   char *text;
   size_t bytes;
   *out = NULL;
-  G2Z__TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
+  G2ZP_TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
   g2z_status status = g2z_summary_create(services, "point", out);
-  if (status == G2Z_OK) status = g2z__summary_parse(*out, path, text, bytes);
+  if (status == G2Z_OK) status = g2zp_summary_parse(*out, path, text, bytes);
   if (status != G2Z_OK) {
     g2z_summary_free(*out);
     *out = NULL;
@@ -2403,22 +2408,22 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
 /* ----- tables ----- */
 
 /* "12.3", and "-" for what is not known. */
-G2Z__PRIVATE const char *g2z__figure_text(const g2z_point *point, int number, char text[32]) {
-  double value = g2z__figure_of(point, number);
+static const char *g2zp_figure_text(const g2z_point *point, int number, char text[32]) {
+  double value = g2zp_figure_of(point, number);
   if (isnan(value)) snprintf(text, 32, "-");
-  else snprintf(text, 32, "%.*f", g2z__figures[number].digits, value);
+  else snprintf(text, 32, "%.*f", g2zp_figures[number].digits, value);
   return text;
 }
 
 G2Z_API void g2z_summary_print(const g2z_summary *summary,
                                void (*line)(void *user, const char *text), void *user) {
-  const int *columns = g2z__experiments[g2z__experiment(summary->experiment)].columns;
+  const int *columns = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
   char text[2048], rule[256], cell[32];
   int used = snprintf(text, sizeof text, "| %s |", summary->experiment);
   int ruled = snprintf(rule, sizeof rule, "|---|");
   for (const int *c = columns; *c >= 0; c++) {
-    if (!g2z__summary_knows(summary, *c)) continue;
-    used += snprintf(text + used, sizeof text - (size_t)used, " %s |", g2z__figures[*c].heading);
+    if (!g2zp_summary_knows(summary, *c)) continue;
+    used += snprintf(text + used, sizeof text - (size_t)used, " %s |", g2zp_figures[*c].heading);
     ruled += snprintf(rule + ruled, sizeof rule - (size_t)ruled, "---|");
   }
   line(user, text);
@@ -2428,9 +2433,9 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
     if (point->outcome != G2Z_OUTCOME_OK) continue;
     used = snprintf(text, sizeof text, "| %s |", point->name);
     for (const int *c = columns; *c >= 0; c++)
-      if (g2z__summary_knows(summary, *c))
+      if (g2zp_summary_knows(summary, *c))
         used += snprintf(text + used, sizeof text - (size_t)used, " %s |",
-                         g2z__figure_text(point, *c, cell));
+                         g2zp_figure_text(point, *c, cell));
     line(user, text);
   }
   snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
@@ -2440,69 +2445,69 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
   for (size_t i = 0; i < summary->count; i++) {
     const g2z_point *point = &summary->points[i];
     if (point->outcome == G2Z_OUTCOME_OK) continue;
-    snprintf(text, sizeof text, "%s: %s: %s", g2z__outcomes[point->outcome], point->name,
+    snprintf(text, sizeof text, "%s: %s: %s", g2zp_outcomes[point->outcome], point->name,
              point->reason);
     line(user, text);
   }
 }
 
-G2Z__PRIVATE void g2z__summary_table(const g2z_summary *summary, g2z_page *page) {
-  const int *columns = g2z__experiments[g2z__experiment(summary->experiment)].columns;
+static void g2zp_summary_table(const g2z_summary *summary, g2z_page *page) {
+  const int *columns = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
   const char *headers[32];
   char cell[32];
   int count = 0;
   headers[count++] = summary->experiment;
   for (const int *c = columns; *c >= 0; c++)
-    if (g2z__summary_knows(summary, *c)) headers[count++] = g2z__figures[*c].heading;
+    if (g2zp_summary_knows(summary, *c)) headers[count++] = g2zp_figures[*c].heading;
   g2z_page_table(page, NULL, count, headers);
   for (size_t i = 0; i < summary->count; i++) {
     const g2z_point *point = &summary->points[i];
     if (point->outcome != G2Z_OUTCOME_OK) continue;
     g2z_page_cell(page, "%s", point->name);
     for (const int *c = columns; *c >= 0; c++) {
-      if (!g2z__summary_knows(summary, *c)) continue;
-      int known = !isnan(g2z__figure_of(point, *c));
-      g2z_page_cell(page, "%s", known ? g2z__figure_text(point, *c, cell) : "");
+      if (!g2zp_summary_knows(summary, *c)) continue;
+      int known = !isnan(g2zp_figure_of(point, *c));
+      g2z_page_cell(page, "%s", known ? g2zp_figure_text(point, *c, cell) : "");
     }
   }
   for (size_t i = 0; i < summary->count; i++)
     if (summary->points[i].outcome != G2Z_OUTCOME_OK)
-      g2z_page_text(page, "%s: %s: %s", g2z__outcomes[summary->points[i].outcome],
+      g2z_page_text(page, "%s: %s: %s", g2zp_outcomes[summary->points[i].outcome],
                     summary->points[i].name, summary->points[i].reason);
 }
 
 /* ----- charts ----- */
 
-#define G2Z__PLOT_BARS 64            /* more have no room on a page */
+#define G2ZP_PLOT_BARS 64            /* more have no room on a page */
 
-typedef struct g2z__plot {           /* the points of a summary that went well, column by column */
+typedef struct g2zp_plot {           /* the points of a summary that went well, column by column */
   const g2z_summary *summary;
   size_t count;
-  const g2z_point *points[G2Z__PLOT_BARS];
-  const char *labels[G2Z__PLOT_BARS];
-} g2z__plot;
+  const g2z_point *points[G2ZP_PLOT_BARS];
+  const char *labels[G2ZP_PLOT_BARS];
+} g2zp_plot;
 
-G2Z__PRIVATE void g2z__plot_fill(const g2z__plot *plot, int number, double *out) {
-  for (size_t i = 0; i < plot->count; i++) out[i] = g2z__figure_of(plot->points[i], number);
+static void g2zp_plot_fill(const g2zp_plot *plot, int number, double *out) {
+  for (size_t i = 0; i < plot->count; i++) out[i] = g2zp_figure_of(plot->points[i], number);
 }
 
 /* Bars of a figure, with whiskers from `low` to `high` (-1: none), and of a second one (-1:
  * none). */
-G2Z__PRIVATE void g2z__plot_bars(const g2z__plot *plot, g2z_page *page, const char *title,
-                                 const char *about, int figure, int low, int high, int second) {
-  double values[4][G2Z__PLOT_BARS];
+static void g2zp_plot_bars(const g2zp_plot *plot, g2z_page *page, const char *title,
+                           const char *about, int figure, int low, int high, int second) {
+  double values[4][G2ZP_PLOT_BARS];
   const int numbers[4] = {figure, low, high, second};
   g2z_series series[2];
   g2z_chart chart;
-  if (!g2z__summary_knows(plot->summary, figure)) return;
+  if (!g2zp_summary_knows(plot->summary, figure)) return;
   memset(series, 0, sizeof series);
   memset(&chart, 0, sizeof chart);
   for (int k = 0; k < 4; k++)
-    if (numbers[k] >= 0) g2z__plot_fill(plot, numbers[k], values[k]);
+    if (numbers[k] >= 0) g2zp_plot_fill(plot, numbers[k], values[k]);
   for (int k = 0; k < 2; k++) {
     series[k].count = plot->count;
     series[k].y = values[k ? 3 : 0];
-    series[k].name = g2z__figures[k ? (second >= 0 ? second : figure) : figure].heading;
+    series[k].name = g2zp_figures[k ? (second >= 0 ? second : figure) : figure].heading;
   }
   if (low >= 0) {
     series[0].low = values[1];
@@ -2512,20 +2517,20 @@ G2Z__PRIVATE void g2z__plot_bars(const g2z__plot *plot, g2z_page *page, const ch
   chart.about = about;
   chart.labels = plot->labels;
   chart.series = series;
-  chart.series_count = second >= 0 && g2z__summary_knows(plot->summary, second) ? 2 : 1;
+  chart.series_count = second >= 0 && g2zp_summary_knows(plot->summary, second) ? 2 : 1;
   g2z_page_chart(page, &chart);
 }
 
 /* tokens/s with its deviation as whiskers. */
-G2Z__PRIVATE void g2z__plot_throughput(const g2z__plot *plot, g2z_page *page) {
-  double y[G2Z__PLOT_BARS], sd[G2Z__PLOT_BARS], low[G2Z__PLOT_BARS], high[G2Z__PLOT_BARS];
+static void g2zp_plot_throughput(const g2zp_plot *plot, g2z_page *page) {
+  double y[G2ZP_PLOT_BARS], sd[G2ZP_PLOT_BARS], low[G2ZP_PLOT_BARS], high[G2ZP_PLOT_BARS];
   g2z_series series;
   g2z_chart chart;
-  if (!g2z__summary_knows(plot->summary, G2Z_FIGURE(tokens_per_sec))) return;
+  if (!g2zp_summary_knows(plot->summary, G2Z_FIGURE(tokens_per_sec))) return;
   memset(&series, 0, sizeof series);
   memset(&chart, 0, sizeof chart);
-  g2z__plot_fill(plot, G2Z_FIGURE(tokens_per_sec), y);
-  g2z__plot_fill(plot, G2Z_FIGURE(tokens_per_sec_sd), sd);
+  g2zp_plot_fill(plot, G2Z_FIGURE(tokens_per_sec), y);
+  g2zp_plot_fill(plot, G2Z_FIGURE(tokens_per_sec_sd), sd);
   for (size_t i = 0; i < plot->count; i++) {
     low[i] = y[i] - sd[i];
     high[i] = y[i] + sd[i];
@@ -2545,31 +2550,31 @@ G2Z__PRIVATE void g2z__plot_throughput(const g2z__plot *plot, g2z_page *page) {
 
 /* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure
  * of the first series, or none. */
-enum { G2Z__IDEAL_NONE = -1, G2Z__IDEAL_X = -2 };
-G2Z__PRIVATE void g2z__plot_lines(const g2z__plot *plot, g2z_page *page, const char *title,
-                                  const char *about, const char *x_name, int x, int y, int ideal,
-                                  g2z_axis x_axis) {
-  double xs[G2Z_CHART_SERIES][G2Z__PLOT_BARS], ys[G2Z_CHART_SERIES][G2Z__PLOT_BARS];
+enum { G2ZP_IDEAL_NONE = -1, G2ZP_IDEAL_X = -2 };
+static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *title,
+                            const char *about, const char *x_name, int x, int y, int ideal,
+                            g2z_axis x_axis) {
+  double xs[G2Z_CHART_SERIES][G2ZP_PLOT_BARS], ys[G2Z_CHART_SERIES][G2ZP_PLOT_BARS];
   g2z_series series[G2Z_CHART_SERIES];
   g2z_chart chart;
-  const int last = ideal == G2Z__IDEAL_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
+  const int last = ideal == G2ZP_IDEAL_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
   int used = 0;
   memset(series, 0, sizeof series);
   memset(&chart, 0, sizeof chart);
   for (size_t i = 0; i < plot->count; i++) {
     const g2z_point *point = plot->points[i];
-    double at = g2z__figure_of(point, x), value = g2z__figure_of(point, y);
+    double at = g2zp_figure_of(point, x), value = g2zp_figure_of(point, y);
     int k = 0;
     if (isnan(at) || isnan(value)) continue;
-    const char *name = point->series[0] ? point->series : g2z__figures[y].heading;
+    const char *name = point->series[0] ? point->series : g2zp_figures[y].heading;
     while (k < used && strcmp(series[k].name, name) != 0) k++;
     if (k == last) continue;
     if (k == used) series[used++].name = name;
     xs[k][series[k].count] = at;
     ys[k][series[k].count++] = value;
-    if (k || ideal == G2Z__IDEAL_NONE) continue;
+    if (k || ideal == G2ZP_IDEAL_NONE) continue;
     xs[last][series[0].count - 1] = at;
-    ys[last][series[0].count - 1] = ideal == G2Z__IDEAL_X ? at : g2z__figure_of(point, ideal);
+    ys[last][series[0].count - 1] = ideal == G2ZP_IDEAL_X ? at : g2zp_figure_of(point, ideal);
   }
   if (!used || series[0].count < 2) return; /* one place on the axis makes no line */
   for (int k = 0; k < used; k++) {
@@ -2577,8 +2582,8 @@ G2Z__PRIVATE void g2z__plot_lines(const g2z__plot *plot, g2z_page *page, const c
     series[k].y = ys[k];
     series[k].mark = G2Z_MARK_POINTS;
   }
-  if (ideal != G2Z__IDEAL_NONE) {
-    series[used].name = ideal == G2Z__IDEAL_X ? "ideal" : "limit";
+  if (ideal != G2ZP_IDEAL_NONE) {
+    series[used].name = ideal == G2ZP_IDEAL_X ? "ideal" : "limit";
     series[used].x = xs[last];
     series[used].y = ys[last];
     series[used].count = series[0].count;
@@ -2594,53 +2599,53 @@ G2Z__PRIVATE void g2z__plot_lines(const g2z__plot *plot, g2z_page *page, const c
   g2z_page_chart(page, &chart);
 }
 
-G2Z__PRIVATE void g2z__summary_charts(const g2z__plot *plot, g2z_page *page) {
+static void g2zp_summary_charts(const g2zp_plot *plot, g2z_page *page) {
   const char *experiment = plot->summary->experiment;
   if (strcmp(experiment, "comm") == 0) {
-    g2z__plot_lines(plot, page, "Bandwidth", "GB/s on each rank's link", "MiB",
+    g2zp_plot_lines(plot, page, "Bandwidth", "GB/s on each rank's link", "MiB",
                     G2Z_FIGURE(message_mib), G2Z_FIGURE(bus_gb_per_sec),
                     G2Z_FIGURE(limit_gb_per_sec), G2Z_AXIS_LOG);
-    g2z__plot_lines(plot, page, "Time", "us per collective", "MiB", G2Z_FIGURE(message_mib),
-                    G2Z_FIGURE(time_us), G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
+    g2zp_plot_lines(plot, page, "Time", "us per collective", "MiB", G2Z_FIGURE(message_mib),
+                    G2Z_FIGURE(time_us), G2ZP_IDEAL_NONE, G2Z_AXIS_LOG);
     return;
   }
-  g2z__plot_throughput(plot, page);
-  if (g2z__summary_knows(plot->summary, G2Z_FIGURE(speedup_vs_1gpu)))
-    g2z__plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
-                    G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2Z__IDEAL_X,
+  g2zp_plot_throughput(plot, page);
+  if (g2zp_summary_knows(plot->summary, G2Z_FIGURE(speedup_vs_1gpu)))
+    g2zp_plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
+                    G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2ZP_IDEAL_X,
                     G2Z_AXIS_LINEAR);
   const char *exposed = "Exposed communication", *waited = "ms of a step that every rank waited";
   if (strcmp(experiment, "buckets") == 0)
-    g2z__plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
-                    G2Z_FIGURE(exposed_comm_ms), G2Z__IDEAL_NONE, G2Z_AXIS_LOG);
-  else g2z__plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
-  g2z__plot_bars(plot, page, "Step time",
+    g2zp_plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
+                    G2Z_FIGURE(exposed_comm_ms), G2ZP_IDEAL_NONE, G2Z_AXIS_LOG);
+  else g2zp_plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
+  g2zp_plot_bars(plot, page, "Step time",
                  "ms: median; whiskers from the fastest step to the 95th percentile",
                  G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
-  g2z__plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
+  g2zp_plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
                  G2Z_FIGURE(plan_gib));
-  g2z__plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
+  g2zp_plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
                  G2Z_FIGURE(gpu_percent), -1, -1, -1);
 }
 
 G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
   void *memory;
-  G2Z__TRY(g2z__alloc(summary->services, 1, sizeof(g2z__plot), &memory));
-  g2z__plot *plot = (g2z__plot *)memory;
+  G2ZP_TRY(g2z_allocate(summary->services, 1, sizeof(g2zp_plot), &memory));
+  g2zp_plot *plot = (g2zp_plot *)memory;
   plot->summary = summary;
-  for (size_t i = 0; i < summary->count && plot->count < G2Z__PLOT_BARS; i++) {
+  for (size_t i = 0; i < summary->count && plot->count < G2ZP_PLOT_BARS; i++) {
     if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
     plot->labels[plot->count] = summary->points[i].name;
     plot->points[plot->count++] = &summary->points[i];
   }
-  g2z_page_heading(page, g2z__experiments[g2z__experiment(summary->experiment)].title);
+  g2z_page_heading(page, g2zp_experiments[g2zp_experiment(summary->experiment)].title);
   g2z_page_fact(page, "machine", "%s", summary->hardware);
   g2z_page_fact(page, "work", "%s", summary->work);
   g2z_page_fact(page, "commit", "%s", summary->commit);
   g2z_page_fact(page, "when", "%s", summary->generated_utc);
   g2z_page_fact(page, "command", "%s", summary->command_line);
-  g2z__summary_table(summary, page);
-  if (plot->count) g2z__summary_charts(plot, page);
+  g2zp_summary_table(summary, page);
+  if (plot->count) g2zp_summary_charts(plot, page);
   g2z_release(summary->services, plot);
   return G2Z_OK;
 }
@@ -2648,7 +2653,7 @@ G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) 
 /* ----- what a run's artifact says ----- */
 
 /* Where members of training_metrics.json go. */
-#define G2Z__FACT_LIST(TEXT, NUMBER)                                \
+#define G2ZP_FACT_LIST(TEXT, NUMBER)                                \
   TEXT(run_id, "run_id")                                            \
   TEXT(git_commit, "git_commit")                                    \
   TEXT(gpu_name, "hardware.gpu_name")                               \
@@ -2665,51 +2670,51 @@ G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) 
   NUMBER(total_wall_time_sec, "summary.total_wall_time_sec")
 
 /* A text that is cut off where the room ends; "" where there is none. */
-G2Z__PRIVATE g2z_status g2z__fact_text(const g2z__told *told, const char *at, char *out,
-                                       size_t room) {
+static g2z_status g2zp_fact_text(const g2zp_told *told, const char *at, char *out,
+                                 size_t room) {
   char *text;
-  G2Z__TRY(g2z__told_text(told, at, &text));
+  G2ZP_TRY(g2zp_told_text(told, at, &text));
   snprintf(out, room, "%s", text ? text : "");
   g2z_release(told->services, text);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__facts_get(const g2z__told *told, g2z_run_facts *out) {
+static g2z_status g2zp_facts_get(const g2zp_told *told, g2z_run_facts *out) {
   char schema[16];
   g2z_json json;
-  g2z__told epoch;
-  G2Z__TRY(g2z__fact_text(told, "schema_version", schema, sizeof schema));
-#define G2Z__TEXT(member, at) G2Z__TRY(g2z__fact_text(told, at, out->member, sizeof out->member));
-#define G2Z__NUMBER(member, at) out->member = g2z__told_number(told, at);
-  G2Z__FACT_LIST(G2Z__TEXT, G2Z__NUMBER)
-#undef G2Z__TEXT
-#undef G2Z__NUMBER
+  g2zp_told epoch;
+  G2ZP_TRY(g2zp_fact_text(told, "schema_version", schema, sizeof schema));
+#define G2ZP_TEXT(member, at) G2ZP_TRY(g2zp_fact_text(told, at, out->member, sizeof out->member));
+#define G2ZP_NUMBER(member, at) out->member = g2zp_told_number(told, at);
+  G2ZP_FACT_LIST(G2ZP_TEXT, G2ZP_NUMBER)
+#undef G2ZP_TEXT
+#undef G2ZP_NUMBER
   out->steps = out->step_p50_sec = out->step_p95_sec = NAN;
-  int more = g2z__told_list(told, "epochs", &json);
-  while (more && g2z__told_next(told, &json, &epoch)) { /* the last one's stay */
-    out->steps = g2z__told_number(&epoch, "steps");
-    out->step_p50_sec = g2z__told_number(&epoch, "step_time_p50_sec");
-    out->step_p95_sec = g2z__told_number(&epoch, "step_time_p95_sec");
+  int more = g2zp_told_list(told, "epochs", &json);
+  while (more && g2zp_told_next(told, &json, &epoch)) { /* the last one's stay */
+    out->steps = g2zp_told_number(&epoch, "steps");
+    out->step_p50_sec = g2zp_told_number(&epoch, "step_time_p50_sec");
+    out->step_p95_sec = g2zp_told_number(&epoch, "step_time_p95_sec");
   }
   if (strcmp(schema, "2.0") != 0)
-    return g2z__fail(told->services, G2Z_FORMAT,
-                     "%.400s: schema_version is \"%s\" and not \"2.0\"", told->path, schema);
+    return g2z_fail(told->services, G2Z_FORMAT,
+                    "%.400s: schema_version is \"%s\" and not \"2.0\"", told->path, schema);
   if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
-    return g2z__fail(told->services, G2Z_FORMAT,
-                     "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
-                     "is no whole artifact of a run", told->path);
+    return g2z_fail(told->services, G2Z_FORMAT,
+                    "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
+                    "is no whole artifact of a run", told->path);
   return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
                                       g2z_run_facts *out) {
-  g2z__told told;
+  g2zp_told told;
   memset(out, 0, sizeof *out);
-  g2z_status status = g2z__told_read(services, run_dir, "training_metrics.json", &told);
+  g2z_status status = g2zp_told_read(services, run_dir, "training_metrics.json", &told);
   if (status == G2Z_OK && !told.text)
-    status = g2z__fail(services, G2Z_IO, "%.600s is not there: the run has not ended", told.path);
-  if (status == G2Z_OK) status = g2z__facts_get(&told, out);
-  g2z__told_free(&told);
+    status = g2z_fail(services, G2Z_IO, "%.600s is not there: the run has not ended", told.path);
+  if (status == G2Z_OK) status = g2zp_facts_get(&told, out);
+  g2zp_told_free(&told);
   return status;
 }
 
@@ -2718,7 +2723,7 @@ G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_di
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
   void *memory;
   *out = NULL;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_results), &memory));
+  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_results), &memory));
   *out = (g2z_results *)memory;
   (*out)->services = services;
   return G2Z_OK;
@@ -2734,35 +2739,35 @@ G2Z_API void g2z_results_free(g2z_results *results) {
   g2z_release(results->services, results);
 }
 
-G2Z__PRIVATE g2z_status g2z__results_add_run(g2z_results *results, const char *run_dir) {
+static g2z_status g2zp_results_add_run(g2z_results *results, const char *run_dir) {
   void *list = results->runs;
-  g2z_status status = g2z__grow(results->services, &list, &results->run_capacity,
-                                results->run_count, results->run_count + 1, sizeof *results->runs);
+  g2z_status status = g2z_grow(results->services, &list, &results->run_capacity,
+                               results->run_count, results->run_count + 1, sizeof *results->runs);
   results->runs = (g2z_run_result *)list;
-  G2Z__TRY(status);
+  G2ZP_TRY(status);
   g2z_run_result *run = &results->runs[results->run_count];
-  G2Z__TRY(g2z_run_facts_read(results->services, run_dir, &run->facts));
-  G2Z__TRY(g2z__alloc(results->services, strlen(run_dir) + 1, 1, &list));
+  G2ZP_TRY(g2z_run_facts_read(results->services, run_dir, &run->facts));
+  G2ZP_TRY(g2z_allocate(results->services, strlen(run_dir) + 1, 1, &list));
   run->run_dir = (char *)list;
   memcpy(run->run_dir, run_dir, strlen(run_dir) + 1);
   results->run_count++;
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__results_add_summary(g2z_results *results, const char *path) {
+static g2z_status g2zp_results_add_summary(g2z_results *results, const char *path) {
   void *list = results->summaries;
   g2z_status status =
-      g2z__grow(results->services, &list, &results->summary_capacity, results->summary_count,
-                results->summary_count + 1, sizeof *results->summaries);
+      g2z_grow(results->services, &list, &results->summary_capacity, results->summary_count,
+               results->summary_count + 1, sizeof *results->summaries);
   results->summaries = (g2z_summary **)list;
-  G2Z__TRY(status);
-  G2Z__TRY(g2z_summary_read(results->services, path, &results->summaries[results->summary_count]));
+  G2ZP_TRY(status);
+  G2ZP_TRY(g2z_summary_read(results->services, path, &results->summaries[results->summary_count]));
   results->summary_count++;
   return G2Z_OK;
 }
 
 /* run_x_9 before run_x_10; else as letters are. */
-G2Z__PRIVATE int g2z__results_order(const struct dirent **a, const struct dirent **b) {
+static int g2zp_results_order(const struct dirent **a, const struct dirent **b) {
   const char *left = (*a)->d_name, *right = (*b)->d_name;
   size_t i = strlen(left), k = strlen(right);
   if (strncmp(left, "run_", 4) == 0 && strncmp(right, "run_", 4) == 0 && i != k)
@@ -2770,33 +2775,34 @@ G2Z__PRIVATE int g2z__results_order(const struct dirent **a, const struct dirent
   return strcmp(left, right);
 }
 
-G2Z__PRIVATE int g2z__results_shown(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+static int g2zp_results_shown(const struct dirent *entry) { return entry->d_name[0] != '.'; }
 
-G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *directory, int levels);
+static g2z_status g2zp_results_scan(g2z_results *results, const char *directory, int levels);
 
-G2Z__PRIVATE g2z_status g2z__results_entry(g2z_results *results, const char *directory,
-                                           const char *name, int levels) {
+static g2z_status g2zp_results_entry(g2z_results *results, const char *directory,
+                                     const char *name, int levels) {
   const char *suffix = strstr(name, "_report.json");
   char *path;
   struct stat info;
   g2z_status status = G2Z_OK;
-  if (strcmp(name, "training_metrics.json") == 0) return g2z__results_add_run(results, directory);
-  G2Z__TRY(g2z__join_path(results->services, directory, name, &path));
-  if (suffix && strcmp(suffix, "_report.json") == 0) status = g2z__results_add_summary(results, path);
+  if (strcmp(name, "training_metrics.json") == 0) return g2zp_results_add_run(results, directory);
+  G2ZP_TRY(g2z_join_path(results->services, directory, name, &path));
+  if (suffix && strcmp(suffix, "_report.json") == 0)
+    status = g2zp_results_add_summary(results, path);
   else if (levels > 0 && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-    status = g2z__results_scan(results, path, levels - 1);
+    status = g2zp_results_scan(results, path, levels - 1);
   g2z_release(results->services, path);
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *directory, int levels) {
+static g2z_status g2zp_results_scan(g2z_results *results, const char *directory, int levels) {
   struct dirent **entries;
   g2z_status status = G2Z_OK;
-  int count = scandir(directory, &entries, g2z__results_shown, g2z__results_order);
-  if (count < 0) return g2z__fail_file(results->services, errno, "read the directory", directory);
+  int count = scandir(directory, &entries, g2zp_results_shown, g2zp_results_order);
+  if (count < 0) return g2z_fail_file(results->services, errno, "read the directory", directory);
   for (int i = 0; i < count; i++) {
     if (status == G2Z_OK)
-      status = g2z__results_entry(results, directory, entries[i]->d_name, levels);
+      status = g2zp_results_entry(results, directory, entries[i]->d_name, levels);
     free(entries[i]); /* scandir's own */
   }
   free(entries);
@@ -2805,19 +2811,19 @@ G2Z__PRIVATE g2z_status g2z__results_scan(g2z_results *results, const char *dire
 
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
   const size_t before = results->summary_count + results->run_count;
-  G2Z__TRY(g2z__results_scan(results, directory, 2));
+  G2ZP_TRY(g2zp_results_scan(results, directory, 2));
   if (results->summary_count + results->run_count > before) return G2Z_OK;
-  return g2z__fail(results->services, G2Z_FORMAT,
-                   "%.600s holds no NAME_report.json and no training_metrics.json, nor do the "
-                   "directories in it", directory);
+  return g2z_fail(results->services, G2Z_FORMAT,
+                  "%.600s holds no NAME_report.json and no training_metrics.json, nor do the "
+                  "directories in it", directory);
 }
 
-G2Z__PRIVATE void g2z__page_number(g2z_page *page, int digits, double value) {
+static void g2zp_page_number(g2z_page *page, int digits, double value) {
   if (isnan(value)) g2z_page_cell(page, "%s", "");
   else g2z_page_cell(page, "%.*f", digits, value);
 }
 
-G2Z__PRIVATE void g2z__results_runs(const g2z_results *results, g2z_page *page) {
+static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
   static const char *const headers[] = {"run",         "ranks", "stage",    "precision", "batch",
                                         "micro-steps", "T",     "tokens/s", "p50 ms",    "p95 ms",
                                         "wall s"};
@@ -2828,24 +2834,24 @@ G2Z__PRIVATE void g2z__results_runs(const g2z_results *results, g2z_page *page) 
   for (size_t i = 0; i < results->run_count; i++) {
     const g2z_run_facts *facts = &results->runs[i].facts;
     g2z_page_cell(page, "%s", results->runs[i].run_dir);
-    g2z__page_number(page, 0, facts->world_size);
+    g2zp_page_number(page, 0, facts->world_size);
     if (strcmp(facts->strategy, "dp") == 0) g2z_page_cell(page, "dp");
-    else g2z__page_number(page, 0, facts->zero_stage);
+    else g2zp_page_number(page, 0, facts->zero_stage);
     g2z_page_cell(page, "%s", facts->precision);
-    g2z__page_number(page, 0, facts->micro_batch);
-    g2z__page_number(page, 0, facts->accum_steps);
-    g2z__page_number(page, 0, facts->seq_len);
-    g2z__page_number(page, 0, facts->tokens_per_sec);
-    g2z__page_number(page, 2, 1e3 * facts->step_p50_sec);
-    g2z__page_number(page, 2, 1e3 * facts->step_p95_sec);
-    g2z__page_number(page, 2, facts->total_wall_time_sec);
+    g2zp_page_number(page, 0, facts->micro_batch);
+    g2zp_page_number(page, 0, facts->accum_steps);
+    g2zp_page_number(page, 0, facts->seq_len);
+    g2zp_page_number(page, 0, facts->tokens_per_sec);
+    g2zp_page_number(page, 2, 1e3 * facts->step_p50_sec);
+    g2zp_page_number(page, 2, 1e3 * facts->step_p95_sec);
+    g2zp_page_number(page, 2, facts->total_wall_time_sec);
   }
 }
 
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
   char now[32];
   g2z_page *page;
-  G2Z__TRY(g2z_page_create(results->services, path, "What was measured", &page));
+  G2ZP_TRY(g2z_page_create(results->services, path, "What was measured", &page));
   g2z_status status = G2Z_OK;
   g2z_utc_now(now);
   g2z_page_fact(page, "experiments", "%zu", results->summary_count);
@@ -2853,7 +2859,7 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
   g2z_page_fact(page, "made", "%s", now);
   for (size_t i = 0; i < results->summary_count && status == G2Z_OK; i++)
     status = g2z_summary_page(results->summaries[i], page);
-  if (results->run_count) g2z__results_runs(results, page);
+  if (results->run_count) g2zp_results_runs(results, page);
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);
   return status;

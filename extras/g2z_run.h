@@ -70,8 +70,8 @@ typedef struct g2z_run_config {
                                 * unless that run is resumed */
   const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint that
                                 * is whole, or where there is none with what its run began with, if
-                                * with nothing from the beginning. Else a checkpoint: one of run_dir,
-                                * which goes on, or another, from which a new run begins */
+                                * with nothing from the beginning. Else a checkpoint: one of
+                                * run_dir, which goes on, or another, that a new run begins with */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
   int keep;                    /* that many of them, older ones are removed; 0: all. A directory
@@ -195,6 +195,17 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 #include <sys/utsname.h>
 #include <unistd.h>
 
+/* A caller's bug, not an input: overridable, and never has a side effect. */
+#ifndef G2Z_ASSERT
+#define G2Z_ASSERT(condition) assert(condition)
+#endif
+
+#define G2ZR_TRY(call)                             \
+  do {                                             \
+    g2z_status try_status_ = (call);               \
+    if (try_status_ != G2Z_OK) return try_status_; \
+  } while (0)
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -204,7 +215,7 @@ extern "C" {
  * Law: metrics.jsonl and train.log grow line by line and hold whatever happened; every other file
  *      appears complete or not at all, and RUN_COMPLETE.txt comes after all of them. */
 
-typedef struct g2z__epoch {
+typedef struct g2zr_epoch {
   int64_t index, steps, skipped, tokens;
   double started;                    /* g2z_seconds() */
   double wall_s;                     /* with validation, samples and saving */
@@ -212,15 +223,15 @@ typedef struct g2z__epoch {
   double loss_sum;                   /* over steps that were not skipped */
   double val_loss;                   /* the last one; NaN without */
   double p50_s, p95_s;               /* step time */
-} g2z__epoch;
+} g2zr_epoch;
 
 enum { /* what has to happen before the next step, in this order */
-  G2Z__DUE_VALIDATION = 1,
-  G2Z__DUE_SAMPLE = 2,
-  G2Z__DUE_EPOCH_END = 4,
-  G2Z__DUE_SAVE = 8,
-  G2Z__DUE_STOP = 16,
-  G2Z__DUE_FINISH = 32
+  G2ZR_DUE_VALIDATION = 1,
+  G2ZR_DUE_SAMPLE = 2,
+  G2ZR_DUE_EPOCH_END = 4,
+  G2ZR_DUE_SAVE = 8,
+  G2ZR_DUE_STOP = 16,
+  G2ZR_DUE_FINISH = 32
 };
 
 struct g2z_run {
@@ -230,7 +241,8 @@ struct g2z_run {
   g2z_trainer *trainer;
   g2z_loader *val;
   g2z_tokenizer *tokenizer;
-  g2z_tokens prompt, sample;
+  g2z_tokens sample;                 /* begins with the prompt, of */
+  size_t prompt;                     /* so many tokens */
   char *sample_text;
   g2z_writer *metrics, *log;
   g2z_events *events;                /* NULL: none */
@@ -255,6 +267,8 @@ struct g2z_run {
   int within;                        /* 1: the checkpoint's was not, when it was saved */
   g2z_status ending;                 /* not G2Z_OK: how the run ends when its last step was told, */
   char sentence[G2Z_ERROR_BYTES];    /* and why */
+  g2z_status held;                   /* rank 0: of a file that could not be written, */
+  char held_sentence[G2Z_ERROR_BYTES]; /* and why; the others are yet to be told */
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
   g2z_metrics known;                 /* of the last step whose loss is known */
@@ -267,7 +281,7 @@ struct g2z_run {
   int64_t val_steps;
   double *step_s;                    /* of this epoch's steps */
   size_t step_s_capacity;
-  g2z__epoch *epoch;                 /* all of them; the last one is running */
+  g2zr_epoch *epoch;                 /* all of them; the last one is running */
   size_t epoch_count, epoch_capacity;
   int finished;
 };
@@ -289,72 +303,81 @@ G2Z_API g2z_run_config g2z_run_config_default(void) {
 
 /* A file of rank 0 could not be written. Alone it says so; other ranks must hear of it before they
  * wait for what will not come: it travels in the verdict of the next step. */
-G2Z__PRIVATE g2z_status g2z__run_hold(g2z_run *run, g2z_status status) {
-  g2z_trainer *t = run->trainer;
-  if (status == G2Z_OK || !t || g2z_context_world(run->context) == 1) return status;
-  if (t->failed == G2Z_OK) {
-    memcpy(t->failure, run->services->error, sizeof t->failure);
-    t->failed = status;
+static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
+  if (status == G2Z_OK || !run->trainer || g2z_context_world(run->context) == 1) return status;
+  if (run->held == G2Z_OK) {
+    memcpy(run->held_sentence, run->services->error, sizeof run->held_sentence);
+    run->held = status;
   }
+  g2z_trainer_fail(run->trainer, status);
   return G2Z_OK;
 }
 
 /* The same status on all ranks, of this and of what was held. */
-G2Z__PRIVATE g2z_status g2z__run_agree(g2z_run *run, g2z_status status) {
-  g2z_trainer *t = run->trainer;
-  if (status == G2Z_OK && t && t->failed != G2Z_OK) {
-    memcpy(run->services->error, t->failure, sizeof t->failure);
-    status = t->failed;
+static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
+  if (status == G2Z_OK && run->held != G2Z_OK) {
+    memcpy(run->services->error, run->held_sentence, sizeof run->held_sentence);
+    status = run->held;
   }
   return g2z_ranks_agree(g2z_context_ranks(run->context), status);
 }
 
-G2Z__PRIVATE g2z_status g2z__run_log(g2z_run *run, const char *line) {
+static g2z_status g2zr_log(g2z_run *run, const char *line) {
   if (!run->log) return G2Z_OK;
   char now[32];
   g2z_utc_now(now);
   g2z_writer_printf(run->log, "%s  %s\n", now, line);
-  return g2z__run_hold(run, g2z__writer_flush(run->log));
+  return g2zr_hold(run, g2z_writer_flush(run->log));
 }
 
 /* A line for train.log and for the program's log. */
 G2Z_PRINTF(2, 3)
-G2Z__PRIVATE g2z_status g2z__run_say(g2z_run *run, const char *format, ...) {
+static g2z_status g2zr_say(g2z_run *run, const char *format, ...) {
   char line[G2Z_ERROR_BYTES];
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(line, sizeof line, format, arguments);
   va_end(arguments);
-  if (g2z_context_rank(run->context) == 0) g2z__log(run->services, G2Z_LOG_INFO, "%s", line);
-  return g2z__run_log(run, line);
+  if (g2z_context_rank(run->context) == 0) g2z_log(run->services, G2Z_LOG_INFO, "%s", line);
+  return g2zr_log(run, line);
 }
 
-G2Z__PRIVATE g2z_status g2z__run_refuse_old(g2z_run *run, const char *name) {
+static g2z_status g2zr_has(const g2z_run *run, const char *directory, const char *name,
+                           int *there) {
   char *path;
-  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, name, &path));
-  int there = access(path, F_OK) == 0;
+  G2ZR_TRY(g2z_join_path(run->services, directory, name, &path));
+  *there = access(path, F_OK) == 0;
   g2z_release(run->services, path);
-  if (!there) return G2Z_OK;
-  return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
-                   "%s holds a run already (%s): choose another run directory, or remove it",
-                   run->config.run_dir, name);
+  return G2Z_OK;
 }
 
-/* `keep` tells how many bytes of the file that stands there are kept, when its run goes on. */
-G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name,
-                                             g2z_status (*keep)(g2z_run *run, const char *path,
-                                                                const char *text, size_t bytes,
-                                                                size_t *kept),
-                                             g2z_writer **out) {
+static g2z_status g2zr_refuse_old(g2z_run *run, const char *name) {
+  int there;
+  G2ZR_TRY(g2zr_has(run, run->config.run_dir, name, &there));
+  if (!there) return G2Z_OK;
+  return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                  "%s holds a run already (%s): choose another run directory, or remove it",
+                  run->config.run_dir, name);
+}
+
+/* A file that is read while it grows. `keep` tells how many bytes of the one that stands there are
+ * kept, when its run goes on. */
+static g2z_status g2zr_open_stream(g2z_run *run, const char *name,
+                                   g2z_status (*keep)(g2z_run *run, const char *path,
+                                                      const char *text, size_t bytes,
+                                                      size_t *kept),
+                                   g2z_writer **out) {
   char *path, *text = NULL;
   size_t bytes = 0, kept = 0;
-  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, name, &path));
+  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, name, &path));
   g2z_status status = G2Z_OK;
   if (run->continues && access(path, F_OK) == 0) {
     status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
     if (status == G2Z_OK) status = keep(run, path, text, bytes, &kept);
   }
-  if (status == G2Z_OK) status = g2z__stream_create(run->services, path, text ? text : "", kept, out);
+  if (status == G2Z_OK) status = g2z_writer_create(run->services, path, out);
+  if (status == G2Z_OK) g2z_writer_put(*out, text ? text : "", kept);
+  if (status == G2Z_OK) status = g2z_writer_publish(*out);
   g2z_release(run->services, text);
   g2z_release(run->services, path);
   return status;
@@ -362,11 +385,11 @@ G2Z__PRIVATE g2z_status g2z__run_open_stream(g2z_run *run, const char *name,
 
 /* Hours of training must not end at a directory that cannot be written: a file is created there,
  * and removed again. */
-G2Z__PRIVATE g2z_status g2z__probe_directory(g2z_services *services, const char *directory) {
+static g2z_status g2zr_probe_directory(g2z_services *services, const char *directory) {
   char *path;
   g2z_writer *writer;
-  G2Z__TRY(g2z_make_directory(services, directory));
-  G2Z__TRY(g2z__join_path(services, directory, "model.safetensors", &path));
+  G2ZR_TRY(g2z_make_directory(services, directory));
+  G2ZR_TRY(g2z_join_path(services, directory, "model.safetensors", &path));
   g2z_status status = g2z_writer_create(services, path, &writer);
   g2z_writer_free(writer);
   g2z_release(services, path);
@@ -376,33 +399,33 @@ G2Z__PRIVATE g2z_status g2z__probe_directory(g2z_services *services, const char 
 /* ----- metrics and artifacts ----- */
 
 /* Rank 0: scalars for TensorBoard, in a file that begins with the first of them. */
-G2Z__PRIVATE g2z_status g2z__run_put_events(g2z_run *run, int64_t step, int count,
-                                            const char *const *tags, const double *values) {
+static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
+                                  const char *const *tags, const double *values) {
   g2z_status status = G2Z_OK;
   if (!run->metrics || !run->config.tensorboard) return G2Z_OK;
   if (!run->events)
     status = g2z_events_create(run->services, run->config.run_dir, run->resumed + 1, &run->events);
   if (status == G2Z_OK) status = g2z_events_put(run->events, step, count, tags, values);
-  return g2z__run_hold(run, status);
+  return g2zr_hold(run, status);
 }
 
-G2Z__PRIVATE g2z_status g2z__run_write_metrics(g2z_run *run) {
+static g2z_status g2zr_write_metrics(g2z_run *run) {
   if (!run->metrics) return G2Z_OK;
   g2z_json_out out;
   memset(&out, 0, sizeof out);
   out.writer = run->metrics;
   const g2z_metrics *m = &run->known;
   g2z_json_begin(&out, NULL, '{');
-#define G2Z__PUT_INTEGER g2z_json_put_integer
-#define G2Z__PUT_NUMBER g2z_json_put_number
-#define X(type, name, meaning) G2Z__PUT_##type(&out, #name, m->name);
+#define G2ZR_PUT_INTEGER g2z_json_put_integer
+#define G2ZR_PUT_NUMBER g2z_json_put_number
+#define X(type, name, meaning) G2ZR_PUT_##type(&out, #name, m->name);
   G2Z_METRIC_LIST(X)
 #undef X
-#undef G2Z__PUT_INTEGER
-#undef G2Z__PUT_NUMBER
+#undef G2ZR_PUT_INTEGER
+#undef G2ZR_PUT_NUMBER
   g2z_json_end(&out, '}');
   g2z_writer_put(run->metrics, "\n", 1);
-  G2Z__TRY(g2z__run_hold(run, g2z__writer_flush(run->metrics)));
+  G2ZR_TRY(g2zr_hold(run, g2z_writer_flush(run->metrics)));
 #define X(type, name, meaning) "train/" #name,
   static const char *const tags[] = {G2Z_METRIC_LIST(X)};
 #undef X
@@ -410,13 +433,13 @@ G2Z__PRIVATE g2z_status g2z__run_write_metrics(g2z_run *run) {
   const double values[] = {G2Z_METRIC_LIST(X)};
 #undef X
   const int count = (int)(sizeof tags / sizeof *tags);
-  return g2z__run_put_events(run, m->step, count - 1, tags + 1, values + 1); /* without the step */
+  return g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1); /* without the step */
 }
 
 /* Another line of metrics.jsonl: what took time beside steps, and what came of it (NULL:
  * nothing). */
-G2Z__PRIVATE g2z_status g2z__run_write_note(g2z_run *run, const char *name, double value,
-                                            const char *ms_name, double seconds) {
+static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
+                                  const char *ms_name, double seconds) {
   if (!run->metrics) return G2Z_OK;
   g2z_json_out out;
   memset(&out, 0, sizeof out);
@@ -428,33 +451,33 @@ G2Z__PRIVATE g2z_status g2z__run_write_note(g2z_run *run, const char *name, doub
   g2z_json_put_number(&out, ms_name, seconds * 1e3);
   g2z_json_end(&out, '}');
   g2z_writer_put(run->metrics, "\n", 1);
-  return g2z__run_hold(run, g2z__writer_flush(run->metrics));
+  return g2zr_hold(run, g2z_writer_flush(run->metrics));
 }
 
 /* Rank 0: report.html. Training does not end for want of a page: all that it shows is in other
  * files. */
-G2Z__PRIVATE void g2z__run_report(g2z_run *run) {
+static void g2zr_report(g2z_run *run) {
   if (g2z_report_run(run->services, run->config.run_dir) == G2Z_OK) return;
-  g2z__log(run->services, G2Z_LOG_WARNING, "no report.html: %s", run->services->error);
+  g2z_log(run->services, G2Z_LOG_WARNING, "no report.html: %s", run->services->error);
 }
 
 /* While the run goes on it takes a hundredth of the time at most, however long metrics.jsonl has
  * become. */
-G2Z__PRIVATE void g2z__run_report_now_and_then(g2z_run *run) {
+static void g2zr_report_now_and_then(g2z_run *run) {
   double begin = g2z_seconds();
   if (!run->metrics || begin < run->next_report) return;
-  g2z__run_report(run);
+  g2zr_report(run);
   double end = g2z_seconds();
   run->next_report = end + 99 * (end - begin);
 }
 
-G2Z__PRIVATE void g2z__put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
+static void g2zr_put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
   for (size_t i = 0; i < count; i++) g2z_json_put_null(out, names[i]);
 }
-#define G2Z__PUT_NULLS(out, names) g2z__put_nulls(out, names, sizeof names / sizeof *(names))
+#define G2ZR_PUT_NULLS(out, names) g2zr_put_nulls(out, names, sizeof names / sizeof *(names))
 
-G2Z__PRIVATE void g2z__put_environment_integer(g2z_json_out *out, const char *key,
-                                               const char *variable) {
+static void g2zr_put_environment_integer(g2z_json_out *out, const char *key,
+                                         const char *variable) {
   const char *text = getenv(variable);
   char *end = NULL;
   long long value = text ? strtoll(text, &end, 10) : 0;
@@ -462,7 +485,7 @@ G2Z__PRIVATE void g2z__put_environment_integer(g2z_json_out *out, const char *ke
   else g2z_json_put_null(out, key);
 }
 
-G2Z__PRIVATE void g2z__put_host(const g2z_run *run, g2z_json_out *out) {
+static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
   static const char *const env[] = {"python_version",    "torch_version", "transformers_version",
                                     "deepspeed_version"};
   struct utsname name;
@@ -471,10 +494,10 @@ G2Z__PRIVATE void g2z__put_host(const g2z_run *run, g2z_json_out *out) {
   uname(&name);
   snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
   g2z_device_info info;
-  g2z_device_describe(run->trainer->device, &info);
+  g2z_device_describe(g2z_trainer_device(run->trainer), &info);
   const char *gpu = info.name[0] ? info.name : NULL, *cuda = info.runtime[0] ? info.runtime : NULL;
   g2z_json_begin(out, "env", '{');
-  G2Z__PUT_NULLS(out, env);
+  G2ZR_PUT_NULLS(out, env);
   g2z_json_put_string(out, "cuda_version", cuda);
   g2z_json_put_string(out, "nccl_version", info.collectives[0] ? info.collectives : NULL);
   g2z_json_end(out, '}');
@@ -491,20 +514,20 @@ G2Z__PRIVATE void g2z__put_host(const g2z_run *run, g2z_json_out *out) {
     g2z_json_begin(out, "cluster", '{');
     g2z_json_put_string(out, "name", getenv("SLURM_CLUSTER_NAME"));
     g2z_json_put_string(out, "nodelist", getenv("SLURM_JOB_NODELIST"));
-    g2z__put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
+    g2zr_put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
     g2z_json_end(out, '}');
   }
   g2z_json_end(out, '}');
 }
 
 /* The decimal that was meant: 0.0003 and not 0.000300000014, which is the float. */
-G2Z__PRIVATE double g2z__decimal(float value) {
+static double g2zr_decimal(float value) {
   char text[32];
   snprintf(text, sizeof text, "%.6g", (double)value);
   return strtod(text, NULL);
 }
 
-G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out) {
+static void g2zr_put_training_config(const g2z_run *run, g2z_json_out *out) {
   static const char *const deepspeed[] = {"path", "sha256", "selected"};
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   const g2z_train_config *train = &run->config.train;
@@ -521,7 +544,7 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_put_integer(out, "grad_accum_steps", plan->accum);
   g2z_json_put_integer(out, "global_batch_size",
                        (int64_t)plan->batch * plan->accum * plan->world);
-  g2z_json_put_number(out, "lr", g2z__decimal(train->optimizer.lr));
+  g2z_json_put_number(out, "lr", g2zr_decimal(train->optimizer.lr));
   g2z_json_put_string(out, "optimizer", "AdamW");
   g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
@@ -535,12 +558,12 @@ G2Z__PRIVATE void g2z__put_training_config(const g2z_run *run, g2z_json_out *out
   g2z_json_end(out, '}');
   g2z_json_end(out, '}');
   g2z_json_begin(out, "deepspeed_config", '{');
-  G2Z__PUT_NULLS(out, deepspeed);
+  G2ZR_PUT_NULLS(out, deepspeed);
   g2z_json_end(out, '}');
 }
 
 /* Of all ranks but 0, whose plans are of one size. */
-G2Z__PRIVATE double g2z__bytes_of_others(const g2z_run *run) {
+static double g2zr_bytes_of_others(const g2z_run *run) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   g2z_plan *other;
   if (plan->world == 1) return 0;
@@ -552,7 +575,7 @@ G2Z__PRIVATE double g2z__bytes_of_others(const g2z_run *run) {
   return bytes;
 }
 
-G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2z__epoch *epoch) {
+static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   double steps = (double)epoch->steps;
   int64_t applied = epoch->steps - epoch->skipped;
@@ -576,10 +599,10 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
     g2z_json_put_integer(out, memory[0], (int64_t)plan->bytes_total);
     g2z_json_put_integer(out, memory[1], (int64_t)(total_bytes - free_bytes));
-    double others = g2z__bytes_of_others(run);
+    double others = g2zr_bytes_of_others(run);
     if (isnan(others)) g2z_json_put_null(out, memory[2]);
     else g2z_json_put_integer(out, memory[2], (int64_t)plan->bytes_total + (int64_t)others);
-  } else G2Z__PUT_NULLS(out, memory);
+  } else G2ZR_PUT_NULLS(out, memory);
   g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
   g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
   g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
@@ -589,7 +612,7 @@ G2Z__PRIVATE void g2z__put_epoch(const g2z_run *run, g2z_json_out *out, const g2
 }
 
 /* The name of a signal in `text`; NULL for 0, which is none. */
-G2Z__PRIVATE const char *g2z__signal_text(int64_t signal, char text[32]) {
+static const char *g2zr_signal_text(int64_t signal, char text[32]) {
   const char *known = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT"
                       : signal == SIGUSR1 ? "SIGUSR1" : signal == SIGHUP ? "SIGHUP" : NULL;
   if (!signal) return NULL;
@@ -598,13 +621,13 @@ G2Z__PRIVATE const char *g2z__signal_text(int64_t signal, char text[32]) {
   return text;
 }
 
-G2Z__PRIVATE void g2z__put_ending(const g2z_run *run, g2z_json_out *out, const char *now) {
+static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out, const char *now) {
   char name[32];
-  const int stopped = (run->due & G2Z__DUE_STOP) != 0;
+  const int stopped = (run->due & G2ZR_DUE_STOP) != 0;
   g2z_json_begin(out, "shutdown", '{');
   g2z_json_put_string(out, "reason", !stopped ? "completed"
                                      : run->stop_signal ? "signal" : "stop requested");
-  g2z_json_put_string(out, "signal", stopped ? g2z__signal_text(run->stop_signal, name) : NULL);
+  g2z_json_put_string(out, "signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
   g2z_json_end(out, '}');
   g2z_json_begin(out, "completion", '{');
   g2z_json_put_string(out, "run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
@@ -616,21 +639,21 @@ G2Z__PRIVATE void g2z__put_ending(const g2z_run *run, g2z_json_out *out, const c
   g2z_json_put_string(out, "type", "slurm");
   g2z_json_put_string(out, "job_id", getenv("SLURM_JOB_ID"));
   g2z_json_put_string(out, "nodelist", getenv("SLURM_JOB_NODELIST"));
-  g2z__put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
-  g2z__put_environment_integer(out, "procid", "SLURM_PROCID");
-  g2z__put_environment_integer(out, "localid", "SLURM_LOCALID");
+  g2zr_put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
+  g2zr_put_environment_integer(out, "procid", "SLURM_PROCID");
+  g2zr_put_environment_integer(out, "localid", "SLURM_LOCALID");
   g2z_json_put_string(out, "partition", getenv("SLURM_JOB_PARTITION"));
   g2z_json_end(out, '}');
 }
 
 /* Of a run without steps 0, which readers can format; null they cannot. */
-G2Z__PRIVATE double g2z__run_tokens_per_s(const g2z_run *run) {
+static double g2zr_tokens_per_s(const g2z_run *run) {
   return run->train_s > 0 ? (double)run->train_tokens / run->train_s : 0.0;
 }
 
 /* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
-G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer, const char *now,
-                                                double wall_s) {
+static g2z_status g2zr_write_artifact(g2z_run *run, g2z_writer *writer, const char *now,
+                                      double wall_s) {
   g2z_json_out json, *out = &json;
   memset(out, 0, sizeof json);
   out->writer = writer;
@@ -641,132 +664,133 @@ G2Z__PRIVATE g2z_status g2z__run_write_artifact(g2z_run *run, g2z_writer *writer
   g2z_json_put_string(out, "timestamp_utc", run->started_utc);
   g2z_json_put_string(out, "git_commit", run->config.git_commit);
   g2z_json_put_string(out, "command_line", run->config.command_line);
-  g2z__put_host(run, out);
-  g2z__put_training_config(run, out);
+  g2zr_put_host(run, out);
+  g2zr_put_training_config(run, out);
   g2z_json_put_string(out, "schema_notes",
                       "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len "
-                      "tokens. tokens_per_sec_global is tokens over the time of training steps; wall times "
-                      "include validation, samples and checkpoints. null: not measured on this device.");
+                      "tokens. tokens_per_sec_global is tokens over the time of training steps; "
+                      "wall times include validation, samples and checkpoints. null: not measured "
+                      "on this device.");
   g2z_json_begin(out, "epochs", '[');
-  for (size_t i = 0; i < run->epoch_count; i++) g2z__put_epoch(run, out, &run->epoch[i]);
+  for (size_t i = 0; i < run->epoch_count; i++) g2zr_put_epoch(run, out, &run->epoch[i]);
   g2z_json_end(out, ']');
   g2z_json_begin(out, "summary", '{');
   g2z_json_put_number(out, "total_wall_time_sec", wall_s);
   g2z_json_put_number(out, "best_val_loss", run->best_val_loss);
-  g2z_json_put_number(out, "mean_tokens_per_sec_global", g2z__run_tokens_per_s(run));
+  g2z_json_put_number(out, "mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
   g2z_json_end(out, '}');
-  g2z__put_ending(run, out, now);
+  g2zr_put_ending(run, out, now);
   g2z_json_end(out, '}');
   g2z_writer_put(writer, "\n", 1);
   return g2z_writer_commit(writer);
 }
 
 /* All of this run, with what was before it was resumed. */
-G2Z__PRIVATE double g2z__run_wall_s(const g2z_run *run) {
+static double g2zr_wall_s(const g2z_run *run) {
   return run->earlier_s + (g2z_seconds() - run->started);
 }
 
 /* Rank 0: what spans took, and its summary. */
-G2Z__PRIVATE g2z_status g2z__run_write_profile(g2z_run *run) {
+static g2z_status g2zr_write_profile(g2z_run *run) {
   g2z_span_times times[G2Z_SPAN_COUNT];
   if (!run->config.profile) return G2Z_OK;
-  G2Z__TRY(g2z_device_span_times(run->trainer->device, times));
+  G2ZR_TRY(g2z_device_span_times(g2z_trainer_device(run->trainer), times));
   return g2z_profile_write_spans(run->services, run->config.run_dir, times);
 }
 
 /* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
-G2Z__PRIVATE g2z_status g2z__run_write_artifacts(g2z_run *run, const char *now, double wall_s) {
+static g2z_status g2zr_write_artifacts(g2z_run *run, const char *now, double wall_s) {
   char *path;
   g2z_writer *writer;
   if (g2z_context_device(run->context) == G2Z_DEVICE_CUDA) {
-    G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "tuning.txt", &path));
+    G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "tuning.txt", &path));
     g2z_status written = g2z_trainer_write_tuning(run->trainer, path);
     g2z_release(run->services, path);
-    G2Z__TRY(written);
+    G2ZR_TRY(written);
   }
-  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "training_metrics.json", &path));
+  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "training_metrics.json", &path));
   g2z_status status = g2z_writer_create(run->services, path, &writer);
-  if (status == G2Z_OK) status = g2z__run_write_artifact(run, writer, now, wall_s);
+  if (status == G2Z_OK) status = g2zr_write_artifact(run, writer, now, wall_s);
   g2z_writer_free(writer);
   g2z_release(run->services, path);
-  G2Z__TRY(status);
-  g2z__run_report(run);
-  return g2z__run_write_profile(run);
+  G2ZR_TRY(status);
+  g2zr_report(run);
+  return g2zr_write_profile(run);
 }
 
 static const struct {
   const char *name;
   g2z_status (*write)(g2z_services *services, const g2z_tokenizer *tokenizer, const char *path);
-} g2z__tokenizer_files[] = {{"merges.txt", g2z_tokenizer_write_merges},
+} g2zr_tokenizer_files[] = {{"merges.txt", g2z_tokenizer_write_merges},
                             {"vocab.json", g2z_tokenizer_write_vocab}};
 
 /* Rank 0: the tokenizer beside the weights. */
-G2Z__PRIVATE g2z_status g2z__run_save_tokenizer(g2z_run *run) {
+static g2z_status g2zr_save_tokenizer(g2z_run *run) {
   for (int i = 0; run->tokenizer && i < 2; i++) {
     char *path;
-    G2Z__TRY(g2z__join_path(run->services, run->config.save_weights,
-                            g2z__tokenizer_files[i].name, &path));
-    g2z_status status = g2z__tokenizer_files[i].write(run->services, run->tokenizer, path);
+    G2ZR_TRY(g2z_join_path(run->services, run->config.save_weights,
+                           g2zr_tokenizer_files[i].name, &path));
+    g2z_status status = g2zr_tokenizer_files[i].write(run->services, run->tokenizer, path);
     g2z_release(run->services, path);
-    G2Z__TRY(status);
+    G2ZR_TRY(status);
   }
   return G2Z_OK;
 }
 
 /* Rank 0: a tokenizer that this run does not replace would pass for that of its weights, and a
  * checkpoint with other weights is none any more. */
-G2Z__PRIVATE g2z_status g2z__run_check_weights(const g2z_run *run) {
+static g2z_status g2zr_check_weights(const g2z_run *run) {
   const char *directory = run->config.save_weights;
   int there;
   for (int i = 0; !run->tokenizer && i < 2; i++) {
-    const char *name = g2z__tokenizer_files[i].name;
-    G2Z__TRY(g2z__weights_has(run->services, directory, name, &there));
+    const char *name = g2zr_tokenizer_files[i].name;
+    G2ZR_TRY(g2zr_has(run, directory, name, &there));
     if (there)
-      return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
-                       "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
-                       "vocab, remove that file, or save the weights in another directory",
-                       directory, name);
+      return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                      "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
+                      "vocab, remove that file, or save the weights in another directory",
+                      directory, name);
   }
-  G2Z__TRY(g2z__weights_has(run->services, directory, "trainer_state.json", &there));
+  G2ZR_TRY(g2zr_has(run, directory, "trainer_state.json", &there));
   if (there)
-    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
-                     "%.400s is a checkpoint, whose weights belong to its other files: save these "
-                     "in another directory", directory);
-  return g2z__probe_directory(run->services, directory);
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "%.400s is a checkpoint, whose weights belong to its other files: save these "
+                    "in another directory", directory);
+  return g2zr_probe_directory(run->services, directory);
 }
 
 /* "step-000100". */
-G2Z__PRIVATE void g2z__checkpoint_name(int64_t step, char name[32]) {
+static void g2zr_checkpoint_name(int64_t step, char name[32]) {
   snprintf(name, 32, "step-%06" PRId64, step);
 }
 
-G2Z__PRIVATE g2z_status g2z__run_checkpoint_path(const g2z_run *run, int64_t step, char **path) {
+static g2z_status g2zr_checkpoint_path(const g2z_run *run, int64_t step, char **path) {
   char name[32];
-  g2z__checkpoint_name(step, name);
-  return g2z__join_path(run->services, run->config.run_dir, name, path);
+  g2zr_checkpoint_name(step, name);
+  return g2z_join_path(run->services, run->config.run_dir, name, path);
 }
 
 /* Rank 0: training_metrics.json, RUN_COMPLETE.txt. run->line becomes the latter's: it names the
  * weights, or the last checkpoint where none were asked for. */
-G2Z__PRIVATE g2z_status g2z__run_complete(g2z_run *run) {
+static g2z_status g2zr_complete(g2z_run *run) {
   const char *saved = run->config.save_weights;
   char now[32], *path, *checkpoint = NULL;
-  double wall_s = g2z__run_wall_s(run);
+  double wall_s = g2zr_wall_s(run);
   g2z_writer *writer;
   g2z_utc_now(now);
   if (!saved && run->saved >= 0) {
-    G2Z__TRY(g2z__run_checkpoint_path(run, run->saved, &checkpoint));
+    G2ZR_TRY(g2zr_checkpoint_path(run, run->saved, &checkpoint));
     saved = checkpoint;
   }
   snprintf(run->line, sizeof run->line,
            "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
            "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
-           g2z_context_world(run->context), g2z__run_tokens_per_s(run), wall_s, now);
+           g2z_context_world(run->context), g2zr_tokens_per_s(run), wall_s, now);
   g2z_release(run->services, checkpoint);
   if (!run->log) return G2Z_OK;
-  G2Z__TRY(g2z__run_log(run, run->line));
-  G2Z__TRY(g2z__run_write_artifacts(run, now, wall_s));
-  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "RUN_COMPLETE.txt", &path));
+  G2ZR_TRY(g2zr_log(run, run->line));
+  G2ZR_TRY(g2zr_write_artifacts(run, now, wall_s));
+  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "RUN_COMPLETE.txt", &path));
   g2z_status status = g2z_writer_create(run->services, path, &writer);
   if (status == G2Z_OK) {
     g2z_writer_printf(writer, "%s\n", run->line);
@@ -777,31 +801,31 @@ G2Z__PRIVATE g2z_status g2z__run_complete(g2z_run *run) {
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_finish(g2z_run *run) {
+static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights;
   const int first = g2z_context_rank(run->context) == 0;
   if (saved) {
-    G2Z__TRY(g2z_trainer_save_weights(run->trainer, saved));
-    G2Z__TRY(g2z__run_agree(run, first ? g2z__run_save_tokenizer(run) : G2Z_OK));
-    G2Z__TRY(g2z__run_say(run, "weights saved in %s", saved));
+    G2ZR_TRY(g2z_trainer_save_weights(run->trainer, saved));
+    G2ZR_TRY(g2zr_agree(run, first ? g2zr_save_tokenizer(run) : G2Z_OK));
+    G2ZR_TRY(g2zr_say(run, "weights saved in %s", saved));
   }
-  return g2z__run_agree(run, g2z__run_complete(run));
+  return g2zr_agree(run, g2zr_complete(run));
 }
 
 /* ----- checkpoints of a run ----- */
 
 /* The number in "step-000100"; -1: it is another name. */
-G2Z__PRIVATE int64_t g2z__checkpoint_step(const char *name) {
+static int64_t g2zr_checkpoint_step(const char *name) {
   char same[32];
   if (strncmp(name, "step-", 5) != 0 || strlen(name) > 24) return -1;
   int64_t step = (int64_t)strtoll(name + 5, NULL, 10);
-  g2z__checkpoint_name(step, same);
+  g2zr_checkpoint_name(step, same);
   return strcmp(same, name) == 0 ? step : -1;
 }
 
 /* The latest checkpoint of run_dir before step `before`; -1: none. A directory that cannot be read
  * is not one without checkpoints: a run would begin anew over what it had. */
-G2Z__PRIVATE g2z_status g2z__run_latest(const g2z_run *run, int64_t before, int64_t *latest) {
+static g2z_status g2zr_latest(const g2z_run *run, int64_t before, int64_t *latest) {
   *latest = -1;
   DIR *directory = opendir(run->config.run_dir);
   if (!directory && errno == ENOENT) return G2Z_OK;
@@ -809,52 +833,52 @@ G2Z__PRIVATE g2z_status g2z__run_latest(const g2z_run *run, int64_t before, int6
     errno = 0; /* readdir says NULL at the end as well */
     struct dirent *entry = readdir(directory);
     if (!entry) break;
-    int64_t step = g2z__checkpoint_step(entry->d_name);
+    int64_t step = g2zr_checkpoint_step(entry->d_name);
     if (step < before && step > *latest) *latest = step;
   }
   int error = errno;
   if (directory) closedir(directory);
   if (!error) return G2Z_OK;
   *latest = -1;
-  return g2z__fail_file(run->services, error, "read the directory", run->config.run_dir);
+  return g2z_fail_file(run->services, error, "read the directory", run->config.run_dir);
 }
 
-G2Z__PRIVATE void g2z__run_stays(g2z_run *run, const char *path) {
-  g2z__log(run->services, G2Z_LOG_WARNING, "%s stays: %s; see what it holds, and remove it by hand",
-           path, strerror(errno));
+static void g2zr_stays(g2z_run *run, const char *path) {
+  g2z_log(run->services, G2Z_LOG_WARNING, "%s stays: %s; see what it holds, and remove it by hand",
+          path, strerror(errno));
 }
 
 /* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an
  * unfinished one first, so that nobody takes the rest of it for whole. */
-G2Z__PRIVATE g2z_status g2z__run_prune(g2z_run *run, int64_t saved) {
+static g2z_status g2zr_prune(g2z_run *run, int64_t saved) {
   int64_t before = saved;
   for (int i = 1;; i++) {
     int64_t old;
     char *path;
     void *memory;
-    if (g2z__run_latest(run, before, &old) != G2Z_OK) /* nothing is lost by what stays */
-      g2z__log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
+    if (g2zr_latest(run, before, &old) != G2Z_OK) /* nothing is lost by what stays */
+      g2z_log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
     if (old < 0) return G2Z_OK;
     before = old;
     if (i < run->config.keep) continue;
-    G2Z__TRY(g2z__run_checkpoint_path(run, old, &path));
+    G2ZR_TRY(g2zr_checkpoint_path(run, old, &path));
     size_t bytes = strlen(path) + sizeof ".partial";
-    g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
+    g2z_status status = g2z_allocate(run->services, bytes, 1, &memory);
     if (status == G2Z_OK) {
       snprintf((char *)memory, bytes, "%s.partial", path);
-      g2z__checkpoint_remove((const char *)memory);
-      if (rename(path, (const char *)memory) != 0) g2z__run_stays(run, path);
-      else if (!g2z__checkpoint_remove((const char *)memory))
-        g2z__run_stays(run, (const char *)memory);
+      g2z_checkpoint_remove((const char *)memory);
+      if (rename(path, (const char *)memory) != 0) g2zr_stays(run, path);
+      else if (!g2z_checkpoint_remove((const char *)memory))
+        g2zr_stays(run, (const char *)memory);
     }
     g2z_release(run->services, memory);
     g2z_release(run->services, path);
-    G2Z__TRY(status);
+    G2ZR_TRY(status);
   }
 }
 
 /* What was killed while it saved or pruned leaves directories "step-N.partial". */
-G2Z__PRIVATE g2z_status g2z__run_sweep(g2z_run *run) {
+static g2z_status g2zr_sweep(g2z_run *run) {
   DIR *directory = opendir(run->config.run_dir);
   g2z_status status = G2Z_OK;
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
@@ -862,10 +886,10 @@ G2Z__PRIVATE g2z_status g2z__run_sweep(g2z_run *run) {
     size_t length = strlen(entry->d_name);
     if (length < 9 || length > 60 || strcmp(entry->d_name + length - 8, ".partial") != 0) continue;
     snprintf(name, sizeof name, "%.*s", (int)(length - 8), entry->d_name);
-    if (g2z__checkpoint_step(name) < 0) continue;
-    status = g2z__join_path(run->services, run->config.run_dir, entry->d_name, &path);
+    if (g2zr_checkpoint_step(name) < 0) continue;
+    status = g2z_join_path(run->services, run->config.run_dir, entry->d_name, &path);
     if (status != G2Z_OK) break;
-    if (!g2z__checkpoint_remove(path)) g2z__run_stays(run, path);
+    if (!g2z_checkpoint_remove(path)) g2zr_stays(run, path);
     g2z_release(run->services, path);
   }
   if (directory) closedir(directory);
@@ -873,20 +897,19 @@ G2Z__PRIVATE g2z_status g2z__run_sweep(g2z_run *run) {
 }
 
 /* The lines up to a checkpoint's step are on the disk before the checkpoint has its name. */
-G2Z__PRIVATE g2z_status g2z__run_sync(g2z_run *run) {
+static g2z_status g2zr_sync(g2z_run *run) {
   g2z_writer *const streams[] = {run->metrics, run->log};
   for (int i = 0; i < 2; i++)
-    if (streams[i] && g2z__sync(streams[i]->file) != 0)
-      return g2z__fail_file(run->services, errno, "sync", streams[i]->path);
+    if (streams[i]) G2ZR_TRY(g2z_writer_sync(streams[i]));
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_save(g2z_run *run, g2z_run_event *event) {
+static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   char *path;
   double begin = g2z_seconds();
-  g2z_status status = g2z__run_checkpoint_path(run, run->step, &path);
-  if (status == G2Z_OK) status = g2z__run_sync(run);
-  status = g2z__run_agree(run, status);
+  g2z_status status = g2zr_checkpoint_path(run, run->step, &path);
+  if (status == G2Z_OK) status = g2zr_sync(run);
+  status = g2zr_agree(run, status);
   if (status == G2Z_OK) status = g2z_trainer_save(run->trainer, path);
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
@@ -894,20 +917,20 @@ G2Z__PRIVATE g2z_status g2z__run_save(g2z_run *run, g2z_run_event *event) {
            "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step, run->steps,
            path ? path : "", seconds);
   g2z_release(run->services, path);
-  G2Z__TRY(status);
+  G2ZR_TRY(status);
   run->saved = run->step;
   run->pause_s += seconds;
   if (!run->metrics) return G2Z_OK;
-  G2Z__TRY(g2z__run_write_note(run, NULL, 0, "save_ms", seconds));
-  G2Z__TRY(g2z__run_log(run, run->line));
-  g2z__run_report_now_and_then(run);
-  return run->config.keep > 0 ? g2z__run_hold(run, g2z__run_prune(run, run->step)) : G2Z_OK;
+  G2ZR_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
+  G2ZR_TRY(g2zr_log(run, run->line));
+  g2zr_report_now_and_then(run);
+  return run->config.keep > 0 ? g2zr_hold(run, g2zr_prune(run, run->step)) : G2Z_OK;
 }
 
 /* ----- opening ----- */
 
 /* "openwebtext" from "data/openwebtext_train_*.bin". */
-G2Z__PRIVATE void g2z__dataset_name(const char *shards, char out[128]) {
+static void g2zr_dataset_name(const char *shards, char out[128]) {
   const char *slash = strrchr(shards, '/'), *name = slash ? slash + 1 : shards;
   size_t length = strcspn(name, "*?[.");
   const char *split = strstr(name, "_train");
@@ -918,8 +941,8 @@ G2Z__PRIVATE void g2z__dataset_name(const char *shards, char out[128]) {
   if (!length) snprintf(out, 128, "custom");
 }
 
-G2Z__PRIVATE g2z_loader_config g2z__run_shards(const g2z_run *run, const char *glob, int accum,
-                                               g2z_order order) {
+static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int accum,
+                                     g2z_order order) {
   const g2z_train_config *train = &run->config.train;
   g2z_loader_config shards;
   memset(&shards, 0, sizeof shards);
@@ -937,29 +960,29 @@ G2Z__PRIVATE g2z_loader_config g2z__run_shards(const g2z_run *run, const char *g
 
 /* How many steps there will be: the schedule's horizon follows from it, and must be known when the
  * trainer is made. */
-G2Z__PRIVATE g2z_status g2z__run_count_steps(g2z_run *run, const g2z__saved *saved) {
+static g2z_status g2zr_count_steps(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
   run->steps_per_epoch = 1;
   if (config->train.train_glob) {
     g2z_loader *loader;
-    g2z_loader_config shards = g2z__run_shards(run, config->train.train_glob, config->train.accum,
-                                               G2Z_ORDER_SHUFFLED);
-    G2Z__TRY(g2z_loader_create(run->services, &shards, &loader));
+    g2z_loader_config shards = g2zr_shards(run, config->train.train_glob, config->train.accum,
+                                           G2Z_ORDER_SHUFFLED);
+    G2ZR_TRY(g2z_loader_create(run->services, &shards, &loader));
     run->steps_per_epoch = g2z_loader_steps_per_epoch(loader);
     run->train_sequences = g2z_loader_sequences(loader);
-    g2z_loader_position next = {0, 0};
-    if (saved) {
-      next = g2z__saved_position(saved, loader);
-      run->epoch_ends = next.epoch > saved->epoch; /* what it left is less than a step now */
-      run->within = saved->epoch_step > 0;
-    }
+    g2z_checkpoint from;
+    memset(&from, 0, sizeof from);
+    g2z_status status = run->resume ? g2z_checkpoint_read(run->services, run->resume, loader, &from)
+                                    : G2Z_OK;
     g2z_loader_free(loader);
-    if (config->epochs > 0) optimizer->steps = config->epochs * run->steps_per_epoch;
-    if (config->epochs > 0 && saved) { /* with another global batch, what is left counts */
-      optimizer->steps = saved->state.step + (config->epochs - next.epoch) * run->steps_per_epoch -
-                         next.step;
-      if (optimizer->steps < saved->state.step) optimizer->steps = saved->state.step;
+    G2ZR_TRY(status);
+    run->epoch_ends = from.next.epoch > from.epoch; /* what it left is less than a step now */
+    run->within = from.epoch_step > 0;
+    if (config->epochs > 0) { /* with another global batch, what is left counts */
+      optimizer->steps = from.step + (config->epochs - from.next.epoch) * run->steps_per_epoch -
+                         from.next.step;
+      if (optimizer->steps < from.step) optimizer->steps = from.step;
     }
     run->steps = optimizer->steps;
     if (config->max_train_steps > 0 && run->steps > config->max_train_steps)
@@ -973,30 +996,30 @@ G2Z__PRIVATE g2z_status g2z__run_count_steps(g2z_run *run, const g2z__saved *sav
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
+static g2z_status g2zr_check(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
   const int64_t most = INT64_C(1) << 40;
-  G2Z__TRY(g2z__check_range(run->services, "epochs", config->epochs, 0, 1 << 20));
-  G2Z__TRY(g2z__check_range(run->services, "max_train_steps", config->max_train_steps, 0, most));
-  G2Z__TRY(g2z__check_range(run->services, "max_val_steps", config->max_val_steps, 0, most));
-  G2Z__TRY(g2z__check_range(run->services, "val_every", config->val_every, 0, most));
-  G2Z__TRY(g2z__check_range(run->services, "val_steps", config->val_steps, 0, most));
-  G2Z__TRY(g2z__check_range(run->services, "sample_every", config->sample_every, 0, most));
-  G2Z__TRY(g2z__check_range(run->services, "save_every", config->save_every, 0, most));
-  G2Z__TRY(g2z__check_range(run->services, "keep", config->keep, 0, INT32_MAX));
-  G2Z__TRY(g2z__check_range(run->services, "sample_tokens", config->sample_tokens, 0, 1 << 20));
-  G2Z__TRY(g2z__sampling_check(run->services, &config->sampling));
+  G2ZR_TRY(g2z_check_range(run->services, "epochs", config->epochs, 0, 1 << 20));
+  G2ZR_TRY(g2z_check_range(run->services, "max_train_steps", config->max_train_steps, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "max_val_steps", config->max_val_steps, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "val_every", config->val_every, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "val_steps", config->val_steps, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "sample_every", config->sample_every, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "save_every", config->save_every, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "keep", config->keep, 0, INT32_MAX));
+  G2ZR_TRY(g2z_check_range(run->services, "sample_tokens", config->sample_tokens, 0, 1 << 20));
+  G2ZR_TRY(g2z_sampling_check(run->services, &config->sampling));
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
   if (!config->train.train_glob && !config->val_glob && !config->prompt)
-    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
-                     "there is nothing to do: name token shards to train on, or to validate on, or "
-                     "give a prompt to continue");
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "there is nothing to do: name token shards to train on, or to validate on, or "
+                    "give a prompt to continue");
   g2z_train_config probe = config->train; /* warmup is settled once the steps are known */
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
   g2z_plan *plan;
-  G2Z__TRY(g2z_plan_create(run->services, &probe, g2z_context_device(run->context),
+  G2ZR_TRY(g2z_plan_create(run->services, &probe, g2z_context_device(run->context),
                            g2z_context_rank(run->context), g2z_context_world(run->context), &plan));
   g2z_plan_free(plan);
   const char *needs = config->save_every > 0 ? "save_every"
@@ -1004,37 +1027,37 @@ G2Z__PRIVATE g2z_status g2z__run_check(g2z_run *run) {
                       : config->resume && strcmp(config->resume, "latest") == 0 ? "resume latest"
                                                                                 : NULL;
   if (needs && !config->run_dir)
-    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
-                     "%s needs a run_dir, where checkpoints stand", needs);
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "%s needs a run_dir, where checkpoints stand", needs);
   if (config->profile && (!config->run_dir || config->train.graph == 1))
-    return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "profile needs %s", config->run_dir
-                     ? "graph off: nothing can be timed inside a graph"
-                     : "a run_dir, where profiles stand");
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "profile needs %s", config->run_dir
+                    ? "graph off: nothing can be timed inside a graph"
+                    : "a run_dir, where profiles stand");
   if (config->profile) config->train.graph = 0;
   if (config->resume && !*config->resume) /* a script's variable that is not set */
-    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
-                     "resume is empty: name a checkpoint, or say \"latest\"");
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "resume is empty: name a checkpoint, or say \"latest\"");
   if (config->resume && !config->train.train_glob)
-    return g2z__fail(run->services, G2Z_BAD_ARGUMENT, "a training is resumed with the token shards "
-                     "that it trains on: name them");
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "a training is resumed with the token shards "
+                    "that it trains on: name them");
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_open_prompt(g2z_run *run) {
+static g2z_status g2zr_open_prompt(g2z_run *run) {
   const char *prompt = run->config.prompt;
   g2z_encoder *encoder;
-  if (!prompt || !*prompt)
-    return g2z__tokens_append(run->services, &run->prompt, g2z_tokenizer_eot(run->tokenizer));
-  G2Z__TRY(g2z_encoder_create(run->services, run->tokenizer, &encoder));
+  if (!prompt || !*prompt) prompt = "<|endoftext|>";
+  G2ZR_TRY(g2z_encoder_create(run->services, run->tokenizer, &encoder));
   g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL,
-                                 &run->prompt);
+                                 &run->sample);
+  run->prompt = run->sample.count;
   g2z_encoder_free(encoder);
   return status;
 }
 
 /* Samples need a tokenizer whose ids the model has. Without a file the byte-level vocabulary stands
  * in, but only for a model of its size: another model's ids would decode to noise. */
-G2Z__PRIVATE g2z_status g2z__run_open_tokenizer(g2z_run *run) {
+static g2z_status g2zr_open_tokenizer(g2z_run *run) {
   g2z_run_config *config = &run->config;
   int vocab = config->train.model.vocab;
   int wanted = config->prompt || config->sample_every > 0 || config->vocab;
@@ -1043,29 +1066,29 @@ G2Z__PRIVATE g2z_status g2z__run_open_tokenizer(g2z_run *run) {
       config->sample_tokens = 0;
       return G2Z_OK;
     }
-    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
-                     "samples need the tokenizer file (vocab.bpe, merges.txt) that the shards were "
-                     "made with: the model has %d tokens, and only 257 could be bytes", vocab);
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "samples need the tokenizer file (vocab.bpe, merges.txt) that the shards were "
+                    "made with: the model has %d tokens, and only 257 could be bytes", vocab);
   }
-  G2Z__TRY(g2z_tokenizer_create(run->services, config->vocab, &run->tokenizer));
+  G2ZR_TRY(g2z_tokenizer_create(run->services, config->vocab, &run->tokenizer));
   if (g2z_tokenizer_vocab(run->tokenizer) > vocab)
-    return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
-                     "%.300s has %d tokens, but the model only %d: give the model that vocabulary, "
-                     "or the tokenizer file that it was trained with", config->vocab,
-                     g2z_tokenizer_vocab(run->tokenizer), vocab);
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "%.300s has %d tokens, but the model only %d: give the model that vocabulary, "
+                    "or the tokenizer file that it was trained with", config->vocab,
+                    g2z_tokenizer_vocab(run->tokenizer), vocab);
   config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
   if (!wanted) config->sample_tokens = 0;
-  return g2z__run_open_prompt(run);
+  return g2zr_open_prompt(run);
 }
 
 /* counts[count] becomes the sum over all ranks. */
-G2Z__PRIVATE g2z_status g2z__run_sum_counts(g2z_run *run, int64_t *counts, size_t count) {
+static g2z_status g2zr_sum_counts(g2z_run *run, int64_t *counts, size_t count) {
   int world = g2z_context_world(run->context);
   g2z_ranks *ranks = g2z_context_ranks(run->context);
   void *all;
   if (world == 1) return G2Z_OK;
-  G2Z__TRY(g2z_ranks_agree(ranks, g2z__alloc(run->services, count * (size_t)world, sizeof *counts,
-                                             &all)));
+  G2ZR_TRY(g2z_ranks_agree(ranks, g2z_allocate(run->services, count * (size_t)world, sizeof *counts,
+                                               &all)));
   g2z_status status = g2z_ranks_all_gather(ranks, counts, count * sizeof *counts, all);
   for (size_t i = 0; i < count; i++) {
     counts[i] = 0;
@@ -1077,11 +1100,11 @@ G2Z__PRIVATE g2z_status g2z__run_sum_counts(g2z_run *run, int64_t *counts, size_
 }
 
 /* Entropy of the validated tokens' own frequencies: the loss of a model that knows nothing else. */
-G2Z__PRIVATE g2z_status g2z__run_val_entropy(g2z_run *run) {
+static g2z_status g2zr_val_entropy(g2z_run *run) {
   size_t vocab = (size_t)run->config.train.model.vocab;
   int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq, total = 0;
   void *memory;
-  G2Z__TRY(g2z__alloc(run->services, vocab, sizeof(int64_t), &memory));
+  G2ZR_TRY(g2z_allocate(run->services, vocab, sizeof(int64_t), &memory));
   int64_t *counts = (int64_t *)memory;
   g2z_status status = G2Z_OK;
   for (int64_t step = 0; step < run->val_steps && status == G2Z_OK; step++) {
@@ -1090,7 +1113,7 @@ G2Z__PRIVATE g2z_status g2z__run_val_entropy(g2z_run *run) {
     for (int64_t i = 0; status == G2Z_OK && i < tokens; i++) counts[y[i]]++;
   }
   status = g2z_ranks_agree(g2z_context_ranks(run->context), status);
-  if (status == G2Z_OK) status = g2z__run_sum_counts(run, counts, vocab);
+  if (status == G2Z_OK) status = g2zr_sum_counts(run, counts, vocab);
   for (size_t i = 0; i < vocab; i++) total += counts[i];
   double sum = 0;
   for (size_t i = 0; i < vocab; i++)
@@ -1100,11 +1123,11 @@ G2Z__PRIVATE g2z_status g2z__run_val_entropy(g2z_run *run) {
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_open_val(g2z_run *run) {
+static g2z_status g2zr_open_val(g2z_run *run) {
   g2z_run_config *config = &run->config;
   if (!config->val_glob) return G2Z_OK;
-  g2z_loader_config shards = g2z__run_shards(run, config->val_glob, 1, G2Z_ORDER_FILE);
-  G2Z__TRY(g2z_loader_create(run->services, &shards, &run->val));
+  g2z_loader_config shards = g2zr_shards(run, config->val_glob, 1, G2Z_ORDER_FILE);
+  G2ZR_TRY(g2z_loader_create(run->services, &shards, &run->val));
   run->val_steps = g2z_loader_steps_per_epoch(run->val);
   if (config->val_steps > 0 && run->val_steps > config->val_steps)
     run->val_steps = config->val_steps;
@@ -1114,60 +1137,60 @@ G2Z__PRIVATE g2z_status g2z__run_open_val(g2z_run *run) {
 }
 
 /* What is going to happen, for people. */
-G2Z__PRIVATE g2z_status g2z__run_introduce(g2z_run *run) {
+static g2z_status g2zr_introduce(g2z_run *run) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
-  G2Z__TRY(g2z__run_say(run, "model: %d layers, %d heads, %d channels, context %d, vocabulary %d: "
-                        "%.2f M parameters%s%s", model->layers, model->heads, model->channels,
-                        model->context, model->vocab, (double)plan->parameters * 1e-6,
-                        from ? " from " : "", from ? from : ""));
-  G2Z__TRY(g2z__run_say(run, "device: %s, %s, %.2f GiB in the plan",
-                        g2z_device_text(plan->device), g2z_dtype_text(plan->dtype),
-                        (double)plan->bytes_total / 1073741824.0));
+  G2ZR_TRY(g2zr_say(run, "model: %d layers, %d heads, %d channels, context %d, vocabulary %d: "
+                    "%.2f M parameters%s%s", model->layers, model->heads, model->channels,
+                    model->context, model->vocab, (double)plan->parameters * 1e-6,
+                    from ? " from " : "", from ? from : ""));
+  G2ZR_TRY(g2zr_say(run, "device: %s, %s, %.2f GiB in the plan",
+                    g2z_device_text(plan->device), g2z_dtype_text(plan->dtype),
+                    (double)plan->bytes_total / 1073741824.0));
   if (run->steps > 0) {
-    G2Z__TRY(g2z__run_say(run, "training: %" PRId64 " steps of %d x %d x %d x %d = %" PRId64
-                          " tokens (batch, sequence, micro-steps, ranks), %.2f epochs of %" PRId64
-                          " steps", run->steps, plan->batch, plan->seq, plan->accum, plan->world,
-                          run->tokens_per_step,
-                          (double)run->steps / (double)run->steps_per_epoch,
-                          run->steps_per_epoch));
-    G2Z__TRY(g2z__run_say(run, "schedule: %s, lr %g to %g, %" PRId64 " steps of warm-up",
-                          g2z_schedule_text(train->optimizer.schedule),
-                          (double)train->optimizer.lr, (double)train->optimizer.min_lr,
-                          train->optimizer.warmup));
+    G2ZR_TRY(g2zr_say(run, "training: %" PRId64 " steps of %d x %d x %d x %d = %" PRId64
+                      " tokens (batch, sequence, micro-steps, ranks), %.2f epochs of %" PRId64
+                      " steps", run->steps, plan->batch, plan->seq, plan->accum, plan->world,
+                      run->tokens_per_step,
+                      (double)run->steps / (double)run->steps_per_epoch,
+                      run->steps_per_epoch));
+    G2ZR_TRY(g2zr_say(run, "schedule: %s, lr %g to %g, %" PRId64 " steps of warm-up",
+                      g2z_schedule_text(train->optimizer.schedule),
+                      (double)train->optimizer.lr, (double)train->optimizer.min_lr,
+                      train->optimizer.warmup));
   }
   if (run->val)
-    G2Z__TRY(g2z__run_say(run, "validation: %" PRId64 " batches, %" PRId64 " tokens; unigram "
-                          "entropy of the validation tokens: %.4f nats", run->val_steps,
-                          run->val_steps * plan->batch * plan->seq * plan->world,
-                          run->val_entropy));
-  if (run->config.run_dir) G2Z__TRY(g2z__run_say(run, "run directory: %s", run->config.run_dir));
+    G2ZR_TRY(g2zr_say(run, "validation: %" PRId64 " batches, %" PRId64 " tokens; unigram "
+                      "entropy of the validation tokens: %.4f nats", run->val_steps,
+                      run->val_steps * plan->batch * plan->seq * plan->world,
+                      run->val_entropy));
+  if (run->config.run_dir) G2ZR_TRY(g2zr_say(run, "run directory: %s", run->config.run_dir));
   if (run->resume) {
     const g2z_run_config *c = &run->config;
     int cut = run->steps < train->optimizer.steps;
-    G2Z__TRY(g2z__run_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s", run->resumed,
-                          run->resume, run->resume_s));
+    G2ZR_TRY(g2zr_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s", run->resumed,
+                      run->resume, run->resume_s));
     if (run->steps > run->resumed) return G2Z_OK;
-    return g2z__run_say(run, "no step is left: the last is %" PRId64 ", and the checkpoint is of "
-                        "step %" PRId64 "; a larger %s=%" PRId64 " goes on", run->steps,
-                        run->resumed,
-                        cut ? "max_train_steps" : c->epochs > 0 ? "epochs" : "steps",
-                        cut ? c->max_train_steps : c->epochs > 0 ? c->epochs : run->steps);
+    return g2zr_say(run, "no step is left: the last is %" PRId64 ", and the checkpoint is of "
+                    "step %" PRId64 "; a larger %s=%" PRId64 " goes on", run->steps,
+                    run->resumed,
+                    cut ? "max_train_steps" : c->epochs > 0 ? "epochs" : "steps",
+                    cut ? c->max_train_steps : c->epochs > 0 ? c->epochs : run->steps);
   }
   if (run->config.resume)
-    return g2z__run_say(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
+    return g2zr_say(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_begin_epoch(g2z_run *run, int64_t index) {
+static g2z_status g2zr_begin_epoch(g2z_run *run, int64_t index) {
   void *list = run->epoch;
-  g2z_status status = g2z__grow(run->services, &list, &run->epoch_capacity, run->epoch_count,
-                                run->epoch_count + 1, sizeof(g2z__epoch));
-  run->epoch = (g2z__epoch *)list;
-  G2Z__TRY(status);
-  g2z__epoch *epoch = &run->epoch[run->epoch_count++];
+  g2z_status status = g2z_grow(run->services, &list, &run->epoch_capacity, run->epoch_count,
+                               run->epoch_count + 1, sizeof(g2zr_epoch));
+  run->epoch = (g2zr_epoch *)list;
+  G2ZR_TRY(status);
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count++];
   memset(epoch, 0, sizeof *epoch);
   epoch->index = index;
   epoch->started = g2z_seconds();
@@ -1176,15 +1199,15 @@ G2Z__PRIVATE g2z_status g2z__run_begin_epoch(g2z_run *run, int64_t index) {
 }
 
 /* The step that run->known is about, into the sums of its epoch and of the run. */
-G2Z__PRIVATE g2z_status g2z__run_account(g2z_run *run, int64_t tokens) {
-  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
+static g2z_status g2zr_account(g2z_run *run, int64_t tokens) {
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   const g2z_metrics *m = &run->known;
   double step_s = m->step_ms * 1e-3;
   void *list = run->step_s;
-  g2z_status status = g2z__grow(run->services, &list, &run->step_s_capacity, (size_t)epoch->steps,
-                                (size_t)epoch->steps + 1, sizeof(double));
+  g2z_status status = g2z_grow(run->services, &list, &run->step_s_capacity, (size_t)epoch->steps,
+                               (size_t)epoch->steps + 1, sizeof(double));
   run->step_s = (double *)list;
-  G2Z__TRY(status);
+  G2ZR_TRY(status);
   run->step_s[epoch->steps++] = step_s;
   epoch->skipped += m->skipped;
   epoch->tokens += tokens;
@@ -1198,14 +1221,10 @@ G2Z__PRIVATE g2z_status g2z__run_account(g2z_run *run, int64_t tokens) {
   return G2Z_OK;
 }
 
-/* Nearest rank: the smallest time that so many percent do not exceed. */
-G2Z__PRIVATE void g2z__run_settle_epoch(g2z_run *run) {
-  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
-  size_t steps = (size_t)epoch->steps;
-  if (steps == 0) return;
-  qsort(run->step_s, steps, sizeof(double), g2z__double_order);
-  epoch->p50_s = run->step_s[(steps * 50 + 99) / 100 - 1];
-  epoch->p95_s = run->step_s[(steps * 95 + 99) / 100 - 1];
+static void g2zr_settle_epoch(g2z_run *run) {
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+  epoch->p50_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 50);
+  epoch->p95_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 95);
 }
 
 /* ----- resuming ----- */
@@ -1213,8 +1232,8 @@ G2Z__PRIVATE void g2z__run_settle_epoch(g2z_run *run) {
 /* What a line says, as if it had just happened. `spent` is the wall time of the open epoch. Tokens
  * and epochs of a run that began with another's checkpoint do not count from 0: the step's own are
  * tok_s x step_ms, nine digits each, and an epoch that ended says which it was. */
-G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *line,
-                                             double *spent) {
+static g2z_status g2zr_replay_line(g2z_run *run, const g2z_metrics_line *line,
+                                   double *spent) {
   const double pauses[] = {line->val_ms, line->save_ms, line->sample_ms};
   double seconds = 0;
   for (int i = 0; i < 3; i++)
@@ -1225,65 +1244,65 @@ G2Z__PRIVATE g2z_status g2z__run_replay_line(g2z_run *run, const g2z__run_line *
     run->known = line->metrics;
     run->known.loss = (double)(float)line->metrics.loss; /* nine digits say which float it was */
     seconds += line->metrics.step_ms * 1e-3;
-    G2Z__TRY(g2z__run_account(run, (int64_t)fmin(fmax(rint(tokens), 0), 1e15)));
+    G2ZR_TRY(g2zr_account(run, (int64_t)fmin(fmax(rint(tokens), 0), 1e15)));
   }
   *spent += seconds;
   run->earlier_s += seconds;
-  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   if (!isnan(line->val_loss)) {
     epoch->val_loss = line->val_loss;
     if (!(run->best_val_loss <= line->val_loss)) run->best_val_loss = line->val_loss;
   }
   if (isnan(line->epoch_ms)) return G2Z_OK;
-  g2z__run_settle_epoch(run);
+  g2zr_settle_epoch(run);
   epoch->wall_s = line->epoch_ms * 1e-3;
   if (line->epoch >= 0 && line->epoch <= 1 << 30) epoch->index = (int64_t)line->epoch;
   *spent = 0;
-  return g2z__run_begin_epoch(run, epoch->index + 1);
+  return g2zr_begin_epoch(run, epoch->index + 1);
 }
 
 /* Rebuilds the run's sums from metrics.jsonl, up to the checkpoint's step. A machine that lost its
  * power may have left less than that, or a torn last line, which is cut off and told; a damaged one
  * before it is an error: what stands behind it would be lost with it. The end of the checkpoint's
  * epoch is cut off where a larger global batch brought it: a later one may not. */
-G2Z__PRIVATE g2z_status g2z__run_replay(g2z_run *run, const char *path, const char *text,
-                                        size_t bytes, size_t *kept) {
+static g2z_status g2zr_replay(g2z_run *run, const char *path, const char *text,
+                              size_t bytes, size_t *kept) {
   double spent = 0;
   *kept = 0;
   size_t next = 0;
   for (int number = 1; next < bytes; number++) {
-    g2z__run_line line;
+    g2z_metrics_line line;
     int torn;
-    g2z_status status = g2z__run_read_line(run->services, path, text, bytes, &next, number, &line,
-                                           &torn);
+    g2z_status status = g2z_metrics_read(run->services, path, text, bytes, &next, number, &line,
+                                         &torn);
     if (torn) {
-      g2z__log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
+      g2z_log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
       break;
     }
-    G2Z__TRY(status);
+    G2ZR_TRY(status);
     if (line.metrics.step > run->resumed) break;
     if (line.metrics.step == run->resumed && run->within && !isnan(line.epoch_ms)) break;
-    G2Z__TRY(g2z__run_replay_line(run, &line, &spent));
+    G2ZR_TRY(g2zr_replay_line(run, &line, &spent));
     *kept = next;
   }
   if (run->resumed >= run->steps && run->epoch[run->epoch_count - 1].steps == 0 &&
       run->epoch_count > 1)
     run->epoch_count--; /* the run ended with the epoch */
-  g2z__epoch *open = &run->epoch[run->epoch_count - 1];
+  g2zr_epoch *open = &run->epoch[run->epoch_count - 1];
   if (open->wall_s == 0) open->started = g2z_seconds() - spent;
   return G2Z_OK;
 }
 
 /* The number behind `words` at the beginning of a line; -1: it does not begin so. */
-G2Z__PRIVATE int64_t g2z__line_step(const char *line, size_t bytes, const char *words) {
+static int64_t g2zr_line_step(const char *line, size_t bytes, const char *words) {
   size_t length = strlen(words);
   if (bytes <= length || strncmp(line, words, length) != 0) return -1;
   return (int64_t)strtoll(line + length, NULL, 10);
 }
 
 /* The same of train.log: up to the first line of a later step. */
-G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *path, const char *text,
-                                          size_t bytes, size_t *kept) {
+static g2z_status g2zr_keep_log(g2z_run *run, const char *path, const char *text,
+                                size_t bytes, size_t *kept) {
   (void)path;
   const size_t stamp = sizeof "2026-01-31T23:59:59Z  " - 1;
   *kept = 0;
@@ -1292,8 +1311,8 @@ G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *path, const 
     const char *end = (const char *)memchr(at, '\n', bytes - *kept);
     if (!end) break;
     size_t length = (size_t)(end - at);
-    if (length > stamp && (g2z__line_step(at + stamp, length - stamp, "step ") > run->resumed ||
-                           g2z__line_step(at + stamp, length - stamp, "sample after step ") >
+    if (length > stamp && (g2zr_line_step(at + stamp, length - stamp, "step ") > run->resumed ||
+                           g2zr_line_step(at + stamp, length - stamp, "sample after step ") >
                                run->resumed))
       break;
     *kept += length + 1;
@@ -1303,26 +1322,26 @@ G2Z__PRIVATE g2z_status g2z__run_keep_log(g2z_run *run, const char *path, const 
 
 /* The first line of metrics.jsonl, of a run that begins with another's checkpoint: until it has one
  * of its own, that is what it goes on from. */
-G2Z__PRIVATE g2z_status g2z__run_write_origin(g2z_run *run) {
+static g2z_status g2zr_write_origin(g2z_run *run) {
   char path[PATH_MAX];
   g2z_json_out out;
   if (!realpath(run->resume, path))
-    return g2z__fail_file(run->services, errno, "find the path of", run->resume);
+    return g2z_fail_file(run->services, errno, "find the path of", run->resume);
   memset(&out, 0, sizeof out);
   out.writer = run->metrics;
   g2z_json_begin(&out, NULL, '{');
   g2z_json_put_integer(&out, "step", run->resumed);
-  g2z_json_put_integer(&out, "tokens", g2z__trainer_tokens(run->trainer));
+  g2z_json_put_integer(&out, "tokens", g2z_trainer_tokens(run->trainer));
   g2z_json_put_string(&out, "resumed_from", path);
   g2z_json_end(&out, '}');
   g2z_writer_put(run->metrics, "\n", 1);
-  G2Z__TRY(g2z__writer_flush(run->metrics));
-  return g2z__run_sync(run);
+  G2ZR_TRY(g2z_writer_flush(run->metrics));
+  return g2zr_sync(run);
 }
 
 /* What that line says, freed with g2z_release; NULL: the run did not begin so. */
-G2Z__PRIVATE g2z_status g2z__run_parse_origin(g2z_run *run, const char *text, size_t bytes,
-                                              char **origin) {
+static g2z_status g2zr_parse_origin(g2z_run *run, const char *text, size_t bytes,
+                                    char **origin) {
   g2z_json json;
   g2z_json_text key, value;
   void *memory;
@@ -1335,27 +1354,27 @@ G2Z__PRIVATE g2z_status g2z__run_parse_origin(g2z_run *run, const char *text, si
       else g2z_json_skip(&json);
     }
   if (g2z_json_close(&json) != G2Z_OK || !value.at) return G2Z_OK; /* torn: that one was synced */
-  G2Z__TRY(g2z__alloc(run->services, value.bytes + 1, 1, &memory));
+  G2ZR_TRY(g2z_allocate(run->services, value.bytes + 1, 1, &memory));
   g2z_json_unescape(&value, (unsigned char *)memory);
   *origin = (char *)memory;
   return G2Z_OK;
 }
 
 /* Rank 0: the checkpoint that run_dir's run began with; NULL: none. */
-G2Z__PRIVATE g2z_status g2z__run_find_origin(g2z_run *run, char **origin) {
+static g2z_status g2zr_find_origin(g2z_run *run, char **origin) {
   char *path, *text = NULL;
   size_t bytes = 0;
   *origin = NULL;
-  G2Z__TRY(g2z__join_path(run->services, run->config.run_dir, "metrics.jsonl", &path));
+  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "metrics.jsonl", &path));
   g2z_status status = G2Z_OK;
   if (access(path, F_OK) == 0)
     status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
   const char *end = bytes ? (const char *)memchr(text, '\n', bytes) : NULL;
-  if (end) status = g2z__run_parse_origin(run, text, (size_t)(end - text), origin);
+  if (end) status = g2zr_parse_origin(run, text, (size_t)(end - text), origin);
   if (status == G2Z_OK && *origin && access(*origin, F_OK) != 0) {
-    status = g2z__fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not "
-                       "there any more, and has no checkpoint of its own: put that back, or choose "
-                       "another run directory", run->config.run_dir, *origin);
+    status = g2z_fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not "
+                      "there any more, and has no checkpoint of its own: put that back, or choose "
+                      "another run directory", run->config.run_dir, *origin);
     g2z_release(run->services, *origin);
     *origin = NULL;
   }
@@ -1366,18 +1385,18 @@ G2Z__PRIVATE g2z_status g2z__run_find_origin(g2z_run *run, char **origin) {
 
 /* Rank 0: run_dir's last checkpoint that is whole; -1: it has none. Damage alone passes one over:
  * what cannot be read, or is of another version, would be lost without need. */
-G2Z__PRIVATE g2z_status g2z__run_latest_whole(g2z_run *run, int64_t *whole) {
+static g2z_status g2zr_latest_whole(g2z_run *run, int64_t *whole) {
   char tried[256] = "", newest[300] = "";
   *whole = INT64_MAX;
   for (;;) {
     char *path, *sentence = run->services->error;
     size_t used = strlen(tried);
-    G2Z__TRY(g2z__run_latest(run, *whole, whole));
+    G2ZR_TRY(g2zr_latest(run, *whole, whole));
     if (*whole < 0) break;
-    G2Z__TRY(g2z__run_checkpoint_path(run, *whole, &path));
-    g2z_status status = g2z__checkpoint_check(run->services, path);
+    G2ZR_TRY(g2zr_checkpoint_path(run, *whole, &path));
+    g2z_status status = g2z_checkpoint_check(run->services, path);
     if (status == G2Z_FORMAT) {
-      g2z__log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", path, sentence);
+      g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", path, sentence);
       snprintf(tried + used, sizeof tried - used, "%sstep %" PRId64, used ? ", " : "", *whole);
       if (!used) snprintf(newest, sizeof newest, "%.299s", sentence);
       run->passed_over = 1;
@@ -1386,49 +1405,49 @@ G2Z__PRIVATE g2z_status g2z__run_latest_whole(g2z_run *run, int64_t *whole) {
     if (status != G2Z_FORMAT) return status;
   }
   if (!run->passed_over) return G2Z_OK;
-  return g2z__fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy one "
-                   "there again, or remove them to begin anew", run->config.run_dir, tried, newest);
+  return g2z_fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy one "
+                  "there again, or remove them to begin anew", run->config.run_dir, tried, newest);
 }
 
 /* Rank 0: the checkpoints that were passed over get names under which none is looked for. */
-G2Z__PRIVATE g2z_status g2z__run_set_aside(g2z_run *run) {
+static g2z_status g2zr_set_aside(g2z_run *run) {
   for (int64_t step = INT64_MAX;;) {
     char *path;
     void *memory;
-    G2Z__TRY(g2z__run_latest(run, step, &step));
+    G2ZR_TRY(g2zr_latest(run, step, &step));
     if (!run->passed_over || step <= run->resumed) return G2Z_OK;
-    G2Z__TRY(g2z__run_checkpoint_path(run, step, &path));
+    G2ZR_TRY(g2zr_checkpoint_path(run, step, &path));
     size_t bytes = strlen(path) + sizeof ".damaged";
-    g2z_status status = g2z__alloc(run->services, bytes, 1, &memory);
+    g2z_status status = g2z_allocate(run->services, bytes, 1, &memory);
     if (status == G2Z_OK) {
       snprintf((char *)memory, bytes, "%s.damaged", path);
       if (rename(path, (const char *)memory) != 0)
-        status = g2z__fail_file(run->services, errno, "set aside a damaged checkpoint as",
-                                (const char *)memory);
+        status = g2z_fail_file(run->services, errno, "set aside a damaged checkpoint as",
+                               (const char *)memory);
     }
     g2z_release(run->services, memory);
     g2z_release(run->services, path);
-    G2Z__TRY(status);
+    G2ZR_TRY(status);
   }
 }
 
 /* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
-G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
+static g2z_status g2zr_choose(g2z_run *run, char out[1024]) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
   char *path = NULL;
   struct stat here, there;
   int64_t latest;
   if (!resume) return G2Z_OK;
   if (strcmp(resume, "latest") == 0) {
-    G2Z__TRY(g2z__run_latest_whole(run, &latest));
+    G2ZR_TRY(g2zr_latest_whole(run, &latest));
     run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
     run->own = latest >= 0;
-    G2Z__TRY(run->own ? g2z__run_checkpoint_path(run, latest, &path)
-                      : g2z__run_find_origin(run, &path));
+    G2ZR_TRY(run->own ? g2zr_checkpoint_path(run, latest, &path)
+                      : g2zr_find_origin(run, &path));
     if (!path) return G2Z_OK;
   } else {
     char *above;
-    G2Z__TRY(g2z__join_path(run->services, resume, "..", &above));
+    G2ZR_TRY(g2z_join_path(run->services, resume, "..", &above));
     run->continues = run_dir && stat(above, &there) == 0 && stat(run_dir, &here) == 0 &&
                      here.st_dev == there.st_dev && here.st_ino == there.st_ino;
     run->own = run->continues;
@@ -1437,42 +1456,42 @@ G2Z__PRIVATE g2z_status g2z__run_choose(g2z_run *run, char out[1024]) {
   const char *chosen = path ? path : resume;
   g2z_status status = G2Z_OK;
   if (strlen(chosen) >= 1024)
-    status = g2z__fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
-                       chosen, strlen(chosen));
+    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
+                      chosen, strlen(chosen));
   else snprintf(out, 1024, "%s", chosen);
   g2z_release(run->services, path);
   return status;
 }
 
 /* Rank 0: nothing of another run in run_dir, and nothing behind the checkpoint. */
-G2Z__PRIVATE g2z_status g2z__run_check_directory(g2z_run *run) {
+static g2z_status g2zr_check_directory(g2z_run *run) {
   int64_t latest;
   if (!run->config.run_dir) return G2Z_OK;
-  G2Z__TRY(g2z__run_latest(run, INT64_MAX, &latest));
+  G2ZR_TRY(g2zr_latest(run, INT64_MAX, &latest));
   if (!run->continues) {
     char name[32];
-    G2Z__TRY(g2z__run_refuse_old(run, "RUN_COMPLETE.txt"));
-    G2Z__TRY(g2z__run_refuse_old(run, "training_metrics.json"));
-    G2Z__TRY(g2z__run_refuse_old(run, "metrics.jsonl"));
-    g2z__checkpoint_name(latest, name);
-    return latest < 0 ? G2Z_OK : g2z__run_refuse_old(run, name);
+    G2ZR_TRY(g2zr_refuse_old(run, "RUN_COMPLETE.txt"));
+    G2ZR_TRY(g2zr_refuse_old(run, "training_metrics.json"));
+    G2ZR_TRY(g2zr_refuse_old(run, "metrics.jsonl"));
+    g2zr_checkpoint_name(latest, name);
+    return latest < 0 ? G2Z_OK : g2zr_refuse_old(run, name);
   }
   if (latest <= run->resumed || run->passed_over) return G2Z_OK;
-  return g2z__fail(run->services, G2Z_BAD_ARGUMENT,
-                   "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
-                   "resume from that, remove those, or choose another run directory",
-                   run->config.run_dir, run->resumed, latest);
+  return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                  "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
+                  "resume from that, remove those, or choose another run directory",
+                  run->config.run_dir, run->resumed, latest);
 }
 
 /* Rank 0, as soon as there is a run directory: two runs in one would remove each other's files. */
-G2Z__PRIVATE g2z_status g2z__run_lock(g2z_run *run) {
+static g2z_status g2zr_lock(g2z_run *run) {
   const char *directory = run->config.run_dir;
   if (!directory || run->lock >= 0 || access(directory, F_OK) != 0) return G2Z_OK;
   return g2z_lock_directory(run->services, directory, &run->lock);
 }
 
 /* All ranks take rank 0's word for the run directory and the checkpoint. */
-G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
+static g2z_status g2zr_find(g2z_run *run) {
   struct {
     int64_t continues, own;
     char resume[1024], run_dir[1024];
@@ -1484,101 +1503,104 @@ G2Z__PRIVATE g2z_status g2z__run_find(g2z_run *run, g2z__saved *saved) {
   memset(&word, 0, sizeof word);
   g2z_status status = G2Z_OK;
   if (run_dir && strlen(run_dir) >= sizeof word.run_dir)
-    status = g2z__fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
-                       run_dir, strlen(run_dir));
-  if (first && status == G2Z_OK) status = g2z__run_lock(run);
-  if (first && status == G2Z_OK) status = g2z__run_choose(run, word.resume);
-  G2Z__TRY(g2z_ranks_agree(ranks, status));
+    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
+                      run_dir, strlen(run_dir));
+  if (first && status == G2Z_OK) status = g2zr_lock(run);
+  if (first && status == G2Z_OK) status = g2zr_choose(run, word.resume);
+  G2ZR_TRY(g2z_ranks_agree(ranks, status));
   word.continues = run->continues;
   word.own = run->own;
   if (run_dir) snprintf(word.run_dir, sizeof word.run_dir, "%s", run_dir);
-  G2Z__TRY(g2z_ranks_broadcast(ranks, &word, sizeof word));
+  G2ZR_TRY(g2z_ranks_broadcast(ranks, &word, sizeof word));
   run->continues = (int)word.continues;
   run->own = (int)word.own;
   memcpy(run->shared_dir, word.run_dir, sizeof word.run_dir);
   if (run_dir) run->config.run_dir = run->shared_dir;
   if (word.resume[0]) {
-    status = g2z__alloc(run->services, strlen(word.resume) + 1, 1, &memory);
+    status = g2z_allocate(run->services, strlen(word.resume) + 1, 1, &memory);
     if (status == G2Z_OK) {
       run->resume = (char *)memory;
       memcpy(run->resume, word.resume, strlen(word.resume) + 1);
       run->config.train.init_from = NULL; /* the weights come from the checkpoint */
-      status = g2z__saved_read(run->services, run->resume, saved);
-      run->resumed = saved->state.step;
+      g2z_checkpoint from;
+      status = g2z_checkpoint_read(run->services, run->resume, NULL, &from);
+      run->resumed = from.step;
     }
   }
-  if (status == G2Z_OK && first) status = g2z__run_check_directory(run);
+  if (status == G2Z_OK && first) status = g2zr_check_directory(run);
   return g2z_ranks_agree(ranks, status);
 }
 
+/* Removes a file of run_dir, if it is there; the sentence of a failure stays. */
+static void g2zr_unlink(g2z_run *run, const char *name) {
+  char path[PATH_MAX];
+  int length = snprintf(path, sizeof path, "%s/%s", run->config.run_dir, name);
+  if (length < (int)sizeof path) unlink(path);
+}
+
 /* Rank 0. Where the run goes on, what it said behind the checkpoint is cut off. */
-G2Z__PRIVATE g2z_status g2z__run_open_files(g2z_run *run) {
+static g2z_status g2zr_open_files(g2z_run *run) {
   const g2z_run_config *config = &run->config;
   if (g2z_context_rank(run->context) != 0) return G2Z_OK;
-  if (config->save_weights) G2Z__TRY(g2z__run_check_weights(run));
+  if (config->save_weights) G2ZR_TRY(g2zr_check_weights(run));
   if (!config->run_dir) return G2Z_OK;
-  G2Z__TRY(g2z_make_directory(run->services, config->run_dir));
-  G2Z__TRY(g2z__run_lock(run));
-  G2Z__TRY(g2z__run_open_stream(run, "metrics.jsonl", g2z__run_replay, &run->metrics));
-  G2Z__TRY(g2z__run_open_stream(run, "train.log", g2z__run_keep_log, &run->log));
-  if (!run->continues) return run->resume ? g2z__run_write_origin(run) : G2Z_OK;
+  G2ZR_TRY(g2z_make_directory(run->services, config->run_dir));
+  G2ZR_TRY(g2zr_lock(run));
+  G2ZR_TRY(g2zr_open_stream(run, "metrics.jsonl", g2zr_replay, &run->metrics));
+  G2ZR_TRY(g2zr_open_stream(run, "train.log", g2zr_keep_log, &run->log));
+  if (!run->continues) return run->resume ? g2zr_write_origin(run) : G2Z_OK;
   static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"}; /* it goes on */
-  char *path;
-  G2Z__TRY(g2z__run_sweep(run));
-  G2Z__TRY(g2z__run_set_aside(run));
-  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-    G2Z__TRY(g2z__join_path(run->services, config->run_dir, ends[i], &path));
-    unlink(path);
-    g2z_release(run->services, path);
-  }
+  G2ZR_TRY(g2zr_sweep(run));
+  G2ZR_TRY(g2zr_set_aside(run));
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) g2zr_unlink(run, ends[i]);
   return G2Z_OK;
 }
 
 /* What each rank does alone, before they meet in the trainer. */
-G2Z__PRIVATE g2z_status g2z__run_open_alone(g2z_run *run, const g2z__saved *saved) {
+static g2z_status g2zr_open_alone(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
-  G2Z__TRY(g2z__run_count_steps(run, run->resume ? saved : NULL));
-  G2Z__TRY(g2z__run_open_tokenizer(run));
-  G2Z__TRY(g2z__run_open_val(run));
+  G2ZR_TRY(g2zr_count_steps(run));
+  G2ZR_TRY(g2zr_open_tokenizer(run));
+  G2ZR_TRY(g2zr_open_val(run));
   run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
                          g2z_context_world(run->context);
   const char *shards = train->train_glob ? train->train_glob : run->config.val_glob;
   if (run->config.dataset_name)
     snprintf(run->dataset, sizeof run->dataset, "%s", run->config.dataset_name);
-  else g2z__dataset_name(shards ? shards : "", run->dataset);
+  else g2zr_dataset_name(shards ? shards : "", run->dataset);
   return G2Z_OK;
 }
 
 /* The trainer stands where the checkpoint was saved. */
-G2Z__PRIVATE g2z_status g2z__run_take_up(g2z_run *run) {
+static g2z_status g2zr_take_up(g2z_run *run) {
   run->saved = -1;
   if (!run->resume) return G2Z_OK;
   double begin = g2z_seconds();
-  G2Z__TRY(g2z_trainer_load(run->trainer, run->resume));
+  G2ZR_TRY(g2z_trainer_load(run->trainer, run->resume));
   run->resume_s = g2z_seconds() - begin;
   run->step = run->resumed;
   if (run->own) run->saved = run->resumed;
   if (run->epoch_ends)
-    run->due = (run->val ? G2Z__DUE_VALIDATION : 0) | G2Z__DUE_EPOCH_END |
-               (run->config.save_epochs && !run->own ? G2Z__DUE_SAVE : 0);
-  if (run->steps <= run->resumed) run->due |= G2Z__DUE_EPOCH_END | G2Z__DUE_FINISH;
+    run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) | G2ZR_DUE_EPOCH_END |
+               (run->config.save_epochs && !run->own ? G2ZR_DUE_SAVE : 0);
+  if (run->steps <= run->resumed) run->due |= G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
   return G2Z_OK;
 }
 
 /* Six operations for each weight of a matrix and token, forward and backward, and attention's
  * causal half of T x T: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
-G2Z__PRIVATE void g2z__run_price(g2z_run *run) {
+static void g2zr_price(g2z_run *run) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   double C = plan->model.channels, L = plan->model.layers;
   g2z_device_info info;
-  g2z_device_describe(run->trainer->device, &info);
+  g2z_device_describe(g2z_trainer_device(run->trainer), &info);
   run->flops_per_token = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
   run->peak_flops = info.peak_flops * plan->world;
 }
 
 /* Ranks validate, save and sample together: one that has other settings would wait for the rest of
  * them until the watchdog ends the job. */
-#define G2Z__RUN_MEETING_LIST(X)                                                                  \
+#define G2ZR_MEETING_LIST(X)                                                                  \
   X(epochs, config->epochs)                                                                       \
   X(max_train_steps, config->max_train_steps)                                                     \
   X(val, config->val_glob != NULL)                                                                \
@@ -1596,7 +1618,7 @@ G2Z__PRIVATE void g2z__run_price(g2z_run *run) {
   X(sample_seed, config->sampling.seed)                                                           \
   X(profile, config->profile)
 
-G2Z__PRIVATE g2z_status g2z__run_same(g2z_run *run) {
+static g2z_status g2zr_same(g2z_run *run) {
   const g2z_run_config *config = &run->config;
   g2z_ranks *ranks = g2z_context_ranks(run->context);
   char text[1024];
@@ -1605,53 +1627,49 @@ G2Z__PRIVATE g2z_status g2z__run_same(g2z_run *run) {
 #define X(name, value)                                                                            \
   used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n",              \
                    (int64_t)(value));
-  G2Z__RUN_MEETING_LIST(X)
+  G2ZR_MEETING_LIST(X)
 #undef X
-  G2Z__TRY(g2z_ranks_same(ranks, "config", text));
+  G2ZR_TRY(g2z_ranks_same(ranks, "config", text));
   return g2z_ranks_same(ranks, "prompt", config->prompt ? config->prompt : "");
 }
 
 /* Files come last: whatever else fails leaves none behind. */
-G2Z__PRIVATE g2z_status g2z__run_open(g2z_run *run) {
+static g2z_status g2zr_open(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
-  g2z__saved saved;
   struct utsname name;
   memset(&name, 0, sizeof name);
-  memset(&saved, 0, sizeof saved);
   uname(&name);
   g2z_utc_now(run->started_utc);
   snprintf(run->id, sizeof run->id, "%s_%.64s_%ld", run->started_utc, name.nodename,
            (long)getpid());
   run->started = g2z_seconds();
   run->best_val_loss = run->val_entropy = NAN;
-  G2Z__TRY(g2z__run_agree(run, g2z__run_check(run)));
-  G2Z__TRY(g2z__run_same(run));
-  g2z_status status = g2z__run_find(run, &saved);
-  if (status == G2Z_OK) status = g2z__run_agree(run, g2z__run_open_alone(run, &saved));
-  g2z__saved_free(run->services, &saved);
-  G2Z__TRY(status);
-  if (run->val) G2Z__TRY(g2z__run_val_entropy(run));
-  G2Z__TRY(g2z_trainer_create(run->context, train, &run->trainer));
+  G2ZR_TRY(g2zr_agree(run, g2zr_check(run)));
+  G2ZR_TRY(g2zr_same(run));
+  G2ZR_TRY(g2zr_find(run));
+  G2ZR_TRY(g2zr_agree(run, g2zr_open_alone(run)));
+  if (run->val) G2ZR_TRY(g2zr_val_entropy(run));
+  G2ZR_TRY(g2z_trainer_create(run->context, train, &run->trainer));
   if (run->config.profile)
-    G2Z__TRY(g2z__run_agree(run, g2z_device_time_spans(run->trainer->device)));
-  g2z__run_price(run);
-  G2Z__TRY(g2z__run_begin_epoch(run, 0));
+    G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(g2z_trainer_device(run->trainer))));
+  g2zr_price(run);
+  G2ZR_TRY(g2zr_begin_epoch(run, 0));
   if (run->steps == 0)
-    run->due = (run->val ? G2Z__DUE_VALIDATION : 0) |
-               (run->config.sample_tokens > 0 ? G2Z__DUE_SAMPLE : 0) | G2Z__DUE_EPOCH_END |
-               G2Z__DUE_FINISH;
-  G2Z__TRY(g2z__run_take_up(run));
+    run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) |
+               (run->config.sample_tokens > 0 ? G2ZR_DUE_SAMPLE : 0) | G2ZR_DUE_EPOCH_END |
+               G2ZR_DUE_FINISH;
+  G2ZR_TRY(g2zr_take_up(run));
   g2z_loader *loader = g2z_trainer_loader(run->trainer);
   if (loader) run->epoch_step = g2z_loader_tell(loader).step;
-  G2Z__TRY(g2z__run_agree(run, g2z__run_open_files(run)));
+  G2ZR_TRY(g2zr_agree(run, g2zr_open_files(run)));
   if (run->resume) {
-    g2z__epoch *open = &run->epoch[run->epoch_count - 1];
+    g2zr_epoch *open = &run->epoch[run->epoch_count - 1];
     if (open->wall_s == 0) /* else it had ended */
       open->index = g2z_loader_tell(loader).epoch - run->epoch_ends;
     run->known.step = run->resumed;
-    run->known.tokens = g2z__trainer_tokens(run->trainer);
+    run->known.tokens = g2z_trainer_tokens(run->trainer);
   }
-  return g2z__run_introduce(run);
+  return g2zr_introduce(run);
 }
 
 G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
@@ -1659,16 +1677,16 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   *out = NULL;
   void *memory;
   g2z_services *services = g2z_context_services(context);
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_run), &memory));
+  G2ZR_TRY(g2z_allocate(services, 1, sizeof(g2z_run), &memory));
   g2z_run *run = (g2z_run *)memory;
   run->services = services;
   run->context = context;
   run->config = *config;
   run->lock = -1;
-  g2z_status status = g2z__run_open(run);
+  g2z_status status = g2zr_open(run);
   if (status != G2Z_OK) { /* empty streams would pass for a run */
-    if (run->metrics && !run->continues) unlink(run->metrics->path);
-    if (run->log && !run->continues) unlink(run->log->path);
+    if (run->metrics && !run->continues) g2zr_unlink(run, "metrics.jsonl");
+    if (run->log && !run->continues) g2zr_unlink(run, "train.log");
     g2z_run_free(run);
   } else *out = run;
   return status;
@@ -1679,7 +1697,6 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   g2z_trainer_free(run->trainer);
   g2z_loader_free(run->val);
   g2z_tokenizer_free(run->tokenizer);
-  g2z_tokens_free(&run->prompt);
   g2z_tokens_free(&run->sample);
   g2z_writer_free(run->metrics);
   g2z_writer_free(run->log);
@@ -1703,7 +1720,7 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* The status of a step or of a flush. A failure waits for the next call where the report has a step
  * that finished and is yet to be told. */
-G2Z__PRIVATE g2z_status g2z__run_after(g2z_run *run, g2z_status status, const g2z_report *report) {
+static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
   if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
   memcpy(run->sentence, run->services->error, sizeof run->sentence);
   run->ending = status;
@@ -1711,30 +1728,30 @@ G2Z__PRIVATE g2z_status g2z__run_after(g2z_run *run, g2z_status status, const g2
 }
 
 /* Enqueues a step; notes how long it took and what is due behind it. */
-G2Z__PRIVATE g2z_status g2z__run_train(g2z_run *run, g2z_report *report) {
+static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
   const g2z_run_config *config = &run->config;
   double begin = g2z_seconds();
-  G2Z__TRY(g2z_trainer_step(run->trainer, report));
+  G2ZR_TRY(g2z_trainer_step(run->trainer, report));
   int64_t step = ++run->step;
   run->step_s_of[step % 2] = g2z_seconds() - begin;
   run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;
   run->epoch_ends = run->epoch_step == 0;
   int last = step == run->steps, epoch_end = last || run->epoch_ends;
   if (run->val && (epoch_end || (config->val_every > 0 && step % config->val_every == 0)))
-    run->due |= G2Z__DUE_VALIDATION;
+    run->due |= G2ZR_DUE_VALIDATION;
   if (config->sample_tokens > 0 &&
       (last || (config->sample_every > 0 && step % config->sample_every == 0)))
-    run->due |= G2Z__DUE_SAMPLE;
-  if (epoch_end) run->due |= G2Z__DUE_EPOCH_END;
+    run->due |= G2ZR_DUE_SAMPLE;
+  if (epoch_end) run->due |= G2ZR_DUE_EPOCH_END;
   if ((config->save_every > 0 && (last || step % config->save_every == 0)) ||
       (config->save_epochs && epoch_end))
-    run->due |= G2Z__DUE_SAVE;
-  if (last) run->due |= G2Z__DUE_FINISH;
+    run->due |= G2ZR_DUE_SAVE;
+  if (last) run->due |= G2ZR_DUE_FINISH;
   return G2Z_OK;
 }
 
 /* A step's loss is known: its metrics, its share of the epoch, its line. */
-G2Z__PRIVATE g2z_status g2z__run_learn(g2z_run *run, const g2z_report *report) {
+static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
   g2z_metrics *m = &run->known;
   double step_s = run->step_s_of[report->loss_step % 2];
   m->step = report->loss_step;
@@ -1750,26 +1767,26 @@ G2Z__PRIVATE g2z_status g2z__run_learn(g2z_run *run, const g2z_report *report) {
   m->exposed_comm_ms = report->exposed_comm_ms;
   m->data_ms = report->data_ms;
   m->mem_gib = (double)g2z_trainer_plan(run->trainer)->bytes_total / 1073741824.0;
-  G2Z__TRY(g2z__run_account(run, run->tokens_per_step));
-  return g2z__run_write_metrics(run);
+  G2ZR_TRY(g2zr_account(run, run->tokens_per_step));
+  return g2zr_write_metrics(run);
 }
 
 /* "59 s", "12:34", "1:02:03". */
-G2Z__PRIVATE void g2z__duration_text(double seconds, char out[32]) {
+static void g2zr_duration_text(double seconds, char out[32]) {
   int64_t s = (int64_t)(seconds + 0.5);
   if (s < 60) snprintf(out, 32, "%" PRId64 " s", s);
   else if (s < 3600) snprintf(out, 32, "%" PRId64 ":%02d", s / 60, (int)(s % 60));
   else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
 }
 
-G2Z__PRIVATE g2z_status g2z__run_step_event(g2z_run *run, g2z_run_event *event) {
+static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
   const g2z_metrics *m = &run->known;
   double step_s = run->smooth_s / run->smooth_weight;
   event->kind = G2Z_RUN_STEP;
   event->tokens_per_second = (double)run->tokens_per_step / step_s;
   event->eta_seconds = (double)(run->steps - m->step) * (step_s + run->pause_s / (double)m->step);
   char eta[32], scale[48] = "";
-  g2z__duration_text(event->eta_seconds, eta);
+  g2zr_duration_text(event->eta_seconds, eta);
   if (run->config.train.dtype == G2Z_FP16)
     snprintf(scale, sizeof scale, " | scale %.0f%s", m->loss_scale, m->skipped ? ", skipped" : "");
   else if (m->skipped) snprintf(scale, sizeof scale, " | skipped");
@@ -1777,14 +1794,14 @@ G2Z__PRIVATE g2z_status g2z__run_step_event(g2z_run *run, g2z_run_event *event) 
            "step %" PRId64 "/%" PRId64 " | loss %.4f | lr %.2e | norm %.3f%s | %.1f ms | "
            "%.0f tok/s | eta %s", m->step, run->steps, m->loss, m->lr, m->grad_norm, scale,
            m->step_ms, event->tokens_per_second, eta);
-  return g2z__run_log(run, run->line);
+  return g2zr_log(run, run->line);
 }
 
-G2Z__PRIVATE g2z_status g2z__run_validate(g2z_run *run, g2z_run_event *event) {
+static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   g2z_loader_position first = {0, 0};
   double loss, begin = g2z_seconds();
-  G2Z__TRY(g2z_loader_seek(run->val, first));
-  G2Z__TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
+  G2ZR_TRY(g2z_loader_seek(run->val, first));
+  G2ZR_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
   double seconds = g2z_seconds() - begin;
   run->pause_s += seconds;
   run->epoch[run->epoch_count - 1].val_loss = loss;
@@ -1795,21 +1812,21 @@ G2Z__PRIVATE g2z_status g2z__run_validate(g2z_run *run, g2z_run_event *event) {
            "step %" PRId64 "/%" PRId64 " | val loss %.4f | %.4f nats %s the unigram entropy | "
            "perplexity %.2f | %.2f s", run->step, run->steps, loss, fabs(run->val_entropy - loss),
            loss <= run->val_entropy ? "under" : "over", exp(loss), seconds);
-  G2Z__TRY(g2z__run_write_note(run, "val_loss", loss, "val_ms", seconds));
+  G2ZR_TRY(g2zr_write_note(run, "val_loss", loss, "val_ms", seconds));
   static const char *const tag = "val/loss";
-  G2Z__TRY(g2z__run_put_events(run, run->step, 1, &tag, &loss));
-  G2Z__TRY(g2z__run_log(run, run->line));
-  g2z__run_report_now_and_then(run);
+  G2ZR_TRY(g2zr_put_events(run, run->step, 1, &tag, &loss));
+  G2ZR_TRY(g2zr_log(run, run->line));
+  g2zr_report_now_and_then(run);
   return G2Z_OK;
 }
 
 /* Text that a terminal can take: what is not valid UTF-8, and control characters other than tab and
  * line feed, become U+FFFD. `to` has room for 3 bytes per byte and a NUL. */
-G2Z__PRIVATE void g2z__printable(const char *text, size_t bytes, char *to) {
+static void g2zr_printable(const char *text, size_t bytes, char *to) {
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   while (at < end) {
-    size_t length = g2z__utf8_length(at, end);
-    int keep = length > 0 && !g2z__utf8_control(at, length);
+    size_t length = g2z_utf8_length(at, end);
+    int keep = length > 0 && !g2z_utf8_control(at, length);
     memcpy(to, keep ? (const char *)at : "\xef\xbf\xbd", keep ? length : 3);
     to += keep ? length : 3;
     at += length ? length : 1;
@@ -1818,19 +1835,19 @@ G2Z__PRIVATE void g2z__printable(const char *text, size_t bytes, char *to) {
 }
 
 /* Leaves "sample after step N:", a line feed and the text in run->sample_text. */
-G2Z__PRIVATE g2z_status g2z__run_sample_text(g2z_run *run, g2z_run_event *event) {
+static g2z_status g2zr_sample_text(g2z_run *run, g2z_run_event *event) {
   char *text;
   size_t bytes;
   void *memory;
-  G2Z__TRY(g2z_decode(run->services, run->tokenizer, run->sample.ids, run->sample.count, &text,
+  G2ZR_TRY(g2z_decode(run->services, run->tokenizer, run->sample.ids, run->sample.count, &text,
                       &bytes));
   g2z_release(run->services, run->sample_text);
   run->sample_text = NULL;
-  g2z_status status = g2z__alloc(run->services, 3 * bytes + 64, 1, &memory);
+  g2z_status status = g2z_allocate(run->services, 3 * bytes + 64, 1, &memory);
   if (status == G2Z_OK) {
     run->sample_text = (char *)memory;
     int head = snprintf(run->sample_text, 64, "sample after step %" PRId64 ":\n", run->step);
-    g2z__printable(text, bytes, run->sample_text + head);
+    g2zr_printable(text, bytes, run->sample_text + head);
     event->kind = G2Z_RUN_SAMPLE;
     event->sample = run->sample_text + head;
   }
@@ -1838,61 +1855,59 @@ G2Z__PRIVATE g2z_status g2z__run_sample_text(g2z_run *run, g2z_run_event *event)
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_write_sample(g2z_run *run, g2z_run_event *event) {
+static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   double begin = g2z_seconds();
   g2z_tokens *sample = &run->sample;
-  sample->count = 0;
-  for (size_t i = 0; i < run->prompt.count; i++)
-    G2Z__TRY(g2z__tokens_append(run->services, sample, run->prompt.ids[i]));
-  G2Z__TRY(g2z_generate(run->trainer, sample, run->config.sample_tokens, &run->config.sampling,
+  sample->count = run->prompt;
+  G2ZR_TRY(g2z_generate(run->trainer, sample, run->config.sample_tokens, &run->config.sampling,
                         g2z_tokenizer_eot(run->tokenizer), NULL, NULL));
   /* A model may have more ids than its tokenizer, where its vocabulary was rounded up. */
-  size_t kept = 0;
-  for (size_t i = 0; i < sample->count; i++)
+  size_t kept = run->prompt;
+  for (size_t i = kept; i < sample->count; i++)
     if (sample->ids[i] < g2z_tokenizer_vocab(run->tokenizer)) sample->ids[kept++] = sample->ids[i];
   sample->count = kept;
-  G2Z__TRY(g2z__run_sample_text(run, event));
+  G2ZR_TRY(g2zr_sample_text(run, event));
   double seconds = g2z_seconds() - begin;
   run->pause_s += seconds;
-  G2Z__TRY(g2z__run_write_note(run, NULL, 0, "sample_ms", seconds));
-  return g2z__run_log(run, run->sample_text);
+  G2ZR_TRY(g2zr_write_note(run, NULL, 0, "sample_ms", seconds));
+  return g2zr_log(run, run->sample_text);
 }
 
 /* The epoch that ended, and the next unless the run ends with it. One that --max-train-steps cut
  * off stays open in metrics.jsonl, so that a longer run can go on with it. */
-G2Z__PRIVATE g2z_status g2z__run_end_epoch(g2z_run *run) {
-  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
-  g2z__run_settle_epoch(run);
+static g2z_status g2zr_end_epoch(g2z_run *run) {
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+  g2zr_settle_epoch(run);
   if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started; /* else it had ended */
   if (run->epoch_ends)
-    G2Z__TRY(g2z__run_write_note(run, "epoch", (double)epoch->index, "epoch_ms", epoch->wall_s));
+    G2ZR_TRY(g2zr_write_note(run, "epoch", (double)epoch->index, "epoch_ms", epoch->wall_s));
   if (run->step >= run->steps) return G2Z_OK;
-  return g2z__run_begin_epoch(run, epoch->index + 1);
+  return g2zr_begin_epoch(run, epoch->index + 1);
 }
 
 /* The state is saved: what is left is to say how it ended. All ranks know the signal, whichever of
  * them it reached. */
-G2Z__PRIVATE g2z_status g2z__run_stop(g2z_run *run) {
+static g2z_status g2zr_stop(g2z_run *run) {
   int world = g2z_context_world(run->context);
   g2z_ranks *ranks = g2z_context_ranks(run->context);
   void *all;
   char now[32], name[32];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED);
-  g2z_status status = g2z__alloc(run->services, (size_t)world, sizeof mine, &all);
-  G2Z__TRY(g2z__run_agree(run, status));
+  g2z_status status = g2z_allocate(run->services, (size_t)world, sizeof mine, &all);
+  G2ZR_TRY(g2zr_agree(run, status));
   status = g2z_ranks_all_gather(ranks, &mine, sizeof mine, all);
   for (int rank = world - 1; rank >= 0; rank--)
     if (((const int64_t *)all)[rank]) run->stop_signal = ((const int64_t *)all)[rank];
   g2z_release(run->services, all);
-  G2Z__TRY(status);
-  g2z__epoch *epoch = &run->epoch[run->epoch_count - 1];
-  g2z__run_settle_epoch(run);
+  G2ZR_TRY(status);
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+  g2zr_settle_epoch(run);
   epoch->wall_s = g2z_seconds() - epoch->started;
   if (epoch->steps == 0 && run->epoch_count > 1) run->epoch_count--;
   g2z_utc_now(now);
-  status = run->log ? g2z__run_write_artifacts(run, now, g2z__run_wall_s(run)) : G2Z_OK;
-  G2Z__TRY(g2z__run_agree(run, status));
-  const char *signal = g2z__signal_text(run->stop_signal, name);
+  status = run->log ? g2zr_write_artifacts(run, now, g2zr_wall_s(run)) : G2Z_OK;
+  G2ZR_TRY(g2zr_agree(run, status));
+  const char *signal = g2zr_signal_text(run->stop_signal, name);
   snprintf(run->line, sizeof run->line,
            "stopped behind step %" PRId64 " of %" PRId64 "%s%s%s%.600s", run->step, run->steps,
            signal ? " by " : "", signal ? signal : "",
@@ -1902,24 +1917,24 @@ G2Z__PRIVATE g2z_status g2z__run_stop(g2z_run *run) {
 }
 
 /* Does what is due behind the last step; 1 in *shown when the event is filled. */
-G2Z__PRIVATE g2z_status g2z__run_due(g2z_run *run, g2z_run_event *event, int *shown) {
+static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
   int now = run->due & -run->due; /* the lowest bit */
-  *shown = now != G2Z__DUE_EPOCH_END;
+  *shown = now != G2ZR_DUE_EPOCH_END;
   event->line = run->line;
-  if (now == G2Z__DUE_SAVE) G2Z__TRY(g2z__run_save(run, event));
-  if (now == G2Z__DUE_STOP) { /* stays due: the next call says the same */
-    if (!run->finished) G2Z__TRY(g2z__run_stop(run));
+  if (now == G2ZR_DUE_SAVE) G2ZR_TRY(g2zr_save(run, event));
+  if (now == G2ZR_DUE_STOP) { /* stays due: the next call says the same */
+    if (!run->finished) G2ZR_TRY(g2zr_stop(run));
     run->finished = 1;
-    return g2z__fail(run->services, G2Z_STOPPED, "%s", run->line);
+    return g2z_fail(run->services, G2Z_STOPPED, "%s", run->line);
   }
-  if (now == G2Z__DUE_VALIDATION) G2Z__TRY(g2z__run_validate(run, event));
-  if (now == G2Z__DUE_SAMPLE) {
-    G2Z__TRY(g2z__run_write_sample(run, event));
+  if (now == G2ZR_DUE_VALIDATION) G2ZR_TRY(g2zr_validate(run, event));
+  if (now == G2ZR_DUE_SAMPLE) {
+    G2ZR_TRY(g2zr_write_sample(run, event));
     event->line = run->sample_text;
   }
-  if (now == G2Z__DUE_EPOCH_END) G2Z__TRY(g2z__run_end_epoch(run));
-  if (now == G2Z__DUE_FINISH) {
-    if (!run->finished) G2Z__TRY(g2z__run_finish(run));
+  if (now == G2ZR_DUE_EPOCH_END) G2ZR_TRY(g2zr_end_epoch(run));
+  if (now == G2ZR_DUE_FINISH) {
+    if (!run->finished) G2ZR_TRY(g2zr_finish(run));
     run->finished = 1;
     event->kind = G2Z_RUN_DONE;
     return G2Z_OK; /* stays due: the next call says the same */
@@ -1928,7 +1943,7 @@ G2Z__PRIVATE g2z_status g2z__run_due(g2z_run *run, g2z_run_event *event, int *sh
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
+static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
   for (int shown = 0; !shown;) {
     g2z_report report;
     memset(&report, 0, sizeof report);
@@ -1937,25 +1952,25 @@ G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
       return run->ending;
     }
     if (!run->due) {
-      g2z_status status = g2z__run_train(run, &report);
-      status = g2z__run_after(run, status, &report);
+      g2z_status status = g2zr_train(run, &report);
+      status = g2zr_after(run, status, &report);
       if (status == G2Z_STOPPED) {
         int save = run->config.run_dir && run->saved != run->step;
-        run->due = G2Z__DUE_STOP | (save ? G2Z__DUE_SAVE : 0);
+        run->due = G2ZR_DUE_STOP | (save ? G2ZR_DUE_SAVE : 0);
         continue;
       }
-      G2Z__TRY(status);
+      G2ZR_TRY(status);
       if (report.loss_step <= run->known.step) continue; /* what is due waits for its loss */
     } else if (run->known.step < run->step) {
       g2z_status status = g2z_trainer_flush(run->trainer, &report);
-      G2Z__TRY(g2z__run_after(run, status, &report));
+      G2ZR_TRY(g2zr_after(run, status, &report));
     }
     if (report.loss_step > run->known.step) {
       event->line = run->line;
-      G2Z__TRY(g2z__run_learn(run, &report));
-      G2Z__TRY(g2z__run_step_event(run, event));
+      G2ZR_TRY(g2zr_learn(run, &report));
+      G2ZR_TRY(g2zr_step_event(run, event));
       shown = 1;
-    } else if (run->due) G2Z__TRY(g2z__run_due(run, event, &shown));
+    } else if (run->due) G2ZR_TRY(g2zr_due(run, event, &shown));
   }
   event->metrics = run->known;
   event->steps = run->steps;
@@ -1964,11 +1979,11 @@ G2Z__PRIVATE g2z_status g2z__run_advance(g2z_run *run, g2z_run_event *event) {
 
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
-  g2z_status status = g2z__run_advance(run, event);
+  g2z_status status = g2zr_advance(run, event);
   if (status != G2Z_OK) { /* into train.log as well; a failure to write must not replace it */
     char sentence[G2Z_ERROR_BYTES];
     memcpy(sentence, run->services->error, sizeof sentence);
-    g2z__run_log(run, sentence);
+    g2zr_log(run, sentence);
     if (run->metrics && status != G2Z_STOPPED) g2z_report_run(run->services, run->config.run_dir);
     memcpy(run->services->error, sentence, sizeof sentence);
   }
@@ -1980,7 +1995,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
  * Law: a value is taken whole or refused; nothing is guessed, and what is unknown is named. */
 
 /* What keeps `name` and `other` apart: Levenshtein's edits, for names of up to 63 characters. */
-G2Z__PRIVATE int g2z__edits(const char *name, size_t length, const char *other) {
+static int g2zr_edits(const char *name, size_t length, const char *other) {
   int row[64];
   size_t width = strlen(other);
   if (length > 63 || width > 63) return INT_MAX;
@@ -1998,8 +2013,11 @@ G2Z__PRIVATE int g2z__edits(const char *name, size_t length, const char *other) 
   return row[width];
 }
 
-G2Z__PRIVATE const g2z_flag *g2z__flag_find(const g2z_flag *flags, int count, const char *name,
-                                            size_t length) {
+/* An empty argument, so that a sentence shows it. */
+static const char *g2zr_shown(const char *text) { return text[0] ? text : "\"\""; }
+
+static const g2z_flag *g2zr_flag_find(const g2z_flag *flags, int count, const char *name,
+                                      size_t length) {
   for (int i = 0; i < count; i++)
     if (flags[i].kind != G2Z_FLAG_GROUP && strlen(flags[i].name) == length &&
         memcmp(flags[i].name, name, length) == 0)
@@ -2007,13 +2025,13 @@ G2Z__PRIVATE const g2z_flag *g2z__flag_find(const g2z_flag *flags, int count, co
   return NULL;
 }
 
-G2Z__PRIVATE g2z_status g2z__flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
-                                          const char *name, size_t length) {
+static g2z_status g2zr_flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
+                                    const char *name, size_t length) {
   const char *nearest = NULL;
   int least = 3; /* more edits than this are another word, not a slip */
   for (int i = 0; i < count; i++) {
     if (flags[i].kind == G2Z_FLAG_GROUP) continue;
-    int edits = g2z__edits(name, length, flags[i].name);
+    int edits = g2zr_edits(name, length, flags[i].name);
     /* Half a name that begins a flag was likely meant to be it: --checkpoint, --profile. */
     if (length >= 3 && strncmp(flags[i].name, name, length) == 0) edits = 0;
     if (edits >= (nearest ? least : least + 1)) continue;
@@ -2021,21 +2039,21 @@ G2Z__PRIVATE g2z_status g2z__flag_unknown(g2z_services *services, const g2z_flag
     nearest = flags[i].name;
   }
   if (nearest)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "there is no flag --%.*s; did you mean --%s? --help lists them all",
-                     (int)length, name, nearest);
-  return g2z__fail(services, G2Z_BAD_ARGUMENT, "there is no flag --%.*s; --help lists them all",
-                   (int)length, name);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "there is no flag --%.*s; did you mean --%s? --help lists them all",
+                    (int)length, name, nearest);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is no flag --%.*s; --help lists them all",
+                  (int)length, name);
 }
 
 /* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a person would write them. */
-G2Z__PRIVATE void g2z__number_text(double number, char text[32]) {
+static void g2zr_number_text(double number, char text[32]) {
   if (number == floor(number) && fabs(number) < 1e15) snprintf(text, 32, "%.0f", number);
   else snprintf(text, 32, "%.6g", number);
 }
 
-G2Z__PRIVATE g2z_status g2z__flag_number(g2z_services *services, const g2z_flag *flag,
-                                         const char *text) {
+static g2z_status g2zr_flag_number(g2z_services *services, const g2z_flag *flag,
+                                   const char *text) {
   int whole = flag->kind != G2Z_FLAG_FLOAT, negative = text[0] == '-', in_range = 1;
   char *end = NULL;
   int64_t integer = 0;
@@ -2049,21 +2067,21 @@ G2Z__PRIVATE g2z_status g2z__flag_number(g2z_services *services, const g2z_flag 
   else number = strtod(text, &end);
   int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* what strtoll skips */
   if (end == text || *end || space)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: not %s; write --%s %s", flag->name,
-                     g2z__visible(text), whole ? "a whole number" : "a number", flag->name,
-                     whole ? "12" : "0.5, or 5e-1");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: not %s; write --%s %s", flag->name,
+                    g2zr_shown(text), whole ? "a whole number" : "a number", flag->name,
+                    whole ? "12" : "0.5, or 5e-1");
   if (whole && errno == ERANGE) in_range = 0;
   if (flag->kind != G2Z_FLAG_UINT64) /* written so that a NaN is out of range */
     in_range = in_range && number >= flag->minimum && number <= flag->maximum;
   if (!in_range) {
     char least[32], most[32];
-    g2z__number_text(flag->minimum, least);
-    g2z__number_text(flag->maximum, most);
+    g2zr_number_text(flag->minimum, least);
+    g2zr_number_text(flag->maximum, most);
     if (flag->kind == G2Z_FLAG_UINT64) snprintf(most, sizeof most, "%" PRIu64, UINT64_MAX);
     if (flag->kind == G2Z_FLAG_INT64 && flag->maximum >= 9e18)
       snprintf(most, sizeof most, "%" PRId64, INT64_MAX);
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be from %s to %s", flag->name,
-                     text, flag->kind == G2Z_FLAG_UINT64 ? "0" : least, most);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be from %s to %s", flag->name,
+                    text, flag->kind == G2Z_FLAG_UINT64 ? "0" : least, most);
   }
   if (flag->kind == G2Z_FLAG_UINT64) *(uint64_t *)flag->destination = natural;
   else if (flag->kind == G2Z_FLAG_INT64) *(int64_t *)flag->destination = integer;
@@ -2073,7 +2091,7 @@ G2Z__PRIVATE g2z_status g2z__flag_number(g2z_services *services, const g2z_flag 
 }
 
 /* The choice's word number `index` in "|a|b|c"; NULL when there are fewer. */
-G2Z__PRIVATE const char *g2z__flag_word(const g2z_flag *flag, int index, size_t *length) {
+static const char *g2zr_flag_word(const g2z_flag *flag, int index, size_t *length) {
   const char *word = flag->value;
   for (; word && index >= 0; index--) {
     word = strchr(word, '|');
@@ -2084,55 +2102,55 @@ G2Z__PRIVATE const char *g2z__flag_word(const g2z_flag *flag, int index, size_t 
 }
 
 /* Moved as bytes: an enum's type may differ from int in sign. */
-G2Z__PRIVATE int g2z__flag_choice(const g2z_flag *flag) {
+static int g2zr_flag_choice(const g2z_flag *flag) {
   int index;
   memcpy(&index, flag->destination, sizeof index);
   return index;
 }
 
-G2Z__PRIVATE g2z_status g2z__flag_set(g2z_services *services, const g2z_flag *flag,
-                                      const char *text) {
+static g2z_status g2zr_flag_set(g2z_services *services, const g2z_flag *flag,
+                                const char *text) {
   if (flag->kind == G2Z_FLAG_TEXT) {
     *(const char **)flag->destination = text;
     return G2Z_OK;
   }
-  if (flag->kind != G2Z_FLAG_CHOICE) return g2z__flag_number(services, flag, text);
+  if (flag->kind != G2Z_FLAG_CHOICE) return g2zr_flag_number(services, flag, text);
   size_t length;
   const char *word;
-  for (int i = 0; (word = g2z__flag_word(flag, i, &length)) != NULL; i++) {
+  for (int i = 0; (word = g2zr_flag_word(flag, i, &length)) != NULL; i++) {
     if (strlen(text) != length || memcmp(text, word, length) != 0) continue;
     memcpy(flag->destination, &i, sizeof i);
     return G2Z_OK;
   }
-  return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be one of %s", flag->name,
-                   g2z__visible(text), flag->value + 1);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be one of %s", flag->name,
+                  g2zr_shown(text), flag->value + 1);
 }
 
 /* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
-G2Z__PRIVATE g2z_status g2z__flag_take(g2z_services *services, const g2z_flag *flags, int count,
-                                       int argc, char **argv, int *at) {
+static g2z_status g2zr_flag_take(g2z_services *services, const g2z_flag *flags, int count,
+                                 int argc, char **argv, int *at) {
   const char *name = argv[*at] + 2;
   size_t length = strcspn(name, "=");
   const char *value = name[length] ? name + length + 1 : NULL;
-  const g2z_flag *flag = g2z__flag_find(flags, count, name, length);
-  if (!flag) return g2z__flag_unknown(services, flags, count, name, length);
+  const g2z_flag *flag = g2zr_flag_find(flags, count, name, length);
+  if (!flag) return g2zr_flag_unknown(services, flags, count, name, length);
   if (flag->kind == G2Z_FLAG_SWITCH) {
     if (value)
-      return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s takes no value: leave =%.80s away",
-                       flag->name, value);
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes no value: leave =%.80s away",
+                      flag->name, value);
     *(int *)flag->destination = 1;
     return G2Z_OK;
   }
   if (!value && *at + 1 < argc) {
     const char *next = argv[*at + 1];
     int is_flag = next[0] == '-' && next[1] == '-' &&
-                  g2z__flag_find(flags, count, next + 2, strcspn(next + 2, "="));
+                  g2zr_flag_find(flags, count, next + 2, strcspn(next + 2, "="));
     if (!is_flag) value = argv[++*at];
   }
   if (!value)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "--%s needs a value: --%s %s", flag->name,
-                     flag->name, flag->value + (flag->kind == G2Z_FLAG_CHOICE));
-  return g2z__flag_set(services, flag, value);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s needs a value: --%s %s", flag->name,
+                    flag->name, flag->value + (flag->kind == G2Z_FLAG_CHOICE));
+  return g2zr_flag_set(services, flag, value);
 }
 
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
@@ -2141,17 +2159,17 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
   for (int i = 1; i < argc; i++) {
     char *argument = argv[i];
     if (argument[0] == '-' && argument[1] == '-' && argument[2]) {
-      G2Z__TRY(g2z__flag_take(services, flags, count, argc, argv, &i));
+      G2ZR_TRY(g2zr_flag_take(services, flags, count, argc, argv, &i));
       continue;
     }
     /* A lone - is standard input; -h and -x are slips. */
     if (argument[0] == '-' && argument[1])
-      return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                       "%.80s: flags are written with two dashes; --help lists them", argument);
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "%.80s: flags are written with two dashes; --help lists them", argument);
     if (!rest)
-      return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                       "%.80s: this program takes flags only, each with one value at most: quote "
-                       "patterns, and text with spaces; --help lists them", g2z__visible(argument));
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "%.80s: this program takes flags only, each with one value at most: quote "
+                      "patterns, and text with spaces; --help lists them", g2zr_shown(argument));
     argv[++kept] = argument;
   }
   if (rest) *rest = kept;
@@ -2159,7 +2177,7 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
 }
 
 /* The default as text; empty when the destination holds none. */
-G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
+static void g2zr_flag_default(const g2z_flag *flag, char text[64]) {
   text[0] = 0;
   double number = 0, minimum = flag->minimum, maximum = flag->maximum;
   switch (flag->kind) {
@@ -2172,8 +2190,8 @@ G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
     }
     case G2Z_FLAG_CHOICE: {
       size_t length;
-      const char *word = g2z__flag_word(flag, g2z__flag_choice(flag), &length);
-      if (word && g2z__flag_choice(flag) >= 0) snprintf(text, 64, "%.*s", (int)length, word);
+      const char *word = g2zr_flag_word(flag, g2zr_flag_choice(flag), &length);
+      if (word && g2zr_flag_choice(flag) >= 0) snprintf(text, 64, "%.*s", (int)length, word);
       return;
     }
     case G2Z_FLAG_UINT64:
@@ -2188,7 +2206,7 @@ G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
       break;
   }
   if (!(number >= minimum && number <= maximum)) return;
-  g2z__number_text(number, text);
+  g2zr_number_text(number, text);
   if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
     snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);
   if (flag->kind == G2Z_FLAG_FLOAT && (float)strtod(text, NULL) != (float)number)
@@ -2196,10 +2214,10 @@ G2Z__PRIVATE void g2z__flag_default(const g2z_flag *flag, char text[64]) {
 }
 
 /* A flag as one argument, 0: it holds no value; else the length, as snprintf counts it. */
-G2Z__PRIVATE int g2z__flag_argument(const g2z_flag *flag, char *out, size_t room) {
+static int g2zr_flag_argument(const g2z_flag *flag, char *out, size_t room) {
   char text[64];
   const char *value = text;
-  g2z__flag_default(flag, text);
+  g2zr_flag_default(flag, text);
   if (flag->kind == G2Z_FLAG_SWITCH)
     return *(int *)flag->destination ? snprintf(out, room, "--%s", flag->name) : 0;
   if (flag->kind == G2Z_FLAG_TEXT) value = *(const char **)flag->destination;
@@ -2213,13 +2231,13 @@ G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *f
   void *memory;
   *argv = NULL;
   for (int i = 0; i < first_count; i++) bytes += strlen(first[i]) + 1;
-  for (int i = 0; i < count; i++) bytes += (size_t)g2z__flag_argument(&flags[i], NULL, 0) + 1;
-  G2Z__TRY(g2z__alloc(services, bytes, 1, &memory)); /* the pointers, then what they point to */
+  for (int i = 0; i < count; i++) bytes += (size_t)g2zr_flag_argument(&flags[i], NULL, 0) + 1;
+  G2ZR_TRY(g2z_allocate(services, bytes, 1, &memory)); /* the pointers, then what they point to */
   char **out = *argv = (char **)memory, *to = (char *)(out + places), *end = (char *)memory + bytes;
   for (int i = 0; i < first_count + count; i++) {
     size_t room = (size_t)(end - to);
     int length = i < first_count ? snprintf(to, room, "%s", first[i])
-                                 : g2z__flag_argument(&flags[i - first_count], to, room);
+                                 : g2zr_flag_argument(&flags[i - first_count], to, room);
     if (length == 0 && i >= first_count) continue;
     *out++ = to;
     to += length + 1;
@@ -2246,7 +2264,7 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
       line(user, text);
       name[0] = 0;
     }
-    g2z__flag_default(flag, value);
+    g2zr_flag_default(flag, value);
     snprintf(text, sizeof text, value[0] ? "  %-30s %s [%s]" : "  %-30s %s", name, flag->help,
              value);
     line(user, text);
@@ -2259,7 +2277,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
   for (int i = 0; i < argc; i++) bytes += 4 * strlen(argv[i]) + 3; /* ' becomes '\'' */
   void *memory;
   *line = NULL;
-  G2Z__TRY(g2z__alloc(services, bytes, 1, &memory));
+  G2ZR_TRY(g2z_allocate(services, bytes, 1, &memory));
   char *to = *line = (char *)memory;
   for (int i = 0; i < argc; i++) {
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
