@@ -1413,8 +1413,9 @@ typedef struct g2z_job_end {
 } g2z_job_end;
 /* Starts this program job->ranks times as ranks of one job on this host, which share a random
  * secret (or G2Z_SECRET), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
- * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended; two seconds
- * later the others get SIGTERM, and after 13 SIGKILL. Call it before anything starts a thread. */
+ * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended (where they
+ * print to `output` the caller has to); two seconds later the others get SIGTERM, and after 13
+ * SIGKILL. Call it before anything starts a thread. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
 /* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
  * or ranks is 1, and goes on. 1: all have ended, and the program returns *exit_code. */
@@ -9772,7 +9773,7 @@ G2Z__PRIVATE void g2z__spawn_ended(g2z__spawn *spawn, int rank, int status,
   if (killed && spawn->haste) code = G2Z_EXIT_LOST; /* by this process */
   if (g2z__spawn_weight(code) <= g2z__spawn_weight(end->exit_code)) return;
   end->exit_code = code;
-  if (g2z__spawn_weight(code) < 3) return;
+  if (g2z__spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
   const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
   if (killed)
     g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
