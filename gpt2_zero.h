@@ -1319,8 +1319,9 @@ typedef struct g2z_job_end {
 } g2z_job_end;
 /* Starts this program job->ranks times as ranks of one job on this host, which share a random
  * secret (or G2Z_SECRET), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
- * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended; two seconds
- * later the others get SIGTERM, and after 13 SIGKILL. Call it before anything starts a thread. */
+ * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended (where they
+ * print to `output` the caller has to); two seconds later the others get SIGTERM, and after 13
+ * SIGKILL. Call it before anything starts a thread. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
 /* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
  * or ranks is 1, and goes on. 1: all have ended, and the program returns *exit_code. */
@@ -6487,7 +6488,7 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
 #define G2Z__ANY SIZE_MAX /* as many bytes as the head says */
 #define G2Z__KIND_LIST(X)                                                                          \
   /* kind       text           bytes of body           who says it, and when */                    \
-  X(KNOCK,      "knock",       0)                   /* a caller: it speaks this language */        \
+  X(KNOCK,      "knock",       0)                   /* a caller: it wants to join */               \
   X(CHALLENGE,  "challenge",   16)                  /* rank 0 to a caller: random bytes */         \
   X(HELLO,      "hello",       sizeof(g2z__hello))  /* a member: who it is, with a proof */        \
   X(WELCOME,    "welcome",     sizeof(g2z__welcome)) /* rank 0 to a member, with its own proof */  \
@@ -6571,7 +6572,7 @@ typedef struct g2z__peer {        /* a rank, as seen from here */
   g2z__hello hello;
   g2z__pulse last;                /* its last heartbeat, */
   double heard;                   /* and when it came, on the watcher's clock */
-  int left;                       /* it said goodbye; while ranks meet: it knows of the failure */
+  int left;                       /* it said goodbye; in the meeting: it knows of the failure */
 } g2z__peer;
 
 typedef struct g2z__flight {      /* of a collective */
@@ -6587,8 +6588,8 @@ struct g2z_ranks {
   g2z_ranks_config config;
   uint8_t key[16];                /* of the job: who knows it is a member */
   g2z__peer *peers;               /* rank 0: all ranks; others: rank 0, and themselves */
-  int peer_count, me;             /* me: the peer that is this rank. Over its control the thread */
-  int wake;                       /* that leaves says GOODBYE to the watcher, at this end */
+  int peer_count, me;             /* me: the peer that is this rank */
+  int wake;                       /* the other end of its control: to tell the watcher GOODBYE */
   int32_t *votes;                 /* [world]: scratch of agree */
   g2z_status broken;              /* data connections are out of step: all later calls fail so */
   double began;
@@ -6598,8 +6599,8 @@ struct g2z_ranks {
   int watched;                    /* it runs */
   int parting;                    /* this rank leaves */
   double beat_s;                  /* between two heartbeats */
-  g2z__pulse low;                 /* where the ranks are that hold up the others, with all their */
-  double low_since;               /* moves, and since when nothing of it has changed */
+  g2z__pulse low;                 /* of the ranks that hold up the others, with all their moves */
+  double low_since;               /* since when it is the same */
   pthread_mutex_t lock;           /* of all that follows */
   g2z__pulse self;
   double moved;                   /* g2z_seconds() of its last move */
@@ -6954,7 +6955,7 @@ G2Z__PRIVATE void g2z__spawn_ended(g2z__spawn *spawn, int rank, int status,
   if (killed && spawn->haste) code = G2Z_EXIT_LOST; /* by this process */
   if (g2z__spawn_weight(code) <= g2z__spawn_weight(end->exit_code)) return;
   end->exit_code = code;
-  if (g2z__spawn_weight(code) < 3) return;
+  if (g2z__spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
   const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
   if (killed)
     g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
@@ -7398,7 +7399,7 @@ G2Z__PRIVATE void g2z__meeting_welcome(g2z__meeting *meeting, g2z__caller *calle
     if (peer && !peer->left) peer->left = 1, meeting->told++;
     return;
   }
-  /* Control comes first, and each comes once. */
+  /* Control comes first, and data once. */
   if (!peer || (!hello->control && (peer->control.socket < 0 || peer->data.socket >= 0))) return;
   g2z__welcome welcome;
   memset(&welcome, 0, sizeof welcome);
