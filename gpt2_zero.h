@@ -788,6 +788,12 @@ typedef enum g2z_memory {
 } g2z_memory;
 G2Z_API const char *g2z_memory_text(g2z_memory category);
 
+typedef enum g2z_owner {       /* of the n elements of a buffer; n is a multiple of 8 * world */
+  G2Z_OWNER_SLICES,            /* rank r owns slice r, n / world elements */
+  G2Z_OWNER_ALL,               /* each rank owns all */
+  G2Z_OWNER_ROOT               /* rank 0 does */
+} g2z_owner;
+
 typedef struct g2z_unit {         /* a part of the model whose gradients complete together */
   g2z_unit_kind kind;
   int gathered;                   /* 1: stage 3 of several ranks: its parameters are gathered for
@@ -857,6 +863,7 @@ typedef struct g2z_plan {
   size_t bytes_total;
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
+  g2z_owner owner;                /* of a bucket: its sum goes there, its parameters come from there */
   int early;                      /* buckets from here on hold what a forward pass reads first; 0
                                    * where no rank waits for another's parameters */
   size_t updates;
@@ -1303,8 +1310,9 @@ typedef struct g2z_job_end {
 } g2z_job_end;
 /* Starts this program job->ranks times as ranks of one job on this host, which share a random
  * secret (or G2Z_SECRET), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
- * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended; two seconds
- * later the others get SIGTERM, and after 13 SIGKILL. Call it before anything starts a thread. */
+ * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended (where they
+ * print to `output` the caller has to); two seconds later the others get SIGTERM, and after 13
+ * SIGKILL. Call it before anything starts a thread. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
 /* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
  * or ranks is 1, and goes on. 1: all have ended, and the program returns *exit_code. */
@@ -1368,66 +1376,66 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 
 /* ===== >>d12 collectives =================================================
  * What ranks do to each other's device memory: copy engines and NCCL between GPUs, the connections
- * of room 11 between CPU ranks, nothing at all in a job of one. But for the few that say otherwise
- * they run in order on a queue of their own, beside the device's: depart() with follow(), and
- * mark() with join(), are where one waits for the other; the host waits for neither. n is the
- * number of elements of the whole buffer, a multiple of 8 * world; slice r of it, n / world
- * elements, belongs to rank r. All ranks make the same calls in the same order. */
+ * of room 11 between CPU ranks, nothing at all in a job of one. Calls run in order on a queue of
+ * their own, beside the device's work; AFTER and WAIT are where one waits for the other, and the
+ * host waits for neither. All ranks submit the same calls in the same order. A step's calls can be
+ * recorded and played again. */
 
 typedef struct g2z_comm g2z_comm;
-typedef struct g2z_collectives {
+
+typedef enum g2z_call_kind {
+  G2Z_CALL_AFTER,  /* What follows in the queue starts when the device has done what it was given
+                    * until now. `all`: and reaches into other ranks' memory when their devices
+                    * have, too. */
+  G2Z_CALL_REDUCE, /* to grad (write): what this rank owns of the sum of all ranks' from[n] grad,
+                    * each rounded to the wire's type first. `to` may be that part of `from`; the
+                    * rest of `from` is undefined afterwards. For owners ALL and ROOT it is `from`. */
+  G2Z_CALL_GATHER, /* to[n] act: each owner's part from[n / world], or from[n] of rank 0, which may
+                    * be that part of `to` itself. No rank may still read `to`: the caller knows
+                    * that, or asks for it by AFTER with `all`. */
+  G2Z_CALL_ROWS,   /* to[world][n bytes]: row r is rank r's from[n], which may be that row itself,
+                    * and is so in a job of one. No rank may still read these. */
+  G2Z_CALL_CAST,   /* to[n] grad = round(from[n] fp32) */
+  G2Z_CALL_MARK,   /* Notes this place of the queue. When it is passed, what was gathered before has
+                    * arrived. Places are 0..places-1. */
+  G2Z_CALL_WAIT,   /* The device goes on when the queue has passed the place. */
+  G2Z_CALL_GRAPH   /* of a recorded step: what the device was given between two WAITs */
+} g2z_call_kind;
+
+typedef struct g2z_call {
+  g2z_call_kind kind;
+  g2z_owner owner;             /* REDUCE, GATHER */
+  g2z_write write;             /* REDUCE */
+  g2z_span span;               /* ROWS: what they are */
+  int place;                   /* MARK, WAIT; AFTER: where the device stood, set by submit */
+  int all;                     /* AFTER */
+  void *to, *from;
+  size_t n;
+  g2z_graph *graph;
+} g2z_call;
+
+typedef struct g2z_collectives { /* a transport */
   const char *name;
   /* Notes how far the device's work goes until now. While a graph is recorded it is a place in that
    * graph, which may be run any number of times. */
   g2z_status (*depart)(g2z_comm *comm, int *departure);
-  /* What follows in the queue starts when the device has passed the departure: one in a graph, in
-   * the run that was enqueued last. */
-  g2z_status (*follow)(g2z_comm *comm, int departure);
-  /* The same, and what follows reaches into other ranks' memory when their devices, too, have
-   * passed theirs. */
-  g2z_status (*follow_all)(g2z_comm *comm, int departure);
-  /* Notes this place of the queue. When it is passed, what was gathered before has arrived. Places
-   * are 0..places-1. */
-  g2z_status (*mark)(g2z_comm *comm, int place);
-  /* The device goes on when the queue has passed the place. */
-  g2z_status (*join)(g2z_comm *comm, int place);
-  /* out[n/world] grad (mode): this rank's slice of the sum of all ranks' from[n], each rounded to
-   * the type of the wire first. `out` may be that slice of `from`; the other slices of `from` are
-   * undefined afterwards. */
-  g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
-  /* buffer[n] grad: the same sum, whole. */
-  g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
-  /* buffer[n] grad: the same sum on rank 0; undefined on the others. */
-  g2z_status (*reduce)(g2z_comm *comm, void *buffer, size_t n);
-  /* Memory for the buffers of all_gather, both, and for rows, zeroed: of a kind that it is fast on.
-   * All ranks ask for the same in the same order. */
+  /* Enqueues one call; AFTER behind a departure, one in a graph in the run that was enqueued last. */
+  g2z_status (*play)(g2z_comm *comm, const g2z_call *call);
+  /* ROWS of at most 256 bytes, a multiple of 4, in the device's own order, also while a graph is
+   * recorded. *done 0: it is not that quick here, and nothing was done. */
+  g2z_status (*exchange)(g2z_comm *comm, const g2z_call *rows, int *done);
+  /* Memory for the buffers of GATHER, both, and for ROWS, zeroed: of a kind that it is fast on. All
+   * ranks ask for the same in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* to[n] act: slice r is rank r's from[n/world], which may be that slice itself. All ranks have it
-   * in the same place of that memory, or all in their slice. No rank may still read what lies in
-   * `to`: the caller knows that, or asks for it with follow_all(). */
-  g2z_status (*all_gather)(g2z_comm *comm, void *to, const void *from, size_t n);
-  /* buffer[n] act: comes from rank 0. */
-  g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
-  /* rows[world, bytes]: row r is rank r's mine[bytes], which may be that row itself, and is so in a
-   * job of one. Nor does any rank read these any more. `span` says what they are. */
-  g2z_status (*all_gather_rows)(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
-                                size_t bytes);
-  /* The same of at most 256 bytes, a multiple of 4, in the device's own order, also while a graph
-   * is recorded. *done 0: it is not that quick here, and nothing was done. */
-  g2z_status (*exchange)(g2z_comm *comm, g2z_span span, void *rows, const void *mine, size_t bytes,
-                         int *done);
-  /* to[n] grad = round(from[n]), in the queue. */
-  g2z_status (*cast_grad)(g2z_comm *comm, void *to, const float *from, size_t n);
-  /* From now on waiting in joins and meetings counts for lap 0 or 1, until exchange(); how long it
-   * was, once the device has passed them. Of joins that may be an earlier lap's: not every lap's
-   * are measured. */
+  /* From now on waiting counts for lap 0 or 1, until exchange(); how long it was, once the device
+   * has passed it. A lap that was not timed repeats the last sample. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
   void (*close)(g2z_comm *comm);
 } g2z_collectives;
 
-typedef struct g2z__tape g2z__tape;
+typedef struct g2z__record g2z__record;
 
 struct g2z_comm {
   const g2z_collectives *ops;
@@ -1441,7 +1449,7 @@ struct g2z_comm {
   int lap_now;
   double lap_s[2];
   void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
-  g2z__tape *tape;             /* while it records */
+  g2z__record *record;         /* while a step is recorded */
   void *backend;
 };
 
@@ -1457,9 +1465,13 @@ typedef struct g2z_comm_config {
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
-/* depart() and follow(), or follow_all(): the queue goes on behind what the device was given. */
-G2Z_API g2z_status g2z_comm_fork(g2z_comm *comm);
-G2Z_API g2z_status g2z_comm_fork_all(g2z_comm *comm);
+/* A call of a kind, with what all kinds but AFTER, MARK and WAIT need; other members are 0. */
+G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, size_t n);
+/* Enqueues a call, or appends it to the step that is being recorded. */
+G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call);
+G2Z_API g2z_status g2z_comm_after(g2z_comm *comm, int all); /* AFTER, MARK and WAIT by themselves */
+G2Z_API g2z_status g2z_comm_mark(g2z_comm *comm, int place);
+G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
 /* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
  * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN
  * on all ranks where it sees no other, or may take no memory there. */
@@ -3222,16 +3234,15 @@ G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
 /* Whether each unit is laid out, reduced and freed by itself. */
 G2Z__PRIVATE int g2z__plan_by_unit(const g2z_plan *plan) { return plan->zero_stage >= 2; }
 
-/* Whether each rank updates everything, so that none needs another's parameters. */
-G2Z__PRIVATE int g2z__plan_replicates(const g2z_plan *plan) {
-  return plan->strategy == G2Z_STRATEGY_ZERO && plan->zero_stage == 0;
-}
-
 /* How many of a bucket's elements, and so of those of many buckets, this rank owns. */
 G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements) {
-  if (g2z__plan_replicates(plan)) return elements;
-  if (plan->strategy == G2Z_STRATEGY_DP) return plan->rank == 0 ? elements : 0;
-  return elements / (size_t)plan->world;
+  if (plan->owner == G2Z_OWNER_ROOT) return plan->rank == 0 ? elements : 0;
+  return plan->owner == G2Z_OWNER_ALL ? elements : elements / (size_t)plan->world;
+}
+
+/* Whether ranks wait for parameters that others update. */
+G2Z__PRIVATE int g2z__plan_gathers(const g2z_plan *plan) {
+  return plan->world > 1 && plan->owner != G2Z_OWNER_ALL;
 }
 
 /* What buckets are cut to multiples of. */
@@ -3339,7 +3350,7 @@ G2Z__PRIVATE void g2z__plan_bucket(const g2z_plan *plan, g2z_bucket *b) {
   /* Buckets tile the memory, and each gives the same part of itself. */
   b->own_elements = g2z__plan_share(plan, b->elements);
   b->own_begin = b->begin;
-  if (!g2z__plan_replicates(plan)) b->own_begin += (size_t)plan->rank * b->own_elements;
+  if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
   b->shard_at = g2z__plan_share(plan, b->begin);
   b->sum_at = g2z__plan_by_unit(plan) ? b->shard_at : b->own_begin;
   b->own_param_at = b->param_at + (b->own_begin - b->begin);
@@ -3351,7 +3362,7 @@ G2Z__PRIVATE void g2z__plan_bucket(const g2z_plan *plan, g2z_bucket *b) {
  * returns how many there are then. */
 G2Z__PRIVATE size_t g2z__plan_bucket_updates(const g2z_plan *plan, const g2z_bucket *b,
                                              size_t count) {
-  int apart = plan->world > 1 && !g2z__plan_replicates(plan); /* a bucket goes out by itself */
+  int apart = g2z__plan_gathers(plan); /* a bucket goes out by itself */
   size_t own_end = b->own_begin + b->own_elements, before = count;
   for (int u = b->unit; u <= b->last_unit; u++) {
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
@@ -3403,8 +3414,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     for (; unit <= b->last_unit; unit++) plan->unit[unit].bucket = k;
   }
   plan->unit[plan->units].bucket = plan->buckets;
-  int gathers = plan->world > 1 && !g2z__plan_replicates(plan);
-  plan->early = gathers ? plan->unit[plan->model.layers].bucket : 0;
+  plan->early = g2z__plan_gathers(plan) ? plan->unit[plan->model.layers].bucket : 0;
   plan->bucket[plan->buckets].begin = plan->elements;
   plan->bucket[plan->buckets].update = plan->updates;
   return G2Z_OK;
@@ -3566,6 +3576,9 @@ G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *confi
   plan->accum = config->accum;
   plan->zero_stage = config->zero_stage;
   plan->strategy = config->strategy;
+  plan->owner = config->strategy == G2Z_STRATEGY_DP ? G2Z_OWNER_ROOT
+                : config->zero_stage == 0           ? G2Z_OWNER_ALL
+                                                    : G2Z_OWNER_SLICES;
   plan->dropout = config->dropout > 0;
   plan->recompute = config->recompute;
   plan->dtype = config->dtype;
@@ -6119,7 +6132,7 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
 #define G2Z__ANY SIZE_MAX /* as many bytes as the head says */
 #define G2Z__KIND_LIST(X)                                                                          \
   /* kind       text           bytes of body           who says it, and when */                    \
-  X(KNOCK,      "knock",       0)                   /* a caller: it speaks this language */        \
+  X(KNOCK,      "knock",       0)                   /* a caller: it wants to join */               \
   X(CHALLENGE,  "challenge",   16)                  /* rank 0 to a caller: random bytes */         \
   X(HELLO,      "hello",       sizeof(g2z__hello))  /* a member: who it is, with a proof */        \
   X(WELCOME,    "welcome",     sizeof(g2z__welcome)) /* rank 0 to a member, with its own proof */  \
@@ -6203,7 +6216,7 @@ typedef struct g2z__peer {        /* a rank, as seen from here */
   g2z__hello hello;
   g2z__pulse last;                /* its last heartbeat, */
   double heard;                   /* and when it came, on the watcher's clock */
-  int left;                       /* it said goodbye; while ranks meet: it knows of the failure */
+  int left;                       /* it said goodbye; in the meeting: it knows of the failure */
 } g2z__peer;
 
 typedef struct g2z__flight {      /* of a collective */
@@ -6219,8 +6232,8 @@ struct g2z_ranks {
   g2z_ranks_config config;
   uint8_t key[16];                /* of the job: who knows it is a member */
   g2z__peer *peers;               /* rank 0: all ranks; others: rank 0, and themselves */
-  int peer_count, me;             /* me: the peer that is this rank. Over its control the thread */
-  int wake;                       /* that leaves says GOODBYE to the watcher, at this end */
+  int peer_count, me;             /* me: the peer that is this rank */
+  int wake;                       /* the other end of its control: to tell the watcher GOODBYE */
   int32_t *votes;                 /* [world]: scratch of agree */
   g2z_status broken;              /* data connections are out of step: all later calls fail so */
   double began;
@@ -6230,8 +6243,8 @@ struct g2z_ranks {
   int watched;                    /* it runs */
   int parting;                    /* this rank leaves */
   double beat_s;                  /* between two heartbeats */
-  g2z__pulse low;                 /* where the ranks are that hold up the others, with all their */
-  double low_since;               /* moves, and since when nothing of it has changed */
+  g2z__pulse low;                 /* of the ranks that hold up the others, with all their moves */
+  double low_since;               /* since when it is the same */
   pthread_mutex_t lock;           /* of all that follows */
   g2z__pulse self;
   double moved;                   /* g2z_seconds() of its last move */
@@ -6586,7 +6599,7 @@ G2Z__PRIVATE void g2z__spawn_ended(g2z__spawn *spawn, int rank, int status,
   if (killed && spawn->haste) code = G2Z_EXIT_LOST; /* by this process */
   if (g2z__spawn_weight(code) <= g2z__spawn_weight(end->exit_code)) return;
   end->exit_code = code;
-  if (g2z__spawn_weight(code) < 3) return;
+  if (g2z__spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
   const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
   if (killed)
     g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
@@ -7030,7 +7043,7 @@ G2Z__PRIVATE void g2z__meeting_welcome(g2z__meeting *meeting, g2z__caller *calle
     if (peer && !peer->left) peer->left = 1, meeting->told++;
     return;
   }
-  /* Control comes first, and each comes once. */
+  /* Control comes first, and data once. */
   if (!peer || (!hello->control && (peer->control.socket < 0 || peer->data.socket >= 0))) return;
   g2z__welcome welcome;
   memset(&welcome, 0, sizeof welcome);
@@ -7840,45 +7853,23 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 
 /* ----- a job of one: what is there already is the result ----------------- */
 
-G2Z__PRIVATE g2z_status g2z__one_place(g2z_comm *comm, int place) {
-  (void)comm, (void)place;
-  return G2Z_OK;
-}
-G2Z__PRIVATE g2z_status g2z__one_depart(g2z_comm *comm, int *departure) {
+G2Z__PRIVATE g2z_status g2z__no_departure(g2z_comm *comm, int *departure) {
   (void)comm;
   *departure = 0;
   return G2Z_OK;
 }
-G2Z__PRIVATE g2z_status g2z__one_buffer(g2z_comm *comm, void *buffer, size_t n) {
-  (void)comm, (void)buffer, (void)n;
+/* A rank alone has its parameters where they are used, and its sums are its own gradients. */
+G2Z__PRIVATE g2z_status g2z__one_play(g2z_comm *comm, const g2z_call *c) {
+  g2z_device *dev = comm->device;
+  if (c->kind == G2Z_CALL_CAST) return dev->ops->cast_grad(dev, c->to, (const float *)c->from, c->n);
+  if (c->kind == G2Z_CALL_REDUCE && c->to != c->from)
+    return dev->ops->grad_add(dev, c->to, c->from, c->write, c->n);
+  G2Z_ASSERT(c->to == c->from);
   return G2Z_OK;
 }
-/* A rank alone has no parameters elsewhere than where they are used: the plan. */
-G2Z__PRIVATE g2z_status g2z__one_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
-  (void)comm, (void)n;
-  G2Z_ASSERT(to == from);
-  (void)to, (void)from;
-  return G2Z_OK;
-}
-G2Z__PRIVATE g2z_status g2z__one_rows(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
-                                      size_t bytes) {
-  (void)comm, (void)span, (void)bytes;
-  G2Z_ASSERT(rows == mine);
-  (void)rows, (void)mine;
-  return G2Z_OK;
-}
-G2Z__PRIVATE g2z_status g2z__one_exchange(g2z_comm *comm, g2z_span span, void *rows,
-                                          const void *mine, size_t bytes, int *done) {
+G2Z__PRIVATE g2z_status g2z__one_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
   *done = 1;
-  return g2z__one_rows(comm, span, rows, mine, bytes);
-}
-G2Z__PRIVATE g2z_status g2z__one_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
-  return comm->device->ops->cast_grad(comm->device, to, from, n);
-}
-G2Z__PRIVATE g2z_status g2z__one_reduce_scatter(g2z_comm *comm, void *out, void *from,
-                                                g2z_write mode, size_t n) {
-  if (out == from) return G2Z_OK;
-  return comm->device->ops->grad_add(comm->device, out, from, mode, n);
+  return g2z__one_play(comm, rows);
 }
 G2Z__PRIVATE void g2z__lap(g2z_comm *comm, int lap) {
   comm->lap_now = lap;
@@ -7894,12 +7885,8 @@ G2Z__PRIVATE void g2z__one_release(g2z_comm *comm, void *memory) {
 G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
 static const g2z_collectives g2z__one_rank = {
-    "one rank",              g2z__one_depart, g2z__one_place,    g2z__one_place,
-    g2z__one_place,          g2z__one_place,  g2z__one_reduce_scatter,
-    g2z__one_buffer,         g2z__one_buffer, g2z__one_allocate, g2z__one_release,
-    g2z__one_gather,         g2z__one_buffer, g2z__one_rows,     g2z__one_exchange,
-    g2z__one_cast_grad,
-    g2z__lap,                g2z__lap_ms,     g2z__one_close};
+    "one rank",       g2z__no_departure, g2z__one_play, g2z__one_exchange, g2z__one_allocate,
+    g2z__one_release, g2z__lap,          g2z__lap_ms,   g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -7955,256 +7942,173 @@ G2Z__PRIVATE g2z_status g2z__star_gather(g2z_comm *comm, char *buffer, size_t by
   return g2z__star_spread(comm, buffer, bytes * (size_t)comm->world);
 }
 
-G2Z__PRIVATE double g2z__star_begin(g2z_comm *comm, g2z_span span) {
-  g2z_span_begin(comm->device, span);
-  return g2z_seconds();
+G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
+  float *sum = (float *)c->from;
+  size_t slice = c->n / (size_t)comm->world;
+  float *mine = sum + (size_t)comm->rank * slice;
+  G2Z__TRY(g2z__star_sum(comm, sum, c->n));
+  if (c->owner == G2Z_OWNER_ROOT) return G2Z_OK;
+  if (c->owner == G2Z_OWNER_ALL)
+    return g2z__star_spread(comm, (char *)sum, c->n * sizeof(float));
+  G2Z__TRY(g2z__star_scatter(comm, (char *)sum, slice * sizeof(float)));
+  if (mine == c->to) return G2Z_OK;
+  return comm->device->ops->grad_add(comm->device, c->to, mine, c->write, slice);
 }
 
-/* CPU ranks compute and communicate in turns: all of it is waiting. */
-G2Z__PRIVATE g2z_status g2z__star_timed(g2z_comm *comm, double begin, g2z_span span,
-                                        g2z_status status) {
+G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
+  size_t bytes = c->kind == G2Z_CALL_ROWS ? c->n : c->n / (size_t)comm->world * sizeof(float);
+  char *mine = (char *)c->to + (size_t)comm->rank * bytes;
+  if (c->kind == G2Z_CALL_GATHER && c->owner == G2Z_OWNER_ROOT)
+    return g2z__star_spread(comm, (char *)c->to, c->n * sizeof(float));
+  if (mine != c->from) memcpy(mine, c->from, bytes);
+  return g2z__star_gather(comm, (char *)c->to, bytes);
+}
+
+/* What a call's time is told under. */
+G2Z__PRIVATE g2z_span g2z__call_span(const g2z_call *c) {
+  static const g2z_span reduce[] = {G2Z_SPAN_REDUCE_SCATTER, G2Z_SPAN_ALL_REDUCE, G2Z_SPAN_REDUCE};
+  if (c->kind == G2Z_CALL_ROWS) return c->span;
+  if (c->kind == G2Z_CALL_REDUCE) return reduce[c->owner];
+  return c->owner == G2Z_OWNER_ROOT ? G2Z_SPAN_BROADCAST : G2Z_SPAN_ALL_GATHER;
+}
+
+/* CPU ranks compute and communicate one after the other: all of a call's time is waiting. */
+G2Z__PRIVATE g2z_status g2z__star_play(g2z_comm *comm, const g2z_call *c) {
+  int reduces = c->kind == G2Z_CALL_REDUCE;
+  if (c->kind == G2Z_CALL_CAST) return g2z__one_play(comm, c);
+  if (!reduces && c->kind != G2Z_CALL_GATHER && c->kind != G2Z_CALL_ROWS) return G2Z_OK;
+  g2z_span span = g2z__call_span(c);
+  g2z_span_begin(comm->device, span);
+  double begin = g2z_seconds();
+  g2z_status status = reduces ? g2z__star_reduce(comm, c) : g2z__star_rows(comm, c);
   g2z_span_end(comm->device, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
-
-G2Z__PRIVATE g2z_status g2z__star_reduce_scatter(g2z_comm *comm, void *out, void *from,
-                                                 g2z_write mode, size_t n) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE_SCATTER);
-  size_t slice = n / (size_t)comm->world;
-  float *mine = (float *)from + (size_t)comm->rank * slice;
-  g2z_status status = g2z__star_sum(comm, (float *)from, n);
-  if (status == G2Z_OK) status = g2z__star_scatter(comm, (char *)from, slice * sizeof(float));
-  if (status == G2Z_OK && mine != out)
-    status = comm->device->ops->grad_add(comm->device, out, mine, mode, slice);
-  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE_SCATTER, status);
-}
-G2Z__PRIVATE g2z_status g2z__star_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_REDUCE);
-  g2z_status status = g2z__star_sum(comm, (float *)buffer, n);
-  if (status == G2Z_OK) status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
-  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_REDUCE, status);
-}
-G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE);
-  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE, g2z__star_sum(comm, (float *)buffer, n));
-}
-G2Z__PRIVATE g2z_status g2z__star_broadcast(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_BROADCAST);
-  g2z_status status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
-  return g2z__star_timed(comm, begin, G2Z_SPAN_BROADCAST, status);
-}
-G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *to, const void *from,
-                                             size_t n) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_GATHER);
-  size_t bytes = n / (size_t)comm->world * sizeof(float);
-  char *mine = (char *)to + (size_t)comm->rank * bytes;
-  if (mine != from) memcpy(mine, from, bytes);
-  g2z_status status = g2z__star_gather(comm, (char *)to, bytes);
-  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_GATHER, status);
-}
-G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, g2z_span span, void *rows,
-                                       const void *mine, size_t bytes) {
-  double begin = g2z__star_begin(comm, span);
-  char *to = (char *)rows + (size_t)comm->rank * bytes;
-  if (to != mine) memcpy(to, mine, bytes);
-  return g2z__star_timed(comm, begin, span, g2z__star_gather(comm, (char *)rows, bytes));
-}
-G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, g2z_span span, void *rows,
-                                           const void *mine, size_t bytes, int *done) {
+G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
   *done = 1;
-  return g2z__star_rows(comm, span, rows, mine, bytes);
+  return g2z__star_play(comm, rows);
 }
 G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
 static const g2z_collectives g2z__star = {
-    "connections to rank 0", g2z__one_depart,  g2z__one_place,    g2z__one_place,
-    g2z__one_place,          g2z__one_place,   g2z__star_reduce_scatter,
-    g2z__star_all_reduce,    g2z__star_reduce, g2z__one_allocate, g2z__one_release,
-    g2z__star_all_gather,    g2z__star_broadcast, g2z__star_rows, g2z__star_exchange,
-    g2z__one_cast_grad,
-    g2z__lap,                g2z__lap_ms,      g2z__star_close};
+    "connections to rank 0", g2z__no_departure, g2z__star_play, g2z__star_exchange,
+    g2z__one_allocate,       g2z__one_release,  g2z__lap,       g2z__lap_ms,
+    g2z__star_close};
 
-/* ----- a tape: what devices and collectives were given, to be given again -- */
+/* ----- submit: play a call at once, or record it ------------------------- */
 
-/* Of several ranks, the queue's calls are made again, and what a device does between two
- * places where it waits for them is a graph, run before the calls that were made meanwhile: so what
- * a step sends last travels under the begin of the next, and waiting is measured. Where two graphs
- * meet, an H200 stands still for 3 us, and for 10 where it asks whether it has to wait. In a job of
- * one, collectives are work of the device, and all is one graph. */
-#define G2Z__CALL_LIST(X)                                               \
-  X(follow, (comm, c->how))                                             \
-  X(follow_all, (comm, c->how))                                         \
-  X(mark, (comm, c->how))                                               \
-  X(join, (comm, c->how))                                               \
-  X(reduce_scatter, (comm, c->to, c->from, (g2z_write)c->how, c->n))    \
-  X(all_reduce, (comm, c->to, c->n))                                    \
-  X(reduce, (comm, c->to, c->n))                                        \
-  X(all_gather, (comm, c->to, c->from, c->n))                           \
-  X(broadcast, (comm, c->to, c->n))                                     \
-  X(all_gather_rows, (comm, (g2z_span)c->how, c->to, c->from, c->n))    \
-  X(cast_grad, (comm, c->to, (const float *)c->from, c->n))
-
-typedef enum g2z__call_kind {
-  G2Z__CALL_graph,
-#define X(name, arguments) G2Z__CALL_##name,
-  G2Z__CALL_LIST(X)
-#undef X
-} g2z__call_kind;
-
-typedef struct g2z__call {
-  g2z__call_kind kind;
-  g2z_graph *graph;
-  void *to, *from;
-  int how;                     /* a place, a departure, a g2z_write or a g2z_span */
-  size_t n;
-} g2z__call;
-
-struct g2z__tape {
-  g2z__call *calls;
+/* A recorded step is a list: graph, WAIT, calls, graph, WAIT, ... A graph holds what the device was
+ * given between two WAITs. It is run before the calls that were submitted meanwhile, since they
+ * follow places inside it. Calls are issued again as ordinary calls, so that what a step sends last
+ * travels beside the beginning of the next step, and waiting can be timed. In a job of one all calls
+ * are work of the device, and the step is one graph. */
+struct g2z__record {
+  g2z_call *calls;
   size_t count, capacity;
-  size_t meanwhile;            /* the first call since the last graph; like all below, while it
-                                * records */
-  const g2z_collectives *real;
-  g2z_collectives recorder;
+  size_t meanwhile;            /* the first call since the last graph */
 };
 
-G2Z__PRIVATE g2z_status g2z__tape_add(g2z_comm *comm, g2z__call call) {
-  g2z__tape *tape = comm->tape;
-  void *calls = tape->calls;
-  G2Z__TRY(g2z__grow(comm->services, &calls, &tape->capacity, tape->count, tape->count + 1,
-                     sizeof call));
-  tape->calls = (g2z__call *)calls;
-  tape->calls[tape->count++] = call;
+G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
+  g2z__record *record = comm->record;
+  void *calls = record->calls;
+  G2Z__TRY(g2z__grow(comm->services, &calls, &record->capacity, record->count, record->count + 1,
+                     sizeof *call));
+  record->calls = (g2z_call *)calls;
+  record->calls[record->count++] = *call;
   return G2Z_OK;
 }
 
-/* What the device was given since the last graph is run before the calls that were made since then:
- * they wait for departures in it. */
-G2Z__PRIVATE g2z_status g2z__tape_cut(g2z_comm *comm) {
-  g2z__tape *tape = comm->tape;
-  g2z__call call;
-  memset(&call, 0, sizeof call);
-  call.kind = G2Z__CALL_graph;
-  G2Z__TRY(g2z_graph_end(comm->device, &call.graph));
-  size_t at = tape->meanwhile, later = tape->count - at;
-  if (call.graph) {
-    g2z_status status = g2z__tape_add(comm, call);
+/* Ends the graph, and puts it before the calls that were submitted meanwhile. */
+G2Z__PRIVATE g2z_status g2z__record_cut(g2z_comm *comm) {
+  g2z__record *record = comm->record;
+  g2z_call graph = g2z_call_of(G2Z_CALL_GRAPH, NULL, NULL, 0);
+  G2Z__TRY(g2z_graph_end(comm->device, &graph.graph));
+  size_t at = record->meanwhile, later = record->count - at;
+  if (graph.graph) {
+    g2z_status status = g2z__record_add(comm, &graph);
     if (status != G2Z_OK) {
-      g2z_graph_free(comm->device, call.graph);
+      g2z_graph_free(comm->device, graph.graph);
       return status;
     }
-    memmove(&tape->calls[at + 1], &tape->calls[at], later * sizeof call);
-    tape->calls[at] = call;
+    memmove(&record->calls[at + 1], &record->calls[at], later * sizeof graph);
+    record->calls[at] = graph;
   }
-  tape->meanwhile = tape->count;
+  record->meanwhile = record->count;
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__tape_call(g2z_comm *comm, g2z__call_kind kind, void *to,
-                                       const void *from, int how, size_t n) {
-  g2z__call call;
+/* The device waits between two graphs. */
+G2Z__PRIVATE g2z_status g2z__record_wait(g2z_comm *comm, const g2z_call *call) {
+  g2z_status status = g2z__record_cut(comm);
+  if (status == G2Z_OK) status = g2z__record_add(comm, call);
+  comm->record->meanwhile = comm->record->count;
+  g2z_status begun = g2z_graph_begin(comm->device); /* also after a failure: end() ends it */
+  return status != G2Z_OK ? status : begun;
+}
+
+G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, size_t n) {
+  g2z_call call;
   memset(&call, 0, sizeof call);
   call.kind = kind;
   call.to = to;
   call.from = (void *)from;
-  call.how = how;
   call.n = n;
-  return g2z__tape_add(comm, call);
+  return call;
 }
 
-G2Z__PRIVATE g2z_status g2z__tape_follow(g2z_comm *comm, int departure) {
-  return g2z__tape_call(comm, G2Z__CALL_follow, NULL, NULL, departure, 0);
-}
-G2Z__PRIVATE g2z_status g2z__tape_follow_all(g2z_comm *comm, int departure) {
-  return g2z__tape_call(comm, G2Z__CALL_follow_all, NULL, NULL, departure, 0);
-}
-G2Z__PRIVATE g2z_status g2z__tape_mark(g2z_comm *comm, int place) {
-  return g2z__tape_call(comm, G2Z__CALL_mark, NULL, NULL, place, 0);
-}
-G2Z__PRIVATE g2z_status g2z__tape_join(g2z_comm *comm, int place) {
-  g2z_status status = g2z__tape_cut(comm);
-  if (status == G2Z_OK) status = g2z__tape_call(comm, G2Z__CALL_join, NULL, NULL, place, 0);
-  comm->tape->meanwhile = comm->tape->count;
-  g2z_status begun = g2z_graph_begin(comm->device); /* also then: end() ends it */
-  return status != G2Z_OK ? status : begun;
-}
-G2Z__PRIVATE g2z_status g2z__tape_reduce_scatter(g2z_comm *comm, void *out, void *from,
-                                                 g2z_write mode, size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_reduce_scatter, out, from, (int)mode, n);
-}
-G2Z__PRIVATE g2z_status g2z__tape_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_all_reduce, buffer, NULL, 0, n);
-}
-G2Z__PRIVATE g2z_status g2z__tape_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_reduce, buffer, NULL, 0, n);
-}
-G2Z__PRIVATE g2z_status g2z__tape_all_gather(g2z_comm *comm, void *to, const void *from,
-                                             size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_all_gather, to, from, 0, n);
-}
-G2Z__PRIVATE g2z_status g2z__tape_broadcast(g2z_comm *comm, void *buffer, size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_broadcast, buffer, NULL, 0, n);
-}
-G2Z__PRIVATE g2z_status g2z__tape_rows(g2z_comm *comm, g2z_span span, void *rows,
-                                       const void *mine, size_t bytes) {
-  return g2z__tape_call(comm, G2Z__CALL_all_gather_rows, rows, mine, (int)span, bytes);
-}
-G2Z__PRIVATE g2z_status g2z__tape_cast_grad(g2z_comm *comm, void *to, const float *from,
-                                            size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_cast_grad, to, from, 0, n);
+G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
+  g2z_call now = *call;
+  if (now.kind == G2Z_CALL_AFTER) G2Z__TRY(comm->ops->depart(comm, &now.place));
+  if (!comm->record || comm->world == 1) return comm->ops->play(comm, &now);
+  return now.kind == G2Z_CALL_WAIT ? g2z__record_wait(comm, &now) : g2z__record_add(comm, &now);
 }
 
-G2Z__PRIVATE void g2z__tape_free(g2z_comm *comm, g2z__tape *tape) {
-  for (size_t i = 0; i < tape->count; i++) g2z_graph_free(comm->device, tape->calls[i].graph);
-  g2z_release(comm->services, tape->calls);
-  memset(tape, 0, sizeof *tape);
+G2Z_API g2z_status g2z_comm_after(g2z_comm *comm, int all) {
+  g2z_call call = g2z_call_of(G2Z_CALL_AFTER, NULL, NULL, 0);
+  call.all = all;
+  return g2z_comm_submit(comm, &call);
+}
+G2Z_API g2z_status g2z_comm_mark(g2z_comm *comm, int place) {
+  g2z_call call = g2z_call_of(G2Z_CALL_MARK, NULL, NULL, 0);
+  call.place = place;
+  return g2z_comm_submit(comm, &call);
+}
+G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place) {
+  g2z_call call = g2z_call_of(G2Z_CALL_WAIT, NULL, NULL, 0);
+  call.place = place;
+  return g2z_comm_submit(comm, &call);
 }
 
-/* Until end(), what comm and its device are given goes onto the empty tape. */
-G2Z__PRIVATE g2z_status g2z__tape_begin(g2z_comm *comm, g2z__tape *tape) {
+G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
+  for (size_t i = 0; i < record->count; i++) g2z_graph_free(comm->device, record->calls[i].graph);
+  g2z_release(comm->services, record->calls);
+  memset(record, 0, sizeof *record);
+}
+
+/* Until end(), what comm and its device are given goes into the empty record. */
+G2Z__PRIVATE g2z_status g2z__record_begin(g2z_comm *comm, g2z__record *record) {
   G2Z__TRY(g2z_graph_begin(comm->device));
-  comm->tape = tape;
-  tape->real = comm->ops;
-  tape->meanwhile = 0;
-  if (comm->world == 1) return G2Z_OK;
-  tape->recorder = *comm->ops;
-  tape->recorder.follow = g2z__tape_follow;
-  tape->recorder.follow_all = g2z__tape_follow_all;
-  tape->recorder.mark = g2z__tape_mark;
-  tape->recorder.join = g2z__tape_join;
-  tape->recorder.reduce_scatter = g2z__tape_reduce_scatter;
-  tape->recorder.all_reduce = g2z__tape_all_reduce;
-  tape->recorder.reduce = g2z__tape_reduce;
-  tape->recorder.all_gather = g2z__tape_all_gather;
-  tape->recorder.broadcast = g2z__tape_broadcast;
-  tape->recorder.all_gather_rows = g2z__tape_rows;
-  tape->recorder.cast_grad = g2z__tape_cast_grad;
-  comm->ops = &tape->recorder;
+  comm->record = record;
+  record->meanwhile = 0;
   return G2Z_OK;
 }
 
-/* `status` is that of what was recorded; a tape that is not whole is empty. */
-G2Z__PRIVATE g2z_status g2z__tape_end(g2z_comm *comm, g2z_status status) {
-  g2z__tape *tape = comm->tape;
-  g2z_status cut = g2z__tape_cut(comm);
-  comm->ops = tape->real;
-  comm->tape = NULL;
+/* `status` is that of what was recorded; a record that is not whole is empty. */
+G2Z__PRIVATE g2z_status g2z__record_end(g2z_comm *comm, g2z_status status) {
+  g2z__record *record = comm->record;
+  g2z_status cut = g2z__record_cut(comm);
+  comm->record = NULL;
   if (status == G2Z_OK) status = cut;
-  if (status != G2Z_OK) g2z__tape_free(comm, tape);
+  if (status != G2Z_OK) g2z__record_free(comm, record);
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__tape_play(g2z_comm *comm, const g2z__tape *tape) {
-  for (size_t i = 0; i < tape->count; i++) {
-    const g2z__call *c = &tape->calls[i];
-    switch (c->kind) {
-      case G2Z__CALL_graph: G2Z__TRY(g2z_graph_run(comm->device, c->graph)); break;
-#define X(name, arguments) \
-      case G2Z__CALL_##name: G2Z__TRY(comm->ops->name arguments); break;
-      G2Z__CALL_LIST(X)
-#undef X
-    }
+G2Z__PRIVATE g2z_status g2z__record_play(g2z_comm *comm, const g2z__record *record) {
+  for (size_t i = 0; i < record->count; i++) {
+    const g2z_call *c = &record->calls[i];
+    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? g2z_graph_run(comm->device, c->graph)
+                                       : comm->ops->play(comm, c));
   }
   return G2Z_OK;
 }
@@ -8263,18 +8167,6 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
   if (!comm) return;
   if (comm->ops) comm->ops->close(comm);
   g2z_release(comm->services, comm);
-}
-
-G2Z_API g2z_status g2z_comm_fork(g2z_comm *comm) {
-  int departure;
-  G2Z__TRY(comm->ops->depart(comm, &departure));
-  return comm->ops->follow(comm, departure);
-}
-
-G2Z_API g2z_status g2z_comm_fork_all(g2z_comm *comm) {
-  int departure;
-  G2Z__TRY(comm->ops->depart(comm, &departure));
-  return comm->ops->follow_all(comm, departure);
 }
 
 #define G2Z__COPIES 5 /* the first one touches pages and opens paths */
@@ -8647,7 +8539,7 @@ struct g2z_trainer {
   g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict,
                                       * the embedding's rows */
   g2z__model model;
-  g2z__tape tape;                    /* of g2z__trainer_enqueue, once it was recorded */
+  g2z__record record;                /* of a step; empty until one was recorded */
   g2z_loader *loader;
   void *shared[3];                   /* the communicator's: parameters, logits, votes */
   float *master, *m, *v;             /* [shard_elements] */
@@ -8980,8 +8872,8 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
   if (reduced) return G2Z_OK;
-  G2Z__TRY(g2z_comm_fork(t->comm));
-  return t->comm->ops->mark(t->comm, 2 * t->plan->buckets + 2);
+  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  return g2z_comm_mark(t->comm, 2 * t->plan->buckets + 2);
 }
 
 /* ----- the page's functions: gradients to their owners ------------------- */
@@ -8994,7 +8886,7 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   if (!g2z__plan_by_unit(plan)) return G2Z_OK;
   int wte = unit == plan->wte, before = wte ? unit : unit - 2; /* which lay there */
   int busy = wte ? t->micro_step > 0 : before >= 0;
-  if (busy) G2Z__TRY(t->comm->ops->join(t->comm, plan->unit[before + 1].bucket - 1));
+  if (busy) G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[before + 1].bucket - 1));
   size_t written = unit == plan->wpe ? 0 : u->elements, size = (size_t)plan->grad_bytes;
   if (wte || written == u->room) return G2Z_OK;
   return t->device->ops->zero(t->device, t->model.grads + (u->grad_at + written) * size,
@@ -9012,8 +8904,9 @@ G2Z__PRIVATE g2z_status g2z__cast_wte(g2z_trainer *t, const g2z_bucket *b) {
   if (n > wte->elements - first) n = wte->elements - first;
   char *to = t->model.grads + b->grad_at * (size_t)plan->grad_bytes;
   const float *from = (const float *)t->model.dwte + first;
-  return t->pass.rows ? t->comm->ops->cast_grad(t->comm, to, from, n)
-                      : t->device->ops->cast_grad(t->device, to, from, n);
+  if (!t->pass.rows) return t->device->ops->cast_grad(t->device, to, from, n);
+  g2z_call cast = g2z_call_of(G2Z_CALL_CAST, to, from, n);
+  return g2z_comm_submit(t->comm, &cast);
 }
 
 /* (2) Adds up a bucket's gradients over the ranks on the communication stream, beside what follows.
@@ -9021,19 +8914,17 @@ G2Z__PRIVATE g2z_status g2z__cast_wte(g2z_trainer *t, const g2z_bucket *b) {
  * stage 1 micro-steps have added up in place; from stage 2 on each one's sum is added to the owner's
  * shard. */
 G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
-  const g2z_plan *plan = t->plan;
-  const g2z_collectives *ops = t->comm->ops;
-  const g2z_bucket *b = &plan->bucket[bucket];
-  size_t n = b->elements, size = (size_t)plan->grad_bytes;
-  char *from = t->model.grads + b->grad_at * size, *to = t->sums + b->sum_at * size;
-  g2z_write write = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+  const g2z_bucket *b = &t->plan->bucket[bucket];
+  size_t size = (size_t)t->plan->grad_bytes;
+  g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, t->sums + b->sum_at * size,
+                              t->model.grads + b->grad_at * size, b->elements);
+  call.owner = t->plan->owner;
+  call.write = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
   G2Z__TRY(g2z__cast_wte(t, b));
-  g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, n * size);
-  G2Z__TRY(g2z_comm_fork(t->comm)); /* backward has written the bucket */
-  if (plan->strategy == G2Z_STRATEGY_DP) G2Z__TRY(ops->reduce(t->comm, from, n));
-  else if (plan->zero_stage == 0) G2Z__TRY(ops->all_reduce(t->comm, from, n));
-  else G2Z__TRY(ops->reduce_scatter(t->comm, to, from, write, n));
-  return ops->mark(t->comm, bucket);
+  g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, b->elements * size);
+  G2Z__TRY(g2z_comm_after(t->comm, 0)); /* backward has written the bucket */
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z_comm_mark(t->comm, bucket);
 }
 
 /* (2) Where wte's gradient goes in two parts, it does so in a step's last micro-step: the sum of the
@@ -9046,9 +8937,10 @@ G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
   t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
   g2z__ranks_record(g2z_context_ranks(t->context), "tokens", -1, bytes);
-  G2Z__TRY(g2z_comm_fork_all(t->comm)); /* all are done with their logits */
-  G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS, (void *)t->row_tokens,
-                                         t->pass.x, bytes));
+  G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all are done with their logits */
+  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->row_tokens, t->pass.x, bytes);
+  call.span = G2Z_SPAN_EMBEDDING_ROWS;
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
   for (int bucket = plan->unit[plan->wte].bucket; bucket < plan->buckets; bucket++)
     G2Z__TRY(g2z__reduce_bucket(t, bucket));
   return G2Z_OK;
@@ -9062,10 +8954,11 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   const void *mine = g2z__dropped(&t->model, &t->pass);
   t->rows = plan->world == 1 ? mine : t->model.logits;
   g2z__ranks_record(g2z_context_ranks(t->context), "rows", -1, bytes);
-  G2Z__TRY(g2z_comm_fork(t->comm));
-  G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS, (void *)t->rows, mine,
-                                         bytes));
-  return t->comm->ops->mark(t->comm, 2 * plan->buckets + 1);
+  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
+  call.span = G2Z_SPAN_EMBEDDING_ROWS;
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z_comm_mark(t->comm, 2 * plan->buckets + 1);
 }
 
 /* The sum of squares of the gradients that this rank owns of buckets [from, to). */
@@ -9090,7 +8983,7 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
 G2Z__PRIVATE g2z_status g2z__sort_rows(g2z_trainer *t) {
   g2z__embedding_rows rows = g2z__plan_rows(t->plan);
   int32_t *order = (int32_t *)(t->model.logits + rows.order);
-  G2Z__TRY(t->comm->ops->join(t->comm, t->plan->unit[t->plan->wte].bucket)); /* tokens are there */
+  G2Z__TRY(g2z_comm_wait(t->comm, t->plan->unit[t->plan->wte].bucket)); /* tokens are there */
   return t->device->ops->embed_order(t->device, order, t->row_tokens, (int)rows.count);
 }
 
@@ -9098,7 +8991,7 @@ G2Z__PRIVATE g2z_status g2z__sort_rows(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__add_rows(g2z_trainer *t) {
   g2z__embedding_rows rows = g2z__plan_rows(t->plan);
   const int32_t *order = (const int32_t *)(t->model.logits + rows.order);
-  G2Z__TRY(t->comm->ops->join(t->comm, 2 * t->plan->buckets + 1));
+  G2Z__TRY(g2z_comm_wait(t->comm, 2 * t->plan->buckets + 1));
   return t->device->ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows,
                                    order, (int)rows.count, t->plan->model.channels);
 }
@@ -9112,27 +9005,27 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (plan->wte_rows) G2Z__TRY(g2z__sort_rows(t));
   if (last > 0) {
-    G2Z__TRY(t->comm->ops->join(t->comm, last - 1)); /* and all that went before */
+    G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and all that went before */
     G2Z__TRY(g2z__square(t, 0, last));
   }
   if (plan->wte_rows) G2Z__TRY(g2z__add_rows(t));
-  G2Z__TRY(t->comm->ops->join(t->comm, last));
+  G2Z__TRY(g2z_comm_wait(t->comm, last));
   return g2z__square(t, last, plan->buckets);
 }
 
 /* Every rank's row of the verdict comes to all: in the device's own order where the transport can. */
 G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t) {
-  const g2z_collectives *ops = t->comm->ops;
   int place = 2 * t->plan->buckets, done = 0;
   size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
-  double *rows = t->verdict.rows, *mine = g2z__my_verdict(t);
+  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
+  call.span = G2Z_SPAN_VERDICT;
   g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1, bytes);
-  G2Z__TRY(ops->exchange(t->comm, G2Z_SPAN_VERDICT, rows, mine, bytes, &done));
+  G2Z__TRY(t->comm->ops->exchange(t->comm, &call, &done));
   if (done) return G2Z_OK;
-  G2Z__TRY(g2z_comm_fork(t->comm));
-  G2Z__TRY(ops->all_gather_rows(t->comm, G2Z_SPAN_VERDICT, rows, mine, bytes));
-  G2Z__TRY(ops->mark(t->comm, place));
-  return ops->join(t->comm, place);
+  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  G2Z__TRY(g2z_comm_mark(t->comm, place));
+  return g2z_comm_wait(t->comm, place);
 }
 
 /* Behind it no rank reads old parameters any more, and none has gathered new ones yet. */
@@ -9149,11 +9042,6 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
 
 /* ----- the page's functions: parameters from their owners ---------------- */
 
-/* Whether parameters that other ranks updated must come from them. */
-G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
-  return t->plan->world > 1 && !g2z__plan_replicates(t->plan);
-}
-
 /* AdamW on what buckets [from, to) have of this rank's. */
 G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
   if (from == to) return G2Z_OK;
@@ -9166,15 +9054,14 @@ G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
 
 /* A bucket's parameters go from those who updated them to the others, behind a fork. */
 G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
-  const g2z_plan *plan = t->plan;
-  const g2z_bucket *b = &plan->bucket[bucket];
-  size_t n = b->elements, size = (size_t)plan->dtype_bytes;
-  char *to = t->model.params + b->param_at * size;
-  const char *from = t->model.params + b->own_param_at * size;
-  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, n * size);
-  if (plan->strategy == G2Z_STRATEGY_DP) G2Z__TRY(t->comm->ops->broadcast(t->comm, to, n));
-  else G2Z__TRY(t->comm->ops->all_gather(t->comm, to, from, n));
-  return t->comm->ops->mark(t->comm, plan->buckets + bucket);
+  const g2z_bucket *b = &t->plan->bucket[bucket];
+  size_t size = (size_t)t->plan->dtype_bytes;
+  g2z_call call = g2z_call_of(G2Z_CALL_GATHER, t->model.params + b->param_at * size,
+                              t->model.params + b->own_param_at * size, b->elements);
+  call.owner = t->plan->owner;
+  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, b->elements * size);
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z_comm_mark(t->comm, t->plan->buckets + bucket);
 }
 
 /* Stage 3: a block is gathered into its buffer, unless it is there. Of other units, and of unit -1,
@@ -9182,7 +9069,7 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
 G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
   const g2z_unit *u = t->plan->unit;
   if (unit < 0 || !u[unit].gathered || t->turn[unit % 2] == unit) return G2Z_OK;
-  G2Z__TRY(g2z_comm_fork_all(t->comm)); /* all are done with the block that lies there */
+  G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all are done with the block that lies there */
   for (int bucket = u[unit + 1].bucket - 1; bucket >= u[unit].bucket; bucket--)
     G2Z__TRY(g2z__gather_bucket(t, bucket));
   t->turn[unit % 2] = unit;
@@ -9198,14 +9085,14 @@ G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
   if (gathered ? t->turn_joined[unit % 2] : t->joined > number) return G2Z_OK;
   if (gathered) t->turn_joined[unit % 2] = 1;
   else t->joined = number + 1;
-  return t->comm->ops->join(t->comm, t->plan->buckets + bucket);
+  return g2z_comm_wait(t->comm, t->plan->buckets + bucket);
 }
 
 /* (1) A unit's parameters are there, and those of the next unit of this pass come beside what is
  * computed with them. The two blocks that a pass ends with stay in their buffers: with them the next
  * pass, in the other direction, begins. */
 G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next) {
-  if (!g2z__trainer_gathers(t)) return G2Z_OK;
+  if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   t->needed = unit;
   G2Z__TRY(g2z__gather_unit(t, unit));
   G2Z__TRY(g2z__arrive(t, unit));
@@ -9222,8 +9109,8 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
   if (from == 0) g2z_span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  if (!g2z__trainer_gathers(t)) return G2Z_OK;
-  G2Z__TRY(g2z_comm_fork(t->comm));
+  if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
+  G2Z__TRY(g2z_comm_after(t->comm, 0));
   for (int bucket = to - 1; bucket >= from; bucket--) {
     int unit = plan->bucket[bucket].unit, gathered = plan->unit[unit].gathered;
     if (!gathered) G2Z__TRY(g2z__gather_bucket(t, bucket));
@@ -9236,19 +9123,19 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
 /* What is stale and has a place of its own is gathered, behind what other ranks still read. */
 G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  if (!t->stale || !g2z__trainer_gathers(t)) return G2Z_OK;
-  G2Z__TRY(g2z_comm_fork_all(t->comm));
+  if (!t->stale || !g2z__plan_gathers(t->plan)) return G2Z_OK;
+  G2Z__TRY(g2z_comm_after(t->comm, 1));
   for (int bucket = plan->buckets - 1; bucket >= 0; bucket--)
     if (!plan->unit[plan->bucket[bucket].unit].gathered)
       G2Z__TRY(g2z__gather_bucket(t, bucket));
   t->joined = t->stale = 0;
-  return t->comm->ops->join(t->comm, 2 * plan->buckets - 1);
+  return g2z_comm_wait(t->comm, 2 * plan->buckets - 1);
 }
 
 /* The state that a step begins with, and a recorded one assumes, is that behind another step. A
  * load, a validation or a generation has changed it. */
 G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
-  if (!g2z__trainer_gathers(t)) return G2Z_OK;
+  if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   G2Z__TRY(g2z__refresh(t));
   for (int unit = t->plan->model.layers; unit >= g2z__trainer_second(t); unit--)
     G2Z__TRY(g2z__gather_unit(t, unit));
@@ -9504,7 +9391,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
                     t->plan->dwte_dtype == t->plan->grad_dtype ? NULL : t->model.dwte,
                     t->eval_sum, t->ranges, t->grad_shard};
     ops->synchronize(t->device);
-    if (t->comm) g2z__tape_free(t->comm, &t->tape);
+    if (t->comm) g2z__record_free(t->comm, &t->record);
     for (int i = 0; i < 3; i++)
       if (t->shared[i]) t->comm->ops->release(t->comm, t->shared[i]);
     g2z_comm_free(t->comm);
@@ -9586,7 +9473,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   G2Z__TRY(g2z__restore(t));
   for (int unit = t->plan->wte; unit >= 0; unit--) /* all that has a place has arrived */
     if (!t->plan->unit[unit].gathered || unit >= g2z__trainer_second(t))
-      if (g2z__trainer_gathers(t)) G2Z__TRY(g2z__arrive(t, unit));
+      if (g2z__plan_gathers(t->plan)) G2Z__TRY(g2z__arrive(t, unit));
   g2z_status status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK && text) bytes = strlen(text) + 1;
@@ -9607,12 +9494,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   G2Z__TRY(g2z__restore(t));
   if (!t->plan->graphed || t->enqueued == t->resumed_step) return g2z__zero_step(t, t->plan);
-  if (!t->tape.count) {
-    G2Z__TRY(g2z__tape_begin(t->comm, &t->tape));
-    G2Z__TRY(g2z__tape_end(t->comm, g2z__zero_step(t, t->plan)));
+  if (!t->record.count) {
+    G2Z__TRY(g2z__record_begin(t->comm, &t->record));
+    G2Z__TRY(g2z__record_end(t->comm, g2z__zero_step(t, t->plan)));
   }
   g2z__ranks_record(g2z_context_ranks(t->context), "graph", -1, 0);
-  return g2z__tape_play(t->comm, &t->tape);
+  return g2z__record_play(t->comm, &t->record);
 }
 
 /* A rank failed, and all know it: they return its status and its sentence. */
@@ -11101,7 +10988,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   G2Z__TRY(g2z__join_path(t->services, saver->place, "model.safetensors.partial",
                           &saver->model_path));
   size_t begin = 0, end = P;
-  if (g2z__plan_replicates(plan)) {
+  if (plan->owner == G2Z_OWNER_ALL) {
     begin = (size_t)((uint64_t)P * (uint64_t)plan->rank / (uint64_t)plan->world);
     end = (size_t)((uint64_t)P * (uint64_t)(plan->rank + 1) / (uint64_t)plan->world);
   }
@@ -12128,7 +12015,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   t->stop_agreed = 0; /* that was about the steps that it leaves here, */
   t->failed = G2Z_OK; /* and so was this */
   *t->verdict.reported[state.step % 2] = state;
-  g2z__tape_free(t->comm, &t->tape); /* its products may take other algorithms now */
+  g2z__record_free(t->comm, &t->record); /* its products may take other algorithms now */
   return G2Z_OK;
 }
 
