@@ -1,8 +1,30 @@
-/* g2z_report.h: what runs of gpt2_zero.h leave, for people: pages of curves, tables and charts,
- * TensorBoard, profiles, and what several runs say together. MIT licence.
+/* g2z_report.h: what runs of gpt2_zero.h measured, for people: pages with charts and tables,
+ * TensorBoard, profiles, and several runs side by side. MIT licence.
  *
- * Include it behind gpt2_zero.h, whose build switches it takes (GPT2_ZERO_IMPLEMENTATION,
- * G2Z_STATIC, G2Z_API, G2Z_ASSERT), and whose contract for errors.
+ * QUICK START
+ *     #define GPT2_ZERO_IMPLEMENTATION
+ *     #include "gpt2_zero.h"
+ *     #include "g2z_report.h"                                    // this order
+ *     static g2z_services services;                               // malloc, no log
+ *     g2z_results *results = NULL;
+ *     g2z_status status = g2z_report_run(&services, "runs/first");   // runs/first/report.html
+ *     if (status == G2Z_OK) status = g2z_results_create(&services, &results);
+ *     if (status == G2Z_OK) status = g2z_results_add(results, "runs");
+ *     if (status == G2Z_OK) status = g2z_results_page(results, "runs.html");
+ *     if (status != G2Z_OK) puts(services.error);
+ *     g2z_results_free(results);
+ *
+ * It uses gpt2_zero.h through its public functions alone, and takes its build switches
+ * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT) and its contract for errors: a
+ * status, and a sentence in services->error. Names that begin with g2zp_ or G2ZP_ are private.
+ *
+ * CONTENTS: report (pages, charts, TensorBoard, metrics.jsonl, the page of a run, profiles);
+ *     experiments
+ *
+ * RUN DIRECTORY (g2z_run.h has the whole list)
+ *     read      metrics.jsonl, training_metrics.json, launcher_metadata.json, RUN_FAILED.json,
+ *               profiles/nsys_stats_*.txt
+ *     written   report.html, events.out.tfevents.*, profiles/timers_*.txt and profile_summary.json
  *
  * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
  *     run_NAME_N              run directories, N in the order of time; with them console.txt, what

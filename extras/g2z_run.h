@@ -1,9 +1,32 @@
-/* g2z_run.h: a whole training run around gpt2_zero.h: its flags, its directory, metrics,
- * checkpoints, samples, artifacts. MIT licence.
+/* g2z_run.h: a whole training around gpt2_zero.h, from a command line to a directory that holds all
+ * that it leaves: metrics, checkpoints, samples, weights. MIT licence.
  *
- * Include it behind gpt2_zero.h, whose build switches it takes (GPT2_ZERO_IMPLEMENTATION,
- * G2Z_STATIC, G2Z_API, G2Z_ASSERT), and whose contract for errors. It includes g2z_text.h and
- * g2z_report.h, which lie beside it.
+ * QUICK START
+ *     #define GPT2_ZERO_IMPLEMENTATION
+ *     #include "gpt2_zero.h"
+ *     #include "g2z_run.h"                                       // this order
+ *     static g2z_services services;                               // malloc, no log
+ *     g2z_context *context = NULL;  g2z_run *run = NULL;  g2z_run_event event;
+ *     g2z_context_config cc = g2z_context_config_default(&services);
+ *     g2z_run_config config = g2z_run_config_default();           // GPT-2 124M
+ *     config.train.train_glob = "data/text_train_*.bin";  config.run_dir = "runs/first";
+ *     g2z_status status = g2z_context_create(&cc, &context);
+ *     if (status == G2Z_OK) status = g2z_run_create(context, &config, &run);
+ *     while (status == G2Z_OK && (status = g2z_run_next(run, &event)) == G2Z_OK) {
+ *       puts(event.line);
+ *       if (event.kind == G2Z_RUN_DONE) break;
+ *     }
+ *     if (status != G2Z_OK) puts(services.error);
+ *     g2z_run_free(run);  g2z_context_free(context);
+ * train.cu is the same with a command line, signals, and ranks that it starts itself.
+ *
+ * It uses gpt2_zero.h, g2z_text.h and g2z_report.h, which lie beside it, through their public
+ * functions alone, and takes the library's build switches (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC,
+ * G2Z_API, G2Z_ASSERT) and its contract for errors: a status, and a sentence in services->error. It
+ * prints nothing. It ends a process in one place: g2z_run_catch_signals, at a second signal. Names
+ * that begin with g2zr_ or G2ZR_ are private.
+ *
+ * CONTENTS: run; flags; command line
  *
  * RUN DIRECTORY, written by g2z_run_*
  *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
@@ -46,18 +69,9 @@ extern "C" {
 
 /* ===== run ===============================================================
  * A whole training from a config into a run directory: steps, validation, samples, metrics and
- * artifacts (manual: RUN DIRECTORY). The caller turns a crank and shows what it is handed:
- *
- *   g2z_run_config config = g2z_run_config_default();  config.train.train_glob = "train.bin";
- *   g2z_run *run;  g2z_run_event event;
- *   status = g2z_run_create(context, &config, &run);
- *   while (status == G2Z_OK && (status = g2z_run_next(run, &event)) == G2Z_OK) {
- *     puts(event.line);
- *     if (event.kind == G2Z_RUN_DONE) break;
- *   }
- *   g2z_run_free(run);
- *
- * Strings in the config are borrowed and must outlive the run. */
+ * artifacts (manual: RUN DIRECTORY). The caller calls g2z_run_next until the run is done, and shows
+ * the events that it returns (manual: QUICK START). Strings in the config are borrowed and must
+ * outlive the run. */
 
 typedef struct g2z_run_config {
   g2z_train_config train;      /* train_glob NULL: no steps, only validation and a sample.
