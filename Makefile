@@ -137,7 +137,7 @@ check: check-compilers check-contents check-flags sanitize ## compile in every w
 
 WARN := -Wall -Wextra -Wpedantic -Werror
 WAYS := "gcc -std=c11 -x c" "clang -std=c11 -x c" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
-HEADS := $(addprefix build/check/,one.c two.c static.c static2.c)
+HEADS := $(addprefix build/check/,alone.c extras.c one.c two.c static.c static2.c)
 BEHIND := "gcc -x c" "gcc -std=gnu17 -x c" "clang -x c" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
 
 # build/fuzz/fuzz_json and the others run until they are stopped; inputs that fail are left where they
@@ -160,17 +160,19 @@ run = $$1 $(addprefix build/check/,$(addsuffix .o,$1)) $(LIBS) -o build/check/li
 refused = $$1 $1 -fsyntax-only -I. 2>&1 | grep -m1 error | grep -q -e '$2' \
   || { echo "$$1 $1: the error does not say $2"; exit 1; }
 
-# one.c has the implementation and two.c has not: they are linked. static.c and static2.c each have
-# their own. All but the last include the header twice.
+# alone.c has the header without extras, extras.c what those need of it: its declarations. one.c has
+# the implementations and two.c has not: they are linked. static.c and static2.c each have their own.
 check-header: ## the header alone in every way, behind system headers, and where it must refuse
 	@mkdir -p build/check
 	@impl='#define GPT2_ZERO_IMPLEMENTATION' include='#include "gpt2_zero.h"' static='#define G2Z_STATIC'; \
 	main='int main(void) { return g2z_status_text(G2Z_OK) == 0; }'; cd build/check; \
-	text='#include "extras/g2z_text.h"'; \
-	printf '%s\n' "$$impl" "$$include" "$$text" "$$include" "$$text" > one.c; \
-	printf '%s\n' "$$include" "$$text" "$$include" "$$text" "$$main" > two.c; \
-	printf '%s\n' "$$static" "$$impl" "$$include" "$$text" "$$include" "$$text" "$$main" > static.c; \
-	printf '%s\n' "$$static" "$$impl" "$$include" "$$text" > static2.c
+	extras=$$(printf '#include "extras/%s"\n' $(notdir $(EXTRAS))); all=$$(printf '%s\n' "$$include" "$$extras"); \
+	printf '%s\n' "$$impl" "$$include" > alone.c; \
+	printf '%s\n' '#define _GNU_SOURCE 1' "$$include" "$$impl" "$$extras" > extras.c; \
+	printf '%s\n' "$$impl" "$$all" "$$all" > one.c; \
+	printf '%s\n' "$$all" "$$all" "$$main" > two.c; \
+	printf '%s\n' "$$static" "$$impl" "$$all" "$$all" "$$main" > static.c; \
+	printf '%s\n' "$$static" "$$impl" "$$all" > static2.c
 	$(call each,$(WAYS),for file in $(HEADS); do $(compile); done; $(call run,one.c two.c); \
 	  $(call run,static.c static2.c); echo "ok    $$1 $$2: the header alone and twice and in two files and static")
 	$(call each,$(BEHIND),for file in tests/behind.c; do $(compile); done; $(call run,behind.c); \
@@ -228,7 +230,8 @@ check-contents:
 	              bad = 1 } \
 	            if (!bad) print "ok    table of contents"; \
 	            exit bad }' gpt2_zero.h
-	@! grep -n 'g2z__\|G2Z__' extras/g2z_text.h && echo 'ok    extras/g2z_text.h: public functions of the library alone'
+	@! grep -n 'g2z__\|G2Z__' $(EXTRAS) && ! grep -n 'include.*extras' gpt2_zero.h \
+	  && echo 'ok    extras: public functions of the library alone'
 
 # The README quotes --help.
 check-flags: train

@@ -5,6 +5,8 @@
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
+#include "extras/g2z_report.h"
+#include "extras/g2z_run.h"
 
 #include <inttypes.h>
 #include <math.h>

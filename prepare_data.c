@@ -11,6 +11,7 @@
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
+#include "extras/g2z_run.h"
 #include "extras/g2z_text.h"
 
 #include <poll.h>

@@ -5,6 +5,8 @@
 #define GPT2_ZERO_IMPLEMENTATION
 #endif
 #include "gpt2_zero.h"
+#include "extras/g2z_report.h"
+#include "extras/g2z_run.h"
 #include "extras/g2z_text.h"
 
 #include <arpa/inet.h>
@@ -10536,23 +10538,23 @@ static void test_page_scales(g2z_test *t) {
                {4.9995, 5.0005, G2Z_AXIS_LOG, "5", "5"},
                {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    g2z__extent extent = g2z__nothing;
-    g2z__scale scale;
+    g2zp_extent extent = g2zp_nothing;
+    g2zp_scale scale;
     char first[32] = "", last[32] = "";
-    g2z__extent_add(&extent, cases[i].low);
-    g2z__extent_add(&extent, cases[i].high);
-    g2z__extent_add(&extent, NAN);
-    g2z__scale_make(&scale, &extent, cases[i].axis, 1);
+    g2zp_extent_add(&extent, cases[i].low);
+    g2zp_extent_add(&extent, cases[i].high);
+    g2zp_extent_add(&extent, NAN);
+    g2zp_scale_make(&scale, &extent, cases[i].axis, 1);
     scale.to = 100;
     CHECK(t, scale.ticks > 0 && scale.ticks <= 8);
-    g2z__tick_text(&scale, scale.tick[0], first);
-    g2z__tick_text(&scale, scale.tick[scale.ticks - 1], last);
+    g2zp_tick_text(&scale, scale.tick[0], first);
+    g2zp_tick_text(&scale, scale.tick[scale.ticks - 1], last);
     t->checks++;
     if (strcmp(first, cases[i].first) != 0 || strcmp(last, cases[i].last) != 0)
       test_fail(t, __FILE__, __LINE__, "%g to %g: ticks from %s to %s", cases[i].low,
                 cases[i].high, first, last);
     for (int k = 0; k < scale.ticks; k++) {
-      double at = g2z__scale_at(&scale, scale.tick[k]);
+      double at = g2zp_scale_at(&scale, scale.tick[k]);
       CHECK(t, at >= -1e-3 && at <= 100.001);
     }
   }
@@ -11411,14 +11413,14 @@ static const char test_stats_text[] =
 
 /* The first string at "a.0.b" of a JSON text is this one. */
 static void test_profile_is(g2z_test *t, const char *text, const char *path, const char *want) {
-  g2z__told told;
+  g2zp_told told;
   char *got = NULL;
   memset(&told, 0, sizeof told);
   told.services = &t->services;
   told.path = (char *)path;
   told.text = (char *)text;
   told.bytes = strlen(text);
-  CHECK_OK(t, g2z__told_text(&told, path, &got));
+  CHECK_OK(t, g2zp_told_text(&told, path, &got));
   t->checks++;
   if (!got || strcmp(got, want) != 0)
     test_fail(t, __FILE__, __LINE__, "%s is \"%s\", expected \"%s\"", path, got ? got : "none",
@@ -11993,7 +11995,7 @@ static int fuzz_summary(const uint8_t *data, size_t size) {
   size_t shown = 0;
   memset(&services, 0, sizeof services);
   fuzz_check(g2z_summary_create(&services, "point", &summary) == G2Z_OK);
-  if (g2z__summary_parse(summary, "fuzz", (const char *)data, size) == G2Z_OK) {
+  if (g2zp_summary_parse(summary, "fuzz", (const char *)data, size) == G2Z_OK) {
     g2z_summary_print(summary, fuzz_summary_line, &shown);
     fuzz_check(summary->count > 0 && shown > 0);
   } else fuzz_check(strlen(services.error) > 0);
@@ -12231,15 +12233,15 @@ static int fuzz_state(const uint8_t *data, size_t size) {
 /* What `nsys stats` printed, or what passes for it. */
 static int fuzz_stats(const uint8_t *data, size_t size) {
   g2z_services services;
-  g2z__profile profile;
+  g2zp_profile profile;
   memset(&services, 0, sizeof services);
   memset(&profile, 0, sizeof profile);
   profile.services = &services;
-  g2z_status status = g2z__stats_read(&profile, "stats", (const char *)data, size);
+  g2z_status status = g2zp_stats_read(&profile, "stats", (const char *)data, size);
   fuzz_check(status == G2Z_OK || services.error[0]);
   for (int kind = 0; kind < 2; kind++)
     for (int i = 0; i < profile.count[kind]; i++) {
-      const g2z__ranked *row = &profile.top[kind][i];
+      const g2zp_ranked *row = &profile.top[kind][i];
       fuzz_check(row->percent >= 0 && row->percent <= 100 && row->name_bytes > 0);
       fuzz_check(i == 0 || row->percent <= profile.top[kind][i - 1].percent);
       fuzz_check(row->raw >= (const char *)data && row->name >= row->raw);

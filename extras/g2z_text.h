@@ -177,59 +177,14 @@ extern "C" {
 #define G2ZT_EOT "<|endoftext|>"
 #define G2ZT_EOT_BYTES (sizeof G2ZT_EOT - 1)
 
-/* ===== memory ============================================================
- * In:  sizes. Out: zeroed memory from the caller's services, or a sentence. */
-
-/* `count` zeroed elements of `size` bytes. *out is NULL on failure. */
-static g2z_status g2zt_alloc(g2z_services *services, size_t count, size_t size, void **out) {
-  *out = NULL;
-  if (size && count > SIZE_MAX / size)
-    return g2z_fail(services, G2Z_NO_MEMORY, "%zu elements of %zu bytes exceed the address space",
-                    count, size);
-  size_t bytes = count && size ? count * size : 1;
-  /* calloc's large blocks are zero without being touched: the system hands out clean pages. */
-  *out = services->allocate ? services->allocate(services->user, bytes) : calloc(1, bytes);
-  if (!*out) return g2z_fail(services, G2Z_NO_MEMORY, "no memory for %zu bytes", bytes);
-  if (services->allocate) memset(*out, 0, bytes);
-  return G2Z_OK;
-}
-
-/* Grows a list so that `need` elements fit; the first `used` are kept, all of it on failure. */
-static g2z_status g2zt_grow(g2z_services *services, void **list, size_t *capacity, size_t used,
-                            size_t need, size_t size) {
-  if (need <= *capacity) return G2Z_OK;
-  size_t larger = *capacity + *capacity / 2 + 64;
-  if (larger < need) larger = need;
-  void *moved;
-  G2ZT_TRY(g2zt_alloc(services, larger, size, &moved));
-  if (used) memcpy(moved, *list, used * size);
-  g2z_release(services, *list);
-  *list = moved;
-  *capacity = larger;
-  return G2Z_OK;
-}
-
-/* g2zt_grow for a list of `type`; returns from the function it stands in when it fails. */
-#define G2ZT_GROW(services, type, list, capacity, used, need)                               \
-  do {                                                                                      \
-    void *grown_ = (list);                                                                  \
-    g2z_status grow_ = g2zt_grow(services, &grown_, &(capacity), used, need, sizeof(type)); \
-    (list) = (type *)grown_;                                                                \
-    if (grow_ != G2Z_OK) return grow_;                                                      \
+/* g2z_grow for a list of `type`; returns from the function it stands in when it fails. */
+#define G2ZT_GROW(services, type, list, capacity, used, need)                              \
+  do {                                                                                     \
+    void *grown_ = (list);                                                                 \
+    g2z_status grow_ = g2z_grow(services, &grown_, &(capacity), used, need, sizeof(type)); \
+    (list) = (type *)grown_;                                                               \
+    if (grow_ != G2Z_OK) return grow_;                                                     \
   } while (0)
-
-/* Room for `need` ids. `services` hear why there is none, also when the list came to be with
- * others. */
-static g2z_status g2zt_reserve(g2z_services *services, g2z_tokens *tokens, size_t need) {
-  if (!tokens->services) tokens->services = services;
-  void *ids = tokens->ids;
-  g2z_status status = g2zt_grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
-                                sizeof(int32_t));
-  tokens->ids = (int32_t *)ids;
-  if (status != G2Z_OK && tokens->services != services)
-    memcpy(services->error, tokens->services->error, sizeof services->error);
-  return status;
-}
 
 /* ===== UTF-8 and classes =================================================
  * In:  bytes. Out: characters, and the class that GPT-2's pattern sees in each.
@@ -289,7 +244,7 @@ static const char g2zt_class_runs[] =
 static g2z_status g2zt_classes_create(g2z_services *services, unsigned char **out) {
   void *memory;
   *out = NULL;
-  G2ZT_TRY(g2zt_alloc(services, G2ZT_CLASSIFIED, 1, &memory));
+  G2ZT_TRY(g2z_allocate(services, G2ZT_CLASSIFIED, 1, &memory));
   *out = (unsigned char *)memory;
   size_t at = 0;
   static const char kinds[] = "olnw"; /* in the order of the enum */
@@ -531,7 +486,7 @@ static int64_t g2zt_words_find(const g2zt_words *words, const unsigned char *byt
 static g2z_status g2zt_words_widen(g2z_services *services, g2zt_words *words) {
   size_t slots = words->slots ? words->slots * 2 : 1024;
   void *memory;
-  G2ZT_TRY(g2zt_alloc(services, slots, sizeof *words->table, &memory));
+  G2ZT_TRY(g2z_allocate(services, slots, sizeof *words->table, &memory));
   g2z_release(services, words->table);
   words->table = (uint32_t *)memory;
   words->slots = slots;
@@ -594,7 +549,7 @@ static g2z_status g2zt_pairs_add(g2z_services *services, g2zt_pairs *pairs, uint
     g2zt_pairs larger = *pairs;
     void *memory;
     larger.capacity = pairs->capacity ? pairs->capacity * 2 : 1024;
-    G2ZT_TRY(g2zt_alloc(services, larger.capacity, sizeof *larger.slots, &memory));
+    G2ZT_TRY(g2z_allocate(services, larger.capacity, sizeof *larger.slots, &memory));
     larger.slots = (g2zt_pair *)memory;
     for (size_t i = 0; i < pairs->capacity; i++)
       if (pairs->slots[i].value)
@@ -672,7 +627,7 @@ static int g2zt_byte_of_id(int id) {
 static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out) {
   void *memory;
   *out = NULL;
-  G2ZT_TRY(g2zt_alloc(services, 1, sizeof **out, &memory));
+  G2ZT_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
   g2z_tokenizer *tokenizer = (g2z_tokenizer *)memory;
   tokenizer->services = services;
   g2z_status status = g2zt_classes_create(services, &tokenizer->classes);
@@ -920,12 +875,12 @@ G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenize
   const size_t line = sizeof(g2zt_word), count = (size_t)1 << G2ZT_WORDS_BITS;
   void *memory;
   *out = NULL;
-  G2ZT_TRY(g2zt_alloc(services, 1, sizeof **out, &memory));
+  G2ZT_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
   g2z_encoder *encoder = (g2z_encoder *)memory;
   encoder->services = encoder->merger.services = services;
   encoder->tokenizer = encoder->merger.tokenizer = tokenizer;
   for (size_t n = 0; n <= G2ZT_WORD_BYTES; n++) memset(encoder->masks[n], 0xFF, n);
-  g2z_status status = g2zt_alloc(services, count + 1, line, &encoder->cache);
+  g2z_status status = g2z_allocate(services, count + 1, line, &encoder->cache);
   encoder->words = (g2zt_word *)(((uintptr_t)encoder->cache + line - 1) / line * line);
   if (status == G2Z_OK) *out = encoder;
   else g2z_encoder_free(encoder);
@@ -1022,7 +977,7 @@ static g2z_status g2zt_encode_other(g2z_encoder *encoder, const unsigned char *p
 static g2z_status g2zt_encode_batch(g2z_encoder *encoder, const g2zt_batch *batch,
                                     g2z_tokens *out) {
   size_t bytes = (size_t)(batch->starts[batch->count] - batch->starts[0]);
-  G2ZT_TRY(g2zt_reserve(encoder->services, out, out->count + bytes + G2ZT_WORD_IDS));
+  G2ZT_TRY(g2z_tokens_reserve(encoder->services, out, out->count + bytes + G2ZT_WORD_IDS));
   for (size_t i = 0; i < batch->count; i++) {
     const unsigned char *piece = batch->starts[i];
     const g2zt_key *key = &batch->keys[i];
@@ -1042,7 +997,7 @@ static g2z_status g2zt_encode_begun(g2z_encoder *encoder, const unsigned char *p
                                     const unsigned char *end, g2z_tokens *out, size_t *used) {
   const g2zt_words *tokens = &encoder->tokenizer->tokens;
   size_t made;
-  G2ZT_TRY(g2zt_reserve(encoder->services, out, out->count + bytes));
+  G2ZT_TRY(g2z_tokens_reserve(encoder->services, out, out->count + bytes));
   int32_t *ids = out->ids + out->count;
   G2ZT_TRY(g2zt_merge(&encoder->merger, piece, bytes, 1, ids, &made, used));
   for (; made; made--) {
@@ -1094,7 +1049,7 @@ static g2z_status g2zt_encode_special(g2z_encoder *encoder, const unsigned char 
     G2ZT_TRY(g2zt_encode_ordinary(encoder, p, (size_t)(eot - p), open && eot == end, out, used));
     *used += (size_t)(p - text);
     if (eot == end) return G2Z_OK;
-    G2ZT_TRY(g2zt_reserve(encoder->services, out, out->count + 1));
+    G2ZT_TRY(g2z_tokens_reserve(encoder->services, out, out->count + 1));
     out->ids[out->count++] = g2z_tokenizer_eot(encoder->tokenizer);
     p = eot + G2ZT_EOT_BYTES;
   }
@@ -1143,7 +1098,7 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
                       ids[i], i, g2z_tokenizer_vocab(tokenizer));
     total += length;
   }
-  G2ZT_TRY(g2zt_alloc(services, total + 1, 1, &memory));
+  G2ZT_TRY(g2z_allocate(services, total + 1, 1, &memory));
   *text = (char *)memory;
   for (size_t i = 0; i < count; i++) {
     const unsigned char *token = g2z_tokenizer_token(tokenizer, ids[i], &length);
@@ -1521,7 +1476,7 @@ struct g2z_bpe_trainer {
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out) {
   void *memory;
   *out = NULL;
-  G2ZT_TRY(g2zt_alloc(services, 1, sizeof **out, &memory));
+  G2ZT_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
   g2z_bpe_trainer *trainer = (g2z_bpe_trainer *)memory;
   trainer->services = services;
   g2z_status status = g2zt_classes_create(services, &trainer->classes);
@@ -1732,7 +1687,7 @@ static g2z_status g2zt_learn_site(g2zt_learning *learning, uint32_t at, int32_t 
 static g2z_status g2zt_learn_start(g2zt_learning *learning, const g2zt_words *words) {
   size_t total = 1 + words->count + (words->count ? words->starts[words->count] : 0);
   void *memory;
-  G2ZT_TRY(g2zt_alloc(learning->services, total, sizeof *learning->sites, &memory));
+  G2ZT_TRY(g2z_allocate(learning->services, total, sizeof *learning->sites, &memory));
   learning->sites = (g2zt_site *)memory;
   G2ZT_GROW(learning->services, g2zt_record, learning->records, learning->records_capacity, 0, 1);
   learning->record_count = 1;

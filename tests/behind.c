@@ -81,6 +81,9 @@
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
+#include "extras/g2z_report.h"
+#include "extras/g2z_run.h"
+#include "extras/g2z_text.h"
 
 /* A function that was not declared would return an int, and a pointer would lose its upper half. */
 int main(void) {

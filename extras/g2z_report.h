@@ -1,0 +1,2871 @@
+/* g2z_report.h: what runs of gpt2_zero.h leave, for people: pages of curves, tables and charts,
+ * TensorBoard, profiles, and what several runs say together. MIT licence.
+ *
+ * Include it behind gpt2_zero.h, whose build switches it takes (GPT2_ZERO_IMPLEMENTATION,
+ * G2Z_STATIC, G2Z_API, G2Z_ASSERT), and whose contract for errors.
+ *
+ * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
+ *     run_NAME_N              run directories, N in the order of time; with them console.txt, what
+ *                             the ranks printed, and bench_point.json, what they measured
+ *     NAME_report.json        "format": "gpt2_zero experiment 1"; experiment, generated_at_utc,
+ *                             command_line, git_commit, hardware, work; points, each with a name,
+ *                             an outcome (ok, skipped, failed), a reason, the names of its runs,
+ *                             and the figures of G2Z_FIGURE_LIST, medians over those runs
+ *                             Of an experiment that was stopped by a signal, which `work` says, the
+ *                             runs that had ended
+ *     report.html             by `bench report`: tables and charts of all that it finds */
+
+#ifndef G2Z_REPORT_INCLUDED
+#define G2Z_REPORT_INCLUDED
+
+#ifndef G2Z_INCLUDED
+#error "g2z_report.h: include gpt2_zero.h before it"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== report ============================================================
+ * Pages for people: one HTML file each that holds all of itself, without scripts. Light or dark as
+ * the reader's system is, wide or narrow, and right in print. Text is escaped here.
+ *
+ *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
+ *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts stand in a grid
+ *   g2z_page_heading(page, "Throughput");
+ *   g2z_page_table(page, "fixed work", 2, headers);                   until something else is put
+ *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
+ *   g2z_page_chart(page, &chart);                                     so do charts
+ *   status = g2z_page_commit(page);                                   the first failure, or OK
+ *   g2z_page_free(page); */
+
+#define G2Z_CHART_SERIES 8           /* as many colours are there */
+#define G2Z_CHART_POINTS 1000        /* of a longer series the least and the most of each stretch */
+
+typedef enum g2z_mark {
+  G2Z_MARK_LINE,
+  G2Z_MARK_POINTS,                   /* a line with a point at each of up to 64 values */
+  G2Z_MARK_DASHED                    /* something ideal that others are compared with */
+} g2z_mark;
+
+typedef enum g2z_axis {
+  G2Z_AXIS_AUTO,                     /* LOG where all is positive and spans a factor of 1,000 */
+  G2Z_AXIS_LINEAR,
+  G2Z_AXIS_ZERO,                     /* linear, and 0 is shown */
+  G2Z_AXIS_LOG                       /* what is not positive is a gap */
+} g2z_axis;
+
+typedef struct g2z_series {
+  const char *name;                  /* in the legend, which appears from two series on */
+  const double *x, *y;               /* [count]; NaN: a gap. x is not read in charts of bars */
+  const double *low, *high;          /* [count], or both NULL: a whisker at each value */
+  size_t count;
+  g2z_mark mark;
+} g2z_series;
+
+typedef struct g2z_chart {           /* start from all zero */
+  const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
+  const char *x_name;                /* under the x axis; NULL: none */
+  const char *const *labels;         /* not NULL: bars from 0 on, a group for each of these */
+  const g2z_series *series;
+  int series_count;                  /* 1 .. G2Z_CHART_SERIES */
+  g2z_axis x_axis, y_axis;
+} g2z_chart;
+
+typedef struct g2z_page g2z_page;
+/* `path` appears in g2z_page_commit, as a g2z_writer's. Failures stick until then. */
+G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
+                                   g2z_page **out);
+G2Z_API void g2z_page_heading(g2z_page *page, const char *text);
+G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
+G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...)
+    G2Z_PRINTF(3, 4);
+/* Rows of `columns` cells, which are put one by one. The first column is text, the others numbers;
+ * an empty cell is one that is not known. caption NULL: none. */
+G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
+                            const char *const *headers);
+G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
+G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
+G2Z_API g2z_status g2z_page_commit(g2z_page *page);
+G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommitted */
+
+/* 1: the character of `length` bytes at `at` is a control character other than tab and line feed,
+ * which may steer a terminal. */
+G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length);
+
+/* One line of metrics.jsonl, written when the step's loss is known. */
+#define G2Z_METRIC_LIST(X)                                                                        \
+  /*  type     name             meaning; a number that is not known is null in the file */        \
+  X(INTEGER, step,            "from 1")                                                           \
+  X(INTEGER, tokens,          "trained on so far, over all ranks")                                \
+  X(NUMBER,  loss,            "mean over the global batch, in nats per token")                    \
+  X(NUMBER,  lr,              "learning rate of the step")                                        \
+  X(NUMBER,  grad_norm,       "global norm before clipping; null: not finite")                    \
+  X(NUMBER,  loss_scale,      "that the step ran with")                                           \
+  X(INTEGER, skipped,         "1: gradients were not finite and the weights did not move")        \
+  X(NUMBER,  step_ms,         "wall time of the step, data_ms included")                          \
+  X(NUMBER,  tok_s,           "tokens of the step over step_ms")                                  \
+  X(NUMBER,  mfu,             "model flops utilisation; null: the device's peak is not known")    \
+  X(NUMBER,  exposed_comm_ms, "communication that hid under no computation")                      \
+  X(NUMBER,  data_ms,         "waiting for tokens")                                               \
+  X(NUMBER,  mem_gib,         "device memory that the plan holds")
+
+#define G2Z_METRIC_INTEGER int64_t
+#define G2Z_METRIC_NUMBER double
+typedef struct g2z_metrics {
+#define X(type, name, meaning) G2Z_METRIC_##type name;
+  G2Z_METRIC_LIST(X)
+#undef X
+} g2z_metrics;
+
+/* A line of metrics.jsonl: a step, or something else that took time. What it does not have is NaN;
+ * of a line that is no step's, metrics.step_ms is. */
+typedef struct g2z_metrics_line {
+  g2z_metrics metrics;
+  double val_loss, val_ms, save_ms, sample_ms, epoch, epoch_ms;
+} g2z_metrics_line;
+/* Line `number` of the file `path`, at text[*at]; then *at is behind it. *torn: it has no end, and
+ * the sentence says so: the run is writing it, or was when the machine went down. */
+G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
+                                    size_t bytes, size_t *at, int number, g2z_metrics_line *line,
+                                    int *torn);
+
+/* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json says about the
+ * run, or launcher_metadata.json before that is there. Whatever is damaged or not a run's is a
+ * failure, and then nothing is written. */
+G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
+
+/* run_dir/profiles/timers_HOST.txt: what spans took, as `nsys stats` prints NVTX ranges; and its
+ * summary, as below, of this file alone: others in profiles/ are of earlier runs. */
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]);
+/* run_dir/profiles/profile_summary.json: the five NVTX ranges and the five calls of the operating
+ * system that took most, from what `nsys stats` printed: profiles/nsys_stats_*.txt, or where there
+ * are none, from timers_*.txt, which know no calls. Files that are none of that are a failure, and
+ * then nothing is written. */
+G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
+
+/* Scalars for TensorBoard: a new file events.out.tfevents.TIME.HOST in `directory`, which grows. Of
+ * a run that goes on, TensorBoard forgets what earlier files say about `first_step` and later. */
+typedef struct g2z_events g2z_events;
+G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
+                                     int64_t first_step, g2z_events **out);
+/* At most 32 of them, with tags of at most 63 characters. What is not finite is left out. */
+G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
+                                  const char *const *tags, const double *values);
+G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
+
+/* ===== experiments =======================================================
+ * What several runs say together: points, each one configuration (or one message of one collective)
+ * with its figures, in a file NAME_report.json, as a Markdown table and on a page. And what a run's
+ * training_metrics.json says, for those who compare runs.
+ *
+ *   g2z_summary *summary;  g2z_point *point;
+ *   g2z_summary_create(services, "scaling", &summary);
+ *   g2z_summary_add(summary, &point);  point->figures.tokens_per_sec = 231000;  ...
+ *   g2z_summary_write(summary, "scaling_report.json");
+ *   g2z_summary_print(summary, print_line, NULL);
+ *   g2z_summary_free(summary); */
+
+/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary
+ * knows is not in its file. */
+#define G2Z_FIGURE_LIST(X)                                                                        \
+  /* name               digits heading        meaning */                                          \
+  X(world_size,           0, "ranks",        "")                                                  \
+  X(micro_batch,          0, "batch",        "sequences per micro-step and rank")                 \
+  X(accum_steps,          0, "micro-steps",  "per step")                                          \
+  X(global_batch,         0, "global batch", "sequences per step")                                \
+  X(seq_len,              0, "T",            "tokens per sequence")                               \
+  X(zero_stage,           0, "stage",        "")                                                  \
+  X(bucket_mib,           2, "MiB",          "of gradients per collective, as asked for")         \
+  X(buckets,              0, "buckets",      "")                                                  \
+  X(plan_gib,             3, "plan GiB",     "of one rank")                                       \
+  X(steps,                0, "steps",        "that count; warm-up came before")                   \
+  X(tokens_per_sec,       0, "tokens/s",     "of all ranks: a step's tokens over step_p50_ms")    \
+  X(tokens_per_sec_sd,    0, "+-",           "standard deviation over the repeats")               \
+  X(step_min_ms,          2, "least ms",     "")                                                  \
+  X(step_p50_ms,          2, "p50 ms",       "")                                                  \
+  X(step_p95_ms,          2, "p95 ms",       "")                                                  \
+  X(step_max_ms,          2, "most ms",      "")                                                  \
+  X(step_mean_ms,         2, "mean ms",      "")                                                  \
+  X(step_sd_ms,           2, "sd ms",        "")                                                  \
+  X(train_time_sec,       2, "training s",   "all steps that count")                              \
+  X(total_wall_time_sec,  2, "wall s",       "from the start of the processes to their end")      \
+  X(exposed_comm_ms,      3, "exposed ms",   "of a step: what every rank waits; median")          \
+  X(waited_ms,            3, "waiting ms",   "the most that a rank waits, for slower ones too")   \
+  X(exposed_comm_sec,     3, "exposed s",    "of all steps that count")                           \
+  X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
+  X(collectives_per_step, 0, "collectives",  "that moved a bucket")                               \
+  X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
+  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: NVML")       \
+  X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
+  X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over those of one rank")                   \
+  X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \
+  X(message_mib,          0, "MiB",          "of a collective's whole buffer")                    \
+  X(time_us,              1, "us",           "of a collective, the slowest rank's")               \
+  X(bus_gb_per_sec,       2, "bus GB/s",     "what passed each rank's link, as nccl-tests count") \
+  X(limit_gb_per_sec,     2, "limit GB/s",   "a plain copy: g2z_comm_copy_rate")                  \
+  X(of_limit,             3, "of it",        "bus over limit")                                    \
+  X(began_sec,            3, "began",        "g2z_seconds() of the first step that counts")       \
+  X(ended_sec,            3, "ended",        "and of the last one's end")
+
+typedef struct g2z_figures {
+#define X(name, digits, heading, meaning) double name;
+  G2Z_FIGURE_LIST(X)
+#undef X
+} g2z_figures;
+/* Figures by number: 0 .. G2Z_FIGURE_COUNT - 1. */
+#define G2Z_FIGURE_COUNT ((int)(sizeof(g2z_figures) / sizeof(double)))
+#define G2Z_FIGURE(name) ((int)(offsetof(g2z_figures, name) / sizeof(double)))
+G2Z_API double *g2z_figure(g2z_figures *figures, int number);
+
+#define G2Z_OUTCOME_LIST(X)                                                                       \
+  X(OK,      "ok")                                                                                \
+  X(SKIPPED, "skipped") /* it cannot be done here, or bench was stopped */                        \
+  X(FAILED,  "failed")
+typedef enum g2z_outcome {
+#define X(name, text) G2Z_OUTCOME_##name,
+  G2Z_OUTCOME_LIST(X)
+#undef X
+  G2Z_OUTCOME_COUNT
+} g2z_outcome;
+
+#define G2Z_REPEATS 32
+typedef struct g2z_point {
+  char name[96];
+  char series[64];              /* what it is but for its place on the x axis of a chart; or "" */
+  char reason[400];             /* why it was skipped or failed */
+  g2z_outcome outcome;
+  int repeats, runs[G2Z_REPEATS]; /* N of its run directories run_EXPERIMENT_N */
+  g2z_figures figures;          /* medians over the repeats */
+} g2z_point;
+/* Nothing is known of it. */
+G2Z_API g2z_point g2z_point_default(void);
+
+typedef struct g2z_summary {
+  g2z_services *services;
+  char experiment[32], generated_utc[32], command_line[1024], commit[64], hardware[256], work[256];
+  g2z_point *points;
+  size_t count, capacity;
+} g2z_summary;
+
+/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", one of which the
+ * ranks tell. */
+G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
+                                      g2z_summary **out);
+G2Z_API void g2z_summary_free(g2z_summary *summary); /* NULL is fine */
+/* One more point, valid until the next. */
+G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out);
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path);
+/* Takes what g2z_summary_write wrote, and refuses everything else. */
+G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out);
+/* A Markdown table with the columns of the experiment, then machine, work, command and commit, then
+ * what was skipped or failed. */
+G2Z_API void g2z_summary_print(const g2z_summary *summary,
+                               void (*line)(void *user, const char *text), void *user);
+/* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
+G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page);
+
+/* Sorts the values. NaN of none; of values some of which are NaN nothing is known either. */
+G2Z_API double g2z_median(double *values, size_t count);
+/* Sorts the values: the smallest that so many percent do not exceed (nearest rank). NaN of none. */
+G2Z_API double g2z_percentile(double *values, size_t count, int percent);
+/* The sample's standard deviation; NaN of fewer than two. */
+G2Z_API double g2z_deviation(const double *values, size_t count);
+
+typedef struct g2z_run_facts {  /* of a run's training_metrics.json; unknown: "" and NaN */
+  char run_id[160], git_commit[64], gpu_name[128], cuda_version[32], nccl_version[32];
+  char precision[16], strategy[16];
+  double world_size, seq_len, micro_batch, accum_steps, zero_stage;
+  double tokens_per_sec, total_wall_time_sec;
+  double steps, step_p50_sec, step_p95_sec;  /* of the last epoch */
+} g2z_run_facts;
+/* Refuses what is not a whole artifact of schema 2.0. */
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
+                                      g2z_run_facts *out);
+
+typedef struct g2z_run_result {
+  char *run_dir;
+  g2z_run_facts facts;
+} g2z_run_result;
+/* What directories hold of all that, for one page about it. */
+typedef struct g2z_results {
+  g2z_services *services;
+  g2z_summary **summaries;
+  g2z_run_result *runs;
+  size_t summary_count, summary_capacity, run_count, run_capacity;
+} g2z_results;
+G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
+G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
+/* The directory's summaries and run, and those up to two levels under it. One damaged file is a
+ * failure, and so is a directory that holds neither. */
+G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
+G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_REPORT_INCLUDED */
+
+#if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_REPORT_IMPLEMENTED)
+#define G2Z_REPORT_IMPLEMENTED
+
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A caller's bug, not an input: overridable, and never has a side effect. */
+#ifndef G2Z_ASSERT
+#define G2Z_ASSERT(condition) assert(condition)
+#endif
+
+#define G2ZP_TRY(call)                             \
+  do {                                             \
+    g2z_status try_status_ = (call);               \
+    if (try_status_ != G2Z_OK) return try_status_; \
+  } while (0)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== report ============================================================
+ * In:  numbers, and text of any origin. Out: pages.
+ * Law: what comes from outside is escaped or a number; a number that cannot be drawn is a gap. */
+
+/* ----- pages ----- */
+
+enum { /* what is open: the next thing of another kind closes it */
+  G2ZP_PAGE_PLAIN,
+  G2ZP_PAGE_FACTS,
+  G2ZP_PAGE_TABLE,
+  G2ZP_PAGE_CHARTS
+};
+
+struct g2z_page {
+  g2z_services *services;
+  g2z_writer *writer;
+  int open;
+  int columns, cell;                 /* of the table that is open: cells put so far */
+  int no_memory;                     /* 1: a text is missing for want of it */
+};
+
+/* Eight colours that differ for colour-blind eyes too, by their lightness as well as their hue. */
+static const char g2zp_page_style[] =
+    ":root{color-scheme:light dark;--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;"
+    "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
+    "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}\n"
+    "@media (prefers-color-scheme:dark){:root{--page:#131416;--card:#1b1d20;--line:#303338;"
+    "--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;"
+    "--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;--s7:#aab3bf}}\n"
+    "*{box-sizing:border-box}\n"
+    "body{margin:0 auto;max-width:1400px;padding:clamp(16px,3vw,40px);background:var(--page);"
+    "color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}\n"
+    "h1{font-size:1.6rem;line-height:1.2;margin:0 0 1rem}\n"
+    "h2{font-size:1.15rem;margin:2rem 0 .6rem}\n"
+    "p{max-width:70ch;margin:.5rem 0}\n"
+    "dl,.charts{display:grid;gap:12px;margin:1rem 0}\n"
+    "dl{grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr));gap:10px 24px}\n"
+    "dt{color:var(--soft);font-size:.8rem}\n"
+    "dd{margin:0}\n"
+    ".long{grid-column:1/-1;order:1}\n"
+    ".long dd{font:.87rem/1.5 ui-monospace,monospace}\n"
+    ".long span{display:inline-block}\n"
+    ".charts{grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}\n"
+    "figure{margin:0;padding:14px 14px 8px;background:var(--card);border:1px solid var(--line);"
+    "border-radius:8px;break-inside:avoid}\n"
+    "figcaption b{font-weight:600}\n"
+    "figcaption span,.legend,caption{color:var(--soft);font-size:.85rem}\n"
+    "figcaption span{margin-left:.6em}\n"
+    ".legend{display:flex;flex-wrap:wrap;gap:0 1em}\n"
+    ".legend span::before{content:'';display:inline-block;width:1.3em;margin-right:.4em;"
+    "border-top:3px solid var(--c);vertical-align:.22em}\n"
+    ".legend .dash::before{border-top-style:dashed;border-top-width:2px}\n"
+    "svg{display:block;width:100%;height:auto;margin-top:6px}\n"
+    "svg text{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}\n"
+    "svg .end{text-anchor:end}\n"
+    "svg .mid{text-anchor:middle}\n"
+    "svg .grid{stroke:var(--grid)}\n"
+    "svg .axis{stroke:var(--line)}\n"
+    "svg .series{fill:none;stroke:var(--c);stroke-width:1.7;stroke-linejoin:round;"
+    "stroke-linecap:round}\n"
+    "svg .many{stroke-width:1.1}\n"
+    "svg .dash{stroke-dasharray:5 5;stroke-width:1.4}\n"
+    "svg .dot{fill:var(--c);stroke:var(--card);stroke-width:1.2}\n"
+    "svg .bar{fill:var(--c)}\n"
+    "svg .whisker{stroke:var(--text);stroke-width:1.2;fill:none;opacity:.65}\n"
+    ".scroll{overflow-x:auto;margin:1rem 0}\n"
+    "table{border-collapse:collapse;font-variant-numeric:tabular-nums;overflow-wrap:normal}\n"
+    "caption{text-align:left;padding-bottom:.4rem}\n"
+    "th,td{padding:.32rem .9rem .32rem 0;border-bottom:1px solid var(--line);text-align:right;"
+    "white-space:nowrap}\n"
+    "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
+    "th:first-child,td:first-child{text-align:left}\n"
+    "@media (max-width:480px){svg text{font-size:14px}dl{grid-template-columns:1fr 1fr}}\n"
+    "@media print{:root{color-scheme:light;font-size:11px;--page:#fff;--card:#fff;--line:#bbb;"
+    "--grid:#e4e4e4;--text:#000;--soft:#444;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
+    "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}body{max-width:none;padding:0;"
+    "font-size:11px}.charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
+    "th,td{white-space:normal}h2{break-after:avoid}tr{break-inside:avoid}}\n";
+
+G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length) {
+  return *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
+         (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
+}
+
+/* Text of any origin: markup is escaped; what is no UTF-8 or steers a terminal becomes U+FFFD. */
+static void g2zp_page_escape(g2z_writer *writer, const char *text) {
+  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  while (at < end) {
+    size_t length = g2z_utf8_length(at, end);
+    const char *entity = *at == '&' ? "&amp;" : *at == '<' ? "&lt;" : *at == '>' ? "&gt;"
+                         : *at == '"' ? "&quot;" : *at == '\'' ? "&#39;" : NULL;
+    if (length == 0 || g2z_utf8_control(at, length)) entity = "\xef\xbf\xbd";
+    if (entity) g2z_writer_put(writer, entity, strlen(entity));
+    else g2z_writer_put(writer, at, length);
+    at += length ? length : 1;
+  }
+}
+
+/* What was formatted, whatever its length; freed with g2z_release. NULL when memory ran out, which
+ * g2z_page_commit tells. */
+static char *g2zp_page_format(g2z_page *page, const char *format, va_list arguments) {
+  va_list again;
+  void *memory = NULL;
+  va_copy(again, arguments);
+  int length = vsnprintf(NULL, 0, format, again);
+  va_end(again);
+  if (length < 0 || g2z_allocate(page->services, (size_t)length + 1, 1, &memory) != G2Z_OK)
+    page->no_memory = 1;
+  if (memory) vsnprintf((char *)memory, (size_t)length + 1, format, arguments);
+  return (char *)memory;
+}
+
+static void g2zp_page_put(g2z_page *page, const char *markup) {
+  g2z_writer_put(page->writer, markup, strlen(markup));
+}
+
+/* Closes what is open unless it is of this kind. */
+static void g2zp_page_open(g2z_page *page, int kind) {
+  static const char *const begin[] = {"", "<dl>\n", "", "<div class=charts>\n"};
+  static const char *const end[] = {"", "</dl>\n", "</tbody></table></div>\n", "</div>\n"};
+  if (page->open == kind && kind != G2ZP_PAGE_TABLE) return;
+  if (page->open == G2ZP_PAGE_TABLE && page->cell) g2zp_page_put(page, "</tr>\n");
+  g2zp_page_put(page, end[page->open]);
+  g2zp_page_put(page, begin[kind]);
+  page->open = kind;
+}
+
+G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
+                                   g2z_page **out) {
+  void *memory;
+  *out = NULL;
+  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_page), &memory));
+  g2z_page *page = (g2z_page *)memory;
+  page->services = services;
+  g2z_status status = g2z_writer_create(services, path, &page->writer);
+  if (status != G2Z_OK) {
+    g2z_page_free(page);
+    return status;
+  }
+  g2zp_page_put(page, "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
+                      "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
+                      "<meta name=color-scheme content=\"light dark\">\n<title>");
+  g2zp_page_escape(page->writer, title);
+  g2zp_page_put(page, "</title>\n<style>\n");
+  g2zp_page_put(page, g2zp_page_style);
+  g2zp_page_put(page, "</style>\n<body>\n<h1>");
+  g2zp_page_escape(page->writer, title);
+  g2zp_page_put(page, "</h1>\n");
+  *out = page;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
+  g2zp_page_open(page, G2ZP_PAGE_PLAIN);
+  g2zp_page_put(page, "<h2>");
+  g2zp_page_escape(page->writer, text);
+  g2zp_page_put(page, "</h2>\n");
+}
+
+G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  char *text = g2zp_page_format(page, format, arguments);
+  va_end(arguments);
+  g2zp_page_open(page, G2ZP_PAGE_PLAIN);
+  g2zp_page_put(page, "<p>");
+  if (text) g2zp_page_escape(page->writer, text);
+  g2zp_page_put(page, "</p>\n");
+  g2z_release(page->services, text);
+}
+
+/* A command line breaks between words, and not in "--steps" as browsers would. Cuts up `text`. */
+static void g2zp_page_words(g2z_page *page, char *text) {
+  while (*text) {
+    char *end = text + strcspn(text, " "), space = *end;
+    *end = 0;
+    g2zp_page_put(page, "<span>");
+    g2zp_page_escape(page->writer, text);
+    g2zp_page_put(page, space ? "</span> " : "</span>");
+    text = end + (space != 0);
+  }
+}
+
+G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  char *text = g2zp_page_format(page, format, arguments);
+  va_end(arguments);
+  int is_long = text && strlen(text) > 60;
+  g2zp_page_open(page, G2ZP_PAGE_FACTS);
+  g2zp_page_put(page, is_long ? "<div class=long><dt>" : "<div><dt>");
+  g2zp_page_escape(page->writer, name);
+  g2zp_page_put(page, "</dt><dd>");
+  if (is_long) g2zp_page_words(page, text);
+  else if (text) g2zp_page_escape(page->writer, text);
+  g2zp_page_put(page, "</dd></div>\n");
+  g2z_release(page->services, text);
+}
+
+G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
+                            const char *const *headers) {
+  G2Z_ASSERT(columns > 0);
+  g2zp_page_open(page, G2ZP_PAGE_TABLE);
+  page->columns = columns;
+  page->cell = 0;
+  g2zp_page_put(page, "<div class=scroll><table>");
+  if (caption) {
+    g2zp_page_put(page, "<caption>");
+    g2zp_page_escape(page->writer, caption);
+    g2zp_page_put(page, "</caption>");
+  }
+  g2zp_page_put(page, "<thead><tr>");
+  for (int i = 0; i < columns; i++) {
+    g2zp_page_put(page, "<th>");
+    g2zp_page_escape(page->writer, headers[i]);
+  }
+  g2zp_page_put(page, "</tr></thead><tbody>\n");
+}
+
+G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
+  G2Z_ASSERT(page->open == G2ZP_PAGE_TABLE);
+  va_list arguments;
+  va_start(arguments, format);
+  char *text = g2zp_page_format(page, format, arguments);
+  va_end(arguments);
+  g2zp_page_put(page, page->cell ? "<td>" : "<tr><td>");
+  if (text) g2zp_page_escape(page->writer, *text ? text : "\xe2\x80\x93");
+  if (++page->cell == page->columns) {
+    g2zp_page_put(page, "</tr>\n");
+    page->cell = 0;
+  }
+  g2z_release(page->services, text);
+}
+
+G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
+  g2zp_page_open(page, G2ZP_PAGE_PLAIN);
+  g2zp_page_put(page, "</body>\n</html>\n");
+  if (page->no_memory)
+    return g2z_fail(page->services, G2Z_NO_MEMORY, "no memory for a text of a page");
+  return g2z_writer_commit(page->writer);
+}
+
+G2Z_API void g2z_page_free(g2z_page *page) {
+  if (!page) return;
+  g2z_writer_free(page->writer);
+  g2z_release(page->services, page);
+}
+
+/* ----- scales ----- */
+
+#define G2ZP_CHART_WIDTH 440.0 /* one is about 1 px on a wide page, and 0.72 px on a telephone */
+#define G2ZP_CHART_HEIGHT 260.0
+#define G2ZP_TICKS 12
+#define G2ZP_OWN_TICKS 8
+
+typedef struct g2zp_scale {
+  double low, high;                  /* values, */
+  double from, to;                   /* and where they are drawn */
+  int log;
+  double step;                       /* between ticks of a linear scale; 0: they are data */
+  double tick[G2ZP_TICKS];
+  int ticks;
+} g2zp_scale;
+
+typedef struct g2zp_extent {         /* of all values of an axis */
+  double low, high, positive;        /* NaN: none; positive: the least that is */
+  int whole;                         /* all are integers */
+  double value[G2ZP_OWN_TICKS + 1];  /* the different ones, in order; */
+  int values;                        /* more than G2ZP_OWN_TICKS: there are more */
+} g2zp_extent;
+
+static const g2zp_extent g2zp_nothing = {NAN, NAN, NAN, 1, {0}, 0};
+
+/* Far from the ends of a double, so that no scale overflows; NaN: a gap. */
+static double g2zp_drawable(double value) {
+  if (!isfinite(value) || fabs(value) > 1e30) return NAN;
+  return fabs(value) < 1e-30 ? 0 : value;
+}
+
+static void g2zp_extent_add(g2zp_extent *e, double value) {
+  value = g2zp_drawable(value);
+  if (isnan(value)) return;
+  if (!(e->low <= value)) e->low = value; /* the first one: against NaN */
+  if (!(e->high >= value)) e->high = value;
+  if (value > 0 && !(e->positive <= value)) e->positive = value;
+  if (value != floor(value)) e->whole = 0;
+  int i = 0;
+  if (e->values > G2ZP_OWN_TICKS) return;
+  while (i < e->values && e->value[i] < value) i++;
+  if (i < e->values && e->value[i] == value) return;
+  memmove(e->value + i + 1, e->value + i, (size_t)(e->values - i) * sizeof(double));
+  e->value[i] = value;
+  e->values++;
+}
+
+/* 1, 2, 2.5 or 5 times a power of ten, so that about `count` of it make up the span. */
+static double g2zp_round_step(double span, int count, int whole) {
+  double raw = span / count, power = pow(10, floor(log10(raw))), lead = raw / power;
+  int quarter = lead > 2 && lead <= 2.5 && !(whole && power < 10);
+  double step = power * (lead <= 1 ? 1 : lead <= 2 ? 2 : quarter ? 2.5 : lead <= 5 ? 5 : 10);
+  return whole && step < 1 ? 1 : step;
+}
+
+/* Ticks at 1, 2, 5 within few decades, else at powers of ten, or at some of them. */
+static void g2zp_log_ticks(g2zp_scale *s) {
+  int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
+  int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
+  for (int power = first; power <= last; power += every)
+    for (int lead = 1; lead <= 5; lead += lead == 2 ? 3 : 1) { /* 1, 2, 5 */
+      double tick = lead * pow(10, power);
+      int shown = (lead == 1 || fine) && tick >= s->low * 0.999 && tick <= s->high * 1.001;
+      if (shown && s->ticks < G2ZP_TICKS) s->tick[s->ticks++] = tick;
+    }
+}
+
+/* The nearest of 1, 2, 5 times a power of ten beyond `value`, below or above. */
+static double g2zp_log_bound(double value, int above) {
+  double power = pow(10, floor(log10(value) + 1e-9)), lead = value / power;
+  if (above) return power * (lead <= 1.001 ? 1 : lead <= 2.001 ? 2 : lead <= 5.001 ? 5 : 10);
+  return power * (lead >= 4.999 ? 5 : lead >= 1.999 ? 2 : 1);
+}
+
+/* `rounded`: the ends are ticks, as of a y axis; else they are the first and the last value. */
+static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, int rounded) {
+  memset(s, 0, sizeof *s);
+  s->low = isnan(e->low) ? 0 : e->low;
+  s->high = isnan(e->high) ? 1 : e->high;
+  s->log = (axis == G2Z_AXIS_LOG && e->positive < e->high) ||
+           (axis == G2Z_AXIS_AUTO && e->low > 0 && e->high / e->low > 1000);
+  if (s->log) {
+    s->low = rounded ? g2zp_log_bound(e->positive, 0) : e->positive;
+    if (rounded) s->high = g2zp_log_bound(e->high, 1);
+    if (s->low >= s->high) { /* both are near one and the same bound: as they are */
+      s->low = e->positive;
+      s->high = e->high;
+      rounded = 0;
+    }
+  } else {
+    if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
+    if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;
+    double size = fmax(fabs(s->low), fabs(s->high));
+    int one = s->high - s->low <= 1e-9 * size; /* value: in the middle, and its own tick */
+    if (one) {
+      s->low -= size > 0 ? size / 10 : 1;
+      s->high += size > 0 ? size / 10 : 1;
+      rounded = 0;
+    }
+    s->step = g2zp_round_step(s->high - s->low, 5, e->whole);
+    if (rounded) {
+      s->low = floor(s->low / s->step + 1e-6) * s->step;
+      s->high = ceil(s->high / s->step - 1e-6) * s->step;
+    }
+  }
+  if (!rounded && e->values <= G2ZP_OWN_TICKS) { /* few values: ticks right there */
+    s->step = 0;
+    for (int i = 0; i < e->values; i++)
+      if (e->value[i] > 0 || !s->log) s->tick[s->ticks++] = e->value[i];
+  } else if (s->log) g2zp_log_ticks(s);
+  else
+    for (double i = ceil(s->low / s->step - 1e-6);
+         i * s->step <= s->high + 1e-6 * s->step && s->ticks < G2ZP_TICKS; i++)
+      s->tick[s->ticks++] = i * s->step;
+}
+
+/* Where a value is drawn; NaN: nowhere. */
+static double g2zp_scale_at(const g2zp_scale *s, double value) {
+  value = g2zp_drawable(value);
+  if (s->log && !(value > 0)) return NAN;
+  double part = s->log ? log(value / s->low) / log(s->high / s->low)
+                       : (value - s->low) / (s->high - s->low);
+  return s->from + part * (s->to - s->from);
+}
+
+/* "2,500" would be wide: "2.5k". All ticks of a linear scale have one unit and as many decimals as
+ * the step needs. */
+static void g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
+  double size = s->step > 0 ? fmax(fabs(s->low), fabs(s->high)) : fabs(value), unit = 1;
+  char suffix[8] = "";
+  if (size >= 1e15 || (size < 1e-2 && size > 0)) {
+    int power = (int)floor(log10(size) + 1e-9);
+    unit = pow(10, power);
+    snprintf(suffix, sizeof suffix, "e%d", power);
+  } else if (size >= 1e4) {
+    unit = size >= 1e12 ? 1e12 : size >= 1e9 ? 1e9 : size >= 1e6 ? 1e6 : 1e3;
+    snprintf(suffix, sizeof suffix, "%s",
+             size >= 1e12 ? "T" : size >= 1e9 ? "G" : size >= 1e6 ? "M" : "k");
+  }
+  if (s->step > 0) {
+    int decimals = 0;
+    for (double rest = s->step / unit; decimals < 6 && fabs(rest - round(rest)) > 1e-6; rest *= 10)
+      decimals++;
+    snprintf(out, 24, "%.*f", decimals, value / unit);
+  } else snprintf(out, 24, "%.4g", value / unit);
+  g2z_plain_number(out);
+  if (value == 0) snprintf(out, 32, "0");
+  else strcat(out, suffix);
+}
+
+/* ----- charts ----- */
+
+/* A coordinate, to a tenth, whatever the locale writes for a decimal point. A whisker may end
+ * beyond all scales: then it ends far outside of the picture. */
+static void g2zp_svg_number(g2z_writer *writer, const char *before, double value) {
+  long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
+  g2z_writer_printf(writer, "%s%s%ld.%ld", before, tenths < 0 ? "-" : "", labs(tenths) / 10,
+                    labs(tenths) % 10);
+}
+
+static void g2zp_svg_line(g2z_writer *writer, const char *kind, double x1, double y1,
+                          double x2, double y2) {
+  g2z_writer_printf(writer, "<path class=%s d=\"M", kind);
+  g2zp_svg_number(writer, "", x1);
+  g2zp_svg_number(writer, " ", y1);
+  g2zp_svg_number(writer, "L", x2);
+  g2zp_svg_number(writer, " ", y2);
+  g2z_writer_put(writer, "\"/>", 3);
+}
+
+static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double y,
+                          const char *text) {
+  g2z_writer_printf(writer, "<text class=%s", kind);
+  g2zp_svg_number(writer, " x=\"", x);
+  g2zp_svg_number(writer, "\" y=\"", y);
+  g2z_writer_put(writer, "\">", 2);
+  g2zp_page_escape(writer, text);
+  g2z_writer_put(writer, "</text>\n", 8);
+}
+
+/* A vertical or horizontal line between two values, with feet. */
+static void g2zp_svg_whisker(g2z_writer *writer, double x1, double y1, double x2, double y2) {
+  if (isnan(x1 + y1 + x2 + y2)) return;
+  double across = x1 == x2 ? 3.5 : 0, down = x1 == x2 ? 0 : 3.5;
+  g2zp_svg_line(writer, "whisker", x1, y1, x2, y2);
+  g2zp_svg_line(writer, "whisker", x1 - across, y1 - down, x1 + across, y1 + down);
+  g2zp_svg_line(writer, "whisker", x2 - across, y2 - down, x2 + across, y2 + down);
+}
+
+/* Title, legend and the opening of the picture. */
+static void g2zp_chart_head(g2z_page *page, const g2z_chart *chart, double height) {
+  g2z_writer *writer = page->writer;
+  g2zp_page_put(page, "<figure><figcaption><b>");
+  g2zp_page_escape(writer, chart->title);
+  g2zp_page_put(page, "</b>");
+  if (chart->about) {
+    g2zp_page_put(page, "<span>");
+    g2zp_page_escape(writer, chart->about);
+    g2zp_page_put(page, "</span>");
+  }
+  g2zp_page_put(page, "</figcaption>\n");
+  if (chart->series_count > 1) {
+    g2zp_page_put(page, "<div class=legend>");
+    for (int i = 0; i < chart->series_count; i++) {
+      int dashed = chart->series[i].mark == G2Z_MARK_DASHED;
+      g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\">", dashed ? " class=dash" : "",
+                        i);
+      g2zp_page_escape(writer, chart->series[i].name);
+      g2zp_page_put(page, "</span>");
+    }
+    g2zp_page_put(page, "</div>\n");
+  }
+  g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"",
+                    (int)G2ZP_CHART_WIDTH, (int)height);
+  g2zp_page_escape(writer, chart->title);
+  g2zp_page_put(page, "\">\n");
+}
+
+/* The grid, and what stands beside its lines. */
+static void g2zp_chart_axes(g2z_page *page, const g2z_chart *chart, const g2zp_scale *x,
+                            const g2zp_scale *y) {
+  char text[32];
+  double free_from = 0; /* ticks that are data may be too near to each other */
+  for (int i = 0; i < y->ticks; i++) {
+    double at = g2zp_scale_at(y, y->tick[i]);
+    g2zp_tick_text(y, y->tick[i], text);
+    g2zp_svg_line(page->writer, "grid", x->from, at, x->to, at);
+    g2zp_svg_text(page->writer, "end", x->from - 6, at + 4, text);
+  }
+  g2zp_svg_line(page->writer, "axis", x->from, y->from, x->to, y->from);
+  for (int i = 0; i < x->ticks; i++) {
+    double at = g2zp_scale_at(x, x->tick[i]);
+    g2zp_tick_text(x, x->tick[i], text);
+    double half = 4 * (double)strlen(text) + 2;
+    if (at - half < free_from) continue;
+    free_from = at + half;
+    g2zp_svg_line(page->writer, "axis", at, y->from, at, y->from + 4);
+    g2zp_svg_text(page->writer, "mid", at, y->from + 17, text);
+  }
+  if (chart->x_name)
+    g2zp_svg_text(page->writer, "mid", (x->from + x->to) / 2, y->from + 33, chart->x_name);
+}
+
+/* The least and the most of points [begin, end), in their order; fewer where there are not two.
+ * *gap: one of them cannot be drawn. */
+static int g2zp_chart_extremes(const g2z_series *series, const g2zp_scale *x,
+                               const g2zp_scale *y, size_t begin, size_t end, size_t out[2],
+                               int *gap) {
+  size_t least = end, most = end;
+  *gap = 0;
+  for (size_t i = begin; i < end; i++) {
+    if (isnan(g2zp_scale_at(x, series->x[i]) + g2zp_scale_at(y, series->y[i]))) {
+      *gap = 1;
+      continue;
+    }
+    if (least == end || series->y[i] < series->y[least]) least = i;
+    if (most == end || series->y[i] > series->y[most]) most = i;
+  }
+  if (least == end) return 0;
+  out[0] = least < most ? least : most;
+  out[1] = least < most ? most : least;
+  return out[0] == out[1] ? 1 : 2;
+}
+
+/* A point alone between two gaps is a line of no length, which round ends make a dot. */
+static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int index,
+                            const g2zp_scale *x, const g2zp_scale *y) {
+  size_t stretch = series->count <= G2Z_CHART_POINTS
+                       ? 1 : (series->count + G2Z_CHART_POINTS / 2 - 1) / (G2Z_CHART_POINTS / 2);
+  int drawn = 0;                     /* points since the last gap */
+  g2z_writer_printf(writer, "<path class=\"series%s%s\" style=\"--c:var(--s%d)\" d=\"",
+                    series->mark == G2Z_MARK_DASHED ? " dash" : "",
+                    series->count > 200 ? " many" : "", index);
+  for (size_t begin = 0; begin < series->count; begin += stretch) {
+    size_t end = series->count - begin < stretch ? series->count : begin + stretch, point[2];
+    int gap, points = g2zp_chart_extremes(series, x, y, begin, end, point, &gap);
+    for (int i = 0; i < points; i++, drawn++) {
+      g2zp_svg_number(writer, drawn ? "L" : "M", g2zp_scale_at(x, series->x[point[i]]));
+      g2zp_svg_number(writer, " ", g2zp_scale_at(y, series->y[point[i]]));
+    }
+    if (drawn == 1 && (gap || end == series->count)) g2z_writer_put(writer, "h0", 2);
+    if (gap) drawn = 0;
+  }
+  g2z_writer_put(writer, "\"/>\n", 4);
+}
+
+/* Whiskers and points; a pointer that rests on one is told its values. */
+static void g2zp_chart_points(g2z_writer *writer, const g2z_series *series, int index,
+                              const g2zp_scale *x, const g2zp_scale *y) {
+  char text[32];
+  for (size_t i = 0; i < series->count; i++) {
+    double at = g2zp_scale_at(x, series->x[i]), up = g2zp_scale_at(y, series->y[i]);
+    if (series->low)
+      g2zp_svg_whisker(writer, at, g2zp_scale_at(y, series->low[i]), at,
+                       g2zp_scale_at(y, series->high[i]));
+    if (isnan(at + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
+    g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5", index);
+    g2zp_svg_number(writer, " cx=\"", at);
+    g2zp_svg_number(writer, "\" cy=\"", up);
+    g2z_writer_put(writer, "\"><title>", 9);
+    g2zp_page_escape(writer, series->name);
+    snprintf(text, sizeof text, "%.9g", series->y[i]);
+    g2z_plain_number(text);
+    g2z_writer_printf(writer, ": %s</title></circle>\n", text);
+  }
+}
+
+static void g2zp_chart_lines(g2z_page *page, const g2z_chart *chart) {
+  g2zp_extent across = g2zp_nothing, up = g2zp_nothing;
+  g2zp_scale x, y;
+  char text[32];
+  size_t widest = 0;
+  for (int i = 0; i < chart->series_count; i++) {
+    const g2z_series *series = &chart->series[i];
+    for (size_t at = 0; at < series->count; at++) {
+      g2zp_extent_add(&across, series->x[at]);
+      g2zp_extent_add(&up, series->y[at]);
+      if (series->low) g2zp_extent_add(&up, series->low[at]);
+      if (series->high) g2zp_extent_add(&up, series->high[at]);
+    }
+  }
+  g2zp_scale_make(&x, &across, chart->x_axis == G2Z_AXIS_AUTO ? G2Z_AXIS_LINEAR : chart->x_axis, 0);
+  g2zp_scale_make(&y, &up, chart->y_axis, 1);
+  for (int i = 0; i < y.ticks; i++) {
+    g2zp_tick_text(&y, y.tick[i], text);
+    if (strlen(text) > widest) widest = strlen(text);
+  }
+  x.from = 12 + 7.5 * (double)widest;
+  x.to = G2ZP_CHART_WIDTH - 14;
+  y.from = G2ZP_CHART_HEIGHT - (chart->x_name ? 40 : 24);
+  y.to = 10;
+  g2zp_chart_head(page, chart, G2ZP_CHART_HEIGHT);
+  g2zp_chart_axes(page, chart, &x, &y);
+  if (isnan(across.low + up.low))
+    g2zp_svg_text(page->writer, "mid", (x.from + x.to) / 2, (y.from + y.to) / 2, "no values");
+  for (int i = 0; i < chart->series_count; i++)
+    g2zp_chart_line(page->writer, &chart->series[i], i, &x, &y);
+  for (int i = 0; i < chart->series_count; i++)
+    g2zp_chart_points(page->writer, &chart->series[i], i, &x, &y);
+}
+
+/* One bar and its value; nothing where the value is not known. */
+static void g2zp_chart_bar(g2z_writer *writer, const g2z_series *series, int index, size_t at,
+                           const g2zp_scale *x, double top) {
+  double end = at < series->count ? g2zp_scale_at(x, series->y[at]) : NAN, text_at = end;
+  char text[32];
+  if (isnan(end)) return;
+  if (end < x->from) end = x->from;
+  g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12", index);
+  g2zp_svg_number(writer, " x=\"", x->from);
+  g2zp_svg_number(writer, "\" y=\"", top);
+  g2zp_svg_number(writer, "\" width=\"", end - x->from);
+  g2z_writer_put(writer, "\"/>", 3);
+  if (series->low) {
+    double high = g2zp_scale_at(x, series->high[at]);
+    g2zp_svg_whisker(writer, g2zp_scale_at(x, series->low[at]), top + 6, high, top + 6);
+    if (high > text_at) text_at = high;
+  }
+  g2zp_scale own = *x;
+  own.step = 0; /* its own unit and decimals */
+  g2zp_tick_text(&own, series->y[at], text);
+  g2zp_svg_text(writer, "value", text_at + 6, top + 10, text);
+}
+
+/* Bars lie, so that their labels have room; a group for each label. */
+static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
+  g2zp_extent extent = g2zp_nothing;
+  g2zp_scale x, y;
+  size_t groups = 0, widest = 0;
+  for (int i = 0; i < chart->series_count; i++) {
+    const g2z_series *series = &chart->series[i];
+    if (series->count > groups) groups = series->count;
+    for (size_t at = 0; at < series->count; at++) {
+      g2zp_extent_add(&extent, series->y[at]);
+      if (series->high) g2zp_extent_add(&extent, series->high[at]);
+    }
+  }
+  for (size_t at = 0; at < groups; at++)
+    if (strlen(chart->labels[at]) > widest) widest = strlen(chart->labels[at]);
+  g2zp_scale_make(&x, &extent, G2Z_AXIS_ZERO, 1);
+  x.from = fmin(12 + 7.5 * (double)widest, 0.45 * G2ZP_CHART_WIDTH);
+  x.to = G2ZP_CHART_WIDTH - 52;      /* room for the value behind the longest bar */
+  double group = 14.0 * chart->series_count + 10;
+  memset(&y, 0, sizeof y);
+  y.to = 4;
+  y.from = y.to + group * (double)groups;
+  g2zp_chart_head(page, chart, y.from + (chart->x_name ? 40 : 24));
+  for (int i = 0; i < x.ticks; i++) {
+    double at = g2zp_scale_at(&x, x.tick[i]);
+    g2zp_svg_line(page->writer, "grid", at, y.to, at, y.from);
+  }
+  g2zp_chart_axes(page, chart, &x, &y);
+  for (size_t at = 0; at < groups; at++) {
+    double top = y.to + group * (double)at + 5;
+    g2zp_svg_text(page->writer, "end", x.from - 6, top + (group - 10) / 2 + 3, chart->labels[at]);
+    for (int i = 0; i < chart->series_count; i++)
+      g2zp_chart_bar(page->writer, &chart->series[i], i, at, &x, top + 14 * i);
+  }
+}
+
+G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
+  G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
+  g2zp_page_open(page, G2ZP_PAGE_CHARTS);
+  if (chart->labels) g2zp_chart_bars(page, chart);
+  else g2zp_chart_lines(page, chart);
+  g2zp_page_put(page, "</svg></figure>\n");
+}
+
+/* ----- TensorBoard's events ----- */
+
+/* A record of tensorflow/core/lib/io/record_writer.h: u64 length, its masked CRC-32C, a protobuf
+ * Event, its masked CRC-32C. */
+#define G2ZP_EVENT_BYTES 4096
+
+struct g2z_events {
+  g2z_services *services;
+  g2z_writer *writer;
+  g2z_crc crc;
+  unsigned char data[G2ZP_EVENT_BYTES];
+  size_t used;
+};
+
+static void g2zp_event_bytes(g2z_events *e, const void *bytes, size_t count) {
+  G2Z_ASSERT(e->used + count <= sizeof e->data);
+  memcpy(e->data + e->used, bytes, count);
+  e->used += count;
+}
+
+static void g2zp_event_varint(g2z_events *e, uint64_t value) {
+  unsigned char bytes[10];
+  size_t count = 0;
+  for (; value >= 128; value >>= 7) bytes[count++] = (unsigned char)(value | 128);
+  bytes[count++] = (unsigned char)value;
+  g2zp_event_bytes(e, bytes, count);
+}
+
+/* Field number and wire type of protobuf: 0 varint, 1 eight bytes, 2 a length and bytes, 5 four. */
+static void g2zp_event_key(g2z_events *e, int field, int type) {
+  g2zp_event_varint(e, (uint64_t)(field << 3 | type));
+}
+
+/* Event.wall_time, and its step. */
+static void g2zp_event_begin(g2z_events *e, int64_t step) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  e->used = 0;
+  g2zp_event_key(e, 1, 1);
+  g2zp_event_bytes(e, &seconds, sizeof seconds);
+  g2zp_event_key(e, 2, 0);
+  g2zp_event_varint(e, (uint64_t)step);
+}
+
+static uint32_t g2zp_event_mask(const g2z_events *e, const void *bytes, size_t count) {
+  uint32_t sum = g2z_crc32c(&e->crc, 0, bytes, count);
+  return (sum >> 15 | sum << 17) + 0xa282ead8u;
+}
+
+static g2z_status g2zp_event_end(g2z_events *e) {
+  uint64_t length = e->used;
+  uint32_t sum = g2zp_event_mask(e, &length, sizeof length);
+  g2z_writer_put(e->writer, &length, sizeof length);
+  g2z_writer_put(e->writer, &sum, sizeof sum);
+  sum = g2zp_event_mask(e, e->data, e->used);
+  g2z_writer_put(e->writer, e->data, e->used);
+  g2z_writer_put(e->writer, &sum, sizeof sum);
+  return g2z_writer_flush(e->writer);
+}
+
+/* Two starts in one second must not share a file: the second one waits for no clock, it takes the
+ * next second's name. */
+static g2z_status g2zp_events_path(g2z_services *services, const char *directory,
+                                   char **path) {
+  char host[128] = "", name[200];
+  long long seconds = (long long)time(NULL);
+  gethostname(host, sizeof host - 1);
+  for (;; seconds++) {
+    snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s", seconds, host);
+    G2ZP_TRY(g2z_join_path(services, directory, name, path));
+    if (access(*path, F_OK) != 0) return G2Z_OK;
+    g2z_release(services, *path);
+  }
+}
+
+/* The version that TensorBoard looks for, and where this file takes over from earlier ones. */
+static g2z_status g2zp_events_head(g2z_events *e, int64_t first_step) {
+  static const char version[] = "brain.Event:2";
+  g2zp_event_begin(e, 0);
+  g2zp_event_key(e, 3, 2);
+  g2zp_event_varint(e, sizeof version - 1);
+  g2zp_event_bytes(e, version, sizeof version - 1);
+  G2ZP_TRY(g2zp_event_end(e));
+  if (first_step <= 1) return G2Z_OK;
+  g2zp_event_begin(e, first_step);
+  g2zp_event_key(e, 7, 2); /* SessionLog { status: START } */
+  g2zp_event_varint(e, 2);
+  g2zp_event_key(e, 1, 0);
+  g2zp_event_varint(e, 1);
+  return g2zp_event_end(e);
+}
+
+G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
+                                     int64_t first_step, g2z_events **out) {
+  void *memory;
+  char *path;
+  *out = NULL;
+  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
+  g2z_events *e = (g2z_events *)memory;
+  e->services = services;
+  g2z_crc_init(&e->crc);
+  g2z_status status = g2zp_events_path(services, directory, &path);
+  if (status == G2Z_OK) status = g2z_writer_create(services, path, &e->writer);
+  g2z_release(services, path);
+  if (status == G2Z_OK) status = g2zp_events_head(e, first_step);
+  if (status == G2Z_OK) status = g2z_writer_publish(e->writer);
+  if (status != G2Z_OK) g2z_events_free(e);
+  else *out = e;
+  return status;
+}
+
+G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const char *const *tags,
+                                  const double *values) {
+  G2Z_ASSERT(count <= 32);
+  g2zp_event_begin(e, step);
+  size_t before = e->used, bytes = 0, length;
+  for (int pass = 0; pass < 2; pass++) { /* a length stands before what it counts */
+    if (pass) {
+      g2zp_event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
+      g2zp_event_varint(e, bytes);
+    }
+    for (int i = 0; i < count; i++) {
+      float value = (float)values[i];
+      if (!isfinite(value)) continue;
+      length = strlen(tags[i]);
+      G2Z_ASSERT(length < 64);
+      bytes += length + 9;
+      if (!pass) continue;
+      g2zp_event_key(e, 1, 2);
+      g2zp_event_varint(e, length + 7);
+      g2zp_event_key(e, 1, 2);
+      g2zp_event_varint(e, length);
+      g2zp_event_bytes(e, tags[i], length);
+      g2zp_event_key(e, 2, 5);
+      g2zp_event_bytes(e, &value, sizeof value);
+    }
+    if (bytes == 0) return G2Z_OK;
+  }
+  G2Z_ASSERT(e->used > before);
+  return g2zp_event_end(e);
+}
+
+G2Z_API void g2z_events_free(g2z_events *e) {
+  if (!e) return;
+  g2z_writer_free(e->writer);
+  g2z_release(e->services, e);
+}
+
+/* ----- JSON files that tell about a run ----- */
+
+typedef struct g2zp_told {
+  g2z_services *services;
+  char *path, *text;                 /* text NULL: there is no such file */
+  size_t bytes;
+} g2zp_told;
+
+static void g2zp_told_free(g2zp_told *told) {
+  g2z_release(told->services, told->path);
+  g2z_release(told->services, told->text);
+  told->path = told->text = NULL;
+}
+
+/* DIRECTORY/name, an object of correct JSON; a file that is not there tells nothing. */
+static g2z_status g2zp_told_read(g2z_services *services, const char *directory,
+                                 const char *name, g2zp_told *told) {
+  g2z_json json;
+  memset(told, 0, sizeof *told);
+  told->services = services;
+  G2ZP_TRY(g2z_join_path(services, directory, name, &told->path));
+  if (access(told->path, F_OK) != 0) return G2Z_OK;
+  G2ZP_TRY(g2z_read_file(services, told->path, (size_t)1 << 26, &told->text, &told->bytes));
+  g2z_json_open(&json, services, told->path, told->text, told->bytes);
+  if (g2z_json_peek(&json) != '{') return g2z_json_fail(&json, "%s must hold an object", name);
+  g2z_json_skip(&json);
+  return g2z_json_close(&json);
+}
+
+/* 1: *json stands at the value of "summary.best_val_loss" or "epochs.0.steps". */
+static int g2zp_told_at(const g2zp_told *told, const char *at, g2z_json *json) {
+  g2z_json_text key;
+  if (!told->text) return 0;
+  g2z_json_open(json, told->services, told->path, told->text, told->bytes);
+  while (*at) {
+    char part[64], open = g2z_json_peek(json);
+    size_t length = strcspn(at, ".");
+    int found = 0, index = 0;
+    snprintf(part, sizeof part, "%.*s", (int)length, at);
+    if ((open != '{' && open != '[') || !g2z_json_enter(json, open)) return 0;
+    while (!found && g2z_json_next(json, open == '{' ? '}' : ']', &key)) {
+      found = open == '{' ? g2z_json_is(&key, part) : index++ == atoi(part);
+      if (!found) g2z_json_skip(json);
+    }
+    if (!found) return 0;
+    at += length + (at[length] == '.');
+  }
+  return 1;
+}
+
+/* NaN: there is no such number. */
+static double g2zp_told_number(const g2zp_told *told, const char *at) {
+  g2z_json json;
+  if (!g2zp_told_at(told, at, &json) || !strchr("-0123456789", g2z_json_peek(&json))) return NAN;
+  return g2z_json_number(&json);
+}
+
+/* 1: *json stands in the list at `at`, before its first element. */
+static int g2zp_told_list(const g2zp_told *told, const char *at, g2z_json *json) {
+  return g2zp_told_at(told, at, json) && g2z_json_peek(json) == '[' && g2z_json_enter(json, '[');
+}
+
+/* 1: *element is the next one of the list, cut out, so that asking for its members does not read
+ * those before it again. It is `told`'s and not freed. */
+static int g2zp_told_next(const g2zp_told *told, g2z_json *json, g2zp_told *element) {
+  if (!g2z_json_next(json, ']', NULL)) return 0;
+  g2z_json_peek(json); /* to where it begins */
+  size_t begin = (size_t)(json->at - json->begin);
+  g2z_json_skip(json);
+  *element = *told;
+  element->text = told->text + begin;
+  element->bytes = (size_t)(json->at - json->begin) - begin;
+  return 1;
+}
+
+/* NULL: there is no such text; else freed with g2z_release. */
+static g2z_status g2zp_told_text(const g2zp_told *told, const char *at, char **out) {
+  g2z_json json;
+  void *memory;
+  *out = NULL;
+  if (!g2zp_told_at(told, at, &json) || g2z_json_peek(&json) != '"') return G2Z_OK;
+  g2z_json_text text = g2z_json_string(&json);
+  G2ZP_TRY(g2z_allocate(told->services, text.bytes + 1, 1, &memory));
+  g2z_json_unescape(&text, (unsigned char *)memory);
+  *out = (char *)memory;
+  return G2Z_OK;
+}
+
+/* ----- metrics.jsonl ----- */
+
+static double g2zp_json_number_or_null(g2z_json *json) {
+  if (g2z_json_peek(json) != 'n') return g2z_json_number(json);
+  g2z_json_skip(json);
+  return NAN;
+}
+
+static g2z_status g2zp_metrics_parse(g2z_services *services, const char *text,
+                                      size_t bytes, g2z_metrics_line *line) {
+  g2z_json json;
+  g2z_json_text key;
+  memset(line, 0, sizeof *line);
+  line->val_loss = line->val_ms = line->save_ms = line->sample_ms = NAN;
+  line->epoch = line->epoch_ms = NAN;
+  line->metrics.step = -1;
+  line->metrics.step_ms = NAN;
+  g2z_json_open(&json, services, "metrics.jsonl", text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+#define G2ZP_GET_INTEGER g2z_json_integer
+#define G2ZP_GET_NUMBER g2zp_json_number_or_null
+#define X(type, name, meaning)                                \
+      if (g2z_json_is(&key, #name)) {                         \
+        line->metrics.name = G2ZP_GET_##type(&json);          \
+        continue;                                             \
+      }
+      G2Z_METRIC_LIST(X)
+#undef X
+#define X(name)                                         \
+      if (g2z_json_is(&key, #name)) {                   \
+        line->name = g2zp_json_number_or_null(&json);   \
+        continue;                                       \
+      }
+      X(val_loss)
+      X(val_ms)
+      X(save_ms)
+      X(sample_ms)
+      X(epoch)
+      X(epoch_ms)
+#undef X
+#undef G2ZP_GET_INTEGER
+#undef G2ZP_GET_NUMBER
+      g2z_json_skip(&json);
+    }
+  return g2z_json_close(&json);
+}
+
+G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
+                                    size_t bytes, size_t *at, int number, g2z_metrics_line *line,
+                                    int *torn) {
+  const char *from = text + *at, *end = (const char *)memchr(from, '\n', bytes - *at);
+  char sentence[G2Z_ERROR_BYTES];
+  *torn = !end;
+  if (!end) return g2z_fail(services, G2Z_FORMAT, "%.600s, line %d is torn", path, number);
+  *at = (size_t)(end - text) + 1;
+  g2z_status status = g2zp_metrics_parse(services, from, (size_t)(end - from), line);
+  if (status == G2Z_OK && line->metrics.step < 0)
+    status = g2z_fail(services, G2Z_FORMAT, "it has no step");
+  if (status == G2Z_OK) return G2Z_OK;
+  memcpy(sentence, services->error, sizeof sentence);
+  return g2z_fail(services, status, "%.200s, line %d: %.250s: it is damaged, or no run's; mend it, "
+                  "or delete it: sed -i %dd %.200s", path, number, sentence, number, path);
+}
+
+/* ----- the report of a run ----- */
+
+enum { /* columns: the metrics of each step, and what is made from them */
+#define X(type, name, meaning) G2ZP_COLUMN_##name,
+  G2Z_METRIC_LIST(X)
+#undef X
+  G2ZP_COLUMN_skips,                 /* steps that were skipped so far */
+  G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_loss,
+  G2ZP_COLUMNS
+};
+
+typedef struct g2zp_curves {
+  g2z_services *services;
+  double *column[G2ZP_COLUMNS];      /* [steps], the last two [validations]; one block of memory */
+  size_t steps, validations;
+  int64_t skips;
+  double spent_s[5];                 /* training, waiting for tokens, validation, saving, samples */
+} g2zp_curves;
+
+static const char *const g2zp_spent_names[] = {"training", "waiting for tokens", "validation",
+                                               "checkpoints", "samples"};
+
+/* Charts in the order of the page; a second series of -1: there is none. One whose values are all
+ * the same becomes a line in the head of the page. */
+static const struct {
+  const char *title, *about;
+  g2z_axis axis;
+  int series[2];
+  const char *names[2];
+} g2zp_report_charts[] = {
+    {"Loss", "nats per token", G2Z_AXIS_AUTO, {G2ZP_COLUMN_loss, G2ZP_COLUMN_val_loss},
+     {"training", "validation"}},
+    {"Learning rate", NULL, G2Z_AXIS_ZERO, {G2ZP_COLUMN_lr, -1}, {"learning rate", NULL}},
+    {"Gradient norm", "before clipping", G2Z_AXIS_AUTO, {G2ZP_COLUMN_grad_norm, -1},
+     {"gradient norm", NULL}},
+    {"Loss scale", NULL, G2Z_AXIS_AUTO, {G2ZP_COLUMN_loss_scale, -1}, {"loss scale", NULL}},
+    {"Skipped steps", "so far", G2Z_AXIS_ZERO, {G2ZP_COLUMN_skips, -1}, {"skipped steps", NULL}},
+    {"Throughput", "tokens per second, all ranks", G2Z_AXIS_ZERO, {G2ZP_COLUMN_tok_s, -1},
+     {"tokens per second", NULL}},
+    {"Utilisation", "share of the device's peak", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mfu, -1},
+     {"model flops utilisation", NULL}},
+    {"Waiting", "ms per step", G2Z_AXIS_ZERO, {G2ZP_COLUMN_exposed_comm_ms, G2ZP_COLUMN_data_ms},
+     {"exposed communication, ms", "tokens, ms"}},
+    {"Memory", "GiB per device, as planned", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mem_gib, -1},
+     {"planned memory per device, GiB", NULL}}};
+
+/* A line of metrics.jsonl, into the columns and sums. */
+static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
+  const g2z_metrics *m = &line->metrics;
+  const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line->val_ms, line->save_ms,
+                       line->sample_ms};
+  int is_step = !isnan(m->step_ms);
+  for (int i = is_step ? 0 : 2; i < 5; i++)
+    if (isfinite(ms[i])) c->spent_s[i] += ms[i] * 1e-3;
+  if (!isnan(line->val_loss)) {
+    c->column[G2ZP_COLUMN_val_step][c->validations] = (double)m->step;
+    c->column[G2ZP_COLUMN_val_loss][c->validations++] = line->val_loss;
+  }
+  if (!is_step) return;
+#define X(type, name, meaning) c->column[G2ZP_COLUMN_##name][c->steps] = (double)m->name;
+  G2Z_METRIC_LIST(X)
+#undef X
+  c->skips += m->skipped != 0;
+  c->column[G2ZP_COLUMN_skips][c->steps++] = (double)c->skips;
+}
+
+static g2z_status g2zp_curves_fill(g2zp_curves *c, const char *path, const char *text,
+                                   size_t bytes) {
+  size_t at = 0;
+  for (int number = 1; at < bytes; number++) {
+    g2z_metrics_line line;
+    int torn;
+    g2z_status status = g2z_metrics_read(c->services, path, text, bytes, &at, number, &line,
+                                         &torn);
+    if (torn) break;
+    G2ZP_TRY(status);
+    g2zp_curves_take(c, &line);
+  }
+  return G2Z_OK;
+}
+
+/* The whole of metrics.jsonl. */
+static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
+                                   g2zp_curves *c) {
+  char *path, *text = NULL;
+  size_t bytes = 0, lines = 0;
+  void *memory = NULL;
+  memset(c, 0, sizeof *c);
+  c->services = services;
+  G2ZP_TRY(g2z_join_path(services, run_dir, "metrics.jsonl", &path));
+  g2z_status status = g2z_read_file(services, path, (size_t)1 << 40, &text, &bytes);
+  for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
+  if (status == G2Z_OK)
+    status = g2z_allocate(services, lines, G2ZP_COLUMNS * sizeof(double), &memory);
+  for (size_t i = 0; i < G2ZP_COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
+  if (status == G2Z_OK) status = g2zp_curves_fill(c, path, text, bytes);
+  g2z_release(services, text);
+  g2z_release(services, path);
+  return status;
+}
+
+/* 1: all values that are known are one and the same, which is *value; NaN: none is known. */
+static int g2zp_column_constant(const double *column, size_t count, double *value) {
+  *value = NAN;
+  for (size_t i = 0; i < count; i++) {
+    if (isnan(column[i])) continue;
+    if (isnan(*value)) *value = column[i];
+    if (column[i] != *value) return 0;
+  }
+  return 1;
+}
+
+/* The series of a chart of which something is known; *varies: they are worth a picture. */
+static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series[2],
+                              double constant[2], int *varies) {
+  int count = 0;
+  *varies = 0;
+  memset(series, 0, 2 * sizeof *series);
+  for (int i = 0; i < 2; i++) {
+    int column = g2zp_report_charts[chart].series[i], val = column == G2ZP_COLUMN_val_loss;
+    if (column < 0) continue;
+    g2z_series *s = &series[count];
+    s->name = g2zp_report_charts[chart].names[i];
+    s->x = c->column[val ? G2ZP_COLUMN_val_step : G2ZP_COLUMN_step];
+    s->y = c->column[column];
+    s->count = val ? c->validations : c->steps;
+    s->mark = s->count <= 64 ? G2Z_MARK_POINTS : G2Z_MARK_LINE;
+    int same = g2zp_column_constant(s->y, s->count, &constant[count]);
+    if (!same) *varies = 1;
+    if (!same || !isnan(constant[count])) count++;
+  }
+  return count;
+}
+
+#define G2ZP_REPORT_CHARTS ((int)(sizeof g2zp_report_charts / sizeof *g2zp_report_charts))
+
+/* In the head of the page: what was the same in all steps. */
+static void g2zp_report_constants(g2z_page *page, const g2zp_curves *c) {
+  g2z_series series[2];
+  double constant[2];
+  char text[32];
+  for (int i = 0; i < G2ZP_REPORT_CHARTS; i++) {
+    int varies, count = g2zp_report_series(c, i, series, constant, &varies);
+    for (int k = 0; k < count && !varies; k++) {
+      snprintf(text, sizeof text, "%.6g", constant[k]);
+      g2z_plain_number(text);
+      g2z_page_fact(page, series[k].name, "%s", text);
+    }
+  }
+}
+
+static void g2zp_report_draw(g2z_page *page, const g2zp_curves *c) {
+  g2z_series series[2];
+  double constant[2];
+  for (int i = 0; i < G2ZP_REPORT_CHARTS; i++) {
+    g2z_chart chart;
+    int varies, count = g2zp_report_series(c, i, series, constant, &varies);
+    if (!varies) continue;
+    memset(&chart, 0, sizeof chart);
+    chart.title = g2zp_report_charts[i].title;
+    chart.about = g2zp_report_charts[i].about;
+    chart.x_name = "step";
+    chart.y_axis = g2zp_report_charts[i].axis;
+    chart.series = series;
+    chart.series_count = count;
+    g2z_page_chart(page, &chart);
+  }
+  g2z_chart spent;
+  memset(&spent, 0, sizeof spent);
+  memset(series, 0, sizeof series);
+  series[0].name = "seconds";
+  series[0].y = c->spent_s;
+  series[0].count = sizeof c->spent_s / sizeof *c->spent_s;
+  spent.title = "Where the time went";
+  spent.about = "s";
+  spent.labels = g2zp_spent_names;
+  spent.series = series;
+  spent.series_count = 1;
+  g2z_page_chart(page, &spent);
+}
+
+/* What the head of the page says of a run that has ended, and of one that has not. */
+typedef struct g2zp_report_fact {
+  const char *name, *at;
+} g2zp_report_fact;
+static const g2zp_report_fact g2zp_ended_facts[] = {
+    {"model", "training_config.model_name"},
+    {"size", "training_config.model_size"},
+    {"GPU", "hardware.gpu_name"},
+    {"ranks", "hardware.world_size"},
+    {"host", "host.hostname"},
+    {"system", "host.os"},
+    {"CUDA", "env.cuda_version"},
+    {"NCCL", "env.nccl_version"},
+    {"precision", "training_config.precision"},
+    {"ZeRO stage", "training_config.zero_stage"},
+    {"data", "training_config.dataset_name"},
+    {"tokens per sequence", "training_config.seq_len"},
+    {"sequences per rank and micro-step", "training_config.micro_batch_size_per_gpu"},
+    {"micro-steps", "training_config.grad_accum_steps"},
+    {"sequences per step", "training_config.global_batch_size"},
+    {"peak learning rate", "training_config.lr"},
+    {"wall time, s", "summary.total_wall_time_sec"},
+    {"mean tokens per second", "summary.mean_tokens_per_sec_global"},
+    {"best validation loss", "summary.best_val_loss"},
+    {"started", "timestamp_utc"},
+    {"commit", "git_commit"},
+    {"command", "command_line"}};
+static const g2zp_report_fact g2zp_running_facts[] = {
+    {"ranks", "world_size"},       {"host of rank 0", "rank0_host"}, {"launcher", "launcher"},
+    {"started", "timestamp_utc"},  {"commit", "git_commit"},         {"command", "command_line"}};
+
+static g2z_status g2zp_report_facts(g2z_page *page, const g2zp_told *told,
+                                    const g2zp_report_fact *facts, size_t count) {
+  char number[32], *text;
+  for (size_t i = 0; i < count; i++) {
+    G2ZP_TRY(g2zp_told_text(told, facts[i].at, &text));
+    double value = text ? NAN : g2zp_told_number(told, facts[i].at);
+    snprintf(number, sizeof number, "%.7g", value);
+    g2z_plain_number(number);
+    if (text || !isnan(value)) g2z_page_fact(page, facts[i].name, "%s", text ? text : number);
+    g2z_release(told->services, text);
+  }
+  return G2Z_OK;
+}
+
+typedef struct g2zp_run_files {      /* what a run directory tells about the run */
+  g2zp_told metrics, launcher, failure;
+} g2zp_run_files;
+
+/* Steps that training_metrics.json knows of: not all, when the run has gone on since. */
+static size_t g2zp_report_steps(const g2zp_told *metrics) {
+  g2z_json json;
+  g2zp_told epoch;
+  double steps = 0;
+  if (!g2zp_told_list(metrics, "epochs", &json)) return 0;
+  while (g2zp_told_next(metrics, &json, &epoch)) {
+    double more = g2zp_told_number(&epoch, "steps");
+    if (!(more >= 0)) break;
+    steps += more;
+  }
+  return (size_t)steps;
+}
+
+/* How the run ended, in the head of the page. */
+static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files,
+                                     const g2zp_curves *curves) {
+  char *reason = NULL, *detail = NULL, now[32];
+  g2z_status status = G2Z_OK;
+  g2z_utc_now(now);
+  if (files->failure.text) status = g2zp_told_text(&files->failure, "sentence", &detail);
+  else if (g2zp_report_steps(&files->metrics) == curves->steps) {
+    status = g2zp_told_text(&files->metrics, "shutdown.reason", &reason);
+    if (status == G2Z_OK) status = g2zp_told_text(&files->metrics, "shutdown.signal", &detail);
+  }
+  if (files->failure.text) g2z_page_fact(page, "result", "failed: %s", detail ? detail : "?");
+  else if (reason)
+    g2z_page_fact(page, "result", "%s%s%s", reason, detail ? ": " : "", detail ? detail : "");
+  else g2z_page_fact(page, "result", "it had not ended at %s", now);
+  g2z_release(files->metrics.services, reason);
+  g2z_release(files->metrics.services, detail);
+  return status;
+}
+
+/* Epoch by epoch, from training_metrics.json. */
+static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
+  enum { COLUMNS = 9 };
+  static const struct {
+    const char *header, *name, *format;
+    double factor;
+  } columns[COLUMNS] = {
+      {"epoch", "epoch_idx", "%.0f", 1},
+      {"steps", "steps", "%.0f", 1},
+      {"tokens", "tokens_processed_global", "%.0f", 1},
+      {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
+      {"training loss", "train_loss_avg_global", "%.4f", 1},
+      {"validation loss", "val_loss_avg_global", "%.4f", 1},
+      {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
+      {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
+      {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
+  const char *headers[COLUMNS];
+  char text[32];
+  g2z_json json;
+  g2zp_told epoch;
+  for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
+  if (!g2zp_told_list(metrics, "epochs", &json)) return;
+  for (int row = 0; g2zp_told_next(metrics, &json, &epoch); row++) {
+    if (isnan(g2zp_told_number(&epoch, "steps"))) return;
+    if (row == 0) {
+      g2z_page_heading(page, "Epochs");
+      g2z_page_table(page, NULL, COLUMNS, headers);
+    }
+    for (int i = 0; i < COLUMNS; i++) {
+      double value = g2zp_told_number(&epoch, columns[i].name) * columns[i].factor;
+      text[0] = 0;
+      if (fabs(value) < 1e18) { /* neither NaN nor longer than `text` */
+        snprintf(text, sizeof text, columns[i].format, value);
+        g2z_plain_number(text);
+      }
+      g2z_page_cell(page, "%s", text);
+    }
+  }
+}
+
+static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
+                                    const g2zp_run_files *files, const g2zp_curves *curves) {
+  const char *slash = strrchr(run_dir, '/'), *name = slash && slash[1] ? slash + 1 : run_dir;
+  char *path, title[300];
+  g2z_page *page;
+  int ended = files->metrics.text != NULL;
+  snprintf(title, sizeof title, "Run %.280s", name);
+  G2ZP_TRY(g2z_join_path(services, run_dir, "report.html", &path));
+  g2z_status status = g2z_page_create(services, path, title, &page);
+  g2z_release(services, path);
+  G2ZP_TRY(status);
+  status = g2zp_report_result(page, files, curves);
+  if (status == G2Z_OK)
+    status = ended ? g2zp_report_facts(page, &files->metrics, g2zp_ended_facts,
+                                       sizeof g2zp_ended_facts / sizeof *g2zp_ended_facts)
+                   : g2zp_report_facts(page, &files->launcher, g2zp_running_facts,
+                                       sizeof g2zp_running_facts / sizeof *g2zp_running_facts);
+  g2zp_report_constants(page, curves);
+  g2z_page_heading(page, "Curves");
+  g2zp_report_draw(page, curves);
+  g2zp_report_epochs(page, &files->metrics);
+  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_page_free(page);
+  return status;
+}
+
+G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
+  g2zp_run_files files;
+  g2zp_curves curves;
+  char *version = NULL;
+  memset(&files, 0, sizeof files);
+  files.launcher.services = files.failure.services = services; /* g2zp_told_free needs them */
+  g2z_status status = g2zp_curves_read(services, run_dir, &curves);
+  if (status == G2Z_OK)
+    status = g2zp_told_read(services, run_dir, "training_metrics.json", &files.metrics);
+  if (status == G2Z_OK) status = g2zp_told_text(&files.metrics, "schema_version", &version);
+  if (status == G2Z_OK && files.metrics.text && (!version || strcmp(version, "2.0") != 0))
+    status = g2z_fail(services, G2Z_FORMAT,
+                      "%s is of schema_version %.20s, and 2.0 is what can be read: is it a run's?",
+                      files.metrics.path, version ? version : "none");
+  if (status == G2Z_OK)
+    status = g2zp_told_read(services, run_dir, "launcher_metadata.json", &files.launcher);
+  if (status == G2Z_OK)
+    status = g2zp_told_read(services, run_dir, "RUN_FAILED.json", &files.failure);
+  if (status == G2Z_OK) status = g2zp_report_write(services, run_dir, &files, &curves);
+  g2z_release(services, version);
+  g2z_release(services, curves.column[0]);
+  files.metrics.services = services;
+  g2zp_told_free(&files.metrics);
+  g2zp_told_free(&files.launcher);
+  g2zp_told_free(&files.failure);
+  return status;
+}
+
+/* ----- profiles ----- */
+
+#define G2ZP_PROFILE_TOP 5
+
+/* Written so that one reader serves for this table and for those of nsys. */
+static g2z_status g2zp_profile_put_spans(g2z_services *services, const char *directory,
+                                         const char *name,
+                                         const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  char *path, percent[32];
+  g2z_writer *writer;
+  double total_s = 0;
+  G2ZP_TRY(g2z_join_path(services, directory, name, &path));
+  g2z_status status = g2z_writer_create(services, path, &writer);
+  g2z_release(services, path);
+  G2ZP_TRY(status);
+  g2z_writer_printf(writer, " ** NVTX Range Summary (train --profile):\n\n"
+                            " Time (%%)   Total Time (ns)  Instances         Avg (ns)         "
+                            "Min (ns)         Max (ns)  Range\n"
+                            " --------  ----------------  ---------  ---------------  "
+                            "---------------  ---------------  -------------------\n");
+  int order[G2Z_SPAN_COUNT], count = 0; /* what took most first */
+  for (int i = 0; i < G2Z_SPAN_COUNT; i++) {
+    int at = count;
+    if (!times[i].count) continue;
+    total_s += times[i].total_s;
+    for (; at > 0 && times[order[at - 1]].total_s < times[i].total_s; at--)
+      order[at] = order[at - 1];
+    order[at] = i;
+    count++;
+  }
+  for (int i = 0; i < count; i++) {
+    const g2z_span_times *s = &times[order[i]];
+    snprintf(percent, sizeof percent, "%.1f", total_s > 0 ? 100 * s->total_s / total_s : 0);
+    g2z_plain_number(percent);
+    g2z_writer_printf(writer, " %8s  %16.0f  %9" PRId64 "  %15.0f  %15.0f  %15.0f  :%s\n", percent,
+                      s->total_s * 1e9, s->count, s->total_s * 1e9 / (double)s->count,
+                      s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)order[i]));
+  }
+  status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+typedef struct g2zp_ranked {         /* a row of a table; texts lie in the file's text */
+  double percent;
+  char total[48];                    /* "1234567 ns" */
+  const char *name, *raw;
+  size_t name_bytes, raw_bytes;
+} g2zp_ranked;
+
+typedef struct g2zp_profile {
+  g2z_services *services;
+  g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
+  int count[2];
+  char **inputs, **texts;            /* names of files, what they hold */
+  size_t input_count, input_capacity;
+  char **reports;                    /* nsys_*.nsys-rep */
+  size_t report_count, report_capacity;
+} g2zp_profile;
+
+static const char *const g2zp_profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
+static const char *const g2zp_profile_kinds[] = {"nvtx", "osrt"};
+
+/* Into the top list of its kind, behind those of the same share. */
+static void g2zp_profile_rank(g2zp_profile *p, int kind, const g2zp_ranked *row) {
+  int at = p->count[kind];
+  while (at > 0 && p->top[kind][at - 1].percent < row->percent) at--;
+  if (at == G2ZP_PROFILE_TOP) return;
+  int moved = p->count[kind] - at - (p->count[kind] == G2ZP_PROFILE_TOP);
+  memmove(&p->top[kind][at + 1], &p->top[kind][at], (size_t)moved * sizeof *row);
+  p->top[kind][at] = *row;
+  if (p->count[kind] < G2ZP_PROFILE_TOP) p->count[kind]++;
+}
+
+typedef struct g2zp_stats {          /* a text of `nsys stats`, line by line */
+  g2zp_profile *profile;
+  const char *path;
+  int number, kind;                  /* line; table that it belongs to, -1: none that counts */
+  int sections;                      /* tables that count */
+  char unit[8];                      /* of the total time */
+  size_t column[3];                  /* where share, total and name begin; column[2] 0: not known */
+} g2zp_stats;
+
+static g2z_status g2zp_stats_fail(const g2zp_stats *s, const char *why) {
+  return g2z_fail(s->profile->services, G2Z_FORMAT,
+                  "%.400s, line %d: %s: it is damaged, or not what `nsys stats` printed", s->path,
+                  s->number, why);
+}
+
+/* The line of dashes: where columns begin. The name is the last one. */
+static g2z_status g2zp_stats_columns(g2zp_stats *s, const char *line, size_t bytes) {
+  int columns = 0;
+  for (size_t i = 0; i < bytes; i++) {
+    if (line[i] != '-' || (i > 0 && line[i - 1] == '-')) continue;
+    s->column[columns < 2 ? columns : 2] = i;
+    columns++;
+  }
+  return columns >= 3 ? G2Z_OK : g2zp_stats_fail(s, "a table of fewer than three columns");
+}
+
+/* The first number in [from, to) of a line, without the commas between its digits. */
+static int g2zp_stats_number(const g2zp_stats *s, const char *line, size_t from, size_t to,
+                             char text[40], double *value) {
+  g2z_json json;
+  size_t used = 0;
+  while (from < to && line[from] == ' ') from++;
+  for (; from < to && line[from] != ' ' && used < 39; from++)
+    if (line[from] != ',') text[used++] = line[from];
+  text[used] = 0;
+  g2z_json_open(&json, s->profile->services, s->path, text, used);
+  *value = g2z_json_number(&json);
+  return g2z_json_close(&json) == G2Z_OK && *value >= 0;
+}
+
+/* " 53.9  2,765,967  14,244 ...  PushPop  :train/forward". */
+static g2z_status g2zp_stats_row(g2zp_stats *s, const char *line, size_t bytes) {
+  g2zp_ranked row;
+  char text[40];
+  double total;
+  memset(&row, 0, sizeof row);
+  if (bytes <= s->column[2] ||
+      !g2zp_stats_number(s, line, 0, s->column[1], text, &row.percent) || row.percent > 100 ||
+      !g2zp_stats_number(s, line, s->column[1], s->column[2], text, &total))
+    return g2zp_stats_fail(s, "no row of a share, a time and a name");
+  snprintf(row.total, sizeof row.total, "%s %s", text, s->unit);
+  row.raw = line;
+  row.raw_bytes = bytes;
+  row.name = line + s->column[2];
+  row.name_bytes = bytes - s->column[2];
+  while (row.name_bytes > 0 && row.name[row.name_bytes - 1] == ' ') row.name_bytes--;
+  if (row.name_bytes == 0) return g2zp_stats_fail(s, "a row without a name");
+  g2zp_profile_rank(s->profile, s->kind, &row);
+  return G2Z_OK;
+}
+
+/* 1: the line, which ends with a NUL or a line feed, has `part` in it. */
+static const char *g2zp_stats_find(const char *line, size_t bytes, const char *part) {
+  size_t length = strlen(part);
+  for (size_t i = 0; i + length <= bytes; i++)
+    if (memcmp(line + i, part, length) == 0) return line + i;
+  return NULL;
+}
+
+static g2z_status g2zp_stats_line(g2zp_stats *s, const char *line, size_t bytes) {
+  if (g2zp_stats_find(line, bytes, "** ") || g2zp_stats_find(line, bytes, "Processing [")) {
+    if (s->kind >= 0 && !s->column[2]) return g2zp_stats_fail(s, "the table before has no head");
+    s->kind = -1;
+    for (int i = 0; i < 2; i++)
+      if (g2zp_stats_find(line, bytes, g2zp_profile_titles[i])) s->kind = i;
+    s->sections += s->kind >= 0;
+    s->column[2] = 0;
+    s->unit[0] = 0;
+    return G2Z_OK;
+  }
+  size_t blank = 0;
+  while (blank < bytes && line[blank] == ' ') blank++;
+  if (blank == bytes && s->column[2]) s->kind = -1; /* behind the last row */
+  if (blank == bytes || s->kind < 0) return G2Z_OK;
+  if (s->column[2]) return g2zp_stats_row(s, line, bytes);
+  if (s->unit[0]) return g2zp_stats_columns(s, line, bytes);
+  static const char total[] = "Total Time (";
+  const char *unit = g2zp_stats_find(line, bytes, total);
+  size_t rest = unit ? bytes - (size_t)(unit - line) - (sizeof total - 1) : 0, length = 0;
+  if (unit) unit += sizeof total - 1;
+  while (length < rest && unit[length] >= 'a' && unit[length] <= 'z') length++;
+  if (!length || length >= sizeof s->unit || length == rest || unit[length] != ')')
+    return g2zp_stats_fail(s, "a table without a \"Total Time (ns)\"");
+  snprintf(s->unit, sizeof s->unit, "%.*s", (int)length, unit);
+  return G2Z_OK;
+}
+
+/* What `nsys stats` printed into a file; `text` must outlive the profile. */
+static g2z_status g2zp_stats_read(g2zp_profile *profile, const char *path, const char *text,
+                                  size_t bytes) {
+  g2zp_stats s;
+  memset(&s, 0, sizeof s);
+  s.profile = profile;
+  s.path = path;
+  s.kind = -1;
+  for (size_t at = 0; at < bytes;) {
+    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
+    size_t length = (end ? (size_t)(end - text) : bytes) - at, next = at + length + 1;
+    if (length > 0 && text[at + length - 1] == '\r') length--;
+    s.number++;
+    G2ZP_TRY(g2zp_stats_line(&s, text + at, length));
+    at = next;
+  }
+  if (s.kind >= 0 && !s.column[2]) return g2zp_stats_fail(&s, "the last table has no rows");
+  if (s.sections) return G2Z_OK;
+  return g2zp_stats_fail(&s, "neither an NVTX Range Summary nor an OS Runtime Summary");
+}
+
+/* A copy at the end of a list. */
+static g2z_status g2zp_list_append(g2z_services *services, char ***list, size_t *count,
+                                   size_t *capacity, const char *text) {
+  void *memory = *list, *copy;
+  g2z_status status = g2z_grow(services, &memory, capacity, *count, *count + 1, sizeof **list);
+  *list = (char **)memory;
+  G2ZP_TRY(status);
+  G2ZP_TRY(g2z_allocate(services, strlen(text) + 1, 1, &copy));
+  memcpy(copy, text, strlen(text) + 1);
+  (*list)[(*count)++] = (char *)copy;
+  return G2Z_OK;
+}
+
+static int g2zp_text_order(const void *a, const void *b) {
+  return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Names in a directory that begin and end so, in their order; in one that is not there: none. */
+static g2z_status g2zp_list_files(g2z_services *services, const char *directory,
+                                  const char *begin, const char *end, char ***list,
+                                  size_t *count, size_t *capacity) {
+  DIR *opened = opendir(directory);
+  g2z_status status = G2Z_OK;
+  for (struct dirent *entry; opened && status == G2Z_OK && (entry = readdir(opened)) != NULL;) {
+    const char *name = entry->d_name;
+    size_t length = strlen(name), first = strlen(begin), last = strlen(end);
+    if (length >= first + last && strncmp(name, begin, first) == 0 &&
+        strcmp(name + length - last, end) == 0)
+      status = g2zp_list_append(services, list, count, capacity, name);
+  }
+  if (opened) closedir(opened);
+  if (*count > 1) qsort(*list, *count, sizeof **list, g2zp_text_order);
+  return status;
+}
+
+/* What there is: the tables of nsys, else those of timers. */
+static g2z_status g2zp_profile_find(g2zp_profile *p, const char *directory) {
+  G2ZP_TRY(g2zp_list_files(p->services, directory, "nsys_", ".nsys-rep", &p->reports,
+                           &p->report_count, &p->report_capacity));
+  G2ZP_TRY(g2zp_list_files(p->services, directory, "nsys_stats_", ".txt", &p->inputs,
+                           &p->input_count, &p->input_capacity));
+  if (p->input_count == 0)
+    G2ZP_TRY(g2zp_list_files(p->services, directory, "timers_", ".txt", &p->inputs,
+                             &p->input_count, &p->input_capacity));
+  if (p->input_count == 0)
+    return g2z_fail(p->services, G2Z_IO,
+                    "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
+                    "slurm/profile.sh or with train --profile first", directory);
+  return G2Z_OK;
+}
+
+/* The tables in p->inputs. */
+static g2z_status g2zp_profile_read(g2zp_profile *p, const char *directory) {
+  size_t read = 0;
+  void *memory;
+  G2ZP_TRY(g2z_allocate(p->services, p->input_count, sizeof(char *), &memory));
+  p->texts = (char **)memory;
+  for (; read < p->input_count; read++) {
+    char *path;
+    size_t bytes;
+    G2ZP_TRY(g2z_join_path(p->services, directory, p->inputs[read], &path));
+    g2z_status status = g2z_read_file(p->services, path, (size_t)1 << 28, &p->texts[read], &bytes);
+    if (status == G2Z_OK) status = g2zp_stats_read(p, path, p->texts[read], bytes);
+    g2z_release(p->services, path);
+    G2ZP_TRY(status);
+  }
+  return G2Z_OK;
+}
+
+static void g2zp_profile_free(g2zp_profile *p) {
+  for (size_t i = 0; i < p->input_count; i++) {
+    if (p->texts) g2z_release(p->services, p->texts[i]);
+    g2z_release(p->services, p->inputs[i]);
+  }
+  for (size_t i = 0; i < p->report_count; i++) g2z_release(p->services, p->reports[i]);
+  g2z_release(p->services, p->texts);
+  g2z_release(p->services, p->inputs);
+  g2z_release(p->services, p->reports);
+}
+
+/* A text of another file; NULL: not known. */
+static g2z_status g2zp_profile_copy_text(g2z_json_out *out, const char *key,
+                                         const g2zp_told *told, const char *at) {
+  char *text;
+  G2ZP_TRY(g2zp_told_text(told, at, &text));
+  g2z_json_put_string(out, key, text);
+  g2z_release(told->services, text);
+  return G2Z_OK;
+}
+
+static g2z_status g2zp_profile_put_top(const g2zp_profile *p, g2z_json_out *out, int kind) {
+  char key[16];
+  snprintf(key, sizeof key, "%s_top5", g2zp_profile_kinds[kind]);
+  g2z_json_begin(out, key, '[');
+  for (int i = 0; i < p->count[kind]; i++) {
+    const g2zp_ranked *row = &p->top[kind][i];
+    void *memory;
+    G2ZP_TRY(g2z_allocate(p->services, row->raw_bytes + 1, 1, &memory));
+    char *text = (char *)memory;
+    g2z_json_begin(out, NULL, '{');
+    g2z_json_put_string(out, "kind", g2zp_profile_kinds[kind]);
+    memcpy(text, row->name, row->name_bytes); /* the rest is zero from the allocation */
+    g2z_json_put_string(out, "name", text);
+    g2z_json_put_number(out, "time_percent", row->percent);
+    g2z_json_put_string(out, "total_time", row->total);
+    memcpy(text, row->raw, row->raw_bytes);
+    g2z_json_put_string(out, "raw", text);
+    g2z_json_end(out, '}');
+    g2z_release(p->services, text);
+  }
+  g2z_json_end(out, ']');
+  return G2Z_OK;
+}
+
+/* Hosts are in the names of the files: nsys_stats_HOST.txt, timers_HOST.txt. */
+static void g2zp_profile_put_files(const g2zp_profile *p, g2z_json_out *out) {
+  char host[300];
+  g2z_json_begin(out, "hosts", '[');
+  for (size_t i = 0; i < p->input_count; i++) {
+    const char *name = p->inputs[i] + (strncmp(p->inputs[i], "nsys", 4) == 0 ? 11 : 7);
+    snprintf(host, sizeof host, "%.*s", (int)(strlen(name) - 4), name);
+    g2z_json_put_string(out, NULL, host);
+  }
+  g2z_json_end(out, ']');
+}
+
+static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out,
+                                   const char *run_dir, const g2zp_told *metrics,
+                                   const g2zp_told *launcher) {
+  static const char *const numbers[][2] = {
+      {"seq_length", "training_config.seq_len"},
+      {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu"},
+      {"grad_accum_steps", "training_config.grad_accum_steps"},
+      {"tokens_per_sec", "summary.mean_tokens_per_sec_global"},
+      {"total_wall_time_sec", "summary.total_wall_time_sec"}};
+  char now[32], *absolute = realpath(run_dir, NULL);
+  g2z_utc_now(now);
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "generated_at_utc", now);
+  g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
+  free(absolute);
+  g2z_json json;
+  int scheduled = g2zp_told_at(metrics, "scheduler.job_id", &json);
+  G2ZP_TRY(g2zp_profile_copy_text(out, "slurm_job_id", scheduled ? metrics : launcher,
+                                  scheduled ? "scheduler.job_id" : "slurm.SLURM_JOB_ID"));
+  g2zp_profile_put_files(p, out);
+  double world = g2zp_told_number(metrics, "hardware.world_size");
+  if (isnan(world)) world = g2zp_told_number(launcher, "world_size");
+  g2z_json_put_number(out, "world_size", world);
+  G2ZP_TRY(g2zp_profile_copy_text(out, "gpu", metrics, "hardware.gpu_name"));
+  G2ZP_TRY(g2zp_profile_copy_text(out, "cuda", metrics, "env.cuda_version"));
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    g2z_json_put_number(out, numbers[i][0], g2zp_told_number(metrics, numbers[i][1]));
+  if (p->report_count == 1) g2z_json_put_string(out, "nsys_report", p->reports[0]);
+  else if (p->report_count == 0) g2z_json_put_null(out, "nsys_report");
+  else {
+    g2z_json_begin(out, "nsys_report", '[');
+    for (size_t i = 0; i < p->report_count; i++) g2z_json_put_string(out, NULL, p->reports[i]);
+    g2z_json_end(out, ']');
+  }
+  g2z_json_begin(out, "inputs", '[');
+  for (size_t i = 0; i < p->input_count; i++) g2z_json_put_string(out, NULL, p->inputs[i]);
+  g2z_json_end(out, ']');
+  G2ZP_TRY(g2zp_profile_put_top(p, out, 0));
+  G2ZP_TRY(g2zp_profile_put_top(p, out, 1));
+  g2z_json_end(out, '}');
+  return G2Z_OK;
+}
+
+static g2z_status g2zp_profile_write(const g2zp_profile *p, const char *run_dir,
+                                     const char *directory) {
+  g2zp_told metrics, launcher;
+  g2z_writer *writer = NULL;
+  g2z_json_out out;
+  char *path;
+  memset(&launcher, 0, sizeof launcher);
+  memset(&out, 0, sizeof out);
+  launcher.services = p->services;
+  out.indent = 2;
+  G2ZP_TRY(g2z_join_path(p->services, directory, "profile_summary.json", &path));
+  g2z_status status = g2zp_told_read(p->services, run_dir, "training_metrics.json", &metrics);
+  if (status == G2Z_OK)
+    status = g2zp_told_read(p->services, run_dir, "launcher_metadata.json", &launcher);
+  if (status == G2Z_OK) status = g2z_writer_create(p->services, path, &writer);
+  out.writer = writer;
+  if (status == G2Z_OK) status = g2zp_profile_put(p, &out, run_dir, &metrics, &launcher);
+  if (status == G2Z_OK) g2z_writer_put(writer, "\n", 1);
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  g2z_release(p->services, path);
+  g2zp_told_free(&metrics);
+  g2zp_told_free(&launcher);
+  return status;
+}
+
+/* name: the one table that counts; NULL: those that there are. */
+static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
+                                         const char *directory, const char *name) {
+  g2zp_profile p;
+  memset(&p, 0, sizeof p);
+  p.services = services;
+  g2z_status status = name ? g2zp_list_append(services, &p.inputs, &p.input_count,
+                                              &p.input_capacity, name)
+                           : g2zp_profile_find(&p, directory);
+  if (status == G2Z_OK) status = g2zp_profile_read(&p, directory);
+  if (status == G2Z_OK) status = g2zp_profile_write(&p, run_dir, directory);
+  g2zp_profile_free(&p);
+  return status;
+}
+
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  char *directory, host[128] = "", name[160];
+  gethostname(host, sizeof host - 1);
+  snprintf(name, sizeof name, "timers_%s.txt", host);
+  G2ZP_TRY(g2z_join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2z_make_directory(services, directory);
+  if (status == G2Z_OK) status = g2zp_profile_put_spans(services, directory, name, times);
+  if (status == G2Z_OK) status = g2zp_profile_summarize(services, run_dir, directory, name);
+  g2z_release(services, directory);
+  return status;
+}
+
+G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
+  char *directory;
+  G2ZP_TRY(g2z_join_path(services, run_dir, "profiles", &directory));
+  g2z_status status = g2zp_profile_summarize(services, run_dir, directory, NULL);
+  g2z_release(services, directory);
+  return status;
+}
+
+/* ===== experiments =======================================================
+ * In:  figures, or files of any origin. Out: files, tables, pages.
+ * Law: a file is read whole and checked before any of it is believed. */
+
+#define G2ZP_SUMMARY_FORMAT "gpt2_zero experiment 1"
+#define G2ZP_SUMMARY_POINTS 4096 /* more are no experiment, but a damaged file */
+
+static const struct {
+  const char *name, *heading;
+  int digits;
+} g2zp_figures[] = {
+#define X(name, digits, heading, meaning) {#name, heading, digits},
+    G2Z_FIGURE_LIST(X)
+#undef X
+};
+
+static const char *const g2zp_outcomes[] = {
+#define X(name, text) text,
+    G2Z_OUTCOME_LIST(X)
+#undef X
+};
+
+/* The columns of an experiment's table. */
+#define X G2Z_FIGURE
+static const int g2zp_scaling_columns[] = {
+    X(world_size), X(micro_batch), X(accum_steps), X(tokens_per_sec), X(tokens_per_sec_sd),
+    X(step_p50_ms), X(train_time_sec), X(total_wall_time_sec), X(exposed_comm_ms), X(waited_ms),
+    X(speedup_vs_1gpu), X(scaling_efficiency), -1};
+static const int g2zp_buckets_columns[] = {
+    X(world_size), X(buckets), X(collectives_per_step), X(step_p50_ms), X(step_p95_ms),
+    X(exposed_comm_ms), X(waited_ms), X(tokens_per_sec), X(tokens_per_sec_sd), -1};
+static const int g2zp_matrix_columns[] = {
+    X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(step_p50_ms), X(step_p95_ms),
+    X(peak_memory_gib), X(plan_gib), X(gpu_percent), -1};
+static const int g2zp_strategies_columns[] = {
+    X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(total_wall_time_sec),
+    X(exposed_comm_sec), X(exposed_comm_share), X(gpu_percent), X(cpu_percent),
+    X(peak_memory_gib), X(speedup_vs_1gpu), X(scaling_efficiency), -1};
+static const int g2zp_comm_columns[] = {X(message_mib), X(time_us), X(bus_gb_per_sec),
+                                        X(limit_gb_per_sec), X(of_limit), -1};
+static const int g2zp_point_columns[] = {X(tokens_per_sec), X(step_p50_ms), -1};
+#undef X
+
+static const struct {
+  const char *name, *title;
+  const int *columns;
+} g2zp_experiments[] = {{"scaling", "Scaling: the same work on more ranks", g2zp_scaling_columns},
+                        {"buckets", "Sizes of gradient buckets", g2zp_buckets_columns},
+                        {"matrix", "ZeRO stages by precision", g2zp_matrix_columns},
+                        {"strategies", "Strategies", g2zp_strategies_columns},
+                        {"comm", "Collectives", g2zp_comm_columns},
+                        {"point", "A point", g2zp_point_columns}};
+
+/* Its row in the table above; -1: there is none. */
+static int g2zp_experiment(const char *name) {
+  for (int i = 0; i < (int)(sizeof g2zp_experiments / sizeof *g2zp_experiments); i++)
+    if (strcmp(name, g2zp_experiments[i].name) == 0) return i;
+  return -1;
+}
+
+G2Z_API double *g2z_figure(g2z_figures *figures, int number) {
+  G2Z_ASSERT(number >= 0 && number < G2Z_FIGURE_COUNT);
+  return (double *)(void *)figures + number; /* the struct holds doubles and nothing else */
+}
+
+static double g2zp_figure_of(const g2z_point *point, int number) {
+  g2z_figures figures = point->figures;
+  return *g2z_figure(&figures, number);
+}
+
+G2Z_API g2z_point g2z_point_default(void) {
+  g2z_point point;
+  memset(&point, 0, sizeof point);
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++) *g2z_figure(&point.figures, i) = NAN;
+  return point;
+}
+
+static int g2zp_double_order(const void *a, const void *b) {
+  double left = *(const double *)a, right = *(const double *)b;
+  return left < right ? -1 : left > right;
+}
+
+G2Z_API double g2z_median(double *values, size_t count) {
+  if (count == 0) return NAN; /* qsort may not be given NULL */
+  for (size_t i = 0; i < count; i++)
+    if (isnan(values[i])) return NAN;
+  qsort(values, count, sizeof *values, g2zp_double_order);
+  return 0.5 * (values[(count - 1) / 2] + values[count / 2]);
+}
+
+G2Z_API double g2z_percentile(double *values, size_t count, int percent) {
+  if (count == 0) return NAN;
+  qsort(values, count, sizeof *values, g2zp_double_order);
+  return values[(count * (size_t)percent + 99) / 100 - 1];
+}
+
+G2Z_API double g2z_deviation(const double *values, size_t count) {
+  double mean = 0, squares = 0;
+  for (size_t i = 0; i < count; i++) mean += values[i] / (double)count;
+  for (size_t i = 0; i < count; i++) squares += (values[i] - mean) * (values[i] - mean);
+  return count > 1 ? sqrt(squares / (double)(count - 1)) : NAN;
+}
+
+/* ----- summaries ----- */
+
+G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
+                                      g2z_summary **out) {
+  void *memory;
+  *out = NULL;
+  if (g2zp_experiment(experiment) < 0)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "no experiment is called \"%.64s\"", experiment);
+  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_summary), &memory));
+  g2z_summary *summary = (g2z_summary *)memory;
+  summary->services = services;
+  snprintf(summary->experiment, sizeof summary->experiment, "%s", experiment);
+  g2z_utc_now(summary->generated_utc);
+  *out = summary;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_summary_free(g2z_summary *summary) {
+  if (!summary) return;
+  g2z_release(summary->services, summary->points);
+  g2z_release(summary->services, summary);
+}
+
+G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
+  void *list = summary->points;
+  *out = NULL;
+  if (summary->count >= G2ZP_SUMMARY_POINTS)
+    return g2z_fail(summary->services, G2Z_BAD_ARGUMENT, "an experiment has at most %d points",
+                    G2ZP_SUMMARY_POINTS);
+  g2z_status status = g2z_grow(summary->services, &list, &summary->capacity, summary->count,
+                               summary->count + 1, sizeof(g2z_point));
+  summary->points = (g2z_point *)list;
+  G2ZP_TRY(status);
+  *out = &summary->points[summary->count++];
+  **out = g2z_point_default();
+  return G2Z_OK;
+}
+
+/* 1: a point knows the figure. */
+static int g2zp_summary_knows(const g2z_summary *summary, int number) {
+  for (size_t i = 0; i < summary->count; i++)
+    if (!isnan(g2zp_figure_of(&summary->points[i], number))) return 1;
+  return 0;
+}
+
+/* A text of a summary. What is no UTF-8, such as a character that was cut in two, becomes ? and not
+ * the three bytes of U+FFFD, for which a reader may have no room. */
+static void g2zp_put_text(g2z_json_out *out, const char *key, const char *text) {
+  char copy[1024];
+  int bytes = snprintf(copy, sizeof copy, "%s", text);
+  const unsigned char *end = (const unsigned char *)copy + bytes;
+  G2Z_ASSERT(bytes < (int)sizeof copy);
+  for (unsigned char *at = (unsigned char *)copy; at < end;) {
+    size_t length = g2z_utf8_length(at, end);
+    if (length == 0) *at = '?';
+    at += length ? length : 1;
+  }
+  g2z_json_put_string(out, key, copy);
+}
+
+static void g2zp_put_point(g2z_json_out *out, const g2z_summary *summary,
+                           const g2z_point *point) {
+  char name[64];
+  g2z_json_begin(out, NULL, '{');
+  g2zp_put_text(out, "name", point->name);
+  g2zp_put_text(out, "series", point->series);
+  g2z_json_put_string(out, "outcome", g2zp_outcomes[point->outcome]);
+  if (point->reason[0]) g2zp_put_text(out, "reason", point->reason);
+  else g2z_json_put_null(out, "reason");
+  g2z_json_begin(out, "runs", '[');
+  for (int r = 0; r < point->repeats; r++) {
+    snprintf(name, sizeof name, "run_%s_%d", summary->experiment, point->runs[r]);
+    g2z_json_put_string(out, NULL, name);
+  }
+  g2z_json_end(out, ']');
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++)
+    if (g2zp_summary_knows(summary, i))
+      g2z_json_put_number(out, g2zp_figures[i].name, g2zp_figure_of(point, i));
+  g2z_json_end(out, '}');
+}
+
+/* The texts of a summary: in files under these names. */
+#define G2ZP_SUMMARY_TEXTS(X)     \
+  X(experiment, "experiment")     \
+  X(generated_utc, "generated_at_utc") \
+  X(command_line, "command_line") \
+  X(commit, "git_commit")         \
+  X(hardware, "hardware")         \
+  X(work, "work")
+
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
+  g2z_writer *writer;
+  g2z_json_out out;
+  G2ZP_TRY(g2z_writer_create(summary->services, path, &writer));
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_string(&out, "format", G2ZP_SUMMARY_FORMAT);
+#define X(member, name) g2zp_put_text(&out, name, summary->member);
+  G2ZP_SUMMARY_TEXTS(X)
+#undef X
+  g2z_json_begin(&out, "points", '[');
+  for (size_t i = 0; i < summary->count; i++) g2zp_put_point(&out, summary, &summary->points[i]);
+  g2z_json_end(&out, ']');
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+#define G2ZP_TEXT_ROOM (sizeof((g2z_summary *)0)->command_line) /* the longest */
+
+/* A string that fits into `room` bytes with its NUL; null becomes "". */
+static void g2zp_json_get_text(g2z_json *json, char *out, size_t room) {
+  out[0] = 0;
+  if (g2z_json_peek(json) == 'n') {
+    g2z_json_skip(json);
+    return;
+  }
+  unsigned char plain[6 * G2ZP_TEXT_ROOM]; /* an escape has at most six bytes for one */
+  g2z_json_text text = g2z_json_string(json);
+  size_t bytes = text.bytes < sizeof plain ? g2z_json_unescape(&text, plain) : room;
+  G2Z_ASSERT(room <= G2ZP_TEXT_ROOM);
+  if (bytes >= room) {
+    g2z_json_fail(json, "a text of more than the %zu bytes that have room", room - 1);
+    return;
+  }
+  memcpy(out, plain, bytes);
+  out[bytes] = 0;
+}
+
+static void g2zp_get_runs(g2z_json *json, g2z_point *point) {
+  char name[64];
+  if (!g2z_json_enter(json, '[')) return;
+  while (g2z_json_next(json, ']', NULL)) {
+    g2zp_json_get_text(json, name, sizeof name);
+    const char *number = strrchr(name, '_');
+    if (strncmp(name, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
+      g2z_json_fail(json, "\"%s\" is no run's name, or one more than %d", name, G2Z_REPEATS);
+    else point->runs[point->repeats++] = atoi(number + 1);
+  }
+}
+
+static void g2zp_get_point(g2z_json *json, g2z_summary *summary) {
+  g2z_json_text key;
+  g2z_point *point;
+  char word[16] = "";
+  int outcome = 0;
+  if (g2z_summary_add(summary, &point) != G2Z_OK) {
+    json->status = G2Z_NO_MEMORY; /* or too many: the sentence is written */
+    return;
+  }
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    int figure = 0;
+    while (figure < G2Z_FIGURE_COUNT && !g2z_json_is(&key, g2zp_figures[figure].name)) figure++;
+    if (figure < G2Z_FIGURE_COUNT)
+      *g2z_figure(&point->figures, figure) = g2zp_json_number_or_null(json);
+    else if (g2z_json_is(&key, "name")) g2zp_json_get_text(json, point->name, sizeof point->name);
+    else if (g2z_json_is(&key, "series"))
+      g2zp_json_get_text(json, point->series, sizeof point->series);
+    else if (g2z_json_is(&key, "outcome")) g2zp_json_get_text(json, word, sizeof word);
+    else if (g2z_json_is(&key, "reason"))
+      g2zp_json_get_text(json, point->reason, sizeof point->reason);
+    else if (g2z_json_is(&key, "runs")) g2zp_get_runs(json, point);
+    else g2z_json_skip(json);
+  }
+  while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2zp_outcomes[outcome]) != 0) outcome++;
+  if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
+    g2z_json_fail(json, "a point without a name, or whose outcome is \"%s\"", word);
+  else point->outcome = (g2z_outcome)outcome;
+}
+
+static g2z_status g2zp_summary_parse(g2z_summary *summary, const char *path,
+                                     const char *text, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  char format[64] = "";
+  summary->experiment[0] = 0;
+  g2z_json_open(&json, summary->services, path, text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+#define X(member, name)                                                      \
+      if (g2z_json_is(&key, name)) {                                         \
+        g2zp_json_get_text(&json, summary->member, sizeof summary->member);  \
+        continue;                                                            \
+      }
+      G2ZP_SUMMARY_TEXTS(X)
+#undef X
+      if (g2z_json_is(&key, "format")) g2zp_json_get_text(&json, format, sizeof format);
+      else if (g2z_json_is(&key, "points") && g2z_json_enter(&json, '[')) {
+        while (g2z_json_next(&json, ']', NULL)) g2zp_get_point(&json, summary);
+      } else g2z_json_skip(&json);
+    }
+  G2ZP_TRY(g2z_json_close(&json));
+  if (strcmp(format, G2ZP_SUMMARY_FORMAT) != 0)
+    return g2z_fail(summary->services, G2Z_FORMAT,
+                    "%.400s: its format is \"%s\" and not \"%s\": name a file or directory that "
+                    "bench wrote", path, format, G2ZP_SUMMARY_FORMAT);
+  if (g2zp_experiment(summary->experiment) < 0)
+    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path,
+                    summary->experiment);
+  if (summary->count == 0)
+    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s has no points", path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out) {
+  char *text;
+  size_t bytes;
+  *out = NULL;
+  G2ZP_TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
+  g2z_status status = g2z_summary_create(services, "point", out);
+  if (status == G2Z_OK) status = g2zp_summary_parse(*out, path, text, bytes);
+  if (status != G2Z_OK) {
+    g2z_summary_free(*out);
+    *out = NULL;
+  }
+  g2z_release(services, text);
+  return status;
+}
+
+/* ----- tables ----- */
+
+/* "12.3", and "-" for what is not known. */
+static const char *g2zp_figure_text(const g2z_point *point, int number, char text[32]) {
+  double value = g2zp_figure_of(point, number);
+  if (isnan(value)) snprintf(text, 32, "-");
+  else snprintf(text, 32, "%.*f", g2zp_figures[number].digits, value);
+  return text;
+}
+
+G2Z_API void g2z_summary_print(const g2z_summary *summary,
+                               void (*line)(void *user, const char *text), void *user) {
+  const int *columns = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
+  char text[2048], rule[256], cell[32];
+  int used = snprintf(text, sizeof text, "| %s |", summary->experiment);
+  int ruled = snprintf(rule, sizeof rule, "|---|");
+  for (const int *c = columns; *c >= 0; c++) {
+    if (!g2zp_summary_knows(summary, *c)) continue;
+    used += snprintf(text + used, sizeof text - (size_t)used, " %s |", g2zp_figures[*c].heading);
+    ruled += snprintf(rule + ruled, sizeof rule - (size_t)ruled, "---|");
+  }
+  line(user, text);
+  line(user, rule);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome != G2Z_OUTCOME_OK) continue;
+    used = snprintf(text, sizeof text, "| %s |", point->name);
+    for (const int *c = columns; *c >= 0; c++)
+      if (g2zp_summary_knows(summary, *c))
+        used += snprintf(text + used, sizeof text - (size_t)used, " %s |",
+                         g2zp_figure_text(point, *c, cell));
+    line(user, text);
+  }
+  snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
+           summary->command_line, summary->commit);
+  line(user, "");
+  line(user, text);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome == G2Z_OUTCOME_OK) continue;
+    snprintf(text, sizeof text, "%s: %s: %s", g2zp_outcomes[point->outcome], point->name,
+             point->reason);
+    line(user, text);
+  }
+}
+
+static void g2zp_summary_table(const g2z_summary *summary, g2z_page *page) {
+  const int *columns = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
+  const char *headers[32];
+  char cell[32];
+  int count = 0;
+  headers[count++] = summary->experiment;
+  for (const int *c = columns; *c >= 0; c++)
+    if (g2zp_summary_knows(summary, *c)) headers[count++] = g2zp_figures[*c].heading;
+  g2z_page_table(page, NULL, count, headers);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome != G2Z_OUTCOME_OK) continue;
+    g2z_page_cell(page, "%s", point->name);
+    for (const int *c = columns; *c >= 0; c++) {
+      if (!g2zp_summary_knows(summary, *c)) continue;
+      int known = !isnan(g2zp_figure_of(point, *c));
+      g2z_page_cell(page, "%s", known ? g2zp_figure_text(point, *c, cell) : "");
+    }
+  }
+  for (size_t i = 0; i < summary->count; i++)
+    if (summary->points[i].outcome != G2Z_OUTCOME_OK)
+      g2z_page_text(page, "%s: %s: %s", g2zp_outcomes[summary->points[i].outcome],
+                    summary->points[i].name, summary->points[i].reason);
+}
+
+/* ----- charts ----- */
+
+#define G2ZP_PLOT_BARS 64            /* more have no room on a page */
+
+typedef struct g2zp_plot {           /* the points of a summary that went well, column by column */
+  const g2z_summary *summary;
+  size_t count;
+  const g2z_point *points[G2ZP_PLOT_BARS];
+  const char *labels[G2ZP_PLOT_BARS];
+} g2zp_plot;
+
+static void g2zp_plot_fill(const g2zp_plot *plot, int number, double *out) {
+  for (size_t i = 0; i < plot->count; i++) out[i] = g2zp_figure_of(plot->points[i], number);
+}
+
+/* Bars of a figure, with whiskers from `low` to `high` (-1: none), and of a second one (-1:
+ * none). */
+static void g2zp_plot_bars(const g2zp_plot *plot, g2z_page *page, const char *title,
+                           const char *about, int figure, int low, int high, int second) {
+  double values[4][G2ZP_PLOT_BARS];
+  const int numbers[4] = {figure, low, high, second};
+  g2z_series series[2];
+  g2z_chart chart;
+  if (!g2zp_summary_knows(plot->summary, figure)) return;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (int k = 0; k < 4; k++)
+    if (numbers[k] >= 0) g2zp_plot_fill(plot, numbers[k], values[k]);
+  for (int k = 0; k < 2; k++) {
+    series[k].count = plot->count;
+    series[k].y = values[k ? 3 : 0];
+    series[k].name = g2zp_figures[k ? (second >= 0 ? second : figure) : figure].heading;
+  }
+  if (low >= 0) {
+    series[0].low = values[1];
+    series[0].high = values[2];
+  }
+  chart.title = title;
+  chart.about = about;
+  chart.labels = plot->labels;
+  chart.series = series;
+  chart.series_count = second >= 0 && g2zp_summary_knows(plot->summary, second) ? 2 : 1;
+  g2z_page_chart(page, &chart);
+}
+
+/* tokens/s with its deviation as whiskers. */
+static void g2zp_plot_throughput(const g2zp_plot *plot, g2z_page *page) {
+  double y[G2ZP_PLOT_BARS], sd[G2ZP_PLOT_BARS], low[G2ZP_PLOT_BARS], high[G2ZP_PLOT_BARS];
+  g2z_series series;
+  g2z_chart chart;
+  if (!g2zp_summary_knows(plot->summary, G2Z_FIGURE(tokens_per_sec))) return;
+  memset(&series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  g2zp_plot_fill(plot, G2Z_FIGURE(tokens_per_sec), y);
+  g2zp_plot_fill(plot, G2Z_FIGURE(tokens_per_sec_sd), sd);
+  for (size_t i = 0; i < plot->count; i++) {
+    low[i] = y[i] - sd[i];
+    high[i] = y[i] + sd[i];
+  }
+  series.name = "tokens/s";
+  series.count = plot->count;
+  series.y = y;
+  series.low = low;
+  series.high = high;
+  chart.title = "Throughput";
+  chart.about = "tokens per second of all ranks; whiskers: standard deviation over the repeats";
+  chart.labels = plot->labels;
+  chart.series = &series;
+  chart.series_count = 1;
+  g2z_page_chart(page, &chart);
+}
+
+/* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure
+ * of the first series, or none. */
+enum { G2ZP_IDEAL_NONE = -1, G2ZP_IDEAL_X = -2 };
+static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *title,
+                            const char *about, const char *x_name, int x, int y, int ideal,
+                            g2z_axis x_axis) {
+  double xs[G2Z_CHART_SERIES][G2ZP_PLOT_BARS], ys[G2Z_CHART_SERIES][G2ZP_PLOT_BARS];
+  g2z_series series[G2Z_CHART_SERIES];
+  g2z_chart chart;
+  const int last = ideal == G2ZP_IDEAL_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
+  int used = 0;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (size_t i = 0; i < plot->count; i++) {
+    const g2z_point *point = plot->points[i];
+    double at = g2zp_figure_of(point, x), value = g2zp_figure_of(point, y);
+    int k = 0;
+    if (isnan(at) || isnan(value)) continue;
+    const char *name = point->series[0] ? point->series : g2zp_figures[y].heading;
+    while (k < used && strcmp(series[k].name, name) != 0) k++;
+    if (k == last) continue;
+    if (k == used) series[used++].name = name;
+    xs[k][series[k].count] = at;
+    ys[k][series[k].count++] = value;
+    if (k || ideal == G2ZP_IDEAL_NONE) continue;
+    xs[last][series[0].count - 1] = at;
+    ys[last][series[0].count - 1] = ideal == G2ZP_IDEAL_X ? at : g2zp_figure_of(point, ideal);
+  }
+  if (!used || series[0].count < 2) return; /* one place on the axis makes no line */
+  for (int k = 0; k < used; k++) {
+    series[k].x = xs[k];
+    series[k].y = ys[k];
+    series[k].mark = G2Z_MARK_POINTS;
+  }
+  if (ideal != G2ZP_IDEAL_NONE) {
+    series[used].name = ideal == G2ZP_IDEAL_X ? "ideal" : "limit";
+    series[used].x = xs[last];
+    series[used].y = ys[last];
+    series[used].count = series[0].count;
+    series[used++].mark = G2Z_MARK_DASHED;
+  }
+  chart.title = title;
+  chart.about = about;
+  chart.x_name = x_name;
+  chart.series = series;
+  chart.series_count = used;
+  chart.x_axis = x_axis;
+  chart.y_axis = G2Z_AXIS_ZERO;
+  g2z_page_chart(page, &chart);
+}
+
+static void g2zp_summary_charts(const g2zp_plot *plot, g2z_page *page) {
+  const char *experiment = plot->summary->experiment;
+  if (strcmp(experiment, "comm") == 0) {
+    g2zp_plot_lines(plot, page, "Bandwidth", "GB/s on each rank's link", "MiB",
+                    G2Z_FIGURE(message_mib), G2Z_FIGURE(bus_gb_per_sec),
+                    G2Z_FIGURE(limit_gb_per_sec), G2Z_AXIS_LOG);
+    g2zp_plot_lines(plot, page, "Time", "us per collective", "MiB", G2Z_FIGURE(message_mib),
+                    G2Z_FIGURE(time_us), G2ZP_IDEAL_NONE, G2Z_AXIS_LOG);
+    return;
+  }
+  g2zp_plot_throughput(plot, page);
+  if (g2zp_summary_knows(plot->summary, G2Z_FIGURE(speedup_vs_1gpu)))
+    g2zp_plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
+                    G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2ZP_IDEAL_X,
+                    G2Z_AXIS_LINEAR);
+  const char *exposed = "Exposed communication", *waited = "ms of a step that every rank waited";
+  if (strcmp(experiment, "buckets") == 0)
+    g2zp_plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
+                    G2Z_FIGURE(exposed_comm_ms), G2ZP_IDEAL_NONE, G2Z_AXIS_LOG);
+  else g2zp_plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
+  g2zp_plot_bars(plot, page, "Step time",
+                 "ms: median; whiskers from the fastest step to the 95th percentile",
+                 G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
+  g2zp_plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
+                 G2Z_FIGURE(plan_gib));
+  g2zp_plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
+                 G2Z_FIGURE(gpu_percent), -1, -1, -1);
+}
+
+G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
+  void *memory;
+  G2ZP_TRY(g2z_allocate(summary->services, 1, sizeof(g2zp_plot), &memory));
+  g2zp_plot *plot = (g2zp_plot *)memory;
+  plot->summary = summary;
+  for (size_t i = 0; i < summary->count && plot->count < G2ZP_PLOT_BARS; i++) {
+    if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
+    plot->labels[plot->count] = summary->points[i].name;
+    plot->points[plot->count++] = &summary->points[i];
+  }
+  g2z_page_heading(page, g2zp_experiments[g2zp_experiment(summary->experiment)].title);
+  g2z_page_fact(page, "machine", "%s", summary->hardware);
+  g2z_page_fact(page, "work", "%s", summary->work);
+  g2z_page_fact(page, "commit", "%s", summary->commit);
+  g2z_page_fact(page, "when", "%s", summary->generated_utc);
+  g2z_page_fact(page, "command", "%s", summary->command_line);
+  g2zp_summary_table(summary, page);
+  if (plot->count) g2zp_summary_charts(plot, page);
+  g2z_release(summary->services, plot);
+  return G2Z_OK;
+}
+
+/* ----- what a run's artifact says ----- */
+
+/* Where members of training_metrics.json go. */
+#define G2ZP_FACT_LIST(TEXT, NUMBER)                                \
+  TEXT(run_id, "run_id")                                            \
+  TEXT(git_commit, "git_commit")                                    \
+  TEXT(gpu_name, "hardware.gpu_name")                               \
+  TEXT(cuda_version, "env.cuda_version")                            \
+  TEXT(nccl_version, "env.nccl_version")                            \
+  TEXT(precision, "training_config.precision")                      \
+  TEXT(strategy, "training_config.strategy")                        \
+  NUMBER(world_size, "hardware.world_size")                         \
+  NUMBER(seq_len, "training_config.seq_len")                        \
+  NUMBER(micro_batch, "training_config.micro_batch_size_per_gpu")   \
+  NUMBER(accum_steps, "training_config.grad_accum_steps")           \
+  NUMBER(zero_stage, "training_config.zero_stage")                  \
+  NUMBER(tokens_per_sec, "summary.mean_tokens_per_sec_global")      \
+  NUMBER(total_wall_time_sec, "summary.total_wall_time_sec")
+
+/* A text that is cut off where the room ends; "" where there is none. */
+static g2z_status g2zp_fact_text(const g2zp_told *told, const char *at, char *out,
+                                 size_t room) {
+  char *text;
+  G2ZP_TRY(g2zp_told_text(told, at, &text));
+  snprintf(out, room, "%s", text ? text : "");
+  g2z_release(told->services, text);
+  return G2Z_OK;
+}
+
+static g2z_status g2zp_facts_get(const g2zp_told *told, g2z_run_facts *out) {
+  char schema[16];
+  g2z_json json;
+  g2zp_told epoch;
+  G2ZP_TRY(g2zp_fact_text(told, "schema_version", schema, sizeof schema));
+#define G2ZP_TEXT(member, at) G2ZP_TRY(g2zp_fact_text(told, at, out->member, sizeof out->member));
+#define G2ZP_NUMBER(member, at) out->member = g2zp_told_number(told, at);
+  G2ZP_FACT_LIST(G2ZP_TEXT, G2ZP_NUMBER)
+#undef G2ZP_TEXT
+#undef G2ZP_NUMBER
+  out->steps = out->step_p50_sec = out->step_p95_sec = NAN;
+  int more = g2zp_told_list(told, "epochs", &json);
+  while (more && g2zp_told_next(told, &json, &epoch)) { /* the last one's stay */
+    out->steps = g2zp_told_number(&epoch, "steps");
+    out->step_p50_sec = g2zp_told_number(&epoch, "step_time_p50_sec");
+    out->step_p95_sec = g2zp_told_number(&epoch, "step_time_p95_sec");
+  }
+  if (strcmp(schema, "2.0") != 0)
+    return g2z_fail(told->services, G2Z_FORMAT,
+                    "%.400s: schema_version is \"%s\" and not \"2.0\"", told->path, schema);
+  if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
+    return g2z_fail(told->services, G2Z_FORMAT,
+                    "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
+                    "is no whole artifact of a run", told->path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
+                                      g2z_run_facts *out) {
+  g2zp_told told;
+  memset(out, 0, sizeof *out);
+  g2z_status status = g2zp_told_read(services, run_dir, "training_metrics.json", &told);
+  if (status == G2Z_OK && !told.text)
+    status = g2z_fail(services, G2Z_IO, "%.600s is not there: the run has not ended", told.path);
+  if (status == G2Z_OK) status = g2zp_facts_get(&told, out);
+  g2zp_told_free(&told);
+  return status;
+}
+
+/* ----- all that directories hold ----- */
+
+G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
+  void *memory;
+  *out = NULL;
+  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_results), &memory));
+  *out = (g2z_results *)memory;
+  (*out)->services = services;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_results_free(g2z_results *results) {
+  if (!results) return;
+  for (size_t i = 0; i < results->summary_count; i++) g2z_summary_free(results->summaries[i]);
+  for (size_t i = 0; i < results->run_count; i++)
+    g2z_release(results->services, results->runs[i].run_dir);
+  g2z_release(results->services, results->summaries);
+  g2z_release(results->services, results->runs);
+  g2z_release(results->services, results);
+}
+
+static g2z_status g2zp_results_add_run(g2z_results *results, const char *run_dir) {
+  void *list = results->runs;
+  g2z_status status = g2z_grow(results->services, &list, &results->run_capacity,
+                               results->run_count, results->run_count + 1, sizeof *results->runs);
+  results->runs = (g2z_run_result *)list;
+  G2ZP_TRY(status);
+  g2z_run_result *run = &results->runs[results->run_count];
+  G2ZP_TRY(g2z_run_facts_read(results->services, run_dir, &run->facts));
+  G2ZP_TRY(g2z_allocate(results->services, strlen(run_dir) + 1, 1, &list));
+  run->run_dir = (char *)list;
+  memcpy(run->run_dir, run_dir, strlen(run_dir) + 1);
+  results->run_count++;
+  return G2Z_OK;
+}
+
+static g2z_status g2zp_results_add_summary(g2z_results *results, const char *path) {
+  void *list = results->summaries;
+  g2z_status status =
+      g2z_grow(results->services, &list, &results->summary_capacity, results->summary_count,
+               results->summary_count + 1, sizeof *results->summaries);
+  results->summaries = (g2z_summary **)list;
+  G2ZP_TRY(status);
+  G2ZP_TRY(g2z_summary_read(results->services, path, &results->summaries[results->summary_count]));
+  results->summary_count++;
+  return G2Z_OK;
+}
+
+/* run_x_9 before run_x_10; else as letters are. */
+static int g2zp_results_order(const struct dirent **a, const struct dirent **b) {
+  const char *left = (*a)->d_name, *right = (*b)->d_name;
+  size_t i = strlen(left), k = strlen(right);
+  if (strncmp(left, "run_", 4) == 0 && strncmp(right, "run_", 4) == 0 && i != k)
+    return i < k ? -1 : 1;
+  return strcmp(left, right);
+}
+
+static int g2zp_results_shown(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+
+static g2z_status g2zp_results_scan(g2z_results *results, const char *directory, int levels);
+
+static g2z_status g2zp_results_entry(g2z_results *results, const char *directory,
+                                     const char *name, int levels) {
+  const char *suffix = strstr(name, "_report.json");
+  char *path;
+  struct stat info;
+  g2z_status status = G2Z_OK;
+  if (strcmp(name, "training_metrics.json") == 0) return g2zp_results_add_run(results, directory);
+  G2ZP_TRY(g2z_join_path(results->services, directory, name, &path));
+  if (suffix && strcmp(suffix, "_report.json") == 0)
+    status = g2zp_results_add_summary(results, path);
+  else if (levels > 0 && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+    status = g2zp_results_scan(results, path, levels - 1);
+  g2z_release(results->services, path);
+  return status;
+}
+
+static g2z_status g2zp_results_scan(g2z_results *results, const char *directory, int levels) {
+  struct dirent **entries;
+  g2z_status status = G2Z_OK;
+  int count = scandir(directory, &entries, g2zp_results_shown, g2zp_results_order);
+  if (count < 0) return g2z_fail_file(results->services, errno, "read the directory", directory);
+  for (int i = 0; i < count; i++) {
+    if (status == G2Z_OK)
+      status = g2zp_results_entry(results, directory, entries[i]->d_name, levels);
+    free(entries[i]); /* scandir's own */
+  }
+  free(entries);
+  return status;
+}
+
+G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
+  const size_t before = results->summary_count + results->run_count;
+  G2ZP_TRY(g2zp_results_scan(results, directory, 2));
+  if (results->summary_count + results->run_count > before) return G2Z_OK;
+  return g2z_fail(results->services, G2Z_FORMAT,
+                  "%.600s holds no NAME_report.json and no training_metrics.json, nor do the "
+                  "directories in it", directory);
+}
+
+static void g2zp_page_number(g2z_page *page, int digits, double value) {
+  if (isnan(value)) g2z_page_cell(page, "%s", "");
+  else g2z_page_cell(page, "%.*f", digits, value);
+}
+
+static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
+  static const char *const headers[] = {"run",         "ranks", "stage",    "precision", "batch",
+                                        "micro-steps", "T",     "tokens/s", "p50 ms",    "p95 ms",
+                                        "wall s"};
+  g2z_page_heading(page, "Runs");
+  g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
+                      "here than as a point above. Times are those of its last epoch.");
+  g2z_page_table(page, NULL, (int)(sizeof headers / sizeof *headers), headers);
+  for (size_t i = 0; i < results->run_count; i++) {
+    const g2z_run_facts *facts = &results->runs[i].facts;
+    g2z_page_cell(page, "%s", results->runs[i].run_dir);
+    g2zp_page_number(page, 0, facts->world_size);
+    if (strcmp(facts->strategy, "dp") == 0) g2z_page_cell(page, "dp");
+    else g2zp_page_number(page, 0, facts->zero_stage);
+    g2z_page_cell(page, "%s", facts->precision);
+    g2zp_page_number(page, 0, facts->micro_batch);
+    g2zp_page_number(page, 0, facts->accum_steps);
+    g2zp_page_number(page, 0, facts->seq_len);
+    g2zp_page_number(page, 0, facts->tokens_per_sec);
+    g2zp_page_number(page, 2, 1e3 * facts->step_p50_sec);
+    g2zp_page_number(page, 2, 1e3 * facts->step_p95_sec);
+    g2zp_page_number(page, 2, facts->total_wall_time_sec);
+  }
+}
+
+G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
+  char now[32];
+  g2z_page *page;
+  G2ZP_TRY(g2z_page_create(results->services, path, "What was measured", &page));
+  g2z_status status = G2Z_OK;
+  g2z_utc_now(now);
+  g2z_page_fact(page, "experiments", "%zu", results->summary_count);
+  g2z_page_fact(page, "runs", "%zu", results->run_count);
+  g2z_page_fact(page, "made", "%s", now);
+  for (size_t i = 0; i < results->summary_count && status == G2Z_OK; i++)
+    status = g2z_summary_page(results->summaries[i], page);
+  if (results->run_count) g2zp_results_runs(results, page);
+  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_page_free(page);
+  return status;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_REPORT_IMPLEMENTED */

@@ -1,0 +1,2898 @@
+/* g2z_run.h: a whole training run around gpt2_zero.h: its flags, its directory, metrics,
+ * checkpoints, samples, artifacts. MIT licence.
+ *
+ * Include it behind gpt2_zero.h, whose build switches it takes (GPT2_ZERO_IMPLEMENTATION,
+ * G2Z_STATIC, G2Z_API, G2Z_ASSERT), and whose contract for errors. It includes g2z_text.h and
+ * g2z_report.h, which lie beside it.
+ *
+ * RUN DIRECTORY, written by g2z_run_*
+ *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
+ *                             val_loss and val_ms, sample_ms, save_ms, epoch and epoch_ms. That of
+ *                             a run that began with another's checkpoint begins with resumed_from
+ *     step-NNNNNN             checkpoints
+ *     train.log               what the console said
+ *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
+ *     report.html             for people: how it ended, curves, epochs; also while it goes on
+ *     events.out.tfevents.*   the same scalars for TensorBoard, a file for each start
+ *     profiles/               with train --profile: timers_HOST.txt, profile_summary.json; of nsys
+ *                             nsys_JOB_HOST.nsys-rep, .sqlite and nsys_stats_HOST.txt
+ *     launcher_metadata.json  who started it, where, with which variables (train)
+ *     RUN_FAILED.json         who died or hung, where, in which phase; and of each rank that was
+ *     flight_rank_N.jsonl     left the last 1,024 collectives (train)
+ *     nccl_*, topo.txt, ibstat.txt   with train --nccl-logs
+ *     tuning.txt              on a GPU: the algorithms that were chosen, for --tuning
+ *     RUN_COMPLETE.txt        written last: a run without it did not end. One that was stopped has
+ *                             a checkpoint and training_metrics.json, with the reason under
+ *                             "shutdown"
+ *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
+ *     training_metrics.json, cuts metrics.jsonl and train.log behind the checkpoint's step and goes
+ *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run. A
+ *     damaged line among these is an error, unless it is the torn end of the file. Of "latest" a
+ *     checkpoint that is not whole is passed over, and becomes step-NNNNNN.damaged. */
+
+#ifndef G2Z_RUN_INCLUDED
+#define G2Z_RUN_INCLUDED
+
+#ifndef G2Z_INCLUDED
+#error "g2z_run.h: include gpt2_zero.h before it"
+#endif
+
+#include "g2z_report.h"
+#include "g2z_text.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== run ===============================================================
+ * A whole training from a config into a run directory: steps, validation, samples, metrics and
+ * artifacts (manual: RUN DIRECTORY). The caller turns a crank and shows what it is handed:
+ *
+ *   g2z_run_config config = g2z_run_config_default();  config.train.train_glob = "train.bin";
+ *   g2z_run *run;  g2z_run_event event;
+ *   status = g2z_run_create(context, &config, &run);
+ *   while (status == G2Z_OK && (status = g2z_run_next(run, &event)) == G2Z_OK) {
+ *     puts(event.line);
+ *     if (event.kind == G2Z_RUN_DONE) break;
+ *   }
+ *   g2z_run_free(run);
+ *
+ * Strings in the config are borrowed and must outlive the run. */
+
+typedef struct g2z_run_config {
+  g2z_train_config train;      /* train_glob NULL: no steps, only validation and a sample.
+                                * optimizer.warmup < 0: a tenth of the steps, at most 1000;
+                                * optimizer.min_lr < 0: a tenth of lr */
+  const char *val_glob;        /* NULL: no validation */
+  const char *vocab;           /* tokenizer file for samples; NULL: byte-level where vocab is 257 */
+  const char *prompt;          /* NULL or "": the end-of-text token */
+  const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
+                                * unless that run is resumed */
+  const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint that
+                                * is whole, or where there is none with what its run began with, if
+                                * with nothing from the beginning. Else a checkpoint: one of
+                                * run_dir, which goes on, or another, that a new run begins with */
+  int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
+  int save_epochs;             /* 1: at the end of each epoch */
+  int keep;                    /* that many of them, older ones are removed; 0: all. A directory
+                                * with other files in it stays, as step-NNNNNN.partial */
+  const char *save_weights;    /* directory for the weights at the end, with the tokenizer; NULL:
+                                * none. One that holds a tokenizer is refused where there is none
+                                * to replace it, and so is a checkpoint */
+  const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
+  const char *dataset_name;    /* NULL: from the shards' names */
+  const char *command_line;    /* NULL: null */
+  const char *git_commit;      /* NULL: null */
+  int64_t epochs;              /* > 0: optimizer.steps becomes epochs * steps per epoch */
+  int64_t max_train_steps;     /* > 0: stop after that many; the schedule keeps its horizon */
+  int64_t max_val_steps;       /* > 0: the most batches of one validation */
+  int64_t val_every;           /* steps; 0: at the end of each epoch and of the run only */
+  int64_t val_steps;           /* batches of one validation; 0: all */
+  int64_t sample_every;        /* steps; 0: at the end only, and only with a prompt or a vocab */
+  int sample_tokens;           /* tokens of one sample; 0: no samples */
+  g2z_sampling sampling;
+  int tensorboard;             /* 1: event files of the same scalars in run_dir */
+  int profile;                 /* 1: what each part of a step takes, in run_dir/profiles. Without
+                                * graphs: train.graph becomes 0, and 1 is refused */
+} g2z_run_config;
+/* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1; else NULL, 0 or
+ * g2z_*_default. */
+G2Z_API g2z_run_config g2z_run_config_default(void);
+
+typedef enum g2z_run_kind {
+  G2Z_RUN_STEP,        /* the loss of a step became known */
+  G2Z_RUN_VALIDATION,
+  G2Z_RUN_SAMPLE,
+  G2Z_RUN_SAVED,       /* a checkpoint is on the disk */
+  G2Z_RUN_DONE         /* all artifacts are written, RUN_COMPLETE.txt last */
+} g2z_run_kind;
+
+typedef struct g2z_run_event {
+  g2z_run_kind kind;
+  const char *line;             /* the event for people; valid until the next call, as is sample */
+  g2z_metrics metrics;          /* of the last step whose loss is known */
+  int64_t steps;                /* of the whole run */
+  double tokens_per_second;     /* smoothed over the last steps */
+  double eta_seconds;           /* with validation, samples and saving as seen so far */
+  double val_loss;              /* of a VALIDATION */
+  const char *sample;           /* of a SAMPLE: prompt and continuation */
+} g2z_run_event;
+
+typedef struct g2z_run g2z_run;
+/* Checks everything that can be checked before the first step; on failure no file is left. All
+ * ranks make the same calls; rank 0 writes the files of the run. */
+G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
+                                  g2z_run **out);
+/* Works until there is something to show. After G2Z_RUN_DONE it returns that again. G2Z_STOPPED: a
+ * stop was requested, a checkpoint saved (with a run_dir) and training_metrics.json written. */
+G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
+/* May be called from a signal handler; `signal` is its number, for the artifacts, 0: none. Ranks
+ * agree on it in a step: a validation or a sample that is under way ends first. */
+G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
+G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
+G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
+
+/* ===== flags =============================================================
+ * Command lines for programs around the library: one table is the parser, --help and the README.
+ * A flag is written --name VALUE or --name=VALUE; the last of several counts. */
+
+typedef enum g2z_flag_kind {
+  G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
+  G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
+  G2Z_FLAG_TEXT,     /* const char *: points into argv */
+  G2Z_FLAG_CHOICE,   /* int or enum: the index of the value among the words of `value` */
+  G2Z_FLAG_INT,      /* int */
+  G2Z_FLAG_INT64,    /* int64_t */
+  G2Z_FLAG_UINT64,   /* uint64_t; any value, minimum and maximum are not looked at */
+  G2Z_FLAG_FLOAT     /* float */
+} g2z_flag_kind;
+
+typedef struct g2z_flag {
+  const char *name;          /* without dashes */
+  g2z_flag_kind kind;
+  void *destination;         /* holds the default, which --help shows when it is in the range */
+  double minimum, maximum;   /* of a number, both allowed */
+  const char *value;         /* what --help calls the value: "N", "DIR"; of a choice "|cpu|cuda" */
+  const char *help;
+} g2z_flag;
+
+/* Arguments that are no flags are moved to argv[1..*rest], in their order; with rest NULL they are
+ * an error. The sentence of an unknown flag names the nearest one. */
+G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
+                                   int argc, char **argv, int *rest);
+/* The table for people. Print it before parsing: it shows what the destinations hold. */
+G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
+                             void (*line)(void *user, const char *text), void *user);
+/* The table as arguments, for a program that starts itself: behind the words of `first` a
+ * "--name=VALUE" for each flag whose destination holds a value of its range, which the parser turns
+ * into that value again, to the last bit. NULL is behind the last; freed with g2z_release. */
+G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
+                                       const char *const *first, int first_count, char ***argv);
+/* argv as one line that a shell would take apart in the same way; freed with g2z_release. */
+G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
+                                  char **line);
+
+/* ===== command line ======================================================
+ * The flags of a program that trains, and what it does beside its loop: train.cu shows all of it.
+ *
+ *   g2z_run_options o = g2z_run_options_default();
+ *   status = g2z_run_options_parse(&services, argc, argv, &o);
+ *   status = g2z_run_options_spawn(&services, &o, argv, &is_parent, &code);   with --ranks, --gpus
+ *   context_config = g2z_context_config_default(&services);
+ *   status = g2z_run_options_settle(&services, &o, &context_config);
+ *   status = g2z_run_launch(&o, &context_config, &context, &run);            then the loop above
+ *
+ * One of these belongs to a process; run and context keep pointers into it. */
+
+typedef struct g2z_run_options {
+  g2z_run_config run;
+  const char *model, *run_dir;
+  g2z_model_config shape;      /* what overrides the model's; 0: see --help, as do the next */
+  int seq, accum;
+  int global_batch, device, dtype, zero;
+  int64_t steps;
+  float loss_scale, bucket_mb;
+  int ranks, gpus;
+  float join_timeout, silence_timeout, hang_timeout;
+  const char *run_id;
+  int nccl_logs, profile_mode;
+  int dry_run, help;           /* for the program to do */
+  char run_dir_text[1024], vocab_text[4128];
+  g2z_ranks *met;              /* NULL until all ranks have met and run_dir is rank 0's */
+} g2z_run_options;
+
+G2Z_API g2z_run_options g2z_run_options_default(void);
+G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
+                                         g2z_run_options *options);
+/* The table of flags for --help. */
+G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user);
+/* --ranks and --gpus: this process starts the ranks and waits for them, or is one of them. Results
+ * as of g2z_ranks_spawn; without these flags it is no parent. */
+G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *options,
+                                         char **argv, int *is_parent, int *code);
+/* What flags leave open, and what they say together: completes options->run and *context. */
+G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *options,
+                                          g2z_context_config *context);
+
+/* Meets the other ranks, opens the run and writes launcher_metadata.json; with --nccl-logs NCCL
+ * logs into the run directory. That is rank 0's on all ranks: its name may hold the time. */
+G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
+                                  g2z_context **context, g2z_run **run);
+/* For an on_fault: this rank's flight recorder, and RUN_FAILED.json unless another rank is writing
+ * it: nobody knows who else has died. Before all ranks have met there is no place for them. */
+G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault);
+/* SIGTERM, SIGINT, SIGUSR1 and SIGHUP: the first lets the run save and end, a second one ends the
+ * program at once. A terminal's Ctrl-C may come twice, from the terminal and from the launcher:
+ * within half a second it is one. NULL: from now on the first ends the program. */
+G2Z_API void g2z_run_catch_signals(g2z_run *run);
+/* 1: the event's line is due on standard output: each for someone who watches; of steps, for a file
+ * or with --profile-mode, one every 10 seconds. *next begins with 0. */
+G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *event,
+                          double *next);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_RUN_INCLUDED */
+
+#if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_RUN_IMPLEMENTED)
+#define G2Z_RUN_IMPLEMENTED
+
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A caller's bug, not an input: overridable, and never has a side effect. */
+#ifndef G2Z_ASSERT
+#define G2Z_ASSERT(condition) assert(condition)
+#endif
+
+#define G2ZR_TRY(call)                             \
+  do {                                             \
+    g2z_status try_status_ = (call);               \
+    if (try_status_ != G2Z_OK) return try_status_; \
+  } while (0)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== run ===============================================================
+ * In:  a config. Out: events for people, and a run directory for programs.
+ * Law: metrics.jsonl and train.log grow line by line and hold whatever happened; every other file
+ *      appears complete or not at all, and RUN_COMPLETE.txt comes after all of them. */
+
+typedef struct g2zr_epoch {
+  int64_t index, steps, skipped, tokens;
+  double started;                    /* g2z_seconds() */
+  double wall_s;                     /* with validation, samples and saving */
+  double train_s, data_s;            /* of its steps: all of it, and waiting for tokens */
+  double loss_sum;                   /* over steps that were not skipped */
+  double val_loss;                   /* the last one; NaN without */
+  double p50_s, p95_s;               /* step time */
+} g2zr_epoch;
+
+enum { /* what has to happen before the next step, in this order */
+  G2ZR_DUE_VALIDATION = 1,
+  G2ZR_DUE_SAMPLE = 2,
+  G2ZR_DUE_EPOCH_END = 4,
+  G2ZR_DUE_SAVE = 8,
+  G2ZR_DUE_STOP = 16,
+  G2ZR_DUE_FINISH = 32
+};
+
+struct g2z_run {
+  g2z_services *services;
+  g2z_context *context;
+  g2z_run_config config;
+  g2z_trainer *trainer;
+  g2z_loader *val;
+  g2z_tokenizer *tokenizer;
+  g2z_tokens sample;                 /* begins with the prompt, of */
+  size_t prompt;                     /* so many tokens */
+  char *sample_text;
+  g2z_writer *metrics, *log;
+  g2z_events *events;                /* NULL: none */
+  double next_report;                /* g2z_seconds(): when report.html may be written anew */
+  char line[4608], dataset[128], id[128], started_utc[32]; /* a line may hold the longest path */
+  double started;
+  int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
+  int64_t step;                      /* steps enqueued */
+  char *resume;                      /* the checkpoint that is taken up; NULL: none */
+  char shared_dir[1024];             /* rank 0's run_dir: a name may come from a clock */
+  int lock;                          /* rank 0: it is this run's alone; -1: not yet */
+  double resume_s;                   /* how long it took to take it up */
+  int continues;                     /* 1: run_dir's own run goes on, */
+  int own;                           /* 1: behind a checkpoint of its own */
+  int passed_over;                   /* rank 0, 1: damaged ones stand behind that */
+  int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
+  double earlier_s;                  /* wall time of this run before it was resumed */
+  int64_t stop_signal;               /* that asked to stop; 0: none */
+  int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
+                                      * rank that failed stands still, and all ranks must agree */
+  int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
+  int within;                        /* 1: the checkpoint's was not, when it was saved */
+  g2z_status ending;                 /* not G2Z_OK: how the run ends when its last step was told, */
+  char sentence[G2Z_ERROR_BYTES];    /* and why */
+  g2z_status held;                   /* rank 0: of a file that could not be written, */
+  char held_sentence[G2Z_ERROR_BYTES]; /* and why; the others are yet to be told */
+  int due;
+  double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
+  g2z_metrics known;                 /* of the last step whose loss is known */
+  double flops_per_token, peak_flops;/* the latter of all ranks; NaN: not known */
+  double smooth_s, smooth_weight;    /* step time, exponentially weighted */
+  double pause_s;                    /* validation, samples and saving so far */
+  double train_s;                    /* steps so far */
+  int64_t train_tokens;              /* of those */
+  double best_val_loss, val_entropy; /* NaN: none */
+  int64_t val_steps;
+  double *step_s;                    /* of this epoch's steps */
+  size_t step_s_capacity;
+  g2zr_epoch *epoch;                 /* all of them; the last one is running */
+  size_t epoch_count, epoch_capacity;
+  int finished;
+};
+
+G2Z_API g2z_run_config g2z_run_config_default(void) {
+  g2z_run_config config;
+  memset(&config, 0, sizeof config);
+  config.train = g2z_train_config_default();
+  config.train.optimizer.min_lr = -1;
+  config.train.optimizer.warmup = -1;
+  config.sampling = g2z_sampling_default();
+  config.sampling.temperature = 0.8f;
+  config.sample_tokens = 64;
+  config.tensorboard = 1;
+  return config;
+}
+
+/* ----- files ----- */
+
+/* A file of rank 0 could not be written. Alone it says so; other ranks must hear of it before they
+ * wait for what will not come: it travels in the verdict of the next step. */
+static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
+  if (status == G2Z_OK || !run->trainer || g2z_context_world(run->context) == 1) return status;
+  if (run->held == G2Z_OK) {
+    memcpy(run->held_sentence, run->services->error, sizeof run->held_sentence);
+    run->held = status;
+  }
+  g2z_trainer_fail(run->trainer, status);
+  return G2Z_OK;
+}
+
+/* The same status on all ranks, of this and of what was held. */
+static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
+  if (status == G2Z_OK && run->held != G2Z_OK) {
+    memcpy(run->services->error, run->held_sentence, sizeof run->held_sentence);
+    status = run->held;
+  }
+  return g2z_ranks_agree(g2z_context_ranks(run->context), status);
+}
+
+static g2z_status g2zr_log(g2z_run *run, const char *line) {
+  if (!run->log) return G2Z_OK;
+  char now[32];
+  g2z_utc_now(now);
+  g2z_writer_printf(run->log, "%s  %s\n", now, line);
+  return g2zr_hold(run, g2z_writer_flush(run->log));
+}
+
+/* A line for train.log and for the program's log. */
+G2Z_PRINTF(2, 3)
+static g2z_status g2zr_say(g2z_run *run, const char *format, ...) {
+  char line[G2Z_ERROR_BYTES];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  if (g2z_context_rank(run->context) == 0) g2z_log(run->services, G2Z_LOG_INFO, "%s", line);
+  return g2zr_log(run, line);
+}
+
+static g2z_status g2zr_has(const g2z_run *run, const char *directory, const char *name,
+                           int *there) {
+  char *path;
+  G2ZR_TRY(g2z_join_path(run->services, directory, name, &path));
+  *there = access(path, F_OK) == 0;
+  g2z_release(run->services, path);
+  return G2Z_OK;
+}
+
+static g2z_status g2zr_refuse_old(g2z_run *run, const char *name) {
+  int there;
+  G2ZR_TRY(g2zr_has(run, run->config.run_dir, name, &there));
+  if (!there) return G2Z_OK;
+  return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                  "%s holds a run already (%s): choose another run directory, or remove it",
+                  run->config.run_dir, name);
+}
+
+/* A file that is read while it grows. `keep` tells how many bytes of the one that stands there are
+ * kept, when its run goes on. */
+static g2z_status g2zr_open_stream(g2z_run *run, const char *name,
+                                   g2z_status (*keep)(g2z_run *run, const char *path,
+                                                      const char *text, size_t bytes,
+                                                      size_t *kept),
+                                   g2z_writer **out) {
+  char *path, *text = NULL;
+  size_t bytes = 0, kept = 0;
+  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, name, &path));
+  g2z_status status = G2Z_OK;
+  if (run->continues && access(path, F_OK) == 0) {
+    status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
+    if (status == G2Z_OK) status = keep(run, path, text, bytes, &kept);
+  }
+  if (status == G2Z_OK) status = g2z_writer_create(run->services, path, out);
+  if (status == G2Z_OK) g2z_writer_put(*out, text ? text : "", kept);
+  if (status == G2Z_OK) status = g2z_writer_publish(*out);
+  g2z_release(run->services, text);
+  g2z_release(run->services, path);
+  return status;
+}
+
+/* Hours of training must not end at a directory that cannot be written: a file is created there,
+ * and removed again. */
+static g2z_status g2zr_probe_directory(g2z_services *services, const char *directory) {
+  char *path;
+  g2z_writer *writer;
+  G2ZR_TRY(g2z_make_directory(services, directory));
+  G2ZR_TRY(g2z_join_path(services, directory, "model.safetensors", &path));
+  g2z_status status = g2z_writer_create(services, path, &writer);
+  g2z_writer_free(writer);
+  g2z_release(services, path);
+  return status;
+}
+
+/* ----- metrics and artifacts ----- */
+
+/* Rank 0: scalars for TensorBoard, in a file that begins with the first of them. */
+static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
+                                  const char *const *tags, const double *values) {
+  g2z_status status = G2Z_OK;
+  if (!run->metrics || !run->config.tensorboard) return G2Z_OK;
+  if (!run->events)
+    status = g2z_events_create(run->services, run->config.run_dir, run->resumed + 1, &run->events);
+  if (status == G2Z_OK) status = g2z_events_put(run->events, step, count, tags, values);
+  return g2zr_hold(run, status);
+}
+
+static g2z_status g2zr_write_metrics(g2z_run *run) {
+  if (!run->metrics) return G2Z_OK;
+  g2z_json_out out;
+  memset(&out, 0, sizeof out);
+  out.writer = run->metrics;
+  const g2z_metrics *m = &run->known;
+  g2z_json_begin(&out, NULL, '{');
+#define G2ZR_PUT_INTEGER g2z_json_put_integer
+#define G2ZR_PUT_NUMBER g2z_json_put_number
+#define X(type, name, meaning) G2ZR_PUT_##type(&out, #name, m->name);
+  G2Z_METRIC_LIST(X)
+#undef X
+#undef G2ZR_PUT_INTEGER
+#undef G2ZR_PUT_NUMBER
+  g2z_json_end(&out, '}');
+  g2z_writer_put(run->metrics, "\n", 1);
+  G2ZR_TRY(g2zr_hold(run, g2z_writer_flush(run->metrics)));
+#define X(type, name, meaning) "train/" #name,
+  static const char *const tags[] = {G2Z_METRIC_LIST(X)};
+#undef X
+#define X(type, name, meaning) (double)m->name,
+  const double values[] = {G2Z_METRIC_LIST(X)};
+#undef X
+  const int count = (int)(sizeof tags / sizeof *tags);
+  return g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1); /* without the step */
+}
+
+/* Another line of metrics.jsonl: what took time beside steps, and what came of it (NULL:
+ * nothing). */
+static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
+                                  const char *ms_name, double seconds) {
+  if (!run->metrics) return G2Z_OK;
+  g2z_json_out out;
+  memset(&out, 0, sizeof out);
+  out.writer = run->metrics;
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_integer(&out, "step", run->known.step);
+  g2z_json_put_integer(&out, "tokens", run->known.tokens);
+  if (name) g2z_json_put_number(&out, name, value);
+  g2z_json_put_number(&out, ms_name, seconds * 1e3);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(run->metrics, "\n", 1);
+  return g2zr_hold(run, g2z_writer_flush(run->metrics));
+}
+
+/* Rank 0: report.html. Training does not end for want of a page: all that it shows is in other
+ * files. */
+static void g2zr_report(g2z_run *run) {
+  if (g2z_report_run(run->services, run->config.run_dir) == G2Z_OK) return;
+  g2z_log(run->services, G2Z_LOG_WARNING, "no report.html: %s", run->services->error);
+}
+
+/* While the run goes on it takes a hundredth of the time at most, however long metrics.jsonl has
+ * become. */
+static void g2zr_report_now_and_then(g2z_run *run) {
+  double begin = g2z_seconds();
+  if (!run->metrics || begin < run->next_report) return;
+  g2zr_report(run);
+  double end = g2z_seconds();
+  run->next_report = end + 99 * (end - begin);
+}
+
+static void g2zr_put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
+  for (size_t i = 0; i < count; i++) g2z_json_put_null(out, names[i]);
+}
+#define G2ZR_PUT_NULLS(out, names) g2zr_put_nulls(out, names, sizeof names / sizeof *(names))
+
+static void g2zr_put_environment_integer(g2z_json_out *out, const char *key,
+                                         const char *variable) {
+  const char *text = getenv(variable);
+  char *end = NULL;
+  long long value = text ? strtoll(text, &end, 10) : 0;
+  if (text && end != text && !*end) g2z_json_put_integer(out, key, value);
+  else g2z_json_put_null(out, key);
+}
+
+static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
+  static const char *const env[] = {"python_version",    "torch_version", "transformers_version",
+                                    "deepspeed_version"};
+  struct utsname name;
+  char os[2 * sizeof name.release];
+  memset(&name, 0, sizeof name);
+  uname(&name);
+  snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
+  g2z_device_info info;
+  g2z_device_describe(g2z_trainer_device(run->trainer), &info);
+  const char *gpu = info.name[0] ? info.name : NULL, *cuda = info.runtime[0] ? info.runtime : NULL;
+  g2z_json_begin(out, "env", '{');
+  G2ZR_PUT_NULLS(out, env);
+  g2z_json_put_string(out, "cuda_version", cuda);
+  g2z_json_put_string(out, "nccl_version", info.collectives[0] ? info.collectives : NULL);
+  g2z_json_end(out, '}');
+  g2z_json_begin(out, "host", '{');
+  g2z_json_put_string(out, "hostname", name.nodename);
+  g2z_json_put_string(out, "os", os);
+  g2z_json_end(out, '}');
+  g2z_json_begin(out, "hardware", '{');
+  g2z_json_put_string(out, "gpu_name", gpu);
+  g2z_json_put_integer(out, "gpu_count_visible", info.count);
+  g2z_json_put_integer(out, "world_size", g2z_context_world(run->context));
+  g2z_json_put_string(out, "cuda_version", cuda);
+  if (getenv("SLURM_JOB_ID")) {
+    g2z_json_begin(out, "cluster", '{');
+    g2z_json_put_string(out, "name", getenv("SLURM_CLUSTER_NAME"));
+    g2z_json_put_string(out, "nodelist", getenv("SLURM_JOB_NODELIST"));
+    g2zr_put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
+    g2z_json_end(out, '}');
+  }
+  g2z_json_end(out, '}');
+}
+
+/* The decimal that was meant: 0.0003 and not 0.000300000014, which is the float. */
+static double g2zr_decimal(float value) {
+  char text[32];
+  snprintf(text, sizeof text, "%.6g", (double)value);
+  return strtod(text, NULL);
+}
+
+static void g2zr_put_training_config(const g2z_run *run, g2z_json_out *out) {
+  static const char *const deepspeed[] = {"path", "sha256", "selected"};
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_train_config *train = &run->config.train;
+  char size[96];
+  snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
+           plan->model.heads, plan->model.channels);
+  g2z_json_begin(out, "training_config", '{');
+  g2z_json_put_string(out, "model_name",
+                      run->config.model_name ? run->config.model_name : "custom");
+  g2z_json_put_string(out, "model_size", size);
+  g2z_json_put_integer(out, "seq_len", plan->seq);
+  g2z_json_put_integer(out, "epochs", run->epochs);
+  g2z_json_put_integer(out, "micro_batch_size_per_gpu", plan->batch);
+  g2z_json_put_integer(out, "grad_accum_steps", plan->accum);
+  g2z_json_put_integer(out, "global_batch_size",
+                       (int64_t)plan->batch * plan->accum * plan->world);
+  g2z_json_put_number(out, "lr", g2zr_decimal(train->optimizer.lr));
+  g2z_json_put_string(out, "optimizer", "AdamW");
+  g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
+  g2z_json_put_bool(out, "deepspeed_enabled", 0);
+  g2z_json_put_integer(out, "zero_stage", plan->zero_stage);
+  g2z_json_put_string(out, "strategy", g2z_strategy_text(plan->strategy));
+  g2z_json_put_string(out, "recompute", g2z_recompute_text(plan->recompute));
+  g2z_json_put_string(out, "dataset_name", run->dataset);
+  g2z_json_begin(out, "dataset_subset_sizes", '{');
+  g2z_json_put_integer(out, "train", run->train_sequences);
+  g2z_json_put_integer(out, "val", run->val ? g2z_loader_sequences(run->val) : 0);
+  g2z_json_end(out, '}');
+  g2z_json_end(out, '}');
+  g2z_json_begin(out, "deepspeed_config", '{');
+  G2ZR_PUT_NULLS(out, deepspeed);
+  g2z_json_end(out, '}');
+}
+
+/* Of all ranks but 0, whose plans are of one size. */
+static double g2zr_bytes_of_others(const g2z_run *run) {
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  g2z_plan *other;
+  if (plan->world == 1) return 0;
+  if (g2z_plan_create(run->services, g2z_trainer_config(run->trainer), plan->device, 1,
+                      plan->world, &other) != G2Z_OK)
+    return NAN;
+  double bytes = (double)other->bytes_total * (plan->world - 1);
+  g2z_plan_free(other);
+  return bytes;
+}
+
+static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  double steps = (double)epoch->steps;
+  int64_t applied = epoch->steps - epoch->skipped;
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_integer(out, "epoch_idx", epoch->index);
+  g2z_json_put_number(out, "epoch_wall_time_sec", epoch->wall_s);
+  g2z_json_put_integer(out, "steps", epoch->steps);
+  g2z_json_put_integer(out, "micro_steps", epoch->steps * run->config.train.accum);
+  g2z_json_put_integer(out, "optimizer_steps", applied);
+  g2z_json_put_integer(out, "tokens_processed_global", epoch->tokens);
+  /* Of an epoch without steps these are 0 / 0, which the writer turns into null. */
+  g2z_json_put_number(out, "tokens_per_sec_global", (double)epoch->tokens / epoch->train_s);
+  g2z_json_put_number(out, "train_loss_avg_global", epoch->loss_sum / (double)applied);
+  g2z_json_put_number(out, "val_loss_avg_global", epoch->val_loss);
+  /* The plan is all that is allocated. Reserved is what the GPU has given away, to whomever. */
+  static const char *const memory[] = {"max_cuda_mem_allocated_bytes_rank0",
+                                       "max_cuda_mem_reserved_bytes_rank0",
+                                       "max_cuda_mem_allocated_bytes_global"};
+  size_t free_bytes = 0, total_bytes = 0;
+  if (plan->device == G2Z_DEVICE_CUDA) { /* integers: readers want no 4.5e+09 for bytes */
+    g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
+    g2z_json_put_integer(out, memory[0], (int64_t)plan->bytes_total);
+    g2z_json_put_integer(out, memory[1], (int64_t)(total_bytes - free_bytes));
+    double others = g2zr_bytes_of_others(run);
+    if (isnan(others)) g2z_json_put_null(out, memory[2]);
+    else g2z_json_put_integer(out, memory[2], (int64_t)plan->bytes_total + (int64_t)others);
+  } else G2ZR_PUT_NULLS(out, memory);
+  g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
+  g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
+  g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
+  g2z_json_put_number(out, "step_time_p95_sec", epoch->p95_s);
+  g2z_json_put_number(out, "dataload_time_mean_sec", epoch->data_s / steps);
+  g2z_json_end(out, '}');
+}
+
+/* The name of a signal in `text`; NULL for 0, which is none. */
+static const char *g2zr_signal_text(int64_t signal, char text[32]) {
+  const char *known = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT"
+                      : signal == SIGUSR1 ? "SIGUSR1" : signal == SIGHUP ? "SIGHUP" : NULL;
+  if (!signal) return NULL;
+  if (known) snprintf(text, 32, "%s", known);
+  else snprintf(text, 32, "signal %d", (int)signal);
+  return text;
+}
+
+static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out, const char *now) {
+  char name[32];
+  const int stopped = (run->due & G2ZR_DUE_STOP) != 0;
+  g2z_json_begin(out, "shutdown", '{');
+  g2z_json_put_string(out, "reason", !stopped ? "completed"
+                                     : run->stop_signal ? "signal" : "stop requested");
+  g2z_json_put_string(out, "signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
+  g2z_json_end(out, '}');
+  g2z_json_begin(out, "completion", '{');
+  g2z_json_put_string(out, "run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
+  g2z_json_put_string(out, "printed_marker", stopped ? NULL : "RUN_COMPLETE");
+  g2z_json_put_string(out, "timestamp_utc", now);
+  g2z_json_end(out, '}');
+  if (!getenv("SLURM_JOB_ID")) return;
+  g2z_json_begin(out, "scheduler", '{');
+  g2z_json_put_string(out, "type", "slurm");
+  g2z_json_put_string(out, "job_id", getenv("SLURM_JOB_ID"));
+  g2z_json_put_string(out, "nodelist", getenv("SLURM_JOB_NODELIST"));
+  g2zr_put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
+  g2zr_put_environment_integer(out, "procid", "SLURM_PROCID");
+  g2zr_put_environment_integer(out, "localid", "SLURM_LOCALID");
+  g2z_json_put_string(out, "partition", getenv("SLURM_JOB_PARTITION"));
+  g2z_json_end(out, '}');
+}
+
+/* Of a run without steps 0, which readers can format; null they cannot. */
+static double g2zr_tokens_per_s(const g2z_run *run) {
+  return run->train_s > 0 ? (double)run->train_tokens / run->train_s : 0.0;
+}
+
+/* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
+static g2z_status g2zr_write_artifact(g2z_run *run, g2z_writer *writer, const char *now,
+                                      double wall_s) {
+  g2z_json_out json, *out = &json;
+  memset(out, 0, sizeof json);
+  out->writer = writer;
+  out->indent = 2;
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "schema_version", "2.0");
+  g2z_json_put_string(out, "run_id", run->id);
+  g2z_json_put_string(out, "timestamp_utc", run->started_utc);
+  g2z_json_put_string(out, "git_commit", run->config.git_commit);
+  g2z_json_put_string(out, "command_line", run->config.command_line);
+  g2zr_put_host(run, out);
+  g2zr_put_training_config(run, out);
+  g2z_json_put_string(out, "schema_notes",
+                      "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len "
+                      "tokens. tokens_per_sec_global is tokens over the time of training steps; "
+                      "wall times include validation, samples and checkpoints. null: not measured "
+                      "on this device.");
+  g2z_json_begin(out, "epochs", '[');
+  for (size_t i = 0; i < run->epoch_count; i++) g2zr_put_epoch(run, out, &run->epoch[i]);
+  g2z_json_end(out, ']');
+  g2z_json_begin(out, "summary", '{');
+  g2z_json_put_number(out, "total_wall_time_sec", wall_s);
+  g2z_json_put_number(out, "best_val_loss", run->best_val_loss);
+  g2z_json_put_number(out, "mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
+  g2z_json_end(out, '}');
+  g2zr_put_ending(run, out, now);
+  g2z_json_end(out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  return g2z_writer_commit(writer);
+}
+
+/* All of this run, with what was before it was resumed. */
+static double g2zr_wall_s(const g2z_run *run) {
+  return run->earlier_s + (g2z_seconds() - run->started);
+}
+
+/* Rank 0: what spans took, and its summary. */
+static g2z_status g2zr_write_profile(g2z_run *run) {
+  g2z_span_times times[G2Z_SPAN_COUNT];
+  if (!run->config.profile) return G2Z_OK;
+  G2ZR_TRY(g2z_device_span_times(g2z_trainer_device(run->trainer), times));
+  return g2z_profile_write_spans(run->services, run->config.run_dir, times);
+}
+
+/* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
+static g2z_status g2zr_write_artifacts(g2z_run *run, const char *now, double wall_s) {
+  char *path;
+  g2z_writer *writer;
+  if (g2z_context_device(run->context) == G2Z_DEVICE_CUDA) {
+    G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "tuning.txt", &path));
+    g2z_status written = g2z_trainer_write_tuning(run->trainer, path);
+    g2z_release(run->services, path);
+    G2ZR_TRY(written);
+  }
+  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "training_metrics.json", &path));
+  g2z_status status = g2z_writer_create(run->services, path, &writer);
+  if (status == G2Z_OK) status = g2zr_write_artifact(run, writer, now, wall_s);
+  g2z_writer_free(writer);
+  g2z_release(run->services, path);
+  G2ZR_TRY(status);
+  g2zr_report(run);
+  return g2zr_write_profile(run);
+}
+
+static const struct {
+  const char *name;
+  g2z_status (*write)(g2z_services *services, const g2z_tokenizer *tokenizer, const char *path);
+} g2zr_tokenizer_files[] = {{"merges.txt", g2z_tokenizer_write_merges},
+                            {"vocab.json", g2z_tokenizer_write_vocab}};
+
+/* Rank 0: the tokenizer beside the weights. */
+static g2z_status g2zr_save_tokenizer(g2z_run *run) {
+  for (int i = 0; run->tokenizer && i < 2; i++) {
+    char *path;
+    G2ZR_TRY(g2z_join_path(run->services, run->config.save_weights,
+                           g2zr_tokenizer_files[i].name, &path));
+    g2z_status status = g2zr_tokenizer_files[i].write(run->services, run->tokenizer, path);
+    g2z_release(run->services, path);
+    G2ZR_TRY(status);
+  }
+  return G2Z_OK;
+}
+
+/* Rank 0: a tokenizer that this run does not replace would pass for that of its weights, and a
+ * checkpoint with other weights is none any more. */
+static g2z_status g2zr_check_weights(const g2z_run *run) {
+  const char *directory = run->config.save_weights;
+  int there;
+  for (int i = 0; !run->tokenizer && i < 2; i++) {
+    const char *name = g2zr_tokenizer_files[i].name;
+    G2ZR_TRY(g2zr_has(run, directory, name, &there));
+    if (there)
+      return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                      "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
+                      "vocab, remove that file, or save the weights in another directory",
+                      directory, name);
+  }
+  G2ZR_TRY(g2zr_has(run, directory, "trainer_state.json", &there));
+  if (there)
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "%.400s is a checkpoint, whose weights belong to its other files: save these "
+                    "in another directory", directory);
+  return g2zr_probe_directory(run->services, directory);
+}
+
+/* "step-000100". */
+static void g2zr_checkpoint_name(int64_t step, char name[32]) {
+  snprintf(name, 32, "step-%06" PRId64, step);
+}
+
+static g2z_status g2zr_checkpoint_path(const g2z_run *run, int64_t step, char **path) {
+  char name[32];
+  g2zr_checkpoint_name(step, name);
+  return g2z_join_path(run->services, run->config.run_dir, name, path);
+}
+
+/* Rank 0: training_metrics.json, RUN_COMPLETE.txt. run->line becomes the latter's: it names the
+ * weights, or the last checkpoint where none were asked for. */
+static g2z_status g2zr_complete(g2z_run *run) {
+  const char *saved = run->config.save_weights;
+  char now[32], *path, *checkpoint = NULL;
+  double wall_s = g2zr_wall_s(run);
+  g2z_writer *writer;
+  g2z_utc_now(now);
+  if (!saved && run->saved >= 0) {
+    G2ZR_TRY(g2zr_checkpoint_path(run, run->saved, &checkpoint));
+    saved = checkpoint;
+  }
+  snprintf(run->line, sizeof run->line,
+           "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
+           "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
+           g2z_context_world(run->context), g2zr_tokens_per_s(run), wall_s, now);
+  g2z_release(run->services, checkpoint);
+  if (!run->log) return G2Z_OK;
+  G2ZR_TRY(g2zr_log(run, run->line));
+  G2ZR_TRY(g2zr_write_artifacts(run, now, wall_s));
+  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "RUN_COMPLETE.txt", &path));
+  g2z_status status = g2z_writer_create(run->services, path, &writer);
+  if (status == G2Z_OK) {
+    g2z_writer_printf(writer, "%s\n", run->line);
+    status = g2z_writer_commit(writer);
+  }
+  g2z_writer_free(writer);
+  g2z_release(run->services, path);
+  return status;
+}
+
+static g2z_status g2zr_finish(g2z_run *run) {
+  const char *saved = run->config.save_weights;
+  const int first = g2z_context_rank(run->context) == 0;
+  if (saved) {
+    G2ZR_TRY(g2z_trainer_save_weights(run->trainer, saved));
+    G2ZR_TRY(g2zr_agree(run, first ? g2zr_save_tokenizer(run) : G2Z_OK));
+    G2ZR_TRY(g2zr_say(run, "weights saved in %s", saved));
+  }
+  return g2zr_agree(run, g2zr_complete(run));
+}
+
+/* ----- checkpoints of a run ----- */
+
+/* The number in "step-000100"; -1: it is another name. */
+static int64_t g2zr_checkpoint_step(const char *name) {
+  char same[32];
+  if (strncmp(name, "step-", 5) != 0 || strlen(name) > 24) return -1;
+  int64_t step = (int64_t)strtoll(name + 5, NULL, 10);
+  g2zr_checkpoint_name(step, same);
+  return strcmp(same, name) == 0 ? step : -1;
+}
+
+/* The latest checkpoint of run_dir before step `before`; -1: none. A directory that cannot be read
+ * is not one without checkpoints: a run would begin anew over what it had. */
+static g2z_status g2zr_latest(const g2z_run *run, int64_t before, int64_t *latest) {
+  *latest = -1;
+  DIR *directory = opendir(run->config.run_dir);
+  if (!directory && errno == ENOENT) return G2Z_OK;
+  while (directory) {
+    errno = 0; /* readdir says NULL at the end as well */
+    struct dirent *entry = readdir(directory);
+    if (!entry) break;
+    int64_t step = g2zr_checkpoint_step(entry->d_name);
+    if (step < before && step > *latest) *latest = step;
+  }
+  int error = errno;
+  if (directory) closedir(directory);
+  if (!error) return G2Z_OK;
+  *latest = -1;
+  return g2z_fail_file(run->services, error, "read the directory", run->config.run_dir);
+}
+
+static void g2zr_stays(g2z_run *run, const char *path) {
+  g2z_log(run->services, G2Z_LOG_WARNING, "%s stays: %s; see what it holds, and remove it by hand",
+          path, strerror(errno));
+}
+
+/* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an
+ * unfinished one first, so that nobody takes the rest of it for whole. */
+static g2z_status g2zr_prune(g2z_run *run, int64_t saved) {
+  int64_t before = saved;
+  for (int i = 1;; i++) {
+    int64_t old;
+    char *path;
+    void *memory;
+    if (g2zr_latest(run, before, &old) != G2Z_OK) /* nothing is lost by what stays */
+      g2z_log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
+    if (old < 0) return G2Z_OK;
+    before = old;
+    if (i < run->config.keep) continue;
+    G2ZR_TRY(g2zr_checkpoint_path(run, old, &path));
+    size_t bytes = strlen(path) + sizeof ".partial";
+    g2z_status status = g2z_allocate(run->services, bytes, 1, &memory);
+    if (status == G2Z_OK) {
+      snprintf((char *)memory, bytes, "%s.partial", path);
+      g2z_checkpoint_remove((const char *)memory);
+      if (rename(path, (const char *)memory) != 0) g2zr_stays(run, path);
+      else if (!g2z_checkpoint_remove((const char *)memory))
+        g2zr_stays(run, (const char *)memory);
+    }
+    g2z_release(run->services, memory);
+    g2z_release(run->services, path);
+    G2ZR_TRY(status);
+  }
+}
+
+/* What was killed while it saved or pruned leaves directories "step-N.partial". */
+static g2z_status g2zr_sweep(g2z_run *run) {
+  DIR *directory = opendir(run->config.run_dir);
+  g2z_status status = G2Z_OK;
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
+    char name[64], *path;
+    size_t length = strlen(entry->d_name);
+    if (length < 9 || length > 60 || strcmp(entry->d_name + length - 8, ".partial") != 0) continue;
+    snprintf(name, sizeof name, "%.*s", (int)(length - 8), entry->d_name);
+    if (g2zr_checkpoint_step(name) < 0) continue;
+    status = g2z_join_path(run->services, run->config.run_dir, entry->d_name, &path);
+    if (status != G2Z_OK) break;
+    if (!g2z_checkpoint_remove(path)) g2zr_stays(run, path);
+    g2z_release(run->services, path);
+  }
+  if (directory) closedir(directory);
+  return status;
+}
+
+/* The lines up to a checkpoint's step are on the disk before the checkpoint has its name. */
+static g2z_status g2zr_sync(g2z_run *run) {
+  g2z_writer *const streams[] = {run->metrics, run->log};
+  for (int i = 0; i < 2; i++)
+    if (streams[i]) G2ZR_TRY(g2z_writer_sync(streams[i]));
+  return G2Z_OK;
+}
+
+static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
+  char *path;
+  double begin = g2z_seconds();
+  g2z_status status = g2zr_checkpoint_path(run, run->step, &path);
+  if (status == G2Z_OK) status = g2zr_sync(run);
+  status = g2zr_agree(run, status);
+  if (status == G2Z_OK) status = g2z_trainer_save(run->trainer, path);
+  double seconds = g2z_seconds() - begin;
+  event->kind = G2Z_RUN_SAVED;
+  snprintf(run->line, sizeof run->line,
+           "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step, run->steps,
+           path ? path : "", seconds);
+  g2z_release(run->services, path);
+  G2ZR_TRY(status);
+  run->saved = run->step;
+  run->pause_s += seconds;
+  if (!run->metrics) return G2Z_OK;
+  G2ZR_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
+  G2ZR_TRY(g2zr_log(run, run->line));
+  g2zr_report_now_and_then(run);
+  return run->config.keep > 0 ? g2zr_hold(run, g2zr_prune(run, run->step)) : G2Z_OK;
+}
+
+/* ----- opening ----- */
+
+/* "openwebtext" from "data/openwebtext_train_*.bin". */
+static void g2zr_dataset_name(const char *shards, char out[128]) {
+  const char *slash = strrchr(shards, '/'), *name = slash ? slash + 1 : shards;
+  size_t length = strcspn(name, "*?[.");
+  const char *split = strstr(name, "_train");
+  if (!split) split = strstr(name, "_val");
+  if (split && (size_t)(split - name) < length) length = (size_t)(split - name);
+  while (length > 0 && strchr("_-", name[length - 1])) length--;
+  snprintf(out, 128, "%.*s", (int)(length < 127 ? length : 127), name);
+  if (!length) snprintf(out, 128, "custom");
+}
+
+static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int accum,
+                                     g2z_order order) {
+  const g2z_train_config *train = &run->config.train;
+  g2z_loader_config shards;
+  memset(&shards, 0, sizeof shards);
+  shards.glob = glob;
+  shards.batch = train->batch;
+  shards.seq = train->seq;
+  shards.accum = accum;
+  shards.rank = g2z_context_rank(run->context);
+  shards.world = g2z_context_world(run->context);
+  shards.vocab = train->model.vocab;
+  shards.order = order;
+  shards.seed = train->seed;
+  return shards;
+}
+
+/* How many steps there will be: the schedule's horizon follows from it, and must be known when the
+ * trainer is made. */
+static g2z_status g2zr_count_steps(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  g2z_optimizer_config *optimizer = &config->train.optimizer;
+  run->steps_per_epoch = 1;
+  if (config->train.train_glob) {
+    g2z_loader *loader;
+    g2z_loader_config shards = g2zr_shards(run, config->train.train_glob, config->train.accum,
+                                           G2Z_ORDER_SHUFFLED);
+    G2ZR_TRY(g2z_loader_create(run->services, &shards, &loader));
+    run->steps_per_epoch = g2z_loader_steps_per_epoch(loader);
+    run->train_sequences = g2z_loader_sequences(loader);
+    g2z_checkpoint from;
+    memset(&from, 0, sizeof from);
+    g2z_status status = run->resume ? g2z_checkpoint_read(run->services, run->resume, loader, &from)
+                                    : G2Z_OK;
+    g2z_loader_free(loader);
+    G2ZR_TRY(status);
+    run->epoch_ends = from.next.epoch > from.epoch; /* what it left is less than a step now */
+    run->within = from.epoch_step > 0;
+    if (config->epochs > 0) { /* with another global batch, what is left counts */
+      optimizer->steps = from.step + (config->epochs - from.next.epoch) * run->steps_per_epoch -
+                         from.next.step;
+      if (optimizer->steps < from.step) optimizer->steps = from.step;
+    }
+    run->steps = optimizer->steps;
+    if (config->max_train_steps > 0 && run->steps > config->max_train_steps)
+      run->steps = config->max_train_steps;
+  }
+  run->epochs = (run->steps + run->steps_per_epoch - 1) / run->steps_per_epoch;
+  if (optimizer->warmup < 0) {
+    optimizer->warmup = optimizer->steps / 10;
+    if (optimizer->warmup > 1000) optimizer->warmup = 1000;
+  }
+  return G2Z_OK;
+}
+
+static g2z_status g2zr_check(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  g2z_optimizer_config *optimizer = &config->train.optimizer;
+  const int64_t most = INT64_C(1) << 40;
+  G2ZR_TRY(g2z_check_range(run->services, "epochs", config->epochs, 0, 1 << 20));
+  G2ZR_TRY(g2z_check_range(run->services, "max_train_steps", config->max_train_steps, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "max_val_steps", config->max_val_steps, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "val_every", config->val_every, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "val_steps", config->val_steps, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "sample_every", config->sample_every, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "save_every", config->save_every, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "keep", config->keep, 0, INT32_MAX));
+  G2ZR_TRY(g2z_check_range(run->services, "sample_tokens", config->sample_tokens, 0, 1 << 20));
+  G2ZR_TRY(g2z_sampling_check(run->services, &config->sampling));
+  if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
+  if (!config->train.train_glob && !config->val_glob && !config->prompt)
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "there is nothing to do: name token shards to train on, or to validate on, or "
+                    "give a prompt to continue");
+  g2z_train_config probe = config->train; /* warmup is settled once the steps are known */
+  if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
+  if (config->epochs > 0) probe.optimizer.steps = 1;
+  g2z_plan *plan;
+  G2ZR_TRY(g2z_plan_create(run->services, &probe, g2z_context_device(run->context),
+                           g2z_context_rank(run->context), g2z_context_world(run->context), &plan));
+  g2z_plan_free(plan);
+  const char *needs = config->save_every > 0 ? "save_every"
+                      : config->save_epochs  ? "save_epochs"
+                      : config->resume && strcmp(config->resume, "latest") == 0 ? "resume latest"
+                                                                                : NULL;
+  if (needs && !config->run_dir)
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "%s needs a run_dir, where checkpoints stand", needs);
+  if (config->profile && (!config->run_dir || config->train.graph == 1))
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "profile needs %s", config->run_dir
+                    ? "graph off: nothing can be timed inside a graph"
+                    : "a run_dir, where profiles stand");
+  if (config->profile) config->train.graph = 0;
+  if (config->resume && !*config->resume) /* a script's variable that is not set */
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "resume is empty: name a checkpoint, or say \"latest\"");
+  if (config->resume && !config->train.train_glob)
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "a training is resumed with the token shards "
+                    "that it trains on: name them");
+  return G2Z_OK;
+}
+
+static g2z_status g2zr_open_prompt(g2z_run *run) {
+  const char *prompt = run->config.prompt;
+  g2z_encoder *encoder;
+  if (!prompt || !*prompt) prompt = "<|endoftext|>";
+  G2ZR_TRY(g2z_encoder_create(run->services, run->tokenizer, &encoder));
+  g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL,
+                                 &run->sample);
+  run->prompt = run->sample.count;
+  g2z_encoder_free(encoder);
+  return status;
+}
+
+/* Samples need a tokenizer whose ids the model has. Without a file the byte-level vocabulary stands
+ * in, but only for a model of its size: another model's ids would decode to noise. */
+static g2z_status g2zr_open_tokenizer(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  int vocab = config->train.model.vocab;
+  int wanted = config->prompt || config->sample_every > 0 || config->vocab;
+  if (!config->vocab && vocab != 257) {
+    if (!wanted || config->sample_tokens == 0) {
+      config->sample_tokens = 0;
+      return G2Z_OK;
+    }
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "samples need the tokenizer file (vocab.bpe, merges.txt) that the shards were "
+                    "made with: the model has %d tokens, and only 257 could be bytes", vocab);
+  }
+  G2ZR_TRY(g2z_tokenizer_create(run->services, config->vocab, &run->tokenizer));
+  if (g2z_tokenizer_vocab(run->tokenizer) > vocab)
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "%.300s has %d tokens, but the model only %d: give the model that vocabulary, "
+                    "or the tokenizer file that it was trained with", config->vocab,
+                    g2z_tokenizer_vocab(run->tokenizer), vocab);
+  config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
+  if (!wanted) config->sample_tokens = 0;
+  return g2zr_open_prompt(run);
+}
+
+/* counts[count] becomes the sum over all ranks. */
+static g2z_status g2zr_sum_counts(g2z_run *run, int64_t *counts, size_t count) {
+  int world = g2z_context_world(run->context);
+  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  void *all;
+  if (world == 1) return G2Z_OK;
+  G2ZR_TRY(g2z_ranks_agree(ranks, g2z_allocate(run->services, count * (size_t)world, sizeof *counts,
+                                               &all)));
+  g2z_status status = g2z_ranks_all_gather(ranks, counts, count * sizeof *counts, all);
+  for (size_t i = 0; i < count; i++) {
+    counts[i] = 0;
+    for (int rank = 0; rank < world; rank++)
+      counts[i] += ((const int64_t *)all)[(size_t)rank * count + i];
+  }
+  g2z_release(run->services, all);
+  return status;
+}
+
+/* Entropy of the validated tokens' own frequencies: the loss of a model that knows nothing else. */
+static g2z_status g2zr_val_entropy(g2z_run *run) {
+  size_t vocab = (size_t)run->config.train.model.vocab;
+  int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq, total = 0;
+  void *memory;
+  G2ZR_TRY(g2z_allocate(run->services, vocab, sizeof(int64_t), &memory));
+  int64_t *counts = (int64_t *)memory;
+  g2z_status status = G2Z_OK;
+  for (int64_t step = 0; step < run->val_steps && status == G2Z_OK; step++) {
+    const int32_t *x, *y;
+    status = g2z_loader_next(run->val, &x, &y);
+    for (int64_t i = 0; status == G2Z_OK && i < tokens; i++) counts[y[i]]++;
+  }
+  status = g2z_ranks_agree(g2z_context_ranks(run->context), status);
+  if (status == G2Z_OK) status = g2zr_sum_counts(run, counts, vocab);
+  for (size_t i = 0; i < vocab; i++) total += counts[i];
+  double sum = 0;
+  for (size_t i = 0; i < vocab; i++)
+    if (counts[i]) sum += (double)counts[i] * log((double)total / (double)counts[i]);
+  run->val_entropy = sum / (double)total;
+  g2z_release(run->services, memory);
+  return status;
+}
+
+static g2z_status g2zr_open_val(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  if (!config->val_glob) return G2Z_OK;
+  g2z_loader_config shards = g2zr_shards(run, config->val_glob, 1, G2Z_ORDER_FILE);
+  G2ZR_TRY(g2z_loader_create(run->services, &shards, &run->val));
+  run->val_steps = g2z_loader_steps_per_epoch(run->val);
+  if (config->val_steps > 0 && run->val_steps > config->val_steps)
+    run->val_steps = config->val_steps;
+  if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
+    run->val_steps = config->max_val_steps;
+  return G2Z_OK;
+}
+
+/* What is going to happen, for people. */
+static g2z_status g2zr_introduce(g2z_run *run) {
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_train_config *train = &run->config.train;
+  const g2z_model_config *model = &plan->model;
+  const char *from = train->init_from;
+  G2ZR_TRY(g2zr_say(run, "model: %d layers, %d heads, %d channels, context %d, vocabulary %d: "
+                    "%.2f M parameters%s%s", model->layers, model->heads, model->channels,
+                    model->context, model->vocab, (double)plan->parameters * 1e-6,
+                    from ? " from " : "", from ? from : ""));
+  G2ZR_TRY(g2zr_say(run, "device: %s, %s, %.2f GiB in the plan",
+                    g2z_device_text(plan->device), g2z_dtype_text(plan->dtype),
+                    (double)plan->bytes_total / 1073741824.0));
+  if (run->steps > 0) {
+    G2ZR_TRY(g2zr_say(run, "training: %" PRId64 " steps of %d x %d x %d x %d = %" PRId64
+                      " tokens (batch, sequence, micro-steps, ranks), %.2f epochs of %" PRId64
+                      " steps", run->steps, plan->batch, plan->seq, plan->accum, plan->world,
+                      run->tokens_per_step,
+                      (double)run->steps / (double)run->steps_per_epoch,
+                      run->steps_per_epoch));
+    G2ZR_TRY(g2zr_say(run, "schedule: %s, lr %g to %g, %" PRId64 " steps of warm-up",
+                      g2z_schedule_text(train->optimizer.schedule),
+                      (double)train->optimizer.lr, (double)train->optimizer.min_lr,
+                      train->optimizer.warmup));
+  }
+  if (run->val)
+    G2ZR_TRY(g2zr_say(run, "validation: %" PRId64 " batches, %" PRId64 " tokens; unigram "
+                      "entropy of the validation tokens: %.4f nats", run->val_steps,
+                      run->val_steps * plan->batch * plan->seq * plan->world,
+                      run->val_entropy));
+  if (run->config.run_dir) G2ZR_TRY(g2zr_say(run, "run directory: %s", run->config.run_dir));
+  if (run->resume) {
+    const g2z_run_config *c = &run->config;
+    int cut = run->steps < train->optimizer.steps;
+    G2ZR_TRY(g2zr_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s", run->resumed,
+                      run->resume, run->resume_s));
+    if (run->steps > run->resumed) return G2Z_OK;
+    return g2zr_say(run, "no step is left: the last is %" PRId64 ", and the checkpoint is of "
+                    "step %" PRId64 "; a larger %s=%" PRId64 " goes on", run->steps,
+                    run->resumed,
+                    cut ? "max_train_steps" : c->epochs > 0 ? "epochs" : "steps",
+                    cut ? c->max_train_steps : c->epochs > 0 ? c->epochs : run->steps);
+  }
+  if (run->config.resume)
+    return g2zr_say(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
+  return G2Z_OK;
+}
+
+static g2z_status g2zr_begin_epoch(g2z_run *run, int64_t index) {
+  void *list = run->epoch;
+  g2z_status status = g2z_grow(run->services, &list, &run->epoch_capacity, run->epoch_count,
+                               run->epoch_count + 1, sizeof(g2zr_epoch));
+  run->epoch = (g2zr_epoch *)list;
+  G2ZR_TRY(status);
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count++];
+  memset(epoch, 0, sizeof *epoch);
+  epoch->index = index;
+  epoch->started = g2z_seconds();
+  epoch->val_loss = epoch->p50_s = epoch->p95_s = NAN;
+  return G2Z_OK;
+}
+
+/* The step that run->known is about, into the sums of its epoch and of the run. */
+static g2z_status g2zr_account(g2z_run *run, int64_t tokens) {
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+  const g2z_metrics *m = &run->known;
+  double step_s = m->step_ms * 1e-3;
+  void *list = run->step_s;
+  g2z_status status = g2z_grow(run->services, &list, &run->step_s_capacity, (size_t)epoch->steps,
+                               (size_t)epoch->steps + 1, sizeof(double));
+  run->step_s = (double *)list;
+  G2ZR_TRY(status);
+  run->step_s[epoch->steps++] = step_s;
+  epoch->skipped += m->skipped;
+  epoch->tokens += tokens;
+  epoch->train_s += step_s;
+  epoch->data_s += m->data_ms * 1e-3;
+  if (!m->skipped) epoch->loss_sum += m->loss;
+  run->train_s += step_s;
+  run->train_tokens += tokens;
+  run->smooth_s = 0.95 * run->smooth_s + 0.05 * step_s;
+  run->smooth_weight = 0.95 * run->smooth_weight + 0.05;
+  return G2Z_OK;
+}
+
+static void g2zr_settle_epoch(g2z_run *run) {
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+  epoch->p50_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 50);
+  epoch->p95_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 95);
+}
+
+/* ----- resuming ----- */
+
+/* What a line says, as if it had just happened. `spent` is the wall time of the open epoch. Tokens
+ * and epochs of a run that began with another's checkpoint do not count from 0: the step's own are
+ * tok_s x step_ms, nine digits each, and an epoch that ended says which it was. */
+static g2z_status g2zr_replay_line(g2z_run *run, const g2z_metrics_line *line,
+                                   double *spent) {
+  const double pauses[] = {line->val_ms, line->save_ms, line->sample_ms};
+  double seconds = 0;
+  for (int i = 0; i < 3; i++)
+    if (pauses[i] > 0) seconds += pauses[i] * 1e-3;
+  run->pause_s += seconds;
+  if (!isnan(line->metrics.step_ms)) {
+    double tokens = line->metrics.tok_s * line->metrics.step_ms * 1e-3;
+    run->known = line->metrics;
+    run->known.loss = (double)(float)line->metrics.loss; /* nine digits say which float it was */
+    seconds += line->metrics.step_ms * 1e-3;
+    G2ZR_TRY(g2zr_account(run, (int64_t)fmin(fmax(rint(tokens), 0), 1e15)));
+  }
+  *spent += seconds;
+  run->earlier_s += seconds;
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+  if (!isnan(line->val_loss)) {
+    epoch->val_loss = line->val_loss;
+    if (!(run->best_val_loss <= line->val_loss)) run->best_val_loss = line->val_loss;
+  }
+  if (isnan(line->epoch_ms)) return G2Z_OK;
+  g2zr_settle_epoch(run);
+  epoch->wall_s = line->epoch_ms * 1e-3;
+  if (line->epoch >= 0 && line->epoch <= 1 << 30) epoch->index = (int64_t)line->epoch;
+  *spent = 0;
+  return g2zr_begin_epoch(run, epoch->index + 1);
+}
+
+/* Rebuilds the run's sums from metrics.jsonl, up to the checkpoint's step. A machine that lost its
+ * power may have left less than that, or a torn last line, which is cut off and told; a damaged one
+ * before it is an error: what stands behind it would be lost with it. The end of the checkpoint's
+ * epoch is cut off where a larger global batch brought it: a later one may not. */
+static g2z_status g2zr_replay(g2z_run *run, const char *path, const char *text,
+                              size_t bytes, size_t *kept) {
+  double spent = 0;
+  *kept = 0;
+  size_t next = 0;
+  for (int number = 1; next < bytes; number++) {
+    g2z_metrics_line line;
+    int torn;
+    g2z_status status = g2z_metrics_read(run->services, path, text, bytes, &next, number, &line,
+                                         &torn);
+    if (torn) {
+      g2z_log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
+      break;
+    }
+    G2ZR_TRY(status);
+    if (line.metrics.step > run->resumed) break;
+    if (line.metrics.step == run->resumed && run->within && !isnan(line.epoch_ms)) break;
+    G2ZR_TRY(g2zr_replay_line(run, &line, &spent));
+    *kept = next;
+  }
+  if (run->resumed >= run->steps && run->epoch[run->epoch_count - 1].steps == 0 &&
+      run->epoch_count > 1)
+    run->epoch_count--; /* the run ended with the epoch */
+  g2zr_epoch *open = &run->epoch[run->epoch_count - 1];
+  if (open->wall_s == 0) open->started = g2z_seconds() - spent;
+  return G2Z_OK;
+}
+
+/* The number behind `words` at the beginning of a line; -1: it does not begin so. */
+static int64_t g2zr_line_step(const char *line, size_t bytes, const char *words) {
+  size_t length = strlen(words);
+  if (bytes <= length || strncmp(line, words, length) != 0) return -1;
+  return (int64_t)strtoll(line + length, NULL, 10);
+}
+
+/* The same of train.log: up to the first line of a later step. */
+static g2z_status g2zr_keep_log(g2z_run *run, const char *path, const char *text,
+                                size_t bytes, size_t *kept) {
+  (void)path;
+  const size_t stamp = sizeof "2026-01-31T23:59:59Z  " - 1;
+  *kept = 0;
+  while (*kept < bytes) {
+    const char *at = text + *kept;
+    const char *end = (const char *)memchr(at, '\n', bytes - *kept);
+    if (!end) break;
+    size_t length = (size_t)(end - at);
+    if (length > stamp && (g2zr_line_step(at + stamp, length - stamp, "step ") > run->resumed ||
+                           g2zr_line_step(at + stamp, length - stamp, "sample after step ") >
+                               run->resumed))
+      break;
+    *kept += length + 1;
+  }
+  return G2Z_OK;
+}
+
+/* The first line of metrics.jsonl, of a run that begins with another's checkpoint: until it has one
+ * of its own, that is what it goes on from. */
+static g2z_status g2zr_write_origin(g2z_run *run) {
+  char path[PATH_MAX];
+  g2z_json_out out;
+  if (!realpath(run->resume, path))
+    return g2z_fail_file(run->services, errno, "find the path of", run->resume);
+  memset(&out, 0, sizeof out);
+  out.writer = run->metrics;
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_integer(&out, "step", run->resumed);
+  g2z_json_put_integer(&out, "tokens", g2z_trainer_tokens(run->trainer));
+  g2z_json_put_string(&out, "resumed_from", path);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(run->metrics, "\n", 1);
+  G2ZR_TRY(g2z_writer_flush(run->metrics));
+  return g2zr_sync(run);
+}
+
+/* What that line says, freed with g2z_release; NULL: the run did not begin so. */
+static g2z_status g2zr_parse_origin(g2z_run *run, const char *text, size_t bytes,
+                                    char **origin) {
+  g2z_json json;
+  g2z_json_text key, value;
+  void *memory;
+  memset(&value, 0, sizeof value);
+  *origin = NULL;
+  g2z_json_open(&json, run->services, "metrics.jsonl", text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+      if (g2z_json_is(&key, "resumed_from")) value = g2z_json_string(&json);
+      else g2z_json_skip(&json);
+    }
+  if (g2z_json_close(&json) != G2Z_OK || !value.at) return G2Z_OK; /* torn: that one was synced */
+  G2ZR_TRY(g2z_allocate(run->services, value.bytes + 1, 1, &memory));
+  g2z_json_unescape(&value, (unsigned char *)memory);
+  *origin = (char *)memory;
+  return G2Z_OK;
+}
+
+/* Rank 0: the checkpoint that run_dir's run began with; NULL: none. */
+static g2z_status g2zr_find_origin(g2z_run *run, char **origin) {
+  char *path, *text = NULL;
+  size_t bytes = 0;
+  *origin = NULL;
+  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "metrics.jsonl", &path));
+  g2z_status status = G2Z_OK;
+  if (access(path, F_OK) == 0)
+    status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
+  const char *end = bytes ? (const char *)memchr(text, '\n', bytes) : NULL;
+  if (end) status = g2zr_parse_origin(run, text, (size_t)(end - text), origin);
+  if (status == G2Z_OK && *origin && access(*origin, F_OK) != 0) {
+    status = g2z_fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not "
+                      "there any more, and has no checkpoint of its own: put that back, or choose "
+                      "another run directory", run->config.run_dir, *origin);
+    g2z_release(run->services, *origin);
+    *origin = NULL;
+  }
+  g2z_release(run->services, text);
+  g2z_release(run->services, path);
+  return status;
+}
+
+/* Rank 0: run_dir's last checkpoint that is whole; -1: it has none. Damage alone passes one over:
+ * what cannot be read, or is of another version, would be lost without need. */
+static g2z_status g2zr_latest_whole(g2z_run *run, int64_t *whole) {
+  char tried[256] = "", newest[300] = "";
+  *whole = INT64_MAX;
+  for (;;) {
+    char *path, *sentence = run->services->error;
+    size_t used = strlen(tried);
+    G2ZR_TRY(g2zr_latest(run, *whole, whole));
+    if (*whole < 0) break;
+    G2ZR_TRY(g2zr_checkpoint_path(run, *whole, &path));
+    g2z_status status = g2z_checkpoint_check(run->services, path);
+    if (status == G2Z_FORMAT) {
+      g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", path, sentence);
+      snprintf(tried + used, sizeof tried - used, "%sstep %" PRId64, used ? ", " : "", *whole);
+      if (!used) snprintf(newest, sizeof newest, "%.299s", sentence);
+      run->passed_over = 1;
+    }
+    g2z_release(run->services, path);
+    if (status != G2Z_FORMAT) return status;
+  }
+  if (!run->passed_over) return G2Z_OK;
+  return g2z_fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy one "
+                  "there again, or remove them to begin anew", run->config.run_dir, tried, newest);
+}
+
+/* Rank 0: the checkpoints that were passed over get names under which none is looked for. */
+static g2z_status g2zr_set_aside(g2z_run *run) {
+  for (int64_t step = INT64_MAX;;) {
+    char *path;
+    void *memory;
+    G2ZR_TRY(g2zr_latest(run, step, &step));
+    if (!run->passed_over || step <= run->resumed) return G2Z_OK;
+    G2ZR_TRY(g2zr_checkpoint_path(run, step, &path));
+    size_t bytes = strlen(path) + sizeof ".damaged";
+    g2z_status status = g2z_allocate(run->services, bytes, 1, &memory);
+    if (status == G2Z_OK) {
+      snprintf((char *)memory, bytes, "%s.damaged", path);
+      if (rename(path, (const char *)memory) != 0)
+        status = g2z_fail_file(run->services, errno, "set aside a damaged checkpoint as",
+                               (const char *)memory);
+    }
+    g2z_release(run->services, memory);
+    g2z_release(run->services, path);
+    G2ZR_TRY(status);
+  }
+}
+
+/* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
+static g2z_status g2zr_choose(g2z_run *run, char out[1024]) {
+  const char *resume = run->config.resume, *run_dir = run->config.run_dir;
+  char *path = NULL;
+  struct stat here, there;
+  int64_t latest;
+  if (!resume) return G2Z_OK;
+  if (strcmp(resume, "latest") == 0) {
+    G2ZR_TRY(g2zr_latest_whole(run, &latest));
+    run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
+    run->own = latest >= 0;
+    G2ZR_TRY(run->own ? g2zr_checkpoint_path(run, latest, &path)
+                      : g2zr_find_origin(run, &path));
+    if (!path) return G2Z_OK;
+  } else {
+    char *above;
+    G2ZR_TRY(g2z_join_path(run->services, resume, "..", &above));
+    run->continues = run_dir && stat(above, &there) == 0 && stat(run_dir, &here) == 0 &&
+                     here.st_dev == there.st_dev && here.st_ino == there.st_ino;
+    run->own = run->continues;
+    g2z_release(run->services, above);
+  }
+  const char *chosen = path ? path : resume;
+  g2z_status status = G2Z_OK;
+  if (strlen(chosen) >= 1024)
+    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
+                      chosen, strlen(chosen));
+  else snprintf(out, 1024, "%s", chosen);
+  g2z_release(run->services, path);
+  return status;
+}
+
+/* Rank 0: nothing of another run in run_dir, and nothing behind the checkpoint. */
+static g2z_status g2zr_check_directory(g2z_run *run) {
+  int64_t latest;
+  if (!run->config.run_dir) return G2Z_OK;
+  G2ZR_TRY(g2zr_latest(run, INT64_MAX, &latest));
+  if (!run->continues) {
+    char name[32];
+    G2ZR_TRY(g2zr_refuse_old(run, "RUN_COMPLETE.txt"));
+    G2ZR_TRY(g2zr_refuse_old(run, "training_metrics.json"));
+    G2ZR_TRY(g2zr_refuse_old(run, "metrics.jsonl"));
+    g2zr_checkpoint_name(latest, name);
+    return latest < 0 ? G2Z_OK : g2zr_refuse_old(run, name);
+  }
+  if (latest <= run->resumed || run->passed_over) return G2Z_OK;
+  return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                  "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
+                  "resume from that, remove those, or choose another run directory",
+                  run->config.run_dir, run->resumed, latest);
+}
+
+/* Rank 0, as soon as there is a run directory: two runs in one would remove each other's files. */
+static g2z_status g2zr_lock(g2z_run *run) {
+  const char *directory = run->config.run_dir;
+  if (!directory || run->lock >= 0 || access(directory, F_OK) != 0) return G2Z_OK;
+  return g2z_lock_directory(run->services, directory, &run->lock);
+}
+
+/* All ranks take rank 0's word for the run directory and the checkpoint. */
+static g2z_status g2zr_find(g2z_run *run) {
+  struct {
+    int64_t continues, own;
+    char resume[1024], run_dir[1024];
+  } word;
+  void *memory;
+  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  const int first = g2z_context_rank(run->context) == 0;
+  const char *run_dir = run->config.run_dir;
+  memset(&word, 0, sizeof word);
+  g2z_status status = G2Z_OK;
+  if (run_dir && strlen(run_dir) >= sizeof word.run_dir)
+    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
+                      run_dir, strlen(run_dir));
+  if (first && status == G2Z_OK) status = g2zr_lock(run);
+  if (first && status == G2Z_OK) status = g2zr_choose(run, word.resume);
+  G2ZR_TRY(g2z_ranks_agree(ranks, status));
+  word.continues = run->continues;
+  word.own = run->own;
+  if (run_dir) snprintf(word.run_dir, sizeof word.run_dir, "%s", run_dir);
+  G2ZR_TRY(g2z_ranks_broadcast(ranks, &word, sizeof word));
+  run->continues = (int)word.continues;
+  run->own = (int)word.own;
+  memcpy(run->shared_dir, word.run_dir, sizeof word.run_dir);
+  if (run_dir) run->config.run_dir = run->shared_dir;
+  if (word.resume[0]) {
+    status = g2z_allocate(run->services, strlen(word.resume) + 1, 1, &memory);
+    if (status == G2Z_OK) {
+      run->resume = (char *)memory;
+      memcpy(run->resume, word.resume, strlen(word.resume) + 1);
+      run->config.train.init_from = NULL; /* the weights come from the checkpoint */
+      g2z_checkpoint from;
+      status = g2z_checkpoint_read(run->services, run->resume, NULL, &from);
+      run->resumed = from.step;
+    }
+  }
+  if (status == G2Z_OK && first) status = g2zr_check_directory(run);
+  return g2z_ranks_agree(ranks, status);
+}
+
+/* Removes a file of run_dir, if it is there; the sentence of a failure stays. */
+static void g2zr_unlink(g2z_run *run, const char *name) {
+  char path[PATH_MAX];
+  int length = snprintf(path, sizeof path, "%s/%s", run->config.run_dir, name);
+  if (length < (int)sizeof path) unlink(path);
+}
+
+/* Rank 0. Where the run goes on, what it said behind the checkpoint is cut off. */
+static g2z_status g2zr_open_files(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
+  if (g2z_context_rank(run->context) != 0) return G2Z_OK;
+  if (config->save_weights) G2ZR_TRY(g2zr_check_weights(run));
+  if (!config->run_dir) return G2Z_OK;
+  G2ZR_TRY(g2z_make_directory(run->services, config->run_dir));
+  G2ZR_TRY(g2zr_lock(run));
+  G2ZR_TRY(g2zr_open_stream(run, "metrics.jsonl", g2zr_replay, &run->metrics));
+  G2ZR_TRY(g2zr_open_stream(run, "train.log", g2zr_keep_log, &run->log));
+  if (!run->continues) return run->resume ? g2zr_write_origin(run) : G2Z_OK;
+  static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"}; /* it goes on */
+  G2ZR_TRY(g2zr_sweep(run));
+  G2ZR_TRY(g2zr_set_aside(run));
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) g2zr_unlink(run, ends[i]);
+  return G2Z_OK;
+}
+
+/* What each rank does alone, before they meet in the trainer. */
+static g2z_status g2zr_open_alone(g2z_run *run) {
+  const g2z_train_config *train = &run->config.train;
+  G2ZR_TRY(g2zr_count_steps(run));
+  G2ZR_TRY(g2zr_open_tokenizer(run));
+  G2ZR_TRY(g2zr_open_val(run));
+  run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
+                         g2z_context_world(run->context);
+  const char *shards = train->train_glob ? train->train_glob : run->config.val_glob;
+  if (run->config.dataset_name)
+    snprintf(run->dataset, sizeof run->dataset, "%s", run->config.dataset_name);
+  else g2zr_dataset_name(shards ? shards : "", run->dataset);
+  return G2Z_OK;
+}
+
+/* The trainer stands where the checkpoint was saved. */
+static g2z_status g2zr_take_up(g2z_run *run) {
+  run->saved = -1;
+  if (!run->resume) return G2Z_OK;
+  double begin = g2z_seconds();
+  G2ZR_TRY(g2z_trainer_load(run->trainer, run->resume));
+  run->resume_s = g2z_seconds() - begin;
+  run->step = run->resumed;
+  if (run->own) run->saved = run->resumed;
+  if (run->epoch_ends)
+    run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) | G2ZR_DUE_EPOCH_END |
+               (run->config.save_epochs && !run->own ? G2ZR_DUE_SAVE : 0);
+  if (run->steps <= run->resumed) run->due |= G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
+  return G2Z_OK;
+}
+
+/* Six operations for each weight of a matrix and token, forward and backward, and attention's
+ * causal half of T x T: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
+static void g2zr_price(g2z_run *run) {
+  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  double C = plan->model.channels, L = plan->model.layers;
+  g2z_device_info info;
+  g2z_device_describe(g2z_trainer_device(run->trainer), &info);
+  run->flops_per_token = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
+  run->peak_flops = info.peak_flops * plan->world;
+}
+
+/* Ranks validate, save and sample together: one that has other settings would wait for the rest of
+ * them until the watchdog ends the job. */
+#define G2ZR_MEETING_LIST(X)                                                                  \
+  X(epochs, config->epochs)                                                                       \
+  X(max_train_steps, config->max_train_steps)                                                     \
+  X(val, config->val_glob != NULL)                                                                \
+  X(val_every, config->val_every)                                                                 \
+  X(val_steps, config->val_steps)                                                                 \
+  X(max_val_steps, config->max_val_steps)                                                         \
+  X(run_dir, config->run_dir != NULL)                                                             \
+  X(save_every, config->save_every)                                                               \
+  X(save_epochs, config->save_epochs)                                                             \
+  X(save_weights, config->save_weights != NULL)                                                   \
+  X(vocab, config->vocab != NULL)                                                                 \
+  X(sample_every, config->sample_every)                                                           \
+  X(sample_tokens, config->sample_tokens)                                                         \
+  X(top_k, config->sampling.top_k)                                                                \
+  X(sample_seed, config->sampling.seed)                                                           \
+  X(profile, config->profile)
+
+static g2z_status g2zr_same(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
+  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  char text[1024];
+  int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
+                      (double)config->sampling.temperature, (double)config->sampling.top_p);
+#define X(name, value)                                                                            \
+  used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n",              \
+                   (int64_t)(value));
+  G2ZR_MEETING_LIST(X)
+#undef X
+  G2ZR_TRY(g2z_ranks_same(ranks, "config", text));
+  return g2z_ranks_same(ranks, "prompt", config->prompt ? config->prompt : "");
+}
+
+/* Files come last: whatever else fails leaves none behind. */
+static g2z_status g2zr_open(g2z_run *run) {
+  const g2z_train_config *train = &run->config.train;
+  struct utsname name;
+  memset(&name, 0, sizeof name);
+  uname(&name);
+  g2z_utc_now(run->started_utc);
+  snprintf(run->id, sizeof run->id, "%s_%.64s_%ld", run->started_utc, name.nodename,
+           (long)getpid());
+  run->started = g2z_seconds();
+  run->best_val_loss = run->val_entropy = NAN;
+  G2ZR_TRY(g2zr_agree(run, g2zr_check(run)));
+  G2ZR_TRY(g2zr_same(run));
+  G2ZR_TRY(g2zr_find(run));
+  G2ZR_TRY(g2zr_agree(run, g2zr_open_alone(run)));
+  if (run->val) G2ZR_TRY(g2zr_val_entropy(run));
+  G2ZR_TRY(g2z_trainer_create(run->context, train, &run->trainer));
+  if (run->config.profile)
+    G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(g2z_trainer_device(run->trainer))));
+  g2zr_price(run);
+  G2ZR_TRY(g2zr_begin_epoch(run, 0));
+  if (run->steps == 0)
+    run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) |
+               (run->config.sample_tokens > 0 ? G2ZR_DUE_SAMPLE : 0) | G2ZR_DUE_EPOCH_END |
+               G2ZR_DUE_FINISH;
+  G2ZR_TRY(g2zr_take_up(run));
+  g2z_loader *loader = g2z_trainer_loader(run->trainer);
+  if (loader) run->epoch_step = g2z_loader_tell(loader).step;
+  G2ZR_TRY(g2zr_agree(run, g2zr_open_files(run)));
+  if (run->resume) {
+    g2zr_epoch *open = &run->epoch[run->epoch_count - 1];
+    if (open->wall_s == 0) /* else it had ended */
+      open->index = g2z_loader_tell(loader).epoch - run->epoch_ends;
+    run->known.step = run->resumed;
+    run->known.tokens = g2z_trainer_tokens(run->trainer);
+  }
+  return g2zr_introduce(run);
+}
+
+G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
+                                  g2z_run **out) {
+  *out = NULL;
+  void *memory;
+  g2z_services *services = g2z_context_services(context);
+  G2ZR_TRY(g2z_allocate(services, 1, sizeof(g2z_run), &memory));
+  g2z_run *run = (g2z_run *)memory;
+  run->services = services;
+  run->context = context;
+  run->config = *config;
+  run->lock = -1;
+  g2z_status status = g2zr_open(run);
+  if (status != G2Z_OK) { /* empty streams would pass for a run */
+    if (run->metrics && !run->continues) g2zr_unlink(run, "metrics.jsonl");
+    if (run->log && !run->continues) g2zr_unlink(run, "train.log");
+    g2z_run_free(run);
+  } else *out = run;
+  return status;
+}
+
+G2Z_API void g2z_run_free(g2z_run *run) {
+  if (!run) return;
+  g2z_trainer_free(run->trainer);
+  g2z_loader_free(run->val);
+  g2z_tokenizer_free(run->tokenizer);
+  g2z_tokens_free(&run->sample);
+  g2z_writer_free(run->metrics);
+  g2z_writer_free(run->log);
+  g2z_events_free(run->events);
+  if (run->lock >= 0) close(run->lock);
+  g2z_release(run->services, run->sample_text);
+  g2z_release(run->services, run->step_s);
+  g2z_release(run->services, run->epoch);
+  g2z_release(run->services, run->resume);
+  g2z_release(run->services, run);
+}
+
+G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run) { return run->trainer; }
+
+G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
+  __atomic_store_n(&run->stop_signal, (int64_t)signal, __ATOMIC_RELAXED);
+  g2z_trainer_request_stop(run->trainer);
+}
+
+/* ----- the crank ----- */
+
+/* The status of a step or of a flush. A failure waits for the next call where the report has a step
+ * that finished and is yet to be told. */
+static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
+  if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
+  memcpy(run->sentence, run->services->error, sizeof run->sentence);
+  run->ending = status;
+  return G2Z_OK;
+}
+
+/* Enqueues a step; notes how long it took and what is due behind it. */
+static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
+  const g2z_run_config *config = &run->config;
+  double begin = g2z_seconds();
+  G2ZR_TRY(g2z_trainer_step(run->trainer, report));
+  int64_t step = ++run->step;
+  run->step_s_of[step % 2] = g2z_seconds() - begin;
+  run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;
+  run->epoch_ends = run->epoch_step == 0;
+  int last = step == run->steps, epoch_end = last || run->epoch_ends;
+  if (run->val && (epoch_end || (config->val_every > 0 && step % config->val_every == 0)))
+    run->due |= G2ZR_DUE_VALIDATION;
+  if (config->sample_tokens > 0 &&
+      (last || (config->sample_every > 0 && step % config->sample_every == 0)))
+    run->due |= G2ZR_DUE_SAMPLE;
+  if (epoch_end) run->due |= G2ZR_DUE_EPOCH_END;
+  if ((config->save_every > 0 && (last || step % config->save_every == 0)) ||
+      (config->save_epochs && epoch_end))
+    run->due |= G2ZR_DUE_SAVE;
+  if (last) run->due |= G2ZR_DUE_FINISH;
+  return G2Z_OK;
+}
+
+/* A step's loss is known: its metrics, its share of the epoch, its line. */
+static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
+  g2z_metrics *m = &run->known;
+  double step_s = run->step_s_of[report->loss_step % 2];
+  m->step = report->loss_step;
+  m->tokens += run->tokens_per_step;
+  m->loss = (double)report->loss;
+  m->lr = (double)report->lr;
+  m->grad_norm = (double)report->grad_norm;
+  m->loss_scale = (double)report->loss_scale;
+  m->skipped = report->skipped;
+  m->step_ms = step_s * 1e3;
+  m->tok_s = (double)run->tokens_per_step / step_s;
+  m->mfu = run->flops_per_token * m->tok_s / run->peak_flops;
+  m->exposed_comm_ms = report->exposed_comm_ms;
+  m->data_ms = report->data_ms;
+  m->mem_gib = (double)g2z_trainer_plan(run->trainer)->bytes_total / 1073741824.0;
+  G2ZR_TRY(g2zr_account(run, run->tokens_per_step));
+  return g2zr_write_metrics(run);
+}
+
+/* "59 s", "12:34", "1:02:03". */
+static void g2zr_duration_text(double seconds, char out[32]) {
+  int64_t s = (int64_t)(seconds + 0.5);
+  if (s < 60) snprintf(out, 32, "%" PRId64 " s", s);
+  else if (s < 3600) snprintf(out, 32, "%" PRId64 ":%02d", s / 60, (int)(s % 60));
+  else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
+}
+
+static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
+  const g2z_metrics *m = &run->known;
+  double step_s = run->smooth_s / run->smooth_weight;
+  event->kind = G2Z_RUN_STEP;
+  event->tokens_per_second = (double)run->tokens_per_step / step_s;
+  event->eta_seconds = (double)(run->steps - m->step) * (step_s + run->pause_s / (double)m->step);
+  char eta[32], scale[48] = "";
+  g2zr_duration_text(event->eta_seconds, eta);
+  if (run->config.train.dtype == G2Z_FP16)
+    snprintf(scale, sizeof scale, " | scale %.0f%s", m->loss_scale, m->skipped ? ", skipped" : "");
+  else if (m->skipped) snprintf(scale, sizeof scale, " | skipped");
+  snprintf(run->line, sizeof run->line,
+           "step %" PRId64 "/%" PRId64 " | loss %.4f | lr %.2e | norm %.3f%s | %.1f ms | "
+           "%.0f tok/s | eta %s", m->step, run->steps, m->loss, m->lr, m->grad_norm, scale,
+           m->step_ms, event->tokens_per_second, eta);
+  return g2zr_log(run, run->line);
+}
+
+static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
+  g2z_loader_position first = {0, 0};
+  double loss, begin = g2z_seconds();
+  G2ZR_TRY(g2z_loader_seek(run->val, first));
+  G2ZR_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
+  double seconds = g2z_seconds() - begin;
+  run->pause_s += seconds;
+  run->epoch[run->epoch_count - 1].val_loss = loss;
+  if (!(run->best_val_loss <= loss)) run->best_val_loss = loss; /* the first one: against NaN */
+  event->kind = G2Z_RUN_VALIDATION;
+  event->val_loss = loss;
+  snprintf(run->line, sizeof run->line,
+           "step %" PRId64 "/%" PRId64 " | val loss %.4f | %.4f nats %s the unigram entropy | "
+           "perplexity %.2f | %.2f s", run->step, run->steps, loss, fabs(run->val_entropy - loss),
+           loss <= run->val_entropy ? "under" : "over", exp(loss), seconds);
+  G2ZR_TRY(g2zr_write_note(run, "val_loss", loss, "val_ms", seconds));
+  static const char *const tag = "val/loss";
+  G2ZR_TRY(g2zr_put_events(run, run->step, 1, &tag, &loss));
+  G2ZR_TRY(g2zr_log(run, run->line));
+  g2zr_report_now_and_then(run);
+  return G2Z_OK;
+}
+
+/* Text that a terminal can take: what is not valid UTF-8, and control characters other than tab and
+ * line feed, become U+FFFD. `to` has room for 3 bytes per byte and a NUL. */
+static void g2zr_printable(const char *text, size_t bytes, char *to) {
+  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+  while (at < end) {
+    size_t length = g2z_utf8_length(at, end);
+    int keep = length > 0 && !g2z_utf8_control(at, length);
+    memcpy(to, keep ? (const char *)at : "\xef\xbf\xbd", keep ? length : 3);
+    to += keep ? length : 3;
+    at += length ? length : 1;
+  }
+  *to = 0;
+}
+
+/* Leaves "sample after step N:", a line feed and the text in run->sample_text. */
+static g2z_status g2zr_sample_text(g2z_run *run, g2z_run_event *event) {
+  char *text;
+  size_t bytes;
+  void *memory;
+  G2ZR_TRY(g2z_decode(run->services, run->tokenizer, run->sample.ids, run->sample.count, &text,
+                      &bytes));
+  g2z_release(run->services, run->sample_text);
+  run->sample_text = NULL;
+  g2z_status status = g2z_allocate(run->services, 3 * bytes + 64, 1, &memory);
+  if (status == G2Z_OK) {
+    run->sample_text = (char *)memory;
+    int head = snprintf(run->sample_text, 64, "sample after step %" PRId64 ":\n", run->step);
+    g2zr_printable(text, bytes, run->sample_text + head);
+    event->kind = G2Z_RUN_SAMPLE;
+    event->sample = run->sample_text + head;
+  }
+  g2z_release(run->services, text);
+  return status;
+}
+
+static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
+  double begin = g2z_seconds();
+  g2z_tokens *sample = &run->sample;
+  sample->count = run->prompt;
+  G2ZR_TRY(g2z_generate(run->trainer, sample, run->config.sample_tokens, &run->config.sampling,
+                        g2z_tokenizer_eot(run->tokenizer), NULL, NULL));
+  /* A model may have more ids than its tokenizer, where its vocabulary was rounded up. */
+  size_t kept = run->prompt;
+  for (size_t i = kept; i < sample->count; i++)
+    if (sample->ids[i] < g2z_tokenizer_vocab(run->tokenizer)) sample->ids[kept++] = sample->ids[i];
+  sample->count = kept;
+  G2ZR_TRY(g2zr_sample_text(run, event));
+  double seconds = g2z_seconds() - begin;
+  run->pause_s += seconds;
+  G2ZR_TRY(g2zr_write_note(run, NULL, 0, "sample_ms", seconds));
+  return g2zr_log(run, run->sample_text);
+}
+
+/* The epoch that ended, and the next unless the run ends with it. One that --max-train-steps cut
+ * off stays open in metrics.jsonl, so that a longer run can go on with it. */
+static g2z_status g2zr_end_epoch(g2z_run *run) {
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+  g2zr_settle_epoch(run);
+  if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started; /* else it had ended */
+  if (run->epoch_ends)
+    G2ZR_TRY(g2zr_write_note(run, "epoch", (double)epoch->index, "epoch_ms", epoch->wall_s));
+  if (run->step >= run->steps) return G2Z_OK;
+  return g2zr_begin_epoch(run, epoch->index + 1);
+}
+
+/* The state is saved: what is left is to say how it ended. All ranks know the signal, whichever of
+ * them it reached. */
+static g2z_status g2zr_stop(g2z_run *run) {
+  int world = g2z_context_world(run->context);
+  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  void *all;
+  char now[32], name[32];
+  int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED);
+  g2z_status status = g2z_allocate(run->services, (size_t)world, sizeof mine, &all);
+  G2ZR_TRY(g2zr_agree(run, status));
+  status = g2z_ranks_all_gather(ranks, &mine, sizeof mine, all);
+  for (int rank = world - 1; rank >= 0; rank--)
+    if (((const int64_t *)all)[rank]) run->stop_signal = ((const int64_t *)all)[rank];
+  g2z_release(run->services, all);
+  G2ZR_TRY(status);
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+  g2zr_settle_epoch(run);
+  epoch->wall_s = g2z_seconds() - epoch->started;
+  if (epoch->steps == 0 && run->epoch_count > 1) run->epoch_count--;
+  g2z_utc_now(now);
+  status = run->log ? g2zr_write_artifacts(run, now, g2zr_wall_s(run)) : G2Z_OK;
+  G2ZR_TRY(g2zr_agree(run, status));
+  const char *signal = g2zr_signal_text(run->stop_signal, name);
+  snprintf(run->line, sizeof run->line,
+           "stopped behind step %" PRId64 " of %" PRId64 "%s%s%s%.600s", run->step, run->steps,
+           signal ? " by " : "", signal ? signal : "",
+           run->saved == run->step ? ": resume goes on with the checkpoint in " : "",
+           run->saved == run->step ? run->config.run_dir : "");
+  return G2Z_OK;
+}
+
+/* Does what is due behind the last step; 1 in *shown when the event is filled. */
+static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
+  int now = run->due & -run->due; /* the lowest bit */
+  *shown = now != G2ZR_DUE_EPOCH_END;
+  event->line = run->line;
+  if (now == G2ZR_DUE_SAVE) G2ZR_TRY(g2zr_save(run, event));
+  if (now == G2ZR_DUE_STOP) { /* stays due: the next call says the same */
+    if (!run->finished) G2ZR_TRY(g2zr_stop(run));
+    run->finished = 1;
+    return g2z_fail(run->services, G2Z_STOPPED, "%s", run->line);
+  }
+  if (now == G2ZR_DUE_VALIDATION) G2ZR_TRY(g2zr_validate(run, event));
+  if (now == G2ZR_DUE_SAMPLE) {
+    G2ZR_TRY(g2zr_write_sample(run, event));
+    event->line = run->sample_text;
+  }
+  if (now == G2ZR_DUE_EPOCH_END) G2ZR_TRY(g2zr_end_epoch(run));
+  if (now == G2ZR_DUE_FINISH) {
+    if (!run->finished) G2ZR_TRY(g2zr_finish(run));
+    run->finished = 1;
+    event->kind = G2Z_RUN_DONE;
+    return G2Z_OK; /* stays due: the next call says the same */
+  }
+  run->due &= ~now;
+  return G2Z_OK;
+}
+
+static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
+  for (int shown = 0; !shown;) {
+    g2z_report report;
+    memset(&report, 0, sizeof report);
+    if (run->ending != G2Z_OK) {
+      memcpy(run->services->error, run->sentence, sizeof run->sentence);
+      return run->ending;
+    }
+    if (!run->due) {
+      g2z_status status = g2zr_train(run, &report);
+      status = g2zr_after(run, status, &report);
+      if (status == G2Z_STOPPED) {
+        int save = run->config.run_dir && run->saved != run->step;
+        run->due = G2ZR_DUE_STOP | (save ? G2ZR_DUE_SAVE : 0);
+        continue;
+      }
+      G2ZR_TRY(status);
+      if (report.loss_step <= run->known.step) continue; /* what is due waits for its loss */
+    } else if (run->known.step < run->step) {
+      g2z_status status = g2z_trainer_flush(run->trainer, &report);
+      G2ZR_TRY(g2zr_after(run, status, &report));
+    }
+    if (report.loss_step > run->known.step) {
+      event->line = run->line;
+      G2ZR_TRY(g2zr_learn(run, &report));
+      G2ZR_TRY(g2zr_step_event(run, event));
+      shown = 1;
+    } else if (run->due) G2ZR_TRY(g2zr_due(run, event, &shown));
+  }
+  event->metrics = run->known;
+  event->steps = run->steps;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
+  memset(event, 0, sizeof *event);
+  g2z_status status = g2zr_advance(run, event);
+  if (status != G2Z_OK) { /* into train.log as well; a failure to write must not replace it */
+    char sentence[G2Z_ERROR_BYTES];
+    memcpy(sentence, run->services->error, sizeof sentence);
+    g2zr_log(run, sentence);
+    if (run->metrics && status != G2Z_STOPPED) g2z_report_run(run->services, run->config.run_dir);
+    memcpy(run->services->error, sentence, sizeof sentence);
+  }
+  return status;
+}
+
+/* ===== flags =============================================================
+ * In:  a table of flags and argv. Out: values behind the table's destinations.
+ * Law: a value is taken whole or refused; nothing is guessed, and what is unknown is named. */
+
+/* What keeps `name` and `other` apart: Levenshtein's edits, for names of up to 63 characters. */
+static int g2zr_edits(const char *name, size_t length, const char *other) {
+  int row[64];
+  size_t width = strlen(other);
+  if (length > 63 || width > 63) return INT_MAX;
+  for (size_t j = 0; j <= width; j++) row[j] = (int)j;
+  for (size_t i = 1; i <= length; i++) {
+    int diagonal = row[0];
+    row[0] = (int)i;
+    for (size_t j = 1; j <= width; j++) {
+      int replace = diagonal + (name[i - 1] != other[j - 1]);
+      int insert_delete = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
+      diagonal = row[j];
+      row[j] = replace < insert_delete ? replace : insert_delete;
+    }
+  }
+  return row[width];
+}
+
+/* An empty argument, so that a sentence shows it. */
+static const char *g2zr_shown(const char *text) { return text[0] ? text : "\"\""; }
+
+static const g2z_flag *g2zr_flag_find(const g2z_flag *flags, int count, const char *name,
+                                      size_t length) {
+  for (int i = 0; i < count; i++)
+    if (flags[i].kind != G2Z_FLAG_GROUP && strlen(flags[i].name) == length &&
+        memcmp(flags[i].name, name, length) == 0)
+      return &flags[i];
+  return NULL;
+}
+
+static g2z_status g2zr_flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
+                                    const char *name, size_t length) {
+  const char *nearest = NULL;
+  int least = 3; /* more edits than this are another word, not a slip */
+  for (int i = 0; i < count; i++) {
+    if (flags[i].kind == G2Z_FLAG_GROUP) continue;
+    int edits = g2zr_edits(name, length, flags[i].name);
+    /* Half a name that begins a flag was likely meant to be it: --checkpoint, --profile. */
+    if (length >= 3 && strncmp(flags[i].name, name, length) == 0) edits = 0;
+    if (edits >= (nearest ? least : least + 1)) continue;
+    least = edits;
+    nearest = flags[i].name;
+  }
+  if (nearest)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "there is no flag --%.*s; did you mean --%s? --help lists them all",
+                    (int)length, name, nearest);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is no flag --%.*s; --help lists them all",
+                  (int)length, name);
+}
+
+/* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a person would write them. */
+static void g2zr_number_text(double number, char text[32]) {
+  if (number == floor(number) && fabs(number) < 1e15) snprintf(text, 32, "%.0f", number);
+  else snprintf(text, 32, "%.6g", number);
+}
+
+static g2z_status g2zr_flag_number(g2z_services *services, const g2z_flag *flag,
+                                   const char *text) {
+  int whole = flag->kind != G2Z_FLAG_FLOAT, negative = text[0] == '-', in_range = 1;
+  char *end = NULL;
+  int64_t integer = 0;
+  uint64_t natural = 0;
+  double number = 0;
+  errno = 0;
+  if (flag->kind == G2Z_FLAG_UINT64) {
+    natural = strtoull(text, &end, 10);
+    in_range = !negative; /* strtoull would wrap -1 around */
+  } else if (whole) number = (double)(integer = strtoll(text, &end, 10));
+  else number = strtod(text, &end);
+  int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* what strtoll skips */
+  if (end == text || *end || space)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: not %s; write --%s %s", flag->name,
+                    g2zr_shown(text), whole ? "a whole number" : "a number", flag->name,
+                    whole ? "12" : "0.5, or 5e-1");
+  if (whole && errno == ERANGE) in_range = 0;
+  if (flag->kind != G2Z_FLAG_UINT64) /* written so that a NaN is out of range */
+    in_range = in_range && number >= flag->minimum && number <= flag->maximum;
+  if (!in_range) {
+    char least[32], most[32];
+    g2zr_number_text(flag->minimum, least);
+    g2zr_number_text(flag->maximum, most);
+    if (flag->kind == G2Z_FLAG_UINT64) snprintf(most, sizeof most, "%" PRIu64, UINT64_MAX);
+    if (flag->kind == G2Z_FLAG_INT64 && flag->maximum >= 9e18)
+      snprintf(most, sizeof most, "%" PRId64, INT64_MAX);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be from %s to %s", flag->name,
+                    text, flag->kind == G2Z_FLAG_UINT64 ? "0" : least, most);
+  }
+  if (flag->kind == G2Z_FLAG_UINT64) *(uint64_t *)flag->destination = natural;
+  else if (flag->kind == G2Z_FLAG_INT64) *(int64_t *)flag->destination = integer;
+  else if (flag->kind == G2Z_FLAG_INT) *(int *)flag->destination = (int)integer;
+  else *(float *)flag->destination = (float)number;
+  return G2Z_OK;
+}
+
+/* The choice's word number `index` in "|a|b|c"; NULL when there are fewer. */
+static const char *g2zr_flag_word(const g2z_flag *flag, int index, size_t *length) {
+  const char *word = flag->value;
+  for (; word && index >= 0; index--) {
+    word = strchr(word, '|');
+    if (word) word++;
+  }
+  if (word) *length = strcspn(word, "|");
+  return word;
+}
+
+/* Moved as bytes: an enum's type may differ from int in sign. */
+static int g2zr_flag_choice(const g2z_flag *flag) {
+  int index;
+  memcpy(&index, flag->destination, sizeof index);
+  return index;
+}
+
+static g2z_status g2zr_flag_set(g2z_services *services, const g2z_flag *flag,
+                                const char *text) {
+  if (flag->kind == G2Z_FLAG_TEXT) {
+    *(const char **)flag->destination = text;
+    return G2Z_OK;
+  }
+  if (flag->kind != G2Z_FLAG_CHOICE) return g2zr_flag_number(services, flag, text);
+  size_t length;
+  const char *word;
+  for (int i = 0; (word = g2zr_flag_word(flag, i, &length)) != NULL; i++) {
+    if (strlen(text) != length || memcmp(text, word, length) != 0) continue;
+    memcpy(flag->destination, &i, sizeof i);
+    return G2Z_OK;
+  }
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be one of %s", flag->name,
+                  g2zr_shown(text), flag->value + 1);
+}
+
+/* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
+static g2z_status g2zr_flag_take(g2z_services *services, const g2z_flag *flags, int count,
+                                 int argc, char **argv, int *at) {
+  const char *name = argv[*at] + 2;
+  size_t length = strcspn(name, "=");
+  const char *value = name[length] ? name + length + 1 : NULL;
+  const g2z_flag *flag = g2zr_flag_find(flags, count, name, length);
+  if (!flag) return g2zr_flag_unknown(services, flags, count, name, length);
+  if (flag->kind == G2Z_FLAG_SWITCH) {
+    if (value)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes no value: leave =%.80s away",
+                      flag->name, value);
+    *(int *)flag->destination = 1;
+    return G2Z_OK;
+  }
+  if (!value && *at + 1 < argc) {
+    const char *next = argv[*at + 1];
+    int is_flag = next[0] == '-' && next[1] == '-' &&
+                  g2zr_flag_find(flags, count, next + 2, strcspn(next + 2, "="));
+    if (!is_flag) value = argv[++*at];
+  }
+  if (!value)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s needs a value: --%s %s", flag->name,
+                    flag->name, flag->value + (flag->kind == G2Z_FLAG_CHOICE));
+  return g2zr_flag_set(services, flag, value);
+}
+
+G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
+                                   int argc, char **argv, int *rest) {
+  int kept = 0;
+  for (int i = 1; i < argc; i++) {
+    char *argument = argv[i];
+    if (argument[0] == '-' && argument[1] == '-' && argument[2]) {
+      G2ZR_TRY(g2zr_flag_take(services, flags, count, argc, argv, &i));
+      continue;
+    }
+    /* A lone - is standard input; -h and -x are slips. */
+    if (argument[0] == '-' && argument[1])
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "%.80s: flags are written with two dashes; --help lists them", argument);
+    if (!rest)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "%.80s: this program takes flags only, each with one value at most: quote "
+                      "patterns, and text with spaces; --help lists them", g2zr_shown(argument));
+    argv[++kept] = argument;
+  }
+  if (rest) *rest = kept;
+  return G2Z_OK;
+}
+
+/* The default as text; empty when the destination holds none. */
+static void g2zr_flag_default(const g2z_flag *flag, char text[64]) {
+  text[0] = 0;
+  double number = 0, minimum = flag->minimum, maximum = flag->maximum;
+  switch (flag->kind) {
+    case G2Z_FLAG_GROUP:
+    case G2Z_FLAG_SWITCH: return;
+    case G2Z_FLAG_TEXT: {
+      const char *value = *(const char **)flag->destination;
+      if (value && *value) snprintf(text, 64, "%s", value);
+      return;
+    }
+    case G2Z_FLAG_CHOICE: {
+      size_t length;
+      const char *word = g2zr_flag_word(flag, g2zr_flag_choice(flag), &length);
+      if (word && g2zr_flag_choice(flag) >= 0) snprintf(text, 64, "%.*s", (int)length, word);
+      return;
+    }
+    case G2Z_FLAG_UINT64:
+      snprintf(text, 64, "%" PRIu64, *(uint64_t *)flag->destination);
+      return;
+    case G2Z_FLAG_INT: number = *(int *)flag->destination; break;
+    case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
+    case G2Z_FLAG_FLOAT: /* of "0.99" the float is larger than the double */
+      number = *(float *)flag->destination;
+      minimum = (float)minimum;
+      maximum = (float)maximum;
+      break;
+  }
+  if (!(number >= minimum && number <= maximum)) return;
+  g2zr_number_text(number, text);
+  if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
+    snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);
+  if (flag->kind == G2Z_FLAG_FLOAT && (float)strtod(text, NULL) != (float)number)
+    snprintf(text, 64, "%.9g", number);
+}
+
+/* A flag as one argument, 0: it holds no value; else the length, as snprintf counts it. */
+static int g2zr_flag_argument(const g2z_flag *flag, char *out, size_t room) {
+  char text[64];
+  const char *value = text;
+  g2zr_flag_default(flag, text);
+  if (flag->kind == G2Z_FLAG_SWITCH)
+    return *(int *)flag->destination ? snprintf(out, room, "--%s", flag->name) : 0;
+  if (flag->kind == G2Z_FLAG_TEXT) value = *(const char **)flag->destination;
+  else if (!text[0]) return 0;
+  return value ? snprintf(out, room, "--%s=%s", flag->name, value) : 0;
+}
+
+G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
+                                       const char *const *first, int first_count, char ***argv) {
+  size_t places = (size_t)(first_count + count + 1), bytes = places * sizeof(char *);
+  void *memory;
+  *argv = NULL;
+  for (int i = 0; i < first_count; i++) bytes += strlen(first[i]) + 1;
+  for (int i = 0; i < count; i++) bytes += (size_t)g2zr_flag_argument(&flags[i], NULL, 0) + 1;
+  G2ZR_TRY(g2z_allocate(services, bytes, 1, &memory)); /* the pointers, then what they point to */
+  char **out = *argv = (char **)memory, *to = (char *)(out + places), *end = (char *)memory + bytes;
+  for (int i = 0; i < first_count + count; i++) {
+    size_t room = (size_t)(end - to);
+    int length = i < first_count ? snprintf(to, room, "%s", first[i])
+                                 : g2zr_flag_argument(&flags[i - first_count], to, room);
+    if (length == 0 && i >= first_count) continue;
+    *out++ = to;
+    to += length + 1;
+  }
+  *out = NULL;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
+                             void (*line)(void *user, const char *text), void *user) {
+  for (int i = 0; i < count; i++) {
+    const g2z_flag *flag = &flags[i];
+    char name[96], value[64], text[512];
+    if (flag->kind == G2Z_FLAG_GROUP) {
+      if (i) line(user, "");
+      line(user, flag->help);
+      continue;
+    }
+    const char *placeholder = flag->value ? flag->value : "";
+    snprintf(name, sizeof name, "--%s %s", flag->name,
+             placeholder + (flag->kind == G2Z_FLAG_CHOICE));
+    if (strlen(name) > 30) { /* too wide for its column */
+      snprintf(text, sizeof text, "  %s", name);
+      line(user, text);
+      name[0] = 0;
+    }
+    g2zr_flag_default(flag, value);
+    snprintf(text, sizeof text, value[0] ? "  %-30s %s [%s]" : "  %-30s %s", name, flag->help,
+             value);
+    line(user, text);
+  }
+}
+
+G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
+                                  char **line) {
+  size_t bytes = 1;
+  for (int i = 0; i < argc; i++) bytes += 4 * strlen(argv[i]) + 3; /* ' becomes '\'' */
+  void *memory;
+  *line = NULL;
+  G2ZR_TRY(g2z_allocate(services, bytes, 1, &memory));
+  char *to = *line = (char *)memory;
+  for (int i = 0; i < argc; i++) {
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+                                "_-+=:,./@%";
+    const char *from = argv[i];
+    int quote = !*from || from[strspn(from, plain)] != 0;
+    if (i) *to++ = ' ';
+    if (quote) *to++ = '\'';
+    for (; *from; from++) {
+      if (*from == '\'') {
+        memcpy(to, "'\\'", 3);
+        to += 3;
+      }
+      *to++ = *from;
+    }
+    if (quote) *to++ = '\'';
+  }
+  *to = 0;
+  return G2Z_OK;
+}
+
+/* ===== command line ======================================================
+ * In:  argv. Out: a config, ranks that have met, and files that tell of the launch and of its end.
+ * Law: every flag stands in one table. What flags say is checked before a file is written. */
+
+#define G2ZR_WORD(name, text) "|" text
+#define G2ZR_WORD_OF_3(name, text, bytes) "|" text
+#define G2ZR_MANY 1e12 /* steps */
+
+/* Every flag, once: the parser, --help and the README's table are made from this list. A default
+ * is what g2z_run_options_default leaves; one outside of its range is not shown, the text explains
+ * it. */
+#define G2ZR_FLAG_LIST(FLAG, GROUP)                                                               \
+  GROUP("Data")                                                                                   \
+  /*   name  kind  destination  minimum  maximum  value  help */                                  \
+  FLAG("train", TEXT, run.train.train_glob, 0, 0, "GLOB",                                         \
+       "token shards to train on; without it: validate, write")                                   \
+  FLAG("val", TEXT, run.val_glob, 0, 0, "GLOB", "token shards to validate on")                    \
+  FLAG("vocab", TEXT, run.vocab, 0, 0, "FILE",                                                    \
+       "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
+  GROUP("Model")                                                                                  \
+  FLAG("model", TEXT, model, 0, 0, "NAME", "gpt2, gpt2-medium, gpt2-large or gpt2-xl [gpt2]")     \
+  FLAG("layers", INT, shape.layers, 1, 1024, "N", "overrides the model's, as do the next four")   \
+  FLAG("channels", INT, shape.channels, 8, 65536, "N", "width of the residual stream")            \
+  FLAG("heads", INT, shape.heads, 1, 65536, "N", "divides channels [channels / 64]")              \
+  FLAG("context", INT, shape.context, 1, 1048576, "N", "positions: the longest sequence [1024]")  \
+  FLAG("vocab-size", INT, shape.vocab, 2, 16777216, "N",                                          \
+       "tokens that the model knows [those of --vocab; without one 50257]")                       \
+  FLAG("dropout", FLOAT, run.train.dropout, 0, 0.99, "P", "on embedding, attention, projections") \
+  FLAG("init-from", TEXT, run.train.init_from, 0, 0, "DIR",                                       \
+       "start from a model.safetensors and config.json of Hugging Face's form")                   \
+  GROUP("Batch and length")                                                                       \
+  FLAG("batch", INT, run.train.batch, 1, 1048576, "N", "sequences per micro-step and rank")       \
+  FLAG("seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")                         \
+  FLAG("accum", INT, accum, 1, 1048576, "N", "micro-steps per step [1]")                          \
+  FLAG("global-batch", INT, global_batch, 1, 2147483647, "N",                                     \
+       "sequences per step: sets --accum, and must divide by batch x ranks")                      \
+  FLAG("steps", INT64, steps, 1, G2ZR_MANY, "N", "length of the run and of its schedule")         \
+  FLAG("epochs", INT64, run.epochs, 1, 1e6, "N", "the same in passes over the shards [1]")        \
+  FLAG("max-train-steps", INT64, run.max_train_steps, 1, G2ZR_MANY, "N",                          \
+       "stop after that many steps of the schedule")                                              \
+  GROUP("Optimizer")                                                                              \
+  FLAG("lr", FLOAT, run.train.optimizer.lr, 0, 1e6, "X", "peak learning rate of AdamW")           \
+  FLAG("schedule", CHOICE, run.train.optimizer.schedule, 0, 0, G2Z_SCHEDULE_LIST(G2ZR_WORD),      \
+       "of the learning rate")                                                                    \
+  FLAG("warmup", INT64, run.train.optimizer.warmup, 0, G2ZR_MANY, "N",                            \
+       "steps of linear warm-up [a tenth of the steps, at most 1000]")                            \
+  FLAG("min-lr", FLOAT, run.train.optimizer.min_lr, 0, 1e6, "X",                                  \
+       "learning rate at the end [a tenth of --lr]")                                              \
+  FLAG("weight-decay", FLOAT, run.train.optimizer.weight_decay, 0, 1e6, "X", "on matrices only")  \
+  FLAG("beta1", FLOAT, run.train.optimizer.beta1, 0, 0.999999, "X", "decay of the mean")          \
+  FLAG("beta2", FLOAT, run.train.optimizer.beta2, 0, 0.999999, "X", "decay of the variance")      \
+  FLAG("eps", FLOAT, run.train.optimizer.eps, 1e-30, 1, "X", "in AdamW's denominator")            \
+  FLAG("clip", FLOAT, run.train.optimizer.clip, 0, 1e30, "X", "global gradient norm; 0: off")     \
+  GROUP("Numbers and device")                                                                     \
+  FLAG("device", CHOICE, device, 0, 0, G2Z_DEVICE_LIST(G2ZR_WORD), "[cuda if there is one]")      \
+  FLAG("dtype", CHOICE, dtype, 0, 0, G2Z_DTYPE_LIST(G2ZR_WORD_OF_3),                              \
+       "[fp16 on cuda, fp32 on cpu]")                                                             \
+  FLAG("loss-scale", FLOAT, loss_scale, 1, 16777216, "X", "a fixed one for fp16 [dynamic]")       \
+  FLAG("loss-scale-window", INT, run.train.optimizer.loss_scale_window, 1, 1073741824, "N",       \
+       "good steps before a dynamic loss scale doubles")                                          \
+  FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on|auto", "the step as CUDA graphs")         \
+  FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on",                                           \
+       "time each product's algorithms once; off keeps the LM head's logits, too")                \
+  FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")\
+  FLAG("zero", INT, zero, 0, 3, "STAGE",                                                          \
+       "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too [1]")          \
+  FLAG("strategy", CHOICE, run.train.strategy, 0, 0, G2Z_STRATEGY_LIST(G2ZR_WORD),                \
+       "dp: rank 0 alone has the optimizer and updates for all")                                  \
+  FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
+       "of gradients, also between ranks; micro-steps add up in fp32")                            \
+  FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(G2ZR_WORD),                      \
+       "how GPUs exchange parameters: see the header")                                            \
+  FLAG("reduce", CHOICE, run.train.reduce, 0, 0, G2Z_REDUCE_LIST(G2ZR_WORD),                      \
+       "how GPUs add gradients up, also there")                                                   \
+  FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
+       "MiB of gradients per collective [64, and 1.9 x ranks]")                                   \
+  FLAG("recompute", CHOICE, run.train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(G2ZR_WORD),             \
+       "block: forward runs again in backward, which saves memory")                               \
+  FLAG("seed", UINT64, run.train.seed, 0, 0, "N", "of weights, order of the data, dropout")       \
+  GROUP("Ranks")                                                                                  \
+  FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host; not under a launcher")     \
+  FLAG("gpus", INT, gpus, 1, 4096, "N", "the same, and there must be N GPUs")                     \
+  FLAG("run-id", TEXT, run_id, 0, 0, "TEXT",                                                      \
+       "tells this job from others on the same port [the launcher's job id]")                     \
+  FLAG("join-timeout", FLOAT, join_timeout, 0.1, 86400, "S", "seconds until all ranks are there") \
+  FLAG("silence-timeout", FLOAT, silence_timeout, 0.1, 86400, "S",                                \
+       "without a sign of life, after which a rank counts as dead")                               \
+  FLAG("hang-timeout", FLOAT, hang_timeout, 0, 1e6, "S",                                          \
+       "without progress, after which a rank counts as hung; 0: never")                           \
+  GROUP("Validation and samples")                                                                 \
+  FLAG("val-every", INT64, run.val_every, 1, G2ZR_MANY, "N", "steps [the end of each epoch]")     \
+  FLAG("val-steps", INT64, run.val_steps, 1, G2ZR_MANY, "N", "batches of one validation [all]")   \
+  FLAG("max-val-steps", INT64, run.max_val_steps, 1, G2ZR_MANY, "N", "a limit on that number")    \
+  FLAG("sample-every", INT64, run.sample_every, 1, G2ZR_MANY, "N", "steps [the end of the run]")  \
+  FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
+  FLAG("prompt", TEXT, run.prompt, 0, 0, "TEXT", "what a sample continues [end of text]")         \
+  FLAG("temperature", FLOAT, run.sampling.temperature, 0, 1e6, "X", "0: the likeliest token")     \
+  FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw among that many; 0: all")        \
+  FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw among the likeliest of that mass") \
+  FLAG("sample-seed", UINT64, run.sampling.seed, 0, 0, "N", "of the draws")                       \
+  GROUP("Checkpoints")                                                                            \
+  FLAG("save-every", INT64, run.save_every, 1, G2ZR_MANY, "N",                                    \
+       "steps from one checkpoint RUN_DIR/step-NNNNNN to the next, and at the end")               \
+  FLAG("save-epochs", SWITCH, run.save_epochs, 0, 0, "", "save at the end of each epoch")         \
+  FLAG("keep", INT, run.keep, 0, 2147483647, "N", "checkpoints that stay; 0: all")                \
+  FLAG("resume", TEXT, run.resume, 0, 0, "latest|DIR",                                            \
+       "go on behind a checkpoint; with the last of --run-dir, or from the start")                \
+  GROUP("Results")                                                                                \
+  FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
+  FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
+       "model.safetensors and config.json at the end, with the tokenizer")                        \
+  FLAG("tensorboard", CHOICE, run.tensorboard, 0, 0, "|off|on",                                   \
+       "event files of the metrics in the run directory")                                         \
+  FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
+       "NCCL's log and topology into the run directory; NCCL_LOGS=1 does it too")                 \
+  FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
+  FLAG("profile", SWITCH, run.profile, 0, 0, "",                                                  \
+       "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
+  FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 10 s at most")       \
+  FLAG("help", SWITCH, help, 0, 0, "", "print this")
+
+G2Z_API g2z_run_options g2z_run_options_default(void) {
+  const g2z_ranks_config ranks = g2z_ranks_config_default();
+  g2z_run_options o;
+  memset(&o, 0, sizeof o);
+  o.run = g2z_run_config_default();
+  o.device = o.dtype = o.zero = -1;
+  o.join_timeout = (float)ranks.join_s;
+  o.silence_timeout = (float)ranks.silence_s;
+  o.hang_timeout = (float)ranks.hang_s;
+  return o;
+}
+
+/* Parses argv into the options, or prints their table where there is a `line`. */
+static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o, int argc,
+                                     char **argv, void (*line)(void *user, const char *text),
+                                     void *user) {
+#define FLAG(name, kind, destination, minimum, maximum, value, help) \
+  {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
+#define GROUP(title) {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", title ":"},
+  const g2z_flag flags[] = {G2ZR_FLAG_LIST(FLAG, GROUP)};
+#undef FLAG
+#undef GROUP
+  const int count = (int)(sizeof flags / sizeof *flags);
+  if (!line) return g2z_flags_parse(services, flags, count, argc, argv, NULL);
+  g2z_flags_print(flags, count, line, user);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
+                                         g2z_run_options *options) {
+  return g2zr_options_table(services, options, argc, argv, NULL, NULL);
+}
+
+G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user) {
+  g2z_run_options defaults = g2z_run_options_default();
+  g2zr_options_table(NULL, &defaults, 0, NULL, line, user);
+}
+
+G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *o,
+                                         char **argv, int *is_parent, int *code) {
+  const int ranks = o->gpus ? o->gpus : o->ranks, gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  *is_parent = *code = 0;
+  if (!ranks) return G2Z_OK;
+  if (o->gpus && o->ranks && o->gpus != o->ranks)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "--ranks and --gpus say the same: give one of them");
+  if (o->gpus > gpus)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %d, but this process sees %d: give fewer, "
+                    "or look at nvidia-smi and CUDA_VISIBLE_DEVICES", o->gpus, gpus);
+  return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
+}
+
+/* The weights' own shape. Flags may say the same; heads that they do not say are any. */
+static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
+  g2z_model_config *model = &o->run.train.model, wanted = o->shape;
+  const char *weights = o->run.train.init_from;
+  G2ZR_TRY(g2z_weights_config(services, weights, model));
+  if (o->model) {
+    G2ZR_TRY(g2z_model_config_named(services, o->model, &wanted));
+    g2z_model_config_override(&wanted, &o->shape);
+    wanted.context = o->shape.context; /* a name tells no length and no vocabulary */
+    wanted.vocab = o->shape.vocab;
+  }
+#define X(name, flag)                                                                             \
+  if (wanted.name && wanted.name != model->name)                                                  \
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,                                                   \
+                    "%s says " #name "=%d, but the weights in %.400s have " #name "=%d: leave "   \
+                    "it out, or name other weights", o->shape.name ? flag : "--model",            \
+                    wanted.name, weights, model->name);
+  X(layers, "--layers")
+  X(channels, "--channels")
+  X(heads, "--heads")
+  X(context, "--context")
+  X(vocab, "--vocab-size")
+#undef X
+  snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
+  if (!o->run.vocab && access(o->vocab_text, R_OK) == 0) o->run.vocab = o->vocab_text;
+  return G2Z_OK;
+}
+
+/* The model: the weights' own, or a preset and what the flags override. */
+static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) {
+  g2z_model_config *model = &o->run.train.model;
+  const char *preset = o->model ? o->model : "gpt2";
+  int custom = o->shape.layers || o->shape.heads || o->shape.channels || o->shape.context;
+  o->run.model_name = custom || o->run.train.init_from ? "custom" : preset;
+  if (o->run.train.init_from) return g2zr_settle_weights(services, o);
+  G2ZR_TRY(g2z_model_config_named(services, preset, model));
+  if (o->run.vocab) {
+    g2z_tokenizer *tokenizer;
+    G2ZR_TRY(g2z_tokenizer_create(services, o->run.vocab, &tokenizer));
+    model->vocab = g2z_tokenizer_vocab(tokenizer);
+    g2z_tokenizer_free(tokenizer);
+  }
+  g2z_model_config_override(model, &o->shape);
+  return G2Z_OK;
+}
+
+/* Texts are copied into fields that ranks exchange: one that is cut off would be another. */
+static g2z_status g2zr_check_length(g2z_services *services, const char *flag, const char *text,
+                                    size_t room) {
+  if (!text || strlen(text) < room) return G2Z_OK;
+  return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                  "%s has %zu bytes, and at most %zu have room: give a shorter one", flag,
+                  strlen(text), room - 1);
+}
+
+/* Refuses what says how or when to do something that is not done. */
+static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options *o) {
+  const g2z_run_options defaults = g2z_run_options_default();
+  const int samples = o->run.sample_tokens > 0, validates = o->run.val_glob != NULL;
+#define X(used, flag, name, sentence)                                                             \
+  if (!used && memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)                 \
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, flag ": " sentence);
+#define SAMPLE(flag, name) \
+  X(samples, flag, name, "--sample-tokens 0 has no use for it; leave one of them away")
+#define VAL(flag, name) \
+  X(validates, flag, name, "there is nothing to validate on; give --val, or leave it away")
+  SAMPLE("--prompt", prompt)
+  SAMPLE("--sample-every", sample_every)
+  SAMPLE("--temperature", sampling.temperature)
+  SAMPLE("--top-k", sampling.top_k)
+  SAMPLE("--top-p", sampling.top_p)
+  SAMPLE("--sample-seed", sampling.seed)
+  VAL("--val-every", val_every)
+  VAL("--val-steps", val_steps)
+  VAL("--max-val-steps", max_val_steps)
+#undef VAL
+#undef SAMPLE
+#undef X
+  return G2Z_OK;
+}
+
+/* --global-batch in place of --accum. */
+static g2z_status g2zr_settle_accum(g2z_services *services, const g2z_run_options *o, int world,
+                                    g2z_train_config *train) {
+  train->accum = o->accum ? o->accum : 1;
+  int64_t together = (int64_t)train->batch * world;
+  if (!o->global_batch) return G2Z_OK;
+  if (o->accum)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "--accum and --global-batch say the same: give one of them");
+  if (o->global_batch % together)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "--global-batch %d must divide by --batch %d x %d ranks", o->global_batch,
+                    train->batch, world);
+  train->accum = (int)(o->global_batch / together);
+  return G2Z_OK;
+}
+
+/* The run directory's name, from the time unless a flag says it. */
+static void g2zr_settle_directory(g2z_run_options *o) {
+  time_t now = time(NULL);
+  struct tm utc;
+  strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
+           gmtime_r(&now, &utc));
+  if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
+  o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
+}
+
+G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *o,
+                                          g2z_context_config *context) {
+  g2z_train_config *train = &o->run.train;
+  g2z_ranks_config *ranks = &context->ranks;
+  G2ZR_TRY(g2z_place_find(services, &ranks->place));
+  G2ZR_TRY(g2zr_check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
+  G2ZR_TRY(g2zr_check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
+  G2ZR_TRY(g2zr_check_uses(services, o));
+  if (o->dry_run && (o->ranks || o->gpus))
+    ranks->place.world = ranks->place.local_world = o->gpus ? o->gpus : o->ranks;
+  if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
+  ranks->join_s = o->join_timeout;
+  ranks->silence_s = o->silence_timeout;
+  ranks->hang_s = o->hang_timeout;
+  G2ZR_TRY(g2zr_settle_model(services, o));
+  if (o->device >= 0) context->device = (g2z_device_kind)o->device;
+  train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
+                 : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
+  train->seq = o->seq ? o->seq : train->model.context;
+  G2ZR_TRY(g2zr_settle_accum(services, o, ranks->place.world, train));
+  if (o->steps && o->run.epochs)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--steps and --epochs both set the length: give "
+                    "one of them, and --max-train-steps to stop earlier");
+  if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--resume latest looks into --run-dir, and without "
+                    "that each start makes a new one: name the directory of the run");
+  if (o->steps) train->optimizer.steps = o->steps;
+  else if (!o->run.epochs) o->run.epochs = 1;
+  train->bucket_mb = (double)o->bucket_mb;
+  if (o->zero >= 0) train->zero_stage = o->zero;
+  else if (train->strategy == G2Z_STRATEGY_DP) train->zero_stage = 0;
+  if (o->loss_scale > 0) {
+    train->optimizer.loss_scale = o->loss_scale;
+    train->optimizer.loss_scale_dynamic = 0;
+  }
+  g2zr_settle_directory(o);
+  return G2Z_OK;
+}
+
+/* ----- files of a launch ----- */
+
+/* An object of the variables whose names begin with one of the prefixes. SLURM_JWT and G2Z_SECRET
+ * stay out: who knows them may act as this user, or as a rank. */
+static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *const *prefixes,
+                               int count) {
+  extern char **environ;
+  char name[128];
+  g2z_json_begin(out, key, '{');
+  for (char **variable = environ; *variable; variable++) {
+    const char *equals = strchr(*variable, '=');
+    size_t length = equals ? (size_t)(equals - *variable) : sizeof name;
+    int wanted = 0;
+    for (int i = 0; i < count; i++)
+      wanted |= strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0;
+    if (strncmp(*variable, "SLURM_JWT=", 10) == 0 || strncmp(*variable, "G2Z_SECRET=", 11) == 0)
+      wanted = 0;
+    if (!wanted || length >= sizeof name) continue;
+    snprintf(name, sizeof name, "%.*s", (int)length, *variable);
+    g2z_json_put_string(out, name, equals + 1);
+  }
+  g2z_json_end(out, '}');
+}
+
+/* launcher_metadata.json: who started this, where, with which variables. Of the environment only
+ * what steers a run: the rest may hold secrets. */
+static g2z_status g2zr_write_launch(g2z_services *services, const g2z_run_options *o,
+                                    const g2z_place *place) {
+  static const char *const slurm[] = {"SLURM_"}, *const nccl[] = {"NCCL_"};
+  static const char *const steering[] = {
+      "CUDA_", "OMP_", "OMPI_COMM_WORLD_", "PMI_", "RANK=", "WORLD_SIZE=", "LOCAL_RANK=",
+      "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "G2Z_", "RUN_DIR=", "NSYS=",
+      "DIST_DEBUG=", "GRAD_ACCUM_STEPS=", "MICRO_BATCH_SIZE_PER_GPU=", "GPT2_EXTRA_ARGS="};
+  char path[1200], now[32], host[256] = "";
+  g2z_writer *writer;
+  g2z_json_out out;
+  if (place->rank != 0 || !o->run.run_dir) return G2Z_OK;
+  snprintf(path, sizeof path, "%s/RUN_FAILED.json", o->run.run_dir);
+  unlink(path); /* of a start that this one goes on from */
+  snprintf(path, sizeof path, "%s/launcher_metadata.json", o->run.run_dir);
+  G2ZR_TRY(g2z_writer_create(services, path, &writer));
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_utc_now(now);
+  gethostname(host, sizeof host - 1);
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_string(&out, "timestamp_utc", now);
+  g2z_json_put_string(&out, "launcher", place->launcher);
+  g2z_json_put_string(&out, "checkpoint_path",
+                      o->run.save_weights ? o->run.save_weights : o->run.run_dir);
+  g2z_json_put_string(&out, "rank0_host", host);
+  g2z_json_put_integer(&out, "world_size", place->world);
+  g2z_json_put_string(&out, "git_commit", o->run.git_commit);
+  g2z_json_put_string(&out, "command_line", o->run.command_line);
+  g2zr_put_variables(&out, "slurm", slurm, 1);
+  g2zr_put_variables(&out, "env", steering, (int)(sizeof steering / sizeof *steering));
+  g2zr_put_variables(&out, "nccl_env", nccl, 1);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* What a command prints, as a file; a line that says so where the command is not. */
+static g2z_status g2zr_write_output_of(g2z_services *services, const char *directory,
+                                       const char *name, const char *command) {
+  char path[1200], block[4096];
+  g2z_writer *writer;
+  size_t got;
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  G2ZR_TRY(g2z_writer_create(services, path, &writer));
+  snprintf(block, sizeof block, "%s 2>&1", command);
+  FILE *pipe = popen(block, "r");
+  while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0)
+    g2z_writer_put(writer, block, got);
+  if (!pipe || pclose(pipe) != 0)
+    g2z_writer_printf(writer, "`%s` failed, or is not here\n", command);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+/* --nccl-logs, before NCCL starts, which reads these variables once. What the user has set
+ * stays. */
+static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o,
+                                const g2z_place *place) {
+  const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
+  char path[1200];
+  if (!o->nccl_logs && !(variable && strcmp(variable, "1") == 0)) return G2Z_OK;
+  if (!directory)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s",
+                    o->nccl_logs ? "--nccl-logs writes into the run directory: give one"
+                                 : "NCCL_LOGS=1 writes into the run directory: give one, or unset "
+                                   "it");
+  G2ZR_TRY(g2z_make_directory(services, directory));
+  setenv("NCCL_DEBUG", "INFO", 0);
+  snprintf(path, sizeof path, "%s/nccl_rank_%%h_%%p.log", directory); /* NCCL's: host, process */
+  setenv("NCCL_DEBUG_FILE", path, 0);
+  if (place->rank != 0) return G2Z_OK;
+  snprintf(path, sizeof path, "%s/nccl_topo.xml", directory);
+  setenv("NCCL_TOPO_DUMP_FILE", path, 0);
+  G2ZR_TRY(g2zr_write_output_of(services, directory, "topo.txt", "nvidia-smi topo -m"));
+  return g2zr_write_output_of(services, directory, "ibstat.txt", "ibstat");
+}
+
+G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,
+                                  g2z_context **context, g2z_run **run) {
+  const g2z_place *place = &config->ranks.place;
+  *run = NULL;
+  G2ZR_TRY(g2z_context_create(config, context));
+  g2z_ranks *ranks = g2z_context_ranks(*context);
+  g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
+  if (status == G2Z_OK) {
+    __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
+    status = g2z_ranks_agree(ranks, g2zr_log_nccl(config->services, o, place));
+  }
+  if (status == G2Z_OK) status = g2z_run_create(*context, &o->run, run);
+  if (status == G2Z_OK) status = g2zr_write_launch(config->services, o, place);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_run_free(*run);
+  g2z_context_free(*context);
+  *run = NULL;
+  *context = NULL;
+  return status;
+}
+
+static void g2zr_write_failure(g2z_services *services, const g2z_run_options *o,
+                               const g2z_fault *fault, const char *flight) {
+  char path[1200], now[32];
+  g2z_writer *writer;
+  g2z_json_out out;
+  snprintf(path, sizeof path, "%s/RUN_FAILED.json", o->run.run_dir);
+  if (g2z_writer_create(services, path, &writer) != G2Z_OK) return; /* another writes it */
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_utc_now(now);
+  g2z_json_begin(&out, NULL, '{');
+  g2z_json_put_string(&out, "timestamp_utc", now);
+  g2z_json_put_string(&out, "sentence", fault->sentence);
+  g2z_json_put_integer(&out, "rank", fault->rank);
+  g2z_json_put_string(&out, "host", fault->host);
+  g2z_json_put_string(&out, "phase", fault->phase);
+  g2z_json_put_integer(&out, "step", fault->step);
+  g2z_json_put_integer(&out, "reported_by_rank", g2z_ranks_place(o->met)->rank);
+  g2z_json_put_integer(&out, "world_size", g2z_ranks_place(o->met)->world);
+  g2z_json_put_string(&out, "flight_recorder", flight);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+}
+
+G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *fault) {
+  g2z_ranks *ranks = __atomic_load_n(&o->met, __ATOMIC_ACQUIRE);
+  g2z_services services; /* its own: the program's belong to the main thread */
+  char path[1200], name[64];
+  memset(&services, 0, sizeof services);
+  if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
+  snprintf(name, sizeof name, "flight_rank_%d.jsonl", g2z_ranks_place(ranks)->rank);
+  snprintf(path, sizeof path, "%s/%s", o->run.run_dir, name);
+  int written = g2z_ranks_write_flight(ranks, &services, path) == G2Z_OK;
+  g2zr_write_failure(&services, o, fault, written ? name : NULL);
+}
+
+/* ----- signals ----- */
+
+static g2z_run *g2zr_running;         /* NULL: there is nothing to save yet */
+static struct timespec g2zr_asked_at; /* when the first signal came */
+
+static void g2zr_on_signal(int number) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (g2zr_asked_at.tv_sec) {
+    double since = (double)(now.tv_sec - g2zr_asked_at.tv_sec) +
+                   1e-9 * (double)(now.tv_nsec - g2zr_asked_at.tv_nsec);
+    if (since < 0.5) return;
+    _exit(128 + number);
+  }
+  g2z_run *run = __atomic_load_n(&g2zr_running, __ATOMIC_RELAXED);
+  if (!run) _exit(128 + number);
+  g2zr_asked_at = now;
+  g2z_run_request_stop(run, number);
+}
+
+/* SIGHUP comes when a terminal closes; under nohup it is ignored and stays so. */
+G2Z_API void g2z_run_catch_signals(g2z_run *run) {
+  static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+  struct sigaction action, before;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = g2zr_on_signal;
+  action.sa_flags = SA_RESTART;
+  __atomic_store_n(&g2zr_running, run, __ATOMIC_RELAXED);
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+    int known = sigaction(numbers[i], NULL, &before) == 0;
+    if (numbers[i] == SIGHUP && known && before.sa_handler == SIG_IGN) continue;
+    sigaction(numbers[i], &action, NULL);
+  }
+}
+
+/* ----- the console ----- */
+
+G2Z_API int g2z_run_shows(const g2z_run_options *o, const g2z_run_event *event, double *next) {
+  int step = event->kind == G2Z_RUN_STEP;
+  double now = g2z_seconds();
+  if (!step || event->metrics.step == event->steps) return 1;
+  if (isatty(STDOUT_FILENO) && !o->profile_mode) return 1;
+  if (now < *next) return 0;
+  *next = now + 10;
+  return 1;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_RUN_IMPLEMENTED */
