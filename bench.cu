@@ -1104,20 +1104,31 @@ static char *slice_of(const g2z_comm *comm, char *buffer, size_t n) {
 
 /* Begins when all ranks may write to the buffer, and ends when all have. */
 static g2z_status gather_once(g2z_comm *comm, char *buffer, size_t n) {
-  TRY(g2z_comm_fork_all(comm));
-  TRY(comm->ops->all_gather(comm, buffer, slice_of(comm, buffer, n), n));
-  return comm->ops->mark(comm, 0);
+  g2z_call call = g2z_call_of(G2Z_CALL_GATHER, buffer, slice_of(comm, buffer, n), n);
+  TRY(g2z_comm_after(comm, 1));
+  TRY(g2z_comm_submit(comm, &call));
+  return g2z_comm_mark(comm, 0);
+}
+
+/* The other calls: REDUCE, and GATHER from rank 0. */
+static g2z_status call_once(g2z_comm *comm, g2z_call_kind kind, g2z_owner owner, char *buffer,
+                            size_t n) {
+  void *to = owner == G2Z_OWNER_SLICES ? slice_of(comm, buffer, n) : buffer;
+  g2z_call call = g2z_call_of(kind, to, buffer, n);
+  call.owner = owner;
+  call.write = G2Z_OVERWRITE;
+  return g2z_comm_submit(comm, &call);
 }
 
 /* Each collective: what of a whole buffer passes each rank's link (as nccl-tests count it, of R
  * ranks), and the call. */
 #define COLLECTIVE_LIST(X)                                                                        \
   X(reduce_scatter, (R - 1) / R,                                                                  \
-    comm->ops->reduce_scatter(comm, slice_of(comm, buffer, n), buffer, G2Z_OVERWRITE, n))         \
-  X(all_reduce, 2 * (R - 1) / R, comm->ops->all_reduce(comm, buffer, n))                          \
+    call_once(comm, G2Z_CALL_REDUCE, G2Z_OWNER_SLICES, buffer, n))                                \
+  X(all_reduce, 2 * (R - 1) / R, call_once(comm, G2Z_CALL_REDUCE, G2Z_OWNER_ALL, buffer, n))      \
   X(all_gather, (R - 1) / R, gather_once(comm, buffer, n))                                        \
-  X(reduce, 1, comm->ops->reduce(comm, buffer, n))                                                \
-  X(broadcast, 1, comm->ops->broadcast(comm, buffer, n))
+  X(reduce, 1, call_once(comm, G2Z_CALL_REDUCE, G2Z_OWNER_ROOT, buffer, n))                       \
+  X(broadcast, 1, call_once(comm, G2Z_CALL_GATHER, G2Z_OWNER_ROOT, buffer, n))
 
 #define X(name, passes, call)                                                 \
   static g2z_status exchange_##name(g2z_comm *comm, char *buffer, size_t n) { \
@@ -1134,10 +1145,10 @@ static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
   for (int round = -1; round < 5;) { /* the first opens connections, and does not count */
     TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
     double begin = g2z_seconds(), most = 0;
-    TRY(g2z_comm_fork(comm));
+    TRY(g2z_comm_after(comm, 0));
     for (int i = 0; i < calls; i++) TRY(run(comm, buffer, n));
-    TRY(comm->ops->mark(comm, 0));
-    TRY(comm->ops->join(comm, 0));
+    TRY(g2z_comm_mark(comm, 0));
+    TRY(g2z_comm_wait(comm, 0));
     TRY(comm->device->ops->synchronize(comm->device));
     double mine = g2z_seconds() - begin;
     TRY(g2z_ranks_all_gather(comm->ranks, &mine, sizeof mine, all));

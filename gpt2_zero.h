@@ -43,6 +43,7 @@
  *     or compile with -std=gnu11. -ffast-math is refused.
  *
  * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order in which data flows
+ *           >>i00   the page            one step of ZeRO, from top to bottom
  *     >>d01 >>i01   status              one enum, one sentence each
  *     >>d02 >>i02   services and files  allocator, log, clock; files that appear whole
  *     >>d03         random numbers      counter-based: Philox
@@ -94,28 +95,29 @@
  *                                       that those of two blocks, wte, wpe, the final LayerNorm
  *     dp        (2 + g) P, 12 P more    gradients: reduce to rank 0, which updates all; parameters:
  *               on rank 0               broadcast. What ZeRO is compared with: --strategy dp
- *     All learn the same to within rounding; a checkpoint of one opens in the others. What is sent
- *     runs on a stream of its own with high priority. In stage 3 a block's parameters come while
- *     the block before it is computed with, forward and backward, and make room for the next but
- *     one; the two that a pass ends with stay for the next pass. With one micro-step that is half
- *     as much again as in stages 1 and 2. A rank alone has all its parameters in any stage.
- *     wte's gradient, 31 % of all in 124M, has its last part from the embedding, at the end. Where
- *     the tokens of a micro-step on all ranks are at most two thirds as many as wte's rows, the LM
- *     head's part goes before, under backward, and at the end only a row for each token.
- *     GPUs of one host that reach each other's memory push what they send into it by their copy
- *     engines, gradients as they are, and each adds up what arrives, for which it has room beside
- *     the above: twice (N - 1) / N of a bucket. Next to NCCL's kernels, which take multiprocessors,
- *     those of backward take up to twice as long. With so few tokens the next forward pass begins
- *     with the rows of wte that it reads, fetched from their owners, and all of wte comes last, for
- *     the LM head; a row of its gradient goes to its owner alone. With more, parameters travel by
- *     NCCL's symmetric windows, wte first. Where there is no such way NCCL carries all.
- *     A step's exposed_comm_ms is what the computation waited for it all the same: the end of wte's
- *     gradient, the verdict, parameters that came late, and what ranks meet for. On GPUs waiting
- *     for the queue is timed in the first 8 steps and then in one of 8, whose figure the others
- *     repeat. It is a rank's own: beyond what all of them wait, a rank waits for slower ones.
- *     A rank that fails in a step (a shard that cannot be read) says so in the verdict: all skip
- *     that step, and all return its status with its sentence. A rank whose GPU fails can say
- *     nothing any more: it returns alone, and the others learn that they lost it.
+ *     All learn the same to within rounding; a checkpoint of one opens in the others. A rank alone
+ *     has all its parameters in any stage. The page shows which stage sends what, and when.
+ *
+ *     stream    Collectives run on a CUDA stream of their own, with high priority.
+ *     stage 3   There are two block buffers: block i+1 is gathered into one while block i runs in
+ *               the other. The two blocks that a pass ends with stay for the next pass, which runs
+ *               the other way. A step with one micro-step sends half as much again as in stage 2.
+ *     wte       Its gradient, 31 % of all in 124M, completes last: the embedding adds to it. Where
+ *               all ranks' tokens of a micro-step are at most two thirds of wte's rows, its LM-head
+ *               part is reduced during backward, and the embedding's part follows as one row per
+ *               token.
+ *     copies    GPUs of one host that reach each other's memory send by copy engines: NCCL's kernels
+ *               take multiprocessors, and kernels of backward beside them take up to twice as long.
+ *               Gradients travel in the type they have; the receiver adds them up in fp32. Its two
+ *               inboxes take 2 (N - 1) / N of a bucket. Parameters travel by copies where tokens are
+ *               few, else by NCCL's symmetric windows. Where there is no such way NCCL carries all.
+ *     waiting   exposed_comm_ms of a step is the time in which the computation waited for other
+ *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
+ *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report
+ *               the last sample. It is a rank's own figure: faster ranks wait for slower ones.
+ *     failures  A rank that cannot read its next batch says so in the verdict: all ranks skip the
+ *               step and return that rank's status and sentence. A rank whose GPU fails can say
+ *               nothing: it returns alone, and the others learn that it is lost.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
@@ -795,6 +797,12 @@ typedef enum g2z_memory {
 } g2z_memory;
 G2Z_API const char *g2z_memory_text(g2z_memory category);
 
+typedef enum g2z_owner {       /* of the n elements of a buffer; n is a multiple of 8 * world */
+  G2Z_OWNER_SLICES,            /* rank r owns slice r, n / world elements */
+  G2Z_OWNER_ALL,               /* each rank owns all */
+  G2Z_OWNER_ROOT               /* rank 0 does */
+} g2z_owner;
+
 typedef struct g2z_unit {         /* a part of the model whose gradients complete together */
   g2z_unit_kind kind;
   int gathered;                   /* 1: stage 3 of several ranks: its parameters are gathered for
@@ -864,6 +872,9 @@ typedef struct g2z_plan {
   size_t bytes_total;
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
+  g2z_owner owner;                /* of a bucket: its sum goes there, its parameters come from there */
+  int early;                      /* buckets from here on hold what a forward pass reads first; 0
+                                   * where no rank waits for another's parameters */
   size_t updates;
   /* An end entry closes the first two: it begins where the last one ends. */
   g2z_unit *unit;                 /* [units + 1] */
@@ -1308,8 +1319,9 @@ typedef struct g2z_job_end {
 } g2z_job_end;
 /* Starts this program job->ranks times as ranks of one job on this host, which share a random
  * secret (or G2Z_SECRET), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
- * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended; two seconds
- * later the others get SIGTERM, and after 13 SIGKILL. Call it before anything starts a thread. */
+ * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended (where they
+ * print to `output` the caller has to); two seconds later the others get SIGTERM, and after 13
+ * SIGKILL. Call it before anything starts a thread. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
 /* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
  * or ranks is 1, and goes on. 1: all have ended, and the program returns *exit_code. */
@@ -1373,86 +1385,66 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 
 /* ===== >>d12 collectives =================================================
  * What ranks do to each other's device memory: copy engines and NCCL between GPUs, the connections
- * of room 11 between CPU ranks, nothing at all in a job of one. But for the few that say otherwise
- * they run in order on a queue of their own, beside the device's: depart() with follow(), and
- * mark() with join(), are where one waits for the other; the host waits for neither. n is the
- * number of elements of the whole buffer, a multiple of 8 * world; slice r of it, n / world
- * elements, belongs to rank r. All ranks make the same calls in the same order. */
+ * of room 11 between CPU ranks, nothing at all in a job of one. Calls run in order on a queue of
+ * their own, beside the device's work; AFTER and WAIT are where one waits for the other, and the
+ * host waits for neither. All ranks submit the same calls in the same order. A step's calls can be
+ * recorded and played again. */
 
 typedef struct g2z_comm g2z_comm;
-/* A table with rows of so many elements, which is gathered as a piece of `odd` elements and others
- * of `full`: who owns what of it. */
-typedef struct g2z_comm_table {
-  int row;
-  size_t odd, full;
-} g2z_comm_table;
 
-typedef struct g2z_collectives {
+typedef enum g2z_call_kind {
+  G2Z_CALL_AFTER,  /* What follows in the queue starts when the device has done what it was given
+                    * until now. `all`: and reaches into other ranks' memory when their devices
+                    * have, too. */
+  G2Z_CALL_REDUCE, /* to grad (write): what this rank owns of the sum of all ranks' from[n] grad,
+                    * each rounded to the wire's type first. `to` may be that part of `from`; the
+                    * rest of `from` is undefined afterwards. For owners ALL and ROOT it is `from`. */
+  G2Z_CALL_GATHER, /* to[n] act: each owner's part from[n / world], or from[n] of rank 0, which may
+                    * be that part of `to` itself. No rank may still read `to`: the caller knows
+                    * that, or asks for it by AFTER with `all`. */
+  G2Z_CALL_ROWS,   /* to[world][n bytes]: row r is rank r's from[n], which may be that row itself,
+                    * and is so in a job of one. No rank may still read these. */
+  G2Z_CALL_CAST,   /* to[n] grad = round(from[n] fp32) */
+  G2Z_CALL_MARK,   /* Notes this place of the queue. When it is passed, what was gathered before has
+                    * arrived. Places are 0..places-1. */
+  G2Z_CALL_WAIT,   /* The device goes on when the queue has passed the place. */
+  G2Z_CALL_GRAPH   /* of a recorded step: what the device was given between two WAITs */
+} g2z_call_kind;
+
+typedef struct g2z_call {
+  g2z_call_kind kind;
+  g2z_owner owner;             /* REDUCE, GATHER */
+  g2z_write write;             /* REDUCE */
+  g2z_span span;               /* ROWS: what they are */
+  int place;                   /* MARK, WAIT; AFTER: where the device stood, set by submit */
+  int all;                     /* AFTER */
+  void *to, *from;
+  size_t n;
+  g2z_graph *graph;
+} g2z_call;
+
+typedef struct g2z_collectives { /* a transport */
   const char *name;
   /* Notes how far the device's work goes until now. While a graph is recorded it is a place in that
    * graph, which may be run any number of times. */
   g2z_status (*depart)(g2z_comm *comm, int *departure);
-  /* What follows in the queue starts when the device has passed the departure: one in a graph, in
-   * the run that was enqueued last. */
-  g2z_status (*follow)(g2z_comm *comm, int departure);
-  /* The same, and what follows reaches into other ranks' memory when their devices, too, have
-   * passed theirs. */
-  g2z_status (*follow_all)(g2z_comm *comm, int departure);
-  /* Notes this place of the queue. When it is passed, what was gathered before has arrived. Places
-   * are 0..places-1. */
-  g2z_status (*mark)(g2z_comm *comm, int place);
-  /* The device goes on when the queue has passed the place. */
-  g2z_status (*join)(g2z_comm *comm, int place);
-  /* out[n/world] grad (mode): this rank's slice of the sum of all ranks' from[n], each rounded to
-   * the type of the wire first. `out` may be that slice of `from`; the other slices of `from` are
-   * undefined afterwards. */
-  g2z_status (*reduce_scatter)(g2z_comm *comm, void *out, void *from, g2z_write mode, size_t n);
-  /* buffer[n] grad: the same sum, whole. */
-  g2z_status (*all_reduce)(g2z_comm *comm, void *buffer, size_t n);
-  /* buffer[n] grad: the same sum on rank 0; undefined on the others. */
-  g2z_status (*reduce)(g2z_comm *comm, void *buffer, size_t n);
-  /* Memory for the buffers of all_gather, both, and for rows, zeroed: of a kind that it is fast on.
-   * All ranks ask for the same in the same order. */
+  /* Enqueues one call; AFTER behind a departure, one in a graph in the run that was enqueued last. */
+  g2z_status (*play)(g2z_comm *comm, const g2z_call *call);
+  /* ROWS of at most 256 bytes, a multiple of 4, in the device's own order, also while a graph is
+   * recorded. *done 0: it is not that quick here, and nothing was done. */
+  g2z_status (*exchange)(g2z_comm *comm, const g2z_call *rows, int *done);
+  /* Memory for the buffers of GATHER, both, and for ROWS, zeroed: of a kind that it is fast on. All
+   * ranks ask for the same in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* to[n] act: slice r is rank r's from[n/world], which may be that slice itself. All ranks have it
-   * in the same place of that memory, or all in their slice. No rank reads what lies in `to` any
-   * more, but for rows that were looked up: the caller knows that, or asks for it with
-   * follow_all(). */
-  g2z_status (*all_gather)(g2z_comm *comm, void *to, const void *from, size_t n);
-  /* buffer[n] act: comes from rank 0. */
-  g2z_status (*broadcast)(g2z_comm *comm, void *buffer, size_t n);
-  /* rows[world, bytes]: row r is rank r's mine[bytes], which may be that row itself, and is so in a
-   * job of one. Nor does any rank read these any more. `span` says what they are. */
-  g2z_status (*all_gather_rows)(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
-                                size_t bytes);
-  /* The same of at most 256 bytes, a multiple of 4, in the device's own order, also while a graph
-   * is recorded. *done 0: it is not that quick here, and nothing was done. */
-  g2z_status (*exchange)(g2z_comm *comm, g2z_span span, void *rows, const void *mine, size_t bytes,
-                         int *done);
-  /* These three in the device's own order, also while a graph is recorded, and only with gather
-   * COPY; else NULL. */
-  /* All ranks have come here; what they delivered before has arrived. */
-  g2z_status (*meet)(g2z_comm *comm);
-  /* Of a table in all_gather's memory this rank's copy of rows[count] becomes that of their owners,
-   * who have changed them before a meeting. Their gather may come at the same time. */
-  g2z_status (*lookup)(g2z_comm *comm, void *table, g2z_comm_table form, const int32_t *rows,
-                       int count);
-  /* each[world, count, row] act of those who own rows[i] of the table: what lies behind its part in
-   * [rank, i] becomes that of mine[i]; the rest is undefined. */
-  g2z_status (*deliver)(g2z_comm *comm, void *each, const void *mine, g2z_comm_table form,
-                        const int32_t *rows, int count);
-  /* to[n] grad = round(from[n]), in the queue. */
-  g2z_status (*cast_grad)(g2z_comm *comm, void *to, const float *from, size_t n);
-  /* From now on waiting in joins and meetings counts for lap 0 or 1, until exchange(); how long it
-   * was, once the device has passed them. Of joins that may be an earlier lap's: not every lap's
-   * are measured. */
+  /* From now on waiting counts for lap 0 or 1, until exchange(); how long it was, once the device
+   * has passed it. A lap that was not timed repeats the last sample. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
   void (*close)(g2z_comm *comm);
 } g2z_collectives;
 
-typedef struct g2z__tape g2z__tape;
+typedef struct g2z__record g2z__record;
 
 struct g2z_comm {
   const g2z_collectives *ops;
@@ -1466,7 +1458,7 @@ struct g2z_comm {
   int lap_now;
   double lap_s[2];
   void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
-  g2z__tape *tape;             /* while it records */
+  g2z__record *record;         /* while a step is recorded */
   void *backend;
 };
 
@@ -1482,9 +1474,13 @@ typedef struct g2z_comm_config {
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
-/* depart() and follow(), or follow_all(): the queue goes on behind what the device was given. */
-G2Z_API g2z_status g2z_comm_fork(g2z_comm *comm);
-G2Z_API g2z_status g2z_comm_fork_all(g2z_comm *comm);
+/* A call of a kind, with what all kinds but AFTER, MARK and WAIT need; other members are 0. */
+G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, size_t n);
+/* Enqueues a call, or appends it to the step that is being recorded. */
+G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call);
+G2Z_API g2z_status g2z_comm_after(g2z_comm *comm, int all); /* AFTER, MARK and WAIT by themselves */
+G2Z_API g2z_status g2z_comm_mark(g2z_comm *comm, int place);
+G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
 /* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
  * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN
  * on all ranks where it sees no other, or may take no memory there. */
@@ -2172,6 +2168,89 @@ of -std=c11, or include gpt2_zero.h first"
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ===== >>i00 the page ====================================================
+ * One step of ZeRO, from tokens on the device to new parameters: everything else serves it.
+ *
+ *   stage   (2) reduce_bucket           (3) share         (1) wait_parameters   (0) wait_gradients
+ *   0       all-reduce                  nothing           nothing               nothing
+ *   1       reduce-scatter              all-gather        the unit's buckets    nothing
+ *                                                         have arrived
+ *   2       reduce-scatter in each      all-gather        the same              the unit's buffer
+ *           micro-step, added to a                                              has been sent
+ *           shard
+ *   3       the same                    all-gather of     start the             the same
+ *                                       what is not a     neighbour's gather,
+ *                                       block             wait for this unit's
+ *   dp      reduce to rank 0            broadcast from    as stage 1            nothing
+ *                                       rank 0
+ *   Stages 0, 1 and dp reduce in the last micro-step alone: before it, sums stay local.
+ *
+ * A gradient: an op of backward() writes it in this rank's type -> its bucket is complete ->
+ * reduce_bucket() adds it up over the ranks, on the communication stream -> collect() squares the
+ * owner's slice -> verdict() turns all ranks' squares into one clip factor -> adamw() multiplies by
+ * it and moves the fp32 master weight that the gradient belongs to.
+ * A parameter: adamw() rounds the master weight into the owner's slice -> share() copies the slice
+ * to the other ranks, beside the next forward pass -> wait_parameters() lets the device go on when
+ * it has arrived -> forward() and backward() read it.
+ *
+ * Safety: the verdict is the barrier behind which parameters of other ranks may be overwritten. A
+ * rank enqueues its verdict behind its last backward pass, so who has all verdicts knows that no
+ * rank reads old parameters any more.
+ *
+ * The step only enqueues. A call fails only where this rank's device is lost: any other trouble of
+ * a rank travels in the verdict, so that no rank waits in a collective for ever. */
+
+static g2z_status g2z__begin_micro_step(g2z_trainer *t, int m);
+static g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next);
+static g2z_status g2z__forward(g2z_trainer *t, int unit);
+static g2z_status g2z__wait_gradients(g2z_trainer *t, int unit);
+static g2z_status g2z__head(g2z_trainer *t);
+static g2z_status g2z__reduce_head(g2z_trainer *t);
+static g2z_status g2z__backward(g2z_trainer *t, int unit);
+static g2z_status g2z__backward_norm(g2z_trainer *t, int unit);
+static g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket);
+static g2z_status g2z__gather_rows(g2z_trainer *t);
+static g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced);
+static g2z_status g2z__collect(g2z_trainer *t);
+static g2z_status g2z__verdict(g2z_trainer *t);
+static g2z_status g2z__adamw(g2z_trainer *t, int from, int to);
+static g2z_status g2z__share(g2z_trainer *t, int from, int to);
+
+static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *l) {
+  const int wte = l->wte;
+  for (int m = 0; m < l->accum; m++) {
+    int last = m == l->accum - 1, sends = l->zero_stage >= 2 || last, b = 0;
+    int rows = last && l->wte_rows;                        /* wte's gradient goes in two parts */
+    int buckets = rows ? l->unit[wte].bucket : l->buckets; /* that complete in backward */
+    G2Z__TRY(g2z__begin_micro_step(t, m));
+    for (int u = wte; u >= 0; u--) {
+      G2Z__TRY(g2z__wait_parameters(t, u, u - 1));         /* (1), and prefetch the next unit */
+      G2Z__TRY(g2z__forward(t, u));
+    }
+    G2Z__TRY(g2z__wait_parameters(t, wte, wte));
+    G2Z__TRY(g2z__wait_gradients(t, wte));                 /* (0) */
+    G2Z__TRY(g2z__head(t));                                /* loss, dh, a part of wte's gradient */
+    if (rows) G2Z__TRY(g2z__reduce_head(t));               /* (2) of wte, under all of backward */
+    G2Z__TRY(g2z__wait_gradients(t, 0));
+    for (int u = 0; u <= wte; u++) {                       /* in which gradients complete */
+      G2Z__TRY(g2z__wait_parameters(t, u, u + 1));         /* (1) */
+      G2Z__TRY(g2z__backward(t, u));                       /* recomputes first, if asked to */
+      if (u + 1 < wte) G2Z__TRY(g2z__wait_gradients(t, u + 1));
+      G2Z__TRY(g2z__backward_norm(t, u));                  /* also writes a bias of unit u + 1 */
+      while (sends && b < buckets && l->bucket[b].last_unit <= u)
+        G2Z__TRY(g2z__reduce_bucket(t, b++));              /* (2) beside the rest of backward */
+    }
+    if (rows) G2Z__TRY(g2z__gather_rows(t));               /* the embedding's part, a row a token */
+    G2Z__TRY(g2z__end_micro_step(t, sends));
+  }
+  G2Z__TRY(g2z__collect(t));                               /* sums over the ranks, their squares */
+  G2Z__TRY(g2z__verdict(t));                               /* finite? norm, clip, loss scale */
+  G2Z__TRY(g2z__adamw(t, l->early, l->buckets));           /* what the next forward reads first */
+  G2Z__TRY(g2z__share(t, l->early, l->buckets));           /* (3) beside the rest of AdamW */
+  G2Z__TRY(g2z__adamw(t, 0, l->early));                    /* nothing where the verdict skips */
+  return g2z__share(t, 0, l->early);                       /* (3) beside the next forward */
+}
 
 /* ===== >>i01 status ======================================================
  * In:  a status code. Out: its meaning. */
@@ -3511,16 +3590,15 @@ G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
 /* Whether each unit is laid out, reduced and freed by itself. */
 G2Z__PRIVATE int g2z__plan_by_unit(const g2z_plan *plan) { return plan->zero_stage >= 2; }
 
-/* Whether each rank updates everything, so that none needs another's parameters. */
-G2Z__PRIVATE int g2z__plan_replicates(const g2z_plan *plan) {
-  return plan->strategy == G2Z_STRATEGY_ZERO && plan->zero_stage == 0;
-}
-
 /* How many of a bucket's elements, and so of those of many buckets, this rank owns. */
 G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements) {
-  if (g2z__plan_replicates(plan)) return elements;
-  if (plan->strategy == G2Z_STRATEGY_DP) return plan->rank == 0 ? elements : 0;
-  return elements / (size_t)plan->world;
+  if (plan->owner == G2Z_OWNER_ROOT) return plan->rank == 0 ? elements : 0;
+  return plan->owner == G2Z_OWNER_ALL ? elements : elements / (size_t)plan->world;
+}
+
+/* Whether ranks wait for parameters that others update. */
+G2Z__PRIVATE int g2z__plan_gathers(const g2z_plan *plan) {
+  return plan->world > 1 && plan->owner != G2Z_OWNER_ALL;
 }
 
 /* What buckets are cut to multiples of. */
@@ -3628,7 +3706,7 @@ G2Z__PRIVATE void g2z__plan_bucket(const g2z_plan *plan, g2z_bucket *b) {
   /* Buckets tile the memory, and each gives the same part of itself. */
   b->own_elements = g2z__plan_share(plan, b->elements);
   b->own_begin = b->begin;
-  if (!g2z__plan_replicates(plan)) b->own_begin += (size_t)plan->rank * b->own_elements;
+  if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
   b->shard_at = g2z__plan_share(plan, b->begin);
   b->sum_at = g2z__plan_by_unit(plan) ? b->shard_at : b->own_begin;
   b->own_param_at = b->param_at + (b->own_begin - b->begin);
@@ -3640,7 +3718,7 @@ G2Z__PRIVATE void g2z__plan_bucket(const g2z_plan *plan, g2z_bucket *b) {
  * returns how many there are then. */
 G2Z__PRIVATE size_t g2z__plan_bucket_updates(const g2z_plan *plan, const g2z_bucket *b,
                                              size_t count) {
-  int apart = plan->world > 1 && !g2z__plan_replicates(plan); /* a bucket goes out by itself */
+  int apart = g2z__plan_gathers(plan); /* a bucket goes out by itself */
   size_t own_end = b->own_begin + b->own_elements, before = count;
   for (int u = b->unit; u <= b->last_unit; u++) {
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
@@ -3692,6 +3770,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     for (; unit <= b->last_unit; unit++) plan->unit[unit].bucket = k;
   }
   plan->unit[plan->units].bucket = plan->buckets;
+  plan->early = g2z__plan_gathers(plan) ? plan->unit[plan->model.layers].bucket : 0;
   plan->bucket[plan->buckets].begin = plan->elements;
   plan->bucket[plan->buckets].update = plan->updates;
   return G2Z_OK;
@@ -3835,8 +3914,7 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   plan->batch = batch;
   plan->head_chunk = g2z__plan_head_chunk(plan, tokens);
   plan->wte_rows = g2z__plan_sends_rows(plan);
-  /* On 8 H200s 52.07 ms a step of 32 x 1024 tokens with symmetric windows and 52.99 with copies and
-   * rows looked up, one run each; of few rows copies are faster, as room k80 says. */
+  /* Copies are faster for few tokens, symmetric windows for many. */
   if (plan->gather_auto) plan->gather = plan->wte_rows ? G2Z_GATHER_COPY : G2Z_GATHER_SYMMETRIC;
   int alone = plan->wte_rows && g2z__plan_head_alone(plan);
   plan->dwte_dtype = alone ? plan->grad_dtype : G2Z_FP32;
@@ -3854,6 +3932,9 @@ G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *confi
   plan->accum = config->accum;
   plan->zero_stage = config->zero_stage;
   plan->strategy = config->strategy;
+  plan->owner = config->strategy == G2Z_STRATEGY_DP ? G2Z_OWNER_ROOT
+                : config->zero_stage == 0           ? G2Z_OWNER_ALL
+                                                    : G2Z_OWNER_SLICES;
   plan->dropout = config->dropout > 0;
   plan->recompute = config->recompute;
   plan->dtype = config->dtype;
@@ -6407,7 +6488,7 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
 #define G2Z__ANY SIZE_MAX /* as many bytes as the head says */
 #define G2Z__KIND_LIST(X)                                                                          \
   /* kind       text           bytes of body           who says it, and when */                    \
-  X(KNOCK,      "knock",       0)                   /* a caller: it speaks this language */        \
+  X(KNOCK,      "knock",       0)                   /* a caller: it wants to join */               \
   X(CHALLENGE,  "challenge",   16)                  /* rank 0 to a caller: random bytes */         \
   X(HELLO,      "hello",       sizeof(g2z__hello))  /* a member: who it is, with a proof */        \
   X(WELCOME,    "welcome",     sizeof(g2z__welcome)) /* rank 0 to a member, with its own proof */  \
@@ -6491,7 +6572,7 @@ typedef struct g2z__peer {        /* a rank, as seen from here */
   g2z__hello hello;
   g2z__pulse last;                /* its last heartbeat, */
   double heard;                   /* and when it came, on the watcher's clock */
-  int left;                       /* it said goodbye; while ranks meet: it knows of the failure */
+  int left;                       /* it said goodbye; in the meeting: it knows of the failure */
 } g2z__peer;
 
 typedef struct g2z__flight {      /* of a collective */
@@ -6507,8 +6588,8 @@ struct g2z_ranks {
   g2z_ranks_config config;
   uint8_t key[16];                /* of the job: who knows it is a member */
   g2z__peer *peers;               /* rank 0: all ranks; others: rank 0, and themselves */
-  int peer_count, me;             /* me: the peer that is this rank. Over its control the thread */
-  int wake;                       /* that leaves says GOODBYE to the watcher, at this end */
+  int peer_count, me;             /* me: the peer that is this rank */
+  int wake;                       /* the other end of its control: to tell the watcher GOODBYE */
   int32_t *votes;                 /* [world]: scratch of agree */
   g2z_status broken;              /* data connections are out of step: all later calls fail so */
   double began;
@@ -6518,8 +6599,8 @@ struct g2z_ranks {
   int watched;                    /* it runs */
   int parting;                    /* this rank leaves */
   double beat_s;                  /* between two heartbeats */
-  g2z__pulse low;                 /* where the ranks are that hold up the others, with all their */
-  double low_since;               /* moves, and since when nothing of it has changed */
+  g2z__pulse low;                 /* of the ranks that hold up the others, with all their moves */
+  double low_since;               /* since when it is the same */
   pthread_mutex_t lock;           /* of all that follows */
   g2z__pulse self;
   double moved;                   /* g2z_seconds() of its last move */
@@ -6874,7 +6955,7 @@ G2Z__PRIVATE void g2z__spawn_ended(g2z__spawn *spawn, int rank, int status,
   if (killed && spawn->haste) code = G2Z_EXIT_LOST; /* by this process */
   if (g2z__spawn_weight(code) <= g2z__spawn_weight(end->exit_code)) return;
   end->exit_code = code;
-  if (g2z__spawn_weight(code) < 3) return;
+  if (g2z__spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
   const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
   if (killed)
     g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
@@ -7318,7 +7399,7 @@ G2Z__PRIVATE void g2z__meeting_welcome(g2z__meeting *meeting, g2z__caller *calle
     if (peer && !peer->left) peer->left = 1, meeting->told++;
     return;
   }
-  /* Control comes first, and each comes once. */
+  /* Control comes first, and data once. */
   if (!peer || (!hello->control && (peer->control.socket < 0 || peer->data.socket >= 0))) return;
   g2z__welcome welcome;
   memset(&welcome, 0, sizeof welcome);
@@ -8128,45 +8209,23 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 
 /* ----- a job of one: what is there already is the result ----------------- */
 
-G2Z__PRIVATE g2z_status g2z__one_place(g2z_comm *comm, int place) {
-  (void)comm, (void)place;
-  return G2Z_OK;
-}
-G2Z__PRIVATE g2z_status g2z__one_depart(g2z_comm *comm, int *departure) {
+G2Z__PRIVATE g2z_status g2z__no_departure(g2z_comm *comm, int *departure) {
   (void)comm;
   *departure = 0;
   return G2Z_OK;
 }
-G2Z__PRIVATE g2z_status g2z__one_buffer(g2z_comm *comm, void *buffer, size_t n) {
-  (void)comm, (void)buffer, (void)n;
+/* A rank alone has its parameters where they are used, and its sums are its own gradients. */
+G2Z__PRIVATE g2z_status g2z__one_play(g2z_comm *comm, const g2z_call *c) {
+  g2z_device *dev = comm->device;
+  if (c->kind == G2Z_CALL_CAST) return dev->ops->cast_grad(dev, c->to, (const float *)c->from, c->n);
+  if (c->kind == G2Z_CALL_REDUCE && c->to != c->from)
+    return dev->ops->grad_add(dev, c->to, c->from, c->write, c->n);
+  G2Z_ASSERT(c->to == c->from);
   return G2Z_OK;
 }
-/* A rank alone has no parameters elsewhere than where they are used: the plan. */
-G2Z__PRIVATE g2z_status g2z__one_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
-  (void)comm, (void)n;
-  G2Z_ASSERT(to == from);
-  (void)to, (void)from;
-  return G2Z_OK;
-}
-G2Z__PRIVATE g2z_status g2z__one_rows(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
-                                      size_t bytes) {
-  (void)comm, (void)span, (void)bytes;
-  G2Z_ASSERT(rows == mine);
-  (void)rows, (void)mine;
-  return G2Z_OK;
-}
-G2Z__PRIVATE g2z_status g2z__one_exchange(g2z_comm *comm, g2z_span span, void *rows,
-                                          const void *mine, size_t bytes, int *done) {
+G2Z__PRIVATE g2z_status g2z__one_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
   *done = 1;
-  return g2z__one_rows(comm, span, rows, mine, bytes);
-}
-G2Z__PRIVATE g2z_status g2z__one_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
-  return comm->device->ops->cast_grad(comm->device, to, from, n);
-}
-G2Z__PRIVATE g2z_status g2z__one_reduce_scatter(g2z_comm *comm, void *out, void *from,
-                                                g2z_write mode, size_t n) {
-  if (out == from) return G2Z_OK;
-  return comm->device->ops->grad_add(comm->device, out, from, mode, n);
+  return g2z__one_play(comm, rows);
 }
 G2Z__PRIVATE void g2z__lap(g2z_comm *comm, int lap) {
   comm->lap_now = lap;
@@ -8182,12 +8241,8 @@ G2Z__PRIVATE void g2z__one_release(g2z_comm *comm, void *memory) {
 G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
 static const g2z_collectives g2z__one_rank = {
-    "one rank",              g2z__one_depart, g2z__one_place,    g2z__one_place,
-    g2z__one_place,          g2z__one_place,  g2z__one_reduce_scatter,
-    g2z__one_buffer,         g2z__one_buffer, g2z__one_allocate, g2z__one_release,
-    g2z__one_gather,         g2z__one_buffer, g2z__one_rows,     g2z__one_exchange,
-    NULL,                    NULL,            NULL,              g2z__one_cast_grad,
-    g2z__lap,                g2z__lap_ms,     g2z__one_close};
+    "one rank",       g2z__no_departure, g2z__one_play, g2z__one_exchange, g2z__one_allocate,
+    g2z__one_release, g2z__lap,          g2z__lap_ms,   g2z__one_close};
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -8243,256 +8298,173 @@ G2Z__PRIVATE g2z_status g2z__star_gather(g2z_comm *comm, char *buffer, size_t by
   return g2z__star_spread(comm, buffer, bytes * (size_t)comm->world);
 }
 
-G2Z__PRIVATE double g2z__star_begin(g2z_comm *comm, g2z_span span) {
-  g2z_span_begin(comm->device, span);
-  return g2z_seconds();
+G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
+  float *sum = (float *)c->from;
+  size_t slice = c->n / (size_t)comm->world;
+  float *mine = sum + (size_t)comm->rank * slice;
+  G2Z__TRY(g2z__star_sum(comm, sum, c->n));
+  if (c->owner == G2Z_OWNER_ROOT) return G2Z_OK;
+  if (c->owner == G2Z_OWNER_ALL)
+    return g2z__star_spread(comm, (char *)sum, c->n * sizeof(float));
+  G2Z__TRY(g2z__star_scatter(comm, (char *)sum, slice * sizeof(float)));
+  if (mine == c->to) return G2Z_OK;
+  return comm->device->ops->grad_add(comm->device, c->to, mine, c->write, slice);
 }
 
-/* CPU ranks compute and communicate in turns: all of it is waiting. */
-G2Z__PRIVATE g2z_status g2z__star_timed(g2z_comm *comm, double begin, g2z_span span,
-                                        g2z_status status) {
+G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
+  size_t bytes = c->kind == G2Z_CALL_ROWS ? c->n : c->n / (size_t)comm->world * sizeof(float);
+  char *mine = (char *)c->to + (size_t)comm->rank * bytes;
+  if (c->kind == G2Z_CALL_GATHER && c->owner == G2Z_OWNER_ROOT)
+    return g2z__star_spread(comm, (char *)c->to, c->n * sizeof(float));
+  if (mine != c->from) memcpy(mine, c->from, bytes);
+  return g2z__star_gather(comm, (char *)c->to, bytes);
+}
+
+/* What a call's time is told under. */
+G2Z__PRIVATE g2z_span g2z__call_span(const g2z_call *c) {
+  static const g2z_span reduce[] = {G2Z_SPAN_REDUCE_SCATTER, G2Z_SPAN_ALL_REDUCE, G2Z_SPAN_REDUCE};
+  if (c->kind == G2Z_CALL_ROWS) return c->span;
+  if (c->kind == G2Z_CALL_REDUCE) return reduce[c->owner];
+  return c->owner == G2Z_OWNER_ROOT ? G2Z_SPAN_BROADCAST : G2Z_SPAN_ALL_GATHER;
+}
+
+/* CPU ranks compute and communicate one after the other: all of a call's time is waiting. */
+G2Z__PRIVATE g2z_status g2z__star_play(g2z_comm *comm, const g2z_call *c) {
+  int reduces = c->kind == G2Z_CALL_REDUCE;
+  if (c->kind == G2Z_CALL_CAST) return g2z__one_play(comm, c);
+  if (!reduces && c->kind != G2Z_CALL_GATHER && c->kind != G2Z_CALL_ROWS) return G2Z_OK;
+  g2z_span span = g2z__call_span(c);
+  g2z_span_begin(comm->device, span);
+  double begin = g2z_seconds();
+  g2z_status status = reduces ? g2z__star_reduce(comm, c) : g2z__star_rows(comm, c);
   g2z_span_end(comm->device, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
-
-G2Z__PRIVATE g2z_status g2z__star_reduce_scatter(g2z_comm *comm, void *out, void *from,
-                                                 g2z_write mode, size_t n) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE_SCATTER);
-  size_t slice = n / (size_t)comm->world;
-  float *mine = (float *)from + (size_t)comm->rank * slice;
-  g2z_status status = g2z__star_sum(comm, (float *)from, n);
-  if (status == G2Z_OK) status = g2z__star_scatter(comm, (char *)from, slice * sizeof(float));
-  if (status == G2Z_OK && mine != out)
-    status = comm->device->ops->grad_add(comm->device, out, mine, mode, slice);
-  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE_SCATTER, status);
-}
-G2Z__PRIVATE g2z_status g2z__star_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_REDUCE);
-  g2z_status status = g2z__star_sum(comm, (float *)buffer, n);
-  if (status == G2Z_OK) status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
-  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_REDUCE, status);
-}
-G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_REDUCE);
-  return g2z__star_timed(comm, begin, G2Z_SPAN_REDUCE, g2z__star_sum(comm, (float *)buffer, n));
-}
-G2Z__PRIVATE g2z_status g2z__star_broadcast(g2z_comm *comm, void *buffer, size_t n) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_BROADCAST);
-  g2z_status status = g2z__star_spread(comm, (char *)buffer, n * sizeof(float));
-  return g2z__star_timed(comm, begin, G2Z_SPAN_BROADCAST, status);
-}
-G2Z__PRIVATE g2z_status g2z__star_all_gather(g2z_comm *comm, void *to, const void *from,
-                                             size_t n) {
-  double begin = g2z__star_begin(comm, G2Z_SPAN_ALL_GATHER);
-  size_t bytes = n / (size_t)comm->world * sizeof(float);
-  char *mine = (char *)to + (size_t)comm->rank * bytes;
-  if (mine != from) memcpy(mine, from, bytes);
-  g2z_status status = g2z__star_gather(comm, (char *)to, bytes);
-  return g2z__star_timed(comm, begin, G2Z_SPAN_ALL_GATHER, status);
-}
-G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, g2z_span span, void *rows,
-                                       const void *mine, size_t bytes) {
-  double begin = g2z__star_begin(comm, span);
-  char *to = (char *)rows + (size_t)comm->rank * bytes;
-  if (to != mine) memcpy(to, mine, bytes);
-  return g2z__star_timed(comm, begin, span, g2z__star_gather(comm, (char *)rows, bytes));
-}
-G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, g2z_span span, void *rows,
-                                           const void *mine, size_t bytes, int *done) {
+G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
   *done = 1;
-  return g2z__star_rows(comm, span, rows, mine, bytes);
+  return g2z__star_play(comm, rows);
 }
 G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
 static const g2z_collectives g2z__star = {
-    "connections to rank 0", g2z__one_depart,  g2z__one_place,    g2z__one_place,
-    g2z__one_place,          g2z__one_place,   g2z__star_reduce_scatter,
-    g2z__star_all_reduce,    g2z__star_reduce, g2z__one_allocate, g2z__one_release,
-    g2z__star_all_gather,    g2z__star_broadcast, g2z__star_rows, g2z__star_exchange,
-    NULL,                    NULL,             NULL,              g2z__one_cast_grad,
-    g2z__lap,                g2z__lap_ms,      g2z__star_close};
+    "connections to rank 0", g2z__no_departure, g2z__star_play, g2z__star_exchange,
+    g2z__one_allocate,       g2z__one_release,  g2z__lap,       g2z__lap_ms,
+    g2z__star_close};
 
-/* ----- a tape: what devices and collectives were given, to be given again -- */
+/* ----- submit: play a call at once, or record it ------------------------- */
 
-/* Of several ranks, the queue's calls are made again, and what a device does between two
- * places where it waits for them is a graph, run before the calls that were made meanwhile: so what
- * a step sends last travels under the begin of the next, and waiting is measured. Where two graphs
- * meet, an H200 stands still for 3 us, and for 10 where it asks whether it has to wait. In a job of
- * one, collectives are work of the device, and all is one graph. */
-#define G2Z__CALL_LIST(X)                                               \
-  X(follow, (comm, c->how))                                             \
-  X(follow_all, (comm, c->how))                                         \
-  X(mark, (comm, c->how))                                               \
-  X(join, (comm, c->how))                                               \
-  X(reduce_scatter, (comm, c->to, c->from, (g2z_write)c->how, c->n))    \
-  X(all_reduce, (comm, c->to, c->n))                                    \
-  X(reduce, (comm, c->to, c->n))                                        \
-  X(all_gather, (comm, c->to, c->from, c->n))                           \
-  X(broadcast, (comm, c->to, c->n))                                     \
-  X(all_gather_rows, (comm, (g2z_span)c->how, c->to, c->from, c->n))    \
-  X(cast_grad, (comm, c->to, (const float *)c->from, c->n))
-
-typedef enum g2z__call_kind {
-  G2Z__CALL_graph,
-#define X(name, arguments) G2Z__CALL_##name,
-  G2Z__CALL_LIST(X)
-#undef X
-} g2z__call_kind;
-
-typedef struct g2z__call {
-  g2z__call_kind kind;
-  g2z_graph *graph;
-  void *to, *from;
-  int how;                     /* a place, a departure, a g2z_write or a g2z_span */
-  size_t n;
-} g2z__call;
-
-struct g2z__tape {
-  g2z__call *calls;
+/* A recorded step is a list: graph, WAIT, calls, graph, WAIT, ... A graph holds what the device was
+ * given between two WAITs. It is run before the calls that were submitted meanwhile, since they
+ * follow places inside it. Calls are issued again as ordinary calls, so that what a step sends last
+ * travels beside the beginning of the next step, and waiting can be timed. In a job of one all calls
+ * are work of the device, and the step is one graph. */
+struct g2z__record {
+  g2z_call *calls;
   size_t count, capacity;
-  size_t meanwhile;            /* the first call since the last graph; like all below, while it
-                                * records */
-  const g2z_collectives *real;
-  g2z_collectives recorder;
+  size_t meanwhile;            /* the first call since the last graph */
 };
 
-G2Z__PRIVATE g2z_status g2z__tape_add(g2z_comm *comm, g2z__call call) {
-  g2z__tape *tape = comm->tape;
-  void *calls = tape->calls;
-  G2Z__TRY(g2z__grow(comm->services, &calls, &tape->capacity, tape->count, tape->count + 1,
-                     sizeof call));
-  tape->calls = (g2z__call *)calls;
-  tape->calls[tape->count++] = call;
+G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
+  g2z__record *record = comm->record;
+  void *calls = record->calls;
+  G2Z__TRY(g2z__grow(comm->services, &calls, &record->capacity, record->count, record->count + 1,
+                     sizeof *call));
+  record->calls = (g2z_call *)calls;
+  record->calls[record->count++] = *call;
   return G2Z_OK;
 }
 
-/* What the device was given since the last graph is run before the calls that were made since then:
- * they wait for departures in it. */
-G2Z__PRIVATE g2z_status g2z__tape_cut(g2z_comm *comm) {
-  g2z__tape *tape = comm->tape;
-  g2z__call call;
-  memset(&call, 0, sizeof call);
-  call.kind = G2Z__CALL_graph;
-  G2Z__TRY(g2z_graph_end(comm->device, &call.graph));
-  size_t at = tape->meanwhile, later = tape->count - at;
-  if (call.graph) {
-    g2z_status status = g2z__tape_add(comm, call);
+/* Ends the graph, and puts it before the calls that were submitted meanwhile. */
+G2Z__PRIVATE g2z_status g2z__record_cut(g2z_comm *comm) {
+  g2z__record *record = comm->record;
+  g2z_call graph = g2z_call_of(G2Z_CALL_GRAPH, NULL, NULL, 0);
+  G2Z__TRY(g2z_graph_end(comm->device, &graph.graph));
+  size_t at = record->meanwhile, later = record->count - at;
+  if (graph.graph) {
+    g2z_status status = g2z__record_add(comm, &graph);
     if (status != G2Z_OK) {
-      g2z_graph_free(comm->device, call.graph);
+      g2z_graph_free(comm->device, graph.graph);
       return status;
     }
-    memmove(&tape->calls[at + 1], &tape->calls[at], later * sizeof call);
-    tape->calls[at] = call;
+    memmove(&record->calls[at + 1], &record->calls[at], later * sizeof graph);
+    record->calls[at] = graph;
   }
-  tape->meanwhile = tape->count;
+  record->meanwhile = record->count;
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__tape_call(g2z_comm *comm, g2z__call_kind kind, void *to,
-                                       const void *from, int how, size_t n) {
-  g2z__call call;
+/* The device waits between two graphs. */
+G2Z__PRIVATE g2z_status g2z__record_wait(g2z_comm *comm, const g2z_call *call) {
+  g2z_status status = g2z__record_cut(comm);
+  if (status == G2Z_OK) status = g2z__record_add(comm, call);
+  comm->record->meanwhile = comm->record->count;
+  g2z_status begun = g2z_graph_begin(comm->device); /* also after a failure: end() ends it */
+  return status != G2Z_OK ? status : begun;
+}
+
+G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, size_t n) {
+  g2z_call call;
   memset(&call, 0, sizeof call);
   call.kind = kind;
   call.to = to;
   call.from = (void *)from;
-  call.how = how;
   call.n = n;
-  return g2z__tape_add(comm, call);
+  return call;
 }
 
-G2Z__PRIVATE g2z_status g2z__tape_follow(g2z_comm *comm, int departure) {
-  return g2z__tape_call(comm, G2Z__CALL_follow, NULL, NULL, departure, 0);
-}
-G2Z__PRIVATE g2z_status g2z__tape_follow_all(g2z_comm *comm, int departure) {
-  return g2z__tape_call(comm, G2Z__CALL_follow_all, NULL, NULL, departure, 0);
-}
-G2Z__PRIVATE g2z_status g2z__tape_mark(g2z_comm *comm, int place) {
-  return g2z__tape_call(comm, G2Z__CALL_mark, NULL, NULL, place, 0);
-}
-G2Z__PRIVATE g2z_status g2z__tape_join(g2z_comm *comm, int place) {
-  g2z_status status = g2z__tape_cut(comm);
-  if (status == G2Z_OK) status = g2z__tape_call(comm, G2Z__CALL_join, NULL, NULL, place, 0);
-  comm->tape->meanwhile = comm->tape->count;
-  g2z_status begun = g2z_graph_begin(comm->device); /* also then: end() ends it */
-  return status != G2Z_OK ? status : begun;
-}
-G2Z__PRIVATE g2z_status g2z__tape_reduce_scatter(g2z_comm *comm, void *out, void *from,
-                                                 g2z_write mode, size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_reduce_scatter, out, from, (int)mode, n);
-}
-G2Z__PRIVATE g2z_status g2z__tape_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_all_reduce, buffer, NULL, 0, n);
-}
-G2Z__PRIVATE g2z_status g2z__tape_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_reduce, buffer, NULL, 0, n);
-}
-G2Z__PRIVATE g2z_status g2z__tape_all_gather(g2z_comm *comm, void *to, const void *from,
-                                             size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_all_gather, to, from, 0, n);
-}
-G2Z__PRIVATE g2z_status g2z__tape_broadcast(g2z_comm *comm, void *buffer, size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_broadcast, buffer, NULL, 0, n);
-}
-G2Z__PRIVATE g2z_status g2z__tape_rows(g2z_comm *comm, g2z_span span, void *rows,
-                                       const void *mine, size_t bytes) {
-  return g2z__tape_call(comm, G2Z__CALL_all_gather_rows, rows, mine, (int)span, bytes);
-}
-G2Z__PRIVATE g2z_status g2z__tape_cast_grad(g2z_comm *comm, void *to, const float *from,
-                                            size_t n) {
-  return g2z__tape_call(comm, G2Z__CALL_cast_grad, to, from, 0, n);
+G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
+  g2z_call now = *call;
+  if (now.kind == G2Z_CALL_AFTER) G2Z__TRY(comm->ops->depart(comm, &now.place));
+  if (!comm->record || comm->world == 1) return comm->ops->play(comm, &now);
+  return now.kind == G2Z_CALL_WAIT ? g2z__record_wait(comm, &now) : g2z__record_add(comm, &now);
 }
 
-G2Z__PRIVATE void g2z__tape_free(g2z_comm *comm, g2z__tape *tape) {
-  for (size_t i = 0; i < tape->count; i++) g2z_graph_free(comm->device, tape->calls[i].graph);
-  g2z_release(comm->services, tape->calls);
-  memset(tape, 0, sizeof *tape);
+G2Z_API g2z_status g2z_comm_after(g2z_comm *comm, int all) {
+  g2z_call call = g2z_call_of(G2Z_CALL_AFTER, NULL, NULL, 0);
+  call.all = all;
+  return g2z_comm_submit(comm, &call);
+}
+G2Z_API g2z_status g2z_comm_mark(g2z_comm *comm, int place) {
+  g2z_call call = g2z_call_of(G2Z_CALL_MARK, NULL, NULL, 0);
+  call.place = place;
+  return g2z_comm_submit(comm, &call);
+}
+G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place) {
+  g2z_call call = g2z_call_of(G2Z_CALL_WAIT, NULL, NULL, 0);
+  call.place = place;
+  return g2z_comm_submit(comm, &call);
 }
 
-/* Until end(), what comm and its device are given goes onto the empty tape. */
-G2Z__PRIVATE g2z_status g2z__tape_begin(g2z_comm *comm, g2z__tape *tape) {
+G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
+  for (size_t i = 0; i < record->count; i++) g2z_graph_free(comm->device, record->calls[i].graph);
+  g2z_release(comm->services, record->calls);
+  memset(record, 0, sizeof *record);
+}
+
+/* Until end(), what comm and its device are given goes into the empty record. */
+G2Z__PRIVATE g2z_status g2z__record_begin(g2z_comm *comm, g2z__record *record) {
   G2Z__TRY(g2z_graph_begin(comm->device));
-  comm->tape = tape;
-  tape->real = comm->ops;
-  tape->meanwhile = 0;
-  if (comm->world == 1) return G2Z_OK;
-  tape->recorder = *comm->ops;
-  tape->recorder.follow = g2z__tape_follow;
-  tape->recorder.follow_all = g2z__tape_follow_all;
-  tape->recorder.mark = g2z__tape_mark;
-  tape->recorder.join = g2z__tape_join;
-  tape->recorder.reduce_scatter = g2z__tape_reduce_scatter;
-  tape->recorder.all_reduce = g2z__tape_all_reduce;
-  tape->recorder.reduce = g2z__tape_reduce;
-  tape->recorder.all_gather = g2z__tape_all_gather;
-  tape->recorder.broadcast = g2z__tape_broadcast;
-  tape->recorder.all_gather_rows = g2z__tape_rows;
-  tape->recorder.cast_grad = g2z__tape_cast_grad;
-  comm->ops = &tape->recorder;
+  comm->record = record;
+  record->meanwhile = 0;
   return G2Z_OK;
 }
 
-/* `status` is that of what was recorded; a tape that is not whole is empty. */
-G2Z__PRIVATE g2z_status g2z__tape_end(g2z_comm *comm, g2z_status status) {
-  g2z__tape *tape = comm->tape;
-  g2z_status cut = g2z__tape_cut(comm);
-  comm->ops = tape->real;
-  comm->tape = NULL;
+/* `status` is that of what was recorded; a record that is not whole is empty. */
+G2Z__PRIVATE g2z_status g2z__record_end(g2z_comm *comm, g2z_status status) {
+  g2z__record *record = comm->record;
+  g2z_status cut = g2z__record_cut(comm);
+  comm->record = NULL;
   if (status == G2Z_OK) status = cut;
-  if (status != G2Z_OK) g2z__tape_free(comm, tape);
+  if (status != G2Z_OK) g2z__record_free(comm, record);
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__tape_play(g2z_comm *comm, const g2z__tape *tape) {
-  for (size_t i = 0; i < tape->count; i++) {
-    const g2z__call *c = &tape->calls[i];
-    switch (c->kind) {
-      case G2Z__CALL_graph: G2Z__TRY(g2z_graph_run(comm->device, c->graph)); break;
-#define X(name, arguments) \
-      case G2Z__CALL_##name: G2Z__TRY(comm->ops->name arguments); break;
-      G2Z__CALL_LIST(X)
-#undef X
-    }
+G2Z__PRIVATE g2z_status g2z__record_play(g2z_comm *comm, const g2z__record *record) {
+  for (size_t i = 0; i < record->count; i++) {
+    const g2z_call *c = &record->calls[i];
+    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? g2z_graph_run(comm->device, c->graph)
+                                       : comm->ops->play(comm, c));
   }
   return G2Z_OK;
 }
@@ -8551,18 +8523,6 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
   if (!comm) return;
   if (comm->ops) comm->ops->close(comm);
   g2z_release(comm->services, comm);
-}
-
-G2Z_API g2z_status g2z_comm_fork(g2z_comm *comm) {
-  int departure;
-  G2Z__TRY(comm->ops->depart(comm, &departure));
-  return comm->ops->follow(comm, departure);
-}
-
-G2Z_API g2z_status g2z_comm_fork_all(g2z_comm *comm) {
-  int departure;
-  G2Z__TRY(comm->ops->depart(comm, &departure));
-  return comm->ops->follow_all(comm, departure);
 }
 
 #define G2Z__COPIES 5 /* the first one touches pages and opens paths */
@@ -8698,19 +8658,6 @@ typedef struct g2z__model {
   char *logits;             /* [head_chunk, Vp] act */
   void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
                              * their type */
-  /* Called before a unit's parameters are read, in a forward pass, for the LM head and again in a
-   * backward pass, in their order and before those of the next unit; before its gradients are
-   * written; and when every gradient in memory [0, end) has its final value for this micro-step:
-   * wte's in dwte, where it is not cast yet. */
-  g2z_status (*need)(void *user, int unit);
-  g2z_status (*begin)(void *user, int unit);
-  g2z_status (*complete)(void *user, size_t end); /* NULL: more micro-steps will add to them */
-  /* Not NULL: called in a forward pass in place of need() of wte, of which it reads rows[count]
-   * first. */
-  g2z_status (*lookup)(void *user, const int32_t *rows, int count);
-  /* Not NULL: the embedding adds nothing to dwte; this gets rows[N,C] act, what each token adds. */
-  g2z_status (*embedded)(void *user, const void *rows);
-  void *user;
 } g2z__model;
 
 G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param param) {
@@ -8733,6 +8680,9 @@ typedef struct g2z__pass {
   const int32_t *y;         /* device, [B,T]; NULL: no loss wanted */
   int B, T;
   g2z_dropout dropout;      /* `site` is set for each use */
+  g2z_write write;          /* gradients are written, or added to what earlier micro-steps left */
+  int rows;                 /* 1: what the embedding adds to wte's gradient is not added, but left
+                             * as a row for each token: g2z__embedding_rows_of */
 } g2z__pass;
 
 /* Dropout sites: 0 the embedding; then three a layer. The embedding stands where the last one of a
@@ -8785,141 +8735,140 @@ G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__p
                                            int layer) {
   int unit = g2z_plan_unit_of_block(model->plan, layer), C = model->plan->model.channels;
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
-  G2Z__TRY(model->need(model->user, unit));
   G2Z__TRY(g2z__block_activations(model, pass, layer));
   return model->device->ops->linear_fwd(model->device, G2Z__A(RES3), NULL, G2Z__A(FC),
                                         G2Z__W(FCPROJW), G2Z__W(FCPROJB), G2Z__A(RES2),
                                         &drop_fcproj, pass->B * pass->T, 4 * C, C);
 }
 
-/* From tokens to the output of the final LayerNorm. */
-G2Z__PRIVATE g2z_status g2z__forward(const g2z__model *model, const g2z__pass *pass) {
+/* A unit's part of the forward pass. wte's is none: its rows are read beside wpe's. */
+G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z__model *model, const g2z__pass *pass,
+                                          int unit) {
   g2z_device *dev = model->device;
   const g2z_plan *plan = model->plan;
-  int C = plan->model.channels, L = plan->model.layers, layer = 0, unit = 0;
+  int C = plan->model.channels, L = plan->model.layers, layer = 0;
   g2z_dropout dropout = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
-  if (model->lookup) G2Z__TRY(model->lookup(model->user, pass->x, pass->B * pass->T));
-  else G2Z__TRY(model->need(model->user, plan->wte));
-  G2Z__TRY(model->need(model->user, plan->wpe));
-  G2Z__TRY(dev->ops->embed_fwd(dev, g2z__residual(model, 0), pass->x,
-                               g2z__parameter(model, plan->wte, G2Z_WTE),
-                               g2z__parameter(model, plan->wpe, G2Z_WPE), &dropout,
-                               pass->B, pass->T, C));
-  for (int l = 0; l < L; l++) G2Z__TRY(g2z__block_forward(model, pass, l));
-  G2Z__TRY(model->need(model->user, unit));
+  switch (plan->unit[unit].kind) {
+    case G2Z_UNIT_WTE: return G2Z_OK;
+    case G2Z_UNIT_WPE:
+      return dev->ops->embed_fwd(dev, g2z__residual(model, 0), pass->x,
+                                 g2z__parameter(model, plan->wte, G2Z_WTE), G2Z__W(WPE), &dropout,
+                                 pass->B, pass->T, C);
+    case G2Z_UNIT_BLOCK: return g2z__block_forward(model, pass, L - unit);
+    case G2Z_UNIT_LNF: break;
+  }
   return dev->ops->layernorm_fwd(dev, G2Z__A(LNF), G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
                                  g2z__residual(model, L), G2Z__W(LNFW), G2Z__W(LNFB),
                                  pass->B * pass->T, C);
 }
 
-/* The loss of a forward pass. backward: also dh into WIDE and the head's part of dwte; `dloss`
+/* The loss of a forward pass. WITH_GRADIENT: also dh into WIDE and the head's part of dwte; `dloss`
  * multiplies the gradient beside the loss scale. */
 typedef enum g2z__head_mode { G2Z__HEAD_LOSS_ONLY, G2Z__HEAD_WITH_GRADIENT } g2z__head_mode;
-G2Z__PRIVATE g2z_status g2z__head(const g2z__model *model, const g2z__pass *pass, double *loss_sum,
-                                  g2z__head_mode head, float dloss, const g2z_step_state *state,
-                                  g2z_write mode) {
+G2Z__PRIVATE g2z_status g2z__head_loss(const g2z__model *model, const g2z__pass *pass,
+                                       double *loss_sum, g2z__head_mode head, float dloss,
+                                       const g2z_step_state *state) {
   const g2z_plan *plan = model->plan;
   int layer = 0, backward = head == G2Z__HEAD_WITH_GRADIENT;
-  G2Z__TRY(model->need(model->user, plan->wte));
-  if (backward) G2Z__TRY(model->begin(model->user, plan->wte));
   return model->device->ops->head_loss(
       model->device, G2Z__F(LOSSES), loss_sum, backward ? G2Z__A(WIDE) : NULL,
       backward ? model->dwte : NULL, plan->dwte_dtype, model->logits, G2Z__A(LNF),
-      g2z__parameter(model, plan->wte, G2Z_WTE), pass->y, dloss, state, mode,
+      g2z__parameter(model, plan->wte, G2Z_WTE), pass->y, dloss, state, pass->write,
       pass->B * pass->T, plan->model.channels, plan->model.vocab, plan->vocab_padded,
       plan->head_chunk);
 }
 
-/* Gradients up to and including `param` of `unit` have their final value. */
-G2Z__PRIVATE g2z_status g2z__complete(const g2z__model *model, int unit, g2z_param param) {
-  if (!model->complete) return G2Z_OK;
-  const g2z_plan *plan = model->plan;
-  size_t inside = plan->offset[param] + g2z_param_describe(&plan->model, param).elements;
-  if (inside == plan->unit[unit].elements) /* its padding too */
-    return model->complete(model->user, plan->unit[unit + 1].begin);
-  return model->complete(model->user, plan->unit[unit].begin + inside);
+/* Behind dropout, the gradient of the residual stream that a block's projection or the embedding
+ * gets: the stream's own where there is no dropout. */
+G2Z__PRIVATE const void *g2z__dropped(const g2z__model *model, const g2z__pass *pass) {
+  const int layer = 0;
+  return pass->dropout.probability > 0 ? G2Z__A(LNF) : G2Z__A(DRES);
 }
 
-/* In: DRES, the gradient of the stream behind the block, and `dproj`, the same behind the dropout
- * of its projection. Out: DRES, the gradient of the stream before the block; *dproj of the block
- * below. LNF takes what lies behind a dropout, FC takes ln2's gradient: both are dead by then. */
+/* The gradient of ln1's output: behind qkv's in WIDE. */
+G2Z__PRIVATE void *g2z__dln1(const g2z__model *model, const g2z__pass *pass) {
+  const int layer = 0;
+  size_t qkv = (size_t)pass->B * (size_t)pass->T * 3 * (size_t)model->plan->model.channels;
+  return (char *)G2Z__A(WIDE) + qkv * (size_t)model->plan->dtype_bytes;
+}
+
+/* A block but its first LayerNorm. In: DRES, the gradient of the stream behind the block, and the
+ * same behind the dropout of its projection. Out: DRES, the gradient of the stream behind attention,
+ * and ln1's. LNF takes what lies behind a dropout, FC takes ln2's gradient: both are dead by then. */
 G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__pass *pass,
-                                            int layer, g2z_write mode, const void *dproj) {
+                                            int layer) {
   g2z_device *dev = model->device;
   const g2z_ops *op = dev->ops;
   const g2z_plan *plan = model->plan;
+  g2z_write mode = pass->write;
   int unit = g2z_plan_unit_of_block(plan, layer);
   int C = plan->model.channels, NH = plan->model.heads, N = pass->B * pass->T;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
-  g2z_dropout drop_below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF), *dfc = G2Z__A(WIDE), *dln2 = G2Z__A(FC);
-  void *dqkv = G2Z__A(WIDE);
-  char *datt = (char *)dqkv + (size_t)N * 3 * (size_t)C * (size_t)plan->dtype_bytes;
-  char *dln1 = datt; /* datt is read for the last time before dln1 is written */
+  void *dqkv = G2Z__A(WIDE), *datt = g2z__dln1(model, pass);
+  void *dln1 = datt; /* datt is read for the last time before dln1 is written */
+  const void *dproj = g2z__dropped(model, pass);
 
-  G2Z__TRY(model->need(model->user, unit));
   /* With the same inputs, dropout and algorithms the same bits come out. The last block's
    * activations are still there: no other has run since. */
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
     G2Z__TRY(g2z__block_activations(model, pass, layer));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
-  G2Z__TRY(g2z__complete(model, unit, G2Z_FCPROJW));
   G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
                                mode, N, 4 * C, C));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, mode, N, C, 4 * C));
-  G2Z__TRY(g2z__complete(model, unit, G2Z_FCW));
   G2Z__TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, mode, N, C, 4 * C));
   G2Z__TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN2W), G2Z__G(LN2B), G2Z__G(ATTPROJB), dln2,
                              G2Z__A(RES2), G2Z__W(LN2W), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
                              G2Z_ACCUMULATE, mode, &drop_attproj, N, C));
-  const void *dattproj = drop_attproj.probability > 0 ? dropped : dres;
+  const void *dattproj = g2z__dropped(model, pass);
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(ATTPROJW), G2Z__A(ATT), dattproj, mode, N, C, C));
-  G2Z__TRY(g2z__complete(model, unit, G2Z_ATTPROJW));
   G2Z__TRY(op->linear_bwd_data(dev, datt, NULL, dattproj, G2Z__W(ATTPROJW), NULL, mode, N, C, C));
   G2Z__TRY(op->attention_bwd(dev, dqkv, G2Z__G(QKVB), datt, G2Z__A(ATT), G2Z__F(LSE), G2Z__A(QKV),
                              mode, &drop_att, pass->B, pass->T, C, NH));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv, mode, N, C, 3 * C));
-  G2Z__TRY(g2z__complete(model, unit, G2Z_QKVW));
-  G2Z__TRY(op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, mode, N, C, 3 * C));
-  void *bias_below = layer == 0 ? NULL : g2z__grad(model, unit + 1, G2Z_FCPROJB);
-  void *dropped_below = layer == 0 && !model->embedded ? NULL : dropped;
-  G2Z__TRY(model->begin(model->user, unit + 1));
-  G2Z__TRY(op->layernorm_bwd(dev, dres, dropped_below, G2Z__G(LN1W), G2Z__G(LN1B), bias_below,
-                             dln1, g2z__residual(model, layer), G2Z__W(LN1W), G2Z__F(LN1_MEAN),
-                             G2Z__F(LN1_RSTD), G2Z_ACCUMULATE, mode, &drop_below, N, C));
-  return g2z__complete(model, unit, G2Z_LN1B);
+  return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, mode, N, C, 3 * C);
 }
 
-/* After g2z__forward and g2z__head with gradient. */
-G2Z__PRIVATE g2z_status g2z__backward(const g2z__model *model, const g2z__pass *pass,
-                                      g2z_write mode) {
-  g2z_device *dev = model->device;
+/* A unit's backward pass, but the LayerNorm that a block or the end of the model begins with. wte's
+ * is in the head's and in wpe's: the embedding adds to dwte. */
+G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z__model *model, const g2z__pass *pass,
+                                           int unit) {
+  const int layer = 0;
+  g2z_unit_kind kind = model->plan->unit[unit].kind;
+  if (kind == G2Z_UNIT_BLOCK)
+    return g2z__block_backward(model, pass, model->plan->model.layers - unit);
+  if (kind != G2Z_UNIT_WPE) return G2Z_OK;
+  g2z_dropout dropout = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
+  return model->device->ops->embed_bwd(
+      model->device, pass->rows ? NULL : (float *)model->dwte, G2Z__G(WPE), G2Z__A(DRES), pass->x,
+      pass->write, &dropout, pass->B, pass->T, model->plan->model.channels);
+}
+
+/* That LayerNorm: adds to DRES, the gradient of the stream before it, which the final one writes
+ * first. It also leaves that gradient behind the dropout of the unit below, and adds up the bias of
+ * that unit's projection. */
+G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g2z__pass *pass,
+                                                int unit) {
   const g2z_plan *plan = model->plan;
-  int C = plan->model.channels, L = plan->model.layers, N = pass->B * pass->T, layer = 0, unit = 0;
-  int wpe = plan->wpe;
-  g2z_dropout drop_fcproj = g2z__dropout_at(pass, L - 1, G2Z__SITE_FCPROJ);
-  g2z_dropout drop_embed = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
-  void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF);
-  G2Z__TRY(model->need(model->user, 0));
-  G2Z__TRY(model->begin(model->user, 0));
-  G2Z__TRY(model->begin(model->user, 1));
-  G2Z__TRY(dev->ops->layernorm_bwd(
-      dev, dres, dropped, G2Z__G(LNFW), G2Z__G(LNFB), g2z__grad(model, 1, G2Z_FCPROJB),
-      G2Z__A(WIDE), g2z__residual(model, L), G2Z__W(LNFW), G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
-      G2Z_OVERWRITE, mode, &drop_fcproj, N, C));
-  G2Z__TRY(g2z__complete(model, 0, G2Z_LNFB));
-  const void *dproj = pass->dropout.probability > 0 ? dropped : dres;
-  for (int l = L - 1; l >= 0; l--)
-    G2Z__TRY(g2z__block_backward(model, pass, l, mode, dproj));
-  /* Before its first block the stream came from the embedding, whose dropout block 0 undid. */
-  if (model->embedded) G2Z__TRY(model->embedded(model->user, dproj));
-  G2Z__TRY(dev->ops->embed_bwd(dev, model->embedded ? NULL : (float *)model->dwte,
-                               g2z__grad(model, wpe, G2Z_WPE), dres, pass->x, mode, &drop_embed,
-                               pass->B, pass->T, C));
-  G2Z__TRY(g2z__complete(model, wpe, G2Z_WPE));
-  if (!model->complete) return G2Z_OK;
-  return model->complete(model->user, plan->elements);
+  g2z_device *dev = model->device;
+  int final = unit == 0, layer = plan->model.layers - unit, N = pass->B * pass->T;
+  if (!final && plan->unit[unit].kind != G2Z_UNIT_BLOCK) return G2Z_OK;
+  g2z_dropout below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
+  void *bias = plan->unit[unit + 1].kind == G2Z_UNIT_BLOCK
+                   ? g2z__grad(model, unit + 1, G2Z_FCPROJB) : NULL;
+  void *dropped = bias || pass->rows ? G2Z__A(LNF) : NULL; /* who below the last block wants it */
+  void *stream = g2z__residual(model, layer);
+  if (final)
+    return dev->ops->layernorm_bwd(dev, G2Z__A(DRES), dropped, G2Z__G(LNFW), G2Z__G(LNFB), bias,
+                                   G2Z__A(WIDE), stream, G2Z__W(LNFW), G2Z__F(LNF_MEAN),
+                                   G2Z__F(LNF_RSTD), G2Z_OVERWRITE, pass->write, &below, N,
+                                   plan->model.channels);
+  return dev->ops->layernorm_bwd(dev, G2Z__A(DRES), dropped, G2Z__G(LN1W), G2Z__G(LN1B), bias,
+                                 g2z__dln1(model, pass), stream, G2Z__W(LN1W), G2Z__F(LN1_MEAN),
+                                 G2Z__F(LN1_RSTD), G2Z_ACCUMULATE, pass->write, &below, N,
+                                 plan->model.channels);
 }
 
 #undef G2Z__A
@@ -8946,7 +8895,7 @@ struct g2z_trainer {
   g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict,
                                       * the embedding's rows */
   g2z__model model;
-  g2z__tape tape;                    /* of g2z__trainer_enqueue, once it was recorded */
+  g2z__record record;                /* of a step; empty until one was recorded */
   g2z_loader *loader;
   void *shared[3];                   /* the communicator's: parameters, logits, votes */
   float *master, *m, *v;             /* [shard_elements] */
@@ -8971,8 +8920,8 @@ struct g2z_trainer {
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
   int64_t resumed_step, resumed_tokens; /* where the checkpoint stood; 0: there was none */
-  int micro_step, buckets_reduced;   /* of the step that is being enqueued; up to wte, where it goes
-                                      * ahead */
+  int micro_step;                    /* that is being enqueued */
+  g2z__pass pass;                    /* its tokens, and how its gradients are written */
   int stale;                         /* 1: slices of other ranks are older than their masters */
   int joined;                        /* the device waited for so many gathers, in their order */
   int needed;                        /* the unit whose parameters were asked for last */
@@ -9214,313 +9163,244 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
   return g2z_trainer_write((g2z_trainer *)user, G2Z_BUFFER_MASTER, canonical, count, values);
 }
 
-/* ----- what ranks do together -------------------------------------------- */
+/* ----- the page's functions: a micro-step on this rank ------------------- */
 
-/* Whether parameters that other ranks updated must come from them. */
-G2Z__PRIVATE int g2z__trainer_gathers(const g2z_trainer *t) {
-  return t->plan->world > 1 && !g2z__plan_replicates(t->plan);
+G2Z__PRIVATE double *g2z__my_verdict(const g2z_trainer *t) {
+  return t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
 }
 
-/* Whether GPUs reach into each other for the few rows of wte that they read and change. */
-G2Z__PRIVATE int g2z__trainer_reaches(const g2z_trainer *t) {
-  return g2z__trainer_gathers(t) && t->plan->strategy == G2Z_STRATEGY_ZERO && t->plan->wte_rows &&
-         t->comm->gather == G2Z_GATHER_COPY;
+/* Micro-step m's tokens and dropout. */
+G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
+  const g2z_plan *plan = t->plan;
+  size_t tokens = (size_t)plan->batch * (size_t)plan->seq;
+  g2z__pass pass;
+  memset(&pass, 0, sizeof pass);
+  pass.x = t->x + (size_t)m * tokens;
+  pass.y = t->y + (size_t)m * tokens;
+  pass.B = plan->batch;
+  pass.T = plan->seq;
+  pass.dropout.probability = t->config.dropout;
+  pass.dropout.first =
+      (uint32_t)m * (uint32_t)plan->batch * (uint32_t)plan->world + (uint32_t)plan->rank;
+  pass.dropout.stride = (uint32_t)plan->world;
+  pass.dropout.seq = plan->seq;
+  pass.dropout.seed = t->config.seed;
+  pass.dropout.state = t->state;
+  return pass;
 }
 
-G2Z__PRIVATE g2z_comm_table g2z__trainer_table(const g2z_trainer *t) {
-  g2z_comm_table table;
-  int wte = t->plan->unit[t->plan->wte].bucket;
-  table.row = t->plan->model.channels;
-  table.odd = t->plan->bucket[wte].elements;
-  table.full = t->plan->bucket[t->plan->buckets - 1].elements;
-  return table;
+/* Where only sums over the ranks are kept, nothing of an earlier micro-step is there to add to. */
+G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
+  t->micro_step = m;
+  t->pass = g2z__trainer_pass(t, m);
+  t->pass.write = m == 0 || t->grad_shard ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
+  t->pass.rows = t->plan->wte_rows && m == t->plan->accum - 1;
+  g2z_span_begin(t->device, G2Z_SPAN_FORWARD);
+  return G2Z_OK;
 }
 
-/* A bucket's gradients are complete: they are added up over the ranks, beside what follows. */
-G2Z__PRIVATE g2z_status g2z__trainer_reduce(g2z_trainer *t, int bucket) {
-  const g2z_collectives *ops = t->comm->ops;
+G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
+  return g2z__unit_forward(&t->model, &t->pass, unit);
+}
+
+/* The gradient of the mean over all tokens of the step, on all ranks. */
+G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
+  G2Z__TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS,
+                          G2Z__HEAD_WITH_GRADIENT, (float)(1.0 / tokens), t->state));
+  g2z_span_end(t->device, G2Z_SPAN_FORWARD);
+  g2z_span_begin(t->device, G2Z_SPAN_BACKWARD);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__backward(g2z_trainer *t, int unit) {
+  return g2z__unit_backward(&t->model, &t->pass, unit);
+}
+
+G2Z__PRIVATE g2z_status g2z__backward_norm(g2z_trainer *t, int unit) {
+  return g2z__unit_backward_norm(&t->model, &t->pass, unit);
+}
+
+/* A micro-step is progress: for the watcher here, and on a device where nothing is reduced yet, when
+ * the queue has passed this place. */
+G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
+  g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
+  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
+  if (reduced) return G2Z_OK;
+  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  return g2z_comm_mark(t->comm, 2 * t->plan->buckets + 2);
+}
+
+/* ----- the page's functions: gradients to their owners ------------------- */
+
+/* (0) From stage 2 on two units share a buffer: what lay there must have been reduced, and what
+ * backward does not write must be zero: padding, and positions in wpe behind the sequence. */
+G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
+  const g2z_plan *plan = t->plan;
+  const g2z_unit *u = &plan->unit[unit];
+  if (!g2z__plan_by_unit(plan)) return G2Z_OK;
+  int wte = unit == plan->wte, before = wte ? unit : unit - 2; /* which lay there */
+  int busy = wte ? t->micro_step > 0 : before >= 0;
+  if (busy) G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[before + 1].bucket - 1));
+  size_t written = unit == plan->wpe ? 0 : u->elements, size = (size_t)plan->grad_bytes;
+  if (wte || written == u->room) return G2Z_OK;
+  return t->device->ops->zero(t->device, t->model.grads + (u->grad_at + written) * size,
+                              (u->room - written) * size);
+}
+
+/* wte's part in a bucket takes its place among the gradients, rounded to their type: beside
+ * backward where wte's gradient goes in two parts. */
+G2Z__PRIVATE g2z_status g2z__cast_wte(g2z_trainer *t, const g2z_bucket *b) {
+  const g2z_plan *plan = t->plan;
+  const g2z_unit *wte = &plan->unit[plan->wte];
+  if (plan->dwte_dtype == plan->grad_dtype || b->begin < wte->begin) return G2Z_OK;
+  size_t first = b->begin - wte->begin, n = b->elements;
+  if (first >= wte->elements) return G2Z_OK; /* the bucket's end may be padding */
+  if (n > wte->elements - first) n = wte->elements - first;
+  char *to = t->model.grads + b->grad_at * (size_t)plan->grad_bytes;
+  const float *from = (const float *)t->model.dwte + first;
+  if (!t->pass.rows) return t->device->ops->cast_grad(t->device, to, from, n);
+  g2z_call cast = g2z_call_of(G2Z_CALL_CAST, to, from, n);
+  return g2z_comm_submit(t->comm, &cast);
+}
+
+/* (2) Adds up a bucket's gradients over the ranks on the communication stream, beside what follows.
+ * Stage 0 needs the sum on every rank, stages 1 to 3 on the owner of each slice, dp on rank 0. Up to
+ * stage 1 micro-steps have added up in place; from stage 2 on each one's sum is added to the owner's
+ * shard. */
+G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   const g2z_bucket *b = &t->plan->bucket[bucket];
-  size_t n = b->elements, size = (size_t)t->plan->grad_bytes;
-  char *from = t->model.grads + b->grad_at * size;
-  g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, n * size);
-  G2Z__TRY(g2z_comm_fork(t->comm));
-  if (t->plan->strategy == G2Z_STRATEGY_DP) {
-    G2Z__TRY(ops->reduce(t->comm, from, n));
-  } else if (t->plan->zero_stage == 0) {
-    G2Z__TRY(ops->all_reduce(t->comm, from, n));
-  } else { /* without a shard of their own, micro-steps have added up already */
-    g2z_write mode = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-    G2Z__TRY(ops->reduce_scatter(t->comm, t->sums + b->sum_at * size, from, mode, n));
-  }
-  return ops->mark(t->comm, bucket);
+  size_t size = (size_t)t->plan->grad_bytes;
+  g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, t->sums + b->sum_at * size,
+                              t->model.grads + b->grad_at * size, b->elements);
+  call.owner = t->plan->owner;
+  call.write = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+  G2Z__TRY(g2z__cast_wte(t, b));
+  g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, b->elements * size);
+  G2Z__TRY(g2z_comm_after(t->comm, 0)); /* backward has written the bucket */
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z_comm_mark(t->comm, bucket);
+}
+
+/* (2) Where wte's gradient goes in two parts, it does so in a step's last micro-step: the sum of the
+ * head's part, and of what earlier micro-steps added, is under way while backward runs. Before it
+ * go the tokens that the embedding's rows will belong to. A rank alone leaves both where they are. */
+G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  g2z__embedding_rows rows = g2z__plan_rows(plan);
+  size_t bytes = rows.count / (size_t)plan->world * sizeof(int32_t);
+  int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
+  t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
+  g2z__ranks_record(g2z_context_ranks(t->context), "tokens", -1, bytes);
+  G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all are done with their logits */
+  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->row_tokens, t->pass.x, bytes);
+  call.span = G2Z_SPAN_EMBEDDING_ROWS;
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  for (int bucket = plan->unit[plan->wte].bucket; bucket < plan->buckets; bucket++)
+    G2Z__TRY(g2z__reduce_bucket(t, bucket));
+  return G2Z_OK;
+}
+
+/* (2) The other part: what each token adds to its row of wte's gradient, from all ranks to all. */
+G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
+  size_t bytes = (size_t)plan->batch * (size_t)plan->seq * row;
+  const void *mine = g2z__dropped(&t->model, &t->pass);
+  t->rows = plan->world == 1 ? mine : t->model.logits;
+  g2z__ranks_record(g2z_context_ranks(t->context), "rows", -1, bytes);
+  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
+  call.span = G2Z_SPAN_EMBEDDING_ROWS;
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z_comm_mark(t->comm, 2 * plan->buckets + 1);
 }
 
 /* The sum of squares of the gradients that this rank owns of buckets [from, to). */
-G2Z__PRIVATE g2z_status g2z__trainer_squares(g2z_trainer *t, int from, int to) {
-  const g2z_plan *plan = t->plan;
-  double *row = t->verdict.rows + (size_t)plan->rank * G2Z_VERDICT_COLUMNS;
+G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
   int count = 0;
   for (int bucket = from; bucket < to; bucket++) {
-    g2z_range slice = {plan->bucket[bucket].sum_at, plan->bucket[bucket].own_elements};
-    if (slice.elements == 0) continue;
+    const g2z_bucket *b = &t->plan->bucket[bucket];
+    g2z_range slice = {b->sum_at, b->own_elements};
     g2z_range *last = count > 0 ? &t->pieces[count - 1] : NULL;
+    if (slice.elements == 0) continue;
     if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
     else t->pieces[count++] = slice;
   }
   g2z_span_begin(t->device, G2Z_SPAN_NORM);
-  G2Z__TRY(t->device->ops->grad_sumsq(t->device, row + G2Z_VERDICT_SQUARES, t->sums, t->pieces,
-                                      count));
+  G2Z__TRY(t->device->ops->grad_sumsq(t->device, g2z__my_verdict(t) + G2Z_VERDICT_SQUARES, t->sums,
+                                      t->pieces, count));
   g2z_span_end(t->device, G2Z_SPAN_NORM);
   return G2Z_OK;
 }
 
-/* wte's part in a bucket takes its place among the gradients, rounded to their type. */
-G2Z__PRIVATE g2z_status g2z__trainer_cast(g2z_trainer *t, int bucket) {
-  const g2z_plan *plan = t->plan;
-  const g2z_unit *wte = &plan->unit[plan->wte];
-  const g2z_bucket *b = &plan->bucket[bucket];
-  if (plan->dwte_dtype == plan->grad_dtype || bucket < wte->bucket) return G2Z_OK;
-  size_t first = b->begin - wte->begin, n = b->elements;
-  size_t all = wte->elements; /* the bucket's end may be padding */
-  if (first >= all) return G2Z_OK;
-  if (n > all - first) n = all - first;
-  char *to = t->model.grads + b->grad_at * (size_t)plan->grad_bytes;
-  const float *from = (const float *)t->model.dwte + first;
-  return t->model.embedded ? t->comm->ops->cast_grad(t->comm, to, from, n) /* beside backward */
-                           : t->device->ops->cast_grad(t->device, to, from, n);
-}
-
-/* As gradients complete, so do buckets. */
-G2Z__PRIVATE g2z_status g2z__trainer_complete(void *user, size_t end) {
-  g2z_trainer *t = (g2z_trainer *)user;
-  int wte = t->plan->unit[t->plan->wte].bucket;
-  while (t->buckets_reduced < (t->model.embedded ? wte : t->plan->buckets)) {
-    const g2z_bucket *bucket = &t->plan->bucket[t->buckets_reduced];
-    if (bucket->begin + bucket->elements > end) break;
-    G2Z__TRY(g2z__trainer_cast(t, t->buckets_reduced));
-    G2Z__TRY(g2z__trainer_reduce(t, t->buckets_reduced));
-    t->buckets_reduced++;
-  }
-  return G2Z_OK;
-}
-
-/* Where wte's gradient goes in two parts, it does so in a step's last micro-step: then the sum of
- * the head's part, and of what earlier micro-steps added, is under way while backward runs.
- * `tokens` are what the rows that follow belong to. A rank alone leaves both where they are. */
-G2Z__PRIVATE g2z_status g2z__trainer_send_head(g2z_trainer *t, const int32_t *tokens) {
+/* Sorts the tokens of all ranks' rows, beside the rows' own gather. */
+G2Z__PRIVATE g2z_status g2z__sort_rows(g2z_trainer *t) {
   g2z__embedding_rows rows = g2z__plan_rows(t->plan);
-  size_t bytes = rows.count / (size_t)t->plan->world * sizeof(int32_t);
-  int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
-  t->row_tokens = t->plan->world == 1 ? tokens : gathered;
-  g2z__ranks_record(g2z_context_ranks(t->context), "tokens", -1, bytes);
-  G2Z__TRY(g2z_comm_fork_all(t->comm)); /* all are done with their logits */
-  G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS, (void *)t->row_tokens,
-                                         tokens, bytes));
-  int wte = t->plan->unit[t->plan->wte].bucket;
-  for (int bucket = wte; bucket < t->plan->buckets; bucket++) {
-    G2Z__TRY(g2z__trainer_cast(t, bucket));
-    G2Z__TRY(g2z__trainer_reduce(t, bucket));
-  }
-  return G2Z_OK;
-}
-
-/* The other part: what each token adds to its row, which its owner wants to know, or all ranks. The
- * sum of the head's part is there by then: it was sent when backward began, behind the tokens, when
- * all were done with their logits. */
-G2Z__PRIVATE g2z_status g2z__trainer_embedded(void *user, const void *mine) {
-  g2z_trainer *t = (g2z_trainer *)user;
-  const g2z_plan *plan = t->plan;
-  size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
-  int count = plan->batch * plan->seq;
-  size_t bytes = (size_t)count * row;
-  t->rows = plan->world == 1 ? mine : t->model.logits;
-  g2z__ranks_record(g2z_context_ranks(t->context), "rows", -1, bytes);
-  if (g2z__trainer_reaches(t)) {
-    G2Z__TRY(t->comm->ops->join(t->comm, plan->buckets - 1)); /* wte's last */
-    return t->comm->ops->deliver(t->comm, (void *)t->rows, mine, g2z__trainer_table(t),
-                                 t->row_tokens + (size_t)plan->rank * (size_t)count, count);
-  }
-  G2Z__TRY(g2z_comm_fork(t->comm));
-  G2Z__TRY(t->comm->ops->all_gather_rows(t->comm, G2Z_SPAN_EMBEDDING_ROWS, (void *)t->rows, mine,
-                                         bytes));
-  return t->comm->ops->mark(t->comm, 2 * plan->buckets + 1);
+  int32_t *order = (int32_t *)(t->model.logits + rows.order);
+  G2Z__TRY(g2z_comm_wait(t->comm, t->plan->unit[t->plan->wte].bucket)); /* tokens are there */
+  return t->device->ops->embed_order(t->device, order, t->row_tokens, (int)rows.count);
 }
 
 /* Adds the rows of all ranks to what this rank has of wte's buckets. */
-G2Z__PRIVATE g2z_status g2z__trainer_add_rows(g2z_trainer *t) {
+G2Z__PRIVATE g2z_status g2z__add_rows(g2z_trainer *t) {
   g2z__embedding_rows rows = g2z__plan_rows(t->plan);
+  const int32_t *order = (const int32_t *)(t->model.logits + rows.order);
+  G2Z__TRY(g2z_comm_wait(t->comm, 2 * t->plan->buckets + 1));
   return t->device->ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows,
-                                   (const int32_t *)(t->model.logits + rows.order),
-                                   (int)rows.count, t->plan->model.channels);
+                                   order, (int)rows.count, t->plan->model.channels);
 }
 
-/* Behind the last backward pass: the sums over the ranks as they come, and their squares. Those of
- * most buckets are there, and are squared while the last one travels. Where wte's went ahead, so do
- * its rows; while they travel their tokens are sorted. */
-G2Z__PRIVATE g2z_status g2z__trainer_collect(g2z_trainer *t) {
+/* The sums over the ranks as they arrive, and their squares: those of all but the last bucket that
+ * backward completed are squared while that one travels. */
+G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  const g2z_collectives *ops = t->comm->ops;
-  int wte = plan->unit[plan->wte].bucket;
-  int last = plan->world == 1 ? 0 : plan->wte_rows ? wte - 1 : plan->buckets - 1;
-  int delivered = g2z__trainer_reaches(t);
-  if (plan->wte_rows) {
-    g2z__embedding_rows rows = g2z__plan_rows(plan);
-    if (!delivered) G2Z__TRY(ops->join(t->comm, wte)); /* the tokens came before */
-    G2Z__TRY(t->device->ops->embed_order(
-        t->device, (int32_t *)(t->model.logits + rows.order), t->row_tokens, (int)rows.count));
-  }
+  int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
+  int last = plan->world == 1 ? 0 : completed - 1;
+  g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (plan->wte_rows) G2Z__TRY(g2z__sort_rows(t));
   if (last > 0) {
-    G2Z__TRY(ops->join(t->comm, last - 1)); /* and all that went before */
-    G2Z__TRY(g2z__trainer_squares(t, 0, last));
+    G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and all that went before */
+    G2Z__TRY(g2z__square(t, 0, last));
   }
-  if (plan->wte_rows) {
-    G2Z__TRY(delivered ? ops->meet(t->comm) : ops->join(t->comm, 2 * plan->buckets + 1));
-    G2Z__TRY(g2z__trainer_add_rows(t));
-  }
-  G2Z__TRY(ops->join(t->comm, last));
-  return g2z__trainer_squares(t, last, plan->buckets);
+  if (plan->wte_rows) G2Z__TRY(g2z__add_rows(t));
+  G2Z__TRY(g2z_comm_wait(t->comm, last));
+  return g2z__square(t, last, plan->buckets);
 }
 
-/* Before a unit's gradients are written. From stage 2 on, what lay there must have been reduced,
- * and what backward does not write is not allowed to keep what lay there: padding, and positions in
- * wpe behind the sequence. */
-G2Z__PRIVATE g2z_status g2z__trainer_begin(void *user, int unit) {
-  g2z_trainer *t = (g2z_trainer *)user;
+/* Every rank's row of the verdict comes to all: in the device's own order where the transport can. */
+G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t) {
+  int place = 2 * t->plan->buckets, done = 0;
+  size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
+  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
+  call.span = G2Z_SPAN_VERDICT;
+  g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1, bytes);
+  G2Z__TRY(t->comm->ops->exchange(t->comm, &call, &done));
+  if (done) return G2Z_OK;
+  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  G2Z__TRY(g2z_comm_mark(t->comm, place));
+  return g2z_comm_wait(t->comm, place);
+}
+
+/* Behind it no rank reads old parameters any more, and none has gathered new ones yet. */
+G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  if (!g2z__plan_by_unit(plan)) return G2Z_OK;
-  int wte = plan->wte, before = unit == wte ? wte : unit - 2;
-  int busy = unit == wte ? t->micro_step > 0 : before >= 0;
-  if (busy) G2Z__TRY(t->comm->ops->join(t->comm, t->plan->unit[before + 1].bucket - 1));
-  if (unit == wte) return G2Z_OK; /* written whole */
-  size_t kept = unit == plan->wpe ? 0 : plan->unit[unit].elements;
-  size_t size = (size_t)plan->grad_bytes, room = plan->unit[unit].room;
-  if (kept == room) return G2Z_OK;
-  return t->device->ops->zero(t->device,
-                              t->model.grads + (plan->unit[unit].grad_at + kept) * size,
-                              (room - kept) * size);
-}
-
-/* A bucket's parameters go from those who updated them to the others, behind a fork. */
-G2Z__PRIVATE g2z_status g2z__trainer_gather(g2z_trainer *t, int bucket) {
-  const g2z_plan *plan = t->plan;
-  size_t n = plan->bucket[bucket].elements, size = (size_t)plan->dtype_bytes;
-  char *to = t->model.params + plan->bucket[bucket].param_at * size;
-  const char *from = t->model.params + plan->bucket[bucket].own_param_at * size;
-  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, n * size);
-  if (plan->strategy == G2Z_STRATEGY_DP) G2Z__TRY(t->comm->ops->broadcast(t->comm, to, n));
-  else G2Z__TRY(t->comm->ops->all_gather(t->comm, to, from, n));
-  return t->comm->ops->mark(t->comm, plan->buckets + bucket);
-}
-
-/* The bucket that is gathered as number `i`, or the number of bucket `i`: in the order in which a
- * forward pass needs them, from the back. wte, the largest, comes first, unless its rows are looked
- * up: then it is needed last. With wte first 8 H200s stood still for 0.4 ms until it was there, of
- * 3.6 ms that a step of 2 x 512 tokens on each took. */
-G2Z__PRIVATE int g2z__trainer_order(const g2z_trainer *t, int i) {
-  int wte = t->plan->unit[t->plan->wte].bucket;
-  if (!g2z__trainer_reaches(t)) return t->plan->buckets - 1 - i;
-  return i < wte ? wte - 1 - i : wte + t->plan->buckets - 1 - i;
-}
-
-/* A gathered unit comes to its place, unless it is there; -1 is none. Others have one of their own. */
-G2Z__PRIVATE g2z_status g2z__trainer_fetch(g2z_trainer *t, int unit) {
-  if (unit < 0 || !t->plan->unit[unit].gathered || t->turn[unit % 2] == unit) return G2Z_OK;
-  G2Z__TRY(g2z_comm_fork_all(t->comm)); /* all are done with the unit that lies there */
-  const g2z_unit *of = &t->plan->unit[unit];
-  for (int bucket = of[1].bucket - 1; bucket >= of->bucket; bucket--)
-    G2Z__TRY(g2z__trainer_gather(t, bucket));
-  t->turn[unit % 2] = unit;
-  t->turn_joined[unit % 2] = 0;
+  int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
+  G2Z__TRY(g2z__exchange(t));
+  g2z_span_begin(t->device, G2Z_SPAN_DECIDE);
+  G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
+  g2z_span_end(t->device, G2Z_SPAN_DECIDE);
+  t->turn[0] = t->turn[1] = t->joined = t->stale = 0;
   return G2Z_OK;
 }
 
-/* The device waits for a unit's parameters: of its gathers, that of the bucket in which it begins
- * was enqueued last. */
-G2Z__PRIVATE g2z_status g2z__trainer_arrive(g2z_trainer *t, int unit) {
-  int bucket = t->plan->unit[unit].bucket, turns = t->plan->unit[unit].gathered;
-  int number = g2z__trainer_order(t, bucket);
-  if (turns ? t->turn_joined[unit % 2] : t->joined > number) return G2Z_OK;
-  if (turns) t->turn_joined[unit % 2] = 1;
-  else t->joined = number + 1;
-  return t->comm->ops->join(t->comm, t->plan->buckets + bucket);
-}
-
-/* What is stale and has a place. The device goes on when no older gather is under way on any rank:
- * rows that are looked up must not be overwritten. */
-G2Z__PRIVATE g2z_status g2z__trainer_refresh(g2z_trainer *t) {
-  if (!t->stale || !g2z__trainer_gathers(t)) return G2Z_OK;
-  G2Z__TRY(g2z_comm_fork_all(t->comm));
-  for (int i = 0; i < t->plan->buckets; i++) {
-    int bucket = g2z__trainer_order(t, i);
-    if (!t->plan->unit[t->plan->bucket[bucket].unit].gathered)
-      G2Z__TRY(g2z__trainer_gather(t, bucket));
-  }
-  t->joined = t->stale = 0;
-  return t->comm->ops->join(t->comm, t->plan->buckets + g2z__trainer_order(t, 0));
-}
-
-/* Before a unit's parameters are read: they are there, and those of the next one, in the direction
- * of the pass, come beside what is computed with these. The two that a pass ends with stay: it is
- * with them that the next one, in the other direction, begins. */
-G2Z__PRIVATE g2z_status g2z__trainer_need(void *user, int unit) {
-  g2z_trainer *t = (g2z_trainer *)user;
-  int next = unit + (unit > t->needed) - (unit < t->needed);
-  if (!g2z__trainer_gathers(t)) return G2Z_OK;
-  t->needed = unit;
-  G2Z__TRY(g2z__trainer_fetch(t, unit));
-  G2Z__TRY(g2z__trainer_arrive(t, unit));
-  return g2z__trainer_fetch(t, next);
-}
-
-/* Of wte, what a step's first forward pass begins with. */
-G2Z__PRIVATE g2z_status g2z__trainer_lookup(void *user, const int32_t *rows, int count) {
-  g2z_trainer *t = (g2z_trainer *)user;
-  const g2z_plan *plan = t->plan;
-  int wte = plan->wte;
-  char *table = t->model.params + plan->unit[wte].param_at * (size_t)plan->dtype_bytes;
-  t->needed = wte;
-  g2z__ranks_record(g2z_context_ranks(t->context), "lookup", -1,
-                    (size_t)count * (size_t)plan->model.channels * (size_t)plan->dtype_bytes);
-  G2Z__TRY(t->comm->ops->meet(t->comm)); /* all have updated theirs */
-  if (t->joined > g2z__trainer_order(t, t->plan->unit[wte].bucket)) return G2Z_OK;
-  return t->comm->ops->lookup(t->comm, table, g2z__trainer_table(t), rows, count);
-}
-
-/* Of the units that take turns, the last that a forward pass finds in its place. */
-G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
-  return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
-}
-
-/* The two blocks that a forward pass needs first come to where they take turns. */
-G2Z__PRIVATE g2z_status g2z__trainer_begin_turns(g2z_trainer *t) {
-  for (int unit = t->plan->model.layers; unit >= g2z__trainer_second(t); unit--)
-    G2Z__TRY(g2z__trainer_fetch(t, unit));
-  return G2Z_OK;
-}
-
-/* Every parameter that has a place is there; unit 0's come last, or wte's. */
-G2Z__PRIVATE g2z_status g2z__trainer_settle(g2z_trainer *t) {
-  if (!g2z__trainer_gathers(t)) return G2Z_OK;
-  G2Z__TRY(g2z__trainer_refresh(t));
-  G2Z__TRY(g2z__trainer_begin_turns(t));
-  G2Z__TRY(g2z__trainer_arrive(t, 0));
-  G2Z__TRY(g2z__trainer_arrive(t, t->plan->wte));
-  for (int unit = t->plan->model.layers; unit >= g2z__trainer_second(t); unit--)
-    G2Z__TRY(g2z__trainer_arrive(t, unit));
-  return G2Z_OK;
-}
-
-/* A bucket has its new parameters: behind a fork they go out, if there is a place for them. Nobody
- * reads the old ones any more: all ranks' verdicts are there. */
-G2Z__PRIVATE g2z_status g2z__trainer_send(g2z_trainer *t, int bucket) {
-  int unit = t->plan->bucket[bucket].unit;
-  if (!t->plan->unit[unit].gathered) return g2z__trainer_gather(t, bucket);
-  if (unit < g2z__trainer_second(t) || bucket > t->plan->unit[unit].bucket) return G2Z_OK;
-  return g2z__trainer_fetch(t, unit);
-}
+/* ----- the page's functions: parameters from their owners ---------------- */
 
 /* AdamW on what buckets [from, to) have of this rank's. */
-G2Z__PRIVATE g2z_status g2z__trainer_adamw(g2z_trainer *t, int from, int to) {
+G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
+  if (from == to) return G2Z_OK;
   g2z_span_begin(t->device, G2Z_SPAN_ADAMW);
   G2Z__TRY(t->device->ops->adamw(t->device, &t->update, t->plan->bucket[from].update,
                                  t->plan->bucket[to].update));
@@ -9528,53 +9408,107 @@ G2Z__PRIVATE g2z_status g2z__trainer_adamw(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* New parameters. What a forward pass begins with, the embedding and block 0, is updated first. It
- * goes out beside the update of the rest, unless it is a wte of which rows are looked up; all else
- * goes out under that pass. In a step of 2 x 4 x 512 on 2 H200s these two launches take 512 us from
- * begin to end, where 11, each beside the copies of the bucket before, took 582. */
-G2Z__PRIVATE g2z_status g2z__trainer_update(g2z_trainer *t) {
-  int buckets = t->plan->buckets, early = t->plan->unit[t->plan->model.layers].bucket, i = 0;
-  t->turn[0] = t->turn[1] = t->joined = t->stale = 0;
-  if (!g2z__trainer_gathers(t)) return g2z__trainer_adamw(t, 0, buckets);
-  G2Z__TRY(g2z__trainer_adamw(t, early, buckets));
-  G2Z__TRY(g2z_comm_fork(t->comm));
-  for (; i < buckets && g2z__trainer_order(t, i) >= early; i++)
-    G2Z__TRY(g2z__trainer_send(t, g2z__trainer_order(t, i)));
-  G2Z__TRY(g2z__trainer_adamw(t, 0, early));
-  G2Z__TRY(g2z_comm_fork(t->comm));
-  for (; i < buckets; i++) G2Z__TRY(g2z__trainer_send(t, g2z__trainer_order(t, i)));
+/* A bucket's parameters go from those who updated them to the others, behind a fork. */
+G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
+  const g2z_bucket *b = &t->plan->bucket[bucket];
+  size_t size = (size_t)t->plan->dtype_bytes;
+  g2z_call call = g2z_call_of(G2Z_CALL_GATHER, t->model.params + b->param_at * size,
+                              t->model.params + b->own_param_at * size, b->elements);
+  call.owner = t->plan->owner;
+  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, b->elements * size);
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z_comm_mark(t->comm, t->plan->buckets + bucket);
+}
+
+/* Stage 3: a block is gathered into its buffer, unless it is there. Of other units, and of unit -1,
+ * nothing need be done. */
+G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
+  const g2z_unit *u = t->plan->unit;
+  if (unit < 0 || !u[unit].gathered || t->turn[unit % 2] == unit) return G2Z_OK;
+  G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all are done with the block that lies there */
+  for (int bucket = u[unit + 1].bucket - 1; bucket >= u[unit].bucket; bucket--)
+    G2Z__TRY(g2z__gather_bucket(t, bucket));
+  t->turn[unit % 2] = unit;
+  t->turn_joined[unit % 2] = 0;
   return G2Z_OK;
 }
 
-/* Every rank's row of the verdict comes to all. */
-G2Z__PRIVATE g2z_status g2z__trainer_exchange(g2z_trainer *t) {
-  const g2z_collectives *ops = t->comm->ops;
-  int place = 2 * t->plan->buckets, done = 0;
-  double *mine = t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
-  size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
-  g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1, bytes);
-  G2Z__TRY(ops->exchange(t->comm, G2Z_SPAN_VERDICT, t->verdict.rows, mine, bytes, &done));
-  if (done) return G2Z_OK;
-  G2Z__TRY(g2z_comm_fork(t->comm));
-  G2Z__TRY(ops->all_gather_rows(t->comm, G2Z_SPAN_VERDICT, t->verdict.rows, mine, bytes));
-  G2Z__TRY(ops->mark(t->comm, place));
-  return ops->join(t->comm, place);
+/* The device waits for a unit's parameters: of its gathers, that of the bucket in which it begins
+ * was enqueued last. */
+G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
+  int bucket = t->plan->unit[unit].bucket, gathered = t->plan->unit[unit].gathered;
+  int number = t->plan->buckets - 1 - bucket; /* gathers go from the last bucket to the first */
+  if (gathered ? t->turn_joined[unit % 2] : t->joined > number) return G2Z_OK;
+  if (gathered) t->turn_joined[unit % 2] = 1;
+  else t->joined = number + 1;
+  return g2z_comm_wait(t->comm, t->plan->buckets + bucket);
 }
 
-/* Behind the last backward pass: norm, verdict, new parameters. */
-G2Z__PRIVATE g2z_status g2z__trainer_conclude(g2z_trainer *t) {
+/* (1) A unit's parameters are there, and those of the next unit of this pass come beside what is
+ * computed with them. The two blocks that a pass ends with stay in their buffers: with them the next
+ * pass, in the other direction, begins. */
+G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next) {
+  if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
+  t->needed = unit;
+  G2Z__TRY(g2z__gather_unit(t, unit));
+  G2Z__TRY(g2z__arrive(t, unit));
+  return g2z__gather_unit(t, next);
+}
+
+/* The blocks that are first in a forward pass, and have a buffer each: this one and those above. */
+G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
+  return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
+}
+
+/* (3) Buckets [from, to) have their new parameters, which go out beside what follows. In stage 3 the
+ * first two blocks of the next forward pass do; the others are gathered when they are needed. */
+G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
-  int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  G2Z__TRY(g2z__trainer_collect(t));
-  G2Z__TRY(g2z__trainer_exchange(t));
-  g2z_span_begin(t->device, G2Z_SPAN_DECIDE);
-  G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
-  g2z_span_end(t->device, G2Z_SPAN_DECIDE);
-  G2Z__TRY(g2z__trainer_update(t));
-  g2z_span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (from == 0) g2z_span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
+  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  for (int bucket = to - 1; bucket >= from; bucket--) {
+    int unit = plan->bucket[bucket].unit, gathered = plan->unit[unit].gathered;
+    if (!gathered) G2Z__TRY(g2z__gather_bucket(t, bucket));
+    else if (unit >= g2z__trainer_second(t) && bucket == plan->unit[unit].bucket)
+      G2Z__TRY(g2z__gather_unit(t, unit));
+  }
   return G2Z_OK;
 }
+
+/* What is stale and has a place of its own is gathered, behind what other ranks still read. */
+G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  if (!t->stale || !g2z__plan_gathers(t->plan)) return G2Z_OK;
+  G2Z__TRY(g2z_comm_after(t->comm, 1));
+  for (int bucket = plan->buckets - 1; bucket >= 0; bucket--)
+    if (!plan->unit[plan->bucket[bucket].unit].gathered)
+      G2Z__TRY(g2z__gather_bucket(t, bucket));
+  t->joined = t->stale = 0;
+  return g2z_comm_wait(t->comm, 2 * plan->buckets - 1);
+}
+
+/* The state that a step begins with, and a recorded one assumes, is that behind another step. A
+ * load, a validation or a generation has changed it. */
+G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
+  if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
+  G2Z__TRY(g2z__refresh(t));
+  for (int unit = t->plan->model.layers; unit >= g2z__trainer_second(t); unit--)
+    G2Z__TRY(g2z__gather_unit(t, unit));
+  t->joined = t->turn_joined[0] = t->turn_joined[1] = 0;
+  return G2Z_OK;
+}
+
+/* A forward pass by itself: of validation and generation. */
+G2Z__PRIVATE g2z_status g2z__forward_only(g2z_trainer *t, const g2z__pass *pass) {
+  for (int unit = t->plan->wte; unit >= 0; unit--) {
+    G2Z__TRY(g2z__wait_parameters(t, unit, unit - 1));
+    G2Z__TRY(g2z__unit_forward(&t->model, pass, unit));
+  }
+  return g2z__wait_parameters(t, t->plan->wte, t->plan->wte);
+}
+
+/* ----- opening ----------------------------------------------------------- */
 
 /* Which algorithm a product takes: timed, the library's first choice, or as an earlier run took
  * it. */
@@ -9651,10 +9585,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_open_memory(g2z_trainer *t) {
   t->model.plan = t->plan;
   t->model.device = t->device;
-  t->model.need = g2z__trainer_need;
-  t->needed = t->plan->units;
-  t->model.begin = g2z__trainer_begin;
-  t->model.user = t;
   G2Z__TRY(g2z__trainer_allocate(t));
   return g2z__trainer_index(t);
 }
@@ -9818,7 +9748,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
                     t->plan->dwte_dtype == t->plan->grad_dtype ? NULL : t->model.dwte,
                     t->eval_sum, t->ranges, t->grad_shard};
     ops->synchronize(t->device);
-    if (t->comm) g2z__tape_free(t->comm, &t->tape);
+    if (t->comm) g2z__record_free(t->comm, &t->record);
     for (int i = 0; i < 3; i++)
       if (t->shared[i]) t->comm->ops->release(t->comm, t->shared[i]);
     g2z_comm_free(t->comm);
@@ -9853,25 +9783,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
   return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
 }
 
-G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int micro_step) {
-  const g2z_plan *plan = t->plan;
-  size_t tokens = (size_t)plan->batch * (size_t)plan->seq;
-  g2z__pass pass;
-  memset(&pass, 0, sizeof pass);
-  pass.x = t->x + (size_t)micro_step * tokens;
-  pass.y = t->y + (size_t)micro_step * tokens;
-  pass.B = plan->batch;
-  pass.T = plan->seq;
-  pass.dropout.probability = t->config.dropout;
-  pass.dropout.first =
-      (uint32_t)micro_step * (uint32_t)plan->batch * (uint32_t)plan->world + (uint32_t)plan->rank;
-  pass.dropout.stride = (uint32_t)plan->world;
-  pass.dropout.seq = plan->seq;
-  pass.dropout.seed = t->config.seed;
-  pass.dropout.state = t->state;
-  return pass;
-}
-
 /* What this rank says in the verdict on the step that is about to be enqueued. It lies there until
  * it changes: an upload takes 8 us of a step. */
 G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
@@ -9885,82 +9796,25 @@ G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-G2Z__PRIVATE int g2z__trainer_reduces(const g2z_trainer *t, int micro_step) {
-  return t->grad_shard || micro_step == t->plan->accum - 1;
-}
-
-/* A micro-step is progress: for the watcher here, and on a device where nothing is reduced yet, when
- * the queue has passed this place. */
-G2Z__PRIVATE g2z_status g2z__trainer_tick(g2z_trainer *t, int micro_step) {
-  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
-  if (g2z__trainer_reduces(t, micro_step)) return G2Z_OK;
-  G2Z__TRY(g2z_comm_fork(t->comm));
-  return t->comm->ops->mark(t->comm, 2 * t->plan->buckets + 2);
-}
-
-/* Forward, loss and backward of one micro-step. Where only sums over the ranks are kept, nothing of
- * an earlier micro-step is there to add to. */
-G2Z__PRIVATE g2z_status g2z__trainer_micro_step(g2z_trainer *t, int micro_step, float dloss) {
-  g2z_write mode = micro_step == 0 || t->grad_shard ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
-  g2z__pass pass = g2z__trainer_pass(t, micro_step);
-  double *row = t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
-  t->micro_step = micro_step;
-  t->buckets_reduced = 0;
-  t->model.complete = g2z__trainer_reduces(t, micro_step) ? g2z__trainer_complete : NULL;
-  int apart = t->plan->wte_rows && micro_step == t->plan->accum - 1;
-  t->model.embedded = apart ? g2z__trainer_embedded : NULL;
-  t->model.lookup = micro_step == 0 && g2z__trainer_reaches(t) ? g2z__trainer_lookup : NULL;
-  g2z_span_begin(t->device, G2Z_SPAN_FORWARD);
-  g2z_status status = g2z__forward(&t->model, &pass);
-  t->model.lookup = NULL;
-  G2Z__TRY(status);
-  G2Z__TRY(g2z__head(&t->model, &pass, row + G2Z_VERDICT_LOSS, G2Z__HEAD_WITH_GRADIENT, dloss,
-                     t->state, mode));
-  g2z_span_end(t->device, G2Z_SPAN_FORWARD);
-  g2z_span_begin(t->device, G2Z_SPAN_BACKWARD);
-  if (apart) G2Z__TRY(g2z__trainer_send_head(t, pass.x));
-  G2Z__TRY(g2z__backward(&t->model, &pass, mode));
-  g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
-  return g2z__trainer_tick(t, micro_step);
-}
-
-/* A whole step, from tokens that lie in x and y to updated parameters. */
-G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
-  G2Z__TRY(g2z__trainer_refresh(t));
-  for (int micro_step = 0; micro_step < plan->accum; micro_step++)
-    G2Z__TRY(g2z__trainer_micro_step(t, micro_step, (float)(1.0 / tokens)));
-  return g2z__trainer_conclude(t);
-}
-
-/* Rows that go nowhere. */
-G2Z__PRIVATE g2z_status g2z__trainer_embedded_nothing(void *user, const void *rows) {
-  (void)user, (void)rows;
-  return G2Z_OK;
-}
-
 /* Forward and backward of what lies in x and y, for the shapes alone: once to write gradients, and
- * once to add to them where a step does. */
+ * once to add to them where a step does. What lies in the parameters' place is used as it is: the
+ * other ranks do not come along. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   int accumulates = t->plan->accum > 1 && !t->grad_shard;
   *text = NULL;
-  for (int micro_step = 0; micro_step <= accumulates; micro_step++) {
+  for (int again = 0; again <= accumulates; again++) {
     g2z__pass pass = g2z__trainer_pass(t, 0);
-    g2z_write mode = micro_step ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-    t->model.complete = NULL;
-    t->model.embedded = t->plan->wte_rows ? g2z__trainer_embedded_nothing : NULL;
-    G2Z__TRY(g2z__forward(&t->model, &pass));
-    G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_WITH_GRADIENT, 1, t->state, mode));
-    G2Z__TRY(g2z__backward(&t->model, &pass, mode));
+    pass.write = again ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+    pass.rows = t->plan->wte_rows;
+    for (int unit = t->plan->wte; unit >= 0; unit--)
+      G2Z__TRY(g2z__unit_forward(&t->model, &pass, unit));
+    G2Z__TRY(g2z__head_loss(&t->model, &pass, t->eval_sum, G2Z__HEAD_WITH_GRADIENT, 1, t->state));
+    for (int unit = 0; unit <= t->plan->wte; unit++) {
+      G2Z__TRY(g2z__unit_backward(&t->model, &pass, unit));
+      G2Z__TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
+    }
   }
   return g2z_device_tuning(t->device, text);
-}
-
-/* What lies there takes the place of all: the others do not come along. */
-G2Z__PRIVATE g2z_status g2z__trainer_need_nothing(void *user, int unit) {
-  (void)user, (void)unit;
-  return G2Z_OK;
 }
 
 /* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
@@ -9973,10 +9827,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   t->tuned = 1;
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
   g2z_ranks_phase(ranks, "tuning", t->enqueued, 600);
-  G2Z__TRY(g2z__trainer_settle(t));
-  t->model.need = g2z__trainer_need_nothing;
+  G2Z__TRY(g2z__restore(t));
+  for (int unit = t->plan->wte; unit >= 0; unit--) /* all that has a place has arrived */
+    if (!t->plan->unit[unit].gathered || unit >= g2z__trainer_second(t))
+      if (g2z__plan_gathers(t->plan)) G2Z__TRY(g2z__arrive(t, unit));
   g2z_status status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
-  t->model.need = g2z__trainer_need;
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK && text) bytes = strlen(text) + 1;
   if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, &bytes, sizeof bytes);
@@ -9991,28 +9846,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   return g2z_ranks_agree(ranks, status);
 }
 
-/* Where a step begins: as one that follows another. Else parameters were written, or a forward pass
- * has waited for some of them, or been through the places where blocks take turns. */
-G2Z__PRIVATE g2z_status g2z__trainer_rewind(g2z_trainer *t) {
-  if (!g2z__trainer_gathers(t)) return G2Z_OK;
-  G2Z__TRY(g2z__trainer_refresh(t));
-  G2Z__TRY(g2z__trainer_begin_turns(t));
-  t->joined = 0;
-  t->turn_joined[0] = t->turn_joined[1] = 0;
-  t->needed = t->plan->units;
-  return G2Z_OK;
-}
-
-/* The same, recorded once. The first step is not, so that scratch and algorithms are there. */
-G2Z__PRIVATE g2z_status g2z__trainer_enqueue_graph(g2z_trainer *t) {
-  if (t->enqueued == t->resumed_step) return g2z__trainer_enqueue(t);
-  G2Z__TRY(g2z__trainer_rewind(t));
-  if (!t->tape.count) {
-    G2Z__TRY(g2z__tape_begin(t->comm, &t->tape));
-    G2Z__TRY(g2z__tape_end(t->comm, g2z__trainer_enqueue(t)));
+/* A step, recorded once where the plan says so and then played. The first step is not, so that
+ * scratch and algorithms are there. */
+G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
+  G2Z__TRY(g2z__restore(t));
+  if (!t->plan->graphed || t->enqueued == t->resumed_step) return g2z__zero_step(t, t->plan);
+  if (!t->record.count) {
+    G2Z__TRY(g2z__record_begin(t->comm, &t->record));
+    G2Z__TRY(g2z__record_end(t->comm, g2z__zero_step(t, t->plan)));
   }
   g2z__ranks_record(g2z_context_ranks(t->context), "graph", -1, 0);
-  return g2z__tape_play(t->comm, &t->tape);
+  return g2z__record_play(t->comm, &t->record);
 }
 
 /* A rank failed, and all know it: they return its status and its sentence. */
@@ -10108,8 +9952,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   G2Z__TRY(g2z__trainer_share_tuning(t));
   /* A rank that failed goes the same way, with the tokens of an earlier step: the others wait for
    * its part of each sum, and its vote makes all of them skip the step. */
-  status = t->plan->graphed ? g2z__trainer_enqueue_graph(t) : g2z__trainer_enqueue(t);
-  G2Z__TRY(g2z__trainer_alone(t, status));
+  G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_enqueue(t)));
   t->enqueued = step;
   G2Z__TRY(g2z__trainer_alone(t, dev->ops->mark(dev, G2Z__EVENT_REPORT + slot)));
   return g2z__trainer_report(t, step - 1, report);
@@ -10167,9 +10010,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, y, tokens);
     if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
     g2z_span_begin(dev, G2Z_SPAN_VAL_FORWARD);
-    G2Z__TRY(g2z__forward(&t->model, &pass));
-    G2Z__TRY(g2z__head(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state,
-                       G2Z_OVERWRITE));
+    G2Z__TRY(g2z__forward_only(t, &pass));
+    G2Z__TRY(g2z__head_loss(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state));
     g2z_span_end(dev, G2Z_SPAN_VAL_FORWARD);
   }
   G2Z__TRY(dev->ops->download(dev, sum, t->eval_sum, sizeof *sum));
@@ -10184,7 +10026,7 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   *loss = NAN;
   G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
   G2Z__TRY(g2z__trainer_share_tuning(t));
-  G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_refresh(t)));
+  G2Z__TRY(g2z__trainer_alone(t, g2z__refresh(t)));
   g2z_status status = g2z__alloc(t->services, (size_t)t->plan->world, sizeof(double), &sums);
   g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &sum, &status);
   if (enqueued != G2Z_OK) g2z_release(t->services, sums);
@@ -10216,9 +10058,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
   pass.B = 1;
   pass.T = count;
   pass.dropout.probability = 0;
-  G2Z__TRY(g2z__trainer_refresh(t));
+  G2Z__TRY(g2z__refresh(t));
   G2Z__TRY(g2z__trainer_stage(t, tokens, NULL, (size_t)count));
-  G2Z__TRY(g2z__forward(&t->model, &pass));
+  G2Z__TRY(g2z__forward_only(t, &pass));
   const char *h = (const char *)g2z__activation_at(&t->model, G2Z__ACT_LNF, 0);
   const void *wte = g2z__parameter(&t->model, plan->wte, G2Z_WTE);
   int chunk = (int)(g2z__plan_logits_bytes(plan) / ((size_t)V * sizeof(float)));
@@ -11505,7 +11347,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   G2Z__TRY(g2z__join_path(t->services, saver->place, "model.safetensors.partial",
                           &saver->model_path));
   size_t begin = 0, end = P;
-  if (g2z__plan_replicates(plan)) {
+  if (plan->owner == G2Z_OWNER_ALL) {
     begin = (size_t)((uint64_t)P * (uint64_t)plan->rank / (uint64_t)plan->world);
     end = (size_t)((uint64_t)P * (uint64_t)(plan->rank + 1) / (uint64_t)plan->world);
   }
@@ -12532,7 +12374,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   t->stop_agreed = 0; /* that was about the steps that it leaves here, */
   t->failed = G2Z_OK; /* and so was this */
   *t->verdict.reported[state.step % 2] = state;
-  g2z__tape_free(t->comm, &t->tape); /* its products may take other algorithms now */
+  g2z__record_free(t->comm, &t->record); /* its products may take other algorithms now */
   return G2Z_OK;
 }
 

@@ -6305,8 +6305,8 @@ static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
  * In:  gradients that are complete, parameters that are new. Out: sums and copies over all GPUs.
  * Law: one communicator, one stream of high priority; the two streams wait for each other by
  *      events, the host for none. Every rank enqueues the same calls in the same order.
- * With COPY a call is copies into the other GPUs' memory (CUDA IPC) before a meeting; a few bytes,
- * and rows of wte, kernels write and read there in the device's own stream. Copies to several GPUs
+ * With COPY a call is copies into the other GPUs' memory (CUDA IPC) before a meeting; a few bytes a
+ * kernel writes there in the device's own stream. Copies to several GPUs
  * go through one stream: from several streams they run one after another all the same, and begin
  * later. */
 
@@ -6453,13 +6453,6 @@ static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
   return G2Z_OK;
 }
 
-static g2z_status g2z__nccl_follow(g2z_comm *comm, int departure) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  G2Z_ASSERT(departure >= 0 && (size_t)departure < nccl->departure_count);
-  G2Z__CUDA(comm, cudaStreamWaitEvent(nccl->stream, nccl->departures[departure], 0));
-  return G2Z_OK;
-}
-
 /* g2z_k_meet: no rank passes its next meeting in this lane before all have come to it. What this
  * rank did before in the stream the others see afterwards. One block, a thread for each rank.
  *   flags  [world] device pointers to rank r's flags[2, 1 + world], which all ranks can write to
@@ -6517,10 +6510,12 @@ static g2z_status g2z__nccl_meet_only(g2z_comm *comm) {
   return g2z__nccl_meet(comm, g2z__no_post);
 }
 
-/* NCCL's calls begin when all ranks have come. */
-static g2z_status g2z__nccl_follow_all(g2z_comm *comm, int departure) {
-  G2Z__TRY(g2z__nccl_follow(comm, departure));
-  return comm->gather == G2Z_GATHER_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
+/* AFTER. NCCL's own calls begin when all ranks have come. */
+static g2z_status g2z__nccl_after(g2z_comm *comm, int departure, int all) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  G2Z_ASSERT(departure >= 0 && (size_t)departure < nccl->departure_count);
+  G2Z__CUDA(comm, cudaStreamWaitEvent(nccl->stream, nccl->departures[departure], 0));
+  return all && comm->gather == G2Z_GATHER_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
 }
 
 /* The device's own meeting: part of what it was given, also in a graph. */
@@ -6550,7 +6545,7 @@ static g2z_status g2z__nccl_mark(g2z_comm *comm, int place) {
   return g2z__fail(comm->services, G2Z_DEVICE, "cuStreamWriteValue32: error %d", (int)result);
 }
 
-static g2z_status g2z__nccl_join(g2z_comm *comm, int place) {
+static g2z_status g2z__nccl_wait(g2z_comm *comm, int place) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
   int lap = comm->lap_now, *joins = &nccl->joins[lap];
@@ -6709,54 +6704,29 @@ static g2z_status g2z__nccl_push(g2z_comm *comm, void *out, const char *from, g2
                        nccl->inbox.mine + inbox, world - 1, mode, slice);
 }
 
-static g2z_status g2z__nccl_reduce_scatter(g2z_comm *comm, void *out, void *from, g2z_write mode,
-                                           size_t n) {
+/* REDUCE through NCCL: in the wire's type, then to the gradients' own. */
+static g2z_status g2z__nccl_sum(g2z_comm *comm, const g2z_call *c) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  size_t slice = n / (size_t)comm->world;
+  ncclDataType_t type = g2z__nccl_type(comm->wire);
+  int slices = c->owner == G2Z_OWNER_SLICES, mine_too = c->owner != G2Z_OWNER_ROOT || !comm->rank;
+  size_t n = slices ? c->n / (size_t)comm->world : c->n; /* of the sum, this rank's */
   char *wire;
-  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_REDUCE_SCATTER, nccl->stream);
-  if (comm->reduce == G2Z_REDUCE_COPY) {
-    G2Z__TRY(g2z__nccl_push(comm, out, (const char *)from, mode, slice));
-  } else {
-    G2Z__TRY(g2z__nccl_wire(comm, from, n, &wire));
-    char *mine = wire + (size_t)comm->rank * slice * g2z__nccl_bytes(comm->wire);
-    void *to = mode == G2Z_OVERWRITE && wire == (char *)from ? out : mine;
-    G2Z__NCCL_TRY(comm, ncclReduceScatter(wire, to, slice, g2z__nccl_type(comm->wire), ncclSum,
-                                          nccl->comm, nccl->stream));
-    if (to != out)
-      G2Z__TRY(g2z__nccl_convert(comm, out, comm->device->grad_dtype, mine, comm->wire, mode,
-                                 slice));
-  }
-  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_REDUCE_SCATTER, nccl->stream);
-  return G2Z_OK;
+  G2Z__TRY(g2z__nccl_wire(comm, c->from, c->n, &wire));
+  char *mine = wire + (slices ? (size_t)comm->rank * n * g2z__nccl_bytes(comm->wire) : 0);
+  void *to = c->write == G2Z_OVERWRITE && wire == (char *)c->from ? c->to : mine;
+  if (slices)
+    G2Z__NCCL_TRY(comm, ncclReduceScatter(wire, to, n, type, ncclSum, nccl->comm, nccl->stream));
+  else if (c->owner == G2Z_OWNER_ALL)
+    G2Z__NCCL_TRY(comm, ncclAllReduce(wire, to, n, type, ncclSum, nccl->comm, nccl->stream));
+  else
+    G2Z__NCCL_TRY(comm, ncclReduce(wire, to, n, type, ncclSum, 0, nccl->comm, nccl->stream));
+  if (to == c->to || !mine_too) return G2Z_OK;
+  return g2z__nccl_convert(comm, c->to, comm->device->grad_dtype, mine, comm->wire, c->write, n);
 }
 
-static g2z_status g2z__nccl_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  char *wire;
-  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_ALL_REDUCE, nccl->stream);
-  G2Z__TRY(g2z__nccl_wire(comm, buffer, n, &wire));
-  G2Z__NCCL_TRY(comm, ncclAllReduce(wire, wire, n, g2z__nccl_type(comm->wire), ncclSum, nccl->comm,
-                                    nccl->stream));
-  if (wire != (char *)buffer)
-    G2Z__TRY(g2z__nccl_convert(comm, buffer, comm->device->grad_dtype, wire, comm->wire,
-                               G2Z_OVERWRITE, n));
-  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_ALL_REDUCE, nccl->stream);
-  return G2Z_OK;
-}
-
-static g2z_status g2z__nccl_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  char *wire;
-  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_REDUCE, nccl->stream);
-  G2Z__TRY(g2z__nccl_wire(comm, buffer, n, &wire));
-  G2Z__NCCL_TRY(comm, ncclReduce(wire, wire, n, g2z__nccl_type(comm->wire), ncclSum, 0, nccl->comm,
-                                 nccl->stream));
-  if (wire != (char *)buffer && comm->rank == 0)
-    G2Z__TRY(g2z__nccl_convert(comm, buffer, comm->device->grad_dtype, wire, comm->wire,
-                               G2Z_OVERWRITE, n));
-  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_REDUCE, nccl->stream);
-  return G2Z_OK;
+static g2z_status g2z__nccl_reduce(g2z_comm *comm, const g2z_call *c) {
+  if (c->owner != G2Z_OWNER_SLICES || comm->reduce != G2Z_REDUCE_COPY) return g2z__nccl_sum(comm, c);
+  return g2z__nccl_push(comm, c->to, (const char *)c->from, c->write, c->n / (size_t)comm->world);
 }
 
 /* ----- parameters, and rows of wte --------------------------------------- */
@@ -6880,126 +6850,50 @@ static g2z_status g2z__nccl_collect(g2z_comm *comm, void *to, const void *from, 
   return G2Z_OK;
 }
 
-static g2z_status g2z__nccl_all_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
-  cudaStream_t stream = g2z__nccl_of(comm)->stream;
-  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_ALL_GATHER, stream);
-  G2Z__TRY(g2z__nccl_collect(comm, to, from, n / (size_t)comm->world *
-                                                 g2z__nccl_bytes(comm->device->dtype)));
-  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_ALL_GATHER, stream);
-  return G2Z_OK;
-}
-
-static g2z_status g2z__nccl_broadcast(g2z_comm *comm, void *buffer, size_t n) {
+/* GATHER and ROWS. */
+static g2z_status g2z__nccl_gather(g2z_comm *comm, const g2z_call *c) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  g2z__cuda_span_begin_on(comm->device, G2Z_SPAN_BROADCAST, nccl->stream);
-  G2Z__NCCL_TRY(comm, ncclBroadcast(buffer, buffer, n, g2z__nccl_type(comm->device->dtype), 0,
+  size_t size = g2z__nccl_bytes(comm->device->dtype);
+  if (c->kind == G2Z_CALL_ROWS) return g2z__nccl_collect(comm, c->to, c->from, c->n);
+  if (c->owner == G2Z_OWNER_SLICES)
+    return g2z__nccl_collect(comm, c->to, c->from, c->n / (size_t)comm->world * size);
+  G2Z__NCCL_TRY(comm, ncclBroadcast(c->to, c->to, c->n, g2z__nccl_type(comm->device->dtype), 0,
                                     nccl->comm, nccl->stream));
-  g2z__cuda_span_end_on(comm->device, G2Z_SPAN_BROADCAST, nccl->stream);
   return G2Z_OK;
 }
 
-static g2z_status g2z__nccl_all_gather_rows(g2z_comm *comm, g2z_span span, void *rows,
-                                            const void *mine, size_t bytes) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  g2z__cuda_span_begin_on(comm->device, span, nccl->stream);
-  G2Z__TRY(g2z__nccl_collect(comm, rows, mine, bytes));
-  g2z__cuda_span_end_on(comm->device, span, nccl->stream);
+static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
+  cudaStream_t stream = g2z__nccl_of(comm)->stream;
+  switch (c->kind) {
+    case G2Z_CALL_AFTER: return g2z__nccl_after(comm, c->place, c->all);
+    case G2Z_CALL_MARK: return g2z__nccl_mark(comm, c->place);
+    case G2Z_CALL_WAIT: return g2z__nccl_wait(comm, c->place);
+    case G2Z_CALL_CAST:
+      return g2z__nccl_convert(comm, c->to, comm->device->grad_dtype, c->from, G2Z_FP32,
+                               G2Z_OVERWRITE, c->n);
+    case G2Z_CALL_GRAPH: return g2z_graph_run(comm->device, c->graph);
+    case G2Z_CALL_REDUCE:
+    case G2Z_CALL_GATHER:
+    case G2Z_CALL_ROWS: break;
+  }
+  g2z__cuda_span_begin_on(comm->device, g2z__call_span(c), stream);
+  G2Z__TRY(c->kind == G2Z_CALL_REDUCE ? g2z__nccl_reduce(comm, c) : g2z__nccl_gather(comm, c));
+  g2z__cuda_span_end_on(comm->device, g2z__call_span(c), stream);
   return G2Z_OK;
 }
 
-static g2z_status g2z__nccl_exchange(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
-                                     size_t bytes, int *done) {
+static g2z_status g2z__nccl_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const g2z__region *region =
-      comm->gather == G2Z_GATHER_COPY ? g2z__nccl_region(comm, rows) : NULL;
-  *done = region && g2z__nccl_is_post(bytes);
+      comm->gather == G2Z_GATHER_COPY ? g2z__nccl_region(comm, rows->to) : NULL;
+  *done = region && g2z__nccl_is_post(rows->n);
   if (!*done) return G2Z_OK;
-  size_t place = (size_t)((char *)rows - region->mine) + (size_t)comm->rank * bytes;
-  g2z__post post = {region->places_there, place, (const uint32_t *)mine, (int)(bytes / 4)};
-  g2z_span_begin(comm->device, span);
+  size_t place = (size_t)((char *)rows->to - region->mine) + (size_t)comm->rank * rows->n;
+  g2z__post post = {region->places_there, place, (const uint32_t *)rows->from, (int)(rows->n / 4)};
+  g2z_span_begin(comm->device, rows->span);
   G2Z__TRY(g2z__nccl_meet_here(comm, post, nccl->signs->met_ns));
-  g2z_span_end(comm->device, span);
+  g2z_span_end(comm->device, rows->span);
   return G2Z_OK;
-}
-
-static g2z_status g2z__nccl_meeting(g2z_comm *comm) {
-  return g2z__nccl_meet_here(comm, g2z__no_post, NULL);
-}
-
-/* g2z_k_lookup, g2z_k_deliver: rows of a table from and to those who own them.
- *   places [world] device pointers to rank r's region
- *   place  where the table begins in each region, or what this rank delivers in the owner's; in
- *          units of 16 bytes, as form
- *   rows   [count] which rows; one may come twice
- *   mine   [count] rows to deliver
- * Launch  a thread for 16 bytes of a row, blocks of 256 */
-static __device__ __forceinline__ int g2z__owner(g2z_comm_table form, size_t at, int world) {
-  size_t inside = at < form.odd ? at : (at - form.odd) % form.full;
-  return (int)(inside / ((at < form.odd ? form.odd : form.full) / (size_t)world));
-}
-static __global__ void g2z_k_lookup(char *const *places, size_t place, int rank, int world,
-                                    g2z_comm_table form, const int32_t *rows, int count) {
-  g2z__k_begin();
-  int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= count * form.row) return;
-  size_t at = (size_t)rows[i / form.row] * (size_t)form.row + (size_t)(i % form.row);
-  int owner = g2z__owner(form, at, world);
-  if (owner != rank)
-    ((uint4 *)places[rank])[place + at] = __ldcv((const uint4 *)places[owner] + place + at);
-}
-static __global__ void g2z_k_deliver(char *const *places, size_t place, const uint4 *mine,
-                                     int world, g2z_comm_table form, const int32_t *rows,
-                                     int count) {
-  g2z__k_begin();
-  int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= count * form.row) return;
-  size_t at = (size_t)rows[i / form.row] * (size_t)form.row + (size_t)(i % form.row);
-  ((uint4 *)places[g2z__owner(form, at, world)])[place + (size_t)i] = mine[i];
-}
-
-/* In units of 16 bytes. */
-static g2z_comm_table g2z__nccl_units(const g2z_comm *comm, g2z_comm_table form) {
-  size_t unit = 16 / g2z__nccl_bytes(comm->device->dtype);
-  G2Z_ASSERT(form.odd % unit == 0 && form.full % unit == 0 && (size_t)form.row % unit == 0);
-  form.odd /= unit;
-  form.full /= unit;
-  form.row /= (int)unit;
-  return form;
-}
-
-static g2z_status g2z__nccl_lookup(g2z_comm *comm, void *table, g2z_comm_table form,
-                                   const int32_t *rows, int count) {
-  const g2z__region *region = g2z__nccl_region(comm, table);
-  G2Z_ASSERT(region);
-  form = g2z__nccl_units(comm, form);
-  g2z_span_begin(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
-  G2Z__TRY(g2z__launch(comm->device, "g2z_k_lookup", g2z_k_lookup,
-                       (unsigned)((count * form.row + 255) / 256), 256, 0,
-                       (char *const *)region->places_there,
-                       (size_t)((char *)table - region->mine) / 16, comm->rank, comm->world, form,
-                       rows, count));
-  g2z_span_end(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
-  return G2Z_OK;
-}
-
-static g2z_status g2z__nccl_deliver(g2z_comm *comm, void *each, const void *mine,
-                                    g2z_comm_table form, const int32_t *rows, int count) {
-  const g2z__region *region = g2z__nccl_region(comm, each);
-  G2Z_ASSERT(region);
-  form = g2z__nccl_units(comm, form);
-  size_t place = (size_t)((char *)each - region->mine) / 16 +
-                 (size_t)comm->rank * (size_t)count * (size_t)form.row;
-  g2z_span_begin(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
-  G2Z__TRY(g2z__launch(comm->device, "g2z_k_deliver", g2z_k_deliver,
-                       (unsigned)((count * form.row + 255) / 256), 256, 0,
-                       (char *const *)region->places_there, place, (const uint4 *)mine,
-                       comm->world, form, rows, count));
-  g2z_span_end(comm->device, G2Z_SPAN_EMBEDDING_ROWS);
-  return G2Z_OK;
-}
-
-static g2z_status g2z__nccl_cast_grad(g2z_comm *comm, void *to, const float *from, size_t n) {
-  return g2z__nccl_convert(comm, to, comm->device->grad_dtype, from, G2Z_FP32, G2Z_OVERWRITE, n);
 }
 
 /* ----- what steps waited; closing, opening ------------------------------- */
@@ -7055,13 +6949,8 @@ static void g2z__nccl_close(g2z_comm *comm) {
 }
 
 static const g2z_collectives g2z__nccl_collectives = {
-    "NCCL",                g2z__nccl_depart,     g2z__nccl_follow,   g2z__nccl_follow_all,
-    g2z__nccl_mark,        g2z__nccl_join,       g2z__nccl_reduce_scatter,
-    g2z__nccl_all_reduce,  g2z__nccl_reduce,     g2z__nccl_allocate, g2z__nccl_release,
-    g2z__nccl_all_gather,  g2z__nccl_broadcast,  g2z__nccl_all_gather_rows,
-    g2z__nccl_exchange,    g2z__nccl_meeting,    g2z__nccl_lookup,
-    g2z__nccl_deliver,     g2z__nccl_cast_grad,  g2z__nccl_lap,      g2z__nccl_waited_ms,
-    g2z__nccl_close};
+    "NCCL",            g2z__nccl_depart, g2z__nccl_play,      g2z__nccl_exchange, g2z__nccl_allocate,
+    g2z__nccl_release, g2z__nccl_lap,    g2z__nccl_waited_ms, g2z__nccl_close};
 
 /* What reductions need beside the gradients, of which the largest has `most`. */
 static g2z_status g2z__nccl_open_buffers(g2z_comm *comm, size_t most) {

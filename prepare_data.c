@@ -580,7 +580,7 @@ typedef struct worker {
   g2z_services services;
   g2z_encoder *encoder;
   g2z_bpe_trainer *trainer;  /* instead, while a vocabulary is learnt */
-  job job;
+  job held;                  /* the one that it works on */
   char *document;            /* the text of a JSON document */
   size_t document_capacity;
   g2z_status status;         /* of making what it works with */
@@ -936,7 +936,7 @@ static void finish_reading(pool *p) {
 /* Reads the worker's next job and tells its number; 0: there is none. A failure is a job without
  * text: those before it are written first, and may fail first. */
 static int read_next(pool *p, worker *w, uint64_t *number) {
-  job *j = &w->job;
+  job *j = &w->held;
   j->count = j->encoded = j->tokens.count = 0;
   j->consumed = 0;
   j->open = 0;
@@ -962,11 +962,11 @@ static int read_next(pool *p, worker *w, uint64_t *number) {
 }
 
 static g2z_status write_due(pool *p, worker *w) {
-  TRY(write_job(p->to, &w->job));
+  TRY(write_job(p->to, &w->held));
   if (p->to->finished) return G2Z_OK; /* what is behind the last document may be anything */
-  if (w->job.status != G2Z_OK) {
+  if (w->held.status != G2Z_OK) {
     memcpy(p->to->services->error, w->services.error, G2Z_ERROR_BYTES);
-    return w->job.status;
+    return w->held.status;
   }
   show_progress(p->shown, p->to->bytes, p->to->tokens, 0);
   return stop_signal ? fail_stopped(p->to->services) : G2Z_OK;
@@ -978,11 +978,11 @@ static void take_turn(pool *p, worker *w, uint64_t number) {
   while (p->written != number) pthread_cond_wait(&p->next_turn, &p->lock);
   pthread_mutex_unlock(&p->lock);
   if (p->status == G2Z_OK && !p->to->finished) p->status = write_due(p, w);
-  if (w->job.text_capacity > 2 * JOB_BYTES) { /* a long line, or text without cuts */
-    free(w->job.text);
-    g2z_tokens_free(&w->job.tokens);
-    w->job.text = NULL;
-    w->job.text_capacity = 0;
+  if (w->held.text_capacity > 2 * JOB_BYTES) { /* a long line, or text without cuts */
+    free(w->held.text);
+    g2z_tokens_free(&w->held.tokens);
+    w->held.text = NULL;
+    w->held.text_capacity = 0;
   }
   pthread_mutex_lock(&p->lock);
   p->finished |= p->status != G2Z_OK || p->to->finished;
@@ -1000,7 +1000,7 @@ static void *work(void *user) {
                            : g2z_bpe_trainer_create(&w->services, &w->trainer);
   if (w->status != G2Z_OK) finish_reading(p);
   while (w->status == G2Z_OK && read_next(p, w, &number)) {
-    if (!w->job.open) encode_job(w, &w->job);
+    if (!w->held.open) encode_job(w, &w->held);
     take_turn(p, w, number);
   }
   return NULL;
@@ -1009,9 +1009,9 @@ static void *work(void *user) {
 static void pool_close(pool *p) {
   for (int i = 0; p->workers && i < p->o->threads; i++) {
     worker *w = &p->workers[i];
-    free(w->job.text);
-    free(w->job.segments);
-    g2z_tokens_free(&w->job.tokens);
+    free(w->held.text);
+    free(w->held.segments);
+    g2z_tokens_free(&w->held.tokens);
     g2z_encoder_free(w->encoder);
     g2z_bpe_trainer_free(w->trainer);
     free(w->document);

@@ -13,8 +13,7 @@
  *     if (status != G2Z_OK) puts(services.error);                 // 15496 995 0 in tokens.ids
  *     g2z_tokens_free(&tokens);  g2z_encoder_free(encoder);  g2z_tokenizer_free(tokenizer);
  *
- * It uses gpt2_zero.h through its public functions alone, and takes its build switches
- * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT) and its contract for errors: a
+ * It uses only public functions of gpt2_zero.h, its build switches and its contract for errors: a
  * status, and a sentence in services->error. Names that begin with g2zt_ or G2ZT_ are private.
  *
  * DOES NOT
@@ -33,9 +32,9 @@
  *              Face's encoders.
  *
  * LONG TEXTS, THREADS
- *     A tokenizer does not change once it is made, and threads may share it. Each thread has an
- *     encoder of its own. g2z_encode_cut finds where a text can be cut so that the parts give the
- *     ids of the whole. g2z_encode_part encodes a text that arrives piecemeal, in bounded memory.
+ *     Threads may share a tokenizer, which does not change once it is made; each has an encoder of
+ *     its own. g2z_encode_cut finds where a text can be cut so that the parts give the ids of the
+ *     whole. g2z_encode_part encodes a text that arrives piecemeal, in bounded memory.
  *
  * VOCABULARY FILES
  *     vocab.bpe, merges.txt   "#version: 0.2", then a line "LEFT RIGHT" for each merge. Each byte
@@ -46,12 +45,7 @@
  *     Ids follow from the merges alone: 0 to 255 are the bytes, first those that print and then the
  *     other 68; merge i makes 256 + i; <|endoftext|> is the last.
  *
- * CONTENTS: memory; UTF-8 and classes; pieces; tables; vocabulary; merging; encoding; decoding;
- *     vocabulary files; learning a vocabulary
- *
- * PAPERS
- *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
- *     Sennrich et al. 2016, arXiv:1508.07909 (BPE) */
+ * PAPERS: Radford et al. 2019 (GPT-2); Sennrich et al. 2016, arXiv:1508.07909 (BPE) */
 
 #ifndef G2Z_TEXT_INCLUDED
 #define G2Z_TEXT_INCLUDED
@@ -78,9 +72,8 @@ G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path
 G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
                                        size_t bytes, g2z_tokenizer **out);
 G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer); /* NULL is fine */
-/* The number of ids: 256 + merges + 1. GPT-2: 50257. */
+/* The number of ids: 256 + merges + 1. GPT-2: 50257. The last is <|endoftext|>, g2z_tokenizer_eot. */
 G2Z_API int g2z_tokenizer_vocab(const g2z_tokenizer *tokenizer);
-/* The id of <|endoftext|>: the last one. */
 G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer);
 /* The bytes of a token, which the tokenizer owns; NULL and 0 for an id that does not exist.
  * <|endoftext|> has 13. */
@@ -109,8 +102,7 @@ G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenize
                                       g2z_encoder **out);
 G2Z_API void g2z_encoder_free(g2z_encoder *encoder); /* NULL is fine */
 /* Appends the ids of `text`, which is complete: its end is an end for the pattern. `flags` is a sum
- * of g2z_encode_flags. A call that fails appends nothing. Memory is linear in the length, and so is
- * time, but for a logarithm of the length of a piece. */
+ * of g2z_encode_flags. A call that fails appends nothing. */
 G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                               g2z_tokens *out);
 /* The largest p up to `bytes` where the character before is not white space and the one at p is;
@@ -206,9 +198,8 @@ static g2z_status g2zt_alloc(g2z_services *services, size_t count, size_t size, 
 static g2z_status g2zt_grow(g2z_services *services, void **list, size_t *capacity, size_t used,
                             size_t need, size_t size) {
   if (need <= *capacity) return G2Z_OK;
-  size_t larger = *capacity + *capacity / 2;
+  size_t larger = *capacity + *capacity / 2 + 64;
   if (larger < need) larger = need;
-  if (larger < 64) larger = 64;
   void *moved;
   G2ZT_TRY(g2zt_alloc(services, larger, size, &moved));
   if (used) memcpy(moved, *list, used * size);
@@ -218,7 +209,7 @@ static g2z_status g2zt_grow(g2z_services *services, void **list, size_t *capacit
   return G2Z_OK;
 }
 
-/* g2zt_grow for a list of `type`; returns from the function that it stands in when it fails. */
+/* g2zt_grow for a list of `type`; returns from the function it stands in when it fails. */
 #define G2ZT_GROW(services, type, list, capacity, used, need)                               \
   do {                                                                                      \
     void *grown_ = (list);                                                                  \
@@ -301,36 +292,26 @@ static g2z_status g2zt_classes_create(g2z_services *services, unsigned char **ou
   G2ZT_TRY(g2zt_alloc(services, G2ZT_CLASSIFIED, 1, &memory));
   *out = (unsigned char *)memory;
   size_t at = 0;
+  static const char kinds[] = "olnw"; /* in the order of the enum */
   for (const char *run = g2zt_class_runs; *run;) {
-    int letter = *run++, kind = letter == 'l'   ? G2ZT_LETTER
-                                : letter == 'n' ? G2ZT_NUMBER
-                                : letter == 'w' ? G2ZT_WHITE
-                                                : G2ZT_OTHER;
+    int kind = (int)(strchr(kinds, *run++) - kinds);
     size_t count = 0;
     while (*run >= '0' && *run <= '9') count = count * 10 + (size_t)(*run++ - '0');
     memset(*out + at, kind, count);
     at += count;
   }
-  G2Z_ASSERT(at == G2ZT_CLASSIFIED);
   return G2Z_OK;
 }
 
 /* The class of the character at p, which is valid; *next is the one behind it. */
 static inline int g2zt_class(const unsigned char *classes, const unsigned char *p,
                              const unsigned char **next) {
-  uint32_t c = p[0];
-  if (c < 0x80) {
-    *next = p + 1;
-  } else if (c < 0xE0) {
-    c = (c & 0x1Fu) << 6 | (p[1] & 0x3Fu);
-    *next = p + 2;
-  } else if (c < 0xF0) {
-    c = (c & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
-    *next = p + 3;
-  } else {
-    c = (c & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
-    *next = p + 4;
+  uint32_t c = *p++;
+  if (c >= 0x80) {
+    int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
+    for (c &= 0x3Fu >> more; more; more--) c = c << 6 | (*p++ & 0x3Fu);
   }
+  *next = p;
   return c < G2ZT_CLASSIFIED ? classes[c] : (int)G2ZT_OTHER;
 }
 
@@ -368,28 +349,20 @@ static size_t g2zt_utf8_valid(const unsigned char *text, size_t bytes) {
   return (size_t)(p - text);
 }
 
-/* Copies text with U+FFFD for what is invalid; returns the length. out NULL: only the length. */
-static size_t g2zt_utf8_repair(const unsigned char *text, size_t bytes, unsigned char *out) {
-  size_t made = 0;
-  for (size_t at = 0; at < bytes;) {
+/* Copies text with U+FFFD for what is invalid, until `most` bytes are made; returns how many are,
+ * of the first *used bytes. out NULL: copies nothing. */
+static size_t g2zt_utf8_repair(const unsigned char *text, size_t bytes, unsigned char *out,
+                               size_t most, size_t *used) {
+  size_t made = 0, at = 0;
+  while (at < bytes && made < most) {
     int step = g2zt_utf8_step(text + at, text + bytes);
     size_t count = step < 0 ? 3 : (size_t)step;
     if (out) memcpy(out + made, step < 0 ? (const void *)"\xEF\xBF\xBD" : text + at, count);
     made += count;
     at += (size_t)(step < 0 ? -step : step);
   }
+  *used = at;
   return made;
-}
-
-/* How many bytes of a text became the first `repaired` bytes of its valid form. */
-static size_t g2zt_utf8_given(const unsigned char *text, size_t bytes, size_t repaired) {
-  size_t at = 0;
-  for (size_t made = 0; made < repaired;) {
-    int step = g2zt_utf8_step(text + at, text + bytes);
-    made += step < 0 ? 3 : (size_t)step;
-    at += (size_t)(step < 0 ? -step : step);
-  }
-  return at;
 }
 
 /* The length of a text without a last character that is cut off. */
@@ -417,9 +390,9 @@ static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, i
                     "invalid UTF-8: byte 0x%02x at offset %zu; convert the text to UTF-8, or "
                     "encode without G2Z_ENCODE_STRICT (--strict) to have it replaced by U+FFFD",
                     (*text)[valid], valid);
-  size_t repaired = g2zt_utf8_repair(*text, *bytes, NULL);
+  size_t used, repaired = g2zt_utf8_repair(*text, *bytes, NULL, SIZE_MAX, &used);
   G2ZT_GROW(services, unsigned char, repair->bytes, repair->capacity, 0, repaired);
-  g2zt_utf8_repair(*text, *bytes, repair->bytes);
+  g2zt_utf8_repair(*text, *bytes, repair->bytes, SIZE_MAX, &used);
   *text = repair->bytes;
   *bytes = repaired;
   return G2Z_OK;
@@ -486,11 +459,10 @@ static size_t g2zt_white_bytes(const unsigned char *p, const unsigned char *end)
   if (end - p >= 2 && p[0] == 0xC2) return p[1] == 0x85 || p[1] == 0xA0 ? 2 : 0;
   if (end - p < 3 || p[0] < 0xE1 || p[0] > 0xE3) return 0;
   uint32_t c = (p[0] & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
-  int valid = (p[1] & 0xC0) == 0x80 && (p[2] & 0xC0) == 0x80;
-  return valid && (c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
-                   c == 0x202F || c == 0x205F || c == 0x3000)
-             ? 3
-             : 0;
+  if ((p[1] & 0xC0) != 0x80 || (p[2] & 0xC0) != 0x80) return 0;
+  int white = (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
+              c == 0x205F || c == 0x1680 || c == 0x3000;
+  return white ? 3 : 0;
 }
 
 G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
@@ -551,9 +523,9 @@ static size_t g2zt_words_slot(const g2zt_words *words, const unsigned char *byte
   return slot;
 }
 
-/* The number of a word, or -1. */
+/* The number of a word, or -1. The set is not empty. */
 static int64_t g2zt_words_find(const g2zt_words *words, const unsigned char *bytes, size_t count) {
-  return words->slots ? (int64_t)words->table[g2zt_words_slot(words, bytes, count)] - 1 : -1;
+  return (int64_t)words->table[g2zt_words_slot(words, bytes, count)] - 1;
 }
 
 static g2z_status g2zt_words_widen(g2z_services *services, g2zt_words *words) {
@@ -572,9 +544,9 @@ static g2z_status g2zt_words_widen(g2z_services *services, g2zt_words *words) {
 /* The number of a word, which is added when it is new: then it is the count before. */
 static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
                                  const unsigned char *bytes, size_t count, size_t *word) {
-  size_t used = words->count ? words->starts[words->count] : 0, slot;
+  size_t used = words->count ? words->starts[words->count] : 0;
   if (words->count * 2 >= words->slots) G2ZT_TRY(g2zt_words_widen(services, words));
-  slot = g2zt_words_slot(words, bytes, count);
+  size_t slot = g2zt_words_slot(words, bytes, count);
   *word = words->table[slot] ? words->table[slot] - 1 : words->count;
   if (words->table[slot]) return G2Z_OK;
   /* 2^32 - 2 leaves room for the barriers between words while a vocabulary is learnt. */
@@ -748,7 +720,6 @@ static g2z_status g2zt_tokenizer_join(g2z_tokenizer *tokenizer, uint32_t left, u
     return g2z_fail(services, G2Z_FORMAT, "makes the token that has id %d already", (int)id);
   tokenizer->merges[merge].left = left;
   tokenizer->merges[merge].right = right;
-  tokenizer->merges[merge].value = (uint32_t)id;
   size_t bit = g2zt_join_bit(left, right);
   tokenizer->may_join[bit / 64] |= (uint64_t)1 << bit % 64;
   return g2zt_pairs_add(services, &tokenizer->joins, left, right, (uint32_t)id);
@@ -906,9 +877,9 @@ static g2z_status g2zt_merge(g2zt_merger *merger, const unsigned char *piece, si
 }
 
 /* ===== encoding ==========================================================
- * In:  text. Out: ids, appended to a list.
- * Law: bytes -> valid text -> pieces -> cache -> merges -> ids. Each stage knows nothing of the
- *      others. What stands in the cache is what merging would give. */
+ * In:  text, or ids. Out: ids, appended to a list, or their bytes.
+ * Law: bytes -> valid text -> pieces -> cache -> merges -> ids. What stands in the cache is what
+ *      merging would give. */
 
 #define G2ZT_WORDS_BITS 17
 #define G2ZT_WORD_BYTES 31
@@ -1105,10 +1076,10 @@ static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char
 
 /* Where the next <|endoftext|> begins; `end` when there is none. */
 static const unsigned char *g2zt_find_eot(const unsigned char *p, const unsigned char *end) {
-  while ((size_t)(end - p) >= G2ZT_EOT_BYTES &&
-         (p = (const unsigned char *)memchr(p, '<', (size_t)(end - p))) != NULL) {
-    if ((size_t)(end - p) >= G2ZT_EOT_BYTES && memcmp(p, G2ZT_EOT, G2ZT_EOT_BYTES) == 0) return p;
-    p++;
+  for (; (size_t)(end - p) >= G2ZT_EOT_BYTES; p++) {
+    p = (const unsigned char *)memchr(p, '<', (size_t)(end - p) - (G2ZT_EOT_BYTES - 1));
+    if (!p) break;
+    if (memcmp(p, G2ZT_EOT, G2ZT_EOT_BYTES) == 0) return p;
   }
   return end;
 }
@@ -1133,17 +1104,17 @@ static g2z_status g2zt_encode_special(g2z_encoder *encoder, const unsigned char 
 static g2z_status g2zt_encode(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
                               int flags, int open, g2z_tokens *out, size_t *used) {
   const unsigned char *valid = text;
-  *used = 0;
   if (open) bytes = g2zt_utf8_trim(text, bytes);
-  if (bytes == 0) return G2Z_OK;
   size_t valid_bytes = bytes, before = out->count;
+  *used = 0;
+  if (bytes == 0) return G2Z_OK;
   G2ZT_TRY(g2zt_valid_text(encoder->services, &encoder->repair, flags & G2Z_ENCODE_STRICT, &valid,
                            &valid_bytes));
   g2z_status status = flags & G2Z_ENCODE_ALLOW_SPECIAL
                           ? g2zt_encode_special(encoder, valid, valid_bytes, open, out, used)
                           : g2zt_encode_ordinary(encoder, valid, valid_bytes, open, out, used);
   if (status != G2Z_OK) out->count = before;
-  if (valid != text && open && status == G2Z_OK) *used = g2zt_utf8_given(text, bytes, *used);
+  if (valid != text) g2zt_utf8_repair(text, bytes, NULL, *used, used); /* back in given bytes */
   return status;
 }
 
@@ -1158,9 +1129,6 @@ G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_
   return g2zt_encode(encoder, (const unsigned char *)text, bytes, flags, 1, out, used);
 }
 
-/* ===== decoding ==========================================================
- * In:  ids. Out: their bytes. */
-
 G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *tokenizer,
                               const int32_t *ids, size_t count, char **text, size_t *bytes) {
   size_t total = 0, length;
@@ -1170,8 +1138,7 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
   for (size_t i = 0; i < count; i++) {
     if (!g2z_tokenizer_token(tokenizer, ids[i], &length))
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "id %" PRId32
-                      " at position %zu is not below the vocabulary's %d; decode "
+                      "id %" PRId32 " at position %zu is not below the vocabulary's %d; decode "
                       "with the vocabulary that encoded",
                       ids[i], i, g2z_tokenizer_vocab(tokenizer));
     total += length;
@@ -1351,8 +1318,7 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
     int64_t expected = count ? g2zt_words_find(tokens, token, count) : -1;
     if (id != expected || id < 0)
       return g2zt_reading_fail(reading,
-                               "\"%s\" has id %" PRId64
-                               ", which does not follow from the merges "
+                               "\"%s\" has id %" PRId64 ", which does not follow from the merges "
                                "(256 bytes, then the merges in order, then " G2ZT_EOT
                                "); train it without special tokens, or use its merges.txt",
                                g2zt_show(reading->text, bytes).text, id);
@@ -1375,14 +1341,12 @@ static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
     int is_eot = 0;
     if (!g2z_json_enter(json, '{')) break;
     while (g2z_json_next(json, '}', &key)) {
-      if (g2z_json_is(&key, "id")) {
-        id = g2z_json_integer(json);
-      } else if (g2z_json_is(&key, "content")) {
-        g2z_json_text content = g2z_json_string(json);
-        is_eot = g2z_json_is(&content, G2ZT_EOT);
-      } else {
-        g2z_json_skip(json);
-      }
+      int content = g2z_json_is(&key, "content");
+      g2z_json_text text;
+      if (content) text = g2z_json_string(json);
+      if (content) is_eot = g2z_json_is(&text, G2ZT_EOT);
+      else if (g2z_json_is(&key, "id")) id = g2z_json_integer(json);
+      else g2z_json_skip(json);
     }
     if (json->status == G2Z_OK && is_eot && id != eot)
       return g2z_json_fail(json, "%s has id %" PRId64 " but must be the last, %d; use merges.txt",
@@ -1461,10 +1425,9 @@ static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned cha
   if (bytes == 0)
     return g2z_fail(reading->services, G2Z_FORMAT, "%s is empty; expected a vocabulary",
                     reading->label);
-  if (bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) { /* some editors' byte order mark */
-    text += 3;
-    bytes -= 3;
-  }
+  size_t mark = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; /* of byte order */
+  text += mark;
+  bytes -= mark;
   int is_tiktoken = bytes >= 6 && text[4] == ' ' && text[5] == '0';
   int is_llmc = bytes >= 4 && memcmp(text, "\xC8\xD7\x34\x01", 4) == 0;
   if (is_tiktoken || is_llmc)
@@ -1607,7 +1570,7 @@ static g2z_status g2zt_trainer_feed(g2z_bpe_trainer *trainer, const unsigned cha
     p = next;
   }
   *used = (size_t)(p - begin);
-  if (open && begin != text) *used = g2zt_utf8_given(text, bytes, *used);
+  if (begin != text) g2zt_utf8_repair(text, bytes, NULL, *used, used); /* back in given bytes */
   return G2Z_OK;
 }
 
@@ -1635,34 +1598,10 @@ G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_t
  * starts form a doubly linked list, so that a merge visits exactly those. */
 typedef struct g2zt_site {
   int32_t id;              /* -1: a barrier, or inside a symbol */
+  uint32_t word;           /* that it is a byte of */
   uint32_t list;           /* the list that this site is in; 0: none */
   uint32_t before, after;  /* in the list; 0: none, as site 0 is a barrier */
 } g2zt_site;
-
-/* The symbol behind the one at `at`; a barrier when there is none. */
-static inline uint32_t g2zt_site_next(const g2z_tokenizer *tokenizer, const g2zt_site *sites,
-                                      uint32_t at) {
-  return at + (uint32_t)g2zt_word_bytes(&tokenizer->tokens, (size_t)sites[at].id);
-}
-
-/* The symbol before the one at `at`; 0 when there is none. */
-static inline uint32_t g2zt_site_previous(const g2z_tokenizer *tokenizer, const g2zt_site *sites,
-                                          uint32_t at) {
-  int32_t id = sites[at - 1].id;
-  return id < 0 ? 0 : at - (uint32_t)g2zt_word_bytes(&tokenizer->tokens, (size_t)id);
-}
-
-/* The first of the sites that overlap `at` in its list: of the pair (x, x) in a run of x. There,
- * merges must go from left to right; taking a run whole visits each of its symbols only a few
- * times. */
-static inline uint32_t g2zt_site_run(const g2z_tokenizer *tokenizer, const g2zt_site *sites,
-                                     uint32_t at) {
-  uint32_t previous;
-  while ((previous = g2zt_site_previous(tokenizer, sites, at)) &&
-         sites[previous].list == sites[at].list)
-    at = previous;
-  return at;
-}
 
 typedef struct g2zt_record { /* a pair of tokens, while a vocabulary is learnt */
   int64_t count;             /* its occurrences in all texts */
@@ -1675,12 +1614,34 @@ typedef struct g2zt_learning {
   g2z_tokenizer *tokenizer;
   const int64_t *counts;     /* of words */
   g2zt_site *sites;          /* all words, with barriers */
-  uint32_t *words;           /* of each site */
   g2zt_pairs pairs;          /* two ids -> index of their record */
   g2zt_record *records;      /* records[0] is nobody's: a site in list 0 is in none */
   size_t record_count, records_capacity;
   g2zt_heap heap;            /* (INT64_MAX - count, left << 32 | right) as they were when entered */
 } g2zt_learning;
+
+/* The symbol behind the one at `at`; a barrier when there is none. */
+static inline uint32_t g2zt_site_next(const g2zt_learning *learning, uint32_t at) {
+  return at + (uint32_t)g2zt_word_bytes(&learning->tokenizer->tokens,
+                                        (size_t)learning->sites[at].id);
+}
+
+/* The symbol before the one at `at`; 0 when there is none. */
+static inline uint32_t g2zt_site_previous(const g2zt_learning *learning, uint32_t at) {
+  int32_t id = learning->sites[at - 1].id;
+  return id < 0 ? 0 : at - (uint32_t)g2zt_word_bytes(&learning->tokenizer->tokens, (size_t)id);
+}
+
+/* The first of the sites that overlap `at` in its list: of the pair (x, x) in a run of x. There,
+ * merges must go from left to right; taking a run whole visits each of its symbols only a few
+ * times. */
+static uint32_t g2zt_site_run(const g2zt_learning *learning, uint32_t at) {
+  const g2zt_site *sites = learning->sites;
+  uint32_t previous;
+  while ((previous = g2zt_site_previous(learning, at)) && sites[previous].list == sites[at].list)
+    at = previous;
+  return at;
+}
 
 /* Enters the records from `first` on: those of the pairs that the last merge made. */
 static g2z_status g2zt_learn_enter(g2zt_learning *learning, size_t first) {
@@ -1715,7 +1676,7 @@ static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
   g2zt_site *sites = learning->sites;
   const g2zt_words *tokens = &learning->tokenizer->tokens;
   uint32_t left = (uint32_t)sites[at].id;
-  int32_t behind = sites[g2zt_site_next(learning->tokenizer, sites, at)].id;
+  int32_t behind = sites[g2zt_site_next(learning, at)].id;
   uint32_t right = (uint32_t)behind;
   if (behind < 0 ||
       g2zt_word_bytes(tokens, left) + g2zt_word_bytes(tokens, right) > G2ZT_TOKEN_BYTES)
@@ -1730,7 +1691,7 @@ static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
     learning->records[learning->record_count++] = fresh;
   }
   g2zt_record *record = &learning->records[index];
-  record->count += learning->counts[learning->words[at]];
+  record->count += learning->counts[sites[at].word];
   sites[at].list = index;
   sites[at].before = 0;
   sites[at].after = record->first;
@@ -1745,7 +1706,7 @@ static void g2zt_learn_unlink(g2zt_learning *learning, uint32_t at) {
   g2zt_record *record = &learning->records[sites[at].list];
   uint32_t before = sites[at].before, after = sites[at].after;
   if (!sites[at].list) return;
-  record->count -= learning->counts[learning->words[at]];
+  record->count -= learning->counts[sites[at].word];
   if (before) sites[before].after = after;
   else record->first = after;
   if (after) sites[after].before = before;
@@ -1755,14 +1716,14 @@ static void g2zt_learn_unlink(g2zt_learning *learning, uint32_t at) {
 /* Merges the symbol at `at` with the next. */
 static g2z_status g2zt_learn_site(g2zt_learning *learning, uint32_t at, int32_t id) {
   g2zt_site *sites = learning->sites;
-  uint32_t previous = g2zt_site_previous(learning->tokenizer, sites, at);
-  uint32_t second = g2zt_site_next(learning->tokenizer, sites, at);
+  uint32_t previous = g2zt_site_previous(learning, at);
+  uint32_t second = g2zt_site_next(learning, at);
   g2zt_learn_unlink(learning, at);
   g2zt_learn_unlink(learning, second);
   g2zt_learn_unlink(learning, previous); /* site 0 is in no list */
   sites[second - 1].id = sites[second].id = -1;
   sites[at].id = id;
-  sites[g2zt_site_next(learning->tokenizer, sites, at) - 1].id = id;
+  sites[g2zt_site_next(learning, at) - 1].id = id;
   G2ZT_TRY(g2zt_learn_link(learning, at));
   return previous ? g2zt_learn_link(learning, previous) : G2Z_OK;
 }
@@ -1773,8 +1734,6 @@ static g2z_status g2zt_learn_start(g2zt_learning *learning, const g2zt_words *wo
   void *memory;
   G2ZT_TRY(g2zt_alloc(learning->services, total, sizeof *learning->sites, &memory));
   learning->sites = (g2zt_site *)memory;
-  G2ZT_TRY(g2zt_alloc(learning->services, total, sizeof *learning->words, &memory));
-  learning->words = (uint32_t *)memory;
   G2ZT_GROW(learning->services, g2zt_record, learning->records, learning->records_capacity, 0, 1);
   learning->record_count = 1;
   uint32_t at = 0;
@@ -1782,7 +1741,7 @@ static g2z_status g2zt_learn_start(g2zt_learning *learning, const g2zt_words *wo
   for (size_t word = 0; word < words->count; word++) {
     for (size_t i = words->starts[word]; i < words->starts[word + 1]; i++, at++) {
       learning->sites[at].id = learning->tokenizer->byte_ids[words->bytes[i]];
-      learning->words[at] = (uint32_t)word;
+      learning->sites[at].word = (uint32_t)word;
     }
     learning->sites[at++].id = -1;
   }
@@ -1801,11 +1760,10 @@ static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, i
     G2ZT_TRY(g2zt_tokenizer_join(learning->tokenizer, learning->records[best].left,
                                  learning->records[best].right));
     while (learning->records[best].first) {
-      uint32_t at =
-          g2zt_site_run(learning->tokenizer, learning->sites, learning->records[best].first);
+      uint32_t at = g2zt_site_run(learning, learning->records[best].first);
       do {
         G2ZT_TRY(g2zt_learn_site(learning, at, id));
-        at = g2zt_site_next(learning->tokenizer, learning->sites, at);
+        at = g2zt_site_next(learning, at);
       } while (learning->sites[at].list == best);
     }
     G2ZT_TRY(g2zt_learn_enter(learning, known));
@@ -1828,7 +1786,6 @@ G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
   learning.counts = trainer->counts;
   g2z_status status = g2zt_learn(&learning, &trainer->words, vocab);
   g2z_release(services, learning.sites);
-  g2z_release(services, learning.words);
   g2z_release(services, learning.pairs.slots);
   g2z_release(services, learning.records);
   g2z_release(services, learning.heap.items);

@@ -966,38 +966,25 @@ static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
 static g2z_collectives zero_faulty;
 static const g2z_collectives *zero_right;
 static int zero_gathers;
-static g2z_status zero_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
-  if (++zero_gathers == 7) return G2Z_OK;
-  return zero_right->all_gather(comm, to, from, n);
-}
-static g2z_status zero_broadcast(g2z_comm *comm, void *buffer, size_t n) {
-  if (++zero_gathers == 7) return G2Z_OK;
-  return zero_right->broadcast(comm, buffer, n);
+static g2z_status zero_gather(g2z_comm *comm, const g2z_call *call) {
+  if (call->kind == G2Z_CALL_GATHER && ++zero_gathers == 7) return G2Z_OK;
+  return zero_right->play(comm, call);
 }
 
 /* Of the embedding's gradient in step 2 the other ranks' rows stay away. */
-static g2z_status zero_rows(g2z_comm *comm, g2z_span span, void *rows, const void *mine,
-                            size_t bytes) {
-  if (span != G2Z_SPAN_EMBEDDING_ROWS || ++zero_gathers != 4) /* a step's second: tokens, rows */
-    return zero_right->all_gather_rows(comm, span, rows, mine, bytes);
-  memset(rows, 0, (size_t)comm->world * bytes);
-  memcpy((char *)rows + (size_t)comm->rank * bytes, mine, bytes);
+static g2z_status zero_rows(g2z_comm *comm, const g2z_call *call) {
+  if (call->kind != G2Z_CALL_ROWS || call->span != G2Z_SPAN_EMBEDDING_ROWS ||
+      ++zero_gathers != 4) /* a step's second: tokens, rows */
+    return zero_right->play(comm, call);
+  memset(call->to, 0, (size_t)comm->world * call->n);
+  memcpy((char *)call->to + (size_t)comm->rank * call->n, call->from, call->n);
   return G2Z_OK;
 }
 
 /* Leaves out one of the reductions: a bucket's gradients stay the last step's, or this rank's own. */
-static g2z_status zero_reduce_scatter(g2z_comm *comm, void *out, void *from, g2z_write mode,
-                                      size_t n) {
-  if (++zero_gathers == 7) return G2Z_OK;
-  return zero_right->reduce_scatter(comm, out, from, mode, n);
-}
-static g2z_status zero_all_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  if (++zero_gathers == 7) return G2Z_OK;
-  return zero_right->all_reduce(comm, buffer, n);
-}
-static g2z_status zero_reduce(g2z_comm *comm, void *buffer, size_t n) {
-  if (++zero_gathers == 7) return G2Z_OK;
-  return zero_right->reduce(comm, buffer, n);
+static g2z_status zero_reduction(g2z_comm *comm, const g2z_call *call) {
+  if (call->kind == G2Z_CALL_REDUCE && ++zero_gathers == 7) return G2Z_OK;
+  return zero_right->play(comm, call);
 }
 
 /* What is done to a run beside its case. ZERO_LIKE + world: one rank takes micro-batches of the size
@@ -1016,16 +1003,8 @@ enum {
 static void zero_break(g2z_trainer *trainer, int how) {
   zero_right = trainer->comm->ops;
   zero_faulty = *zero_right;
-  if (how == ZERO_FAULT) {
-    zero_faulty.all_gather = zero_gather;
-    zero_faulty.broadcast = zero_broadcast;
-  } else if (how == ZERO_FAULT_ROWS) {
-    zero_faulty.all_gather_rows = zero_rows;
-  } else {
-    zero_faulty.reduce_scatter = zero_reduce_scatter;
-    zero_faulty.all_reduce = zero_all_reduce;
-    zero_faulty.reduce = zero_reduce;
-  }
+  zero_faulty.play = how == ZERO_FAULT ? zero_gather : how == ZERO_FAULT_ROWS ? zero_rows
+                                                                              : zero_reduction;
   trainer->comm->ops = &zero_faulty;
   zero_gathers = 0;
 }
@@ -1138,9 +1117,9 @@ static g2z_status turns_bwd(g2z_device *device, void *dw, const void *x, const v
   turns_look(1);
   return turns_right->linear_bwd_weight(device, dw, x, dy, mode, N, I, O);
 }
-static g2z_status turns_gather(g2z_comm *comm, void *to, const void *from, size_t n) {
-  zero_gathers++;
-  return zero_right->all_gather(comm, to, from, n);
+static g2z_status turns_gather(g2z_comm *comm, const g2z_call *call) {
+  zero_gathers += call->kind == G2Z_CALL_GATHER;
+  return zero_right->play(comm, call);
 }
 
 /* turns CASE: three steps of stage 3 with a bucket for each unit. */
@@ -1159,7 +1138,7 @@ static int rank_turns(int argc, char **argv) {
   if (status == G2Z_OK) {
     zero_right = t->comm->ops;
     zero_faulty = *zero_right;
-    zero_faulty.all_gather = turns_gather;
+    zero_faulty.play = turns_gather;
     t->comm->ops = &zero_faulty;
     turns_trainer = t;
     turns_right = t->device->ops;
