@@ -33,11 +33,12 @@ HERE := $(subst $() ,\ ,$(CURDIR))
 NAME  = $(lastword $(subst /, ,$@))
 
 EXTRAS := $(wildcard extras/*.h)
+TESTS  := $(wildcard tests/*.h)
 
 all: train prepare_data $(HERE)/bench ## the programs (the default)
 
 train: train.cu
-test_gpt2: test_gpt2.cu $(wildcard tests/*.h)
+test_gpt2: test_gpt2.cu $(TESTS)
 $(HERE)/bench: bench.cu
 train test_gpt2 $(HERE)/bench: gpt2_zero.h $(EXTRAS) $(wildcard gpt2_zero_kernels.cuh)
 	$(BUILD) $(DEFINE) $(NAME).cu -o $(NAME) $(LIBS) $(CUDA)
@@ -46,7 +47,7 @@ prepare_data: prepare_data.c gpt2_zero.h $(EXTRAS)
 
 # ----- run --------------------------------------------------------------------------------------
 
-SOURCES := gpt2_zero.h $(EXTRAS) train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md
+SOURCES := gpt2_zero.h $(EXTRAS) train.cu bench.cu prepare_data.c test_gpt2.cu $(TESTS) Makefile README.md
 SHARDS  := ./prepare_data --train-bpe 4096 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
 RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e-3 --val-every 200
 
@@ -100,6 +101,7 @@ SANITIZE := -std=c11 -O1 -g -march=native -fsanitize=address,undefined -fno-sani
 sanitize: $(addprefix build/sanitized/,test_gpt2 train prepare_data bench) ## the tests under AddressSanitizer and UBSan
 	G2Z_TRAIN=build/sanitized/train G2Z_PREPARE_DATA=build/sanitized/prepare_data \
 	  G2Z_BENCH=build/sanitized/bench build/sanitized/test_gpt2
+build/sanitized/test_gpt2: $(TESTS)
 build/sanitized/%: %.cu gpt2_zero.h $(EXTRAS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) -x c $< -o $@ $(LIBS)
@@ -142,10 +144,10 @@ BEHIND := "gcc -x c" "gcc -std=gnu17 -x c" "clang -x c" "g++ -std=c++17 -x c++" 
 
 # build/fuzz/fuzz_json and the others run until they are stopped; inputs that fail are left where they
 # were started.
-FUZZERS = $(shell sed -n 's/^static int \(fuzz_[a-z]*\).const uint8_t.*/\1/p' test_gpt2.cu)
+FUZZERS = $(shell sed -n 's/^static int \(fuzz_[a-z]*\).const uint8_t.*/\1/p' tests/fuzz.h)
 fuzz: $(addprefix build/fuzz/,$(FUZZERS)) ## libFuzzer programs of every file format, with clang
 	@ls build/fuzz
-build/fuzz/%: test_gpt2.cu gpt2_zero.h $(EXTRAS)
+build/fuzz/%: test_gpt2.cu tests/fuzz.h gpt2_zero.h $(EXTRAS)
 	@mkdir -p $(@D)
 	clang -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -DG2Z_FUZZ=$* -x c $< -o $@ $(LIBS)
 
@@ -191,6 +193,7 @@ NVCC_CHECK = $(NVCC) -std=c++17 $(SPLIT) -Werror all-warnings -Xcompiler -Wall,-
 check-nvcc: $(addprefix build/check/nvcc_,$(if $(NVCC),train test_gpt2,none)) ## no warning from nvcc for sm_90a
 build/check/nvcc_none:
 	@echo 'skip  nvcc is not here'
+build/check/nvcc_test_gpt2: $(TESTS)
 build/check/nvcc_%: %.cu gpt2_zero.h gpt2_zero_kernels.cuh $(EXTRAS)
 	@mkdir -p $(@D)
 	@$(NVCC_CHECK) -O1 -gencode arch=compute_90a,code=sm_90a $< -o $@

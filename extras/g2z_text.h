@@ -72,7 +72,7 @@ G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path
 G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
                                        size_t bytes, g2z_tokenizer **out);
 G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer); /* NULL is fine */
-/* The number of ids: 256 + merges + 1. GPT-2: 50257. The last is <|endoftext|>, g2z_tokenizer_eot. */
+/* The number of ids: 256 + merges + 1. GPT-2: 50257. <|endoftext|> is the last. */
 G2Z_API int g2z_tokenizer_vocab(const g2z_tokenizer *tokenizer);
 G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer);
 /* The bytes of a token, which the tokenizer owns; NULL and 0 for an id that does not exist.

@@ -1,5 +1,128 @@
-/* The tests of the room "ranks": real processes that meet, talk, die, hang and are looked after. A
- * part of test_gpt2.cu, which has the table of all tests and starts and awaits the processes. */
+/* Tests of the room "ranks": real processes that meet, talk, die, hang and are looked after, and
+ * the scripts that start them. Tests that use private names of the header: places, ranks_siphash,
+ * ranks_addresses, ranks_flight, ranks_spawn; "internals" stands above what writes such names. */
+
+/* ----- rank programs ----- */
+
+static void rank_on_fault(void *user, const g2z_fault *fault) {
+  (void)user;
+  printf("fault of rank %d: %s\n", fault->rank, fault->sentence);
+  fflush(stdout);
+  _exit(70);
+}
+
+/* Joins with the environment's place and short deadlines; NULL after printing why not. Arguments
+ * NAME=VALUE change the config. */
+static g2z_ranks *rank_join(g2z_services *services, int argc, char **argv) {
+  g2z_ranks_config config = g2z_ranks_config_default();
+  g2z_ranks *ranks = NULL;
+  memset(services, 0, sizeof *services);
+  config.join_s = 20;
+  config.on_fault = rank_on_fault;
+  g2z_status status = g2z_place_find(services, &config.place);
+  for (int i = 0; i < argc; i++) {
+    const char *value = strchr(argv[i], '=');
+    if (!value) continue;
+    value++;
+    if (strncmp(argv[i], "join=", 5) == 0) config.join_s = atof(value);
+    if (strncmp(argv[i], "silence=", 8) == 0) config.silence_s = atof(value);
+    if (strncmp(argv[i], "hang=", 5) == 0) config.hang_s = atof(value);
+    if (strncmp(argv[i], "world=", 6) == 0) config.place.world = atoi(value);
+    if (strncmp(argv[i], "local=", 6) == 0) config.place.local_world = atoi(value);
+    if (strncmp(argv[i], "host=", 5) == 0)
+      snprintf(config.place.host, sizeof config.place.host, "%s", value);
+    if (strncmp(argv[i], "device=", 7) == 0) config.device = value;
+    if (strncmp(argv[i], "build=", 6) == 0) config.build = value;
+    if (strncmp(argv[i], "handler=", 8) == 0) config.on_fault = NULL;
+  }
+  if (status == G2Z_OK) status = g2z_ranks_join(services, &config, &ranks);
+  if (status == G2Z_OK) printf("rank %d has met the others\n", config.place.rank);
+  else printf("join: %s: %s\n", g2z_status_text(status), services->error);
+  fflush(stdout);
+  return ranks;
+}
+
+static int rank_failed(g2z_services *services, g2z_status status) {
+  printf("failed: %s: %s\n", g2z_status_text(status), services->error);
+  return 3;
+}
+
+/* Every call, several times, and what it must give. */
+static int rank_calls(int argc, char **argv) {
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const g2z_place *place = g2z_ranks_place(ranks);
+  const int rank = place->rank, world = place->world;
+  int bad = 0, all[RANKS_MOST], mine, third = 0;
+  char text[64];
+  for (int turn = 0; turn < 50; turn++) {
+    mine = 100 * turn + rank;
+    bad += g2z_ranks_all_gather(ranks, &mine, sizeof mine, all) != G2Z_OK;
+    for (int r = 0; r < world; r++) bad += all[r] != 100 * turn + r;
+    third = rank == 0 ? turn * 7 : -1;
+    bad += g2z_ranks_broadcast(ranks, &third, sizeof third) != G2Z_OK || third != turn * 7;
+    bad += g2z_ranks_agree(ranks, G2Z_OK) != G2Z_OK;
+    bad += g2z_ranks_same(ranks, "turn", turn % 2 ? "" : "one\ntwo") != G2Z_OK;
+  }
+  bad += g2z_ranks_all_gather(ranks, NULL, 0, all) != G2Z_OK; /* a barrier */
+  /* The lowest failing rank's status and sentence reach everybody. */
+  snprintf(services.error, sizeof services.error, "disk %d is full", rank);
+  g2z_status status = g2z_ranks_agree(ranks, rank == world - 1 ? G2Z_IO : rank ? G2Z_DEVICE : G2Z_OK);
+  snprintf(text, sizeof text, "rank 1: disk 1 is full");
+  bad += status != (world > 2 ? G2Z_DEVICE : G2Z_IO) || strcmp(services.error, text) != 0;
+  snprintf(text, sizeof text, "model gpt2\nbatch %d\nseq 8", rank == 1 ? 4 : 8);
+  status = g2z_ranks_same(ranks, "config", text);
+  bad += status != G2Z_BAD_ARGUMENT || !strstr(services.error, "the config of rank 1 differs from "
+                                               "rank 0's: \"batch 4\" there, \"batch 8\" on rank 0");
+  if (bad) printf("%d wrong; last: %s\n", bad, services.error);
+  g2z_ranks_leave(ranks);
+  return bad ? 2 : 0;
+}
+
+/* internals */
+/* A stream of 64 MB each way between rank 0 and every other, checked by its sum. */
+static int rank_stream(int argc, char **argv) {
+  enum { COUNT = 16 << 20 };
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  const g2z_place *place = g2z_ranks_place(ranks);
+  uint32_t *numbers = (uint32_t *)malloc((size_t)COUNT * 4), sum = 0, want = 0;
+  g2z_status status = G2Z_OK;
+  double begin = g2z_seconds();
+  for (uint32_t i = 0; i < COUNT; i++) numbers[i] = i * 2654435761u, want += numbers[i];
+  for (int r = 1; r < place->world && status == G2Z_OK; r++) {
+    if (place->rank && place->rank != r) continue;
+    const int peer = place->rank ? 0 : r;
+    if (place->rank) status = g2z__ranks_send(ranks, peer, numbers, (size_t)COUNT * 4);
+    memset(numbers, 0, (size_t)COUNT * 4);
+    if (status == G2Z_OK) status = g2z__ranks_receive(ranks, peer, numbers, (size_t)COUNT * 4);
+    if (status == G2Z_OK && !place->rank)
+      status = g2z__ranks_send(ranks, peer, numbers, (size_t)COUNT * 4);
+  }
+  for (uint32_t i = 0; i < COUNT; i++) sum += numbers[i];
+  printf("%.3f s\n", g2z_seconds() - begin);
+  free(numbers);
+  if (status != G2Z_OK) return rank_failed(&services, status);
+  g2z_ranks_leave(ranks);
+  return sum == want ? 0 : 2;
+}
+
+/* Rank 1 makes another call than the others. */
+static int rank_mismatch(int argc, char **argv) {
+  g2z_services services;
+  g2z_ranks *ranks = rank_join(&services, argc, argv);
+  if (!ranks) return 1;
+  int value = 0, all[RANKS_MOST];
+  g2z_status status = g2z_ranks_place(ranks)->rank == 1
+                          ? g2z_ranks_broadcast(ranks, &value, sizeof value)
+                          : g2z_ranks_all_gather(ranks, &value, sizeof value, all);
+  int code = rank_failed(&services, status);
+  if (g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK) code = 4; /* once out of step, always */
+  g2z_ranks_leave(ranks);
+  return code;
+}
 
 /* ----- rank programs: where one rank dies, hangs or leaves ----- */
 
@@ -9,6 +132,7 @@ static void rank_sleep(double seconds) {
   }
 }
 
+/* internals */
 /* "loop TURNS RANK WHAT": all turn in small steps; at step 20 one RANK does WHAT. */
 static int rank_loop(int argc, char **argv) {
   g2z_services services;
@@ -141,6 +265,7 @@ static int rank_slow(int argc, char **argv) {
   return code;
 }
 
+/* internals */
 /* "backlog": rank 1 sends 64 MB, which rank 0 takes after a while. */
 static int rank_backlog(int argc, char **argv) {
   enum { BYTES = 64 << 20 };
@@ -156,27 +281,6 @@ static int rank_backlog(int argc, char **argv) {
   free(bytes);
   g2z_ranks_leave(ranks);
   return code;
-}
-
-static const struct { const char *name; int (*run)(int argc, char **argv); } rank_programs[] = {
-    {"calls", rank_calls},
-    {"stream", rank_stream},
-    {"mismatch", rank_mismatch},
-    {"zero", rank_zero},
-    {"turns", rank_turns},
-    {"trouble", rank_trouble},
-    {"loop", rank_loop},
-    {"spawn", rank_spawn},
-    {"slow", rank_slow},
-    {"backlog", rank_backlog},
-};
-
-static int rank_program(int argc, char **argv) {
-  for (size_t i = 0; i < sizeof rank_programs / sizeof *rank_programs; i++)
-    if (argc > 0 && strcmp(argv[0], rank_programs[i].name) == 0)
-      return rank_programs[i].run(argc - 1, argv + 1);
-  fprintf(stderr, "no rank program is called \"%s\"\n", argc > 0 ? argv[0] : "");
-  return 99;
 }
 
 /* ----- tests of places ----- */
@@ -216,6 +320,7 @@ static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *plac
   return status;
 }
 
+/* internals */
 static void test_places(g2z_test *t) {
   static const struct {
     const char *variables;
@@ -657,6 +762,7 @@ static void test_ranks_address(g2z_test *t) {
   test_ranks_free(t, &ranks);
 }
 
+/* internals */
 /* A host of two addresses: at the first nothing ever answers, which leaves the second its time. */
 static void test_ranks_addresses(g2z_test *t) {
   struct addrinfo *here[2];
@@ -716,6 +822,7 @@ static void test_ranks_addresses(g2z_test *t) {
   free(ranks);
 }
 
+/* internals */
 /* The vectors of the reference implementation: key 00 01 .. 0f, message 00 01 .. of that length. */
 static void test_ranks_siphash(g2z_test *t) {
   static const struct { size_t bytes; const char *mac; } cases[] = {
@@ -884,6 +991,7 @@ static void test_ranks_leaving(g2z_test *t) {
   test_ranks_free(t, &ranks);
 }
 
+/* internals */
 static void test_ranks_flight(g2z_test *t) {
   g2z_ranks_config config = g2z_ranks_config_default();
   g2z_ranks *ranks;
@@ -930,6 +1038,7 @@ static int test_ranks_lines(const char *text, const char *part) {
   return count;
 }
 
+/* internals */
 static void test_ranks_spawn(g2z_test *t) {
   static const struct { const char *what; int code; } cases[] = {
       {"spawn fine", 0}, {"spawn exit", 5}, {"spawn kill", 137}, {"spawn stop silence=0.5", 70}};
@@ -1131,4 +1240,50 @@ static void test_ranks_train_killed(g2z_test *t) {
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   test_ranks_flags(t, config, sizeof config);
   for (int turn = 0; turn < 6; turn++) test_ranks_train_kill(t, config, turn, victims[turn]);
+}
+
+/* What the scripts hand to srun, which is played by one that prints its arguments. */
+static void test_slurm_scripts(g2z_test *t) {
+  static const struct { const char *script, *variables, *want; } cases[] = {
+      {"train_1gpu.sbatch", "", "-K0|--wait=60|./train|--run-dir|@/run|"},
+      {"train_4gpu.sbatch",
+       "MICRO_BATCH_SIZE_PER_GPU=4 GRAD_ACCUM_STEPS=2 NCCL_LOGS=1 "
+       "GPT2_EXTRA_ARGS='--train /*  --lr 1e-3'",
+       "-K0|--wait=60|./train|--run-dir|@/run|--batch|4|--accum|2|--nccl-logs|--train|/*|--lr|1e-3|"},
+      {"train_2x4gpu.sbatch", "NSYS=1 DIST_DEBUG=1",
+       "-K0|--wait=0|--label|bash|slurm/profile.sh|@/run|./train|--run-dir|@/run|--graph|off|"},
+      {"train_2gpu.sbatch", "GPT2_EXTRA_ARGS='--steps\n5'",
+       "-K0|--wait=60|./train|--run-dir|@/run|--steps|5|"}};
+  static const char fake[] = "#!/bin/sh\nprintf 'srun:'; printf '%s|' \"$@\"; echo\nexit 75\n";
+  char line[1500], output[8192], want[1500];
+  if (access("slurm/train.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run it in the repository");
+  if (test_shell("bash --version", output, sizeof output) != 0) SKIP(t, "there is no bash");
+  CHECK(t, test_shell("for f in slurm/* tests/*.sh; do bash -n $f 2>&1 || exit 1; done", output,
+                      sizeof output) == 0);
+  if (test_shell("command -v shellcheck", output, sizeof output) == 0)
+    CHECK(t, test_shell("shellcheck slurm/* tests/*.sh 2>&1", output, sizeof output) == 0);
+  test_write_file(t, test_path(t, "srun"), fake, sizeof fake - 1);
+  CHECK(t, chmod(test_path(t, "srun"), 0755) == 0);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(line, sizeof line,
+             "env -u SLURM_SUBMIT_DIR PATH='%s':\"$PATH\" RUN_DIR='%s/run' %s bash slurm/%s 2>&1",
+             t->directory, t->directory, cases[i].variables, cases[i].script);
+    CHECK(t, test_shell(line, output, sizeof output) == 75); /* srun's code is the job's */
+    size_t used = (size_t)snprintf(want, sizeof want, "srun:");
+    for (const char *c = cases[i].want; *c; c++)
+      used += (size_t)snprintf(want + used, sizeof want - used, *c == '@' ? "%s" : "%.1s",
+                               *c == '@' ? t->directory : c);
+    t->checks++;
+    if (!strstr(output, want))
+      test_fail(t, __FILE__, __LINE__, "%s\n  wanted %s\n  got %s", line, want, output);
+  }
+}
+
+static void test_ranks_stream(g2z_test *t) {
+  test_ranks ranks;
+  test_ranks_open(&ranks, 3);
+  test_ranks_start(t, &ranks, 0, 2, NULL, "stream");
+  test_ranks_wait(t, &ranks, 60);
+  for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
 }

@@ -1,0 +1,554 @@
+/* Tests of the room "experiments" and of ./bench: statistics, summaries, jobs, each sub-command. */
+
+/* ----- experiments -------------------------------------------------------- */
+
+static void test_statistics(g2z_test *t) {
+  double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, holes[] = {1, NAN, 2};
+  const double same[] = {2, 4, 4, 4, 5, 5, 7, 9};
+  CHECK_NEAR(t, g2z_median(odd, 3), 2, 0);
+  CHECK_NEAR(t, g2z_median(even, 4), 2.5, 0);
+  CHECK(t, isnan(g2z_median(holes, 3)) && isnan(g2z_median(NULL, 0)));
+  CHECK_NEAR(t, g2z_deviation(same, 8), sqrt(32.0 / 7), 1e-12);
+  CHECK(t, isnan(g2z_deviation(odd, 1)));
+}
+
+/* A summary with a point of each outcome. */
+static g2z_summary *test_summary(g2z_test *t) {
+  g2z_summary *summary = NULL;
+  g2z_point *point;
+  CHECK_OK(t, g2z_summary_create(&t->services, "scaling", &summary));
+  snprintf(summary->hardware, sizeof summary->hardware, "2 x <GPU> & \"co\"");
+  snprintf(summary->work, sizeof summary->work, "work");
+  snprintf(summary->command_line, sizeof summary->command_line, "./bench scaling");
+  snprintf(summary->commit, sizeof summary->commit, "0123456789abcdef");
+  for (int i = 0; i < 3; i++) {
+    CHECK_OK(t, g2z_summary_add(summary, &point));
+    if (!point) break;
+    snprintf(point->name, sizeof point->name, "%d ranks", 1 << i);
+    point->figures.world_size = 1 << i;
+    point->outcome = (g2z_outcome)(i == 2 ? G2Z_OUTCOME_SKIPPED : G2Z_OUTCOME_OK);
+    if (i == 2) snprintf(point->reason, sizeof point->reason, "no such machine");
+    if (i == 2) break;
+    point->figures.tokens_per_sec = 1000 * (1.9 * i + (i == 0));
+    point->figures.step_p50_ms = 1.25;
+    point->figures.speedup_vs_1gpu = i ? 1.9 : 1;
+    point->repeats = 2;
+    point->runs[0] = 1 + i;
+    point->runs[1] = 3 + i;
+  }
+  return summary;
+}
+
+static void test_summary_line(void *user, const char *text) {
+  char *lines = (char *)user;
+  size_t used = strlen(lines);
+  snprintf(lines + used, 4096 - used, "%s\n", text);
+}
+
+/* What is written is read again; the table and the page show it. */
+static void test_summaries(g2z_test *t) {
+  g2z_summary *summary = test_summary(t), *again = NULL;
+  const char *path = strdup(test_path(t, "scaling_report.json"));
+  char lines[4096] = "", *text;
+  size_t bytes;
+  g2z_page *page;
+  CHECK_OK(t, g2z_summary_write(summary, path));
+  CHECK_OK(t, g2z_summary_read(&t->services, path, &again));
+  CHECK(t, again && again->count == 3 && strcmp(again->hardware, summary->hardware) == 0);
+  for (size_t i = 0; again && i < 3; i++) {
+    const g2z_point *a = &summary->points[i], *b = &again->points[i];
+    CHECK(t, strcmp(a->name, b->name) == 0 && a->outcome == b->outcome);
+    CHECK(t, a->repeats == b->repeats && a->runs[1] == b->runs[1]);
+    CHECK(t, strcmp(a->reason, b->reason) == 0);
+    for (int k = 0; k < G2Z_FIGURE_COUNT; k++) {
+      double x = *g2z_figure(&summary->points[i].figures, k);
+      double y = *g2z_figure(&again->points[i].figures, k);
+      CHECK(t, isnan(x) ? isnan(y) : x == y);
+    }
+  }
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  CHECK(t, text && strstr(text, "\"speedup_vs_1gpu\": 1.9\n") && !strstr(text, "gpu_percent"));
+  g2z_release(&t->services, text);
+  g2z_summary_print(again, test_summary_line, lines);
+  CHECK(t, strstr(lines, "| scaling | ranks | tokens/s | p50 ms | speed-up |\n"
+                         "|---|---|---|---|---|\n"));
+  CHECK(t, strstr(lines, "| 2 ranks | 2 | 1900 | 1.25 | 1.900 |\n"));
+  CHECK(t, strstr(lines, "`./bench scaling`; commit 0123456789ab\n"));
+  CHECK(t, strstr(lines, "skipped: 4 ranks: no such machine\n") && !strstr(lines, "| 4 ranks"));
+  CHECK_OK(t, g2z_page_create(&t->services, test_path(t, "page.html"), "page", &page));
+  CHECK_OK(t, g2z_summary_page(again, page));
+  CHECK_OK(t, g2z_page_commit(page));
+  g2z_page_free(page);
+  CHECK_OK(t, g2z_read_file(&t->services, test_path(t, "page.html"), 1 << 20, &text, &bytes));
+  CHECK(t, text && strstr(text, "2 x &lt;GPU&gt; &amp; ") && strstr(text, ">Speed-up<"));
+  CHECK(t, text && strstr(text, "ideal") && strstr(text, "no such machine"));
+  g2z_release(&t->services, text);
+  g2z_summary_free(summary);
+  g2z_summary_free(again);
+  free((void *)path);
+}
+
+/* Texts that are full to the last byte, of what takes more room in a file, are read again. */
+static void test_summaries_full(g2z_test *t) {
+  static const char *const fills[] = {"\"", "\x1b", "\\\n"};
+  g2z_summary *summary = test_summary(t), *again = NULL;
+  char *path = strdup(test_path(t, "full_report.json"));
+  for (int i = 0; i < 4; i++) { /* the last: umlauts, of which the room's end cuts one in two */
+    const char *fill = i < 3 ? fills[i] : "\xc3\xbc";
+    char *to[] = {summary->command_line, summary->points[2].reason};
+    size_t room[] = {sizeof summary->command_line, sizeof summary->points[2].reason};
+    for (int k = 0; k < 2; k++) {
+      for (size_t at = 0; at + 1 < room[k]; at++) to[k][at] = fill[at % strlen(fill)];
+      to[k][room[k] - 1] = 0;
+    }
+    CHECK_OK(t, g2z_summary_write(summary, path));
+    CHECK_OK(t, g2z_summary_read(&t->services, path, &again));
+    if (!again) continue;
+    for (int k = 0; k < 2; k++)
+      if (i == 3) to[k][room[k] - 2] = '?';
+    CHECK(t, strcmp(again->command_line, summary->command_line) == 0);
+    CHECK(t, strcmp(again->points[2].reason, summary->points[2].reason) == 0);
+    g2z_summary_free(again);
+  }
+  g2z_summary_free(summary);
+  free(path);
+}
+
+/* Files that are cut off or changed are refused with a sentence, and so are others' files. */
+static void test_summaries_damaged(g2z_test *t) {
+  static const struct { const char *from, *to, *says; } changes[] = {
+      {"gpt2_zero experiment 1", "gpt2_zero experiment 9", "and not \"gpt2_zero experiment 1\""},
+      {"\"1 ranks\"", "\"1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, "
+       "1 ranks, 1 ranks, 1 ranks\"", "a text of more than the 95 bytes that have room"},
+      {"\"scaling\"", "\"baking\"", "no experiment is called \"baking\""},
+      {"\"outcome\": \"ok\"", "\"outcome\": \"no\"", "outcome is \"no\""},
+      {"\"name\": \"1 ranks\"", "\"nome\": \"1 ranks\"", "a point without a name"},
+      {"\"tokens_per_sec\": 1000", "\"tokens_per_sec\": true", ""},
+      {"run_scaling_1", "../scaling_1", "is no run's name"},
+      {"\"points\": [", "\"dots\": [", "has no points"}};
+  g2z_summary *summary = test_summary(t), *again;
+  char *path = strdup(test_path(t, "scaling_report.json")), *text = NULL, changed[8192];
+  size_t bytes = 0;
+  CHECK_OK(t, g2z_summary_write(summary, path));
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  for (size_t cut = 0; text && cut + 2 < bytes; cut += 3) { /* two are "}" and a line feed */
+    test_write_file(t, path, text, cut);
+    CHECK(t, g2z_summary_read(&t->services, path, &again) != G2Z_OK && !again);
+    CHECK(t, t->services.error[0] != 0);
+  }
+  for (size_t i = 0; text && i < sizeof changes / sizeof *changes; i++) {
+    const char *at = strstr(text, changes[i].from);
+    CHECK(t, at != NULL);
+    if (!at) continue;
+    snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, changes[i].to,
+             at + strlen(changes[i].from));
+    test_write_file(t, path, changed, strlen(changed));
+    CHECK_STATUS(t, g2z_summary_read(&t->services, path, &again), G2Z_FORMAT, &t->services,
+                 changes[i].says);
+  }
+  g2z_release(&t->services, text);
+  g2z_summary_free(summary);
+  free(path);
+}
+
+static void test_count_watch(void *user) { ++*(int *)user; }
+
+/* Jobs that a program starts one after the other: what they print, take and end with. */
+static void test_ranks_run(g2z_test *t) {
+  char name[] = "test_gpt2", list[] = "--list", none[] = "no_such_test", *text;
+  char *argv[] = {name, list, NULL};
+  const char *path = strdup(test_path(t, "out.txt"));
+  int looks = 0, copies = 0;
+  size_t bytes;
+  g2z_job job;
+  g2z_job_end end;
+  memset(&job, 0, sizeof job);
+  job.ranks = 2;
+  job.argv = argv;
+  job.output = path;
+  job.watch = test_count_watch;
+  job.user = &looks;
+  CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
+  CHECK(t, end.exit_code == 0 && end.signal == 0 && looks > 0);
+  CHECK(t, end.rank_bytes > 65536 && end.cpu_s >= 0 && end.cpu_s < 60);
+  job.ranks = 1; /* a process of its own as well; what it prints comes behind */
+  CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  for (const char *at = text; at && (at = strstr(at, "\nranks_run ")) != NULL; at++) copies++;
+  CHECK(t, copies == 3);
+  g2z_release(&t->services, text);
+  argv[1] = none;
+  job.ranks = 2;
+  CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
+  CHECK(t, end.exit_code == 1);
+  job.output = "/nowhere/out.txt";
+  CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_IO, &t->services, "/nowhere/out.txt");
+  job.ranks = 0;
+  CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_BAD_ARGUMENT, &t->services,
+               "0 ranks: must be from 1 to");
+  free((void *)path);
+}
+
+/* Runs `bench ARGUMENTS` through the shell; returns the exit code. */
+static int test_bench(const char *arguments, char *output, size_t room) {
+  const char *program = getenv("G2Z_BENCH"); /* another build of it, such as a sanitized one */
+  char command[2048];
+  snprintf(command, sizeof command, "OMP_WAIT_POLICY=passive %s %s 2>&1",
+           program ? program : "./bench", arguments);
+  return test_shell(command, output, room);
+}
+
+static int test_bench_is_there(void) {
+  const char *program = getenv("G2Z_BENCH");
+  return access(program ? program : "./bench", X_OK) == 0;
+}
+
+/* As little as an experiment can do. */
+static const char test_bench_small[] =
+    "--device cpu --layers 1 --channels 16 --heads 2 --context 16 --vocab-size 64 --seq 8 "
+    "--steps 3 --warmup 1";
+
+static void test_bench_help(g2z_test *t) {
+  static const struct { const char *command, *flags; } commands[] = {
+      {"", "model batch accum steps device dtype zero strategy recompute bucket-mb peer ops help"},
+      {"ops", "model batch seq accum dtype device help"},
+      {"scaling", "gpus global-batch batch seq steps tokens warmup repeats zero dtype out help"},
+      {"buckets", "gpus sizes graph repeats out help"},
+      {"matrix", "gpus zero dtype batch seq repeats out help"},
+      {"strategies", "gpus zero val-steps repeats out help"},
+      {"comm", "gpus sizes repeats device dtype out help"},
+      {"report", "out help"}};
+  char output[16384], arguments[64], flags[256], flag[64];
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+    snprintf(arguments, sizeof arguments, "%s --help", commands[i].command);
+    CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+    snprintf(flags, sizeof flags, "%s", commands[i].flags);
+    for (char *rest = NULL, *name = strtok_r(flags, " ", &rest); name;
+         name = strtok_r(NULL, " ", &rest)) {
+      snprintf(flag, sizeof flag, "\n  --%s ", name);
+      t->checks++;
+      if (!strstr(output, flag))
+        test_fail(t, __FILE__, __LINE__, "bench %s --help lacks --%s", commands[i].command, name);
+    }
+    CHECK(t, strstr(output, "--run-dir") == NULL); /* of ranks alone */
+    CHECK(t, strstr(output, "] [") == NULL);       /* one default each */
+    if (i) continue;
+    for (size_t k = 1; k < sizeof commands / sizeof *commands; k++) {
+      snprintf(flag, sizeof flag, "\n  %s ", commands[k].command);
+      CHECK(t, strstr(output, flag) != NULL);
+    }
+    CHECK(t, !strstr(output, "\n  point") && !strstr(output, "\n  exchange"));
+  }
+  CHECK(t, test_bench("point --help", output, sizeof output) == 0 && !strstr(output, "(null)"));
+}
+
+static void test_bench_refusals(g2z_test *t) {
+  /* Each ends with exit code 1 and a line that begins with "bench: " and holds the words. */
+  static const char *const cases[][2] = {
+      {"scale", "scale is no sub-command: bench --help lists them"},
+      {"scaling --bathc 4", "did you mean --batch?"},
+      {"scaling --peer x", "there is no flag --peer"},
+      {"scaling x", "this program takes flags only"},
+      {"ops --train x", "there is no flag --train"},
+      {"ops --steps 1", "there is no flag --steps"},
+      {"ops --graph on", "there is no flag --graph"},
+      {"--device cpu --model gpt2 --layers 2 --peer true", "--peer runs a --model as it is: leave"},
+      {"--device cpu --peer true", "--peer runs a --model: name one, --model gpt2"},
+      {"scaling --gpus 0 --out $D/s", "--gpus 0: numbers from 1 to 4096 are wanted"},
+      {"scaling --gpus 1,,2 --out $D/s", "--gpus 1,,2: numbers from 1"},
+      {"scaling --gpus 1,2, --out $D/s", "--gpus 1,2,: numbers from 1"},
+      {"scaling --gpus '1, 2' --out $D/s", "--gpus 1, 2: numbers from 1 to 4096 are wanted"},
+      {"scaling --gpus ' 1' --out $D/s", "--gpus  1: numbers from 1 to 4096 are wanted"},
+      {"comm --sizes '1,\t2' --out $D/s", "with commas alone between them"},
+      {"matrix --zero '0, 1' --out $D/s", "--zero 0, 1: up to 16 of dp|0|1|2|3 are wanted"},
+      {"matrix --dtype fp16, --out $D/s", "--dtype fp16,: up to 16 of fp32|tf32|fp16|bf16"},
+      {"matrix --dtype '' --out $D/s", "--dtype : up to 16 of fp32|tf32|fp16|bf16"},
+      {"scaling --gpus 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17 --out $D/s",
+       "more than 16 numbers"},
+      {"matrix --zero 4 --out $D/s", "--zero 4: up to 16 of dp|0|1|2|3 are wanted"},
+      {"matrix --dtype fp16,fp8 --out $D/s", "--dtype fp16,fp8: up to 16 of fp32|tf32|fp16|bf16"},
+      {"buckets --sizes 1,x --out $D/s", "--sizes 1,x: numbers from 0"},
+      {"scaling --device cpu --channels 60 --heads 7 --out $D/s",
+       "no point can be measured here: channels=60 must divide by heads=7"},
+      {"scaling --device cpu --gpus 1 --train $D/none --out $D/s",
+       "no point can be measured here: no file is called or matches "},
+      {"buckets --device cpu --train $D/x.bin --out $D/s", "x.bin has no shard header"},
+      {"matrix --device cpu --train '' --out $D/s", "no token shards were named"},
+      {"scaling --device cpu --gpus 1 --tokens 100000000000000 --out $D/s",
+       "--tokens 100000000000000 are 195312500000 steps: at most 100000000 can be timed"},
+      {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
+      {"comm --device cpu --gpus 2 --sizes 0 --out $D/s", "--sizes 0: numbers from 0.001"},
+      {"scaling --device cpu --gpus 1,1.5 --out $D/s", "--gpus 1,1.5: 1.5 is no number of ranks"},
+      {"buckets --device cpu --sizes 1,5e-4 --out $D/s",
+       "--sizes 1,5e-4: 0.0005 MiB is less than the least, 0.001"},
+      {"strategies --zero dp,0,dp --out $D/s", "--zero dp,0,dp: dp is there already"},
+      {"matrix --dtype fp16,fp16 --out $D/s", "--dtype fp16,fp16: fp16 is there already"},
+      {"comm --device cpu --gpus 1 --out $D/s", "nothing to exchange: --gpus takes 2 or more"},
+      {"comm --sizes 1,4,1.0 --out $D/s", "--sizes 1,4,1.0: 1.0 is there already"},
+      {"scaling --device cpu --steps 6 --tokens 99 --out $D/s", "--tokens and --steps both set"},
+      {"point", "bench point needs --run-dir and --train"},
+      {"exchange", "bench exchange needs --run-dir"},
+      {"report", "name the directories"},
+      {"report /nowhere", "/nowhere"},
+      {"report $D", "holds no NAME_report.json and no training_metrics.json"}};
+  char output[16384], line[1500];
+  const char *program = getenv("G2Z_BENCH");
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(line, sizeof line, "D='%s'; OMP_WAIT_POLICY=passive %s %s 2>&1", t->directory,
+             program ? program : "./bench", cases[i][0]);
+    int code = test_shell(line, output, sizeof output);
+    const char *said = strstr(output, "bench: ");
+    t->checks++;
+    if (code != 1 || !said || !strstr(said, cases[i][1]))
+      test_fail(t, __FILE__, __LINE__, "bench %s ends with %d and says \"%s\"", cases[i][0], code,
+                output);
+    CHECK(t, test_files_count(t, "s") == 0); /* and nothing is left */
+  }
+}
+
+/* The summary that an experiment left; NULL when it cannot be read. */
+static g2z_summary *test_bench_summary(g2z_test *t, const char *name) {
+  char path[600];
+  g2z_summary *summary = NULL;
+  snprintf(path, sizeof path, "%.250s/%s/%s_report.json", t->directory, name, name);
+  CHECK_OK(t, g2z_summary_read(&t->services, path, &summary));
+  return summary;
+}
+
+/* What holds for every point that went well: figures fit together, run directories are whole. */
+static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_point *point) {
+  const g2z_figures *f = &point->figures;
+  g2z_run_facts facts;
+  char path[700];
+  CHECK(t, point->outcome == G2Z_OUTCOME_OK);
+  CHECK(t, f->steps == 3 && f->step_min_ms > 0 && f->step_min_ms <= f->step_p50_ms);
+  CHECK(t, f->step_p50_ms <= f->step_p95_ms && f->step_p95_ms <= f->step_max_ms);
+  CHECK(t, f->global_batch == f->micro_batch * f->accum_steps * f->world_size);
+  CHECK(t, f->total_wall_time_sec > f->train_time_sec && f->peak_memory_gib > 0);
+  CHECK(t, f->exposed_comm_share >= 0 && f->exposed_comm_share <= 1 && f->cpu_percent > 0);
+  CHECK(t, isnan(f->began_sec) && isnan(f->gpu_percent));
+  if (point->repeats == 1)
+    CHECK_NEAR(t, f->tokens_per_sec, 1e3 * f->global_batch * f->seq_len / f->step_p50_ms,
+               1e-5 * f->tokens_per_sec);
+  for (int r = 0; r < point->repeats; r++) {
+    snprintf(path, sizeof path, "%.250s/%s/run_%s_%d", t->directory, summary->experiment,
+             summary->experiment, point->runs[r]);
+    CHECK_OK(t, g2z_run_facts_read(&t->services, path, &facts));
+    CHECK(t, facts.world_size == f->world_size && facts.micro_batch == f->micro_batch);
+    CHECK(t, facts.steps == f->steps + 1 && facts.tokens_per_sec > 0); /* with its warm-up */
+    strcat(path, "/train.log");
+    CHECK(t, access(path, R_OK) == 0);
+  }
+}
+
+/* Fixed work on 1, 2 and 3 ranks, of which 3 cannot divide it; two rounds. */
+static void test_bench_scaling(g2z_test *t) {
+  char output[16384], arguments[900];
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2,3 --global-batch 4 --batch 2 "
+           "--repeats 2 --dropout 0.1 --recompute block --out '%s'", test_bench_small,
+           test_path(t, "scaling"));
+  int lock; /* as if another experiment were at work there */
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "scaling")));
+  CHECK_OK(t, g2z_lock_directory(&t->services, test_path(t, "scaling"), &lock));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "another program is at work in") != NULL);
+  close(lock);
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "\n[4/4] 2 ranks, repeat 2: ") && strstr(output, " left\n"));
+  CHECK(t, strstr(output, "skipped: 3 ranks: 4 sequences cannot be divided among 3 ranks\n"));
+  CHECK(t, strstr(output, "\n| 2 ranks | 2 | 2 | 1 | "));
+  g2z_summary *s = test_bench_summary(t, "scaling");
+  if (!s) return;
+  CHECK(t, s->count == 3 && s->points[2].outcome == G2Z_OUTCOME_SKIPPED);
+  for (int i = 0; i < 2; i++) {
+    const g2z_point *p = &s->points[i];
+    test_bench_point(t, s, p);
+    CHECK(t, p->repeats == 2 && p->runs[0] == 1 + i && p->runs[1] == 3 + i); /* A B A B */
+    double speedup = p->figures.tokens_per_sec / s->points[0].figures.tokens_per_sec;
+    CHECK_NEAR(t, p->figures.speedup_vs_1gpu, speedup, 1e-6 * speedup);
+    CHECK_NEAR(t, p->figures.scaling_efficiency, speedup / (1 + i), 1e-6 * speedup);
+    CHECK(t, p->figures.accum_steps == 2 - i && p->figures.tokens_per_sec_sd >= 0);
+  }
+  g2z_summary_free(s);
+  CHECK(t, access(test_path(t, "scaling/tokens.bin"), F_OK) != 0); /* as large as the work */
+  size_t bytes; /* what bench was told reaches the ranks that it starts */
+  char *text = test_run_read(t, test_path(t, "scaling"), "run_scaling_2/training_metrics.json",
+                             &bytes);
+  CHECK(t, text && strstr(text, "\"bench point --layers=1 --channels=16 --heads=2 ") != NULL);
+  CHECK(t, text && strstr(text, " --dropout=0.1 ") && strstr(text, " --recompute=block "));
+  g2z_release(&t->services, text);
+  CHECK(t, test_bench(arguments, output, sizeof output) == 1); /* never over what is there */
+  CHECK(t, strstr(output, "scaling_report.json is there already: choose another --out"));
+  CHECK(t, unlink(test_path(t, "scaling/scaling_report.json")) == 0); /* as if it was stopped */
+  CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "run_scaling_1 is there already, of an experiment that did not end"));
+  CHECK(t, access(test_path(t, "scaling/scaling_report.json"), F_OK) != 0);
+}
+
+static void test_bench_others(g2z_test *t) {
+  static const struct { const char *name, *flags; size_t points; } cases[] = {
+      {"buckets", "--sizes 0.005,4 --gpus 2", 2},
+      {"matrix", "--gpus 1 --zero 0,2 --dtype fp16,fp32", 4},
+      {"strategies", "--gpus 2 --zero dp,0", 2}};
+  char output[16384], arguments[900];
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(arguments, sizeof arguments, "%s %s --batch 2 --repeats 1 %s --out '%s'",
+             cases[i].name, test_bench_small, cases[i].flags, test_path(t, cases[i].name));
+    CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+    g2z_summary *s = test_bench_summary(t, cases[i].name);
+    if (!s) continue;
+    CHECK(t, s->count == cases[i].points);
+    for (size_t k = 0; k < s->count; k++) test_bench_point(t, s, &s->points[k]);
+    const g2z_figures *f = &s->points[0].figures;
+    if (i == 0) { /* stage 1 reduces and gathers each bucket */
+      CHECK(t, f->buckets > s->points[1].figures.buckets);
+      CHECK(t, f->collectives_per_step == 2 * f->buckets && f->exposed_comm_ms > 0);
+    }
+    if (i == 1) CHECK(t, strcmp(s->points[0].name, "ZeRO 0, fp16") == 0);
+    if (i == 2) CHECK(t, strcmp(s->points[0].name, "dp") == 0 && isnan(f->zero_stage));
+    g2z_summary_free(s);
+  }
+  /* The small model of a CPU has as many positions as are asked for. */
+  snprintf(arguments, sizeof arguments, "scaling --device cpu --layers 1 --channels 16 --seq 130 "
+           "--vocab-size 64 --gpus 1 --global-batch 1 --steps 1 --repeats 1 --out '%s'",
+           test_path(t, "long"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  /* A run of one step has no second one, whose collectives are counted. */
+  snprintf(arguments, sizeof arguments, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
+           "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 --repeats 1 --out '%s'",
+           test_path(t, "one"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "fp32, 64 tokens after 0 steps of warm-up, 1 repeats") != NULL);
+  CHECK(t, strstr(output, "| buckets | ranks |") && !strstr(output, "| collectives |"));
+}
+
+/* A point that fails says why, the others are measured all the same, and the exit code tells. */
+static void test_bench_failing(g2z_test *t) {
+  char output[16384], arguments[900];
+  uint16_t tokens[1000];
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  for (int i = 0; i < 1000; i++) tokens[i] = (uint16_t)(i % 60);
+  tokens[100] = 64; /* beyond the vocabulary */
+  test_write_file(t, test_path(t, "bad.bin"), tokens, sizeof tokens);
+  tokens[100] = 63;
+  snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2 --global-batch 2 --repeats 2 "
+           "--train '%s' --steps 200 --out '%s'", test_bench_small, test_path(t, "bad.bin"),
+           test_path(t, "scaling"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "[1/3] 1 rank, repeat 1: failed, exit code 1: ") != NULL ||
+           strstr(output, "[1/4] 1 rank, repeat 1: failed, exit code 1: ") != NULL);
+  CHECK(t, strstr(output, "bench: 2 of 2 points failed") != NULL);
+  g2z_summary *s = test_bench_summary(t, "scaling");
+  CHECK(t, s && s->count == 2 && s->points[1].outcome == G2Z_OUTCOME_FAILED);
+  CHECK(t, s && strstr(s->points[1].reason, "token 64"));
+  CHECK(t, s && s->points[1].repeats == 1); /* it is not tried again */
+  g2z_summary_free(s);
+}
+
+/* A signal while ranks run, and one while tokens are written: a report tells what had ended. */
+static void test_bench_stopped(g2z_test *t) {
+  static const struct { const char *name, *flags, *when; int runs; } cases[] = {
+      {"scaling", "--gpus 1,2 --global-batch 2 --batch 1 --repeats 2",
+       "-e $D/run_scaling_2/train.log", 1},
+      {"matrix", "--gpus 1 --zero 1 --dtype fp32 --batch 8192 --tokens 33554432",
+       "-e $D/tokens.bin.partial", 0}};
+  char output[16384], line[2048], want[128];
+  const char *program = getenv("G2Z_BENCH");
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    snprintf(line, sizeof line, "D='%s'; export OMP_WAIT_POLICY=passive; "
+             "%s %s --device cpu --layers 1 --channels 16 --heads 2 --vocab-size 64 --seq 8 "
+             "--warmup 0 %s %s --out $D 2>&1 & p=$!; "
+             "until [ %s ] || ! kill -0 $p 2> /dev/null; do :; done; kill -TERM $p; wait $p",
+             test_path(t, cases[i].name), program ? program : "./bench", cases[i].name,
+             i ? "" : "--steps 3000", cases[i].flags, cases[i].when);
+    CHECK(t, test_shell(line, output, sizeof output) == 1);
+    snprintf(want, sizeof want, "bench: stopped by signal 15: the report tells of %d of ",
+             cases[i].runs);
+    CHECK(t, strstr(output, want) != NULL);
+    snprintf(line, sizeof line, "%s/tokens.bin", cases[i].name);
+    CHECK(t, access(test_path(t, line), F_OK) != 0);
+    strcat(line, ".partial");
+    CHECK(t, access(test_path(t, line), F_OK) != 0);
+    g2z_summary *s = test_bench_summary(t, cases[i].name);
+    if (!s) continue;
+    snprintf(want, sizeof want, ", stopped by signal 15 after %d of ", cases[i].runs);
+    CHECK(t, strstr(s->work, want) != NULL);
+    for (int k = 0; k < (int)s->count; k++) { /* the first are measured */
+      const g2z_point *p = &s->points[k];
+      int measured = k < cases[i].runs;
+      CHECK(t, p->repeats == measured);
+      CHECK(t, p->outcome == (measured ? G2Z_OUTCOME_OK : G2Z_OUTCOME_SKIPPED));
+      CHECK(t, measured ? p->figures.tokens_per_sec > 0 : strstr(p->reason, "was stopped") != NULL);
+    }
+    g2z_summary_free(s);
+  }
+}
+
+static void test_bench_comm(g2z_test *t) {
+  char output[16384], arguments[600];
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  snprintf(arguments, sizeof arguments, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 1 "
+           "--out '%s'", test_path(t, "comm"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "skipped: 1 rank: alone there is nothing to exchange: "));
+  g2z_summary *s = test_bench_summary(t, "comm");
+  if (!s) return;
+  CHECK(t, s->count == 1 + 2 * 5); /* five collectives */
+  for (size_t i = 1; i < s->count; i++) {
+    const g2z_figures *f = &s->points[i].figures;
+    const char *name = s->points[i].name;
+    double passes = strncmp(name, "all_reduce", 10) == 0 || strncmp(name, "reduce,", 7) == 0 ||
+                    strncmp(name, "broadcast", 9) == 0 ? 1 : 0.5; /* of two ranks */
+    double bus = passes * f->message_mib * 1048576 / (f->time_us * 1e-6) * 1e-9;
+    CHECK(t, s->points[i].repeats == 1 && f->time_us > 0 && f->limit_gb_per_sec > 0);
+    CHECK_NEAR(t, f->bus_gb_per_sec, bus, 1e-6 * bus);
+    CHECK_NEAR(t, f->of_limit, bus / f->limit_gb_per_sec, 1e-6 * f->of_limit);
+  }
+  g2z_summary_free(s);
+}
+
+/* A page of what experiments and runs left; nothing when a file is not what it should be. */
+static void test_bench_report(g2z_test *t) {
+  char output[16384], arguments[900], *text = NULL, path[600];
+  size_t bytes;
+  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2 --global-batch 2 --repeats 1 "
+           "--out '%s'", test_bench_small, test_path(t, "all/scaling"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  snprintf(arguments, sizeof arguments, "report '%s'", test_path(t, "all"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "/all/report.html: 1 experiments, 2 runs\n"));
+  snprintf(path, sizeof path, "%s", test_path(t, "all/report.html"));
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 22, &text, &bytes));
+  CHECK(t, text && strstr(text, ">Throughput<") && strstr(text, ">Speed-up<"));
+  CHECK(t, text && strstr(text, "run_scaling_2") && strstr(text, "prefers-color-scheme"));
+  CHECK(t, text && !strstr(text, "http") && !strstr(text, "<script")); /* no network, no script */
+  g2z_release(&t->services, text);
+  static const char *const files[] = {"all/scaling/scaling_report.json",
+                                      "all/scaling/run_scaling_1/training_metrics.json"};
+  for (int i = 0; i < 2; i++) {
+    CHECK_OK(t, g2z_read_file(&t->services, test_path(t, files[i]), 1 << 22, &text, &bytes));
+    static const char foreign[] = "{\"schema_version\": \"1.0\", \"format\": \"mine\"}";
+    for (int k = 0; k < 2 && text; k++) {
+      unlink(path);
+      test_write_file(t, test_path(t, files[i]), k ? foreign : text,
+                      k ? strlen(foreign) : bytes / 2);
+      CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+      CHECK(t, strncmp(output, "bench: ", 7) == 0 && strstr(output, strrchr(files[i], '/')));
+      CHECK(t, access(path, F_OK) != 0);
+    }
+    test_write_file(t, test_path(t, files[i]), text, bytes);
+    g2z_release(&t->services, text);
+  }
+  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  snprintf(arguments, sizeof arguments, "report '%s'", test_path(t, "all/scaling/run_scaling_1"));
+  CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+  CHECK(t, strstr(output, "is a run, with a report.html of its own: say where this one goes"));
+}

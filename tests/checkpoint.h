@@ -1,0 +1,394 @@
+/* Tests of the room "checkpoints": what is saved, resumed, reshaped, damaged and refused. Tests
+ * that use private names of the header: crc32c; "internals" stands above what writes such names. */
+
+/* ----- checkpoints --------------------------------------------------------------------------- */
+
+/* internals */
+static void test_crc32c(g2z_test *t) {
+  g2z__crc crc;
+  unsigned char bytes[300];
+  g2z__crc_init(&crc);
+  CHECK(t, g2z__crc32c(&crc, 0, "123456789", 9) == 0xe3069283u);
+  memset(bytes, 0, 32); /* RFC 3720, B.4 */
+  CHECK(t, g2z__crc32c(&crc, 0, bytes, 32) == 0x8a9136aau);
+  memset(bytes, 0xff, 32);
+  CHECK(t, g2z__crc32c(&crc, 0, bytes, 32) == 0x62a8ab43u);
+  uint32_t random = 7;
+  for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (unsigned char)test_bpe_random(&random);
+  for (size_t first = 0; first < 40; first++) /* in pieces, and by tables */
+    for (size_t end = first; end < sizeof bytes; end += 7) {
+      size_t cut = first + (end - first) / 3;
+      uint32_t whole = g2z__crc32c(&crc, 0, bytes + first, end - first);
+      uint32_t part = g2z__crc32c(&crc, 0, bytes + first, cut - first);
+      CHECK(t, g2z__crc32c(&crc, part, bytes + cut, end - cut) == whole);
+      CHECK(t, g2z__crc_tables(&crc, 0, bytes + first, end - first) == whole);
+    }
+}
+
+/* Steps until `steps` are done; losses by step, from 1. */
+static void test_saved_steps(g2z_test *t, g2z_trainer *trainer, int64_t steps, float *losses,
+                             g2z_report *last) {
+  g2z_report report;
+  CHECK_OK(t, g2z_trainer_flush(trainer, &report));
+  while (report.step < steps) {
+    CHECK_OK(t, g2z_trainer_step(trainer, &report));
+    if (report.step == 0) return; /* it failed */
+    losses[report.loss_step] = report.loss;
+  }
+  CHECK_OK(t, g2z_trainer_flush(trainer, &report));
+  losses[report.loss_step] = report.loss;
+  if (last) *last = report;
+}
+
+/* In DIRECTORY/name the first `from` becomes `to`, which is as long. */
+static void test_saved_replace(g2z_test *t, const char *directory, const char *name,
+                               const char *from, const char *to) {
+  char path[700];
+  size_t bytes = 0;
+  char *text = test_run_read(t, directory, name, &bytes);
+  void *at = text ? memmem(text, bytes, from, strlen(from)) : NULL;
+  CHECK(t, at != NULL && strlen(from) == strlen(to));
+  if (at) memcpy(at, to, strlen(to));
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  test_write_file(t, path, text, bytes);
+  g2z_release(&t->services, text);
+}
+
+/* Both directories hold the same files with the same bytes. */
+static void test_saved_equal(g2z_test *t, const char *one, const char *two) {
+  static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt",
+                                      "optimizer-00000-of-00001.safetensors",
+                                      "trainer_state.json"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    size_t bytes[2] = {0, 0};
+    char *left = test_run_read(t, one, names[i], &bytes[0]);
+    char *right = test_run_read(t, two, names[i], &bytes[1]);
+    t->checks++;
+    if (left && right && (bytes[0] != bytes[1] || memcmp(left, right, bytes[0]) != 0))
+      test_fail(t, __FILE__, __LINE__, "%s and %s differ in %s", one, two, names[i]);
+    g2z_release(&t->services, left);
+    g2z_release(&t->services, right);
+  }
+}
+
+/* What is read from a checkpoint goes on as if nothing had happened, to the bit. */
+static void test_checkpoint_resume(g2z_test *t) {
+  enum { SAVE = 9, STEPS = 24 };
+  for (int i = 0; i < 6; i++) {
+    char shard[512], at[512], end[512], again[512];
+    float losses[STEPS + 1] = {0}, resumed[STEPS + 1] = {0};
+    g2z_train_config config = test_saved_config(t, shard);
+    test_trainer tt;
+    g2z_report middle, last;
+    memset(&middle, 0, sizeof middle);
+    memset(&last, 0, sizeof last);
+    config.dtype = i % 3 == 0 ? G2Z_FP32 : i % 3 == 1 ? G2Z_FP16 : G2Z_BF16;
+    config.dropout = i < 3 ? 0.1f : 0;
+    config.accum = 1 + i % 2;
+    config.model.layers = 1 + i % 2;
+    config.zero_stage = i % 4;
+    config.bucket_mb = i < 4 ? 0.004 : 0;
+    config.optimizer.loss_scale = 16777216;  /* overflows, halves, */
+    config.optimizer.loss_scale_window = 4;  /* and doubles until it overflows again */
+    snprintf(at, sizeof at, "%s_%d", test_path(t, "at"), i);
+    snprintf(end, sizeof end, "%s_%d", test_path(t, "end"), i);
+    snprintf(again, sizeof again, "%s_%d", test_path(t, "again"), i);
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    test_saved_steps(t, tt.trainer, SAVE, losses, &middle);
+    CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+    test_saved_steps(t, tt.trainer, STEPS, losses, &last);
+    CHECK_OK(t, g2z_trainer_save(tt.trainer, end));
+    test_trainer_close(&tt);
+    if (config.dtype == G2Z_FP16) {
+      CHECK(t, middle.skipped_total > 0 && last.skipped_total > middle.skipped_total);
+      CHECK(t, last.applied > middle.applied + 4);
+    }
+    config.seed = 1337;
+    config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE; /* no part of the state */
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    if (i % 2) { /* of what was, nothing is left; nor that it was stopped */
+      g2z_status status = G2Z_OK;
+      test_saved_steps(t, tt.trainer, 2, resumed, NULL);
+      g2z_trainer_request_stop(tt.trainer);
+      for (int n = 0; n < 4 && status == G2Z_OK; n++)
+        status = g2z_trainer_step(tt.trainer, &middle);
+      CHECK_STATUS(t, status, G2Z_STOPPED, &t->services, "a stop was requested: step 4 was the");
+    }
+    CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+    test_saved_steps(t, tt.trainer, STEPS, resumed, NULL);
+    CHECK_OK(t, g2z_trainer_save(tt.trainer, again));
+    CHECK(t, losses[STEPS] > 0);
+    CHECK(t, memcmp(losses + SAVE, resumed + SAVE, (STEPS - SAVE + 1) * sizeof(float)) == 0);
+    test_saved_equal(t, end, again);
+    test_trainer_close(&tt);
+  }
+}
+
+/* Another stage, bucket size, type, global batch: the same state. */
+static void test_checkpoint_reshaped(g2z_test *t) {
+  char shard[512], at[512];
+  float losses[32], *was = (float *)malloc(3 * 20000 * sizeof(float)),
+                    *is = (float *)malloc(3 * 20000 * sizeof(float));
+  g2z_train_config config = test_saved_config(t, shard);
+  test_trainer tt;
+  g2z_report report;
+  snprintf(at, sizeof at, "%s", test_path(t, "at"));
+  config.bucket_mb = 0.003;
+  config.dtype = G2Z_FP16;
+  config.optimizer.loss_scale = 4096;
+  config.batch = 3; /* 41 steps of 3 in an epoch of 125 */
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_saved_steps(t, tt.trainer, 7, losses, NULL);
+  size_t P = g2z_trainer_plan(tt.trainer)->parameters;
+  CHECK(t, P <= 20000);
+  if (P > 20000) P = 20000;
+  for (int b = 0; b < 3; b++)
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)b, 0, P, was + (size_t)b * P));
+  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+  test_trainer_close(&tt);
+  for (int i = 0; i < 5; i++) {
+    static const struct { int batch, accum; int64_t step; } shapes[] = {
+        {3, 1, 7}, {1, 1, 21}, {5, 1, 4}, {4, 2, 2}, {10, 2, 1}}; /* 21 sequences were read */
+    config.zero_stage = i % 4;
+    config.strategy = i == 4 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+    config.bucket_mb = 0.001 * (1 << i);
+    config.dtype = i % 2 ? G2Z_FP32 : G2Z_FP16;
+    config.batch = shapes[i].batch;
+    config.accum = shapes[i].accum;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+    for (int b = 0; b < 3; b++)
+      CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)b, 0, P, is + (size_t)b * P));
+    CHECK(t, memcmp(was, is, 3 * P * sizeof(float)) == 0);
+    g2z_loader_position position = g2z_loader_tell(g2z_trainer_loader(tt.trainer));
+    CHECK(t, position.epoch == 0 && position.step == shapes[i].step);
+    CHECK_OK(t, g2z_trainer_step(tt.trainer, &report));
+    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    CHECK(t, report.step == 8 && report.applied == 8);
+    CHECK(t, report.loss_scale == (i % 2 ? 1.0f : 4096.0f) && report.loss < losses[7] + 0.5f);
+    test_trainer_close(&tt);
+  }
+  config.train_glob = NULL; /* the caller brings the data */
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  test_trainer_close(&tt);
+  test_run_shard(t, "other.bin", 1000); /* other data: the epoch starts over */
+  snprintf(shard, sizeof shard, "%s", test_path(t, "other.bin"));
+  config.train_glob = shard;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == 0);
+  test_trainer_close(&tt);
+  /* As many sequences: it goes on where they are the same, by whatever name, and where a checkpoint
+   * does not say which they were. */
+  for (int i = 0; i < 3; i++) {
+    const size_t ends[] = {0, 1024, 1024 + 2 * 2000}; /* the first token, the last */
+    test_run_shard(t, "other.bin", 2001);
+    if (i) test_files_poke(t, shard, ends[i], '7');
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+    CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == (i ? 0 : 1));
+    test_trainer_close(&tt);
+  }
+  test_saved_replace(t, at, "trainer_state.json", "\"data\": ", "\"date\": ");
+  test_saved_sign(t, at, "config.json");
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK(t, g2z_loader_tell(g2z_trainer_loader(tt.trainer)).step == 1);
+  test_trainer_close(&tt);
+  for (int dynamic = 0; dynamic < 2; dynamic++) { /* a fixed scale is not one that was found */
+    snprintf(at, sizeof at, "%s", test_path(t, "fixed"));
+    config.dtype = G2Z_FP16;
+    config.optimizer.loss_scale = dynamic ? 4096 : 64;
+    config.optimizer.loss_scale_dynamic = dynamic;
+    config.optimizer.loss_scale_window = 2; /* good steps with the fixed scale do not count */
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    if (dynamic) CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+    for (int step = 0; step < (dynamic ? 2 : 3); step++)
+      CHECK_OK(t, g2z_trainer_step(tt.trainer, &report));
+    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    CHECK(t, report.loss_scale == config.optimizer.loss_scale);
+    if (!dynamic) CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+    test_trainer_close(&tt);
+  }
+  free(was);
+  free(is);
+}
+
+/* Every flipped bit, every missing byte and every missing file is found, and the trainer is as it
+ * was. */
+static void test_checkpoint_damage(g2z_test *t) {
+  static const char *const names[] = {"trainer_state.json", "config.json", "model.safetensors",
+                                      "optimizer-00000-of-00001.safetensors"};
+  char at[512], path[700], moved[720];
+  float losses[16] = {0}, after[16] = {0};
+  g2z_train_config config = test_config_of(1, 1, 8, 8, 61);
+  test_trainer tt;
+  int32_t x[16], y[16];
+  test_tokens(x, 16, 61, 5);
+  test_tokens(y, 16, 61, 6);
+  snprintf(at, sizeof at, "%s", test_path(t, "at"));
+  config.seq = config.model.context = 8;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_steps(t, tt.trainer, x, y, 3, losses, NULL);
+  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+  test_steps(t, tt.trainer, x, y, 1, losses, NULL);
+  int flips = 0;
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    size_t bytes = 0;
+    char *text = test_run_read(t, at, names[i], &bytes);
+    snprintf(path, sizeof path, "%s/%s", at, names[i]);
+    for (size_t byte = 0; byte < bytes; byte++, flips++) {
+      char flipped = (char)(text[byte] ^ (1 << byte % 8));
+      test_files_poke(t, path, byte, flipped);
+      g2z_status status = g2z_trainer_load(tt.trainer, at);
+      t->checks++;
+      if (status != G2Z_FORMAT || !strstr(t->services.error, at))
+        test_fail(t, __FILE__, __LINE__, "bit %d of byte %zu of %s: %s", (int)(byte % 8), byte,
+                  names[i], t->services.error);
+      test_files_poke(t, path, byte, text[byte]);
+    }
+    for (size_t keep = 0; keep < bytes; keep += 1 + (bytes - keep) / 9) {
+      CHECK(t, truncate(path, (off_t)keep) == 0);
+      CHECK(t, g2z_trainer_load(tt.trainer, at) == G2Z_FORMAT);
+    }
+    CHECK_STATUS(t, g2z_trainer_load(tt.trainer, at), G2Z_FORMAT, &t->services, names[i]);
+    test_write_file(t, path, text, bytes);
+    snprintf(moved, sizeof moved, "%.700s.away", path);
+    CHECK(t, rename(path, moved) == 0);
+    CHECK_STATUS(t, g2z_trainer_load(tt.trainer, at), G2Z_FORMAT, &t->services,
+                 i ? "which belongs to it" : "no trainer_state.json");
+    CHECK(t, rename(moved, path) == 0);
+    g2z_release(&t->services, text);
+  }
+  CHECK(t, flips > 20000);
+  test_steps(t, tt.trainer, x, y, 2, losses, NULL);
+  test_trainer_close(&tt);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt)); /* none of that has left a trace */
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  test_steps(t, tt.trainer, x, y, 1, after, NULL);
+  test_steps(t, tt.trainer, x, y, 2, after, NULL);
+  CHECK(t, losses[0] > 0 && memcmp(losses, after, 2 * sizeof(float)) == 0);
+  test_trainer_close(&tt);
+}
+
+/* What is whole and does not fit. */
+static void test_checkpoint_refused(g2z_test *t) {
+  static const char optimizer[] = "optimizer-00000-of-00001.safetensors";
+  char shard[512], at[512];
+  float losses[16];
+  g2z_train_config config = test_saved_config(t, shard), other;
+  test_trainer tt;
+  snprintf(at, sizeof at, "%s", test_path(t, "at"));
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_saved_steps(t, tt.trainer, 2, losses, NULL);
+  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+#define LOAD(part) CHECK_STATUS(t, g2z_trainer_load(tt.trainer, at), G2Z_FORMAT, &t->services, part)
+  CHECK_STATUS(t, g2z_trainer_save(tt.trainer, at), G2Z_BAD_ARGUMENT, &t->services,
+               "at exists already: remove it, or save under another name");
+  CHECK(t, test_files_count(t, "at") == 1);
+  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, test_path(t, "none")), G2Z_IO, &t->services,
+               "cannot open the checkpoint");
+  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, t->directory), G2Z_FORMAT, &t->services,
+               "no trainer_state.json, so it is no checkpoint: name a step-NNNNNN");
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, test_path(t, "weights")), G2Z_FORMAT, &t->services,
+               "has weights but no trainer_state.json");
+  CHECK(t, rename(at, test_path(t, "at.partial")) == 0);
+  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, test_path(t, "at.partial")), G2Z_FORMAT,
+               &t->services, "was being written when the run ended");
+  CHECK(t, rename(test_path(t, "at.partial"), at) == 0);
+
+  test_saved_replace(t, at, "trainer_state.json", "\"version\": 1", "\"version\": 7");
+  LOAD("has version=7 of the format, and this program reads version 1");
+  test_saved_replace(t, at, "trainer_state.json", "\"version\": 7", "\"version\": 1");
+  test_saved_replace(t, at, "trainer_state.json", "gpt2_zero ch", "gpt3_zero ch");
+  LOAD("does not begin as the state of a checkpoint does");
+  test_saved_replace(t, at, "trainer_state.json", "gpt3_zero ch", "gpt2_zero ch");
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+
+  test_saved_replace(t, at, optimizer, "m.0000000000", "m.0000000008");
+  test_saved_sign(t, at, optimizer);
+  LOAD("\"m.0000000008\" with 7680 elements leaves a gap from element 0 of 7680");
+  test_saved_replace(t, at, optimizer, "m.0000000008", "v.0000000008");
+  test_saved_sign(t, at, optimizer);
+  LOAD("hold m up to element 0 of 7680: a file is missing");
+  test_saved_replace(t, at, optimizer, "v.0000000008", "w.0000000008");
+  test_saved_sign(t, at, optimizer);
+  LOAD("tensor \"w.0000000008\" is no range of m or v in F32");
+  test_saved_replace(t, at, optimizer, "w.0000000008", "m.0000000000");
+  test_saved_sign(t, at, optimizer);
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  test_saved_replace(t, at, "trainer_state.json", "\"optimizer-0", "\"optimizes-0");
+  test_saved_sign(t, at, "config.json");
+  LOAD("stands where optimizer-00000-of-00001.safetensors must");
+#undef LOAD
+  test_saved_replace(t, at, "trainer_state.json", "\"optimizes-0", "\"optimizer-0");
+  test_saved_sign(t, at, "config.json");
+  test_trainer_close(&tt);
+
+  other = config;
+  other.model.layers = 2;
+  REQUIRE_OK(t, test_trainer_open(t, &other, &tt));
+  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, at), G2Z_BAD_ARGUMENT, &t->services,
+               "at was saved by a model with layers=1, and this one has layers=2");
+  test_trainer_close(&tt);
+  other = config;
+  other.model.vocab = 300;
+  REQUIRE_OK(t, test_trainer_open(t, &other, &tt));
+  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, at), G2Z_BAD_ARGUMENT, &t->services, "vocab=257");
+  test_trainer_close(&tt);
+}
+
+/* Full disks, permissions and memory: a sentence, nothing left, and the training goes on. */
+static void test_checkpoint_trouble(g2z_test *t) {
+  char shard[512], at[512];
+  float losses[16] = {0};
+  g2z_train_config config = test_saved_config(t, shard);
+  test_trainer tt;
+  snprintf(at, sizeof at, "%s", test_path(t, "at"));
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_saved_steps(t, tt.trainer, 2, losses, NULL);
+  static const rlim_t limits[] = {100, 1000, 3000, 20000, 40000};
+  for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) { /* each file in its turn */
+    struct rlimit before = test_files_limit(limits[i]);
+    g2z_status status = g2z_trainer_save(tt.trainer, at);
+    test_files_unlimit(&before);
+    CHECK_STATUS(t, status, G2Z_IO, &t->services, "raise the limit of file sizes");
+    CHECK(t, test_files_count(t, "at") == 0);
+  }
+  uid_t self = geteuid();
+  CHECK(t, chmod(t->directory, 0555) == 0);
+  if (self != 0 || seteuid(65534) == 0) {
+    CHECK_STATUS(t, g2z_trainer_save(tt.trainer, at), G2Z_IO, &t->services,
+                 "cannot create the directory");
+    CHECK(t, seteuid(self) == 0);
+  }
+  CHECK(t, chmod(t->directory, 0700) == 0);
+  g2z_status status = G2Z_NO_MEMORY;
+  int failed = 0;
+  for (long n = 1; n < 1000 && status == G2Z_NO_MEMORY; n++) {
+    t->fail_at = n;
+    status = g2z_trainer_save(tt.trainer, at);
+    t->fail_at = 0;
+    failed += status == G2Z_NO_MEMORY;
+    CHECK(t, status == G2Z_OK || test_files_count(t, "at") == 0);
+  }
+  CHECK(t, status == G2Z_OK && failed > 20);
+  status = G2Z_NO_MEMORY;
+  failed = 0;
+  for (long n = 1; n < 1000 && status == G2Z_NO_MEMORY; n++) {
+    t->fail_at = n;
+    status = g2z_trainer_load(tt.trainer, at);
+    t->fail_at = 0;
+    failed += status == G2Z_NO_MEMORY;
+  }
+  CHECK(t, status == G2Z_OK && failed > 20);
+  test_saved_steps(t, tt.trainer, 4, losses, NULL);
+  CHECK(t, losses[4] > 0 && losses[4] < losses[1] + 1);
+  snprintf(at, sizeof at, "%s//", test_path(t, "slashes")); /* as a shell completes a name */
+  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK(t, test_files_count(t, "slashes") == 1 && test_files_count(t, "slashes/.partial") == 0);
+  test_trainer_close(&tt);
+}

@@ -1,0 +1,1306 @@
+/* Tests of the CUDA op table against the CPU's. Each is skipped where there is no GPU. Tests that
+ * use private names of the header: cuda_products, cuda_head, cuda_sums, cuda_attention; "internals"
+ * stands above what writes such names. */
+
+/* ----- CUDA ops against the CPU's ----------------------------------------
+ * Each op runs on both devices with the same inputs, exact in their type, and the outputs must
+ *   agree: |cuda - cpu| <= ulps * eps(type) * |cpu| + noise
+ * ulps   roundings: two devices that round nearly equal values can land on neighbours (1), and an
+ *        op that rounds in between (a product before its GELU or dropout) adds one for each.
+ * noise  the order of additions: a sum of K random terms of size s passes through values of size
+ *        s * sqrt(K), and each of its K roundings moves it by up to 2^-24 of that, at random: s *
+ *        K * 2^-24 in all, taken four times for the worst of many sums; tensor cores keep a bit
+ *        less, and tf32 takes inputs with 11 bits of precision.
+ * On the GPU every output is poisoned with NaNs first and has guard bytes before and behind it. */
+
+typedef enum test_kind { TEST_ACT, TEST_GRAD, TEST_F32, TEST_F64, TEST_I32 } test_kind;
+
+enum { TEST_GUARD = 512, TEST_TWINS = 48 };
+
+typedef struct test_twin {   /* one tensor on both devices */
+  test_kind kind;
+  size_t n, bytes;           /* on the GPU */
+  size_t shift;              /* bytes that the tensor lies behind an aligned address */
+  void *cpu, *block, *gpu;   /* the GPU's tensor lies inside a guarded block */
+} test_twin;
+
+typedef struct test_pair {   /* both devices, and the tensors of one test */
+  g2z_test *t;
+  g2z_device *cpu, *gpu;
+  g2z_dtype dtype, grad_dtype;
+  test_twin twins[TEST_TWINS];
+  int count;
+} test_pair;
+
+static const struct {
+  g2z_dtype dtype, grad_dtype;
+} test_types[] = {{G2Z_FP32, G2Z_FP32}, {G2Z_TF32, G2Z_FP32}, {G2Z_FP16, G2Z_FP16},
+                  {G2Z_FP16, G2Z_FP32}, {G2Z_BF16, G2Z_BF16}, {G2Z_BF16, G2Z_FP32}};
+enum { TEST_TYPES = (int)(sizeof test_types / sizeof *test_types) };
+
+/* 0: there is none, or nobody wants the type. */
+static int test_pair_open(test_pair *p, g2z_test *t, int types) {
+  memset(p, 0, sizeof *p);
+  if (!test_wants(test_types[types].dtype)) return 0;
+  p->t = t;
+  p->dtype = test_types[types].dtype;
+  p->grad_dtype = test_types[types].grad_dtype;
+  g2z_dtype cpu_dtype = p->dtype == G2Z_TF32 ? G2Z_FP32 : p->dtype;
+  CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, cpu_dtype, p->grad_dtype, &p->cpu));
+  CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, p->dtype, p->grad_dtype, &p->gpu));
+  return p->cpu && p->gpu;
+}
+
+/* Forgets the tensors, keeps the devices. */
+static void test_pair_clear(test_pair *p) {
+  for (int i = 0; i < p->count; i++) {
+    free(p->twins[i].cpu);
+    p->gpu->ops->release(p->gpu, p->twins[i].block);
+  }
+  p->count = 0;
+}
+
+static void test_pair_close(test_pair *p) {
+  if (p->gpu) test_pair_clear(p);
+  g2z_device_free(p->cpu);
+  g2z_device_free(p->gpu);
+}
+
+static g2z_dtype test_twin_dtype(const test_pair *p, test_kind kind) {
+  return kind == TEST_ACT ? p->dtype : kind == TEST_GRAD ? p->grad_dtype : G2Z_FP32;
+}
+
+static double test_eps(g2z_dtype dtype) {
+  return dtype == G2Z_FP16 ? 0x1p-10 : dtype == G2Z_BF16 ? 0x1p-7 : 0x1p-23;
+}
+
+/* A float that is a value of the type, as the GPU stores it, and back. */
+static void test_encode(g2z_dtype dtype, float x, void *to) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  uint16_t half = (uint16_t)(bits >> 16);
+  if (dtype == G2Z_FP16) {
+    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000u);
+    float magnitude = fabsf(x);
+    if (isnan(x)) half = 0x7e00u;
+    else if (magnitude > 65504.0f) half = 0x7c00u;
+    else if (magnitude < 0x1p-14f) half = (uint16_t)(magnitude * 0x1p24f);
+    else half = (uint16_t)(((bits & 0x7fffffffu) >> 13) - (112u << 10));
+    half = (uint16_t)(half | sign);
+  }
+  if (dtype == G2Z_FP16 || dtype == G2Z_BF16) memcpy(to, &half, sizeof half);
+  else memcpy(to, &x, sizeof x);
+}
+
+static float test_decode(g2z_dtype dtype, const void *from) {
+  uint16_t half;
+  uint32_t bits;
+  float x;
+  memcpy(&half, from, sizeof half);
+  if (dtype == G2Z_FP16) {
+    float sign = half & 0x8000u ? -1.0f : 1.0f;
+    int exponent = half >> 10 & 31, fraction = half & 1023;
+    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+    return sign * (exponent ? ldexpf((float)(1024 + fraction), exponent - 25)
+                            : ldexpf((float)fraction, -24));
+  }
+  if (dtype == G2Z_BF16) {
+    bits = (uint32_t)half << 16;
+    memcpy(&x, &bits, sizeof x);
+  } else {
+    memcpy(&x, from, sizeof x);
+  }
+  return x;
+}
+
+static size_t test_kind_size(const test_pair *p, test_kind kind) {
+  g2z_dtype dtype = test_twin_dtype(p, kind);
+  return kind == TEST_F64 ? 8 : dtype == G2Z_FP16 || dtype == G2Z_BF16 ? 2 : 4;
+}
+
+/* A tensor of n numbers, NaN (or -1) everywhere, `shift` elements behind an aligned address. */
+static test_twin *test_twin_at(test_pair *p, test_kind kind, size_t n, size_t shift) {
+  test_twin *twin = &p->twins[p->count];
+  size_t size = test_kind_size(p, kind), cpu_bytes = n * (kind == TEST_F64 ? 8 : 4);
+  memset(twin, 0, sizeof *twin);
+  twin->kind = kind;
+  twin->n = n;
+  twin->bytes = n * size;
+  twin->shift = shift * size;
+  size_t block = twin->bytes + twin->shift + 2 * TEST_GUARD;
+  twin->cpu = malloc(cpu_bytes + 1);
+  CHECK(p->t, twin->cpu && p->count < TEST_TWINS - 1);
+  CHECK_OK(p->t, p->gpu->ops->allocate(p->gpu, block, &twin->block));
+  p->count++;
+  if (!twin->cpu || !twin->block) return twin;
+  twin->gpu = (char *)twin->block + TEST_GUARD + twin->shift;
+  memset(twin->cpu, 0xff, cpu_bytes);
+  void *bytes = malloc(block);
+  memset(bytes, 0xff, block); /* NaN in every type; the guards too */
+  CHECK_OK(p->t, p->gpu->ops->upload(p->gpu, twin->block, bytes, block));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  free(bytes);
+  return twin;
+}
+static test_twin *test_twin_new(test_pair *p, test_kind kind, size_t n) {
+  return test_twin_at(p, kind, n, 0);
+}
+
+/* The CPU's values, copied to the GPU. Floats must be values of the type. */
+static void test_twin_send(test_pair *p, test_twin *twin) {
+  char *bytes = (char *)malloc(twin->bytes + 1);
+  size_t size = test_kind_size(p, twin->kind);
+  for (size_t i = 0; i < twin->n; i++) {
+    if (twin->kind == TEST_I32 || twin->kind == TEST_F64)
+      memcpy(bytes + i * size, (const char *)twin->cpu + i * size, size);
+    else
+      test_encode(test_twin_dtype(p, twin->kind), ((const float *)twin->cpu)[i], bytes + i * size);
+  }
+  CHECK_OK(p->t, p->gpu->ops->upload(p->gpu, twin->gpu, bytes, twin->bytes));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  free(bytes);
+}
+
+/* Normal numbers times `scale`, plus `shift`, rounded to the type. */
+static test_twin *test_twin_normal(test_pair *p, test_kind kind, size_t n, uint32_t seed,
+                                   double scale, double shift) {
+  test_twin *twin = test_twin_new(p, kind, n);
+  for (size_t i = 0; i < n; i++) {
+    uint32_t counter[4] = {(uint32_t)i, seed, 0, 0}, bits[4];
+    g2z_philox(7, G2Z_RANDOM_SYNTHETIC, counter, bits);
+    double radius = sqrt(-2.0 * log(1.0 - (double)g2z_uniform(bits[0])));
+    double normal = radius * cos(6.283185307179586 * (double)g2z_uniform(bits[1]));
+    ((float *)twin->cpu)[i] =
+        g2z_round(test_twin_dtype(p, kind), (float)(normal * scale + shift));
+  }
+  test_twin_send(p, twin);
+  return twin;
+}
+
+/* Tokens below `vocab`, small ones more often; vocab 1 makes one run of all of them. */
+static test_twin *test_twin_tokens(test_pair *p, size_t n, int vocab, uint32_t seed) {
+  test_twin *twin = test_twin_new(p, TEST_I32, n);
+  for (size_t i = 0; i < n; i++) {
+    uint32_t counter[4] = {(uint32_t)i, seed, 1, 0}, bits[4];
+    g2z_philox(7, G2Z_RANDOM_SYNTHETIC, counter, bits);
+    float u = g2z_uniform(bits[0]);
+    ((int32_t *)twin->cpu)[i] = (int32_t)((float)vocab * u * u * u);
+  }
+  test_twin_send(p, twin);
+  return twin;
+}
+
+/* The largest distance in units of the bound (1: just within), after checking the guards. */
+static double test_twin_compare(test_pair *p, const test_twin *twin, const char *what, double ulps,
+                                double noise) {
+  size_t size = test_kind_size(p, twin->kind);
+  size_t block = twin->bytes + twin->shift + 2 * TEST_GUARD;
+  unsigned char *bytes = (unsigned char *)malloc(block);
+  g2z_dtype dtype = test_twin_dtype(p, twin->kind);
+  double worst = 0, got = 0, want = 0, eps = test_eps(dtype);
+  size_t at = 0, broken = 0;
+  if (p->gpu->ops->download(p->gpu, bytes, twin->block, block) != G2Z_OK ||
+      p->gpu->ops->synchronize(p->gpu) != G2Z_OK)
+    test_fail(p->t, __FILE__, __LINE__, "%s: %s", what, p->t->services.error);
+  size_t begin = TEST_GUARD + twin->shift;
+  for (size_t i = 0; i < block; i++)
+    if ((i < begin || i >= begin + twin->bytes) && bytes[i] != 0xff) broken++;
+  p->t->checks += 2;
+  if (broken)
+    test_fail(p->t, __FILE__, __LINE__, "%s (%s, gradients %s): %zu guard bytes were overwritten",
+              what, g2z_dtype_text(p->dtype), g2z_dtype_text(p->grad_dtype), broken);
+  for (size_t i = 0; i < twin->n; i++) {
+    double x, y, step = 0;
+    if (twin->kind == TEST_F64) {
+      memcpy(&x, bytes + begin + i * size, sizeof x);
+      y = ((const double *)twin->cpu)[i];
+    } else {
+      x = (double)test_decode(dtype, bytes + begin + i * size);
+      y = (double)((const float *)twin->cpu)[i];
+    }
+    if (dtype == G2Z_FP16 && twin->kind != TEST_F64) step = 0x1p-24; /* subnormals */
+    double bound = ulps * (eps * fabs(y) + step) + noise + 1e-37;
+    double distance = x == y || (isnan(x) && isnan(y)) ? 0 : fabs(x - y) / bound;
+    if (isnan(distance)) distance = INFINITY;
+    if (distance > worst) worst = distance, at = i, got = x, want = y;
+  }
+  if (!(worst <= 1))
+    test_fail(p->t, __FILE__, __LINE__,
+              "%s (%s, gradients %s): element %zu of %zu is %.9g, expected %.9g: %.3g of the bound",
+              what, g2z_dtype_text(p->dtype), g2z_dtype_text(p->grad_dtype), at, twin->n, got, want,
+              worst);
+  free(bytes);
+  return worst;
+}
+
+/* What a sum or product of K terms, each about `term`, may lose by the order of its additions. */
+static double test_sum_noise(int K, double term) { return 4 * (K + 8) * term * 0x1p-24; }
+static double test_product_noise(const test_pair *p, int K, double term) {
+  double sum = test_sum_noise(K, term);
+  if (p->dtype == G2Z_TF32) return sum + 8 * sqrt((double)K) * term * 0x1p-11;
+  return p->dtype == G2Z_FP32 ? sum : 2 * sum;
+}
+
+/* A step state on both devices. */
+typedef struct test_state {
+  g2z_step_state *cpu;
+  g2z_step_state *gpu;
+} test_state;
+
+static test_state test_state_make(test_pair *p, float loss_scale, int64_t step) {
+  test_twin *twin = test_twin_new(p, TEST_F64, sizeof(g2z_step_state) / 8);
+  test_state state;
+  state.cpu = (g2z_step_state *)twin->cpu;
+  state.gpu = (g2z_step_state *)twin->gpu;
+  memset(state.cpu, 0, sizeof *state.cpu);
+  state.cpu->step = step;
+  state.cpu->loss_scale = loss_scale;
+  state.cpu->hysteresis = 2;
+  CHECK(p->t, sizeof(g2z_step_state) % 8 == 0);
+  test_twin_send(p, twin);
+  return state;
+}
+
+static g2z_dropout test_dropout(const g2z_step_state *state, float probability, int seq) {
+  g2z_dropout dropout;
+  memset(&dropout, 0, sizeof dropout);
+  dropout.probability = probability;
+  dropout.site = 5;
+  dropout.first = 3;
+  dropout.stride = 7;
+  dropout.seq = seq;
+  dropout.seed = 0x123456789abcdefull;
+  dropout.state = state;
+  return dropout;
+}
+
+static char test_cuda_lines[2048];
+static void test_cuda_log(void *user, g2z_log_level level, const char *sentence) {
+  (void)user;
+  (void)level;
+  size_t used = strlen(test_cuda_lines);
+  snprintf(test_cuda_lines + used, sizeof test_cuda_lines - used, "%s\n", sentence);
+}
+
+static void test_cuda_device(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  g2z_device *device;
+  size_t free_bytes = 0, total_bytes = 0;
+  test_cuda_lines[0] = 0;
+  t->services.log = test_cuda_log;
+  CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &device));
+  if (!device) return;
+  CHECK(t, strstr(test_cuda_lines, "sm_") && strstr(test_cuda_lines, "cuBLASLt") &&
+               strstr(test_cuda_lines, "fp16"));
+  const g2z_ops *ops = device->ops;
+  CHECK_OK(t, g2z_device_memory(&t->services, G2Z_DEVICE_CUDA, &free_bytes, &total_bytes));
+  CHECK(t, free_bytes > 0 && free_bytes <= total_bytes);
+  void *memory = NULL, *pinned = NULL;
+  enum { BYTES = 100003 };
+  CHECK_OK(t, ops->allocate(device, BYTES, &memory));
+  CHECK_OK(t, ops->allocate_host(device, BYTES, &pinned));
+  unsigned char *host = (unsigned char *)pinned, *back = (unsigned char *)malloc(BYTES);
+  CHECK_OK(t, ops->download(device, back, memory, BYTES));
+  CHECK_OK(t, ops->synchronize(device));
+  int zeros = 1, equal = 1;
+  for (int i = 0; i < BYTES; i++) zeros &= back[i] == 0 && host[i] == 0;
+  CHECK(t, zeros);
+  CHECK_OK(t, ops->wait(device, 3)); /* never marked: nothing to wait for */
+  for (int i = 0; i < BYTES; i++) host[i] = (unsigned char)(i * 31);
+  CHECK_OK(t, ops->upload(device, memory, host, BYTES));
+  CHECK_OK(t, ops->zero(device, (char *)memory + 77, 1001));
+  CHECK_OK(t, ops->mark(device, 3));
+  CHECK_OK(t, ops->download(device, back, memory, BYTES));
+  CHECK_OK(t, ops->wait(device, 3));
+  CHECK_OK(t, ops->synchronize(device));
+  for (int i = 0; i < BYTES; i++)
+    equal &= back[i] == (i >= 77 && i < 77 + 1001 ? 0 : (unsigned char)(i * 31));
+  CHECK(t, equal);
+  void *huge;
+  CHECK_STATUS(t, ops->allocate(device, (size_t)1 << 50, &huge), G2Z_NO_MEMORY, &t->services,
+               "lower the batch");
+  CHECK(t, huge == NULL);
+  CHECK_OK(t, ops->synchronize(device)); /* the failure has left nothing behind */
+  free(back);
+  ops->release(device, memory);
+  ops->release_host(device, pinned);
+  g2z_device_free(device);
+  CHECK_STATUS(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_BF16, &device),
+               G2Z_BAD_ARGUMENT, &t->services, "same type or fp32");
+}
+
+static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float probability) {
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  size_t N = (size_t)B * (size_t)T, width = (size_t)C;
+  test_twin *tokens = test_twin_tokens(p, N, V, (uint32_t)C);
+  test_twin *wte = test_twin_normal(p, TEST_ACT, (size_t)V * width, 1, 0.5, 0);
+  test_twin *wpe = test_twin_normal(p, TEST_ACT, (size_t)T * width, 2, 0.5, 0);
+  test_twin *out = test_twin_new(p, TEST_ACT, N * width);
+  test_state state = test_state_make(p, 1, 41);
+  g2z_dropout drop = test_dropout(state.cpu, probability, T), drop_gpu = drop;
+  drop_gpu.state = state.gpu;
+  CHECK_OK(p->t, cpu->embed_fwd(p->cpu, out->cpu, (const int32_t *)tokens->cpu, wte->cpu, wpe->cpu,
+                                &drop, B, T, C));
+  CHECK_OK(p->t, gpu->embed_fwd(p->gpu, out->gpu, (const int32_t *)tokens->gpu, wte->gpu, wpe->gpu,
+                                &drop_gpu, B, T, C));
+  test_twin_compare(p, out, "embed_fwd", 0, 0); /* one addition, one product: equal to the bit */
+
+  test_twin *dout = test_twin_normal(p, TEST_ACT, N * width, 3, 1, 0);
+  test_twin *dwte = test_twin_normal(p, TEST_F32, (size_t)V * width, 4, 1, 0);
+  test_twin *dwpe = test_twin_new(p, TEST_GRAD, (size_t)T * width);
+  for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
+    CHECK_OK(p->t, cpu->embed_bwd(p->cpu, (float *)dwte->cpu, dwpe->cpu, dout->cpu,
+                                  (const int32_t *)tokens->cpu, (g2z_write)mode, &drop, B, T, C));
+    CHECK_OK(p->t, gpu->embed_bwd(p->gpu, (float *)dwte->gpu, dwpe->gpu, dout->gpu,
+                                  (const int32_t *)tokens->gpu, (g2z_write)mode, &drop_gpu, B, T,
+                                  C));
+    test_twin_compare(p, dwte, "embed_bwd dwte", 2, test_sum_noise((int)N, 2));
+    test_twin_compare(p, dwpe, "embed_bwd dwpe", 2, test_sum_noise(B, 2));
+  }
+  /* Three parts, which cut rows, with gaps between them; and the first of them alone. */
+  enum { GAP = 16 };
+  size_t words = (size_t)V * width, third = words / 3 / 8 * 8;
+  g2z_row_part parts[3] = {{0, third, 0}, {third, third, third + GAP},
+                           {2 * third, words - 2 * third, 2 * (third + GAP)}};
+  test_twin *order = test_twin_tokens(p, 2 * N, V, 1);
+  CHECK_OK(p->t, cpu->embed_order(p->cpu, (int32_t *)order->cpu, (const int32_t *)tokens->cpu,
+                                  (int)N));
+  CHECK_OK(p->t, gpu->embed_order(p->gpu, (int32_t *)order->gpu, (const int32_t *)tokens->gpu,
+                                  (int)N));
+  for (int count = 3; count > 0; count -= 2) {
+    test_twin *grads = test_twin_normal(p, TEST_GRAD, words + 2 * GAP, 5, 1, 0);
+    CHECK_OK(p->t, cpu->embed_add(p->cpu, grads->cpu, parts, count, dout->cpu,
+                                  (const int32_t *)order->cpu, (int)N, C));
+    CHECK_OK(p->t, gpu->embed_add(p->gpu, grads->gpu, parts, count, dout->gpu,
+                                  (const int32_t *)order->gpu, (int)N, C));
+    test_twin_compare(p, grads, "embed_add", 2, test_sum_noise((int)N, 2));
+  }
+  test_pair_clear(p);
+}
+
+static void test_cuda_embed(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      test_cuda_embed_one(&p, 1, 1, 8, 5, 0);
+      test_cuda_embed_one(&p, 3, 37, 40, 11, 0.25f);
+      test_cuda_embed_one(&p, 2, 129, 264, 300, 0);
+      test_cuda_embed_one(&p, 5, 67, 776, 1, 0.5f); /* one token: its run crosses every chunk */
+      test_cuda_embed_one(&p, 2, 4100, 264, 300, 0); /* so many are sorted by CUB, fewer by rank */
+      test_cuda_embed_one(&p, 2, 129, 8, 150000, 0); /* tokens wider than 16 bits, by rank */
+    }
+    test_pair_close(&p);
+  }
+}
+
+static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probability) {
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  size_t width = (size_t)C, all = (size_t)N * width;
+  test_twin *x = test_twin_normal(p, TEST_ACT, all, 1, 2, 0.5);
+  test_twin *w = test_twin_normal(p, TEST_ACT, width, 2, 0.2, 1);
+  test_twin *b = test_twin_normal(p, TEST_ACT, width, 3, 0.2, 0);
+  test_twin *y = test_twin_new(p, TEST_ACT, all);
+  test_twin *mean = test_twin_new(p, TEST_F32, (size_t)N);
+  test_twin *rstd = test_twin_new(p, TEST_F32, (size_t)N);
+  CHECK_OK(p->t, cpu->layernorm_fwd(p->cpu, y->cpu, (float *)mean->cpu, (float *)rstd->cpu, x->cpu,
+                                    w->cpu, b->cpu, N, C));
+  CHECK_OK(p->t, gpu->layernorm_fwd(p->gpu, y->gpu, (float *)mean->gpu, (float *)rstd->gpu, x->gpu,
+                                    w->gpu, b->gpu, N, C));
+  test_twin_compare(p, mean, "layernorm_fwd mean", 2, 2 * 0x1p-22);
+  test_twin_compare(p, rstd, "layernorm_fwd rstd", 16, 0);
+  test_twin_compare(p, y, "layernorm_fwd y", 1.01, 32 * 0x1p-23);
+
+  test_twin *dy = test_twin_normal(p, TEST_ACT, all, 4, 1, 0);
+  test_twin *dres = test_twin_normal(p, TEST_ACT, all, 5, 1, 0);
+  test_twin *dropped = test_twin_new(p, TEST_ACT, all);
+  test_twin *dw = test_twin_new(p, TEST_GRAD, width), *db = test_twin_new(p, TEST_GRAD, width);
+  test_twin *dbias = test_twin_new(p, TEST_GRAD, width);
+  test_state state = test_state_make(p, 1, 3);
+  g2z_dropout drop = test_dropout(state.cpu, probability, N > 2 ? N / 2 : 1), drop_gpu = drop;
+  drop_gpu.state = state.gpu;
+  for (int round = 0; round < 4; round++) {
+    g2z_write res_mode = round % 2 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+    g2z_write mode = round / 2 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+    void *no_bias = NULL;
+    int with_bias = round != 1;
+    CHECK_OK(p->t, cpu->layernorm_bwd(p->cpu, dres->cpu, dropped->cpu, dw->cpu, db->cpu,
+                                      with_bias ? dbias->cpu : no_bias, dy->cpu, x->cpu, w->cpu,
+                                      (const float *)mean->cpu, (const float *)rstd->cpu, res_mode,
+                                      mode, &drop, N, C));
+    CHECK_OK(p->t, gpu->layernorm_bwd(p->gpu, dres->gpu, dropped->gpu, dw->gpu, db->gpu,
+                                      with_bias ? dbias->gpu : no_bias, dy->gpu, x->gpu, w->gpu,
+                                      (const float *)mean->gpu, (const float *)rstd->gpu, res_mode,
+                                      mode, &drop_gpu, N, C));
+    double ulps = 1.01 + round; /* roundings of dres pile up over the rounds */
+    double stored = ulps * test_eps(p->dtype) * 4; /* what one row may be off */
+    test_twin_compare(p, dres, "layernorm_bwd dres", ulps, 64 * 0x1p-23);
+    if (probability > 0)
+      test_twin_compare(p, dropped, "layernorm_bwd dropped", ulps + 1, 64 * 0x1p-23);
+    test_twin_compare(p, dw, "layernorm_bwd dw", 2, test_sum_noise(N, 16));
+    test_twin_compare(p, db, "layernorm_bwd db", 2, test_sum_noise(N, 4));
+    if (with_bias) /* sums of values that may be neighbours: a few of them round differently */
+      test_twin_compare(p, dbias, "layernorm_bwd dbias", 2,
+                        sqrt((double)N) * stored + test_sum_noise(N, 4));
+  }
+  test_pair_clear(p);
+}
+
+static void test_cuda_layernorm(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      test_cuda_layernorm_one(&p, 1, 8, 0);
+      test_cuda_layernorm_one(&p, 7, 24, 0.5f);
+      test_cuda_layernorm_one(&p, 37, 264, 0);
+      test_cuda_layernorm_one(&p, 33, 520, 0.1f);
+      test_cuda_layernorm_one(&p, 3001, 768, 0);
+      test_cuda_layernorm_one(&p, 130, 1024, 0.1f);
+      test_cuda_layernorm_one(&p, 517, 1600, 0);
+      test_cuda_layernorm_one(&p, 19, 4096, 0.1f);
+      if (p.dtype == G2Z_FP16) test_cuda_layernorm_one(&p, 19, 4104, 0.1f);
+      CHECK_STATUS(t, p.gpu->ops->layernorm_fwd(p.gpu, NULL, NULL, NULL, NULL, NULL, NULL, 1, 8200),
+                   G2Z_UNSUPPORTED, &t->services, "fewer channels");
+    }
+    test_pair_close(&p);
+  }
+}
+
+static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  size_t in = (size_t)N * (size_t)I, out = (size_t)N * (size_t)O, cells = (size_t)I * (size_t)O;
+  test_twin *x = test_twin_normal(p, TEST_ACT, in, 1, 1, 0);
+  test_twin *w = test_twin_normal(p, TEST_ACT, cells, 2, 1 / sqrt((double)I), 0);
+  test_twin *bias = test_twin_normal(p, TEST_ACT, (size_t)O, 3, 0.5, 0);
+  test_twin *residual = test_twin_normal(p, TEST_ACT, out, 4, 1, 0);
+  test_twin *stream = test_twin_normal(p, TEST_ACT, out, 4, 1, 0);
+  test_twin *y = test_twin_new(p, TEST_ACT, out), *slope = test_twin_new(p, TEST_ACT, out);
+  test_state state = test_state_make(p, 1, 9);
+  g2z_dropout drop = test_dropout(state.cpu, 0.3f, N), drop_gpu = drop;
+  drop_gpu.state = state.gpu;
+  double noise = test_product_noise(p, I, 1 / sqrt((double)I)), eps = test_eps(p->dtype);
+  enum { PLAIN, GELU, RESIDUAL, IN_PLACE, DROPOUT, DROPOUT_IN_PLACE, FORMS };
+  static const char *const names[] = {"linear_fwd",          "linear_fwd gelu",
+                                      "linear_fwd residual", "linear_fwd residual in place",
+                                      "linear_fwd dropout",  "linear_fwd dropout in place"};
+  for (int form = PLAIN; form < FORMS; form++) {
+    int in_place = form == IN_PLACE || form == DROPOUT_IN_PLACE, drops = form >= DROPOUT;
+    test_twin *to = in_place ? stream : y;
+    test_twin *add = form < RESIDUAL ? NULL : in_place ? stream : residual;
+    CHECK_OK(p->t, cpu->linear_fwd(p->cpu, to->cpu, form == GELU ? slope->cpu : NULL, x->cpu,
+                                   w->cpu, bias->cpu, add ? add->cpu : NULL, drops ? &drop : NULL, N, I,
+                                   O));
+    CHECK_OK(p->t, gpu->linear_fwd(p->gpu, to->gpu, form == GELU ? slope->gpu : NULL, x->gpu,
+                                   w->gpu, bias->gpu, add ? add->gpu : NULL, drops ? &drop_gpu : NULL, N, I,
+                                   O));
+    /* What is rounded before the last step, of size up to 6: the input of GELU where the product is
+     * cuBLASLt's (slope up to 1.13, which itself changes by at most 0.8 times the input's change),
+     * the product before its dropout, and, by cuBLASLt 13.1, the product that is added in place. */
+    double extra = form == GELU || form == IN_PLACE ? 3 * eps : drops ? 5 * eps : 0;
+    test_twin_compare(p, to, names[form], 1.01, 2 * noise + extra);
+    if (form == GELU) test_twin_compare(p, slope, "linear_fwd slope", 1.01, noise + 2 * eps);
+    if (in_place && form == IN_PLACE) { /* both go on from the same numbers */
+      memcpy(stream->cpu, residual->cpu, out * sizeof(float));
+      test_twin_send(p, stream);
+    }
+  }
+  test_twin *dy = test_twin_normal(p, TEST_ACT, out, 5, 1, 0);
+  test_twin *dx = test_twin_new(p, TEST_ACT, in);
+  test_twin *into = test_twin_normal(p, TEST_ACT, in, 6, 1, 0);
+  test_twin *dbias = test_twin_new(p, TEST_GRAD, (size_t)I);
+  test_twin *dw = test_twin_new(p, TEST_GRAD, cells);
+  double term = 1 / sqrt((double)I), back = test_product_noise(p, O, term);
+  double largest = 6 * sqrt((double)O) * term; /* of dx */
+  CHECK_OK(p->t, cpu->linear_bwd_data(p->cpu, dx->cpu, NULL, dy->cpu, w->cpu, NULL, G2Z_OVERWRITE,
+                                      N, I, O));
+  CHECK_OK(p->t, gpu->linear_bwd_data(p->gpu, dx->gpu, NULL, dy->gpu, w->gpu, NULL, G2Z_OVERWRITE,
+                                      N, I, O));
+  test_twin_compare(p, dx, "linear_bwd_data", 1.01, back);
+  for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
+    CHECK_OK(p->t, cpu->linear_bwd_data(p->cpu, dx->cpu, dbias->cpu, dy->cpu, w->cpu, into->cpu,
+                                        (g2z_write)mode, N, I, O));
+    CHECK_OK(p->t, gpu->linear_bwd_data(p->gpu, dx->gpu, dbias->gpu, dy->gpu, w->gpu, into->gpu,
+                                        (g2z_write)mode, N, I, O));
+    test_twin_compare(p, dx, "linear_bwd_data slope", 2.5, 6 * back);
+    test_twin_compare(p, dbias, "linear_bwd_data dbias", 2,
+                      (1 + mode) * 4 * sqrt((double)N) * (eps + 0x1p-22) * largest +
+                          sqrt((double)N) * 2 * back);
+    CHECK_OK(p->t, cpu->linear_bwd_weight(p->cpu, dw->cpu, x->cpu, dy->cpu, (g2z_write)mode, N, I,
+                                          O));
+    CHECK_OK(p->t, gpu->linear_bwd_weight(p->gpu, dw->gpu, x->gpu, dy->gpu, (g2z_write)mode, N, I,
+                                          O));
+    test_twin_compare(p, dw, "linear_bwd_weight", 1.01 + 2 * mode,
+                      (1 + mode) * test_product_noise(p, N, 2));
+  }
+  test_pair_clear(p);
+}
+
+static void test_cuda_linear(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      test_cuda_linear_one(&p, 1, 8, 24);
+      test_cuda_linear_one(&p, 37, 40, 120);
+      test_cuda_linear_one(&p, 131, 256, 768);
+      test_cuda_linear_one(&p, 515, 1032, 136);
+    }
+    test_pair_close(&p);
+  }
+}
+
+/* internals */
+/* Our own products, which the clock may choose or not: less than a tile, more tiles than a GPU has
+ * multiprocessors both forward and backward, and no multiple of a tile in any direction. */
+static void test_cuda_products(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+#ifdef __CUDACC__
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      const g2z__cuda *cuda = g2z__cuda_of(p.gpu);
+      int ours = 0, here = cuda->hopper && (p.dtype == G2Z_FP16 || p.dtype == G2Z_BF16);
+      g2z_device_tune(p.gpu, G2Z_TUNE_OWN);
+      test_cuda_linear_one(&p, 1, 8, 24);
+      test_cuda_linear_one(&p, 37, 40, 120);
+      test_cuda_linear_one(&p, 515, 1032, 136);
+      if (here) {
+        test_cuda_linear_one(&p, 4200, 72, 1544);
+        test_cuda_linear_one(&p, 4200, 1544, 72);
+      }
+      for (int i = 0; i < cuda->product_count; i++)
+        ours += cuda->products[i].way == G2Z__WAY_HOPPER;
+      /* plain or with what is added, GELU, data gradient, with GELU's: of each shape */
+      CHECK(t, ours == (here ? 5 * 4 : 0));
+    }
+    test_pair_close(&p);
+  }
+#endif
+}
+
+/* A tuning table goes to a file and comes back; what does not fit is refused. */
+static void test_cuda_tuning(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  test_pair p;
+  if (!test_pair_open(&p, t, 2)) return;
+  test_cuda_linear_one(&p, 131, 256, 768);
+  char *text, *again;
+  CHECK_OK(t, g2z_device_tuning(p.gpu, &text));
+  size_t bytes = strlen(text);
+  CHECK(t, bytes > 200);
+  test_pair_close(&p);
+
+  if (!test_pair_open(&p, t, 2)) return;
+  CHECK_OK(t, g2z_device_tuning_read(p.gpu, text));
+  test_cuda_linear_one(&p, 131, 256, 768); /* with the choices that were read */
+  CHECK_OK(t, g2z_device_tuning(p.gpu, &again));
+  CHECK(t, strcmp(text, again) == 0);
+  test_pair_close(&p);
+
+  if (!test_pair_open(&p, t, 2)) return;
+  again[20] ^= 1;
+  CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "another GPU");
+  again[20] ^= 1;
+  again[bytes - 1] = 0;
+  CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
+  again[bytes - 1] = '\n';
+  char *way = strstr(again, " cublaslt ") ? strstr(again, " cublaslt ") : strstr(again, " hopper");
+  CHECK(t, way != NULL);
+  if (way) way[2] ^= 1;
+  CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
+  g2z_device_tune(p.gpu, G2Z_TUNE_OFF);
+  test_cuda_linear_one(&p, 131, 256, 768); /* the heuristic's choices */
+  g2z_release(&t->services, text);
+  g2z_release(&t->services, again);
+  test_pair_close(&p);
+}
+
+/* got = want but for `bound` of want's norm, over the rows that are no target's, or over all. */
+static void test_head_norm(test_pair *p, const test_twin *dwte, const test_twin *targets, int C,
+                           double bound) {
+  float *got = (float *)malloc(dwte->bytes);
+  const float *want = (const float *)dwte->cpu;
+  CHECK_OK(p->t, p->gpu->ops->download(p->gpu, got, dwte->gpu, dwte->bytes));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  for (int all = 0; all < 2; all++) {
+    double off = 0, size = 0;
+    for (size_t row = 0; row < dwte->n / (size_t)C; row++) {
+      int is_target = 0;
+      for (size_t i = 0; i < targets->n; i++)
+        is_target |= ((const int32_t *)targets->cpu)[i] == (int32_t)row;
+      for (size_t i = row * (size_t)C; i < (row + 1) * (size_t)C && (all || !is_target); i++) {
+        off += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+        size += (double)want[i] * (double)want[i];
+      }
+    }
+    p->t->checks++;
+    if (!(sqrt(off) <= bound * sqrt(size)))
+      test_fail(p->t, __FILE__, __LINE__, "head_loss dwte of %s (%s): off by %.3g of %.3g, bound %.3g",
+                all ? "all words" : "words that are no target", g2z_dtype_text(p->dtype), sqrt(off),
+                sqrt(size), bound);
+  }
+  free(got);
+}
+
+/* Logits are of size `spread`. `exact`, an fp32 CPU: logits are not rounded in training, so that
+ * its loss and gradients are what to expect; NULL: they are, as p->cpu rounds them. */
+static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, int V, int chunk,
+                               double spread, float scale) {
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  g2z_device *trains = exact ? exact : p->cpu;
+  int Vp = (V + 127) / 128 * 128;
+  size_t width = (size_t)C, all = (size_t)N * width, words = (size_t)Vp * width;
+  float dloss = 1.0f / (float)N;
+  test_twin *h = test_twin_normal(p, TEST_ACT, all, 1, 1, 0);
+  test_twin *wte = test_twin_normal(p, TEST_ACT, words, 2, spread / sqrt((double)C), 0);
+  memset((float *)wte->cpu + (size_t)V * width, 0, (size_t)(Vp - V) * width * sizeof(float));
+  test_twin_send(p, wte);
+  test_twin *targets = test_twin_tokens(p, (size_t)N, V, 3);
+  ((int32_t *)targets->cpu)[N - 1] = V - 1;
+  test_twin_send(p, targets);
+  test_twin *logits = test_twin_new(p, TEST_ACT, (size_t)chunk * (size_t)Vp);
+  test_twin *losses = test_twin_new(p, TEST_F32, (size_t)N), *sum = test_twin_new(p, TEST_F64, 1);
+  test_twin *dh = test_twin_new(p, TEST_ACT, all), *dwte = test_twin_new(p, TEST_F32, words);
+  test_state state = test_state_make(p, scale, 1);
+  double eps = test_eps(p->dtype);
+  /* A logit of size up to 6 spreads that rounds differently moves a loss by eps * 6 spreads, and a
+   * probability as much of itself. */
+  double noise = test_product_noise(p, C, spread / sqrt((double)C));
+  double rounded = 3 * spread * eps + noise, logit = exact ? noise : rounded;
+  for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
+    *(double *)sum->cpu = 0.5;
+    test_twin_send(p, sum);
+    CHECK_OK(p->t, cpu->head_loss(trains, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
+                                  dwte->cpu, G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
+                                  (const int32_t *)targets->cpu, dloss, state.cpu, (g2z_write)mode,
+                                  N, C, V, Vp, chunk));
+    CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
+                                  dwte->gpu, G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
+                                  (const int32_t *)targets->gpu, dloss, state.gpu, (g2z_write)mode,
+                                  N, C, V, Vp, chunk));
+    double g = (double)dloss * (double)scale;
+    double word = spread / sqrt((double)C) > 1 ? spread / sqrt((double)C) : 1; /* numbers of wte */
+    test_twin_compare(p, losses, "head_loss losses", 8, 2 * logit + 1e-6);
+    test_twin_compare(p, sum, "head_loss sum", 0, N * (2 * logit + 1e-6));
+    test_twin_compare(p, dh, "head_loss dh", 2, g * word * (2 * logit + 4 * eps + 1e-6));
+    test_twin_compare(p, dwte, "head_loss dwte", 8,
+                      (1 + mode) * g * sqrt((double)N) * 4 * (2 * logit + 4 * eps + 1e-6));
+    if (exact) test_head_norm(p, dwte, targets, C, 2 * (2 * logit + 4 * eps));
+  }
+  if (N <= chunk) { /* rounded at once */
+    test_twin *narrow = test_twin_new(p, TEST_GRAD, words);
+    g2z_dtype grad = p->cpu->grad_dtype;
+    CHECK_OK(p->t, cpu->head_loss(trains, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
+                                  narrow->cpu, grad, logits->cpu, h->cpu, wte->cpu,
+                                  (const int32_t *)targets->cpu, dloss, state.cpu, G2Z_OVERWRITE,
+                                  N, C, V, Vp, chunk));
+    CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
+                                  narrow->gpu, grad, logits->gpu, h->gpu, wte->gpu,
+                                  (const int32_t *)targets->gpu, dloss, state.gpu, G2Z_OVERWRITE,
+                                  N, C, V, Vp, chunk));
+    test_twin_compare(p, narrow, "head_loss dwte, rounded", 8,
+                      (double)dloss * (double)scale * sqrt((double)N) * 4 *
+                          (2 * logit + 4 * eps + 1e-6));
+  }
+  *(double *)sum->cpu = 0.5;
+  test_twin_send(p, sum);
+  CHECK_OK(p->t, cpu->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, NULL, NULL,
+                                G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
+                                (const int32_t *)targets->cpu, 0, NULL, G2Z_OVERWRITE, N, C, V,
+                                Vp, chunk));
+  CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, NULL, NULL,
+                                G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
+                                (const int32_t *)targets->gpu, 0, NULL, G2Z_OVERWRITE, N, C, V, Vp,
+                                chunk));
+  test_twin_compare(p, losses, "head_loss losses, no gradient", 8, 2 * rounded + 1e-6);
+  test_twin_compare(p, sum, "head_loss sum, no gradient", 0, N * (2 * rounded + 1e-6));
+  int n = N < 5 ? N : 5;
+  test_twin *rows = test_twin_new(p, TEST_F32, (size_t)n * (size_t)V);
+  CHECK_OK(p->t, cpu->head_logits(p->cpu, (float *)rows->cpu, h->cpu, wte->cpu, n, C, V));
+  CHECK_OK(p->t, gpu->head_logits(p->gpu, (float *)rows->gpu, h->gpu, wte->gpu, n, C, V));
+  test_twin_compare(p, rows, "head_logits", 4, noise);
+  test_pair_clear(p);
+}
+
+/* Rows of h that are no numbers make their losses, their dh and all of dwte none, so that the step
+ * is skipped; the other rows are as if they were not there. They lie in the first and the last of 18
+ * tiles of 128 rows, of which there are 8 across: where exponentials are computed again, blocks of
+ * a GPU with 132 multiprocessors leave tiles out before and behind those. */
+static void test_cuda_head_poison(test_pair *p) {
+  enum { N = 2200, C = 136, V = 1500, VP = 1536 };
+  static const struct {
+    int row;
+    float poison;
+  } bad[] = {{77, NAN}, {2190, INFINITY}};
+  float scale = p->dtype == G2Z_FP16 ? 1024.0f : 1.0f, dloss = 1.0f / N;
+  test_twin *h = test_twin_normal(p, TEST_ACT, N * C, 1, 1, 0);
+  test_twin *wte = test_twin_normal(p, TEST_ACT, VP * C, 2, 0.17, 0); /* logits of size 2 */
+  memset((float *)wte->cpu + V * C, 0, (VP - V) * C * sizeof(float));
+  test_twin_send(p, wte);
+  test_twin *targets = test_twin_tokens(p, N, V, 3), *logits = test_twin_new(p, TEST_ACT, N * VP);
+  test_twin *losses = test_twin_new(p, TEST_F32, N), *sum = test_twin_new(p, TEST_F64, 1);
+  test_twin *dh = test_twin_new(p, TEST_ACT, N * C), *dwte = test_twin_new(p, TEST_F32, VP * C);
+  test_state state = test_state_make(p, scale, 1);
+  CHECK_OK(p->t, p->cpu->ops->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
+                                        dwte->cpu, G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
+                                        (const int32_t *)targets->cpu, dloss, state.cpu,
+                                        G2Z_OVERWRITE, N, C, V, VP, N));
+  for (int b = 0; b < 2; b++) {
+    ((float *)losses->cpu)[bad[b].row] = NAN;
+    for (int i = 0; i < C; i++) ((float *)dh->cpu)[bad[b].row * C + i] = NAN;
+    ((float *)h->cpu)[bad[b].row * C + 5] = bad[b].poison;
+  }
+  test_twin_send(p, h);
+  CHECK_OK(p->t, p->gpu->ops->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
+                                        dwte->gpu, G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
+                                        (const int32_t *)targets->gpu, dloss, state.gpu,
+                                        G2Z_OVERWRITE, N, C, V, VP, N));
+  double logit = 6 * test_eps(p->dtype) + test_product_noise(p, C, 0.17);
+  double g = (double)dloss * (double)scale;
+  test_twin_compare(p, losses, "head_loss losses, rows are no numbers", 8, 2 * logit + 1e-6);
+  test_twin_compare(p, dh, "head_loss dh, rows are no numbers", 2,
+                    g * (2 * logit + 4 * test_eps(p->dtype) + 1e-6));
+  float *found = (float *)malloc(dwte->bytes);
+  int numbers = 0;
+  CHECK_OK(p->t, p->gpu->ops->download(p->gpu, found, dwte->gpu, dwte->bytes));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  for (int i = 0; i < V * C; i++) numbers += !isnan(found[i]);
+  CHECK(p->t, numbers == 0);
+  free(found);
+  test_pair_clear(p);
+}
+
+/* internals */
+/* Whether head_loss trains with exponentials: in 16 bits on Hopper, where products are tuned. */
+static int test_head_exponentials(const test_pair *p) {
+  int fits = 0;
+#ifdef __CUDACC__
+  const g2z__cuda *cuda = g2z__cuda_of(p->gpu);
+  int halves = p->dtype == G2Z_FP16 || p->dtype == G2Z_BF16;
+  if (halves)
+    fits = p->dtype == G2Z_FP16 ? g2z__head_fits<__half>(p->gpu, 300, 136, 1024)
+                                : g2z__head_fits<__nv_bfloat16>(p->gpu, 300, 136, 1024);
+  CHECK(p->t, fits == (cuda->hopper && halves && cuda->tune != G2Z_TUNE_OFF));
+#else
+  (void)p;
+#endif
+  return fits;
+}
+
+static void test_cuda_head(g2z_test *t) {
+  static const struct {
+    int N, C, V, chunk;
+    double spread;
+    float scale; /* of fp16 */
+  } cases[] = {
+      {1, 8, 2, 16, 2, 1024},
+      {67, 40, 101, 32, 2, 1024},
+      {300, 136, 1003, 300, 2, 1024},
+      {300, 136, 1003, 300, 2, 1048576},  /* for fp16 alone */
+      {300, 136, 2003, 160, 16, 1024},    /* words outshine the first 512, */
+      {300, 136, 2003, 160, 128, 1024},   /* by more than e^88 here and there; */
+      {300, 136, 2003, 160, 8192, 1024},  /* rounding alone moves them by 8 in fp16, */
+      {300, 136, 2003, 160, 65536, 1024}, /* by more than 88 in bf16 */
+      {9, 16, 50257, 4, 2, 1024},         /* GPT-2's words, in several chunks */
+      {3, 16, 130001, 8, 2, 1024},        /* a row that no shared memory would hold */
+  };
+  CUDA_OR_SKIP(t);
+  g2z_device *fp32;
+  CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, G2Z_FP32, G2Z_FP32, &fp32));
+  for (int types = 0; types < TEST_TYPES && fp32; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      int fp16 = p.dtype == G2Z_FP16;
+      for (int tune = G2Z_TUNE_OFF; tune <= G2Z_TUNE_OWN; tune += G2Z_TUNE_OWN - G2Z_TUNE_OFF) {
+        g2z_device_tune(p.gpu, (g2z_tune)tune); /* with logits in memory; with exponentials */
+        int exponentials = test_head_exponentials(&p);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+          if (fp16 ? cases[i].spread < 10000 : cases[i].scale == 1024) /* 6 spreads are a number */
+            test_cuda_head_one(&p, exponentials ? fp32 : NULL, cases[i].N, cases[i].C, cases[i].V,
+                               cases[i].chunk, cases[i].spread, fp16 ? cases[i].scale : 1);
+        test_cuda_head_poison(&p);
+      }
+    }
+    test_pair_close(&p);
+  }
+  g2z_device_free(fp32);
+}
+
+static void test_cuda_cast(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      for (size_t shift = 0; shift < 3; shift++) {
+        size_t n = 4099 + shift;
+        test_twin *from = test_twin_normal(&p, TEST_F32, n, 1, 3000, 0);
+        static const float corners[] = {0.0f,    65504.0f, 65519.0f, 65520.0f, 1e30f,   -1e30f,
+                                        6e-8f,   2.98e-8f, 1e-40f,   1.0005f,  -0.333f, 3.0e38f};
+        for (size_t i = 0; i < sizeof corners / sizeof *corners; i++)
+          ((float *)from->cpu)[i * 7] = corners[i];
+        test_twin_send(&p, from);
+        test_twin *act = test_twin_at(&p, TEST_ACT, n, shift);
+        test_twin *grad = test_twin_at(&p, TEST_GRAD, n, shift);
+        CHECK_OK(t, p.cpu->ops->cast_act(p.cpu, act->cpu, (const float *)from->cpu, n));
+        CHECK_OK(t, p.gpu->ops->cast_act(p.gpu, act->gpu, (const float *)from->gpu, n));
+        CHECK_OK(t, p.cpu->ops->cast_grad(p.cpu, grad->cpu, (const float *)from->cpu, n));
+        CHECK_OK(t, p.gpu->ops->cast_grad(p.gpu, grad->gpu, (const float *)from->gpu, n));
+        test_twin_compare(&p, act, "cast_act", 0, 0);
+        test_twin_compare(&p, grad, "cast_grad", 0, 0);
+        test_pair_clear(&p);
+      }
+    }
+    test_pair_close(&p);
+  }
+}
+
+/* internals */
+/* The kernel that adds up what other ranks sent, on the device's own stream. */
+static g2z_status test_add_rows(test_pair *p, test_twin *to, const test_twin *from,
+                                const test_twin *rows, int count, g2z_write mode) {
+#ifdef __CUDACC__
+  cudaStream_t stream = g2z__cuda_of(p->gpu)->stream;
+  auto add = p->grad_dtype == G2Z_FP16   ? g2z__grad_add_on<__half, __half>
+             : p->grad_dtype == G2Z_BF16 ? g2z__grad_add_on<__nv_bfloat16, __nv_bfloat16>
+                                         : g2z__grad_add_on<float, float>;
+  return add(p->gpu, stream, to->gpu, from->gpu, rows->gpu, count, mode, to->n);
+#else
+  (void)p, (void)to, (void)from, (void)rows, (void)count, (void)mode;
+  return G2Z_UNSUPPORTED;
+#endif
+}
+
+/* Rows are added in fp32 one after the other, then what was there, and rounded once. */
+static void test_sum_rows(test_pair *p, size_t n, int count, g2z_write mode) {
+  test_twin *from = test_twin_normal(p, TEST_GRAD, n, 1, 3, 0);
+  test_twin *rows = test_twin_normal(p, TEST_GRAD, n * (size_t)count, 2, 3, 0);
+  test_twin *to = test_twin_normal(p, TEST_GRAD, n, 3, 3, 0);
+  test_twin *in_place = mode == G2Z_ACCUMULATE ? to : from;
+  ((float *)from->cpu)[0] = g2z_round(p->grad_dtype, 65504.0f); /* fp16: beyond its largest */
+  ((float *)rows->cpu)[0] = 64.0f;
+  test_twin_send(p, from);
+  test_twin_send(p, rows);
+  for (size_t i = 0; i < n; i++) {
+    float sum = ((float *)from->cpu)[i];
+    for (int row = 0; row < count; row++) sum += ((float *)rows->cpu)[(size_t)row * n + i];
+    if (mode == G2Z_ACCUMULATE) sum = ((float *)to->cpu)[i] + sum;
+    ((float *)in_place->cpu)[i] = g2z_round(p->grad_dtype, sum);
+  }
+  CHECK_OK(p->t, test_add_rows(p, in_place, from, rows, count, mode));
+  test_twin_compare(p, in_place, "grad_add of rows", 0, 0);
+  test_twin_compare(p, rows, "rows, which stay as they were", 0, 0);
+  test_pair_clear(p);
+}
+
+static void test_cuda_sums(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      for (int mode = 0; mode < 2; mode++) {
+        g2z_write write = mode ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+        test_sum_rows(&p, 4, 1, write);
+        test_sum_rows(&p, 1028, 3, write);
+        test_sum_rows(&p, 1500000, 1, write); /* more than one turn of a block */
+        test_sum_rows(&p, 40000, 7, write);
+        test_twin *from = test_twin_normal(&p, TEST_GRAD, 5000, 1, 3, 0);
+        test_twin *to = test_twin_normal(&p, TEST_GRAD, 5000, 2, 3, 0);
+        CHECK_OK(t, p.cpu->ops->grad_add(p.cpu, to->cpu, from->cpu, write, to->n));
+        CHECK_OK(t, p.gpu->ops->grad_add(p.gpu, to->gpu, from->gpu, write, to->n));
+        test_twin_compare(&p, to, "grad_add", 0, 0);
+        test_pair_clear(&p);
+      }
+    }
+    test_pair_close(&p);
+  }
+}
+
+/* Ranges that start anywhere, with ends that fill no pack. */
+static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, test_state state) {
+  enum { COUNT = 5, ELEMENTS = 70000 };
+  static const g2z_update_range ranges[COUNT] = {
+      {0, 0, 0, 0, 4096, 1},          {4096, 4096, 4096, 0, 5, 0}, {4104, 4104, 4101, 0, 3, 1},
+      {4112, 4112, 4104, 0, 60001, 0}, {64200, 64112, 64112, 0, 4007, 1}};
+  test_twin *params = test_twin_new(p, TEST_ACT, ELEMENTS);
+  test_twin *grads = test_twin_normal(p, TEST_GRAD, ELEMENTS, 1, 4, 0);
+  test_twin *master = test_twin_normal(p, TEST_F32, ELEMENTS, 2, 1, 0);
+  test_twin *m = test_twin_normal(p, TEST_F32, ELEMENTS, 3, 0.01, 0);
+  test_twin *v = test_twin_new(p, TEST_F32, ELEMENTS);
+  for (int i = 0; i < ELEMENTS; i++) ((float *)v->cpu)[i] = 1e-4f * (float)(1 + i % 97);
+  test_twin_send(p, v);
+  void *on_gpu;
+  CHECK_OK(p->t, p->gpu->ops->allocate(p->gpu, sizeof ranges, &on_gpu));
+  CHECK_OK(p->t, p->gpu->ops->upload(p->gpu, on_gpu, ranges, sizeof ranges));
+  g2z_update update = {params->cpu, (float *)master->cpu, (float *)m->cpu, (float *)v->cpu,
+                       grads->cpu, ranges, ranges, config, state.cpu};
+  g2z_update update_gpu = {params->gpu, (float *)master->gpu, (float *)m->gpu, (float *)v->gpu,
+                           grads->gpu, (const g2z_update_range *)on_gpu, ranges, config, state.gpu};
+  CHECK_OK(p->t, p->cpu->ops->adamw(p->cpu, &update, 0, COUNT));
+  CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, &update_gpu, 2, COUNT)); /* in parts, in any order */
+  CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, &update_gpu, 0, 2));
+  CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, &update_gpu, COUNT, COUNT));
+  /* Compilers may fuse a product and an addition, on either side. */
+  test_twin_compare(p, m, "adamw m", 2, 0x1p-24);
+  test_twin_compare(p, v, "adamw v", 4, 0);
+  test_twin_compare(p, master, "adamw master", 2, 0x1p-24);
+  test_twin_compare(p, params, "adamw params", 1.01, 0x1p-24);
+  p->gpu->ops->release(p->gpu, on_gpu);
+}
+
+static void test_cuda_state(test_pair *p, const g2z_step_state *want,
+                            const g2z_step_state *on_gpu, const g2z_verdict *verdict) {
+  g2z_step_state got;
+  CHECK_OK(p->t, p->gpu->ops->download(p->gpu, &got, on_gpu, sizeof got));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  CHECK(p->t, memcmp(verdict->reported[got.step % 2], &got, sizeof got) == 0);
+  CHECK(p->t, got.step == want->step && got.applied == want->applied);
+  CHECK(p->t, got.skipped == want->skipped && got.skip == want->skip);
+  CHECK(p->t, got.good_steps == want->good_steps && got.hysteresis == want->hysteresis);
+  CHECK(p->t, got.skipped_at_minimum == want->skipped_at_minimum);
+  CHECK(p->t, got.loss_scale == want->loss_scale && got.used_loss_scale == want->used_loss_scale);
+  CHECK_NEAR(p->t, got.loss, want->loss, 1e-6 * fabs((double)want->loss));
+  CHECK_NEAR(p->t, got.lr, want->lr, 1e-6 * fabs((double)want->lr));
+  CHECK_NEAR(p->t, got.grad_multiplier, want->grad_multiplier,
+             1e-6 * fabs((double)want->grad_multiplier));
+  if (isfinite(want->grad_norm))
+    CHECK_NEAR(p->t, got.grad_norm, want->grad_norm, 1e-6 * fabs((double)want->grad_norm));
+  else
+    CHECK(p->t, !isfinite(got.grad_norm));
+}
+
+static void test_cuda_optimizer(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (!test_pair_open(&p, t, types)) continue;
+    g2z_train_config train = g2z_train_config_default();
+    g2z_optimizer_config config = train.optimizer;
+    config.clip = 1.0f;
+    config.weight_decay = 0.1f;
+    config.warmup = 3;
+    config.steps = 100;
+    config.loss_scale_dynamic = 1;
+    config.loss_scale_window = 2;
+    config.loss_scale_hysteresis = 2;
+    test_state state = test_state_make(&p, p.dtype == G2Z_FP16 ? 8.0f : 1.0f, 0);
+    test_twin *rows = test_twin_new(&p, TEST_F64, 3 * G2Z_VERDICT_COLUMNS);
+    memset(rows->cpu, 0, 3 * G2Z_VERDICT_COLUMNS * sizeof(double));
+    void *memory = NULL;
+    CHECK_OK(t, p.gpu->ops->allocate_host(p.gpu, 2 * sizeof(g2z_step_state), &memory));
+    g2z_step_state *reported = (g2z_step_state *)memory;
+    for (int step = 0; step < 9; step++) {
+      int bad = step == 4 || step == 5 || step == 6;
+      double *row = (double *)rows->cpu;
+      for (int k = 0; k < 3; k++) row[k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_LOSS] = 0.1 * k + step;
+      test_twin_send(&p, rows);
+      for (int k = 0; k < 3; k++) {
+        size_t n = k == 0 ? 1 : k == 1 ? 1027 : 300001, shift = (size_t)(k + step) % 3;
+        test_twin *grads = test_twin_at(&p, TEST_GRAD, n, shift);
+        for (size_t i = 0; i < n; i++)
+          ((float *)grads->cpu)[i] = g2z_round(p.grad_dtype, (float)((int)(i % 23) - 11) * 0.37f);
+        if (bad) ((float *)grads->cpu)[n / 2] = step == 5 ? NAN : INFINITY;
+        test_twin_send(&p, grads);
+        g2z_range pieces[35]; /* more than a launch takes, at odd places */
+        int count = n < 1000 ? 1 : 35;
+        for (int i = 0; i < count; i++) {
+          pieces[i].begin = n * (size_t)i / (size_t)count + (size_t)(i > 0);
+          pieces[i].elements = n * (size_t)(i + 1) / (size_t)count + (size_t)(i + 1 < count) -
+                               pieces[i].begin;
+        }
+        CHECK_OK(t, p.cpu->ops->grad_sumsq(p.cpu, row + k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_SQUARES,
+                                           grads->cpu, pieces, count));
+        CHECK_OK(t, p.gpu->ops->grad_sumsq(p.gpu, (double *)rows->gpu + k * G2Z_VERDICT_COLUMNS +
+                                               G2Z_VERDICT_SQUARES, grads->gpu, pieces, count));
+        p.count--; /* released here: 27 of them would not fit the list */
+        free(grads->cpu);
+        p.gpu->ops->release(p.gpu, grads->block);
+      }
+      if (!bad) test_twin_compare(&p, rows, "grad_sumsq", 8, 0);
+      g2z_verdict on_cpu = {row, 3, 3, {NULL, NULL}};
+      g2z_verdict on_gpu = {(double *)rows->gpu, 3, 3, {reported, reported + 1}};
+      CHECK_OK(t, p.cpu->ops->decide(p.cpu, state.cpu, &on_cpu, &config, 77));
+      CHECK_OK(t, p.gpu->ops->decide(p.gpu, state.gpu, &on_gpu, &config, 77));
+      test_twin_compare(&p, rows, "decide's rows", 0, 0);
+      test_cuda_state(&p, state.cpu, state.gpu, &on_gpu);
+      CHECK(t, state.cpu->skip == bad);
+      if (step == 3 || step == 4) { /* applied, and skipped: nothing but NaN in params then */
+        int kept = p.count;
+        test_cuda_adamw(&p, &config, state);
+        for (; p.count > kept; p.count--) {
+          free(p.twins[p.count - 1].cpu);
+          p.gpu->ops->release(p.gpu, p.twins[p.count - 1].block);
+        }
+      }
+    }
+    p.gpu->ops->release_host(p.gpu, memory);
+    test_pair_close(&p);
+  }
+}
+
+/* The same work twice, eagerly and as a graph that runs twice: equal to the bit, with dropout. */
+static void test_cuda_graph(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  test_pair p;
+  if (!test_pair_open(&p, t, 2)) return;
+  enum { B = 3, T = 67, C = 264, N = B * T, V = 1003, VP = 1024 };
+  const g2z_ops *ops = p.gpu->ops;
+  test_twin *tokens = test_twin_tokens(&p, N, V, 1), *targets = test_twin_tokens(&p, N, V, 2);
+  test_twin *wte = test_twin_normal(&p, TEST_ACT, (size_t)VP * C, 1, 0.1, 0);
+  test_twin *wpe = test_twin_normal(&p, TEST_ACT, (size_t)T * C, 2, 0.1, 0);
+  test_twin *w = test_twin_normal(&p, TEST_ACT, (size_t)C * C, 3, 0.06, 0);
+  test_twin *b = test_twin_normal(&p, TEST_ACT, C, 4, 0.1, 0);
+  test_twin *x = test_twin_new(&p, TEST_ACT, (size_t)N * C);
+  test_twin *y = test_twin_new(&p, TEST_ACT, (size_t)N * C);
+  test_twin *h = test_twin_new(&p, TEST_ACT, (size_t)N * C);
+  test_twin *dh = test_twin_new(&p, TEST_ACT, (size_t)N * C);
+  test_twin *mean = test_twin_new(&p, TEST_F32, N), *rstd = test_twin_new(&p, TEST_F32, N);
+  test_twin *dw = test_twin_new(&p, TEST_GRAD, C), *db = test_twin_new(&p, TEST_GRAD, C);
+  test_twin *logits = test_twin_new(&p, TEST_ACT, (size_t)100 * VP);
+  test_twin *losses = test_twin_new(&p, TEST_F32, N), *sum = test_twin_new(&p, TEST_F64, 1);
+  test_twin *dwpe = test_twin_new(&p, TEST_GRAD, (size_t)T * C);
+  test_twin *dwte = test_twin_new(&p, TEST_F32, (size_t)VP * C);
+  test_state state = test_state_make(&p, 128, 11);
+  g2z_dropout drop = test_dropout(state.gpu, 0.2f, T);
+  void *first = malloc(dwte->bytes), *again = malloc(dwte->bytes);
+  g2z_graph *graph = NULL;
+  for (int run = 0; run < 4; run++) { /* eager, eager, recorded, and the graph once more */
+    CHECK_OK(t, ops->zero(p.gpu, sum->gpu, sum->bytes));
+    CHECK_OK(t, ops->zero(p.gpu, dwte->gpu, dwte->bytes));
+    if (run == 2) CHECK_OK(t, g2z_graph_begin(p.gpu));
+    if (run < 3) {
+      CHECK_OK(t, ops->embed_fwd(p.gpu, x->gpu, (const int32_t *)tokens->gpu, wte->gpu, wpe->gpu,
+                                 &drop, B, T, C));
+      CHECK_OK(t, ops->linear_fwd(p.gpu, y->gpu, NULL, x->gpu, w->gpu, b->gpu, x->gpu, &drop, N, C,
+                                  C));
+      CHECK_OK(t, ops->layernorm_fwd(p.gpu, h->gpu, (float *)mean->gpu, (float *)rstd->gpu, y->gpu,
+                                     b->gpu, b->gpu, N, C));
+      CHECK_OK(t, ops->head_loss(p.gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
+                                 dwte->gpu, G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
+                                 (const int32_t *)targets->gpu, 0.01f, state.gpu, G2Z_OVERWRITE, N,
+                                 C, V, VP, 100));
+      CHECK_OK(t, ops->layernorm_bwd(p.gpu, y->gpu, NULL, dw->gpu, db->gpu, NULL, dh->gpu, x->gpu,
+                                     b->gpu, (const float *)mean->gpu, (const float *)rstd->gpu,
+                                     G2Z_ACCUMULATE, G2Z_OVERWRITE, NULL, N, C));
+      CHECK_OK(t, ops->embed_bwd(p.gpu, (float *)dwte->gpu, dwpe->gpu, y->gpu,
+                                 (const int32_t *)tokens->gpu, G2Z_OVERWRITE, &drop, B, T, C));
+      CHECK_OK(t, ops->mark(p.gpu, 2));
+    }
+    if (run == 2) CHECK_OK(t, g2z_graph_end(p.gpu, &graph));
+    if (run >= 2 && graph) CHECK_OK(t, g2z_graph_run(p.gpu, graph));
+    CHECK_OK(t, ops->wait(p.gpu, 2));
+    CHECK_OK(t, ops->download(p.gpu, run ? again : first, dwte->gpu, dwte->bytes));
+    CHECK_OK(t, ops->synchronize(p.gpu));
+    if (run) CHECK(t, memcmp(first, again, dwte->bytes) == 0);
+  }
+  g2z_graph_free(p.gpu, graph);
+  CHECK_STATUS(t, g2z_graph_begin(p.cpu), G2Z_UNSUPPORTED, &t->services, "no graphs");
+  free(first);
+  free(again);
+  test_pair_close(&p);
+}
+/* ----- CUDA attention against the CPU's ----------------------------------
+ * On both, scores, statistics and sums are fp32. Tensor cores take P and dS rounded to the type,
+ * which the CPU does not round; eps is the spacing of the type.
+ * Each element: one more rounding of the result, and the roundings of the P or dS in its sum. These
+ *   are independent, each up to eps/2 of its term, so their sum stays under 2 eps of the largest
+ *   element of the tensor.
+ * Each tensor: ||gpu - cpu|| <= eps/2 ||cpu||. Two roundings with a standard deviation of at most
+ *   0.29 eps each make 0.41 eps; a wrong term or a missing one is far above.
+ * fp32: scores of size s differ by about sqrt(HS) s 2^-24 in their sums, probabilities by as much
+ *   of themselves: 64 eps for scores around 1, `spread`^2 times that for larger ones. */
+
+static double test_attention_eps(const test_pair *p, double spread) {
+  double eps = test_eps(p->dtype);
+  return p->dtype == G2Z_FP16 || p->dtype == G2Z_BF16 ? eps : 64 * eps * spread * spread;
+}
+
+/* The GPU's numbers of a tensor, to be freed. */
+static float *test_attention_fetch(test_pair *p, const test_twin *twin) {
+  size_t size = test_kind_size(p, twin->kind);
+  char *bytes = (char *)malloc(twin->bytes + 1);
+  float *numbers = (float *)malloc((twin->n + 1) * sizeof(float));
+  CHECK_OK(p->t, p->gpu->ops->download(p->gpu, bytes, twin->gpu, twin->bytes));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  for (size_t i = 0; i < twin->n; i++)
+    numbers[i] = test_decode(test_twin_dtype(p, twin->kind), bytes + i * size);
+  free(bytes);
+  return numbers;
+}
+
+/* Both bounds, for columns [first, first + width) of rows of `row` numbers. Differences smaller
+ * than the error of numbers around 0.1 never count: with one query dQ and dK are differences of
+ * equals. */
+static void test_attention_compare(test_pair *p, const test_twin *twin, const char *what,
+                                   size_t first, size_t width, size_t row, double eps) {
+  float *got = test_attention_fetch(p, twin);
+  const float *want = (const float *)twin->cpu;
+  double error = 0, norm = 0, largest = 0;
+  size_t count = twin->n / row * width;
+  for (size_t y = 0; y < twin->n; y += row)
+    for (size_t x = first; x < first + width; x++) {
+      double difference = (double)got[y + x] - (double)want[y + x];
+      error += difference * difference;
+      norm += (double)want[y + x] * (double)want[y + x];
+      largest = fmax(largest, fabs((double)want[y + x]));
+    }
+  double bound = 0.5 * eps * (sqrt(norm) + 0.1 * sqrt((double)count));
+  p->t->checks++;
+  if (!(sqrt(error) <= bound))
+    test_fail(p->t, __FILE__, __LINE__, "%s (%s): error %.3g, %.3g allowed, norm %.3g", what,
+              g2z_dtype_text(p->dtype), sqrt(error), bound, sqrt(norm));
+  free(got);
+}
+
+static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float probability,
+                               double spread) {
+  if (test_attention_leaves_out(p->dtype, B * NH * T)) return;
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  int C = NH * HS;
+  size_t width = (size_t)C, N = (size_t)B * (size_t)T, heads = (size_t)B * (size_t)NH;
+  double eps = test_attention_eps(p, spread);
+  char what[96];
+  test_twin *qkv = test_twin_normal(p, TEST_ACT, N * 3 * width, (uint32_t)(T + HS), 1, 0);
+  for (size_t i = 0; i < qkv->n; i++) /* powers of 2: still values of the type */
+    if (i % (3 * width) < 2 * width) ((float *)qkv->cpu)[i] *= (float)spread;
+  test_twin_send(p, qkv);
+  test_twin *out = test_twin_new(p, TEST_ACT, N * width);
+  test_twin *lse = test_twin_new(p, TEST_F32, heads * (size_t)T);
+  test_state state = test_state_make(p, 1, 19);
+  g2z_dropout drop = test_dropout(state.cpu, probability, T), drop_gpu = drop;
+  drop_gpu.state = state.gpu;
+  CHECK_OK(p->t, cpu->attention_fwd(p->cpu, out->cpu, (float *)lse->cpu, qkv->cpu, &drop, B, T, C,
+                                    NH));
+  CHECK_OK(p->t, gpu->attention_fwd(p->gpu, out->gpu, (float *)lse->gpu, qkv->gpu, &drop_gpu, B, T,
+                                    C, NH));
+  snprintf(what, sizeof what, "attention_fwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
+           (double)probability);
+  test_attention_compare(p, out, what, 0, width, width, eps);
+  test_twin_compare(p, out, what, 1, 2 * eps * 4);
+  test_twin_compare(p, lse, what, 4, 64 * 0x1p-23 * spread * spread);
+
+  test_twin *dout = test_twin_normal(p, TEST_ACT, N * width, (uint32_t)(T + HS + 1), 1, 0);
+  test_twin *dqkv = test_twin_new(p, TEST_ACT, N * 3 * width);
+  test_twin *dbias = test_twin_new(p, TEST_GRAD, 3 * width);
+  test_twin_send(p, out); /* backward starts from the CPU's */
+  test_twin_send(p, lse);
+  snprintf(what, sizeof what, "attention_bwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
+           (double)probability);
+  for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
+    CHECK_OK(p->t, cpu->attention_bwd(p->cpu, dqkv->cpu, dbias->cpu, dout->cpu, out->cpu,
+                                      (const float *)lse->cpu, qkv->cpu, (g2z_write)mode, &drop, B,
+                                      T, C, NH));
+    CHECK_OK(p->t, gpu->attention_bwd(p->gpu, dqkv->gpu, dbias->gpu, dout->gpu, out->gpu,
+                                      (const float *)lse->gpu, qkv->gpu, (g2z_write)mode,
+                                      &drop_gpu, B, T, C, NH));
+    double largest = 0, column = 0; /* an element; the norm of a column */
+    for (size_t x = 0; x < 3 * width; x++) {
+      double squares = 0;
+      for (size_t y = x; y < dqkv->n; y += 3 * width) {
+        double element = fabs((double)((const float *)dqkv->cpu)[y]);
+        squares += element * element;
+        largest = fmax(largest, element);
+      }
+      column = fmax(column, sqrt(squares));
+    }
+    for (size_t part = 0; part < 3; part++)
+      test_attention_compare(p, dqkv, what, part * width, width, 3 * width, eps);
+    test_twin_compare(p, dqkv, what, 1, 2 * eps * (largest + 0.1));
+    /* A column adds N errors of 0.41 eps of its elements; six standard deviations, for the column
+     * of the largest norm: those of V are larger than those of Q and K. */
+    test_twin_compare(p, dbias, what, 2 + mode, 2.5 * eps * (column + 0.1));
+  }
+  test_pair_clear(p);
+}
+
+/* internals */
+/* What Hopper's backward cuts into items: heads for several rounds, none cut; one head that is cut,
+ * 9 blocks of keys in 7 parts; and a few heads more than there are multiprocessors, some whole and
+ * some cut, with tiles of dQ in both places where they wait. */
+static void test_attention_cuts(test_pair *p) {
+  int shapes[][3] = {{27, 65, 10}, {1, 1100, 1}, {5, 330, 27}};
+#ifdef __CUDACC__
+  const g2z__cuda *cuda = g2z__cuda_of(p->gpu);
+  shapes[2][2] = cuda->sms / 5 + 1;
+#endif
+  for (int i = 0; i < 3; i++) {
+    int B = shapes[i][0], T = shapes[i][1], NH = shapes[i][2];
+    test_attention_one(p, B, T, NH, 64, 0, 1);
+#ifdef __CUDACC__
+    g2z__hopper_cut cut;
+    g2z__hopper_best_cut(&cut, T, B * NH, cuda->sms);
+    CHECK(p->t, (cut.whole > 0) == (i != 1));
+    CHECK(p->t, (cut.whole < B * NH) == (i != 0));
+#endif
+  }
+}
+
+static void test_cuda_attention(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  static const int sizes[] = {1, 7, 63, 64, 65, 129, 257, 600};
+  static const int head_sizes[] = {8, 16, 24, 64, 80, 96, 128};
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 7; k++) /* each type comes twice: with dropout and without */
+          test_attention_one(&p, sizes[i] < 300 ? 2 : 1, sizes[i], sizes[i] < 300 ? 3 : 1,
+                             head_sizes[k], (i + k + types) % 2 ? 0.3f : 0.0f, 1);
+      test_attention_one(&p, 3, 192, 5, 64, 0, 4);    /* large scores: few keys have all the weight */
+      test_attention_one(&p, 3, 100, 2, 48, 0.5f, 4); /* dropout on tensor cores: T is 4 x 25 */
+      test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than a GPU has multiprocessors */
+      test_attention_cuts(&p);
+    }
+    test_pair_close(&p);
+  }
+}
+
+/* Bytes of all outputs after one forward and backward. */
+static void test_attention_run(test_pair *p, unsigned char *bytes, const test_twin *qkv,
+                               const test_twin *dout, int B, int T, int C, int NH) {
+  size_t N = (size_t)B * (size_t)T, width = (size_t)C;
+  test_twin *made[4];
+  made[0] = test_twin_new(p, TEST_ACT, N * width);
+  made[1] = test_twin_new(p, TEST_F32, N * (size_t)NH);
+  made[2] = test_twin_new(p, TEST_ACT, N * 3 * width);
+  made[3] = test_twin_new(p, TEST_GRAD, 3 * width);
+  CHECK_OK(p->t, p->gpu->ops->attention_fwd(p->gpu, made[0]->gpu, (float *)made[1]->gpu, qkv->gpu,
+                                            NULL, B, T, C, NH));
+  CHECK_OK(p->t, p->gpu->ops->attention_bwd(p->gpu, made[2]->gpu, made[3]->gpu, dout->gpu,
+                                            made[0]->gpu, (const float *)made[1]->gpu, qkv->gpu,
+                                            G2Z_OVERWRITE, NULL, B, T, C, NH));
+  for (int i = 0; i < 4; i++) {
+    CHECK_OK(p->t, p->gpu->ops->download(p->gpu, bytes, made[i]->gpu, made[i]->bytes));
+    CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+    bytes += made[i]->bytes;
+  }
+}
+
+static void test_cuda_attention_repeats(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  static const int shapes[][4] = {
+      {6, 321, 25, 64}, {2, 512, 3, 64}, {3, 1100, 3, 64}, {3, 260, 4, 96}};
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types))
+      for (int i = 0; i < 4; i++) {
+        int B = shapes[i][0], T = shapes[i][1], NH = shapes[i][2], C = NH * shapes[i][3];
+        if (test_attention_leaves_out(p.dtype, B * NH * T)) continue;
+        size_t N = (size_t)B * (size_t)T, width = (size_t)C;
+        size_t bytes = (N * (4 * width + (size_t)NH) + 3 * width) * 4;
+        unsigned char *first = (unsigned char *)calloc(1, bytes);
+        unsigned char *again = (unsigned char *)calloc(1, bytes);
+        test_twin *qkv = test_twin_normal(&p, TEST_ACT, N * 3 * width, 1, 1, 0);
+        test_twin *dout = test_twin_normal(&p, TEST_ACT, N * width, 2, 1, 0);
+        test_attention_run(&p, first, qkv, dout, B, T, C, NH);
+        for (int run = 0; run < 3; run++) {
+          test_attention_run(&p, again, qkv, dout, B, T, C, NH);
+          CHECK(t, memcmp(first, again, bytes) == 0);
+        }
+        free(first);
+        free(again);
+        test_pair_clear(&p);
+      }
+    test_pair_close(&p);
+  }
+}

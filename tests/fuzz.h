@@ -1,0 +1,355 @@
+/* Targets for libFuzzer with AddressSanitizer and UBSan, one for each file format: `make fuzz`
+ * builds a program for each. test_gpt2.cu includes them in place of the tests. "internals" stands
+ * above what uses private names of the header. */
+
+#include <sys/mman.h>
+
+static void fuzz_check(int condition) {
+  if (!condition) __builtin_trap();
+}
+
+/* Reads everything in it, with recursion as callers do it. */
+static void fuzz_walk(g2z_json *json) {
+  g2z_json_text key;
+  switch (g2z_json_peek(json)) {
+    case '{':
+    case '[': {
+      char close = *json->at == '{' ? '}' : ']';
+      if (g2z_json_enter(json, *json->at == '{' ? '{' : '['))
+        while (g2z_json_next(json, close, close == '}' ? &key : NULL)) {
+          if (close == '}') g2z_json_is(&key, "name");
+          fuzz_walk(json);
+        }
+      break;
+    }
+    case '"': {
+      g2z_json_text text = g2z_json_string(json);
+      unsigned char *out = (unsigned char *)malloc(text.bytes ? text.bytes : 1);
+      size_t bytes = text.at ? g2z_json_unescape(&text, out) : 0;
+      fuzz_check(bytes <= text.bytes);
+      if (text.at && !memchr(out, 0, bytes)) {
+        char *name = (char *)calloc(1, bytes + 1);
+        memcpy(name, out, bytes);
+        fuzz_check(g2z_json_is(&text, name));
+        free(name);
+      }
+      free(out);
+      break;
+    }
+    case 't':
+    case 'f': g2z_json_bool(json); break;
+    case 'n': g2z_json_skip(json); break;
+    default: {
+      g2z_json again = *json;
+      double value = g2z_json_number(json);
+      int64_t integer = g2z_json_integer(&again);
+      if (json->status == G2Z_OK && again.status == G2Z_OK) fuzz_check((double)integer == value);
+      fuzz_check(isfinite(value));
+    }
+  }
+}
+
+/* Any bytes through the JSON reader. What a typed walk accepts, skip accepts, and
+ * what is written from it is accepted again. */
+static int fuzz_json(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z_json json;
+  memset(&services, 0, sizeof services);
+  g2z_json_open(&json, &services, "fuzz", data, size);
+  fuzz_walk(&json);
+  g2z_status walked = g2z_json_close(&json);
+  g2z_json_open(&json, &services, "fuzz", data, size);
+  g2z_json_skip(&json);
+  g2z_status skipped = g2z_json_close(&json);
+  fuzz_check(json.at >= data && json.at <= data + size);
+  fuzz_check(walked != G2Z_OK || skipped == G2Z_OK);
+  if (skipped != G2Z_OK) fuzz_check(strlen(services.error) > 0);
+  return 0;
+}
+
+/* Any bytes as an experiment's file. One that is accepted can be shown. */
+static void fuzz_summary_line(void *user, const char *text) { *(size_t *)user += strlen(text); }
+static int fuzz_summary(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z_summary *summary;
+  size_t shown = 0;
+  memset(&services, 0, sizeof services);
+  fuzz_check(g2z_summary_create(&services, "point", &summary) == G2Z_OK);
+  if (g2zp_summary_parse(summary, "fuzz", (const char *)data, size) == G2Z_OK) {
+    g2z_summary_print(summary, fuzz_summary_line, &shown);
+    fuzz_check(summary->count > 0 && shown > 0);
+  } else fuzz_check(strlen(services.error) > 0);
+  g2z_summary_free(summary);
+  return 0;
+}
+
+/* Any bytes as a vocabulary file. One that is accepted must encode the same bytes as a text. */
+static int fuzz_vocab(const uint8_t *data, size_t bytes) {
+  g2z_services services;
+  g2z_tokenizer *tokenizer;
+  g2z_encoder *encoder;
+  g2z_tokens tokens;
+  memset(&services, 0, sizeof services);
+  memset(&tokens, 0, sizeof tokens);
+  g2z_status status = g2z_tokenizer_parse(&services, "fuzz", data, bytes, &tokenizer);
+  if (status != G2Z_OK) {
+    fuzz_check(!tokenizer && services.error[0]);
+    return 0;
+  }
+  fuzz_check(g2z_encoder_create(&services, tokenizer, &encoder) == G2Z_OK);
+  fuzz_check(g2z_encode(encoder, data, bytes, G2Z_ENCODE_ALLOW_SPECIAL, &tokens) == G2Z_OK);
+  for (size_t i = 0; i < tokens.count; i++)
+    fuzz_check(tokens.ids[i] >= 0 && tokens.ids[i] < g2z_tokenizer_vocab(tokenizer));
+  size_t total = 0, length;
+  for (int id = 0; id < g2z_tokenizer_vocab(tokenizer); id++) {
+    fuzz_check(g2z_tokenizer_token(tokenizer, id, &length) && length > 0);
+    total += length;
+  }
+  fuzz_check(total >= 256 + 13);
+  g2z_tokens_free(&tokens);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+  return 0;
+}
+
+static void fuzz_append(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
+                   g2z_tokens *tokens) {
+  fuzz_check(g2z_encode(encoder, text, bytes, flags, tokens) == G2Z_OK);
+}
+
+static int fuzz_equal(const g2z_tokens *a, const g2z_tokens *b) {
+  return a->count == b->count &&
+         (a->count == 0 || memcmp(a->ids, b->ids, a->count * sizeof *a->ids) == 0);
+}
+
+/* Any bytes as a text: learnt from, cut, encoded and decoded, against what must hold for each. */
+static int fuzz_encode(const uint8_t *data, size_t bytes) {
+  g2z_services services;
+  g2z_bpe_trainer *trainer;
+  g2z_tokenizer *tokenizer;
+  g2z_encoder *encoder;
+  g2z_tokens whole, other;
+  char *text;
+  size_t length, cut = g2z_encode_cut(data, bytes);
+  memset(&services, 0, sizeof services);
+  memset(&whole, 0, sizeof whole);
+  memset(&other, 0, sizeof other);
+  fuzz_check(cut <= bytes);
+  fuzz_check(g2z_bpe_trainer_create(&services, &trainer) == G2Z_OK);
+  fuzz_check(g2z_bpe_trainer_feed(trainer, data, bytes) == G2Z_OK);
+  int vocab = 257 + (bytes ? data[0] : 0);
+  fuzz_check(g2z_bpe_trainer_finish(trainer, vocab, &tokenizer) == G2Z_OK);
+  fuzz_check(g2z_tokenizer_vocab(tokenizer) <= vocab);
+  fuzz_check(g2z_encoder_create(&services, tokenizer, &encoder) == G2Z_OK);
+  fuzz_append(encoder, data, bytes, G2Z_ENCODE_DEFAULT, &whole);
+  fuzz_append(encoder, data, cut, G2Z_ENCODE_DEFAULT, &other);
+  fuzz_append(encoder, data + cut, bytes - cut, G2Z_ENCODE_DEFAULT, &other);
+  fuzz_check(fuzz_equal(&whole, &other));
+  size_t used;
+  other.count = 0;
+  fuzz_check(g2z_encode_part(encoder, data, bytes, G2Z_ENCODE_DEFAULT, &other, &used) == G2Z_OK);
+  fuzz_check(used <= bytes);
+  fuzz_append(encoder, data + used, bytes - used, G2Z_ENCODE_DEFAULT, &other);
+  fuzz_check(fuzz_equal(&whole, &other));
+  /* What comes back is valid, and encodes to the same ids. */
+  fuzz_check(g2z_decode(&services, tokenizer, whole.ids, whole.count, &text, &length) == G2Z_OK);
+  other.count = 0;
+  fuzz_append(encoder, text, length, G2Z_ENCODE_STRICT, &other);
+  fuzz_check(fuzz_equal(&whole, &other));
+  int valid = length == bytes && memcmp(text, data, length) == 0;
+  other.count = 0;
+  fuzz_check((g2z_encode(encoder, data, bytes, G2Z_ENCODE_STRICT, &other) == G2Z_OK) == valid);
+  g2z_release(&services, text);
+  other.count = 0;
+  fuzz_append(encoder, data, bytes, G2Z_ENCODE_ALLOW_SPECIAL, &other);
+  g2z_tokens_free(&whole);
+  g2z_tokens_free(&other);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+  g2z_bpe_trainer_free(trainer);
+  return 0;
+}
+
+/* Any bytes as a token shard, which may shrink while it is read. */
+static int fuzz_shard(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z_loader_config config;
+  g2z_loader *loader;
+  char path[64];
+  if (size < 4) return 0;
+  memset(&services, 0, sizeof services);
+  memset(&config, 0, sizeof config);
+  int file = memfd_create("shard", MFD_CLOEXEC);
+  fuzz_check(file >= 0 && write(file, data + 4, size - 4) == (ssize_t)(size - 4));
+  snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+  config.glob = path;
+  config.batch = 1 + data[0] % 4;
+  config.accum = 1 + data[0] / 4 % 4;
+  config.world = 1 + data[0] / 16 % 4;
+  config.rank = data[0] / 64 % config.world;
+  config.seq = 1 + data[1] % 64;
+  config.order = data[1] & 128 ? G2Z_ORDER_SHUFFLED : G2Z_ORDER_FILE;
+  config.vocab = data[1] & 64 ? 256 : 65536;
+  g2z_status status = g2z_loader_create(&services, &config, &loader);
+  if (status == G2Z_OK) {
+    const int64_t rows = (int64_t)config.batch * config.accum;
+    fuzz_check(g2z_loader_steps_per_epoch(loader) >= 1);
+    g2z_loader_position position = {data[2], data[3] % g2z_loader_steps_per_epoch(loader)};
+    fuzz_check(g2z_loader_seek(loader, position) == G2Z_OK);
+    for (int step = 0; step < 4 && status == G2Z_OK; step++) {
+      const int32_t *x, *y;
+      if (step == 1 && data[2] & 1) fuzz_check(ftruncate(file, (off_t)(size - 4) * data[3] / 256) == 0);
+      status = g2z_loader_next(loader, &x, &y);
+      for (int64_t i = 0; status == G2Z_OK && i < rows * config.seq; i++) {
+        fuzz_check(x[i] >= 0 && x[i] < config.vocab && y[i] >= 0 && y[i] < config.vocab);
+        if ((i + 1) % config.seq) fuzz_check(y[i] == x[i + 1]);
+      }
+    }
+  }
+  fuzz_check(status == G2Z_OK || services.error[0]);
+  g2z_loader_free(loader);
+  close(file);
+  return 0;
+}
+
+static char fuzz_directory[64];
+
+static void fuzz_put(const char *name, const uint8_t *data, size_t size) {
+  char path[128];
+  snprintf(path, sizeof path, "%s/%s", fuzz_directory, name);
+  int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+  fuzz_check(file >= 0 && write(file, data, size) == (ssize_t)size);
+  close(file);
+}
+
+static g2z_status fuzz_take(void *user, size_t canonical, size_t count, const float *values) {
+  size_t *next = (size_t *)user;
+  double sum = 0;
+  for (size_t i = 0; i < count; i++) sum += (double)values[i]; /* the sanitizer looks at each */
+  fuzz_check(canonical == *next && (sum == sum || sum != sum));
+  *next += count;
+  return G2Z_OK;
+}
+
+static void fuzz_clean(void) {
+  static const char *const names[] = {"config.json", "model.safetensors", "metrics.jsonl",
+                                      "training_metrics.json", "report.html"};
+  char path[128];
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    snprintf(path, sizeof path, "%s/%s", fuzz_directory, names[i]);
+    unlink(path);
+  }
+  rmdir(fuzz_directory);
+}
+
+/* In memory, and removed at the end. */
+static void fuzz_make_directory(void) {
+  if (fuzz_directory[0]) return;
+  snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
+  fuzz_check(mkdir(fuzz_directory, 0700) == 0);
+  atexit(fuzz_clean);
+}
+
+/* Any bytes as model.safetensors (first byte even) or config.json (odd). */
+static int fuzz_safetensors(const uint8_t *data, size_t size) {
+  const g2z_model_config tiny = {1, 1, 8, 4, 3, 2};
+  g2z_services services;
+  g2z_model_config model;
+  g2z_safetensors *file;
+  fuzz_make_directory();
+  memset(&services, 0, sizeof services);
+  if (size < 1) return 0;
+  if (data[0] & 1) {
+    fuzz_put("config.json", data + 1, size - 1);
+    g2z_status status = g2z_weights_config(&services, fuzz_directory, &model);
+    fuzz_check(status == G2Z_OK ? g2z_model_config_check(&services, &model) == G2Z_OK
+                           : model.layers == 0 && services.error[0]);
+    return 0;
+  }
+  fuzz_put("model.safetensors", data + 1, size - 1);
+  char path[128];
+  snprintf(path, sizeof path, "%s/model.safetensors", fuzz_directory);
+  g2z_status status = g2z_safetensors_open(&services, path, &file);
+  fuzz_check((status == G2Z_OK) == (file != NULL));
+  uint64_t bytes = 0;
+  for (int i = 0; file && i < g2z_safetensors_count(file); i++) {
+    g2z_safetensor tensor = g2z_safetensors_tensor(file, i);
+    fuzz_check(g2z_safetensors_find(file, tensor.name) == i);
+    fuzz_check(tensor.begin + tensor.bytes <= size - 1 && tensor.elements <= tensor.bytes);
+    bytes += tensor.bytes;
+    float *values = (float *)malloc(tensor.elements ? tensor.elements * sizeof(float) : 1);
+    status = g2z_safetensors_read(file, i, 0, tensor.elements, values);
+    fuzz_check(status == G2Z_OK || status == G2Z_UNSUPPORTED);
+    free(values);
+  }
+  fuzz_check(!file || bytes <= size);
+  g2z_safetensors_free(file);
+  size_t next = 0;
+  status = g2z_weights_read(&services, fuzz_directory, &tiny, fuzz_take, &next);
+  fuzz_check(status == G2Z_OK ? next == 944 : services.error[0] != 0);
+  return 0;
+}
+
+/* internals */
+/* trainer_state.json as it is parsed behind its checksum. */
+static int fuzz_state(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z__saved saved;
+  memset(&services, 0, sizeof services);
+  memset(&saved, 0, sizeof saved);
+  g2z_status status = g2z__saved_parse(&services, "state", (const char *)data, size, &saved);
+  fuzz_check(status == G2Z_OK || services.error[0]);
+  for (size_t i = 0; status == G2Z_OK && i < saved.span_count; i++)
+    fuzz_check(saved.spans[i].file >= 0 && saved.spans[i].file < saved.file_count);
+  g2z_loader loader;
+  memset(&loader, 0, sizeof loader);
+  loader.config.seq = 1;
+  loader.sequences = saved.sequences;
+  loader.global = 7;
+  if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, &loader).step >= 0);
+  g2z__saved_free(&services, &saved);
+  return 0;
+}
+
+/* What `nsys stats` printed, or what passes for it. */
+static int fuzz_stats(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2zp_profile profile;
+  memset(&services, 0, sizeof services);
+  memset(&profile, 0, sizeof profile);
+  profile.services = &services;
+  g2z_status status = g2zp_stats_read(&profile, "stats", (const char *)data, size);
+  fuzz_check(status == G2Z_OK || services.error[0]);
+  for (int kind = 0; kind < 2; kind++)
+    for (int i = 0; i < profile.count[kind]; i++) {
+      const g2zp_ranked *row = &profile.top[kind][i];
+      fuzz_check(row->percent >= 0 && row->percent <= 100 && row->name_bytes > 0);
+      fuzz_check(i == 0 || row->percent <= profile.top[kind][i - 1].percent);
+      fuzz_check(row->raw >= (const char *)data && row->name >= row->raw);
+      fuzz_check(row->raw + row->raw_bytes <= (const char *)data + size);
+    }
+  return 0;
+}
+
+/* The first two bytes say where metrics.jsonl ends and training_metrics.json begins. */
+static int fuzz_report(const uint8_t *data, size_t size) {
+  g2z_services services;
+  char *text = NULL;
+  size_t bytes = 0;
+  char path[128];
+  memset(&services, 0, sizeof services);
+  fuzz_make_directory();
+  if (size < 2) return 0;
+  size_t cut = (size_t)(data[0] | data[1] << 8) % (size - 1);
+  fuzz_put("metrics.jsonl", data + 2, cut);
+  fuzz_put("training_metrics.json", data + 2 + cut, size - 2 - cut);
+  snprintf(path, sizeof path, "%s/report.html", fuzz_directory);
+  unlink(path);
+  g2z_status status = g2z_report_run(&services, fuzz_directory);
+  fuzz_check((status == G2Z_OK) == (access(path, F_OK) == 0));
+  if (status != G2Z_OK) return 0;
+  fuzz_check(g2z_read_file(&services, path, 1 << 26, &text, &bytes) == G2Z_OK);
+  fuzz_check(strlen(text) == bytes && !strstr(text, "<script"));
+  g2z_release(&services, text);
+  return 0;
+}

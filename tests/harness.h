@@ -1,0 +1,687 @@
+/* What the tests stand on: the checks and the memory of a test, and whatever several of the files
+ * need. test_gpt2.cu includes it first. "internals" stands above what uses private names of the
+ * header. */
+
+#include <arpa/inet.h>
+#include <ftw.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+/* ----- harness ---------------------------------------------------------- */
+
+typedef struct g2z_test {
+  const char *name;
+  g2z_services services;
+  char directory[256];   /* an empty directory of this test, removed when it ends */
+  char skip[160];        /* why it was skipped; empty: it ran */
+  int checks, failures;
+  long allocations;      /* blocks that are live now */
+  long fail_at;          /* > 0: the allocation that many calls from now fails, and all after it */
+  g2z_plan *plans[2];    /* the last two of test_plan */
+} g2z_test;
+
+static void *test_allocate(void *user, size_t bytes) {
+  g2z_test *t = (g2z_test *)user;
+  if (t->fail_at > 0 && --t->fail_at == 0) {
+    t->fail_at = 1; /* stays exhausted: retries must not hide a failure */
+    return NULL;
+  }
+  void *memory = malloc(bytes);
+  if (memory) __atomic_add_fetch(&t->allocations, 1, __ATOMIC_RELAXED);
+  return memory;
+}
+
+static void test_release(void *user, void *memory) {
+  g2z_test *t = (g2z_test *)user;
+  __atomic_sub_fetch(&t->allocations, 1, __ATOMIC_RELAXED);
+  free(memory);
+}
+
+G2Z_PRINTF(4, 5)
+static void test_fail(g2z_test *t, const char *file, int line, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  if (t->failures < 10) {
+    printf("    %s:%d: ", file, line);
+    vprintf(format, arguments);
+    printf("\n");
+  }
+  va_end(arguments);
+  t->failures++;
+}
+
+#define CHECK(t, condition)                                                       \
+  do {                                                                            \
+    (t)->checks++;                                                                \
+    if (!(condition)) test_fail(t, __FILE__, __LINE__, "not true: %s", #condition); \
+  } while (0)
+
+#define CHECK_NEAR(t, got, want, tolerance)                                                    \
+  do {                                                                                         \
+    double got_ = (got), want_ = (want), tolerance_ = (tolerance);                             \
+    (t)->checks++;                                                                             \
+    if (!(fabs(got_ - want_) <= tolerance_)) /* NaN fails */                                   \
+      test_fail(t, __FILE__, __LINE__, "%s is %.9g, expected %.9g within %.3g", #got, got_, want_, \
+                tolerance_);                                                                   \
+  } while (0)
+
+/* The call returns `want`, and its sentence contains `part` (NULL: any). */
+#define CHECK_STATUS(t, call, want, owner, part) \
+  test_status(t, __FILE__, __LINE__, #call, call, want, owner, part)
+static void test_status(g2z_test *t, const char *file, int line, const char *text, g2z_status got,
+                        g2z_status want, const g2z_services *services, const char *part) {
+  t->checks++;
+  if (got != want)
+    test_fail(t, file, line, "%s returned \"%s\" (%s), expected \"%s\"", text,
+              g2z_status_text(got), got ? services->error : "", g2z_status_text(want));
+  else if (part && !strstr(services->error, part))
+    test_fail(t, file, line, "%s said \"%s\", which lacks \"%s\"", text, services->error, part);
+}
+#define CHECK_OK(t, call) test_status(t, __FILE__, __LINE__, #call, call, G2Z_OK, &(t)->services, NULL)
+
+#define SKIP(t, reason)                                     \
+  do {                                                      \
+    snprintf((t)->skip, sizeof(t)->skip, "%s", reason);     \
+    return;                                                 \
+  } while (0)
+
+/* "DIRECTORY/name" in a buffer that the next three calls leave alone. */
+static const char *test_path(const g2z_test *t, const char *name) {
+  static char paths[4][512];
+  static int turn;
+  char *path = paths[turn++ % 4];
+  snprintf(path, 512, "%.250s/%.250s", t->directory, name);
+  return path;
+}
+
+static void test_write_file(g2z_test *t, const char *path, const void *bytes, size_t count) {
+  FILE *file = fopen(path, "wb");
+  CHECK(t, file != NULL);
+  if (!file) return;
+  CHECK(t, fwrite(bytes, 1, count, file) == count);
+  CHECK(t, fclose(file) == 0);
+}
+
+/* ----- files ------------------------------------------------------------- */
+
+/* How many entries the test's directory, or a directory in it, holds. */
+static int test_files_count(const g2z_test *t, const char *below) {
+  char pattern[600];
+  snprintf(pattern, sizeof pattern, "%.250s/%.250s*", t->directory, below);
+  glob_t found;
+  memset(&found, 0, sizeof found);
+  int count = glob(pattern, 0, NULL, &found) == 0 ? (int)found.gl_pathc : 0;
+  globfree(&found);
+  return count;
+}
+
+static int test_files_equal(g2z_test *t, const char *path, const void *bytes, size_t count) {
+  char *text;
+  size_t size;
+  if (g2z_read_file(&t->services, path, SIZE_MAX / 2, &text, &size) != G2Z_OK) return 0;
+  int equal = size == count && memcmp(text, bytes, count) == 0;
+  g2z_release(&t->services, text);
+  return equal;
+}
+
+/* Changes one byte of a file in place. */
+static void test_files_poke(g2z_test *t, const char *path, size_t offset, int byte) {
+  char value = (char)byte;
+  int file = open(path, O_WRONLY);
+  CHECK(t, file >= 0 && pwrite(file, &value, 1, (off_t)offset) == 1);
+  close(file);
+}
+
+/* Limits the size of files for as long as a full disk is played. */
+static struct rlimit test_files_limit(rlim_t bytes) {
+  struct rlimit before, now;
+  getrlimit(RLIMIT_FSIZE, &before);
+  now = before;
+  now.rlim_cur = bytes;
+  signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &now);
+  return before;
+}
+
+static void test_files_unlimit(const struct rlimit *before) {
+  setrlimit(RLIMIT_FSIZE, before);
+  signal(SIGXFSZ, SIG_DFL);
+}
+
+/* ----- shells ------------------------------------------------------------ */
+
+/* Runs a line in a shell; what it printed, and its exit code. */
+static int test_shell(const char *line, char *output, size_t room) {
+  size_t used = 0, got;
+  fflush(stdout);
+  FILE *pipe = popen(line, "r");
+  while (pipe && (got = fread(output + used, 1, room - 1 - used, pipe)) > 0) used += got;
+  output[used] = 0;
+  int status = pipe ? pclose(pipe) : -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* A shell command on paths of the test. */
+static void test_sh(g2z_test *t, const char *format, const char *one, const char *two) {
+  char command[2048];
+  CHECK(t, snprintf(command, sizeof command, format, one, two) < (int)sizeof command);
+  fflush(stdout);
+  CHECK(t, system(command) == 0);
+}
+
+/* ----- random numbers, configs and plans --------------------------------- */
+
+static uint32_t test_bpe_random(uint32_t *state) {
+  *state = *state * 1664525u + 1013904223u;
+  return *state >> 8;
+}
+
+static g2z_train_config test_config_of(int layers, int heads, int channels, int context, int vocab) {
+  g2z_train_config config = g2z_train_config_default();
+  config.model.layers = layers;
+  config.model.heads = heads;
+  config.model.channels = channels;
+  config.model.context = context;
+  config.model.vocab = vocab;
+  config.seq = context;
+  config.batch = 2;
+  return config;
+}
+
+/* The plan of a config, which is there until the next but one is made. */
+static const g2z_plan *test_plan(g2z_test *t, const g2z_train_config *config,
+                                 g2z_device_kind device, int rank, int world) {
+  g2z_plan_free(t->plans[0]);
+  t->plans[0] = t->plans[1];
+  CHECK_OK(t, g2z_plan_create(&t->services, config, device, rank, world, &t->plans[1]));
+  return t->plans[1];
+}
+
+/* ----- GPUs -------------------------------------------------------------- */
+
+#define CUDA_OR_SKIP(t) \
+  if (g2z_device_default() != G2Z_DEVICE_CUDA) SKIP(t, "no GPU that this build can use")
+
+/* Whether a test on a GPU looks at this type: G2Z_TEST_DTYPES, such as "fp16,bf16", picks some. */
+static int test_wants(g2z_dtype dtype) {
+  const char *wanted = getenv("G2Z_TEST_DTYPES");
+  return !wanted || strstr(wanted, g2z_dtype_text(dtype));
+}
+
+/* fp32's kernels, arithmetic on shared memory, take minutes for each shape where a tool follows every
+ * access: G2Z_TEST_FP32_QUERIES leaves out what has more of them. */
+static int test_attention_leaves_out(g2z_dtype dtype, int queries) {
+  const char *most = getenv("G2Z_TEST_FP32_QUERIES");
+  return most && dtype != G2Z_FP16 && dtype != G2Z_BF16 && queries > atoi(most);
+}
+
+/* ----- trainers ---------------------------------------------------------- */
+
+/* A trainer on rank 0 of 1 on the CPU, freed by test_trainer_close. */
+typedef struct test_trainer {
+  g2z_context *context;
+  g2z_trainer *trainer;
+} test_trainer;
+
+static g2z_status test_trainer_open(g2z_test *t, const g2z_train_config *config,
+                                    test_trainer *out) {
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  cc.device = G2Z_DEVICE_CPU;
+  memset(out, 0, sizeof *out);
+  g2z_status status = g2z_context_create(&cc, &out->context);
+  if (status == G2Z_OK) status = g2z_trainer_create(out->context, config, &out->trainer);
+  return status;
+}
+
+static void test_trainer_close(test_trainer *tt) {
+  g2z_trainer_free(tt->trainer);
+  g2z_context_free(tt->context);
+}
+
+/* Stops a test whose ground is missing: the failure is counted, the rest would only crash. */
+#define REQUIRE_OK(t, call)                                        \
+  do {                                                             \
+    g2z_status required_ = (call);                                 \
+    (t)->checks++;                                                 \
+    if (required_ != G2Z_OK) {                                     \
+      test_fail(t, __FILE__, __LINE__, "%s: %s", #call, (t)->services.error); \
+      return;                                                      \
+    }                                                              \
+  } while (0)
+
+static void test_tokens(int32_t *tokens, size_t count, int vocab, uint64_t seed) {
+  for (size_t i = 0; i < count; i++) {
+    uint32_t counter[4] = {0, 0, 0, 0}, out[4];
+    counter[0] = (uint32_t)i;
+    g2z_philox(seed, G2Z_RANDOM_SYNTHETIC, counter, out);
+    tokens[i] = (int32_t)(out[0] % (uint32_t)vocab);
+  }
+}
+
+/* Runs `steps` steps on one batch; losses[i] is the loss of step i. */
+static void test_steps(g2z_test *t, g2z_trainer *trainer, const int32_t *x, const int32_t *y,
+                       int steps, float *losses, g2z_report *last) {
+  g2z_report report;
+  int64_t before = 0;
+  for (int s = 0; s <= steps; s++) {
+    if (s < steps) CHECK_OK(t, g2z_trainer_step_batch(trainer, x, y, &report));
+    else CHECK_OK(t, g2z_trainer_flush(trainer, &report));
+    if (s == 0) before = report.loss_step;
+    else if (losses) losses[report.loss_step - before - 1] = report.loss;
+  }
+  if (last) *last = report;
+}
+
+/* ----- runs -------------------------------------------------------------- */
+
+/* A shard of byte-level tokens, so regular that a tiny model learns it: "0 1 2 ... 9 0 1 ...". */
+static void test_run_shard(g2z_test *t, const char *name, int tokens) {
+  int32_t ids[2048];
+  g2z_shard_writer *writer = NULL;
+  for (int i = 0; i < tokens && i < 2048; i++)
+    ids[i] = i % 2 ? 220 : 15 + i / 2 % 10; /* a space; the digits */
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, name), G2Z_SHARD_LLMC, &writer));
+  if (writer) CHECK_OK(t, g2z_shard_writer_append(writer, ids, (size_t)tokens));
+  if (writer) CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+}
+
+/* 8 steps in 2 epochs of 4, two batches of validation. Paths are copied: they must outlive it. */
+typedef struct test_run_setup {
+  g2z_run_config config;
+  char train[512], val[512], run_dir[512], weights[512];
+} test_run_setup;
+
+static void test_run_prepare(g2z_test *t, test_run_setup *s, const char *run_dir) {
+  s->config = g2z_run_config_default();
+  snprintf(s->train, sizeof s->train, "%s", test_path(t, "digits_train_000000.bin"));
+  snprintf(s->val, sizeof s->val, "%s", test_path(t, "digits_val_000000.bin"));
+  snprintf(s->run_dir, sizeof s->run_dir, "%s", test_path(t, run_dir));
+  snprintf(s->weights, sizeof s->weights, "%.400s/weights", s->run_dir);
+  if (access(s->train, R_OK) != 0) {
+    test_run_shard(t, "digits_train_000000.bin", 4 * 2 * 4 * 16 + 1);
+    test_run_shard(t, "digits_val_000000.bin", 2 * 4 * 16 + 1);
+  }
+  g2z_model_config *model = &s->config.train.model;
+  model->layers = 1;
+  model->channels = 32;
+  model->heads = 2;
+  model->context = 16;
+  model->vocab = 257;
+  s->config.train.batch = 4;
+  s->config.train.seq = 16;
+  s->config.train.accum = 2;
+  s->config.train.optimizer.lr = 1e-2f;
+  s->config.train.train_glob = s->train;
+  s->config.val_glob = s->val;
+  s->config.run_dir = s->run_dir;
+  s->config.save_weights = s->weights;
+  s->config.prompt = "1 2 3";
+  s->config.sample_tokens = 12;
+  s->config.epochs = 2;
+  s->config.command_line = "./train --prompt \"1 2 3\"";
+}
+
+typedef struct test_run_seen {
+  int steps, validations, samples, saved, done;
+  double first_loss, last_loss, val_loss;
+  int64_t last_step;
+  char sample[512], line[512];
+} test_run_seen;
+
+static int test_run_stop_at; /* the step behind which test_run_all asks to stop; 0: none */
+
+static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_run_seen *seen) {
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  g2z_context *context = NULL;
+  g2z_run *run = NULL;
+  g2z_run_event event;
+  cc.device = G2Z_DEVICE_CPU;
+  memset(seen, 0, sizeof *seen);
+  g2z_status status = g2z_context_create(&cc, &context);
+  if (status == G2Z_OK) status = g2z_run_create(context, config, &run);
+  while (status == G2Z_OK && !seen->done) {
+    status = g2z_run_next(run, &event);
+    if (status != G2Z_OK) break;
+    CHECK(t, event.line && *event.line);
+    if (config->resume && seen->last_step == 0)
+      seen->last_step = event.metrics.step - (event.kind == G2Z_RUN_STEP);
+    if (event.kind == G2Z_RUN_STEP) {
+      if (seen->steps++ == 0) seen->first_loss = event.metrics.loss;
+      CHECK(t, event.metrics.step == seen->last_step + 1);
+      if (event.metrics.step == test_run_stop_at) g2z_run_request_stop(run, SIGTERM);
+      CHECK(t, event.eta_seconds >= 0 && event.tokens_per_second > 0);
+      seen->last_step = event.metrics.step;
+      seen->last_loss = event.metrics.loss;
+    } else if (event.kind == G2Z_RUN_VALIDATION) {
+      CHECK(t, event.metrics.step == seen->last_step);
+      seen->validations++;
+      seen->val_loss = event.val_loss;
+    } else if (event.kind == G2Z_RUN_SAMPLE) {
+      seen->samples++;
+      snprintf(seen->sample, sizeof seen->sample, "%s", event.sample);
+    } else if (event.kind == G2Z_RUN_SAVED) {
+      CHECK(t, event.metrics.step == seen->last_step);
+      seen->saved++;
+    } else {
+      seen->done = 1;
+      snprintf(seen->line, sizeof seen->line, "%s", event.line);
+    }
+  }
+  g2z_run_free(run);
+  g2z_context_free(context);
+  return status;
+}
+
+/* The whole of DIRECTORY/name; NULL counts as a failure. Freed with g2z_release. */
+static char *test_run_read(g2z_test *t, const char *directory, const char *name, size_t *bytes) {
+  char path[700], *text = NULL;
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  CHECK_OK(t, g2z_read_file(&t->services, path, (size_t)1 << 26, &text, bytes));
+  return text;
+}
+
+/* The first character of the value at "a.b.0.c" in a JSON text; 0 when there is none. */
+static char test_json_kind(g2z_test *t, const char *text, size_t bytes, const char *path) {
+  g2z_json json;
+  g2z_json_text key;
+  g2z_json_open(&json, &t->services, path, text, bytes);
+  while (*path) {
+    char part[64], open = g2z_json_peek(&json), close = open == '{' ? '}' : ']';
+    size_t length = strcspn(path, ".");
+    int found = 0, index = 0;
+    snprintf(part, sizeof part, "%.*s", (int)length, path);
+    if ((open != '{' && open != '[') || !g2z_json_enter(&json, open)) return 0;
+    while (!found && g2z_json_next(&json, close, &key)) {
+      found = open == '{' ? g2z_json_is(&key, part) : index++ == atoi(part);
+      if (!found) g2z_json_skip(&json);
+    }
+    if (!found) return 0;
+    path += length + (path[length] == '.');
+  }
+  return g2z_json_peek(&json);
+}
+
+static void test_run_schema(g2z_test *t, const char *text, size_t bytes, const char *const *schema,
+                            size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    char kind = test_json_kind(t, text, bytes, schema[i] + 2);
+    if (kind >= '0' && kind <= '9') kind = '0';
+    if (kind == 'f') kind = 't';
+    t->checks++;
+    if (kind != schema[i][0])
+      test_fail(t, __FILE__, __LINE__, "%s is '%c', expected '%c'", schema[i] + 2,
+                kind ? kind : '-', schema[i][0]);
+  }
+}
+
+/* Runs `train ARGUMENTS` through the shell; returns the exit code, -1 when it did not exit. */
+static int test_train(g2z_test *t, const char *arguments, char *output, size_t room) {
+  const char *program = getenv("G2Z_TRAIN"); /* another build of it, such as a sanitized one */
+  char command[2048];
+  size_t used = 0, got;
+  snprintf(command, sizeof command, "%s %s 2>&1", program ? program : "./train", arguments);
+  fflush(stdout);
+  FILE *pipe = popen(command, "r");
+  output[0] = 0;
+  CHECK(t, pipe != NULL);
+  if (!pipe) return -1;
+  while ((got = fread(output + used, 1, room - 1 - used, pipe)) > 0) used += got;
+  output[used] = 0;
+  int status = pclose(pipe);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int test_train_is_there(void) {
+  const char *program = getenv("G2Z_TRAIN");
+  return access(program ? program : "./train", X_OK) == 0;
+}
+
+/* ----- checkpoints ------------------------------------------------------- */
+
+/* A tiny model that reads "digits.bin": 125 sequences of 16. The caller frees with
+ * test_trainer_close. */
+static g2z_train_config test_saved_config(g2z_test *t, char shard[512]) {
+  g2z_train_config config = test_config_of(1, 1, 16, 16, 257);
+  snprintf(shard, 512, "%s", test_path(t, "digits.bin"));
+  if (access(shard, R_OK) != 0) test_run_shard(t, "digits.bin", 2001);
+  config.train_glob = shard;
+  config.optimizer.lr = 1e-2f;
+  config.optimizer.warmup = 2;
+  config.optimizer.steps = 40;
+  return config;
+}
+
+/* internals */
+/* Gives a file of a checkpoint, and its trainer_state.json, the checksums that they would have if
+ * they had been saved like that. */
+static void test_saved_sign(g2z_test *t, const char *directory, const char *name) {
+  g2z__crc crc;
+  char path[700], entry[80];
+  size_t bytes = 0, file_bytes = 0;
+  char *text = test_run_read(t, directory, "trainer_state.json", &bytes);
+  char *file = test_run_read(t, directory, name, &file_bytes);
+  g2z__crc_init(&crc);
+  snprintf(entry, sizeof entry, "\"name\": \"%s\"", name);
+  char *at = text && file ? strstr(text, entry) : NULL;
+  char *end = at ? strchr(at, ']') : NULL;
+  CHECK(t, end != NULL);
+  for (at = at ? strchr(at, '[') : NULL; at && end && (at = strchr(at, '"')) && at < end;) {
+    size_t begin, count;
+    int digits;
+    CHECK(t, sscanf(at, "\"%zu %zu %n", &begin, &count, &digits) == 2 &&
+                 begin + count <= file_bytes);
+    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, file + begin, count));
+    memcpy(at + digits, entry, 8);
+    at += digits + 9;
+  }
+  if (text) {
+    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
+    memcpy(text + bytes - G2Z__SAVED_TAIL_BYTES, entry, 8);
+    snprintf(path, sizeof path, "%s/trainer_state.json", directory);
+    test_write_file(t, path, text, bytes);
+  }
+  g2z_release(&t->services, text);
+  g2z_release(&t->services, file);
+}
+
+/* ----- the configs of ZeRO ----------------------------------------------- */
+
+enum { ZERO_STEPS = 20, ZERO_SEQ = 16, ZERO_STAGES = 4 };
+/* Of a step; 1 to 4 ranks with three micro-steps divide the CPU's, 1, 2, 4 and 8 the GPUs'. */
+enum { ZERO_ON_CPU = 36, ZERO_ON_GPU = 48, ZERO_SEQUENCES = ZERO_ON_GPU };
+enum { ZERO_WORDS = 869 }; /* at most */
+enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * ZERO_COLUMNS };
+
+/* Case `index` of stages 0 to 3 and, in column ZERO_DP, the strategy of that name; three sizes of
+ * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
+ * matrix. In stage 3 more blocks take turns than have a place. Every other time there are so many
+ * words that a step's tokens are few beside them, and the embedding's gradient goes as rows.
+ * What rounding may do stays small by eps, as AdamW's first steps are lr * g / (|g| + eps): with the
+ * usual 1e-8 a gradient that is zero but for its rounding moves a weight by lr either way, and losses
+ * of fp16 differ by 1e-3 for some seeds. From the usual first loss scale some seeds overflow in one
+ * run and not in the other, and losses differ by the step that is skipped. */
+static g2z_train_config zero_config(int index, int device, int world, g2z_dtype dtype) {
+  static const double buckets[] = {1, 0.02, 0.002};
+  int column = index % ZERO_COLUMNS;
+  int vocab = index / ZERO_COLUMNS % 2 ? ZERO_WORDS : 61;
+  g2z_train_config config = test_config_of(column == 3 ? 4 : 2, 2, 32, ZERO_SEQ, vocab);
+  config.zero_stage = column == ZERO_DP ? 0 : column;
+  config.strategy = column == ZERO_DP ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+  config.bucket_mb = buckets[index / ZERO_COLUMNS % 3];
+  config.accum = index / (3 * ZERO_COLUMNS) ? 3 : 1;
+  config.batch = (device ? ZERO_ON_GPU : ZERO_ON_CPU) / (world * config.accum);
+  config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
+  config.gather = (g2z_gather)((index / ZERO_COLUMNS + column) % G2Z_GATHER_COUNT);
+  config.reduce = (g2z_reduce)(index / ZERO_COLUMNS * 2 % G2Z_REDUCE_COUNT);
+  config.tune = 0; /* trainers that time products may choose differently, and round differently */
+  config.dtype = dtype;
+  config.dropout = 0.1f;
+  config.optimizer.lr = config.optimizer.min_lr = 4e-3f;
+  config.optimizer.eps = 1e-4f;
+  config.optimizer.loss_scale = 1024;
+  config.optimizer.warmup = 0;
+  return config;
+}
+
+/* ----- ranks: real processes ---------------------------------------------
+ * A rank program is a function that `./test_gpt2 --rank-program NAME ARGUMENTS` runs in a process
+ * of its own; its result is the exit code. Processes are started with fork and exec: this one has
+ * used OpenMP's threads, and maybe CUDA, which do not survive a fork. */
+
+enum { TEST_RANKS = 8, TEST_WORDS = 24, RANKS_MOST = 256 /* by hand */ };
+
+typedef struct test_ranks {
+  int world, port;
+  pid_t pid[TEST_RANKS];        /* 0: has ended */
+  int code[TEST_RANKS];         /* exit code; 128 + signal; -1: had to be killed at the deadline */
+  double ended[TEST_RANKS];     /* g2z_seconds() */
+  char *output[TEST_RANKS];     /* what it printed, once it has ended; freed by test_ranks_free */
+} test_ranks;
+
+/* Ports of tests that run at the same time, in this process or another, do not meet. */
+static int test_ranks_port(void) {
+  static int turn;
+  return 10000 + ((int)getpid() * 64 + 16 * turn++) % 9900;
+}
+
+static const char *test_ranks_file(const g2z_test *t, const test_ranks *ranks, int rank) {
+  char name[64];
+  snprintf(name, sizeof name, "rank_%d_%d.txt", ranks->port, rank);
+  return test_path(t, name);
+}
+
+/* The environment of a rank: this process's without any launcher's variables, and then `extra`
+ * ("NAME=value"). Freed as one block. */
+static char **test_ranks_environment(const char *const *extra, int extras) {
+  static const char *const dropped[] = {"RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "OMPI_", "PMI",
+                                        "MPI_LOCAL", "SLURM_", "G2Z_RUN_ID=", "G2Z_RANKS_",
+                                        "G2Z_SECRET=",
+                                        "OMP_NUM_THREADS=", "TORCHELASTIC_"};
+  int count = 0, kept = 0;
+  while (environ[count]) count++;
+  char **list = (char **)calloc((size_t)(count + extras + 1), sizeof(char *));
+  for (int i = 0; i < count; i++) {
+    int drop = 0;
+    for (size_t k = 0; k < sizeof dropped / sizeof *dropped; k++)
+      drop |= strncmp(environ[i], dropped[k], strlen(dropped[k])) == 0;
+    if (!drop) list[kept++] = environ[i];
+  }
+  for (int i = 0; i < extras; i++) list[kept++] = (char *)(uintptr_t)extra[i];
+  return list;
+}
+
+/* Starts a program with both outputs into the rank's file. It dies with this process. */
+static pid_t test_ranks_exec(g2z_test *t, const char *path, char **argv, char **environment,
+                             const char *output) {
+  int file = open(output, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  CHECK(t, file >= 0);
+  fflush(stdout);
+  pid_t parent = getpid(), pid = fork();
+  if (pid == 0) { /* from here to exec only what a signal handler may do */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() == parent && dup2(file, 1) == 1 && dup2(file, 2) == 2)
+      execve(path, argv, environment);
+    _exit(127);
+  }
+  CHECK(t, pid > 0);
+  close(file);
+  return pid;
+}
+
+/* Starts `--rank-program PROGRAM ARGUMENTS` as ranks first..last of `world`, by hand as a user
+ * would. A `variable` ("NAME=value", or NULL) comes first in their environment, and so counts. */
+static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last,
+                             const char *variable, const char *arguments) {
+  char line[512], *argv[TEST_WORDS] = {NULL}, self[] = "test_gpt2", flag[] = "--rank-program";
+  int words = 0;
+  argv[words++] = self;
+  argv[words++] = flag;
+  snprintf(line, sizeof line, "%s", arguments);
+  for (char *word = strtok(line, " "); word && words < TEST_WORDS - 1; word = strtok(NULL, " "))
+    argv[words++] = word;
+  for (int rank = first; rank <= last; rank++) {
+    char text[6][64];
+    const char *extra[7] = {variable, text[0], text[1], text[2], text[3], text[4], text[5]};
+    snprintf(text[0], 64, "RANK=%d", rank);
+    snprintf(text[1], 64, "WORLD_SIZE=%d", ranks->world);
+    snprintf(text[2], 64, "MASTER_ADDR=127.0.0.1");
+    snprintf(text[3], 64, "MASTER_PORT=%d", ranks->port);
+    snprintf(text[4], 64, "OMP_NUM_THREADS=1");
+    snprintf(text[5], 64, "G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port);
+    char **environment = test_ranks_environment(variable ? extra : extra + 1, variable ? 7 : 6);
+    ranks->pid[rank] = test_ranks_exec(t, "/proc/self/exe", argv, environment,
+                                       test_ranks_file(t, ranks, rank));
+    free(environment);
+  }
+}
+
+static void test_ranks_open(test_ranks *ranks, int world) {
+  memset(ranks, 0, sizeof *ranks);
+  ranks->world = world;
+  ranks->port = test_ranks_port();
+}
+
+/* Until all have ended, or for `seconds`: then those that are left are killed. */
+static void test_ranks_wait(g2z_test *t, test_ranks *ranks, double seconds) {
+  double deadline = g2z_seconds() + seconds;
+  for (int running = 1; running;) {
+    int late = g2z_seconds() > deadline;
+    running = 0;
+    for (int r = 0; r < TEST_RANKS; r++) {
+      int status;
+      if (ranks->pid[r] <= 0) continue;
+      if (late) kill(ranks->pid[r], SIGKILL);
+      if (waitpid(ranks->pid[r], &status, late ? 0 : WNOHANG) != ranks->pid[r]) {
+        running = 1;
+        continue;
+      }
+      ranks->ended[r] = g2z_seconds();
+      ranks->code[r] = late ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      ranks->pid[r] = 0;
+      size_t bytes;
+      g2z_release(&t->services, ranks->output[r]);
+      CHECK_OK(t, g2z_read_file(&t->services, test_ranks_file(t, ranks, r), 1 << 24,
+                                &ranks->output[r], &bytes));
+    }
+    struct timespec pause = {0, 5000000};
+    if (running) nanosleep(&pause, NULL);
+  }
+}
+
+/* internals */
+/* What a rank has printed so far. */
+static void test_ranks_peek(g2z_test *t, const test_ranks *ranks, int rank, char *text,
+                            size_t room) {
+  int file = open(test_ranks_file(t, ranks, rank), O_RDONLY);
+  int64_t got = file >= 0 ? g2z__pread(file, text, room - 1, 0) : 0;
+  text[got > 0 ? got : 0] = 0;
+  if (file >= 0) close(file);
+}
+
+/* Until all ranks have met, 20 s at most. */
+static void test_ranks_await(g2z_test *t, const test_ranks *ranks) {
+  char text[256];
+  double end = g2z_seconds() + 20;
+  for (int r = 0; r < ranks->world; r++)
+    for (text[0] = 0; !strstr(text, "has met") && g2z_seconds() < end; usleep(2000))
+      test_ranks_peek(t, ranks, r, text, sizeof text);
+  CHECK(t, g2z_seconds() < end);
+}
+
+/* Rank r ended with this code and said this (NULL: anything). */
+#define CHECK_RANK(t, ranks, r, want, part) test_ranks_check(t, __LINE__, ranks, r, want, part)
+static void test_ranks_check(g2z_test *t, int line, const test_ranks *ranks, int rank, int want,
+                             const char *part) {
+  const char *output = ranks->output[rank] ? ranks->output[rank] : "";
+  t->checks++;
+  if (ranks->code[rank] != want || (part && !strstr(output, part)))
+    test_fail(t, __FILE__, line, "rank %d ended with %d, expected %d and \"%s\"; it said:\n%s", rank,
+              ranks->code[rank], want, part ? part : "", output);
+}
+
+static void test_ranks_free(g2z_test *t, test_ranks *ranks) {
+  for (int r = 0; r < TEST_RANKS; r++) g2z_release(&t->services, ranks->output[r]);
+}

@@ -1,0 +1,646 @@
+/* Tests of the room "report": pages, TensorBoard events, spans and profiles. Tests that use private
+ * names of the header: pages; "internals" stands above what writes such names. */
+
+/* ----- tests of pages: reports, events, profiles -------------------------- */
+
+/* How often `part` stands in `text`. */
+static int test_page_count(const char *text, const char *part) {
+  int count = 0;
+  for (const char *at = text; at && (at = strstr(at, part)) != NULL; at += strlen(part)) count++;
+  return count;
+}
+
+/* internals */
+/* A page with everything that pages have: `count` points of a noisy curve, a spike, a gap. */
+static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
+  static const char *const headers[] = {"GPUs", "tok/s"}, *const labels[] = {"<zero> 0", "zero 1"};
+  static double x[20000], y[20000], bars[2] = {3, NAN}, high[2] = {4, 5};
+  g2z_series series[2];
+  g2z_chart chart;
+  g2z_page *page;
+  memset(series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  for (size_t i = 0; i < count; i++) {
+    x[i] = (double)i;
+    y[i] = i == count / 2 ? 77 : i > count - 4 && i < count - 1 ? NAN : 3 + 0.1 * sin((double)i);
+  }
+  G2Z__TRY(g2z_page_create(&t->services, path, "a < b & \"c\" \x1b\xff", &page));
+  g2z_page_fact(page, "machine", "%d x %s", 8, "<script>");
+  g2z_page_text(page, "%s", "it's");
+  g2z_page_table(page, NULL, 2, headers);
+  g2z_page_cell(page, "%d", 1);
+  g2z_page_cell(page, "%s", "");
+  series[0].name = "measured";
+  series[0].x = x;
+  series[0].y = y;
+  series[0].count = count;
+  series[1] = series[0];
+  series[1].mark = G2Z_MARK_POINTS;
+  series[1].count = 3;
+  chart.title = "Loss";
+  chart.series = series;
+  chart.series_count = 2;
+  g2z_page_chart(page, &chart);
+  series[0].y = bars;
+  series[0].low = series[0].high = high;
+  series[0].count = 2;
+  chart.labels = labels;
+  chart.series_count = 1;
+  g2z_page_chart(page, &chart);
+  g2z_status status = g2z_page_commit(page);
+  g2z_page_free(page);
+  return status;
+}
+
+static void test_pages(g2z_test *t) {
+  char path[512];
+  size_t bytes = 0;
+  snprintf(path, sizeof path, "%s", test_path(t, "page.html"));
+  CHECK_OK(t, test_page_write(t, path, 20000));
+  char *text = test_run_read(t, t->directory, "page.html", &bytes);
+  if (!text) return;
+  CHECK(t, strstr(text, "<h1>a &lt; b &amp; &quot;c&quot; \xef\xbf\xbd\xef\xbf\xbd</h1>") != NULL);
+  CHECK(t, strstr(text, "<dd>8 x &lt;script&gt;</dd>") && strstr(text, "<p>it&#39;s</p>"));
+  CHECK(t, strstr(text, "<tr><td>1<td>\xe2\x80\x93</tr>") && strstr(text, "&lt;zero&gt; 0</text>"));
+  static const char *const pairs[][2] = {{"<dl>", "</dl>"}, {"<table", "</table>"},
+                                         {"<svg", "</svg>"}, {"<figure>", "</figure>"},
+                                         {"<div", "</div>"}, {"<span", "</span>"},
+                                         {"<text", "</text>"}, {"<title>", "</title>"}};
+  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+    CHECK(t, test_page_count(text, pairs[i][0]) > 0 &&
+                 test_page_count(text, pairs[i][0]) == test_page_count(text, pairs[i][1]));
+  CHECK(t, !strstr(text, "<script") && !strstr(text, "http") && !strstr(text, "nan"));
+  CHECK(t, test_page_count(text, "class=bar") == 1); /* the other one is not known */
+  CHECK(t, test_page_count(text, "class=dot") == 3);
+  /* Of 20,000 points the spike is left and at most 1,000 are drawn; the gap before the last point
+   * parts it from the others. */
+  const char *line = strstr(text, "class=\"series"), *end = line ? strchr(line, '>') : NULL;
+  int points = 0, gaps = 0;
+  double least = 1e9, most = 0;
+  for (const char *at = line ? strstr(line, " d=\"") + 4 : NULL; at && at < end; at++)
+    if (*at == 'M' || *at == 'L') {
+      double across = atof(at + 1), up = atof(strchr(at, ' ') + 1);
+      CHECK(t, across >= 0 && across <= 440 && up >= 0 && up <= 260);
+      points++;
+      gaps += *at == 'M';
+      least = fmin(least, up);
+      most = fmax(most, up);
+    }
+  CHECK(t, points > 900 && points <= G2Z_CHART_POINTS && gaps == 1 && most - least > 150);
+  g2z_release(&t->services, text);
+  CHECK_OK(t, test_page_write(t, path, 900));
+  text = test_run_read(t, t->directory, "page.html", &bytes);
+  line = text ? strstr(text, "class=\"series") : NULL;
+  end = line ? strchr(line, '>') : NULL;
+  CHECK(t, end && strncmp(end - 4, "h0\"/", 4) == 0); /* "h0": the last point, alone */
+  g2z_release(&t->services, text);
+  int failed = 0;
+  g2z_status status = G2Z_NO_MEMORY;
+  unlink(path);
+  for (long at = 1; at < 100 && status == G2Z_NO_MEMORY; at++) {
+    t->fail_at = at;
+    status = test_page_write(t, path, 10);
+    failed += status == G2Z_NO_MEMORY;
+    CHECK(t, test_files_count(t, "page.html.partial") == 0);
+  }
+  t->fail_at = 0;
+  CHECK(t, failed > 5 && status == G2Z_OK);
+  CHECK_STATUS(t, test_page_write(t, "/nowhere/page.html", 10), G2Z_IO, &t->services, "/nowhere");
+}
+
+/* A whisker that reaches beyond the scale of its bars. */
+static void test_page_whisker(g2z_test *t) {
+  static const double y[] = {1}, low[] = {-1e30};
+  static const char *const labels[] = {"one"};
+  g2z_series series;
+  g2z_chart chart;
+  g2z_page *page;
+  size_t bytes;
+  memset(&series, 0, sizeof series);
+  memset(&chart, 0, sizeof chart);
+  series.name = chart.title = "bars";
+  series.y = series.high = y;
+  series.low = low;
+  series.count = 1;
+  chart.labels = labels;
+  chart.series = &series;
+  chart.series_count = 1;
+  CHECK_OK(t, g2z_page_create(&t->services, test_path(t, "page.html"), "page", &page));
+  g2z_page_chart(page, &chart);
+  CHECK_OK(t, g2z_page_commit(page));
+  g2z_page_free(page);
+  char *text = test_run_read(t, t->directory, "page.html", &bytes);
+  const char *whisker = text ? strstr(text, "class=whisker d=\"M") : NULL;
+  char *end = NULL;
+  CHECK(t, whisker && fabs(strtod(whisker + 18, &end)) < 1e6 && *end == ' ');
+  g2z_release(&t->services, text);
+}
+
+/* Numbers that no scale can be made for must not show, and ticks are round. */
+static void test_page_scales(g2z_test *t) {
+  static const struct {
+    double low, high;
+    g2z_axis axis;
+    const char *first, *last;
+  } cases[] = {{2.3, 10.7, G2Z_AXIS_AUTO, "2", "12"},
+               {0, 2.9e-4, G2Z_AXIS_AUTO, "0", "3e-4"},
+               {1, 1999, G2Z_AXIS_AUTO, "1", "1000"},
+               {231e3, 1848e3, G2Z_AXIS_ZERO, "0", "2.0M"},
+               {-3, 4, G2Z_AXIS_AUTO, "-4", "4"},
+               {65536, 65536, G2Z_AXIS_AUTO, "65.54k", "65.54k"},
+               {1e-310, 5e-320, G2Z_AXIS_AUTO, "0", "0"},
+               {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
+               {3, 20, G2Z_AXIS_LOG, "2", "20"},
+               {4.9995, 5.0005, G2Z_AXIS_LOG, "5", "5"},
+               {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2zp_extent extent = g2zp_nothing;
+    g2zp_scale scale;
+    char first[32] = "", last[32] = "";
+    g2zp_extent_add(&extent, cases[i].low);
+    g2zp_extent_add(&extent, cases[i].high);
+    g2zp_extent_add(&extent, NAN);
+    g2zp_scale_make(&scale, &extent, cases[i].axis, 1);
+    scale.to = 100;
+    CHECK(t, scale.ticks > 0 && scale.ticks <= 8);
+    g2zp_tick_text(&scale, scale.tick[0], first);
+    g2zp_tick_text(&scale, scale.tick[scale.ticks - 1], last);
+    t->checks++;
+    if (strcmp(first, cases[i].first) != 0 || strcmp(last, cases[i].last) != 0)
+      test_fail(t, __FILE__, __LINE__, "%g to %g: ticks from %s to %s", cases[i].low,
+                cases[i].high, first, last);
+    for (int k = 0; k < scale.ticks; k++) {
+      double at = g2zp_scale_at(&scale, scale.tick[k]);
+      CHECK(t, at >= -1e-3 && at <= 100.001);
+    }
+  }
+}
+
+/* What test_run_all left, as a page and as events; then each of its files damaged in turn. */
+static void test_run_report(g2z_test *t) {
+  static const struct {
+    const char *name, *text, *want;
+  } foreign[] = {
+      {"metrics.jsonl", "{\"step\": 1, \"loss\": }\n", "metrics.jsonl, line 1: "},
+      {"metrics.jsonl", "{\"step\": 1}\n{\"loss\": 3}\n", "line 2: it has no step"},
+      {"metrics.jsonl", "\x7f""ELF\n", "it is damaged, or no run's"},
+      {"training_metrics.json", "[]", "must hold an object"},
+      {"training_metrics.json", "{\"schema_version\": \"1.0\"}", "schema_version 1.0"},
+      {"training_metrics.json", "{\"run_id\": 3}", "schema_version none"},
+      {"training_metrics.json", "{\"schema_version\": \"2.0\"", "line 1"},
+      {"launcher_metadata.json", "{", "launcher_metadata.json"},
+      {"RUN_FAILED.json", "{\"a\" 1}", "RUN_FAILED.json"}};
+  test_run_setup s;
+  test_run_seen seen;
+  size_t bytes = 0;
+  char path[700], page[700];
+  test_run_prepare(t, &s, "run");
+  s.config.train.dtype = G2Z_FP16;
+  s.config.command_line = "./train <&> \"x\"";
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  snprintf(page, sizeof page, "%.500s/report.html", s.run_dir);
+  char *text = test_run_read(t, s.run_dir, "report.html", &bytes);
+  static const char *const parts[] = {
+      "<title>Run run</title>", "<dd>completed</dd>",
+      "<dd>./train &lt;&amp;&gt; &quot;x&quot;</dd>",
+      "<dt>precision</dt><dd>fp16</dd>", "<b>Loss</b>", "<b>Learning rate</b>",
+      "<b>Gradient norm</b>", "<b>Throughput</b>", "<dt>loss scale</dt><dd>65536</dd>",
+      "<dt>skipped steps</dt><dd>0</dd>", "<dt>planned memory per device, GiB</dt>",
+      ">validation</span>", "Where the time went", "<th>training loss"};
+  for (size_t i = 0; text && i < sizeof parts / sizeof *parts; i++) {
+    t->checks++;
+    if (!strstr(text, parts[i])) test_fail(t, __FILE__, __LINE__, "no %s in the page", parts[i]);
+  }
+  CHECK(t, text && test_page_count(text, "<tr><td>") == 2); /* two epochs */
+  g2z_release(&t->services, text);
+  for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+    char *before = NULL;
+    size_t kept = 0;
+    snprintf(path, sizeof path, "%.500s/%s", s.run_dir, foreign[i].name);
+    if (access(path, F_OK) == 0) before = test_run_read(t, s.run_dir, foreign[i].name, &kept);
+    test_write_file(t, path, foreign[i].text, strlen(foreign[i].text));
+    unlink(page);
+    CHECK_STATUS(t, g2z_report_run(&t->services, s.run_dir), G2Z_FORMAT, &t->services,
+                 foreign[i].want);
+    CHECK(t, access(page, F_OK) != 0 && test_files_count(t, "run/*.partial") == 0);
+    if (before) test_write_file(t, path, before, kept);
+    else unlink(path);
+    g2z_release(&t->services, before);
+  }
+  CHECK_STATUS(t, g2z_report_run(&t->services, t->directory), G2Z_IO, &t->services,
+               "metrics.jsonl");
+  /* One that has not ended: what it wrote so far, with a line that is being written. */
+  snprintf(path, sizeof path, "%.500s/metrics.jsonl", s.run_dir);
+  FILE *file = fopen(path, "ab");
+  CHECK(t, file && fputs("{\"step\": 9, \"lo", file) > 0 && fclose(file) == 0);
+  snprintf(path, sizeof path, "%.500s/training_metrics.json", s.run_dir);
+  CHECK(t, unlink(path) == 0);
+  CHECK_OK(t, g2z_report_run(&t->services, s.run_dir));
+  text = test_run_read(t, s.run_dir, "report.html", &bytes);
+  CHECK(t, text && strstr(text, "it had not ended at 2") && strstr(text, "<b>Loss</b>"));
+  g2z_release(&t->services, text);
+  for (long at = 1, failed = 0;; at++) {
+    unlink(page);
+    t->fail_at = at;
+    g2z_status status = g2z_report_run(&t->services, s.run_dir);
+    t->fail_at = 0;
+    CHECK(t, test_files_count(t, "run/*.partial") == 0);
+    if (status == G2Z_NO_MEMORY && at < 500) failed++;
+    else {
+      CHECK(t, status == G2Z_OK && failed > 10);
+      break;
+    }
+  }
+}
+
+/* A run of 2,000 epochs: a page that reads all of them for each of its 18,000 figures takes 10 s on
+ * one core, one that reads each once 0.02 s. The bound lies between, far from both. */
+static void test_run_report_epochs(g2z_test *t) {
+  enum { EPOCHS = 2000 };
+  static const char *const names[] = {
+      "tokens_processed_global", "tokens_per_sec_global", "train_loss_avg_global",
+      "val_loss_avg_global", "step_time_p95_sec", "epoch_wall_time_sec"};
+  g2z_json_out out;
+  g2z_writer *writer;
+  g2z_run_facts facts;
+  size_t bytes;
+  memset(&out, 0, sizeof out);
+  CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "metrics.jsonl"), &writer));
+  for (int i = 1; i <= 3 * EPOCHS; i++)
+    g2z_writer_printf(writer, "{\"step\": %d, \"loss\": 2.5, \"step_ms\": 7}\n", i);
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
+  CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "training_metrics.json"), &writer));
+  out.writer = writer;
+  g2z_writer_printf(writer, "{\"schema_version\": \"2.0\", \"run_id\": \"x\", \"hardware\": "
+                            "{\"world_size\": 1}, \"summary\": {\"total_wall_time_sec\": 9}, "
+                            "\"shutdown\": {\"reason\": \"completed\"}, \"epochs\":");
+  g2z_json_begin(&out, NULL, '[');
+  for (int i = 0; i < EPOCHS; i++) {
+    g2z_json_begin(&out, NULL, '{');
+    g2z_json_put_integer(&out, "epoch_idx", i);
+    g2z_json_put_integer(&out, "steps", 3);
+    g2z_json_put_number(&out, "step_time_p50_sec", 7 + i);
+    for (int k = 0; k < 6; k++) g2z_json_put_number(&out, names[k], 1e6 + i);
+    g2z_json_end(&out, '}');
+  }
+  g2z_json_end(&out, ']');
+  g2z_writer_printf(writer, "}\n");
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
+  double begin = g2z_seconds();
+  CHECK_OK(t, g2z_report_run(&t->services, t->directory));
+  CHECK_OK(t, g2z_run_facts_read(&t->services, t->directory, &facts));
+  CHECK(t, g2z_seconds() - begin < 2);
+  CHECK(t, facts.steps == 3 && facts.step_p50_sec == 6 + EPOCHS);
+  char *text = test_run_read(t, t->directory, "report.html", &bytes);
+  CHECK(t, test_page_count(text, "<tr><td>") == EPOCHS);
+  CHECK(t, text && strstr(text, "<tr><td>1999<td>3<td>1001999<td>") != NULL);
+  CHECK(t, text && strstr(text, "<dd>completed</dd>") != NULL); /* the steps add up to the lines */
+  g2z_release(&t->services, text);
+}
+
+static uint64_t test_event_varint(const unsigned char **at) {
+  uint64_t value = 0;
+  for (int shift = 0;; shift += 7) {
+    value |= (uint64_t)(**at & 127) << shift;
+    if (!(*(*at)++ & 128)) return value;
+  }
+}
+
+typedef struct test_events {
+  int events, values, starts;          /* starts: of SessionLog */
+  int64_t first, last;                 /* steps of those with values */
+  double loss[64], val_loss;           /* train/loss by step */
+  char tags[2048];
+} test_events;
+
+/* Fields of one message; those inside are read in the same way: their numbers tell them apart. */
+static void test_event_fields(g2z_test *t, const unsigned char *at, const unsigned char *end,
+                              int depth, test_events *seen, int64_t *step, char tag[64]) {
+  while (at < end) {
+    uint64_t key = test_event_varint(&at);
+    int field = (int)(key >> 3), type = (int)(key & 7);
+    if (type == 0) {
+      uint64_t value = test_event_varint(&at);
+      if (depth == 0 && field == 2) *step = (int64_t)value;
+      if (depth == 1 && field == 1) seen->starts += value == 1;
+    } else if (type == 1) at += 8;
+    else if (type == 5) {
+      float value;
+      memcpy(&value, at, sizeof value);
+      at += 4;
+      CHECK(t, depth == 2 && field == 2 && *step >= 0 && *step < 64);
+      if (strcmp(tag, "train/loss") == 0) seen->loss[*step] = (double)value;
+      if (strcmp(tag, "val/loss") == 0) seen->val_loss = (double)value;
+      if (!seen->values++) seen->first = *step;
+      seen->last = *step;
+    } else {
+      size_t length = (size_t)test_event_varint(&at);
+      CHECK(t, type == 2 && length <= (size_t)(end - at));
+      if (depth == 0 && field == 3) CHECK(t, length == 13 && !memcmp(at, "brain.Event:2", 13));
+      else if (depth < 2) test_event_fields(t, at, at + length, depth + 1, seen, step, tag);
+      else snprintf(tag, 64, "%.*s", (int)length, (const char *)at);
+      at += length;
+    }
+  }
+  CHECK(t, at == end);
+}
+
+static uint32_t test_event_sum(const void *bytes, size_t count) {
+  const unsigned char *at = (const unsigned char *)bytes;
+  uint32_t sum = 0xffffffffu;
+  for (size_t i = 0; i < count; i++) {
+    sum ^= at[i];
+    for (int bit = 0; bit < 8; bit++) sum = sum >> 1 ^ (sum & 1 ? 0x82f63b78u : 0);
+  }
+  sum = ~sum;
+  return (sum >> 15 | sum << 17) + 0xa282ead8u;
+}
+
+/* The index-th event file of a run, frame by frame. */
+static void test_events_read(g2z_test *t, const char *run_dir, size_t index, test_events *seen) {
+  char pattern[600], *text = NULL, tag[64] = "";
+  size_t bytes = 0, at = 0;
+  glob_t found;
+  memset(seen, 0, sizeof *seen);
+  memset(&found, 0, sizeof found);
+  snprintf(pattern, sizeof pattern, "%.500s/events.out.tfevents.*", run_dir);
+  int none = glob(pattern, 0, NULL, &found);
+  CHECK(t, !none && found.gl_pathc > index);
+  if (!none && found.gl_pathc > index)
+    CHECK_OK(t, g2z_read_file(&t->services, found.gl_pathv[index], 1 << 26, &text, &bytes));
+  globfree(&found);
+  while (at + 16 <= bytes) {
+    uint64_t length;
+    uint32_t sums[2];
+    int64_t step = 0;
+    memcpy(&length, text + at, 8);
+    memcpy(&sums[0], text + at + 8, 4);
+    CHECK(t, length <= bytes - at - 16);
+    if (length > bytes - at - 16) break;
+    memcpy(&sums[1], text + at + 12 + length, 4);
+    CHECK(t, sums[0] == test_event_sum(text + at, 8));
+    CHECK(t, sums[1] == test_event_sum(text + at + 12, (size_t)length));
+    const unsigned char *data = (const unsigned char *)text + at + 12;
+    test_event_fields(t, data, data + length, 0, seen, &step, tag);
+    seen->events++;
+    at += 16 + (size_t)length;
+  }
+  CHECK(t, at == bytes && bytes > 0);
+  g2z_release(&t->services, text);
+}
+
+/* A run, stopped and resumed: two files, which together hold each step once. */
+static void test_run_events(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  test_events one, two;
+  test_run_prepare(t, &s, "run");
+  s.config.save_weights = NULL;
+  s.config.save_every = 3;
+  s.config.max_train_steps = 3;
+  s.config.resume = "latest";
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_events_read(t, s.run_dir, 0, &one);
+  CHECK(t, one.first == 1 && one.last == 3 && one.starts == 0 && one.events == 1 + 3 + 1);
+  CHECK_NEAR(t, one.loss[3], seen.last_loss, 1e-7);
+  CHECK_NEAR(t, one.val_loss, seen.val_loss, 1e-6);
+  s.config.max_train_steps = 0;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_events_read(t, s.run_dir, 1, &two);
+  CHECK(t, two.first == 4 && two.last == 8 && two.starts == 1);
+  CHECK_NEAR(t, two.loss[8], seen.last_loss, 1e-7);
+  CHECK(t, test_files_count(t, "run/events.out.tfevents.") == 2);
+  test_run_prepare(t, &s, "without");
+  s.config.tensorboard = 0;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, test_files_count(t, "without/events") == 0);
+}
+
+/* Spans inside each other, more of them than a GPU has events for at a time. */
+static void test_spans_on(g2z_test *t, g2z_device_kind kind) {
+  enum { TURNS = 1500 };
+  const size_t bytes = (size_t)1 << 20;
+  g2z_device *device = NULL;
+  g2z_span_times times[G2Z_SPAN_COUNT];
+  void *memory = NULL;
+  CHECK_OK(t, g2z_device_create(&t->services, kind, G2Z_FP32, G2Z_FP32, &device));
+  if (!device) return;
+  CHECK_OK(t, device->ops->allocate(device, bytes, &memory));
+  for (int timed = 0; timed < 2; timed++) {
+    for (int i = 0; i < TURNS; i++) {
+      g2z_span_begin(device, G2Z_SPAN_BACKWARD);
+      CHECK_OK(t, device->ops->zero(device, memory, bytes));
+      g2z_span_begin(device, G2Z_SPAN_NORM);
+      CHECK_OK(t, device->ops->zero(device, memory, bytes));
+      g2z_span_end(device, G2Z_SPAN_NORM);
+      g2z_span_end(device, G2Z_SPAN_BACKWARD);
+    }
+    CHECK_OK(t, g2z_device_span_times(device, times));
+    CHECK(t, times[G2Z_SPAN_BACKWARD].count == (timed ? TURNS : 0));
+    if (!timed) CHECK_OK(t, g2z_device_time_spans(device));
+  }
+  const g2z_span_times *outer = &times[G2Z_SPAN_BACKWARD], *inner = &times[G2Z_SPAN_NORM];
+  CHECK(t, inner->count == TURNS && inner->total_s > 0 && inner->total_s < outer->total_s);
+  CHECK(t, outer->min_s > 0 && outer->max_s >= outer->total_s / TURNS);
+  CHECK(t, outer->min_s <= outer->total_s / TURNS && outer->total_s < 60);
+  CHECK(t, times[G2Z_SPAN_FORWARD].count == 0);
+  device->ops->release(device, memory);
+  g2z_device_free(device);
+}
+
+static void test_spans(g2z_test *t) { test_spans_on(t, G2Z_DEVICE_CPU); }
+
+static void test_cuda_spans(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  test_spans_on(t, G2Z_DEVICE_CUDA);
+}
+
+static const char test_stats_text[] =
+    "Processing [a.sqlite] with [reports/nvtx_sum.py]...\n\n"
+    " ** NVTX Range Summary (nvtx_sum):\n\n"
+    " Time (%)   Total Time (ns)    Instances     Avg (ns)    Style            Range          \n"
+    " --------  ------------------  ---------  --------------  -------  ----------------------\n"
+    "     53.9  27,65,96,75,62,725     14,244  19,41,84,748.9  PushPop  :train/backward       \n"
+    "     40.8      20933596900890     14,244  14,69,64,314.1  PushPop  NCCL:ncclAllGather  two\n"
+    "      3.1         1,000,000.5          1       1,000,000  PushPop  :zero/all_gather\n\n"
+    "Processing [a.sqlite] with [reports/osrt_sum.py]...\n\n"
+    " ** OS Runtime Summary (osrt_sum):\r\n\r\n"
+    " Time (%)  Total Time (ms)  Num Calls  Name\r\n"
+    " --------  ---------------  ---------  ----\r\n"
+    "     21.9         914.5806   3,46,812  poll\r\n"
+    "      100               12          2  read\r\n\r\n"
+    " ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):\n\n"
+    " Time (%)  whatever\n ---\n x\n";
+
+/* The first string at "a.0.b" of a JSON text is this one. */
+static void test_profile_is(g2z_test *t, const char *text, const char *path, const char *want) {
+  g2zp_told told;
+  char *got = NULL;
+  memset(&told, 0, sizeof told);
+  told.services = &t->services;
+  told.path = (char *)path;
+  told.text = (char *)text;
+  told.bytes = strlen(text);
+  CHECK_OK(t, g2zp_told_text(&told, path, &got));
+  t->checks++;
+  if (!got || strcmp(got, want) != 0)
+    test_fail(t, __FILE__, __LINE__, "%s is \"%s\", expected \"%s\"", path, got ? got : "none",
+              want);
+  g2z_release(&t->services, got);
+}
+
+static void test_profile(g2z_test *t) {
+  static const char *const damaged[][2] = {
+      {"", "neither an NVTX Range Summary nor an OS Runtime Summary"},
+      {"<html>\n", "neither an NVTX"},
+      {" ** NVTX Range Summary (nvtx_sum):\n\n", "has no rows"},
+      {" ** NVTX Range Summary (x):\n Time\n", "without a \"Total Time (ns)\""},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns\n", "without a \"Total Time (ns)\""},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n --- ---\n", "fewer than three columns"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n x 3  b\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n 101 3b\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n a Total Time (ns) b\n -- -- --\n 1  3\n", "line 4: no row"},
+      {" ** NVTX Range Summary (x):\n ** OS Runtime Summary (x):\n", "line 2: the table before"}};
+  char stats[600], summary[600], *text;
+  size_t bytes = 0;
+  snprintf(stats, sizeof stats, "%s", test_path(t, "profiles/nsys_stats_node-1.txt"));
+  snprintf(summary, sizeof summary, "%s", test_path(t, "profiles/profile_summary.json"));
+  CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_IO, &t->services,
+               "no nsys_stats_*.txt");
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "profiles")));
+  for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
+    test_write_file(t, stats, damaged[i][0], strlen(damaged[i][0]));
+    CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_FORMAT, &t->services,
+                 damaged[i][1]);
+    CHECK(t, test_files_count(t, "profiles/profile_summary") == 0);
+  }
+  test_write_file(t, stats, test_stats_text, sizeof test_stats_text - 1);
+  test_write_file(t, test_path(t, "training_metrics.json"), "{", 1);
+  CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_FORMAT, &t->services,
+               "training_metrics.json");
+  static const char metrics[] =
+      "{\"schema_version\": \"2.0\", \"hardware\": {\"gpu_name\": \"H200\", \"world_size\": 8}, "
+      "\"scheduler\": {\"job_id\": \"4711\"}}";
+  test_write_file(t, test_path(t, "training_metrics.json"), metrics, sizeof metrics - 1);
+  test_write_file(t, test_path(t, "profiles/nsys_4711_node-1.nsys-rep"), "x", 1);
+  CHECK_OK(t, g2z_profile_run(&t->services, t->directory));
+  text = test_run_read(t, t->directory, "profiles/profile_summary.json", &bytes);
+  if (!text) return;
+  static const char *const want[][2] = {
+      {"slurm_job_id", "4711"},                 {"hosts.0", "node-1"},
+      {"gpu", "H200"},                          {"nsys_report", "nsys_4711_node-1.nsys-rep"},
+      {"inputs.0", "nsys_stats_node-1.txt"},    {"nvtx_top5.0.kind", "nvtx"},
+      {"nvtx_top5.0.name", ":train/backward"},  {"nvtx_top5.0.total_time", "2765967562725 ns"},
+      {"nvtx_top5.1.name", "NCCL:ncclAllGather  two"}, {"nvtx_top5.2.total_time", "1000000.5 ns"},
+      {"nvtx_top5.2.raw", "      3.1         1,000,000.5          1       1,000,000  PushPop  "
+                          ":zero/all_gather"},
+      {"osrt_top5.0.name", "read"},             {"osrt_top5.1.total_time", "914.5806 ms"},
+      {"osrt_top5.1.kind", "osrt"}};
+  for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+    test_profile_is(t, text, want[i][0], want[i][1]);
+  static const char *const schema[] = {
+      "\" generated_at_utc", "\" run_dir", "\" slurm_job_id", "[ hosts", "0 world_size", "\" gpu",
+      "n cuda", "n seq_length", "n micro_batch_size_per_gpu", "n grad_accum_steps",
+      "n tokens_per_sec", "n total_wall_time_sec", "\" nsys_report", "[ inputs",
+      "0 nvtx_top5.0.time_percent", "0 osrt_top5.0.time_percent"};
+  test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
+  CHECK(t, !test_json_kind(t, text, bytes, "nvtx_top5.3") &&
+               !test_json_kind(t, text, bytes, "osrt_top5.2"));
+  g2z_release(&t->services, text);
+  for (long at = 1, failed = 0;; at++) {
+    unlink(summary);
+    t->fail_at = at;
+    g2z_status status = g2z_profile_run(&t->services, t->directory);
+    t->fail_at = 0;
+    CHECK(t, test_files_count(t, "profiles/*.partial") == 0);
+    if (status == G2Z_NO_MEMORY && at < 500) failed++;
+    else {
+      CHECK(t, status == G2Z_OK && failed > 10);
+      break;
+    }
+  }
+}
+
+/* train --profile, and the same summary made again from what it left. */
+static void test_run_profile(g2z_test *t) {
+  static const char *const earlier[] = {"run/profiles/nsys_stats_a.txt", "run/profiles/timers_.txt",
+                                        "run/profiles/nsys_7_a.nsys-rep"};
+  test_run_setup s;
+  test_run_seen seen;
+  size_t bytes = 0;
+  char path[600];
+  test_run_prepare(t, &s, "run");
+  s.config.profile = 1;
+  s.config.train.graph = 1;
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "profile needs graph off");
+  s.config.train.graph = 2;
+  s.config.run_dir = NULL;
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
+               "profile needs a run_dir");
+  s.config.run_dir = s.run_dir;
+  /* What an earlier run left there does not count, and damaged does no harm. */
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "run/profiles")));
+  for (size_t i = 0; i < sizeof earlier / sizeof *earlier; i++)
+    test_write_file(t, test_path(t, earlier[i]), "x\n", 2);
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  CHECK(t, test_files_count(t, "run/RUN_COMPLETE.txt") == 1);
+  snprintf(path, sizeof path, "%.500s/profiles/profile_summary.json", s.run_dir);
+  char *text = test_run_read(t, s.run_dir, "profiles/profile_summary.json", &bytes);
+  static const char *const schema[] = {
+      "0 world_size", "n nsys_report", "\" hosts.0", "\" inputs.0", "0 seq_length",
+      "0 tokens_per_sec", "0 total_wall_time_sec", "\" nvtx_top5.4.name", "[ osrt_top5"};
+  if (text) {
+    test_run_schema(t, text, bytes, schema, sizeof schema / sizeof *schema);
+    CHECK(t, strstr(text, "\":train/forward\"") && strstr(text, "\":train/backward\"") &&
+                 strstr(text, "\":train/optimizer_step\""));
+    CHECK(t, !test_json_kind(t, text, bytes, "osrt_top5.0"));
+    CHECK(t, !test_json_kind(t, text, bytes, "inputs.1") && strstr(text, "\"timers_") != NULL);
+  }
+  g2z_release(&t->services, text);
+  CHECK(t, unlink(path) == 0);
+  CHECK_STATUS(t, g2z_profile_run(&t->services, s.run_dir), G2Z_FORMAT, &t->services,
+               "nsys_stats_a.txt, line 1");
+  for (size_t i = 0; i < sizeof earlier / sizeof *earlier; i++)
+    CHECK(t, unlink(test_path(t, earlier[i])) == 0);
+  CHECK_OK(t, g2z_profile_run(&t->services, s.run_dir));
+  CHECK(t, access(path, R_OK) == 0);
+}
+
+/* slurm/profile.sh with an nsys that is played, and without one. */
+static void test_profile_script(g2z_test *t) {
+  static const char nsys[] =
+      "#!/bin/sh\ncase $1 in\n"
+      "profile) while [ \"$1\" != --output ]; do shift; done; echo x > \"$2.nsys-rep\"; shift 2; "
+      "\"$@\";;\n"
+      "stats) [ -e \"$5\" ] && echo ' ** NVTX Range Summary (x):';;\nesac\n";
+  char line[1500], output[4096];
+  if (access("slurm/profile.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run in the repository");
+  if (test_shell("bash --version", output, sizeof output) != 0) SKIP(t, "there is no bash");
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "bin")));
+  test_write_file(t, test_path(t, "bin/nsys"), nsys, sizeof nsys - 1);
+  CHECK(t, chmod(test_path(t, "bin/nsys"), 0755) == 0);
+#define RUN(before, what)                                                                        \
+  (snprintf(line, sizeof line, "env -u SLURM_LOCALID PATH='%s/bin':\"$PATH\" SLURM_JOB_ID=7 "     \
+            before " bash slurm/profile.sh '%s/run' " what " 2>&1", t->directory, t->directory),  \
+   test_shell(line, output, sizeof output))
+  CHECK(t, RUN("", "sh -c 'echo ran; exit 75'") == 75 && strstr(output, "ran"));
+  CHECK(t, test_files_count(t, "run/profiles/nsys_7_*.nsys-rep") == 1);
+  CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
+  test_sh(t, "rm -r '%s/run'%s", t->directory, "");
+  /* Slurm's signal goes to all processes; the program saves, and what was measured is kept. */
+  CHECK(t, RUN("", "sh -c 'kill -USR1 $PPID $(cut -d\" \" -f4 /proc/$PPID/stat); sleep 0.2; "
+                   "exit 75'") == 75);
+  CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
+  test_sh(t, "rm -r '%s/run'%s", t->directory, "");
+  CHECK(t, RUN("SLURM_LOCALID=1", "echo ran") == 0 && strcmp(output, "ran\n") == 0);
+  CHECK(t, test_files_count(t, "run") == 0); /* the first task of the host does it */
+  CHECK(t, RUN("", "") == 1 && strstr(output, "slurm/profile.sh RUN_DIR"));
+  if (test_shell("PATH=/usr/bin:/bin command -v nsys", output, sizeof output) == 0) return;
+  snprintf(line, sizeof line, "PATH=/usr/bin:/bin bash slurm/profile.sh '%s/run' echo ran 2>&1",
+           t->directory);
+  CHECK(t, test_shell(line, output, sizeof output) == 0 && strstr(output, "ran --profile\n"));
+#undef RUN
+}

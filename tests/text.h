@@ -1,0 +1,1306 @@
+/* Tests of extras/g2z_text.h and of ./prepare_data: text to tokens and back, vocabularies that are
+ * learnt, shards that are written. Tests that use private names of the header: tokenizer_scan,
+ * tokenizer_part; "internals" stands above what writes such names. */
+
+/* ----- tokenizer --------------------------------------------------------- */
+
+static const char test_bpe_text[] =
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age "
+    "of foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the season "
+    "of Light, it was the season of Darkness.\n\nWe'd say it's 1859; they'll say we've 1000 or "
+    "10000 chances, don't they? aaaaaaa aaaa aa! Café, cafés and naïve 東京, 東京都.    Four  "
+    "spaces:\t\tand tabs.\r\n";
+
+/* What Hugging Face's BpeTrainer (tokenizers 0.23.3) learns from test_bpe_text: 120 merges of
+ * 144. */
+static const char test_bpe_merges[] =
+    "#version: 0.2\n"
+    "Ġ t\nĠ w\na a\na s\nh e\nĠt he\ni t\nĠ o\nĠ it\nĠw as\nĠo f\ne s\n0 0\nĠ s\na n\nc h\n"
+    "o n\nĠ 1\nĠ aa\na f\na g\na y\nc es\ne p\ne as\ni m\ni s\nn es\no ch\nv e\n± ä\nº ¬\n"
+    "Ã ©\næ Ŀ\nĠ b\nĠ Ġ\nĠ ag\nĠ ep\nĠ æĿ\nĠt im\nĠthe y\nĠs ay\nĠs eas\nan d\nĠ1 00\n"
+    "Ġaa aa\naf Ã©\nnes s\n±ä º¬\nĠag e\nĠep och\nĠæĿ ±äº¬\nĠtim es\nĠseas on\n' d\n' l\n"
+    "' s\n' t\n' ve\n5 9\n8 59\nC afÃ©\nD a\nF o\nI t\nL i\nW e\na b\na Ã\na ces\nc r\n"
+    "c afÃ©\nd o\nd u\nd on\ne f\ne l\ne du\nf o\ng h\nh ness\ni n\ni ef\nk ness\nl it\n"
+    "l is\nn aÃ\no r\no lis\np aces\nr kness\ns t\nu r\n¯ ve\né ĥ\nč Ċ\nĠ ch\nĠ and\n"
+    "Ġ CafÃ©\nĠ Da\nĠ Fo\nĠ Li\nĠ cafÃ©\nĠ don\nĠ fo\nĠ in\nĠ naÃ\nĠt ab\nĠw e\nĠw is\n"
+    "Ġw or\naa a\nĠo r\nes t\nĠs paces\nan ces\nĠ1 859\nĠb el\nĠb est\nĠĠ Ġ\n";
+
+/* A vocabulary learnt from a text; the test owns it. */
+static g2z_tokenizer *test_bpe_learn(g2z_test *t, const char *text, size_t bytes, int vocab) {
+  g2z_bpe_trainer *trainer = NULL;
+  g2z_tokenizer *tokenizer = NULL;
+  CHECK_OK(t, g2z_bpe_trainer_create(&t->services, &trainer));
+  if (trainer) {
+    CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text, bytes));
+    CHECK_OK(t, g2z_bpe_trainer_finish(trainer, vocab, &tokenizer));
+  }
+  g2z_bpe_trainer_free(trainer);
+  return tokenizer;
+}
+
+/* The ids of a text with an encoder of its own; the test frees them. */
+static g2z_tokens test_bpe_encode(g2z_test *t, const g2z_tokenizer *tokenizer, const char *text,
+                                  size_t bytes, int flags) {
+  g2z_encoder *encoder = NULL;
+  g2z_tokens tokens;
+  memset(&tokens, 0, sizeof tokens);
+  CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  if (encoder) CHECK_OK(t, g2z_encode(encoder, text, bytes, flags, &tokens));
+  g2z_encoder_free(encoder);
+  return tokens;
+}
+
+static int test_bpe_equal(const g2z_tokens *a, const g2z_tokens *b) {
+  return a->count == b->count &&
+         (a->count == 0 || memcmp(a->ids, b->ids, a->count * sizeof *a->ids) == 0);
+}
+
+static void test_bpe_round_trip(g2z_test *t, const g2z_tokenizer *tokenizer, const char *text,
+                                size_t bytes, const char *expected, size_t expected_bytes) {
+  g2z_tokens tokens = test_bpe_encode(t, tokenizer, text, bytes, G2Z_ENCODE_DEFAULT);
+  char *back = NULL;
+  size_t back_bytes = 0;
+  CHECK_OK(t, g2z_decode(&t->services, tokenizer, tokens.ids, tokens.count, &back, &back_bytes));
+  t->checks++;
+  if (!back || back_bytes != expected_bytes || memcmp(back, expected, expected_bytes) != 0)
+    test_fail(t, __FILE__, __LINE__, "\"%s\" comes back as \"%s\"", text, back ? back : "");
+  g2z_release(&t->services, back);
+  g2z_tokens_free(&tokens);
+}
+
+/* Text that is hard to cut: words, contractions, digits, white space of all widths, and bytes that
+ * are no UTF-8. */
+static size_t test_bpe_random_text(uint32_t *state, char *out, size_t limit) {
+  static const char *const atoms[] = {
+      " ", " ", "  ", "\n", "\r\n", "\t", "\xC2\xA0", "\xC2\x85", "\xE3\x80\x80", "\xE2\x80\xA8",
+      "the", "best", "Caf\xC3\xA9", "it's", "'ll", "'", "we've", "1859", "000", "!?", "...",
+      "\xE6\x9D\xB1\xE4\xBA\xAC", "\xF0\x9F\x98\x80", "\xE2\x80\x8B", "\xFF", "\xE2\x80", "\xC2",
+      "\xF0\x9F", "aaaa", "a"};
+  size_t bytes = 0;
+  for (uint32_t n = test_bpe_random(state) % 12; n; n--) {
+    const char *atom = atoms[test_bpe_random(state) % (sizeof atoms / sizeof *atoms)];
+    size_t length = strlen(atom);
+    if (bytes + length > limit) break;
+    memcpy(out + bytes, atom, length);
+    bytes += length;
+  }
+  return bytes;
+}
+
+/* Learning goes on until no pair is left, so that each piece is one token: the tokens of the text
+ * that was learnt from are the pieces of the pattern. */
+static void test_tokenizer_pieces(g2z_test *t) {
+  static const char *const cases[][2] = { /* text, pieces with | between */
+      {"Hello world", "Hello| world"},
+      {" Hello  world ", " Hello| | world| "},
+      {"a\r\nb", "a|\r|\n|b"},
+      {"a\n\nb", "a|\n|\n|b"},
+      {"a\n\n", "a|\n\n"},
+      {"a   b", "a|  | b"},
+      {"a \t b", "a| \t| b"},
+      {"a \tb", "a| |\t|b"},
+      {"it's don't've we'll I'd I'm you're", "it|'s| don|'t|'ve| we|'ll| I|'d| I|'m| you|'re"},
+      {"it'S 'sabc ''s 's", "it|'|S| '|sabc| ''|s| '|s"},
+      {"'sabc'lla'l'vx're'r", "'s|abc|'ll|a|'|l|'|vx|'re|'|r"},
+      {"abc123def 4,567.89", "abc|123|def| 4|,|567|.|89"},
+      {"x=(y+1)*2;", "x|=(|y|+|1|)*|2|;"},
+      {"Caf\xC3\xA9 na\xC3\xAFve", "Caf\xC3\xA9| na\xC3\xAFve"},
+      /* NEL, no-break, line separator and ideographic space are white space; they are no U+0020 */
+      {"a\xC2\x85" "b", "a|\xC2\x85|b"},
+      {"a\xC2\xA0" "b", "a|\xC2\xA0|b"},
+      {"a\xE2\x80\xA8" "b", "a|\xE2\x80\xA8|b"},
+      {"a \xE3\x80\x80" "b", "a| |\xE3\x80\x80|b"},
+      {"a\xE3\x80\x80 b", "a|\xE3\x80\x80| b"},
+      /* zero width space, byte order mark, Mongolian vowel separator and U+001C are not */
+      {"a\xE2\x80\x8B" "b", "a|\xE2\x80\x8B|b"},
+      {"a\xEF\xBB\xBF!", "a|\xEF\xBB\xBF!"},
+      {"a\xE1\xA0\x8E\x1C", "a|\xE1\xA0\x8E\x1C"},
+      /* letters and numbers of other planes, and of Unicode 16 alone: U+105C0, U+10D4A, U+1CCF0 */
+      {"\xE6\x9D\xB1\xE4\xBA\xAC" "12\xD9\xA3\xC2\xBD\xE2\x85\xA7!",
+       "\xE6\x9D\xB1\xE4\xBA\xAC|12\xD9\xA3\xC2\xBD\xE2\x85\xA7|!"},
+      {"\xF0\x90\x97\x80\xF0\x90\xB5\x8A" "a\xF0\x9C\xB3\xB0" "5",
+       "\xF0\x90\x97\x80\xF0\x90\xB5\x8A" "a|\xF0\x9C\xB3\xB0" "5"},
+      {"\xF0\xA0\x80\x80\xF0\xB2\x8E\xAF\xF0\xB2\x8E\xB0",
+       "\xF0\xA0\x80\x80\xF0\xB2\x8E\xAF|\xF0\xB2\x8E\xB0"},
+      {"hi\xF0\x9F\x98\x80!! ok", "hi|\xF0\x9F\x98\x80!!| ok"},
+      {"e\xCC\x81", "e|\xCC\x81"}, /* a combining accent is neither letter nor number */
+      {"x<|endoftext|>", "x|<||endoftext||>"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *text = cases[i][0];
+    g2z_tokenizer *tokenizer = test_bpe_learn(t, text, strlen(text), 2000);
+    if (!tokenizer) return;
+    g2z_tokens tokens = test_bpe_encode(t, tokenizer, text, strlen(text), G2Z_ENCODE_DEFAULT);
+    char pieces[256];
+    size_t length = 0;
+    for (size_t k = 0; k < tokens.count; k++) {
+      size_t bytes;
+      const unsigned char *token = g2z_tokenizer_token(tokenizer, tokens.ids[k], &bytes);
+      if (k) pieces[length++] = '|';
+      memcpy(pieces + length, token, bytes);
+      length += bytes;
+    }
+    pieces[length] = 0;
+    t->checks++;
+    if (strcmp(pieces, cases[i][1]) != 0)
+      test_fail(t, __FILE__, __LINE__, "\"%s\" falls into %s", text, pieces);
+    g2z_tokens_free(&tokens);
+    g2z_tokenizer_free(tokenizer);
+  }
+}
+
+static void test_tokenizer_bytes(g2z_test *t) {
+  static const char *const invalid[][2] = { /* as Python's decode(errors="replace") */
+      {"a\xFFz", "a\xEF\xBF\xBDz"},
+      {"\xC2", "\xEF\xBF\xBD"},
+      {"\xC0\xAF", "\xEF\xBF\xBD\xEF\xBF\xBD"},
+      {"\xE2\x80z", "\xEF\xBF\xBDz"},
+      {"\xF0\x9F\x98", "\xEF\xBF\xBD"},
+      {"\xED\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},
+      {"\xF4\x90\x80\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},
+      {"\xE0\x80\xE0\xA0\xE0\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xE0\xA0\x80"},
+      {"\xF0\x90\x80\xC3\xA9", "\xEF\xBF\xBD\xC3\xA9"},
+  };
+  g2z_tokenizer *tokenizer = NULL;
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  if (!tokenizer) return;
+  CHECK(t, g2z_tokenizer_vocab(tokenizer) == 257 && g2z_tokenizer_eot(tokenizer) == 256);
+  size_t bytes;
+  int id = 0; /* GPT-2's order: what prints in Latin-1, and then the rest */
+  for (int rest = 0; rest < 2; rest++)
+    for (int byte = 0; byte < 256; byte++) {
+      int prints = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
+      if (prints == rest) continue;
+      const unsigned char *single = g2z_tokenizer_token(tokenizer, id++, &bytes);
+      CHECK(t, bytes == 1 && *single == byte);
+    }
+  const unsigned char *token = g2z_tokenizer_token(tokenizer, 256, &bytes);
+  CHECK(t, bytes == 13 && memcmp(token, "<|endoftext|>", 13) == 0);
+  CHECK(t, g2z_tokenizer_token(tokenizer, 257, &bytes) == NULL && bytes == 0);
+  CHECK(t, g2z_tokenizer_token(tokenizer, -1, &bytes) == NULL && bytes == 0);
+  for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++)
+    test_bpe_round_trip(t, tokenizer, invalid[i][0], strlen(invalid[i][0]), invalid[i][1],
+                        strlen(invalid[i][1]));
+  test_bpe_round_trip(t, tokenizer, "a\0b", 3, "a\0b", 3);
+  test_bpe_round_trip(t, tokenizer, "", 0, "", 0);
+
+  g2z_encoder *encoder = NULL;
+  g2z_tokens tokens;
+  memset(&tokens, 0, sizeof tokens);
+  CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  CHECK_OK(t, g2z_encode(encoder, "ab", 2, G2Z_ENCODE_STRICT, &tokens));
+  CHECK_STATUS(t, g2z_encode(encoder, "abc\xE2\x80", 5, G2Z_ENCODE_STRICT, &tokens), G2Z_FORMAT,
+               &t->services, "byte 0xe2 at offset 3");
+  CHECK(t, tokens.count == 2); /* a failed call appends nothing */
+  const char special[] = "x<|endoftext|><|endoftext|>y";
+  CHECK_OK(t, g2z_encode(encoder, special, strlen(special), G2Z_ENCODE_ALLOW_SPECIAL, &tokens));
+  CHECK(t, tokens.count == 6 && tokens.ids[3] == 256 && tokens.ids[4] == 256);
+  tokens.count = 0;
+  CHECK_OK(t, g2z_encode(encoder, special, strlen(special), G2Z_ENCODE_DEFAULT, &tokens));
+  CHECK(t, tokens.count == strlen(special));
+  const int32_t beyond[] = {0, 257};
+  char *text;
+  CHECK_STATUS(t, g2z_decode(&t->services, tokenizer, beyond, 2, &text, &bytes),
+               G2Z_BAD_ARGUMENT, &t->services, "id 257 at position 1");
+  g2z_tokens_free(&tokens);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+}
+
+/* Two trainers that share a text, added, are one that had it all. */
+static void test_bpe_trainers_add(g2z_test *t) {
+  g2z_bpe_trainer *halves[2] = {NULL, NULL};
+  g2z_tokenizer *tokenizer = NULL;
+  char *merges = NULL;
+  size_t bytes, half = g2z_encode_cut(test_bpe_text, 300);
+  for (int i = 0; i < 2; i++) CHECK_OK(t, g2z_bpe_trainer_create(&t->services, &halves[i]));
+  if (halves[0] && halves[1]) {
+    CHECK_OK(t, g2z_bpe_trainer_feed(halves[0], test_bpe_text + half,
+                                     strlen(test_bpe_text) - half));
+    CHECK_OK(t, g2z_bpe_trainer_feed(halves[1], test_bpe_text, half));
+    CHECK_OK(t, g2z_bpe_trainer_add(halves[0], halves[1]));
+    CHECK_OK(t, g2z_bpe_trainer_finish(halves[0], 257 + 120, &tokenizer));
+  }
+  if (tokenizer) {
+    const char *path = test_path(t, "added.txt");
+    CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, tokenizer, path));
+    CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &merges, &bytes));
+    CHECK(t, merges && strcmp(merges, test_bpe_merges) == 0);
+  }
+  g2z_release(&t->services, merges);
+  g2z_tokenizer_free(tokenizer);
+  for (int i = 0; i < 2; i++) g2z_bpe_trainer_free(halves[i]);
+}
+
+/* A text that is fed a little at a time teaches the same as the whole. With merges until no pair is
+ * left, the vocabulary shows each different piece. */
+static void test_bpe_trainer_part(g2z_test *t) {
+  static char text[3000];
+  uint32_t state = 37;
+  for (int i = 0; i < 100; i++) {
+    size_t bytes = 0, at = 0, seen = 0, used = 0, step = 1 + test_bpe_random(&state) % 200;
+    while (bytes < 2000) bytes += test_bpe_random_text(&state, text + bytes, 64);
+    g2z_tokenizer *whole = test_bpe_learn(t, text, bytes, 65536), *parts = NULL;
+    g2z_bpe_trainer *trainer = NULL;
+    CHECK_OK(t, g2z_bpe_trainer_create(&t->services, &trainer));
+    for (; seen < bytes && trainer; at += used) {
+      seen = seen + step < bytes ? seen + step : bytes;
+      CHECK_OK(t, g2z_bpe_trainer_feed_part(trainer, text + at, seen - at, &used));
+      CHECK(t, used <= seen - at);
+    }
+    CHECK(t, at > bytes - 100 && at <= bytes); /* no piece of this text has 100 bytes */
+    if (trainer) CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text + at, bytes - at));
+    if (trainer) CHECK_OK(t, g2z_bpe_trainer_finish(trainer, 65536, &parts));
+    int equal = whole && parts && g2z_tokenizer_vocab(whole) == g2z_tokenizer_vocab(parts);
+    for (int id = 256; equal && id < g2z_tokenizer_vocab(whole); id++) {
+      size_t a, b;
+      const unsigned char *x = g2z_tokenizer_token(whole, id, &a);
+      const unsigned char *y = g2z_tokenizer_token(parts, id, &b);
+      equal = a == b && memcmp(x, y, a) == 0;
+    }
+    CHECK(t, equal);
+    g2z_bpe_trainer_free(trainer);
+    g2z_tokenizer_free(parts);
+    g2z_tokenizer_free(whole);
+  }
+}
+
+static void test_bpe_training(g2z_test *t) {
+  const char *path = test_path(t, "merges.txt");
+  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 257 + 120);
+  if (!tokenizer) return;
+  char *merges = NULL;
+  size_t bytes;
+  CHECK(t, g2z_tokenizer_vocab(tokenizer) == 257 + 120);
+  CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, tokenizer, path));
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &merges, &bytes));
+  CHECK(t, merges && strcmp(merges, test_bpe_merges) == 0);
+  g2z_release(&t->services, merges);
+  test_bpe_round_trip(t, tokenizer, test_bpe_text, strlen(test_bpe_text), test_bpe_text,
+                      strlen(test_bpe_text));
+  g2z_tokenizer_free(tokenizer);
+
+  /* Two documents, fed one after the other or as one: the pieces are the same here. */
+  g2z_bpe_trainer *trainer = NULL;
+  tokenizer = NULL;
+  size_t half = g2z_encode_cut(test_bpe_text, 300);
+  CHECK_OK(t, g2z_bpe_trainer_create(&t->services, &trainer));
+  CHECK_STATUS(t, g2z_bpe_trainer_finish(trainer, 256, &tokenizer), G2Z_BAD_ARGUMENT, &t->services,
+               "a vocabulary of 256");
+  CHECK_OK(t, g2z_bpe_trainer_feed(trainer, test_bpe_text, half));
+  CHECK_OK(t, g2z_bpe_trainer_feed(trainer, test_bpe_text + half, strlen(test_bpe_text) - half));
+  CHECK_OK(t, g2z_bpe_trainer_finish(trainer, 100000, &tokenizer));
+  CHECK(t, g2z_tokenizer_vocab(tokenizer) == 257 + 144); /* no pair is left, as there */
+  g2z_tokenizer_free(tokenizer);
+  g2z_bpe_trainer_free(trainer);
+}
+
+/* tokenizer.json around the files that the library writes; arrays: merges as pairs of strings. */
+static size_t test_bpe_as_json(const char *vocab, const char *merges, int arrays, char *out) {
+  size_t length = (size_t)sprintf(
+      out, "{\"version\":\"1.0\",\"added_tokens\":[{\"id\":376,\"content\":\"<|endoftext|>\","
+           "\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
+           "\"add_prefix_space\":false,\"use_regex\":true},\"model\":{\"type\":\"BPE\","
+           "\"vocab\":%s,\"merges\":[", vocab);
+  const char *line = strchr(merges, '\n') + 1;
+  for (int first = 1; *line; first = 0) {
+    out[length++] = first ? ' ' : ',';
+    if (arrays) out[length++] = '[';
+    out[length++] = '"';
+    for (; *line != '\n'; line++) {
+      if (*line == ' ' && arrays) length += (size_t)sprintf(out + length, "\",\"");
+      else out[length++] = *line;
+    }
+    line++;
+    out[length++] = '"';
+    if (arrays) out[length++] = ']';
+  }
+  return length + (size_t)sprintf(out + length, "]}}");
+}
+
+static void test_tokenizer_formats(g2z_test *t) {
+  static char text[65536];
+  g2z_tokenizer *original = NULL;
+  size_t bytes, vocab_bytes;
+  char *vocab = NULL;
+  const char *path = test_path(t, "vocab.json");
+  CHECK_OK(t, g2z_tokenizer_parse(&t->services, "merges.txt", test_bpe_merges,
+                                  strlen(test_bpe_merges), &original));
+  if (!original) return;
+  CHECK_OK(t, g2z_tokenizer_write_vocab(&t->services, original, path));
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &vocab, &vocab_bytes));
+  g2z_tokens expected = test_bpe_encode(t, original, test_bpe_text, strlen(test_bpe_text), 0);
+  CHECK(t, expected.count > 100 && expected.count < 250);
+  for (int format = 0; format < 5 && vocab; format++) {
+    if (format == 0) bytes = (size_t)sprintf(text, "%s", strchr(test_bpe_merges, '\n') + 1);
+    else if (format == 1) bytes = (size_t)sprintf(text, "\xEF\xBB\xBF%s", test_bpe_merges);
+    else if (format < 4) bytes = test_bpe_as_json(vocab, test_bpe_merges, format == 3, text);
+    else { /* lines that end with CR LF */
+      bytes = 0;
+      for (const char *c = test_bpe_merges; *c; c++) {
+        if (*c == '\n') text[bytes++] = '\r';
+        text[bytes++] = *c;
+      }
+    }
+    g2z_tokenizer *tokenizer = NULL;
+    CHECK_OK(t, g2z_tokenizer_parse(&t->services, "a file", text, bytes, &tokenizer));
+    if (!tokenizer) continue;
+    CHECK(t, g2z_tokenizer_vocab(tokenizer) == g2z_tokenizer_vocab(original));
+    g2z_tokens tokens = test_bpe_encode(t, tokenizer, test_bpe_text, strlen(test_bpe_text), 0);
+    t->checks++;
+    if (!test_bpe_equal(&tokens, &expected))
+      test_fail(t, __FILE__, __LINE__, "format %d gives other ids", format);
+    g2z_tokens_free(&tokens);
+    g2z_tokenizer_free(tokenizer);
+  }
+  g2z_release(&t->services, vocab);
+  g2z_tokens_free(&expected);
+  g2z_tokenizer_free(original);
+}
+
+static void test_tokenizer_refusals(g2z_test *t) {
+  static char text[65536];
+  g2z_tokenizer *tokenizer = NULL;
+  static const char *const cases[][2] = {
+      {"", "vocab is empty"},
+      {"#version: 0.2\na b\nab\n", "vocab, line 3: \"ab\" is not two tokens"},
+      {"a b\n\nb c\n", "vocab, line 2: \"\" is not two tokens"},
+      {"a b c\n", "line 1: \"a b c\" is not two tokens"},
+      {"a b\nab cd\n", "line 2: \"cd\" is neither a byte nor"},
+      {"a b\nb c\nab c\na bc\n", "line 4: makes the token that has id 258 already"},
+      {"a \x01\n", "line 1: \"\\x01\" is neither a byte nor"},
+      {"a \xFF\n", "line 1: \"\\xff\" is neither a byte nor"},
+      {"{\"model\":{\"merges\":[\"a b\",]}}", "vocab, line 1, column 2"},
+      {"{\"model\":{\"merges\":[[\"a\",\"b\",\"c\"]]}}", "merge 0: joins 3 tokens"},
+      {"{\"model\":{\"merges\":[[\"a\"]]}}", "merge 0: joins 1 tokens"},
+      {"{\"model\":{\"merges\":[\"a b\"],\"vocab\":{\"!\":1}}}", "token 0: \"!\" has id 1"},
+      {"{\"model\":{\"merges\":[\"a b\"],\"vocab\":{\"!\":0}}}",
+       "model.vocab has 1 tokens, but bytes and merges make 257"},
+      {"{\"model\":{\"vocab\":{}}}", "JSON without model.merges"},
+      {"{\"!\":0,\"model\":5}", "JSON without model.merges"},
+      {"{\"normalizer\":{},\"model\":{\"merges\":[]}}", "a normalizer is not supported"},
+      {"{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":{\"merges\":[]}}", "ByteLevel"},
+      {"{\"pre_tokenizer\":null,\"model\":{\"merges\":[]}}", "ByteLevel"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    CHECK_STATUS(t, g2z_tokenizer_parse(&t->services, "vocab", cases[i][0], strlen(cases[i][0]),
+                                        &tokenizer), G2Z_FORMAT, &t->services, cases[i][1]);
+    CHECK(t, tokenizer == NULL);
+  }
+  /* Doubling makes tokens of 2, 4, ... bytes: the 11th would have 2048. */
+  size_t length = 0;
+  for (size_t half = 1; half <= 1024; half *= 2) {
+    memset(text + length, 'a', 2 * half + 2);
+    text[length + half] = ' ';
+    text[length + 2 * half + 1] = '\n';
+    length += 2 * half + 2;
+  }
+  CHECK_STATUS(t, g2z_tokenizer_parse(&t->services, "vocab", text, length, &tokenizer), G2Z_FORMAT,
+               &t->services, "line 11: a token of 2048 bytes");
+  CHECK_STATUS(t, g2z_tokenizer_create(&t->services, test_path(t, "none"), &tokenizer), G2Z_IO,
+               &t->services, "none");
+  /* What is known, but not read, is told what to use instead. */
+  static const char *const others[][2] = {{"IQ== 0\nIg== 1\n", "tiktoken's format"},
+                                          {"\xC8\xD7\x34\x01\x02", "llm.c's format"}};
+  for (int i = 0; i < 2; i++) {
+    CHECK_STATUS(t, g2z_tokenizer_parse(&t->services, "vocab", others[i][0], strlen(others[i][0]),
+                                        &tokenizer), G2Z_UNSUPPORTED, &t->services, others[i][1]);
+    CHECK(t, strstr(t->services.error, "vocab.bpe, merges.txt or tokenizer.json") != NULL);
+  }
+}
+
+/* A text may be cut where g2z_encode_cut says, whatever is in it; and the place is the last. */
+static void test_tokenizer_cut(g2z_test *t) {
+  uint32_t state = 1;
+  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 377);
+  g2z_encoder *encoder = NULL;
+  g2z_tokens whole, parts;
+  int wrong = 0, cuts = 0;
+  memset(&whole, 0, sizeof whole);
+  memset(&parts, 0, sizeof parts);
+  if (tokenizer) CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  for (int i = 0; i < 20000 && encoder; i++) {
+    char text[64];
+    size_t bytes = test_bpe_random_text(&state, text, sizeof text);
+    size_t cut = g2z_encode_cut(text, bytes);
+    cuts += cut > 0;
+    whole.count = parts.count = 0;
+    wrong += g2z_encode(encoder, text, bytes, 0, &whole) != G2Z_OK ||
+             g2z_encode(encoder, text, cut, 0, &parts) != G2Z_OK ||
+             g2z_encode(encoder, text + cut, bytes - cut, 0, &parts) != G2Z_OK;
+    wrong += !test_bpe_equal(&whole, &parts);
+  }
+  CHECK(t, wrong == 0 && cuts > 10000);
+  CHECK(t, g2z_encode_cut("", 0) == 0 && g2z_encode_cut(" ", 1) == 0);
+  CHECK(t, g2z_encode_cut("ab  c \n d", 9) == 5 && g2z_encode_cut("ab  c \n d", 5) == 2);
+  CHECK(t, g2z_encode_cut("ab\xE3\x80\x80", 5) == 2); /* the character at the cut is whole */
+  CHECK(t, g2z_encode_cut("ab\xE3\x80", 4) == 0);
+  CHECK(t, g2z_encode_cut("a\xC2\xA0 b", 5) == 1);
+  g2z_tokens_free(&whole);
+  g2z_tokens_free(&parts);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+}
+
+/* The definition, without any cleverness: join the neighbours that make the smallest id. */
+static size_t test_bpe_plainly(const g2z_tokenizer *tokenizer, const char *piece, size_t bytes,
+                               int32_t *ids) {
+  size_t starts[1025], count = bytes;
+  for (size_t i = 0; i <= bytes; i++) starts[i] = i;
+  for (;;) {
+    int best = INT_MAX;
+    size_t at = 0, length;
+    for (size_t i = 0; i + 1 < count; i++)
+      for (int id = 256; id < best && id < g2z_tokenizer_eot(tokenizer); id++) {
+        const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &length);
+        if (length != starts[i + 2] - starts[i] || memcmp(token, piece + starts[i], length) != 0)
+          continue;
+        best = id;
+        at = i;
+      }
+    if (best == INT_MAX) break;
+    memmove(starts + at + 1, starts + at + 2, (count - at - 1) * sizeof *starts);
+    count--;
+  }
+  for (size_t i = 0; i < count; i++)
+    for (int id = 0; id < g2z_tokenizer_eot(tokenizer); id++) {
+      size_t length;
+      const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &length);
+      if (length == starts[i + 1] - starts[i] && memcmp(token, piece + starts[i], length) == 0)
+        ids[i] = id;
+    }
+  return count;
+}
+
+static void test_tokenizer_long_pieces(g2z_test *t) {
+  static const size_t sizes[] = {1, 15, 16, 127, 128, 129, 130, 300, 1000};
+  static const char *const alphabets[] = {"a", "ab", "aab", "etaoin"};
+  static char piece[1024], learnt[20000];
+  static int32_t ids[1024];
+  uint32_t state = 7;
+  for (size_t i = 0; i < sizeof learnt; i++)
+    learnt[i] = i % 97 == 96 ? ' ' : "etaoinaabb"[test_bpe_random(&state) % 10];
+  memset(learnt, 'a', 64);
+  g2z_tokenizer *tokenizer = test_bpe_learn(t, learnt, sizeof learnt, 257 + 60);
+  if (!tokenizer) return;
+  for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++)
+    for (size_t a = 0; a < sizeof alphabets / sizeof *alphabets; a++) {
+      for (size_t i = 0; i < sizes[k]; i++)
+        piece[i] = alphabets[a][test_bpe_random(&state) % strlen(alphabets[a])];
+      g2z_tokens tokens = test_bpe_encode(t, tokenizer, piece, sizes[k], 0);
+      size_t count = test_bpe_plainly(tokenizer, piece, sizes[k], ids);
+      t->checks++;
+      if (count != tokens.count || memcmp(ids, tokens.ids, count * sizeof *ids) != 0)
+        test_fail(t, __FILE__, __LINE__, "%zu letters of \"%s\": %zu tokens, expected %zu",
+                  sizes[k], alphabets[a], tokens.count, count);
+      g2z_tokens_free(&tokens);
+    }
+  g2z_tokenizer_free(tokenizer);
+
+  /* What is quadratic, or recursive, does not come back from this. */
+  size_t bytes = 1000001;
+  char *spaces = (char *)malloc(bytes);
+  CHECK(t, spaces != NULL);
+  if (!spaces) return;
+  memset(spaces, ' ', bytes);
+  spaces[bytes - 1] = 'A';
+  tokenizer = test_bpe_learn(t, spaces, bytes, 300);
+  if (tokenizer) {
+    CHECK(t, g2z_tokenizer_vocab(tokenizer) < 300); /* 1024 bytes is the longest token */
+    test_bpe_round_trip(t, tokenizer, spaces, bytes, spaces, bytes);
+  }
+  g2z_tokenizer_free(tokenizer);
+  free(spaces);
+}
+
+/* internals */
+/* GPT-2's pattern once more, character by character: the end of the piece that starts at p. */
+static const unsigned char *test_piece_end(const unsigned char *classes, const unsigned char *p,
+                                           const unsigned char *end) {
+  const unsigned char *at = p, *next, *last = p;
+  size_t contraction = *p == '\'' ? g2zt_contraction(p, end) : 0;
+  if (contraction) return p + contraction;
+  if (*p == ' ' && p + 1 < end) at = p + 1; /* one space joins the run behind it */
+  int kind = g2zt_class(classes, at, &next);
+  if (kind != G2ZT_WHITE) {
+    do at = next;
+    while (at < end && g2zt_class(classes, at, &next) == kind);
+    return at;
+  }
+  for (at = p; at < end && g2zt_class(classes, at, &next) == G2ZT_WHITE; at = next) last = at;
+  return at == end || last == p ? at : last; /* the last of a run splits off before a word */
+}
+
+/* internals */
+/* Whether the scan gives the pieces that the pattern gives, one by one. */
+static int test_pieces_equal(const unsigned char *classes, const unsigned char *text,
+                             size_t bytes) {
+  const unsigned char *end = text + bytes;
+  for (const unsigned char *p = text; p < end; p = test_piece_end(classes, p, end))
+    if (g2zt_piece_end(classes, p, end) != test_piece_end(classes, p, end)) return 0;
+  return 1;
+}
+
+/* internals */
+/* Whether it is found where a text of which one byte was changed stops to be valid. */
+static int test_valid_equal(unsigned char *text, size_t bytes, uint32_t *state) {
+  size_t at = bytes ? test_bpe_random(state) % bytes : 0, valid = 0;
+  unsigned char kept = text[at];
+  text[at] ^= (unsigned char)(1u << test_bpe_random(state) % 8);
+  while (valid < bytes) {
+    int step = g2zt_utf8_step(text + valid, text + bytes);
+    if (step < 0) break;
+    valid += (size_t)step;
+  }
+  int equal = g2zt_utf8_valid(text, bytes) == valid;
+  text[at] = kept;
+  return equal && g2zt_utf8_valid(text, bytes) == bytes;
+}
+
+/* internals */
+/* Pieces of hard texts of many lengths, and of each class of Unicode beside each other. */
+static void test_tokenizer_scan(g2z_test *t) {
+  static unsigned char raw[12000], text[3 * sizeof raw];
+  g2z_tokenizer *tokenizer = NULL;
+  uint32_t state = 17;
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  if (!tokenizer) return;
+  for (int i = 0; i < 3000; i++) {
+    size_t want = test_bpe_random(&state) % (i % 50 ? 300 : sizeof raw - 64), bytes = 0;
+    while (bytes < want) {
+      if (test_bpe_random(&state) % 8 == 0) raw[bytes++] = (unsigned char)test_bpe_random(&state);
+      else bytes += test_bpe_random_text(&state, (char *)raw + bytes, sizeof raw - bytes);
+    }
+    size_t used, valid = g2zt_utf8_repair(raw, bytes, text, SIZE_MAX, &used);
+    t->checks++;
+    if (!test_pieces_equal(tokenizer->classes, text, valid))
+      test_fail(t, __FILE__, __LINE__, "other pieces in text %d", i);
+    t->checks++;
+    if (!test_valid_equal(text, valid, &state))
+      test_fail(t, __FILE__, __LINE__, "text %d is valid up to another byte", i);
+  }
+  /* Each character of a class of its own, and others, between two of each class. */
+  for (uint32_t c = 0x20; c < G2ZT_CLASSIFIED; c += c < 0x3200 ? 1 : 1 + c / 512) {
+    if (c >= 0xD800 && c < 0xE000) continue;
+    unsigned char utf8[4];
+    size_t length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, bytes = c % 64;
+    memset(text, 'a', bytes);
+    for (size_t k = length; k-- > 1;)
+      utf8[k] = (unsigned char)(0x80 | (c >> 6 * (length - 1 - k) & 63));
+    static const unsigned char firsts[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    utf8[0] = (unsigned char)(length == 1 ? c : firsts[length] | c >> 6 * (length - 1));
+    for (const char *around = "a1 \n!'s"; *around; around++) {
+      text[bytes++] = (unsigned char)*around;
+      memcpy(text + bytes, utf8, length);
+      bytes += length;
+    }
+    t->checks++;
+    if (!test_pieces_equal(tokenizer->classes, text, bytes))
+      test_fail(t, __FILE__, __LINE__, "other pieces around U+%04X", c);
+  }
+  g2z_tokenizer_free(tokenizer);
+}
+
+/* Ids of a text that is handed over a little at a time. */
+static void test_bpe_stream(g2z_test *t, g2z_encoder *encoder, const char *text, size_t bytes,
+                            size_t step, int flags, g2z_tokens *out) {
+  size_t at = 0, seen = 0, used;
+  out->count = 0;
+  while (seen < bytes) {
+    seen = seen + step < bytes ? seen + step : bytes;
+    if (g2z_encode_part(encoder, text + at, seen - at, flags, out, &used) != G2Z_OK) break;
+    if (used > seen - at) break;
+    at += used;
+  }
+  CHECK(t, seen == bytes);
+  CHECK_OK(t, g2z_encode(encoder, text + at, bytes - at, flags, out));
+}
+
+/* internals */
+static void test_tokenizer_part(g2z_test *t) {
+  static char text[3000];
+  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 377);
+  g2z_encoder *encoder = NULL;
+  g2z_tokens whole, parts;
+  uint32_t state = 23;
+  int wrong = 0;
+  memset(&whole, 0, sizeof whole);
+  memset(&parts, 0, sizeof parts);
+  if (tokenizer) CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  for (int i = 0; i < 300 && encoder; i++) {
+    size_t bytes = 0, step = 1 + test_bpe_random(&state) % 200;
+    int flags = i % 2 ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT;
+    while (bytes < 2000) {
+      bytes += test_bpe_random_text(&state, text + bytes, 64);
+      if (test_bpe_random(&state) % 16) continue;
+      bytes += (size_t)sprintf(text + bytes, "<|endoftext|>");
+    }
+    whole.count = 0;
+    CHECK_OK(t, g2z_encode(encoder, text, bytes, flags, &whole));
+    test_bpe_stream(t, encoder, text, bytes, step, flags, &parts);
+    wrong += !test_bpe_equal(&whole, &parts);
+  }
+  CHECK(t, wrong == 0);
+  /* Pieces that do not fit into a part, merged as one and in parts: letters, apostrophes that begin
+   * contractions only where a piece starts, and bytes that are not UTF-8. */
+  static const char *const alphabets[] = {"etaoins", "a", "''!", "\xFF\xE6\x9D", "t<es "};
+  size_t bytes = 2 * G2ZT_PART + 54321;
+  char *piece = (char *)malloc(bytes);
+  int32_t *ids = (int32_t *)malloc(bytes * sizeof *ids);
+  CHECK(t, piece && ids);
+  for (size_t a = 0; a < 5 && encoder && piece && ids; a++) {
+    size_t letters = strlen(alphabets[a]), made, used;
+    for (size_t i = 0; i < bytes; i++) piece[i] = alphabets[a][test_bpe_random(&state) % letters];
+    memcpy(piece + bytes - 8, "'s'll've", 8);
+    whole.count = 0;
+    CHECK_OK(t, g2z_encode(encoder, piece, bytes, 0, &whole));
+    if (a < 2) { /* the letters are one piece: merged at once */
+      CHECK_OK(t, g2zt_merge_part(&encoder->merger, (unsigned char *)piece, bytes - 8, 0, ids,
+                                  &made, &used));
+      CHECK(t, made + 3 <= whole.count && memcmp(ids, whole.ids, made * sizeof *ids) == 0);
+    }
+    test_bpe_stream(t, encoder, piece, bytes, 700000, 0, &parts);
+    CHECK(t, test_bpe_equal(&whole, &parts));
+  }
+  free(piece);
+  free(ids);
+  g2z_tokens_free(&whole);
+  g2z_tokens_free(&parts);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+}
+
+typedef struct test_bpe_thread {
+  const g2z_tokenizer *tokenizer;
+  const char *text;
+  size_t bytes;
+  g2z_services services;
+  g2z_tokens tokens;
+  g2z_status status;
+} test_bpe_thread;
+
+static void *test_bpe_encode_thread(void *user) {
+  test_bpe_thread *self = (test_bpe_thread *)user;
+  g2z_encoder *encoder;
+  self->status = g2z_encoder_create(&self->services, self->tokenizer, &encoder);
+  for (int i = 0; i < 20 && self->status == G2Z_OK; i++) {
+    self->tokens.count = 0;
+    self->status = g2z_encode(encoder, self->text, self->bytes, 0, &self->tokens);
+  }
+  g2z_encoder_free(encoder);
+  return NULL;
+}
+
+static void test_tokenizer_threads(g2z_test *t) {
+  static char text[40000];
+  uint32_t state = 3;
+  size_t bytes = 0;
+  while (bytes + 64 < sizeof text) bytes += test_bpe_random_text(&state, text + bytes, 64);
+  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 377);
+  if (!tokenizer) return;
+  g2z_tokens expected = test_bpe_encode(t, tokenizer, text, bytes, 0);
+  test_bpe_thread threads[4];
+  pthread_t handles[4];
+  memset(threads, 0, sizeof threads);
+  for (int i = 0; i < 4; i++) {
+    threads[i].tokenizer = tokenizer;
+    threads[i].text = text;
+    threads[i].bytes = bytes;
+    CHECK(t, pthread_create(&handles[i], NULL, test_bpe_encode_thread, &threads[i]) == 0);
+  }
+  for (int i = 0; i < 4; i++) {
+    pthread_join(handles[i], NULL);
+    CHECK(t, threads[i].status == G2Z_OK && test_bpe_equal(&threads[i].tokens, &expected));
+    g2z_tokens_free(&threads[i].tokens);
+  }
+  g2z_tokens_free(&expected);
+  g2z_tokenizer_free(tokenizer);
+}
+
+/* Everything once: the status of the first call that failed. */
+static g2z_status test_bpe_everything(g2z_test *t, const void *vocab, size_t bytes) {
+  static char piece[400];
+  g2z_tokenizer *tokenizer = NULL, *learnt = NULL;
+  g2z_encoder *encoder = NULL;
+  g2z_bpe_trainer *trainer = NULL;
+  g2z_tokens tokens;
+  char *text = NULL;
+  memset(&tokens, 0, sizeof tokens);
+  memset(piece, 'a', sizeof piece);
+  g2z_status status = g2z_tokenizer_parse(&t->services, "vocab", vocab, bytes, &tokenizer);
+  if (status == G2Z_OK) status = g2z_encoder_create(&t->services, tokenizer, &encoder);
+  if (status == G2Z_OK) status = g2z_encode(encoder, "\xFFtest", 5, 0, &tokens);
+  if (status == G2Z_OK) status = g2z_encode(encoder, piece, sizeof piece, 0, &tokens);
+  if (status == G2Z_OK)
+    status = g2z_decode(&t->services, tokenizer, tokens.ids, tokens.count, &text, &bytes);
+  if (status == G2Z_OK) status = g2z_bpe_trainer_create(&t->services, &trainer);
+  if (status == G2Z_OK) status = g2z_bpe_trainer_feed(trainer, test_bpe_text, strlen(test_bpe_text));
+  if (status == G2Z_OK) status = g2z_bpe_trainer_finish(trainer, 300, &learnt);
+  g2z_bpe_trainer_free(trainer);
+  g2z_release(&t->services, text);
+  g2z_tokens_free(&tokens);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(learnt);
+  g2z_tokenizer_free(tokenizer);
+  return status;
+}
+
+static void test_tokenizer_allocations(g2z_test *t) {
+  static char texts[2][65536];
+  size_t bytes[2];
+  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 377);
+  const char *path = test_path(t, "vocab.json");
+  char *vocab = NULL;
+  if (!tokenizer) return;
+  CHECK_OK(t, g2z_tokenizer_write_vocab(&t->services, tokenizer, path));
+  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &vocab, &bytes[0]));
+  bytes[0] = test_bpe_as_json(vocab, test_bpe_merges, 1, texts[0]);
+  bytes[1] = (size_t)sprintf(texts[1], "%s", test_bpe_merges);
+  g2z_release(&t->services, vocab);
+  g2z_tokenizer_free(tokenizer);
+  for (int format = 0; format < 2; format++) {
+    long nth = 1, live = t->allocations;
+    for (; nth < 1000; nth++) {
+      t->fail_at = nth;
+      g2z_status status = test_bpe_everything(t, texts[format], bytes[format]);
+      t->fail_at = 0;
+      if (status == G2Z_OK) break;
+      t->checks++;
+      if (status != G2Z_NO_MEMORY || t->allocations != live)
+        test_fail(t, __FILE__, __LINE__, "allocation %ld: %s, %ld blocks leaked", nth,
+                  g2z_status_text(status), t->allocations - live);
+      t->allocations = live;
+    }
+    CHECK(t, nth > 20 && nth < 1000);
+  }
+}
+
+static void test_tokenizer_gpt2(g2z_test *t) {
+  static const struct {
+    const char *text;
+    size_t count;
+    int32_t ids[16];
+  } cases[] = { /* from tiktoken */
+      {"Hello world!", 3, {15496, 995, 0}},
+      {"a\r\nb", 4, {64, 201, 198, 65}},
+      {"a\n\nb", 4, {64, 198, 198, 65}},
+      {"a\n\n", 2, {64, 628}},
+      {"'sabc", 2, {338, 39305}},
+      {"''s", 2, {7061, 82}},
+      {" 's", 2, {705, 82}},
+      {"it'S", 3, {270, 6, 50}},
+      {"don't've", 3, {9099, 470, 1053}},
+      {"<|endoftext|>", 7, {27, 91, 437, 1659, 5239, 91, 29}},
+      {"This    is  a sentence ", 9, {1212, 220, 220, 220, 318, 220, 257, 6827, 220}},
+      {"we'll 12345 67,890.12", 10, {732, 1183, 17031, 2231, 8275, 11, 23, 3829, 13, 1065}},
+      {"x = [i**2 for i in range(9)]\n\tx",
+       16, {87, 796, 685, 72, 1174, 17, 329, 1312, 287, 2837, 7, 24, 15437, 198, 197, 87}},
+      {"Caf\xC3\xA9 na\xC3\xAFve", 4, {34, 1878, 2634, 41492}},
+      {"\xE3\x81\x93\xE3\x82\x93\xE3\x81\xAB\xE3\x81\xA1\xE3\x81\xAF",
+       6, {46036, 22174, 28618, 2515, 94, 31676}},
+      {"\xD0\x9F\xD1\x80\xD0\xB8\xD0\xB2\xD0\xB5\xD1\x82",
+       7, {140, 253, 21169, 18849, 38857, 16843, 20375}},
+      {"\xF0\x9F\x91\x8B\xF0\x9F\x8C\x8E", 5, {41840, 233, 8582, 234, 236}},
+      {"a\xC2\xA0" "b\xE3\x80\x80" "c", 6, {64, 1849, 65, 5099, 222, 66}},
+      {"a\xE2\x80\x8B" "b\xEF\xBB\xBF" "c", 7, {64, 9525, 65, 171, 119, 123, 66}},
+      {"\xC2\x85x", 3, {126, 227, 87}},
+      {"---------------- ", 2, {1783, 220}},
+      {"1\xD9\xA3\xC2\xBD\xE2\x85\xA7", 7, {16, 149, 96, 23141, 158, 227, 100}},
+  };
+  const char *path = "data/vocab.bpe";
+  g2z_tokenizer *tokenizer = NULL;
+  if (access(path, R_OK) != 0) SKIP(t, "data/vocab.bpe is not here: make vocab");
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, path, &tokenizer));
+  if (!tokenizer) return;
+  CHECK(t, g2z_tokenizer_vocab(tokenizer) == 50257 && g2z_tokenizer_eot(tokenizer) == 50256);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_tokens tokens = test_bpe_encode(t, tokenizer, cases[i].text, strlen(cases[i].text), 0);
+    t->checks++;
+    if (tokens.count != cases[i].count ||
+        memcmp(tokens.ids, cases[i].ids, tokens.count * sizeof *tokens.ids) != 0)
+      test_fail(t, __FILE__, __LINE__, "\"%s\" has other ids than GPT-2's", cases[i].text);
+    g2z_tokens_free(&tokens);
+  }
+  g2z_tokens tokens = test_bpe_encode(t, tokenizer, "\0", 1, 0);
+  CHECK(t, tokens.count == 1 && tokens.ids[0] == 188);
+  g2z_tokens_free(&tokens);
+  char spaces[4096];
+  memset(spaces, ' ', sizeof spaces);
+  test_bpe_round_trip(t, tokenizer, spaces, sizeof spaces, spaces, sizeof spaces);
+  g2z_tokenizer_free(tokenizer);
+}
+
+/* ----- the command line of ./prepare_data -------------------------------- */
+
+static const char *test_prepare_program(void) {
+  const char *program = getenv("G2Z_PREPARE_DATA"); /* another build, such as a sanitized one */
+  return program ? program : "./prepare_data";
+}
+
+/* Runs `BEFORE prepare_data ARGUMENTS` in a shell, where $D is the test's directory. Returns the
+ * exit code, -1 when it did not exit. */
+G2Z_PRINTF(4, 5)
+static int test_prepare(g2z_test *t, char *output, const char *before, const char *format, ...) {
+  enum { ROOM = 16384 };
+  char command[4096];
+  size_t used = 0, got;
+  va_list arguments;
+  int length = snprintf(command, sizeof command, "D='%s'; { %s %s ", t->directory, before,
+                        test_prepare_program());
+  va_start(arguments, format);
+  length += vsnprintf(command + length, sizeof command - (size_t)length, format, arguments);
+  va_end(arguments);
+  snprintf(command + length, sizeof command - (size_t)length, "; } 2>&1");
+  output[0] = 0;
+  fflush(stdout);
+  FILE *pipe = popen(command, "r");
+  CHECK(t, pipe != NULL);
+  if (!pipe) return -1;
+  while (used < ROOM - 1 && (got = fread(output + used, 1, ROOM - 1 - used, pipe)) > 0) used += got;
+  output[used] = 0;
+  int status = pclose(pipe);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* A shard of the directory holds these tokens; with header: in llm.c's format. */
+static void test_prepare_shard(g2z_test *t, const char *name, int header, const int *expected,
+                               size_t count) {
+  char *file = NULL;
+  size_t bytes = 0, skip = header ? 1024 : 0;
+  CHECK_OK(t, g2z_read_file(&t->services, test_path(t, name), 1 << 24, &file, &bytes));
+  int equal = file && bytes == skip + 2 * count;
+  if (equal && header) {
+    int32_t head[256];
+    memcpy(head, file, sizeof head);
+    equal = head[0] == 20240520 && head[1] == 1 && head[2] == (int32_t)count && head[255] == 0;
+  }
+  for (size_t i = 0; i < count && equal; i++) {
+    uint16_t token;
+    memcpy(&token, file + skip + 2 * i, 2);
+    equal = token == expected[i];
+  }
+  t->checks++;
+  if (!equal) test_fail(t, __FILE__, __LINE__, "%s: other tokens (%zu bytes)", name, bytes);
+  g2z_release(&t->services, file);
+}
+
+/* Byte-level ids of a text in which # stands for <|endoftext|>; returns how many there are. */
+static size_t test_prepare_ids(const char *text, int *ids) {
+  size_t count = 0;
+  for (const char *c = text; *c; c++) {
+    int byte = (unsigned char)*c;
+    ids[count++] = byte == '#' ? 256 : byte == '\n' ? 198 : byte == ' ' ? 220 : byte - 33;
+  }
+  return count;
+}
+
+static void test_prepare_conventions(g2z_test *t) {
+  static const struct {
+    const char *arguments, *file;
+    int header;
+    const char *tokens; /* as test_prepare_ids reads them; NULL: there is no such file */
+  } cases[] = {
+      {"--val-fraction 0 $D/a.txt", "a_train_000000.bin", 1, "#one\n\n\ntwo 2\n\nthree"},
+      {"--val-fraction 0 $D/a.txt", "a_val_000000.bin", 1, NULL},
+      {"--format raw --val-fraction 0.25 $D/a.txt", "train.bin", 0, "one\n\n\ntwo 2\n\n#"},
+      {"--format raw --val-fraction 0.25 $D/a.txt", "val.bin", 0, "three#"},
+      {"--format raw --eot none --val-fraction 0.25 --name b $D/a.txt", "val_b.bin", 0, "three"},
+      {"--split-docs blank --val-docs 1 --name b $D/a.txt", "b_train_000000.bin", 1,
+       "#\ntwo 2\n\n#three"},
+      {"--split-docs blank --val-docs 1 $D/a.txt", "a_val_000000.bin", 1, "#one\n\n"},
+      {"--split-docs blank --train-docs 2 $D/a.txt", "a_train_000000.bin", 1, "#\ntwo 2\n\n#three"},
+      {"--val-tokens 5 $D/a.txt", "a_val_000000.bin", 1, "#one\n"},
+      {"--val-tokens 5 --eot last $D/a.txt", "a_train_000000.bin", 1, "\ntwo 2\n\nthree#"},
+      {"--split-docs blank --val-tokens 5 --train-docs 1 $D/a.txt", "a_train_000000.bin", 1, "\n"},
+      {"--split-docs blank --val-tokens 6 --train-docs 1 $D/a.txt", "a_train_000000.bin", 1,
+       "#\ntwo 2\n\n"},
+      {"--split-docs blank --val-tokens 7 --train-docs 1 $D/a.txt", "a_train_000000.bin", 1,
+       "\ntwo 2\n\n"},
+      {"--split-docs blank --val-tokens 7 --train-docs 1 $D/a.txt", "a_val_000000.bin", 1,
+       "#one\n\n#"},
+      {"--split-docs blank --val-tokens 6 --train-docs 1 $D/a.txt $D/bad.jsonl",
+       "a_train_000000.bin", 1, "#\ntwo 2\n\n"}, /* nor is what is behind looked at */
+      {"--val-tokens 2 --train-docs 1 $D/bad.jsonl", "bad_train_000000.bin", 1, "#b"},
+      {"--val-fraction 0 --shard-tokens 8 $D/a.txt", "a_train_000000.bin", 1, "#one\n\n\nt"},
+      {"--val-fraction 0 --shard-tokens 8 $D/a.txt", "a_train_000001.bin", 1, "wo 2\n\nth"},
+      {"--val-fraction 0 --shard-tokens 8 $D/a.txt", "a_train_000002.bin", 1, "ree"},
+      {"--split-docs eot --val-docs 0 $D/e.txt", "e_train_000000.bin", 1, "#a\n#b <|c"},
+      {"--allow-special --val-docs 0 $D/e.txt", "e_train_000000.bin", 1, "##a\n##\n#b <|c#\n"},
+      {"--universal-newlines --val-fraction 0 $D/crlf.txt", "crlf_train_000000.bin", 1,
+       "#a\nb\nc\n"},
+      {"--val-docs 0 $D/d.jsonl", "d_train_000000.bin", 1, "#A\"\n#second#"},
+      {"--val-docs 0 --field id $D/d.jsonl", "d_train_000000.bin", 1, "#x1#x2#x3"},
+      {"--format raw $D/d.jsonl", "val.bin", 0, "A\"\n#"}, /* the first of every twenty */
+      {"--field id --val-docs 2 - < $D/d.jsonl", "stdin_train_000000.bin", 1, "#x3"},
+      {"$D/a.txt $D/d.jsonl --val-tokens 7", "a_train_000000.bin", 1,
+       "two 2\n\nthree#A\"\n#second#"},
+  };
+  static const char a[] = "one\n\n\ntwo 2\n\nthree";
+  static const char e[] = "<|endoftext|>a\n<|endoftext|><|endoftext|>\n<|endoftext|>b <|c"
+                          "<|endoftext|>\n";
+  static const char d[] =
+      "{\"id\":\"x1\",\"content\":5,\"meta\":{\"text\":[1,{}]},\"text\":\"\\u0041\\\"\\n\"}\n"
+      "   \n"
+      "{\"content\":\"first\",\"id\":\"x2\",\"content\":\"second\"}\n"
+      "{\"text\":\"no\",\"text\":\"\",\"id\":\"x3\",\"content\":\"no\"}";
+  char output[16384];
+  int ids[64];
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  test_write_file(t, test_path(t, "a.txt"), a, sizeof a - 1);
+  test_write_file(t, test_path(t, "e.txt"), e, sizeof e - 1);
+  test_write_file(t, test_path(t, "d.jsonl"), d, sizeof d - 1);
+  test_write_file(t, test_path(t, "crlf.txt"), "a\r\nb\rc\r\n", 8);
+  test_write_file(t, test_path(t, "bad.jsonl"), "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{", 27);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    int code = test_prepare(t, output, "rm -f $D/*.bin;", "--out $D --threads %d %s",
+                            1 + (int)i % 3, cases[i].arguments);
+    t->checks++;
+    if (code != 0 || !strstr(output, " tokens"))
+      test_fail(t, __FILE__, __LINE__, "%s: exit code %d: %s", cases[i].arguments, code, output);
+    else if (!cases[i].tokens) CHECK(t, access(test_path(t, cases[i].file), F_OK) != 0);
+    else test_prepare_shard(t, cases[i].file, cases[i].header, ids,
+                            test_prepare_ids(cases[i].tokens, ids));
+  }
+}
+
+/* Several jobs: the shards hold what one call of the library gives, for any number of threads. */
+static void test_prepare_threads(g2z_test *t) {
+  static char text[3000000];
+  char output[16384], name[64];
+  uint32_t state = 11;
+  size_t bytes = 0;
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  while (bytes + 64 < sizeof text) bytes += test_bpe_random_text(&state, text + bytes, 64);
+  test_write_file(t, test_path(t, "long.txt"), text, bytes);
+  CHECK(t, test_prepare(t, output, "", "--train-bpe 400 --val-tokens 1000 --out $D/1 --threads 1 "
+                                       "$D/long.txt") == 0);
+  CHECK(t, strstr(output, "vocabulary  400 tokens") != NULL);
+  g2z_tokenizer *tokenizer = NULL;
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "1/long.bpe"), &tokenizer));
+  if (!tokenizer) return;
+  CHECK(t, g2z_tokenizer_vocab(tokenizer) == 400);
+  g2z_tokens expected = test_bpe_encode(t, tokenizer, text, bytes, 0);
+  int *ids = (int *)malloc((expected.count + 1) * sizeof *ids);
+  CHECK(t, ids != NULL);
+  ids[0] = 399;
+  for (size_t i = 0; i < expected.count; i++) ids[i + 1] = expected.ids[i];
+  test_prepare_shard(t, "1/long_val_000000.bin", 1, ids, 1000);
+  test_prepare_shard(t, "1/long_train_000000.bin", 1, ids + 1000, expected.count - 999);
+  for (int threads = 2; threads < 8; threads += 5) {
+    CHECK(t, test_prepare(t, output, "cat $D/long.txt |",
+                          "--vocab $D/1/long.bpe --val-tokens 1000 --out $D/%d --threads %d -",
+                          threads, threads) == 0);
+    snprintf(name, sizeof name, "%d/stdin_train_000000.bin", threads);
+    test_prepare_shard(t, name, 1, ids + 1000, expected.count - 999);
+  }
+  free(ids);
+  g2z_tokens_free(&expected);
+  g2z_tokenizer_free(tokenizer);
+  /* jobs behind the last document are in flight when it is written, in a text without an end */
+  int two[8];
+  for (int threads = 1; threads < 8; threads += 3) {
+    CHECK(t, test_prepare(t, output, "yes 'no<|endoftext|>' |",
+                          "--split-docs eot --val-tokens 1000003 --train-docs 2 --out $D/y "
+                          "--threads %d -", threads) == 0);
+    test_prepare_shard(t, "y/stdin_train_000000.bin", 1, two, test_prepare_ids("#\nno#\nno", two));
+  }
+}
+
+static void test_prepare_refusals(g2z_test *t) {
+  static const char *const cases[][2] = {
+      {"", "no input"},
+      {"--colour x", "there is no flag --colour"},
+      {"--threads 0 $D/a.txt", "--threads 0: must be from 1"},
+      {"--shard-tokens 99999999999999999999 $D/a.txt", "must be from 1 to 2147483647"},
+      {"--val-fraction 1 $D/a.txt", "--val-fraction 1: must be from 0 to 0.999"},
+      {"--eot middle $D/a.txt", "must be one of first|last|none"},
+      {"--bytes --vocab v $D/a.txt", "give one of them"},
+      {"--val-docs 1 --val-tokens 1 $D/a.txt", "exclude each other"},
+      {"--format raw --shard-tokens 9 $D/a.txt", "--shard-tokens 9"},
+      {"--name x/y $D/a.txt", "--name x/y"},
+      {"--field text $D/a.txt", "--field text: "},
+      {"--encode $D/a.txt", "--encode reads standard input"},
+      {"--encode", "--out: --encode has no use for it"},
+      {"--bench $D/a.txt --strict", "--strict: --bench has no use for it"},
+      {"--bench $D/none.txt", "none.txt: No such file"},
+      {"--bench $D/a.txt --encode", "give one of them"},
+      {"--train-bpe 300 -", "reads its text twice"},
+      {"--train-bpe 300 /dev/stdin < /dev/null", "twice, which /dev/stdin does not allow"},
+      {"$D/none.txt", "none.txt: No such file"},
+      {"$D/a.txt $D/empty.txt", "empty.txt is empty"},
+      {"- < /dev/null", "standard input is empty"},
+      {"$D/blank.jsonl", "blank.jsonl holds no document"},
+      {"--val-fraction 0.1 - < $D/a.txt", "--val-fraction 0.1"},
+      {"$D", "is a directory"},
+      {"$D/none.txt.gz", "none.txt.gz: No such file"},
+      {"--val-docs 0 $D/a.txt $D/not.gz", "not.gz: gzip -dc ended with exit code 1"},
+      {"--strict --val-docs 0 $D/a.txt $D/latin1.txt", "latin1.txt, from byte 0 on: invalid UTF-8: "
+                                                       "byte 0xe9 at offset 3"},
+      {"--val-docs 0 $D/bad.jsonl", "bad.jsonl, line 3, column 12: "},
+      {"--val-docs 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text in a field \"text\""},
+      {"--val-docs 0 --field body $D/lacks.jsonl", "lacks.jsonl, line 1: no text in a field "
+                                                   "\"body\""},
+      {"--train-bpe 300 --val-docs 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text"},
+      {"--strict --val-docs 0 $D/lone.jsonl", "lone.jsonl, line 2, column 22: \\uDC00 is half of a "
+                                              "surrogate pair"},
+      {"--val-docs 9 $D/a.txt", "no token is left for training"},
+      {"--vocab $D/none.bpe $D/a.txt", "none.bpe"},
+      {"--vocab '' $D/a.txt", "cannot open \"\": No such file"},
+      {"--vocab $D/a.txt $D/a.txt", "a.txt, line 1: "},
+      {"--out $D/a.txt/x $D/a.txt", "a.txt"},
+  };
+  static const char *const files[][2] = {
+      {"a.txt", "some text\n"},
+      {"empty.txt", ""},
+      {"blank.jsonl", "\n \n"},
+      {"latin1.txt", "caf\xE9\n"},
+      {"not.gz", "no gzip"},
+      {"bad.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{\"text\":\"c\"]\n"},
+      {"lacks.jsonl", "{\"text\":\"a\"}\n{\"txt\":\"b\"}\n"},
+      {"lone.jsonl", "{\"text\":\"\\uFFFD\",\"a\":\"\\uD800\"}\n"
+                     "{\"text\":\"\\ud83d\\uDE00\\uDC00\"}\n"},
+  };
+  char output[16384];
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+    test_write_file(t, test_path(t, files[i][0]), files[i][1], strlen(files[i][1]));
+  test_write_file(t, test_path(t, "in.txt"), "no more than that\n", 18);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    int code = test_prepare(t, output, "", "--out $D/out %s", cases[i][0]);
+    t->checks++;
+    if (code != 1 || strncmp(output, "prepare_data: ", 14) != 0 || !strstr(output, cases[i][1]))
+      test_fail(t, __FILE__, __LINE__, "%s: exit code %d: %s", cases[i][0], code, output);
+  }
+  /* ended from outside, and with a disk that is full */
+  CHECK(t, test_prepare(t, output, "{ cat $D/a.txt; sleep 1; } |",
+                        "--out $D/out - & sleep 0.3; kill -TERM $!; wait $!") == 1);
+  CHECK(t, strstr(output, "stopped by signal 15") != NULL);
+  CHECK(t, mkfifo(test_path(t, "fifo"), 0600) == 0); /* to which nobody writes */
+  CHECK(t, test_prepare(t, output, "", "--out $D/out $D/fifo & sleep 0.3; kill -TERM $!; "
+                        "sleep 1; kill -KILL $! 2> /dev/null; wait $!") == 1);
+  CHECK(t, strstr(output, "stopped by signal 15") != NULL);
+  CHECK(t, test_prepare(t, output, "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do "
+                                   "cat $D/a.txt $D/a.txt >> $D/b.txt; cat $D/b.txt >> $D/a.txt; "
+                                   "done; ulimit -f 64;", "--out $D/out $D/a.txt") == 1);
+  CHECK(t, strstr(output, "File too large") != NULL);
+  CHECK(t, test_prepare(t, output, "echo hello |", "--encode > /dev/full") == 1);
+  CHECK(t, strstr(output, "cannot write standard output") != NULL);
+  /* an output that is the input, under another path, or another program's */
+  CHECK(t, test_prepare(t, output, "cp $D/in.txt $D/out/train.bin;",
+                        "--format raw --out $D/out $D/./out/train.bin") == 1);
+  CHECK(t, strstr(output, "out/train.bin would be written, and is an input") != NULL);
+  CHECK(t, test_prepare(t, output, "cmp $D/in.txt $D/out/train.bin && mv $D/out/train.bin "
+                        "$D/out/x.bpe && ", "--train-bpe 300 --out $D/out $D/out/x.bpe") == 1);
+  CHECK(t, strstr(output, "out/x.bpe would be written, and is an input") != NULL);
+  CHECK(t, test_prepare(t, output, "cmp $D/in.txt $D/out/x.bpe && rm $D/out/x.bpe &&", "--help") == 0);
+  g2z_writer *other;
+  CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "out/x_train_000000.bin"), &other));
+  CHECK(t, test_prepare(t, output, "", "--name x --val-docs 0 --out $D/out $D/in.txt") == 1);
+  CHECK(t, strstr(output, "another program writes") != NULL);
+  g2z_writer_free(other);
+  /* nothing was left: rmdir takes an empty directory only */
+  CHECK(t, rmdir(test_path(t, "out")) == 0);
+}
+
+/* Text that comes through gzip or zstd, whole, cut short, and without the program. */
+static void test_prepare_packed(g2z_test *t) {
+  static const char *const packers[][2] = {{"gzip", "gz"}, {"zstd", "zst"}};
+  static char text[400000];
+  char output[16384], name[64], pack[512];
+  uint32_t state = 29;
+  size_t bytes = 0;
+  int found = 0;
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  while (bytes + 64 < sizeof text) bytes += test_bpe_random_text(&state, text + bytes, 64);
+  test_write_file(t, test_path(t, "p.txt"), text, bytes);
+  test_write_file(t, test_path(t, "not.gz"), "no gzip", 7);
+  test_write_file(t, test_path(t, "d.jsonl"), "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n", 27);
+  CHECK(t, test_prepare(t, output, "", "--out $D/1 --val-fraction 0 $D/p.txt") == 0);
+  for (int i = 0; i < 2; i++) {
+    const char *program = packers[i][0], *ending = packers[i][1];
+    snprintf(pack, sizeof pack,
+             "command -v %s > /dev/null || exit 3; cd $D; rm -rf 2 3; for f in p.txt d.jsonl; do "
+             "%s -c $f > $f.%s; done; head -c 9000 p.txt.%s > cut.%s; cd $OLDPWD;",
+             program, program, ending, ending, ending);
+    int code = test_prepare(t, output, pack, "--out $D/2 --val-docs 0 --threads 2 $D/p.txt.%s",
+                            ending);
+    if (code == 3) continue;
+    found++;
+    CHECK(t, code == 0);
+    CHECK(t, test_prepare(t, output, "cmp $D/1/p_train_000000.bin $D/2/p_train_000000.bin || "
+                          "exit 4;", "--help") == 0);
+    CHECK(t, test_prepare(t, output, "", "--out $D/2 --val-docs 0 $D/d.jsonl.%s", ending) == 0);
+    CHECK(t, strstr(output, "2 documents, 5 tokens") != NULL);
+    CHECK(t, test_prepare(t, output, "", "--out $D/3 --val-docs 0 $D/cut.%s", ending) == 1);
+    CHECK(t, strstr(output, "the file is damaged or cut short") != NULL);
+    CHECK(t, rmdir(test_path(t, "3")) == 0);
+    CHECK(t, test_prepare(t, output, "PATH=/nowhere", "--out $D/2 --val-docs 0 $D/p.txt.%s",
+                          ending) == 1);
+    snprintf(name, sizeof name, "cannot start %s", program);
+    CHECK(t, strstr(output, name) != NULL);
+  }
+  /* a gzip that is killed half way */
+  CHECK(t, test_prepare(t, output, "mkdir $D/bin; printf '#!/bin/sh\necho text; kill -9 $$\n' > "
+                        "$D/bin/gzip; chmod +x $D/bin/gzip; PATH=$D/bin:$PATH",
+                        "--out $D/3 --val-docs 0 $D/not.gz") == 1);
+  CHECK(t, strstr(output, "gzip -dc was ended by signal 9") != NULL);
+  /* enough of them are dealt out, as others are; of a few it is not known where the last half is */
+  const char *many = "for i in 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20; do "
+                     "printf a$i | gzip -c > $D/m$i.gz; done;";
+  if (system("command -v gzip > /dev/null") == 0) {
+    CHECK(t, test_prepare(t, output, many, "--out $D/4 --val-fraction 0.5 $D/m*.gz") == 0);
+    CHECK(t, strstr(output, "train       10 documents, 40 tokens") != NULL);
+    CHECK(t, strstr(output, "val         10 documents, 40 tokens") != NULL);
+    CHECK(t, test_prepare(t, output, many, "--out $D/4 --val-fraction 0.5 $D/m0*.gz") == 1);
+    CHECK(t, strstr(output, "shows only at its end") != NULL);
+  }
+  if (!found) SKIP(t, "neither gzip nor zstd is here");
+}
+
+/* Eight million letters without a space, then white space and words: no place to cut. The base is
+ * one call of the library; what is not cut is encoded while it is read, whatever the threads. */
+static void test_prepare_open(g2z_test *t) {
+  char output[16384], name[64];
+  uint32_t state = 31;
+  size_t bytes = 9000000, at = 0;
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  char *text = (char *)malloc(bytes);
+  CHECK(t, text != NULL);
+  if (!text) return;
+  while (at < bytes) text[at++] = "etaoinshr'd1"[test_bpe_random(&state) % 12];
+  memset(text + bytes - 1000000, '\n', 999000);
+  memcpy(text + bytes - 1000, "<|endoftext|> it's\n\nover", 24);
+  test_write_file(t, test_path(t, "open.txt"), text, bytes);
+  test_write_file(t, test_path(t, "merges.txt"), test_bpe_merges, strlen(test_bpe_merges));
+  g2z_tokenizer *tokenizer = NULL;
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "merges.txt"), &tokenizer));
+  for (int special = 0; special < 2 && tokenizer; special++) {
+    g2z_tokens expected = test_bpe_encode(t, tokenizer, text, bytes,
+                                          special ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT);
+    int *ids = (int *)malloc((expected.count + 1) * sizeof *ids);
+    CHECK(t, ids != NULL);
+    for (size_t i = 0; i < expected.count && ids; i++) ids[i] = expected.ids[i];
+    for (int threads = 1; threads < 8 && ids; threads = threads < 3 ? threads + 1 : threads + 4) {
+      CHECK(t, test_prepare(t, output, "cat $D/open.txt |",
+                            "--vocab $D/merges.txt --val-fraction 0 --format raw --eot none %s "
+                            "--out $D/%d --threads %d -", special ? "--allow-special" : "", threads,
+                            threads) == 0);
+      snprintf(name, sizeof name, "%d/train.bin", threads);
+      test_prepare_shard(t, name, 0, ids, expected.count);
+    }
+    free(ids);
+    g2z_tokens_free(&expected);
+  }
+  g2z_tokenizer *learnt = test_bpe_learn(t, text, bytes, 300);
+  if (learnt)
+    CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, learnt, test_path(t, "learnt.txt")));
+  g2z_tokenizer_free(learnt);
+  for (int threads = 1; threads < 4; threads += 2)
+    CHECK(t, test_prepare(t, output, "", "--train-bpe 300 --val-docs 0 --threads %d --out $D/l "
+                                         "$D/open.txt && cmp $D/l/open.bpe $D/learnt.txt",
+                          threads) == 0);
+  CHECK(t, test_prepare(t, output, "", "--split-docs eot --val-docs 1 --threads 2 --out $D/e "
+                                       "$D/open.txt") == 0);
+  CHECK(t, strstr(output, "train       1 document,") != NULL); /* and the one of validation */
+  g2z_tokenizer_free(tokenizer);
+  free(text);
+}
+
+/* 120 MB without a place to cut take little memory, also to learn from. Where the program does not
+ * even start under the limit, as under AddressSanitizer, which takes terabytes of addresses, there
+ * is none. */
+static void test_prepare_memory(g2z_test *t) {
+  static const char text[] = "yes 'a1,b' | tr -d '\\n' | head -c 120000000 > $D/m.txt; %s";
+  static const char learn[] = "--train-bpe 300 --val-docs 0 --threads 1 --out $D/m $D/m.txt";
+  static const char limit[] = "ulimit -v 120000;";
+  char output[16384], before[256];
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  int limited = test_prepare(t, output, limit, "--help") == 0;
+  snprintf(before, sizeof before, text, limited ? limit : "");
+  CHECK(t, test_prepare(t, output, before, "%s", learn) == 0);
+  CHECK(t, strstr(output, "1 document, 90000002 tokens") != NULL);
+}
+
+/* Documents of a letter, and two markers behind each, without white space. The first has so many
+ * letters that the job, which is left open between 4 and 5 MiB, ends among the others, and some
+ * more move them: wherever it ends in the 27 bytes from one to the next, there is none too many. */
+static void test_prepare_markers(g2z_test *t) {
+  static const char period[] = "a<|endoftext|><|endoftext|>";
+  enum { PERIOD = sizeof period - 1, FIRST = 4190000, DOCUMENTS = 40000 };
+  enum { LETTERS = FIRST + PERIOD, BYTES = PERIOD * DOCUMENTS };
+  char output[16384];
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  char *text = (char *)malloc(LETTERS + BYTES);
+  int *ids = (int *)malloc(sizeof *ids * (LETTERS + 2 * DOCUMENTS));
+  CHECK(t, text && ids);
+  for (int i = 0; i < LETTERS && text && ids; i++) ids[i] = (text[i] = 'a') - 33;
+  for (int i = 0; i < BYTES && text; i++) text[LETTERS + i] = period[i % PERIOD];
+  for (int i = 0; i < 2 * DOCUMENTS && ids; i++) ids[LETTERS + i] = i % 2 ? 256 : 'a' - 33;
+  for (size_t more = 0; more < PERIOD && text && ids; more++) {
+    const size_t begin = PERIOD - more;
+    test_write_file(t, test_path(t, "m.txt"), text + begin, LETTERS + BYTES - begin);
+    CHECK(t, test_prepare(t, output, "", "--split-docs eot --eot last --val-docs 0 --threads %zu "
+                                         "--out $D $D/m.txt", 1 + more % 3) == 0);
+    test_prepare_shard(t, "m_train_000000.bin", 1, ids + begin, LETTERS + 2 * DOCUMENTS - begin);
+  }
+  free(text);
+  free(ids);
+}
+
+static void test_prepare_filters(g2z_test *t) {
+  static const char *const flags[] = {
+      "vocab", "train-bpe", "bytes", "field", "split-docs", "universal-newlines", "allow-special",
+      "strict", "format", "eot", "out", "name", "shard-tokens", "val-fraction", "val-docs",
+      "val-tokens", "train-docs", "encode", "decode", "bench", "threads", "help"};
+  char output[16384], flag[64];
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  test_write_file(t, test_path(t, "merges.txt"), test_bpe_merges, strlen(test_bpe_merges));
+  test_write_file(t, test_path(t, "a.txt"), test_bpe_text, strlen(test_bpe_text));
+  CHECK(t, test_prepare(t, output, "printf 'Hi \\n' |", "--encode") == 0);
+  CHECK(t, strcmp(output, "39 72 220 198\n") == 0);
+  CHECK(t, test_prepare(t, output, "printf 'a\n\nb\n\nc' |", "--encode --split-docs blank "
+                        "--train-docs 1 --eot last --threads 2 --strict") == 0);
+  CHECK(t, strcmp(output, "64 198 198 256\n") == 0);
+  static const char *const useless[] = {
+      "train-bpe 300", "format raw", "name x", "shard-tokens 9", "val-fraction 0.1", "val-docs 1",
+      "val-tokens 1", "field text", "split-docs eot", "universal-newlines", "allow-special",
+      "strict", "eot last", "train-docs 1", "threads 251"};
+  for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) /* text: --encode too */
+    for (int decode = i > 6; decode < 2; decode++) {
+      const char *mode = decode ? "decode" : "encode";
+      CHECK(t, test_prepare(t, output, "echo 1 |", "--%s --%s", mode, useless[i]) == 1);
+      snprintf(flag, sizeof flag, "--%.*s: --%s has no use for it", (int)strcspn(useless[i], " "),
+               useless[i], mode);
+      CHECK(t, strstr(output, flag) != NULL);
+    }
+  CHECK(t, test_prepare(t, output, "printf '39 72\\n\\t220 0' |", "--decode") == 0);
+  CHECK(t, strcmp(output, "Hi !") == 0);
+  CHECK(t, test_prepare(t, output, "", "--vocab $D/merges.txt --encode < $D/a.txt > $D/ids; "
+                                       "%s --vocab $D/merges.txt --decode < $D/ids",
+                        test_prepare_program()) == 0);
+  CHECK(t, strcmp(output, test_bpe_text) == 0);
+  CHECK(t, test_prepare(t, output, "{ yes 1 | head -5000; echo 257; } |", "--decode") == 1);
+  CHECK(t, strstr(output, "byte 10002: an id beyond 256") != NULL); /* behind many that are fine */
+  CHECK(t, test_prepare(t, output, "echo 1 99999999999 |", "--decode") == 1);
+  CHECK(t, strstr(output, "byte 4: an id beyond 256") != NULL);
+  CHECK(t, test_prepare(t, output, "echo 1 -2 |", "--decode") == 1);
+  CHECK(t, strstr(output, "byte 2: 0x2d is no digit") != NULL);
+  /* ended from outside, as soon as it catches signal 15: many ids, and a bench */
+#define TEST_TERM "i=0; until [ $i = 200 ] || grep -qs 'SigCgt:.*[4-7c-f]...$' /proc/$!/status; " \
+                  "do i=$((i + 1)); sleep 0.05; done; kill -TERM $!; wait $!"
+  CHECK(t, test_prepare(t, output, "yes 1 | head -c 2000000000 |",
+                        "--decode > /dev/null & " TEST_TERM) == 1);
+  CHECK(t, strstr(output, "stopped by signal 15") != NULL);
+  CHECK(t, test_prepare(t, output, "yes 'some text' | head -c 40000000 > $D/b.txt;",
+                        "--bench $D/b.txt --out $D & " TEST_TERM) == 1);
+#undef TEST_TERM
+  CHECK(t, strstr(output, "stopped by signal 15") != NULL);
+  CHECK(t, test_prepare(t, output, "", "--bench $D/a.txt --out $D") == 0);
+  CHECK(t, strstr(output, "text to ids") && strstr(output, "MB/s"));
+  CHECK(t, test_prepare(t, output, "", "--help") == 0);
+  for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+    snprintf(flag, sizeof flag, "\n  --%s ", flags[i]);
+    t->checks++;
+    if (!strstr(output, flag)) test_fail(t, __FILE__, __LINE__, "--help lacks --%s", flags[i]);
+  }
+}

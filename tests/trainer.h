@@ -1,0 +1,1483 @@
+/* Tests of the rooms model, trainer and generation: golden values, gradients against differences,
+ * steps, accumulation, loss scale, sampling; and ZeRO, where several ranks compute what one
+ * computes. Tests that use private names of the header: cuda_early, finite_differences, generate,
+ * tokens_services; "internals" stands above what writes such names. */
+
+/* ----- model: golden values, finite differences -------------------------- */
+
+/* The tensor `name` of golden/values.safetensors; freed with free. */
+static float *test_golden(g2z_test *t, const char *name, size_t *count) {
+  g2z_safetensors *file = NULL;
+  g2z_safetensor tensor;
+  float *values = NULL;
+  *count = 0;
+  CHECK_OK(t, g2z_safetensors_open(&t->services, "golden/values.safetensors", &file));
+  if (!file) return NULL;
+  int index = g2z_safetensors_find(file, name);
+  CHECK(t, index >= 0);
+  if (index >= 0) {
+    tensor = g2z_safetensors_tensor(file, index);
+    values = (float *)malloc(tensor.elements * sizeof(float));
+    CHECK_OK(t, g2z_safetensors_read(file, index, 0, tensor.elements, values));
+    *count = tensor.elements;
+  }
+  g2z_safetensors_free(file);
+  return values;
+}
+
+static int32_t *test_golden_tokens(g2z_test *t, const char *name, size_t *count) {
+  float *values = test_golden(t, name, count);
+  int32_t *tokens = (int32_t *)malloc((*count ? *count : 1) * sizeof(int32_t));
+  for (size_t i = 0; i < *count; i++) tokens[i] = (int32_t)values[i];
+  free(values);
+  return tokens;
+}
+
+/* The tiny model of golden/, at its batch of 3 x 20 tokens. */
+static g2z_status test_golden_config(g2z_test *t, g2z_train_config *config) {
+  *config = g2z_train_config_default();
+  config->init_from = "golden/tiny";
+  config->batch = 3;
+  config->seq = 20;
+  config->optimizer.schedule = G2Z_SCHEDULE_CONSTANT;
+  config->optimizer.warmup = 0;
+  config->optimizer.lr = 1e-3f;
+  config->optimizer.min_lr = 0;
+  return g2z_weights_config(&t->services, config->init_from, &config->model);
+}
+
+static void test_golden_forward(g2z_test *t) {
+  g2z_train_config config;
+  test_trainer tt;
+  REQUIRE_OK(t, test_golden_config(t, &config));
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  size_t count, logits_count;
+  int32_t *x = test_golden_tokens(t, "x", &count);
+  float *want = test_golden(t, "logits", &logits_count);
+  int V = config.model.vocab, T = config.seq;
+  float *got = (float *)malloc((size_t)T * (size_t)V * sizeof(float));
+  double worst = 0;
+  CHECK(t, count == 60 && logits_count == 60u * 131u);
+  for (int b = 0; b < config.batch && want; b++) {
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 0, got));
+    for (int i = 0; i < T * V; i++)
+      worst = fmax(worst, fabs((double)got[i] - (double)want[b * T * V + i]));
+    float last[131]; /* the same row alone */
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 1, last));
+    CHECK(t, memcmp(last, got + (T - 1) * V, sizeof last) == 0);
+  }
+  CHECK(t, worst > 0 && worst <= 1e-5);
+  free(got);
+  free(want);
+  free(x);
+  test_trainer_close(&tt);
+}
+
+/* L2 error of each gradient against its norm. Adding a constant to every key of a head shifts all
+ * scores of a query alike: the key bias has no gradient, and only its absolute size means
+ * anything. */
+static void test_golden_gradients(g2z_test *t) {
+  g2z_train_config config;
+  test_trainer tt;
+  g2z_report report;
+  size_t count;
+  REQUIRE_OK(t, test_golden_config(t, &config));
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
+  float *loss = test_golden(t, "loss", &count);
+  CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
+  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+  CHECK_NEAR(t, report.loss, loss[0], 1e-5);
+  const g2z_plan *plan = g2z_trainer_plan(tt.trainer);
+  size_t C = (size_t)config.model.channels;
+  for (int unit = 0; unit < plan->units; unit++) {
+    size_t at = plan->unit[unit].canonical;
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
+      if (info.unit != plan->unit[unit].kind) continue;
+      char name[96], block[16] = "";
+      if (info.unit == G2Z_UNIT_BLOCK)
+        snprintf(block, sizeof block, "h.%d.", config.model.layers - unit);
+      snprintf(name, sizeof name, "grad.transformer.%s%s", block, info.hf_name);
+      float *want = test_golden(t, name, &count);
+      float *got = (float *)malloc(info.elements * sizeof(float));
+      CHECK(t, want && count == info.elements);
+      CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, info.elements, got));
+      double error = 0, norm = 0;
+      for (size_t i = 0; want && i < count; i++) {
+        if (p == G2Z_QKVB && i >= C && i < 2 * C) {
+          CHECK_NEAR(t, got[i], 0, 1e-6);
+          continue;
+        }
+        error += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+        norm += (double)want[i] * want[i];
+      }
+      CHECK(t, norm > 0);
+      if (!(sqrt(error) <= 1e-4 * sqrt(norm)))
+        test_fail(t, __FILE__, __LINE__, "%s: error %.3g of norm %.3g", name, sqrt(error),
+                  sqrt(norm));
+      at += info.elements;
+      free(got);
+      free(want);
+    }
+  }
+  free(loss);
+  free(x);
+  free(y);
+  test_trainer_close(&tt);
+}
+
+static void test_golden_adamw(g2z_test *t) {
+  g2z_train_config config;
+  test_trainer tt;
+  g2z_report report;
+  size_t count, steps;
+  REQUIRE_OK(t, test_golden_config(t, &config));
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  int32_t *x = test_golden_tokens(t, "step_x", &count), *y = test_golden_tokens(t, "step_y", &count);
+  float *want = test_golden(t, "step_loss", &steps);
+  CHECK(t, steps == 10 && count == 600);
+  for (size_t s = 0; s < steps; s++) {
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x + s * 60, y + s * 60, &report));
+    CHECK(t, report.step == (int64_t)s + 1 && report.loss_step == (int64_t)s); /* one step late */
+    if (s > 0) CHECK_NEAR(t, report.loss, want[s - 1], 1e-4);
+  }
+  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+  CHECK(t, report.loss_step == 10 && report.applied == 10);
+  CHECK_NEAR(t, report.loss, want[9], 1e-4);
+  free(want);
+  free(x);
+  free(y);
+  test_trainer_close(&tt);
+}
+
+/* internals */
+/* Along a random direction in each tensor: (loss(w + h d) - loss(w - h d)) / 2h against grad . d.
+ * The loss has about 1e-7 of rounding: with h d of norm 1e-2 that is 1e-5 of slope. */
+static void test_finite_differences(g2z_test *t) {
+  g2z_train_config config = test_config_of(2, 2, 32, 12, 61);
+  config.optimizer.lr = config.optimizer.min_lr = 0; /* a step measures and does not move */
+  config.dropout = 0.2f; /* the mask is keyed by the step: each trainer's first step draws the same */
+  const g2z_plan *plan;
+  int32_t x[24], y[24];
+  test_tokens(x, 24, 61, 1);
+  test_tokens(y, 24, 61, 2);
+  plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+  float *weights = (float *)malloc(plan->parameters * sizeof(float));
+  float *grads = (float *)malloc(plan->parameters * sizeof(float));
+  for (size_t i = 0; i < plan->parameters; i += 4) {
+    double four[4];
+    g2z__normal4(7, i / 4, four);
+    for (int k = 0; k < 4; k++) weights[i + (size_t)k] = (float)(0.15 * four[k]);
+  }
+  for (int unit = 0, probe = 0; unit < plan->units; unit++) {
+    size_t at = plan->unit[unit].canonical;
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
+      if (info.unit != plan->unit[unit].kind) continue;
+      double losses[3], norm = 0, slope = 0, h = 2e-2;
+      for (size_t i = 0; i < info.elements; i++) {
+        double four[4];
+        g2z__normal4(100 + (uint64_t)probe, i, four);
+        norm += four[0] * four[0];
+      }
+      for (int side = -1; side <= 1; side++) {
+        test_trainer tt;
+        g2z_report report;
+        REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, weights));
+        float *moved = (float *)malloc(info.elements * sizeof(float));
+        for (size_t i = 0; i < info.elements; i++) {
+          double four[4];
+          g2z__normal4(100 + (uint64_t)probe, i, four);
+          moved[i] = (float)((double)weights[at + i] + side * h * four[0] / sqrt(norm));
+        }
+        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, at, info.elements, moved));
+        CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
+        CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+        losses[side + 1] = (double)report.loss;
+        if (side == 0) {
+          CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, info.elements, grads));
+          for (size_t i = 0; i < info.elements; i++) {
+            double four[4];
+            g2z__normal4(100 + (uint64_t)probe, i, four);
+            slope += (double)grads[i] * four[0] / sqrt(norm);
+          }
+        }
+        free(moved);
+        test_trainer_close(&tt);
+      }
+      CHECK_NEAR(t, slope, (losses[2] - losses[0]) / (2 * h), 3e-5 + 0.01 * fabs(slope));
+      at += info.elements;
+      probe++;
+    }
+  }
+  free(weights);
+  free(grads);
+}
+
+/* No token sees a later one, in logits of any length. */
+static void test_causality(g2z_test *t) {
+  g2z_train_config config = test_config_of(2, 2, 32, 40, 61);
+  test_trainer tt;
+  int32_t x[40];
+  float whole[40 * 61], part[40 * 61];
+  test_tokens(x, 40, 61, 3);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, 40, 0, whole));
+  for (int count = 1; count < 40; count += 6) {
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, count, 0, part));
+    for (int i = 0; i < count * 61; i++) CHECK_NEAR(t, part[i], whole[i], 2e-6);
+  }
+  x[39] = (x[39] + 1) % 61;
+  CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, 40, 0, part));
+  CHECK(t, memcmp(part, whole, 39 * 61 * sizeof(float)) == 0);
+  CHECK(t, memcmp(part + 39 * 61, whole + 39 * 61, 61 * sizeof(float)) != 0);
+  x[5] = 61;
+  CHECK_STATUS(t, g2z_trainer_logits(tt.trainer, x, 40, 0, part), G2Z_BAD_ARGUMENT, &t->services,
+               "token=61");
+  int32_t batch[80];
+  g2z_report report;
+  test_tokens(batch, 80, 61, 3);
+  batch[79] = -1;
+  CHECK_STATUS(t, g2z_trainer_step_batch(tt.trainer, batch, batch, &report), G2Z_BAD_ARGUMENT,
+               &t->services, "token=-1 at position 79");
+  CHECK_STATUS(t, g2z_trainer_logits(tt.trainer, x, 41, 0, part), G2Z_BAD_ARGUMENT, &t->services,
+               "tokens=41");
+  test_trainer_close(&tt);
+}
+
+/* ----- trainer ----------------------------------------------------------- */
+
+static void test_overfit(g2z_test *t) {
+  static const g2z_dtype dtypes[] = {G2Z_FP32, G2Z_FP16, G2Z_BF16};
+  for (int d = 0; d < 3; d++) {
+    g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
+    config.dtype = dtypes[d];
+    config.optimizer.lr = 3e-3f;
+    config.optimizer.warmup = 10;
+    config.optimizer.steps = 120;
+    test_trainer tt;
+    int32_t x[32], y[32];
+    float losses[120];
+    g2z_report last;
+    test_tokens(x, 32, 61, 5);
+    test_tokens(y, 32, 61, 6);
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    test_steps(t, tt.trainer, x, y, 120, losses, &last);
+    CHECK_NEAR(t, losses[0], log(61.0), 0.1); /* a fresh model knows nothing */
+    CHECK(t, losses[119] < 0.15f);
+    CHECK(t, last.applied + last.skipped_total == 120 && last.skipped_total <= 2);
+    test_trainer_close(&tt);
+  }
+}
+
+/* The weights after some steps with everything on: dropout, accumulation, clipping, fp16. */
+static void test_fingerprint(g2z_test *t, double bucket_mb, int stage, int accum, float *losses,
+                             float *out, size_t *count) {
+  g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
+  config.dtype = G2Z_FP16;
+  config.dropout = 0.1f;
+  config.accum = accum;
+  config.bucket_mb = bucket_mb;
+  config.zero_stage = stage;
+  test_trainer tt;
+  int32_t x[96], y[96];
+  test_tokens(x, 96, 61, 5);
+  test_tokens(y, 96, 61, 6);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_steps(t, tt.trainer, x, y, 12, losses, NULL);
+  *count = g2z_trainer_plan(tt.trainer)->parameters;
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, *count, out));
+  test_trainer_close(&tt);
+}
+
+static void test_determinism(g2z_test *t) {
+  enum { MOST = 40000 };
+  float *first = (float *)malloc(MOST * sizeof(float)), *again = (float *)malloc(MOST * sizeof(float));
+  float losses[2][12];
+  size_t count, other;
+  test_fingerprint(t, 0, 1, 3, losses[0], first, &count);
+  CHECK(t, count > 0 && count <= MOST);
+  test_fingerprint(t, 0, 1, 3, losses[1], again, &other);
+  CHECK(t, count == other && memcmp(first, again, count * sizeof(float)) == 0);
+  CHECK(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0);
+  test_fingerprint(t, 0, 0, 3, losses[1], again, &other); /* one rank: stages change nothing */
+  CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
+#ifdef _OPENMP
+  int threads = omp_get_max_threads();
+  omp_set_num_threads(threads == 1 ? 3 : 1);
+  test_fingerprint(t, 0, 1, 3, losses[1], again, &other);
+  omp_set_num_threads(threads);
+  CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
+#endif
+  /* Buckets change the order in which the norm is added up, in double: the clip factor may move by
+   * an ulp, and twelve AdamW steps of 6e-4 cannot carry that past 1e-5. */
+  test_fingerprint(t, 0.01, 1, 3, losses[1], again, &other);
+  for (size_t i = 0; i < count; i++) CHECK_NEAR(t, again[i], first[i], 1e-5);
+  /* Stage 2 adds micro-steps up outside of the ops: with one of them it changes nothing either, but
+   * that its buckets end with each unit. */
+  test_fingerprint(t, 0.01, 1, 1, losses[0], first, &count);
+  test_fingerprint(t, 0.01, 2, 1, losses[1], again, &other);
+  for (size_t i = 0; i < count; i++) CHECK_NEAR(t, again[i], first[i], 1e-5);
+  test_fingerprint(t, 0.01, 3, 1, losses[0], first, &count); /* all parameters are its own */
+  CHECK(t, memcmp(first, again, count * sizeof(float)) == 0);
+  free(first);
+  free(again);
+}
+
+/* Calls of the ops that a block's forward is made of. */
+static g2z_ops test_counted;
+static const g2z_ops *test_counted_right;
+static int test_counts[3];
+static g2z_status test_count_layernorm(g2z_device *device, void *y, float *mean, float *rstd,
+                                       const void *x, const void *w, const void *b, int N, int C) {
+  test_counts[0]++;
+  return test_counted_right->layernorm_fwd(device, y, mean, rstd, x, w, b, N, C);
+}
+static g2z_status test_count_linear(g2z_device *device, void *y, void *slope, const void *x,
+                                    const void *w, const void *bias, const void *residual,
+                                    const g2z_dropout *dropout, int N, int I, int O) {
+  test_counts[1]++;
+  return test_counted_right->linear_fwd(device, y, slope, x, w, bias, residual, dropout, N, I, O);
+}
+static g2z_status test_count_attention(g2z_device *device, void *out, float *lse, const void *qkv,
+                                       const g2z_dropout *dropout, int B, int T, int C, int NH) {
+  test_counts[2]++;
+  return test_counted_right->attention_fwd(device, out, lse, qkv, dropout, B, T, C, NH);
+}
+
+enum { RECOMPUTE_STEPS = 12, RECOMPUTE_LAYERS = 3, RECOMPUTE_MOST = 60000 };
+typedef struct test_recomputed {
+  float losses[RECOMPUTE_STEPS];
+  float weights[RECOMPUTE_MOST], grads[RECOMPUTE_MOST];
+  int counts[3];
+} test_recomputed;
+
+/* Twelve steps, and what is left of them. */
+static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_train_config *config,
+                               test_recomputed *out) {
+  int32_t x[3 * 2 * 16], y[3 * 2 * 16];
+  float logits[61];
+  test_trainer tt;
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  memset(out, 0, sizeof *out);
+  memset(&tt, 0, sizeof tt);
+  cc.device = device;
+  test_tokens(x, 96, 61, 5);
+  test_tokens(y, 96, 61, 6);
+  REQUIRE_OK(t, g2z_context_create(&cc, &tt.context));
+  g2z_status status = g2z_trainer_create(tt.context, config, &tt.trainer);
+  CHECK_OK(t, status);
+  if (status == G2Z_OK) {
+    test_steps(t, tt.trainer, x, y, RECOMPUTE_STEPS - 1, out->losses, NULL);
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, 16, 1, logits)); /* overwrites activations */
+    test_counted_right = tt.trainer->device->ops;
+    test_counted = *test_counted_right;
+    test_counted.layernorm_fwd = test_count_layernorm;
+    test_counted.linear_fwd = test_count_linear;
+    test_counted.attention_fwd = test_count_attention;
+    memset(test_counts, 0, sizeof test_counts);
+    tt.trainer->device->ops = &test_counted;
+    test_steps(t, tt.trainer, x, y, 1, out->losses + RECOMPUTE_STEPS - 1, NULL);
+    tt.trainer->device->ops = test_counted_right;
+    memcpy(out->counts, test_counts, sizeof test_counts);
+    size_t count = g2z_trainer_plan(tt.trainer)->parameters;
+    CHECK(t, count <= RECOMPUTE_MOST);
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, out->weights));
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, count, out->grads));
+  }
+  test_trainer_close(&tt);
+}
+
+/* Every loss, gradient and weight is the same to the bit, in each type and stage. Each block but
+ * the last runs forward again, without its last product. */
+static void test_recompute_on(g2z_test *t, g2z_device_kind device, int graph) {
+  static test_recomputed kept, again;
+  static const g2z_dtype dtypes[] = {G2Z_FP32, G2Z_FP16, G2Z_BF16};
+  for (int i = 0; i < 6; i++) {
+    g2z_train_config config = test_config_of(RECOMPUTE_LAYERS, 2, 32, 16, 61);
+    config.dtype = dtypes[i % 3];
+    if (device == G2Z_DEVICE_CUDA && !test_wants(config.dtype)) continue;
+    config.dropout = i == 5 ? 0 : 0.1f;
+    config.accum = i < 3 ? 3 : 1;
+    config.zero_stage = (i + 1) % 3;
+    config.bucket_mb = 0.02;
+    config.graph = graph;
+    config.tune = 0; /* two trainers may time one product otherwise */
+    test_recompute_run(t, device, &config, &kept);
+    config.recompute = G2Z_RECOMPUTE_BLOCK;
+    test_recompute_run(t, device, &config, &again);
+    CHECK(t, memcmp(kept.losses, again.losses, sizeof kept.losses) == 0);
+    CHECK(t, memcmp(kept.weights, again.weights, sizeof kept.weights) == 0);
+    CHECK(t, memcmp(kept.grads, again.grads, sizeof kept.grads) == 0);
+    CHECK(t, kept.losses[RECOMPUTE_STEPS - 1] > 0 && kept.grads[0] != 0);
+    if (graph) continue; /* ops are not called any more */
+    int L = RECOMPUTE_LAYERS, accum = config.accum, twice = accum * (L - 1);
+    CHECK(t, kept.counts[0] == accum * (2 * L + 1) && again.counts[0] == kept.counts[0] + 2 * twice);
+    CHECK(t, kept.counts[1] == accum * 4 * L && again.counts[1] == kept.counts[1] + 3 * twice);
+    CHECK(t, kept.counts[2] == accum * L && again.counts[2] == kept.counts[2] + twice);
+  }
+}
+
+static void test_recompute(g2z_test *t) { test_recompute_on(t, G2Z_DEVICE_CPU, 0); }
+static void test_cuda_recompute(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  test_recompute_on(t, G2Z_DEVICE_CUDA, 0);
+  test_recompute_on(t, G2Z_DEVICE_CUDA, 1);
+}
+
+enum { CONFIGS = 64, CONFIGS_STEPS = 3, CONFIGS_TOKENS = 1024 };
+
+/* One of a list that ends with -1. */
+static int test_pick(uint64_t *state, const int *list) {
+  int count = 0;
+  while (list[count] >= 0) count++;
+  *state = *state * 6364136223846793005u + 1442695040888963407u;
+  return list[(*state >> 33) % (uint64_t)count];
+}
+
+/* Number i of as many configs as one likes: shapes that tiles fit and that they do not. */
+static g2z_train_config test_configs_at(int i) {
+  static const int layers[] = {1, 1, 2, 3, -1}, heads[] = {1, 1, 2, 3, 4, 5, 6, -1};
+  static const int sizes[] = {8, 16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 104, 120, 128, -1};
+  static const int seqs[] = {1,   2,   7,   15,  16,  17,  31,  33,  63,  64,   65,
+                             100, 127, 128, 129, 200, 255, 257, 400, 512, 1023, -1};
+  static const int batches[] = {1, 2, 3, 4, 5, 8, 13, -1}, accums[] = {1, 1, 2, 3, -1};
+  static const int vocabs[] = {257, 258, 300, 1000, 4097, 12345, 50257, 65536, -1};
+  static const int halves[] = {0, 0, 1, -1};
+  static const g2z_dtype dtypes[] = {G2Z_FP32, G2Z_TF32, G2Z_FP16, G2Z_BF16};
+  uint64_t state = (uint64_t)i;
+  int L = test_pick(&state, layers), NH = test_pick(&state, heads);
+  int HS = test_pick(&state, sizes), T = test_pick(&state, seqs), V = test_pick(&state, vocabs);
+  g2z_train_config config = test_config_of(L, NH, NH * HS, T, V);
+  config.batch = test_pick(&state, batches);
+  config.accum = test_pick(&state, accums);
+  while (config.batch > 1 && config.accum * config.batch * config.seq > CONFIGS_TOKENS)
+    config.batch /= 2;
+  while (config.accum * config.seq > CONFIGS_TOKENS) config.accum--;
+  config.dtype = dtypes[i % 4];
+  config.dropout = test_pick(&state, halves) ? 0.1f : 0;
+  config.graph = test_pick(&state, halves);
+  config.recompute = test_pick(&state, halves) ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
+  config.optimizer.lr = 1e-3f;
+  config.optimizer.warmup = 0;
+  return config;
+}
+
+/* Losses and norms of a config's steps. */
+static g2z_status test_configs_run(g2z_test *t, g2z_device_kind device, g2z_train_config config,
+                                   float (*out)[2]) {
+  int32_t x[CONFIGS_TOKENS], y[CONFIGS_TOKENS];
+  test_trainer tt;
+  g2z_report report;
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  memset(&tt, 0, sizeof tt);
+  cc.device = device;
+  if (device == G2Z_DEVICE_CPU) { /* which has neither */
+    config.graph = 0;
+    if (config.dtype == G2Z_TF32) config.dtype = G2Z_FP32;
+  }
+  test_tokens(x, CONFIGS_TOKENS, config.model.vocab, 5);
+  test_tokens(y, CONFIGS_TOKENS, config.model.vocab, 6);
+  g2z_status status = g2z_context_create(&cc, &tt.context);
+  if (status == G2Z_OK) status = g2z_trainer_create(tt.context, &config, &tt.trainer);
+  for (int step = 0; step <= CONFIGS_STEPS && status == G2Z_OK; step++) {
+    status = step < CONFIGS_STEPS ? g2z_trainer_step_batch(tt.trainer, x, y, &report)
+                                  : g2z_trainer_flush(tt.trainer, &report);
+    if (step == 0 || status != G2Z_OK) continue;
+    out[report.loss_step - 1][0] = report.loss;
+    out[report.loss_step - 1][1] = report.grad_norm;
+  }
+  test_trainer_close(&tt);
+  return status;
+}
+
+/* Three steps of random configs. 668 of such, of up to 4,200 tokens, were at most a sixth as far
+ * apart as 2e-5, 3e-3, 4e-3 and 3e-2 of the loss in fp32, tf32, fp16 and bf16, and ten times that
+ * of the norm. G2Z_TEST_CONFIGS tries more of them. */
+static void test_cuda_configs(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  static const double bounds[] = {1e-5, 1e-3, 2e-3, 1e-2}; /* by i % 4, as the types */
+  const char *wanted = getenv("G2Z_TEST_CONFIGS");
+  for (int i = 0; i < (wanted ? atoi(wanted) : CONFIGS); i++) {
+    g2z_train_config config = test_configs_at(i);
+    float gpu[CONFIGS_STEPS][2], cpu[CONFIGS_STEPS][2];
+    int failures = t->failures;
+    if (!test_wants(config.dtype)) continue;
+    CHECK_OK(t, test_configs_run(t, G2Z_DEVICE_CUDA, config, gpu));
+    CHECK_OK(t, test_configs_run(t, G2Z_DEVICE_CPU, config, cpu));
+    for (int step = 0; step < CONFIGS_STEPS; step++) {
+      CHECK_NEAR(t, gpu[step][0], cpu[step][0], bounds[i % 4] * fabs(cpu[step][0]));
+      CHECK_NEAR(t, gpu[step][1], cpu[step][1], 10 * bounds[i % 4] * fabs(cpu[step][1]));
+    }
+    if (t->failures > failures) printf("    that was config %d\n", i);
+  }
+}
+
+enum { EARLY_STEPS = 15, EARLY_TOKENS = 2 * 4 * 128, EARLY_MOST = 3000000 };
+
+/* A tool that follows every access sees in few steps what the clock would show in many:
+ * G2Z_TEST_EARLY_STEPS says how many. */
+static int test_early_steps(void) {
+  const char *wanted = getenv("G2Z_TEST_EARLY_STEPS");
+  int steps = wanted ? atoi(wanted) : EARLY_STEPS;
+  return steps < 2 ? 2 : steps > EARLY_STEPS ? EARLY_STEPS : steps;
+}
+
+/* internals */
+/* Steps whose kernels may start while the one before ends, or may not. */
+static void test_early_run(g2z_test *t, const g2z_train_config *config, int early, float *losses,
+                           float *weights) {
+  int32_t x[EARLY_TOKENS], y[EARLY_TOKENS];
+  test_trainer tt;
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  memset(&tt, 0, sizeof tt);
+  cc.device = G2Z_DEVICE_CUDA;
+  test_tokens(x, EARLY_TOKENS, 1003, 5);
+  test_tokens(y, EARLY_TOKENS, 1003, 6);
+  REQUIRE_OK(t, g2z_context_create(&cc, &tt.context));
+  g2z_status status = g2z_trainer_create(tt.context, config, &tt.trainer);
+  CHECK_OK(t, status);
+  if (status == G2Z_OK) {
+#ifdef __CUDACC__
+    if (!early) g2z__cuda_of(tt.trainer->device)->early_launch = 0;
+#else
+    (void)early; /* without CUDA the test is skipped */
+#endif
+    test_steps(t, tt.trainer, x, y, test_early_steps(), losses, NULL);
+    size_t count = g2z_trainer_plan(tt.trainer)->parameters;
+    CHECK(t, count <= EARLY_MOST);
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, weights));
+  }
+  test_trainer_close(&tt);
+}
+
+/* A kernel that started early and read too early would change bits sooner or later. */
+static void test_cuda_early(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  static const g2z_dtype dtypes[] = {G2Z_FP16, G2Z_BF16, G2Z_FP32};
+  float *weights[2], losses[2][EARLY_STEPS] = {{0}, {0}};
+  int last = test_early_steps() - 1;
+  for (int i = 0; i < 2; i++) weights[i] = (float *)calloc(EARLY_MOST, sizeof(float));
+  for (int i = 0; i < 6 && weights[0] && weights[1]; i++) {
+    if (!test_wants(dtypes[i % 3])) continue;
+    g2z_train_config config = test_config_of(3, 4, 256, 128, 1003);
+    config.batch = 4;
+    config.accum = 2;
+    config.dtype = dtypes[i % 3];
+    while (test_attention_leaves_out(config.dtype, 4 * 4 * config.seq)) config.seq /= 2;
+    config.dropout = i % 2 ? 0.1f : 0;
+    config.optimizer.warmup = 0;
+    config.tune = 0;
+    config.graph = i / 3;
+    test_early_run(t, &config, 0, losses[0], weights[0]);
+    for (int again = 0; again < 4; again++) {
+      config.graph = again % 2;
+      test_early_run(t, &config, 1, losses[1], weights[1]);
+      CHECK(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0);
+      CHECK(t, memcmp(weights[0], weights[1], EARLY_MOST * sizeof(float)) == 0);
+    }
+    CHECK(t, losses[0][last] > 0 && losses[0][last] < losses[0][0]);
+  }
+  for (int i = 0; i < 2; i++) free(weights[i]);
+}
+
+/* Three micro-steps of 2 sequences and one of 6 add up the same gradient. */
+static void test_accumulation(g2z_test *t) {
+  float losses[2][10];
+  int32_t x[96], y[96];
+  test_tokens(x, 96, 61, 5);
+  test_tokens(y, 96, 61, 6);
+  for (int i = 0; i < 2; i++) {
+    g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
+    config.batch = i ? 6 : 2;
+    config.accum = i ? 1 : 3;
+    config.optimizer.lr = 3e-3f;
+    config.optimizer.warmup = 0;
+    test_trainer tt;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    test_steps(t, tt.trainer, x, y, 10, losses[i], NULL);
+    test_trainer_close(&tt);
+  }
+  for (int s = 0; s < 10; s++) CHECK_NEAR(t, losses[1][s], losses[0][s], 2e-5);
+  CHECK(t, losses[0][9] < losses[0][0] - 0.5f);
+}
+
+/* A skipped step moves nothing but the scale: weights, m, v, AdamW's count and the schedule
+ * stay. */
+static void test_loss_scale(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
+  config.dtype = G2Z_FP16;
+  config.optimizer.loss_scale = 1024;
+  config.optimizer.loss_scale_window = 50;
+  config.optimizer.loss_scale_hysteresis = 1;
+  config.optimizer.lr = 1e-3f;
+  test_trainer tt;
+  int32_t x[16], y[16];
+  g2z_report last;
+  test_tokens(x, 16, 61, 5);
+  test_tokens(y, 16, 61, 6);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_steps(t, tt.trainer, x, y, 50, NULL, &last);
+  CHECK(t, last.loss_scale == 1024 && last.applied == 50 && last.skipped_total == 0);
+  test_steps(t, tt.trainer, x, y, 1, NULL, &last);
+  CHECK(t, last.loss_scale == 2048); /* after 50 good steps it doubled */
+
+  float good[16], huge[16], before[16], after[16], m_before[16], m_after[16];
+  size_t lnfw = 0; /* canonical begin of the final LayerNorm's weights */
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, lnfw, 16, good));
+  for (int i = 0; i < 16; i++) huge[i] = 60000.0f; /* logits and their gradients overflow fp16 */
+  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, lnfw, 16, huge));
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 64, 16, before));
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_M, 64, 16, m_before));
+  test_steps(t, tt.trainer, x, y, 3, NULL, &last);
+  CHECK(t, last.skipped == 1 && last.skipped_total == 3 && last.applied == 51);
+  CHECK(t, last.loss_scale == 512 && !isfinite(last.grad_norm)); /* 2048, 1024, 512 */
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 64, 16, after));
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_M, 64, 16, m_after));
+  CHECK(t, memcmp(before, after, sizeof before) == 0 && memcmp(m_before, m_after, sizeof after) == 0);
+
+  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, lnfw, 16, good));
+  test_steps(t, tt.trainer, x, y, 1, NULL, &last);
+  CHECK(t, last.skipped == 0 && last.applied == 52 && last.loss_scale == 256);
+  test_trainer_close(&tt);
+}
+
+static void test_divergence(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
+  config.dtype = G2Z_FP16;
+  config.optimizer.loss_scale = 2;
+  config.optimizer.loss_scale_hysteresis = 1;
+  test_trainer tt;
+  int32_t x[16], y[16];
+  g2z_report report;
+  float nan = NAN;
+  test_tokens(x, 16, 61, 5);
+  test_tokens(y, 16, 61, 6);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, 1, &nan));
+  g2z_status status = G2Z_OK;
+  int steps = 0;
+  while (status == G2Z_OK && steps < 80) {
+    status = g2z_trainer_step_batch(tt.trainer, x, y, &report);
+    steps++;
+    if (status == G2Z_OK && report.loss_step) CHECK(t, isnan(report.loss)); /* a result, no error */
+  }
+  CHECK(t, status == G2Z_DIVERGED && strstr(t->services.error, "50 steps in a row") != NULL);
+  CHECK(t, steps == 52); /* one halving, then fifty at the minimum, reported one step late */
+  test_trainer_close(&tt);
+}
+
+static void test_canonical_access(g2z_test *t) {
+  static const double buckets[] = {0, 0.003, 0.02};
+  for (int b = 0; b < 3; b++)
+    for (int stage = 0; stage <= 3; stage++) {
+      g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
+      config.bucket_mb = buckets[b];
+      config.zero_stage = stage;
+      test_trainer tt;
+      float values[300], back[300];
+      REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+      size_t parameters = g2z_trainer_plan(tt.trainer)->parameters;
+      for (int i = 0; i < 300; i++) values[i] = (float)i + 0.5f;
+      for (size_t at = 0; at + 300 <= parameters; at += 257) {
+        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_V, at, 300, values));
+        CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_V, at, 300, back));
+        CHECK(t, memcmp(values, back, sizeof back) == 0);
+      }
+      CHECK_STATUS(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_V, parameters, 1, back),
+                   G2Z_BAD_ARGUMENT, &t->services, "outside");
+      CHECK_STATUS(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_GRADS, 0, 1, values),
+                   G2Z_BAD_ARGUMENT, &t->services, "not written");
+      test_trainer_close(&tt);
+    }
+}
+
+/* Initialisation: the spread of each tensor, and the same numbers for the same seed. */
+static void test_initialisation(g2z_test *t) {
+  g2z_train_config config = test_config_of(2, 4, 64, 32, 500);
+  test_trainer tt;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  const g2z_plan *plan = g2z_trainer_plan(tt.trainer);
+  float *w = (float *)malloc(plan->parameters * sizeof(float));
+  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, w));
+  for (int unit = 0; unit < plan->units; unit++)
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
+      if (info.unit != plan->unit[unit].kind) continue;
+      const float *v = w + plan->unit[unit].canonical + plan->offset[p];
+      double sum = 0, square = 0, n = (double)info.elements;
+      for (size_t i = 0; i < info.elements; i++) {
+        sum += (double)v[i];
+        square += (double)v[i] * (double)v[i];
+      }
+      double spread = info.init == G2Z_INIT_NORMAL ? 0.02 : info.init == G2Z_INIT_RESIDUAL ? 0.01 : 0;
+      CHECK_NEAR(t, sum / n, info.init == G2Z_INIT_ONES, 5 * spread / sqrt(n));
+      if (spread > 0) CHECK_NEAR(t, sqrt(square / n), spread, 5 * spread / sqrt(2 * n));
+    }
+  free(w);
+  test_trainer_close(&tt);
+}
+
+/* Validation is the mean of the losses that steps without a learning rate report. */
+static void test_validation(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
+  config.optimizer.lr = config.optimizer.min_lr = 0;
+  int32_t ids[8 * 8 + 1];
+  test_tokens(ids, 65, 61, 9);
+  g2z_shard_writer *writer;
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "v.bin"), G2Z_SHARD_RAW, &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 65));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  test_trainer tt;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  g2z_loader_config lc;
+  memset(&lc, 0, sizeof lc);
+  lc.glob = test_path(t, "v.bin");
+  lc.batch = 2;
+  lc.seq = 8;
+  lc.accum = lc.world = 1;
+  lc.vocab = 61;
+  g2z_loader *loader = NULL;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
+  CHECK(t, g2z_loader_steps_per_epoch(loader) == 4);
+  double loss, sum = 0;
+  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, &loss));
+  for (int s = 0; s < 4; s++) {
+    g2z_report report;
+    int32_t x[16], y[16];
+    for (int i = 0; i < 16; i++) {
+      x[i] = ids[16 * s + i];
+      y[i] = ids[16 * s + i + 1];
+    }
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
+    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    sum += (double)report.loss;
+  }
+  CHECK_NEAR(t, loss, sum / 4, 1e-6);
+  g2z_loader_free(loader);
+  /* A loader of another vocabulary: its tokens are no rows of this model's wte. */
+  lc.vocab = 65536;
+  lc.glob = test_path(t, "wide.bin");
+  ids[40] = 60000;
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, lc.glob, G2Z_SHARD_RAW, &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 65));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
+  CHECK_STATUS(t, g2z_trainer_validate(tt.trainer, loader, 4, &loss), G2Z_BAD_ARGUMENT,
+               &t->services, "token=60000 at position 8 must lie between 0 and 60");
+  CHECK(t, isnan(loss));
+  g2z_loader_free(loader);
+  test_trainer_close(&tt);
+}
+
+/* Every allocation of a trainer's life fails once: a status each time, and nothing leaks. */
+static void test_allocation_failures(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
+  int failures = 0;
+  for (long at = 1; at < 200; at++) {
+    test_trainer tt;
+    t->fail_at = at;
+    g2z_status status = test_trainer_open(t, &config, &tt);
+    t->fail_at = 0;
+    test_trainer_close(&tt);
+    CHECK(t, t->allocations == 0);
+    if (status == G2Z_OK) break;
+    CHECK(t, status == G2Z_NO_MEMORY && tt.trainer == NULL);
+    failures++;
+  }
+  CHECK(t, failures >= 10 && failures < 199);
+}
+
+static void test_context_refusals(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
+  test_trainer tt;
+  config.dtype = G2Z_TF32;
+  CHECK_STATUS(t, test_trainer_open(t, &config, &tt), G2Z_UNSUPPORTED, &t->services, "tf32");
+  test_trainer_close(&tt);
+  config.dtype = G2Z_FP32;
+  config.batch = 1 << 20;
+  config.model.context = 256;
+  config.seq = 256;
+  config.model.layers = 500;
+  CHECK_STATUS(t, test_trainer_open(t, &config, &tt), G2Z_NO_MEMORY, &t->services,
+               "with recompute=block fits");
+  test_trainer_close(&tt);
+}
+
+/* ----- generation -------------------------------------------------------- */
+
+static void test_sampling(g2z_test *t) {
+  const float logits[5] = {1.0f, 3.0f, 2.0f, 0.0f, 3.0f};
+  float scratch[10];
+  g2z_sampling s = g2z_sampling_default();
+  s.temperature = 0;
+  CHECK(t, g2z_sample(logits, 5, &s, 0, scratch) == 1); /* equals: the smaller id */
+  s.temperature = 1;
+  int count[5] = {0, 0, 0, 0, 0};
+  double sum = 0;
+  for (int i = 0; i < 5; i++) sum += exp((double)logits[i]);
+  for (uint32_t i = 0; i < 20000; i++) count[g2z_sample(logits, 5, &s, i, scratch)]++;
+  for (int i = 0; i < 5; i++) { /* five standard deviations of a binomial */
+    double p = exp((double)logits[i]) / sum;
+    CHECK_NEAR(t, count[i] / 20000.0, p, 5 * sqrt(p * (1 - p) / 20000));
+  }
+  s.top_k = 3;
+  for (uint32_t i = 0; i < 2000; i++) {
+    int id = g2z_sample(logits, 5, &s, i, scratch);
+    CHECK(t, id == 1 || id == 2 || id == 4);
+  }
+  s.top_k = 0;
+  s.top_p = 0.5f; /* ids 1 and 4 have 0.42 each */
+  memset(count, 0, sizeof count);
+  for (uint32_t i = 0; i < 2000; i++) count[g2z_sample(logits, 5, &s, i, scratch)]++;
+  CHECK(t, count[1] + count[4] == 2000 && count[1] > 800 && count[4] > 800);
+  s.top_p = 1e-9f;
+  CHECK(t, g2z_sample(logits, 5, &s, 9, scratch) == 1);
+  const float one_broken[3] = {NAN, 1.0f, 2.0f};
+  CHECK(t, g2z_sample(one_broken, 3, &s, 9, scratch) == 2);
+  s.temperature = 0;
+  CHECK(t, g2z_sample(one_broken, 3, &s, 9, scratch) == 2);
+  s.temperature = 1;
+  const float broken[3] = {NAN, NAN, NAN};
+  int id = g2z_sample(broken, 3, &s, 9, scratch);
+  CHECK(t, id >= 0 && id < 3);
+}
+
+/* internals */
+/* A model that has learnt a cycle of tokens by heart writes it on, also past its context. */
+static void test_generate_cycle(g2z_test *t) {
+  enum { PERIOD = 7 };
+  g2z_train_config config = test_config_of(1, 2, 32, 16, 61);
+  config.optimizer.lr = 3e-3f;
+  config.optimizer.warmup = 5;
+  config.optimizer.steps = 80;
+  test_trainer tt;
+  int32_t x[32], y[32];
+  for (int i = 0; i < 32; i++) {
+    x[i] = 10 + 5 * (i % 16 % PERIOD);
+    y[i] = 10 + 5 * ((i % 16 + 1) % PERIOD);
+  }
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_steps(t, tt.trainer, x, y, 80, NULL, NULL);
+  g2z_tokens tokens;
+  memset(&tokens, 0, sizeof tokens);
+  g2z_sampling s = g2z_sampling_default();
+  s.temperature = 0;
+  CHECK_STATUS(t, g2z_generate(tt.trainer, &tokens, 4, &s, -1, NULL, NULL), G2Z_BAD_ARGUMENT,
+               &t->services, "no tokens");
+  for (int i = 0; i < 3; i++) CHECK_OK(t, g2z__tokens_append(&t->services, &tokens, x[i]));
+  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 13, &s, -1, NULL, NULL));
+  CHECK(t, tokens.count == 16);
+  for (size_t i = 0; i < tokens.count; i++) CHECK(t, tokens.ids[i] == 10 + 5 * (int)(i % PERIOD));
+  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 10, &s, -1, NULL, NULL));
+  CHECK(t, tokens.count == 26); /* the window slides: no position beyond the context is asked for */
+  s.temperature = 1;
+  size_t before = tokens.count;
+  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 500, &s, 10, NULL, NULL));
+  CHECK(t, tokens.ids[tokens.count - 1] == 10 || tokens.count == before + 500);
+  s.top_p = 0;
+  CHECK_STATUS(t, g2z_generate(tt.trainer, &tokens, 1, &s, -1, NULL, NULL), G2Z_BAD_ARGUMENT,
+               &t->services, "top_p=0");
+  g2z_tokens_free(&tokens);
+  test_trainer_close(&tt);
+}
+
+/* internals */
+/* A list of tokens belongs to the services it began with, whoever adds to it. */
+static void test_tokens_services(g2z_test *t) {
+  g2z_train_config config = test_config_of(1, 2, 32, 16, 61);
+  static g2z_test other;
+  g2z_tokenizer *tokenizer = NULL;
+  g2z_encoder *encoder = NULL;
+  g2z_tokens tokens;
+  test_trainer tt;
+  char text[300];
+  memset(&other, 0, sizeof other);
+  memset(&tokens, 0, sizeof tokens);
+  memset(text, '!', sizeof text);
+  other.services.allocate = test_allocate;
+  other.services.release = test_release;
+  other.services.user = &other;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  CHECK_OK(t, g2z__tokens_append(&other.services, &tokens, 1));
+  other.fail_at = 1; /* the sentence goes to the services of the call */
+  CHECK_STATUS(t, g2z_encode(encoder, text, sizeof text, G2Z_ENCODE_DEFAULT, &tokens),
+               G2Z_NO_MEMORY, &t->services, "bytes");
+  other.fail_at = 0;
+  CHECK_OK(t, g2z_encode(encoder, text, sizeof text, G2Z_ENCODE_DEFAULT, &tokens));
+  CHECK(t, tokens.services == &other.services && other.allocations == 1 && tokens.count == 301);
+  long live = t->allocations;
+  g2z_sampling sampling = g2z_sampling_default();
+  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 300, &sampling, -1, NULL, NULL));
+  CHECK(t, tokens.services == &other.services && other.allocations == 1 && t->allocations == live);
+  other.fail_at = 1;
+  t->services.error[0] = 0;
+  CHECK_STATUS(t, g2z_generate(tt.trainer, &tokens, 3000, &sampling, -1, NULL, NULL),
+               G2Z_NO_MEMORY, &t->services, "bytes");
+  other.fail_at = 0;
+  g2z_tokens_free(&tokens);
+  g2z_tokens_free(NULL);
+  CHECK(t, other.allocations == 0 && t->allocations == live);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+  test_trainer_close(&tt);
+}
+
+/* ----- rank programs: ZeRO ----- */
+
+/* This rank's part of the `sequences` of a step: sequence j goes to rank j % world. What follows a
+ * token is a function of it, so that twenty steps learn something. */
+static void zero_tokens(int step, int rank, int world, int sequences, int vocab, int32_t *x,
+                        int32_t *y) {
+  int apart = vocab / 61; /* 61 of the words, which lie in the slices of all ranks */
+  int32_t all[ZERO_SEQUENCES * ZERO_SEQ];
+  test_tokens(all, (size_t)sequences * ZERO_SEQ, 61, (uint64_t)step + 5);
+  for (int j = rank, at = 0; j < sequences; j += world)
+    for (int i = 0; i < ZERO_SEQ; i++, at++) {
+      int word = all[j * ZERO_SEQ + i];
+      x[at] = word * apart;
+      y[at] = (word * 7 + 3) % 61 * apart;
+    }
+}
+
+/* The losses of ZERO_STEPS steps. */
+static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+  const g2z_plan *plan = g2z_trainer_plan(trainer);
+  g2z_report report;
+  for (int step = 0; step <= ZERO_STEPS; step++) {
+    zero_tokens(step, plan->rank, plan->world, plan->batch * plan->accum * plan->world,
+                plan->model.vocab, x, y);
+    g2z_status status = step < ZERO_STEPS ? g2z_trainer_step_batch(trainer, x, y, &report)
+                                          : g2z_trainer_flush(trainer, &report);
+    if (status != G2Z_OK) return status;
+    if (report.loss_step > 0) losses[report.loss_step - 1] = report.loss;
+  }
+  return G2Z_OK;
+}
+
+/* Leaves out one of the gathers: what a test must notice. */
+static g2z_collectives zero_faulty;
+static const g2z_collectives *zero_right;
+static int zero_gathers;
+static g2z_status zero_gather(g2z_comm *comm, const g2z_call *call) {
+  if (call->kind == G2Z_CALL_GATHER && ++zero_gathers == 7) return G2Z_OK;
+  return zero_right->play(comm, call);
+}
+
+/* Of the embedding's gradient in step 2 the other ranks' rows stay away. */
+static g2z_status zero_rows(g2z_comm *comm, const g2z_call *call) {
+  if (call->kind != G2Z_CALL_ROWS || call->span != G2Z_SPAN_EMBEDDING_ROWS ||
+      ++zero_gathers != 4) /* a step's second: tokens, rows */
+    return zero_right->play(comm, call);
+  memset(call->to, 0, (size_t)comm->world * call->n);
+  memcpy((char *)call->to + (size_t)comm->rank * call->n, call->from, call->n);
+  return G2Z_OK;
+}
+
+/* Leaves out one of the reductions: a bucket's gradients stay the last step's, or this rank's own. */
+static g2z_status zero_reduction(g2z_comm *comm, const g2z_call *call) {
+  if (call->kind == G2Z_CALL_REDUCE && ++zero_gathers == 7) return G2Z_OK;
+  return zero_right->play(comm, call);
+}
+
+/* What is done to a run beside its case. ZERO_LIKE + world: one rank takes micro-batches of the size
+ * that those of `world` ranks have. ZERO_ROUNDED + world: the same, and each gradient moves as far
+ * as the roundings of `world` ranks can move it. */
+enum {
+  ZERO_PLAIN,
+  ZERO_FAULT,                   /* these three: a gather, rows, a reduction are left out once */
+  ZERO_FAULT_ROWS,
+  ZERO_FAULT_REDUCE,
+  ZERO_RECOMPUTE,
+  ZERO_LIKE,
+  ZERO_ROUNDED = ZERO_LIKE + TEST_RANKS
+};
+
+static void zero_break(g2z_trainer *trainer, int how) {
+  zero_right = trainer->comm->ops;
+  zero_faulty = *zero_right;
+  zero_faulty.play = how == ZERO_FAULT ? zero_gather : how == ZERO_FAULT_ROWS ? zero_rows
+                                                                              : zero_reduction;
+  trainer->comm->ops = &zero_faulty;
+  zero_gathers = 0;
+}
+
+/* Before a step takes the norm of its gradients, which are fp32 on one rank, each moves up or down,
+ * as a coin falls, by zero_move of itself and of the range's mean size: ranks' parts of opposite sign
+ * are larger than their sum, and round by more. */
+static g2z_ops zero_moving;
+static const g2z_ops *zero_still;
+static double zero_move;
+static uint32_t zero_coin;
+static g2z_status zero_sumsq(g2z_device *device, double *sum, const void *grads,
+                             const g2z_range *ranges, int count) {
+  static float part[1 << 17];
+  for (int r = 0; r < count; r++) {
+    size_t n = ranges[r].elements;
+    float *at = (float *)grads + ranges[r].begin;
+    double mean = 0;
+    if (n > sizeof part / sizeof *part) return G2Z_BAD_ARGUMENT;
+    g2z_status status = zero_still->download(device, part, at, n * sizeof *part);
+    if (status == G2Z_OK) status = zero_still->synchronize(device);
+    if (status != G2Z_OK) return status;
+    for (size_t i = 0; i < n; i++) mean += fabs((double)part[i]) / (double)n;
+    for (size_t i = 0; i < n; i++) {
+      double move = zero_move * (fabs((double)part[i]) + mean);
+      zero_coin = zero_coin * 1664525u + 1013904223u;
+      part[i] += (float)(zero_coin >> 31 ? move : -move);
+    }
+    status = zero_still->upload(device, at, part, n * sizeof *part);
+    if (status == G2Z_OK) status = zero_still->synchronize(device);
+    if (status != G2Z_OK) return status;
+  }
+  return zero_still->grad_sumsq(device, sum, grads, ranges, count);
+}
+
+/* A sum over `world` ranks is rounded 2 world times at most, by half a unit in the last place each,
+ * which is 2^-11 of a number in fp16 and 2^-8 in bf16: each rank's part, world - 1 sums, and what it
+ * is compared with. */
+static void zero_round(g2z_trainer *trainer, int world, g2z_dtype dtype) {
+  zero_still = trainer->device->ops;
+  zero_moving = *zero_still;
+  zero_moving.grad_sumsq = zero_sumsq;
+  zero_move = 2 * world * (dtype == G2Z_FP16 ? 0x1p-11 : 0x1p-8);
+  zero_coin = 1;
+  trainer->device->ops = &zero_moving;
+}
+
+/* zero DEVICE DTYPE CASES HOW FILE: rank 0 writes the losses of all cases to FILE. */
+static int rank_zero(int argc, char **argv) {
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  if (argc != 5) return 2;
+  int dtype = atoi(argv[1]), cases = atoi(argv[2]), how = atoi(argv[3]);
+  float losses[ZERO_CASES][ZERO_STEPS];
+  g2z_context *context = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  int gpu = atoi(argv[0]);
+  cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  for (int i = 0; i < cases && status == G2Z_OK; i++) {
+    g2z_train_config config = zero_config(i, gpu, g2z_context_world(context), (g2z_dtype)dtype);
+    g2z_trainer *trainer;
+    config.recompute = how == ZERO_RECOMPUTE ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
+    int rounded = how > ZERO_ROUNDED ? how - ZERO_ROUNDED : 0;
+    int like = rounded ? rounded : how > ZERO_LIKE ? how - ZERO_LIKE : 1;
+    config.batch /= like;
+    config.accum *= like;
+    int faulty = how >= ZERO_FAULT && how <= ZERO_FAULT_REDUCE;
+    if (rounded || faulty) config.graph = 0; /* the host takes part in the middle of a step */
+    status = g2z_trainer_create(context, &config, &trainer);
+    if (status != G2Z_OK) break;
+    if (faulty) zero_break(trainer, how);
+    if (rounded) zero_round(trainer, rounded, config.dtype);
+    status = zero_train(trainer, losses[i]);
+    if (rounded) trainer->device->ops = zero_still;
+    g2z_trainer_free(trainer);
+  }
+  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+    FILE *file = fopen(argv[4], "wb");
+    if (!file || fwrite(losses, sizeof losses[0], (size_t)cases, file) != (size_t)cases ||
+        fclose(file) != 0)
+      status = G2Z_IO;
+  }
+  if (status != G2Z_OK) fprintf(stderr, "%s\n", services.error);
+  g2z_context_free(context);
+  return status == G2Z_OK ? 0 : 1;
+}
+
+/* Counts gathers, and looks at where blocks take turns when one is computed with: it is there, and
+ * the next one of the pass is on its way. */
+static g2z_trainer *turns_trainer;
+static g2z_ops turns_ops;
+static const g2z_ops *turns_right;
+static int turns_seen, turns_wrong;
+static void turns_look(int next) {
+  const g2z_trainer *t = turns_trainer;
+  int unit = t->needed, L = t->plan->model.layers;
+  if (unit < 1 || unit > L) return; /* the final LayerNorm */
+  turns_seen++;
+  turns_wrong += t->turn[unit % 2] != unit || !t->turn_joined[unit % 2];
+  turns_wrong += unit + next >= 1 && unit + next <= L && t->turn[(unit + next) % 2] != unit + next;
+}
+static g2z_status turns_fwd(g2z_device *device, void *y, float *mean, float *rstd, const void *x,
+                            const void *w, const void *b, int N, int C) {
+  turns_look(-1);
+  return turns_right->layernorm_fwd(device, y, mean, rstd, x, w, b, N, C);
+}
+static g2z_status turns_bwd(g2z_device *device, void *dw, const void *x, const void *dy,
+                            g2z_write mode, int N, int I, int O) {
+  turns_look(1);
+  return turns_right->linear_bwd_weight(device, dw, x, dy, mode, N, I, O);
+}
+static g2z_status turns_gather(g2z_comm *comm, const g2z_call *call) {
+  zero_gathers += call->kind == G2Z_CALL_GATHER;
+  return zero_right->play(comm, call);
+}
+
+/* turns CASE: three steps of stage 3 with a bucket for each unit. */
+static int rank_turns(int argc, char **argv) {
+  enum { STEPS = 3 };
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  if (argc != 1) return 2;
+  g2z_context *context = NULL;
+  g2z_trainer *t = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_train_config config = zero_config(atoi(argv[0]), 0, g2z_context_world(context), G2Z_FP32);
+  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &t);
+  if (status == G2Z_OK) {
+    zero_right = t->comm->ops;
+    zero_faulty = *zero_right;
+    zero_faulty.play = turns_gather;
+    t->comm->ops = &zero_faulty;
+    turns_trainer = t;
+    turns_right = t->device->ops;
+    turns_ops = *turns_right;
+    turns_ops.layernorm_fwd = turns_fwd;
+    turns_ops.linear_bwd_weight = turns_bwd;
+    t->device->ops = &turns_ops;
+  }
+  for (int step = 0; step < STEPS && status == G2Z_OK; step++) {
+    int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+    g2z_report report;
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context),
+                config.batch * config.accum * g2z_context_world(context), config.model.vocab, x, y);
+    status = g2z_trainer_step_batch(t, x, y, &report);
+  }
+  /* Of L blocks, all but the two that lie there already come in each pass of each micro-step; an
+   * update sends those two, wte, wpe and the final LayerNorm, as does the beginning. */
+  int L = config.model.layers, most = 5 + STEPS * (2 * (L - 2) * config.accum + 5);
+  int looks = STEPS * config.accum * L * (2 + 4); /* LayerNorms and products of a block */
+  int wrong = zero_gathers != most || turns_seen != looks || turns_wrong;
+  printf("%d gathers of %d, %d looks of %d, %d wrong\n", zero_gathers, most, turns_seen, looks,
+         turns_wrong);
+  /* The first block, which lies there, is written to: what is computed then is what is computed
+   * when nothing lies there any more. */
+  float logits[2][ZERO_WORDS] = {{0}}, zeros[512] = {0};
+  for (int i = 0; i < 2 && status == G2Z_OK; i++) {
+    int32_t token = 7;
+    if (i == 0)
+      status = g2z_trainer_write(t, G2Z_BUFFER_MASTER,
+                                 t->plan->unit[L].canonical + 32, 512, zeros);
+    if (status == G2Z_OK) status = g2z_trainer_logits(t, &token, 1, 1, logits[i]);
+  }
+  if (status == G2Z_OK && memcmp(logits[0], logits[1], sizeof logits[0]) != 0) {
+    puts("what was written came late");
+    wrong++;
+  }
+  g2z_trainer_free(t);
+  g2z_context_free(context);
+  return status != G2Z_OK || wrong;
+}
+
+/* Validates on a shard that rank 1 believes to have tokens that it has no place for. */
+static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
+  const g2z_plan *plan = g2z_trainer_plan(trainer);
+  g2z_services *services = g2z_context_services(g2z_trainer_context(trainer));
+  g2z_loader_config config;
+  g2z_loader *loader;
+  double loss = 0;
+  memset(&config, 0, sizeof config);
+  config.glob = shard;
+  config.batch = plan->batch;
+  config.seq = plan->seq;
+  config.accum = 1;
+  config.rank = plan->rank;
+  config.world = plan->world;
+  config.vocab = plan->rank == 1 ? 30 : 61;
+  g2z_status status = g2z_loader_create(services, &config, &loader);
+  if (status == G2Z_OK) status = g2z_trainer_validate(trainer, loader, 3, &loss);
+  g2z_loader_free(loader);
+  return status;
+}
+
+/* trouble KIND DEVICE CASE SHARD: rank 1 brings a token that does not exist to step 4, or asks to
+ * stop in step 3, or cannot validate on SHARD before step 4, which hinders no step. All ranks say
+ * what became of it, from which step. On a GPU the step is a graph, and before step 4 all ask for
+ * logits, which gathers parameters that the graph would have gathered. */
+static int rank_trouble(int argc, char **argv) {
+  g2z_services services;
+  memset(&services, 0, sizeof services);
+  if (argc != 4) return 2;
+  int stop = strcmp(argv[0], "stop") == 0, token = strcmp(argv[0], "token") == 0;
+  int gpu = atoi(argv[1]);
+  g2z_context *context = NULL;
+  g2z_trainer *trainer = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_train_config config = zero_config(atoi(argv[2]), gpu, g2z_context_world(context), G2Z_FP32);
+  config.graph = gpu;
+  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ] = {0}, y[ZERO_SEQUENCES * ZERO_SEQ];
+  g2z_report report;
+  char saved[512], said[G2Z_ERROR_BYTES];
+  snprintf(saved, sizeof saved, "%s.%s.%s", argv[3], argv[0], argv[2]);
+  if (status == G2Z_OK) status = g2z_trainer_save(trainer, saved);
+  int step = 0;
+  for (; step < 10 && status == G2Z_OK; step++) {
+    int mine = g2z_context_rank(context) == 1;
+    float logits[61];
+    if (step == 4 && g2z_trainer_logits(trainer, x, 1, 1, logits) != G2Z_OK) break;
+    if (step == 4 && !stop && !token && rank_validate(trainer, argv[3]) == G2Z_OK) break;
+    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context),
+                config.batch * config.accum * g2z_context_world(context), config.model.vocab, x, y);
+    if (mine && token && step == 4) x[17] = 61;
+    if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
+    status = g2z_trainer_step_batch(trainer, x, y, &report);
+  }
+  snprintf(said, sizeof said, "%s", services.error);
+  x[17] = 0;
+  g2z_status again = trainer ? g2z_trainer_load(trainer, saved) : status;
+  for (int i = 0; i < 3 && again == G2Z_OK; i++)
+    again = g2z_trainer_step_batch(trainer, x, y, &report);
+  printf("step %d status %d, from what was saved %d: %s\n", step, (int)status, (int)again, said);
+  g2z_trainer_free(trainer);
+  g2z_context_free(context);
+  return 0;
+}
+
+/* ----- tests of ZeRO: several ranks compute what one computes ----- */
+
+/* Runs rank_zero on `world` ranks. */
+static int zero_run(g2z_test *t, int device, g2z_dtype dtype, int world, int cases, int how,
+                    float losses[ZERO_CASES][ZERO_STEPS]) {
+  char arguments[512], path[320];
+  snprintf(path, sizeof path, "%s", test_path(t, "losses"));
+  unlink(path);
+  snprintf(arguments, sizeof arguments, "zero %d %d %d %d %s", device, (int)dtype, cases, how, path);
+  int failures = t->failures;
+  test_ranks ranks;
+  test_ranks_open(&ranks, world);
+  test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
+  test_ranks_wait(t, &ranks, 120);
+  for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+  if (t->failures > failures) return 0;
+  FILE *file = fopen(path, "rb");
+  size_t count = file ? fread(losses, sizeof losses[0], (size_t)cases, file) : 0;
+  if (file) fclose(file);
+  CHECK(t, count == (size_t)cases);
+  return count == (size_t)cases;
+}
+
+/* The largest difference of any loss of any case from one rank's, in nats. */
+static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASES][ZERO_STEPS],
+                         int cases) {
+  double worst = 0;
+  for (int i = 0; i < cases; i++)
+    for (int step = 0; step < ZERO_STEPS; step++) {
+      double difference = fabs((double)got[i][step] - (double)want[i][step]);
+      if (!(difference <= worst)) worst = difference;
+    }
+  return worst;
+}
+
+/* How far `world` ranks' losses may be from one rank's, in nats. fp32: gradients differ in the order
+ * of their sums, by some 2^-24, which AdamW carries into 20 steps of at most lr = 4e-3, and 32
+ * products of a logit add up: 1e-6; a tenth of what is allowed, for activations round too.
+ * 16 bits: each step rounds gradients, and parameters and activations that differ at all may round to
+ * different neighbours, so no formula follows a difference through 20 steps. It is measured instead:
+ * by a run of one rank whose gradients all move as far as roundings can move them in every step. Real
+ * roundings go either way and mostly less far. Runs that differ by them alone stay closer together. */
+static double zero_bound(g2z_test *t, int device, g2z_dtype dtype, int world, int cases,
+                         float one[ZERO_CASES][ZERO_STEPS]) {
+  static float rounded[ZERO_CASES][ZERO_STEPS];
+  if (dtype == G2Z_FP32) return 1e-5;
+  if (!zero_run(t, device, dtype, 1, cases, ZERO_ROUNDED + world, rounded)) return NAN;
+  return zero_worst(rounded, one, cases);
+}
+
+/* Worlds from `least` to `most` against one rank. With 16 bits that rank takes micro-batches of the
+ * same size, for a product's roundings depend on its shape, and adds up in fp32. */
+static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least, int most) {
+  static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
+  if (!zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_PLAIN, one)) return;
+  for (int i = 0; i < ZERO_CASES; i++) CHECK(t, one[i][ZERO_STEPS - 1] < one[i][0] - 0.5f);
+  for (int world = least; world <= most; world++) {
+    if (!zero_run(t, device, dtype, world, ZERO_CASES, ZERO_PLAIN, many)) return;
+    if (dtype != G2Z_FP32 && !zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_LIKE + world, one))
+      return;
+    double worst = zero_worst(many, one, ZERO_CASES);
+    double bound = zero_bound(t, device, dtype, world, ZERO_CASES, one);
+    printf("      %s, %d ranks: losses differ by %.1e at most, and may by %.1e\n",
+           g2z_dtype_text(dtype), world, worst, bound);
+    CHECK_NEAR(t, worst, 0, bound);
+    /* Through the connections rank 0 adds up what it would add up in stage 0. */
+    for (int i = ZERO_DP; i < ZERO_CASES && !device; i += ZERO_COLUMNS)
+      CHECK(t, memcmp(many[i], many[i - ZERO_DP], sizeof many[i]) == 0);
+  }
+}
+
+/* The gradients of a third step of a rank alone; *apart: whether the embedding's part of wte's went
+ * apart. The learning rate is too small to change a parameter, so that rounding does not grow. */
+static g2z_status zero_alone_grads(g2z_test *t, const g2z_train_config *config, int *apart,
+                                   float *grads, size_t limit, size_t *count) {
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+  test_trainer tt;
+  g2z_report report;
+  g2z_status status = test_trainer_open(t, config, &tt);
+  for (int step = 0; step < 3 && status == G2Z_OK; step++) {
+    zero_tokens(step, 0, 1, config->batch * config->accum, config->model.vocab, x, y);
+    status = g2z_trainer_step_batch(tt.trainer, x, y, &report);
+  }
+  if (status == G2Z_OK) {
+    const g2z_plan *plan = g2z_trainer_plan(tt.trainer);
+    *apart = plan->wte_rows && plan->dwte_dtype == config->dtype;
+    *count = plan->parameters < limit ? plan->parameters : limit;
+    status = g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, *count, grads);
+  }
+  test_trainer_close(&tt);
+  return status;
+}
+
+/* A rank alone rounds the head's part of wte's gradient at once: the same bits in every stage, and
+ * what fp32 gives to within two roundings. */
+static void test_zero_alone(g2z_test *t) {
+  static const g2z_dtype dtypes[] = {G2Z_FP16, G2Z_BF16};
+  static float wide[1 << 17], first[1 << 17], grads[1 << 17];
+  for (int i = 0; i < 2; i++) {
+    double unit = dtypes[i] == G2Z_FP16 ? 0x1p-11 : 0x1p-8, apart2 = 0, size2 = 0;
+    for (int column = -1; column < ZERO_COLUMNS; column++) {
+      int apart = 0;
+      size_t n = 0;
+      g2z_train_config config = zero_config(ZERO_COLUMNS, 0, 1, dtypes[i]); /* stage 0, many words */
+      config.batch = 15; /* 240 tokens: one chunk */
+      config.optimizer.lr = config.optimizer.min_lr = 1e-9f;
+      config.grad_fp32 = column < 0;
+      config.zero_stage = column > 0 && column < ZERO_DP ? column : 0;
+      config.strategy = column == ZERO_DP ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+      CHECK_OK(t, zero_alone_grads(t, &config, &apart, column < 0 ? wide : grads, 1 << 17, &n));
+      CHECK(t, apart == (column >= 0) && n > 0 && n < 1 << 17);
+      if (column == 0) memcpy(first, grads, sizeof first);
+      if (column > 0) CHECK(t, memcmp(grads, first, n * sizeof *grads) == 0);
+      for (size_t k = 0; k < n && column == 0; k++) {
+        double difference = (double)first[k] - (double)wide[k];
+        apart2 += difference * difference;
+        size2 += (double)wide[k] * (double)wide[k];
+      }
+    }
+    CHECK(t, size2 > 0 && sqrt(apart2) <= 2 * unit * sqrt(size2));
+  }
+}
+
+static void test_zero_equal(g2z_test *t) {
+  test_zero_dtype(t, 0, G2Z_FP32, 2, 4);
+}
+
+static void test_zero_halves(g2z_test *t) {
+  test_zero_dtype(t, 0, G2Z_FP16, 2, 3);
+  test_zero_dtype(t, 0, G2Z_BF16, 2, 2);
+}
+
+/* Stage 3 gathers a block while the one before it is computed with, none more often than needed. */
+static void test_zero_turns(g2z_test *t) {
+  for (int accum = 0; accum < 2; accum++) {
+    char arguments[64];
+    test_ranks ranks;
+    snprintf(arguments, sizeof arguments, "turns %d", 3 + 3 * ZERO_COLUMNS * accum);
+    test_ranks_open(&ranks, 2);
+    test_ranks_start(t, &ranks, 0, 1, NULL, arguments);
+    test_ranks_wait(t, &ranks, 60);
+    for (int r = 0; r < 2; r++) CHECK_RANK(t, &ranks, r, 0, " 0 wrong");
+    test_ranks_free(t, &ranks);
+  }
+}
+
+/* Activations made again change no bit on two ranks either, in any column and with any bucket: the
+ * algorithms of products depend on their shapes alone, as tune is off. */
+static void test_zero_recompute_on(g2z_test *t, int device, g2z_dtype dtype) {
+  static float kept[ZERO_CASES][ZERO_STEPS], again[ZERO_CASES][ZERO_STEPS];
+  const int cases = 3 * ZERO_COLUMNS; /* those of one micro-step */
+  if (!zero_run(t, device, dtype, 2, cases, ZERO_PLAIN, kept) ||
+      !zero_run(t, device, dtype, 2, cases, ZERO_RECOMPUTE, again))
+    return;
+  CHECK_NEAR(t, zero_worst(again, kept, cases), 0, 0);
+}
+
+static void test_zero_recompute(g2z_test *t) { test_zero_recompute_on(t, 0, G2Z_FP16); }
+
+/* What befalls one rank is returned by all, from the same step, with the same sentence. */
+static void test_zero_trouble_on(g2z_test *t, int device, int world) {
+  static const struct { const char *kind, *says; } cases[] = {
+      {"token", "step 6 status 1, from what was saved 0: rank 1: token=61 at position 17"},
+      {"stop", "step 6 status 8, from what was saved 0: a stop was requested: step 5 was the "},
+      {"validation", "step 10 status 0, from what was saved 0: rank 1: "}};
+  int32_t ids[1600];
+  g2z_shard_writer *writer = NULL;
+  test_tokens(ids, 1600, 61, 3);
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "val.bin"), G2Z_SHARD_LLMC,
+                                        &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 1600));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  for (int i = 0; i < 9; i++) { /* in stages 2 and 3, and strategy dp */
+    char arguments[512];
+    test_ranks ranks;
+    snprintf(arguments, sizeof arguments, "trouble %s %d %d %s", cases[i / 3].kind, device,
+             2 + i % 3, test_path(t, "val.bin"));
+    test_ranks_open(&ranks, world);
+    test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
+    test_ranks_wait(t, &ranks, 60);
+    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, cases[i / 3].says);
+    test_ranks_free(t, &ranks);
+  }
+}
+
+static void test_zero_trouble(g2z_test *t) { test_zero_trouble_on(t, 0, 3); }
+
+/* The comparison above sees a gather, rows or a reduction that is left out once in a run of twenty
+ * steps. Where none is there to be left out, no bit changes: stage 0 gathers nothing, and the first
+ * half of the cases sends no rows. Rows are left out in host memory, so on a CPU alone. */
+static void test_zero_fault_on(g2z_test *t, int device, g2z_dtype dtype) {
+  static float right[ZERO_CASES][ZERO_STEPS], wrong[ZERO_CASES][ZERO_STEPS];
+  static float one[ZERO_CASES][ZERO_STEPS];
+  const int cases = 2 * ZERO_COLUMNS;
+  if (!zero_run(t, device, dtype, 2, cases, ZERO_PLAIN, right) ||
+      !zero_run(t, device, dtype, 1, cases, ZERO_LIKE + 2, one))
+    return;
+  double bound = zero_bound(t, device, dtype, 2, cases, one);
+  for (int how = ZERO_FAULT; how <= ZERO_FAULT_REDUCE; how++) {
+    if (device && how == ZERO_FAULT_ROWS) continue;
+    if (!zero_run(t, device, dtype, 2, cases, how, wrong)) return;
+    for (int i = 0; i < cases; i++) {
+      int clean = (how == ZERO_FAULT && i % ZERO_COLUMNS == 0) ||
+                  (how == ZERO_FAULT_ROWS && i < ZERO_COLUMNS);
+      CHECK(t, clean ? memcmp(wrong[i], right[i], sizeof wrong[i]) == 0
+                     : zero_worst(wrong + i, right + i, 1) > 2 * bound);
+    }
+  }
+}
+
+/* On GPUs, through NCCL and copies. */
+static void test_cuda_zero(g2z_test *t) {
+  int count = 0;
+#if defined(__CUDACC__)
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+#endif
+  if (count < 2) {
+    snprintf(t->skip, sizeof t->skip, "needs two GPUs, %d are here", count);
+    return;
+  }
+  int world = count >= 8 ? 8 : count >= 4 ? 4 : 2;
+  test_zero_dtype(t, 1, G2Z_FP32, world, world);
+  test_zero_dtype(t, 1, G2Z_FP16, world, world);
+  test_zero_recompute_on(t, 1, G2Z_FP16);
+  test_zero_fault_on(t, 1, G2Z_FP16);
+  test_zero_trouble_on(t, 1, world);
+}
+
+static void test_zero_fault(g2z_test *t) {
+  test_zero_fault_on(t, 0, G2Z_FP32);
+  test_zero_fault_on(t, 0, G2Z_FP16);
+}

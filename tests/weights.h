@@ -1,0 +1,482 @@
+/* Tests of the room "weights": safetensors, and models in the layout of Hugging Face. */
+
+/* ----- safetensors and weights ------------------------------------------- */
+
+/* A file of this header, with `data` zero bytes behind it. */
+static const char *test_weights_file(g2z_test *t, const char *header, size_t data) {
+  uint64_t length = strlen(header);
+  char *bytes = (char *)calloc(1, 8 + length + data);
+  memcpy(bytes, &length, 8);
+  memcpy(bytes + 8, header, length);
+  const char *path = test_path(t, "model.safetensors");
+  test_write_file(t, path, bytes, 8 + length + data);
+  free(bytes);
+  return path;
+}
+
+static void test_safetensors_types(g2z_test *t) {
+  /* Every half as the definition has it; NaN stays NaN. */
+  static uint16_t halves[2][65536];
+  static float got[65536];
+  for (int i = 0; i < 65536; i++) halves[0][i] = halves[1][i] = (uint16_t)i;
+  double wide[3] = {0.1, -1e-320, 16777217.0};
+  const char *header =
+      "{\"bf\":{\"dtype\":\"BF16\",\"shape\":[65536],\"data_offsets\":[131072,262144]},"
+      "\"\\u0066h\":{\"shape\":[2,32768],\"dtype\":\"F16\",\"data_offsets\":[0,131072]},"
+      "\"wide\":{\"dtype\":\"F64\",\"shape\":[1,3,1],\"data_offsets\":[262144,262168],\"x\":[{}]},"
+      "\"none\":{\"dtype\":\"F32\",\"shape\":[4,0],\"data_offsets\":[262168,262168]},"
+      "\"one\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[262168,262172]},"
+      "\"bits\":{\"dtype\":\"BOOL\",\"shape\":[3],\"data_offsets\":[262172,262175]},"
+      "\"__metadata__\":{\"format\":\"pt\"}}   ";
+  uint64_t length = strlen(header);
+  float one = 1.5f;
+  FILE *file = fopen(test_path(t, "types"), "wb");
+  CHECK(t, file != NULL);
+  if (!file) return;
+  fwrite(&length, 8, 1, file);
+  fwrite(header, length, 1, file);
+  fwrite(halves, sizeof halves, 1, file);
+  fwrite(wide, sizeof wide, 1, file);
+  fwrite(&one, sizeof one, 1, file);
+  fwrite("\1\0\1", 3, 1, file);
+  CHECK(t, fclose(file) == 0);
+
+  g2z_safetensors *st;
+  CHECK_OK(t, g2z_safetensors_open(&t->services, test_path(t, "types"), &st));
+  if (!st) return;
+  CHECK(t, g2z_safetensors_count(st) == 6 && g2z_safetensors_find(st, "f") == -1);
+  g2z_safetensor tensor = g2z_safetensors_tensor(st, g2z_safetensors_find(st, "fh"));
+  CHECK(t, tensor.type == G2Z_TENSOR_F16 && tensor.rank == 2 && tensor.shape[1] == 32768 &&
+               tensor.elements == 65536 && tensor.bytes == 131072 && tensor.begin == 8 + length);
+  CHECK_OK(t, g2z_safetensors_read(st, g2z_safetensors_find(st, "fh"), 0, 65536, got));
+  int wrong = 0;
+  for (int i = 0; i < 65536; i++) {
+    int exponent = i >> 10 & 31, fraction = i & 1023;
+    double value = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    if (exponent == 31) value = fraction ? NAN : INFINITY;
+    if (i & 0x8000) value = -value;
+    wrong += !(isnan(value) ? isnan(got[i]) : got[i] == value && !signbit(got[i]) == !(i >> 15));
+  }
+  CHECK(t, wrong == 0);
+  CHECK_OK(t, g2z_safetensors_read(st, g2z_safetensors_find(st, "bf"), 1, 65535, got));
+  for (int i = 1; i < 65536; i++) {
+    uint32_t bits;
+    memcpy(&bits, &got[i - 1], sizeof bits);
+    wrong += bits != (uint32_t)i << 16;
+  }
+  CHECK(t, wrong == 0);
+  int at = g2z_safetensors_find(st, "wide");
+  CHECK_OK(t, g2z_safetensors_read(st, at, 0, 3, got));
+  CHECK(t, got[0] == 0.1f && got[1] == 0 && got[2] == 16777216.0f);
+  CHECK_OK(t, g2z_safetensors_read(st, at, 3, 0, got));
+  CHECK_STATUS(t, g2z_safetensors_read(st, at, 2, 2, got), G2Z_BAD_ARGUMENT, &t->services,
+               "\"wide\" has 3 elements, and 2 from 2 on");
+  CHECK_STATUS(t, g2z_safetensors_read(st, at, SIZE_MAX, 2, got), G2Z_BAD_ARGUMENT, &t->services,
+               "wide");
+  CHECK_OK(t, g2z_safetensors_read(st, g2z_safetensors_find(st, "one"), 0, 1, got));
+  CHECK(t, got[0] == 1.5f);
+  CHECK_OK(t, g2z_safetensors_read(st, g2z_safetensors_find(st, "none"), 0, 0, got));
+  CHECK_STATUS(t, g2z_safetensors_read(st, g2z_safetensors_find(st, "bits"), 0, 3, got),
+               G2Z_UNSUPPORTED, &t->services, "is of type BOOL");
+  CHECK(t, truncate(test_path(t, "types"), 262150) == 0); /* after it was opened */
+  CHECK_STATUS(t, g2z_safetensors_read(st, at, 0, 3, got), G2Z_FORMAT, &t->services,
+               "shrank while tensor \"wide\" was read");
+  g2z_safetensors_free(st);
+  g2z_safetensors_free(NULL);
+}
+
+static void test_safetensors_refused(g2z_test *t) {
+#define TENSOR(name, type, shape, offsets) \
+  "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+  static const struct { const char *header; size_t data; const char *sentence; } cases[] = {
+      {"", 0, "expected an object, found the text's end"},
+      {"[]", 0, "expected an object, found '['"},
+      {"{", 0, "a name in quotes"},
+      {"{} {}", 0, "expected the end"},
+      {"{}", 1, "promises 0 bytes of tensors behind its header and has 1"},
+      {"{\"a\":1}", 4, "expected an object, found '1'"},
+      {"{\"a\":{}}", 4, "\"a\" lacks its dtype, shape or pair of data_offsets"},
+      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "lacks its dtype, shape or pair"},
+      {"{" TENSOR("a", "F32", "[1]", "[0]") "}", 4, "lacks its dtype, shape or pair"},
+      {"{" TENSOR("a", "F32", "[1]", "[0,4,8]") "}", 4, "with too many numbers"},
+      {"{" TENSOR("a", "F33", "[1]", "[0,4]") "}", 4, "has dtype F33, which is not known"},
+      {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", 4, "with too many numbers"},
+      {"{" TENSOR("a", "F32", "[-1]", "[0,4]") "}", 4, "shape below zero"},
+      {"{" TENSOR("a", "F32", "[1.0]", "[0,4]") "}", 4, "1.0 is not an integer"},
+      {"{" TENSOR("a", "F32", "[9223372036854775808]", "[0,4]") "}", 4, "64 bits"},
+      {"{" TENSOR("a", "F32", "[4294967296,4294967296]", "[0,0]") "}", 0, "more than 2^63 bytes"},
+      {"{" TENSOR("a", "F32", "[4611686018427387904]", "[0,0]") "}", 0, "more than 2^63 bytes"},
+      {"{" TENSOR("a", "F32", "[2]", "[0,4]") "}", 4, "its shape takes 8 bytes"},
+      {"{" TENSOR("a", "F32", "[1]", "[4,0]") "}", 4, "from 4 to 0, but its shape takes 4"},
+      {"{" TENSOR("a", "F32", "[1]", "[-4,0]") "}", 4, "data_offsets below zero"},
+      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 3, "promises at least 4 bytes of tensors"},
+      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 5, "promises 4 bytes of tensors"},
+      {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "\"a\" begins at data offset 4, but those "
+       "before it end at 0"},
+      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[2,6]") "}", 6,
+       "\"b\" begins at data offset 2, but those before it end at 4"},
+      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "U8", "[1]", "[5,6]") "}", 6,
+       "\"b\" begins at data offset 5"},
+      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("\\u0061", "U8", "[1]", "[4,5]") "}", 5,
+       "names tensor \"a\" twice"},
+      {"{" TENSOR("a\\u0000", "F32", "[1]", "[0,4]") "}", 4, "name contains a NUL"},
+      {"{" TENSOR("a", "F32", "[0]", "[9223372036854775807,9223372036854775807]") "}", 0,
+       "begins at data offset 9223372036854775807"},
+      {"{\"__metadata__\":{\"a\":1}}", 0, "expected a string, found '1'"},
+      {"{\"\xe9\":1}", 0, "byte 2 of the header is not UTF-8"}};
+#undef TENSOR
+  g2z_services *services = &t->services;
+  g2z_safetensors *file;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *path = test_weights_file(t, cases[i].header, cases[i].data);
+    CHECK_STATUS(t, g2z_safetensors_open(services, path, &file), G2Z_FORMAT, services,
+                 cases[i].sentence);
+    CHECK(t, file == NULL);
+  }
+  uint64_t lengths[] = {UINT64_MAX, 100000001, 1000, 9, UINT64_MAX - 7};
+  const char *path = test_path(t, "length");
+  for (size_t i = 0; i < 5; i++) {
+    char bytes[17] = "12345678{}      ";
+    memcpy(bytes, &lengths[i], 8);
+    test_write_file(t, path, bytes, 16);
+    CHECK_STATUS(t, g2z_safetensors_open(services, path, &file), G2Z_FORMAT, services,
+                 "bytes and has 16 bytes in all");
+  }
+  CHECK_STATUS(t, g2z_safetensors_open(services, test_path(t, "no"), &file), G2Z_IO, services,
+               "No such file");
+  CHECK_STATUS(t, g2z_safetensors_open(services, t->directory, &file), G2Z_IO, services,
+               "no regular file");
+
+  /* Cut at every byte; every byte of the header changed. */
+  g2z_safetensors_writer *writer;
+  g2z_safetensor tensors[2];
+  float values[7] = {1, 2, 3, 4, 5, 6, 7};
+  memset(tensors, 0, sizeof tensors);
+  tensors[0].name = "b";
+  tensors[0].rank = 2;
+  tensors[0].shape[0] = 2;
+  tensors[0].shape[1] = 3;
+  tensors[1].name = "a\"\\\n\xc3\xa9"; /* rank 0: a scalar */
+  path = test_path(t, "two");
+  CHECK_OK(t, g2z_safetensors_create(services, path, tensors, 2, &writer));
+  CHECK_OK(t, g2z_safetensors_put(writer, values, 2));
+  CHECK_STATUS(t, g2z_safetensors_commit(writer), G2Z_BAD_ARGUMENT, services,
+               "was given 2 elements, but its tensors have 7");
+  CHECK_OK(t, g2z_safetensors_put(writer, values + 2, 5));
+  CHECK_OK(t, g2z_safetensors_commit(writer));
+  g2z_safetensors_writer_free(writer);
+  g2z_safetensors_writer_free(NULL);
+  CHECK_OK(t, g2z_safetensors_open(services, path, &file));
+  if (!file) return;
+  CHECK(t, g2z_safetensors_tensor(file, 1).begin % 8 == 0);
+  float back = 0;
+  CHECK_OK(t, g2z_safetensors_read(file, g2z_safetensors_find(file, tensors[1].name), 0, 1, &back));
+  CHECK(t, back == 7);
+  g2z_safetensors_free(file);
+  char *text;
+  size_t bytes;
+  CHECK_OK(t, g2z_read_file(services, path, 10000, &text, &bytes));
+  for (size_t n = 0; n < bytes - 28; n++) {
+    for (int bit = 0; bit < 8; bit++) {
+      test_files_poke(t, path, n, text[n] ^ (1 << bit));
+      g2z_status status = g2z_safetensors_open(services, path, &file);
+      CHECK(t, status == G2Z_FORMAT || status == G2Z_OK);
+      g2z_safetensors_free(file);
+    }
+    test_files_poke(t, path, n, text[n]);
+  }
+  for (size_t n = bytes; n-- > 0;) {
+    CHECK(t, truncate(path, (off_t)n) == 0);
+    CHECK(t, g2z_safetensors_open(services, path, &file) == G2Z_FORMAT && file == NULL);
+  }
+  g2z_release(services, text);
+}
+
+/* A tiny model whose canonical element i is i + 0.25, and what was asked of it. */
+typedef struct test_weights {
+  float *values;
+  size_t count, next;
+  size_t fail_at;               /* calls at or beyond this element fail */
+} test_weights;
+
+static g2z_status test_weights_give(void *user, size_t canonical, size_t count, float *out) {
+  test_weights *w = (test_weights *)user;
+  if (canonical + count > w->count || canonical >= w->fail_at) return G2Z_STOPPED;
+  memcpy(out, w->values + canonical, count * sizeof(float));
+  return G2Z_OK;
+}
+
+static g2z_status test_weights_take(void *user, size_t canonical, size_t count,
+                                    const float *values) {
+  test_weights *w = (test_weights *)user;
+  if (canonical != w->next || canonical + count > w->count || canonical >= w->fail_at)
+    return G2Z_STOPPED;
+  memcpy(w->values + canonical, values, count * sizeof(float));
+  w->next += count;
+  return G2Z_OK;
+}
+
+static g2z_model_config test_weights_model(void) {
+  g2z_model_config model = {2, 1, 8, 5, 9001, 8900}; /* wte is longer than a chunk; V is padded */
+  return model;
+}
+
+static test_weights test_weights_values(void) {
+  const g2z_model_config model = test_weights_model();
+  const size_t C = (size_t)model.channels;
+  test_weights w = {NULL, 2 * C + 2 * (12 * C * C + 13 * C) + (5 + 9001) * C, 0, SIZE_MAX};
+  w.values = (float *)malloc(w.count * sizeof(float));
+  for (size_t i = 0; i < w.count; i++) w.values[i] = (float)i + 0.25f;
+  return w;
+}
+
+static void test_weights_round_trip(g2z_test *t) {
+  const g2z_model_config model = test_weights_model();
+  g2z_services *services = &t->services;
+  test_weights w = test_weights_values(), back = test_weights_values();
+  memset(back.values, 0, back.count * sizeof(float));
+  char directory[512];
+  snprintf(directory, sizeof directory, "%s", test_path(t, "new/dir"));
+  CHECK_OK(t, g2z_weights_write(services, directory, &model, test_weights_give, &w));
+  CHECK(t, test_files_count(t, "new/dir/") == 2);
+  g2z_model_config read;
+  CHECK_OK(t, g2z_weights_config(services, directory, &read));
+  CHECK(t, memcmp(&read, &model, sizeof read) == 0);
+  CHECK_OK(t, g2z_weights_read(services, directory, &read, test_weights_take, &back));
+  CHECK(t, back.next == back.count && memcmp(back.values, w.values, w.count * sizeof(float)) == 0);
+
+  /* Names, shapes and places as Hugging Face has them: [in, out], block 0 after block 1. */
+  g2z_safetensors *file;
+  float value = 0;
+  CHECK_OK(t, g2z_safetensors_open(services, test_path(t, "new/dir/model.safetensors"), &file));
+  if (!file) return;
+  CHECK(t, g2z_safetensors_count(file) == 4 + 2 * 12);
+  int index = g2z_safetensors_find(file, "transformer.h.1.mlp.c_fc.weight");
+  CHECK(t, index >= 0);
+  g2z_safetensor tensor = g2z_safetensors_tensor(file, index < 0 ? 0 : index);
+  CHECK(t, tensor.rank == 2 && tensor.shape[0] == 8 && tensor.shape[1] == 32);
+  CHECK_OK(t, g2z_safetensors_read(file, index, 1, 1, &value));
+  CHECK(t, value == 16 + 8 + 256 + 32 + 1 + 0.25f); /* behind lnf, fcprojb, fcprojw and fcb */
+  index = g2z_safetensors_find(file, "transformer.wte.weight");
+  CHECK_OK(t, g2z_safetensors_read(file, index, 9001 * 8 - 1, 1, &value));
+  CHECK(t, value == (float)(w.count - 1) + 0.25f);
+  CHECK(t, g2z_safetensors_find(file, "lm_head.weight") == -1);
+  g2z_safetensors_free(file);
+
+  /* Two writes of the same weights are the same bytes. */
+  char *first, *second;
+  size_t bytes = 0, again = 1;
+  CHECK_OK(t, g2z_read_file(services, test_path(t, "new/dir/model.safetensors"), 1 << 24, &first,
+                            &bytes));
+  CHECK_OK(t, g2z_weights_write(services, directory, &model, test_weights_give, &w));
+  CHECK_OK(t, g2z_read_file(services, test_path(t, "new/dir/model.safetensors"), 1 << 24, &second,
+                            &again));
+  CHECK(t, bytes == again && memcmp(first, second, bytes) == 0);
+  g2z_release(services, first);
+  g2z_release(services, second);
+
+  /* Who gives or takes may stop it; a write that stops leaves the old pair. */
+  w.fail_at = 65536; /* the second chunk */
+  CHECK(t, g2z_weights_write(services, directory, &model, test_weights_give, &w) == G2Z_STOPPED);
+  back.fail_at = 1000;
+  back.next = 0;
+  CHECK(t, g2z_weights_read(services, directory, &model, test_weights_take, &back) == G2Z_STOPPED);
+  w.fail_at = SIZE_MAX;
+  struct rlimit before = test_files_limit(100000); /* the weights take 300 KB */
+  CHECK_STATUS(t, g2z_weights_write(services, directory, &model, test_weights_give, &w), G2Z_IO,
+               services, "File too large");
+  test_files_unlimit(&before);
+  CHECK(t, test_files_count(t, "new/dir/") == 2);
+  back.fail_at = SIZE_MAX;
+  back.next = 0;
+  CHECK_OK(t, g2z_weights_read(services, directory, &model, test_weights_take, &back));
+  g2z_model_config bad = model;
+  bad.heads = 3;
+  CHECK_STATUS(t, g2z_weights_write(services, directory, &bad, test_weights_give, &w),
+               G2Z_BAD_ARGUMENT, services, "heads=3");
+  free(w.values);
+  free(back.values);
+}
+
+/* The file of a model of one layer, 8 channels, 4 positions and 3 tokens, with changes: tensor
+ * `which` gets another name (NULL: is left out) and row count, and extra ones follow. */
+static void test_weights_variant(g2z_test *t, const char *prefix, int which, const char *rename,
+                                 uint64_t rows, const g2z_safetensor *extra, size_t extras) {
+  struct named { const char *name; int rank; uint64_t shape[2]; };
+  static const struct named names[] = {
+      {"ln_f.weight", 1, {8, 0}}, {"ln_f.bias", 1, {8, 0}},
+      {"h.0.mlp.c_proj.bias", 1, {8, 0}}, {"h.0.mlp.c_proj.weight", 2, {32, 8}},
+      {"h.0.mlp.c_fc.bias", 1, {32, 0}}, {"h.0.mlp.c_fc.weight", 2, {8, 32}},
+      {"h.0.ln_2.weight", 1, {8, 0}}, {"h.0.ln_2.bias", 1, {8, 0}},
+      {"h.0.attn.c_proj.bias", 1, {8, 0}}, {"h.0.attn.c_proj.weight", 2, {8, 8}},
+      {"h.0.attn.c_attn.bias", 1, {24, 0}}, {"h.0.attn.c_attn.weight", 2, {8, 24}},
+      {"h.0.ln_1.weight", 1, {8, 0}}, {"h.0.ln_1.bias", 1, {8, 0}},
+      {"wpe.weight", 2, {4, 8}}, {"wte.weight", 2, {3, 8}}};
+  enum { COUNT = sizeof names / sizeof *names };
+  g2z_safetensor tensors[COUNT + 4];
+  char text[COUNT][64];
+  memset(tensors, 0, sizeof tensors);
+  size_t count = 0;
+  float values[256];
+  for (int i = 0; i < COUNT; i++) {
+    if (i == which && !rename) continue;
+    snprintf(text[i], sizeof text[i], "%s%s", prefix, i == which ? rename : names[i].name);
+    tensors[count].name = text[i];
+    tensors[count].rank = names[i].rank;
+    memcpy(tensors[count].shape, names[i].shape, sizeof names[i].shape);
+    if (i == which && rows) tensors[count].shape[0] = rows;
+    count++;
+  }
+  for (size_t i = 0; i < extras; i++) tensors[count++] = extra[i];
+  g2z_safetensors_writer *writer;
+  CHECK_OK(t, g2z_safetensors_create(&t->services, test_path(t, "model.safetensors"), tensors,
+                                     count, &writer));
+  for (size_t i = 0; i < count; i++) {
+    size_t elements = 1;
+    for (int k = 0; k < tensors[i].rank; k++) elements *= (size_t)tensors[i].shape[k];
+    int tied = strstr(tensors[i].name, "wte") || strcmp(tensors[i].name, "lm_head.weight") == 0;
+    for (size_t k = 0; k < elements; k++) values[k] = (float)(tied ? 1 : i) + (float)k / 256;
+    if (tensors[i].begin) values[elements - 1] += 1; /* a head that is not tied */
+    CHECK_OK(t, g2z_safetensors_put(writer, values, elements));
+  }
+  CHECK_OK(t, g2z_safetensors_commit(writer));
+  g2z_safetensors_writer_free(writer);
+}
+
+static void test_weights_variants(g2z_test *t) {
+  g2z_services *services = &t->services;
+  const g2z_model_config model = {1, 1, 8, 4, 3, 2};
+  float values[2][16 + 872 + 56];
+  test_weights w[2] = {{values[0], 944, 0, SIZE_MAX}, {values[1], 944, 0, SIZE_MAX}};
+#define READ(i) (w[i].next = 0, \
+                 g2z_weights_read(services, t->directory, &model, test_weights_take, &w[i]))
+  g2z_safetensor extra[4];
+  memset(extra, 0, sizeof extra);
+  extra[0].name = "h.0.attn.bias";
+  extra[1].name = "transformer.h.11.attn.masked_bias";
+  extra[2].name = "lm_head.weight";
+  extra[2].rank = 2;
+  extra[2].shape[0] = 3;
+  extra[2].shape[1] = 8;
+  test_weights_variant(t, "transformer.", -1, NULL, 0, extra, 0);
+  CHECK_OK(t, READ(0));
+  test_weights_variant(t, "", -1, NULL, 0, extra, 3);
+  CHECK_OK(t, READ(1));
+  CHECK(t, w[0].next == 944 && w[1].next == 944);
+  CHECK(t, memcmp(values[0], values[1], sizeof values[0]) == 0);
+
+  extra[2].begin = 1;
+  test_weights_variant(t, "", -1, NULL, 0, extra, 3);
+  CHECK_STATUS(t, READ(0), G2Z_UNSUPPORTED, services, "lm_head.weight differs from wte.weight");
+  CHECK(t, w[0].next == 0);
+  extra[2].begin = 0;
+  extra[2].shape[0] = 4;
+  test_weights_variant(t, "", -1, NULL, 0, extra, 3);
+  CHECK_STATUS(t, READ(0), G2Z_FORMAT, services,
+               "\"lm_head.weight\" has the shape [4, 8], but the model needs [3, 8]");
+  test_weights_variant(t, "transformer.", 5, NULL, 0, extra, 0);
+  CHECK_STATUS(t, READ(0), G2Z_FORMAT, services,
+               "no tensor \"transformer.h.0.mlp.c_fc.weight\", which a GPT-2 of 1 layers needs");
+  test_weights_variant(t, "transformer.", 15, "wte.weight", 5, extra, 0);
+  CHECK_STATUS(t, READ(0), G2Z_FORMAT, services, "shape [5, 8], but the model needs [3, 8]");
+  test_weights_variant(t, "", 0, "ln_f.weight", 16, extra, 0);
+  CHECK_STATUS(t, READ(0), G2Z_FORMAT, services, "\"ln_f.weight\" has the shape [16]");
+  static const char *const unknown[] = {"h.1.ln_1.weight", "score.weight", "h.0.attn.bias2",
+                                        "h..attn.bias", "h.0.attn.biases", "transformer.h.0"};
+  for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++) {
+    extra[3].name = unknown[i];
+    test_weights_variant(t, "", -1, NULL, 0, extra + 3, 1);
+    CHECK_STATUS(t, READ(0), G2Z_FORMAT, services, unknown[i]);
+    CHECK(t, strstr(services->error, "which a GPT-2 of 1 layers does not have") != NULL);
+  }
+  extra[3].name = "transformer.ln_f.bias";
+  test_weights_variant(t, "", -1, NULL, 0, extra + 3, 1);
+  CHECK_STATUS(t, READ(0), G2Z_FORMAT, services,
+               "has both \"transformer.ln_f.bias\" and \"ln_f.bias\"");
+  CHECK(t, w[0].next == 0); /* nothing was taken before all was compared */
+
+  CHECK(t, unlink(test_path(t, "model.safetensors")) == 0);
+  CHECK_STATUS(t, READ(0), G2Z_IO, services, "has no model.safetensors");
+  test_write_file(t, test_path(t, "pytorch_model.bin"), "", 0);
+  CHECK_STATUS(t, READ(0), G2Z_UNSUPPORTED, services, "safe_serialization=True");
+  test_write_file(t, test_path(t, "model.safetensors.index.json"), "{}", 2);
+  CHECK_STATUS(t, READ(0), G2Z_UNSUPPORTED, services, "split into several files");
+#undef READ
+}
+
+static void test_weights_configs(g2z_test *t) {
+  g2z_services *services = &t->services;
+  g2z_model_config model;
+#define SIZES "\"n_layer\":12,\"n_head\":12,\"n_embd\":768,\"n_positions\":1024," \
+              "\"vocab_size\":50257"
+  static const char *const good[] = { /* the first as OpenAI's weights are published */
+      "{\"activation_function\":\"gelu_new\",\"architectures\":[\"GPT2LMHeadModel\"],"
+      "\"attn_pdrop\":0.1,\"bos_token_id\":50256,\"initializer_range\":0.02,"
+      "\"layer_norm_epsilon\":1e-05,\"model_type\":\"gpt2\",\"n_ctx\":1024," SIZES ","
+      "\"summary_activation\":null,"
+      "\"task_specific_params\":{\"text-generation\":{\"do_sample\":true,\"max_length\":50}}}",
+      "{" SIZES "}", "{" SIZES ",\"n_inner\":null}", "{" SIZES ",\"n_inner\":3072}",
+      "{" SIZES ",\"eos_token_id\":50256}", "{" SIZES ",\"eos_token_id\":[0, 7]}",
+      "{" SIZES ",\"eos_token_id\":null}", "{" SIZES ",\"eos_token_id\":-1}",
+      "{" SIZES ",\"activation_function\":\"gelu_pytorch_tanh\",\"layer_norm_epsilon\":0.00001}"};
+  static const struct { const char *text; g2z_status status; const char *sentence; } bad[] = {
+      {"", G2Z_FORMAT, "config.json, line 1, column 1: expected an object"},
+      {"{}", G2Z_FORMAT, "has no n_layer, or 0"},
+      {"{" SIZES ",\"n_head\":0}", G2Z_FORMAT, "has no n_head, or 0"},
+      {"{" SIZES ",\"n_head\":-1}", G2Z_FORMAT, "n_head=-1 is not the size of a model"},
+      {"{" SIZES ",\"vocab_size\":2147483648}", G2Z_FORMAT, "vocab_size=2147483648 is not"},
+      {"{" SIZES ",\"n_embd\":\"768\"}", G2Z_FORMAT, "expected an integer, found '\"'"},
+      {"{" SIZES ",\"n_embd\":7.5}", G2Z_FORMAT, "7.5 is not an integer"},
+      {"{" SIZES ",\"n_inner\":768}", G2Z_UNSUPPORTED, "n_inner=768, and this kit computes 4 * n"},
+      {"{" SIZES ",\"n_head\":5}", G2Z_BAD_ARGUMENT, "heads=5"},
+      {"{" SIZES ",\"model_type\":\"llama\"}", G2Z_FORMAT, "model_type is \"llama\", and this kit "
+       "computes \"gpt2\""},
+      {"{" SIZES ",\"activation_function\":\"relu\"}", G2Z_FORMAT, "_function is \"relu\""},
+      {"{" SIZES ",\"layer_norm_epsilon\":1e-6}", G2Z_FORMAT, "layer_norm_epsilon is 1e-06"},
+      {"{" SIZES ",\"scale_attn_weights\":false}", G2Z_FORMAT, "scale_attn_weights is false"},
+      {"{" SIZES ",\"scale_attn_by_inverse_layer_idx\":true}", G2Z_FORMAT, "_layer_idx is true"},
+      {"{" SIZES ",\"reorder_and_upcast_attn\":true}", G2Z_FORMAT, "upcast_attn is true"},
+      {"{" SIZES ",\"add_cross_attention\":true}", G2Z_FORMAT, "add_cross_attention is true"},
+      {"{" SIZES ",\"tie_word_embeddings\":false}", G2Z_FORMAT, "tie_word_embeddings is false"}};
+  for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+    test_write_file(t, test_path(t, "config.json"), good[i], strlen(good[i]));
+    CHECK_OK(t, g2z_weights_config(services, t->directory, &model));
+    g2z_model_config want = g2z_model_config_default();
+    CHECK(t, memcmp(&model, &want, sizeof want) == 0);
+  }
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    test_write_file(t, test_path(t, "config.json"), bad[i].text, strlen(bad[i].text));
+    CHECK_STATUS(t, g2z_weights_config(services, t->directory, &model), bad[i].status, services,
+                 bad[i].sentence);
+    CHECK(t, model.layers == 0);
+  }
+  test_write_file(t, test_path(t, "config.json"), good[0], strlen(good[0]));
+  for (size_t n = strlen(good[0]); n-- > 0;) {
+    CHECK(t, truncate(test_path(t, "config.json"), (off_t)n) == 0);
+    CHECK(t, g2z_weights_config(services, t->directory, &model) == G2Z_FORMAT);
+  }
+  CHECK_STATUS(t, g2z_weights_config(services, test_path(t, "no"), &model), G2Z_IO, services,
+               "no/config.json: No such file");
+#undef SIZES
+}
+
+static void test_weights_no_memory(g2z_test *t) {
+  const g2z_model_config model = test_weights_model();
+  g2z_model_config read;
+  test_weights w = test_weights_values();
+  for (int n = 1, done = 0; !done && n < 100; n++) {
+    w.next = 0;
+    t->fail_at = n;
+    g2z_status status =
+        g2z_weights_write(&t->services, t->directory, &model, test_weights_give, &w);
+    if (status == G2Z_OK) status = g2z_weights_config(&t->services, t->directory, &read);
+    if (status == G2Z_OK)
+      status = g2z_weights_read(&t->services, t->directory, &model, test_weights_take, &w);
+    t->fail_at = 0;
+    done = status == G2Z_OK;
+    CHECK(t, done ? n > 15 : status == G2Z_NO_MEMORY);
+    CHECK(t, t->allocations == 0);
+    CHECK(t, test_files_count(t, "*.partial") == 0);
+  }
+  free(w.values);
+}
