@@ -19,8 +19,8 @@
  *     cc -O3 -march=native -fopenmp main.c -lm -lpthread
  *
  * LEVELS, each built only on the one below
- *     drive a trainer               g2z_trainer_*  rooms 13 to 17
- *     use a piece alone             the plan, the loader, one op: rooms 03 to 12
+ *     drive a trainer               g2z_trainer_*  rooms 12 to 16
+ *     use a piece alone             the plan, the loader, one op: rooms 03 to 11
  *     Above them stand extras/: text (g2z_text.h), a whole training and its directory (g2z_run.h),
  *     pages and what several runs say together (g2z_report.h). The library needs none of them.
  *
@@ -50,16 +50,16 @@
  *     >>d04 >>i04   JSON                a reader without allocation, a writer
  *     >>d05 >>i05   config              models, optimizer, training; schedules
  *     >>d06 >>i06   plan                where everything lies, and what it weighs
- *     >>d08 >>i08   shards and loader   token files, order of an epoch, prefetch
- *     >>d09 >>i09   op table            what a device can do; the state of a step
- *     >>d10 >>i10   CPU ops             the oracle of every other device
- *     >>d11 >>i11   ranks               who is there, where they meet, and who died
- *     >>d12 >>i12   collectives         sums and copies between ranks, beside the computation
- *     >>d13 >>i13   context and model   a process's place; forward and backward
- *     >>d14 >>i14   trainer             one step after the other
- *     >>d15 >>i15   generation          sampling, writing on
- *     >>d16 >>i16   weights             safetensors; GPT-2 as Hugging Face stores it
- *     >>d17 >>i17   checkpoints         a state that any number of ranks can take up again
+ *     >>d07 >>i07   shards and loader   token files, order of an epoch, prefetch
+ *     >>d08 >>i08   op table            what a device can do; the state of a step
+ *     >>d09 >>i09   CPU ops             the oracle of every other device
+ *     >>d10 >>i10   ranks               who is there, where they meet, and who died
+ *     >>d11 >>i11   collectives         sums and copies between ranks, beside the computation
+ *     >>d12 >>i12   context and model   a process's place; forward and backward
+ *     >>d13 >>i13   trainer             one step after the other
+ *     >>d14 >>i14   generation          sampling, writing on
+ *     >>d15 >>i15   weights             safetensors; GPT-2 as Hugging Face stores it
+ *     >>d16 >>i16   checkpoints         a state that any number of ranks can take up again
  *
  * VOCABULARY
  *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
@@ -111,9 +111,11 @@
  *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
  *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report
  *               the last sample. It is a rank's own figure: faster ranks wait for slower ones.
- *     failures  A rank that cannot read its next batch says so in the verdict: all ranks skip the
- *               step and return that rank's status and sentence. A rank whose GPU fails can say
- *               nothing: it returns alone, and the others learn that it is lost.
+ *     failures  A rank that cannot read its next batch says so in the verdict of that step. All ranks
+ *               skip the step, learn of it when they read its report one call later, and return
+ *               that rank's status and sentence; the step enqueued meanwhile is skipped, too. A rank
+ *               whose GPU fails can say nothing: it returns alone, and the others learn that it is
+ *               lost.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
@@ -896,7 +898,7 @@ static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
   return plan->model.layers - layer;
 }
 
-/* ===== >>d08 shards and loader ===========================================
+/* ===== >>d07 shards and loader ===========================================
  * Shards are files of uint16 tokens, with llm.c's header (256 int32: 20240520, 1, count) or raw,
  * told apart by content. A sequence is T+1 consecutive tokens of one shard: x, and y one token
  * later. Sequence i of a shard starts at token i*T, so a shard of n tokens holds (n-1)/T sequences
@@ -956,7 +958,7 @@ G2Z_API int64_t g2z_loader_steps_per_epoch(const g2z_loader *loader); /* N / G, 
 /* The order of an epoch as a pure function: which of `count` sequences stands at `position`. */
 G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position);
 
-/* ===== >>d09 op table ====================================================
+/* ===== >>d08 op table ====================================================
  * The model is written once, against these ops; CPU and CUDA each fill the table. An op enqueues
  * its work and returns; results are there after wait() or synchronize(). All pointers but those
  * marked host are device memory.
@@ -1260,14 +1262,14 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
 /* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
 G2Z_API float g2z_round(g2z_dtype dtype, float x);
 
-/* ===== >>d10 CPU ops =====================================================
+/* ===== >>d09 CPU ops =====================================================
  * The oracle of every other backend, and fast enough to train a small model: fp32 arithmetic,
  * blocked so that compilers vectorise it, OpenMP threads when the compiler has them. No result
  * depends on the number of threads. */
 
 G2Z_API const g2z_ops *g2z_cpu_ops(void);
 
-/* ===== >>d11 ranks =======================================================
+/* ===== >>d10 ranks =======================================================
  * The processes of a job are its ranks. They meet at rank 0 over TCP, compare what they are, and
  * keep those connections: for small messages between the hosts' memories, for the collectives of
  * CPU ranks, and for heartbeats, by which the death of one rank ends all within seconds.
@@ -1374,9 +1376,9 @@ G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
                                           const char *path);
 
-/* ===== >>d12 collectives =================================================
+/* ===== >>d11 collectives =================================================
  * What ranks do to each other's device memory: copy engines and NCCL between GPUs, the connections
- * of room 11 between CPU ranks, nothing at all in a job of one. Calls run in order on a queue of
+ * of room 10 between CPU ranks, nothing at all in a job of one. Calls run in order on a queue of
  * their own, beside the device's work; AFTER and WAIT are where one waits for the other, and the
  * host waits for neither. All ranks submit the same calls in the same order. A step's calls can be
  * recorded and played again. */
@@ -1384,12 +1386,13 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 typedef struct g2z_comm g2z_comm;
 
 typedef enum g2z_call_kind {
-  G2Z_CALL_AFTER,  /* What follows in the queue starts when the device has done what it was given
-                    * until now. `all`: and reaches into other ranks' memory when their devices
-                    * have, too. */
-  G2Z_CALL_REDUCE, /* to grad (write): what this rank owns of the sum of all ranks' from[n] grad,
-                    * each rounded to the wire's type first. `to` may be that part of `from`; the
-                    * rest of `from` is undefined afterwards. For owners ALL and ROOT it is `from`. */
+  G2Z_CALL_AFTER,  /* The queue waits until this rank's device has done what it was given so far.
+                    * With `all` it waits for the devices of all ranks before what follows touches
+                    * other ranks' memory. */
+  G2Z_CALL_REDUCE, /* to grad (write): what this rank owns of the sum of all ranks' from[n] grad.
+                    * They travel in the wire's type. `to` may lie in `from` where this rank's part
+                    * lies, and must for owners ALL and ROOT; the rest of `from` is undefined
+                    * afterwards. */
   G2Z_CALL_GATHER, /* to[n] act: each owner's part from[n / world], or from[n] of rank 0, which may
                     * be that part of `to` itself. No rank may still read `to`: the caller knows
                     * that, or asks for it by AFTER with `all`. */
@@ -1416,10 +1419,11 @@ typedef struct g2z_call {
 
 typedef struct g2z_collectives { /* a transport */
   const char *name;
-  /* Notes how far the device's work goes until now. While a graph is recorded it is a place in that
-   * graph, which may be run any number of times. */
+  /* Notes how far the device's work goes until now, for AFTER. While a graph is recorded this is a
+   * place inside the graph: each run of the graph passes it again. */
   g2z_status (*depart)(g2z_comm *comm, int *departure);
-  /* Enqueues one call; AFTER behind a departure, one in a graph in the run that was enqueued last. */
+  /* Enqueues one call. AFTER waits for the departure `place`, of the graph's latest run where it lies
+   * in one. A transport whose calls block, such as that of CPU ranks, ignores AFTER, MARK, WAIT. */
   g2z_status (*play)(g2z_comm *comm, const g2z_call *call);
   /* ROWS of at most 256 bytes, a multiple of 4, in the device's own order, also while a graph is
    * recorded. *done 0: it is not that quick here, and nothing was done. */
@@ -1454,7 +1458,7 @@ struct g2z_comm {
 };
 
 typedef struct g2z_comm_config {
-  int places;                  /* of mark and join */
+  int places;                  /* of MARK and WAIT */
   size_t most;                 /* elements of the largest reduction */
   g2z_dtype wire;              /* the device's dtype or grad_dtype: what a reduction rounds to */
   g2z_gather gather;           /* not AUTO. What cannot be had becomes SYMMETRIC, or else PLAIN */
@@ -1477,7 +1481,7 @@ G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
  * on all ranks where it sees no other, or may take no memory there. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
-/* ===== >>d13 context and model ===========================================
+/* ===== >>d12 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
 
 typedef struct g2z_context g2z_context;
@@ -1497,7 +1501,7 @@ G2Z_API int g2z_context_rank(const g2z_context *context);
 G2Z_API int g2z_context_world(const g2z_context *context);
 G2Z_API g2z_ranks *g2z_context_ranks(const g2z_context *context);
 
-/* ===== >>d14 trainer =====================================================
+/* ===== >>d13 trainer =====================================================
  * A model in training, driven step by step. A step is enqueued and its results are read one step
  * later: report.loss belongs to report.loss_step. flush() drains. */
 
@@ -1514,7 +1518,7 @@ typedef struct g2z_report {
   int64_t skipped_total;
   int64_t applied;       /* AdamW steps taken up to loss_step */
   double data_ms;        /* waiting for tokens */
-  double exposed_comm_ms;/* the device waited for other ranks, in joins of the queue as long as in
+  double exposed_comm_ms;/* the device waited for other ranks, in WAITs as long as in
                           * the last step that was timed, one of 8; NaN: not measured */
 } g2z_report;
 
@@ -1572,7 +1576,7 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *trainer, const char *pa
 /* model.safetensors and config.json of the master weights in Hugging Face's form. */
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *directory);
 
-/* ===== >>d15 generation ==================================================
+/* ===== >>d14 generation ==================================================
  * Sampling without a key-value cache: each token runs the model over the whole window again. */
 
 typedef struct g2z_tokens {     /* a growable list of ids; zero it to start */
@@ -1605,7 +1609,7 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, g2z_tokens *tokens, int co
                                 int (*token)(void *user, int id), void *user);
 
 
-/* ===== >>d16 weights =====================================================
+/* ===== >>d15 weights =====================================================
  * safetensors files, which know nothing of the model, and GPT-2 in them, with the names and shapes
  * of Hugging Face's GPT2LMHeadModel. A file is checked completely before any of it is believed. */
 
@@ -1687,7 +1691,7 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
                                     const g2z_model_config *model, g2z_weights_take take,
                                     void *user);
 
-/* ===== >>d17 checkpoints =================================================
+/* ===== >>d16 checkpoints =================================================
  * All that a training needs to go on, in a directory that appears whole or not at all
  * (manual: CHECKPOINTS). Any world size, stage, bucket size and type can take it up: files speak
  * canonical ranges. All ranks call these together. */
@@ -1807,19 +1811,20 @@ extern "C" {
 /* ===== >>i00 the page ====================================================
  * One step of ZeRO, from tokens on the device to new parameters: everything else serves it.
  *
- *   stage   (2) reduce_bucket           (3) share         (1) wait_parameters   (0) wait_gradients
- *   0       all-reduce                  nothing           nothing               nothing
- *   1       reduce-scatter              all-gather        the unit's buckets    nothing
- *                                                         have arrived
- *   2       reduce-scatter in each      all-gather        the same              the unit's buffer
- *           micro-step, added to a                                              has been sent
- *           shard
- *   3       the same                    all-gather of     start the             the same
- *                                       what is not a     neighbour's gather,
- *                                       block             wait for this unit's
- *   dp      reduce to rank 0            broadcast from    as stage 1            nothing
- *                                       rank 0
- *   Stages 0, 1 and dp reduce in the last micro-step alone: before it, sums stay local.
+ *   stage | [A] wait_parameters   | [B] wait_gradients   | [C] reduce_bucket     | [D] share
+ *   ------+-----------------------+----------------------+-----------------------+---------------
+ *   0     | nothing               | nothing              | all-reduce, in the    | nothing
+ *         |                       |                      | last micro-step       |
+ *   1     | until the unit's      | nothing              | reduce-scatter, in    | all-gather
+ *         | buckets have arrived  |                      | the last micro-step   |
+ *   2     | the same              | until the unit that  | reduce-scatter, in    | all-gather
+ *         |                       | shares this unit's   | each micro-step,      |
+ *         |                       | buffer was reduced   | added to a shard      |
+ *   3     | gather the block, and | the same             | the same              | all-gather of
+ *         | start the next one's  |                      |                       | all but blocks
+ *   dp    | as in stage 1         | nothing              | reduce to rank 0, in  | broadcast from
+ *         |                       |                      | the last micro-step   | rank 0
+ *   Where a stage reduces in the last micro-step alone, sums stay local before it.
  *
  * A gradient: an op of backward() writes it in this rank's type -> its bucket is complete ->
  * reduce_bucket() adds it up over the ranks, on the communication stream -> collect() squares the
@@ -1829,9 +1834,20 @@ extern "C" {
  * to the other ranks, beside the next forward pass -> wait_parameters() lets the device go on when
  * it has arrived -> forward() and backward() read it.
  *
- * Safety: the verdict is the barrier behind which parameters of other ranks may be overwritten. A
- * rank enqueues its verdict behind its last backward pass, so who has all verdicts knows that no
- * rank reads old parameters any more.
+ * When a rank may overwrite memory that another rank reads:
+ *   parameters      Behind the verdict. A rank enqueues its verdict behind its last backward pass,
+ *                   so when all verdicts have arrived no rank reads old parameters any more.
+ *   block buffers   Stage 3, inside a pass: behind AFTER with `all`, which waits until the devices
+ *                   of all ranks are done with the block that lies there.
+ *   logits          Other ranks' tokens and rows arrive there in the last micro-step: behind AFTER
+ *                   with `all`, when all heads are done. reduce_head() waits, gather_rows() is
+ *                   behind it.
+ *   verdicts        A rank writes its row into the others' memory behind its sums over the ranks of
+ *                   this step. These needed every rank's backward pass, and a rank enqueues that
+ *                   behind its decision about the step before, which read the old row.
+ *   inboxes         Where copy engines carry gradients, an inbox has two halves. All ranks meet in
+ *                   each reduction: who meets for one has added up the one before, so the half of
+ *                   the one before that is free.
  *
  * The step only enqueues. A call fails only where this rank's device is lost: any other trouble of
  * a rank travels in the verdict, so that no rank waits in a collective for ever. */
@@ -1860,21 +1876,21 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *l) {
     int buckets = rows ? l->unit[wte].bucket : l->buckets; /* that complete in backward */
     G2Z__TRY(g2z__begin_micro_step(t, m));
     for (int u = wte; u >= 0; u--) {
-      G2Z__TRY(g2z__wait_parameters(t, u, u - 1));         /* (1), and prefetch the next unit */
+      G2Z__TRY(g2z__wait_parameters(t, u, u - 1));         /* [A], and prefetch the next unit */
       G2Z__TRY(g2z__forward(t, u));
     }
     G2Z__TRY(g2z__wait_parameters(t, wte, wte));
-    G2Z__TRY(g2z__wait_gradients(t, wte));                 /* (0) */
+    G2Z__TRY(g2z__wait_gradients(t, wte));                 /* [B] */
     G2Z__TRY(g2z__head(t));                                /* loss, dh, a part of wte's gradient */
-    if (rows) G2Z__TRY(g2z__reduce_head(t));               /* (2) of wte, under all of backward */
+    if (rows) G2Z__TRY(g2z__reduce_head(t));               /* [C] of wte, under all of backward */
     G2Z__TRY(g2z__wait_gradients(t, 0));
     for (int u = 0; u <= wte; u++) {                       /* in which gradients complete */
-      G2Z__TRY(g2z__wait_parameters(t, u, u + 1));         /* (1) */
+      G2Z__TRY(g2z__wait_parameters(t, u, u + 1));         /* [A] */
       G2Z__TRY(g2z__backward(t, u));                       /* recomputes first, if asked to */
-      if (u + 1 < wte) G2Z__TRY(g2z__wait_gradients(t, u + 1));
+      if (u + 1 < wte) G2Z__TRY(g2z__wait_gradients(t, u + 1)); /* [B] */
       G2Z__TRY(g2z__backward_norm(t, u));                  /* also writes a bias of unit u + 1 */
       while (sends && b < buckets && l->bucket[b].last_unit <= u)
-        G2Z__TRY(g2z__reduce_bucket(t, b++));              /* (2) beside the rest of backward */
+        G2Z__TRY(g2z__reduce_bucket(t, b++));              /* [C] beside the rest of backward */
     }
     if (rows) G2Z__TRY(g2z__gather_rows(t));               /* the embedding's part, a row a token */
     G2Z__TRY(g2z__end_micro_step(t, sends));
@@ -1882,9 +1898,9 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *l) {
   G2Z__TRY(g2z__collect(t));                               /* sums over the ranks, their squares */
   G2Z__TRY(g2z__verdict(t));                               /* finite? norm, clip, loss scale */
   G2Z__TRY(g2z__adamw(t, l->early, l->buckets));           /* what the next forward reads first */
-  G2Z__TRY(g2z__share(t, l->early, l->buckets));           /* (3) beside the rest of AdamW */
+  G2Z__TRY(g2z__share(t, l->early, l->buckets));           /* [D] beside the rest of AdamW */
   G2Z__TRY(g2z__adamw(t, 0, l->early));                    /* nothing where the verdict skips */
-  return g2z__share(t, 0, l->early);                       /* (3) beside the next forward */
+  return g2z__share(t, 0, l->early);                       /* [D] beside the next forward */
 }
 
 /* ===== >>i01 status ======================================================
@@ -3725,7 +3741,7 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
                  g2z_plan_largest_batch(plan, free_bytes));
 }
 
-/* ===== >>i08 shards and loader ===========================================
+/* ===== >>i07 shards and loader ===========================================
  * In:  token shards on disk (byte layout: manual, FILE FORMATS).
  * Out: x[accum,B,T] and y, which is x one token later, a few steps ahead of their use.
  * Law: which tokens a step holds is a pure function of the files, the config and the position. A
@@ -4288,7 +4304,7 @@ G2Z_API int64_t g2z_loader_sequences(const g2z_loader *loader) { return loader->
 G2Z_API int64_t g2z_loader_steps_per_epoch(const g2z_loader *loader) {
   return loader->sequences / loader->global;
 }
-/* ===== >>i09 op table ====================================================
+/* ===== >>i08 op table ====================================================
  * In:  a kind of device and the types of its numbers. Out: a g2z_device with the table of ops.
  * Law: what every backend must compute alike stands here, once, and runs on host and device: the
  *      rounding to a type, dropout, the verdict that ends a step, AdamW. */
@@ -4565,7 +4581,7 @@ G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
 }
 #endif
 
-G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device); /* room 10 */
+G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device); /* room 09 */
 
 G2Z_API g2z_device_kind g2z_device_default(void) {
   return g2z__cuda_count() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
@@ -4872,7 +4888,7 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
   return G2Z_OK;
 }
 
-/* ===== >>i10 CPU ops =====================================================
+/* ===== >>i09 CPU ops =====================================================
  * In:  tensors as fp32 in host memory. Out: the same; outputs hold values of the device's types.
  * Law: a thread owns the elements that it writes, and each element's sum runs in an order that
  *      depends on the shapes alone: no result depends on the number of threads. */
@@ -6113,7 +6129,7 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
   return &ops;
 }
 
-/* ===== >>i11 ranks =======================================================
+/* ===== >>i10 ranks =======================================================
  * In:  the launcher's variables.
  * Out: a star of connections around rank 0, calls over it, and a fault when a rank dies or hangs.
  * Law: a rank that dies or hangs is named to all others, and nobody waits without a deadline. Who
@@ -7846,7 +7862,7 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
   return status;
 }
 
-/* ===== >>i12 collectives =================================================
+/* ===== >>i11 collectives =================================================
  * In:  buffers that all ranks hold. Out: their sums and copies.
  * Law: sums are made in one order, that of ranks, or from the owner on around; every rank enqueues
  *      the same collectives in the same order, whatever happened to it. */
@@ -8205,7 +8221,7 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
   return G2Z_OK;
 }
 
-/* ===== >>i13 context and model ===========================================
+/* ===== >>i12 context and model ===========================================
  * In:  tokens and the flat buffers. Out: loss, logits, gradients in the order of the plan.
  * Law: the model names ops and parameters, never a device and never an address: a tensor is the
  *      unit's base, asked of the model, plus the plan's offset. */
@@ -8326,7 +8342,7 @@ typedef struct g2z__pass {
   g2z_dropout dropout;      /* `site` is set for each use */
   g2z_write write;          /* gradients are written, or added to what earlier micro-steps left */
   int rows;                 /* 1: what the embedding adds to wte's gradient is not added, but left
-                             * as a row for each token: g2z__embedding_rows_of */
+                             * as a row for each token: see g2z__gather_rows */
 } g2z__pass;
 
 /* Dropout sites: 0 the embedding; then three a layer. The embedding stands where the last one of a
@@ -8520,12 +8536,12 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g
 #undef G2Z__W
 #undef G2Z__G
 
-/* ===== >>i14 trainer =====================================================
+/* ===== >>i13 trainer =====================================================
  * In:  a config, then batches. Out: weights that fit the text, and a report per step.
  * Law: a step only enqueues. What it decides, it decides on the device from g2z_step_state; the
  *      host reads that state one step late, and never to decide about the step that runs. Whatever
- *      happens to a rank, it enqueues the collectives of a step: its trouble travels in the
- *      verdict, and all ranks return the same status from the same call. */
+ *      happens to a rank whose device works, it enqueues the collectives of a step: its trouble
+ *      travels in the verdict, and all ranks return the same status from the same call. */
 
 /* Places in the queue that the host may wait for. Two of each: one is in flight, one is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
@@ -8554,7 +8570,7 @@ struct g2z_trainer {
   double *eval_sum;
   g2z_update_range *ranges;          /* device: the plan's */
   g2z_update update;                 /* what AdamW takes */
-  g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__trainer_squares */
+  g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__square */
   g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
   int row_part_count;
   int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
@@ -8878,17 +8894,18 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
 
 /* ----- the page's functions: gradients to their owners ------------------- */
 
-/* (0) From stage 2 on two units share a buffer: what lay there must have been reduced, and what
- * backward does not write must be zero: padding, and positions in wpe behind the sequence. */
+/* [B] From stage 2 on a unit's buffer is free when what lay there was reduced: the unit two before it
+ * in this micro-step or, for wte, wte itself in the micro-step before. Then backward writes the
+ * buffer, but for padding and for positions in wpe behind the sequence: these must be zero. */
 G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *u = &plan->unit[unit];
+  int lay_there = unit == plan->wte ? unit : unit - 2;
+  int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* use of the buffer */
   if (!g2z__plan_by_unit(plan)) return G2Z_OK;
-  int wte = unit == plan->wte, before = wte ? unit : unit - 2; /* which lay there */
-  int busy = wte ? t->micro_step > 0 : before >= 0;
-  if (busy) G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[before + 1].bucket - 1));
+  if (!first) G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[lay_there + 1].bucket - 1));
   size_t written = unit == plan->wpe ? 0 : u->elements, size = (size_t)plan->grad_bytes;
-  if (wte || written == u->room) return G2Z_OK;
+  if (unit == plan->wte || written == u->room) return G2Z_OK; /* wte is written whole */
   return t->device->ops->zero(t->device, t->model.grads + (u->grad_at + written) * size,
                               (u->room - written) * size);
 }
@@ -8909,7 +8926,7 @@ G2Z__PRIVATE g2z_status g2z__cast_wte(g2z_trainer *t, const g2z_bucket *b) {
   return g2z_comm_submit(t->comm, &cast);
 }
 
-/* (2) Adds up a bucket's gradients over the ranks on the communication stream, beside what follows.
+/* [C] Adds up a bucket's gradients over the ranks on the communication stream, beside what follows.
  * Stage 0 needs the sum on every rank, stages 1 to 3 on the owner of each slice, dp on rank 0. Up to
  * stage 1 micro-steps have added up in place; from stage 2 on each one's sum is added to the owner's
  * shard. */
@@ -8927,7 +8944,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   return g2z_comm_mark(t->comm, bucket);
 }
 
-/* (2) Where wte's gradient goes in two parts, it does so in a step's last micro-step: the sum of the
+/* [C] Where wte's gradient goes in two parts, it does so in a step's last micro-step: the sum of the
  * head's part, and of what earlier micro-steps added, is under way while backward runs. Before it
  * go the tokens that the embedding's rows will belong to. A rank alone leaves both where they are. */
 G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
@@ -8946,7 +8963,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* (2) The other part: what each token adds to its row of wte's gradient, from all ranks to all. */
+/* [C] The other part: what each token adds to its row of wte's gradient, from all ranks to all. */
 G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
@@ -9052,7 +9069,7 @@ G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* A bucket's parameters go from those who updated them to the others, behind a fork. */
+/* A bucket's parameters go from those who updated them to the others. The caller has submitted AFTER. */
 G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   const g2z_bucket *b = &t->plan->bucket[bucket];
   size_t size = (size_t)t->plan->dtype_bytes;
@@ -9088,7 +9105,7 @@ G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
   return g2z_comm_wait(t->comm, t->plan->buckets + bucket);
 }
 
-/* (1) A unit's parameters are there, and those of the next unit of this pass come beside what is
+/* [A] A unit's parameters are there, and those of the next unit of this pass come beside what is
  * computed with them. The two blocks that a pass ends with stay in their buffers: with them the next
  * pass, in the other direction, begins. */
 G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next) {
@@ -9104,7 +9121,7 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
   return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
 }
 
-/* (3) Buckets [from, to) have their new parameters, which go out beside what follows. In stage 3 the
+/* [D] Buckets [from, to) have their new parameters, which go out beside what follows. In stage 3 the
  * first two blocks of the next forward pass do; the others are gathered when they are needed. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
@@ -9182,7 +9199,7 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   return status;
 }
 
-/* Host tables: what of wte this rank owns, and room for the pieces of g2z__trainer_squares. */
+/* Host tables: what of wte this rank owns, and room for the pieces of g2z__square. */
 G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *wte = &plan->unit[plan->wte];
@@ -9741,7 +9758,7 @@ G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *t) { return t->conte
 G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *t) { return t->loader; }
 G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *t) { return t->device; }
 
-/* ===== >>i15 generation ==================================================
+/* ===== >>i14 generation ==================================================
  * In:  a prompt's tokens. Out: the tokens that the model would write behind them.
  * Law: the draw is a pure function of logits, sampling and index; no generator has a state. */
 
@@ -9861,7 +9878,7 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, g2z_tokens *tokens, int count,
 }
 
 
-/* ===== >>i16 weights =====================================================
+/* ===== >>i15 weights =====================================================
  * In:  model.safetensors and config.json of GPT-2, or canonical ranges of fp32 weights.
  * Out: the other of the two.
  * Law: a header is checked completely before a tensor is read; files speak canonical ranges. */
@@ -10718,7 +10735,7 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
   g2z_safetensors_free(file);
   return status;
 }
-/* ===== >>i17 checkpoints =================================================
+/* ===== >>i16 checkpoints =================================================
  * In:  a trainer on every rank. Out: a directory with all of its state; and the way back.
  * Law: a directory has its final name only when every file in it is whole and on the disk; nothing
  *      of the trainer changes before every byte that will be read was checked. */

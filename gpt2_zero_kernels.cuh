@@ -1,7 +1,7 @@
 /* gpt2_zero_kernels.cuh: the CUDA op table of gpt2_zero
  *
  * gpt2_zero.h includes this file inside its implementation when nvcc compiles it; nothing else
- * needs to. It fills the op table of room 09 for fp16, bf16, tf32 and fp32: sm_75 and newer, tuned
+ * needs to. It fills the op table of room 08 for fp16, bf16, tf32 and fp32: sm_75 and newer, tuned
  * on sm_90a. Products go through cuBLASLt or, where that is faster, through room k42; everything
  * else is written here.
  *
@@ -20,7 +20,7 @@
  *   >>k60 optimizer   sum of squares, the verdict, AdamW
  *   >>k70 memory      what CUDA takes beside the plan; what a GPU is
  *   >>k80 collectives NCCL, beside the computation
- *   >>k90 table       the ops of each dtype, and what room 09 calls
+ *   >>k90 table       the ops of each dtype, and what room 08 calls
  *
  * NAMES    g2z__cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the
  *          table. A is the type of activations and parameters, G of gradients.
@@ -5916,7 +5916,7 @@ static g2z_status g2z_cuda_head_logits(g2z_device *device, float *logits, const 
 /* ===== >>k60 optimizer ===================================================
  * In:  gradients, masters, m and v. Out: the step's verdict; new masters and parameters.
  * Law: the verdict lies in g2z_step_state, in device memory: the host decides nothing. The
- *      arithmetic is room 09's, shared with the CPU. */
+ *      arithmetic is room 08's, shared with the CPU. */
 
 #define G2Z__SUMSQ_BLOCKS 1024   /* partial sums: fixed, so that the order depends on n alone */
 
