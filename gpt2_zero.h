@@ -5148,12 +5148,10 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
  * In:  tensors as fp32 in host memory. Out: the same; outputs hold values of the device's types.
  * Law: a thread owns the elements that it writes, and each element's sum runs in an order that
  *      depends on the shapes alone: no result depends on the number of threads.
- * Each op is written as its formula. All arithmetic is fp32, but for sums over a row's channels,
- * over tokens and over the vocabulary, which are fp64 and round once. An output is rounded to its
- * type when it is stored, and nothing else is. No op needs more than 32 KiB of stack. */
+ * Each op is written as its formula. All arithmetic is fp32; only sums over the channels of a row,
+ * over tokens and over the vocabulary are fp64. An output is rounded once, when it is stored. */
 
-/* A loop in parallel. `work` counts arithmetic: below about 20 us of it, waking the threads would
- * cost more than they save. */
+/* A loop in parallel, unless its work, in operations, takes less time than to wake the threads. */
 #define G2Z__PRAGMA(text) _Pragma(#text)
 #if defined(_OPENMP)
 #define G2Z__PARALLEL(work) \
@@ -5184,23 +5182,12 @@ typedef float g2z__cpu_vector __attribute__((vector_size(4 * G2Z__VECTOR), align
 typedef float g2z__cpu_vector;
 #endif
 
-/* gcc in a strict C mode fuses a multiplication and an addition only when it is asked to. */
-#if defined(__GNUC__) && !defined(__clang__)
-#define G2Z__FUSED __attribute__((optimize("fp-contract=fast")))
-#else
-#define G2Z__FUSED
-#endif
-
 /* The sum of a[i] * b[i]: lane i % 16 adds up element i, then the lanes are added in pairs. */
-G2Z__FUSED G2Z__PRIVATE float g2z__cpu_dot(const float *a, const float *b, int n) {
-  g2z__cpu_vector sums[G2Z__VECTORS];
+G2Z__PRIVATE float g2z__cpu_dot(const float *a, const float *b, int n) {
   float lanes[G2Z__LANES] = {0};
   int i = 0;
-  memcpy(sums, lanes, sizeof lanes);
   for (; i + G2Z__LANES <= n; i += G2Z__LANES)
-    for (int v = 0; v < G2Z__VECTORS; v++)
-      sums[v] += ((const g2z__cpu_vector *)(a + i))[v] * ((const g2z__cpu_vector *)(b + i))[v];
-  memcpy(lanes, sums, sizeof lanes);
+    for (int j = 0; j < G2Z__LANES; j++) lanes[j] += a[i + j] * b[i + j];
   for (; i < n; i++) lanes[i % G2Z__LANES] += a[i] * b[i];
   for (int width = G2Z__LANES / 2; width; width /= 2)
     for (int j = 0; j < width; j++) lanes[j] += lanes[j + width];
@@ -5208,44 +5195,25 @@ G2Z__FUSED G2Z__PRIVATE float g2z__cpu_dot(const float *a, const float *b, int n
 }
 
 /* to[n] += x * from[n] */
-G2Z__FUSED G2Z__PRIVATE void g2z__cpu_add(float *__restrict__ to, float x,
+G2Z__PRIVATE void g2z__cpu_add(float *__restrict__ to, float x,
                                           const float *__restrict__ from, int n) {
   for (int i = 0; i < n; i++) to[i] += x * from[i];
 }
 
-/* Rounds in place; free for fp32. */
-G2Z__PRIVATE void g2z__cpu_round(g2z_dtype dtype, float *x, size_t count) {
-  if (dtype == G2Z_FP16)
-    for (size_t i = 0; i < count; i++) x[i] = g2z__round_fp16(x[i]);
-  else if (dtype == G2Z_BF16)
-    for (size_t i = 0; i < count; i++) x[i] = g2z__round_bf16(x[i]);
+/* The factor of dropout for element e of sequence b of the op; 1 where it is off. */
+static inline float g2z__cpu_factor(const g2z_dropout *dropout, int b, uint64_t e) {
+  if (!g2z__dropout_on(dropout)) return 1.0f;
+  float factors[4];
+  g2z__dropout_group(dropout, dropout->first + (uint32_t)b * dropout->stride, (uint32_t)(e / 4),
+                     factors);
+  return factors[e % 4];
 }
 
-/* out[count] = (or +=) sums, rounded. */
-G2Z__PRIVATE void g2z__cpu_put_sums(g2z_dtype dtype, float *out, g2z_write mode,
-                                    const double *sums, int count) {
-  for (int i = 0; i < count; i++)
-    out[i] = (float)(mode == G2Z_ACCUMULATE ? (double)out[i] + sums[i] : sums[i]);
-  g2z__cpu_round(dtype, out, (size_t)count);
-}
-
-/* Dropout's factor of element e of a sequence. Four are drawn at once, into `group`: of a walk over
- * ascending elements the first says so. */
-static inline float g2z__cpu_factor(const g2z_dropout *dropout, int b, uint64_t e, int first,
-                                    float group[4]) {
-  uint32_t sequence = dropout->first + (uint32_t)b * dropout->stride;
-  if (first || e % 4 == 0) g2z__dropout_group(dropout, sequence, (uint32_t)(e / 4), group);
-  return group[e % 4];
-}
-
-/* x[count] *= dropout's factors from element (row, column) of [B*T,C] on; nothing when off. */
-G2Z__PRIVATE void g2z__cpu_drop(const g2z_dropout *dropout, float *x, int row, int column,
-                                int count, int C) {
-  if (!g2z__dropout_on(dropout)) return;
-  uint64_t at = (uint64_t)(row % dropout->seq) * (uint64_t)C + (uint64_t)column;
-  float group[4];
-  for (int i = 0; i < count; i++)
-    x[i] *= g2z__cpu_factor(dropout, row / dropout->seq, at + (uint64_t)i, i == 0, group);
+/* The same for element (row, column) of [B*T,C]. */
+static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int column, int C) {
+  if (!g2z__dropout_on(dropout)) return 1.0f;
+  uint64_t t = (uint64_t)(row % dropout->seq);
+  return g2z__cpu_factor(dropout, row / dropout->seq, t * (uint64_t)C + (uint64_t)column);
 }
 
 /* ----- products ---------------------------------------------------------
@@ -5296,7 +5264,7 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_of(int M, int N, int K, g2z__cpu_
 
 /* sums[rows][16] += a[rows,K] b[K][16], for up to 6 rows. Without all 6 the last row stands for the
  * others too, whose sums nobody reads. */
-G2Z__FUSED G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
+G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
                                             const float (*b)[G2Z__LANES], int rows, int K) {
   g2z__cpu_vector sum[G2Z__GROUP][G2Z__VECTORS];
   const float *from[G2Z__GROUP];
@@ -5325,66 +5293,70 @@ static inline float g2z__cpu_gelu(float x, float *slope) {
   return x * gate;
 }
 
-/* Takes sums x[count] of a row, columns from `column` on, to where they belong. */
-G2Z__PRIVATE void g2z__cpu_finish(const g2z__cpu_product *p, float *x, int row, int column,
-                                  int count) {
+/* Takes the sum of element (row, column) to where it belongs. */
+static inline void g2z__cpu_finish(const g2z__cpu_product *p, float y, int row, int column) {
   ptrdiff_t at = row * p->out_row + column;
-  if (p->bias)
-    for (int i = 0; i < count; i++) x[i] += p->bias[column + i];
+  if (p->bias) y += p->bias[column];
   if (p->slope) {
-    for (int i = 0; i < count; i++) x[i] = g2z__cpu_gelu(x[i], p->slope + at + i);
-    g2z__cpu_round(p->dtype, p->slope + at, (size_t)count);
+    y = g2z__cpu_gelu(y, p->slope + at);
+    p->slope[at] = g2z_round(p->dtype, p->slope[at]);
   }
-  if (p->times)
-    for (int i = 0; i < count; i++) x[i] *= p->times[at + i];
-  if (p->residual) {
-    g2z__cpu_drop(p->dropout, x, row, column, count, p->N);
-    for (int i = 0; i < count; i++) x[i] += p->residual[at + i];
-  }
-  if (p->mode == G2Z_ACCUMULATE)
-    for (int i = 0; i < count; i++) x[i] += p->out[at + i];
-  g2z__cpu_round(p->dtype, x, (size_t)count);
-  memcpy(p->out + at, x, (size_t)count * sizeof *x);
+  if (p->times) y *= p->times[at];
+  if (p->residual)
+    y = p->residual[at] + y * g2z__cpu_row_factor(p->dropout, row, column, p->N);
+  if (p->mode == G2Z_ACCUMULATE) y += p->out[at];
+  p->out[at] = g2z_round(p->dtype, y);
 }
 
-G2Z__PRIVATE void g2z__cpu_task(const g2z__cpu_product *p, int row, int column) {
-  float sums[G2Z__ROWS][G2Z__LANES], b[G2Z__STEPS][G2Z__LANES];
-  int rows = g2z__cpu_min(G2Z__ROWS, p->M - row), width = g2z__cpu_min(G2Z__LANES, p->N - column);
-  memset(sums, 0, sizeof sums);
-  memset(b, 0, sizeof b); /* lanes beyond the last column stay 0 */
-  for (int first = 0; first < p->K; first += G2Z__STEPS) {
-    int K = g2z__cpu_min(G2Z__STEPS, p->K - first);
-    const float *from = p->b.at + first * p->b.row + column * p->b.column;
-    for (int k = 0; k < K; k++)
-      for (int j = 0; j < width; j++) b[k][j] = from[k * p->b.row + j * p->b.column];
-    for (int i = 0; i < rows; i += G2Z__GROUP) {
-      g2z__cpu_matrix a = p->a;
-      a.at += (row + i) * a.row + first * a.column;
-      g2z__cpu_group(sums + i, a, (const float (*)[G2Z__LANES])b, rows - i, K);
-    }
-  }
-  for (int i = 0; i < rows; i++) g2z__cpu_finish(p, sums[i], row + i, column, width);
-}
-
-G2Z__PRIVATE g2z_status g2z__cpu_multiply(const g2z__cpu_product *p) {
+G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
   int64_t down = (p->M + G2Z__ROWS - 1) / G2Z__ROWS;
   int64_t tasks = down * ((p->N + G2Z__LANES - 1) / G2Z__LANES);
   G2Z__PARALLEL(2.0 * p->M * p->N * p->K)
-  for (int64_t task = 0; task < tasks; task++)
-    g2z__cpu_task(p, (int)(task % down) * G2Z__ROWS, (int)(task / down) * G2Z__LANES);
-  return G2Z_OK;
+  for (int64_t task = 0; task < tasks; task++) {
+    int row = (int)(task % down) * G2Z__ROWS, rows = g2z__cpu_min(G2Z__ROWS, p->M - row);
+    int column = (int)(task / down) * G2Z__LANES;
+    int columns = g2z__cpu_min(G2Z__LANES, p->N - column);
+    float sums[G2Z__ROWS][G2Z__LANES], b[G2Z__STEPS][G2Z__LANES];
+    memset(sums, 0, sizeof sums);
+    memset(b, 0, sizeof b); /* lanes beyond the last column stay 0 */
+    for (int first = 0; first < p->K; first += G2Z__STEPS) {
+      int K = g2z__cpu_min(G2Z__STEPS, p->K - first);
+      const float *from = p->b.at + (first * p->b.row + column * p->b.column);
+      for (int k = 0; k < K; k++)
+        for (int j = 0; j < columns; j++) b[k][j] = from[k * p->b.row + j * p->b.column];
+      for (int i = 0; i < rows; i += G2Z__GROUP) {
+        g2z__cpu_matrix a = p->a;
+        a.at += (row + i) * a.row + first * a.column;
+        g2z__cpu_group(sums + i, a, (const float (*)[G2Z__LANES])b, rows - i, K);
+      }
+    }
+    for (int i = 0; i < rows; i++)
+      for (int j = 0; j < columns; j++) g2z__cpu_finish(p, sums[i][j], row + i, column + j);
+  }
 }
 
-/* out[C] = (or +=) the column sums of x[N,C]. */
-G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, float *out, g2z_write mode, const float *x,
-                                       int N, int C) {
-  G2Z__PARALLEL(2.0 * N * C)
-  for (int c = 0; c < C; c += G2Z__LANES) {
-    double sums[G2Z__LANES] = {0};
-    int width = g2z__cpu_min(G2Z__LANES, C - c);
-    for (int n = 0; n < N; n++)
-      for (int j = 0; j < width; j++) sums[j] += (double)x[(size_t)n * (size_t)C + (size_t)(c + j)];
-    g2z__cpu_put_sums(dtype, out + c, mode, sums, width);
+/* ----- sums over tokens ------------------------------------------------- */
+
+#define G2Z__SHARE 64 /* columns of a task: four cache lines of each row */
+
+/* out[C] = (or +=) the column sums of y[N,C]; x not NULL: of y * (x - mean) * rstd. */
+G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mode, const void *y,
+                                       const void *x, const float *mean, const float *rstd, int N,
+                                       int C) {
+  G2Z__PARALLEL(6.0 * N * C)
+  for (int c = 0; c < C; c += G2Z__SHARE) {
+    double sums[G2Z__SHARE] = {0};
+    int width = g2z__cpu_min(G2Z__SHARE, C - c); /* channels never meet */
+    for (int n = 0; n < N; n++) {
+      size_t at = (size_t)n * (size_t)C + (size_t)c;
+      const float *dy = (const float *)y + at, *from = (const float *)x + (x ? at : 0);
+      for (int j = 0; j < width; j++)
+        sums[j] += (double)(x ? dy[j] * ((from[j] - mean[n]) * rstd[n]) : dy[j]);
+    }
+    for (int j = 0; j < width; j++) {
+      float *to = (float *)out + c + j;
+      *to = g2z_round(dtype, (float)(mode == G2Z_ACCUMULATE ? (double)*to + sums[j] : sums[j]));
+    }
   }
 }
 
@@ -5424,6 +5396,23 @@ G2Z__PRIVATE g2z_status g2z__cpu_synchronize(g2z_device *device) {
 
 G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
 
+/* ----- casts ------------------------------------------------------------ */
+
+G2Z__PRIVATE g2z_status g2z__cpu_cast_act(g2z_device *device, void *to, const float *from,
+                                          size_t n) {
+  G2Z__PARALLEL((double)n)
+  for (int64_t i = 0; i < (int64_t)n; i++) ((float *)to)[i] = g2z_round(device->dtype, from[i]);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const float *from,
+                                           size_t n) {
+  G2Z__PARALLEL((double)n)
+  for (int64_t i = 0; i < (int64_t)n; i++)
+    ((float *)to)[i] = g2z_round(device->grad_dtype, from[i]);
+  return G2Z_OK;
+}
+
 /* ----- embedding -------------------------------------------------------- */
 
 /* out[n] = dropout(wte[token n] + wpe[n % T]), rounded once. */
@@ -5435,84 +5424,69 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const 
     float *to = (float *)out + (size_t)n * (size_t)C;
     const float *token = (const float *)wte + (size_t)tokens[n] * (size_t)C;
     const float *position = (const float *)wpe + (size_t)(n % T) * (size_t)C;
-    for (int c = 0; c < C; c++) to[c] = token[c] + position[c];
-    g2z__cpu_drop(dropout, to, n, 0, C, C);
-    g2z__cpu_round(device->dtype, to, (size_t)C);
+    for (int c = 0; c < C; c++)
+      to[c] = g2z_round(device->dtype, (token[c] + position[c]) *
+                                           g2z__cpu_row_factor(dropout, n, c, C));
   }
   return G2Z_OK;
 }
 
 /* With g = dropout'(dout): dwte[token n] += g[n], in fp32; dwpe[t] = (or +=) the sum of g[n] over
- * the sequences. Tokens meet in the rows of dwte, channels never meet: threads share out the
- * channels. */
+ * the sequences, rounded once. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void *dwpe,
                                            const void *dout, const int32_t *tokens,
                                            g2z_write mode, const g2z_dropout *dropout, int B,
                                            int T, int C) {
   G2Z__PARALLEL(3.0 * B * T * C)
-  for (int c = 0; c < C; c += G2Z__LANES) {
-    int width = g2z__cpu_min(G2Z__LANES, C - c);
+  for (int c = 0; c < C; c++) /* tokens meet in the rows of dwte, channels never meet */
     for (int t = 0; t < T; t++) {
-      double sums[G2Z__LANES] = {0};
+      float *to = (float *)dwpe + ((size_t)t * (size_t)C + (size_t)c);
+      double sum = mode == G2Z_ACCUMULATE ? (double)*to : 0.0;
       for (int n = t; n < B * T; n += T) {
-        float g[G2Z__LANES];
-        const float *from = (const float *)dout + (size_t)n * (size_t)C + c;
-        for (int j = 0; j < width; j++) g[j] = from[j];
-        g2z__cpu_drop(dropout, g, n, c, width, C);
-        for (int j = 0; j < width; j++) sums[j] += (double)g[j];
-        if (dwte) g2z__cpu_add(dwte + (size_t)tokens[n] * (size_t)C + c, 1.0f, g, width);
+        float g = ((const float *)dout)[(size_t)n * (size_t)C + (size_t)c] *
+                  g2z__cpu_row_factor(dropout, n, c, C);
+        sum += (double)g;
+        if (dwte) dwte[(size_t)tokens[n] * (size_t)C + (size_t)c] += g;
       }
-      g2z__cpu_put_sums(device->grad_dtype, (float *)dwpe + (size_t)t * (size_t)C + c, mode, sums,
-                        width);
+      *to = g2z_round(device->grad_dtype, (float)sum);
     }
-  }
   return G2Z_OK;
 }
 
-G2Z__PRIVATE int g2z__word_order(const void *a, const void *b) {
-  uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-  return (x > y) - (x < y);
-}
-
+/* Insertion sort, which keeps equal tokens as they stood. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_order(g2z_device *device, int32_t *order,
                                              const int32_t *tokens, int N) {
-  void *memory;
-  G2Z__TRY(g2z__alloc(device->services, (size_t)N, sizeof(uint64_t), &memory));
-  uint64_t *words = (uint64_t *)memory; /* a token, and below it where it stood */
-  for (int n = 0; n < N; n++) words[n] = (uint64_t)tokens[n] << 32 | (uint64_t)n;
-  qsort(words, (size_t)N, sizeof *words, g2z__word_order);
+  (void)device;
   for (int n = 0; n < N; n++) {
-    order[n] = (int32_t)(words[n] >> 32);
-    order[N + n] = (int32_t)(words[n] & 0xffffffffu);
+    int at = n;
+    for (; at > 0 && order[at - 1] > tokens[n]; at--) {
+      order[at] = order[at - 1];
+      order[N + at] = order[N + at - 1];
+    }
+    order[at] = tokens[n];
+    order[N + at] = n;
   }
-  g2z_release(device->services, memory);
   return G2Z_OK;
 }
 
-/* grads += the sums of rows[N,C] by token, as far as they lie in the part. The first of equal
- * tokens adds all of them up: threads share out the tokens. */
-G2Z__PRIVATE void g2z__cpu_embed_part(g2z_dtype dtype, float *grads, g2z_row_part part,
-                                      const float *rows, const int32_t *order, int N, int C) {
-  G2Z__PARALLEL(2.0 * N * C)
-  for (int first = 0; first < N; first++) {
-    if (first && order[first - 1] == order[first]) continue;
-    for (int c = 0; c < C; c++) {
-      size_t element = (size_t)order[first] * (size_t)C + (size_t)c;
-      if (element < part.first || element >= part.first + part.elements) continue;
-      float sum = 0, *to = grads + part.at + (element - part.first);
-      for (int n = first; n < N && order[n] == order[first]; n++)
-        sum += rows[(size_t)order[N + n] * (size_t)C + (size_t)c];
-      *to = g2z_round(dtype, *to + sum);
-    }
-  }
-}
-
+/* grads += the part of the sums of rows by token. The first of equal tokens adds up all of them:
+ * threads share out the tokens. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
                                            const g2z_row_part *parts, int count, const void *rows,
                                            const int32_t *order, int N, int C) {
-  for (int i = 0; i < count; i++)
-    g2z__cpu_embed_part(device->grad_dtype, (float *)grads, parts[i], (const float *)rows, order, N,
-                        C);
+  G2Z__PARALLEL(2.0 * count * N * C)
+  for (int first = 0; first < N; first++) {
+    if (first && order[first - 1] == order[first]) continue;
+    size_t row = (size_t)order[first] * (size_t)C;
+    for (int i = 0; i < count; i++)
+      for (size_t c = 0; c < (size_t)C; c++) {
+        if (row + c < parts[i].first || row + c - parts[i].first >= parts[i].elements) continue;
+        float sum = 0, *to = (float *)grads + parts[i].at + (row + c - parts[i].first);
+        for (int n = first; n < N && order[n] == order[first]; n++)
+          sum += ((const float *)rows)[(size_t)order[N + n] * (size_t)C + c];
+        *to = g2z_round(device->grad_dtype, *to + sum);
+      }
+  }
   return G2Z_OK;
 }
 
@@ -5532,52 +5506,18 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, floa
     float m = (float)(sum / C);
     for (int c = 0; c < C; c++) squares += (double)(from[c] - m) * (double)(from[c] - m);
     float r = (float)(1.0 / sqrt(squares / C + (double)G2Z_LAYERNORM_EPS));
-    for (int c = 0; c < C; c++) to[c] = (from[c] - m) * r * scale[c] + shift[c];
-    g2z__cpu_round(device->dtype, to, (size_t)C);
+    for (int c = 0; c < C; c++)
+      to[c] = g2z_round(device->dtype, (from[c] - m) * r * scale[c] + shift[c]);
     mean[n] = m;
     rstd[n] = r;
   }
   return G2Z_OK;
 }
 
-/* dres = (or +=) rstd * (g - average(g) - xhat * average(g * xhat)), where g = dy * w and
- * xhat = (x - mean) * rstd. */
-G2Z__PRIVATE void g2z__cpu_layernorm_row(float *dres, const float *dy, const float *x,
-                                         const float *w, float mean, float rstd, g2z_write mode,
-                                         int C) {
-  double sum = 0, product = 0;
-  for (int c = 0; c < C; c++) {
-    double g = (double)(dy[c] * w[c]);
-    sum += g;
-    product += g * (double)((x[c] - mean) * rstd);
-  }
-  float average = (float)(sum / C), slope = (float)(product / C);
-  for (int c = 0; c < C; c++) {
-    float dx = rstd * (dy[c] * w[c] - average - (x[c] - mean) * rstd * slope);
-    dres[c] = mode == G2Z_ACCUMULATE ? dres[c] + dx : dx;
-  }
-}
-
-/* dw = (or +=) the column sums of dy * xhat, db of dy. */
-G2Z__PRIVATE void g2z__cpu_layernorm_params(g2z_dtype dtype, float *dw, float *db, g2z_write mode,
-                                            const float *dy, const float *x, const float *mean,
-                                            const float *rstd, int N, int C) {
-  G2Z__PARALLEL(10.0 * N * C)
-  for (int c = 0; c < C; c += G2Z__LANES) {
-    double scales[G2Z__LANES] = {0}, shifts[G2Z__LANES] = {0};
-    int width = g2z__cpu_min(G2Z__LANES, C - c);
-    for (int n = 0; n < N; n++)
-      for (int j = 0; j < width; j++) {
-        size_t at = (size_t)n * (size_t)C + (size_t)(c + j);
-        scales[j] += (double)(dy[at] * ((x[at] - mean[n]) * rstd[n]));
-        shifts[j] += (double)dy[at];
-      }
-    g2z__cpu_put_sums(dtype, dw + c, mode, scales, width);
-    g2z__cpu_put_sums(dtype, db + c, mode, shifts, width);
-  }
-}
-
-/* dres rounds after the addition, and `dropped`, made from the rounded dres, once more. */
+/* With g = dy * w and xhat = (x - mean) * rstd:
+ *   dx = rstd * (g - average(g) - xhat * average(g * xhat)),   dres = (or +=) dx,
+ *   dropped = dropout'(dres), which starts from the rounded dres.
+ * dw = (or +=) the column sums of dy * xhat, db of dy, dbias of dropped. */
 G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, void *dropped,
                                                void *dw, void *db, void *dbias, const void *dy,
                                                const void *x, const void *w, const float *mean,
@@ -5585,24 +5525,32 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
                                                g2z_write mode, const g2z_dropout *dropout, int N,
                                                int C) {
   int drops = dropped && g2z__dropout_on(dropout);
+  const float *scale = (const float *)w;
   G2Z__PARALLEL(12.0 * N * C)
   for (int n = 0; n < N; n++) {
     size_t at = (size_t)n * (size_t)C;
-    float *to = (float *)dres + at;
-    g2z__cpu_layernorm_row(to, (const float *)dy + at, (const float *)x + at, (const float *)w,
-                           mean[n], rstd[n], res_mode, C);
-    g2z__cpu_round(device->dtype, to, (size_t)C);
-    if (!drops) continue;
-    float *cut = (float *)dropped + at;
-    memcpy(cut, to, (size_t)C * sizeof *to);
-    g2z__cpu_drop(dropout, cut, n, 0, C, C);
-    g2z__cpu_round(device->dtype, cut, (size_t)C);
+    const float *out = (const float *)dy + at, *in = (const float *)x + at;
+    float *to = (float *)dres + at, *cut = (float *)dropped + (drops ? at : 0);
+    double sum = 0, product = 0;
+    for (int c = 0; c < C; c++) {
+      float g = out[c] * scale[c];
+      sum += (double)g;
+      product += (double)(g * ((in[c] - mean[n]) * rstd[n]));
+    }
+    float average = (float)(sum / C), slope = (float)(product / C);
+    for (int c = 0; c < C; c++) {
+      float xhat = (in[c] - mean[n]) * rstd[n];
+      float dx = rstd[n] * (out[c] * scale[c] - average - xhat * slope);
+      to[c] = g2z_round(device->dtype, res_mode == G2Z_ACCUMULATE ? to[c] + dx : dx);
+    }
+    for (int c = 0; c < C && drops; c++)
+      cut[c] = g2z_round(device->dtype, to[c] * g2z__cpu_row_factor(dropout, n, c, C));
   }
-  g2z__cpu_layernorm_params(device->grad_dtype, (float *)dw, (float *)db, mode, (const float *)dy,
-                            (const float *)x, mean, rstd, N, C);
+  g2z__cpu_column_sums(device->grad_dtype, dw, mode, dy, x, mean, rstd, N, C);
+  g2z__cpu_column_sums(device->grad_dtype, db, mode, dy, NULL, NULL, NULL, N, C);
   if (dbias)
-    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode,
-                         (const float *)(drops ? dropped : dres), N, C);
+    g2z__cpu_column_sums(device->grad_dtype, dbias, mode, drops ? dropped : dres, NULL, NULL, NULL,
+                         N, C);
   return G2Z_OK;
 }
 
@@ -5616,7 +5564,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *s
   p.out = (float *)y, p.dtype = device->dtype;
   p.bias = (const float *)bias, p.slope = (float *)slope;
   p.residual = (const float *)residual, p.dropout = dropout;
-  return g2z__cpu_multiply(&p);
+  g2z__cpu_multiply(&p);
+  return G2Z_OK;
 }
 
 /* dx[N,K] = dy[N,O] w[K,O]^T, times slope[N,K]. dbias sums the rounded dx. */
@@ -5626,9 +5575,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, v
   g2z__cpu_product p =
       g2z__cpu_product_of(N, K, O, g2z__cpu_rows(dy, O), g2z__cpu_transposed(w, O));
   p.out = (float *)dx, p.dtype = device->dtype, p.times = (const float *)slope;
-  G2Z__TRY(g2z__cpu_multiply(&p));
+  g2z__cpu_multiply(&p);
   if (slope)
-    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, K);
+    g2z__cpu_column_sums(device->grad_dtype, dbias, mode, dx, NULL, NULL, NULL, N, K);
   return G2Z_OK;
 }
 
@@ -5636,154 +5585,88 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, v
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
                                                    const void *dy, g2z_write mode, int N, int K,
                                                    int O) {
-  g2z__cpu_product p = g2z__cpu_product_of(K, O, N, g2z__cpu_transposed(x, K), g2z__cpu_rows(dy, O));
+  g2z__cpu_product p =
+      g2z__cpu_product_of(K, O, N, g2z__cpu_transposed(x, K), g2z__cpu_rows(dy, O));
   p.out = (float *)dw, p.dtype = device->grad_dtype, p.mode = mode;
-  return g2z__cpu_multiply(&p);
+  g2z__cpu_multiply(&p);
+  return G2Z_OK;
 }
 
 /* ----- attention --------------------------------------------------------
  * Query by query, as the formula has it: no matrix of scores exists. */
 
-typedef struct g2z__cpu_head {  /* a (sequence, head) pair of an attention op */
-  int b, h, T, C, HS;
-  float scale;                  /* 1 / sqrt(HS) */
-  ptrdiff_t row;                /* 3C: from token to token in qkv */
-  ptrdiff_t qkv, out;           /* where token 0 of the head lies in qkv, in out and in dout */
-  const float *q, *k, *v;       /* of token 0 */
-  const g2z_dropout *dropout;   /* NULL: off */
-} g2z__cpu_head;
-
-G2Z__PRIVATE g2z__cpu_head g2z__cpu_head_at(int index, const void *qkv, const g2z_dropout *dropout,
-                                            int T, int C, int NH) {
-  g2z__cpu_head head;
-  head.b = index / NH, head.h = index % NH, head.T = T, head.C = C, head.HS = C / NH;
-  head.scale = 1.0f / sqrtf((float)head.HS);
-  head.row = 3 * (ptrdiff_t)C;
-  head.out = (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
-  head.qkv = (ptrdiff_t)head.b * T * head.row + (ptrdiff_t)head.h * head.HS;
-  head.q = (const float *)qkv + head.qkv;
-  head.k = head.q + C;
-  head.v = head.k + C;
-  head.dropout = g2z__dropout_on(dropout) ? dropout : NULL;
-  return head;
-}
-
-/* Dropout's factor of a (query, key) pair. Keys are walked from 0 up. */
-static inline float g2z__cpu_pair_factor(const g2z__cpu_head *head, int query, int key,
-                                         float group[4]) {
-  if (!head->dropout) return 1.0f;
-  uint64_t row = (uint64_t)head->h * (uint64_t)head->T + (uint64_t)query;
-  return g2z__cpu_factor(head->dropout, head->b, row * (uint64_t)head->T + (uint64_t)key, key == 0,
-                         group);
-}
-
-/* out = sum of p v / sum of p over the keys up to the query, with p = exp(scale (q k - max));
- * lse = scale max + log(sum of p). Dropout's factors multiply the p that meet v. */
-G2Z__PRIVATE float g2z__cpu_attend(const g2z__cpu_head *head, g2z_dtype dtype, float *out,
-                                   int query) {
-  const float *q = head->q + query * head->row;
-  float max = -INFINITY, sums[G2Z_MAX_HEAD_SIZE] = {0}, group[4];
-  double total = 0;
-  for (int key = 0; key <= query; key++) {
-    float s = g2z__cpu_dot(q, head->k + key * head->row, head->HS);
-    max = s > max ? s : max;
-  }
-  for (int key = 0; key <= query; key++) {
-    float p = expf((g2z__cpu_dot(q, head->k + key * head->row, head->HS) - max) * head->scale);
-    total += (double)p;
-    g2z__cpu_add(sums, p * g2z__cpu_pair_factor(head, query, key, group),
-                 head->v + key * head->row, head->HS);
-  }
-  for (int c = 0; c < head->HS; c++) out[c] = sums[c] / (float)total;
-  g2z__cpu_round(dtype, out, (size_t)head->HS);
-  return (float)((double)head->scale * (double)max + log(total));
-}
-
+/* With s = scale * q k and the largest of them, max: p = exp(s - max), over the keys up to the
+ * query; out = sum of f p v / sum of p, where f is dropout's factor; lse = max + log(sum of p). */
 G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, float *lse,
                                                const void *qkv, const g2z_dropout *dropout, int B,
                                                int T, int C, int NH) {
+  const int HS = C / NH, row = 3 * C; /* from token to token in qkv */
+  const float scale = 1.0f / sqrtf((float)HS);
   G2Z__PARALLEL(6.0 * B * T * T * C)
-  for (int64_t row = 0; row < (int64_t)B * NH * T; row++) {
-    int query = (int)(row % T);
-    g2z__cpu_head head = g2z__cpu_head_at((int)(row / T), qkv, dropout, T, C, NH);
-    lse[row] = g2z__cpu_attend(&head, device->dtype,
-                               (float *)out + head.out + (ptrdiff_t)query * C, query);
+  for (int64_t i = 0; i < (int64_t)B * NH * T; i++) {
+    int query = (int)(i % T), h = (int)(i / T % NH), b = (int)(i / T / NH);
+    const float *first = (const float *)qkv + ((ptrdiff_t)b * T * row + (ptrdiff_t)h * HS);
+    const float *q = first + (ptrdiff_t)query * row, *k = first + C, *v = first + 2 * C;
+    float *to = (float *)out + (((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS);
+    uint64_t e = (uint64_t)(h * (int64_t)T + query) * (uint64_t)T; /* dropout's, of key 0 */
+    float max = -INFINITY, sums[G2Z_MAX_HEAD_SIZE] = {0};
+    double total = 0;
+    for (ptrdiff_t key = 0; key <= query; key++) {
+      float s = scale * g2z__cpu_dot(q, k + key * row, HS);
+      max = s > max ? s : max;
+    }
+    for (ptrdiff_t key = 0; key <= query; key++) {
+      float p = expf(scale * g2z__cpu_dot(q, k + key * row, HS) - max);
+      float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
+      total += (double)p;
+      g2z__cpu_add(sums, f * p, v + key * row, HS);
+    }
+    for (int c = 0; c < HS; c++) to[c] = g2z_round(device->dtype, sums[c] / (float)total);
+    lse[i] = (float)((double)max + log(total));
   }
   return G2Z_OK;
 }
 
-/* One query: with p = exp(scale q k - lse), the softmax of the forward pass, f dropout's factor and
- * ds = scale p (f (dout v) - dout out),
- *   dq = sum of ds k,   dk += ds q,   dv += f p dout.
- * dqkv, dout and out are the head's, of token 0; dk and dv stay fp32 until all queries are done. */
-G2Z__PRIVATE void g2z__cpu_attend_back(const g2z__cpu_head *head, g2z_dtype dtype, float *dqkv,
-                                       const float *dout, const float *out, float lse, int query) {
-  int HS = head->HS;
-  const float *q = head->q + query * head->row;
-  float *dq = dqkv + query * head->row, group[4];
-  dout += (ptrdiff_t)query * head->C;
-  float d = g2z__cpu_dot(dout, out + (ptrdiff_t)query * head->C, HS);
-  for (int key = 0; key <= query; key++) {
-    const float *k = head->k + key * head->row, *v = head->v + key * head->row;
-    float *dk = dqkv + key * head->row + head->C, *dv = dk + head->C;
-    float p = expf(g2z__cpu_dot(q, k, HS) * head->scale - lse);
-    float f = g2z__cpu_pair_factor(head, query, key, group);
-    float ds = head->scale * p * (f * g2z__cpu_dot(dout, v, HS) - d);
-    g2z__cpu_add(dq, ds, k, HS);
-    g2z__cpu_add(dk, ds, q, HS);
-    g2z__cpu_add(dv, f * p, dout, HS);
-  }
-  g2z__cpu_round(dtype, dq, (size_t)HS);
-}
-
+/* With p = exp(s - lse), the softmax, and ds = scale * p * (f dout v - dout out), for each pair:
+ *   dq += ds k,   dk += ds q,   dv += f p dout.
+ * They add up in dqkv in fp32, which is rounded at the end; dbias sums the rounded dqkv. */
 G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, void *dbias,
                                                const void *dout, const void *out,
                                                const float *lse, const void *qkv, g2z_write mode,
                                                const g2z_dropout *dropout, int B, int T, int C,
                                                int NH) {
-  memset(dqkv, 0, (size_t)B * (size_t)T * 3 * (size_t)C * sizeof(float));
+  const int HS = C / NH, row = 3 * C;
+  const float scale = 1.0f / sqrtf((float)HS);
+  memset(dqkv, 0, (size_t)B * (size_t)T * (size_t)row * sizeof(float));
   G2Z__PARALLEL(10.0 * B * T * T * C)
-  for (int index = 0; index < B * NH; index++) {
-    g2z__cpu_head head = g2z__cpu_head_at(index, qkv, dropout, T, C, NH);
-    float *to = (float *)dqkv + head.qkv;
-    for (int t = 0; t < T; t++)
-      g2z__cpu_attend_back(&head, device->dtype, to, (const float *)dout + head.out,
-                           (const float *)out + head.out, lse[(ptrdiff_t)index * T + t], t);
-    for (int t = 0; t < T; t++) {
-      g2z__cpu_round(device->dtype, to + t * head.row + C, (size_t)head.HS);
-      g2z__cpu_round(device->dtype, to + t * head.row + 2 * C, (size_t)head.HS);
+  for (int i = 0; i < B * NH; i++) { /* a head's dk and dv belong to one thread */
+    int h = i % NH, b = i / NH;
+    ptrdiff_t at = (ptrdiff_t)b * T * row + (ptrdiff_t)h * HS;
+    for (ptrdiff_t query = 0; query < T; query++) {
+      const float *q = (const float *)qkv + (at + query * row);
+      const ptrdiff_t to = ((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS;
+      const float *g = (const float *)dout + to;
+      float *dq = (float *)dqkv + (at + query * row);
+      float d = g2z__cpu_dot(g, (const float *)out + to, HS);
+      uint64_t e = (uint64_t)((ptrdiff_t)h * T + query) * (uint64_t)T;
+      for (ptrdiff_t key = 0; key <= query; key++) {
+        const float *k = (const float *)qkv + (at + key * row + C), *v = k + C;
+        float *dk = (float *)dqkv + (at + key * row + C), *dv = dk + C;
+        float p = expf(scale * g2z__cpu_dot(q, k, HS) - lse[(ptrdiff_t)i * T + query]);
+        float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
+        float ds = scale * p * (f * g2z__cpu_dot(g, v, HS) - d);
+        g2z__cpu_add(dq, ds, k, HS);
+        g2z__cpu_add(dk, ds, q, HS);
+        g2z__cpu_add(dv, f * p, g, HS);
+      }
     }
   }
-  g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dqkv, B * T,
-                       3 * C);
+  g2z__cpu_cast_act(device, dqkv, (const float *)dqkv, (size_t)B * (size_t)T * (size_t)row);
+  g2z__cpu_column_sums(device->grad_dtype, dbias, mode, dqkv, NULL, NULL, NULL, B * T, row);
   return G2Z_OK;
 }
 
 /* ----- LM head ---------------------------------------------------------- */
-
-/* logits[n,row] = h[n,C] wte[V,C]^T */
-G2Z__PRIVATE g2z_status g2z__cpu_head_product(g2z_dtype dtype, float *logits, ptrdiff_t row,
-                                              const float *h, const float *wte, int n, int C,
-                                              int V) {
-  g2z__cpu_product p =
-      g2z__cpu_product_of(n, V, C, g2z__cpu_rows(h, C), g2z__cpu_transposed(wte, C));
-  p.out = logits, p.out_row = row, p.dtype = dtype;
-  return g2z__cpu_multiply(&p);
-}
-
-/* dh[n,C] = dlogits[n,Vp] wte[V,C]; dwte[V,C] = (or +=) dlogits^T h */
-G2Z__PRIVATE g2z_status g2z__cpu_head_back(g2z_device *device, float *dh, float *dwte,
-                                           g2z_dtype dwte_dtype, const float *dlogits,
-                                           const float *h, const float *wte, g2z_write mode, int n,
-                                           int C, int V, int Vp) {
-  g2z__cpu_product p =
-      g2z__cpu_product_of(n, C, V, g2z__cpu_rows(dlogits, Vp), g2z__cpu_rows(wte, C));
-  p.out = dh, p.dtype = device->dtype;
-  G2Z__TRY(g2z__cpu_multiply(&p));
-  p = g2z__cpu_product_of(V, C, n, g2z__cpu_transposed(dlogits, Vp), g2z__cpu_rows(h, C));
-  p.out = dwte, p.dtype = dwte_dtype, p.mode = mode;
-  return g2z__cpu_multiply(&p);
-}
 
 /* The loss of one token, log(sum of exp(logits)) - logits[target]. logits[V] become the gradient of
  * the loss times `gradient`, which is softmax less 1 at the target, rounded. */
@@ -5798,12 +5681,13 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   }
   float factor = gradient / (float)sum;
   float at = (logits[target] / (float)sum - 1.0f) * gradient;
-  for (int i = 0; i < V; i++) logits[i] *= factor;
-  logits[target] = at;
-  g2z__cpu_round(dtype, logits, (size_t)V);
+  for (int i = 0; i < V; i++) logits[i] = g2z_round(dtype, logits[i] * factor);
+  logits[target] = g2z_round(dtype, at);
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
+/* For `chunk` tokens at a time: logits = h wte^T, rounded; loss and dlogits by token;
+ * dh = dlogits wte; dwte = (or +=) dlogits^T h, also over the chunks. */
 G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
                                            void *dh, void *dwte, g2z_dtype dwte_dtype,
                                            void *logits, const void *h, const void *wte,
@@ -5815,17 +5699,23 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   for (int first = 0; first < N; first += chunk) {
     int n = g2z__cpu_min(chunk, N - first);
     size_t at = (size_t)first * (size_t)C;
-    G2Z__TRY(g2z__cpu_head_product(device->dtype, (float *)logits, Vp, (const float *)h + at,
-                                   (const float *)wte, n, C, V));
+    const float *in = (const float *)h + at;
+    g2z__cpu_product p =
+        g2z__cpu_product_of(n, V, C, g2z__cpu_rows(in, C), g2z__cpu_transposed(wte, C));
+    p.out = (float *)logits, p.out_row = Vp, p.dtype = device->dtype;
+    g2z__cpu_multiply(&p);
     G2Z__PARALLEL(30.0 * n * V)
     for (int i = 0; i < n; i++)
       losses[first + i] =
           g2z__cpu_classify(device->dtype, (float *)logits + (size_t)i * (size_t)Vp, V,
                             targets[first + i], gradient);
-    if (dh)
-      G2Z__TRY(g2z__cpu_head_back(device, (float *)dh + at, (float *)dwte, dwte_dtype,
-                                  (const float *)logits, (const float *)h + at,
-                                  (const float *)wte, first ? G2Z_ACCUMULATE : mode, n, C, V, Vp));
+    if (!dh) continue;
+    p = g2z__cpu_product_of(n, C, V, g2z__cpu_rows(logits, Vp), g2z__cpu_rows(wte, C));
+    p.out = (float *)dh + at, p.dtype = device->dtype;
+    g2z__cpu_multiply(&p);
+    p = g2z__cpu_product_of(V, C, n, g2z__cpu_transposed(logits, Vp), g2z__cpu_rows(in, C));
+    p.out = (float *)dwte, p.dtype = dwte_dtype, p.mode = first ? G2Z_ACCUMULATE : mode;
+    g2z__cpu_multiply(&p);
   }
   for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
   if (dh && mode == G2Z_OVERWRITE)
@@ -5834,41 +5724,18 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   return G2Z_OK;
 }
 
+/* logits[n,V] = h[n,C] wte^T, fp32 */
 G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, const void *h,
                                              const void *wte, int n, int C, int V) {
   (void)device;
-  return g2z__cpu_head_product(G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n, C, V);
-}
-
-/* ----- types ------------------------------------------------------------ */
-
-#define G2Z__RUN 4096 /* elements of a flat loop that a thread takes at a time */
-
-G2Z__PRIVATE void g2z__cpu_cast(g2z_dtype dtype, float *to, const float *from, size_t n) {
-  int64_t runs = (int64_t)((n + G2Z__RUN - 1) / G2Z__RUN);
-  G2Z__PARALLEL((double)n)
-  for (int64_t run = 0; run < runs; run++) {
-    size_t at = (size_t)run * G2Z__RUN, count = n - at < G2Z__RUN ? n - at : G2Z__RUN;
-    memmove(to + at, from + at, count * sizeof *to);
-    g2z__cpu_round(dtype, to + at, count);
-  }
-}
-
-G2Z__PRIVATE g2z_status g2z__cpu_cast_act(g2z_device *device, void *to, const float *from,
-                                          size_t n) {
-  g2z__cpu_cast(device->dtype, (float *)to, from, n);
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const float *from,
-                                           size_t n) {
-  g2z__cpu_cast(device->grad_dtype, (float *)to, from, n);
+  g2z__cpu_product p =
+      g2z__cpu_product_of(n, V, C, g2z__cpu_rows(h, C), g2z__cpu_transposed(wte, C));
+  p.out = logits, p.dtype = G2Z_FP32;
+  g2z__cpu_multiply(&p);
   return G2Z_OK;
 }
 
 /* ----- optimizer -------------------------------------------------------- */
-
-#define G2Z__SQUARES 64 /* partial sums of squares, whatever the number of threads */
 
 G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const void *from,
                                           g2z_write mode, size_t n) {
@@ -5879,25 +5746,23 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
   return G2Z_OK;
 }
 
-/* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
-G2Z__PRIVATE double g2z__cpu_sumsq(const float *grads, size_t n) {
-  double parts[G2Z__SQUARES], sum = 0;
-  size_t size = (n + G2Z__SQUARES - 1) / G2Z__SQUARES;
-  G2Z__PARALLEL(2.0 * (double)n)
-  for (int part = 0; part < G2Z__SQUARES; part++) {
-    size_t begin = (size_t)part * size, end = n < begin + size ? n : begin + size;
-    parts[part] = 0;
-    for (size_t i = begin; i < end; i++) parts[part] += (double)grads[i] * (double)grads[i];
-  }
-  for (int part = 0; part < G2Z__SQUARES; part++) sum += parts[part];
-  return sum;
-}
+#define G2Z__SQUARES 64 /* partial sums of squares, whatever the number of threads */
 
+/* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
 G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                             const g2z_range *ranges, int count) {
   (void)device;
-  for (int i = 0; i < count; i++)
-    *sum += g2z__cpu_sumsq((const float *)grads + ranges[i].begin, ranges[i].elements);
+  for (int i = 0; i < count; i++) {
+    const float *from = (const float *)grads + ranges[i].begin;
+    size_t n = ranges[i].elements, size = (n + G2Z__SQUARES - 1) / G2Z__SQUARES;
+    double parts[G2Z__SQUARES] = {0}, together = 0;
+    G2Z__PARALLEL(2.0 * (double)n)
+    for (int part = 0; part < G2Z__SQUARES; part++)
+      for (size_t at = (size_t)part * size; at < n && at < (size_t)(part + 1) * size; at++)
+        parts[part] += (double)from[at] * (double)from[at];
+    for (int part = 0; part < G2Z__SQUARES; part++) together += parts[part];
+    *sum += together;
+  }
   return G2Z_OK;
 }
 
@@ -5918,15 +5783,10 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
     float *weights = (float *)u->params + range.param, *masters = u->master + range.shard;
     float *first = u->m + range.shard, *second = u->v + range.shard;
     const float *gradients = (const float *)u->grads + range.grad;
-    int64_t runs = (int64_t)((range.elements + G2Z__RUN - 1) / G2Z__RUN);
     G2Z__PARALLEL(16.0 * (double)range.elements)
-    for (int64_t run = 0; run < runs; run++) {
-      size_t at = (size_t)run * G2Z__RUN;
-      size_t stop = range.elements - at < G2Z__RUN ? range.elements : at + G2Z__RUN;
-      for (size_t e = at; e < stop; e++)
-        weights[e] = masters[e] =
-            g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
-      g2z__cpu_round(device->dtype, weights + at, stop - at);
+    for (int64_t e = 0; e < (int64_t)range.elements; e++) {
+      masters[e] = g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
+      weights[e] = g2z_round(device->dtype, masters[e]);
     }
   }
   return G2Z_OK;
