@@ -5195,8 +5195,8 @@ G2Z__PRIVATE float g2z__cpu_dot(const float *a, const float *b, int n) {
 }
 
 /* to[n] += x * from[n] */
-G2Z__PRIVATE void g2z__cpu_add(float *__restrict__ to, float x,
-                                          const float *__restrict__ from, int n) {
+G2Z__PRIVATE void g2z__cpu_add(float *__restrict__ to, float x, const float *__restrict__ from,
+                               int n) {
   for (int i = 0; i < n; i++) to[i] += x * from[i];
 }
 
@@ -5218,12 +5218,13 @@ static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int
 
 /* ----- products ---------------------------------------------------------
  * out[M,N] = a[M,K] b[K,N], and what an op does with each sum. A task makes 16 columns of up to 192
- * rows: for 128 steps of k at a time, it copies these columns of b side by side, because they lie a
- * row apart or, of a transposed b, a column apart. An element's sum is a chain over ascending k. */
+ * rows. Their part of b is copied first, 16 lanes for each k, since its rows, or the columns of a
+ * transposed b, lie far apart. 128 products are added up at a time, so that long sums lose few
+ * digits. */
 
 #define G2Z__ROWS 192  /* rows of a task, a multiple of */
 #define G2Z__GROUP 6   /* rows that share each load of b: 6 x 16 sums fill the registers */
-#define G2Z__STEPS 128 /* of k */
+#define G2Z__STEPS 128 /* products that are added up at a time */
 
 typedef struct g2z__cpu_matrix { /* element (i,j) is at[i * row + j * column] */
   const float *at;
@@ -5265,10 +5266,10 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_of(int M, int N, int K, g2z__cpu_
 /* sums[rows][16] += a[rows,K] b[K][16], for up to 6 rows. Without all 6 the last row stands for the
  * others too, whose sums nobody reads. */
 G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
-                                            const float (*b)[G2Z__LANES], int rows, int K) {
+                                 const float (*b)[G2Z__LANES], int rows, int K) {
   g2z__cpu_vector sum[G2Z__GROUP][G2Z__VECTORS];
   const float *from[G2Z__GROUP];
-  memcpy(sum, sums, sizeof sum);
+  memset(sum, 0, sizeof sum);
   for (int i = 0; i < G2Z__GROUP; i++) from[i] = a.at + g2z__cpu_min(i, rows - 1) * a.row;
   for (int k = 0; k < K; k++) {
     const g2z__cpu_vector *y = (const g2z__cpu_vector *)b[k];
@@ -5277,7 +5278,8 @@ G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
       for (int v = 0; v < G2Z__VECTORS; v++) sum[i][v] += x * y[v];
     }
   }
-  memcpy(sums, sum, sizeof sum);
+  for (int i = 0; i < G2Z__GROUP; i++)
+    for (int v = 0; v < G2Z__VECTORS; v++) ((g2z__cpu_vector *)sums[i])[v] += sum[i][v];
 }
 
 #define G2Z__GELU_SCALE 0.797884561f /* sqrt(2 / pi) */
@@ -5349,7 +5351,7 @@ G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mod
     int width = g2z__cpu_min(G2Z__SHARE, C - c); /* channels never meet */
     for (int n = 0; n < N; n++) {
       size_t at = (size_t)n * (size_t)C + (size_t)c;
-      const float *dy = (const float *)y + at, *from = (const float *)x + (x ? at : 0);
+      const float *dy = (const float *)y + at, *from = x ? (const float *)x + at : NULL;
       for (int j = 0; j < width; j++)
         sums[j] += (double)(x ? dy[j] * ((from[j] - mean[n]) * rstd[n]) : dy[j]);
     }
@@ -5384,8 +5386,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_zero(g2z_device *device, void *memory, size_t b
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_event(g2z_device *device, int event) {
-  (void)device;
-  (void)event;
+  (void)device, (void)event;
   return G2Z_OK; /* every op has finished when it returns */
 }
 
@@ -5530,7 +5531,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
   for (int n = 0; n < N; n++) {
     size_t at = (size_t)n * (size_t)C;
     const float *out = (const float *)dy + at, *in = (const float *)x + at;
-    float *to = (float *)dres + at, *cut = (float *)dropped + (drops ? at : 0);
+    float *to = (float *)dres + at, *cut = drops ? (float *)dropped + at : NULL;
     double sum = 0, product = 0;
     for (int c = 0; c < C; c++) {
       float g = out[c] * scale[c];
@@ -5679,10 +5680,10 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
     logits[i] = expf(logits[i] - max);
     sum += (double)logits[i];
   }
-  float factor = gradient / (float)sum;
-  float at = (logits[target] / (float)sum - 1.0f) * gradient;
-  for (int i = 0; i < V; i++) logits[i] = g2z_round(dtype, logits[i] * factor);
-  logits[target] = g2z_round(dtype, at);
+  for (int i = 0; i < V; i++) {
+    float p = logits[i] / (float)sum;
+    logits[i] = g2z_round(dtype, (i == target ? p - 1.0f : p) * gradient);
+  }
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
@@ -5746,22 +5747,15 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
   return G2Z_OK;
 }
 
-#define G2Z__SQUARES 64 /* partial sums of squares, whatever the number of threads */
-
 /* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
 G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                             const g2z_range *ranges, int count) {
   (void)device;
   for (int i = 0; i < count; i++) {
     const float *from = (const float *)grads + ranges[i].begin;
-    size_t n = ranges[i].elements, size = (n + G2Z__SQUARES - 1) / G2Z__SQUARES;
-    double parts[G2Z__SQUARES] = {0}, together = 0;
-    G2Z__PARALLEL(2.0 * (double)n)
-    for (int part = 0; part < G2Z__SQUARES; part++)
-      for (size_t at = (size_t)part * size; at < n && at < (size_t)(part + 1) * size; at++)
-        parts[part] += (double)from[at] * (double)from[at];
-    for (int part = 0; part < G2Z__SQUARES; part++) together += parts[part];
-    *sum += together;
+    double squares = 0;
+    for (size_t e = 0; e < ranges[i].elements; e++) squares += (double)from[e] * (double)from[e];
+    *sum += squares;
   }
   return G2Z_OK;
 }
