@@ -1263,9 +1263,8 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
 G2Z_API float g2z_round(g2z_dtype dtype, float x);
 
 /* ===== >>d09 CPU ops =====================================================
- * The oracle of every other backend, and fast enough to train a small model: fp32 arithmetic,
- * blocked so that compilers vectorise it, OpenMP threads when the compiler has them. No result
- * depends on the number of threads. */
+ * The oracle of every other backend, and fast enough to train a small model: plain loops, OpenMP
+ * threads when the compiler has them. No result depends on the number of threads. */
 
 G2Z_API const g2z_ops *g2z_cpu_ops(void);
 
@@ -4581,8 +4580,6 @@ G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
 }
 #endif
 
-G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device); /* room 09 */
-
 G2Z_API g2z_device_kind g2z_device_default(void) {
   return g2z__cuda_count() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
 }
@@ -4609,7 +4606,7 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
   device->kind = kind;
   device->dtype = dtype;
   device->grad_dtype = grad_dtype;
-  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : g2z__cpu_reserve(device);
+  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
   if (status != G2Z_OK) {
     g2z_release(services, device);
     return status;
@@ -4891,459 +4888,218 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
 /* ===== >>i09 CPU ops =====================================================
  * In:  tensors as fp32 in host memory. Out: the same; outputs hold values of the device's types.
  * Law: a thread owns the elements that it writes, and each element's sum runs in an order that
- *      depends on the shapes alone: no result depends on the number of threads. */
+ *      depends on the shapes alone: no result depends on the number of threads.
+ * Each op is written as its formula. All arithmetic is fp32; only sums over the channels of a row,
+ * over tokens and over the vocabulary are fp64. An output is rounded once, when it is stored. */
 
-/* A loop in parallel, over rows that cost the same or over tasks that do not. `work` counts
- * arithmetic: below about 20 us of it, waking the threads would cost more than they save. */
+/* A loop in parallel, unless its work, in operations, takes less time than to wake the threads. */
 #define G2Z__PRAGMA(text) _Pragma(#text)
-#define G2Z__WORTH_THREADS(work) ((double)(work) > 2e5)
 #if defined(_OPENMP)
-#define G2Z__PARALLEL_ROWS(work) \
-  G2Z__PRAGMA(omp parallel for schedule(static) if(G2Z__WORTH_THREADS(work)))
-#define G2Z__PARALLEL_TASKS(work) \
-  G2Z__PRAGMA(omp parallel for schedule(dynamic, 1) if(G2Z__WORTH_THREADS(work)))
+#define G2Z__PARALLEL(work) \
+  G2Z__PRAGMA(omp parallel for schedule(guided) if((double)(work) > 2e5))
 #else
-#define G2Z__PARALLEL_ROWS(work)
-#define G2Z__PARALLEL_TASKS(work)
+#define G2Z__PARALLEL(work)
 #endif
-
-G2Z__PRIVATE int g2z__cpu_threads(void) {
-#if defined(_OPENMP)
-  return omp_get_max_threads();
-#else
-  return 1;
-#endif
-}
 
 static inline int g2z__cpu_min(int a, int b) { return a < b ? a : b; }
-static inline int g2z__cpu_round_up(int n, int step) { return (n + step - 1) / step * step; }
 
-/* ----- a thread's blocks -------------------------------------------------
- * Products and attention copy blocks of their operands into buffers, a set for each thread. They
- * lie on the heap: the stack of a thread, the caller's or one of OpenMP's, may be 64 KiB. */
+/* ----- 16 lanes ----------------------------------------------------------
+ * A compiler may not reorder a sum of floats to vectorise it. So products are written with 16
+ * explicit lanes: several vectors of a size that the machine has. Other compilers than gcc and
+ * clang see vectors of one float; the arithmetic is the same. */
 
-#define G2Z__CPU_BLOCKS ((size_t)348 * 1024) /* bytes for a thread; a multiple of 64 */
-
-typedef struct g2z__cpu { /* device->backend */
-  int threads;
-  unsigned char *blocks;  /* [threads][G2Z__CPU_BLOCKS], aligned to 64 */
-} g2z__cpu;
-
-/* Makes room for as many threads as the next parallel loop may have: a program may change that. */
-G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device) {
-  g2z__cpu *cpu = (g2z__cpu *)device->backend;
-  int threads = g2z__cpu_threads();
-  if (cpu && cpu->threads >= threads) return G2Z_OK;
-  void *memory;
-  G2Z__TRY(g2z__alloc(device->services, 1, (size_t)threads * G2Z__CPU_BLOCKS + 128, &memory));
-  g2z_release(device->services, cpu);
-  device->backend = cpu = (g2z__cpu *)memory;
-  cpu->threads = threads;
-  cpu->blocks = (unsigned char *)(((uintptr_t)(cpu + 1) + 63) / 64 * 64);
-  return G2Z_OK;
-}
-
-/* Those of the thread that asks, in a parallel loop behind g2z__cpu_reserve. */
-G2Z__PRIVATE void *g2z__cpu_blocks(const g2z_device *device) {
-  const g2z__cpu *cpu = (const g2z__cpu *)device->backend;
-#if defined(_OPENMP)
-  return cpu->blocks + (size_t)omp_get_thread_num() * G2Z__CPU_BLOCKS;
-#else
-  return cpu->blocks;
-#endif
-}
-
-/* ----- one register of floats --------------------------------------------
- * What costs time is written with it: a compiler may not reorder a sum into lanes, nor select
- * without a branch where a comparison could trap. The rest is left to the compiler. */
-
-#if defined(__AVX512F__)
 #define G2Z__LANES 16
-#elif defined(__AVX__)
-#define G2Z__LANES 8
+#if defined(__AVX__)
+#define G2Z__VECTOR 8 /* floats in a vector */
+#elif defined(__GNUC__)
+#define G2Z__VECTOR 4
 #else
-#define G2Z__LANES 4
+#define G2Z__VECTOR 1
 #endif
-typedef float g2z__cpu_vec __attribute__((vector_size(4 * G2Z__LANES)));
-typedef int32_t g2z__cpu_ints __attribute__((vector_size(4 * G2Z__LANES)));
-typedef float g2z__cpu_anywhere /* the same in memory that is aligned as floats are */
-    __attribute__((vector_size(4 * G2Z__LANES), aligned(4), may_alias));
+#define G2Z__VECTORS (G2Z__LANES / G2Z__VECTOR)
+#if defined(__GNUC__)
+typedef float g2z__cpu_vector __attribute__((vector_size(4 * G2Z__VECTOR), aligned(4), may_alias));
+#else
+typedef float g2z__cpu_vector;
+#endif
 
-static inline g2z__cpu_vec g2z__cpu_all(float x) {
-  g2z__cpu_vec zero = {0};
-  return x - zero;
+/* The sum of a[i] * b[i]: lane i % 16 adds up element i, then the lanes are added in pairs. */
+G2Z__PRIVATE float g2z__cpu_dot(const float *a, const float *b, int n) {
+  float lanes[G2Z__LANES] = {0};
+  int i = 0;
+  for (; i + G2Z__LANES <= n; i += G2Z__LANES)
+    for (int j = 0; j < G2Z__LANES; j++) lanes[j] += a[i + j] * b[i + j];
+  for (; i < n; i++) lanes[i % G2Z__LANES] += a[i] * b[i];
+  for (int width = G2Z__LANES / 2; width; width /= 2)
+    for (int j = 0; j < width; j++) lanes[j] += lanes[j + width];
+  return lanes[0];
 }
 
-static inline g2z__cpu_vec g2z__cpu_load(const float *from) {
-  return *(const g2z__cpu_anywhere *)from;
+/* to[n] += x * from[n] */
+G2Z__PRIVATE void g2z__cpu_add(float *__restrict__ to, float x, const float *__restrict__ from,
+                               int n) {
+  for (int i = 0; i < n; i++) to[i] += x * from[i];
 }
 
-static inline void g2z__cpu_store(float *to, g2z__cpu_vec x) { *(g2z__cpu_anywhere *)to = x; }
-
-/* The same at the end of a row, where only `left` elements remain: the others read as `fill`. */
-static inline g2z__cpu_vec g2z__cpu_take(const float *from, int left, float fill) {
-  if (left >= G2Z__LANES) return g2z__cpu_load(from);
-  g2z__cpu_vec x = g2z__cpu_all(fill);
-  for (int i = 0; i < left; i++) x[i] = from[i];
-  return x;
+/* The factor of dropout for element e of sequence b of the op; 1 where it is off. */
+static inline float g2z__cpu_factor(const g2z_dropout *dropout, int b, uint64_t e) {
+  if (!g2z__dropout_on(dropout)) return 1.0f;
+  float factors[4];
+  g2z__dropout_group(dropout, dropout->first + (uint32_t)b * dropout->stride, (uint32_t)(e / 4),
+                     factors);
+  return factors[e % 4];
 }
 
-static inline void g2z__cpu_put(float *to, g2z__cpu_vec x, int left) {
-  if (left >= G2Z__LANES) g2z__cpu_store(to, x);
-  else
-    for (int i = 0; i < left; i++) to[i] = x[i];
+/* The same for element (row, column) of [B*T,C]. */
+static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int column, int C) {
+  if (!g2z__dropout_on(dropout)) return 1.0f;
+  uint64_t t = (uint64_t)(row % dropout->seq);
+  return g2z__cpu_factor(dropout, row / dropout->seq, t * (uint64_t)C + (uint64_t)column);
 }
 
-static inline g2z__cpu_vec g2z__cpu_select(g2z__cpu_ints mask, g2z__cpu_vec yes, g2z__cpu_vec no) {
-  return (g2z__cpu_vec)((mask & (g2z__cpu_ints)yes) | (~mask & (g2z__cpu_ints)no));
+/* ----- products ---------------------------------------------------------
+ * out[M,N] = a[M,K] b[K,N], and what an op does with each sum. A task makes 16 columns of up to 192
+ * rows. Their part of b is copied first, 16 lanes for each k, since its rows, or the columns of a
+ * transposed b, lie far apart. 128 products are added up at a time, so that long sums lose few
+ * digits. */
+
+#define G2Z__ROWS 192  /* rows of a task, a multiple of */
+#define G2Z__GROUP 6   /* rows that share each load of b: 6 x 16 sums fill the registers */
+#define G2Z__STEPS 128 /* products that are added up at a time */
+
+typedef struct g2z__cpu_matrix { /* element (i,j) is at[i * row + j * column] */
+  const float *at;
+  ptrdiff_t row, column;
+} g2z__cpu_matrix;
+
+static inline g2z__cpu_matrix g2z__cpu_rows(const void *x, ptrdiff_t columns) {
+  g2z__cpu_matrix matrix = {(const float *)x, columns, 1};
+  return matrix;
 }
 
-static inline g2z__cpu_vec g2z__cpu_larger(g2z__cpu_vec a, g2z__cpu_vec b) {
-  return g2z__cpu_select((g2z__cpu_ints)(a > b), a, b);
+static inline g2z__cpu_matrix g2z__cpu_transposed(const void *x, ptrdiff_t columns) {
+  g2z__cpu_matrix matrix = {(const float *)x, 1, columns};
+  return matrix;
 }
 
-static inline float g2z__cpu_sum(g2z__cpu_vec x) {
-  float sum = 0;
-  for (int i = 0; i < G2Z__LANES; i++) sum += x[i];
-  return sum;
+typedef struct g2z__cpu_product {
+  int M, N, K;
+  g2z__cpu_matrix a, b;
+  float *out;                  /* [M,out_row] */
+  ptrdiff_t out_row;
+  g2z_dtype dtype;             /* of out and slope */
+  g2z_write mode;
+  const float *bias;           /* [N], and the rest [M,out_row]; NULL: there is none */
+  float *slope;
+  const float *times, *residual;
+  const g2z_dropout *dropout;
+} g2z__cpu_product;
+
+G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_of(int M, int N, int K, g2z__cpu_matrix a,
+                                                  g2z__cpu_matrix b) {
+  g2z__cpu_product product;
+  memset(&product, 0, sizeof product);
+  product.M = M, product.N = N, product.K = K, product.a = a, product.b = b;
+  product.out_row = N;
+  return product;
 }
 
-/* e^x within 1.1 ulp; 0 below -87.7, where results would be subnormal, and 2e38 above 88.3. */
-static inline g2z__cpu_vec g2z__cpu_exp(g2z__cpu_vec x) {
-  x = g2z__cpu_select((g2z__cpu_ints)(x > 88.3f), g2z__cpu_all(88.3f), x);
-  x = g2z__cpu_select((g2z__cpu_ints)(x < -88.0f), g2z__cpu_all(-88.0f), x);
-  /* Adding 1.5 * 2^23 rounds to an integer n, which then stands in the lowest bits. */
-  g2z__cpu_vec shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-  g2z__cpu_vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f; /* x - n ln 2, ln 2 in two parts */
-  g2z__cpu_vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  return p * (g2z__cpu_vec)(((g2z__cpu_ints)shifted + 127) << 23);
+/* sums[rows][16] += a[rows,K] b[K][16], for up to 6 rows. Without all 6 the last row stands for the
+ * others too, whose sums nobody reads. */
+G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
+                                 const float (*b)[G2Z__LANES], int rows, int K) {
+  g2z__cpu_vector sum[G2Z__GROUP][G2Z__VECTORS];
+  const float *from[G2Z__GROUP];
+  memset(sum, 0, sizeof sum);
+  for (int i = 0; i < G2Z__GROUP; i++) from[i] = a.at + g2z__cpu_min(i, rows - 1) * a.row;
+  for (int k = 0; k < K; k++) {
+    const g2z__cpu_vector *y = (const g2z__cpu_vector *)b[k];
+    for (int i = 0; i < G2Z__GROUP; i++) {
+      float x = from[i][k * a.column];
+      for (int v = 0; v < G2Z__VECTORS; v++) sum[i][v] += x * y[v];
+    }
+  }
+  for (int i = 0; i < G2Z__GROUP; i++)
+    for (int v = 0; v < G2Z__VECTORS; v++) ((g2z__cpu_vector *)sums[i])[v] += sum[i][v];
 }
 
 #define G2Z__GELU_SCALE 0.797884561f /* sqrt(2 / pi) */
 #define G2Z__GELU_CUBE 0.044715f
 
 /* GELU's tanh form, 0.5 x (1 + tanh u), is x times 1 / (1 + e) with e = exp(-2u), which does not
- * cancel where tanh u is near -1. Its slope comes with it: they share the exponential. */
-static inline g2z__cpu_vec g2z__cpu_gelu(g2z__cpu_vec x, g2z__cpu_vec *slope) {
-  g2z__cpu_vec u = x * (x * x * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
-  g2z__cpu_vec du = x * x * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
-  g2z__cpu_vec e = g2z__cpu_exp(-2.0f * u), gate = 1.0f / (e + 1.0f);
+ * cancel where tanh u is near -1. The bound keeps e finite. */
+static inline float g2z__cpu_gelu(float x, float *slope) {
+  float u = x * (x * x * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
+  float du = x * x * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
+  float e = expf(-2.0f * u < 88.0f ? -2.0f * u : 88.0f), gate = 1.0f / (e + 1.0f);
   *slope = gate + 2.0f * x * du * gate * (e * gate);
   return x * gate;
 }
 
-/* Rounds in place; free for fp32. */
-G2Z__PRIVATE void g2z__cpu_round(g2z_dtype dtype, float *x, size_t count) {
-  if (dtype == G2Z_FP16)
-    for (size_t i = 0; i < count; i++) x[i] = g2z__round_fp16(x[i]);
-  else if (dtype == G2Z_BF16)
-    for (size_t i = 0; i < count; i++) x[i] = g2z__round_bf16(x[i]);
-}
-
-/* Dropout's factors for `count` elements of sequence b of the op, from element `first` on. Groups
- * of four are drawn whole, so `room` needs count + 6 floats; returns where `first` is. */
-G2Z__PRIVATE const float *g2z__cpu_factors(const g2z_dropout *dropout, int b, uint64_t first,
-                                           int count, float *room) {
-  uint32_t sequence = dropout->first + (uint32_t)b * dropout->stride;
-  int skipped = (int)(first % 4), groups = (skipped + count + 3) / 4;
-  for (int i = 0; i < groups; i++)
-    g2z__dropout_group(dropout, sequence, (uint32_t)(first / 4) + (uint32_t)i, room + 4 * i);
-  return room + skipped;
-}
-
-/* x[count] *= dropout's factors from element (row, column) of [B*T,C] on; nothing when off. */
-G2Z__PRIVATE void g2z__cpu_drop(const g2z_dropout *dropout, float *x, int row, int column,
-                                int count, int C) {
-  if (!g2z__dropout_on(dropout)) return;
-  uint64_t first = (uint64_t)(row % dropout->seq) * (uint64_t)C + (uint64_t)column;
-  for (int i = 0; i < count; i += 64) {
-    int n = g2z__cpu_min(64, count - i);
-    float room[64 + 6];
-    const float *factors =
-        g2z__cpu_factors(dropout, row / dropout->seq, first + (uint64_t)i, n, room);
-    for (int j = 0; j < n; j++) x[i + j] *= factors[j];
-  }
-}
-
-/* ----- products ---------------------------------------------------------
- * Every matrix product is sums[M,N] = a[M,K] b[K,N], tile by tile. A tile's blocks of a and b are
- * copied into buffers that stay in the second-level cache, and a kernel that keeps MR x NR sums in
- * registers runs over them. Then `finish` takes each row of the tile to where it belongs, while it
- * is still in the cache: there bias, GELU, residual, dropout and rounding happen.
- *
- * An element's sum is a chain over k in blocks of KC, wherever the borders of its tile are, so the
- * tiles may be cut to suit the number of threads. */
-
-#if defined(__AVX512F__)
-#define G2Z__MR 12 /* 24 of the 32 registers hold sums */
-#else
-#define G2Z__MR 6  /* 12 of the 16 */
-#endif
-#define G2Z__NR (2 * G2Z__LANES)
-#define G2Z__MC 192             /* rows of a tile, */
-#define G2Z__NC 192             /* its columns, */
-#define G2Z__KC 128             /* and of K at a time: NR columns of b are at most 16 KiB */
-#define G2Z__LD (G2Z__KC + 16)  /* from row to row of the copy of a, or of a transposed one: an */
-#define G2Z__LD_MC (G2Z__MC + 16) /* odd number of cache lines, or rows would share cache sets */
-static_assert(G2Z__MC % G2Z__MR == 0 && G2Z__NC % G2Z__NR == 0, "tiles hold whole kernels");
-static_assert(G2Z__KC * G2Z__LD_MC <= G2Z__MC * G2Z__LD, "both forms of a fit the same buffer");
-
-/* gcc keeps the sums in memory at -O2 unless it is told to unroll, and fuses a multiply and an add
- * under -std=c11 only when asked; clang halves 512-bit registers unless told to use them. */
-#if defined(__clang__)
-#define G2Z__UNROLL _Pragma("clang loop unroll(full)")
-#define G2Z__KERNEL __attribute__((min_vector_width(512)))
-#else
-#define G2Z__UNROLL _Pragma("GCC unroll 16")
-#define G2Z__KERNEL __attribute__((optimize("fp-contract=fast")))
-#endif
-#if defined(__CUDACC__) /* its front end does not know the pragma */
-#undef G2Z__UNROLL
-#define G2Z__UNROLL
-#endif
-
-/* c[MR,NR] = (or +=) a[MR,K] b[K,NR]; a's element (i,k) is a[i * a_row + k * a_step]. */
-G2Z__KERNEL G2Z__PRIVATE void g2z__cpu_kernel(int K, const float *a, ptrdiff_t a_row,
-                                              ptrdiff_t a_step, const float *b, float *c,
-                                              ptrdiff_t c_row, g2z_write mode) {
-  g2z__cpu_vec sums[G2Z__MR][2], zero = {0};
-  G2Z__UNROLL
-  for (int i = 0; i < G2Z__MR; i++) sums[i][0] = sums[i][1] = zero;
-  for (int k = 0; k < K; k++) {
-    const g2z__cpu_anywhere *row = (const g2z__cpu_anywhere *)b;
-    g2z__cpu_vec b0 = row[0], b1 = row[1];
-    G2Z__UNROLL
-    for (int i = 0; i < G2Z__MR; i++) {
-      float x = a[i * a_row];
-      sums[i][0] += x * b0;
-      sums[i][1] += x * b1;
-    }
-    a += a_step;
-    b += G2Z__NR;
-  }
-  G2Z__UNROLL
-  for (int i = 0; i < G2Z__MR; i++) {
-    g2z__cpu_anywhere *row = (g2z__cpu_anywhere *)(c + i * c_row);
-    if (mode == G2Z_ACCUMULATE) {
-      sums[i][0] += row[0];
-      sums[i][1] += row[1];
-    }
-    row[0] = sums[i][0];
-    row[1] = sums[i][1];
-  }
-}
-
-/* to[rows_to,columns_to] = from[rows,columns], and 0 beyond it. */
-G2Z__PRIVATE void g2z__cpu_copy_block(float *to, ptrdiff_t to_row, const float *from,
-                                      ptrdiff_t from_row, int rows, int columns, int rows_to,
-                                      int columns_to) {
-  for (int i = 0; i < rows_to; i++) {
-    int filled = i < rows ? columns : 0;
-    if (filled) memcpy(to + i * to_row, from + i * from_row, (size_t)filled * sizeof *to);
-    for (int j = filled; j < columns_to; j++) to[i * to_row + j] = 0;
-  }
-}
-
-/* to[K][NR] = from[K,NR] where a column's elements lie side by side and columns `stride` apart: in
- * squares of 4 x 4, which compilers turn into shuffles. */
-typedef float g2z__cpu_quad __attribute__((vector_size(16)));
-typedef float g2z__cpu_quad_anywhere __attribute__((vector_size(16), aligned(4), may_alias));
-G2Z__PRIVATE void g2z__cpu_transpose(float *to, const float *from, ptrdiff_t stride, int K) {
-  int k = 0;
-  for (; k + 4 <= K; k += 4)
-    for (int i = 0; i < G2Z__NR; i += 4) {
-      g2z__cpu_quad in[4];
-      for (int j = 0; j < 4; j++)
-        in[j] = *(const g2z__cpu_quad_anywhere *)(from + (i + j) * stride + k);
-      for (int j = 0; j < 4; j++) {
-        g2z__cpu_quad out = {in[0][j], in[1][j], in[2][j], in[3][j]};
-        *(g2z__cpu_quad_anywhere *)(to + (k + j) * G2Z__NR + i) = out;
-      }
-    }
-  for (; k < K; k++)
-    for (int i = 0; i < G2Z__NR; i++) to[k * G2Z__NR + i] = from[i * stride + k];
-}
-
-/* to[][K][NR] = from[K,columns] in strips of NR columns, as the kernel wants its b; 0 beyond the
- * last column. One of the strides is 1. */
-G2Z__PRIVATE void g2z__cpu_copy_strips(float *to, const float *from, ptrdiff_t from_row,
-                                       ptrdiff_t from_column, int K, int columns) {
-  for (int j = 0; j < columns; j += G2Z__NR, to += (ptrdiff_t)K * G2Z__NR) {
-    const float *strip = from + j * from_column;
-    int width = g2z__cpu_min(G2Z__NR, columns - j);
-    if (width == G2Z__NR && from_column == 1) {
-      for (int k = 0; k < K; k++) {
-        const float *row = strip + k * from_row;
-        g2z__cpu_store(to + k * G2Z__NR, g2z__cpu_load(row));
-        g2z__cpu_store(to + k * G2Z__NR + G2Z__LANES, g2z__cpu_load(row + G2Z__LANES));
-      }
-    } else if (width == G2Z__NR) {
-      g2z__cpu_transpose(to, strip, from_column, K);
-    } else {
-      for (int k = 0; k < K; k++)
-        for (int i = 0; i < G2Z__NR; i++)
-          to[k * G2Z__NR + i] = i < width ? strip[k * from_row + i * from_column] : 0.0f;
-    }
-  }
-}
-
-typedef struct g2z__cpu_product g2z__cpu_product;
-struct g2z__cpu_product {
-  int M, N, K;
-  const float *a;              /* element (i,k) at a[i * a_row + k * a_column] */
-  ptrdiff_t a_row, a_column;   /* one of them is 1 */
-  const float *b;              /* element (k,j) at b[k * b_row + j * b_column] */
-  ptrdiff_t b_row, b_column;   /* one of them is 1 */
-  /* Takes sums[count] of row `row`, columns from `column` on. The array is scratch of NC floats. */
-  void (*finish)(const g2z__cpu_product *product, float *sums, int row, int column, int count);
-  float *out;                  /* [M,out_row] */
-  ptrdiff_t out_row;
-  g2z_dtype dtype;             /* of out */
-  g2z_write mode;
-  const float *bias;           /* the rest as in linear_fwd and linear_bwd_data */
-  float *slope;
-  const float *residual, *times;
-  const g2z_dropout *dropout;
-};
-
-G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_zero(void) {
-  g2z__cpu_product product;
-  memset(&product, 0, sizeof product);
-  return product;
-}
-
-typedef struct g2z__cpu_tiles {
-  float a[G2Z__MC * G2Z__LD], b[G2Z__KC * G2Z__NC], sums[G2Z__MC * G2Z__NC];
-} g2z__cpu_tiles;
-static_assert(sizeof(g2z__cpu_tiles) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the tiles");
-
-G2Z__PRIVATE void g2z__cpu_tile(const g2z__cpu_product *p, g2z__cpu_tiles *tiles, int row, int rows,
-                                int column, int columns) {
-  float *a = tiles->a, *b = tiles->b, *sums = tiles->sums;
-  int rows_up = g2z__cpu_round_up(rows, G2Z__MR);
-  int by_rows = p->a_column == 1; /* the copy is [MC,LD]; of a transposed a it is [KC,LD_MC] */
-  ptrdiff_t a_row = by_rows ? G2Z__LD : 1, a_step = by_rows ? 1 : G2Z__LD_MC;
-  for (int k = 0; k < p->K; k += G2Z__KC) {
-    int K = g2z__cpu_min(G2Z__KC, p->K - k);
-    const float *from = p->a + row * p->a_row + k * p->a_column;
-    if (by_rows) g2z__cpu_copy_block(a, G2Z__LD, from, p->a_row, rows, K, rows_up, K);
-    else g2z__cpu_copy_block(a, G2Z__LD_MC, from, p->a_column, K, rows, K, rows_up);
-    g2z__cpu_copy_strips(b, p->b + k * p->b_row + column * p->b_column, p->b_row, p->b_column, K,
-                         columns);
-    for (int j = 0; j < columns; j += G2Z__NR)
-      for (int i = 0; i < rows; i += G2Z__MR)
-        g2z__cpu_kernel(K, a + i * a_row, a_row, a_step, b + (ptrdiff_t)j * K,
-                        sums + i * G2Z__NC + j, G2Z__NC, k ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
-  }
-  for (int i = 0; i < rows; i++) p->finish(p, sums + i * G2Z__NC, row + i, column, columns);
-}
-
-/* Cuts `size` into equal parts of at most `limit`, in multiples of `step`. */
-G2Z__PRIVATE int g2z__cpu_part(int size, int limit, int step) {
-  int parts = (size + limit - 1) / limit;
-  return g2z__cpu_round_up((size + parts - 1) / parts, step);
-}
-
-G2Z__PRIVATE g2z_status g2z__cpu_multiply(g2z_device *device, const g2z__cpu_product *p) {
-  int M = g2z__cpu_part(p->M, G2Z__MC, G2Z__MR), N = g2z__cpu_part(p->N, G2Z__NC, G2Z__NR);
-  int threads = G2Z__WORTH_THREADS(2.0 * p->M * p->N * p->K) ? g2z__cpu_threads() : 1;
-  int64_t down, across, wanted = threads == 1 ? 1 : 3 * threads;
-  for (;;) { /* smaller tiles, until there are enough to keep all threads busy to the end */
-    down = (p->M + M - 1) / M;
-    across = (p->N + N - 1) / N;
-    if (down * across >= wanted) break;
-    if (M > 2 * G2Z__MR && M >= N / 2) M = g2z__cpu_round_up(M / 2, G2Z__MR);
-    else if (N > 2 * G2Z__NR) N = g2z__cpu_round_up(N / 2, G2Z__NR);
-    else break;
-  }
-  G2Z__TRY(g2z__cpu_reserve(device));
-  G2Z__PARALLEL_TASKS(2.0 * p->M * p->N * p->K)
-  for (int64_t tile = 0; tile < down * across; tile++) {
-    int row = (int)(tile % down) * M, column = (int)(tile / down) * N;
-    g2z__cpu_tile(p, (g2z__cpu_tiles *)g2z__cpu_blocks(device), row,
-                  g2z__cpu_min(M, p->M - row), column, g2z__cpu_min(N, p->N - column));
-  }
-  return G2Z_OK;
-}
-
-/* out = (or +=) sums */
-G2Z__PRIVATE void g2z__cpu_finish_store(const g2z__cpu_product *p, float *sums, int row,
-                                        int column, int count) {
-  float *out = p->out + row * p->out_row + column;
-  if (p->mode == G2Z_ACCUMULATE)
-    for (int i = 0; i < count; i++) sums[i] += out[i];
-  g2z__cpu_round(p->dtype, sums, (size_t)count);
-  memcpy(out, sums, (size_t)count * sizeof *out);
-}
-
-G2Z__PRIVATE void g2z__cpu_finish_linear(const g2z__cpu_product *p, float *sums, int row,
-                                         int column, int count) {
+/* Takes the sum of element (row, column) to where it belongs. */
+static inline void g2z__cpu_finish(const g2z__cpu_product *p, float y, int row, int column) {
   ptrdiff_t at = row * p->out_row + column;
-  for (int i = 0; i < count; i++) sums[i] += p->bias[column + i];
+  if (p->bias) y += p->bias[column];
   if (p->slope) {
-    float slopes[G2Z__NC];
-    for (int i = 0; i < count; i += G2Z__LANES) {
-      g2z__cpu_vec slope;
-      g2z__cpu_store(sums + i, g2z__cpu_gelu(g2z__cpu_load(sums + i), &slope));
-      g2z__cpu_store(slopes + i, slope);
+    y = g2z__cpu_gelu(y, p->slope + at);
+    p->slope[at] = g2z_round(p->dtype, p->slope[at]);
+  }
+  if (p->times) y *= p->times[at];
+  if (p->residual)
+    y = p->residual[at] + y * g2z__cpu_row_factor(p->dropout, row, column, p->N);
+  if (p->mode == G2Z_ACCUMULATE) y += p->out[at];
+  p->out[at] = g2z_round(p->dtype, y);
+}
+
+G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
+  int64_t down = (p->M + G2Z__ROWS - 1) / G2Z__ROWS;
+  int64_t tasks = down * ((p->N + G2Z__LANES - 1) / G2Z__LANES);
+  G2Z__PARALLEL(2.0 * p->M * p->N * p->K)
+  for (int64_t task = 0; task < tasks; task++) {
+    int row = (int)(task % down) * G2Z__ROWS, rows = g2z__cpu_min(G2Z__ROWS, p->M - row);
+    int column = (int)(task / down) * G2Z__LANES;
+    int columns = g2z__cpu_min(G2Z__LANES, p->N - column);
+    float sums[G2Z__ROWS][G2Z__LANES], b[G2Z__STEPS][G2Z__LANES];
+    memset(sums, 0, sizeof sums);
+    memset(b, 0, sizeof b); /* lanes beyond the last column stay 0 */
+    for (int first = 0; first < p->K; first += G2Z__STEPS) {
+      int K = g2z__cpu_min(G2Z__STEPS, p->K - first);
+      const float *from = p->b.at + (first * p->b.row + column * p->b.column);
+      for (int k = 0; k < K; k++)
+        for (int j = 0; j < columns; j++) b[k][j] = from[k * p->b.row + j * p->b.column];
+      for (int i = 0; i < rows; i += G2Z__GROUP) {
+        g2z__cpu_matrix a = p->a;
+        a.at += (row + i) * a.row + first * a.column;
+        g2z__cpu_group(sums + i, a, (const float (*)[G2Z__LANES])b, rows - i, K);
+      }
     }
-    g2z__cpu_round(p->dtype, slopes, (size_t)count);
-    memcpy(p->slope + at, slopes, (size_t)count * sizeof *slopes);
+    for (int i = 0; i < rows; i++)
+      for (int j = 0; j < columns; j++) g2z__cpu_finish(p, sums[i][j], row + i, column + j);
   }
-  if (p->residual) {
-    g2z__cpu_drop(p->dropout, sums, row, column, count, p->N);
-    for (int i = 0; i < count; i++) sums[i] += p->residual[at + i];
-  }
-  g2z__cpu_round(p->dtype, sums, (size_t)count);
-  memcpy(p->out + at, sums, (size_t)count * sizeof *sums);
 }
 
-/* out = sums * times */
-G2Z__PRIVATE void g2z__cpu_finish_times(const g2z__cpu_product *p, float *sums, int row,
-                                        int column, int count) {
-  const float *times = p->times + row * p->out_row + column;
-  for (int i = 0; i < count; i++) sums[i] *= times[i];
-  g2z__cpu_finish_store(p, sums, row, column, count);
-}
+/* ----- sums over tokens ------------------------------------------------- */
 
-/* ----- sums over rows ---------------------------------------------------
- * Parameters that are rows get their gradients from sums over all tokens. Threads share out the
- * columns; sums of 128 rows each are added up, so that long sums lose few digits. */
+#define G2Z__SHARE 64 /* columns of a task: four cache lines of each row */
 
-#define G2Z__SHARE 32 /* columns at a time: two cache lines of each row */
-#define G2Z__SHARE_VECS (G2Z__SHARE / G2Z__LANES)
-#define G2Z__PART_ROWS 128
-
-/* out[width] = (or +=) sums, rounded. */
-G2Z__PRIVATE void g2z__cpu_put_sums(g2z_dtype dtype, float *out, g2z_write mode,
-                                    const g2z__cpu_vec *sums, int width) {
-  float total[G2Z__SHARE];
-  memcpy(total, sums, sizeof total);
-  for (int j = 0; j < width && mode == G2Z_ACCUMULATE; j++) total[j] += out[j];
-  g2z__cpu_round(dtype, total, (size_t)width);
-  memcpy(out, total, (size_t)width * sizeof *out);
-}
-
-/* out[C] = (or +=) the column sums of x[N,C]. */
-G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, float *out, g2z_write mode, const float *x,
-                                       int N, int C) {
-  G2Z__PARALLEL_ROWS(2.0 * N * C)
+/* out[C] = (or +=) the column sums of y[N,C]; x not NULL: of y * (x - mean) * rstd. */
+G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mode, const void *y,
+                                       const void *x, const float *mean, const float *rstd, int N,
+                                       int C) {
+  G2Z__PARALLEL(6.0 * N * C)
   for (int c = 0; c < C; c += G2Z__SHARE) {
-    g2z__cpu_vec total[G2Z__SHARE_VECS], part[G2Z__SHARE_VECS];
-    memset(total, 0, sizeof total);
-    for (int first = 0; first < N; first += G2Z__PART_ROWS) {
-      memset(part, 0, sizeof part);
-      for (int n = first; n < g2z__cpu_min(first + G2Z__PART_ROWS, N); n++)
-        for (int j = 0, at = c; j < G2Z__SHARE_VECS; j++, at += G2Z__LANES)
-          part[j] += g2z__cpu_take(x + (size_t)n * (size_t)C + at, C - at, 0);
-      for (int j = 0; j < G2Z__SHARE_VECS; j++) total[j] += part[j];
+    double sums[G2Z__SHARE] = {0};
+    int width = g2z__cpu_min(G2Z__SHARE, C - c); /* channels never meet */
+    for (int n = 0; n < N; n++) {
+      size_t at = (size_t)n * (size_t)C + (size_t)c;
+      const float *dy = (const float *)y + at, *from = x ? (const float *)x + at : NULL;
+      for (int j = 0; j < width; j++)
+        sums[j] += (double)(x ? dy[j] * ((from[j] - mean[n]) * rstd[n]) : dy[j]);
     }
-    g2z__cpu_put_sums(dtype, out + c, mode, total, g2z__cpu_min(G2Z__SHARE, C - c));
+    for (int j = 0; j < width; j++) {
+      float *to = (float *)out + c + j;
+      *to = g2z_round(dtype, (float)(mode == G2Z_ACCUMULATE ? (double)*to + sums[j] : sums[j]));
+    }
   }
 }
 
@@ -5371,8 +5127,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_zero(g2z_device *device, void *memory, size_t b
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_event(g2z_device *device, int event) {
-  (void)device;
-  (void)event;
+  (void)device, (void)event;
   return G2Z_OK; /* every op has finished when it returns */
 }
 
@@ -5381,179 +5136,130 @@ G2Z__PRIVATE g2z_status g2z__cpu_synchronize(g2z_device *device) {
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) {
-  g2z_release(device->services, device->backend);
+G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
+
+/* ----- casts ------------------------------------------------------------ */
+
+G2Z__PRIVATE g2z_status g2z__cpu_cast_act(g2z_device *device, void *to, const float *from,
+                                          size_t n) {
+  G2Z__PARALLEL((double)n)
+  for (int64_t i = 0; i < (int64_t)n; i++) ((float *)to)[i] = g2z_round(device->dtype, from[i]);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const float *from,
+                                           size_t n) {
+  G2Z__PARALLEL((double)n)
+  for (int64_t i = 0; i < (int64_t)n; i++)
+    ((float *)to)[i] = g2z_round(device->grad_dtype, from[i]);
+  return G2Z_OK;
 }
 
 /* ----- embedding -------------------------------------------------------- */
 
+/* out[n] = dropout(wte[token n] + wpe[n % T]), rounded once. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const int32_t *tokens,
                                            const void *wte, const void *wpe,
                                            const g2z_dropout *dropout, int B, int T, int C) {
-  G2Z__PARALLEL_ROWS(2.0 * B * T * C)
+  G2Z__PARALLEL(2.0 * B * T * C)
   for (int n = 0; n < B * T; n++) {
     float *to = (float *)out + (size_t)n * (size_t)C;
     const float *token = (const float *)wte + (size_t)tokens[n] * (size_t)C;
     const float *position = (const float *)wpe + (size_t)(n % T) * (size_t)C;
-    for (int c = 0; c < C; c++) to[c] = token[c] + position[c];
-    g2z__cpu_drop(dropout, to, n, 0, C, C);
-    g2z__cpu_round(device->dtype, to, (size_t)C);
+    for (int c = 0; c < C; c++)
+      to[c] = g2z_round(device->dtype, (token[c] + position[c]) *
+                                           g2z__cpu_row_factor(dropout, n, c, C));
   }
   return G2Z_OK;
 }
 
-/* Tokens meet in the rows of dwte, channels never meet: threads share out the channels. */
+/* With g = dropout'(dout): dwte[token n] += g[n], in fp32; dwpe[t] = (or +=) the sum of g[n] over
+ * the sequences, rounded once. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void *dwpe,
                                            const void *dout, const int32_t *tokens,
                                            g2z_write mode, const g2z_dropout *dropout, int B,
                                            int T, int C) {
-  G2Z__PARALLEL_ROWS(3.0 * B * T * C)
-  for (int c = 0; c < C; c += G2Z__SHARE) {
-    int width = g2z__cpu_min(G2Z__SHARE, C - c);
+  G2Z__PARALLEL(3.0 * B * T * C)
+  for (int c = 0; c < C; c++) /* tokens meet in the rows of dwte, channels never meet */
     for (int t = 0; t < T; t++) {
-      g2z__cpu_vec total[G2Z__SHARE_VECS];
-      memset(total, 0, sizeof total);
-      for (int b = 0; b < B; b++) {
-        int n = b * T + t;
-        float *row = dwte ? dwte + (size_t)tokens[n] * (size_t)C + c : NULL;
-        float gradient[G2Z__SHARE] = {0};
-        memcpy(gradient, (const float *)dout + (size_t)n * (size_t)C + c,
-               (size_t)width * sizeof *gradient);
-        g2z__cpu_drop(dropout, gradient, n, c, width, C);
-        for (int j = 0; j < width && row; j++) row[j] += gradient[j];
-        for (int j = 0; j < G2Z__SHARE_VECS; j++)
-          total[j] += g2z__cpu_load(gradient + j * G2Z__LANES);
+      float *to = (float *)dwpe + ((size_t)t * (size_t)C + (size_t)c);
+      double sum = mode == G2Z_ACCUMULATE ? (double)*to : 0.0;
+      for (int n = t; n < B * T; n += T) {
+        float g = ((const float *)dout)[(size_t)n * (size_t)C + (size_t)c] *
+                  g2z__cpu_row_factor(dropout, n, c, C);
+        sum += (double)g;
+        if (dwte) dwte[(size_t)tokens[n] * (size_t)C + (size_t)c] += g;
       }
-      g2z__cpu_put_sums(device->grad_dtype, (float *)dwpe + (size_t)t * (size_t)C + c, mode, total,
-                        width);
+      *to = g2z_round(device->grad_dtype, (float)sum);
     }
-  }
   return G2Z_OK;
 }
 
-G2Z__PRIVATE int g2z__word_order(const void *a, const void *b) {
-  uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-  return (x > y) - (x < y);
-}
-
+/* Insertion sort, which keeps equal tokens as they stood. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_order(g2z_device *device, int32_t *order,
                                              const int32_t *tokens, int N) {
-  void *memory;
-  G2Z__TRY(g2z__alloc(device->services, (size_t)N, sizeof(uint64_t), &memory));
-  uint64_t *words = (uint64_t *)memory; /* a token, and below it where it stood */
-  for (int n = 0; n < N; n++) words[n] = (uint64_t)tokens[n] << 32 | (uint64_t)n;
-  qsort(words, (size_t)N, sizeof *words, g2z__word_order);
+  (void)device;
   for (int n = 0; n < N; n++) {
-    order[n] = (int32_t)(words[n] >> 32);
-    order[N + n] = (int32_t)(words[n] & 0xffffffffu);
+    int at = n;
+    for (; at > 0 && order[at - 1] > tokens[n]; at--) {
+      order[at] = order[at - 1];
+      order[N + at] = order[N + at - 1];
+    }
+    order[at] = tokens[n];
+    order[N + at] = n;
   }
-  g2z_release(device->services, memory);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__cpu_embed_part(g2z_device *device, float *grads, size_t first, size_t count,
-                                      const float *rows, const int32_t *order, int N, int C) {
-  G2Z__PARALLEL_ROWS(2.0 * N * C)
-  for (int c = 0; c < C; c += G2Z__SHARE) {
-    for (int n = 0; n < N;) {
-      int token = order[n];
-      size_t row = (size_t)token * (size_t)C, begin = row + (size_t)c;
-      size_t end = begin + (size_t)g2z__cpu_min(G2Z__SHARE, C - c);
-      if (begin < first) begin = first;
-      if (end > first + count) end = first + count;
-      float total[G2Z__SHARE] = {0};
-      for (; n < N && order[n] == token; n++) {
-        const float *from = rows + (size_t)order[N + n] * (size_t)C;
-        for (size_t at = begin; at < end; at++) total[at - begin] += from[at - row];
-      }
-      for (size_t at = begin; at < end; at++) {
-        float *to = grads + (at - first);
-        *to = g2z_round(device->grad_dtype, *to + total[at - begin]);
-      }
-    }
-  }
-}
-
+/* grads += the part of the sums of rows by token. The first of equal tokens adds up all of them:
+ * threads share out the tokens. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
                                            const g2z_row_part *parts, int count, const void *rows,
                                            const int32_t *order, int N, int C) {
-  for (int i = 0; i < count; i++)
-    g2z__cpu_embed_part(device, (float *)grads + parts[i].at, parts[i].first, parts[i].elements,
-                        (const float *)rows, order, N, C);
+  G2Z__PARALLEL(2.0 * count * N * C)
+  for (int first = 0; first < N; first++) {
+    if (first && order[first - 1] == order[first]) continue;
+    size_t row = (size_t)order[first] * (size_t)C;
+    for (int i = 0; i < count; i++)
+      for (size_t c = 0; c < (size_t)C; c++) {
+        if (row + c < parts[i].first || row + c - parts[i].first >= parts[i].elements) continue;
+        float sum = 0, *to = (float *)grads + parts[i].at + (row + c - parts[i].first);
+        for (int n = first; n < N && order[n] == order[first]; n++)
+          sum += ((const float *)rows)[(size_t)order[N + n] * (size_t)C + c];
+        *to = g2z_round(device->grad_dtype, *to + sum);
+      }
+  }
   return G2Z_OK;
 }
 
 /* ----- LayerNorm -------------------------------------------------------- */
 
+/* y = (x - mean) * rstd * w + b, with rstd = 1 / sqrt(variance + eps). */
 G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, float *mean,
                                                float *rstd, const void *x, const void *w,
                                                const void *b, int N, int C) {
   const float *scale = (const float *)w, *shift = (const float *)b;
-  G2Z__PARALLEL_ROWS(8.0 * N * C)
+  G2Z__PARALLEL(8.0 * N * C)
   for (int n = 0; n < N; n++) {
     const float *from = (const float *)x + (size_t)n * (size_t)C;
     float *to = (float *)y + (size_t)n * (size_t)C;
-    g2z__cpu_vec sum = {0}, squares = {0};
-    for (int c = 0; c < C; c += G2Z__LANES) sum += g2z__cpu_take(from + c, C - c, 0);
-    float m = g2z__cpu_sum(sum) / (float)C;
-    for (int c = 0; c < C; c += G2Z__LANES) {
-      g2z__cpu_vec difference = g2z__cpu_take(from + c, C - c, m) - m;
-      squares += difference * difference;
-    }
-    float r = 1.0f / sqrtf(g2z__cpu_sum(squares) / (float)C + G2Z_LAYERNORM_EPS);
-    for (int c = 0; c < C; c++) to[c] = (from[c] - m) * r * scale[c] + shift[c];
-    g2z__cpu_round(device->dtype, to, (size_t)C);
+    double sum = 0, squares = 0;
+    for (int c = 0; c < C; c++) sum += (double)from[c];
+    float m = (float)(sum / C);
+    for (int c = 0; c < C; c++) squares += (double)(from[c] - m) * (double)(from[c] - m);
+    float r = (float)(1.0 / sqrt(squares / C + (double)G2Z_LAYERNORM_EPS));
+    for (int c = 0; c < C; c++)
+      to[c] = g2z_round(device->dtype, (from[c] - m) * r * scale[c] + shift[c]);
     mean[n] = m;
     rstd[n] = r;
   }
   return G2Z_OK;
 }
 
-/* dres = (or +=) rstd * (g - average(g) - xhat * average(g * xhat)), where g = dy * w. */
-G2Z__PRIVATE void g2z__cpu_layernorm_row(float *dres, const float *dy, const float *x,
-                                         const float *w, float mean, float rstd, g2z_write mode,
-                                         int C) {
-  g2z__cpu_vec sum = {0}, product = {0};
-  for (int c = 0; c < C; c += G2Z__LANES) {
-    g2z__cpu_vec g = g2z__cpu_take(dy + c, C - c, 0) * g2z__cpu_take(w + c, C - c, 0);
-    sum += g;
-    product += g * (g2z__cpu_take(x + c, C - c, 0) - mean);
-  }
-  float average = g2z__cpu_sum(sum) / (float)C;
-  float slope = g2z__cpu_sum(product) * rstd * rstd / (float)C;
-  if (mode == G2Z_OVERWRITE) memset(dres, 0, (size_t)C * sizeof *dres);
-  for (int c = 0; c < C; c++)
-    dres[c] += rstd * (dy[c] * w[c] - average - (x[c] - mean) * slope);
-}
-
-/* dw = (or +=) the column sums of dy * xhat, db of dy. */
-G2Z__PRIVATE void g2z__cpu_layernorm_params(g2z_dtype dtype, float *dw, float *db, g2z_write mode,
-                                            const float *dy, const float *x, const float *mean,
-                                            const float *rstd, int N, int C) {
-  G2Z__PARALLEL_ROWS(10.0 * N * C)
-  for (int c = 0; c < C; c += G2Z__SHARE) {
-    g2z__cpu_vec total[2][G2Z__SHARE_VECS], part[2][G2Z__SHARE_VECS];
-    memset(total, 0, sizeof total);
-    for (int first = 0; first < N; first += G2Z__PART_ROWS) {
-      memset(part, 0, sizeof part);
-      for (int n = first; n < g2z__cpu_min(first + G2Z__PART_ROWS, N); n++)
-        for (int j = 0, at = c; j < G2Z__SHARE_VECS; j++, at += G2Z__LANES) {
-          g2z__cpu_vec g = g2z__cpu_take(dy + (size_t)n * (size_t)C + at, C - at, 0);
-          g2z__cpu_vec v = g2z__cpu_take(x + (size_t)n * (size_t)C + at, C - at, 0);
-          part[0][j] += g * ((v - mean[n]) * rstd[n]);
-          part[1][j] += g;
-        }
-      for (int j = 0; j < G2Z__SHARE_VECS; j++) {
-        total[0][j] += part[0][j];
-        total[1][j] += part[1][j];
-      }
-    }
-    int width = g2z__cpu_min(G2Z__SHARE, C - c);
-    g2z__cpu_put_sums(dtype, dw + c, mode, total[0], width);
-    g2z__cpu_put_sums(dtype, db + c, mode, total[1], width);
-  }
-}
-
+/* With g = dy * w and xhat = (x - mean) * rstd:
+ *   dx = rstd * (g - average(g) - xhat * average(g * xhat)),   dres = (or +=) dx,
+ *   dropped = dropout'(dres), which starts from the rounded dres.
+ * dw = (or +=) the column sums of dy * xhat, db of dy, dbias of dropped. */
 G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, void *dropped,
                                                void *dw, void *db, void *dbias, const void *dy,
                                                const void *x, const void *w, const float *mean,
@@ -5561,417 +5267,169 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
                                                g2z_write mode, const g2z_dropout *dropout, int N,
                                                int C) {
   int drops = dropped && g2z__dropout_on(dropout);
-  G2Z__PARALLEL_ROWS(12.0 * N * C)
+  const float *scale = (const float *)w;
+  G2Z__PARALLEL(12.0 * N * C)
   for (int n = 0; n < N; n++) {
     size_t at = (size_t)n * (size_t)C;
-    float *to = (float *)dres + at;
-    g2z__cpu_layernorm_row(to, (const float *)dy + at, (const float *)x + at, (const float *)w,
-                           mean[n], rstd[n], res_mode, C);
-    g2z__cpu_round(device->dtype, to, (size_t)C);
-    if (!drops) continue;
-    float *cut = (float *)dropped + at;
-    memcpy(cut, to, (size_t)C * sizeof *to);
-    g2z__cpu_drop(dropout, cut, n, 0, C, C);
-    g2z__cpu_round(device->dtype, cut, (size_t)C);
+    const float *out = (const float *)dy + at, *in = (const float *)x + at;
+    float *to = (float *)dres + at, *cut = drops ? (float *)dropped + at : NULL;
+    double sum = 0, product = 0;
+    for (int c = 0; c < C; c++) {
+      float g = out[c] * scale[c];
+      sum += (double)g;
+      product += (double)(g * ((in[c] - mean[n]) * rstd[n]));
+    }
+    float average = (float)(sum / C), slope = (float)(product / C);
+    for (int c = 0; c < C; c++) {
+      float xhat = (in[c] - mean[n]) * rstd[n];
+      float dx = rstd[n] * (out[c] * scale[c] - average - xhat * slope);
+      to[c] = g2z_round(device->dtype, res_mode == G2Z_ACCUMULATE ? to[c] + dx : dx);
+    }
+    for (int c = 0; c < C && drops; c++)
+      cut[c] = g2z_round(device->dtype, to[c] * g2z__cpu_row_factor(dropout, n, c, C));
   }
-  g2z__cpu_layernorm_params(device->grad_dtype, (float *)dw, (float *)db, mode, (const float *)dy,
-                            (const float *)x, mean, rstd, N, C);
+  g2z__cpu_column_sums(device->grad_dtype, dw, mode, dy, x, mean, rstd, N, C);
+  g2z__cpu_column_sums(device->grad_dtype, db, mode, dy, NULL, NULL, NULL, N, C);
   if (dbias)
-    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode,
-                         (const float *)(drops ? dropped : dres), N, C);
+    g2z__cpu_column_sums(device->grad_dtype, dbias, mode, drops ? dropped : dres, NULL, NULL, NULL,
+                         N, C);
   return G2Z_OK;
 }
 
 /* ----- linear ----------------------------------------------------------- */
 
+/* y[N,O] = x[N,K] w[K,O] + bias, then GELU with its slope, or dropout and the residual. */
 G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
                                             const void *w, const void *bias, const void *residual,
                                             const g2z_dropout *dropout, int N, int K, int O) {
-  g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = N, p.N = O, p.K = K;
-  p.a = (const float *)x, p.a_row = K, p.a_column = 1;
-  p.b = (const float *)w, p.b_row = O, p.b_column = 1;
-  p.finish = g2z__cpu_finish_linear;
-  p.out = (float *)y, p.out_row = O, p.dtype = device->dtype;
+  g2z__cpu_product p = g2z__cpu_product_of(N, O, K, g2z__cpu_rows(x, K), g2z__cpu_rows(w, O));
+  p.out = (float *)y, p.dtype = device->dtype;
   p.bias = (const float *)bias, p.slope = (float *)slope;
   p.residual = (const float *)residual, p.dropout = dropout;
-  return g2z__cpu_multiply(device, &p);
+  g2z__cpu_multiply(&p);
+  return G2Z_OK;
 }
 
+/* dx[N,K] = dy[N,O] w[K,O]^T, times slope[N,K]. dbias sums the rounded dx. */
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                                  const void *dy, const void *w, const void *slope,
                                                  g2z_write mode, int N, int K, int O) {
-  g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = N, p.N = K, p.K = O;
-  p.a = (const float *)dy, p.a_row = O, p.a_column = 1;
-  p.b = (const float *)w, p.b_row = 1, p.b_column = O;
-  p.finish = slope ? g2z__cpu_finish_times : g2z__cpu_finish_store;
-  p.out = (float *)dx, p.out_row = K, p.dtype = device->dtype;
-  p.times = (const float *)slope;
-  G2Z__TRY(g2z__cpu_multiply(device, &p));
+  g2z__cpu_product p =
+      g2z__cpu_product_of(N, K, O, g2z__cpu_rows(dy, O), g2z__cpu_transposed(w, O));
+  p.out = (float *)dx, p.dtype = device->dtype, p.times = (const float *)slope;
+  g2z__cpu_multiply(&p);
   if (slope)
-    g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dx, N, K);
+    g2z__cpu_column_sums(device->grad_dtype, dbias, mode, dx, NULL, NULL, NULL, N, K);
   return G2Z_OK;
 }
 
+/* dw[K,O] = (or +=) x[N,K]^T dy[N,O] */
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
                                                    const void *dy, g2z_write mode, int N, int K,
                                                    int O) {
-  g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = K, p.N = O, p.K = N;
-  p.a = (const float *)x, p.a_row = 1, p.a_column = K;
-  p.b = (const float *)dy, p.b_row = O, p.b_column = 1;
-  p.finish = g2z__cpu_finish_store;
-  p.out = (float *)dw, p.out_row = O, p.dtype = device->grad_dtype, p.mode = mode;
-  return g2z__cpu_multiply(device, &p);
+  g2z__cpu_product p =
+      g2z__cpu_product_of(K, O, N, g2z__cpu_transposed(x, K), g2z__cpu_rows(dy, O));
+  p.out = (float *)dw, p.dtype = device->grad_dtype, p.mode = mode;
+  g2z__cpu_multiply(&p);
+  return G2Z_OK;
 }
 
 /* ----- attention --------------------------------------------------------
- * Blocks of 64 queries meet blocks of 48 keys; a T x T matrix never exists. Scores are kept
- * transposed, as strips s[keys][NR queries]: then softmax's maxima and sums are lane by lane, and a
- * strip is what the kernel wants as its b for out^T = values^T s and dq^T = keys^T ds, and, with
- * rows NR apart, as its a for dv = s dout and dk = ds q. */
+ * Query by query, as the formula has it: no matrix of scores exists. */
 
-#define G2Z__QUERIES 64
-#define G2Z__KEYS 48
-#define G2Z__HEAD_LD (G2Z_MAX_HEAD_SIZE + 16) /* holds a head's columns rounded up to MR */
-#define G2Z__STRIP (G2Z__KEYS * G2Z__NR)
-static_assert(G2Z__QUERIES % G2Z__NR == 0 && G2Z__KEYS % G2Z__MR == 0, "strips hold whole kernels");
-
-typedef struct g2z__cpu_head {  /* a (sequence, head) pair of an attention op */
-  int b, h, T, C, HS;
-  float scale;                  /* 1 / sqrt(HS) */
-  ptrdiff_t row;                /* 3C: from token to token in qkv */
-  const float *q, *k, *v;       /* of token 0 */
-  const g2z_dropout *dropout;
-  g2z_dtype dtype;
-} g2z__cpu_head;
-
-G2Z__PRIVATE g2z__cpu_head g2z__cpu_head_at(const g2z_device *device, int index, const void *qkv,
-                                            const g2z_dropout *dropout, int T, int C, int NH) {
-  g2z__cpu_head head;
-  head.b = index / NH, head.h = index % NH, head.T = T, head.C = C, head.HS = C / NH;
-  head.scale = 1.0f / sqrtf((float)head.HS);
-  head.row = 3 * (ptrdiff_t)C;
-  head.q = (const float *)qkv + (ptrdiff_t)head.b * T * head.row + (ptrdiff_t)head.h * head.HS;
-  head.k = head.q + C;
-  head.v = head.k + C;
-  head.dropout = dropout;
-  head.dtype = device->dtype;
-  return head;
-}
-
-/* s = keys queries^T for `count` keys from token `key` on and a strip of queries from `query` on;
- * a key that comes after a query gets -inf. */
-G2Z__PRIVATE void g2z__cpu_scores(float *s, const float *keys, const float *queries, int HS,
-                                  int key, int count, int query) {
-  for (int i = 0; i < count; i += G2Z__MR)
-    g2z__cpu_kernel(HS, keys + i * G2Z__HEAD_LD, G2Z__HEAD_LD, 1, queries, s + i * G2Z__NR,
-                    G2Z__NR, G2Z_OVERWRITE);
-  for (int i = 0; i < count; i++)
-    for (int lane = 0; lane < g2z__cpu_min(key + i - query, G2Z__NR); lane++)
-      s[i * G2Z__NR + lane] = -INFINITY;
-}
-
-/* factors = dropout's, for a strip. Those of masked scores are 0: nothing is drawn for them. */
-G2Z__PRIVATE void g2z__cpu_strip_factors(const g2z__cpu_head *head, float *factors, int key,
-                                         int count, int query) {
-  memset(factors, 0, G2Z__STRIP * sizeof *factors);
-  for (int lane = 0; lane < G2Z__NR && query + lane < head->T; lane++) {
-    float room[G2Z__KEYS + 6];
-    int n = g2z__cpu_min(count, query + lane - key + 1);
-    if (n <= 0) continue;
-    uint64_t row = (uint64_t)head->h * (uint64_t)head->T + (uint64_t)(query + lane);
-    const float *from = g2z__cpu_factors(head->dropout, head->b,
-                                         row * (uint64_t)head->T + (uint64_t)key, n, room);
-    for (int i = 0; i < n; i++) factors[i * G2Z__NR + lane] = from[i];
-  }
-}
-
-/* Folds a strip into the running maximum and sum of each query: s becomes exp(scale * (s - max)),
- * and what was summed up under earlier maxima must be multiplied with `shrink`. */
-G2Z__PRIVATE void g2z__cpu_softmax_strip(float *s, int count, float scale, float *max, float *sum,
-                                         float *shrink) {
-  for (int j = 0; j < G2Z__NR; j += G2Z__LANES) {
-    g2z__cpu_vec old = g2z__cpu_load(max + j), top = old;
-    for (int i = 0; i < count; i++)
-      top = g2z__cpu_larger(g2z__cpu_load(s + i * G2Z__NR + j), top);
-    g2z__cpu_vec less = g2z__cpu_exp((old - top) * scale), total = g2z__cpu_load(sum + j) * less;
-    for (int i = 0; i < count; i++) {
-      float *at = s + i * G2Z__NR + j;
-      g2z__cpu_vec p = g2z__cpu_exp((g2z__cpu_load(at) - top) * scale);
-      total += p;
-      g2z__cpu_store(at, p);
-    }
-    g2z__cpu_store(max + j, top);
-    g2z__cpu_store(sum + j, total);
-    g2z__cpu_store(shrink + j, less);
-  }
-}
-
-/* to[HS] = column `lane` of a transposed strip from[HS][NR], times `factor`, rounded. */
-G2Z__PRIVATE void g2z__cpu_put_lane(const g2z__cpu_head *head, float *to, const float *from,
-                                    int lane, float factor) {
-  for (int c = 0; c < head->HS; c++) to[c] = from[c * G2Z__NR + lane] * factor;
-  g2z__cpu_round(head->dtype, to, (size_t)head->HS);
-}
-
-typedef struct g2z__cpu_front { /* blocks of the forward pass; 64 queries against 48 keys */
-  float queries[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];
-  float keys[G2Z__KEYS * G2Z__HEAD_LD], values[G2Z__KEYS * G2Z__HEAD_LD];
-  float s[G2Z__STRIP], factors[G2Z__STRIP];
-  float sums[G2Z__QUERIES * G2Z__HEAD_LD];              /* [strip][HS_up][NR] */
-} g2z__cpu_front;
-static_assert(sizeof(g2z__cpu_front) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the front");
-
-/* Queries from `query` on, up to 64 of them. out and lse are the head's, of token 0. */
-G2Z__PRIVATE void g2z__cpu_attend(const g2z__cpu_head *head, g2z__cpu_front *w, float *out,
-                                  float *lse, int query) {
-  float max[G2Z__QUERIES], sum[G2Z__QUERIES] = {0}, shrink[G2Z__NR];
-  int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR);
-  int count = g2z__cpu_min(G2Z__QUERIES, head->T - query);
-  for (int i = 0; i < G2Z__QUERIES; i++) max[i] = -INFINITY;
-  g2z__cpu_copy_strips(w->queries, head->q + query * head->row, 1, head->row, HS, count);
-  for (int key = 0; key < query + count; key += G2Z__KEYS) {
-    int n = g2z__cpu_min(G2Z__KEYS, query + count - key);
-    g2z__cpu_copy_block(w->keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
-                        g2z__cpu_round_up(n, G2Z__MR), HS);
-    g2z__cpu_copy_block(w->values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS, n,
-                        HS_up);
-    int first = key > query ? (key - query) / G2Z__NR * G2Z__NR : 0; /* strip with a query >= key */
-    for (int j = first; j < count; j += G2Z__NR) {
-      float *o = w->sums + j * HS_up;
-      g2z__cpu_scores(w->s, w->keys, w->queries + j * HS, HS, key, n, query + j);
-      g2z__cpu_softmax_strip(w->s, n, head->scale, max + j, sum + j, shrink);
-      for (int i = 0; i < HS && key; i++)
-        for (int lane = 0; lane < G2Z__NR; lane++) o[i * G2Z__NR + lane] *= shrink[lane];
-      if (g2z__dropout_on(head->dropout)) {
-        g2z__cpu_strip_factors(head, w->factors, key, n, query + j);
-        for (int i = 0; i < n * G2Z__NR; i++) w->s[i] *= w->factors[i];
-      }
-      for (int i = 0; i < HS; i += G2Z__MR)
-        g2z__cpu_kernel(n, w->values + i, 1, G2Z__HEAD_LD, w->s, o + i * G2Z__NR, G2Z__NR,
-                        key ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
-    }
-  }
-  for (int i = 0; i < count; i++) {
-    int lane = i % G2Z__NR;
-    lse[query + i] = head->scale * max[i] + logf(sum[i]);
-    g2z__cpu_put_lane(head, out + (ptrdiff_t)(query + i) * head->C, w->sums + (i - lane) * HS_up,
-                      lane, 1.0f / sum[i]);
-  }
-}
-
+/* With s = scale * q k and the largest of them, max: p = exp(s - max), over the keys up to the
+ * query; out = sum of f p v / sum of p, where f is dropout's factor; lse = max + log(sum of p). */
 G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, float *lse,
                                                const void *qkv, const g2z_dropout *dropout, int B,
                                                int T, int C, int NH) {
-  int blocks = (T + G2Z__QUERIES - 1) / G2Z__QUERIES;
-  G2Z__TRY(g2z__cpu_reserve(device));
-  G2Z__PARALLEL_TASKS(4.0 * B * T * T * C)
-  for (int task = 0; task < B * NH * blocks; task++) {
-    int index = task / blocks;
-    g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
-    float *to = (float *)out + (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
-    g2z__cpu_attend(&head, (g2z__cpu_front *)g2z__cpu_blocks(device), to,
-                    lse + (ptrdiff_t)index * T, task % blocks * G2Z__QUERIES);
+  const int HS = C / NH, row = 3 * C; /* from token to token in qkv */
+  const float scale = 1.0f / sqrtf((float)HS);
+  G2Z__PARALLEL(6.0 * B * T * T * C)
+  for (int64_t i = 0; i < (int64_t)B * NH * T; i++) {
+    int query = (int)(i % T), h = (int)(i / T % NH), b = (int)(i / T / NH);
+    const float *first = (const float *)qkv + ((ptrdiff_t)b * T * row + (ptrdiff_t)h * HS);
+    const float *q = first + (ptrdiff_t)query * row, *k = first + C, *v = first + 2 * C;
+    float *to = (float *)out + (((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS);
+    uint64_t e = (uint64_t)(h * (int64_t)T + query) * (uint64_t)T; /* dropout's, of key 0 */
+    float max = -INFINITY, sums[G2Z_MAX_HEAD_SIZE] = {0};
+    double total = 0;
+    for (ptrdiff_t key = 0; key <= query; key++) {
+      float s = scale * g2z__cpu_dot(q, k + key * row, HS);
+      max = s > max ? s : max;
+    }
+    for (ptrdiff_t key = 0; key <= query; key++) {
+      float p = expf(scale * g2z__cpu_dot(q, k + key * row, HS) - max);
+      float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
+      total += (double)p;
+      g2z__cpu_add(sums, f * p, v + key * row, HS);
+    }
+    for (int c = 0; c < HS; c++) to[c] = g2z_round(device->dtype, sums[c] / (float)total);
+    lse[i] = (float)((double)max + log(total));
   }
   return G2Z_OK;
 }
 
-typedef struct g2z__cpu_back {  /* blocks of the backward pass; 64 queries against 48 keys */
-  float queries[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];      /* q^T and */
-  float gradients[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];    /* dout^T: [strip][HS][NR] */
-  float query_rows[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];   /* q and */
-  float gradient_rows[G2Z__QUERIES * G2Z_MAX_HEAD_SIZE];/* dout: [strip][HS / NR][queries][NR] */
-  float dq[G2Z__QUERIES * G2Z__HEAD_LD];                /* dq^T: [strip][HS_up][NR] */
-  float lse[G2Z__QUERIES], d[G2Z__QUERIES];             /* d: sum of dout * out */
-  float keys[G2Z__KEYS * G2Z__HEAD_LD], values[G2Z__KEYS * G2Z__HEAD_LD];
-  float dk[G2Z__KEYS * G2Z_MAX_HEAD_SIZE], dv[G2Z__KEYS * G2Z_MAX_HEAD_SIZE];
-  float p[G2Z__STRIP], ds[G2Z__STRIP], factors[G2Z__STRIP];
-} g2z__cpu_back;
-static_assert(sizeof(g2z__cpu_back) <= G2Z__CPU_BLOCKS, "a thread's blocks hold the back");
-
-/* p = exp(scale * s - lse), the softmax of the forward pass; ds = scale * p * (dp - d). With
- * dropout, dp is what arrives through it, and p leaves with it applied, as dv needs it. */
-G2Z__PRIVATE void g2z__cpu_softmax_back(g2z__cpu_back *w, int j, int count, float scale,
-                                        const float *factors) {
-  for (int i = 0; i < count * G2Z__NR; i += G2Z__LANES) {
-    int lane = i % G2Z__NR;
-    g2z__cpu_vec dp = g2z__cpu_load(w->ds + i);
-    g2z__cpu_vec p =
-        g2z__cpu_exp(g2z__cpu_load(w->p + i) * scale - g2z__cpu_load(w->lse + j + lane));
-    if (factors) dp *= g2z__cpu_load(factors + i);
-    g2z__cpu_store(w->ds + i, p * (dp - g2z__cpu_load(w->d + j + lane)) * scale);
-    g2z__cpu_store(w->p + i, factors ? p * g2z__cpu_load(factors + i) : p);
-  }
-}
-
-/* A strip of queries from `query + j` on against n keys from `key` on: adds to dq, dk and dv. */
-G2Z__PRIVATE void g2z__cpu_back_strip(const g2z__cpu_head *head, g2z__cpu_back *w, int query, int j,
-                                      int key, int n, g2z_write mode) {
-  int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR);
-  int queries = g2z__cpu_min(G2Z__NR, head->T - query - j), drops = g2z__dropout_on(head->dropout);
-  const float *query_rows = w->query_rows + j * g2z__cpu_round_up(HS, G2Z__NR);
-  const float *gradient_rows = w->gradient_rows + j * g2z__cpu_round_up(HS, G2Z__NR);
-  g2z__cpu_scores(w->p, w->keys, w->queries + j * HS, HS, key, n, query + j);
-  for (int i = 0; i < n; i += G2Z__MR)
-    g2z__cpu_kernel(HS, w->values + i * G2Z__HEAD_LD, G2Z__HEAD_LD, 1, w->gradients + j * HS,
-                    w->ds + i * G2Z__NR, G2Z__NR, G2Z_OVERWRITE);
-  if (drops) g2z__cpu_strip_factors(head, w->factors, key, n, query + j);
-  g2z__cpu_softmax_back(w, j, n, head->scale, drops ? w->factors : NULL);
-  for (int i = 0; i < HS; i += G2Z__MR)
-    g2z__cpu_kernel(n, w->keys + i, 1, G2Z__HEAD_LD, w->ds, w->dq + j * HS_up + i * G2Z__NR,
-                    G2Z__NR, key ? G2Z_ACCUMULATE : G2Z_OVERWRITE);
-  for (int c = 0; c < HS; c += G2Z__NR)
-    for (int i = 0; i < n; i += G2Z__MR) {
-      g2z__cpu_kernel(queries, w->p + i * G2Z__NR, G2Z__NR, 1, gradient_rows + c * queries,
-                      w->dv + i * G2Z_MAX_HEAD_SIZE + c, G2Z_MAX_HEAD_SIZE, mode);
-      g2z__cpu_kernel(queries, w->ds + i * G2Z__NR, G2Z__NR, 1, query_rows + c * queries,
-                      w->dk + i * G2Z_MAX_HEAD_SIZE + c, G2Z_MAX_HEAD_SIZE, mode);
-    }
-}
-
-/* Copies of what a block of `count` queries from `query` on needs, against all keys. */
-G2Z__PRIVATE void g2z__cpu_back_load(const g2z__cpu_head *head, g2z__cpu_back *w,
-                                     const float *dout, const float *out, const float *lse,
-                                     int query, int count) {
-  const float *q = head->q + query * head->row;
-  ptrdiff_t C = head->C;
-  int HS = head->HS;
-  dout += query * C;
-  out += query * C;
-  g2z__cpu_copy_strips(w->queries, q, 1, head->row, HS, count);
-  g2z__cpu_copy_strips(w->gradients, dout, 1, C, HS, count);
-  for (int j = 0; j < count; j += G2Z__NR) {
-    int rows = g2z__cpu_min(G2Z__NR, count - j), at = j * g2z__cpu_round_up(HS, G2Z__NR);
-    g2z__cpu_copy_strips(w->query_rows + at, q + j * head->row, head->row, 1, rows, HS);
-    g2z__cpu_copy_strips(w->gradient_rows + at, dout + j * C, C, 1, rows, HS);
-  }
-  for (int i = 0; i < G2Z__QUERIES; i++) {
-    g2z__cpu_vec sum = {0};
-    for (int c = 0; c < HS && i < count; c += G2Z__LANES)
-      sum += g2z__cpu_take(dout + i * C + c, HS - c, 0) * g2z__cpu_take(out + i * C + c, HS - c, 0);
-    w->d[i] = g2z__cpu_sum(sum);
-    w->lse[i] = i < count ? lse[query + i] : 0; /* beyond the last query all else is 0 */
-  }
-}
-
-/* One head. dq, dk, dv, dout, out and lse are the head's, of token 0; dk and dv start as 0 and hold
- * unrounded sums until the last block of queries is through. */
-G2Z__PRIVATE void g2z__cpu_attend_back(const g2z__cpu_head *head, g2z__cpu_back *w, float *dq,
-                                       const float *dout, const float *out, const float *lse) {
-  int HS = head->HS, HS_up = g2z__cpu_round_up(HS, G2Z__MR), T = head->T;
-  float *dk = dq + head->C, *dv = dk + head->C;
-  for (int query = 0; query < T; query += G2Z__QUERIES) {
-    int count = g2z__cpu_min(G2Z__QUERIES, T - query);
-    g2z__cpu_back_load(head, w, dout, out, lse, query, count);
-    for (int key = 0; key < query + count; key += G2Z__KEYS) {
-      int n = g2z__cpu_min(G2Z__KEYS, query + count - key);
-      g2z__cpu_copy_block(w->keys, G2Z__HEAD_LD, head->k + key * head->row, head->row, n, HS,
-                          g2z__cpu_round_up(n, G2Z__MR), HS_up);
-      g2z__cpu_copy_block(w->values, G2Z__HEAD_LD, head->v + key * head->row, head->row, n, HS,
-                          g2z__cpu_round_up(n, G2Z__MR), HS);
-      int first = key > query ? (key - query) / G2Z__NR * G2Z__NR : 0;
-      for (int j = first; j < count; j += G2Z__NR)
-        g2z__cpu_back_strip(head, w, query, j, key, n,
-                            j == first ? G2Z_OVERWRITE : G2Z_ACCUMULATE);
-      for (int i = 0; i < n; i++)
-        for (int c = 0; c < HS; c++) {
-          dk[(key + i) * head->row + c] += w->dk[i * G2Z_MAX_HEAD_SIZE + c];
-          dv[(key + i) * head->row + c] += w->dv[i * G2Z_MAX_HEAD_SIZE + c];
-        }
-    }
-    for (int i = 0; i < count; i++)
-      g2z__cpu_put_lane(head, dq + (query + i) * head->row,
-                        w->dq + (i - i % G2Z__NR) * HS_up, i % G2Z__NR, 1.0f);
-  }
-  for (int t = 0; t < T; t++) {
-    g2z__cpu_round(head->dtype, dk + t * head->row, (size_t)HS);
-    g2z__cpu_round(head->dtype, dv + t * head->row, (size_t)HS);
-  }
-}
-
+/* With p = exp(s - lse), the softmax, and ds = scale * p * (f dout v - dout out), for each pair:
+ *   dq += ds k,   dk += ds q,   dv += f p dout.
+ * They add up in dqkv in fp32, which is rounded at the end; dbias sums the rounded dqkv. */
 G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, void *dbias,
                                                const void *dout, const void *out,
                                                const float *lse, const void *qkv, g2z_write mode,
                                                const g2z_dropout *dropout, int B, int T, int C,
                                                int NH) {
-  memset(dqkv, 0, (size_t)B * (size_t)T * 3 * (size_t)C * sizeof(float));
-  G2Z__TRY(g2z__cpu_reserve(device));
-  G2Z__PARALLEL_TASKS(10.0 * B * T * T * C)
-  for (int index = 0; index < B * NH; index++) {
-    g2z__cpu_head head = g2z__cpu_head_at(device, index, qkv, dropout, T, C, NH);
-    ptrdiff_t at = (ptrdiff_t)head.b * T * C + (ptrdiff_t)head.h * head.HS;
-    g2z__cpu_attend_back(&head, (g2z__cpu_back *)g2z__cpu_blocks(device),
-                         (float *)dqkv + (head.q - (const float *)qkv),
-                         (const float *)dout + at, (const float *)out + at,
-                         lse + (ptrdiff_t)index * T);
+  const int HS = C / NH, row = 3 * C;
+  const float scale = 1.0f / sqrtf((float)HS);
+  memset(dqkv, 0, (size_t)B * (size_t)T * (size_t)row * sizeof(float));
+  G2Z__PARALLEL(10.0 * B * T * T * C)
+  for (int i = 0; i < B * NH; i++) { /* a head's dk and dv belong to one thread */
+    int h = i % NH, b = i / NH;
+    ptrdiff_t at = (ptrdiff_t)b * T * row + (ptrdiff_t)h * HS;
+    for (ptrdiff_t query = 0; query < T; query++) {
+      const float *q = (const float *)qkv + (at + query * row);
+      const ptrdiff_t to = ((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS;
+      const float *g = (const float *)dout + to;
+      float *dq = (float *)dqkv + (at + query * row);
+      float d = g2z__cpu_dot(g, (const float *)out + to, HS);
+      uint64_t e = (uint64_t)((ptrdiff_t)h * T + query) * (uint64_t)T;
+      for (ptrdiff_t key = 0; key <= query; key++) {
+        const float *k = (const float *)qkv + (at + key * row + C), *v = k + C;
+        float *dk = (float *)dqkv + (at + key * row + C), *dv = dk + C;
+        float p = expf(scale * g2z__cpu_dot(q, k, HS) - lse[(ptrdiff_t)i * T + query]);
+        float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
+        float ds = scale * p * (f * g2z__cpu_dot(g, v, HS) - d);
+        g2z__cpu_add(dq, ds, k, HS);
+        g2z__cpu_add(dk, ds, q, HS);
+        g2z__cpu_add(dv, f * p, g, HS);
+      }
+    }
   }
-  g2z__cpu_column_sums(device->grad_dtype, (float *)dbias, mode, (const float *)dqkv, B * T,
-                       3 * C);
+  g2z__cpu_cast_act(device, dqkv, (const float *)dqkv, (size_t)B * (size_t)T * (size_t)row);
+  g2z__cpu_column_sums(device->grad_dtype, dbias, mode, dqkv, NULL, NULL, NULL, B * T, row);
   return G2Z_OK;
 }
 
 /* ----- LM head ---------------------------------------------------------- */
 
-/* logits[n,row] = h[n,C] wte[V,C]^T */
-G2Z__PRIVATE g2z_status g2z__cpu_head_product(g2z_device *device, g2z_dtype dtype, float *logits,
-                                              ptrdiff_t row, const float *h, const float *wte,
-                                              int n, int C, int V) {
-  g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = n, p.N = V, p.K = C;
-  p.a = h, p.a_row = C, p.a_column = 1;
-  p.b = wte, p.b_row = 1, p.b_column = C;
-  p.finish = g2z__cpu_finish_store;
-  p.out = logits, p.out_row = row, p.dtype = dtype;
-  return g2z__cpu_multiply(device, &p);
-}
-
-/* dh[n,C] = dlogits[n,Vp] wte[V,C]; dwte[V,C] = (or +=) dlogits^T h */
-G2Z__PRIVATE g2z_status g2z__cpu_head_back(g2z_device *device, float *dh, float *dwte,
-                                           g2z_dtype dwte_dtype, const float *dlogits,
-                                           const float *h, const float *wte, g2z_write mode, int n,
-                                           int C, int V, int Vp) {
-  g2z__cpu_product p = g2z__cpu_product_zero();
-  p.M = n, p.N = C, p.K = V;
-  p.a = dlogits, p.a_row = Vp, p.a_column = 1;
-  p.b = wte, p.b_row = C, p.b_column = 1;
-  p.finish = g2z__cpu_finish_store;
-  p.out = dh, p.out_row = C, p.dtype = device->dtype;
-  G2Z__TRY(g2z__cpu_multiply(device, &p));
-  p.M = V, p.N = C, p.K = n;
-  p.a = dlogits, p.a_row = 1, p.a_column = Vp;
-  p.b = h, p.b_row = C, p.b_column = 1;
-  p.out = dwte, p.dtype = dwte_dtype, p.mode = mode;
-  return g2z__cpu_multiply(device, &p);
-}
-
-/* The loss of one token. logits[V] become the gradient of the loss times `gradient`. */
+/* The loss of one token, log(sum of exp(logits)) - logits[target]. logits[V] become the gradient of
+ * the loss times `gradient`, which is softmax less 1 at the target, rounded. */
 G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int32_t target,
                                      float gradient) {
-  g2z__cpu_vec top = g2z__cpu_all(-INFINITY);
-  for (int i = 0; i < V; i += G2Z__LANES)
-    top = g2z__cpu_larger(g2z__cpu_take(logits + i, V - i, -INFINITY), top);
-  float max = top[0], at_target = logits[target];
-  for (int i = 1; i < G2Z__LANES; i++) max = top[i] > max ? top[i] : max;
-  double sum = 0; /* of partial sums, so that a vocabulary of 50,000 costs no digits */
-  for (int first = 0; first < V; first += 1024) {
-    g2z__cpu_vec part = {0};
-    for (int i = first; i < g2z__cpu_min(first + 1024, V); i += G2Z__LANES) {
-      g2z__cpu_vec p = g2z__cpu_exp(g2z__cpu_take(logits + i, V - i, -INFINITY) - max);
-      part += p;
-      g2z__cpu_put(logits + i, p, V - i);
-    }
-    sum += (double)g2z__cpu_sum(part);
+  float max = -INFINITY, at_target = logits[target];
+  double sum = 0;
+  for (int i = 0; i < V; i++) max = logits[i] > max ? logits[i] : max;
+  for (int i = 0; i < V; i++) {
+    logits[i] = expf(logits[i] - max);
+    sum += (double)logits[i];
   }
-  float factor = gradient / (float)sum;
-  float at = (logits[target] / (float)sum - 1.0f) * gradient;
-  for (int i = 0; i < V; i++) logits[i] *= factor;
-  logits[target] = at;
-  g2z__cpu_round(dtype, logits, (size_t)V);
+  for (int i = 0; i < V; i++) {
+    float p = logits[i] / (float)sum;
+    logits[i] = g2z_round(dtype, (i == target ? p - 1.0f : p) * gradient);
+  }
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
+/* For `chunk` tokens at a time: logits = h wte^T, rounded; loss and dlogits by token;
+ * dh = dlogits wte; dwte = (or +=) dlogits^T h, also over the chunks. */
 G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
                                            void *dh, void *dwte, g2z_dtype dwte_dtype,
                                            void *logits, const void *h, const void *wte,
@@ -5983,17 +5441,23 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   for (int first = 0; first < N; first += chunk) {
     int n = g2z__cpu_min(chunk, N - first);
     size_t at = (size_t)first * (size_t)C;
-    G2Z__TRY(g2z__cpu_head_product(device, device->dtype, (float *)logits, Vp,
-                                   (const float *)h + at, (const float *)wte, n, C, V));
-    G2Z__PARALLEL_ROWS(30.0 * n * V)
+    const float *in = (const float *)h + at;
+    g2z__cpu_product p =
+        g2z__cpu_product_of(n, V, C, g2z__cpu_rows(in, C), g2z__cpu_transposed(wte, C));
+    p.out = (float *)logits, p.out_row = Vp, p.dtype = device->dtype;
+    g2z__cpu_multiply(&p);
+    G2Z__PARALLEL(30.0 * n * V)
     for (int i = 0; i < n; i++)
       losses[first + i] =
           g2z__cpu_classify(device->dtype, (float *)logits + (size_t)i * (size_t)Vp, V,
                             targets[first + i], gradient);
-    if (dh)
-      G2Z__TRY(g2z__cpu_head_back(device, (float *)dh + at, (float *)dwte, dwte_dtype,
-                                  (const float *)logits, (const float *)h + at,
-                                  (const float *)wte, first ? G2Z_ACCUMULATE : mode, n, C, V, Vp));
+    if (!dh) continue;
+    p = g2z__cpu_product_of(n, C, V, g2z__cpu_rows(logits, Vp), g2z__cpu_rows(wte, C));
+    p.out = (float *)dh + at, p.dtype = device->dtype;
+    g2z__cpu_multiply(&p);
+    p = g2z__cpu_product_of(V, C, n, g2z__cpu_transposed(logits, Vp), g2z__cpu_rows(in, C));
+    p.out = (float *)dwte, p.dtype = dwte_dtype, p.mode = first ? G2Z_ACCUMULATE : mode;
+    g2z__cpu_multiply(&p);
   }
   for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
   if (dh && mode == G2Z_OVERWRITE)
@@ -6002,41 +5466,18 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   return G2Z_OK;
 }
 
+/* logits[n,V] = h[n,C] wte^T, fp32 */
 G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, const void *h,
                                              const void *wte, int n, int C, int V) {
-  return g2z__cpu_head_product(device, G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n,
-                               C, V);
-}
-
-/* ----- types ------------------------------------------------------------ */
-
-#define G2Z__RUN 4096 /* elements of a flat loop that a thread takes at a time */
-
-G2Z__PRIVATE void g2z__cpu_cast(g2z_dtype dtype, float *to, const float *from, size_t n) {
-  int64_t runs = (int64_t)((n + G2Z__RUN - 1) / G2Z__RUN);
-  G2Z__PARALLEL_ROWS((double)n)
-  for (int64_t run = 0; run < runs; run++) {
-    size_t at = (size_t)run * G2Z__RUN, count = n - at < G2Z__RUN ? n - at : G2Z__RUN;
-    memmove(to + at, from + at, count * sizeof *to);
-    g2z__cpu_round(dtype, to + at, count);
-  }
-}
-
-G2Z__PRIVATE g2z_status g2z__cpu_cast_act(g2z_device *device, void *to, const float *from,
-                                          size_t n) {
-  g2z__cpu_cast(device->dtype, (float *)to, from, n);
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const float *from,
-                                           size_t n) {
-  g2z__cpu_cast(device->grad_dtype, (float *)to, from, n);
+  (void)device;
+  g2z__cpu_product p =
+      g2z__cpu_product_of(n, V, C, g2z__cpu_rows(h, C), g2z__cpu_transposed(wte, C));
+  p.out = logits, p.dtype = G2Z_FP32;
+  g2z__cpu_multiply(&p);
   return G2Z_OK;
 }
 
 /* ----- optimizer -------------------------------------------------------- */
-
-#define G2Z__SQUARES 64 /* partial sums of squares, whatever the number of threads */
 
 G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const void *from,
                                           g2z_write mode, size_t n) {
@@ -6048,30 +5489,15 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
 }
 
 /* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
-G2Z__PRIVATE double g2z__cpu_sumsq(const float *grads, size_t n) {
-  double parts[G2Z__SQUARES];
-  size_t size = (n + G2Z__SQUARES - 1) / G2Z__SQUARES;
-  G2Z__PARALLEL_ROWS(2.0 * (double)n)
-  for (int part = 0; part < G2Z__SQUARES; part++) {
-    size_t begin = (size_t)part * size < n ? (size_t)part * size : n;
-    const float *from = grads + begin;
-    size_t count = n - begin < size ? n - begin : size, i = 0;
-    double lanes[8] = {0};
-    for (; i + 8 <= count; i += 8)
-      for (size_t j = 0; j < 8; j++) lanes[j] += (double)from[i + j] * (double)from[i + j];
-    for (size_t j = 0; i + j < count; j++) lanes[j] += (double)from[i + j] * (double)from[i + j];
-    parts[part] = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
-                  ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
-  }
-  double together = 0;
-  for (int part = 0; part < G2Z__SQUARES; part++) together += parts[part];
-  return together;
-}
 G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                             const g2z_range *ranges, int count) {
   (void)device;
-  for (int i = 0; i < count; i++)
-    *sum += g2z__cpu_sumsq((const float *)grads + ranges[i].begin, ranges[i].elements);
+  for (int i = 0; i < count; i++) {
+    const float *from = (const float *)grads + ranges[i].begin;
+    double squares = 0;
+    for (size_t e = 0; e < ranges[i].elements; e++) squares += (double)from[e] * (double)from[e];
+    *sum += squares;
+  }
   return G2Z_OK;
 }
 
@@ -6092,15 +5518,10 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
     float *weights = (float *)u->params + range.param, *masters = u->master + range.shard;
     float *first = u->m + range.shard, *second = u->v + range.shard;
     const float *gradients = (const float *)u->grads + range.grad;
-    int64_t runs = (int64_t)((range.elements + G2Z__RUN - 1) / G2Z__RUN);
-    G2Z__PARALLEL_ROWS(16.0 * (double)range.elements)
-    for (int64_t run = 0; run < runs; run++) {
-      size_t at = (size_t)run * G2Z__RUN;
-      size_t stop = range.elements - at < G2Z__RUN ? range.elements : at + G2Z__RUN;
-      for (size_t e = at; e < stop; e++)
-        weights[e] = masters[e] =
-            g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
-      g2z__cpu_round(device->dtype, weights + at, stop - at);
+    G2Z__PARALLEL(16.0 * (double)range.elements)
+    for (int64_t e = 0; e < (int64_t)range.elements; e++) {
+      masters[e] = g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
+      weights[e] = g2z_round(device->dtype, masters[e]);
     }
   }
   return G2Z_OK;
