@@ -102,20 +102,21 @@
  *               all ranks' tokens of a micro-step are at most two thirds of wte's rows, its LM-head
  *               part is reduced during backward, and the embedding's part follows as one row per
  *               token.
- *     copies    GPUs of one host that reach each other's memory send by copy engines: NCCL's kernels
- *               take multiprocessors, and kernels of backward beside them take up to twice as long.
- *               Gradients travel in the type they have; the receiver adds them up in fp32. Its two
- *               inboxes take 2 (N - 1) / N of a bucket. Parameters travel by copies where tokens are
- *               few, else by NCCL's symmetric windows. Where there is no such way NCCL carries all.
+ *     copies    GPUs of one host that reach each other's memory send by copy engines: NCCL's
+ *               kernels take multiprocessors, and kernels of backward beside them take up to twice
+ *               as long. Gradients travel in the type they have; the receiver adds them up in fp32.
+ *               Its two inboxes take 2 (N - 1) / N of a bucket. Parameters travel by copies where
+ *               tokens are few, else by NCCL's symmetric windows. Where there is no such way NCCL
+ *               carries all.
  *     waiting   exposed_comm_ms of a step is the time in which the computation waited for other
  *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
  *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report
  *               the last sample. It is a rank's own figure: faster ranks wait for slower ones.
- *     failures  A rank that cannot read its next batch says so in the verdict of that step. All ranks
- *               skip the step, learn of it when they read its report one call later, and return
- *               that rank's status and sentence; the step enqueued meanwhile is skipped, too. A rank
- *               whose GPU fails can say nothing: it returns alone, and the others learn that it is
- *               lost.
+ *     failures  A rank that cannot read its next batch says so in the verdict of that step. All
+ *               ranks skip the step, learn of it when they read its report one call later, and
+ *               return that rank's status and sentence; the step enqueued meanwhile is skipped,
+ *               too. A rank whose GPU fails can say nothing: it returns alone, and the others learn
+ *               that it is lost.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
@@ -335,14 +336,14 @@ typedef struct g2z_services {
   char error[G2Z_ERROR_BYTES];                  /* the sentence of the last failure */
 } g2z_services;
 
-/* Stores the sentence of a failure and returns its status: for code beside the library that fails as
- * the library does. Control characters in the sentence become '?', so that what it quotes from a
+/* Stores the sentence of a failure and returns its status: for code beside the library that fails
+ * as the library does. Control characters in the sentence become '?', so that what it quotes from a
  * file cannot steer a terminal. */
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...)
     G2Z_PRINTF(3, 4);
 
-/* "cannot write runs/a.bin: No space left on device; free some space or ...": the sentence of a system
- * call on a file that left `error` in errno. action: "write". Returns G2Z_IO. */
+/* "cannot write runs/a.bin: No space left on device; free some space or ...": the sentence of a
+ * system call on a file that left `error` in errno. action: "write". Returns G2Z_IO. */
 G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *action,
                                  const char *path);
 /* G2Z_BAD_ARGUMENT, with name and bounds in the sentence, unless least <= value <= most. */
@@ -810,7 +811,7 @@ typedef struct g2z_bucket {       /* a range of gradients that travels as one */
   size_t begin, elements;         /* memory */
   size_t own_begin, own_elements; /* this rank's slice of it, memory */
   size_t param_at, own_param_at;  /* where it, and the slice, begin in this rank's parameters */
-  size_t grad_at, sum_at;         /* where it begins in the gradients, and the slice in their sums */
+  size_t grad_at, sum_at;         /* where it begins in the gradients, the slice in their sums */
   size_t shard_at;                /* where the slice begins in master, m and v */
   size_t update;                  /* the first update range of the slice */
   int unit, last_unit;            /* it begins in unit or, up to stage 1, behind it; it is complete
@@ -865,7 +866,8 @@ typedef struct g2z_plan {
   size_t bytes_total;
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
-  g2z_owner owner;                /* of a bucket: its sum goes there, its parameters come from there */
+  g2z_owner owner;                /* of a bucket: its sum goes to them, its parameters come from
+                                   * them */
   int early;                      /* buckets from here on hold what a forward pass reads first; 0
                                    * where no rank waits for another's parameters */
   size_t updates;
@@ -1421,8 +1423,9 @@ typedef struct g2z_collectives { /* a transport */
   /* Notes how far the device's work goes until now, for AFTER. While a graph is recorded this is a
    * place inside the graph: each run of the graph passes it again. */
   g2z_status (*depart)(g2z_comm *comm, int *departure);
-  /* Enqueues one call. AFTER waits for the departure `place`, of the graph's latest run where it lies
-   * in one. A transport whose calls block, such as that of CPU ranks, ignores AFTER, MARK, WAIT. */
+  /* Enqueues one call. AFTER waits for the departure `place`, of the graph's latest run where it
+   * lies in one. A transport whose calls block, such as that of CPU ranks, ignores AFTER, MARK,
+   * WAIT. */
   g2z_status (*play)(g2z_comm *comm, const g2z_call *call);
   /* ROWS of at most 256 bytes, a multiple of 4, in the device's own order, also while a graph is
    * recorded. *done 0: it is not that quick here, and nothing was done. */
@@ -2210,7 +2213,8 @@ G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
 }
 
 /* PATH.partial, empty and locked. A program that was killed leaves one behind, without its lock.
- * One that has just ended may have renamed the file between our open and our lock: then once more. */
+ * One that has just ended may have renamed the file between our open and our lock: then once
+ * more. */
 G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
   struct stat mine, named;
   /* An empty path would create ".partial" and fail only at the rename. */
@@ -3292,8 +3296,8 @@ G2Z__PRIVATE void g2z__plan_units(g2z_plan *plan) {
 }
 
 /* Where each unit lies in this rank's parameters and gradients. Where blocks are gathered there is
- * room for two of them between the final LayerNorm and wpe, and behind wte for this rank's slices of
- * all. From stage 2 on gradients of two units have room, and wte's. */
+ * room for two of them between the final LayerNorm and wpe, and behind wte for this rank's slices
+ * of all. From stage 2 on gradients of two units have room, and wte's. */
 G2Z__PRIVATE void g2z__plan_places(g2z_plan *plan) {
   const g2z_unit *block = &plan->unit[1], *wpe = &plan->unit[plan->wpe];
   const g2z_unit *wte = &plan->unit[plan->wte];
@@ -3533,11 +3537,11 @@ G2Z__PRIVATE int g2z__plan_sends_rows(const g2z_plan *plan) {
 }
 
 /* Tokens whose logits exist at one time. On a CPU: as many as stay in the caches with the rows of
- * wte that they meet. On a GPU: all, up to 65,536, where the logits take at most half as much memory
- * as the activations; else 8,192. Each further chunk reads and writes wte's fp32 gradient again. Both
- * sizes grow with the tokens, so the limit is the same for every batch, and a larger batch never
- * needs less memory. The number of chunks changes the order of sums: it follows from the config
- * alone, and not from a GPU's free memory. */
+ * wte that they meet. On a GPU: all, up to 65,536, where the logits take at most half as much
+ * memory as the activations; else 8,192. Each further chunk reads and writes wte's fp32 gradient
+ * again. Both sizes grow with the tokens, so the limit is the same for every batch, and a larger
+ * batch never needs less memory. The number of chunks changes the order of sums: it follows from
+ * the config alone, and not from a GPU's free memory. */
 G2Z__PRIVATE int g2z__plan_head_chunk(const g2z_plan *plan, int tokens) {
   g2z_plan one = *plan;
   one.batch = 1;
@@ -7298,7 +7302,8 @@ G2Z__PRIVATE g2z_status g2z__no_departure(g2z_comm *comm, int *departure) {
 /* A rank alone has its parameters where they are used, and its sums are its own gradients. */
 G2Z__PRIVATE g2z_status g2z__one_play(g2z_comm *comm, const g2z_call *c) {
   g2z_device *dev = comm->device;
-  if (c->kind == G2Z_CALL_CAST) return dev->ops->cast_grad(dev, c->to, (const float *)c->from, c->n);
+  if (c->kind == G2Z_CALL_CAST)
+    return dev->ops->cast_grad(dev, c->to, (const float *)c->from, c->n);
   if (c->kind == G2Z_CALL_REDUCE && c->to != c->from)
     return dev->ops->grad_add(dev, c->to, c->from, c->write, c->n);
   G2Z_ASSERT(c->to == c->from);
@@ -7438,8 +7443,8 @@ static const g2z_collectives g2z__star = {
 /* A recorded step is a list: graph, WAIT, calls, graph, WAIT, ... A graph holds what the device was
  * given between two WAITs. It is run before the calls that were submitted meanwhile, since they
  * follow places inside it. Calls are issued again as ordinary calls, so that what a step sends last
- * travels beside the beginning of the next step, and waiting can be timed. In a job of one all calls
- * are work of the device, and the step is one graph. */
+ * travels beside the beginning of the next step, and waiting can be timed. In a job of one all
+ * calls are work of the device, and the step is one graph. */
 struct g2z__record {
   g2z_call *calls;
   size_t count, capacity;
@@ -7874,8 +7879,9 @@ G2Z__PRIVATE void *g2z__dln1(const g2z__model *model, const g2z__pass *pass) {
 }
 
 /* A block but its first LayerNorm. In: DRES, the gradient of the stream behind the block, and the
- * same behind the dropout of its projection. Out: DRES, the gradient of the stream behind attention,
- * and ln1's. LNF takes what lies behind a dropout, FC takes ln2's gradient: both are dead by then. */
+ * same behind the dropout of its projection. Out: DRES, the gradient of the stream behind
+ * attention, and ln1's. LNF takes what lies behind a dropout, FC takes ln2's gradient: both are
+ * dead by then. */
 G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__pass *pass,
                                             int layer) {
   g2z_device *dev = model->device;
@@ -8303,8 +8309,8 @@ G2Z__PRIVATE g2z_status g2z__backward_norm(g2z_trainer *t, int unit) {
   return g2z__unit_backward_norm(&t->model, &t->pass, unit);
 }
 
-/* A micro-step is progress: for the watcher here, and on a device where nothing is reduced yet, when
- * the queue has passed this place. */
+/* A micro-step is progress: for the watcher here, and on a device where nothing is reduced yet,
+ * when the queue has passed this place. */
 G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
@@ -8315,8 +8321,8 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
 
 /* ----- the page's functions: gradients to their owners ------------------- */
 
-/* [B] From stage 2 on a unit's buffer is free when what lay there was reduced: the unit two before it
- * in this micro-step or, for wte, wte itself in the micro-step before. Then backward writes the
+/* [B] From stage 2 on a unit's buffer is free when what lay there was reduced: the unit two before
+ * it in this micro-step or, for wte, wte itself in the micro-step before. Then backward writes the
  * buffer, but for padding and for positions in wpe behind the sequence: these must be zero. */
 G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
@@ -8348,9 +8354,9 @@ G2Z__PRIVATE g2z_status g2z__cast_wte(g2z_trainer *t, const g2z_bucket *b) {
 }
 
 /* [C] Adds up a bucket's gradients over the ranks on the communication stream, beside what follows.
- * Stage 0 needs the sum on every rank, stages 1 to 3 on the owner of each slice, dp on rank 0. Up to
- * stage 1 micro-steps have added up in place; from stage 2 on each one's sum is added to the owner's
- * shard. */
+ * Stage 0 needs the sum on every rank, stages 1 to 3 on the owner of each slice, dp on rank 0. Up
+ * to stage 1 micro-steps have added up in place; from stage 2 on each one's sum is added to the
+ * owner's shard. */
 G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   const g2z_bucket *b = &t->plan->bucket[bucket];
   size_t size = (size_t)t->plan->grad_bytes;
@@ -8365,9 +8371,10 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   return g2z_comm_mark(t->comm, bucket);
 }
 
-/* [C] Where wte's gradient goes in two parts, it does so in a step's last micro-step: the sum of the
- * head's part, and of what earlier micro-steps added, is under way while backward runs. Before it
- * go the tokens that the embedding's rows will belong to. A rank alone leaves both where they are. */
+/* [C] Where wte's gradient goes in two parts, it does so in a step's last micro-step: the sum of
+ * the head's part, and of what earlier micro-steps added, is under way while backward runs. Before
+ * it go the tokens that the embedding's rows will belong to. A rank alone leaves both where they
+ * are. */
 G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   g2z__embedding_rows rows = g2z__plan_rows(plan);
@@ -8451,7 +8458,8 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   return g2z__square(t, last, plan->buckets);
 }
 
-/* Every rank's row of the verdict comes to all: in the device's own order where the transport can. */
+/* Every rank's row of the verdict comes to all: in the device's own order where the transport
+ * can. */
 G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t) {
   int place = 2 * t->plan->buckets, done = 0;
   size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
@@ -8490,7 +8498,8 @@ G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* A bucket's parameters go from those who updated them to the others. The caller has submitted AFTER. */
+/* A bucket's parameters go from those who updated them to the others. The caller has submitted
+ * AFTER. */
 G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   const g2z_bucket *b = &t->plan->bucket[bucket];
   size_t size = (size_t)t->plan->dtype_bytes;
@@ -8527,8 +8536,8 @@ G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
 }
 
 /* [A] A unit's parameters are there, and those of the next unit of this pass come beside what is
- * computed with them. The two blocks that a pass ends with stay in their buffers: with them the next
- * pass, in the other direction, begins. */
+ * computed with them. The two blocks that a pass ends with stay in their buffers: with them the
+ * next pass, in the other direction, begins. */
 G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next) {
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   t->needed = unit;
@@ -8542,8 +8551,9 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
   return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
 }
 
-/* [D] Buckets [from, to) have their new parameters, which go out beside what follows. In stage 3 the
- * first two blocks of the next forward pass do; the others are gathered when they are needed. */
+/* [D] Buckets [from, to) have their new parameters, which go out beside what follows. In stage 3
+ * the first two blocks of the next forward pass do; the others are gathered when they are
+ * needed. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
   if (from == 0) g2z_span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);

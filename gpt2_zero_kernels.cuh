@@ -6725,7 +6725,8 @@ static g2z_status g2z__nccl_sum(g2z_comm *comm, const g2z_call *c) {
 }
 
 static g2z_status g2z__nccl_reduce(g2z_comm *comm, const g2z_call *c) {
-  if (c->owner != G2Z_OWNER_SLICES || comm->reduce != G2Z_REDUCE_COPY) return g2z__nccl_sum(comm, c);
+  if (c->owner != G2Z_OWNER_SLICES || comm->reduce != G2Z_REDUCE_COPY)
+    return g2z__nccl_sum(comm, c);
   return g2z__nccl_push(comm, c->to, (const char *)c->from, c->write, c->n / (size_t)comm->world);
 }
 
@@ -6949,8 +6950,9 @@ static void g2z__nccl_close(g2z_comm *comm) {
 }
 
 static const g2z_collectives g2z__nccl_collectives = {
-    "NCCL",            g2z__nccl_depart, g2z__nccl_play,      g2z__nccl_exchange, g2z__nccl_allocate,
-    g2z__nccl_release, g2z__nccl_lap,    g2z__nccl_waited_ms, g2z__nccl_close};
+    "NCCL",              g2z__nccl_depart,  g2z__nccl_play, g2z__nccl_exchange,
+    g2z__nccl_allocate, g2z__nccl_release, g2z__nccl_lap,  g2z__nccl_waited_ms,
+    g2z__nccl_close};
 
 /* What reductions need beside the gradients, of which the largest has `most`. */
 static g2z_status g2z__nccl_open_buffers(g2z_comm *comm, size_t most) {
