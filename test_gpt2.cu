@@ -212,6 +212,7 @@ static const g2z_test_entry test_table[] = {
     {"ranks_train", "./train as its own launcher, and what that leaves", test_ranks_train},
     {"ranks_train_killed", "kill -9 of a rank of ./train, started by hand", test_ranks_train_killed},
     {"make_space", "the programs, in a directory with a space in its name", test_make_space},
+    {"example_minimal", "examples/minimal.cu trains, resumes, on two ranks", test_example_minimal},
     {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},
     {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},

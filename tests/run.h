@@ -823,6 +823,35 @@ static void test_make_space(g2z_test *t) {
   CHECK(t, strstr(output, " bench.cu -o bench ") && strstr(output, " train.cu -o train "));
 }
 
+/* examples/minimal.cu beside the header and nothing else: it trains, goes on from its checkpoint,
+ * and does so on two ranks; what it is not given is told. */
+static void test_example_minimal(g2z_test *t) {
+  char line[1500], output[8192];
+  if (access("examples/minimal.cu", R_OK) != 0) SKIP(t, "there are no examples here");
+  if (test_shell("cc --version", output, sizeof output) != 0) SKIP(t, "there is no cc");
+  test_run_shard(t, "digits.bin", 2000);
+  snprintf(line, sizeof line, "cp examples/minimal.cu gpt2_zero.h '%s' && cd '%s' && cc -O1 "
+           "-Wall -Wextra -Werror -x c minimal.cu -o minimal -lm -lpthread 2>&1", t->directory,
+           t->directory);
+  CHECK(t, test_shell(line, output, sizeof output) == 0);
+  snprintf(line, sizeof line, "cd '%s' && ./minimal digits.bin 6 2 16 1 32 2>&1", t->directory);
+  CHECK(t, test_shell(line, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "step 1: loss 10.") && strstr(output, "step 6: loss "));
+  snprintf(line, sizeof line, "cd '%s' && RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=29431 "
+           "./minimal digits.bin 9 2 16 1 32 2>&1 & cd '%s' && RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 "
+           "MASTER_PORT=29431 ./minimal digits.bin 9 2 16 1 32 2>&1 && wait $!", t->directory,
+           t->directory);
+  CHECK(t, test_shell(line, output, sizeof output) == 0);
+  CHECK(t, !strstr(output, "step 5: ") && strstr(output, "step 7: ") && strstr(output, "step 9: "));
+  snprintf(line, sizeof line, "cd '%s' && ls -d minimal-step-000006 minimal-step-000009",
+           t->directory);
+  CHECK(t, test_shell(line, output, sizeof output) == 0);
+  snprintf(line, sizeof line, "cd '%s' && ./minimal digits.bin 6 x 2>&1", t->directory);
+  CHECK(t, test_shell(line, output, sizeof output) == 1 && strstr(output, "use: ./minimal SHARDS"));
+  snprintf(line, sizeof line, "cd '%s' && ./minimal none.bin 2>&1", t->directory);
+  CHECK(t, test_shell(line, output, sizeof output) == 1 && strstr(output, "matches \"none.bin\""));
+}
+
 /* The files of both runs say the same, but for what a clock puts into them. */
 static void test_runs_equal(g2z_test *t, const char *one, const char *two) {
   static const char *const keys[] = {"\"epoch_idx\"", "\"steps\"", "\"micro_steps\"",
