@@ -672,13 +672,14 @@ static void test_ranks_await(g2z_test *t, const test_ranks *ranks) {
 }
 
 /* Rank r ended with this code and said this (NULL: anything). */
-#define CHECK_RANK(t, ranks, r, want, part) test_ranks_check(t, __LINE__, ranks, r, want, part)
-static void test_ranks_check(g2z_test *t, int line, const test_ranks *ranks, int rank, int want,
-                             const char *part) {
+#define CHECK_RANK(t, ranks, r, want, part) \
+  test_ranks_check(t, __FILE__, __LINE__, ranks, r, want, part)
+static void test_ranks_check(g2z_test *t, const char *file, int line, const test_ranks *ranks,
+                             int rank, int want, const char *part) {
   const char *output = ranks->output[rank] ? ranks->output[rank] : "";
   t->checks++;
   if (ranks->code[rank] != want || (part && !strstr(output, part)))
-    test_fail(t, __FILE__, line, "rank %d ended with %d, expected %d and \"%s\"; it said:\n%s", rank,
+    test_fail(t, file, line, "rank %d ended with %d, expected %d and \"%s\"; it said:\n%s", rank,
               ranks->code[rank], want, part ? part : "", output);
 }
 
