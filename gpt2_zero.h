@@ -132,6 +132,7 @@
  * NUMERICS: what is computed in which type, and every place where it rounds ("act" is --dtype)
  *     parameters                    act        once, from the master weights, after AdamW
  *     every op's output             act        once; inside an op all is fp32
+ *                                              (a CPU adds up channels, tokens and words in fp64)
  *     residual stream               act        after each addition
  *     LayerNorm mean, rstd          fp32       never rounded
  *     attention scores, softmax     fp32       lse is fp32; out is act. On tensor cores the weights
