@@ -1941,15 +1941,6 @@ G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const cha
   return status;
 }
 
-/* Private names of public functions. */
-#define g2z__fail g2z_fail
-#define g2z__fail_file g2z_fail_file
-#define g2z__log g2z_log
-#define g2z__alloc g2z_allocate
-#define g2z__grow g2z_grow
-#define g2z__join_path g2z_join_path
-#define g2z__check_range g2z_check_range
-
 G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int64_t value,
                                    int64_t least, int64_t most) {
   if (value >= least && value <= most) return G2Z_OK;
@@ -1972,15 +1963,15 @@ G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *fo
 G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void **out) {
   *out = NULL;
   if (size && count > SIZE_MAX / size)
-    return g2z__fail(services, G2Z_NO_MEMORY, "%zu elements of %zu bytes exceed the address space",
-                     count, size);
+    return g2z_fail(services, G2Z_NO_MEMORY, "%zu elements of %zu bytes exceed the address space",
+                    count, size);
   size_t bytes = count * size;
   if (bytes == 0) bytes = 1;
   /* calloc's large blocks are zero without being touched: the system hands out clean pages. */
   *out = services->allocate ? services->allocate(services->user, bytes) : calloc(1, bytes);
   if (!*out)
-    return g2z__fail(services, G2Z_NO_MEMORY, "no memory for %zu bytes (%.1f MiB)", bytes,
-                     (double)bytes / 1048576.0);
+    return g2z_fail(services, G2Z_NO_MEMORY, "no memory for %zu bytes (%.1f MiB)", bytes,
+                    (double)bytes / 1048576.0);
   if (services->allocate) memset(*out, 0, bytes);
   return G2Z_OK;
 }
@@ -1992,7 +1983,7 @@ G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacit
   if (larger < need) larger = need;
   if (larger < 64) larger = 64;
   void *moved;
-  G2Z__TRY(g2z__alloc(services, larger, size, &moved));
+  G2Z__TRY(g2z_allocate(services, larger, size, &moved));
   if (used) memcpy(moved, *list, used * size);
   g2z_release(services, *list);
   *list = moved;
@@ -2054,8 +2045,8 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
     default: break;
   }
   /* glibc's strerror is thread-safe for every errno that exists; strerror_r has two signatures. */
-  return g2z__fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, g2z__visible(path),
-                   strerror(error), remedy);
+  return g2z_fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, g2z__visible(path),
+                  strerror(error), remedy);
 }
 
 /* "" is no directory, and the root least of all. */
@@ -2064,8 +2055,8 @@ G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, 
   size_t length = strlen(directory), rest = strlen(name) + 1;
   void *memory;
   *out = NULL;
-  if (length == 0) return g2z__fail_file(services, ENOENT, "open the directory", directory);
-  G2Z__TRY(g2z__alloc(services, length + 1 + rest, 1, &memory));
+  if (length == 0) return g2z_fail_file(services, ENOENT, "open the directory", directory);
+  G2Z__TRY(g2z_allocate(services, length + 1 + rest, 1, &memory));
   char *path = (char *)memory;
   memcpy(path, directory, length);
   path[length] = '/';
@@ -2114,7 +2105,7 @@ G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *pat
   const char *slash = strrchr(path, '/');
   size_t length = slash ? (size_t)(slash - path) : 0;
   void *memory;
-  G2Z__TRY(g2z__alloc(services, length + 2, 1, &memory));
+  G2Z__TRY(g2z_allocate(services, length + 2, 1, &memory));
   char *directory = (char *)memory;
   if (length) memcpy(directory, path, length);
   else directory[0] = slash ? '/' : '.';
@@ -2122,7 +2113,7 @@ G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *pat
   int file = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file >= 0) {
     if (g2z__sync(file) != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
-      status = g2z__fail_file(services, errno, "sync the directory", directory);
+      status = g2z_fail_file(services, errno, "sync the directory", directory);
     close(file);
   }
   g2z_release(services, memory);
@@ -2171,7 +2162,7 @@ G2Z__PRIVATE g2z_status g2z__writer_status(g2z_writer *writer) {
 }
 
 G2Z__PRIVATE g2z_status g2z__writer_fail(g2z_writer *writer, int error, const char *action) {
-  return g2z__writer_stick(writer, g2z__fail_file(writer->services, error, action, writer->path));
+  return g2z__writer_stick(writer, g2z_fail_file(writer->services, error, action, writer->path));
 }
 
 G2Z__PRIVATE g2z_status g2z__writer_write(g2z_writer *writer, const void *bytes, size_t count,
@@ -2219,28 +2210,28 @@ G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
 G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
   struct stat mine, named;
   /* An empty path would create ".partial" and fail only at the rename. */
-  if (!*writer->path) return g2z__fail_file(writer->services, ENOENT, "create", writer->path);
+  if (!*writer->path) return g2z_fail_file(writer->services, ENOENT, "create", writer->path);
   do {
     if (writer->file >= 0) close(writer->file);
     /* A link there would lead elsewhere, and a FIFO would block. */
     writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
                         0666);
     if (writer->file < 0)
-      return g2z__fail_file(writer->services, errno, "create",
-                            errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
+      return g2z_fail_file(writer->services, errno, "create",
+                           errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
     if (!g2z__lock(writer->file))
-      return g2z__fail(writer->services, G2Z_IO, "another program writes %s: wait until it ends, "
-                       "or choose another name", writer->path);
+      return g2z_fail(writer->services, G2Z_IO, "another program writes %s: wait until it ends, "
+                      "or choose another name", writer->path);
     if (fstat(writer->file, &mine) != 0)
-      return g2z__fail_file(writer->services, errno, "create", writer->path);
+      return g2z_fail_file(writer->services, errno, "create", writer->path);
     if (!S_ISREG(mine.st_mode))
-      return g2z__fail(writer->services, G2Z_IO, "cannot write %s: it is %s; remove it",
-                       writer->partial, g2z__kind_of_file(&mine));
+      return g2z_fail(writer->services, G2Z_IO, "cannot write %s: it is %s; remove it",
+                      writer->partial, g2z__kind_of_file(&mine));
   } while (lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino ||
            named.st_dev != mine.st_dev);
   writer->pending = 1;
   if (ftruncate(writer->file, 0) == 0) return G2Z_OK;
-  return g2z__fail_file(writer->services, errno, "empty", writer->partial);
+  return g2z_fail_file(writer->services, errno, "empty", writer->partial);
 }
 
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out) {
@@ -2250,11 +2241,11 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
    * would fail at the end. */
   struct stat there;
   if (length && lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
-    return g2z__fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
-                     g2z__kind_of_file(&there));
+    return g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
+                    g2z__kind_of_file(&there));
   void *memory;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_writer) + 2 * length + sizeof ".partial" + 1,
-                      &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_writer) + 2 * length + sizeof ".partial" + 1,
+                        &memory));
   g2z_writer *writer = (g2z_writer *)memory;
   writer->services = services;
   writer->path = (char *)(writer + 1);
@@ -2293,7 +2284,7 @@ G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...
     return G2Z_OK;
   }
   void *text; /* longer than the buffer's rest: this happens once in many calls */
-  g2z_status status = g2z__alloc(writer->services, (size_t)length + 1, 1, &text);
+  g2z_status status = g2z_allocate(writer->services, (size_t)length + 1, 1, &text);
   if (status != G2Z_OK) return g2z__writer_stick(writer, status);
   va_start(arguments, format);
   vsnprintf((char *)text, (size_t)length + 1, format, arguments);
@@ -2356,24 +2347,24 @@ G2Z_API void g2z_writer_free(g2z_writer *writer) {
 G2Z__PRIVATE g2z_status g2z__read_file(g2z_services *services, const char *path, int file,
                                        size_t limit, char **text, size_t *bytes) {
   struct stat info;
-  if (fstat(file, &info) != 0) return g2z__fail_file(services, errno, "read", path);
+  if (fstat(file, &info) != 0) return g2z_fail_file(services, errno, "read", path);
   size_t expected = S_ISREG(info.st_mode) && info.st_size > 0 ? (size_t)info.st_size : 0;
   size_t used = 0, capacity = 0;
   void *list = NULL;
   g2z_status status = G2Z_OK;
   for (;;) { /* pipes have no size and files may grow: the end is where read() says 0 */
     if (used > limit || expected > limit) {
-      status = g2z__fail(services, G2Z_FORMAT,
-                         "%s has more than %zu bytes, the limit for a file of this kind: check "
-                         "that it is the right file", path, limit);
+      status = g2z_fail(services, G2Z_FORMAT,
+                        "%s has more than %zu bytes, the limit for a file of this kind: check "
+                        "that it is the right file", path, limit);
       break;
     }
     size_t need = (used > expected ? used : expected) + 2;
-    status = g2z__grow(services, &list, &capacity, used, need, 1);
+    status = g2z_grow(services, &list, &capacity, used, need, 1);
     if (status != G2Z_OK) break;
     ssize_t got = read(file, (char *)list + used, capacity - used - 1);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) status = g2z__fail_file(services, errno, "read", path);
+    if (got < 0) status = g2z_fail_file(services, errno, "read", path);
     if (got <= 0) break;
     used += (size_t)got;
   }
@@ -2406,16 +2397,16 @@ G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path,
   memset(&info, 0, sizeof info);
   *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (*file < 0 || fstat(*file, &info) != 0)
-    return g2z__fail_file(services, errno, "open", path);
+    return g2z_fail_file(services, errno, "open", path);
   int pipe = S_ISFIFO(info.st_mode) && g2z__is_inherited(*file, &info);
   if (pipe && fcntl(*file, F_SETFL, 0) != 0) /* it may be waited for */
-    return g2z__fail_file(services, errno, "open", path);
+    return g2z_fail_file(services, errno, "open", path);
   if (pipe || S_ISREG(info.st_mode)) return G2Z_OK;
   close(*file);
   *file = -1;
-  if (S_ISDIR(info.st_mode)) return g2z__fail_file(services, EISDIR, "read", path);
-  return g2z__fail(services, G2Z_IO, "cannot read %s: it is %s; name a file", path,
-                   g2z__kind_of_file(&info));
+  if (S_ISDIR(info.st_mode)) return g2z_fail_file(services, EISDIR, "read", path);
+  return g2z_fail(services, G2Z_IO, "cannot read %s: it is %s; name a file", path,
+                  g2z__kind_of_file(&info));
 }
 
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
@@ -2432,9 +2423,9 @@ G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) {
   size_t length = strlen(path);
   void *memory;
-  G2Z__TRY(g2z__alloc(services, length + 1, 1, &memory));
+  G2Z__TRY(g2z_allocate(services, length + 1, 1, &memory));
   char *prefix = (char *)memory;
-  g2z_status status = length ? G2Z_OK : g2z__fail_file(services, ENOENT, "create", path);
+  g2z_status status = length ? G2Z_OK : g2z_fail_file(services, ENOENT, "create", path);
   for (size_t i = 1; i <= length && status == G2Z_OK; i++) {
     if (path[i] != '/' && path[i] != 0) continue;
     memcpy(prefix, path, i); /* the rest is zero from the allocation */
@@ -2443,7 +2434,7 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
     if (mkdir(prefix, 0777) == 0) continue;
     int error = errno;
     if (stat(prefix, &info) != 0 || !S_ISDIR(info.st_mode))
-      status = g2z__fail_file(services, error, "create the directory", prefix);
+      status = g2z_fail_file(services, error, "create the directory", prefix);
   }
   g2z_release(services, memory);
   return status;
@@ -2451,12 +2442,12 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
 
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
   *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (*lock < 0) return g2z__fail_file(services, errno, "read the directory", path);
+  if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
   if (g2z__lock(*lock)) return G2Z_OK;
   close(*lock);
   *lock = -1;
-  return g2z__fail(services, G2Z_BAD_ARGUMENT, "another program is at work in %s: wait until it "
-                   "ends, or choose another directory", path);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "another program is at work in %s: wait until it "
+                  "ends, or choose another directory", path);
 }
 
 G2Z_API void g2z_open_standard_files(void) {
@@ -2483,8 +2474,8 @@ G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
       line++;
       start = c + 1;
     }
-  json->status = g2z__fail(json->services, G2Z_FORMAT, "%s, line %zu, column %zu: %s", json->label,
-                           line, (size_t)(json->at - start) + 1, what);
+  json->status = g2z_fail(json->services, G2Z_FORMAT, "%s, line %zu, column %zu: %s", json->label,
+                          line, (size_t)(json->at - start) + 1, what);
   return json->status;
 }
 
@@ -3014,9 +3005,9 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
   G2Z_MODEL_LIST(X)
 #undef X
 #define X(known, layers, heads, channels) " " known
-  return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                   "no model is called \"%.64s\": take one of" G2Z_MODEL_LIST(X)
-                   ", or give layers, heads and channels", name);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                  "no model is called \"%.64s\": take one of" G2Z_MODEL_LIST(X)
+                  ", or give layers, heads and channels", name);
 #undef X
 }
 
@@ -3034,28 +3025,28 @@ G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model
 G2Z__PRIVATE g2z_status g2z__check_real(g2z_services *services, const char *name, double value,
                                         double least, double most, int open) {
   if (value >= least && (open ? value < most : value <= most)) return G2Z_OK;
-  return g2z__fail(services, G2Z_BAD_ARGUMENT, "%s=%g must be at least %g and %s %g", name, value,
-                   least, open ? "below" : "at most", most);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%g must be at least %g and %s %g", name, value,
+                  least, open ? "below" : "at most", most);
 }
 
 G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_model_config *config) {
-  G2Z__TRY(g2z__check_range(services, "layers", config->layers, 1, G2Z__MAX_LAYERS));
-  G2Z__TRY(g2z__check_range(services, "channels", config->channels, 8, G2Z__MAX_CHANNELS));
-  G2Z__TRY(g2z__check_range(services, "heads", config->heads, 1, config->channels));
-  G2Z__TRY(g2z__check_range(services, "context", config->context, 1, G2Z__MAX_CONTEXT));
-  G2Z__TRY(g2z__check_range(services, "vocab", config->vocab, 2, G2Z__MAX_VOCAB));
+  G2Z__TRY(g2z_check_range(services, "layers", config->layers, 1, G2Z__MAX_LAYERS));
+  G2Z__TRY(g2z_check_range(services, "channels", config->channels, 8, G2Z__MAX_CHANNELS));
+  G2Z__TRY(g2z_check_range(services, "heads", config->heads, 1, config->channels));
+  G2Z__TRY(g2z_check_range(services, "context", config->context, 1, G2Z__MAX_CONTEXT));
+  G2Z__TRY(g2z_check_range(services, "vocab", config->vocab, 2, G2Z__MAX_VOCAB));
   if (config->channels % config->heads)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "channels=%d must divide by heads=%d: change one of them", config->channels,
-                     config->heads);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "channels=%d must divide by heads=%d: change one of them", config->channels,
+                    config->heads);
   int head_size = config->channels / config->heads;
   int channels = config->channels / 8 * 8, advised = channels % 64 ? 8 : 64;
   if (head_size % 8 || head_size > G2Z_MAX_HEAD_SIZE)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "channels=%d / heads=%d gives a head size of %d, which must be a multiple of 8 "
-                     "up to %d: with channels=%d, heads=%d would give %d",
-                     config->channels, config->heads, head_size, G2Z_MAX_HEAD_SIZE, channels,
-                     channels / advised, advised);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "channels=%d / heads=%d gives a head size of %d, which must be a multiple of 8 "
+                    "up to %d: with channels=%d, heads=%d would give %d",
+                    config->channels, config->heads, head_size, G2Z_MAX_HEAD_SIZE, channels,
+                    channels / advised, advised);
   return G2Z_OK;
 }
 
@@ -3098,57 +3089,57 @@ G2Z__PRIVATE g2z_status g2z__optimizer_config_check(g2z_services *services,
   G2Z__TRY(g2z__check_real(services, "eps", config->eps, 1e-30, 1, 0));
   G2Z__TRY(g2z__check_real(services, "weight_decay", config->weight_decay, 0, 1e6, 0));
   G2Z__TRY(g2z__check_real(services, "clip", config->clip, 0, 1e30, 0));
-  G2Z__TRY(g2z__check_range(services, "schedule", (int)config->schedule, 0,
-                            G2Z_SCHEDULE_COUNT - 1));
-  G2Z__TRY(g2z__check_range(services, "steps", config->steps, 1, INT64_C(1) << 40));
-  G2Z__TRY(g2z__check_range(services, "warmup", config->warmup, 0, INT64_C(1) << 40));
+  G2Z__TRY(g2z_check_range(services, "schedule", (int)config->schedule, 0,
+                           G2Z_SCHEDULE_COUNT - 1));
+  G2Z__TRY(g2z_check_range(services, "steps", config->steps, 1, INT64_C(1) << 40));
+  G2Z__TRY(g2z_check_range(services, "warmup", config->warmup, 0, INT64_C(1) << 40));
   G2Z__TRY(g2z__check_real(services, "loss_scale", config->loss_scale, 1, 16777216, 0));
-  G2Z__TRY(g2z__check_range(services, "loss_scale_window", config->loss_scale_window, 1, 1 << 30));
-  return g2z__check_range(services, "loss_scale_hysteresis", config->loss_scale_hysteresis, 1,
-                          1 << 30);
+  G2Z__TRY(g2z_check_range(services, "loss_scale_window", config->loss_scale_window, 1, 1 << 30));
+  return g2z_check_range(services, "loss_scale_hysteresis", config->loss_scale_hysteresis, 1,
+                         1 << 30);
 }
 
 G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_train_config *config) {
   if (config->stamp != G2Z__STAMP)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "this g2z_train_config was never initialised: start from "
-                     "g2z_train_config_default()");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "this g2z_train_config was never initialised: start from "
+                    "g2z_train_config_default()");
   G2Z__TRY(g2z_model_config_check(services, &config->model));
-  G2Z__TRY(g2z__check_range(services, "batch", config->batch, 1, G2Z__MAX_BATCH));
-  G2Z__TRY(g2z__check_range(services, "accum", config->accum, 1, G2Z__MAX_ACCUM));
-  G2Z__TRY(g2z__check_range(services, "seq", config->seq, 1, G2Z__MAX_CONTEXT));
+  G2Z__TRY(g2z_check_range(services, "batch", config->batch, 1, G2Z__MAX_BATCH));
+  G2Z__TRY(g2z_check_range(services, "accum", config->accum, 1, G2Z__MAX_ACCUM));
+  G2Z__TRY(g2z_check_range(services, "seq", config->seq, 1, G2Z__MAX_CONTEXT));
   if (config->seq > config->model.context)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "seq=%d is longer than the model's context=%d: shorten seq or raise context",
-                     config->seq, config->model.context);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "seq=%d is longer than the model's context=%d: shorten seq or raise context",
+                    config->seq, config->model.context);
   if ((int64_t)config->batch * config->seq > G2Z__MAX_TOKENS)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "batch=%d x seq=%d is more than 2^28 tokens in one micro-step: lower batch and "
-                     "raise accum", config->batch, config->seq);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "batch=%d x seq=%d is more than 2^28 tokens in one micro-step: lower batch and "
+                    "raise accum", config->batch, config->seq);
   G2Z__TRY(g2z__optimizer_config_check(services, &config->optimizer));
   if ((unsigned)config->dtype >= (unsigned)G2Z_DTYPE_COUNT)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "dtype=%d is none of g2z_dtype",
-                     (int)config->dtype);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "dtype=%d is none of g2z_dtype",
+                    (int)config->dtype);
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   /* Attention has most to drop: heads of up to 128 channels leave seq x channels far below. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
   if (config->dropout > 0 && scores > G2Z__MAX_DROPPED)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is %" PRId64
-                     ", and it tells 2^34 apart: shorten seq, or take dropout=0",
-                     (double)config->dropout, config->model.heads, config->seq, scores);
-  G2Z__TRY(g2z__check_range(services, "zero_stage", config->zero_stage, 0, 3));
-  G2Z__TRY(g2z__check_range(services, "strategy", (int)config->strategy, 0,
-                            G2Z_STRATEGY_COUNT - 1));
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is %" PRId64
+                    ", and it tells 2^34 apart: shorten seq, or take dropout=0",
+                    (double)config->dropout, config->model.heads, config->seq, scores);
+  G2Z__TRY(g2z_check_range(services, "zero_stage", config->zero_stage, 0, 3));
+  G2Z__TRY(g2z_check_range(services, "strategy", (int)config->strategy, 0,
+                           G2Z_STRATEGY_COUNT - 1));
   if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
-                     "take zero_stage=0, or strategy=zero", config->zero_stage);
-  G2Z__TRY(g2z__check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
-  G2Z__TRY(g2z__check_range(services, "reduce", (int)config->reduce, 0, G2Z_REDUCE_COUNT - 1));
-  G2Z__TRY(g2z__check_range(services, "recompute", (int)config->recompute, 0,
-                            G2Z_RECOMPUTE_COUNT - 1));
-  G2Z__TRY(g2z__check_range(services, "graph", config->graph, 0, 2));
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
+                    "take zero_stage=0, or strategy=zero", config->zero_stage);
+  G2Z__TRY(g2z_check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
+  G2Z__TRY(g2z_check_range(services, "reduce", (int)config->reduce, 0, G2Z_REDUCE_COUNT - 1));
+  G2Z__TRY(g2z_check_range(services, "recompute", (int)config->recompute, 0,
+                           G2Z_RECOMPUTE_COUNT - 1));
+  G2Z__TRY(g2z_check_range(services, "graph", config->graph, 0, 2));
   return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
 }
 
@@ -3414,10 +3405,10 @@ G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
 /* All buckets and update ranges of a plan whose numbers are known. */
 G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   void *memory;
-  G2Z__TRY(g2z__alloc(plan->services, (size_t)plan->buckets + 1, sizeof(g2z_bucket), &memory));
+  G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->buckets + 1, sizeof(g2z_bucket), &memory));
   plan->bucket = (g2z_bucket *)memory;
-  G2Z__TRY(g2z__alloc(plan->services, g2z__plan_updates_limit(plan), sizeof(g2z_update_range),
-                      &memory));
+  G2Z__TRY(g2z_allocate(plan->services, g2z__plan_updates_limit(plan), sizeof(g2z_update_range),
+                        &memory));
   plan->update = (g2z_update_range *)memory;
   int count = 0, unit = 0;
   for (int first = 0, next; first < plan->units; first = next) {
@@ -3620,17 +3611,17 @@ G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *confi
 
 G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config *config) {
   void *memory;
-  G2Z__TRY(g2z__alloc(plan->services, (size_t)plan->units + 1, sizeof(g2z_unit), &memory));
+  G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->units + 1, sizeof(g2z_unit), &memory));
   plan->unit = (g2z_unit *)memory;
   g2z__plan_units(plan);
   g2z__plan_places(plan);
   plan->bucket_elements = g2z__plan_bucket_elements(plan, config->bucket_mb);
   size_t most = plan->elements / plan->bucket_elements + (size_t)plan->units;
   if (most > 1 << 16)
-    return g2z__fail(plan->services, G2Z_BAD_ARGUMENT,
-                     "buckets of %.4g MiB cut %zu gradients into %zu of them: take a larger "
-                     "bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
-                     plan->elements, most);
+    return g2z_fail(plan->services, G2Z_BAD_ARGUMENT,
+                    "buckets of %.4g MiB cut %zu gradients into %zu of them: take a larger "
+                    "bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
+                    plan->elements, most);
   plan->shard_elements = g2z__plan_share(plan, plan->elements);
   g2z__plan_batch(plan, config->batch);
   return g2z__plan_fill(plan);
@@ -3641,9 +3632,9 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   void *memory;
   *out = NULL;
   G2Z__TRY(g2z_train_config_check(services, config));
-  G2Z__TRY(g2z__check_range(services, "world", world, 1, 1 << 16));
-  G2Z__TRY(g2z__check_range(services, "rank", rank, 0, world - 1));
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_plan), &memory));
+  G2Z__TRY(g2z_check_range(services, "world", world, 1, 1 << 16));
+  G2Z__TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_plan), &memory));
   g2z_plan *plan = (g2z_plan *)memory;
   plan->services = services;
   plan->rank = rank;
@@ -3768,7 +3759,7 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
                                            g2z_shard_format format, g2z_shard_writer **out) {
   *out = NULL;
   void *memory;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_shard_writer), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_shard_writer), &memory));
   g2z_shard_writer *writer = (g2z_shard_writer *)memory;
   writer->services = services;
   writer->format = format;
@@ -3792,13 +3783,13 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
   for (size_t i = 0; i < count; i++) all |= (uint32_t)ids[i];
   for (size_t i = 0; i < count && all > 65535; i++)
     if ((uint32_t)ids[i] > 65535)
-      return g2z__fail(writer->services, G2Z_BAD_ARGUMENT,
-                       "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
-                       "a smaller vocabulary", ids[i]);
+      return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
+                      "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
+                      "a smaller vocabulary", ids[i]);
   if (writer->format == G2Z_SHARD_LLMC && count > INT32_MAX - writer->tokens)
-    return g2z__fail(writer->services, G2Z_BAD_ARGUMENT,
-                     "a shard with llm.c's header holds at most %d tokens, and this one would get "
-                     "%" PRIu64 ": write more shards", INT32_MAX, writer->tokens + count);
+    return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
+                    "a shard with llm.c's header holds at most %d tokens, and this one would get "
+                    "%" PRIu64 ": write more shards", INT32_MAX, writer->tokens + count);
   uint16_t narrow[4096];
   for (size_t done = 0; done < count;) {
     size_t n = count - done < 4096 ? count - done : 4096;
@@ -3861,37 +3852,37 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
   int32_t header[3] = {0, 0, 0};
   memcpy(header, head, head_bytes < sizeof header ? head_bytes : sizeof header);
   if (shard->bytes == 0)
-    return g2z__fail(services, G2Z_FORMAT, "%s is empty: prepare it again", shard->path);
+    return g2z_fail(services, G2Z_FORMAT, "%s is empty: prepare it again", shard->path);
   if (header[0] == G2Z__SHARD_MAGIC && head_bytes >= 4) {
     if (shard->bytes < G2Z__SHARD_HEADER)
-      return g2z__fail(services, G2Z_FORMAT,
-                       "%s begins as a token shard but ends after %" PRIu64 " of the header's %d "
-                       "bytes: copy or prepare it again", shard->path, shard->bytes,
-                       G2Z__SHARD_HEADER);
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s begins as a token shard but ends after %" PRIu64 " of the header's %d "
+                      "bytes: copy or prepare it again", shard->path, shard->bytes,
+                      G2Z__SHARD_HEADER);
     if (header[1] != 1)
-      return g2z__fail(services, G2Z_UNSUPPORTED,
-                       header[1] == 7
-                       ? "%s is version %d of llm.c's shards, uint32 tokens of Llama 3: prepare "
+      return g2z_fail(services, G2Z_UNSUPPORTED,
+                      header[1] == 7
+                      ? "%s is version %d of llm.c's shards, uint32 tokens of Llama 3: prepare "
                          "the text with GPT-2's vocabulary"
-                       : "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) "
+                      : "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) "
                          "is known: prepare it again", shard->path, header[1]);
     uint64_t promised = G2Z__SHARD_HEADER + 2 * (uint64_t)(header[2] > 0 ? header[2] : 0);
     if (header[2] < 0 || promised != shard->bytes)
-      return g2z__fail(services, G2Z_FORMAT,
-                       "%s promises %d tokens in %" PRIu64 " bytes but has %" PRIu64 " bytes: it "
-                       "is unfinished or was cut; copy or prepare it again", shard->path,
-                       header[2], promised, shard->bytes);
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s promises %d tokens in %" PRIu64 " bytes but has %" PRIu64 " bytes: it "
+                      "is unfinished or was cut; copy or prepare it again", shard->path,
+                      header[2], promised, shard->bytes);
     shard->begin = G2Z__SHARD_HEADER;
   } else {
     if (g2z__looks_like_text(head, head_bytes))
-      return g2z__fail(services, G2Z_FORMAT,
-                       "%s holds text, not tokens: turn it into a shard with prepare_data",
-                       shard->path);
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s holds text, not tokens: turn it into a shard with prepare_data",
+                      shard->path);
     if (shard->bytes % 2)
-      return g2z__fail(services, G2Z_FORMAT,
-                       "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does "
-                       "not hold uint16 tokens: check that it is the right file, complete",
-                       shard->path, shard->bytes);
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does "
+                      "not hold uint16 tokens: check that it is the right file, complete",
+                      shard->path, shard->bytes);
     shard->begin = 0;
   }
   shard->tokens = (int64_t)((shard->bytes - shard->begin) / 2);
@@ -3903,14 +3894,14 @@ G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shar
   struct stat info;
   *file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
   if (*file < 0 || fstat(*file, &info) != 0)
-    return g2z__fail_file(services, errno, "open the shard", shard->path);
+    return g2z_fail_file(services, errno, "open the shard", shard->path);
   if (!S_ISREG(info.st_mode))
-    return g2z__fail(services, G2Z_IO, "%s is %s, not a token shard: narrow the pattern",
-                     shard->path, S_ISDIR(info.st_mode) ? "a directory" : "no regular file");
+    return g2z_fail(services, G2Z_IO, "%s is %s, not a token shard: narrow the pattern",
+                    shard->path, S_ISDIR(info.st_mode) ? "a directory" : "no regular file");
   shard->bytes = (uint64_t)info.st_size;
   unsigned char head[256];
   int64_t got = g2z__pread(*file, head, sizeof head, 0);
-  if (got < 0) return g2z__fail_file(services, errno, "read the shard", shard->path);
+  if (got < 0) return g2z_fail_file(services, errno, "read the shard", shard->path);
   return g2z__shard_check(services, shard, head, (size_t)got);
 }
 
@@ -3995,10 +3986,10 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s, int *file
     g2z__shard now = loader->shards[s];
     G2Z__TRY(g2z__shard_open(&loader->reader, &now, place));
     if (now.bytes != loader->shards[s].bytes || now.begin != loader->shards[s].begin)
-      return g2z__fail(&loader->reader, G2Z_FORMAT,
-                       "%s had %" PRIu64 " bytes when the run began and has %" PRIu64 " now: do "
-                       "not write shards while they are read", now.path, loader->shards[s].bytes,
-                       now.bytes);
+      return g2z_fail(&loader->reader, G2Z_FORMAT,
+                      "%s had %" PRIu64 " bytes when the run began and has %" PRIu64 " now: do "
+                      "not write shards while they are read", now.path, loader->shards[s].bytes,
+                      now.bytes);
     *owner = s;
   }
   *file = *place;
@@ -4009,10 +4000,10 @@ G2Z__PRIVATE g2z_status g2z__loader_bad_token(g2z_loader *loader, const g2z__sha
                                               int64_t first) {
   int64_t i = 0;
   while (loader->raw[i] < loader->config.vocab) i++;
-  return g2z__fail(&loader->reader, G2Z_FORMAT,
-                   "%s: token %d at index %" PRId64 " is outside the vocabulary of %d: prepare the "
-                   "text with the model's vocabulary, or check that it is the right file",
-                   shard->path, loader->raw[i], first + i, loader->config.vocab);
+  return g2z_fail(&loader->reader, G2Z_FORMAT,
+                  "%s: token %d at index %" PRId64 " is outside the vocabulary of %d: prepare the "
+                  "text with the model's vocabulary, or check that it is the right file",
+                  shard->path, loader->raw[i], first + i, loader->config.vocab);
 }
 
 /* Sequence `index` of all shards into x[T], y[T]. */
@@ -4030,12 +4021,12 @@ G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, 
   G2Z__TRY(g2z__loader_file(loader, low, &file));
   size_t bytes = (size_t)(T + 1) * 2;
   int64_t got = g2z__pread(file, loader->raw, bytes, shard->begin + 2 * (uint64_t)first);
-  if (got < 0) return g2z__fail_file(&loader->reader, errno, "read the shard", shard->path);
+  if (got < 0) return g2z_fail_file(&loader->reader, errno, "read the shard", shard->path);
   if ((size_t)got < bytes)
-    return g2z__fail(&loader->reader, G2Z_FORMAT,
-                     "%s had %" PRId64 " tokens when the run began and now ends before token "
-                     "%" PRId64 ": do not write shards while they are read", shard->path,
-                     shard->tokens, first + T);
+    return g2z_fail(&loader->reader, G2Z_FORMAT,
+                    "%s had %" PRId64 " tokens when the run began and now ends before token "
+                    "%" PRId64 ": do not write shards while they are read", shard->path,
+                    shard->tokens, first + T);
   const uint16_t *raw = loader->raw;
   int32_t largest = raw[T];
   for (int64_t t = 0; t < T; t++) {
@@ -4088,12 +4079,12 @@ G2Z__PRIVATE void *g2z__loader_thread(void *user) {
 
 G2Z__PRIVATE g2z_status g2z__loader_add(g2z_loader *loader, const char *path) {
   void *list = loader->shards, *text;
-  g2z_status status = g2z__grow(loader->services, &list, &loader->shard_capacity,
-                                loader->shard_count, loader->shard_count + 1, sizeof(g2z__shard));
+  g2z_status status = g2z_grow(loader->services, &list, &loader->shard_capacity,
+                               loader->shard_count, loader->shard_count + 1, sizeof(g2z__shard));
   loader->shards = (g2z__shard *)list;
   G2Z__TRY(status);
   size_t bytes = strlen(path) + 1;
-  G2Z__TRY(g2z__alloc(loader->services, bytes, 1, &text));
+  G2Z__TRY(g2z_allocate(loader->services, bytes, 1, &text));
   memcpy(text, path, bytes);
   memset(&loader->shards[loader->shard_count], 0, sizeof(g2z__shard));
   loader->shards[loader->shard_count++].path = (char *)text;
@@ -4114,15 +4105,15 @@ G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *pattern
   switch (glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, &found)) {
     case 0: break;
     case GLOB_NOMATCH:
-      status = g2z__fail(loader->services, G2Z_IO,
-                         "no file is called or matches \"%s\": check the path, and quote a pattern "
-                         "in the shell", pattern);
+      status = g2z_fail(loader->services, G2Z_IO,
+                        "no file is called or matches \"%s\": check the path, and quote a pattern "
+                        "in the shell", pattern);
       break;
     case GLOB_NOSPACE:
-      status = g2z__fail(loader->services, G2Z_NO_MEMORY, "no memory to list the files of \"%s\"",
-                         pattern);
+      status = g2z_fail(loader->services, G2Z_NO_MEMORY, "no memory to list the files of \"%s\"",
+                        pattern);
       break;
-    default: status = g2z__fail_file(loader->services, errno, "list the files of", pattern);
+    default: status = g2z_fail_file(loader->services, errno, "list the files of", pattern);
   }
   if (status == G2Z_OK) qsort(found.gl_pathv, found.gl_pathc, sizeof(char *), g2z__loader_by_name);
   for (size_t i = 0; i < found.gl_pathc && status == G2Z_OK; i++)
@@ -4140,7 +4131,7 @@ G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *s
   memset(ends, 0, sizeof ends);
   if (g2z__pread(file, ends[0], bytes, shard->begin) < 0 ||
       g2z__pread(file, ends[1], bytes, shard->bytes - bytes) < 0)
-    return g2z__fail_file(loader->services, errno, "read the shard", shard->path);
+    return g2z_fail_file(loader->services, errno, "read the shard", shard->path);
   loader->hash = g2z__hash(loader->hash, &shard->tokens, sizeof shard->tokens);
   loader->hash = g2z__hash(loader->hash, ends, sizeof ends);
   return G2Z_OK;
@@ -4162,15 +4153,15 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
     if (shard->tokens > config->seq) loader->sequences += (shard->tokens - 1) / config->seq;
   }
   if (loader->sequences >= loader->global) return G2Z_OK;
-  return g2z__fail(loader->services, G2Z_BAD_ARGUMENT,
-                   "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, "
-                   "but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
-                   "%.0f tokens in shards of at least %d: take more data, or lower batch, accum or "
-                   "seq",
-                   loader->shards[0].path, loader->shard_count > 1 ? " and others" : "",
-                   loader->tokens, loader->shard_count, loader->shard_count > 1 ? "s" : "",
-                   loader->sequences, config->seq, config->batch, config->accum, config->world,
-                   loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
+  return g2z_fail(loader->services, G2Z_BAD_ARGUMENT,
+                  "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, "
+                  "but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
+                  "%.0f tokens in shards of at least %d: take more data, or lower batch, accum or "
+                  "seq",
+                  loader->shards[0].path, loader->shard_count > 1 ? " and others" : "",
+                  loader->tokens, loader->shard_count, loader->shard_count > 1 ? "s" : "",
+                  loader->sequences, config->seq, config->batch, config->accum, config->world,
+                  loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
 }
 
 /* The thread takes no signals: handlers belong to the program's own threads. */
@@ -4181,9 +4172,9 @@ G2Z__PRIVATE g2z_status g2z__loader_start(g2z_loader *loader) {
   int error = pthread_create(&loader->thread, NULL, g2z__loader_thread, loader);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (error)
-    return g2z__fail(loader->services, G2Z_NO_MEMORY,
-                     "cannot start the prefetch thread: %s; raise the limit of processes "
-                     "(ulimit -u)", strerror(error));
+    return g2z_fail(loader->services, G2Z_NO_MEMORY,
+                    "cannot start the prefetch thread: %s; raise the limit of processes "
+                    "(ulimit -u)", strerror(error));
   loader->started = 1;
   return G2Z_OK;
 }
@@ -4194,10 +4185,11 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   const size_t tokens = (size_t)loader->rows * (size_t)loader->config.seq;
   void *memory;
   for (int i = 0; i < G2Z__LOADER_RING; i++) {
-    G2Z__TRY(g2z__alloc(loader->services, 2 * tokens, sizeof(int32_t), &memory));
+    G2Z__TRY(g2z_allocate(loader->services, 2 * tokens, sizeof(int32_t), &memory));
     loader->ring[i] = (int32_t *)memory;
   }
-  G2Z__TRY(g2z__alloc(loader->services, (size_t)loader->config.seq + 1, sizeof(uint16_t), &memory));
+  G2Z__TRY(g2z_allocate(loader->services, (size_t)loader->config.seq + 1, sizeof(uint16_t),
+                        &memory));
   loader->raw = (uint16_t *)memory;
   return g2z__loader_start(loader);
 }
@@ -4206,17 +4198,17 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
                                      g2z_loader **out) {
   *out = NULL;
   const int most = 1 << 20; /* G stays below 2^60 */
-  G2Z__TRY(g2z__check_range(services, "batch", config->batch, 1, most));
-  G2Z__TRY(g2z__check_range(services, "seq", config->seq, 1, most));
-  G2Z__TRY(g2z__check_range(services, "accum", config->accum, 1, most));
-  G2Z__TRY(g2z__check_range(services, "world", config->world, 1, most));
-  G2Z__TRY(g2z__check_range(services, "rank", config->rank, 0, config->world - 1));
-  G2Z__TRY(g2z__check_range(services, "vocab", config->vocab, 1, INT32_MAX));
+  G2Z__TRY(g2z_check_range(services, "batch", config->batch, 1, most));
+  G2Z__TRY(g2z_check_range(services, "seq", config->seq, 1, most));
+  G2Z__TRY(g2z_check_range(services, "accum", config->accum, 1, most));
+  G2Z__TRY(g2z_check_range(services, "world", config->world, 1, most));
+  G2Z__TRY(g2z_check_range(services, "rank", config->rank, 0, config->world - 1));
+  G2Z__TRY(g2z_check_range(services, "vocab", config->vocab, 1, INT32_MAX));
   if (!config->glob || !config->glob[0])
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "no token shards were named: give a file or a "
-                     "pattern such as \"data/train_*.bin\"");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "no token shards were named: give a file or a "
+                    "pattern such as \"data/train_*.bin\"");
   void *memory;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_loader), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_loader), &memory));
   g2z_loader *loader = (g2z_loader *)memory;
   loader->services = services;
   loader->config = *config;
@@ -4286,10 +4278,10 @@ G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position posit
   const int64_t steps = g2z_loader_steps_per_epoch(loader);
   if (position.epoch < 0 || position.epoch > INT64_MAX / 2 || position.step < 0 ||
       position.step >= steps)
-    return g2z__fail(loader->services, G2Z_BAD_ARGUMENT,
-                     "no step %" PRId64 " of epoch %" PRId64 " in this data, whose epochs have "
-                     "%" PRId64 " steps: resume with the data and the global batch of before",
-                     position.step, position.epoch, steps);
+    return g2z_fail(loader->services, G2Z_BAD_ARGUMENT,
+                    "no step %" PRId64 " of epoch %" PRId64 " in this data, whose epochs have "
+                    "%" PRId64 " steps: resume with the data and the global batch of before",
+                    position.step, position.epoch, steps);
   pthread_mutex_lock(&loader->lock);
   loader->generation++;
   loader->produced = loader->consumed = 0;
@@ -4520,8 +4512,8 @@ G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
                                          size_t *total_bytes) {
   *free_bytes = *total_bytes = 0;
-  return g2z__fail(services, G2Z_UNSUPPORTED,
-                   "this build has no CUDA: compile with nvcc, or use --device cpu");
+  return g2z_fail(services, G2Z_UNSUPPORTED,
+                  "this build has no CUDA: compile with nvcc, or use --device cpu");
 }
 G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
   size_t none;
@@ -4597,14 +4589,14 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
                                      g2z_dtype grad_dtype, g2z_device **out) {
   *out = NULL;
   if ((unsigned)dtype >= G2Z_DTYPE_COUNT || (grad_dtype != dtype && grad_dtype != G2Z_FP32))
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "a device cannot have type %d with gradients of type %d: gradients have the "
-                     "same type or fp32", (int)dtype, (int)grad_dtype);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "a device cannot have type %d with gradients of type %d: gradients have the "
+                    "same type or fp32", (int)dtype, (int)grad_dtype);
   if (kind == G2Z_DEVICE_CPU && dtype == G2Z_TF32)
-    return g2z__fail(services, G2Z_UNSUPPORTED,
-                     "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
   void *memory;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_device), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_device), &memory));
   g2z_device *device = (g2z_device *)memory;
   device->ops = g2z_cpu_ops();
   device->services = services;
@@ -4688,7 +4680,7 @@ G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind k
 G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out) {
   void *memory;
   *out = NULL;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_gpu_watch), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_gpu_watch), &memory));
   g2z_gpu_watch *watch = (g2z_gpu_watch *)memory;
   watch->services = services;
   g2z_status status = g2z__nvml_open(watch);
@@ -4716,7 +4708,7 @@ G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text) {
   *text = NULL;
   if (device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_tuning(device, text);
   void *empty;
-  G2Z__TRY(g2z__alloc(device->services, 1, 1, &empty));
+  G2Z__TRY(g2z_allocate(device->services, 1, 1, &empty));
   *text = (char *)empty;
   return G2Z_OK;
 }
@@ -4729,18 +4721,18 @@ G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) 
   char first[49]; /* of the text's first line */
   snprintf(first, sizeof first, "%.*s", (int)strcspn(text, "\n"), text);
   if (!own && strncmp(text, G2Z__TUNING_HEAD, strlen(G2Z__TUNING_HEAD)) != 0)
-    return g2z__fail(device->services, G2Z_FORMAT,
-                     "no tuning table of this build: it begins with \"%s\" and not with \""
-                     G2Z__TUNING_HEAD "...\"; take a run's tuning.txt, or none to tune anew",
-                     first);
+    return g2z_fail(device->services, G2Z_FORMAT,
+                    "no tuning table of this build: it begins with \"%s\" and not with \""
+                    G2Z__TUNING_HEAD "...\"; take a run's tuning.txt, or none to tune anew",
+                    first);
   return device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_tuning_read(device, text) : G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__needs_graphs(const g2z_device *device) {
   if (device->kind == G2Z_DEVICE_CUDA) return G2Z_OK;
-  return g2z__fail(device->services, G2Z_UNSUPPORTED,
-                   "device %s has no graphs: use --graph off, or a GPU",
-                   g2z_device_text(device->kind));
+  return g2z_fail(device->services, G2Z_UNSUPPORTED,
+                  "device %s has no graphs: use --graph off, or a GPU",
+                  g2z_device_text(device->kind));
 }
 
 G2Z_API g2z_status g2z_graph_begin(g2z_device *device) {
@@ -4794,7 +4786,7 @@ G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span) {
 G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
   void *memory;
   if (device->timers) return G2Z_OK;
-  G2Z__TRY(g2z__alloc(device->services, 1, sizeof(struct g2z__timers), &memory));
+  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(struct g2z__timers), &memory));
   device->timers = (struct g2z__timers *)memory;
   g2z_status status = device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_timers_open(device) : G2Z_OK;
   if (status == G2Z_OK) return G2Z_OK;
@@ -4884,8 +4876,8 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
   /* No Linux, or one before 3.14: all of the memory is the best answer that POSIX systems give. */
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0)
-    return g2z__fail(services, G2Z_UNSUPPORTED,
-                     "this system does not tell how much memory it has: plan without it");
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "this system does not tell how much memory it has: plan without it");
   *free_bytes = *total_bytes = (size_t)pages * (size_t)page;
   return G2Z_OK;
 }
@@ -5111,7 +5103,7 @@ G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mod
 /* ----- memory and order -------------------------------------------------- */
 
 G2Z__PRIVATE g2z_status g2z__cpu_allocate(g2z_device *device, size_t bytes, void **out) {
-  return g2z__alloc(device->services, bytes, 1, out);
+  return g2z_allocate(device->services, bytes, 1, out);
 }
 
 G2Z__PRIVATE void g2z__cpu_release(g2z_device *device, void *memory) {
@@ -5746,8 +5738,8 @@ G2Z__PRIVATE g2z_status g2z__variable_number(g2z_services *services, const char 
   size_t digits = strspn(text, "0123456789");
   long value = digits && digits < 10 && !text[digits] ? strtol(text, NULL, 10) : -1;
   if (value < minimum || value > maximum)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%s=%.80s: must be a whole number from %d to %d",
-                     name, text, minimum, maximum);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%.80s: must be a whole number from %d to %d",
+                    name, text, minimum, maximum);
   *out = (int)value;
   return G2Z_OK;
 }
@@ -5760,10 +5752,10 @@ G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__la
   *found = size || (rank && !slurm); /* a batch script has SLURM_PROCID, but is no step */
   if (!*found) return G2Z_OK;
   if (!rank || !size)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "%s=%.80s is set, but %s is not: set both, or neither",
-                     rank ? launcher->rank : launcher->size, rank ? rank : size,
-                     rank ? launcher->size : launcher->rank);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "%s=%.80s is set, but %s is not: set both, or neither",
+                    rank ? launcher->rank : launcher->size, rank ? rank : size,
+                    rank ? launcher->size : launcher->rank);
   snprintf(out->launcher, sizeof out->launcher, "%s", launcher->name);
   G2Z__TRY(g2z__variable_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
   G2Z__TRY(g2z__variable_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
@@ -5791,19 +5783,19 @@ G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) 
   const int one_host = out->local_world == out->world;
   if (out->local_rank < 0 && by_hand && one_host) out->local_rank = out->rank;
   if (out->local_rank < 0)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "rank %d of %d (%s) does not know which of the ranks on its host it is: set "
-                     "LOCAL_RANK, RANK and WORLD_SIZE", out->rank, out->world, out->launcher);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "rank %d of %d (%s) does not know which of the ranks on its host it is: set "
+                    "LOCAL_RANK, RANK and WORLD_SIZE", out->rank, out->world, out->launcher);
   if (!one_host && !address)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host"
-                     "%s", out->rank, out->world, out->launcher,
-                     strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host"
+                    "%s", out->rank, out->world, out->launcher,
+                    strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
   if (by_hand && out->world > 1 && !g2z__variable("MASTER_PORT"))
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that is "
-                     "the same for all ranks of this job and for no other job", out->rank,
-                     out->world);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that is "
+                    "the same for all ranks of this job and for no other job", out->rank,
+                    out->world);
   snprintf(out->host, sizeof out->host, "%s", one_host ? "127.0.0.1" : address);
   return G2Z_OK;
 }
@@ -5824,9 +5816,9 @@ G2Z__PRIVATE g2z_status g2z__place_alone(g2z_services *services, g2z_place *out)
   int tasks;
   G2Z__TRY(g2z__variable_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
   if (tasks > 1)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                     "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or mpirun) "
-                     "to start %d ranks, or --ranks on one node", tasks, tasks);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or mpirun) "
+                    "to start %d ranks, or --ranks on one node", tasks, tasks);
   snprintf(out->launcher, sizeof out->launcher, "alone");
   snprintf(out->host, sizeof out->host, "127.0.0.1");
   out->world = out->local_world = 1;
@@ -5909,7 +5901,7 @@ G2Z__PRIVATE g2z_status g2z__random_bytes(g2z_services *services, void *out, siz
   int error = errno;
   if (file >= 0) close(file);
   if (got == (ssize_t)count) return G2Z_OK;
-  return g2z__fail_file(services, error, "read", "/dev/urandom");
+  return g2z_fail_file(services, error, "read", "/dev/urandom");
 }
 
 G2Z__PRIVATE void g2z__job_key(const g2z_place *place, uint8_t key[16]) {
@@ -5981,7 +5973,8 @@ G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z__spawn *spawn) {
   snprintf(spawn->texts[7], room, "G2Z_SECRET=%s", secret);
   snprintf(spawn->texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
   while (environ[count]) count++;
-  G2Z__TRY(g2z__alloc(spawn->services, count + G2Z__SPAWN_VARIABLES + 1, sizeof(char *), &memory));
+  G2Z__TRY(g2z_allocate(spawn->services, count + G2Z__SPAWN_VARIABLES + 1, sizeof(char *),
+                        &memory));
   spawn->environment = (char **)memory;
   for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++) spawn->environment[kept++] = spawn->texts[k];
   for (size_t i = 0; i < count; i++) {
@@ -6014,8 +6007,8 @@ G2Z__PRIVATE g2z_status g2z__spawn_one(g2z__spawn *spawn, int rank) {
   }
   spawn->processes[rank] = child > 0 ? child : 0;
   if (child > 0) return G2Z_OK;
-  return g2z__fail(spawn->services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank,
-                   strerror(errno));
+  return g2z_fail(spawn->services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank,
+                  strerror(errno));
 }
 
 G2Z__PRIVATE void g2z__spawn_signal(const g2z__spawn *spawn, int signal) {
@@ -6044,11 +6037,11 @@ G2Z__PRIVATE void g2z__spawn_ended(g2z__spawn *spawn, int rank, int status,
   if (g2z__spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
   const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
   if (killed)
-    g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
-             rank, process, signal, strsignal(signal));
+    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
+            rank, process, signal, strsignal(signal));
   else
-    g2z__log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) ended with exit code %d", rank,
-             process, code);
+    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) ended with exit code %d", rank,
+            process, code);
 }
 
 /* Until all have ended. The first look comes before anybody is asked whether they have. */
@@ -6109,13 +6102,13 @@ G2Z__PRIVATE g2z_status g2z__spawn_all(g2z__spawn *spawn) {
 G2Z__PRIVATE g2z_status g2z__spawn_check(g2z_services *services, int ranks) {
   g2z_place place;
   if (ranks < 1 || ranks > G2Z__RANKS_MAX)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
-                     G2Z__RANKS_MAX);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
+                    G2Z__RANKS_MAX);
   if (g2z_place_find(services, &place) != G2Z_OK || place.world <= 1) return G2Z_OK;
-  return g2z__fail(services, G2Z_BAD_ARGUMENT,
-                   "this process is rank %d of %d already (%s), and shall start %d more: leave "
-                   "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
-                   ranks);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                  "this process is rank %d of %d already (%s), and shall start %d more: leave "
+                  "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
+                  ranks);
 }
 
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
@@ -6130,9 +6123,9 @@ G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z
   G2Z__TRY(g2z__spawn_check(services, job->ranks));
   if (job->output) {
     spawn.output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (spawn.output < 0) return g2z__fail_file(services, errno, "open", job->output);
+    if (spawn.output < 0) return g2z_fail_file(services, errno, "open", job->output);
   }
-  g2z_status status = g2z__alloc(services, (size_t)job->ranks, sizeof(pid_t), &memory);
+  g2z_status status = g2z_allocate(services, (size_t)job->ranks, sizeof(pid_t), &memory);
   spawn.processes = (pid_t *)memory;
   if (status == G2Z_OK) status = g2z__spawn_environment(&spawn);
   if (status == G2Z_OK) status = g2z__spawn_all(&spawn);
@@ -6272,8 +6265,8 @@ G2Z__PRIVATE int g2z__await(g2z__clock *clock, g2z__link *link, double until) {
 G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending) {
   int known = ending->status > 0 && ending->status < G2Z_STATUS_COUNT;
   ending->fault.sentence[sizeof ending->fault.sentence - 1] = 0;
-  return g2z__fail(ranks->services, known ? (g2z_status)ending->status : G2Z_LOST, "%s",
-                   ending->fault.sentence);
+  return g2z_fail(ranks->services, known ? (g2z_status)ending->status : G2Z_LOST, "%s",
+                  ending->fault.sentence);
 }
 
 /* Tries to open one of the connections. *found 0: rank 0 is not there, or not yet; `seen` becomes
@@ -6353,19 +6346,19 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
   }
   if (addresses) freeaddrinfo(addresses);
   if (status == G2Z_OK && !found)
-    return g2z__fail(ranks->services, G2Z_LOST,
-                     "rank %d on %s did not find rank 0 on %.200s, ports %d to %d, within %.3g s%s"
-                     "; look at rank 0's own output, and at the firewall", place->rank,
-                     ranks->peers[ranks->me].hello.host, place->host, place->port,
-                     place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
+    return g2z_fail(ranks->services, G2Z_LOST,
+                    "rank %d on %s did not find rank 0 on %.200s, ports %d to %d, within %.3g s%s"
+                    "; look at rank 0's own output, and at the firewall", place->rank,
+                    ranks->peers[ranks->me].hello.host, place->host, place->port,
+                    place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
   G2Z__TRY(status);
   /* Rank 0 may have started later by as much as it waits for the others. */
   int kind = g2z__await(&ranks->clock, data, until + ranks->config.join_s + 10);
   if (kind == G2Z__FAULT) return g2z__meeting_told(ranks, &data->in.body.ending);
   if (kind != G2Z__START)
-    return g2z__fail(ranks->services, G2Z_LOST,
-                     "rank 0 on %s ended, or says nothing, while rank %d waited for the other "
-                     "ranks: look at rank 0's own output", ranks->peers[0].hello.host, place->rank);
+    return g2z_fail(ranks->services, G2Z_LOST,
+                    "rank 0 on %s ended, or says nothing, while rank %d waited for the other "
+                    "ranks: look at rank 0's own output", ranks->peers[0].hello.host, place->rank);
   if (!place->local_world) ranks->config.place.local_world = data->in.body.local_world;
   return G2Z_OK;
 }
@@ -6411,8 +6404,8 @@ G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
   struct addrinfo *addresses;
   int error = g2z__socket_resolve(place->host, &addresses), on = 1;
   if (error)
-    return g2z__fail(services, G2Z_IO, "rank 0 cannot listen at %s (MASTER_ADDR): %s", place->host,
-                     gai_strerror(error));
+    return g2z_fail(services, G2Z_IO, "rank 0 cannot listen at %s (MASTER_ADDR): %s", place->host,
+                    gai_strerror(error));
   for (int i = 0; i < G2Z__RANKS_PORTS && meeting->listener < 0; i++)
     for (struct addrinfo *at = addresses; at && meeting->listener < 0; at = at->ai_next) {
       meeting->port = place->port + i;
@@ -6427,9 +6420,9 @@ G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
     }
   freeaddrinfo(addresses);
   if (meeting->listener >= 0) return G2Z_OK;
-  return g2z__fail(services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set %s",
-                   place->host, place->port, place->port + G2Z__RANKS_PORTS - 1, strerror(error),
-                   error == EADDRINUSE ? "another MASTER_PORT"
+  return g2z_fail(services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set %s",
+                  place->host, place->port, place->port + G2Z__RANKS_PORTS - 1, strerror(error),
+                  error == EADDRINUSE ? "another MASTER_PORT"
                                        : "MASTER_ADDR to the host on which rank 0 runs");
 }
 
@@ -6630,8 +6623,8 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
 G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   const size_t polls = 1 + G2Z__RANKS_CALLERS + (size_t)ranks->config.place.world;
   void *memory;
-  G2Z__TRY(g2z__alloc(ranks->services, 1, sizeof(g2z__meeting) + polls * sizeof(struct pollfd),
-                      &memory));
+  G2Z__TRY(g2z_allocate(ranks->services, 1, sizeof(g2z__meeting) + polls * sizeof(struct pollfd),
+                        &memory));
   g2z__meeting *meeting = (g2z__meeting *)memory;
   meeting->ranks = ranks;
   meeting->polls = (struct pollfd *)(meeting + 1);
@@ -6641,9 +6634,9 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   g2z_status status = g2z__meeting_listen(meeting);
   if (status == G2Z_OK) status = g2z__meeting_hold(meeting);
   if (status == G2Z_OK)
-    g2z__log(ranks->services, G2Z_LOG_INFO, "%d ranks (%s) have met on %s, port %d",
-             ranks->config.place.world, ranks->config.place.launcher, ranks->peers[0].hello.host,
-             meeting->port);
+    g2z_log(ranks->services, G2Z_LOG_INFO, "%d ranks (%s) have met on %s, port %d",
+            ranks->config.place.world, ranks->config.place.launcher, ranks->peers[0].hello.host,
+            meeting->port);
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++)
     g2z__socket_close(&meeting->callers[i].link.socket);
   g2z__socket_close(&meeting->listener);
@@ -6854,10 +6847,10 @@ G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
   ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
   if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
   g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
-  G2Z__TRY(g2z__alloc(ranks->services, (size_t)ranks->peer_count, sizeof(struct pollfd), &polls));
+  G2Z__TRY(g2z_allocate(ranks->services, (size_t)ranks->peer_count, sizeof(struct pollfd), &polls));
   ranks->polls = (struct pollfd *)polls;
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
-    return g2z__fail(ranks->services, G2Z_IO, "no sockets for the watcher: %s", strerror(errno));
+    return g2z_fail(ranks->services, G2Z_IO, "no sockets for the watcher: %s", strerror(errno));
   for (int i = 0; i < 2; i++) g2z__socket_prepare(pair[i]);
   ranks->peers[ranks->me].control.socket = pair[0];
   ranks->wake = pair[1];
@@ -6866,8 +6859,8 @@ G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
   int error = pthread_create(&ranks->watcher, NULL, g2z__watch, ranks);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (error)
-    return g2z__fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watcher: %s",
-                     strerror(error));
+    return g2z_fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watcher: %s",
+                    strerror(error));
   ranks->watched = 1;
   return G2Z_OK;
 }
@@ -6907,16 +6900,16 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   void *memory;
   if (place->world < 1 || place->world > G2Z__RANKS_MAX || place->rank < 0 ||
       place->rank >= place->world)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "rank %d of %d cannot be: at most %d ranks",
-                     place->rank, place->world, G2Z__RANKS_MAX);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "rank %d of %d cannot be: at most %d ranks",
+                    place->rank, place->world, G2Z__RANKS_MAX);
   if (place->world == 1) return G2Z_OK;
   if (place->port < 1 || place->port > 65535 - G2Z__RANKS_PORTS)
-    return g2z__fail(services, G2Z_BAD_ARGUMENT, "port %d: must be from 1 to %d", place->port,
-                     65535 - G2Z__RANKS_PORTS);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "port %d: must be from 1 to %d", place->port,
+                    65535 - G2Z__RANKS_PORTS);
   int count = place->rank == 0 ? place->world : 2;
-  G2Z__TRY(g2z__alloc(services, (size_t)place->world, sizeof(int32_t), &memory));
+  G2Z__TRY(g2z_allocate(services, (size_t)place->world, sizeof(int32_t), &memory));
   ranks->votes = (int32_t *)memory;
-  G2Z__TRY(g2z__alloc(services, (size_t)count, sizeof(g2z__peer), &memory));
+  G2Z__TRY(g2z_allocate(services, (size_t)count, sizeof(g2z__peer), &memory));
   ranks->peers = (g2z__peer *)memory;
   ranks->peer_count = count;
   ranks->me = place->rank ? 1 : 0;
@@ -6940,7 +6933,7 @@ G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config
                                   g2z_ranks **out) {
   void *memory;
   *out = NULL;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_ranks), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_ranks), &memory));
   g2z_ranks *ranks = (g2z_ranks *)memory;
   ranks->services = services;
   ranks->config = *config;
@@ -7099,19 +7092,19 @@ G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
     if (!lost) nanosleep(&moment, NULL);
   }
   ranks->broken = G2Z_LOST;
-  if (lost) return g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
-  return g2z__fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
-                   ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
+  if (lost) return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  return g2z_fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
+                  ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
 }
 
 /* Nothing is sent over connections that are out of step. */
 G2Z__PRIVATE g2z_status g2z__ranks_ready(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   g2z_status status = G2Z_OK;
-  if (ranks->lost) status = g2z__fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  if (ranks->lost) status = g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
   else if (ranks->broken != G2Z_OK)
-    status = g2z__fail(ranks->services, ranks->broken,
-                       "the ranks are out of step since an earlier failure: leave, and join again");
+    status = g2z_fail(ranks->services, ranks->broken,
+                      "the ranks are out of step since an earlier failure: leave, and join again");
   pthread_mutex_unlock(&ranks->lock);
   return status;
 }
@@ -7174,7 +7167,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
              ranks->config.place.rank, g2z__kinds[kind].text, sequence, count);
   for (int r = 1; ranks->me == 0 && r < ranks->peer_count; r++)
     G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__REFUSAL, 0, sentence, sizeof sentence));
-  return ranks->broken = g2z__fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
+  return ranks->broken = g2z_fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
 }
 
 G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
@@ -7228,9 +7221,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_decide(g2z_ranks *ranks, g2z_status mine,
   status = ranks->votes[first];
   G2Z__TRY(g2z__ranks_spread(ranks, first, sentence, G2Z_ERROR_BYTES));
   sentence[G2Z_ERROR_BYTES - 1] = 0;
-  return g2z__fail(ranks->services, status > 0 && status < G2Z_STATUS_COUNT ? (g2z_status)status
+  return g2z_fail(ranks->services, status > 0 && status < G2Z_STATUS_COUNT ? (g2z_status)status
                                                                             : G2Z_LOST,
-                   "%s", sentence);
+                  "%s", sentence);
 }
 
 G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine) {
@@ -7266,7 +7259,7 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
   size_t line = 0; /* where the first line begins that is not alike */
   if (ranks->config.place.world == 1) return G2Z_OK;
   G2Z__TRY(g2z_ranks_broadcast(ranks, &bytes, sizeof bytes));
-  g2z_status status = g2z__alloc(ranks->services, (size_t)bytes, 1, &memory);
+  g2z_status status = g2z_allocate(ranks->services, (size_t)bytes, 1, &memory);
   char *zero = (char *)memory;
   if (status == G2Z_OK && ranks->me == 0) memcpy(zero, text, (size_t)bytes);
   status = g2z_ranks_agree(ranks, status);
@@ -7455,8 +7448,8 @@ struct g2z__record {
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   g2z__record *record = comm->record;
   void *calls = record->calls;
-  G2Z__TRY(g2z__grow(comm->services, &calls, &record->capacity, record->count, record->count + 1,
-                     sizeof *call));
+  G2Z__TRY(g2z_grow(comm->services, &calls, &record->capacity, record->count, record->count + 1,
+                    sizeof *call));
   record->calls = (g2z_call *)calls;
   record->calls[record->count++] = *call;
   return G2Z_OK;
@@ -7565,11 +7558,11 @@ static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *s
 G2Z__PRIVATE g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
   (void)bytes;
   *seconds = NAN;
-  return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
+  return g2z_fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
 }
 G2Z__PRIVATE g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   (void)wanted;
-  return g2z__fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
+  return g2z_fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
 }
 #endif
 
@@ -7581,7 +7574,7 @@ G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, const g2z_comm_config *co
     comm->gather = G2Z_GATHER_PLAIN;
     comm->reduce = G2Z_REDUCE_PLAIN;
     if (comm->rank == 0)
-      return g2z__alloc(comm->services, G2Z__CHUNK_FLOATS, sizeof(float), &comm->chunk);
+      return g2z_allocate(comm->services, G2Z__CHUNK_FLOATS, sizeof(float), &comm->chunk);
   }
   return G2Z_OK;
 }
@@ -7590,7 +7583,7 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out) {
   void *memory;
   *out = NULL;
-  G2Z__TRY(g2z__alloc(device->services, 1, sizeof(g2z_comm), &memory));
+  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z_comm), &memory));
   g2z_comm *comm = (g2z_comm *)memory;
   comm->services = device->services;
   comm->ranks = ranks;
@@ -7617,15 +7610,15 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
 G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
   void *from, *to;
   *seconds = NAN;
-  G2Z__TRY(g2z__alloc(comm->services, bytes, 1, &from));
-  g2z_status status = g2z__alloc(comm->services, bytes, 1, &to);
+  G2Z__TRY(g2z_allocate(comm->services, bytes, 1, &from));
+  g2z_status status = g2z_allocate(comm->services, bytes, 1, &to);
   for (int i = 0; i < G2Z__COPIES && status == G2Z_OK; i++) {
     memset(from, i, bytes); /* so that no copy can be left out */
     double begin = g2z_seconds();
     memcpy(to, from, bytes);
     double spent = g2z_seconds() - begin;
     if (((const char *)to)[bytes - 1] != i)
-      status = g2z__fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
+      status = g2z_fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
     if (i > 0 && !(*seconds <= spent)) *seconds = spent;
   }
   g2z_release(comm->services, to);
@@ -7638,7 +7631,7 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
   g2z_status status = G2Z_OK;
   *bytes_per_s = NAN;
   if (bytes == 0)
-    status = g2z__fail(comm->services, G2Z_BAD_ARGUMENT, "a copy of no bytes has no rate");
+    status = g2z_fail(comm->services, G2Z_BAD_ARGUMENT, "a copy of no bytes has no rate");
   else if (comm->rank == 0)
     status = comm->device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_copy_seconds(comm, bytes, &seconds)
                                                    : g2z__cpu_copy_seconds(comm, bytes, &seconds);
@@ -7705,7 +7698,7 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   ranks.device = device;
   ranks.build = G2Z__BUILD;
   void *memory;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_context), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_context), &memory));
   g2z_context *context = (g2z_context *)memory;
   context->services = services;
   context->device = config->device;
@@ -8092,14 +8085,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
     snprintf(remedy + strlen(remedy), sizeof remedy - strlen(remedy),
              "%sbatch=%d with recompute=block fits", largest > 0 ? ", " : "", most);
   if (most > 0)
-    return g2z__fail(t->services, G2Z_NO_MEMORY,
-                     "batch=%d needs %.2f GiB and %.2f GiB are free%s: %s; accum can be raised to "
-                     "keep the global batch", t->plan->batch, g2z__gib(g2z__plan_needs(t->plan)),
-                     g2z__gib(free_bytes), each, remedy);
-  return g2z__fail(t->services, G2Z_NO_MEMORY,
-                   "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free%s "
-                   "even at batch=1: take a smaller model or a shorter seq",
-                   g2z__gib(g2z__plan_needs(t->plan)), t->plan->batch, g2z__gib(free_bytes), each);
+    return g2z_fail(t->services, G2Z_NO_MEMORY,
+                    "batch=%d needs %.2f GiB and %.2f GiB are free%s: %s; accum can be raised to "
+                    "keep the global batch", t->plan->batch, g2z__gib(g2z__plan_needs(t->plan)),
+                    g2z__gib(free_bytes), each, remedy);
+  return g2z_fail(t->services, G2Z_NO_MEMORY,
+                  "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free%s "
+                  "even at batch=1: take a smaller model or a shorter seq",
+                  g2z__gib(g2z__plan_needs(t->plan)), t->plan->batch, g2z__gib(free_bytes), each);
 }
 
 /* The next part of canonical [begin, begin+count) that this rank owns, from range *next on. */
@@ -8125,9 +8118,9 @@ G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t coun
 
 G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_t count) {
   if (begin <= t->plan->parameters && count <= t->plan->parameters - begin) return G2Z_OK;
-  return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
-                   "elements [%zu, %zu) lie outside the model's %zu parameters", begin,
-                   begin + count, t->plan->parameters);
+  return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                  "elements [%zu, %zu) lie outside the model's %zu parameters", begin,
+                  begin + count, t->plan->parameters);
 }
 
 G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer) {
@@ -8139,8 +8132,8 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
   g2z_device *dev = t->device;
   G2Z__TRY(g2z__check_canonical(t, canonical, count));
   if (buffer == G2Z_BUFFER_GRADS)
-    return g2z__fail(t->services, G2Z_BAD_ARGUMENT, "gradients belong to the step: they are read, "
-                     "not written");
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT, "gradients belong to the step: they are read, "
+                    "not written");
   float *shard = g2z__trainer_shard(t, buffer);
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t, canonical, count, &next, &part);) {
@@ -8230,7 +8223,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_parameter(g2z_trainer *t, g2z_param_in
 G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   const size_t limit = 1 << 16;
   void *chunk;
-  G2Z__TRY(g2z__alloc(t->services, limit, sizeof(float), &chunk));
+  G2Z__TRY(g2z_allocate(t->services, limit, sizeof(float), &chunk));
   g2z_status status = G2Z_OK;
   for (int unit = 0; unit < t->plan->units && status == G2Z_OK; unit++) {
     size_t canonical = t->plan->unit[unit].canonical;
@@ -8616,7 +8609,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
   char reason[G2Z_ERROR_BYTES];
   if (status != G2Z_FORMAT) return status;
   memcpy(reason, t->services->error, sizeof reason);
-  return g2z__fail(t->services, status, "%.300s: %s", t->config.tuning, reason);
+  return g2z_fail(t->services, status, "%.300s: %s", t->config.tuning, reason);
 }
 
 G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
@@ -8636,9 +8629,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *wte = &plan->unit[plan->wte];
   void *memory;
-  G2Z__TRY(g2z__alloc(t->services, (size_t)plan->buckets, sizeof(g2z_range), &memory));
+  G2Z__TRY(g2z_allocate(t->services, (size_t)plan->buckets, sizeof(g2z_range), &memory));
   t->pieces = (g2z_range *)memory;
-  G2Z__TRY(g2z__alloc(t->services, (size_t)plan->buckets, sizeof(g2z_row_part), &memory));
+  G2Z__TRY(g2z_allocate(t->services, (size_t)plan->buckets, sizeof(g2z_row_part), &memory));
   t->row_parts = (g2z_row_part *)memory;
   for (int k = wte->bucket; k < plan->buckets; k++) {
     const g2z_bucket *b = &plan->bucket[k];
@@ -8670,7 +8663,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   G2Z__TRY(g2z_device_create(t->services, t->plan->device, t->plan->dtype, t->plan->grad_dtype,
                              &t->device));
   if (config->graph == 1 && t->plan->device == G2Z_DEVICE_CPU)
-    return g2z__fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
+    return g2z_fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   G2Z__TRY(g2z__trainer_tune(t));
   return g2z__trainer_fits(t);
 }
@@ -8690,9 +8683,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
   g2z_model_config saved;
   G2Z__TRY(g2z_weights_config(t->services, from, &saved));
   if (saved.channels == model->channels && saved.heads != model->heads)
-    return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
-                     "heads=%d, but the weights in %s were trained with %d (n_head of its "
-                     "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                    "heads=%d, but the weights in %s were trained with %d (n_head of its "
+                    "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
   return g2z_weights_read(t->services, from, model, g2z__trainer_take, t);
 }
 
@@ -8803,15 +8796,15 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z__trainer_open_comm(t));
   G2Z__TRY(g2z__trainer_share(t));
   if (t->plan->world > 1 && t->plan->rank == 0)
-    g2z__log(t->services, G2Z_LOG_INFO,
-             "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB, "
-             "gradients reduced: %s, parameters gathered: %s", t->plan->world, t->comm->ops->name,
-             g2z_strategy_text(t->plan->strategy), t->plan->zero_stage, t->plan->buckets,
-             (double)(t->plan->bucket_elements * (size_t)t->plan->grad_bytes) / 1048576.0,
-             t->plan->strategy == G2Z_STRATEGY_DP ? "on rank 0"
-             : t->plan->zero_stage == 0 ? "on all" : g2z_reduce_text(t->comm->reduce),
-             t->plan->strategy == G2Z_STRATEGY_DP ? "from rank 0"
-             : t->plan->zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
+    g2z_log(t->services, G2Z_LOG_INFO,
+            "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB, "
+            "gradients reduced: %s, parameters gathered: %s", t->plan->world, t->comm->ops->name,
+            g2z_strategy_text(t->plan->strategy), t->plan->zero_stage, t->plan->buckets,
+            (double)(t->plan->bucket_elements * (size_t)t->plan->grad_bytes) / 1048576.0,
+            t->plan->strategy == G2Z_STRATEGY_DP ? "on rank 0"
+            : t->plan->zero_stage == 0 ? "on all" : g2z_reduce_text(t->comm->reduce),
+            t->plan->strategy == G2Z_STRATEGY_DP ? "from rank 0"
+            : t->plan->zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
@@ -8820,7 +8813,7 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
   *out = NULL;
   void *memory;
   g2z_services *services = g2z_context_services(context);
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_trainer), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_trainer), &memory));
   g2z_trainer *t = (g2z_trainer *)memory;
   t->context = context;
   t->services = services;
@@ -8929,7 +8922,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, &bytes, sizeof bytes);
   if (status == G2Z_OK && !text) {
     void *memory = NULL;
-    status = g2z_ranks_agree(ranks, g2z__alloc(t->services, (size_t)bytes, 1, &memory));
+    status = g2z_ranks_agree(ranks, g2z_allocate(t->services, (size_t)bytes, 1, &memory));
     text = (char *)memory;
   } else if (status == G2Z_OK) status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, text, (size_t)bytes);
@@ -8956,8 +8949,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
   memcpy(t->services->error, t->failure, sizeof t->failure);
   g2z_status status = g2z_ranks_agree(g2z_context_ranks(t->context), t->failed);
   if (status != G2Z_OK) return status;
-  return g2z__fail(t->services, G2Z_LOST, "a rank failed in step %" PRId64 " and does not say why",
-                   step);
+  return g2z_fail(t->services, G2Z_LOST, "a rank failed in step %" PRId64 " and does not say why",
+                  step);
 }
 
 /* The status of what a verdict cannot tell the others any more. */
@@ -8990,14 +8983,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->data_ms = t->data_s[slot] * 1e3;
   report->exposed_comm_ms = t->comm->ops->waited_ms(t->comm, slot);
   if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
-  return g2z__fail(t->services, G2Z_DIVERGED,
-                   "%d steps in a row up to step %" PRId64 " had gradients that are not finite at "
-                   "loss scale %g: %slower lr=%g, raise warmup=%" PRId64 ", or go back to an "
-                   "earlier checkpoint", (int)state->skipped_at_minimum, loss_step,
-                   (double)state->used_loss_scale, state->used_loss_scale > 1
-                   ? "lower that, which is fixed, or let it be dynamic; " : "",
-                   (double)t->config.optimizer.lr,
-                   t->config.optimizer.warmup);
+  return g2z_fail(t->services, G2Z_DIVERGED,
+                  "%d steps in a row up to step %" PRId64 " had gradients that are not finite at "
+                  "loss scale %g: %slower lr=%g, raise warmup=%" PRId64 ", or go back to an "
+                  "earlier checkpoint", (int)state->skipped_at_minimum, loss_step,
+                  (double)state->used_loss_scale, state->used_loss_scale > 1
+                  ? "lower that, which is fixed, or let it be dynamic; " : "",
+                  (double)t->config.optimizer.lr,
+                  t->config.optimizer.warmup);
 }
 
 /* A rank alone cannot take a step, and enqueued nothing: its report is that of the step before, for
@@ -9015,9 +9008,9 @@ G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens,
   int V = t->plan->model.vocab;
   for (size_t i = 0; i < count; i++)
     if (tokens[i] < 0 || tokens[i] >= V)
-      return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
-                       "token=%d at position %zu must lie between 0 and %d, the vocabulary's last",
-                       (int)tokens[i], i, V - 1);
+      return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                      "token=%d at position %zu must lie between 0 and %d, the vocabulary's last",
+                      (int)tokens[i], i, V - 1);
   return G2Z_OK;
 }
 
@@ -9056,8 +9049,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
 G2Z__PRIVATE g2z_status g2z__trainer_may_step(g2z_trainer *t, g2z_report *report) {
   memset(report, 0, sizeof *report);
   if (!t->stop_agreed) return G2Z_OK;
-  return g2z__fail(t->services, G2Z_STOPPED, "a stop was requested: step %" PRId64 " was the last",
-                   t->enqueued);
+  return g2z_fail(t->services, G2Z_STOPPED, "a stop was requested: step %" PRId64 " was the last",
+                  t->enqueued);
 }
 
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *t, const int32_t *x, const int32_t *y,
@@ -9071,8 +9064,8 @@ G2Z_API g2z_status g2z_trainer_step(g2z_trainer *t, g2z_report *report) {
   const int32_t *x = NULL, *y = NULL;
   G2Z__TRY(g2z__trainer_may_step(t, report));
   if (!t->loader)
-    return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
-                     "this trainer has no train_glob: give it one, or call g2z_trainer_step_batch");
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                    "this trainer has no train_glob: give it one, or call g2z_trainer_step_batch");
   double begin = g2z_seconds();
   g2z_status status = g2z_loader_next(t->loader, &x, &y);
   t->data_s[(t->enqueued + 1) % 2] = g2z_seconds() - begin;
@@ -9122,7 +9115,7 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
   G2Z__TRY(g2z__trainer_share_tuning(t));
   G2Z__TRY(g2z__trainer_alone(t, g2z__refresh(t)));
-  g2z_status status = g2z__alloc(t->services, (size_t)t->plan->world, sizeof(double), &sums);
+  g2z_status status = g2z_allocate(t->services, (size_t)t->plan->world, sizeof(double), &sums);
   g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &sum, &status);
   if (enqueued != G2Z_OK) g2z_release(t->services, sums);
   G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait where no agreement reaches them */
@@ -9175,7 +9168,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
 /* A text that grows brings a new shape with each token: too many to time the products of each. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                       int last_only, float *logits) {
-  G2Z__TRY(g2z__check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
+  G2Z__TRY(g2z_check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
   G2Z__TRY(g2z__check_tokens(t, tokens, (size_t)count));
   g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
   g2z_device_tune(t->device, G2Z_TUNE_OFF);
@@ -9256,10 +9249,10 @@ G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampl
 
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling) {
   G2Z__TRY(g2z__check_real(services, "temperature", sampling->temperature, 0, 1e6, 0));
-  G2Z__TRY(g2z__check_range(services, "top_k", sampling->top_k, 0, INT_MAX));
+  G2Z__TRY(g2z_check_range(services, "top_k", sampling->top_k, 0, INT_MAX));
   if (sampling->top_p > 0 && sampling->top_p <= 1) return G2Z_OK;
-  return g2z__fail(services, G2Z_BAD_ARGUMENT, "top_p=%g must be above 0 and at most 1",
-                   (double)sampling->top_p);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "top_p=%g must be above 0 and at most 1",
+                  (double)sampling->top_p);
 }
 
 G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
@@ -9271,8 +9264,8 @@ G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
 G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need) {
   void *ids = tokens->ids;
   if (!tokens->services) tokens->services = services;
-  g2z_status status = g2z__grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
-                                sizeof(int32_t));
+  g2z_status status = g2z_grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
+                               sizeof(int32_t));
   tokens->ids = (int32_t *)ids;
   if (status != G2Z_OK && tokens->services != services)
     memcpy(services->error, tokens->services->error, sizeof services->error);
@@ -9291,10 +9284,10 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, g2z_tokens *tokens, int count,
   int V = t->plan->model.vocab, window = g2z__trainer_window(t);
   G2Z__TRY(g2z_sampling_check(t->services, sampling));
   if (tokens->count == 0)
-    return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
-                     "the prompt has no tokens: begin with the end-of-text token");
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                    "the prompt has no tokens: begin with the end-of-text token");
   void *memory;
-  G2Z__TRY(g2z__alloc(t->services, 3 * (size_t)V, sizeof(float), &memory));
+  G2Z__TRY(g2z_allocate(t->services, 3 * (size_t)V, sizeof(float), &memory));
   float *logits = (float *)memory, *scratch = logits + V;
   g2z_status status = G2Z_OK;
   for (int i = 0; i < count && status == G2Z_OK; i++) {
@@ -9440,9 +9433,9 @@ G2Z__PRIVATE g2z_status g2z__tensors_parse(g2z_safetensors *file, const char *te
   for (size_t step; at < end; at += step) {
     step = g2z_utf8_length(at, end);
     if (step == 0)
-      return g2z__fail(file->services, G2Z_FORMAT,
-                       "%s: byte %zu of the header is not UTF-8: the file is damaged", file->path,
-                       (size_t)(at - (const unsigned char *)text));
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s: byte %zu of the header is not UTF-8: the file is damaged", file->path,
+                      (size_t)(at - (const unsigned char *)text));
   }
   g2z_json_open(&json, file->services, file->path, text, bytes);
   if (g2z_json_enter(&json, '{'))
@@ -9452,8 +9445,8 @@ G2Z__PRIVATE g2z_status g2z__tensors_parse(g2z_safetensors *file, const char *te
         continue;
       }
       void *list = file->tensors;
-      g2z_status status = g2z__grow(file->services, &list, &file->capacity, file->count,
-                                    file->count + 1, sizeof(g2z_safetensor));
+      g2z_status status = g2z_grow(file->services, &list, &file->capacity, file->count,
+                                   file->count + 1, sizeof(g2z_safetensor));
       file->tensors = (g2z_safetensor *)list;
       G2Z__TRY(status);
       g2z_safetensor *tensor = &file->tensors[file->count++];
@@ -9487,26 +9480,26 @@ G2Z__PRIVATE g2z_status g2z__tensors_check(g2z_safetensors *file, uint64_t data,
   for (size_t i = 0; i < file->count; i++) {
     g2z_safetensor *tensor = &file->tensors[i];
     if (tensor->begin != end)
-      return g2z__fail(file->services, G2Z_FORMAT,
-                       "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
-                       "it end at %" PRIu64 ": the file is damaged", file->path, tensor->name,
-                       tensor->begin, end);
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
+                      "it end at %" PRIu64 ": the file is damaged", file->path, tensor->name,
+                      tensor->begin, end);
     end += tensor->bytes; /* as data_offsets has it: below 2^63 */
     if (end > bytes - data) break;
     tensor->begin += data;
   }
   if (end != bytes - data)
-    return g2z__fail(file->services, G2Z_FORMAT,
-                     "%s promises %s%" PRIu64 " bytes of tensors behind its header and has %" PRIu64
-                     ": it was cut or is unfinished; copy it again", file->path,
-                     end > bytes - data ? "at least " : "", end, bytes - data);
+    return g2z_fail(file->services, G2Z_FORMAT,
+                    "%s promises %s%" PRIu64 " bytes of tensors behind its header and has %" PRIu64
+                    ": it was cut or is unfinished; copy it again", file->path,
+                    end > bytes - data ? "at least " : "", end, bytes - data);
   if (file->count)
     qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_name);
   for (size_t i = 1; i < file->count; i++)
     if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
-      return g2z__fail(file->services, G2Z_FORMAT,
-                       "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
-                       file->tensors[i].name);
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
+                      file->tensors[i].name);
   return G2Z_OK;
 }
 
@@ -9514,31 +9507,31 @@ G2Z__PRIVATE g2z_status g2z__tensors_check(g2z_safetensors *file, uint64_t data,
 G2Z__PRIVATE g2z_status g2z__tensors_load(g2z_safetensors *file) {
   struct stat info;
   if (fstat(file->file, &info) != 0)
-    return g2z__fail_file(file->services, errno, "open", file->path);
+    return g2z_fail_file(file->services, errno, "open", file->path);
   if (!S_ISREG(info.st_mode))
-    return g2z__fail(file->services, G2Z_IO, "%s is no regular file: name a safetensors file",
-                     file->path);
+    return g2z_fail(file->services, G2Z_IO, "%s is no regular file: name a safetensors file",
+                    file->path);
   uint64_t length = 0, bytes = (uint64_t)info.st_size;
   int64_t got = g2z__pread(file->file, &length, sizeof length, 0);
-  if (got < 0) return g2z__fail_file(file->services, errno, "read", file->path);
+  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
   if (got < 8)
-    return g2z__fail(file->services, G2Z_FORMAT,
-                     "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
-                     file->path, bytes);
+    return g2z_fail(file->services, G2Z_FORMAT,
+                    "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
+                    file->path, bytes);
   if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8)
-    return g2z__fail(file->services, G2Z_FORMAT,
-                     "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
-                     "it was cut, or it is no safetensors file", file->path, length, bytes);
+    return g2z_fail(file->services, G2Z_FORMAT,
+                    "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
+                    "it was cut, or it is no safetensors file", file->path, length, bytes);
   void *text;
-  G2Z__TRY(g2z__alloc(file->services, (size_t)length + 1, 1, &text));
+  G2Z__TRY(g2z_allocate(file->services, (size_t)length + 1, 1, &text));
   file->names = (char *)text;
-  G2Z__TRY(g2z__alloc(file->services, (size_t)length + 1, 1, &text));
+  G2Z__TRY(g2z_allocate(file->services, (size_t)length + 1, 1, &text));
   g2z_status status = G2Z_OK;
   got = g2z__pread(file->file, text, (size_t)length, 8);
-  if (got < 0) status = g2z__fail_file(file->services, errno, "read", file->path);
+  if (got < 0) status = g2z_fail_file(file->services, errno, "read", file->path);
   else if ((uint64_t)got < length)
-    status = g2z__fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
-                       file->path);
+    status = g2z_fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
+                      file->path);
   else status = g2z__tensors_parse(file, (const char *)text, (size_t)length);
   g2z_release(file->services, text);
   G2Z__TRY(status);
@@ -9550,13 +9543,13 @@ G2Z_API g2z_status g2z_safetensors_open(g2z_services *services, const char *path
   *out = NULL;
   size_t length = strlen(path) + 1;
   void *memory;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_safetensors) + length, &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_safetensors) + length, &memory));
   g2z_safetensors *file = (g2z_safetensors *)memory;
   file->services = services;
   file->path = (char *)(file + 1);
   memcpy(file->path, path, length);
   file->file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
-  g2z_status status = file->file < 0 ? g2z__fail_file(services, errno, "open", path)
+  g2z_status status = file->file < 0 ? g2z_fail_file(services, errno, "open", path)
                                      : g2z__tensors_load(file);
   if (status != G2Z_OK) {
     g2z_safetensors_free(file);
@@ -9613,11 +9606,11 @@ G2Z__PRIVATE void g2z__tensor_widen(g2z_tensor_type type, const unsigned char *f
 G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z_safetensors *file, const g2z_safetensor *tensor,
                                           uint64_t offset, void *out, size_t bytes) {
   int64_t got = g2z__pread(file->file, out, bytes, tensor->begin + offset);
-  if (got < 0) return g2z__fail_file(file->services, errno, "read", file->path);
+  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
   if ((size_t)got == bytes) return G2Z_OK;
-  return g2z__fail(file->services, G2Z_FORMAT,
-                   "%s shrank while tensor \"%.200s\" was read: copy it again", file->path,
-                   tensor->name);
+  return g2z_fail(file->services, G2Z_FORMAT,
+                  "%s shrank while tensor \"%.200s\" was read: copy it again", file->path,
+                  tensor->name);
 }
 
 G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, size_t first,
@@ -9625,17 +9618,17 @@ G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, 
   const g2z_safetensor tensor = g2z_safetensors_tensor(file, index);
   const size_t size = (size_t)g2z__tensor_bytes(tensor.type);
   if (count > tensor.elements || first > tensor.elements - count)
-    return g2z__fail(file->services, G2Z_BAD_ARGUMENT,
-                     "%s: tensor \"%.200s\" has %zu elements, and %zu from %zu on were asked for",
-                     file->path, tensor.name, tensor.elements, count, first);
+    return g2z_fail(file->services, G2Z_BAD_ARGUMENT,
+                    "%s: tensor \"%.200s\" has %zu elements, and %zu from %zu on were asked for",
+                    file->path, tensor.name, tensor.elements, count, first);
   if (tensor.type == G2Z_TENSOR_F32)
     return g2z__tensor_pread(file, &tensor, first * size, out, count * size);
   if (tensor.type != G2Z_TENSOR_F16 && tensor.type != G2Z_TENSOR_BF16 &&
       tensor.type != G2Z_TENSOR_F64)
-    return g2z__fail(file->services, G2Z_UNSUPPORTED,
-                     "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
-                     "read: save it as F32", file->path, tensor.name,
-                     g2z__tensor_text(tensor.type));
+    return g2z_fail(file->services, G2Z_UNSUPPORTED,
+                    "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
+                    "read: save it as F32", file->path, tensor.name,
+                    g2z__tensor_text(tensor.type));
   unsigned char raw[8192];
   for (size_t done = 0; done < count;) {
     size_t n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
@@ -9698,7 +9691,7 @@ G2Z_API g2z_status g2z_safetensors_create(g2z_services *services, const char *pa
                                           g2z_safetensors_writer **out) {
   *out = NULL;
   void *memory;
-  G2Z__TRY(g2z__alloc(services, 1, sizeof(g2z_safetensors_writer), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_safetensors_writer), &memory));
   g2z_safetensors_writer *writer = (g2z_safetensors_writer *)memory;
   writer->services = services;
   g2z_status status = g2z_writer_create(services, path, &writer->file);
@@ -9732,9 +9725,9 @@ G2Z__PRIVATE g2z_status g2z__tensors_reserve(g2z_safetensors_writer *writer, uin
 /* Everything but the name. */
 G2Z__PRIVATE g2z_status g2z__tensors_finish(g2z_safetensors_writer *writer) {
   if (writer->put != writer->promised)
-    return g2z__fail(writer->services, G2Z_BAD_ARGUMENT,
-                     "%s was given %" PRIu64 " elements, but its tensors have %" PRIu64
-                     ": put each element once", writer->file->path, writer->put, writer->promised);
+    return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
+                    "%s was given %" PRIu64 " elements, but its tensors have %" PRIu64
+                    ": put each element once", writer->file->path, writer->put, writer->promised);
   return g2z__writer_finish(writer->file);
 }
 
@@ -9784,8 +9777,8 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   void *memory;
   *count = 0;
   G2Z__TRY(g2z_model_config_check(services, model));
-  G2Z__TRY(g2z__alloc(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT, sizeof(g2z__weight),
-                      &memory));
+  G2Z__TRY(g2z_allocate(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT,
+                        sizeof(g2z__weight), &memory));
   *list = (g2z__weight *)memory;
   g2z__weights_add(model, G2Z_UNIT_LNF, 0, *list, count);
   for (int layer = model->layers - 1; layer >= 0; layer--)
@@ -9906,12 +9899,12 @@ G2Z__PRIVATE g2z_status g2z__weights_check_config(g2z_services *services, const 
                         : !model->vocab    ? "vocab_size"
                                            : NULL;
   if (missing)
-    return g2z__fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
-                     path, missing);
+    return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
+                    path, missing);
   if (inner && inner != 4 * (int64_t)model->channels)
-    return g2z__fail(services, G2Z_UNSUPPORTED,
-                     "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
-                     4 * (int64_t)model->channels);
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
+                    4 * (int64_t)model->channels);
   return g2z_model_config_check(services, model);
 }
 
@@ -9924,7 +9917,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
   g2z_model_config model;
   memset(&model, 0, sizeof model);
   model.eot = g2z_model_config_default().eot; /* as in GPT2Config, where the file does not say */
-  G2Z__TRY(g2z__join_path(services, directory, "config.json", &path));
+  G2Z__TRY(g2z_join_path(services, directory, "config.json", &path));
   g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
   if (status == G2Z_OK) {
     g2z_json json;
@@ -9950,7 +9943,7 @@ G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *
   void *tensors;
   *out = NULL;
   G2Z__TRY(g2z__weights_list(services, model, &list, &count));
-  g2z_status status = g2z__alloc(services, count, sizeof(g2z_safetensor), &tensors);
+  g2z_status status = g2z_allocate(services, count, sizeof(g2z_safetensor), &tensors);
   for (size_t i = 0; i < count && status == G2Z_OK; i++)
     ((g2z_safetensor *)tensors)[i] = list[i].tensor;
   if (status == G2Z_OK)
@@ -9965,7 +9958,7 @@ G2Z__PRIVATE g2z_status g2z__weights_put(g2z_services *services, const char *pat
                                          void *user, g2z_safetensors_writer **out) {
   void *chunk;
   G2Z__TRY(g2z__weights_create(services, path, model, out));
-  G2Z__TRY(g2z__alloc(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
+  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
   g2z_status status = G2Z_OK;
   size_t total = (size_t)(*out)->promised;
   for (size_t at = 0; at < total && status == G2Z_OK;) {
@@ -9986,8 +9979,8 @@ G2Z_API g2z_status g2z_weights_write(g2z_services *services, const char *directo
   g2z_writer *config = NULL;
   g2z_status status = g2z_make_directory(services, directory);
   if (status == G2Z_OK)
-    status = g2z__join_path(services, directory, "model.safetensors", &weights_path);
-  if (status == G2Z_OK) status = g2z__join_path(services, directory, "config.json", &config_path);
+    status = g2z_join_path(services, directory, "model.safetensors", &weights_path);
+  if (status == G2Z_OK) status = g2z_join_path(services, directory, "config.json", &config_path);
   if (status == G2Z_OK) status = g2z_writer_create(services, config_path, &config);
   if (status == G2Z_OK) status = g2z__weights_put_config(config, model);
   if (status == G2Z_OK)
@@ -10026,10 +10019,10 @@ G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z_safetensors *file, in
   if (got->rank == want->rank &&
       memcmp(got->shape, want->shape, (size_t)want->rank * sizeof want->shape[0]) == 0)
     return G2Z_OK;
-  return g2z__fail(file->services, G2Z_FORMAT,
-                   "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
-                   "sizes of the config.json that belongs to it", file->path, got->name,
-                   g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
+  return g2z_fail(file->services, G2Z_FORMAT,
+                  "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
+                  "sizes of the config.json that belongs to it", file->path, got->name,
+                  g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
 }
 
 /* Buffers that Hugging Face stores with the weights: h.N.attn.bias, h.N.attn.masked_bias. */
@@ -10050,15 +10043,15 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int laye
     int with = g2z_safetensors_find(file, list[i].name);
     int without = g2z_safetensors_find(file, list[i].name + prefix);
     if (with >= 0 && without >= 0)
-      return g2z__fail(file->services, G2Z_FORMAT,
-                       "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
-                       list[i].name, list[i].name + prefix);
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
+                      list[i].name, list[i].name + prefix);
     list[i].index = with >= 0 ? with : without;
     if (list[i].index < 0)
-      return g2z__fail(file->services, G2Z_FORMAT,
-                       "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
-                       "sizes of the config.json that belongs to it", file->path, list[i].name,
-                       layers);
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
+                      "sizes of the config.json that belongs to it", file->path, list[i].name,
+                      layers);
     G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
     used[list[i].index] = 1;
   }
@@ -10069,10 +10062,10 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int laye
   }
   for (size_t i = 0; i < file->count; i++)
     if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
-      return g2z__fail(file->services, G2Z_FORMAT,
-                       "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
-                       "the sizes of the config.json that belongs to it", file->path,
-                       file->tensors[i].name, layers);
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
+                      "the sizes of the config.json that belongs to it", file->path,
+                      file->tensors[i].name, layers);
   return G2Z_OK;
 }
 
@@ -10086,9 +10079,9 @@ G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z_safetensors *file, con
     G2Z__TRY(g2z_safetensors_read(file, head, at, n, chunk));
     G2Z__TRY(g2z_safetensors_read(file, wte->index, at, n, chunk + half));
     if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
-      return g2z__fail(file->services, G2Z_UNSUPPORTED,
-                       "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
-                       "the model with tie_word_embeddings", file->path);
+      return g2z_fail(file->services, G2Z_UNSUPPORTED,
+                      "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
+                      "the model with tie_word_embeddings", file->path);
   }
   return G2Z_OK;
 }
@@ -10098,11 +10091,11 @@ G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z_safetensors *file, int l
                                               g2z_weights_take take, void *user) {
   g2z_services *services = file->services;
   void *used, *chunk = NULL;
-  G2Z__TRY(g2z__alloc(services, file->count, 1, &used));
+  G2Z__TRY(g2z_allocate(services, file->count, 1, &used));
   g2z_status status = g2z__weights_match(file, layers, list, count, (unsigned char *)used);
   g2z_release(services, used);
   G2Z__TRY(status);
-  G2Z__TRY(g2z__alloc(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
+  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
   status = g2z__weights_check_tied(file, &list[count - 1], (float *)chunk);
   size_t canonical = 0;
   for (size_t i = 0; i < count && status == G2Z_OK; i++)
@@ -10120,7 +10113,7 @@ G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z_safetensors *file, int l
 G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *directory,
                                          const char *name, int *there) {
   char *path;
-  G2Z__TRY(g2z__join_path(services, directory, name, &path));
+  G2Z__TRY(g2z_join_path(services, directory, name, &path));
   *there = access(path, F_OK) == 0;
   g2z_release(services, path);
   return G2Z_OK;
@@ -10132,17 +10125,17 @@ G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char 
   G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors.index.json", &split));
   G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &pickle));
   if (split)
-    return g2z__fail(services, G2Z_UNSUPPORTED,
-                     "the weights in %s are split into several files: save them as one, with "
-                     "save_pretrained(..., max_shard_size=\"100GB\")", directory);
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "the weights in %s are split into several files: save them as one, with "
+                    "save_pretrained(..., max_shard_size=\"100GB\")", directory);
   if (pickle)
-    return g2z__fail(services, G2Z_UNSUPPORTED,
-                     "the weights in %s are a pickle, pytorch_model.bin: save them as "
-                     "model.safetensors, with save_pretrained(..., safe_serialization=True)",
-                     directory);
-  return g2z__fail(services, G2Z_IO,
-                   "%s has no model.safetensors: name a directory that save_pretrained or "
-                   "--save-weights wrote", directory);
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "the weights in %s are a pickle, pytorch_model.bin: save them as "
+                    "model.safetensors, with save_pretrained(..., safe_serialization=True)",
+                    directory);
+  return g2z_fail(services, G2Z_IO,
+                  "%s has no model.safetensors: name a directory that save_pretrained or "
+                  "--save-weights wrote", directory);
 }
 
 G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *directory,
@@ -10155,7 +10148,7 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
   int there;
   G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &there));
   if (!there) return g2z__weights_missing(services, directory);
-  G2Z__TRY(g2z__join_path(services, directory, "model.safetensors", &path));
+  G2Z__TRY(g2z_join_path(services, directory, "model.safetensors", &path));
   g2z_status status = g2z_safetensors_open(services, path, &file);
   g2z_release(services, path);
   G2Z__TRY(status);
@@ -10180,10 +10173,6 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
 
 /* ----- CRC-32C (Castagnoli), as in iSCSI, RFC 3720 appendix B.4 ----- */
 
-#define g2z__crc g2z_crc
-#define g2z__crc_init g2z_crc_init
-#define g2z__crc32c g2z_crc32c
-
 G2Z_API void g2z_crc_init(g2z_crc *crc) {
   for (uint32_t byte = 0; byte < 256; byte++) {
     uint32_t value = byte;
@@ -10198,7 +10187,7 @@ G2Z_API void g2z_crc_init(g2z_crc *crc) {
 }
 
 /* Eight bytes a turn, by tables: about 2 GB/s. */
-G2Z__PRIVATE uint32_t g2z__crc_tables(const g2z__crc *crc, uint32_t sum, const void *bytes,
+G2Z__PRIVATE uint32_t g2z__crc_tables(const g2z_crc *crc, uint32_t sum, const void *bytes,
                                       size_t count) {
   const unsigned char *at = (const unsigned char *)bytes;
   sum = ~sum;
@@ -10341,8 +10330,8 @@ G2Z__PRIVATE g2z_status g2z__parts_list(const g2z_trainer *t, size_t begin, size
                   last->shard + last->elements == shard && last->elements < G2Z__CHECKPOINT_SPAN;
       if (!joins) {
         void *memory = *list;
-        g2z_status status = g2z__grow(t->services, &memory, &capacity, *count, *count + 1,
-                                      sizeof(g2z__part));
+        g2z_status status = g2z_grow(t->services, &memory, &capacity, *count, *count + 1,
+                                     sizeof(g2z__part));
         *list = (g2z__part *)memory;
         G2Z__TRY(status);
         last = &(*list)[(*count)++];
@@ -10398,7 +10387,7 @@ typedef struct g2z__saver {
   size_t part_count;
   float *chunk;                 /* [g2z__checkpoint_chunk] */
   g2z__saved saved;             /* spans: this rank's, and on rank 0 all, once gathered */
-  g2z__crc crc;
+  g2z_crc crc;
 } g2z__saver;
 
 G2Z__PRIVATE void g2z__saver_free(g2z__saver *saver) {
@@ -10428,14 +10417,14 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   saver->services = t->services;
   saver->ranks = g2z_context_ranks(t->context);
   saver->directory = directory;
-  g2z__crc_init(&saver->crc);
+  g2z_crc_init(&saver->crc);
   size_t length = g2z__directory_length(directory), P = plan->parameters; /* beside, not inside */
   size_t bytes = length + strlen(suffix) + 1;
-  G2Z__TRY(g2z__alloc(t->services, bytes, 1, &memory));
+  G2Z__TRY(g2z_allocate(t->services, bytes, 1, &memory));
   saver->place = (char *)memory;
   snprintf(saver->place, bytes, "%.*s%s", (int)length, directory, suffix);
-  G2Z__TRY(g2z__join_path(t->services, saver->place, "model.safetensors.partial",
-                          &saver->model_path));
+  G2Z__TRY(g2z_join_path(t->services, saver->place, "model.safetensors.partial",
+                         &saver->model_path));
   size_t begin = 0, end = P;
   if (plan->owner == G2Z_OWNER_ALL) {
     begin = (size_t)((uint64_t)P * (uint64_t)plan->rank / (uint64_t)plan->world);
@@ -10443,9 +10432,9 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
   }
   G2Z__TRY(g2z__parts_list(t, begin, end, &saver->parts, &saver->part_count));
   if (saver->part_count > G2Z__CHECKPOINT_PARTS)
-    return g2z__fail(t->services, G2Z_BAD_ARGUMENT,
-                     "%d buckets cut this rank's share into %zu ranges, too many for one file: "
-                     "raise bucket_mb", plan->buckets, saver->part_count);
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                    "%d buckets cut this rank's share into %zu ranges, too many for one file: "
+                    "raise bucket_mb", plan->buckets, saver->part_count);
   G2Z__TRY(t->device->ops->allocate_host(t->device, g2z__checkpoint_chunk(t) * sizeof(float),
                                          &memory));
   saver->chunk = (float *)memory;
@@ -10455,8 +10444,8 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const
 G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved, int file,
                                       uint64_t begin, uint64_t bytes, uint32_t crc) {
   void *list = saved->spans;
-  g2z_status status = g2z__grow(services, &list, &saved->span_capacity, saved->span_count,
-                                saved->span_count + 1, sizeof(g2z__span));
+  g2z_status status = g2z_grow(services, &list, &saved->span_capacity, saved->span_count,
+                               saved->span_count + 1, sizeof(g2z__span));
   saved->spans = (g2z__span *)list;
   G2Z__TRY(status);
   g2z__span *span = &saved->spans[saved->span_count++];
@@ -10473,19 +10462,19 @@ G2Z__PRIVATE g2z_status g2z__saver_head(g2z__saver *saver, int file, uint64_t by
   char name[64], *path, *text = NULL;
   size_t got;
   g2z__checkpoint_file(file, saver->t->plan->world, name);
-  G2Z__TRY(g2z__join_path(saver->services, saver->place, name, &path));
+  G2Z__TRY(g2z_join_path(saver->services, saver->place, name, &path));
   g2z_status status = G2Z_OK;
   int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) status = g2z__fail_file(saver->services, errno, "open", path);
+  if (descriptor < 0) status = g2z_fail_file(saver->services, errno, "open", path);
   void *memory = NULL;
-  if (status == G2Z_OK) status = g2z__alloc(saver->services, (size_t)bytes, 1, &memory);
+  if (status == G2Z_OK) status = g2z_allocate(saver->services, (size_t)bytes, 1, &memory);
   text = (char *)memory;
   got = status == G2Z_OK ? (size_t)g2z__pread(descriptor, text, (size_t)bytes, 0) : 0;
   if (status == G2Z_OK && got != bytes)
-    status = g2z__fail(saver->services, G2Z_IO, "cannot read back %s", path);
+    status = g2z_fail(saver->services, G2Z_IO, "cannot read back %s", path);
   if (status == G2Z_OK && bytes > 0)
     status = g2z__span_add(saver->services, &saver->saved, file, 0, bytes,
-                           g2z__crc32c(&saver->crc, 0, text, (size_t)bytes));
+                           g2z_crc32c(&saver->crc, 0, text, (size_t)bytes));
   if (descriptor >= 0) close(descriptor);
   g2z_release(saver->services, memory);
   g2z_release(saver->services, path);
@@ -10516,19 +10505,19 @@ G2Z__PRIVATE g2z_status g2z__saver_fetch(g2z__saver *saver, g2z_buffer buffer,
 G2Z__PRIVATE g2z_status g2z__saver_put_parts(g2z__saver *saver, int file) {
   uint64_t header = 0;
   if (g2z__pread(file, &header, sizeof header, 0) != (int64_t)sizeof header)
-    return g2z__fail(saver->services, G2Z_IO, "cannot read back %s", saver->model_path);
+    return g2z_fail(saver->services, G2Z_IO, "cannot read back %s", saver->model_path);
   for (size_t p = 0; p < saver->part_count; p++) {
     const g2z__part *part = &saver->parts[p];
     uint64_t begin = sizeof header + header + part->canonical * sizeof(float);
     uint32_t crc = 0;
     for (size_t done = 0, n; done < part->elements; done += n) {
       G2Z__TRY(g2z__saver_fetch(saver, G2Z_BUFFER_MASTER, part, done, &n));
-      crc = g2z__crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
+      crc = g2z_crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
       for (size_t put = 0; put < n * sizeof(float);) {
         ssize_t wrote = pwrite(file, (const char *)saver->chunk + put, n * sizeof(float) - put,
                                (off_t)(begin + done * sizeof(float) + put));
         if (wrote < 0 && errno == EINTR) continue;
-        if (wrote < 0) return g2z__fail_file(saver->services, errno, "write", saver->model_path);
+        if (wrote < 0) return g2z_fail_file(saver->services, errno, "write", saver->model_path);
         put += (size_t)wrote;
       }
       g2z__send_to_disk(file, begin + done * sizeof(float), n * sizeof(float));
@@ -10537,19 +10526,19 @@ G2Z__PRIVATE g2z_status g2z__saver_put_parts(g2z__saver *saver, int file) {
                            part->elements * sizeof(float), crc));
   }
   if (g2z__sync(file) == 0) return G2Z_OK;
-  return g2z__fail_file(saver->services, errno, "sync", saver->model_path);
+  return g2z_fail_file(saver->services, errno, "sync", saver->model_path);
 }
 
 G2Z__PRIVATE g2z_status g2z__saver_model(g2z__saver *saver) {
   int file = open(saver->model_path, O_RDWR | O_CLOEXEC), rank = saver->t->plan->rank;
   if (file < 0 && errno == ENOENT && rank > 0)
-    return g2z__fail(saver->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose "
-                     "a directory on a file system that all ranks share", rank,
-                     saver->model_path);
-  if (file < 0) return g2z__fail_file(saver->services, errno, "open", saver->model_path);
+    return g2z_fail(saver->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose "
+                    "a directory on a file system that all ranks share", rank,
+                    saver->model_path);
+  if (file < 0) return g2z_fail_file(saver->services, errno, "open", saver->model_path);
   g2z_status status = g2z__saver_put_parts(saver, file);
   if (close(file) != 0 && status == G2Z_OK)
-    status = g2z__fail_file(saver->services, errno, "close", saver->model_path);
+    status = g2z_fail_file(saver->services, errno, "close", saver->model_path);
   return status;
 }
 
@@ -10562,7 +10551,7 @@ G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_safetensor
     for (size_t done = 0, n; done < part->elements; done += n) {
       g2z_buffer buffer = i < saver->part_count ? G2Z_BUFFER_M : G2Z_BUFFER_V;
       G2Z__TRY(g2z__saver_fetch(saver, buffer, part, done, &n));
-      crc = g2z__crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
+      crc = g2z_crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
       G2Z__TRY(g2z_safetensors_put(writer, saver->chunk, n));
     }
     uint64_t bytes = part->elements * sizeof(float);
@@ -10581,11 +10570,11 @@ G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__saver *saver) {
   void *memory, *list = NULL;
   g2z_safetensors_writer *writer = NULL;
   g2z__checkpoint_file(G2Z__FILE_OPTIMIZER + plan->rank, plan->world, file);
-  G2Z__TRY(g2z__join_path(saver->services, saver->place, file, &path));
-  g2z_status status = g2z__alloc(saver->services, 2 * count, sizeof *names, &memory);
+  G2Z__TRY(g2z_join_path(saver->services, saver->place, file, &path));
+  g2z_status status = g2z_allocate(saver->services, 2 * count, sizeof *names, &memory);
   names = (char (*)[32])memory;
   if (status == G2Z_OK)
-    status = g2z__alloc(saver->services, 2 * count, sizeof(g2z_safetensor), &list);
+    status = g2z_allocate(saver->services, 2 * count, sizeof(g2z_safetensor), &list);
   for (size_t i = 0; i < 2 * count && status == G2Z_OK; i++) {
     g2z_safetensor *tensor = (g2z_safetensor *)list + i;
     g2z__moment_name(i >= count, saver->parts[i % count].canonical, names[i]);
@@ -10608,7 +10597,7 @@ G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__saver *saver) {
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__saver *saver, uint64_t *data) {
   char *path;
   G2Z__TRY(g2z_make_directory(saver->services, saver->place));
-  G2Z__TRY(g2z__join_path(saver->services, saver->place, "model.safetensors", &path));
+  G2Z__TRY(g2z_join_path(saver->services, saver->place, "model.safetensors", &path));
   g2z_status status = g2z__weights_create(saver->services, path, &saver->t->plan->model,
                                           &saver->model);
   g2z_release(saver->services, path);
@@ -10620,8 +10609,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__saver *saver, uint64_t *data) {
  * has the final name is whole and stays. */
 G2Z__PRIVATE g2z_status g2z__saver_begin_new(g2z__saver *saver, uint64_t *data) {
   if (access(saver->directory, F_OK) == 0)
-    return g2z__fail(saver->services, G2Z_BAD_ARGUMENT,
-                     "%s exists already: remove it, or save under another name", saver->directory);
+    return g2z_fail(saver->services, G2Z_BAD_ARGUMENT,
+                    "%s exists already: remove it, or save under another name", saver->directory);
   g2z_checkpoint_remove(saver->place);
   return g2z__saver_begin(saver, data);
 }
@@ -10629,7 +10618,7 @@ G2Z__PRIVATE g2z_status g2z__saver_begin_new(g2z__saver *saver, uint64_t *data) 
 /* config.json, which gets its name when it is whole. */
 G2Z__PRIVATE g2z_status g2z__saver_config(g2z__saver *saver, g2z_writer **out) {
   char *path;
-  G2Z__TRY(g2z__join_path(saver->services, saver->place, "config.json", &path));
+  G2Z__TRY(g2z_join_path(saver->services, saver->place, "config.json", &path));
   g2z_status status = g2z_writer_create(saver->services, path, out);
   g2z_release(saver->services, path);
   if (status == G2Z_OK) status = g2z__weights_put_config(*out, &saver->t->plan->model);
@@ -10649,11 +10638,11 @@ G2Z__PRIVATE g2z_status g2z__saver_small_files(g2z__saver *saver, uint64_t data)
   g2z_writer_free(config);
   G2Z__TRY(status);
   G2Z__TRY(g2z__saver_head(saver, G2Z__FILE_CONFIG, bytes));
-  G2Z__TRY(g2z__join_path(saver->services, saver->place, "tuning.txt", &path));
+  G2Z__TRY(g2z_join_path(saver->services, saver->place, "tuning.txt", &path));
   status = g2z_trainer_write_tuning(saver->t, path);
   struct stat info;
   if (status == G2Z_OK && stat(path, &info) != 0)
-    status = g2z__fail_file(saver->services, errno, "read back", path);
+    status = g2z_fail_file(saver->services, errno, "read back", path);
   g2z_release(saver->services, path);
   G2Z__TRY(status);
   return g2z__saver_head(saver, G2Z__FILE_TUNING, (uint64_t)info.st_size);
@@ -10672,14 +10661,14 @@ G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__saver *saver) {
   size_t world = (size_t)saver->t->plan->world, most = 0, count = 0;
   void *counts, *mine = NULL, *all = NULL;
   uint64_t own = saved->span_count;
-  g2z_status status = g2z__alloc(services, world, sizeof own, &counts);
+  g2z_status status = g2z_allocate(services, world, sizeof own, &counts);
   G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
   status = g2z_ranks_all_gather(saver->ranks, &own, sizeof own, counts);
   for (size_t r = 0; r < world; r++)
     if (((const uint64_t *)counts)[r] > most) most = (size_t)((const uint64_t *)counts)[r];
   if (status == G2Z_OK) {
-    status = g2z__alloc(services, most, sizeof(g2z__span), &mine);
-    if (status == G2Z_OK) status = g2z__alloc(services, most * world, sizeof(g2z__span), &all);
+    status = g2z_allocate(services, most, sizeof(g2z__span), &mine);
+    if (status == G2Z_OK) status = g2z_allocate(services, most * world, sizeof(g2z__span), &all);
     status = g2z_ranks_agree(saver->ranks, status);
   }
   if (status == G2Z_OK) {
@@ -10771,14 +10760,14 @@ G2Z__PRIVATE g2z_status g2z__saver_put_files(g2z__saver *saver, g2z_json_out *ou
     g2z_json_end(out, ']');
     g2z_json_put_integer(out, "bytes", (int64_t)end);
     g2z_json_end(out, '}');
-    G2Z__TRY(g2z__join_path(saver->services, saver->place, name, &path));
+    G2Z__TRY(g2z_join_path(saver->services, saver->place, name, &path));
     int seen = stat(path, &info) == 0 && (uint64_t)info.st_size == end;
     g2z_release(saver->services, path);
     if (!seen)
-      return g2z__fail(saver->services, G2Z_IO,
-                       "rank 0 does not see %s with the %" PRIu64 " bytes that rank %d wrote into "
-                       "%s: choose a directory on a file system that all ranks share", name, end,
-                       file > G2Z__FILE_OPTIMIZER ? file - G2Z__FILE_OPTIMIZER : 0, saver->place);
+      return g2z_fail(saver->services, G2Z_IO,
+                      "rank 0 does not see %s with the %" PRIu64 " bytes that rank %d wrote into "
+                      "%s: choose a directory on a file system that all ranks share", name, end,
+                      file > G2Z__FILE_OPTIMIZER ? file - G2Z__FILE_OPTIMIZER : 0, saver->place);
   }
   g2z_json_end(out, ']');
   return G2Z_OK;
@@ -10820,7 +10809,7 @@ G2Z__PRIVATE g2z_status g2z__saver_put_state(g2z__saver *saver, g2z_writer *writ
   size_t bytes;
   G2Z__TRY(g2z_read_file(saver->services, writer->partial, (size_t)1 << 30, &text, &bytes));
   snprintf(sum, sizeof sum, "%08" PRIx32,
-           g2z__crc32c(&saver->crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
+           g2z_crc32c(&saver->crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
   g2z_release(saver->services, text);
   G2Z__TRY(g2z_writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
   return g2z_writer_commit(writer);
@@ -10830,23 +10819,23 @@ G2Z__PRIVATE g2z_status g2z__saver_put_state(g2z__saver *saver, g2z_writer *writ
 G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__saver *saver) {
   char *path;
   g2z_writer *writer = NULL;
-  G2Z__TRY(g2z__join_path(saver->services, saver->place, "trainer_state.json", &path));
+  G2Z__TRY(g2z_join_path(saver->services, saver->place, "trainer_state.json", &path));
   g2z_status status = g2z_writer_create(saver->services, path, &writer);
   if (status == G2Z_OK) status = g2z__saver_put_state(saver, writer);
   g2z_writer_free(writer);
   g2z_release(saver->services, path);
   G2Z__TRY(status);
   /* The directory above is opened first: once the name is there, only its sync can fail. */
-  G2Z__TRY(g2z__join_path(saver->services, saver->place, "..", &path));
+  G2Z__TRY(g2z_join_path(saver->services, saver->place, "..", &path));
   int above = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   g2z_release(saver->services, path);
   if (rename(saver->place, saver->directory) != 0)
-    status = g2z__fail_file(saver->services, errno, "rename a complete checkpoint to",
-                            saver->directory);
+    status = g2z_fail_file(saver->services, errno, "rename a complete checkpoint to",
+                           saver->directory);
   else if (above >= 0 && g2z__sync(above) != 0 &&
            (errno == EIO || errno == ENOSPC || errno == EDQUOT))
-    status = g2z__fail_file(saver->services, errno, "sync the directory above",
-                            saver->directory);
+    status = g2z_fail_file(saver->services, errno, "sync the directory above",
+                           saver->directory);
   if (above >= 0) close(above);
   return status;
 }
@@ -11002,8 +10991,8 @@ G2Z__PRIVATE void g2z__saved_parse_files(g2z_json *json, g2z__saved *saved) {
     return;
   }
   saved->file_count = G2Z__FILE_OPTIMIZER + saved->world;
-  g2z_status status = g2z__alloc(json->services, (size_t)saved->file_count, sizeof(uint64_t),
-                                 &memory);
+  g2z_status status = g2z_allocate(json->services, (size_t)saved->file_count, sizeof(uint64_t),
+                                   &memory);
   if (status != G2Z_OK) {
     json->status = status;
     return;
@@ -11053,24 +11042,24 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
     bad |= *counts[i] < 0 || *counts[i] > most;
   if (bad)
-    return g2z__fail(services, G2Z_FORMAT, "%s lacks its list of files, or a number in it cannot "
-                     "be: it is damaged", path);
+    return g2z_fail(services, G2Z_FORMAT, "%s lacks its list of files, or a number in it cannot "
+                    "be: it is damaged", path);
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char *path,
                                              const char *text, size_t bytes) {
-  g2z__crc crc;
+  g2z_crc crc;
   char sum[16] = "";
-  g2z__crc_init(&crc);
+  g2z_crc_init(&crc);
   if (bytes > G2Z__SAVED_TAIL_BYTES)
     snprintf(sum, sizeof sum, "%08" PRIx32 "%s",
-             g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
+             g2z_crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
   if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
     return G2Z_OK;
-  return g2z__fail(services, G2Z_FORMAT,
-                   "%s does not have the checksum %.8s that ends it: it is damaged; take an "
-                   "earlier checkpoint", path, sum);
+  return g2z_fail(services, G2Z_FORMAT,
+                  "%s does not have the checksum %.8s that ends it: it is damaged; take an "
+                  "earlier checkpoint", path, sum);
 }
 
 /* The format and the version stand first, and say how to read the rest. */
@@ -11089,16 +11078,16 @@ G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const c
       version = g2z_json_integer(&json);
   }
   if (!known || json.status != G2Z_OK || version < 0)
-    return g2z__fail(services, G2Z_FORMAT,
-                     "%s does not begin as the state of a checkpoint does: it is damaged, or it "
-                     "is something else", path);
+    return g2z_fail(services, G2Z_FORMAT,
+                    "%s does not begin as the state of a checkpoint does: it is damaged, or it "
+                    "is something else", path);
   if (version == G2Z__CHECKPOINT_VERSION) return G2Z_OK;
   /* A version that no other byte agrees with is damage. */
   g2z_status status = g2z__saved_check_sum(services, path, text, bytes);
-  return g2z__fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
-                   "%s has version=%" PRId64 " of the format, and this program reads version %d: "
-                   "resume with the program that wrote it", path, version,
-                   G2Z__CHECKPOINT_VERSION);
+  return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
+                  "%s has version=%" PRId64 " of the format, and this program reads version %d: "
+                  "resume with the program that wrote it", path, version,
+                  G2Z__CHECKPOINT_VERSION);
 }
 
 /* What DIRECTORY/trainer_state.json says, or why that is no checkpoint. */
@@ -11110,19 +11099,19 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   struct stat info;
   memset(saved, 0, sizeof *saved);
   if (stat(directory, &info) != 0)
-    return g2z__fail_file(services, errno, "open the checkpoint", directory);
+    return g2z_fail_file(services, errno, "open the checkpoint", directory);
   if (length > 8 && strncmp(directory + length - 8, ".partial", 8) == 0)
-    return g2z__fail(services, G2Z_FORMAT, "%s was being written when the run ended and is not "
-                     "whole: take an earlier checkpoint", directory);
+    return g2z_fail(services, G2Z_FORMAT, "%s was being written when the run ended and is not "
+                    "whole: take an earlier checkpoint", directory);
   G2Z__TRY(g2z__weights_has(services, directory, "trainer_state.json", &state));
   G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &weights));
   if (!state && weights)
-    return g2z__fail(services, G2Z_FORMAT, "%s has weights but no trainer_state.json, so it is no "
-                     "checkpoint: begin a new training from them with init_from", directory);
+    return g2z_fail(services, G2Z_FORMAT, "%s has weights but no trainer_state.json, so it is no "
+                    "checkpoint: begin a new training from them with init_from", directory);
   if (!state)
-    return g2z__fail(services, G2Z_FORMAT, "%s has no trainer_state.json, so it is no checkpoint: "
-                     "name a step-NNNNNN directory of a run", directory);
-  G2Z__TRY(g2z__join_path(services, directory, "trainer_state.json", &path));
+    return g2z_fail(services, G2Z_FORMAT, "%s has no trainer_state.json, so it is no checkpoint: "
+                    "name a step-NNNNNN directory of a run", directory);
+  G2Z__TRY(g2z_join_path(services, directory, "trainer_state.json", &path));
   g2z_status status = g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes);
   if (status == G2Z_OK) status = g2z__saved_check_version(services, path, text, bytes);
   if (status == G2Z_OK) status = g2z__saved_check_sum(services, path, text, bytes);
@@ -11173,10 +11162,10 @@ G2Z__PRIVATE g2z_status g2z__resumer_check_model(g2z__resumer *r) {
   const g2z_model_config *model = &r->t->plan->model;
 #define X(name)                                                                                \
   if (r->saved.name != model->name)                                                            \
-    return g2z__fail(r->services, G2Z_BAD_ARGUMENT,                                            \
-                     "%s was saved by a model with %s=%" PRId64 ", and this one has %s=%d: "   \
-                     "resume with the same model", r->directory, #name, r->saved.name, #name,  \
-                     model->name);
+    return g2z_fail(r->services, G2Z_BAD_ARGUMENT,                                            \
+                    "%s was saved by a model with %s=%" PRId64 ", and this one has %s=%d: "   \
+                    "resume with the same model", r->directory, #name, r->saved.name, #name,  \
+                    model->name);
   X(layers)
   X(heads)
   X(channels)
@@ -11191,21 +11180,21 @@ G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path
   char name[64];
   struct stat info;
   g2z__checkpoint_file(file, (int)r->saved.world, name);
-  G2Z__TRY(g2z__join_path(r->services, r->directory, name, path));
+  G2Z__TRY(g2z_join_path(r->services, r->directory, name, path));
   g2z_status status = G2Z_OK;
   if (stat(*path, &info) != 0)
     status = errno == ENOENT
-                 ? g2z__fail(r->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
-                             "checkpoint again", r->directory, name)
-                 : g2z__fail_file(r->services, errno, "read", *path);
+                 ? g2z_fail(r->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
+                            "checkpoint again", r->directory, name)
+                 : g2z_fail_file(r->services, errno, "read", *path);
   else if (!S_ISREG(info.st_mode))
-    status = g2z__fail(r->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", *path,
-                       g2z__kind_of_file(&info));
+    status = g2z_fail(r->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", *path,
+                      g2z__kind_of_file(&info));
   else if ((uint64_t)info.st_size != r->saved.file_bytes[file])
-    status = g2z__fail(r->services, G2Z_FORMAT,
-                       "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
-                       "copy the checkpoint again", *path, (uint64_t)info.st_size,
-                       r->saved.file_bytes[file]);
+    status = g2z_fail(r->services, G2Z_FORMAT,
+                      "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
+                      "copy the checkpoint again", *path, (uint64_t)info.st_size,
+                      r->saved.file_bytes[file]);
   if (status == G2Z_OK) return G2Z_OK;
   g2z_release(r->services, *path);
   *path = NULL;
@@ -11213,32 +11202,32 @@ G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path
 }
 
 /* Reads a span and compares its checksum. */
-G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z__crc *crc,
+G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z_crc *crc,
                                                 const g2z__span *span, int file,
                                                 const char *path) {
   uint32_t sum = 0;
   for (uint64_t done = 0; done < span->bytes;) {
     size_t n = span->bytes - done < r->chunk_bytes ? (size_t)(span->bytes - done) : r->chunk_bytes;
     int64_t got = g2z__pread(file, r->chunk, n, span->begin + done);
-    if (got < 0) return g2z__fail_file(r->services, errno, "read", path);
+    if (got < 0) return g2z_fail_file(r->services, errno, "read", path);
     if ((size_t)got < n)
-      return g2z__fail(r->services, G2Z_FORMAT, "%s shrank while it was read: copy the checkpoint "
-                       "again", path);
-    sum = g2z__crc32c(crc, sum, r->chunk, n);
+      return g2z_fail(r->services, G2Z_FORMAT, "%s shrank while it was read: copy the checkpoint "
+                      "again", path);
+    sum = g2z_crc32c(crc, sum, r->chunk, n);
     done += n;
   }
   if (sum == span->crc) return G2Z_OK;
-  return g2z__fail(r->services, G2Z_FORMAT,
-                   "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32 " and must "
-                   "have %08" PRIx32 ": the file is damaged; take an earlier checkpoint", path,
-                   span->begin, span->begin + span->bytes - 1, sum, span->crc);
+  return g2z_fail(r->services, G2Z_FORMAT,
+                  "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32 " and must "
+                  "have %08" PRIx32 ": the file is damaged; take an earlier checkpoint", path,
+                  span->begin, span->begin + span->bytes - 1, sum, span->crc);
 }
 
 /* Every byte of every file, divided among the ranks. */
 G2Z__PRIVATE g2z_status g2z__resumer_check_bytes(g2z__resumer *r) {
   const size_t world = (size_t)r->world, rank = (size_t)r->rank;
-  g2z__crc crc;
-  g2z__crc_init(&crc);
+  g2z_crc crc;
+  g2z_crc_init(&crc);
   size_t at = 0;
   for (int file = 0; file < (int)r->saved.file_count; file++) {
     char *path;
@@ -11271,8 +11260,8 @@ G2Z__PRIVATE g2z_status g2z__resumer_open_moments(g2z__resumer *r, int of_rank) 
   g2z_release(r->services, path);
   G2Z__TRY(status);
   void *list = r->moments;
-  status = g2z__grow(r->services, &list, &r->moment_capacity, r->moment_count,
-                     r->moment_count + file->count, sizeof(g2z__moment));
+  status = g2z_grow(r->services, &list, &r->moment_capacity, r->moment_count,
+                    r->moment_count + file->count, sizeof(g2z__moment));
   r->moments = (g2z__moment *)list;
   G2Z__TRY(status);
   for (size_t i = 0; i < file->count; i++) {
@@ -11283,8 +11272,8 @@ G2Z__PRIVATE g2z_status g2z__resumer_open_moments(g2z__resumer *r, int of_rank) 
     moment->elements = tensor->elements;
     if (!g2z__moment_parse(tensor->name, &moment->which, &moment->canonical) ||
         tensor->type != G2Z_TENSOR_F32 || tensor->rank != 1 || tensor->elements == 0)
-      return g2z__fail(r->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in F32",
-                       file->path, tensor->name);
+      return g2z_fail(r->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in F32",
+                      file->path, tensor->name);
   }
   return G2Z_OK;
 }
@@ -11299,17 +11288,17 @@ G2Z__PRIVATE g2z_status g2z__resumer_check_moments(g2z__resumer *r) {
     for (; next < r->moment_count && r->moments[next].which == which; next++) {
       const g2z__moment *moment = &r->moments[next];
       if (moment->canonical != end || moment->elements > P - end)
-        return g2z__fail(r->services, G2Z_FORMAT,
-                         "%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
-                         "another checkpoint", r->files[moment->file]->path,
-                         r->files[moment->file]->tensors[moment->index].name, moment->elements,
-                         moment->canonical < end ? "overlaps others up to"
-                         : moment->canonical > end ? "leaves a gap from" : "goes on from", end, P);
+        return g2z_fail(r->services, G2Z_FORMAT,
+                        "%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
+                        "another checkpoint", r->files[moment->file]->path,
+                        r->files[moment->file]->tensors[moment->index].name, moment->elements,
+                        moment->canonical < end ? "overlaps others up to"
+                        : moment->canonical > end ? "leaves a gap from" : "goes on from", end, P);
       end += moment->elements;
     }
     if (end != P)
-      return g2z__fail(r->services, G2Z_FORMAT, "the optimizer files of %s hold %c up to element "
-                       "%zu of %zu: a file is missing", r->directory, "mv"[which], end, P);
+      return g2z_fail(r->services, G2Z_FORMAT, "the optimizer files of %s hold %c up to element "
+                      "%zu of %zu: a file is missing", r->directory, "mv"[which], end, P);
   }
   return G2Z_OK;
 }
@@ -11322,7 +11311,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_open_model(g2z__resumer *r) {
   g2z_release(r->services, path);
   G2Z__TRY(status);
   G2Z__TRY(g2z__weights_list(r->services, &r->t->plan->model, &r->weights, &r->weight_count));
-  G2Z__TRY(g2z__alloc(r->services, r->model->count, 1, &used));
+  G2Z__TRY(g2z_allocate(r->services, r->model->count, 1, &used));
   status = g2z__weights_match(r->model, r->t->plan->model.layers, r->weights, r->weight_count,
                               (unsigned char *)used);
   g2z_release(r->services, used);
@@ -11342,7 +11331,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
   r->chunk = (float *)memory;
   G2Z__TRY(g2z__resumer_check_bytes(r));
   G2Z__TRY(g2z__resumer_open_model(r));
-  G2Z__TRY(g2z__alloc(r->services, (size_t)r->saved.world, sizeof(g2z_safetensors *), &memory));
+  G2Z__TRY(g2z_allocate(r->services, (size_t)r->saved.world, sizeof(g2z_safetensors *), &memory));
   r->files = (g2z_safetensors **)memory;
   for (int rank = 0; rank < (int)r->saved.world; rank++)
     G2Z__TRY(g2z__resumer_open_moments(r, rank));
@@ -11423,16 +11412,16 @@ G2Z__PRIVATE g2z_status g2z__resumer_seek(g2z__resumer *r) {
   g2z_loader_position position = g2z__saved_position(saved, t->loader);
   if (t->plan->rank == 0 && saved->sequences) {
     if (!g2z__saved_same_data(saved, t->loader))
-      g2z__log(r->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
-               "had %" PRId64 " of %" PRId64 "%s: epoch %" PRId64 " starts over", sequences,
-               t->plan->seq, saved->sequences, saved->seq,
-               saved->sequences == sequences && saved->seq == t->plan->seq ? ", which were others"
+      g2z_log(r->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
+              "had %" PRId64 " of %" PRId64 "%s: epoch %" PRId64 " starts over", sequences,
+              t->plan->seq, saved->sequences, saved->seq,
+              saved->sequences == sequences && saved->seq == t->plan->seq ? ", which were others"
                                                                           : "", saved->epoch);
     else if (global != before)
-      g2z__log(r->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
-               "of the %" PRId64 " that epoch %" PRId64 " read, %" PRId64 " are read again", global,
-               before, saved->epoch_step * before, saved->epoch,
-               position.step ? saved->epoch_step * before % global : (int64_t)0);
+      g2z_log(r->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
+              "of the %" PRId64 " that epoch %" PRId64 " read, %" PRId64 " are read again", global,
+              before, saved->epoch_step * before, saved->epoch,
+              position.step ? saved->epoch_step * before % global : (int64_t)0);
   }
   return g2z_loader_seek(t->loader, position);
 }
@@ -11494,7 +11483,7 @@ G2Z_API g2z_status g2z_checkpoint_check(g2z_services *services, const char *dire
   r.world = 1;
   r.chunk_bytes = (size_t)1 << 20;
   g2z_status status = g2z__saved_read(services, directory, &r.saved);
-  if (status == G2Z_OK) status = g2z__alloc(services, r.chunk_bytes, 1, &memory);
+  if (status == G2Z_OK) status = g2z_allocate(services, r.chunk_bytes, 1, &memory);
   r.chunk = (float *)memory;
   if (status == G2Z_OK) status = g2z__resumer_check_bytes(&r);
   r.chunk = NULL; /* no trainer's */
@@ -11513,8 +11502,8 @@ G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
   G2Z__TRY(status);
   if (bytes > 0 && r->t->plan->device == G2Z_DEVICE_CUDA &&
       g2z_device_tuning_read(r->t->device, text) != G2Z_OK)
-    g2z__log(r->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
-             "otherwise than in the run that saved", r->services->error);
+    g2z_log(r->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
+            "otherwise than in the run that saved", r->services->error);
   g2z_release(r->services, text);
   return G2Z_OK;
 }
@@ -11529,8 +11518,8 @@ G2Z__PRIVATE void g2z__resumer_compare(g2z__resumer *r) {
        was = was_end + 1, is = is_end + 1) {
     int was_length = (int)(was_end - was), is_length = (int)(is_end - is);
     if (was_length == is_length && memcmp(was, is, (size_t)is_length) == 0) continue;
-    g2z__log(r->services, G2Z_LOG_INFO, "%.*s, and %.*s in the run that saved", is_length, is,
-             was_length, was);
+    g2z_log(r->services, G2Z_LOG_INFO, "%.*s, and %.*s in the run that saved", is_length, is,
+            was_length, was);
   }
 }
 

@@ -130,8 +130,8 @@ static const char *g2z__cuda_remedy(cudaError_t error) {
 static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, const char *what) {
   g2z_status status = error == cudaErrorMemoryAllocation ? G2Z_NO_MEMORY : G2Z_DEVICE;
   (void)cudaGetLastError(); /* errors that do not stick must not be blamed on the next launch */
-  return g2z__fail(services, status, "%s: %s; %s", what, cudaGetErrorString(error),
-                   g2z__cuda_remedy(error));
+  return g2z_fail(services, status, "%s: %s; %s", what, cudaGetErrorString(error),
+                  g2z__cuda_remedy(error));
 }
 
 #define G2Z__CUDA(device, call)                                              \
@@ -244,9 +244,9 @@ static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   }
   *out = NULL;
   if (g2z__capturing(device))
-    return g2z__fail(device->services, G2Z_DEVICE,
-                     "%zu bytes of scratch are wanted while a graph is captured: run the same step "
-                     "once before the capture", bytes);
+    return g2z_fail(device->services, G2Z_DEVICE,
+                    "%zu bytes of scratch are wanted while a graph is captured: run the same step "
+                    "once before the capture", bytes);
   G2Z_ASSERT(cuda->scratch_count < G2Z__SCRATCH_BLOCKS);
   size_t least = last >= 0 ? cuda->scratch_bytes[last] + cuda->scratch_bytes[last] / 2 : 1 << 20;
   if (bytes < least) bytes = least;
@@ -271,10 +271,10 @@ static g2z_status g2z_cuda_allocate(g2z_device *device, size_t bytes, void **out
     size_t free_bytes = 0, total_bytes = 0;
     (void)cudaGetLastError();
     cudaMemGetInfo(&free_bytes, &total_bytes);
-    return g2z__fail(device->services, G2Z_NO_MEMORY,
-                     "%s has no room for %.1f MiB: %.1f of its %.1f MiB are free; lower the batch",
-                     g2z__cuda_of(device)->gpu, (double)bytes / 1048576.0,
-                     (double)free_bytes / 1048576.0, (double)total_bytes / 1048576.0);
+    return g2z_fail(device->services, G2Z_NO_MEMORY,
+                    "%s has no room for %.1f MiB: %.1f of its %.1f MiB are free; lower the batch",
+                    g2z__cuda_of(device)->gpu, (double)bytes / 1048576.0,
+                    (double)free_bytes / 1048576.0, (double)total_bytes / 1048576.0);
   }
   if (error != cudaSuccess) return g2z__cuda_fail(device->services, error, "cudaMalloc");
   error = cudaMemsetAsync(memory, 0, bytes ? bytes : 1, g2z__cuda_of(device)->stream);
@@ -387,7 +387,7 @@ static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out) {
     status = g2z__cuda_fail(device->services, error, "cudaGraphGetNodes");
   void *memory = NULL;
   if (status == G2Z_OK && nodes)
-    status = g2z__alloc(device->services, 1, sizeof(g2z_graph), &memory);
+    status = g2z_allocate(device->services, 1, sizeof(g2z_graph), &memory);
   g2z_graph *graph = (g2z_graph *)memory;
   if (graph) {
     error = cudaGraphInstantiate(&graph->exec, recorded, 0);
@@ -432,7 +432,7 @@ static g2z__cuda_spans *g2z__cuda_spans_of(const g2z_device *device) {
 
 static g2z_status g2z__cuda_timers_open(g2z_device *device) {
   void *memory;
-  G2Z__TRY(g2z__alloc(device->services, 1, sizeof(g2z__cuda_spans), &memory));
+  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda_spans), &memory));
   g2z__cuda_spans *s = (g2z__cuda_spans *)memory;
   device->timers->backend = s;
   for (int i = 0; i < G2Z__SPANS; i++) {
@@ -468,8 +468,8 @@ static g2z_status g2z__cuda_timers_settle(g2z_device *device) {
   for (int i = 0; i < G2Z__SPANS && device->timers->status == G2Z_OK; i++)
     device->timers->status = g2z__cuda_span_count(device, i);
   if (device->timers->status == G2Z_OK) return G2Z_OK;
-  return g2z__fail(device->services, device->timers->status,
-                   "the events that time spans failed: profile without them");
+  return g2z_fail(device->services, device->timers->status,
+                  "the events that time spans failed: profile without them");
 }
 
 /* The next place in the ring that no open span has. While one span of a backward pass is open,
@@ -586,20 +586,20 @@ static void g2z__cuda_report(const g2z_device *device) {
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   cudaMemGetInfo(&free_bytes, &total_bytes);
-  g2z__log(device->services, G2Z_LOG_INFO,
-           "%s: sm_%d, built for sm_%d; %d SMs, %.1f of %.1f GiB free; CUDA %d.%d, driver for "
-           "%d.%d, cuBLASLt %zu.%zu.%zu, NCCL %s; %s, gradients %s", cuda->gpu, cuda->capability,
-           cuda->built_for, cuda->sms, (double)free_bytes / 1073741824.0,
-           (double)total_bytes / 1073741824.0,
-           runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, lt / 10000,
-           lt / 100 % 100, lt % 100, info.collectives[0] ? info.collectives : "none",
-           g2z_dtype_text(device->dtype),
-           g2z_dtype_text(device->grad_dtype));
+  g2z_log(device->services, G2Z_LOG_INFO,
+          "%s: sm_%d, built for sm_%d; %d SMs, %.1f of %.1f GiB free; CUDA %d.%d, driver for "
+          "%d.%d, cuBLASLt %zu.%zu.%zu, NCCL %s; %s, gradients %s", cuda->gpu, cuda->capability,
+          cuda->built_for, cuda->sms, (double)free_bytes / 1073741824.0,
+          (double)total_bytes / 1073741824.0,
+          runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, lt / 10000,
+          lt / 100 % 100, lt % 100, info.collectives[0] ? info.collectives : "none",
+          g2z_dtype_text(device->dtype),
+          g2z_dtype_text(device->grad_dtype));
   if (cuda->built_for < cuda->capability)
-    g2z__log(device->services, G2Z_LOG_WARNING,
-             "this program was built for sm_%d and runs on sm_%d: build with nvcc -arch=sm_%d%s, "
-             "or make, for full speed", cuda->built_for, cuda->capability, cuda->capability,
-             cuda->capability == 90 ? "a" : "");
+    g2z_log(device->services, G2Z_LOG_WARNING,
+            "this program was built for sm_%d and runs on sm_%d: build with nvcc -arch=sm_%d%s, "
+            "or make, for full speed", cuda->built_for, cuda->capability, cuda->capability,
+            cuda->capability == 90 ? "a" : "");
 }
 
 static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
@@ -613,11 +613,11 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   snprintf(cuda->gpu, sizeof cuda->gpu, "%s", properties.name);
   cuda->built_for = g2z__built_for();
   if (!cuda->built_for)
-    return g2z__fail(device->services, G2Z_UNSUPPORTED,
-                     "this program has no code for %s (sm_%d): build with nvcc -arch=sm_%d%s, or "
-                     "make",
-                     cuda->gpu, cuda->capability, cuda->capability,
-                     cuda->capability == 90 ? "a" : "");
+    return g2z_fail(device->services, G2Z_UNSUPPORTED,
+                    "this program has no code for %s (sm_%d): build with nvcc -arch=sm_%d%s, or "
+                    "make",
+                    cuda->gpu, cuda->capability, cuda->capability,
+                    cuda->capability == 90 ? "a" : "");
   int driver = 0; /* graphs support programmatic launches since CUDA 12.3 */
   G2Z__CUDA(device, cudaDriverGetVersion(&driver));
   cuda->early_launch = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
@@ -640,7 +640,7 @@ static g2z_status g2z__cuda_open(g2z_device *device) {
   if (error != cudaSuccess)
     return g2z__cuda_fail(device->services, error, "device cuda cannot be opened");
   void *memory;
-  G2Z__TRY(g2z__alloc(device->services, 1, sizeof(g2z__cuda), &memory));
+  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda), &memory));
   g2z__cuda *cuda = (g2z__cuda *)memory;
   device->backend = cuda;
   cuda->tune = G2Z_TUNE_ON;
@@ -1388,10 +1388,10 @@ static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, 
   *K = packs <= G2Z__ROW_THREADS / 2 ? 1 : 2;
   *threads = (int)g2z__blocks((size_t)packs, (size_t)(32 * *K)) * 32;
   if (*threads <= G2Z__ROW_THREADS) return G2Z_OK;
-  return g2z__fail(device->services, G2Z_UNSUPPORTED,
-                   "rows of %zu bytes are wider than the %d that the LayerNorm kernels take: use "
-                   "fewer channels, or a 16-bit dtype", (size_t)packs * 16,
-                   G2Z__ROW_THREADS * 2 * 16);
+  return g2z_fail(device->services, G2Z_UNSUPPORTED,
+                  "rows of %zu bytes are wider than the %d that the LayerNorm kernels take: use "
+                  "fewer channels, or a 16-bit dtype", (size_t)packs * 16,
+                  G2Z__ROW_THREADS * 2 * 16);
 }
 
 /* g2z_k_layernorm_fwd: y = (x - mean) * rstd * w + b
@@ -1980,11 +1980,11 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
 static g2z_status g2z__lt_fail(g2z_device *device, cublasStatus_t status, const char *what,
                                const g2z__lt_key *key) {
   g2z_status kind = status == CUBLAS_STATUS_ALLOC_FAILED ? G2Z_NO_MEMORY : G2Z_DEVICE;
-  return g2z__fail(device->services, kind,
-                   "%s of the product [%d,%d] = [%d,%d] [%d,%d] (epilogue %d, dtype %s): cuBLASLt "
-                   "says %s; CUBLASLT_LOG_LEVEL=2 says more", what, key->n, key->m, key->n, key->k,
-                   key->k, key->m, key->epilogue, g2z_dtype_text(device->dtype),
-                   cublasLtGetStatusString(status));
+  return g2z_fail(device->services, kind,
+                  "%s of the product [%d,%d] = [%d,%d] [%d,%d] (epilogue %d, dtype %s): cuBLASLt "
+                  "says %s; CUBLASLT_LOG_LEVEL=2 says more", what, key->n, key->m, key->n, key->k,
+                  key->k, key->m, key->epilogue, g2z_dtype_text(device->dtype),
+                  cublasLtGetStatusString(status));
 }
 
 #define G2Z__LT(device, key, call)                                        \
@@ -1997,13 +1997,13 @@ static g2z_status g2z__lt_fail(g2z_device *device, cublasStatus_t status, const 
 static g2z_status g2z__lt_open(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   void *memory;
-  G2Z__TRY(g2z__alloc(device->services, G2Z__PRODUCTS, sizeof(g2z__lt_product), &memory));
+  G2Z__TRY(g2z_allocate(device->services, G2Z__PRODUCTS, sizeof(g2z__lt_product), &memory));
   cuda->products = (g2z__lt_product *)memory;
   cublasStatus_t status = cublasLtCreate(&cuda->lt);
   if (status != CUBLAS_STATUS_SUCCESS)
-    return g2z__fail(device->services, G2Z_DEVICE,
-                     "cuBLASLt %zu does not start: %s; check that it fits the driver",
-                     cublasLtGetVersion(), cublasLtGetStatusString(status));
+    return g2z_fail(device->services, G2Z_DEVICE,
+                    "cuBLASLt %zu does not start: %s; check that it fits the driver",
+                    cublasLtGetVersion(), cublasLtGetStatusString(status));
   cuda->hopper = g2z__hopper_here(device);
   G2Z__CUDA(device, cudaMalloc(&cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE));
   return G2Z_OK;
@@ -2266,7 +2266,7 @@ static g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
   const size_t line = 640; /* a head, or a product's fields, words and time, at their longest */
   size_t room = (size_t)(cuda->product_count + 1) * line, at = 0;
   void *memory;
-  G2Z__TRY(g2z__alloc(device->services, room, 1, &memory));
+  G2Z__TRY(g2z_allocate(device->services, room, 1, &memory));
   char *out = *text = (char *)memory;
   g2z__lt_table_head(device, out, 512);
   at = strlen(out);
@@ -2339,10 +2339,10 @@ static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
   g2z__lt_table_head(device, head, sizeof head);
   size_t length = strlen(head), first = strcspn(text, "\n");
   if (strncmp(text, head, length) != 0 || text[length] != '\n')
-    return g2z__fail(device->services, G2Z_FORMAT,
-                     "the tuning table begins with \"%.*s\" and not with \"%s\": it was made on "
-                     "another GPU or cuBLAS, or by another build; remove it to tune anew",
-                     first < 200 ? (int)first : 200, text, head);
+    return g2z_fail(device->services, G2Z_FORMAT,
+                    "the tuning table begins with \"%.*s\" and not with \"%s\": it was made on "
+                    "another GPU or cuBLAS, or by another build; remove it to tune anew",
+                    first < 200 ? (int)first : 200, text, head);
   int number = 2;
   for (const char *line = text + length + 1; *line; number++) {
     g2z__lt_key key;
@@ -2351,9 +2351,9 @@ static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
     float us;
     const char *next = strchr(line, '\n');
     if (!next || !g2z__lt_table_parse(line, &key, &way, &algo, &us))
-      return g2z__fail(device->services, G2Z_FORMAT,
-                       "line %d of the tuning table is no product: remove the table to tune anew",
-                       number);
+      return g2z_fail(device->services, G2Z_FORMAT,
+                      "line %d of the tuning table is no product: remove the table to tune anew",
+                      number);
     line = next + 1;
     g2z__lt_product *product = g2z__lt_find(device, &key);
     if (product && product->us > 0) continue;
@@ -2362,9 +2362,9 @@ static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
     G2Z__TRY(g2z__lt_add(device, &key, &product));
     if (!g2z__lt_accepts(device, product, way, &algo)) {
       g2z__lt_free(product);
-      return g2z__fail(device->services, G2Z_FORMAT,
-                       "line %d of the tuning table names an algorithm that this cuBLAS does not "
-                       "run: remove the table to tune anew", number);
+      return g2z_fail(device->services, G2Z_FORMAT,
+                      "line %d of the tuning table names an algorithm that this cuBLAS does not "
+                      "run: remove the table to tune anew", number);
     }
     product->way = way;
     product->algo = algo;
@@ -4531,9 +4531,9 @@ static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, CUtensor
         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return G2Z_OK;
-  return g2z__fail(device->services, G2Z_DEVICE,
-                   "the driver refuses a tensor map of rank %d (error %d): update the driver", rank,
-                   (int)result);
+  return g2z_fail(device->services, G2Z_DEVICE,
+                  "the driver refuses a tensor map of rank %d (error %d): update the driver", rank,
+                  (int)result);
 }
 
 /* x[B,T,heads,64], by tiles of 64 rows of one head. */
@@ -6223,9 +6223,9 @@ static g2z_status g2z__nvml_open(g2z_gpu_watch *watch) {
     all = (watch->call[i] = dlsym(watch->library, symbols[i])) != NULL;
   if (all && G2Z__NVML(watch, INIT)() == 0) return G2Z_OK;
   watch->call[G2Z__NVML_SHUTDOWN] = NULL; /* there is nothing to shut down */
-  return g2z__fail(watch->services, G2Z_UNSUPPORTED,
-                   "libnvidia-ml.so.1 is not here, or no driver answers it: how busy GPUs are is "
-                   "not known");
+  return g2z_fail(watch->services, G2Z_UNSUPPORTED,
+                  "libnvidia-ml.so.1 is not here, or no driver answers it: how busy GPUs are is "
+                  "not known");
 }
 
 static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
@@ -6239,7 +6239,7 @@ static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample
   if (cudaDeviceGetPCIBusId(bus, (int)sizeof bus, gpu) != cudaSuccess ||
       G2Z__NVML(watch, FIND)(bus, &handle) != 0 ||
       G2Z__NVML(watch, MEMORY)(handle, &memory) != 0)
-    return g2z__fail(watch->services, G2Z_UNSUPPORTED, "NVML knows nothing of GPU %d", gpu);
+    return g2z_fail(watch->services, G2Z_UNSUPPORTED, "NVML knows nothing of GPU %d", gpu);
   /* A MIG slice has no utilisation. */
   out->busy_percent = G2Z__NVML(watch, BUSY)(handle, &rates) == 0 ? (double)rates.gpu : NAN;
   out->used_bytes = (size_t)memory.used; /* without what the driver keeps for itself */
@@ -6412,9 +6412,9 @@ typedef struct g2z__nccl {       /* comm->backend */
 static inline g2z__nccl *g2z__nccl_of(const g2z_comm *comm) { return (g2z__nccl *)comm->backend; }
 
 static g2z_status g2z__nccl_fail(const g2z_comm *comm, ncclResult_t result, const char *what) {
-  return g2z__fail(comm->services, G2Z_DEVICE,
-                   "%s: %s (%s); NCCL_DEBUG=INFO tells more", what, ncclGetErrorString(result),
-                   ncclGetLastError(g2z__nccl_of(comm)->comm));
+  return g2z_fail(comm->services, G2Z_DEVICE,
+                  "%s: %s (%s); NCCL_DEBUG=INFO tells more", what, ncclGetErrorString(result),
+                  ncclGetLastError(g2z__nccl_of(comm)->comm));
 }
 
 #define G2Z__NCCL_TRY(owner, call)                                                           \
@@ -6442,8 +6442,8 @@ static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
   }
   size_t place = nccl->departure_count;
   void *events = nccl->departures;
-  G2Z__TRY(g2z__grow(comm->services, &events, &nccl->departure_capacity, place, place + 1,
-                     sizeof(cudaEvent_t)));
+  G2Z__TRY(g2z_grow(comm->services, &events, &nccl->departure_capacity, place, place + 1,
+                    sizeof(cudaEvent_t)));
   nccl->departures = (cudaEvent_t *)events;
   G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->departures[place], cudaEventDisableTiming));
   nccl->departure_count++;
@@ -6542,7 +6542,7 @@ static g2z_status g2z__nccl_mark(g2z_comm *comm, int place) {
   nccl->passed++;
   CUresult result = g2z__nccl_tell(nccl);
   if (result == CUDA_SUCCESS) return G2Z_OK;
-  return g2z__fail(comm->services, G2Z_DEVICE, "cuStreamWriteValue32: error %d", (int)result);
+  return g2z_fail(comm->services, G2Z_DEVICE, "cuStreamWriteValue32: error %d", (int)result);
 }
 
 static g2z_status g2z__nccl_wait(g2z_comm *comm, int place) {
@@ -6616,8 +6616,8 @@ static g2z_status g2z__nccl_share(g2z_comm *comm, size_t bytes, g2z__region *reg
   memset(&handle, 0, sizeof handle);
   memset(region, 0, sizeof *region);
   region->bytes = bytes;
-  g2z_status status = g2z__alloc(comm->services, world, sizeof(char *), &places);
-  if (status == G2Z_OK) status = g2z__alloc(comm->services, world, sizeof handle, &handles);
+  g2z_status status = g2z_allocate(comm->services, world, sizeof(char *), &places);
+  if (status == G2Z_OK) status = g2z_allocate(comm->services, world, sizeof handle, &handles);
   region->places = (char **)places;
   int mine = status == G2Z_OK && together && g2z__nccl_offer(comm, region, &handle);
   status = g2z__ranks_all(comm->ranks, mine, &all);
@@ -6768,9 +6768,9 @@ static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, g2z__region *re
 static void g2z__nccl_no_peers(g2z_comm *comm, const char *what, const char *how) {
   int together = g2z_ranks_place(comm->ranks)->local_world == comm->world;
   if (comm->rank == 0)
-    g2z__log(comm->services, together ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
-             "not all GPUs can write to each other's memory, or one has no room for what others "
-             "write: %s through NCCL, %s", what, how);
+    g2z_log(comm->services, together ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
+            "not all GPUs can write to each other's memory, or one has no room for what others "
+            "write: %s through NCCL, %s", what, how);
 }
 
 static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {
@@ -6979,7 +6979,7 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
   g2z__nccl *nccl = g2z__nccl_of(comm);
   int least = 0, greatest = 0;
   void *memory;
-  G2Z__TRY(g2z__alloc(comm->services, (size_t)wanted->places, sizeof(cudaEvent_t), &memory));
+  G2Z__TRY(g2z_allocate(comm->services, (size_t)wanted->places, sizeof(cudaEvent_t), &memory));
   nccl->places = (cudaEvent_t *)memory;
   nccl->place_count = wanted->places;
   for (int i = 0; i < wanted->places; i++)
@@ -6995,7 +6995,7 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
   if (nccl->write_value && g2z__nccl_tell(nccl) != CUDA_SUCCESS) nccl->write_value = NULL;
   if (nccl->write_value) g2z__ranks_progress(comm->ranks, &nccl->signs->progress);
   void *first;
-  G2Z__TRY(g2z__alloc(comm->services, 1, sizeof(cudaEvent_t), &first));
+  G2Z__TRY(g2z_allocate(comm->services, 1, sizeof(cudaEvent_t), &first));
   nccl->departures = (cudaEvent_t *)first;
   nccl->departure_capacity = 1;
   G2Z__CUDA(comm, cudaEventCreateWithFlags(nccl->departures, cudaEventDisableTiming));
@@ -7027,7 +7027,7 @@ static g2z_status g2z__nccl_open(g2z_comm *comm, const g2z_comm_config *wanted) 
 
 static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   void *memory;
-  G2Z__TRY(g2z__alloc(comm->services, 1, sizeof(g2z__nccl), &memory));
+  G2Z__TRY(g2z_allocate(comm->services, 1, sizeof(g2z__nccl), &memory));
   comm->backend = memory;
   comm->ops = &g2z__nccl_collectives;
   return g2z__nccl_open(comm, wanted);
@@ -7037,9 +7037,9 @@ static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wan
 
 static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   (void)wanted;
-  return g2z__fail(comm->services, G2Z_UNSUPPORTED,
-                   "%d ranks need NCCL, and this program was built without <nccl.h>: install NCCL "
-                   "and build it again", comm->world);
+  return g2z_fail(comm->services, G2Z_UNSUPPORTED,
+                  "%d ranks need NCCL, and this program was built without <nccl.h>: install NCCL "
+                  "and build it again", comm->world);
 }
 
 #endif
@@ -7097,8 +7097,8 @@ static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops) {
       return G2Z_OK;
     case G2Z_DTYPE_COUNT: break;
   }
-  return g2z__fail(device->services, G2Z_BAD_ARGUMENT, "a device cannot have type %d",
-                   (int)device->dtype);
+  return g2z_fail(device->services, G2Z_BAD_ARGUMENT, "a device cannot have type %d",
+                  (int)device->dtype);
 }
 
 #endif /* G2Z_KERNELS_INCLUDED */

@@ -67,7 +67,7 @@ static void test_files_refused(g2z_test *t) {
   char logged[64] = "";
   services->log = test_files_log;
   services->user = logged;
-  g2z__log(services, G2Z_LOG_INFO, "%s", "n\033[2J\xc2\x9b" "2J\xc2\xa0");
+  g2z_log(services, G2Z_LOG_INFO, "%s", "n\033[2J\xc2\x9b" "2J\xc2\xa0");
   CHECK(t, strcmp(logged, "n?[2J??2J\xc2\xa0") == 0);
   services->log = NULL;
   services->user = t;
