@@ -1697,11 +1697,16 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
 /* ===== >>d16 checkpoints =================================================
  * All that a training needs to go on, in a directory that appears whole or not at all
  * (manual: CHECKPOINTS). Any world size, stage, bucket size and type can take it up: files speak
- * canonical ranges. All ranks call these together. */
+ * canonical ranges. All ranks call save and load together. */
 
 /* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. A failure on
  * any rank is a failure on all, and leaves nothing behind. Steps under way are waited for. */
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
+/* The same with a note of the program's own beside the state: `note` puts its members on rank 0, and
+ * they become the object in DIRECTORY/note.json. */
+typedef void (*g2z_note)(void *user, g2z_json_out *out);
+G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *trainer, const char *directory,
+                                         g2z_note note, void *user);
 /* Checks every byte before anything of the trainer changes. On the same world, config and machine
  * the steps that follow are, to the bit, those of the run that saved. The model must be the same;
  * any other setting is the trainer's own, and the log names those that differ. With another global
@@ -1714,23 +1719,15 @@ typedef struct g2z_checkpoint {
   int64_t step, tokens;         /* trained on so far */
   int64_t epoch, epoch_step;    /* of the run that saved: steps of that epoch that were read */
   g2z_loader_position next;     /* where a trainer that loads it goes on with the loader's data */
+  char *note;                   /* note.json, freed with g2z_release; NULL: there is none */
 } g2z_checkpoint;
-/* What trainer_state.json says. loader NULL: `next` stays zero. */
+/* What trainer_state.json and note.json say: G2Z_FORMAT where one of them is damaged. loader NULL:
+ * `next` stays zero. */
 G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
                                        const g2z_loader *loader, g2z_checkpoint *out);
-/* Reads all of it: G2Z_FORMAT where it is damaged. */
-G2Z_API g2z_status g2z_checkpoint_check(g2z_services *services, const char *directory);
 /* Removes a checkpoint, whole or not, and nothing that somebody else put there or keeps elsewhere,
  * behind a link. 0: the directory is still there, and errno says why. */
 G2Z_API int g2z_checkpoint_remove(const char *directory);
-
-/* CRC-32C (RFC 3720), of which a checkpoint has one for each range. `sum` is that of the bytes
- * before these; 0 begins. */
-typedef struct g2z_crc {
-  uint32_t table[8][256];       /* [k][b]: byte b, followed by k zero bytes */
-} g2z_crc;
-G2Z_API void g2z_crc_init(g2z_crc *crc);
-G2Z_API uint32_t g2z_crc32c(const g2z_crc *crc, uint32_t sum, const void *bytes, size_t count);
 
 #ifdef __cplusplus
 }
@@ -10163,9 +10160,12 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
 /* ===== >>i16 checkpoints =================================================
  * In:  a trainer on every rank. Out: a directory with all of its state; and the way back.
  * Law: a directory has its final name only when every file in it is whole and on the disk; nothing
- *      of the trainer changes before every byte that will be read was checked. */
+ *      of the trainer changes before every byte that will be read was checked.
+ *
+ * A span is a piece of a file under one checksum: a header, a small file, or elements that lie
+ * together both in the file and in a rank's shard. Each rank sums up what it writes. Rank 0 gathers
+ * all spans and lists them in trainer_state.json, which ends with its own checksum. */
 
-#define G2Z__CHECKPOINT_FORMAT "gpt2_zero checkpoint"
 #define G2Z__CHECKPOINT_VERSION 1
 #define G2Z__CHECKPOINT_SPAN ((size_t)1 << 24)  /* most elements under one checksum: 64 MiB */
 #define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements in flight between file and device */
@@ -10173,7 +10173,11 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
 
 /* ----- CRC-32C (Castagnoli), as in iSCSI, RFC 3720 appendix B.4 ----- */
 
-G2Z_API void g2z_crc_init(g2z_crc *crc) {
+typedef struct g2z__crc {
+  uint32_t table[8][256];       /* [k][b]: byte b, followed by k zero bytes */
+} g2z__crc;
+
+G2Z__PRIVATE void g2z__crc_init(g2z__crc *crc) {
   for (uint32_t byte = 0; byte < 256; byte++) {
     uint32_t value = byte;
     for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0x82f63b78u : 0);
@@ -10187,7 +10191,7 @@ G2Z_API void g2z_crc_init(g2z_crc *crc) {
 }
 
 /* Eight bytes a turn, by tables: about 2 GB/s. */
-G2Z__PRIVATE uint32_t g2z__crc_tables(const g2z_crc *crc, uint32_t sum, const void *bytes,
+G2Z__PRIVATE uint32_t g2z__crc_tables(const g2z__crc *crc, uint32_t sum, const void *bytes,
                                       size_t count) {
   const unsigned char *at = (const unsigned char *)bytes;
   sum = ~sum;
@@ -10202,12 +10206,13 @@ G2Z__PRIVATE uint32_t g2z__crc_tables(const g2z_crc *crc, uint32_t sum, const vo
   return ~sum;
 }
 
-G2Z_API uint32_t g2z_crc32c(const g2z_crc *crc, uint32_t sum, const void *bytes, size_t count) {
+/* `sum` is that of the bytes before these; 0 begins. */
+G2Z__PRIVATE uint32_t g2z__crc32c(const g2z__crc *crc, uint32_t sum, const void *bytes,
+                                  size_t count) {
 #if defined(__SSE4_2__) && defined(__x86_64__)
   const unsigned char *at = (const unsigned char *)bytes;
   uint64_t wide = ~sum; /* the instruction: 8 bytes in 3 cycles */
-  size_t words = count / 8;
-  for (size_t i = 0; i < words; i++, at += 8) {
+  for (size_t words = count / 8; words > 0; words--, at += 8) {
     unsigned long long word;
     memcpy(&word, at, sizeof word);
     wide = _mm_crc32_u64(wide, word);
@@ -10220,29 +10225,56 @@ G2Z_API uint32_t g2z_crc32c(const g2z_crc *crc, uint32_t sum, const void *bytes,
 
 /* ----- what stands where ----- */
 
-/* The files beside trainer_state.json, which names them in this order; then one of each rank. */
+/* The files beside trainer_state.json, which lists them in this order; then one of each rank. */
 enum { G2Z__FILE_MODEL, G2Z__FILE_CONFIG, G2Z__FILE_TUNING, G2Z__FILE_OPTIMIZER };
 
-G2Z__PRIVATE void g2z__checkpoint_file(int file, int world, char name[64]) {
+G2Z__PRIVATE void g2z__checkpoint_file(int file, int64_t world, char name[64]) {
   static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt"};
   if (file < G2Z__FILE_OPTIMIZER) snprintf(name, 64, "%s", names[file]);
-  else snprintf(name, 64, "optimizer-%05d-of-%05d.safetensors", file - G2Z__FILE_OPTIMIZER, world);
+  else
+    snprintf(name, 64, "optimizer-%05d-of-%05" PRId64 ".safetensors", file - G2Z__FILE_OPTIMIZER,
+             world);
 }
 
-/* "m.0000000123": m from canonical element 123 on. `which` is 0 for m and 1 for v. */
-G2Z__PRIVATE void g2z__moment_name(int which, size_t canonical, char name[32]) {
-  snprintf(name, 32, "%c.%010zu", "mv"[which], canonical);
+/* 1: a checkpoint of some world has a file of that name, or has it while it is written. */
+G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
+  char base[64], own[64];
+  size_t length = strlen(name);
+  int rank = 0, world = 0;
+  if (length > 8 && strcmp(name + length - 8, ".partial") == 0) length -= 8;
+  snprintf(base, sizeof base, "%.*s", (int)length, name);
+  sscanf(base, "optimizer-%5d-of-%5d", &rank, &world);
+  int has = strcmp(base, "trainer_state.json") == 0 || strcmp(base, "note.json") == 0;
+  for (int file = 0; file <= G2Z__FILE_OPTIMIZER; file++) {
+    g2z__checkpoint_file(file < G2Z__FILE_OPTIMIZER ? file : file + rank, world, own);
+    has |= strcmp(base, own) == 0;
+  }
+  return has;
 }
-G2Z__PRIVATE int g2z__moment_parse(const char *name, int *which, size_t *canonical) {
+
+G2Z_API int g2z_checkpoint_remove(const char *path) {
+  int file = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  DIR *directory = file < 0 ? NULL : fdopendir(file);
+  if (file >= 0 && !directory) close(file);
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
+    if (g2z__checkpoint_has(entry->d_name)) unlinkat(dirfd(directory), entry->d_name, 0);
+  if (directory) closedir(directory);
+  return rmdir(path) == 0 || errno == ENOENT;
+}
+
+/* "m.0000000123": m from canonical element 123 on. */
+G2Z__PRIVATE void g2z__moment_name(g2z_buffer buffer, size_t canonical, char name[32]) {
+  snprintf(name, 32, "%c.%010zu", buffer == G2Z_BUFFER_M ? 'm' : 'v', canonical);
+}
+G2Z__PRIVATE int g2z__moment_parse(const char *name, g2z_buffer *buffer, size_t *canonical) {
   char same[32];
-  *which = name[0] == 'v';
+  *buffer = name[0] == 'm' ? G2Z_BUFFER_M : G2Z_BUFFER_V;
   if (!name[0] || name[1] != '.' || strlen(name) > 21) return 0;
   *canonical = (size_t)strtoull(name + 2, NULL, 10);
-  g2z__moment_name(*which, *canonical, same);
+  g2z__moment_name(*buffer, *canonical, same);
   return strcmp(name, same) == 0;
 }
 
-/* Bytes of a file under one checksum. */
 typedef struct g2z__span {
   uint64_t begin, bytes;
   int32_t file;
@@ -10268,20 +10300,20 @@ typedef struct g2z__span {
   X(zero_stage)
 
 /* Of g2z_step_state, all that outlives a step. */
-#define G2Z__STATE_LIST(X)                  \
-  X(INTEGER, int64_t, step)                 \
-  X(INTEGER, int64_t, applied)              \
-  X(INTEGER, int64_t, skipped)              \
-  X(INTEGER, int32_t, skipped_at_minimum)   \
-  X(INTEGER, int32_t, good_steps)           \
-  X(INTEGER, int32_t, hysteresis)           \
-  X(INTEGER, int32_t, skip)                 \
-  X(NUMBER,  float,   loss_scale)           \
-  X(NUMBER,  float,   grad_multiplier)      \
-  X(NUMBER,  float,   loss)                 \
-  X(NUMBER,  float,   grad_norm)            \
-  X(NUMBER,  float,   lr)                   \
-  X(NUMBER,  float,   used_loss_scale)
+#define G2Z__STATE_LIST(X)      \
+  X(INT64, step)                \
+  X(INT64, applied)             \
+  X(INT64, skipped)             \
+  X(INT32, skipped_at_minimum)  \
+  X(INT32, good_steps)          \
+  X(INT32, hysteresis)          \
+  X(INT32, skip)                \
+  X(FLOAT, loss_scale)          \
+  X(FLOAT, grad_multiplier)     \
+  X(FLOAT, loss)                \
+  X(FLOAT, grad_norm)           \
+  X(FLOAT, lr)                  \
+  X(FLOAT, used_loss_scale)
 
 /* trainer_state.json */
 typedef struct g2z__saved {
@@ -10291,154 +10323,34 @@ typedef struct g2z__saved {
   g2z_step_state state;
   char dtype[16];
   char settings[1536];          /* what g2z__trainer_describe said */
-  uint64_t *file_bytes;         /* of each file */
   int64_t file_count;
   g2z__span *spans;             /* in the order of files and of bytes */
   size_t span_count, span_capacity;
 } g2z__saved;
 
-/* The hash of the data as a JSON integer, which is never negative. */
-G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
-  return (int64_t)(loader->hash >> 1);
-}
+/* Its numbers: those of SAVED_LIST, then those of `state`. */
+enum { G2Z__FIELD_INT64, G2Z__FIELD_INT32, G2Z__FIELD_FLOAT };
+static const struct {
+  const char *name;
+  size_t at;
+  int kind;
+} g2z__fields[] = {
+#define X(name) {#name, offsetof(g2z__saved, name), G2Z__FIELD_INT64},
+    G2Z__SAVED_LIST(X)
+#undef X
+#define X(kind, name) {#name, offsetof(g2z__saved, state) + offsetof(g2z_step_state, name), \
+                       G2Z__FIELD_##kind},
+    G2Z__STATE_LIST(X)
+#undef X
+};
+#define X(name) +1
+enum { G2Z__STATE_FIELDS = 0 G2Z__SAVED_LIST(X), /* begin here */
+       G2Z__ALL_FIELDS = sizeof g2z__fields / sizeof *g2z__fields };
+#undef X
 
-/* A range of this rank's shard that lies together in canonical order as well. */
-typedef struct g2z__part {
-  size_t canonical, shard, elements;
-} g2z__part;
-
-/* Elements in flight: no more than there are, so that a small model takes little. */
-G2Z__PRIVATE size_t g2z__checkpoint_chunk(const g2z_trainer *t) {
-  return t->plan->parameters < G2Z__CHECKPOINT_CHUNK ? t->plan->parameters : G2Z__CHECKPOINT_CHUNK;
-}
-
-/* What this rank owns of canonical [begin, end), in parts of at most G2Z__CHECKPOINT_SPAN. */
-G2Z__PRIVATE g2z_status g2z__parts_list(const g2z_trainer *t, size_t begin, size_t end,
-                                        g2z__part **list, size_t *count) {
-  size_t capacity = 0;
-  *list = NULL;
-  *count = 0;
-  for (size_t i = 0; i < t->plan->updates; i++) {
-    const g2z_update_range *range = &t->plan->update[i];
-    size_t at = range->canonical > begin ? range->canonical : begin;
-    size_t stop = range->canonical + range->elements;
-    if (stop > end) stop = end;
-    while (at < stop) {
-      size_t shard = range->shard + (at - range->canonical), n = stop - at;
-      g2z__part *last = *count ? &(*list)[*count - 1] : NULL;
-      int joins = last && last->canonical + last->elements == at &&
-                  last->shard + last->elements == shard && last->elements < G2Z__CHECKPOINT_SPAN;
-      if (!joins) {
-        void *memory = *list;
-        g2z_status status = g2z_grow(t->services, &memory, &capacity, *count, *count + 1,
-                                     sizeof(g2z__part));
-        *list = (g2z__part *)memory;
-        G2Z__TRY(status);
-        last = &(*list)[(*count)++];
-        last->canonical = at;
-        last->shard = shard;
-        last->elements = 0;
-      }
-      if (n > G2Z__CHECKPOINT_SPAN - last->elements) n = G2Z__CHECKPOINT_SPAN - last->elements;
-      last->elements += n;
-      at += n;
-    }
-  }
-  return G2Z_OK;
-}
-
-/* 1: a checkpoint of some world has a file of that name, or has it while it is written. */
-G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
-  char base[64], own[64];
-  size_t length = strlen(name);
-  int rank = 0, world = 0;
-  if (length > 8 && strcmp(name + length - 8, ".partial") == 0) length -= 8;
-  snprintf(base, sizeof base, "%.*s", (int)length, name);
-  sscanf(base, "optimizer-%5d-of-%5d", &rank, &world);
-  int has = strcmp(base, "trainer_state.json") == 0;
-  for (int file = 0; file <= G2Z__FILE_OPTIMIZER; file++) {
-    g2z__checkpoint_file(file < G2Z__FILE_OPTIMIZER ? file : file + rank, world, own);
-    has |= strcmp(base, own) == 0;
-  }
-  return has;
-}
-
-G2Z_API int g2z_checkpoint_remove(const char *path) {
-  int file = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  DIR *directory = file < 0 ? NULL : fdopendir(file);
-  if (file >= 0 && !directory) close(file);
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
-    if (g2z__checkpoint_has(entry->d_name)) unlinkat(dirfd(directory), entry->d_name, 0);
-  if (directory) closedir(directory);
-  return rmdir(path) == 0 || errno == ENOENT;
-}
-
-/* ----- saving ----- */
-
-typedef struct g2z__saver {
-  g2z_trainer *t;
-  g2z_services *services;
-  g2z_ranks *ranks;
-  const char *directory;        /* where it shall stand in the end */
-  char *place;                  /* where it is written */
-  char *model_path;             /* model.safetensors.partial there */
-  g2z_safetensors_writer *model; /* of rank 0 */
-  g2z__part *parts;             /* what this rank writes */
-  size_t part_count;
-  float *chunk;                 /* [g2z__checkpoint_chunk] */
-  g2z__saved saved;             /* spans: this rank's, and on rank 0 all, once gathered */
-  g2z_crc crc;
-} g2z__saver;
-
-G2Z__PRIVATE void g2z__saver_free(g2z__saver *saver) {
-  g2z_services *services = saver->services;
-  g2z_safetensors_writer_free(saver->model);
-  if (saver->chunk) saver->t->device->ops->release_host(saver->t->device, saver->chunk);
-  g2z_release(services, saver->place);
-  g2z_release(services, saver->model_path);
-  g2z_release(services, saver->parts);
-  g2z_release(services, saver->saved.spans);
-}
-
-/* Without slashes at its end. */
-G2Z__PRIVATE size_t g2z__directory_length(const char *path) {
-  size_t length = strlen(path);
-  while (length > 1 && path[length - 1] == '/') length--;
-  return length;
-}
-
-/* Where all ranks hold everything, each writes its share of it. */
-G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const char *directory,
-                                        const char *suffix) {
-  const g2z_plan *plan = t->plan;
-  void *memory;
-  memset(saver, 0, sizeof *saver);
-  saver->t = t;
-  saver->services = t->services;
-  saver->ranks = g2z_context_ranks(t->context);
-  saver->directory = directory;
-  g2z_crc_init(&saver->crc);
-  size_t length = g2z__directory_length(directory), P = plan->parameters; /* beside, not inside */
-  size_t bytes = length + strlen(suffix) + 1;
-  G2Z__TRY(g2z_allocate(t->services, bytes, 1, &memory));
-  saver->place = (char *)memory;
-  snprintf(saver->place, bytes, "%.*s%s", (int)length, directory, suffix);
-  G2Z__TRY(g2z_join_path(t->services, saver->place, "model.safetensors.partial",
-                         &saver->model_path));
-  size_t begin = 0, end = P;
-  if (plan->owner == G2Z_OWNER_ALL) {
-    begin = (size_t)((uint64_t)P * (uint64_t)plan->rank / (uint64_t)plan->world);
-    end = (size_t)((uint64_t)P * (uint64_t)(plan->rank + 1) / (uint64_t)plan->world);
-  }
-  G2Z__TRY(g2z__parts_list(t, begin, end, &saver->parts, &saver->part_count));
-  if (saver->part_count > G2Z__CHECKPOINT_PARTS)
-    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                    "%d buckets cut this rank's share into %zu ranges, too many for one file: "
-                    "raise bucket_mb", plan->buckets, saver->part_count);
-  G2Z__TRY(t->device->ops->allocate_host(t->device, g2z__checkpoint_chunk(t) * sizeof(float),
-                                         &memory));
-  saver->chunk = (float *)memory;
-  return G2Z_OK;
+G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
+  g2z_release(services, saved->spans);
+  saved->spans = NULL;
 }
 
 G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved, int file,
@@ -10449,7 +10361,6 @@ G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved,
   saved->spans = (g2z__span *)list;
   G2Z__TRY(status);
   g2z__span *span = &saved->spans[saved->span_count++];
-  memset(span, 0, sizeof *span);
   span->file = file;
   span->begin = begin;
   span->bytes = bytes;
@@ -10457,195 +10368,369 @@ G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved,
   return G2Z_OK;
 }
 
-/* The checksum of a file's first `bytes`, which are on their way to the disk. */
-G2Z__PRIVATE g2z_status g2z__saver_head(g2z__saver *saver, int file, uint64_t bytes) {
-  char name[64], *path, *text = NULL;
-  size_t got;
-  g2z__checkpoint_file(file, saver->t->plan->world, name);
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, name, &path));
-  g2z_status status = G2Z_OK;
-  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) status = g2z_fail_file(saver->services, errno, "open", path);
-  void *memory = NULL;
-  if (status == G2Z_OK) status = g2z_allocate(saver->services, (size_t)bytes, 1, &memory);
-  text = (char *)memory;
-  got = status == G2Z_OK ? (size_t)g2z__pread(descriptor, text, (size_t)bytes, 0) : 0;
-  if (status == G2Z_OK && got != bytes)
-    status = g2z_fail(saver->services, G2Z_IO, "cannot read back %s", path);
-  if (status == G2Z_OK && bytes > 0)
-    status = g2z__span_add(saver->services, &saver->saved, file, 0, bytes,
-                           g2z_crc32c(&saver->crc, 0, text, (size_t)bytes));
-  if (descriptor >= 0) close(descriptor);
-  g2z_release(saver->services, memory);
-  g2z_release(saver->services, path);
+/* The hash of the data as a JSON integer, which is never negative. */
+G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
+  return (int64_t)(loader->hash >> 1);
+}
+
+/* ----- between files and the device ----- */
+
+/* Elements that lie together in this rank's shard and in canonical order. */
+typedef struct g2z__part {
+  size_t canonical, shard, elements;
+} g2z__part;
+
+/* Elements of a buffer that a tensor in a file holds. */
+typedef struct g2z__extent {
+  g2z_buffer buffer;
+  int file;
+  size_t canonical, elements;
+  uint64_t begin;               /* byte of the file */
+} g2z__extent;
+
+/* A checkpoint that this rank writes or reads. */
+typedef struct g2z__transfer {
+  g2z_trainer *t;
+  g2z_services *services;
+  g2z_ranks *ranks;
+  char *place;                  /* the directory: while it is written, DIRECTORY.partial */
+  g2z__saved saved;             /* spans: this rank's, and on rank 0 all, once gathered */
+  g2z__part *parts;             /* what this rank writes, or takes */
+  size_t part_count;
+  g2z__crc crc;
+  float *chunk;                 /* [chunk_elements], pinned memory of the device */
+  size_t chunk_elements;
+  int file, descriptor;         /* the one file that is open; -1: none */
+  char *path;
+  g2z_safetensors_writer *model; /* saving, rank 0: model.safetensors */
+  g2z__extent *extents;         /* loading: by buffer, in canonical order */
+  size_t extent_count, extent_capacity;
+} g2z__transfer;
+
+G2Z__PRIVATE void g2z__transfer_shut(g2z__transfer *x) {
+  if (x->descriptor >= 0) close(x->descriptor);
+  g2z_release(x->services, x->path);
+  x->file = x->descriptor = -1;
+  x->path = NULL;
+}
+
+G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
+  g2z__transfer_shut(x);
+  g2z_safetensors_writer_free(x->model);
+  if (x->chunk) x->t->device->ops->release_host(x->t->device, x->chunk);
+  g2z_release(x->services, x->place);
+  g2z_release(x->services, x->parts);
+  g2z_release(x->services, x->extents);
+  g2z__saved_free(x->services, &x->saved);
+}
+
+/* What this rank owns of canonical [begin, end), in parts of at most G2Z__CHECKPOINT_SPAN. */
+G2Z__PRIVATE g2z_status g2z__transfer_list(g2z__transfer *x, size_t begin, size_t end) {
+  const g2z_plan *plan = x->t->plan;
+  g2z_update_range range;
+  void *memory;
+  G2Z__TRY(g2z_allocate(x->services, plan->updates + plan->parameters / G2Z__CHECKPOINT_SPAN + 1,
+                        sizeof(g2z__part), &memory));
+  x->parts = (g2z__part *)memory;
+  for (size_t next = 0; g2z__owned_next(x->t, begin, end - begin, &next, &range);)
+    while (range.elements > 0) {
+      g2z__part *part = &x->parts[x->part_count ? x->part_count - 1 : 0];
+      if (part->elements == 0 || part->elements == G2Z__CHECKPOINT_SPAN ||
+          part->canonical + part->elements != range.canonical ||
+          part->shard + part->elements != range.shard) {
+        part = &x->parts[x->part_count++];
+        part->canonical = range.canonical;
+        part->shard = range.shard;
+      }
+      size_t n = G2Z__CHECKPOINT_SPAN - part->elements;
+      if (n > range.elements) n = range.elements;
+      part->elements += n;
+      range.canonical += n;
+      range.shard += n;
+      range.elements -= n;
+    }
+  return G2Z_OK;
+}
+
+/* DIRECTORY without slashes at its end, so that the suffix stands beside it and not inside. */
+G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, const char *directory,
+                                           const char *suffix) {
+  size_t length = strlen(directory), bytes = length + strlen(suffix) + 1;
+  void *memory;
+  memset(x, 0, sizeof *x);
+  x->t = t;
+  x->services = t->services;
+  x->ranks = g2z_context_ranks(t->context);
+  x->file = x->descriptor = -1;
+  g2z__crc_init(&x->crc);
+  while (length > 1 && directory[length - 1] == '/') length--;
+  G2Z__TRY(g2z_allocate(t->services, bytes, 1, &memory));
+  x->place = (char *)memory;
+  snprintf(x->place, bytes, "%.*s%s", (int)length, directory, suffix);
+  x->chunk_elements = t->plan->parameters < G2Z__CHECKPOINT_CHUNK ? t->plan->parameters
+                                                                  : G2Z__CHECKPOINT_CHUNK;
+  G2Z__TRY(t->device->ops->allocate_host(t->device, x->chunk_elements * sizeof(float), &memory));
+  x->chunk = (float *)memory;
+  return G2Z_OK;
+}
+
+/* "DIRECTORY/name" of a file, with a suffix; freed with g2z_release. */
+G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file, const char *suffix,
+                                           char **path) {
+  char name[64], whole[80];
+  g2z__checkpoint_file(file, x->saved.world, name);
+  snprintf(whole, sizeof whole, "%s%s", name, suffix);
+  return g2z_join_path(x->services, x->place, whole, path);
+}
+
+/* Opens a file in place of the one that is open. */
+G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, int file, const char *suffix,
+                                           int flags) {
+  if (x->file == file) return G2Z_OK;
+  g2z__transfer_shut(x);
+  G2Z__TRY(g2z__transfer_path(x, file, suffix, &x->path));
+  x->descriptor = open(x->path, flags | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
+  if (x->descriptor >= 0) {
+    x->file = file;
+    return G2Z_OK;
+  }
+  char name[64];
+  int missing = errno == ENOENT, rank = x->t->plan->rank;
+  g2z_status status = g2z_fail_file(x->services, errno, "open", x->path);
+  g2z__checkpoint_file(file, x->saved.world, name);
+  if (missing && flags == O_RDONLY)
+    return g2z_fail(x->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
+                    "checkpoint again", x->place, name);
+  if (missing && rank > 0)
+    return g2z_fail(x->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose a "
+                    "directory on a file system that all ranks share", rank, x->path);
   return status;
 }
+
+/* Bytes of the open file. */
+G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, void *out,
+                                           size_t bytes) {
+  int64_t got = g2z__pread(x->descriptor, out, bytes, begin);
+  if (got < 0) return g2z_fail_file(x->services, errno, "read", x->path);
+  if ((size_t)got == bytes) return G2Z_OK;
+  return g2z_fail(x->services, G2Z_FORMAT, "%s shrank while it was read: copy the checkpoint again",
+                  x->path);
+}
+
+/* The checksum of bytes of the open file. */
+G2Z__PRIVATE g2z_status g2z__transfer_sum(g2z__transfer *x, uint64_t begin, uint64_t bytes,
+                                          uint32_t *sum) {
+  const size_t most = x->chunk_elements * sizeof(float);
+  *sum = 0;
+  for (uint64_t done = 0, n; done < bytes; done += n) {
+    n = bytes - done < most ? bytes - done : most;
+    G2Z__TRY(g2z__transfer_read(x, begin + done, x->chunk, (size_t)n));
+    *sum = g2z__crc32c(&x->crc, *sum, x->chunk, (size_t)n);
+  }
+  return G2Z_OK;
+}
+
+/* ----- JSON that ends with its own checksum ----- */
+
+/* The last line but one is the checksum of everything before its digits. */
+#define G2Z__SAVED_TAIL "\"\n}\n"
+#define G2Z__SAVED_TAIL_BYTES (8 + sizeof G2Z__SAVED_TAIL - 1)
+
+G2Z__PRIVATE void g2z__sealed_sum(const char *text, size_t bytes, char sum[16]) {
+  g2z__crc crc;
+  g2z__crc_init(&crc);
+  snprintf(sum, 16, "%08" PRIx32 "%s", g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES),
+           G2Z__SAVED_TAIL);
+}
+
+G2Z__PRIVATE g2z_status g2z__sealed_check(g2z_services *services, const char *path,
+                                          const char *text, size_t bytes) {
+  char sum[16] = "";
+  if (bytes > G2Z__SAVED_TAIL_BYTES) g2z__sealed_sum(text, bytes, sum);
+  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
+    return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT,
+                  "%s does not have the checksum %.8s that ends it: it is damaged; take an "
+                  "earlier checkpoint", path, sum);
+}
+
+G2Z__PRIVATE g2z_status g2z__sealed_put(g2z_services *services, g2z_writer *writer, g2z_note put,
+                                        void *user) {
+  g2z_json_out out;
+  char *text, sum[16];
+  size_t bytes;
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_json_begin(&out, NULL, '{');
+  put(user, &out);
+  g2z_json_put_string(&out, "crc32c", "00000000");
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  G2Z__TRY(g2z_writer_flush(writer));
+  G2Z__TRY(g2z_read_file(services, writer->partial, (size_t)1 << 30, &text, &bytes));
+  g2z__sealed_sum(text, bytes, sum);
+  g2z_release(services, text);
+  G2Z__TRY(g2z_writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
+  return g2z_writer_commit(writer);
+}
+
+G2Z__PRIVATE g2z_status g2z__sealed_write(g2z__transfer *x, const char *name, g2z_note put,
+                                          void *user) {
+  char *path;
+  g2z_writer *writer;
+  G2Z__TRY(g2z_join_path(x->services, x->place, name, &path));
+  g2z_status status = g2z_writer_create(x->services, path, &writer);
+  if (status == G2Z_OK) status = g2z__sealed_put(x->services, writer, put, user);
+  g2z_writer_free(writer);
+  g2z_release(x->services, path);
+  return status;
+}
+
+/* ----- saving ----- */
 
 /* Bytes of the device, there when it returns. The others may wait for parameters that come from
  * this device, and then no agreement reaches them. */
-G2Z__PRIVATE g2z_status g2z__saver_download(g2z__saver *saver, void *to, const void *from,
+G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const void *from,
                                             size_t bytes) {
-  g2z_device *dev = saver->t->device;
+  g2z_device *dev = x->t->device;
   g2z_status status = dev->ops->download(dev, to, from, bytes);
   if (status == G2Z_OK) status = dev->ops->synchronize(dev);
-  return g2z__trainer_alone(saver->t, status);
+  return g2z__trainer_alone(x->t, status);
 }
 
-/* Elements [done, done + *n) of a part, in saver->chunk. */
-G2Z__PRIVATE g2z_status g2z__saver_fetch(g2z__saver *saver, g2z_buffer buffer,
-                                         const g2z__part *part, size_t done, size_t *n) {
-  size_t left = part->elements - done, most = g2z__checkpoint_chunk(saver->t);
-  *n = left < most ? left : most;
-  return g2z__saver_download(saver, saver->chunk,
-                             g2z__trainer_shard(saver->t, buffer) + part->shard + done,
-                             *n * sizeof(float));
+/* A span of the open file that is there already. */
+G2Z__PRIVATE g2z_status g2z__saver_span(g2z__transfer *x, uint64_t bytes) {
+  uint32_t crc;
+  if (bytes == 0) return G2Z_OK;
+  G2Z__TRY(g2z__transfer_sum(x, 0, bytes, &crc));
+  return g2z__span_add(x->services, &x->saved, x->file, 0, bytes, crc);
 }
 
-/* This rank's parts of the master weights into the file that rank 0 made. */
-G2Z__PRIVATE g2z_status g2z__saver_put_parts(g2z__saver *saver, int file) {
+/* A part of a buffer to byte `at` of the open file. */
+G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer, const g2z__part *part,
+                                       uint64_t at) {
+  const float *shard = g2z__trainer_shard(x->t, buffer) + part->shard;
+  uint32_t crc = 0;
+  for (size_t done = 0, n; done < part->elements; done += n) {
+    n = part->elements - done < x->chunk_elements ? part->elements - done : x->chunk_elements;
+    const size_t bytes = n * sizeof(float);
+    G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, bytes));
+    crc = g2z__crc32c(&x->crc, crc, x->chunk, bytes);
+    for (size_t put = 0; put < bytes;) {
+      ssize_t wrote = pwrite(x->descriptor, (const char *)x->chunk + put, bytes - put,
+                             (off_t)(at + done * sizeof(float) + put));
+      if (wrote < 0 && errno != EINTR) return g2z_fail_file(x->services, errno, "write", x->path);
+      if (wrote > 0) put += (size_t)wrote;
+    }
+  }
+  return g2z__span_add(x->services, &x->saved, x->file, at, part->elements * sizeof(float), crc);
+}
+
+/* This rank's parts into a file that has its header and its length, but not yet its name: into the
+ * model's, which rank 0 made, the masters where they belong; into its own all of m, then all of v. */
+G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
+  const int model = file == G2Z__FILE_MODEL;
+  const g2z_buffer first = model ? G2Z_BUFFER_MASTER : G2Z_BUFFER_M;
   uint64_t header = 0;
-  if (g2z__pread(file, &header, sizeof header, 0) != (int64_t)sizeof header)
-    return g2z_fail(saver->services, G2Z_IO, "cannot read back %s", saver->model_path);
-  for (size_t p = 0; p < saver->part_count; p++) {
-    const g2z__part *part = &saver->parts[p];
-    uint64_t begin = sizeof header + header + part->canonical * sizeof(float);
-    uint32_t crc = 0;
-    for (size_t done = 0, n; done < part->elements; done += n) {
-      G2Z__TRY(g2z__saver_fetch(saver, G2Z_BUFFER_MASTER, part, done, &n));
-      crc = g2z_crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
-      for (size_t put = 0; put < n * sizeof(float);) {
-        ssize_t wrote = pwrite(file, (const char *)saver->chunk + put, n * sizeof(float) - put,
-                               (off_t)(begin + done * sizeof(float) + put));
-        if (wrote < 0 && errno == EINTR) continue;
-        if (wrote < 0) return g2z_fail_file(saver->services, errno, "write", saver->model_path);
-        put += (size_t)wrote;
-      }
-      g2z__send_to_disk(file, begin + done * sizeof(float), n * sizeof(float));
-    }
-    G2Z__TRY(g2z__span_add(saver->services, &saver->saved, G2Z__FILE_MODEL, begin,
-                           part->elements * sizeof(float), crc));
+  G2Z__TRY(g2z__transfer_file(x, file, ".partial", O_RDWR));
+  G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
+  header += sizeof header;
+  uint64_t at = header;
+  if (!model || x->t->plan->rank == 0) G2Z__TRY(g2z__saver_span(x, header));
+  for (size_t i = 0; i < (model ? 1 : 2) * x->part_count; i++) {
+    const g2z__part *part = &x->parts[i % x->part_count];
+    if (model) at = header + part->canonical * sizeof(float);
+    G2Z__TRY(g2z__saver_put(x, i < x->part_count ? first : G2Z_BUFFER_V, part, at));
+    at += part->elements * sizeof(float);
   }
-  if (g2z__sync(file) == 0) return G2Z_OK;
-  return g2z_fail_file(saver->services, errno, "sync", saver->model_path);
+  if (g2z__sync(x->descriptor) != 0) return g2z_fail_file(x->services, errno, "sync", x->path);
+  g2z__transfer_shut(x);
+  return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__saver_model(g2z__saver *saver) {
-  int file = open(saver->model_path, O_RDWR | O_CLOEXEC), rank = saver->t->plan->rank;
-  if (file < 0 && errno == ENOENT && rank > 0)
-    return g2z_fail(saver->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose "
-                    "a directory on a file system that all ranks share", rank,
-                    saver->model_path);
-  if (file < 0) return g2z_fail_file(saver->services, errno, "open", saver->model_path);
-  g2z_status status = g2z__saver_put_parts(saver, file);
-  if (close(file) != 0 && status == G2Z_OK)
-    status = g2z_fail_file(saver->services, errno, "close", saver->model_path);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_safetensors_writer *writer) {
-  const int file = G2Z__FILE_OPTIMIZER + saver->t->plan->rank;
-  uint64_t data = writer->file->written, at = data;
-  for (size_t i = 0; i < 2 * saver->part_count; i++) {
-    const g2z__part *part = &saver->parts[i % saver->part_count];
-    uint32_t crc = 0;
-    for (size_t done = 0, n; done < part->elements; done += n) {
-      g2z_buffer buffer = i < saver->part_count ? G2Z_BUFFER_M : G2Z_BUFFER_V;
-      G2Z__TRY(g2z__saver_fetch(saver, buffer, part, done, &n));
-      crc = g2z_crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
-      G2Z__TRY(g2z_safetensors_put(writer, saver->chunk, n));
-    }
-    uint64_t bytes = part->elements * sizeof(float);
-    G2Z__TRY(g2z__span_add(saver->services, &saver->saved, file, at, bytes, crc));
-    at += bytes;
-  }
-  G2Z__TRY(g2z_safetensors_commit(writer));
-  return g2z__saver_head(saver, file, data);
-}
-
-/* This rank's m and v: first all of m, then all of v. */
-G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__saver *saver) {
-  const g2z_plan *plan = saver->t->plan;
-  char file[64], *path, (*names)[32];
-  size_t count = saver->part_count;
+/* The header of this rank's optimizer file: the names of m's parts, then of v's. */
+G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x,
+                                                  g2z_safetensors_writer **writer) {
+  const size_t count = 2 * x->part_count;
+  char *path, (*names)[32];
+  uint64_t data;
   void *memory, *list = NULL;
-  g2z_safetensors_writer *writer = NULL;
-  g2z__checkpoint_file(G2Z__FILE_OPTIMIZER + plan->rank, plan->world, file);
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, file, &path));
-  g2z_status status = g2z_allocate(saver->services, 2 * count, sizeof *names, &memory);
+  G2Z__TRY(g2z_allocate(x->services, count, sizeof *names, &memory));
   names = (char (*)[32])memory;
-  if (status == G2Z_OK)
-    status = g2z_allocate(saver->services, 2 * count, sizeof(g2z_safetensor), &list);
-  for (size_t i = 0; i < 2 * count && status == G2Z_OK; i++) {
+  g2z_status status = g2z_allocate(x->services, count, sizeof(g2z_safetensor), &list);
+  for (size_t i = 0; i < count && status == G2Z_OK; i++) {
+    const g2z__part *part = &x->parts[i % x->part_count];
     g2z_safetensor *tensor = (g2z_safetensor *)list + i;
-    g2z__moment_name(i >= count, saver->parts[i % count].canonical, names[i]);
+    g2z__moment_name(i < x->part_count ? G2Z_BUFFER_M : G2Z_BUFFER_V, part->canonical, names[i]);
     tensor->name = names[i];
     tensor->rank = 1;
-    tensor->shape[0] = saver->parts[i % count].elements;
+    tensor->shape[0] = part->elements;
   }
   if (status == G2Z_OK)
-    status = g2z_safetensors_create(saver->services, path, (const g2z_safetensor *)list, 2 * count,
-                                    &writer);
-  if (status == G2Z_OK) status = g2z__saver_put_moments(saver, writer);
-  g2z_safetensors_writer_free(writer);
-  g2z_release(saver->services, list);
-  g2z_release(saver->services, memory);
-  g2z_release(saver->services, path);
-  return status;
-}
-
-/* Rank 0: the directory, which must be new, and the model's file with its header. */
-G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__saver *saver, uint64_t *data) {
-  char *path;
-  G2Z__TRY(g2z_make_directory(saver->services, saver->place));
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, "model.safetensors", &path));
-  g2z_status status = g2z__weights_create(saver->services, path, &saver->t->plan->model,
-                                          &saver->model);
-  g2z_release(saver->services, path);
+    status = g2z__transfer_path(x, G2Z__FILE_OPTIMIZER + x->t->plan->rank, "", &path);
+  if (status == G2Z_OK) {
+    status = g2z_safetensors_create(x->services, path, (const g2z_safetensor *)list, count, writer);
+    g2z_release(x->services, path);
+  }
+  g2z_release(x->services, list);
+  g2z_release(x->services, memory);
   G2Z__TRY(status);
-  return g2z__tensors_reserve(saver->model, data);
+  return g2z__tensors_reserve(*writer, &data);
 }
 
-/* Rank 0, of a checkpoint: what stands there may be the rest of a save that was killed, but what
- * has the final name is whole and stays. */
-G2Z__PRIVATE g2z_status g2z__saver_begin_new(g2z__saver *saver, uint64_t *data) {
-  if (access(saver->directory, F_OK) == 0)
-    return g2z_fail(saver->services, G2Z_BAD_ARGUMENT,
-                    "%s exists already: remove it, or save under another name", saver->directory);
-  g2z_checkpoint_remove(saver->place);
-  return g2z__saver_begin(saver, data);
-}
-
-/* config.json, which gets its name when it is whole. */
-G2Z__PRIVATE g2z_status g2z__saver_config(g2z__saver *saver, g2z_writer **out) {
-  char *path;
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, "config.json", &path));
-  g2z_status status = g2z_writer_create(saver->services, path, out);
-  g2z_release(saver->services, path);
-  if (status == G2Z_OK) status = g2z__weights_put_config(*out, &saver->t->plan->model);
-  if (status == G2Z_OK) status = g2z__writer_finish(*out);
+G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
+  g2z_safetensors_writer *writer = NULL;
+  g2z_status status = g2z__saver_moments_header(x, &writer);
+  if (status == G2Z_OK) status = g2z__saver_fill(x, G2Z__FILE_OPTIMIZER + x->t->plan->rank);
+  if (status == G2Z_OK) status = g2z_safetensors_commit(writer);
+  g2z_safetensors_writer_free(writer);
   return status;
 }
 
-/* Rank 0: what is not sharded. */
-G2Z__PRIVATE g2z_status g2z__saver_small_files(g2z__saver *saver, uint64_t data) {
-  g2z_writer *config = NULL;
+/* Rank 0: the directory, and the model's file with its header and room for the rest. */
+G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
   char *path;
-  G2Z__TRY(g2z_safetensors_commit(saver->model));
-  G2Z__TRY(g2z__saver_head(saver, G2Z__FILE_MODEL, data));
-  g2z_status status = g2z__saver_config(saver, &config);
-  uint64_t bytes = config ? config->written : 0;
+  uint64_t data;
+  G2Z__TRY(g2z_make_directory(x->services, x->place));
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, "", &path));
+  g2z_status status = g2z__weights_create(x->services, path, &x->t->plan->model, &x->model);
+  g2z_release(x->services, path);
+  G2Z__TRY(status);
+  return g2z__tensors_reserve(x->model, &data);
+}
+
+/* Rank 0: config.json, then the model's file get their names, both whole: a full disk leaves the old
+ * pair. */
+G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
+  char *path;
+  g2z_writer *config;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG, "", &path));
+  g2z_status status = g2z_writer_create(x->services, path, &config);
+  if (status == G2Z_OK) status = g2z__weights_put_config(config, &x->t->plan->model);
+  if (status == G2Z_OK) status = g2z__writer_finish(config);
+  if (status == G2Z_OK) status = g2z_safetensors_commit(x->model);
   if (status == G2Z_OK) status = g2z_writer_commit(config);
   g2z_writer_free(config);
-  G2Z__TRY(status);
-  G2Z__TRY(g2z__saver_head(saver, G2Z__FILE_CONFIG, bytes));
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, "tuning.txt", &path));
-  status = g2z_trainer_write_tuning(saver->t, path);
+  g2z_release(x->services, path);
+  return status;
+}
+
+/* Rank 0, of a checkpoint: the tuning table, and the spans of the small files. */
+G2Z__PRIVATE g2z_status g2z__saver_small_files(g2z__transfer *x) {
+  char *path;
   struct stat info;
-  if (status == G2Z_OK && stat(path, &info) != 0)
-    status = g2z_fail_file(saver->services, errno, "read back", path);
-  g2z_release(saver->services, path);
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, "", &path));
+  g2z_status status = g2z_trainer_write_tuning(x->t, path);
+  g2z_release(x->services, path);
   G2Z__TRY(status);
-  return g2z__saver_head(saver, G2Z__FILE_TUNING, (uint64_t)info.st_size);
+  for (int file = G2Z__FILE_CONFIG; file <= G2Z__FILE_TUNING; file++) {
+    G2Z__TRY(g2z__transfer_file(x, file, "", O_RDONLY));
+    if (fstat(x->descriptor, &info) != 0)
+      return g2z_fail_file(x->services, errno, "read back", x->path);
+    G2Z__TRY(g2z__saver_span(x, (uint64_t)info.st_size));
+  }
+  return G2Z_OK;
 }
 
 G2Z__PRIVATE int g2z__span_order(const void *a, const void *b) {
@@ -10654,52 +10739,46 @@ G2Z__PRIVATE int g2z__span_order(const void *a, const void *b) {
   return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* Everybody's spans, in the order of files and bytes. */
-G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__saver *saver) {
-  g2z_services *services = saver->services;
-  g2z__saved *saved = &saver->saved;
-  size_t world = (size_t)saver->t->plan->world, most = 0, count = 0;
-  void *counts, *mine = NULL, *all = NULL;
-  uint64_t own = saved->span_count;
-  g2z_status status = g2z_allocate(services, world, sizeof own, &counts);
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
-  status = g2z_ranks_all_gather(saver->ranks, &own, sizeof own, counts);
-  for (size_t r = 0; r < world; r++)
-    if (((const uint64_t *)counts)[r] > most) most = (size_t)((const uint64_t *)counts)[r];
-  if (status == G2Z_OK) {
-    status = g2z_allocate(services, most, sizeof(g2z__span), &mine);
-    if (status == G2Z_OK) status = g2z_allocate(services, most * world, sizeof(g2z__span), &all);
-    status = g2z_ranks_agree(saver->ranks, status);
+/* Rank 0 gets everybody's spans, in the order of files and bytes: some of each rank at a time. */
+G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__transfer *x) {
+  enum { MOST = 256 };
+  typedef struct { uint64_t count, left; g2z__span spans[MOST]; } letter;
+  const size_t own = x->saved.span_count;
+  const int world = x->t->plan->world, first = x->t->plan->rank == 0;
+  letter mine, *all;
+  void *memory;
+  g2z_status gathered = G2Z_OK, added = G2Z_OK;
+  gathered = g2z_allocate(x->services, (size_t)world, sizeof mine, &memory);
+  G2Z__TRY(g2z_ranks_agree(x->ranks, gathered));
+  all = (letter *)memory;
+  for (size_t done = 0, more = 1; more && gathered == G2Z_OK; done += MOST) {
+    memset(&mine, 0, sizeof mine);
+    mine.left = own > done ? own - done : 0;
+    mine.count = mine.left < MOST ? mine.left : MOST;
+    if (mine.count) memcpy(mine.spans, x->saved.spans + done, mine.count * sizeof(g2z__span));
+    gathered = g2z_ranks_all_gather(x->ranks, &mine, sizeof mine, all);
+    more = 0;
+    for (int rank = 0; rank < world && gathered == G2Z_OK; rank++) {
+      more |= all[rank].left > MOST;
+      for (size_t i = 0; first && rank > 0 && i < all[rank].count && added == G2Z_OK; i++) {
+        const g2z__span *span = &all[rank].spans[i];
+        added = g2z__span_add(x->services, &x->saved, span->file, span->begin, span->bytes,
+                              span->crc);
+      }
+    }
   }
-  if (status == G2Z_OK) {
-    if (own) memcpy(mine, saved->spans, own * sizeof(g2z__span));
-    status = g2z_ranks_all_gather(saver->ranks, mine, most * sizeof(g2z__span), all);
-  }
-  for (size_t r = 0; r < world && status == G2Z_OK; r++) {
-    size_t of_rank = (size_t)((const uint64_t *)counts)[r];
-    g2z__span *list = (g2z__span *)all;
-    memmove(list + count, list + r * most, of_rank * sizeof(g2z__span));
-    count += of_rank;
-  }
-  if (status == G2Z_OK) {
-    qsort(all, count, sizeof(g2z__span), g2z__span_order);
-    g2z_release(services, saved->spans);
-    saved->spans = (g2z__span *)all;
-    saved->span_count = saved->span_capacity = count;
-    all = NULL;
-  }
-  g2z_release(services, all);
-  g2z_release(services, mine);
-  g2z_release(services, counts);
-  return status;
+  g2z_release(x->services, memory);
+  if (x->saved.span_count)
+    qsort(x->saved.spans, x->saved.span_count, sizeof(g2z__span), g2z__span_order);
+  return gathered == G2Z_OK ? added : gathered;
 }
 
 /* The numbers of trainer_state.json from a trainer that waits. */
-G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
-  const g2z_trainer *t = saver->t;
+G2Z__PRIVATE g2z_status g2z__saver_state(g2z__transfer *x) {
+  const g2z_trainer *t = x->t;
   const g2z_plan *plan = t->plan;
-  g2z__saved *saved = &saver->saved;
-  G2Z__TRY(g2z__saver_download(saver, &saved->state, t->state, sizeof saved->state));
+  g2z__saved *saved = &x->saved;
+  G2Z__TRY(g2z__saver_download(x, &saved->state, t->state, sizeof saved->state));
   saved->tokens = g2z_trainer_tokens(t);
   if (t->loader) {
     g2z_loader_position position = g2z_loader_tell(t->loader);
@@ -10718,217 +10797,222 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
   saved->accum = plan->accum;
   saved->world = plan->world;
   saved->zero_stage = plan->zero_stage;
+  saved->file_count = G2Z__FILE_OPTIMIZER + plan->world;
   snprintf(saved->dtype, sizeof saved->dtype, "%s", g2z_dtype_text(plan->dtype));
   g2z__trainer_describe(t, saved->settings, sizeof saved->settings);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__saved_put_settings(g2z_json_out *out, const g2z__saved *saved) {
+G2Z__PRIVATE void g2z__saved_put_fields(const g2z__saved *saved, g2z_json_out *out, int begin,
+                                        int end) {
+  for (int i = begin; i < end; i++) {
+    const char *at = (const char *)saved + g2z__fields[i].at;
+    if (g2z__fields[i].kind == G2Z__FIELD_FLOAT)
+      g2z_json_put_number(out, g2z__fields[i].name, (double)*(const float *)at);
+    else
+      g2z_json_put_integer(out, g2z__fields[i].name, g2z__fields[i].kind == G2Z__FIELD_INT32
+                                                         ? *(const int32_t *)at
+                                                         : *(const int64_t *)at);
+  }
+}
+
+/* The spans from *at on that belong to a file, which they tile: returns its length. */
+G2Z__PRIVATE uint64_t g2z__saved_put_spans(const g2z__saved *saved, g2z_json_out *out, int file,
+                                           size_t *at) {
+  uint64_t end = 0;
+  for (; *at < saved->span_count && saved->spans[*at].file == file; ++*at) {
+    const g2z__span *span = &saved->spans[*at];
+    char text[64];
+    G2Z_ASSERT(span->begin == end);
+    end += span->bytes;
+    snprintf(text, sizeof text, "%" PRIu64 " %" PRIu64 " %08" PRIx32, span->begin, span->bytes,
+             span->crc);
+    g2z_json_put_string(out, NULL, text);
+  }
+  return end;
+}
+
+/* The members of trainer_state.json. */
+G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
+  const g2z__saved *saved = (const g2z__saved *)user;
+  char text[256];
+  size_t at = 0;
+  g2z_json_put_string(out, "format", "gpt2_zero checkpoint");
+  g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
+  g2z__saved_put_fields(saved, out, 0, G2Z__STATE_FIELDS);
+  g2z_json_put_string(out, "dtype", saved->dtype);
+  g2z_json_begin(out, "state", '{');
+  g2z__saved_put_fields(saved, out, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS);
+  g2z_json_end(out, '}');
   g2z_json_begin(out, "settings", '[');
   const char *end;
   for (const char *line = saved->settings; (end = strchr(line, '\n')) != NULL; line = end + 1) {
-    char text[256];
     snprintf(text, sizeof text, "%.*s", (int)(end - line), line);
     g2z_json_put_string(out, NULL, text);
   }
   g2z_json_end(out, ']');
-}
-
-/* The files as rank 0 sees them; their spans tile them. */
-G2Z__PRIVATE g2z_status g2z__saver_put_files(g2z__saver *saver, g2z_json_out *out) {
-  const g2z__saved *saved = &saver->saved;
-  int world = saver->t->plan->world;
-  size_t at = 0;
   g2z_json_begin(out, "files", '[');
-  for (int file = 0; file < G2Z__FILE_OPTIMIZER + world; file++) {
-    char name[64], *path;
-    struct stat info;
-    uint64_t end = 0;
-    g2z__checkpoint_file(file, world, name);
+  for (int file = 0; file < (int)saved->file_count; file++) {
+    g2z__checkpoint_file(file, saved->world, text);
     g2z_json_begin(out, NULL, '{');
-    g2z_json_put_string(out, "name", name);
+    g2z_json_put_string(out, "name", text);
     g2z_json_begin(out, "spans", '[');
-    for (; at < saved->span_count && saved->spans[at].file == file; at++) {
-      const g2z__span *span = &saved->spans[at];
-      char text[64];
-      G2Z_ASSERT(span->begin == end);
-      end += span->bytes;
-      snprintf(text, sizeof text, "%" PRIu64 " %" PRIu64 " %08" PRIx32, span->begin, span->bytes,
-               span->crc);
-      g2z_json_put_string(out, NULL, text);
-    }
+    uint64_t bytes = g2z__saved_put_spans(saved, out, file, &at);
     g2z_json_end(out, ']');
-    g2z_json_put_integer(out, "bytes", (int64_t)end);
+    g2z_json_put_integer(out, "bytes", (int64_t)bytes);
     g2z_json_end(out, '}');
-    G2Z__TRY(g2z_join_path(saver->services, saver->place, name, &path));
-    int seen = stat(path, &info) == 0 && (uint64_t)info.st_size == end;
-    g2z_release(saver->services, path);
-    if (!seen)
-      return g2z_fail(saver->services, G2Z_IO,
-                      "rank 0 does not see %s with the %" PRIu64 " bytes that rank %d wrote into "
-                      "%s: choose a directory on a file system that all ranks share", name, end,
-                      file > G2Z__FILE_OPTIMIZER ? file - G2Z__FILE_OPTIMIZER : 0, saver->place);
   }
   g2z_json_end(out, ']');
+}
+
+/* Rank 0 must see each file with its length. */
+G2Z__PRIVATE g2z_status g2z__saver_see(g2z__transfer *x) {
+  const g2z__saved *saved = &x->saved;
+  size_t at = 0;
+  for (int file = 0; file < (int)saved->file_count; file++) {
+    char *path;
+    struct stat info;
+    uint64_t bytes = 0;
+    for (; at < saved->span_count && saved->spans[at].file == file; at++)
+      bytes += saved->spans[at].bytes;
+    G2Z__TRY(g2z__transfer_path(x, file, "", &path));
+    g2z_status status = G2Z_OK;
+    if (stat(path, &info) != 0 || (uint64_t)info.st_size != bytes)
+      status = g2z_fail(x->services, G2Z_IO,
+                        "rank 0 does not see %s with the %" PRIu64 " bytes that rank %d wrote: "
+                        "choose a directory on a file system that all ranks share", path, bytes,
+                        file > G2Z__FILE_OPTIMIZER ? file - G2Z__FILE_OPTIMIZER : 0);
+    g2z_release(x->services, path);
+    G2Z__TRY(status);
+  }
   return G2Z_OK;
 }
 
-/* The last line but one is the checksum of everything before its digits. */
-#define G2Z__SAVED_TAIL "\"\n}\n"
-#define G2Z__SAVED_TAIL_BYTES (8 + sizeof G2Z__SAVED_TAIL - 1)
-
-G2Z__PRIVATE g2z_status g2z__saver_put_state(g2z__saver *saver, g2z_writer *writer) {
-  const g2z__saved *saved = &saver->saved;
-  g2z_json_out json, *out = &json;
-  memset(&json, 0, sizeof json);
-  json.writer = writer;
-  json.indent = 2;
-  g2z_json_begin(out, NULL, '{');
-  g2z_json_put_string(out, "format", G2Z__CHECKPOINT_FORMAT);
-  g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
-#define X(name) g2z_json_put_integer(out, #name, saved->name);
-  G2Z__SAVED_LIST(X)
-#undef X
-  g2z_json_put_string(out, "dtype", saved->dtype);
-  g2z_json_begin(out, "state", '{');
-#define G2Z__PUT_INTEGER(name) g2z_json_put_integer(out, #name, saved->state.name);
-#define G2Z__PUT_NUMBER(name) g2z_json_put_number(out, #name, (double)saved->state.name);
-#define X(kind, type, name) G2Z__PUT_##kind(name)
-  G2Z__STATE_LIST(X)
-#undef X
-#undef G2Z__PUT_INTEGER
-#undef G2Z__PUT_NUMBER
-  g2z_json_end(out, '}');
-  g2z__saved_put_settings(out, saved);
-  G2Z__TRY(g2z__saver_put_files(saver, out));
-  g2z_json_put_string(out, "crc32c", "00000000");
-  g2z_json_end(out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  G2Z__TRY(g2z_writer_flush(writer));
-  char *text, sum[16];
-  size_t bytes;
-  G2Z__TRY(g2z_read_file(saver->services, writer->partial, (size_t)1 << 30, &text, &bytes));
-  snprintf(sum, sizeof sum, "%08" PRIx32,
-           g2z_crc32c(&saver->crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
-  g2z_release(saver->services, text);
-  G2Z__TRY(g2z_writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
-  return g2z_writer_commit(writer);
-}
-
-/* Rank 0, when all have written: the last file, and the final name. */
-G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__saver *saver) {
+/* Rank 0, when all have written: the last files, and the final name. */
+G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directory, g2z_note note,
+                                           void *user) {
   char *path;
-  g2z_writer *writer = NULL;
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, "trainer_state.json", &path));
-  g2z_status status = g2z_writer_create(saver->services, path, &writer);
-  if (status == G2Z_OK) status = g2z__saver_put_state(saver, writer);
-  g2z_writer_free(writer);
-  g2z_release(saver->services, path);
-  G2Z__TRY(status);
+  g2z_status status = G2Z_OK;
+  G2Z__TRY(g2z__saver_see(x));
+  if (note) G2Z__TRY(g2z__sealed_write(x, "note.json", note, user));
+  G2Z__TRY(g2z__sealed_write(x, "trainer_state.json", g2z__saved_put, &x->saved));
   /* The directory above is opened first: once the name is there, only its sync can fail. */
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, "..", &path));
+  G2Z__TRY(g2z_join_path(x->services, x->place, "..", &path));
   int above = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  g2z_release(saver->services, path);
-  if (rename(saver->place, saver->directory) != 0)
-    status = g2z_fail_file(saver->services, errno, "rename a complete checkpoint to",
-                           saver->directory);
+  g2z_release(x->services, path);
+  if (rename(x->place, directory) != 0)
+    status = g2z_fail_file(x->services, errno, "rename a complete checkpoint to", directory);
   else if (above >= 0 && g2z__sync(above) != 0 &&
            (errno == EIO || errno == ENOSPC || errno == EDQUOT))
-    status = g2z_fail_file(saver->services, errno, "sync the directory above",
-                           saver->directory);
+    status = g2z_fail_file(x->services, errno, "sync the directory above", directory);
   if (above >= 0) close(above);
   return status;
 }
 
-/* Ranks meet between what each does alone, so that none waits for one that failed. */
-G2Z__PRIVATE g2z_status g2z__saver_run(g2z__saver *saver) {
-  const int first = saver->t->plan->rank == 0;
-  uint64_t data = 0;
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, first ? g2z__saver_begin_new(saver, &data) : G2Z_OK));
-  g2z_status status = g2z__saver_state(saver);
-  if (status == G2Z_OK) status = g2z__saver_model(saver);
-  if (status == G2Z_OK) status = g2z__saver_moments(saver);
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
-  status = first ? g2z__saver_small_files(saver, data) : G2Z_OK;
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
-  G2Z__TRY(g2z__saver_gather(saver));
-  return g2z_ranks_agree(saver->ranks, first ? g2z__saver_publish(saver) : G2Z_OK);
+/* Where all ranks hold everything, each writes its share of it. */
+G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const char *directory,
+                                        const char *suffix) {
+  const g2z_plan *plan = t->plan;
+  const int all = plan->owner == G2Z_OWNER_ALL;
+  const uint64_t P = plan->parameters, ranks = all ? (uint64_t)plan->world : 1;
+  const uint64_t rank = all ? (uint64_t)plan->rank : 0;
+  g2z_status status = g2z__transfer_open(x, t, directory, suffix);
+  x->saved.world = plan->world;
+  if (status == G2Z_OK)
+    status = g2z__transfer_list(x, (size_t)(P * rank / ranks), (size_t)(P * (rank + 1) / ranks));
+  if (status == G2Z_OK && x->part_count > G2Z__CHECKPOINT_PARTS)
+    status = g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                      "%d buckets cut this rank's share into %zu ranges, too many for one file: "
+                      "raise bucket_mb", plan->buckets, x->part_count);
+  return g2z_ranks_agree(x->ranks, status);
 }
 
-G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
-  g2z__saver saver;
+/* Ranks meet between what each does alone, so that none waits for one that failed. */
+G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory, g2z_note note,
+                                       void *user) {
+  const int first = x->t->plan->rank == 0;
+  G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_begin(x) : G2Z_OK));
+  g2z_status status = g2z__saver_state(x);
+  if (status == G2Z_OK) status = g2z__saver_fill(x, G2Z__FILE_MODEL);
+  if (status == G2Z_OK) status = g2z__saver_moments(x);
+  G2Z__TRY(g2z_ranks_agree(x->ranks, status));
+  if (first) status = g2z__saver_commit(x);
+  if (first && status == G2Z_OK) status = g2z__saver_small_files(x);
+  G2Z__TRY(g2z_ranks_agree(x->ranks, status));
+  status = g2z__saver_gather(x);
+  if (first && status == G2Z_OK) status = g2z__saver_publish(x, directory, note, user);
+  return g2z_ranks_agree(x->ranks, status);
+}
+
+G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *t, const char *directory, g2z_note note,
+                                         void *user) {
+  g2z__transfer x;
+  const int first = t->plan->rank == 0;
   g2z_ranks_phase(g2z_context_ranks(t->context), "save", t->enqueued, 3600);
-  g2z_status status = g2z__saver_open(&saver, t, directory, ".partial");
-  status = g2z_ranks_agree(saver.ranks, status);
+  g2z_status status = g2z__saver_open(&x, t, directory, ".partial"), new_one = G2Z_OK;
+  if (first && access(directory, F_OK) == 0) /* what has the final name is whole and stays */
+    new_one = g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                       "%s exists already: remove it, or save under another name", directory);
+  if (status == G2Z_OK) status = g2z_ranks_agree(x.ranks, new_one);
   if (status == G2Z_OK) {
-    int mine = t->plan->rank == 0 && access(directory, F_OK) != 0;
-    status = g2z__saver_run(&saver);
-    if (status != G2Z_OK && mine) {
-      g2z_safetensors_writer_free(saver.model); /* its own unfinished file goes with it */
-      saver.model = NULL;
-      g2z_checkpoint_remove(saver.place);
+    if (first) g2z_checkpoint_remove(x.place); /* of a save that was killed */
+    status = g2z__saver_run(&x, directory, note, user);
+    if (status != G2Z_OK && first) {
+      g2z_safetensors_writer_free(x.model); /* its own unfinished file goes with it */
+      x.model = NULL;
+      g2z_checkpoint_remove(x.place);
     }
   }
-  g2z__saver_free(&saver);
+  g2z__transfer_free(&x);
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued, 0);
   return status;
 }
 
-/* Both files get their names when both are whole: a full disk leaves the old pair. */
-G2Z__PRIVATE g2z_status g2z__saver_run_weights(g2z__saver *saver) {
-  const int first = saver->t->plan->rank == 0;
-  uint64_t data = 0;
-  g2z_writer *config = NULL;
-  g2z_status status = first ? g2z__saver_begin(saver, &data) : G2Z_OK;
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, g2z__saver_model(saver)));
-  if (first) {
-    status = g2z__saver_config(saver, &config);
-    if (status == G2Z_OK) status = g2z_safetensors_commit(saver->model);
-    if (status == G2Z_OK) status = g2z_writer_commit(config);
-    g2z_writer_free(config);
-  }
-  return g2z_ranks_agree(saver->ranks, status);
+G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
+  return g2z_trainer_save_with(t, directory, NULL, NULL);
 }
 
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *directory) {
-  g2z__saver saver;
+  g2z__transfer x;
+  const int first = t->plan->rank == 0;
   g2z_ranks_phase(g2z_context_ranks(t->context), "save", t->enqueued, 3600);
-  g2z_status status = g2z__saver_open(&saver, t, directory, "");
-  status = g2z_ranks_agree(saver.ranks, status);
-  if (status == G2Z_OK) status = g2z__saver_run_weights(&saver);
-  g2z__saver_free(&saver);
+  g2z_status status = g2z__saver_open(&x, t, directory, "");
+  if (status == G2Z_OK)
+    status = g2z_ranks_agree(x.ranks, first ? g2z__saver_begin(&x) : G2Z_OK);
+  if (status == G2Z_OK)
+    status = g2z_ranks_agree(x.ranks, g2z__saver_fill(&x, G2Z__FILE_MODEL));
+  if (status == G2Z_OK)
+    status = g2z_ranks_agree(x.ranks, first ? g2z__saver_commit(&x) : G2Z_OK);
+  g2z__transfer_free(&x);
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued, 0);
   return status;
 }
 
 /* ----- reading trainer_state.json ----- */
 
-G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
-  g2z_release(services, saved->file_bytes);
-  g2z_release(services, saved->spans);
-  saved->file_bytes = NULL;
-  saved->spans = NULL;
+/* Takes the value behind the key, where one of the numbers has that name. */
+G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g2z_json_text *key,
+                                      int begin, int end) {
+  int i = begin;
+  while (i < end && !g2z_json_is(key, g2z__fields[i].name)) i++;
+  if (i == end) return 0;
+  char *at = (char *)saved + g2z__fields[i].at;
+  if (g2z__fields[i].kind == G2Z__FIELD_INT64) *(int64_t *)at = g2z_json_integer(json);
+  else if (g2z__fields[i].kind == G2Z__FIELD_INT32) *(int32_t *)at = (int32_t)g2z_json_integer(json);
+  else if (g2z_json_peek(json) != 'n') *(float *)at = (float)g2z_json_number(json);
+  else { /* null: a norm that was not finite */
+    g2z_json_skip(json);
+    *(float *)at = NAN;
+  }
+  return 1;
 }
 
-G2Z__PRIVATE void g2z__saved_parse_state(g2z_json *json, g2z_step_state *state) {
+G2Z__PRIVATE void g2z__saved_parse_state(g2z_json *json, g2z__saved *saved) {
   g2z_json_text key;
   if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-#define G2Z__GET_INTEGER(type) (type)g2z_json_integer(json)
-#define G2Z__GET_NUMBER(type) (type)(g2z_json_peek(json) == 'n' ? (g2z_json_skip(json), NAN) \
-                                                                : g2z_json_number(json))
-#define X(kind, type, name)                                                   \
-    if (g2z_json_is(&key, #name)) {                                           \
-      state->name = G2Z__GET_##kind(type); /* null: a norm that was not finite */ \
-      continue;                                                               \
-    }
-    G2Z__STATE_LIST(X)
-#undef X
-#undef G2Z__GET_INTEGER
-#undef G2Z__GET_NUMBER
-    g2z_json_skip(json);
-  }
+  while (g2z_json_next(json, '}', &key))
+    if (!g2z__saved_get_field(saved, json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
+      g2z_json_skip(json);
 }
 
 G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
@@ -10944,69 +11028,51 @@ G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
   }
 }
 
-/* One file of the list: its spans must tile it. */
+/* A text of the file as a string: cut off, it is none of those that are expected. */
+G2Z__PRIVATE void g2z__saved_parse_text(g2z_json *json, char *out, size_t room) {
+  g2z_json_text text = g2z_json_string(json);
+  snprintf(out, room, "%.*s", (int)(text.bytes < room ? text.bytes : room - 1),
+           text.at ? (const char *)text.at : "");
+}
+
+/* The spans of a file, which must tile it: returns its length. */
+G2Z__PRIVATE uint64_t g2z__saved_parse_spans(g2z_json *json, g2z__saved *saved, int file) {
+  uint64_t end = 0;
+  if (!g2z_json_enter(json, '[')) return 0;
+  while (g2z_json_next(json, ']', NULL)) {
+    uint64_t begin = 0, bytes = 0;
+    uint32_t crc = 0;
+    char line[64];
+    g2z__saved_parse_text(json, line, sizeof line);
+    int got = sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNx32, &begin, &bytes, &crc);
+    if (json->status != G2Z_OK) return end;
+    if (got != 3 || begin != end || bytes > (uint64_t)INT64_MAX - end)
+      g2z_json_fail(json, "the checksum \"%s\" does not follow on byte %" PRIu64, line, end);
+    else if (g2z__span_add(json->services, saved, file, begin, bytes, crc) != G2Z_OK)
+      json->status = G2Z_NO_MEMORY;
+    end += bytes;
+  }
+  return end;
+}
+
 G2Z__PRIVATE void g2z__saved_parse_file(g2z_json *json, g2z__saved *saved, int file) {
   g2z_json_text key;
   uint64_t end = 0;
+  char name[64], found[64] = "";
   if (!g2z_json_enter(json, '{')) return;
+  g2z__checkpoint_file(file, saved->world, name);
   while (g2z_json_next(json, '}', &key)) {
     if (g2z_json_is(&key, "name")) {
-      char name[64];
-      g2z__checkpoint_file(file, (int)saved->world, name);
-      g2z_json_text text = g2z_json_string(json);
-      if (json->status == G2Z_OK && !g2z_json_is(&text, name))
-        g2z_json_fail(json, "the file %.*s stands where %s must",
-                      (int)(text.bytes < 64 ? text.bytes : 64), (const char *)text.at, name);
+      g2z__saved_parse_text(json, found, sizeof found);
+      if (json->status == G2Z_OK && strcmp(found, name) != 0)
+        g2z_json_fail(json, "the file %s stands where %s must", found, name);
     } else if (g2z_json_is(&key, "bytes")) {
       int64_t bytes = g2z_json_integer(json);
       if (bytes < 0 || (uint64_t)bytes != end)
         g2z_json_fail(json, "a file of %" PRId64 " bytes has checksums for %" PRIu64, bytes, end);
-      if (json->status == G2Z_OK) saved->file_bytes[file] = end;
-    } else if (g2z_json_is(&key, "spans") && g2z_json_enter(json, '[')) {
-      while (g2z_json_next(json, ']', NULL)) {
-        uint64_t begin = 0, bytes = 0;
-        uint32_t crc = 0;
-        char line[64];
-        g2z_json_text text = g2z_json_string(json);
-        snprintf(line, sizeof line, "%.*s", (int)(text.bytes < 63 ? text.bytes : 63),
-                 (const char *)text.at);
-        int got = sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNx32, &begin, &bytes, &crc);
-        if (json->status != G2Z_OK) return;
-        if (got != 3 || begin != end || bytes > (uint64_t)INT64_MAX - end)
-          g2z_json_fail(json, "the checksum \"%s\" does not follow on byte %" PRIu64, line, end);
-        else if (g2z__span_add(json->services, saved, file, begin, bytes, crc) != G2Z_OK)
-          json->status = G2Z_NO_MEMORY;
-        end += bytes;
-      }
-    } else g2z_json_skip(json);
-  }
-}
-
-G2Z__PRIVATE void g2z__saved_parse_files(g2z_json *json, g2z__saved *saved) {
-  void *memory;
-  int64_t count = 0;
-  if (saved->world < 1 || saved->world > 1 << 16 || saved->file_bytes) {
-    g2z_json_fail(json, "world=%" PRId64 " is no number of ranks, or the files are listed twice",
-                  saved->world);
-    return;
-  }
-  saved->file_count = G2Z__FILE_OPTIMIZER + saved->world;
-  g2z_status status = g2z_allocate(json->services, (size_t)saved->file_count, sizeof(uint64_t),
-                                   &memory);
-  if (status != G2Z_OK) {
-    json->status = status;
-    return;
-  }
-  saved->file_bytes = (uint64_t *)memory;
-  if (!g2z_json_enter(json, '[')) return;
-  while (g2z_json_next(json, ']', NULL)) {
-    if (count < saved->file_count) g2z__saved_parse_file(json, saved, (int)count);
+    } else if (g2z_json_is(&key, "spans")) end = g2z__saved_parse_spans(json, saved, file);
     else g2z_json_skip(json);
-    count++;
   }
-  if (json->status == G2Z_OK && count != saved->file_count)
-    g2z_json_fail(json, "%" PRId64 " files are listed, but %" PRId64 " ranks wrote %" PRId64, count,
-                  saved->world, saved->file_count);
 }
 
 G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *path,
@@ -11016,74 +11082,43 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   g2z_json_open(&json, services, path, text, bytes);
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
-#define X(name)                                \
-      if (g2z_json_is(&key, #name)) {          \
-        saved->name = g2z_json_integer(&json); \
-        continue;                              \
-      }
-      G2Z__SAVED_LIST(X)
-#undef X
-      if (g2z_json_is(&key, "dtype")) {
-        g2z_json_text word = g2z_json_string(&json);
-        snprintf(saved->dtype, sizeof saved->dtype, "%.*s", (int)(word.bytes < 15 ? word.bytes : 15),
-                 (const char *)word.at);
-      } else if (g2z_json_is(&key, "state")) g2z__saved_parse_state(&json, &saved->state);
+      if (g2z__saved_get_field(saved, &json, &key, 0, G2Z__STATE_FIELDS)) continue;
+      if (g2z_json_is(&key, "dtype"))
+        g2z__saved_parse_text(&json, saved->dtype, sizeof saved->dtype);
+      else if (g2z_json_is(&key, "state")) g2z__saved_parse_state(&json, saved);
       else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
-      else if (g2z_json_is(&key, "files")) g2z__saved_parse_files(&json, saved);
+      else if (g2z_json_is(&key, "files") && g2z_json_enter(&json, '['))
+        while (g2z_json_next(&json, ']', NULL) && saved->file_count < 1 << 17)
+          g2z__saved_parse_file(&json, saved, (int)saved->file_count++);
       else g2z_json_skip(&json);
     }
   G2Z__TRY(g2z_json_close(&json));
   const int64_t most = INT64_C(1) << 60, *const counts[] = {
       &saved->state.step, &saved->tokens, &saved->epoch, &saved->epoch_step, &saved->sequences};
-  int bad = !saved->file_bytes || saved->file_count != G2Z__FILE_OPTIMIZER + saved->world ||
-            saved->batch < 1 || saved->accum < 1 || saved->seq < 1 || saved->epoch > 1 << 30 ||
+  int bad = saved->world < 1 || saved->world > 1 << 16 ||
+            saved->file_count != G2Z__FILE_OPTIMIZER + saved->world || saved->batch < 1 ||
+            saved->accum < 1 || saved->seq < 1 || saved->epoch > 1 << 30 ||
             saved->batch > G2Z__MAX_BATCH || saved->accum > G2Z__MAX_ACCUM ||
             saved->seq > G2Z__MAX_CONTEXT;
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
     bad |= *counts[i] < 0 || *counts[i] > most;
   if (bad)
-    return g2z_fail(services, G2Z_FORMAT, "%s lacks its list of files, or a number in it cannot "
-                    "be: it is damaged", path);
+    return g2z_fail(services, G2Z_FORMAT, "%s lacks some of its list of files, or a number in it "
+                    "cannot be: it is damaged", path);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char *path,
-                                             const char *text, size_t bytes) {
-  g2z_crc crc;
-  char sum[16] = "";
-  g2z_crc_init(&crc);
-  if (bytes > G2Z__SAVED_TAIL_BYTES)
-    snprintf(sum, sizeof sum, "%08" PRIx32 "%s",
-             g2z_crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
-  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
-    return G2Z_OK;
-  return g2z_fail(services, G2Z_FORMAT,
-                  "%s does not have the checksum %.8s that ends it: it is damaged; take an "
-                  "earlier checkpoint", path, sum);
-}
-
-/* The format and the version stand first, and say how to read the rest. */
-G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const char *path,
-                                                 const char *text, size_t bytes) {
-  g2z_json json;
-  g2z_json_text key;
+/* The version stands first, and says how to read the rest. One that no other byte agrees with is
+ * damage. */
+G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const char *path,
+                                         const char *text, size_t bytes) {
   int64_t version = -1;
-  int known = 0;
-  g2z_json_open(&json, services, path, text, bytes);
-  if (g2z_json_enter(&json, '{') && g2z_json_next(&json, '}', &key) &&
-      g2z_json_is(&key, "format")) {
-    g2z_json_text format = g2z_json_string(&json);
-    known = json.status == G2Z_OK && g2z_json_is(&format, G2Z__CHECKPOINT_FORMAT);
-    if (g2z_json_next(&json, '}', &key) && g2z_json_is(&key, "version"))
-      version = g2z_json_integer(&json);
-  }
-  if (!known || json.status != G2Z_OK || version < 0)
+  if (sscanf(text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64, &version) != 1)
     return g2z_fail(services, G2Z_FORMAT,
                     "%s does not begin as the state of a checkpoint does: it is damaged, or it "
                     "is something else", path);
-  if (version == G2Z__CHECKPOINT_VERSION) return G2Z_OK;
-  /* A version that no other byte agrees with is damage. */
-  g2z_status status = g2z__saved_check_sum(services, path, text, bytes);
+  g2z_status status = g2z__sealed_check(services, path, text, bytes);
+  if (version == G2Z__CHECKPOINT_VERSION) return status;
   return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
                   "%s has version=%" PRId64 " of the format, and this program reads version %d: "
                   "resume with the program that wrote it", path, version,
@@ -11094,27 +11129,26 @@ G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const c
 G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *directory,
                                         g2z__saved *saved) {
   char *path, *text = NULL;
-  size_t bytes = 0, length = g2z__directory_length(directory);
+  size_t bytes = 0, length = strlen(directory);
   int weights = 0, state = 0;
   struct stat info;
   memset(saved, 0, sizeof *saved);
   if (stat(directory, &info) != 0)
     return g2z_fail_file(services, errno, "open the checkpoint", directory);
+  while (length > 1 && directory[length - 1] == '/') length--;
   if (length > 8 && strncmp(directory + length - 8, ".partial", 8) == 0)
     return g2z_fail(services, G2Z_FORMAT, "%s was being written when the run ended and is not "
                     "whole: take an earlier checkpoint", directory);
   G2Z__TRY(g2z__weights_has(services, directory, "trainer_state.json", &state));
   G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &weights));
-  if (!state && weights)
-    return g2z_fail(services, G2Z_FORMAT, "%s has weights but no trainer_state.json, so it is no "
-                    "checkpoint: begin a new training from them with init_from", directory);
   if (!state)
-    return g2z_fail(services, G2Z_FORMAT, "%s has no trainer_state.json, so it is no checkpoint: "
-                    "name a step-NNNNNN directory of a run", directory);
+    return g2z_fail(services, G2Z_FORMAT, "%s has %sno trainer_state.json, so it is no "
+                    "checkpoint: %s", directory, weights ? "weights but " : "",
+                    weights ? "begin a new training from them with init_from"
+                            : "name a step-NNNNNN directory of a run");
   G2Z__TRY(g2z_join_path(services, directory, "trainer_state.json", &path));
   g2z_status status = g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes);
-  if (status == G2Z_OK) status = g2z__saved_check_version(services, path, text, bytes);
-  if (status == G2Z_OK) status = g2z__saved_check_sum(services, path, text, bytes);
+  if (status == G2Z_OK) status = g2z__saved_check(services, path, text, bytes);
   if (status == G2Z_OK) status = g2z__saved_parse(services, path, text, bytes, saved);
   g2z_release(services, text);
   g2z_release(services, path);
@@ -11123,48 +11157,13 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
 
 /* ----- loading ----- */
 
-/* A tensor of an optimizer file. */
-typedef struct g2z__moment {
-  size_t canonical, elements;
-  int which, file, index;
-} g2z__moment;
-
-typedef struct g2z__resumer {
-  g2z_trainer *t;
-  g2z_services *services;
-  const char *directory;
-  g2z__saved saved;
-  g2z_safetensors **files;      /* of each rank that saved */
-  g2z__moment *moments;         /* m in canonical order, then v */
-  size_t moment_count, moment_capacity;
-  g2z_safetensors *model;
-  g2z__weight *weights;         /* in canonical order */
-  size_t weight_count;
-  g2z__part *parts;             /* what this rank takes */
-  size_t part_count;
-  int rank, world;              /* of those that share the checksums */
-  float *chunk;
-  size_t chunk_bytes;
-} g2z__resumer;
-
-G2Z__PRIVATE void g2z__resumer_free(g2z__resumer *r) {
-  for (int64_t i = 0; r->files && i < r->saved.world; i++) g2z_safetensors_free(r->files[i]);
-  g2z_safetensors_free(r->model);
-  if (r->chunk) r->t->device->ops->release_host(r->t->device, r->chunk);
-  g2z_release(r->services, r->files);
-  g2z_release(r->services, r->moments);
-  g2z_release(r->services, r->weights);
-  g2z_release(r->services, r->parts);
-  g2z__saved_free(r->services, &r->saved);
-}
-
-G2Z__PRIVATE g2z_status g2z__resumer_check_model(g2z__resumer *r) {
-  const g2z_model_config *model = &r->t->plan->model;
+G2Z__PRIVATE g2z_status g2z__loading_check_model(g2z__transfer *x) {
+  const g2z_model_config *model = &x->t->plan->model;
 #define X(name)                                                                                \
-  if (r->saved.name != model->name)                                                            \
-    return g2z_fail(r->services, G2Z_BAD_ARGUMENT,                                            \
-                    "%s was saved by a model with %s=%" PRId64 ", and this one has %s=%d: "   \
-                    "resume with the same model", r->directory, #name, r->saved.name, #name,  \
+  if (x->saved.name != model->name)                                                            \
+    return g2z_fail(x->services, G2Z_BAD_ARGUMENT,                                             \
+                    "%s was saved by a model with %s=%" PRId64 ", and this one has %s=%d: "    \
+                    "resume with the same model", x->place, #name, x->saved.name, #name,       \
                     model->name);
   X(layers)
   X(heads)
@@ -11175,205 +11174,186 @@ G2Z__PRIVATE g2z_status g2z__resumer_check_model(g2z__resumer *r) {
   return G2Z_OK;
 }
 
-/* The path of one of its files, freed with g2z_release; it must have its size. */
-G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path) {
-  char name[64];
+/* Opens a file, which must have its length. */
+G2Z__PRIVATE g2z_status g2z__loading_file(g2z__transfer *x, int file, uint64_t bytes) {
   struct stat info;
-  g2z__checkpoint_file(file, (int)r->saved.world, name);
-  G2Z__TRY(g2z_join_path(r->services, r->directory, name, path));
-  g2z_status status = G2Z_OK;
-  if (stat(*path, &info) != 0)
-    status = errno == ENOENT
-                 ? g2z_fail(r->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
-                            "checkpoint again", r->directory, name)
-                 : g2z_fail_file(r->services, errno, "read", *path);
-  else if (!S_ISREG(info.st_mode))
-    status = g2z_fail(r->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", *path,
-                      g2z__kind_of_file(&info));
-  else if ((uint64_t)info.st_size != r->saved.file_bytes[file])
-    status = g2z_fail(r->services, G2Z_FORMAT,
-                      "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
-                      "copy the checkpoint again", *path, (uint64_t)info.st_size,
-                      r->saved.file_bytes[file]);
-  if (status == G2Z_OK) return G2Z_OK;
-  g2z_release(r->services, *path);
-  *path = NULL;
-  return status;
-}
-
-/* Reads a span and compares its checksum. */
-G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z_crc *crc,
-                                                const g2z__span *span, int file,
-                                                const char *path) {
-  uint32_t sum = 0;
-  for (uint64_t done = 0; done < span->bytes;) {
-    size_t n = span->bytes - done < r->chunk_bytes ? (size_t)(span->bytes - done) : r->chunk_bytes;
-    int64_t got = g2z__pread(file, r->chunk, n, span->begin + done);
-    if (got < 0) return g2z_fail_file(r->services, errno, "read", path);
-    if ((size_t)got < n)
-      return g2z_fail(r->services, G2Z_FORMAT, "%s shrank while it was read: copy the checkpoint "
-                      "again", path);
-    sum = g2z_crc32c(crc, sum, r->chunk, n);
-    done += n;
-  }
-  if (sum == span->crc) return G2Z_OK;
-  return g2z_fail(r->services, G2Z_FORMAT,
-                  "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32 " and must "
-                  "have %08" PRIx32 ": the file is damaged; take an earlier checkpoint", path,
-                  span->begin, span->begin + span->bytes - 1, sum, span->crc);
+  G2Z__TRY(g2z__transfer_file(x, file, "", O_RDONLY));
+  if (fstat(x->descriptor, &info) != 0) return g2z_fail_file(x->services, errno, "read", x->path);
+  if (!S_ISREG(info.st_mode))
+    return g2z_fail(x->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", x->path,
+                    g2z__kind_of_file(&info));
+  if ((uint64_t)info.st_size == bytes) return G2Z_OK;
+  return g2z_fail(x->services, G2Z_FORMAT,
+                  "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
+                  "copy the checkpoint again", x->path, (uint64_t)info.st_size, bytes);
 }
 
 /* Every byte of every file, divided among the ranks. */
-G2Z__PRIVATE g2z_status g2z__resumer_check_bytes(g2z__resumer *r) {
-  const size_t world = (size_t)r->world, rank = (size_t)r->rank;
-  g2z_crc crc;
-  g2z_crc_init(&crc);
-  size_t at = 0;
-  for (int file = 0; file < (int)r->saved.file_count; file++) {
-    char *path;
-    G2Z__TRY(g2z__resumer_path(r, file, &path));
-    int descriptor;
-    g2z_status status = g2z__open_read(r->services, path, &descriptor);
-    for (; at < r->saved.span_count && r->saved.spans[at].file == file; at++)
-      if (status == G2Z_OK && at % world == rank)
-        status = g2z__resumer_check_span(r, &crc, &r->saved.spans[at], descriptor, path);
-    if (descriptor >= 0) close(descriptor);
-    g2z_release(r->services, path);
-    G2Z__TRY(status);
+G2Z__PRIVATE g2z_status g2z__loading_check_bytes(g2z__transfer *x) {
+  const size_t world = (size_t)x->t->plan->world, rank = (size_t)x->t->plan->rank;
+  const g2z__saved *saved = &x->saved;
+  size_t at = 0, end = 0;
+  for (int file = 0; file < (int)saved->file_count; file++) {
+    uint64_t bytes = 0;
+    for (; end < saved->span_count && saved->spans[end].file == file; end++)
+      bytes += saved->spans[end].bytes;
+    G2Z__TRY(g2z__loading_file(x, file, bytes));
+    for (; at < end; at++) {
+      const g2z__span *span = &saved->spans[at];
+      uint32_t sum;
+      if (at % world != rank) continue;
+      G2Z__TRY(g2z__transfer_sum(x, span->begin, span->bytes, &sum));
+      if (sum != span->crc)
+        return g2z_fail(x->services, G2Z_FORMAT,
+                        "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32
+                        " and must have %08" PRIx32 ": the file is damaged; take an earlier "
+                        "checkpoint", x->path, span->begin, span->begin + span->bytes - 1, sum,
+                        span->crc);
+    }
   }
   return G2Z_OK;
 }
 
-G2Z__PRIVATE int g2z__moment_order(const void *a, const void *b) {
-  const g2z__moment *x = (const g2z__moment *)a, *y = (const g2z__moment *)b;
-  if (x->which != y->which) return x->which - y->which;
+G2Z__PRIVATE g2z_status g2z__extent_add(g2z__transfer *x, g2z_buffer buffer, int file,
+                                        size_t canonical, const g2z_safetensor *tensor) {
+  void *list = x->extents;
+  g2z_status status = g2z_grow(x->services, &list, &x->extent_capacity, x->extent_count,
+                               x->extent_count + 1, sizeof(g2z__extent));
+  x->extents = (g2z__extent *)list;
+  G2Z__TRY(status);
+  g2z__extent *extent = &x->extents[x->extent_count++];
+  extent->buffer = buffer;
+  extent->file = file;
+  extent->canonical = canonical;
+  extent->elements = tensor->elements;
+  extent->begin = tensor->begin;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
+  const g2z__extent *x = (const g2z__extent *)a, *y = (const g2z__extent *)b;
+  if (x->buffer != y->buffer) return x->buffer < y->buffer ? -1 : 1;
   return x->canonical < y->canonical ? -1 : x->canonical > y->canonical;
 }
 
-/* The tensors of one rank's optimizer file. */
-G2Z__PRIVATE g2z_status g2z__resumer_open_moments(g2z__resumer *r, int of_rank) {
-  char *path;
-  G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_OPTIMIZER + of_rank, &path));
-  g2z_safetensors *file;
-  g2z_status status = g2z_safetensors_open(r->services, path, &file);
-  r->files[of_rank] = file;
-  g2z_release(r->services, path);
-  G2Z__TRY(status);
-  void *list = r->moments;
-  status = g2z_grow(r->services, &list, &r->moment_capacity, r->moment_count,
-                    r->moment_count + file->count, sizeof(g2z__moment));
-  r->moments = (g2z__moment *)list;
-  G2Z__TRY(status);
-  for (size_t i = 0; i < file->count; i++) {
-    const g2z_safetensor *tensor = &file->tensors[i];
-    g2z__moment *moment = &r->moments[r->moment_count++];
-    moment->file = of_rank;
-    moment->index = (int)i;
-    moment->elements = tensor->elements;
-    if (!g2z__moment_parse(tensor->name, &moment->which, &moment->canonical) ||
-        tensor->type != G2Z_TENSOR_F32 || tensor->rank != 1 || tensor->elements == 0)
-      return g2z_fail(r->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in F32",
-                      file->path, tensor->name);
-  }
-  return G2Z_OK;
-}
-
-/* m and v must each be there exactly once. */
-G2Z__PRIVATE g2z_status g2z__resumer_check_moments(g2z__resumer *r) {
-  const size_t P = r->t->plan->parameters;
-  size_t next = 0;
-  qsort(r->moments, r->moment_count, sizeof(g2z__moment), g2z__moment_order);
-  for (int which = 0; which < 2; which++) {
-    size_t end = 0;
-    for (; next < r->moment_count && r->moments[next].which == which; next++) {
-      const g2z__moment *moment = &r->moments[next];
-      if (moment->canonical != end || moment->elements > P - end)
-        return g2z_fail(r->services, G2Z_FORMAT,
-                        "%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
-                        "another checkpoint", r->files[moment->file]->path,
-                        r->files[moment->file]->tensors[moment->index].name, moment->elements,
-                        moment->canonical < end ? "overlaps others up to"
-                        : moment->canonical > end ? "leaves a gap from" : "goes on from", end, P);
-      end += moment->elements;
-    }
-    if (end != P)
-      return g2z_fail(r->services, G2Z_FORMAT, "the optimizer files of %s hold %c up to element "
-                      "%zu of %zu: a file is missing", r->directory, "mv"[which], end, P);
-  }
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__resumer_open_model(g2z__resumer *r) {
-  char *path;
+/* The masters of the model's tensors. */
+G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x, const g2z_safetensors *file) {
+  const int layers = x->t->plan->model.layers;
+  g2z__weight *weights;
+  size_t count, canonical = 0;
   void *used;
-  G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_MODEL, &path));
-  g2z_status status = g2z_safetensors_open(r->services, path, &r->model);
-  g2z_release(r->services, path);
-  G2Z__TRY(status);
-  G2Z__TRY(g2z__weights_list(r->services, &r->t->plan->model, &r->weights, &r->weight_count));
-  G2Z__TRY(g2z_allocate(r->services, r->model->count, 1, &used));
-  status = g2z__weights_match(r->model, r->t->plan->model.layers, r->weights, r->weight_count,
-                              (unsigned char *)used);
-  g2z_release(r->services, used);
+  G2Z__TRY(g2z__weights_list(x->services, &x->t->plan->model, &weights, &count));
+  g2z_status status = g2z_allocate(x->services, file->count, 1, &used);
+  if (status == G2Z_OK)
+    status = g2z__weights_match(file, layers, weights, count, (unsigned char *)used);
+  g2z_release(x->services, used);
+  for (size_t i = 0; i < count && status == G2Z_OK; i++) {
+    const g2z_safetensor *tensor = &file->tensors[weights[i].index];
+    if (tensor->type != G2Z_TENSOR_F32)
+      status = g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is not in F32", file->path,
+                        tensor->name);
+    else
+      status = g2z__extent_add(x, G2Z_BUFFER_MASTER, G2Z__FILE_MODEL, canonical, tensor);
+    canonical += tensor->elements;
+  }
+  g2z_release(x->services, weights);
   return status;
 }
 
-/* Everything that can be found wrong is found here; the trainer has not changed yet. */
-G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
-  g2z_trainer *t = r->t;
-  void *memory;
-  G2Z__TRY(g2z__saved_read(r->services, r->directory, &r->saved));
-  G2Z__TRY(g2z__resumer_check_model(r));
-  r->rank = t->plan->rank;
-  r->world = t->plan->world;
-  r->chunk_bytes = g2z__checkpoint_chunk(t) * sizeof(float);
-  G2Z__TRY(t->device->ops->allocate_host(t->device, r->chunk_bytes, &memory));
-  r->chunk = (float *)memory;
-  G2Z__TRY(g2z__resumer_check_bytes(r));
-  G2Z__TRY(g2z__resumer_open_model(r));
-  G2Z__TRY(g2z_allocate(r->services, (size_t)r->saved.world, sizeof(g2z_safetensors *), &memory));
-  r->files = (g2z_safetensors **)memory;
-  for (int rank = 0; rank < (int)r->saved.world; rank++)
-    G2Z__TRY(g2z__resumer_open_moments(r, rank));
-  G2Z__TRY(g2z__resumer_check_moments(r));
-  return g2z__parts_list(t, 0, t->plan->parameters, &r->parts, &r->part_count);
+/* The ranges of m and v in the file of one rank. */
+G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index,
+                                                  const g2z_safetensors *file) {
+  for (size_t i = 0; i < file->count; i++) {
+    const g2z_safetensor *tensor = &file->tensors[i];
+    g2z_buffer buffer;
+    size_t canonical;
+    if (!g2z__moment_parse(tensor->name, &buffer, &canonical) || tensor->type != G2Z_TENSOR_F32 ||
+        tensor->rank != 1 || tensor->elements == 0)
+      return g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in F32",
+                      file->path, tensor->name);
+    G2Z__TRY(g2z__extent_add(x, buffer, index, canonical, tensor));
+  }
+  return G2Z_OK;
 }
 
-/* Canonical [at, at + *n) of a buffer into r->chunk; *n shrinks to what lies in one tensor. */
-G2Z__PRIVATE g2z_status g2z__resumer_fetch(g2z__resumer *r, g2z_buffer buffer, size_t at,
-                                           size_t *n) {
-  size_t begin = 0, i = 0;
-  if (buffer == G2Z_BUFFER_MASTER) {
-    while (at >= begin + r->weights[i].tensor.elements) begin += r->weights[i++].tensor.elements;
-    if (*n > begin + r->weights[i].tensor.elements - at)
-      *n = begin + r->weights[i].tensor.elements - at;
-    return g2z_safetensors_read(r->model, r->weights[i].index, at - begin, *n, r->chunk);
+/* m and v must each be there exactly once; the masters are, as their tensors are. */
+G2Z__PRIVATE g2z_status g2z__loading_check_extents(g2z__transfer *x) {
+  const size_t P = x->t->plan->parameters;
+  const g2z__extent *extent = x->extents, *last = extent + x->extent_count;
+  qsort(x->extents, x->extent_count, sizeof(g2z__extent), g2z__extent_order);
+  for (int buffer = G2Z_BUFFER_MASTER; buffer <= G2Z_BUFFER_V; buffer++) {
+    size_t end = 0;
+    for (; extent < last && (int)extent->buffer == buffer; extent++) {
+      char name[32], file[64];
+      g2z__moment_name(extent->buffer, extent->canonical, name);
+      g2z__checkpoint_file(extent->file, x->saved.world, file);
+      if (extent->canonical != end || extent->elements > P - end)
+        return g2z_fail(x->services, G2Z_FORMAT,
+                        "%s/%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
+                        "another checkpoint", x->place, file, name, extent->elements,
+                        extent->canonical < end   ? "overlaps others up to"
+                        : extent->canonical > end ? "leaves a gap from" : "goes on from", end, P);
+      end += extent->elements;
+    }
+    if (end != P)
+      return g2z_fail(x->services, G2Z_FORMAT, "the optimizer files of %s hold %s up to element "
+                      "%zu of %zu: a file is missing", x->place,
+                      buffer == G2Z_BUFFER_M ? "m" : "v", end, P);
   }
-  size_t low = 0, high = r->moment_count; /* the last that does not begin behind `at` */
-  const int which = buffer == G2Z_BUFFER_V;
+  return G2Z_OK;
+}
+
+/* Everything that can be found wrong is found here; the trainer has not changed yet. */
+G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *directory) {
+  G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
+  G2Z__TRY(g2z__loading_check_model(x));
+  G2Z__TRY(g2z__loading_check_bytes(x));
+  for (int index = 0; index < (int)x->saved.file_count; index++) {
+    char *path;
+    g2z_safetensors *file;
+    if (index == G2Z__FILE_CONFIG || index == G2Z__FILE_TUNING) continue;
+    G2Z__TRY(g2z__transfer_path(x, index, "", &path));
+    g2z_status status = g2z_safetensors_open(x->services, path, &file);
+    g2z_release(x->services, path);
+    G2Z__TRY(status);
+    status = index == G2Z__FILE_MODEL ? g2z__loading_list_model(x, file)
+                                      : g2z__loading_list_moments(x, index, file);
+    g2z_safetensors_free(file);
+    G2Z__TRY(status);
+  }
+  G2Z__TRY(g2z__loading_check_extents(x));
+  return g2z__transfer_list(x, 0, x->t->plan->parameters);
+}
+
+/* Canonical [at, at + *n) of a buffer into the chunk; *n shrinks to what lies in one tensor. */
+G2Z__PRIVATE g2z_status g2z__loading_fetch(g2z__transfer *x, g2z_buffer buffer, size_t at,
+                                           size_t *n) {
+  g2z__extent key;
+  size_t low = 0, high = x->extent_count; /* the last that does not begin behind `at` */
+  key.buffer = buffer;
+  key.canonical = at;
   while (high - low > 1) {
     size_t middle = low + (high - low) / 2;
-    const g2z__moment *m = &r->moments[middle];
-    if (m->which < which || (m->which == which && m->canonical <= at)) low = middle;
+    if (g2z__extent_order(&x->extents[middle], &key) <= 0) low = middle;
     else high = middle;
   }
-  const g2z__moment *moment = &r->moments[low];
-  if (*n > moment->canonical + moment->elements - at)
-    *n = moment->canonical + moment->elements - at;
-  return g2z_safetensors_read(r->files[moment->file], moment->index, at - moment->canonical, *n,
-                              r->chunk);
+  const g2z__extent *extent = &x->extents[low];
+  const size_t skip = at - extent->canonical;
+  if (*n > extent->elements - skip) *n = extent->elements - skip;
+  G2Z__TRY(g2z__transfer_file(x, extent->file, "", O_RDONLY));
+  return g2z__transfer_read(x, extent->begin + skip * sizeof(float), x->chunk, *n * sizeof(float));
 }
 
-G2Z__PRIVATE g2z_status g2z__resumer_fill(g2z__resumer *r) {
+G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   static const g2z_buffer buffers[] = {G2Z_BUFFER_MASTER, G2Z_BUFFER_M, G2Z_BUFFER_V};
   for (int b = 0; b < 3; b++)
-    for (size_t p = 0; p < r->part_count; p++)
-      for (size_t done = 0, n; done < r->parts[p].elements; done += n) {
-        size_t at = r->parts[p].canonical + done;
-        n = r->parts[p].elements - done;
-        if (n > g2z__checkpoint_chunk(r->t)) n = g2z__checkpoint_chunk(r->t);
-        G2Z__TRY(g2z__resumer_fetch(r, buffers[b], at, &n));
-        G2Z__TRY(g2z_trainer_write(r->t, buffers[b], at, n, r->chunk));
+    for (size_t p = 0; p < x->part_count; p++)
+      for (size_t done = 0, n; done < x->parts[p].elements; done += n) {
+        size_t at = x->parts[p].canonical + done;
+        n = x->parts[p].elements - done;
+        if (n > x->chunk_elements) n = x->chunk_elements;
+        G2Z__TRY(g2z__loading_fetch(x, buffers[b], at, &n));
+        G2Z__TRY(g2z_trainer_write(x->t, buffers[b], at, n, x->chunk));
       }
   return G2Z_OK;
 }
@@ -11403,22 +11383,22 @@ G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
   return position;
 }
 
-G2Z__PRIVATE g2z_status g2z__resumer_seek(g2z__resumer *r) {
-  g2z_trainer *t = r->t;
-  const g2z__saved *saved = &r->saved;
+G2Z__PRIVATE g2z_status g2z__loading_seek(g2z__transfer *x) {
+  g2z_trainer *t = x->t;
+  const g2z__saved *saved = &x->saved;
   if (!t->loader) return G2Z_OK;
   int64_t global = t->loader->global, before = saved->batch * saved->accum * saved->world;
   int64_t sequences = g2z_loader_sequences(t->loader);
   g2z_loader_position position = g2z__saved_position(saved, t->loader);
   if (t->plan->rank == 0 && saved->sequences) {
     if (!g2z__saved_same_data(saved, t->loader))
-      g2z_log(r->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
+      g2z_log(x->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
               "had %" PRId64 " of %" PRId64 "%s: epoch %" PRId64 " starts over", sequences,
               t->plan->seq, saved->sequences, saved->seq,
               saved->sequences == sequences && saved->seq == t->plan->seq ? ", which were others"
                                                                           : "", saved->epoch);
     else if (global != before)
-      g2z_log(r->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
+      g2z_log(x->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
               "of the %" PRId64 " that epoch %" PRId64 " read, %" PRId64 " are read again", global,
               before, saved->epoch_step * before, saved->epoch,
               position.step ? saved->epoch_step * before % global : (int64_t)0);
@@ -11427,17 +11407,17 @@ G2Z__PRIVATE g2z_status g2z__resumer_seek(g2z__resumer *r) {
 }
 
 /* A loss scale that was found goes on; one of another type, or a fixed one, does not. */
-G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
-  g2z_trainer *t = r->t;
+G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
+  g2z_trainer *t = x->t;
   const g2z_optimizer_config *o = &t->config.optimizer;
-  g2z_step_state state = r->saved.state;
+  g2z_step_state state = x->saved.state;
   int fp16 = t->config.dtype == G2Z_FP16;
-  int found = strcmp(r->saved.dtype, "fp16") == 0 &&
-              strstr(r->saved.settings, "\nloss_scale_dynamic=1\n");
+  int found = strcmp(x->saved.dtype, "fp16") == 0 &&
+              strstr(x->saved.settings, "\nloss_scale_dynamic=1\n");
   if (!fp16 || !found || !o->loss_scale_dynamic) {
     state.loss_scale = fp16 ? o->loss_scale : 1.0f;
     state.skipped_at_minimum = 0;
-    int same = strcmp(r->saved.dtype, g2z_dtype_text(t->config.dtype)) == 0;
+    int same = strcmp(x->saved.dtype, g2z_dtype_text(t->config.dtype)) == 0;
     if (!same || (fp16 && o->loss_scale_dynamic)) { /* these did not count for this scale */
       state.good_steps = 0;
       state.hysteresis = o->loss_scale_hysteresis;
@@ -11448,7 +11428,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   G2Z__TRY(ops->upload(t->device, t->state, &state, sizeof state));
   G2Z__TRY(ops->synchronize(t->device));
   t->enqueued = t->resumed_step = state.step;
-  t->resumed_tokens = r->saved.tokens;
+  t->resumed_tokens = x->saved.tokens;
   if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
   t->stop_agreed = 0; /* that was about the steps that it leaves here, */
   t->failed = G2Z_OK; /* and so was this */
@@ -11457,95 +11437,90 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   return G2Z_OK;
 }
 
+/* note.json, where there is one. */
+G2Z__PRIVATE g2z_status g2z__note_read(g2z_services *services, const char *directory, char **note) {
+  char *path;
+  size_t bytes;
+  G2Z__TRY(g2z_join_path(services, directory, "note.json", &path));
+  g2z_status status = G2Z_OK;
+  if (access(path, F_OK) == 0)
+    status = g2z_read_file(services, path, (size_t)1 << 30, note, &bytes);
+  if (status == G2Z_OK && *note) status = g2z__sealed_check(services, path, *note, bytes);
+  g2z_release(services, path);
+  return status;
+}
+
 G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
                                        const g2z_loader *loader, g2z_checkpoint *out) {
   g2z__saved saved;
   memset(out, 0, sizeof *out);
   g2z_status status = g2z__saved_read(services, directory, &saved);
+  if (status == G2Z_OK) status = g2z__note_read(services, directory, &out->note);
   if (status == G2Z_OK) {
     out->step = saved.state.step;
     out->tokens = saved.tokens;
     out->epoch = saved.epoch;
     out->epoch_step = saved.epoch_step;
     if (loader) out->next = g2z__saved_position(&saved, loader);
+  } else {
+    g2z_release(services, out->note);
+    out->note = NULL;
   }
   g2z__saved_free(services, &saved);
   return status;
 }
 
-/* Without a trainer. */
-G2Z_API g2z_status g2z_checkpoint_check(g2z_services *services, const char *directory) {
-  g2z__resumer r;
-  void *memory = NULL;
-  memset(&r, 0, sizeof r);
-  r.services = services;
-  r.directory = directory;
-  r.world = 1;
-  r.chunk_bytes = (size_t)1 << 20;
-  g2z_status status = g2z__saved_read(services, directory, &r.saved);
-  if (status == G2Z_OK) status = g2z_allocate(services, r.chunk_bytes, 1, &memory);
-  r.chunk = (float *)memory;
-  if (status == G2Z_OK) status = g2z__resumer_check_bytes(&r);
-  r.chunk = NULL; /* no trainer's */
-  g2z_release(services, memory);
-  g2z__resumer_free(&r);
-  return status;
-}
-
 /* The choices of the run that saved; a GPU that does not know them chooses again. */
-G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
+G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
   char *path, *text;
   size_t bytes;
-  G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_TUNING, &path));
-  g2z_status status = g2z_read_file(r->services, path, 1 << 24, &text, &bytes);
-  g2z_release(r->services, path);
+  if (x->t->plan->device != G2Z_DEVICE_CUDA) return G2Z_OK;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, "", &path));
+  g2z_status status = g2z_read_file(x->services, path, 1 << 24, &text, &bytes);
+  g2z_release(x->services, path);
   G2Z__TRY(status);
-  if (bytes > 0 && r->t->plan->device == G2Z_DEVICE_CUDA &&
-      g2z_device_tuning_read(r->t->device, text) != G2Z_OK)
-    g2z_log(r->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
-            "otherwise than in the run that saved", r->services->error);
-  g2z_release(r->services, text);
+  if (bytes > 0 && g2z_device_tuning_read(x->t->device, text) != G2Z_OK)
+    g2z_log(x->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
+            "otherwise than in the run that saved", x->services->error);
+  g2z_release(x->services, text);
   return G2Z_OK;
 }
 
 /* What is set otherwise than in the run that saved holds from now on. */
-G2Z__PRIVATE void g2z__resumer_compare(g2z__resumer *r) {
-  char now[sizeof r->saved.settings];
-  if (r->t->plan->rank != 0) return;
-  g2z__trainer_describe(r->t, now, sizeof now);
-  const char *was = r->saved.settings, *is = now, *was_end, *is_end;
+G2Z__PRIVATE void g2z__loading_compare(g2z__transfer *x) {
+  char now[sizeof x->saved.settings];
+  if (x->t->plan->rank != 0) return;
+  g2z__trainer_describe(x->t, now, sizeof now);
+  const char *was = x->saved.settings, *is = now, *was_end, *is_end;
   for (; (was_end = strchr(was, '\n')) && (is_end = strchr(is, '\n'));
        was = was_end + 1, is = is_end + 1) {
     int was_length = (int)(was_end - was), is_length = (int)(is_end - is);
     if (was_length == is_length && memcmp(was, is, (size_t)is_length) == 0) continue;
-    g2z_log(r->services, G2Z_LOG_INFO, "%.*s, and %.*s in the run that saved", is_length, is,
+    g2z_log(x->services, G2Z_LOG_INFO, "%.*s, and %.*s in the run that saved", is_length, is,
             was_length, was);
   }
 }
 
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
   g2z_ranks *ranks = g2z_context_ranks(t->context);
-  g2z__resumer r;
-  memset(&r, 0, sizeof r);
-  r.t = t;
-  r.services = t->services;
-  r.directory = directory;
+  g2z__transfer x;
   g2z_ranks_phase(ranks, "load", t->enqueued, 3600);
-  g2z_status status = t->device->ops->synchronize(t->device);
-  if (status == G2Z_OK) status = g2z__resumer_open(&r);
+  g2z_status status = g2z__transfer_open(&x, t, directory, "");
+  if (status == G2Z_OK) status = t->device->ops->synchronize(t->device);
+  if (status == G2Z_OK) status = g2z__loading_open(&x, directory);
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) {
-    g2z__resumer_compare(&r);
+    g2z__loading_compare(&x);
     t->stale = 1; /* on a rank that owns nothing, and writes nothing, as on the others */
     t->turn[0] = t->turn[1] = 0;
-    status = g2z__resumer_tune(&r);
-    if (status == G2Z_OK) status = g2z__resumer_fill(&r);
-    if (status == G2Z_OK) status = g2z__resumer_seek(&r);
+    status = g2z__loading_tune(&x);
+    if (status == G2Z_OK) status = g2z__loading_fill(&x);
+    if (status == G2Z_OK) status = g2z__loading_seek(&x);
     status = g2z_ranks_agree(ranks, status);
-    if (status == G2Z_OK) status = g2z_ranks_agree(ranks, g2z__resumer_state(&r));
+    if (status == G2Z_OK) status = g2z_ranks_agree(ranks, g2z__loading_state(&x));
     t->tuned = 0;
   }
-  g2z__resumer_free(&r);
+  g2z__transfer_free(&x);
   g2z_ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }

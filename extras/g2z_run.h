@@ -1467,7 +1467,8 @@ static g2z_status g2zr_latest_whole(g2z_run *run, int64_t *whole) {
     G2ZR_TRY(g2zr_latest(run, *whole, whole));
     if (*whole < 0) break;
     G2ZR_TRY(g2zr_checkpoint_path(run, *whole, &path));
-    g2z_status status = g2z_checkpoint_check(run->services, path);
+    g2z_checkpoint from;
+    g2z_status status = g2z_checkpoint_read(run->services, path, NULL, &from);
     if (status == G2Z_FORMAT) {
       g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", path, sentence);
       snprintf(tried + used, sizeof tried - used, "%sstep %" PRId64, used ? ", " : "", *whole);
