@@ -1702,8 +1702,8 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
 /* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. A failure on
  * any rank is a failure on all, and leaves nothing behind. Steps under way are waited for. */
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
-/* The same with a note of the program's own beside the state: `note` puts its members on rank 0, and
- * they become the object in DIRECTORY/note.json. */
+/* The same with a note of the program's own beside the state: on rank 0 `note` puts members, which
+ * become the object in DIRECTORY/note.json. */
 typedef void (*g2z_note)(void *user, g2z_json_out *out);
 G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *trainer, const char *directory,
                                          g2z_note note, void *user);
@@ -10167,9 +10167,8 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
  * all spans and lists them in trainer_state.json, which ends with its own checksum. */
 
 #define G2Z__CHECKPOINT_VERSION 1
-#define G2Z__CHECKPOINT_SPAN ((size_t)1 << 24)  /* most elements under one checksum: 64 MiB */
 #define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements in flight between file and device */
-#define G2Z__CHECKPOINT_PARTS ((size_t)1 << 18) /* 2^19 tensors make a header of about 60 MB */
+#define G2Z__CHECKPOINT_PARTS ((size_t)1 << 18) /* update ranges: a header of about 60 MB */
 
 /* ----- CRC-32C (Castagnoli), as in iSCSI, RFC 3720 appendix B.4 ----- */
 
@@ -10190,37 +10189,25 @@ G2Z__PRIVATE void g2z__crc_init(g2z__crc *crc) {
     }
 }
 
-/* Eight bytes a turn, by tables: about 2 GB/s. */
-G2Z__PRIVATE uint32_t g2z__crc_tables(const g2z__crc *crc, uint32_t sum, const void *bytes,
-                                      size_t count) {
+/* `sum` is that of the bytes before these; 0 begins. Eight bytes a turn: by an instruction, or by
+ * tables, at about 2 GB/s. */
+G2Z__PRIVATE uint32_t g2z__crc32c(const g2z__crc *crc, uint32_t sum, const void *bytes,
+                                  size_t count) {
   const unsigned char *at = (const unsigned char *)bytes;
   sum = ~sum;
   for (; count >= 8; at += 8, count -= 8) {
     uint64_t word;
     memcpy(&word, at, sizeof word);
+#if defined(__SSE4_2__) && defined(__x86_64__)
+    sum = (uint32_t)_mm_crc32_u64(sum, word);
+#else
     word ^= sum;
     sum = 0;
     for (int k = 0; k < 8; k++) sum ^= crc->table[7 - k][word >> (8 * k) & 255];
+#endif
   }
   for (; count > 0; at++, count--) sum = sum >> 8 ^ crc->table[0][(sum ^ *at) & 255];
   return ~sum;
-}
-
-/* `sum` is that of the bytes before these; 0 begins. */
-G2Z__PRIVATE uint32_t g2z__crc32c(const g2z__crc *crc, uint32_t sum, const void *bytes,
-                                  size_t count) {
-#if defined(__SSE4_2__) && defined(__x86_64__)
-  const unsigned char *at = (const unsigned char *)bytes;
-  uint64_t wide = ~sum; /* the instruction: 8 bytes in 3 cycles */
-  for (size_t words = count / 8; words > 0; words--, at += 8) {
-    unsigned long long word;
-    memcpy(&word, at, sizeof word);
-    wide = _mm_crc32_u64(wide, word);
-  }
-  return g2z__crc_tables(crc, ~(uint32_t)wide, at, count % 8);
-#else
-  return g2z__crc_tables(crc, sum, bytes, count);
-#endif
 }
 
 /* ----- what stands where ----- */
@@ -10288,16 +10275,10 @@ typedef struct g2z__span {
   X(epoch_step)  /* in the epoch */                \
   X(sequences)   /* of the data; 0: no loader */   \
   X(data)        /* which: g2z__saved_data */      \
-  X(layers)                                        \
-  X(heads)                                         \
-  X(channels)                                      \
-  X(context)                                       \
-  X(vocab)                                         \
-  X(batch)                                         \
-  X(seq)                                           \
-  X(accum)                                         \
-  X(world)                                         \
-  X(zero_stage)
+  G2Z__SAVED_MODEL(X)                              \
+  G2Z__SAVED_PLAN(X)
+#define G2Z__SAVED_MODEL(X) X(layers) X(heads) X(channels) X(context) X(vocab)
+#define G2Z__SAVED_PLAN(X) X(batch) X(seq) X(accum) X(world) X(zero_stage)
 
 /* Of g2z_step_state, all that outlives a step. */
 #define G2Z__STATE_LIST(X)      \
@@ -10368,17 +10349,20 @@ G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved,
   return G2Z_OK;
 }
 
+/* The length of a file, which its spans tile. */
+G2Z__PRIVATE uint64_t g2z__saved_bytes(const g2z__saved *saved, int file) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < saved->span_count; i++)
+    if (saved->spans[i].file == file) bytes += saved->spans[i].bytes;
+  return bytes;
+}
+
 /* The hash of the data as a JSON integer, which is never negative. */
 G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
   return (int64_t)(loader->hash >> 1);
 }
 
 /* ----- between files and the device ----- */
-
-/* Elements that lie together in this rank's shard and in canonical order. */
-typedef struct g2z__part {
-  size_t canonical, shard, elements;
-} g2z__part;
 
 /* Elements of a buffer that a tensor in a file holds. */
 typedef struct g2z__extent {
@@ -10394,15 +10378,15 @@ typedef struct g2z__transfer {
   g2z_services *services;
   g2z_ranks *ranks;
   char *place;                  /* the directory: while it is written, DIRECTORY.partial */
-  g2z__saved saved;             /* spans: this rank's, and on rank 0 all, once gathered */
-  g2z__part *parts;             /* what this rank writes, or takes */
-  size_t part_count;
+  g2z__saved saved;             /* spans: this rank's, and once gathered all */
   g2z__crc crc;
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
   int file, descriptor;         /* the one file that is open; -1: none */
   char *path;
-  g2z_safetensors_writer *model; /* saving, rank 0: model.safetensors */
+  int weights_only;             /* saving: no checkpoint */
+  size_t begin, count;          /* what this rank saves of the canonical elements, if it owns it */
+  g2z_safetensors_writer *model; /* of rank 0: model.safetensors */
   g2z__extent *extents;         /* loading: by buffer, in canonical order */
   size_t extent_count, extent_capacity;
 } g2z__transfer;
@@ -10419,37 +10403,8 @@ G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
   g2z_safetensors_writer_free(x->model);
   if (x->chunk) x->t->device->ops->release_host(x->t->device, x->chunk);
   g2z_release(x->services, x->place);
-  g2z_release(x->services, x->parts);
   g2z_release(x->services, x->extents);
   g2z__saved_free(x->services, &x->saved);
-}
-
-/* What this rank owns of canonical [begin, end), in parts of at most G2Z__CHECKPOINT_SPAN. */
-G2Z__PRIVATE g2z_status g2z__transfer_list(g2z__transfer *x, size_t begin, size_t end) {
-  const g2z_plan *plan = x->t->plan;
-  g2z_update_range range;
-  void *memory;
-  G2Z__TRY(g2z_allocate(x->services, plan->updates + plan->parameters / G2Z__CHECKPOINT_SPAN + 1,
-                        sizeof(g2z__part), &memory));
-  x->parts = (g2z__part *)memory;
-  for (size_t next = 0; g2z__owned_next(x->t, begin, end - begin, &next, &range);)
-    while (range.elements > 0) {
-      g2z__part *part = &x->parts[x->part_count ? x->part_count - 1 : 0];
-      if (part->elements == 0 || part->elements == G2Z__CHECKPOINT_SPAN ||
-          part->canonical + part->elements != range.canonical ||
-          part->shard + part->elements != range.shard) {
-        part = &x->parts[x->part_count++];
-        part->canonical = range.canonical;
-        part->shard = range.shard;
-      }
-      size_t n = G2Z__CHECKPOINT_SPAN - part->elements;
-      if (n > range.elements) n = range.elements;
-      part->elements += n;
-      range.canonical += n;
-      range.shard += n;
-      range.elements -= n;
-    }
-  return G2Z_OK;
 }
 
 /* DIRECTORY without slashes at its end, so that the suffix stands beside it and not inside. */
@@ -10486,25 +10441,34 @@ G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file, const cha
 /* Opens a file in place of the one that is open. */
 G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, int file, const char *suffix,
                                            int flags) {
+  const int rank = x->t->plan->rank;
   if (x->file == file) return G2Z_OK;
   g2z__transfer_shut(x);
   G2Z__TRY(g2z__transfer_path(x, file, suffix, &x->path));
   x->descriptor = open(x->path, flags | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
-  if (x->descriptor >= 0) {
-    x->file = file;
-    return G2Z_OK;
-  }
-  char name[64];
-  int missing = errno == ENOENT, rank = x->t->plan->rank;
-  g2z_status status = g2z_fail_file(x->services, errno, "open", x->path);
-  g2z__checkpoint_file(file, x->saved.world, name);
-  if (missing && flags == O_RDONLY)
+  if (x->descriptor >= 0) x->file = file;
+  else if (errno == ENOENT && flags == O_RDONLY)
     return g2z_fail(x->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
-                    "checkpoint again", x->place, name);
-  if (missing && rank > 0)
+                    "checkpoint again", x->place, x->path + strlen(x->place) + 1);
+  else if (errno == ENOENT && rank > 0)
     return g2z_fail(x->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose a "
                     "directory on a file system that all ranks share", rank, x->path);
-  return status;
+  else return g2z_fail_file(x->services, errno, "open", x->path);
+  return G2Z_OK;
+}
+
+/* Opens a file that must have this length. */
+G2Z__PRIVATE g2z_status g2z__transfer_whole(g2z__transfer *x, int file, uint64_t bytes) {
+  struct stat info;
+  G2Z__TRY(g2z__transfer_file(x, file, "", O_RDONLY));
+  if (fstat(x->descriptor, &info) != 0) return g2z_fail_file(x->services, errno, "read", x->path);
+  if (!S_ISREG(info.st_mode))
+    return g2z_fail(x->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", x->path,
+                    g2z__kind_of_file(&info));
+  if ((uint64_t)info.st_size == bytes) return G2Z_OK;
+  return g2z_fail(x->services, G2Z_FORMAT,
+                  "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
+                  "copy the checkpoint again", x->path, (uint64_t)info.st_size, bytes);
 }
 
 /* Bytes of the open file. */
@@ -10607,13 +10571,13 @@ G2Z__PRIVATE g2z_status g2z__saver_span(g2z__transfer *x, uint64_t bytes) {
   return g2z__span_add(x->services, &x->saved, x->file, 0, bytes, crc);
 }
 
-/* A part of a buffer to byte `at` of the open file. */
-G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer, const g2z__part *part,
-                                       uint64_t at) {
-  const float *shard = g2z__trainer_shard(x->t, buffer) + part->shard;
+/* Elements of this rank's shard to byte `at` of the open file. */
+G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer,
+                                       const g2z_update_range *range, uint64_t at) {
+  const float *shard = g2z__trainer_shard(x->t, buffer) + range->shard;
   uint32_t crc = 0;
-  for (size_t done = 0, n; done < part->elements; done += n) {
-    n = part->elements - done < x->chunk_elements ? part->elements - done : x->chunk_elements;
+  for (size_t done = 0, n; done < range->elements; done += n) {
+    n = range->elements - done < x->chunk_elements ? range->elements - done : x->chunk_elements;
     const size_t bytes = n * sizeof(float);
     G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, bytes));
     crc = g2z__crc32c(&x->crc, crc, x->chunk, bytes);
@@ -10624,67 +10588,70 @@ G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer, cons
       if (wrote > 0) put += (size_t)wrote;
     }
   }
-  return g2z__span_add(x->services, &x->saved, x->file, at, part->elements * sizeof(float), crc);
+  return g2z__span_add(x->services, &x->saved, x->file, at, range->elements * sizeof(float), crc);
 }
 
-/* This rank's parts into a file that has its header and its length, but not yet its name: into the
- * model's, which rank 0 made, the masters where they belong; into its own all of m, then all of v. */
+/* What this rank saves, into a file that has its header and its length, but not yet its name: the
+ * masters into the model's, which rank 0 made, in canonical order; all of m, then all of v into its
+ * own. */
 G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   const int model = file == G2Z__FILE_MODEL;
-  const g2z_buffer first = model ? G2Z_BUFFER_MASTER : G2Z_BUFFER_M;
   uint64_t header = 0;
+  g2z_update_range range;
   G2Z__TRY(g2z__transfer_file(x, file, ".partial", O_RDWR));
   G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
   header += sizeof header;
-  uint64_t at = header;
   if (!model || x->t->plan->rank == 0) G2Z__TRY(g2z__saver_span(x, header));
-  for (size_t i = 0; i < (model ? 1 : 2) * x->part_count; i++) {
-    const g2z__part *part = &x->parts[i % x->part_count];
-    if (model) at = header + part->canonical * sizeof(float);
-    G2Z__TRY(g2z__saver_put(x, i < x->part_count ? first : G2Z_BUFFER_V, part, at));
-    at += part->elements * sizeof(float);
-  }
+  uint64_t at = header;
+  const int first = model ? G2Z_BUFFER_MASTER : G2Z_BUFFER_M;
+  for (int b = first; b <= (model ? first : G2Z_BUFFER_V); b++)
+    for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range);) {
+      if (model) at = header + range.canonical * sizeof(float);
+      G2Z__TRY(g2z__saver_put(x, (g2z_buffer)b, &range, at));
+      at += range.elements * sizeof(float);
+    }
   if (g2z__sync(x->descriptor) != 0) return g2z_fail_file(x->services, errno, "sync", x->path);
   g2z__transfer_shut(x);
   return G2Z_OK;
 }
 
-/* The header of this rank's optimizer file: the names of m's parts, then of v's. */
-G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x,
+/* This rank's optimizer file with its header and room for the rest. */
+G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x, const char *path,
                                                   g2z_safetensors_writer **writer) {
-  const size_t count = 2 * x->part_count;
-  char *path, (*names)[32];
+  typedef char name[32];
+  const size_t most = 2 * x->t->plan->updates;
+  size_t count = 0;
   uint64_t data;
-  void *memory, *list = NULL;
-  G2Z__TRY(g2z_allocate(x->services, count, sizeof *names, &memory));
-  names = (char (*)[32])memory;
-  g2z_status status = g2z_allocate(x->services, count, sizeof(g2z_safetensor), &list);
-  for (size_t i = 0; i < count && status == G2Z_OK; i++) {
-    const g2z__part *part = &x->parts[i % x->part_count];
-    g2z_safetensor *tensor = (g2z_safetensor *)list + i;
-    g2z__moment_name(i < x->part_count ? G2Z_BUFFER_M : G2Z_BUFFER_V, part->canonical, names[i]);
-    tensor->name = names[i];
-    tensor->rank = 1;
-    tensor->shape[0] = part->elements;
-  }
+  void *names, *memory = NULL;
+  g2z_update_range range;
+  G2Z__TRY(g2z_allocate(x->services, most, sizeof(name), &names));
+  g2z_status status = g2z_allocate(x->services, most, sizeof(g2z_safetensor), &memory);
+  g2z_safetensor *list = (g2z_safetensor *)memory;
+  for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V && status == G2Z_OK; b++)
+    for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range); count++) {
+      list[count].name = ((name *)names)[count];
+      list[count].rank = 1;
+      list[count].shape[0] = range.elements;
+      g2z__moment_name((g2z_buffer)b, range.canonical, ((name *)names)[count]);
+    }
   if (status == G2Z_OK)
-    status = g2z__transfer_path(x, G2Z__FILE_OPTIMIZER + x->t->plan->rank, "", &path);
-  if (status == G2Z_OK) {
-    status = g2z_safetensors_create(x->services, path, (const g2z_safetensor *)list, count, writer);
-    g2z_release(x->services, path);
-  }
+    status = g2z_safetensors_create(x->services, path, list, count, writer);
+  if (status == G2Z_OK) status = g2z__tensors_reserve(*writer, &data);
   g2z_release(x->services, list);
-  g2z_release(x->services, memory);
-  G2Z__TRY(status);
-  return g2z__tensors_reserve(*writer, &data);
+  g2z_release(x->services, names);
+  return status;
 }
 
 G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
+  const int file = G2Z__FILE_OPTIMIZER + x->t->plan->rank;
   g2z_safetensors_writer *writer = NULL;
-  g2z_status status = g2z__saver_moments_header(x, &writer);
-  if (status == G2Z_OK) status = g2z__saver_fill(x, G2Z__FILE_OPTIMIZER + x->t->plan->rank);
+  char *path;
+  G2Z__TRY(g2z__transfer_path(x, file, "", &path));
+  g2z_status status = g2z__saver_moments_header(x, path, &writer);
+  if (status == G2Z_OK) status = g2z__saver_fill(x, file);
   if (status == G2Z_OK) status = g2z_safetensors_commit(writer);
   g2z_safetensors_writer_free(writer);
+  g2z_release(x->services, path);
   return status;
 }
 
@@ -10692,6 +10659,7 @@ G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
   char *path;
   uint64_t data;
+  if (!x->weights_only) g2z_checkpoint_remove(x->place); /* of a save that was killed */
   G2Z__TRY(g2z_make_directory(x->services, x->place));
   G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, "", &path));
   g2z_status status = g2z__weights_create(x->services, path, &x->t->plan->model, &x->model);
@@ -10700,8 +10668,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
   return g2z__tensors_reserve(x->model, &data);
 }
 
-/* Rank 0: config.json, then the model's file get their names, both whole: a full disk leaves the old
- * pair. */
+/* Rank 0: the model's file and config.json get their names when both are whole: a full disk leaves
+ * the old pair. */
 G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   char *path;
   g2z_writer *config;
@@ -10739,38 +10707,22 @@ G2Z__PRIVATE int g2z__span_order(const void *a, const void *b) {
   return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* Rank 0 gets everybody's spans, in the order of files and bytes: some of each rank at a time. */
+/* Everybody's spans, in the order of files and bytes. Each rank has room for as many. */
 G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__transfer *x) {
-  enum { MOST = 256 };
-  typedef struct { uint64_t count, left; g2z__span spans[MOST]; } letter;
-  const size_t own = x->saved.span_count;
-  const int world = x->t->plan->world, first = x->t->plan->rank == 0;
-  letter mine, *all;
+  g2z__saved *saved = &x->saved;
+  const size_t most = saved->span_capacity, all = most * (size_t)x->t->plan->world;
   void *memory;
-  g2z_status gathered = G2Z_OK, added = G2Z_OK;
-  gathered = g2z_allocate(x->services, (size_t)world, sizeof mine, &memory);
-  G2Z__TRY(g2z_ranks_agree(x->ranks, gathered));
-  all = (letter *)memory;
-  for (size_t done = 0, more = 1; more && gathered == G2Z_OK; done += MOST) {
-    memset(&mine, 0, sizeof mine);
-    mine.left = own > done ? own - done : 0;
-    mine.count = mine.left < MOST ? mine.left : MOST;
-    if (mine.count) memcpy(mine.spans, x->saved.spans + done, mine.count * sizeof(g2z__span));
-    gathered = g2z_ranks_all_gather(x->ranks, &mine, sizeof mine, all);
-    more = 0;
-    for (int rank = 0; rank < world && gathered == G2Z_OK; rank++) {
-      more |= all[rank].left > MOST;
-      for (size_t i = 0; first && rank > 0 && i < all[rank].count && added == G2Z_OK; i++) {
-        const g2z__span *span = &all[rank].spans[i];
-        added = g2z__span_add(x->services, &x->saved, span->file, span->begin, span->bytes,
-                              span->crc);
-      }
-    }
-  }
-  g2z_release(x->services, memory);
-  if (x->saved.span_count)
-    qsort(x->saved.spans, x->saved.span_count, sizeof(g2z__span), g2z__span_order);
-  return gathered == G2Z_OK ? added : gathered;
+  g2z_status status = g2z_allocate(x->services, all, sizeof(g2z__span), &memory);
+  G2Z__TRY(g2z_ranks_agree(x->ranks, status));
+  g2z__span *list = (g2z__span *)memory;
+  status = g2z_ranks_all_gather(x->ranks, saved->spans, most * sizeof(g2z__span), list);
+  g2z_release(x->services, saved->spans);
+  saved->spans = list;
+  saved->span_count = 0;
+  for (size_t i = 0; i < all; i++)
+    if (list[i].bytes) list[saved->span_count++] = list[i];
+  qsort(list, saved->span_count, sizeof(g2z__span), g2z__span_order);
+  return status;
 }
 
 /* The numbers of trainer_state.json from a trainer that waits. */
@@ -10787,16 +10739,12 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__transfer *x) {
     saved->sequences = g2z_loader_sequences(t->loader);
     saved->data = g2z__saved_data(t->loader);
   }
-  saved->layers = plan->model.layers;
-  saved->heads = plan->model.heads;
-  saved->channels = plan->model.channels;
-  saved->context = plan->model.context;
-  saved->vocab = plan->model.vocab;
-  saved->batch = plan->batch;
-  saved->seq = plan->seq;
-  saved->accum = plan->accum;
-  saved->world = plan->world;
-  saved->zero_stage = plan->zero_stage;
+#define X(name) saved->name = plan->model.name;
+  G2Z__SAVED_MODEL(X)
+#undef X
+#define X(name) saved->name = plan->name;
+  G2Z__SAVED_PLAN(X)
+#undef X
   saved->file_count = G2Z__FILE_OPTIMIZER + plan->world;
   snprintf(saved->dtype, sizeof saved->dtype, "%s", g2z_dtype_text(plan->dtype));
   g2z__trainer_describe(t, saved->settings, sizeof saved->settings);
@@ -10816,27 +10764,32 @@ G2Z__PRIVATE void g2z__saved_put_fields(const g2z__saved *saved, g2z_json_out *o
   }
 }
 
-/* The spans from *at on that belong to a file, which they tile: returns its length. */
-G2Z__PRIVATE uint64_t g2z__saved_put_spans(const g2z__saved *saved, g2z_json_out *out, int file,
-                                           size_t *at) {
-  uint64_t end = 0;
-  for (; *at < saved->span_count && saved->spans[*at].file == file; ++*at) {
-    const g2z__span *span = &saved->spans[*at];
+G2Z__PRIVATE void g2z__saved_put_files(const g2z__saved *saved, g2z_json_out *out) {
+  size_t at = 0;
+  g2z_json_begin(out, "files", '[');
+  for (int file = 0; file < (int)saved->file_count; file++) {
     char text[64];
-    G2Z_ASSERT(span->begin == end);
-    end += span->bytes;
-    snprintf(text, sizeof text, "%" PRIu64 " %" PRIu64 " %08" PRIx32, span->begin, span->bytes,
-             span->crc);
-    g2z_json_put_string(out, NULL, text);
+    g2z__checkpoint_file(file, saved->world, text);
+    g2z_json_begin(out, NULL, '{');
+    g2z_json_put_string(out, "name", text);
+    g2z_json_begin(out, "spans", '[');
+    for (; at < saved->span_count && saved->spans[at].file == file; at++) {
+      const g2z__span *span = &saved->spans[at];
+      snprintf(text, sizeof text, "%" PRIu64 " %" PRIu64 " %08" PRIx32, span->begin, span->bytes,
+               span->crc);
+      g2z_json_put_string(out, NULL, text);
+    }
+    g2z_json_end(out, ']');
+    g2z_json_put_integer(out, "bytes", (int64_t)g2z__saved_bytes(saved, file));
+    g2z_json_end(out, '}');
   }
-  return end;
+  g2z_json_end(out, ']');
 }
 
 /* The members of trainer_state.json. */
 G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   const g2z__saved *saved = (const g2z__saved *)user;
   char text[256];
-  size_t at = 0;
   g2z_json_put_string(out, "format", "gpt2_zero checkpoint");
   g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
   g2z__saved_put_fields(saved, out, 0, G2Z__STATE_FIELDS);
@@ -10851,38 +10804,17 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
     g2z_json_put_string(out, NULL, text);
   }
   g2z_json_end(out, ']');
-  g2z_json_begin(out, "files", '[');
-  for (int file = 0; file < (int)saved->file_count; file++) {
-    g2z__checkpoint_file(file, saved->world, text);
-    g2z_json_begin(out, NULL, '{');
-    g2z_json_put_string(out, "name", text);
-    g2z_json_begin(out, "spans", '[');
-    uint64_t bytes = g2z__saved_put_spans(saved, out, file, &at);
-    g2z_json_end(out, ']');
-    g2z_json_put_integer(out, "bytes", (int64_t)bytes);
-    g2z_json_end(out, '}');
-  }
-  g2z_json_end(out, ']');
+  g2z__saved_put_files(saved, out);
 }
 
-/* Rank 0 must see each file with its length. */
+/* Rank 0 must see what the others wrote. */
 G2Z__PRIVATE g2z_status g2z__saver_see(g2z__transfer *x) {
-  const g2z__saved *saved = &x->saved;
-  size_t at = 0;
-  for (int file = 0; file < (int)saved->file_count; file++) {
-    char *path;
-    struct stat info;
-    uint64_t bytes = 0;
-    for (; at < saved->span_count && saved->spans[at].file == file; at++)
-      bytes += saved->spans[at].bytes;
-    G2Z__TRY(g2z__transfer_path(x, file, "", &path));
-    g2z_status status = G2Z_OK;
-    if (stat(path, &info) != 0 || (uint64_t)info.st_size != bytes)
-      status = g2z_fail(x->services, G2Z_IO,
-                        "rank 0 does not see %s with the %" PRIu64 " bytes that rank %d wrote: "
-                        "choose a directory on a file system that all ranks share", path, bytes,
-                        file > G2Z__FILE_OPTIMIZER ? file - G2Z__FILE_OPTIMIZER : 0);
-    g2z_release(x->services, path);
+  for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++) {
+    g2z_status status = g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file));
+    if (status == G2Z_FORMAT)
+      status = g2z_fail(x->services, G2Z_IO, "rank 0 does not see all that rank %d wrote into %s: "
+                        "choose a directory on a file system that all ranks share",
+                        file - G2Z__FILE_OPTIMIZER, x->path);
     G2Z__TRY(status);
   }
   return G2Z_OK;
@@ -10909,22 +10841,26 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directo
   return status;
 }
 
-/* Where all ranks hold everything, each writes its share of it. */
-G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const char *directory,
-                                        const char *suffix) {
+/* Where all ranks hold everything, each saves its share of it. */
+G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const char *directory) {
   const g2z_plan *plan = t->plan;
+  const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
   const int all = plan->owner == G2Z_OWNER_ALL;
-  const uint64_t P = plan->parameters, ranks = all ? (uint64_t)plan->world : 1;
-  const uint64_t rank = all ? (uint64_t)plan->rank : 0;
-  g2z_status status = g2z__transfer_open(x, t, directory, suffix);
+  void *memory;
   x->saved.world = plan->world;
-  if (status == G2Z_OK)
-    status = g2z__transfer_list(x, (size_t)(P * rank / ranks), (size_t)(P * (rank + 1) / ranks));
-  if (status == G2Z_OK && x->part_count > G2Z__CHECKPOINT_PARTS)
-    status = g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                      "%d buckets cut this rank's share into %zu ranges, too many for one file: "
-                      "raise bucket_mb", plan->buckets, x->part_count);
-  return g2z_ranks_agree(x->ranks, status);
+  x->begin = all ? P / W * rank + P % W * rank / W : 0;
+  x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
+  if (rank == 0 && !x->weights_only && access(directory, F_OK) == 0) /* that is whole and stays */
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                    "%s exists already: remove it, or save under another name", directory);
+  if (plan->updates > G2Z__CHECKPOINT_PARTS)
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                    "%d buckets cut this rank's share into %zu ranges, too many for one file: "
+                    "raise bucket_mb", plan->buckets, plan->updates);
+  x->saved.span_capacity = 3 * g2z__plan_updates_limit(plan) + 4; /* and headers, small files */
+  G2Z__TRY(g2z_allocate(t->services, x->saved.span_capacity, sizeof(g2z__span), &memory));
+  x->saved.spans = (g2z__span *)memory;
+  return G2Z_OK;
 }
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
@@ -10934,58 +10870,50 @@ G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory, 
   G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_begin(x) : G2Z_OK));
   g2z_status status = g2z__saver_state(x);
   if (status == G2Z_OK) status = g2z__saver_fill(x, G2Z__FILE_MODEL);
-  if (status == G2Z_OK) status = g2z__saver_moments(x);
+  if (status == G2Z_OK && !x->weights_only) status = g2z__saver_moments(x);
   G2Z__TRY(g2z_ranks_agree(x->ranks, status));
   if (first) status = g2z__saver_commit(x);
-  if (first && status == G2Z_OK) status = g2z__saver_small_files(x);
+  if (first && status == G2Z_OK && !x->weights_only) status = g2z__saver_small_files(x);
   G2Z__TRY(g2z_ranks_agree(x->ranks, status));
+  if (x->weights_only) return G2Z_OK;
   status = g2z__saver_gather(x);
   if (first && status == G2Z_OK) status = g2z__saver_publish(x, directory, note, user);
   return g2z_ranks_agree(x->ranks, status);
 }
 
-G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *t, const char *directory, g2z_note note,
-                                         void *user) {
+G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int weights_only,
+                                  g2z_note note, void *user) {
   g2z__transfer x;
-  const int first = t->plan->rank == 0;
-  g2z_ranks_phase(g2z_context_ranks(t->context), "save", t->enqueued, 3600);
-  g2z_status status = g2z__saver_open(&x, t, directory, ".partial"), new_one = G2Z_OK;
-  if (first && access(directory, F_OK) == 0) /* what has the final name is whole and stays */
-    new_one = g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                       "%s exists already: remove it, or save under another name", directory);
-  if (status == G2Z_OK) status = g2z_ranks_agree(x.ranks, new_one);
+  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  g2z_ranks_phase(ranks, "save", t->enqueued, 3600);
+  g2z_status status = g2z__transfer_open(&x, t, directory, weights_only ? "" : ".partial");
+  x.weights_only = weights_only;
+  if (status == G2Z_OK) status = g2z__saver_open(&x, t, directory);
+  status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) {
-    if (first) g2z_checkpoint_remove(x.place); /* of a save that was killed */
     status = g2z__saver_run(&x, directory, note, user);
-    if (status != G2Z_OK && first) {
+    if (status != G2Z_OK && t->plan->rank == 0 && !weights_only) {
       g2z_safetensors_writer_free(x.model); /* its own unfinished file goes with it */
       x.model = NULL;
       g2z_checkpoint_remove(x.place);
     }
   }
   g2z__transfer_free(&x);
-  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued, 0);
+  g2z_ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }
 
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
-  return g2z_trainer_save_with(t, directory, NULL, NULL);
+  return g2z__save(t, directory, 0, NULL, NULL);
+}
+
+G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *t, const char *directory, g2z_note note,
+                                         void *user) {
+  return g2z__save(t, directory, 0, note, user);
 }
 
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *directory) {
-  g2z__transfer x;
-  const int first = t->plan->rank == 0;
-  g2z_ranks_phase(g2z_context_ranks(t->context), "save", t->enqueued, 3600);
-  g2z_status status = g2z__saver_open(&x, t, directory, "");
-  if (status == G2Z_OK)
-    status = g2z_ranks_agree(x.ranks, first ? g2z__saver_begin(&x) : G2Z_OK);
-  if (status == G2Z_OK)
-    status = g2z_ranks_agree(x.ranks, g2z__saver_fill(&x, G2Z__FILE_MODEL));
-  if (status == G2Z_OK)
-    status = g2z_ranks_agree(x.ranks, first ? g2z__saver_commit(&x) : G2Z_OK);
-  g2z__transfer_free(&x);
-  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued, 0);
-  return status;
+  return g2z__save(t, directory, 1, NULL, NULL);
 }
 
 /* ----- reading trainer_state.json ----- */
@@ -10998,7 +10926,8 @@ G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g
   if (i == end) return 0;
   char *at = (char *)saved + g2z__fields[i].at;
   if (g2z__fields[i].kind == G2Z__FIELD_INT64) *(int64_t *)at = g2z_json_integer(json);
-  else if (g2z__fields[i].kind == G2Z__FIELD_INT32) *(int32_t *)at = (int32_t)g2z_json_integer(json);
+  else if (g2z__fields[i].kind == G2Z__FIELD_INT32)
+    *(int32_t *)at = (int32_t)g2z_json_integer(json);
   else if (g2z_json_peek(json) != 'n') *(float *)at = (float)g2z_json_number(json);
   else { /* null: a norm that was not finite */
     g2z_json_skip(json);
@@ -11165,69 +11094,37 @@ G2Z__PRIVATE g2z_status g2z__loading_check_model(g2z__transfer *x) {
                     "%s was saved by a model with %s=%" PRId64 ", and this one has %s=%d: "    \
                     "resume with the same model", x->place, #name, x->saved.name, #name,       \
                     model->name);
-  X(layers)
-  X(heads)
-  X(channels)
-  X(context)
-  X(vocab)
+  G2Z__SAVED_MODEL(X)
 #undef X
   return G2Z_OK;
 }
 
-/* Opens a file, which must have its length. */
-G2Z__PRIVATE g2z_status g2z__loading_file(g2z__transfer *x, int file, uint64_t bytes) {
-  struct stat info;
-  G2Z__TRY(g2z__transfer_file(x, file, "", O_RDONLY));
-  if (fstat(x->descriptor, &info) != 0) return g2z_fail_file(x->services, errno, "read", x->path);
-  if (!S_ISREG(info.st_mode))
-    return g2z_fail(x->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", x->path,
-                    g2z__kind_of_file(&info));
-  if ((uint64_t)info.st_size == bytes) return G2Z_OK;
-  return g2z_fail(x->services, G2Z_FORMAT,
-                  "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
-                  "copy the checkpoint again", x->path, (uint64_t)info.st_size, bytes);
-}
-
 /* Every byte of every file, divided among the ranks. */
 G2Z__PRIVATE g2z_status g2z__loading_check_bytes(g2z__transfer *x) {
-  const size_t world = (size_t)x->t->plan->world, rank = (size_t)x->t->plan->rank;
-  const g2z__saved *saved = &x->saved;
-  size_t at = 0, end = 0;
-  for (int file = 0; file < (int)saved->file_count; file++) {
-    uint64_t bytes = 0;
-    for (; end < saved->span_count && saved->spans[end].file == file; end++)
-      bytes += saved->spans[end].bytes;
-    G2Z__TRY(g2z__loading_file(x, file, bytes));
-    for (; at < end; at++) {
-      const g2z__span *span = &saved->spans[at];
-      uint32_t sum;
-      if (at % world != rank) continue;
-      G2Z__TRY(g2z__transfer_sum(x, span->begin, span->bytes, &sum));
-      if (sum != span->crc)
-        return g2z_fail(x->services, G2Z_FORMAT,
-                        "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32
-                        " and must have %08" PRIx32 ": the file is damaged; take an earlier "
-                        "checkpoint", x->path, span->begin, span->begin + span->bytes - 1, sum,
-                        span->crc);
-    }
+  const size_t world = (size_t)x->t->plan->world;
+  for (int file = 0; file < (int)x->saved.file_count; file++)
+    G2Z__TRY(g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file)));
+  for (size_t i = (size_t)x->t->plan->rank; i < x->saved.span_count; i += world) {
+    const g2z__span *span = &x->saved.spans[i];
+    uint32_t sum;
+    G2Z__TRY(g2z__transfer_file(x, span->file, "", O_RDONLY));
+    G2Z__TRY(g2z__transfer_sum(x, span->begin, span->bytes, &sum));
+    if (sum != span->crc)
+      return g2z_fail(x->services, G2Z_FORMAT,
+                      "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32 " and "
+                      "must have %08" PRIx32 ": the file is damaged; take an earlier checkpoint",
+                      x->path, span->begin, span->begin + span->bytes - 1, sum, span->crc);
   }
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__extent_add(g2z__transfer *x, g2z_buffer buffer, int file,
-                                        size_t canonical, const g2z_safetensor *tensor) {
+G2Z__PRIVATE g2z_status g2z__extent_add(g2z__transfer *x, const g2z__extent *extent) {
   void *list = x->extents;
   g2z_status status = g2z_grow(x->services, &list, &x->extent_capacity, x->extent_count,
-                               x->extent_count + 1, sizeof(g2z__extent));
+                               x->extent_count + 1, sizeof *extent);
   x->extents = (g2z__extent *)list;
-  G2Z__TRY(status);
-  g2z__extent *extent = &x->extents[x->extent_count++];
-  extent->buffer = buffer;
-  extent->file = file;
-  extent->canonical = canonical;
-  extent->elements = tensor->elements;
-  extent->begin = tensor->begin;
-  return G2Z_OK;
+  if (status == G2Z_OK) x->extents[x->extent_count++] = *extent;
+  return status;
 }
 
 G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
@@ -11236,47 +11133,48 @@ G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
   return x->canonical < y->canonical ? -1 : x->canonical > y->canonical;
 }
 
-/* The masters of the model's tensors. */
-G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x, const g2z_safetensors *file) {
-  const int layers = x->t->plan->model.layers;
-  g2z__weight *weights;
-  size_t count, canonical = 0;
-  void *used;
-  G2Z__TRY(g2z__weights_list(x->services, &x->t->plan->model, &weights, &count));
-  g2z_status status = g2z_allocate(x->services, file->count, 1, &used);
-  if (status == G2Z_OK)
-    status = g2z__weights_match(file, layers, weights, count, (unsigned char *)used);
-  g2z_release(x->services, used);
-  for (size_t i = 0; i < count && status == G2Z_OK; i++) {
-    const g2z_safetensor *tensor = &file->tensors[weights[i].index];
-    if (tensor->type != G2Z_TENSOR_F32)
-      status = g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is not in F32", file->path,
-                        tensor->name);
-    else
-      status = g2z__extent_add(x, G2Z_BUFFER_MASTER, G2Z__FILE_MODEL, canonical, tensor);
-    canonical += tensor->elements;
+/* The model's file is its header and all masters in canonical order. */
+G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
+  const uint64_t bytes = g2z__saved_bytes(&x->saved, G2Z__FILE_MODEL);
+  uint64_t header = 0;
+  g2z__extent extent;
+  memset(&extent, 0, sizeof extent);
+  extent.buffer = G2Z_BUFFER_MASTER;
+  extent.file = G2Z__FILE_MODEL;
+  extent.elements = x->t->plan->parameters;
+  G2Z__TRY(g2z__transfer_file(x, G2Z__FILE_MODEL, "", O_RDONLY));
+  G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
+  extent.begin = sizeof header + header;
+  if (header < bytes && extent.begin + extent.elements * sizeof(float) == bytes)
+    return g2z__extent_add(x, &extent);
+  return g2z_fail(x->services, G2Z_FORMAT, "%s does not hold %zu elements: the file is from "
+                  "another checkpoint", x->path, extent.elements);
+}
+
+/* The ranges of m and v in the optimizer file of one rank. */
+G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
+  g2z_safetensors *file;
+  char *path;
+  G2Z__TRY(g2z__transfer_path(x, index, "", &path));
+  g2z_status status = g2z_safetensors_open(x->services, path, &file);
+  for (size_t i = 0; status == G2Z_OK && i < file->count; i++) {
+    const g2z_safetensor *tensor = &file->tensors[i];
+    g2z__extent extent;
+    int known = g2z__moment_parse(tensor->name, &extent.buffer, &extent.canonical);
+    extent.file = index;
+    extent.elements = tensor->elements;
+    extent.begin = tensor->begin;
+    if (!known || tensor->type != G2Z_TENSOR_F32 || tensor->rank != 1 || tensor->elements == 0)
+      status = g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in "
+                        "F32", path, tensor->name);
+    else status = g2z__extent_add(x, &extent);
   }
-  g2z_release(x->services, weights);
+  g2z_safetensors_free(file);
+  g2z_release(x->services, path);
   return status;
 }
 
-/* The ranges of m and v in the file of one rank. */
-G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index,
-                                                  const g2z_safetensors *file) {
-  for (size_t i = 0; i < file->count; i++) {
-    const g2z_safetensor *tensor = &file->tensors[i];
-    g2z_buffer buffer;
-    size_t canonical;
-    if (!g2z__moment_parse(tensor->name, &buffer, &canonical) || tensor->type != G2Z_TENSOR_F32 ||
-        tensor->rank != 1 || tensor->elements == 0)
-      return g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in F32",
-                      file->path, tensor->name);
-    G2Z__TRY(g2z__extent_add(x, buffer, index, canonical, tensor));
-  }
-  return G2Z_OK;
-}
-
-/* m and v must each be there exactly once; the masters are, as their tensors are. */
+/* Each element of each buffer must be there exactly once. */
 G2Z__PRIVATE g2z_status g2z__loading_check_extents(g2z__transfer *x) {
   const size_t P = x->t->plan->parameters;
   const g2z__extent *extent = x->extents, *last = extent + x->extent_count;
@@ -11308,53 +11206,28 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
   G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
   G2Z__TRY(g2z__loading_check_model(x));
   G2Z__TRY(g2z__loading_check_bytes(x));
-  for (int index = 0; index < (int)x->saved.file_count; index++) {
-    char *path;
-    g2z_safetensors *file;
-    if (index == G2Z__FILE_CONFIG || index == G2Z__FILE_TUNING) continue;
-    G2Z__TRY(g2z__transfer_path(x, index, "", &path));
-    g2z_status status = g2z_safetensors_open(x->services, path, &file);
-    g2z_release(x->services, path);
-    G2Z__TRY(status);
-    status = index == G2Z__FILE_MODEL ? g2z__loading_list_model(x, file)
-                                      : g2z__loading_list_moments(x, index, file);
-    g2z_safetensors_free(file);
-    G2Z__TRY(status);
-  }
-  G2Z__TRY(g2z__loading_check_extents(x));
-  return g2z__transfer_list(x, 0, x->t->plan->parameters);
+  G2Z__TRY(g2z__loading_list_model(x));
+  for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++)
+    G2Z__TRY(g2z__loading_list_moments(x, file));
+  return g2z__loading_check_extents(x);
 }
 
-/* Canonical [at, at + *n) of a buffer into the chunk; *n shrinks to what lies in one tensor. */
-G2Z__PRIVATE g2z_status g2z__loading_fetch(g2z__transfer *x, g2z_buffer buffer, size_t at,
-                                           size_t *n) {
-  g2z__extent key;
-  size_t low = 0, high = x->extent_count; /* the last that does not begin behind `at` */
-  key.buffer = buffer;
-  key.canonical = at;
-  while (high - low > 1) {
-    size_t middle = low + (high - low) / 2;
-    if (g2z__extent_order(&x->extents[middle], &key) <= 0) low = middle;
-    else high = middle;
-  }
-  const g2z__extent *extent = &x->extents[low];
-  const size_t skip = at - extent->canonical;
-  if (*n > extent->elements - skip) *n = extent->elements - skip;
-  G2Z__TRY(g2z__transfer_file(x, extent->file, "", O_RDONLY));
-  return g2z__transfer_read(x, extent->begin + skip * sizeof(float), x->chunk, *n * sizeof(float));
-}
-
+/* What this rank owns of each tensor. */
 G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
-  static const g2z_buffer buffers[] = {G2Z_BUFFER_MASTER, G2Z_BUFFER_M, G2Z_BUFFER_V};
-  for (int b = 0; b < 3; b++)
-    for (size_t p = 0; p < x->part_count; p++)
-      for (size_t done = 0, n; done < x->parts[p].elements; done += n) {
-        size_t at = x->parts[p].canonical + done;
-        n = x->parts[p].elements - done;
-        if (n > x->chunk_elements) n = x->chunk_elements;
-        G2Z__TRY(g2z__loading_fetch(x, buffers[b], at, &n));
-        G2Z__TRY(g2z_trainer_write(x->t, buffers[b], at, n, x->chunk));
+  for (size_t i = 0; i < x->extent_count; i++) {
+    const g2z__extent *extent = &x->extents[i];
+    g2z_update_range range;
+    for (size_t next = 0;
+         g2z__owned_next(x->t, extent->canonical, extent->elements, &next, &range);) {
+      uint64_t at = extent->begin + (range.canonical - extent->canonical) * sizeof(float);
+      G2Z__TRY(g2z__transfer_file(x, extent->file, "", O_RDONLY));
+      for (size_t done = 0, n; done < range.elements; done += n) {
+        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
+        G2Z__TRY(g2z__transfer_read(x, at + done * sizeof(float), x->chunk, n * sizeof(float)));
+        G2Z__TRY(g2z_trainer_write(x->t, extent->buffer, range.canonical + done, n, x->chunk));
       }
+    }
+  }
   return G2Z_OK;
 }
 

@@ -1637,8 +1637,7 @@ static void test_train_ranks_resume(g2z_test *t) {
     }
   }
 
-  /* One rank's file twice, with checksums that are right; and one that is missing. Ranks 1 and 2
-   * own as much of what pads wte, so their files are as long. */
+  /* One rank's file in place of another's, and one that is missing. */
   char shard[512];
   g2z_train_config config = test_saved_config(t, shard);
   test_trainer tt;
@@ -1651,12 +1650,10 @@ static void test_train_ranks_resume(g2z_test *t) {
   test_sh(t, "cd '%s' && cp optimizer-00001-of-00004%s optimizer-00002-of-00004.safetensors", base,
           ".safetensors");
   CHECK_STATUS(t, g2z_trainer_load(tt.trainer, base), G2Z_FORMAT, &t->services,
-               "/optimizer-00002-of-00004.safetensors: bytes 0 to ");
-  test_saved_sign(t, base, "optimizer-00002-of-00004.safetensors");
-  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, base), G2Z_FORMAT, &t->services, " overlaps others");
-  test_sh(t, "rm '%s/optimizer-00003-of-00004%s'", base, ".safetensors");
+               "/optimizer-00002-of-00004.safetensors has ");
+  test_sh(t, "rm '%s/optimizer-00001-of-00004%s'", base, ".safetensors");
   CHECK_STATUS(t, g2z_trainer_load(tt.trainer, base), G2Z_FORMAT, &t->services,
-               "has no optimizer-00003-of-00004.safetensors, which belongs to it");
+               "has no optimizer-00001-of-00004.safetensors, which belongs to it");
   test_trainer_close(&tt);
 }
 
