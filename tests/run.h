@@ -1493,6 +1493,34 @@ static void test_train_signals(g2z_test *t) {
   test_ranks_free(t, &ranks);
 }
 
+/* A run whose metrics, log or whole directory somebody removes under it fails, on one rank and on
+ * two; and leaves no RUN_COMPLETE.txt. */
+static void test_train_removed(g2z_test *t) {
+  static const struct { int world; const char *flags, *command, *says; } cases[] = {
+      {1, "", "rm run0/metrics.jsonl", "run0/metrics.jsonl was removed or replaced while"},
+      {1, "", "mv run1/train.log run1/log && cp run1/log run1/train.log", "run1/train.log was removed"},
+      {1, "--save-every 1 --keep 2", "rm -rf run2; rm -rf run2; rm -rf run2", "run2"},
+      {2, "", "rm -r run3", "run3/metrics.jsonl was removed or replaced while"}};
+  char arguments[2000], base[1600], name[64];
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  for (int i = 0; i < 4; i++) {
+    snprintf(name, sizeof name, "run%d", i);
+    test_train_arguments(t, base, sizeof base, name);
+    snprintf(arguments, sizeof arguments, "%s --steps 20000 --batch 1 %s", base, cases[i].flags);
+    test_ranks_open(&ranks, cases[i].world);
+    for (int r = 0; r < cases[i].world; r++) test_train_start(t, &ranks, r, "", arguments);
+    snprintf(name, sizeof name, "run%d/metrics.jsonl", i);
+    test_wait_for(t, name, "\"step\": 5,");
+    test_sh(t, "cd '%s' && %s", t->directory, cases[i].command);
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < cases[i].world; r++) CHECK_RANK(t, &ranks, r, 1, cases[i].says);
+    test_ranks_free(t, &ranks);
+    snprintf(name, sizeof name, "run%d/RUN_COMPLETE.txt", i);
+    CHECK(t, access(test_path(t, name), F_OK) != 0);
+  }
+}
+
 /* Nobody reads what it prints, or it has nowhere to print: files are as ever. */
 static void test_train_unread(g2z_test *t) {
   static const char *const ways[][2] = {{"", "| head -n 1"}, {"--save-every 20", "<&- >&- 2>&-"},
