@@ -365,15 +365,17 @@ struct g2z_run {
   double started;
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
   int64_t step;                      /* steps enqueued */
-  char resume_text[1024];
+  struct {                           /* by rank 0, for all: names may come from its clock */
+    int continues;                   /* 1: run_dir's own run goes on, */
+    int own;                         /* 1: behind a checkpoint of its own */
+    char run_dir[1024];
+    char resume[1024];
+  } found;
   const char *resume;                /* the checkpoint that is taken up; NULL: none */
-  char shared_dir[1024];             /* rank 0's run_dir: a name may come from a clock */
   int lock;                          /* rank 0: it is this run's alone; -1: not yet */
   g2z_checkpoint from;               /* what it says */
   double resume_s;                   /* how long it took to take it up */
-  int continues;                     /* 1: run_dir's own run goes on, */
-  int own;                           /* 1: behind a checkpoint of its own */
-  int damaged;                       /* 1: which is not whole */
+  int damaged;                       /* 1: it is not whole */
   int64_t before;                    /* rank 0: "latest" is the last before that step: damaged ones
                                       * stand behind it; */
   char passed_over[256];             /* their steps, "": none, */
@@ -598,53 +600,74 @@ static void g2zr_report_now_and_then(g2z_run *run) {
   run->next_report = end + 99 * (end - begin);
 }
 
-static void g2zr_put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
-  for (size_t i = 0; i < count; i++) g2z_json_put_null(out, names[i]);
+/* A file of JSON: `put` puts the members of its object. */
+static g2z_status g2zr_write_json(g2z_services *services, const char *path, g2z_note put,
+                                  void *user) {
+  g2z_writer *writer;
+  g2z_json_out out;
+  G2ZR_TRY(g2z_writer_create(services, path, &writer));
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_json_begin(&out, NULL, '{');
+  put(user, &out);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
 }
-#define G2ZR_PUT_NULLS(out, names) g2zr_put_nulls(out, names, G2ZR_COUNT(names))
 
-static void g2zr_put_environment_integer(g2z_json_out *out, const char *key,
-                                         const char *variable) {
+#define TEXT(key, text) g2z_json_put_string(out, key, text)
+#define WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
+#define REAL(key, number) g2z_json_put_number(out, key, number)
+#define NONE(key) g2z_json_put_null(out, key)
+#define OPEN(key) g2z_json_begin(out, key, '{')
+#define CLOSE() g2z_json_end(out, '}')
+
+/* A variable that holds a number; null: it is not set. */
+static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *variable) {
   const char *text = getenv(variable);
   char *end = NULL;
   long long value = text ? strtoll(text, &end, 10) : 0;
-  if (text && end != text && !*end) g2z_json_put_integer(out, key, value);
-  else g2z_json_put_null(out, key);
+  if (text && end != text && !*end) WHOLE(key, value);
+  else NONE(key);
 }
 
 static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
-  static const char *const env[] = {"python_version",    "torch_version", "transformers_version",
-                                    "deepspeed_version"};
   struct utsname name;
   char os[2 * sizeof name.release];
+  g2z_device_info info;
   memset(&name, 0, sizeof name);
   uname(&name);
   snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
-  g2z_device_info info;
   g2z_device_describe(g2z_trainer_device(run->trainer), &info);
-  const char *gpu = info.name[0] ? info.name : NULL, *cuda = info.runtime[0] ? info.runtime : NULL;
-  g2z_json_begin(out, "env", '{');
-  G2ZR_PUT_NULLS(out, env);
-  g2z_json_put_string(out, "cuda_version", cuda);
-  g2z_json_put_string(out, "nccl_version", info.collectives[0] ? info.collectives : NULL);
-  g2z_json_end(out, '}');
-  g2z_json_begin(out, "host", '{');
-  g2z_json_put_string(out, "hostname", name.nodename);
-  g2z_json_put_string(out, "os", os);
-  g2z_json_end(out, '}');
-  g2z_json_begin(out, "hardware", '{');
-  g2z_json_put_string(out, "gpu_name", gpu);
-  g2z_json_put_integer(out, "gpu_count_visible", info.count);
-  g2z_json_put_integer(out, "world_size", g2z_context_world(run->context));
-  g2z_json_put_string(out, "cuda_version", cuda);
+  const char *cuda = info.runtime[0] ? info.runtime : NULL;
+  OPEN("env");
+  NONE("python_version");
+  NONE("torch_version");
+  NONE("transformers_version");
+  NONE("deepspeed_version");
+  TEXT("cuda_version", cuda);
+  TEXT("nccl_version", info.collectives[0] ? info.collectives : NULL);
+  CLOSE();
+  OPEN("host");
+  TEXT("hostname", name.nodename);
+  TEXT("os", os);
+  CLOSE();
+  OPEN("hardware");
+  TEXT("gpu_name", info.name[0] ? info.name : NULL);
+  WHOLE("gpu_count_visible", info.count);
+  WHOLE("world_size", g2z_context_world(run->context));
+  TEXT("cuda_version", cuda);
   if (getenv("SLURM_JOB_ID")) {
-    g2z_json_begin(out, "cluster", '{');
-    g2z_json_put_string(out, "name", getenv("SLURM_CLUSTER_NAME"));
-    g2z_json_put_string(out, "nodelist", getenv("SLURM_JOB_NODELIST"));
-    g2zr_put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
-    g2z_json_end(out, '}');
+    OPEN("cluster");
+    TEXT("name", getenv("SLURM_CLUSTER_NAME"));
+    TEXT("nodelist", getenv("SLURM_JOB_NODELIST"));
+    g2zr_put_variable(out, "nnodes", "SLURM_JOB_NUM_NODES");
+    CLOSE();
   }
-  g2z_json_end(out, '}');
+  CLOSE();
 }
 
 /* The decimal that was meant: 0.0003 and not 0.000300000014, which is the float. */
@@ -654,42 +677,40 @@ static double g2zr_decimal(float value) {
   return strtod(text, NULL);
 }
 
-static void g2zr_put_training_config(const g2z_run *run, g2z_json_out *out) {
-  static const char *const deepspeed[] = {"path", "sha256", "selected"};
+static void g2zr_put_config(const g2z_run *run, g2z_json_out *out) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
-  const g2z_train_config *train = &run->config.train;
   char size[96];
   snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
            plan->model.heads, plan->model.channels);
-  g2z_json_begin(out, "training_config", '{');
-  g2z_json_put_string(out, "model_name",
-                      run->config.model_name ? run->config.model_name : "custom");
-  g2z_json_put_string(out, "model_size", size);
-  g2z_json_put_integer(out, "seq_len", plan->seq);
-  g2z_json_put_integer(out, "epochs", run->epochs);
-  g2z_json_put_integer(out, "micro_batch_size_per_gpu", plan->batch);
-  g2z_json_put_integer(out, "grad_accum_steps", plan->accum);
-  g2z_json_put_integer(out, "global_batch_size",
-                       (int64_t)plan->batch * plan->accum * plan->world);
-  g2z_json_put_number(out, "lr", g2zr_decimal(train->optimizer.lr));
-  g2z_json_put_string(out, "optimizer", "AdamW");
-  g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
+  OPEN("training_config");
+  TEXT("model_name", run->config.model_name ? run->config.model_name : "custom");
+  TEXT("model_size", size);
+  WHOLE("seq_len", plan->seq);
+  WHOLE("epochs", run->epochs);
+  WHOLE("micro_batch_size_per_gpu", plan->batch);
+  WHOLE("grad_accum_steps", plan->accum);
+  WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
+  REAL("lr", g2zr_decimal(run->config.train.optimizer.lr));
+  TEXT("optimizer", "AdamW");
+  TEXT("precision", g2z_dtype_text(plan->dtype));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
-  g2z_json_put_integer(out, "zero_stage", plan->zero_stage);
-  g2z_json_put_string(out, "strategy", g2z_strategy_text(plan->strategy));
-  g2z_json_put_string(out, "recompute", g2z_recompute_text(plan->recompute));
-  g2z_json_put_string(out, "dataset_name", run->dataset);
-  g2z_json_begin(out, "dataset_subset_sizes", '{');
-  g2z_json_put_integer(out, "train", run->train_sequences);
-  g2z_json_put_integer(out, "val", run->val ? g2z_loader_sequences(run->val) : 0);
-  g2z_json_end(out, '}');
-  g2z_json_end(out, '}');
-  g2z_json_begin(out, "deepspeed_config", '{');
-  G2ZR_PUT_NULLS(out, deepspeed);
-  g2z_json_end(out, '}');
+  WHOLE("zero_stage", plan->zero_stage);
+  TEXT("strategy", g2z_strategy_text(plan->strategy));
+  TEXT("recompute", g2z_recompute_text(plan->recompute));
+  TEXT("dataset_name", run->dataset);
+  OPEN("dataset_subset_sizes");
+  WHOLE("train", run->train_sequences);
+  WHOLE("val", run->val ? g2z_loader_sequences(run->val) : 0);
+  CLOSE();
+  CLOSE();
+  OPEN("deepspeed_config");
+  NONE("path");
+  NONE("sha256");
+  NONE("selected");
+  CLOSE();
 }
 
-/* Of all ranks but 0, whose plans are of one size. */
+/* Of all ranks but 0, whose plans are of one size; NaN: there is no memory to make one. */
 static double g2zr_bytes_of_others(const g2z_run *run) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   g2z_plan *other;
@@ -702,39 +723,43 @@ static double g2zr_bytes_of_others(const g2z_run *run) {
   return bytes;
 }
 
+/* A number of bytes as an integer: readers want no 4.5e+09. NaN: null. */
+static void g2zr_put_bytes(g2z_json_out *out, const char *key, double bytes) {
+  if (isnan(bytes)) NONE(key);
+  else WHOLE(key, bytes);
+}
+
 static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   const double steps = epoch->steps, applied = steps - epoch->skipped;
-  g2z_json_begin(out, NULL, '{');
-  g2z_json_put_integer(out, "epoch_idx", (int64_t)epoch->index);
-  g2z_json_put_number(out, "epoch_wall_time_sec", epoch->wall_s);
-  g2z_json_put_integer(out, "steps", (int64_t)steps);
-  g2z_json_put_integer(out, "micro_steps", (int64_t)steps * run->config.train.accum);
-  g2z_json_put_integer(out, "optimizer_steps", (int64_t)applied);
-  g2z_json_put_integer(out, "tokens_processed_global", (int64_t)epoch->tokens);
-  /* Of an epoch without steps these are 0 / 0, which the writer turns into null. */
-  g2z_json_put_number(out, "tokens_per_sec_global", epoch->tokens / epoch->train_s);
-  g2z_json_put_number(out, "train_loss_avg_global", epoch->loss_sum / applied);
-  g2z_json_put_number(out, "val_loss_avg_global", epoch->val_loss);
-  /* The plan is all that is allocated. Reserved is what the GPU has given away, to whomever. */
-  static const char *const memory[] = {"max_cuda_mem_allocated_bytes_rank0",
-                                       "max_cuda_mem_reserved_bytes_rank0",
-                                       "max_cuda_mem_allocated_bytes_global"};
+  double planned = NAN, reserved = NAN, all = NAN;
   size_t free_bytes = 0, total_bytes = 0;
-  if (plan->device == G2Z_DEVICE_CUDA) { /* integers: readers want no 4.5e+09 for bytes */
+  if (plan->device == G2Z_DEVICE_CUDA) { /* the plan is all that is allocated, ... */
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
-    g2z_json_put_integer(out, memory[0], (int64_t)plan->bytes_total);
-    g2z_json_put_integer(out, memory[1], (int64_t)(total_bytes - free_bytes));
-    double others = g2zr_bytes_of_others(run);
-    if (isnan(others)) g2z_json_put_null(out, memory[2]);
-    else g2z_json_put_integer(out, memory[2], (int64_t)plan->bytes_total + (int64_t)others);
-  } else G2ZR_PUT_NULLS(out, memory);
-  g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
-  g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
-  g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
-  g2z_json_put_number(out, "step_time_p95_sec", epoch->p95_s);
-  g2z_json_put_number(out, "dataload_time_mean_sec", epoch->data_s / steps);
-  g2z_json_end(out, '}');
+    planned = (double)plan->bytes_total;
+    reserved = (double)(total_bytes - free_bytes); /* ... and this is gone, to whomever */
+    all = planned + g2zr_bytes_of_others(run);
+  }
+  OPEN(NULL);
+  WHOLE("epoch_idx", epoch->index);
+  REAL("epoch_wall_time_sec", epoch->wall_s);
+  WHOLE("steps", steps);
+  WHOLE("micro_steps", steps * run->config.train.accum);
+  WHOLE("optimizer_steps", applied);
+  WHOLE("tokens_processed_global", epoch->tokens);
+  /* Of an epoch without steps these are 0 / 0, which the writer turns into null. */
+  REAL("tokens_per_sec_global", epoch->tokens / epoch->train_s);
+  REAL("train_loss_avg_global", epoch->loss_sum / applied);
+  REAL("val_loss_avg_global", epoch->val_loss);
+  g2zr_put_bytes(out, "max_cuda_mem_allocated_bytes_rank0", planned);
+  g2zr_put_bytes(out, "max_cuda_mem_reserved_bytes_rank0", reserved);
+  g2zr_put_bytes(out, "max_cuda_mem_allocated_bytes_global", all);
+  NONE("max_cuda_mem_reserved_bytes_global");
+  REAL("step_time_mean_sec", epoch->train_s / steps);
+  REAL("step_time_p50_sec", epoch->p50_s);
+  REAL("step_time_p95_sec", epoch->p95_s);
+  REAL("dataload_time_mean_sec", epoch->data_s / steps);
+  CLOSE();
 }
 
 /* The name of a signal in `text`; NULL for 0, which is none. */
@@ -747,29 +772,29 @@ static const char *g2zr_signal_text(int64_t signal, char text[32]) {
   return text;
 }
 
-static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out, const char *now) {
-  char name[32];
+static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
+  char name[32], now[32];
   const int stopped = (run->due & G2ZR_DUE_STOP) != 0;
-  g2z_json_begin(out, "shutdown", '{');
-  g2z_json_put_string(out, "reason", !stopped ? "completed"
-                                     : run->stop_signal ? "signal" : "stop requested");
-  g2z_json_put_string(out, "signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
-  g2z_json_end(out, '}');
-  g2z_json_begin(out, "completion", '{');
-  g2z_json_put_string(out, "run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
-  g2z_json_put_string(out, "printed_marker", stopped ? NULL : "RUN_COMPLETE");
-  g2z_json_put_string(out, "timestamp_utc", now);
-  g2z_json_end(out, '}');
+  g2z_utc_now(now);
+  OPEN("shutdown");
+  TEXT("reason", !stopped ? "completed" : run->stop_signal ? "signal" : "stop requested");
+  TEXT("signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
+  CLOSE();
+  OPEN("completion");
+  TEXT("run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
+  TEXT("printed_marker", stopped ? NULL : "RUN_COMPLETE");
+  TEXT("timestamp_utc", now);
+  CLOSE();
   if (!getenv("SLURM_JOB_ID")) return;
-  g2z_json_begin(out, "scheduler", '{');
-  g2z_json_put_string(out, "type", "slurm");
-  g2z_json_put_string(out, "job_id", getenv("SLURM_JOB_ID"));
-  g2z_json_put_string(out, "nodelist", getenv("SLURM_JOB_NODELIST"));
-  g2zr_put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
-  g2zr_put_environment_integer(out, "procid", "SLURM_PROCID");
-  g2zr_put_environment_integer(out, "localid", "SLURM_LOCALID");
-  g2z_json_put_string(out, "partition", getenv("SLURM_JOB_PARTITION"));
-  g2z_json_end(out, '}');
+  OPEN("scheduler");
+  TEXT("type", "slurm");
+  TEXT("job_id", getenv("SLURM_JOB_ID"));
+  TEXT("nodelist", getenv("SLURM_JOB_NODELIST"));
+  g2zr_put_variable(out, "nnodes", "SLURM_JOB_NUM_NODES");
+  g2zr_put_variable(out, "procid", "SLURM_PROCID");
+  g2zr_put_variable(out, "localid", "SLURM_LOCALID");
+  TEXT("partition", getenv("SLURM_JOB_PARTITION"));
+  CLOSE();
 }
 
 /* Of a run without steps 0, which readers can format; null they cannot. */
@@ -777,43 +802,33 @@ static double g2zr_tokens_per_s(const g2z_run *run) {
   return run->sum.train_s > 0 ? run->sum.train_tokens / run->sum.train_s : 0.0;
 }
 
-/* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
-static g2z_status g2zr_write_artifact(g2z_run *run, g2z_writer *writer, const char *now,
-                                      double wall_s) {
-  g2z_json_out json, *out = &json;
-  memset(out, 0, sizeof json);
-  out->writer = writer;
-  out->indent = 2;
-  g2z_json_begin(out, NULL, '{');
-  g2z_json_put_string(out, "schema_version", "2.0");
-  g2z_json_put_string(out, "run_id", run->id);
-  g2z_json_put_string(out, "timestamp_utc", run->started_utc);
-  g2z_json_put_string(out, "git_commit", run->config.git_commit);
-  g2z_json_put_string(out, "command_line", run->config.command_line);
-  g2zr_put_host(run, out);
-  g2zr_put_training_config(run, out);
-  g2z_json_put_string(out, "schema_notes",
-                      "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len "
-                      "tokens. tokens_per_sec_global is tokens over the time of training steps; "
-                      "wall times include validation, samples and checkpoints. null: not measured "
-                      "on this device.");
-  g2z_json_begin(out, "epochs", '[');
-  for (size_t i = 0; i < run->epoch_count; i++) g2zr_put_epoch(run, out, &run->epoch[i]);
-  g2z_json_end(out, ']');
-  g2z_json_begin(out, "summary", '{');
-  g2z_json_put_number(out, "total_wall_time_sec", wall_s);
-  g2z_json_put_number(out, "best_val_loss", run->sum.best_val_loss);
-  g2z_json_put_number(out, "mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
-  g2z_json_end(out, '}');
-  g2zr_put_ending(run, out, now);
-  g2z_json_end(out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  return g2z_writer_commit(writer);
-}
-
 /* All of this run, with what was before it was resumed. */
 static double g2zr_wall_s(const g2z_run *run) {
   return run->sum.wall_s + (g2z_seconds() - run->started);
+}
+
+/* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
+static void g2zr_put_artifact(void *user, g2z_json_out *out) {
+  const g2z_run *run = (const g2z_run *)user;
+  TEXT("schema_version", "2.0");
+  TEXT("run_id", run->id);
+  TEXT("timestamp_utc", run->started_utc);
+  TEXT("git_commit", run->config.git_commit);
+  TEXT("command_line", run->config.command_line);
+  g2zr_put_host(run, out);
+  g2zr_put_config(run, out);
+  TEXT("schema_notes", "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len "
+       "tokens. tokens_per_sec_global is tokens over the time of training steps; wall times "
+       "include validation, samples and checkpoints. null: not measured on this device.");
+  g2z_json_begin(out, "epochs", '[');
+  for (size_t i = 0; i < run->epoch_count; i++) g2zr_put_epoch(run, out, &run->epoch[i]);
+  g2z_json_end(out, ']');
+  OPEN("summary");
+  REAL("total_wall_time_sec", g2zr_wall_s(run));
+  REAL("best_val_loss", run->sum.best_val_loss);
+  REAL("mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
+  CLOSE();
+  g2zr_put_ending(run, out);
 }
 
 /* Rank 0: what spans took, and its summary. */
@@ -825,15 +840,11 @@ static g2z_status g2zr_write_profile(g2z_run *run) {
 }
 
 /* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
-static g2z_status g2zr_write_artifacts(g2z_run *run, const char *now, double wall_s) {
-  g2z_writer *writer;
+static g2z_status g2zr_write_artifacts(g2z_run *run) {
   if (g2z_context_device(run->context) == G2Z_DEVICE_CUDA)
     G2ZR_TRY(g2z_trainer_write_tuning(run->trainer, g2zr_in(run, "tuning.txt").text));
-  g2z_status status = g2z_writer_create(run->services,
-                                        g2zr_in(run, "training_metrics.json").text, &writer);
-  if (status == G2Z_OK) status = g2zr_write_artifact(run, writer, now, wall_s);
-  g2z_writer_free(writer);
-  G2ZR_TRY(status);
+  G2ZR_TRY(g2zr_write_json(run->services, g2zr_in(run, "training_metrics.json").text,
+                           g2zr_put_artifact, run));
   g2zr_report(run);
   return g2zr_write_profile(run);
 }
@@ -902,16 +913,15 @@ static g2z_status g2zr_complete(g2z_run *run) {
                       : run->saved >= 0        ? checkpoint.text
                                                : "none";
   char now[32];
-  double wall_s = g2zr_wall_s(run);
   g2z_writer *writer;
   g2z_utc_now(now);
   snprintf(run->line, sizeof run->line,
            "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
            "total_wall_time_sec=%.3f timestamp_utc=%s", saved, g2z_context_world(run->context),
-           g2zr_tokens_per_s(run), wall_s, now);
+           g2zr_tokens_per_s(run), g2zr_wall_s(run), now);
   if (run->log.file < 0) return G2Z_OK;
   G2ZR_TRY(g2zr_log(run, run->line));
-  G2ZR_TRY(g2zr_write_artifacts(run, now, wall_s));
+  G2ZR_TRY(g2zr_write_artifacts(run));
   G2ZR_TRY(g2zr_sync(run));
   g2z_status status = g2z_writer_create(run->services, g2zr_in(run, "RUN_COMPLETE.txt").text,
                                         &writer);
@@ -1392,8 +1402,9 @@ static g2z_status g2zr_introduce(g2z_run *run) {
     int cut = run->steps < train->optimizer.steps;
     G2ZR_TRY(g2zr_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s%s", run->resumed,
                       run->resume, run->resume_s,
-                      run->own && !run->from.note ? "; it has no sums of the steps before it: times "
-                                                    "and mean losses begin here" : ""));
+                      run->found.own && !run->from.note
+                          ? "; it has no sums of the steps before it: times and mean losses begin "
+                            "here" : ""));
     if (run->steps > run->resumed) return G2Z_OK;
     return g2zr_say(run, "no step is left: the last is %" PRId64 ", and the checkpoint is of "
                     "step %" PRId64 "; a larger %s=%" PRId64 " goes on", run->steps,
@@ -1462,7 +1473,7 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   size_t length = 0;
   g2z_status status = G2Z_OK;
   *kept = 0;
-  if (!run->own) return G2Z_OK;
+  if (!run->found.own) return G2Z_OK;
   if (g2zr_has(run->config.run_dir, name))
     status = g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &length);
   if (run->from.note && bytes >= 1 && bytes <= (double)length && text[(size_t)bytes - 1] == '\n')
@@ -1492,53 +1503,36 @@ static g2z_status g2zr_write_origin(g2z_run *run) {
       *to++ = *c;
     }
   *to = 0;
-  G2ZR_TRY(g2zr_append(run, &run->metrics,
-                       "{\"step\": %" PRId64 ", \"tokens\": %" PRId64 ", \"resumed_from\": \"%s\"}\n",
-                       run->resumed, g2z_trainer_tokens(run->trainer), quoted));
+  G2ZR_TRY(g2zr_append(run, &run->metrics, "{\"step\": %" PRId64 ", \"tokens\": %" PRId64
+                       ", \"resumed_from\": \"%s\"}\n", run->resumed,
+                       g2z_trainer_tokens(run->trainer), quoted));
   return g2zr_sync(run);
 }
 
-/* What that line says, freed with g2z_release; NULL: the run did not begin so. */
-static g2z_status g2zr_parse_origin(g2z_run *run, const char *text, size_t bytes,
-                                    char **origin) {
+/* Rank 0: the checkpoint that run_dir's run began with, as that line says; "": none. */
+static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
+  const g2zr_path path = g2zr_in(run, "metrics.jsonl");
+  char *text = NULL;
+  size_t bytes = 0;
   g2z_json json;
   g2z_json_text key, value;
-  void *memory;
   memset(&value, 0, sizeof value);
-  *origin = NULL;
-  g2z_json_open(&json, run->services, "metrics.jsonl", text, bytes);
+  origin[0] = 0;
+  if (access(path.text, F_OK) != 0) return G2Z_OK;
+  G2ZR_TRY(g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &bytes));
+  g2z_json_open(&json, run->services, path.text, text, strcspn(text, "\n"));
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
       if (g2z_json_is(&key, "resumed_from")) value = g2z_json_string(&json);
       else g2z_json_skip(&json);
     }
-  if (g2z_json_close(&json) != G2Z_OK || !value.at) return G2Z_OK; /* torn: that one was synced */
-  G2ZR_TRY(g2z_allocate(run->services, value.bytes + 1, 1, &memory));
-  g2z_json_unescape(&value, (unsigned char *)memory);
-  *origin = (char *)memory;
-  return G2Z_OK;
-}
-
-/* Rank 0: the checkpoint that run_dir's run began with; NULL: none. */
-static g2z_status g2zr_find_origin(g2z_run *run, char **origin) {
-  const g2zr_path path = g2zr_in(run, "metrics.jsonl");
-  char *text = NULL;
-  size_t bytes = 0;
-  g2z_status status = G2Z_OK;
-  *origin = NULL;
-  if (access(path.text, F_OK) == 0)
-    status = g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &bytes);
-  const char *end = bytes ? (const char *)memchr(text, '\n', bytes) : NULL;
-  if (end) status = g2zr_parse_origin(run, text, (size_t)(end - text), origin);
-  if (status == G2Z_OK && *origin && access(*origin, F_OK) != 0) {
-    status = g2z_fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not "
-                      "there any more, and has no checkpoint of its own: put that back, or choose "
-                      "another run directory", run->config.run_dir, *origin);
-    g2z_release(run->services, *origin);
-    *origin = NULL;
-  }
+  if (g2z_json_close(&json) == G2Z_OK && value.at && value.bytes < PATH_MAX) /* it was synced */
+    origin[g2z_json_unescape(&value, (unsigned char *)origin)] = 0;
   g2z_release(run->services, text);
-  return status;
+  if (!origin[0] || access(origin, F_OK) == 0) return G2Z_OK;
+  return g2z_fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not there "
+                  "any more, and has no checkpoint of its own: put that back, or choose another "
+                  "run directory", run->config.run_dir, origin);
 }
 
 /* What g2zr_load opened. */
@@ -1555,12 +1549,12 @@ static void g2zr_close(g2z_run *run) {
   run->from.note = NULL;
 }
 
-/* Of "latest", a checkpoint that is damaged is passed over: 1, and the run begins to open again, with
- * the one before it. What cannot be read, or is of another version, would be lost without need. */
+/* Of "latest", a checkpoint that is damaged is passed over: 1, and the run opens once more, with the
+ * one before it. What cannot be read, or is of another version, would be lost without need. */
 static int g2zr_passes_over(g2z_run *run) {
   const char *sentence = run->services->error;
   const size_t used = strlen(run->passed_over);
-  if (!run->damaged || !run->own || strcmp(run->config.resume, "latest") != 0) return 0;
+  if (!run->damaged || !run->found.own || strcmp(run->config.resume, "latest") != 0) return 0;
   if (g2z_context_rank(run->context) == 0)
     g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", run->resume, sentence);
   snprintf(run->passed_over + used, sizeof run->passed_over - used, "%sstep %" PRId64,
@@ -1583,38 +1577,38 @@ static g2z_status g2zr_set_aside(g2z_run *run) {
   return G2Z_OK;
 }
 
+static g2z_status g2zr_take_path(g2z_run *run, const char *path, char out[1024]) {
+  if (strlen(path) >= 1024)
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
+                    path, strlen(path));
+  memcpy(out, path, strlen(path) + 1);
+  return G2Z_OK;
+}
+
 /* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
-static g2z_status g2zr_choose(g2z_run *run, char out[1024]) {
+static g2z_status g2zr_choose(g2z_run *run) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
-  char *origin = NULL;
   struct stat here, there;
   g2zr_path path;
   if (!resume) return G2Z_OK;
-  snprintf(path.text, sizeof path.text, "%.4095s", resume);
+  snprintf(path.text, sizeof path.text, "%s", resume);
   if (strcmp(resume, "latest") == 0) {
     G2ZR_TRY(g2zr_latest(run, run->before, &run->before));
-    run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
-    run->own = run->before >= 0;
-    if (!run->own && run->passed_over[0])
+    run->found.continues = 1; /* also where nothing was saved yet: what there is, is begun again */
+    run->found.own = run->before >= 0;
+    if (run->found.own) path = g2zr_checkpoint(run, run->before, "");
+    else if (!run->passed_over[0]) G2ZR_TRY(g2zr_find_origin(run, path.text));
+    else
       return g2z_fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy "
                       "one there again, or remove them to begin anew", run_dir, run->passed_over,
                       run->newest);
-    if (run->own) path = g2zr_checkpoint(run, run->before, "");
-    else G2ZR_TRY(g2zr_find_origin(run, &origin));
-    if (!run->own && !origin) return G2Z_OK;
-    if (origin) snprintf(path.text, sizeof path.text, "%s", origin);
-    g2z_release(run->services, origin);
   } else {
-    run->continues = run_dir && stat(g2zr_join(resume, "..").text, &there) == 0 &&
-                     stat(run_dir, &here) == 0 && here.st_dev == there.st_dev &&
-                     here.st_ino == there.st_ino;
-    run->own = run->continues;
+    run->found.continues = run_dir && stat(g2zr_join(resume, "..").text, &there) == 0 &&
+                           stat(run_dir, &here) == 0 && here.st_dev == there.st_dev &&
+                           here.st_ino == there.st_ino;
+    run->found.own = run->found.continues;
   }
-  if (strlen(path.text) >= 1024)
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
-                    path.text, strlen(path.text));
-  memcpy(out, path.text, strlen(path.text) + 1);
-  return G2Z_OK;
+  return g2zr_take_path(run, path.text, run->found.resume);
 }
 
 /* Rank 0: nothing of another run in run_dir, and nothing behind the checkpoint. */
@@ -1622,7 +1616,7 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   int64_t latest;
   if (!run->config.run_dir) return G2Z_OK;
   G2ZR_TRY(g2zr_latest(run, INT64_MAX, &latest));
-  if (!run->continues) {
+  if (!run->found.continues) {
     char name[32];
     G2ZR_TRY(g2zr_refuse_old(run, "RUN_COMPLETE.txt"));
     G2ZR_TRY(g2zr_refuse_old(run, "training_metrics.json"));
@@ -1646,31 +1640,18 @@ static g2z_status g2zr_lock(g2z_run *run) {
 
 /* All ranks take rank 0's word for the run directory and the checkpoint. */
 static g2z_status g2zr_find(g2z_run *run) {
-  struct {
-    int64_t continues, own;
-    char resume[1024], run_dir[1024];
-  } word;
   g2z_ranks *ranks = g2z_context_ranks(run->context);
   const int first = g2z_context_rank(run->context) == 0;
   const char *run_dir = run->config.run_dir;
-  memset(&word, 0, sizeof word);
   g2z_status status = G2Z_OK;
-  if (run_dir && strlen(run_dir) >= sizeof word.run_dir)
-    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
-                      run_dir, strlen(run_dir));
+  memset(&run->found, 0, sizeof run->found);
+  if (run_dir) status = g2zr_take_path(run, run_dir, run->found.run_dir);
   if (first && status == G2Z_OK) status = g2zr_lock(run);
-  if (first && status == G2Z_OK) status = g2zr_choose(run, word.resume);
+  if (first && status == G2Z_OK) status = g2zr_choose(run);
   G2ZR_TRY(g2z_ranks_agree(ranks, status));
-  word.continues = run->continues;
-  word.own = run->own;
-  if (run_dir) snprintf(word.run_dir, sizeof word.run_dir, "%s", run_dir);
-  G2ZR_TRY(g2z_ranks_broadcast(ranks, &word, sizeof word));
-  run->continues = (int)word.continues;
-  run->own = (int)word.own;
-  memcpy(run->shared_dir, word.run_dir, sizeof word.run_dir);
-  if (run_dir) run->config.run_dir = run->shared_dir;
-  run->resume = word.resume[0] ? run->resume_text : NULL;
-  memcpy(run->resume_text, word.resume, sizeof word.resume);
+  G2ZR_TRY(g2z_ranks_broadcast(ranks, &run->found, sizeof run->found));
+  if (run_dir) run->config.run_dir = run->found.run_dir;
+  run->resume = run->found.resume[0] ? run->found.resume : NULL;
   if (run->resume) run->config.train.init_from = NULL; /* the weights come from the checkpoint */
   return G2Z_OK;
 }
@@ -1693,12 +1674,12 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   G2ZR_TRY(g2zr_keep(run, "train.log", run->sum.log_bytes, 0, &log));
   G2ZR_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", metrics));
   G2ZR_TRY(g2zr_stream_open(run, &run->log, "train.log", log));
-  return run->resume && !run->own ? g2zr_write_origin(run) : G2Z_OK;
+  return run->resume && !run->found.own ? g2zr_write_origin(run) : G2Z_OK;
 }
 
 /* Rank 0, of a run that goes on: what is left of its last end. */
 static g2z_status g2zr_forget_end(g2z_run *run) {
-  if (g2z_context_rank(run->context) != 0 || !run->continues) return G2Z_OK;
+  if (g2z_context_rank(run->context) != 0 || !run->found.continues) return G2Z_OK;
   g2zr_sweep(run);
   G2ZR_TRY(g2zr_set_aside(run));
   g2zr_unlink(run, "RUN_COMPLETE.txt");
@@ -1730,10 +1711,10 @@ static void g2zr_take_up(g2z_run *run) {
   run->saved = -1;
   if (!run->resume) return;
   run->step = run->resumed;
-  if (run->own) run->saved = run->resumed;
+  if (run->found.own) run->saved = run->resumed;
   if (run->epoch_ends)
     run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) | G2ZR_DUE_EPOCH_END |
-               (run->config.save_epochs && !run->own ? G2ZR_DUE_SAVE : 0);
+               (run->config.save_epochs && !run->found.own ? G2ZR_DUE_SAVE : 0);
   if (run->steps <= run->resumed) run->due |= G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
 }
 
@@ -1825,7 +1806,7 @@ static g2z_status g2zr_open(g2z_run *run) {
     G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(g2z_trainer_device(run->trainer))));
   g2zr_price(run);
   run->sum.best_val_loss = NAN;
-  status = run->own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
+  status = run->found.own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2ZR_TRY(g2zr_agree(run, status));
   if (run->steps == 0)
     run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) |
@@ -1861,8 +1842,8 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   run->val_entropy = NAN;
   g2z_status status = g2zr_open(run);
   if (status != G2Z_OK) { /* empty streams would pass for a run */
-    if (run->metrics.file >= 0 && !run->continues) g2zr_unlink(run, "metrics.jsonl");
-    if (run->log.file >= 0 && !run->continues) g2zr_unlink(run, "train.log");
+    if (run->metrics.file >= 0 && !run->found.continues) g2zr_unlink(run, "metrics.jsonl");
+    if (run->log.file >= 0 && !run->found.continues) g2zr_unlink(run, "train.log");
     g2z_run_free(run);
   } else *out = run;
   return status;
@@ -1956,7 +1937,8 @@ static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
   double step_s = run->sum.smooth_s / run->sum.smooth_weight;
   event->kind = G2Z_RUN_STEP;
   event->tokens_per_second = (double)run->tokens_per_step / step_s;
-  event->eta_seconds = (double)(run->steps - m->step) * (step_s + run->sum.pause_s / (double)m->step);
+  event->eta_seconds = (double)(run->steps - m->step) *
+                       (step_s + run->sum.pause_s / (double)m->step);
   char eta[32], scale[48] = "";
   g2zr_duration_text(event->eta_seconds, eta);
   if (run->config.train.dtype == G2Z_FP16)
@@ -2063,7 +2045,7 @@ static g2z_status g2zr_stop(g2z_run *run) {
   int world = g2z_context_world(run->context);
   g2z_ranks *ranks = g2z_context_ranks(run->context);
   void *all;
-  char now[32], name[32];
+  char name[32];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED);
   g2z_status status = g2z_allocate(run->services, (size_t)world, sizeof mine, &all);
   G2ZR_TRY(g2zr_agree(run, status));
@@ -2076,8 +2058,7 @@ static g2z_status g2zr_stop(g2z_run *run) {
   g2zr_settle_epoch(run);
   epoch->wall_s = g2z_seconds() - epoch->started;
   if (epoch->steps == 0 && run->epoch_count > 1) run->epoch_count--;
-  g2z_utc_now(now);
-  status = run->log.file >= 0 ? g2zr_write_artifacts(run, now, g2zr_wall_s(run)) : G2Z_OK;
+  status = run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK;
   G2ZR_TRY(g2zr_agree(run, status));
   const char *signal = g2zr_signal_text(run->stop_signal, name);
   snprintf(run->line, sizeof run->line,
@@ -2156,7 +2137,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
     char sentence[G2Z_ERROR_BYTES];
     memcpy(sentence, run->services->error, sizeof sentence);
     g2zr_log(run, sentence);
-    if (run->metrics.file >= 0 && status != G2Z_STOPPED) g2z_report_run(run->services, run->config.run_dir);
+    if (run->metrics.file >= 0 && status != G2Z_STOPPED)
+      g2z_report_run(run->services, run->config.run_dir);
     memcpy(run->services->error, sentence, sizeof sentence);
   }
   return status;
@@ -2815,55 +2797,54 @@ static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *c
   g2z_json_end(out, '}');
 }
 
+typedef struct g2zr_launch {
+  const g2z_run_options *options;
+  const g2z_place *place;
+  const g2z_fault *fault;            /* RUN_FAILED.json: what happened, and the name of */
+  const char *flight;                /* this rank's flight recorder; NULL: there is none */
+} g2zr_launch;
+
 /* launcher_metadata.json: who started this, where, with which variables. Of the environment only
  * what steers a run: the rest may hold secrets. */
-static g2z_status g2zr_write_launch(g2z_services *services, const g2z_run_options *o,
-                                    const g2z_place *place) {
+static void g2zr_put_launch(void *user, g2z_json_out *out) {
   static const char *const slurm[] = {"SLURM_"}, *const nccl[] = {"NCCL_"};
   static const char *const steering[] = {
       "CUDA_", "OMP_", "OMPI_COMM_WORLD_", "PMI_", "RANK=", "WORLD_SIZE=", "LOCAL_RANK=",
       "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "G2Z_", "RUN_DIR=", "NSYS=",
       "DIST_DEBUG=", "GRAD_ACCUM_STEPS=", "MICRO_BATCH_SIZE_PER_GPU=", "GPT2_EXTRA_ARGS="};
-  char path[1200], now[32], host[256] = "";
-  g2z_writer *writer;
-  g2z_json_out out;
-  if (place->rank != 0 || !o->run.run_dir) return G2Z_OK;
-  snprintf(path, sizeof path, "%s/RUN_FAILED.json", o->run.run_dir);
-  unlink(path); /* of a start that this one goes on from */
-  snprintf(path, sizeof path, "%s/launcher_metadata.json", o->run.run_dir);
-  G2ZR_TRY(g2z_writer_create(services, path, &writer));
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
-  out.indent = 2;
+  const g2zr_launch *launch = (const g2zr_launch *)user;
+  const g2z_run_config *run = &launch->options->run;
+  char now[32], host[256] = "";
   g2z_utc_now(now);
   gethostname(host, sizeof host - 1);
-  g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_string(&out, "timestamp_utc", now);
-  g2z_json_put_string(&out, "launcher", place->launcher);
-  g2z_json_put_string(&out, "checkpoint_path",
-                      o->run.save_weights ? o->run.save_weights : o->run.run_dir);
-  g2z_json_put_string(&out, "rank0_host", host);
-  g2z_json_put_integer(&out, "world_size", place->world);
-  g2z_json_put_string(&out, "git_commit", o->run.git_commit);
-  g2z_json_put_string(&out, "command_line", o->run.command_line);
-  g2zr_put_variables(&out, "slurm", slurm, 1);
-  g2zr_put_variables(&out, "env", steering, (int)(sizeof steering / sizeof *steering));
-  g2zr_put_variables(&out, "nccl_env", nccl, 1);
-  g2z_json_end(&out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  g2z_status status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  return status;
+  TEXT("timestamp_utc", now);
+  TEXT("launcher", launch->place->launcher);
+  TEXT("checkpoint_path", run->save_weights ? run->save_weights : run->run_dir);
+  TEXT("rank0_host", host);
+  WHOLE("world_size", launch->place->world);
+  TEXT("git_commit", run->git_commit);
+  TEXT("command_line", run->command_line);
+  g2zr_put_variables(out, "slurm", slurm, 1);
+  g2zr_put_variables(out, "env", steering, (int)G2ZR_COUNT(steering));
+  g2zr_put_variables(out, "nccl_env", nccl, 1);
+}
+
+static g2z_status g2zr_write_launch(g2z_services *services, const g2z_run_options *o,
+                                    const g2z_place *place) {
+  g2zr_launch launch = {o, place, NULL, NULL};
+  if (place->rank != 0 || !o->run.run_dir) return G2Z_OK;
+  unlink(g2zr_join(o->run.run_dir, "RUN_FAILED.json").text); /* this start goes on from that one */
+  return g2zr_write_json(services, g2zr_join(o->run.run_dir, "launcher_metadata.json").text,
+                         g2zr_put_launch, &launch);
 }
 
 /* What a command prints, as a file; a line that says so where the command is not. */
 static g2z_status g2zr_write_output_of(g2z_services *services, const char *directory,
                                        const char *name, const char *command) {
-  char path[1200], block[4096];
+  char block[4096];
   g2z_writer *writer;
   size_t got;
-  snprintf(path, sizeof path, "%s/%s", directory, name);
-  G2ZR_TRY(g2z_writer_create(services, path, &writer));
+  G2ZR_TRY(g2z_writer_create(services, g2zr_join(directory, name).text, &writer));
   snprintf(block, sizeof block, "%s 2>&1", command);
   FILE *pipe = popen(block, "r");
   while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0)
@@ -2919,44 +2900,43 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   return status;
 }
 
-static void g2zr_write_failure(g2z_services *services, const g2z_run_options *o,
-                               const g2z_fault *fault, const char *flight) {
-  char path[1200], now[32];
-  g2z_writer *writer;
-  g2z_json_out out;
-  snprintf(path, sizeof path, "%s/RUN_FAILED.json", o->run.run_dir);
-  if (g2z_writer_create(services, path, &writer) != G2Z_OK) return; /* another writes it */
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
-  out.indent = 2;
+static void g2zr_put_failure(void *user, g2z_json_out *out) {
+  const g2zr_launch *launch = (const g2zr_launch *)user;
+  const g2z_fault *fault = launch->fault;
+  char now[32];
   g2z_utc_now(now);
-  g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_string(&out, "timestamp_utc", now);
-  g2z_json_put_string(&out, "sentence", fault->sentence);
-  g2z_json_put_integer(&out, "rank", fault->rank);
-  g2z_json_put_string(&out, "host", fault->host);
-  g2z_json_put_string(&out, "phase", fault->phase);
-  g2z_json_put_integer(&out, "step", fault->step);
-  g2z_json_put_integer(&out, "reported_by_rank", g2z_ranks_place(o->met)->rank);
-  g2z_json_put_integer(&out, "world_size", g2z_ranks_place(o->met)->world);
-  g2z_json_put_string(&out, "flight_recorder", flight);
-  g2z_json_end(&out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  g2z_writer_commit(writer);
-  g2z_writer_free(writer);
+  TEXT("timestamp_utc", now);
+  TEXT("sentence", fault->sentence);
+  WHOLE("rank", fault->rank);
+  TEXT("host", fault->host);
+  TEXT("phase", fault->phase);
+  WHOLE("step", fault->step);
+  WHOLE("reported_by_rank", launch->place->rank);
+  WHOLE("world_size", launch->place->world);
+  TEXT("flight_recorder", launch->flight);
 }
 
+/* Where another rank is writing RUN_FAILED.json, that one says the same. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *fault) {
   g2z_ranks *ranks = __atomic_load_n(&o->met, __ATOMIC_ACQUIRE);
   g2z_services services; /* its own: the program's belong to the main thread */
-  char path[1200], name[64];
+  char name[64];
   memset(&services, 0, sizeof services);
   if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
-  snprintf(name, sizeof name, "flight_rank_%d.jsonl", g2z_ranks_place(ranks)->rank);
-  snprintf(path, sizeof path, "%s/%s", o->run.run_dir, name);
-  int written = g2z_ranks_write_flight(ranks, &services, path) == G2Z_OK;
-  g2zr_write_failure(&services, o, fault, written ? name : NULL);
+  g2zr_launch launch = {o, g2z_ranks_place(ranks), fault, NULL};
+  snprintf(name, sizeof name, "flight_rank_%d.jsonl", launch.place->rank);
+  if (g2z_ranks_write_flight(ranks, &services, g2zr_join(o->run.run_dir, name).text) == G2Z_OK)
+    launch.flight = name;
+  g2zr_write_json(&services, g2zr_join(o->run.run_dir, "RUN_FAILED.json").text, g2zr_put_failure,
+                  &launch);
 }
+
+#undef TEXT
+#undef WHOLE
+#undef REAL
+#undef NONE
+#undef OPEN
+#undef CLOSE
 
 /* ----- signals ----- */
 
