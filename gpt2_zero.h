@@ -218,6 +218,8 @@
  *                           "m.0000000123" holds AdamW's m of canonical elements 123, 124, ...;
  *                           then "v.", the same ranges. All files together hold each element once
  *     tuning.txt            the algorithms that a GPU had chosen; empty on a CPU
+ *     note.json             what the program keeps beside the state (g2z_trainer_save_with), with
+ *                           the same crc32c; not all checkpoints have it, and loading does without
  *     trainer_state.json    written last, an object with these members in this order:
  *         format, version     "gpt2_zero checkpoint", 1
  *         tokens              trained on so far

@@ -48,10 +48,12 @@
  *                             a checkpoint and training_metrics.json, with the reason under
  *                             "shutdown"
  *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
- *     training_metrics.json, cuts metrics.jsonl and train.log behind the checkpoint's step and goes
- *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run. A
- *     damaged line among these is an error, unless it is the torn end of the file. Of "latest" a
- *     checkpoint that is not whole is passed over, and becomes step-NNNNNN.damaged. */
+ *     training_metrics.json, and goes on. Its checkpoint's note.json has the sums and epochs up to
+ *     there, so that training_metrics.json covers the whole run, and the lengths at which
+ *     metrics.jsonl and train.log are cut off. Where a length does not fit, because somebody has
+ *     changed the file, metrics.jsonl is cut behind the checkpoint's step; a damaged line before
+ *     that is an error, unless it is the torn end. Of "latest" a checkpoint that is not whole is
+ *     passed over, and becomes step-NNNNNN.damaged. A run whose logs are removed under it fails. */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -1549,8 +1551,8 @@ static void g2zr_close(g2z_run *run) {
   run->from.note = NULL;
 }
 
-/* Of "latest", a checkpoint that is damaged is passed over: 1, and the run opens once more, with the
- * one before it. What cannot be read, or is of another version, would be lost without need. */
+/* Of "latest", a checkpoint that is damaged is passed over: 1, and the run opens once more, with
+ * the one before it. What cannot be read, or is of another version, would be lost without need. */
 static int g2zr_passes_over(g2z_run *run) {
   const char *sentence = run->services->error;
   const size_t used = strlen(run->passed_over);
