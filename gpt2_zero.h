@@ -106,8 +106,8 @@
  *               kernels take multiprocessors, and kernels of backward beside them take up to twice
  *               as long. Gradients travel in the type they have; the receiver adds them up in fp32.
  *               Its two inboxes take 2 (N - 1) / N of a bucket. Parameters travel by copies where
- *               tokens are few, else by NCCL's symmetric windows. Where there is no such way NCCL
- *               carries all.
+ *               tokens are few, else by NCCL, through symmetric windows. Where there is no such way
+ *               NCCL carries all. train_config.transport chooses.
  *     waiting   exposed_comm_ms of a step is the time in which the computation waited for other
  *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
  *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report
@@ -539,16 +539,11 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(CONSTANT, "constant") /* lr */                                                                \
   X(WSD,      "wsd")      /* warmup-stable-decay: lr, then a line to min_lr in the last fifth */
 
-#define G2Z_GATHER_LIST(X)                                                                        \
-  X(AUTO,      "auto")      /* what was fastest for steps of this size */                         \
-  X(PLAIN,     "plain")     /* kernels, through NCCL's own buffers */                             \
-  X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
-  X(COPY,      "copy")      /* copy engines: multiprocessors are left to the computation */
-
-#define G2Z_REDUCE_LIST(X)                                                                        \
-  X(AUTO,  "auto")          /* what was fastest */                                                \
-  X(PLAIN, "plain")         /* kernels, through NCCL's own buffers */                             \
-  X(COPY,  "copy")          /* copy engines; each GPU adds up what arrives */
+/* What carries a step's gradients and parameters between the GPUs of one host. */
+#define G2Z_TRANSPORT_LIST(X)                                                                     \
+  X(AUTO, "auto")           /* gradients: copy; parameters: copy for few tokens, nccl for many */ \
+  X(NCCL, "nccl")           /* NCCL's kernels, through symmetric windows where it has them */     \
+  X(COPY, "copy")           /* copy engines; each GPU adds up the gradients that arrive */
 
 #define G2Z_STRATEGY_LIST(X)                                                                      \
   X(ZERO, "zero")           /* what zero_stage says */                                            \
@@ -574,18 +569,12 @@ typedef enum g2z_schedule {
 #undef X
   G2Z_SCHEDULE_COUNT
 } g2z_schedule;
-typedef enum g2z_gather {
-#define X(name, text) G2Z_GATHER_##name,
-  G2Z_GATHER_LIST(X)
+typedef enum g2z_transport {
+#define X(name, text) G2Z_TRANSPORT_##name,
+  G2Z_TRANSPORT_LIST(X)
 #undef X
-  G2Z_GATHER_COUNT
-} g2z_gather;
-typedef enum g2z_reduce {
-#define X(name, text) G2Z_REDUCE_##name,
-  G2Z_REDUCE_LIST(X)
-#undef X
-  G2Z_REDUCE_COUNT
-} g2z_reduce;
+  G2Z_TRANSPORT_COUNT
+} g2z_transport;
 typedef enum g2z_strategy {
 #define X(name, text) G2Z_STRATEGY_##name,
   G2Z_STRATEGY_LIST(X)
@@ -608,8 +597,7 @@ typedef enum g2z_device_kind {
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
-G2Z_API const char *g2z_gather_text(g2z_gather gather);
-G2Z_API const char *g2z_reduce_text(g2z_reduce reduce);
+G2Z_API const char *g2z_transport_text(g2z_transport transport);
 G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
@@ -664,9 +652,8 @@ typedef struct g2z_train_config {
   g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
-  g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
-  g2z_reduce reduce;            /* how they add gradients up, where each gets a part of the sum;
-                                 * COPY rounds less than PLAIN */
+  g2z_transport transport;      /* between GPUs; COPY rounds a sum of gradients once, NCCL once for
+                                 * each rank */
   g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
   int graph;                    /* the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
   int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
@@ -845,10 +832,10 @@ typedef struct g2z_plan {
   g2z_dtype wire_dtype;           /* in which NCCL and CPU ranks add gradients up: dtype, or fp32 if
                                    * asked for */
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
-  /* What is asked for; GPUs that cannot write to each other's memory get less, and need no more. */
-  int inbox;                      /* 1: gradients of other ranks arrive in memory of their own */
-  g2z_gather gather;              /* not AUTO, */
-  int gather_auto;                /* which it was if 1: then it follows from wte_rows */
+  g2z_transport transport;        /* what was asked for; NCCL where no rank owns a slice */
+  /* What it becomes, never AUTO: COPY needs an inbox for gradients. GPUs that cannot write to each
+   * other's memory use NCCL instead, and need no more memory. */
+  g2z_transport reduce, gather;
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype
                                    * where nothing is added to it before it travels */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
@@ -1451,8 +1438,8 @@ struct g2z_comm {
   g2z_device *device;
   int rank, world;
   g2z_dtype wire;              /* in which gradients travel and are added up */
-  g2z_gather gather;           /* as it came to be; never AUTO */
-  g2z_reduce reduce;           /* as well; with COPY gradients travel as they are */
+  g2z_transport gather;        /* what carries parameters here; never AUTO */
+  g2z_transport reduce;        /* and gradients; with COPY they travel in grad_dtype */
   int lap_now;
   double lap_s[2];
   void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
@@ -1464,8 +1451,7 @@ typedef struct g2z_comm_config {
   int places;                  /* of MARK and WAIT */
   size_t most;                 /* elements of the largest reduction */
   g2z_dtype wire;              /* the device's dtype or grad_dtype: what a reduction rounds to */
-  g2z_gather gather;           /* not AUTO. What cannot be had becomes SYMMETRIC, or else PLAIN */
-  g2z_reduce reduce;           /* not AUTO. What cannot be had becomes PLAIN */
+  g2z_transport gather, reduce; /* not AUTO. COPY becomes NCCL where it cannot be had */
 } g2z_comm_config;
 
 /* Collectives between the ranks for this device's memory and types. */
@@ -2977,8 +2963,7 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
 
 G2Z__DEFINE_TEXT(g2z_schedule_text, g2z_schedule, G2Z_SCHEDULE_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_device_text, g2z_device_kind, G2Z_DEVICE_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_gather_text, g2z_gather, G2Z_GATHER_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_reduce_text, g2z_reduce, G2Z_REDUCE_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_transport_text, g2z_transport, G2Z_TRANSPORT_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_strategy_text, g2z_strategy, G2Z_STRATEGY_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SECOND)
 
@@ -3135,8 +3120,8 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
                     "take zero_stage=0, or strategy=zero", config->zero_stage);
-  G2Z__TRY(g2z_check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
-  G2Z__TRY(g2z_check_range(services, "reduce", (int)config->reduce, 0, G2Z_REDUCE_COUNT - 1));
+  G2Z__TRY(g2z_check_range(services, "transport", (int)config->transport, 0,
+                           G2Z_TRANSPORT_COUNT - 1));
   G2Z__TRY(g2z_check_range(services, "recompute", (int)config->recompute, 0,
                            G2Z_RECOMPUTE_COUNT - 1));
   G2Z__TRY(g2z_check_range(services, "graph", config->graph, 0, 2));
@@ -3475,7 +3460,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
   if (g2z__plan_by_unit(plan))
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
-  if (plan->inbox)
+  if (plan->reduce == G2Z_TRANSPORT_COPY)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(2 * (plan->bucket_elements / (size_t)plan->world) *
                                           (size_t)(plan->world - 1) * (size_t)plan->grad_bytes);
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
@@ -3570,7 +3555,9 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   plan->head_chunk = g2z__plan_head_chunk(plan, tokens);
   plan->wte_rows = g2z__plan_sends_rows(plan);
   /* Copies are faster for few tokens, symmetric windows for many. */
-  if (plan->gather_auto) plan->gather = plan->wte_rows ? G2Z_GATHER_COPY : G2Z_GATHER_SYMMETRIC;
+  plan->gather = plan->transport;
+  if (plan->gather == G2Z_TRANSPORT_AUTO)
+    plan->gather = plan->wte_rows ? G2Z_TRANSPORT_COPY : G2Z_TRANSPORT_NCCL;
   int alone = plan->wte_rows && g2z__plan_head_alone(plan);
   plan->dwte_dtype = alone ? plan->grad_dtype : G2Z_FP32;
   plan->buckets = g2z__plan_count_buckets(plan);
@@ -3597,10 +3584,9 @@ G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *confi
   plan->grad_dtype = wide ? G2Z_FP32 : config->dtype;
   plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
   int sharded = config->zero_stage > 0 && plan->world > 1 && device == G2Z_DEVICE_CUDA;
-  plan->inbox = sharded && config->reduce != G2Z_REDUCE_PLAIN;
+  plan->transport = sharded ? config->transport : G2Z_TRANSPORT_NCCL;
+  plan->reduce = plan->transport == G2Z_TRANSPORT_NCCL ? G2Z_TRANSPORT_NCCL : G2Z_TRANSPORT_COPY;
   plan->wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
-  plan->gather = sharded ? config->gather : G2Z_GATHER_PLAIN;
-  plan->gather_auto = plan->gather == G2Z_GATHER_AUTO;
   int halves = device == G2Z_DEVICE_CUDA;
   plan->dtype_bytes = halves && (plan->dtype == G2Z_FP16 || plan->dtype == G2Z_BF16) ? 2 : 4;
   plan->grad_bytes = halves && plan->grad_dtype != G2Z_FP32 ? 2 : 4;
@@ -3656,7 +3642,7 @@ G2Z_API void g2z_plan_free(g2z_plan *plan) {
 
 G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan) {
   if (plan->world == 1 || plan->device != G2Z_DEVICE_CUDA) return 0;
-  int copies = plan->inbox && plan->gather == G2Z_GATHER_COPY;
+  int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY;
   return (size_t)(copies ? 390 : 800) << 20;
 }
 
@@ -7571,8 +7557,7 @@ G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, const g2z_comm_config *co
   else if (comm->device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_comm_open(comm, config);
   else {
     comm->ops = &g2z__star;
-    comm->gather = G2Z_GATHER_PLAIN;
-    comm->reduce = G2Z_REDUCE_PLAIN;
+    comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* no copy engines */
     if (comm->rank == 0)
       return g2z_allocate(comm->services, G2Z__CHUNK_FLOATS, sizeof(float), &comm->chunk);
   }
@@ -7597,6 +7582,11 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
   if (status != G2Z_OK) g2z_comm_free(comm);
   else *out = comm;
   return status;
+}
+
+/* What carries a call, as a log names it. */
+G2Z__PRIVATE const char *g2z__comm_carrier(const g2z_comm *comm, g2z_transport transport) {
+  return transport == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name;
 }
 
 G2Z_API void g2z_comm_free(g2z_comm *comm) {
@@ -8775,7 +8765,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   config.most = plan->bucket_elements;
   config.wire = plan->wire_dtype;
   config.gather = plan->gather;
-  config.reduce = plan->inbox ? G2Z_REDUCE_COPY : G2Z_REDUCE_PLAIN;
+  config.reduce = plan->reduce;
   g2z_status status = g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm);
   return g2z_ranks_agree(g2z_context_ranks(t->context), status);
 }
@@ -8787,24 +8777,22 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ngather=%s\nreduce=%s\nrecompute=%s\n"
+  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ntransport=%s\nrecompute=%s\n"
            "init_from=%.1000s\n", t->config.tune, t->config.tuning != NULL,
-           g2z_gather_text(t->config.gather), g2z_reduce_text(t->config.reduce),
-           g2z_recompute_text(t->config.recompute), t->config.init_from ? t->config.init_from : "");
+           g2z_transport_text(t->config.transport), g2z_recompute_text(t->config.recompute),
+           t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_memory(t)));
   G2Z__TRY(g2z__trainer_open_comm(t));
   G2Z__TRY(g2z__trainer_share(t));
   if (t->plan->world > 1 && t->plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO,
-            "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB, "
-            "gradients reduced: %s, parameters gathered: %s", t->plan->world, t->comm->ops->name,
-            g2z_strategy_text(t->plan->strategy), t->plan->zero_stage, t->plan->buckets,
+            "%d ranks: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB; gradients travel "
+            "by %s, parameters by %s", t->plan->world, g2z_strategy_text(t->plan->strategy),
+            t->plan->zero_stage, t->plan->buckets,
             (double)(t->plan->bucket_elements * (size_t)t->plan->grad_bytes) / 1048576.0,
-            t->plan->strategy == G2Z_STRATEGY_DP ? "on rank 0"
-            : t->plan->zero_stage == 0 ? "on all" : g2z_reduce_text(t->comm->reduce),
-            t->plan->strategy == G2Z_STRATEGY_DP ? "from rank 0"
-            : t->plan->zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
+            g2z__comm_carrier(t->comm, t->comm->reduce),
+            g2z__comm_carrier(t->comm, t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 

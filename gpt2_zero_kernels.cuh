@@ -6515,7 +6515,7 @@ static g2z_status g2z__nccl_after(g2z_comm *comm, int departure, int all) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   G2Z_ASSERT(departure >= 0 && (size_t)departure < nccl->departure_count);
   G2Z__CUDA(comm, cudaStreamWaitEvent(nccl->stream, nccl->departures[departure], 0));
-  return all && comm->gather == G2Z_GATHER_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
+  return all && comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
 }
 
 /* The device's own meeting: part of what it was given, also in a graph. */
@@ -6725,7 +6725,7 @@ static g2z_status g2z__nccl_sum(g2z_comm *comm, const g2z_call *c) {
 }
 
 static g2z_status g2z__nccl_reduce(g2z_comm *comm, const g2z_call *c) {
-  if (c->owner != G2Z_OWNER_SLICES || comm->reduce != G2Z_REDUCE_COPY)
+  if (c->owner != G2Z_OWNER_SLICES || comm->reduce != G2Z_TRANSPORT_COPY)
     return g2z__nccl_sum(comm, c);
   return g2z__nccl_push(comm, c->to, (const char *)c->from, c->write, c->n / (size_t)comm->world);
 }
@@ -6765,32 +6765,29 @@ static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, g2z__region *re
 }
 
 /* Between hosts that is as it must be. */
-static void g2z__nccl_no_peers(g2z_comm *comm, const char *what, const char *how) {
+static void g2z__nccl_no_peers(g2z_comm *comm, const char *what) {
   int together = g2z_ranks_place(comm->ranks)->local_world == comm->world;
   if (comm->rank == 0)
     g2z_log(comm->services, together ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
             "not all GPUs can write to each other's memory, or one has no room for what others "
-            "write: %s through NCCL, %s", what, how);
+            "write: %s by NCCL", what);
 }
 
 static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  g2z_gather wanted = comm->gather;
   g2z__region region;
   *out = NULL;
   memset(&region, 0, sizeof region);
   G2Z_ASSERT(nccl->region_count < G2Z__REGIONS);
-  if (comm->gather == G2Z_GATHER_COPY) {
+  if (comm->gather == G2Z_TRANSPORT_COPY) {
     G2Z__TRY(g2z__nccl_open_flags(comm));
     if (nccl->flags.places) G2Z__TRY(g2z__nccl_share(comm, bytes, &region));
-    if (!region.mine) comm->gather = G2Z_GATHER_SYMMETRIC;
+    if (!region.mine) {
+      comm->gather = G2Z_TRANSPORT_NCCL;
+      g2z__nccl_no_peers(comm, "parameters are gathered");
+    }
   }
-  if (comm->gather == G2Z_GATHER_SYMMETRIC) {
-    G2Z__TRY(g2z__nccl_window(comm, bytes, &region));
-    if (!region.mine) comm->gather = G2Z_GATHER_PLAIN;
-  }
-  if (comm->gather != wanted)
-    g2z__nccl_no_peers(comm, "parameters are gathered", g2z_gather_text(comm->gather));
+  if (!region.mine) G2Z__TRY(g2z__nccl_window(comm, bytes, &region));
   if (!region.mine) return comm->device->ops->allocate(comm->device, bytes, out);
   *out = region.mine;
   nccl->regions[nccl->region_count++] = region;
@@ -6845,7 +6842,7 @@ static g2z_status g2z__nccl_spread(g2z_comm *comm, const g2z__region *region, ch
 /* to[world][bytes] from all ranks' from[bytes]. */
 static g2z_status g2z__nccl_collect(g2z_comm *comm, void *to, const void *from, size_t bytes) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  const g2z__region *region = comm->gather == G2Z_GATHER_COPY ? g2z__nccl_region(comm, to) : NULL;
+  const g2z__region *region = comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_region(comm, to) : NULL;
   if (region) return g2z__nccl_spread(comm, region, (char *)to, from, bytes);
   G2Z__NCCL_TRY(comm, ncclAllGather(from, to, bytes, ncclUint8, nccl->comm, nccl->stream));
   return G2Z_OK;
@@ -6886,7 +6883,7 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
 static g2z_status g2z__nccl_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const g2z__region *region =
-      comm->gather == G2Z_GATHER_COPY ? g2z__nccl_region(comm, rows->to) : NULL;
+      comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_region(comm, rows->to) : NULL;
   *done = region && g2z__nccl_is_post(rows->n);
   if (!*done) return G2Z_OK;
   size_t place = (size_t)((char *)rows->to - region->mine) + (size_t)comm->rank * rows->n;
@@ -6959,16 +6956,16 @@ static g2z_status g2z__nccl_open_buffers(g2z_comm *comm, size_t most) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   size_t world = (size_t)comm->world, grad_bytes = g2z__nccl_bytes(comm->device->grad_dtype);
   nccl->inbox_half = most / world * (world - 1) * grad_bytes;
-  if (comm->reduce == G2Z_REDUCE_COPY) {
+  if (comm->reduce == G2Z_TRANSPORT_COPY) {
     G2Z__TRY(g2z__nccl_open_flags(comm));
     if (nccl->flags.places)
       G2Z__TRY(g2z__nccl_share(comm, 2 * nccl->inbox_half, &nccl->inbox));
     if (!nccl->inbox.places) {
-      comm->reduce = G2Z_REDUCE_PLAIN;
-      g2z__nccl_no_peers(comm, "gradients are reduced", "plain");
+      comm->reduce = G2Z_TRANSPORT_NCCL;
+      g2z__nccl_no_peers(comm, "gradients are reduced");
     }
   }
-  if (comm->reduce == G2Z_REDUCE_COPY) comm->wire = comm->device->grad_dtype;
+  if (comm->reduce == G2Z_TRANSPORT_COPY) comm->wire = comm->device->grad_dtype;
   if (g2z__nccl_type(comm->wire) != g2z__nccl_type(comm->device->grad_dtype))
     G2Z__CUDA(comm, cudaMalloc(&nccl->narrow, most * g2z__nccl_bytes(comm->wire)));
   return G2Z_OK;

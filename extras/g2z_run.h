@@ -2442,10 +2442,8 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
        "dp: rank 0 alone has the optimizer and updates for all")                                  \
   FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
        "of gradients, also between ranks; micro-steps add up in fp32")                            \
-  FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(G2ZR_WORD),                      \
-       "how GPUs exchange parameters: see the header")                                            \
-  FLAG("reduce", CHOICE, run.train.reduce, 0, 0, G2Z_REDUCE_LIST(G2ZR_WORD),                      \
-       "how GPUs add gradients up, also there")                                                   \
+  FLAG("transport", CHOICE, run.train.transport, 0, 0, G2Z_TRANSPORT_LIST(G2ZR_WORD),             \
+       "what carries gradients and parameters between GPUs: see the header")                      \
   FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
        "MiB of gradients per collective [64, and 1.9 x ranks]")                                   \
   FLAG("recompute", CHOICE, run.train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(G2ZR_WORD),             \
