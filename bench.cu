@@ -757,15 +757,14 @@ static int order_of_gaps(const void *a, const void *b) {
 
 /* The limit by exponentials, beside the limit by products: the larger of the two is the op's. */
 static void print_exponentials(const bench *b, const op_row *rows) {
-  g2z_device_info info;
-  g2z_device_describe(b->device, &info);
+  const double rate = b->device->info.exponentials_per_s;
   for (const op_row *row = rows; row < rows + OP_COUNT; row++) {
-    double s = row->exponentials / info.exponentials_per_s;
+    double s = row->exponentials / rate;
     if (!(s > 0)) continue;
     printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: "
            "counted as %s at %.3g/s, 16 per clock and multiprocessor\n", row->name, s * 1e6,
            100 * s / row->seconds, row->limit_s * 1e6, row->exponentials_formula,
-           info.exponentials_per_s);
+           rate);
   }
 }
 

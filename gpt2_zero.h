@@ -1026,6 +1026,47 @@ typedef struct g2z_update {
   const g2z_step_state *state;
 } g2z_update;
 
+/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
+ * may lie in others, but not in itself; those inside a graph are not seen. */
+#define G2Z_SPAN_LIST(X)                                                                          \
+  /*  name            text */                                                                     \
+  X(FORWARD,         "train/forward")                                                             \
+  X(BACKWARD,        "train/backward")                                                            \
+  X(OPTIMIZER_STEP,  "train/optimizer_step")                                                      \
+  X(NORM,            "optimizer/norm")                                                            \
+  X(DECIDE,          "optimizer/decide")                                                          \
+  X(ADAMW,           "optimizer/adamw")                                                           \
+  X(VAL_FORWARD,     "val/forward")                                                               \
+  X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
+  X(ALL_REDUCE,      "zero/all_reduce")                                                           \
+  X(ALL_GATHER,      "zero/all_gather")                                                           \
+  X(REDUCE,          "zero/reduce")                                                               \
+  X(BROADCAST,       "zero/broadcast")                                                            \
+  X(EMBEDDING_ROWS,  "zero/embedding_rows")                                                       \
+  X(VERDICT,         "zero/verdict")
+
+typedef enum g2z_span {
+#define X(name, text) G2Z_SPAN_##name,
+  G2Z_SPAN_LIST(X)
+#undef X
+  G2Z_SPAN_COUNT
+} g2z_span;
+G2Z_API const char *g2z_span_text(g2z_span span);
+
+/* A GPU times the algorithms of a product when its shape first appears and keeps the fastest. The
+ * choice changes the order of addition: a rerun that must be bit-equal reads the table that the
+ * first run wrote, before its first step, with the same tune. */
+typedef enum g2z_tune {
+  G2Z_TUNE_OFF,                /* the library's first choice: right for shapes that come once, as in
+                                * generation. The LM head keeps logits on Hopper, too */
+  G2Z_TUNE_ON,                 /* the fastest of the library's algorithms and our own kernel. On
+                                * Hopper the LM head's exponentials, for gradients of 16 bits, are
+                                * always our own kernel's */
+  G2Z_TUNE_OWN                 /* our own kernel wherever it fits: for tests of it */
+} g2z_tune;
+
+typedef struct g2z_graph g2z_graph;
+
 typedef struct g2z_device g2z_device;
 
 typedef struct g2z_ops {
@@ -1043,6 +1084,29 @@ typedef struct g2z_ops {
   g2z_status (*wait)(g2z_device *device, int event);
   g2z_status (*synchronize)(g2z_device *device);
   void (*close)(g2z_device *device);
+
+  /* Graphs: work that is recorded once and then started as a whole, without the cost of its many
+   * launches. Between begin and end the ops and mark() are recorded and do not run; run the same
+   * work once before, so that scratch has its size and every product its algorithm. Uploads and
+   * downloads inside a graph use the same pinned memory each time. Nothing that the graph touches
+   * may be released before it. Where nothing was recorded *out is NULL, which free() takes. The CPU
+   * has no graphs: begin is G2Z_UNSUPPORTED, and the other three are NULL. */
+  g2z_status (*graph_begin)(g2z_device *device);
+  g2z_status (*graph_end)(g2z_device *device, g2z_graph **out);
+  g2z_status (*graph_run)(g2z_device *device, const g2z_graph *graph);
+  void (*graph_free)(g2z_device *device, g2z_graph *graph);
+
+  /* A span may lie in others, but not in itself; those inside a graph are not seen. Timing is for
+   * g2z_device_time_spans: open() begins it, settle() waits until all that ended is counted. */
+  void (*span_begin)(const g2z_device *device, g2z_span span);
+  void (*span_end)(const g2z_device *device, g2z_span span);
+  g2z_status (*timers_open)(g2z_device *device);
+  g2z_status (*timers_settle)(g2z_device *device);
+
+  /* The table of what was chosen by device->tune; the text is freed by g2z_release. read() keeps
+   * the choices for shapes that were timed already. The CPU's table is empty. */
+  g2z_status (*tuning)(g2z_device *device, char **text);
+  g2z_status (*tuning_read)(g2z_device *device, const char *text);
 
   /* out[N,C] act = dropout(wte[token] + wpe[t]) */
   g2z_status (*embed_fwd)(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
@@ -1130,11 +1194,23 @@ typedef struct g2z_ops {
   g2z_status (*adamw)(g2z_device *device, const g2z_update *update, size_t begin, size_t end);
 } g2z_ops;
 
+/* What a device is, for people and artifacts. */
+typedef struct g2z_device_info {
+  char name[128];              /* "NVIDIA H200"; "" for a CPU, as are the next two */
+  char runtime[32];            /* "13.0": the version of CUDA */
+  char collectives[32];        /* "2.28.9": the version of NCCL */
+  int count;                   /* GPUs that this process can see */
+  double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
+  double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
+} g2z_device_info;
+
 struct g2z_device {
   const g2z_ops *ops;
   g2z_services *services;
   g2z_device_kind kind;
   g2z_dtype dtype, grad_dtype;
+  int tune;                    /* a g2z_tune, which the caller may change; ON at first */
+  g2z_device_info info;
   void *backend;               /* what the backend keeps for itself */
   struct g2z__timers *timers;  /* of spans; NULL: they are not timed */
 };
@@ -1151,17 +1227,6 @@ G2Z_API int g2z_device_count(g2z_device_kind kind);
  * control groups of this process (a container's, a batch job's) leave to it. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
-
-/* What a device is, for people and artifacts. */
-typedef struct g2z_device_info {
-  char name[128];              /* "NVIDIA H200"; "" for a CPU, as are the next two */
-  char runtime[32];            /* "13.0": the version of CUDA */
-  char collectives[32];        /* "2.28.9": the version of NCCL */
-  int count;                   /* GPUs that this process can see */
-  double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
-  double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
-} g2z_device_info;
-G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out);
 
 /* What the process takes of the device beside the plan: CUDA's context and the libraries' code and
  * workspaces, measured now; 0 where there is nothing to measure. Ask before anything else opens the
@@ -1181,64 +1246,6 @@ G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **
 G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
 G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
 
-/* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which
- * one it is changes the order of addition: a rerun that must be bit-equal reads the table that the
- * first run wrote, before its first step, and has the same `how`. That is, for shapes that are new
- * from then on, and for the LM head always, one of
- *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation;
- *                 the LM head then keeps logits on Hopper too
- *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel; the product
- *                 that makes the LM head's exponentials, for a gradient in 16 bits on Hopper, is
- *                 our own always
- *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
- * `text` ends with a NUL. The CPU has nothing to tune: its table is empty, and a GPU's, which it
- * takes too, is not looked at behind the head. */
-typedef enum g2z_tune { G2Z_TUNE_OFF, G2Z_TUNE_ON, G2Z_TUNE_OWN } g2z_tune;
-G2Z_API void g2z_device_tune(g2z_device *device, int how);
-G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text); /* freed by g2z_release */
-G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text);
-
-/* A graph is work that is recorded once and then started as a whole, without the cost of its many
- * launches. Between begin and end the ops and mark() are recorded and do not run; run the same work
- * once before, so that scratch has its size and every product its algorithm. Uploads and downloads
- * inside a graph use the same pinned memory each time. Nothing that the graph touches may be
- * released before it. Where nothing was recorded *out is NULL. The CPU has no graphs: begin is
- * G2Z_UNSUPPORTED. */
-typedef struct g2z_graph g2z_graph;
-G2Z_API g2z_status g2z_graph_begin(g2z_device *device);
-G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out);
-G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph);
-G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph); /* NULL is fine */
-
-/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
- * may lie in others, but not in itself; those inside a graph are not seen. */
-#define G2Z_SPAN_LIST(X)                                                                          \
-  /*  name            text */                                                                     \
-  X(FORWARD,         "train/forward")                                                             \
-  X(BACKWARD,        "train/backward")                                                            \
-  X(OPTIMIZER_STEP,  "train/optimizer_step")                                                      \
-  X(NORM,            "optimizer/norm")                                                            \
-  X(DECIDE,          "optimizer/decide")                                                          \
-  X(ADAMW,           "optimizer/adamw")                                                           \
-  X(VAL_FORWARD,     "val/forward")                                                               \
-  X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
-  X(ALL_REDUCE,      "zero/all_reduce")                                                           \
-  X(ALL_GATHER,      "zero/all_gather")                                                           \
-  X(REDUCE,          "zero/reduce")                                                               \
-  X(BROADCAST,       "zero/broadcast")                                                            \
-  X(EMBEDDING_ROWS,  "zero/embedding_rows")                                                       \
-  X(VERDICT,         "zero/verdict")
-
-typedef enum g2z_span {
-#define X(name, text) G2Z_SPAN_##name,
-  G2Z_SPAN_LIST(X)
-#undef X
-  G2Z_SPAN_COUNT
-} g2z_span;
-G2Z_API const char *g2z_span_text(g2z_span span);
-G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span);
-G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span);
-
 typedef struct g2z_span_times {
   int64_t count;
   double total_s, min_s, max_s;
@@ -1256,7 +1263,6 @@ G2Z_API float g2z_round(g2z_dtype dtype, float x);
  * The oracle of every other backend, and fast enough to train a small model: plain loops, OpenMP
  * threads when the compiler has them. No result depends on the number of threads. */
 
-G2Z_API const g2z_ops *g2z_cpu_ops(void);
 
 /* ===== >>d10 ranks =======================================================
  * The processes of a job are its ranks. They meet at rank 0 over TCP, compare what they are, and
@@ -4437,6 +4443,8 @@ struct g2z_gpu_watch {
   void *library, *call[5];     /* NVML and its functions: room k70 */
 };
 
+static const g2z_ops *g2z__cpu_ops(void);
+
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
@@ -4446,19 +4454,6 @@ static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
 static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
 static void g2z__nvml_close(g2z_gpu_watch *watch);
-static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
-static void g2z__cuda_tune(g2z_device *device, int how);
-static g2z_status g2z__cuda_tuning(g2z_device *device, char **text);
-static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
-static g2z_status g2z__cuda_graph_begin(g2z_device *device);
-static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out);
-static g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph);
-static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph);
-static g2z_status g2z__cuda_timers_open(g2z_device *device);
-static g2z_status g2z__cuda_timers_settle(g2z_device *device); /* all spans that have ended */
-static void g2z__cuda_timers_close(g2z_device *device);
-static void g2z__cuda_span_begin(const g2z_device *device, g2z_span span);
-static void g2z__cuda_span_end(const g2z_device *device, g2z_span span);
 #else
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
@@ -4488,45 +4483,6 @@ G2Z__PRIVATE g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_
   return g2z__nvml_open(watch);
 }
 G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
-G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
-  (void)device, (void)out;
-}
-G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int how) { (void)device, (void)how; }
-G2Z__PRIVATE g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
-  (void)text;
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
-  (void)device, (void)text;
-  return G2Z_OK;
-}
-G2Z__PRIVATE g2z_status g2z__cuda_graph_begin(g2z_device *device) {
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out) {
-  (void)out;
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph) {
-  (void)graph;
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
-  (void)device, (void)graph;
-}
-G2Z__PRIVATE g2z_status g2z__cuda_timers_open(g2z_device *device) {
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_timers_settle(g2z_device *device) {
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE void g2z__cuda_timers_close(g2z_device *device) { (void)device; }
-G2Z__PRIVATE void g2z__cuda_span_begin(const g2z_device *device, g2z_span span) {
-  (void)device, (void)span;
-}
-G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
-  (void)device, (void)span;
-}
 #endif
 
 G2Z_API g2z_device_kind g2z_device_default(void) {
@@ -4535,41 +4491,6 @@ G2Z_API g2z_device_kind g2z_device_default(void) {
 
 G2Z_API int g2z_device_count(g2z_device_kind kind) {
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_count() : 1;
-}
-
-G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
-                                     g2z_dtype grad_dtype, g2z_device **out) {
-  *out = NULL;
-  if ((unsigned)dtype >= G2Z_DTYPE_COUNT || (grad_dtype != dtype && grad_dtype != G2Z_FP32))
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "a device cannot have type %d with gradients of type %d: gradients have the "
-                    "same type or fp32", (int)dtype, (int)grad_dtype);
-  if (kind == G2Z_DEVICE_CPU && dtype == G2Z_TF32)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_device), &memory));
-  g2z_device *device = (g2z_device *)memory;
-  device->ops = g2z_cpu_ops();
-  device->services = services;
-  device->kind = kind;
-  device->dtype = dtype;
-  device->grad_dtype = grad_dtype;
-  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
-  if (status != G2Z_OK) {
-    g2z_release(services, device);
-    return status;
-  }
-  *out = device;
-  return G2Z_OK;
-}
-
-G2Z_API void g2z_device_free(g2z_device *device) {
-  if (!device) return;
-  if (device->timers && device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
-  g2z_release(device->services, device->timers);
-  device->ops->close(device);
-  g2z_release(device->services, device);
 }
 
 /* Dense TFLOP/s with fp32 accumulation: fp16 and bf16, tf32, fp32 outside of tensor cores, by
@@ -4616,11 +4537,41 @@ G2Z__PRIVATE double g2z__peak_flops(const char *name, g2z_dtype dtype) {
   return NAN;
 }
 
-G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out) {
-  memset(out, 0, sizeof *out);
-  out->exponentials_per_s = NAN;
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_describe(device, out);
-  out->peak_flops = g2z__peak_flops(out->name, device->dtype);
+G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
+                                     g2z_dtype grad_dtype, g2z_device **out) {
+  *out = NULL;
+  if ((unsigned)dtype >= G2Z_DTYPE_COUNT || (grad_dtype != dtype && grad_dtype != G2Z_FP32))
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "a device cannot have type %d with gradients of type %d: gradients have the "
+                    "same type or fp32", (int)dtype, (int)grad_dtype);
+  if (kind == G2Z_DEVICE_CPU && dtype == G2Z_TF32)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
+  void *memory;
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_device), &memory));
+  g2z_device *device = (g2z_device *)memory;
+  device->ops = g2z__cpu_ops();
+  device->services = services;
+  device->kind = kind;
+  device->dtype = dtype;
+  device->grad_dtype = grad_dtype;
+  device->tune = G2Z_TUNE_ON;
+  device->info.exponentials_per_s = NAN;
+  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
+  if (status != G2Z_OK) {
+    g2z_release(services, device);
+    return status;
+  }
+  device->info.peak_flops = g2z__peak_flops(device->info.name, dtype);
+  *out = device;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_device_free(g2z_device *device) {
+  if (!device) return;
+  device->ops->close(device);
+  g2z_release(device->services, device->timers);
+  g2z_release(device->services, device);
 }
 
 G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind,
@@ -4652,23 +4603,10 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
   g2z_release(watch->services, watch);
 }
 
-G2Z_API void g2z_device_tune(g2z_device *device, int how) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, how);
-}
-
-G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text) {
-  *text = NULL;
-  if (device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_tuning(device, text);
-  void *empty;
-  G2Z__TRY(g2z_allocate(device->services, 1, 1, &empty));
-  *text = (char *)empty;
-  return G2Z_OK;
-}
-
 /* What each GPU's table begins with. The number is of the lines' form. */
 #define G2Z__TUNING_HEAD "gpt2_zero tuning 3, "
 
-G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) {
+G2Z__PRIVATE g2z_status g2z__tuning_read(g2z_device *device, const char *text) {
   int own = device->kind == G2Z_DEVICE_CPU && !*text;
   char first[49]; /* of the text's first line */
   snprintf(first, sizeof first, "%.*s", (int)strcspn(text, "\n"), text);
@@ -4677,34 +4615,7 @@ G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) 
                     "no tuning table of this build: it begins with \"%s\" and not with \""
                     G2Z__TUNING_HEAD "...\"; take a run's tuning.txt, or none to tune anew",
                     first);
-  return device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_tuning_read(device, text) : G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__needs_graphs(const g2z_device *device) {
-  if (device->kind == G2Z_DEVICE_CUDA) return G2Z_OK;
-  return g2z_fail(device->services, G2Z_UNSUPPORTED,
-                  "device %s has no graphs: use --graph off, or a GPU",
-                  g2z_device_text(device->kind));
-}
-
-G2Z_API g2z_status g2z_graph_begin(g2z_device *device) {
-  G2Z__TRY(g2z__needs_graphs(device));
-  return g2z__cuda_graph_begin(device);
-}
-
-G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out) {
-  *out = NULL;
-  G2Z__TRY(g2z__needs_graphs(device));
-  return g2z__cuda_graph_end(device, out);
-}
-
-G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph) {
-  G2Z__TRY(g2z__needs_graphs(device));
-  return g2z__cuda_graph_run(device, graph);
-}
-
-G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph) {
-  if (graph) g2z__cuda_graph_free(device, graph);
+  return device->ops->tuning_read(device, text);
 }
 
 struct g2z__timers {
@@ -4724,34 +4635,19 @@ G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, dou
   s->count++;
 }
 
-G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_begin(device, span);
-  else if (device->timers) device->timers->begun[span] = g2z_seconds();
-}
-
-G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_end(device, span);
-  else if (device->timers)
-    g2z__timers_add(device->timers, span, g2z_seconds() - device->timers->begun[span]);
-}
-
 G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
   void *memory;
   if (device->timers) return G2Z_OK;
   G2Z__TRY(g2z_allocate(device->services, 1, sizeof(struct g2z__timers), &memory));
   device->timers = (struct g2z__timers *)memory;
-  g2z_status status = device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_timers_open(device) : G2Z_OK;
-  if (status == G2Z_OK) return G2Z_OK;
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
-  g2z_release(device->services, device->timers);
-  device->timers = NULL;
-  return status;
+  device->timers->status = device->ops->timers_open(device);
+  return device->timers->status;
 }
 
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]) {
   memset(out, 0, G2Z_SPAN_COUNT * sizeof *out);
   if (!device->timers) return G2Z_OK;
-  if (device->kind == G2Z_DEVICE_CUDA) G2Z__TRY(g2z__cuda_timers_settle(device));
+  G2Z__TRY(device->ops->timers_settle(device));
   memcpy(out, device->timers->span, G2Z_SPAN_COUNT * sizeof *out);
   return G2Z_OK;
 }
@@ -5478,7 +5374,33 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
 
 /* ----- the table -------------------------------------------------------- */
 
-G2Z_API const g2z_ops *g2z_cpu_ops(void) {
+G2Z__PRIVATE g2z_status g2z__cpu_graph_begin(g2z_device *device) {
+  return g2z_fail(device->services, G2Z_UNSUPPORTED,
+                  "device cpu has no graphs: use --graph off, or a GPU");
+}
+
+G2Z__PRIVATE void g2z__cpu_span_begin(const g2z_device *device, g2z_span span) {
+  if (device->timers) device->timers->begun[span] = g2z_seconds();
+}
+
+G2Z__PRIVATE void g2z__cpu_span_end(const g2z_device *device, g2z_span span) {
+  if (!device->timers) return;
+  g2z__timers_add(device->timers, span, g2z_seconds() - device->timers->begun[span]);
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_tuning(g2z_device *device, char **text) {
+  void *empty = NULL;
+  g2z_status status = g2z_allocate(device->services, 1, 1, &empty);
+  *text = (char *)empty;
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_tuning_read(g2z_device *device, const char *text) {
+  (void)device, (void)text; /* products of a CPU have one algorithm */
+  return G2Z_OK;
+}
+
+static const g2z_ops *g2z__cpu_ops(void) {
   static const g2z_ops ops = {
       g2z__cpu_allocate,       g2z__cpu_release,         /* device memory is host memory */
       g2z__cpu_allocate,       g2z__cpu_release,
@@ -5486,6 +5408,10 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
       g2z__cpu_zero,
       g2z__cpu_event,          g2z__cpu_event,           /* mark, wait */
       g2z__cpu_synchronize,    g2z__cpu_close,
+      g2z__cpu_graph_begin,    NULL,                     NULL, NULL,
+      g2z__cpu_span_begin,     g2z__cpu_span_end,
+      g2z__cpu_synchronize,    g2z__cpu_synchronize,     /* timers_open, timers_settle */
+      g2z__cpu_tuning,         g2z__cpu_tuning_read,
       g2z__cpu_embed_fwd,      g2z__cpu_embed_bwd,
       g2z__cpu_embed_order,    g2z__cpu_embed_add,
       g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
@@ -7130,10 +7056,10 @@ G2Z__PRIVATE g2z_status g2z__star_play(g2z_comm *comm, const g2z_call *c) {
   if (c->kind == G2Z_CALL_CAST) return g2z__one_play(comm, c);
   if (!reduces && c->kind != G2Z_CALL_GATHER && c->kind != G2Z_CALL_ROWS) return G2Z_OK;
   g2z_span span = g2z__call_span(c);
-  g2z_span_begin(comm->device, span);
+  comm->device->ops->span_begin(comm->device, span);
   double begin = g2z_seconds();
   g2z_status status = reduces ? g2z__star_reduce(comm, c) : g2z__star_rows(comm, c);
-  g2z_span_end(comm->device, span);
+  comm->device->ops->span_end(comm->device, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
@@ -7175,12 +7101,12 @@ G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
 G2Z__PRIVATE g2z_status g2z__record_cut(g2z_comm *comm) {
   g2z__record *record = comm->record;
   g2z_call graph = g2z_call_of(G2Z_CALL_GRAPH, NULL, NULL, 0);
-  G2Z__TRY(g2z_graph_end(comm->device, &graph.graph));
+  G2Z__TRY(comm->device->ops->graph_end(comm->device, &graph.graph));
   size_t at = record->meanwhile, later = record->count - at;
   if (graph.graph) {
     g2z_status status = g2z__record_add(comm, &graph);
     if (status != G2Z_OK) {
-      g2z_graph_free(comm->device, graph.graph);
+      comm->device->ops->graph_free(comm->device, graph.graph);
       return status;
     }
     memmove(&record->calls[at + 1], &record->calls[at], later * sizeof graph);
@@ -7195,7 +7121,8 @@ G2Z__PRIVATE g2z_status g2z__record_wait(g2z_comm *comm, const g2z_call *call) {
   g2z_status status = g2z__record_cut(comm);
   if (status == G2Z_OK) status = g2z__record_add(comm, call);
   comm->record->meanwhile = comm->record->count;
-  g2z_status begun = g2z_graph_begin(comm->device); /* also after a failure: end() ends it */
+  /* Also after a failure: g2z__record_end ends it. */
+  g2z_status begun = comm->device->ops->graph_begin(comm->device);
   return status != G2Z_OK ? status : begun;
 }
 
@@ -7233,14 +7160,15 @@ G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place) {
 }
 
 G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
-  for (size_t i = 0; i < record->count; i++) g2z_graph_free(comm->device, record->calls[i].graph);
+  for (size_t i = 0; i < record->count; i++)
+    comm->device->ops->graph_free(comm->device, record->calls[i].graph);
   g2z_release(comm->services, record->calls);
   memset(record, 0, sizeof *record);
 }
 
 /* Until end(), what comm and its device are given goes into the empty record. */
 G2Z__PRIVATE g2z_status g2z__record_begin(g2z_comm *comm, g2z__record *record) {
-  G2Z__TRY(g2z_graph_begin(comm->device));
+  G2Z__TRY(comm->device->ops->graph_begin(comm->device));
   comm->record = record;
   record->meanwhile = 0;
   return G2Z_OK;
@@ -7259,7 +7187,7 @@ G2Z__PRIVATE g2z_status g2z__record_end(g2z_comm *comm, g2z_status status) {
 G2Z__PRIVATE g2z_status g2z__record_play(g2z_comm *comm, const g2z__record *record) {
   for (size_t i = 0; i < record->count; i++) {
     const g2z_call *c = &record->calls[i];
-    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? g2z_graph_run(comm->device, c->graph)
+    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? comm->device->ops->graph_run(comm->device, c->graph)
                                        : comm->ops->play(comm, c));
   }
   return G2Z_OK;
@@ -7996,7 +7924,7 @@ G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
   t->pass = g2z__trainer_pass(t, m);
   t->pass.write = m == 0 || t->grad_shard ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
   t->pass.rows = t->plan->wte_rows && m == t->plan->accum - 1;
-  g2z_span_begin(t->device, G2Z_SPAN_FORWARD);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_FORWARD);
   return G2Z_OK;
 }
 
@@ -8010,8 +7938,8 @@ G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
   G2Z__TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS,
                           G2Z__HEAD_WITH_GRADIENT, (float)(1.0 / tokens), t->state));
-  g2z_span_end(t->device, G2Z_SPAN_FORWARD);
-  g2z_span_begin(t->device, G2Z_SPAN_BACKWARD);
+  t->device->ops->span_end(t->device, G2Z_SPAN_FORWARD);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
 }
 
@@ -8026,7 +7954,7 @@ G2Z__PRIVATE g2z_status g2z__backward_norm(g2z_trainer *t, int unit) {
 /* A micro-step is progress: for the watcher here, and on a device where nothing is reduced yet,
  * when the queue has passed this place. */
 G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
-  g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
+  t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
   if (reduced) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
@@ -8131,10 +8059,10 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
     if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
     else t->pieces[count++] = slice;
   }
-  g2z_span_begin(t->device, G2Z_SPAN_NORM);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_NORM);
   G2Z__TRY(t->device->ops->grad_sumsq(t->device, g2z__my_verdict(t) + G2Z_VERDICT_SQUARES, t->sums,
                                       t->pieces, count));
-  g2z_span_end(t->device, G2Z_SPAN_NORM);
+  t->device->ops->span_end(t->device, G2Z_SPAN_NORM);
   return G2Z_OK;
 }
 
@@ -8161,7 +8089,7 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
   int last = plan->world == 1 ? 0 : completed - 1;
-  g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (plan->wte_rows) G2Z__TRY(g2z__sort_rows(t));
   if (last > 0) {
     G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and all that went before */
@@ -8193,9 +8121,9 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   G2Z__TRY(g2z__exchange(t));
-  g2z_span_begin(t->device, G2Z_SPAN_DECIDE);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
-  g2z_span_end(t->device, G2Z_SPAN_DECIDE);
+  t->device->ops->span_end(t->device, G2Z_SPAN_DECIDE);
   t->turn[0] = t->turn[1] = t->joined = t->stale = 0;
   return G2Z_OK;
 }
@@ -8205,10 +8133,10 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
 /* AdamW on what buckets [from, to) have of this rank's. */
 G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
   if (from == to) return G2Z_OK;
-  g2z_span_begin(t->device, G2Z_SPAN_ADAMW);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_ADAMW);
   G2Z__TRY(t->device->ops->adamw(t->device, &t->update, t->plan->bucket[from].update,
                                  t->plan->bucket[to].update));
-  g2z_span_end(t->device, G2Z_SPAN_ADAMW);
+  t->device->ops->span_end(t->device, G2Z_SPAN_ADAMW);
   return G2Z_OK;
 }
 
@@ -8270,7 +8198,7 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
  * needed. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
-  if (from == 0) g2z_span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
   for (int bucket = to - 1; bucket >= from; bucket--) {
@@ -8321,10 +8249,10 @@ G2Z__PRIVATE g2z_status g2z__forward_only(g2z_trainer *t, const g2z__pass *pass)
 G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
   char *text;
   size_t bytes;
-  g2z_device_tune(t->device, t->config.tune);
+  t->device->tune = t->config.tune;
   if (!t->config.tuning) return G2Z_OK;
   G2Z__TRY(g2z_read_file(t->services, t->config.tuning, 1 << 24, &text, &bytes));
-  g2z_status status = g2z_device_tuning_read(t->device, text);
+  g2z_status status = g2z__tuning_read(t->device, text);
   g2z_release(t->services, text);
   char reason[G2Z_ERROR_BYTES];
   if (status != G2Z_FORMAT) return status;
@@ -8335,7 +8263,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
 G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   g2z_writer *writer = NULL;
   char *text;
-  G2Z__TRY(g2z_device_tuning(t->device, &text));
+  G2Z__TRY(t->device->ops->tuning(t->device, &text));
   g2z_status status = g2z_writer_create(t->services, path, &writer);
   if (status == G2Z_OK) status = g2z_writer_put(writer, text, strlen(text));
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
@@ -8617,7 +8545,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
       G2Z__TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
     }
   }
-  return g2z_device_tuning(t->device, text);
+  return t->device->ops->tuning(t->device, text);
 }
 
 /* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
@@ -8644,7 +8572,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
     text = (char *)memory;
   } else if (status == G2Z_OK) status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, text, (size_t)bytes);
-  if (status == G2Z_OK && t->plan->rank > 0) status = g2z_device_tuning_read(t->device, text);
+  if (status == G2Z_OK && t->plan->rank > 0) status = g2z__tuning_read(t->device, text);
   g2z_release(t->services, text);
   return g2z_ranks_agree(ranks, status);
 }
@@ -8815,10 +8743,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab is its own */
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, y, tokens);
     if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
-    g2z_span_begin(dev, G2Z_SPAN_VAL_FORWARD);
+    dev->ops->span_begin(dev, G2Z_SPAN_VAL_FORWARD);
     G2Z__TRY(g2z__forward_only(t, &pass));
     G2Z__TRY(g2z__head_loss(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state));
-    g2z_span_end(dev, G2Z_SPAN_VAL_FORWARD);
+    dev->ops->span_end(dev, G2Z_SPAN_VAL_FORWARD);
   }
   G2Z__TRY(dev->ops->download(dev, sum, t->eval_sum, sizeof *sum));
   return dev->ops->synchronize(dev);
@@ -8889,9 +8817,9 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
   G2Z__TRY(g2z_check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
   G2Z__TRY(g2z__check_tokens(t, tokens, (size_t)count));
   g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
-  g2z_device_tune(t->device, G2Z_TUNE_OFF);
+  t->device->tune = G2Z_TUNE_OFF;
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
-  g2z_device_tune(t->device, t->config.tune);
+  t->device->tune = t->config.tune;
   return g2z__trainer_alone(t, status);
 }
 
@@ -11219,7 +11147,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
   g2z_release(r->services, path);
   G2Z__TRY(status);
   if (bytes > 0 && r->t->plan->device == G2Z_DEVICE_CUDA &&
-      g2z_device_tuning_read(r->t->device, text) != G2Z_OK)
+      g2z__tuning_read(r->t->device, text) != G2Z_OK)
     g2z_log(r->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
             "otherwise than in the run that saved", r->services->error);
   g2z_release(r->services, text);

@@ -604,13 +604,13 @@ static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
   memset(&name, 0, sizeof name);
   uname(&name);
   snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
-  g2z_device_info info;
-  g2z_device_describe(g2z_trainer_device(run->trainer), &info);
-  const char *gpu = info.name[0] ? info.name : NULL, *cuda = info.runtime[0] ? info.runtime : NULL;
+  const g2z_device_info *info = &g2z_trainer_device(run->trainer)->info;
+  const char *gpu = info->name[0] ? info->name : NULL;
+  const char *cuda = info->runtime[0] ? info->runtime : NULL;
   g2z_json_begin(out, "env", '{');
   G2ZR_PUT_NULLS(out, env);
   g2z_json_put_string(out, "cuda_version", cuda);
-  g2z_json_put_string(out, "nccl_version", info.collectives[0] ? info.collectives : NULL);
+  g2z_json_put_string(out, "nccl_version", info->collectives[0] ? info->collectives : NULL);
   g2z_json_end(out, '}');
   g2z_json_begin(out, "host", '{');
   g2z_json_put_string(out, "hostname", name.nodename);
@@ -618,7 +618,7 @@ static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
   g2z_json_end(out, '}');
   g2z_json_begin(out, "hardware", '{');
   g2z_json_put_string(out, "gpu_name", gpu);
-  g2z_json_put_integer(out, "gpu_count_visible", info.count);
+  g2z_json_put_integer(out, "gpu_count_visible", info->count);
   g2z_json_put_integer(out, "world_size", g2z_context_world(run->context));
   g2z_json_put_string(out, "cuda_version", cuda);
   if (getenv("SLURM_JOB_ID")) {
@@ -1703,10 +1703,8 @@ static g2z_status g2zr_take_up(g2z_run *run) {
 static void g2zr_price(g2z_run *run) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   double C = plan->model.channels, L = plan->model.layers;
-  g2z_device_info info;
-  g2z_device_describe(g2z_trainer_device(run->trainer), &info);
   run->flops_per_token = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
-  run->peak_flops = info.peak_flops * plan->world;
+  run->peak_flops = g2z_trainer_device(run->trainer)->info.peak_flops * plan->world;
 }
 
 /* Ranks validate, save and sample together: one that has other settings would wait for the rest of
