@@ -48,6 +48,7 @@ static int test_pair_open(test_pair *p, g2z_test *t, int types) {
   g2z_dtype cpu_dtype = p->dtype == G2Z_TF32 ? G2Z_FP32 : p->dtype;
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, cpu_dtype, p->grad_dtype, &p->cpu));
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, p->dtype, p->grad_dtype, &p->gpu));
+  mutate_device(p->gpu);
   return p->cpu && p->gpu;
 }
 

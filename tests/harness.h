@@ -50,6 +50,7 @@ static void test_fail(g2z_test *t, const char *file, int line, const char *forma
   }
   va_end(arguments);
   t->failures++;
+  if (getenv("G2Z_MUTANT")) exit(1); /* it is caught, and the rest would only take time */
 }
 
 #define CHECK(t, condition)                                                       \
@@ -219,20 +220,25 @@ static int test_attention_leaves_out(g2z_dtype dtype, int queries) {
 
 /* ----- trainers ---------------------------------------------------------- */
 
-/* A trainer on rank 0 of 1 on the CPU, freed by test_trainer_close. */
+/* A trainer on rank 0 of 1, freed by test_trainer_close. */
 typedef struct test_trainer {
   g2z_context *context;
   g2z_trainer *trainer;
 } test_trainer;
 
-static g2z_status test_trainer_open(g2z_test *t, const g2z_train_config *config,
-                                    test_trainer *out) {
+static g2z_status test_trainer_on(g2z_test *t, g2z_device_kind device,
+                                  const g2z_train_config *config, test_trainer *out) {
   g2z_context_config cc = g2z_context_config_default(&t->services);
-  cc.device = G2Z_DEVICE_CPU;
+  cc.device = device;
   memset(out, 0, sizeof *out);
   g2z_status status = g2z_context_create(&cc, &out->context);
-  if (status == G2Z_OK) status = g2z_trainer_create(out->context, config, &out->trainer);
+  if (status == G2Z_OK) status = test_trainer_create(out->context, config, &out->trainer);
   return status;
+}
+
+static g2z_status test_trainer_open(g2z_test *t, const g2z_train_config *config,
+                                    test_trainer *out) {
+  return test_trainer_on(t, G2Z_DEVICE_CPU, config, out);
 }
 
 static void test_trainer_close(test_trainer *tt) {

@@ -25,6 +25,7 @@ static void ops_open(ops_env *e, g2z_test *t, g2z_dtype dtype, g2z_dtype grad_dt
   e->t = t;
   e->seed = 1;
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, dtype, grad_dtype, &e->device));
+  mutate_device(e->device);
   e->ops = e->device->ops;
 }
 
@@ -1204,6 +1205,12 @@ static void test_ops_sums_and_casts(g2z_test *t) {
     CHECK(t, memcmp(grad, x, n * sizeof *x) == 0);
     int exact = 1;
     for (size_t j = 0; j < n; j++) exact &= act[j] == g2z_round(G2Z_FP16, x[j]);
+    CHECK(t, exact);
+    for (int again = 0; again < 2; again++) {
+      g2z_write write = again ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+      CHECK_OK(t, e.ops->grad_add(e.device, grad, x, write, n));
+      for (size_t j = 0; j < n; j++) exact &= grad[j] == (again ? x[j] + x[j] : x[j]);
+    }
     CHECK(t, exact);
     if (!n) continue;
     /* Squares of 1e38 are finite in double; one infinity or NaN anywhere is seen. */
