@@ -521,7 +521,8 @@ static g2z_train_config zero_config(int index, int device, int world, g2z_dtype 
   config.batch = (device ? ZERO_ON_GPU : ZERO_ON_CPU) / (world * config.accum);
   config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
   config.transport = (g2z_transport)((index / ZERO_COLUMNS + column) % G2Z_TRANSPORT_COUNT);
-  config.tune = 0; /* trainers that time products may choose differently, and round differently */
+  /* Trainers that time products may choose differently, and round differently. */
+  config.tune = index % 2 ? G2Z_TUNE_OWN : G2Z_TUNE_OFF;
   config.dtype = dtype;
   config.dropout = 0.1f;
   config.optimizer.lr = config.optimizer.min_lr = 4e-3f;

@@ -432,3 +432,112 @@ static void test_cuda_gradients(g2z_test *t) {
     free(cpu.grads);
   }
 }
+
+/* ----- stopping and resuming on GPUs --------------------------------------- */
+
+enum { RESUME_STEPS = 12, RESUME_TOKENS = 4 * 128, RESUME_CASES = 20 };
+
+/* Stages 0 to 3 and dp, in fp16 and bf16, with graphs and without, over each transport. */
+static g2z_train_config resume_config(int index) {
+  g2z_train_config config = test_config_of(3, 4, 256, 128, 1003);
+  int column = index % 5;
+  config.batch = 4;
+  config.zero_stage = column < 4 ? column : 0;
+  config.strategy = column < 4 ? G2Z_STRATEGY_ZERO : G2Z_STRATEGY_DP;
+  config.dtype = index / 5 % 2 ? G2Z_BF16 : G2Z_FP16;
+  config.graph = index / 10 % 2;
+  config.transport = (g2z_transport)(index % G2Z_TRANSPORT_COUNT);
+  config.accum = 1 + index % 2;
+  config.bucket_mb = 1;
+  config.dropout = 0.1f;
+  config.optimizer.warmup = 2;
+  return config;
+}
+
+/* Steps first..last - 1; losses[s] and norms[s] of each. */
+static g2z_status resume_steps(g2z_trainer *trainer, int first, int last, float (*out)[2]) {
+  int32_t x[2 * RESUME_TOKENS], y[2 * RESUME_TOKENS];
+  g2z_status status = G2Z_OK;
+  g2z_report report;
+  for (int step = first; step < last && status == G2Z_OK; step++) {
+    uint64_t seed = 10 * (uint64_t)step + (uint64_t)trainer->plan->rank;
+    test_tokens(x, 2 * RESUME_TOKENS, 1003, seed);
+    test_tokens(y, 2 * RESUME_TOKENS, 1003, seed + 1000);
+    status = g2z_trainer_step_batch(trainer, x, y, &report);
+    if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
+    out[step][0] = report.loss;
+    out[step][1] = report.grad_norm;
+  }
+  return status;
+}
+
+/* The weights, and a trainer that is no more. */
+static g2z_status resume_end(g2z_trainer *trainer, g2z_status status, float *weights) {
+  if (status == G2Z_OK)
+    status = g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, trainer->plan->parameters, weights);
+  g2z_trainer_free(trainer);
+  return status;
+}
+
+/* resume DEVICE DIRECTORY: for each case one training that saves in the middle, one that goes on from
+ * there, and one from the beginning, both with the first one's tuning table. */
+static int rank_resume(int argc, char **argv) {
+  g2z_services services;
+  g2z_context *context = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  memset(&services, 0, sizeof services);
+  if (argc != 2) return 2;
+  cc.device = atoi(argv[0]) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  int wrong = 0;
+  for (int i = 0; i < RESUME_CASES && status == G2Z_OK; i++) {
+    float seen[3][RESUME_STEPS][2], *weights[3] = {NULL, NULL, NULL};
+    char saved[600], tuning[600];
+    g2z_train_config config = resume_config(i);
+    g2z_trainer *trainer = NULL;
+    if (cc.device == G2Z_DEVICE_CPU) config.graph = 0;
+    snprintf(saved, sizeof saved, "%.500s/case%d", argv[1], i);
+    snprintf(tuning, sizeof tuning, "%.500s/tuning%d.txt", argv[1], i);
+    memset(seen, 0, sizeof seen);
+    for (int turn = 0; turn < 3 && status == G2Z_OK; turn++) {
+      int from = turn == 1 ? RESUME_STEPS / 2 : 0;
+      config.tuning = turn ? tuning : NULL;
+      status = test_trainer_create(context, &config, &trainer);
+      if (status != G2Z_OK) break;
+      weights[turn] = (float *)calloc(trainer->plan->parameters, sizeof(float));
+      if (turn == 1) status = g2z_trainer_load(trainer, saved);
+      if (turn == 0) status = resume_steps(trainer, 0, RESUME_STEPS / 2, seen[0]);
+      if (turn == 0 && status == G2Z_OK) status = g2z_trainer_save(trainer, saved);
+      if (status == G2Z_OK)
+        status = resume_steps(trainer, turn ? from : RESUME_STEPS / 2, RESUME_STEPS, seen[turn]);
+      if (turn == 0 && status == G2Z_OK && trainer->plan->rank == 0)
+        status = g2z_trainer_write_tuning(trainer, tuning);
+      status = g2z_ranks_agree(g2z_context_ranks(context), status);
+      size_t bytes = trainer->plan->parameters * sizeof(float);
+      status = resume_end(trainer, status, weights[turn]);
+      if (status != G2Z_OK || !turn) continue;
+      int same = memcmp(seen[turn][from], seen[0][from],
+                        (size_t)(RESUME_STEPS - from) * sizeof seen[0][0]) == 0 &&
+                 memcmp(weights[turn], weights[0], bytes) == 0;
+      if (!same) printf("case %d differs when it is %s\n", i, turn == 1 ? "resumed" : "repeated");
+      wrong += !same || !(seen[turn][from][0] > 0);
+    }
+    for (int turn = 0; turn < 3; turn++) free(weights[turn]);
+  }
+  if (status != G2Z_OK) printf("%s\n", services.error);
+  g2z_context_free(context);
+  return status != G2Z_OK || wrong;
+}
+
+static void test_cuda_resume(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  int world = g2z_device_count(G2Z_DEVICE_CUDA) > 1 ? 2 : 1;
+  char arguments[600];
+  test_ranks ranks;
+  snprintf(arguments, sizeof arguments, "resume 1 %s", t->directory);
+  test_ranks_open(&ranks, world);
+  test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
+  test_ranks_wait(t, &ranks, 300);
+  for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+}
