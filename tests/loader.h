@@ -414,7 +414,7 @@ static void test_loader_no_memory(g2z_test *t) {
       status = g2z_shard_writer_create(&t->services, test_path(t, "c"), G2Z_SHARD_RAW, &writer);
     t->fail_at = 0;
     done = status == G2Z_OK;
-    CHECK(t, done ? n > 9 : status == G2Z_NO_MEMORY);
+    CHECK(t, done ? n > 7 : status == G2Z_NO_MEMORY);
     g2z_loader_free(loader);
     g2z_shard_writer_free(writer);
     CHECK(t, t->allocations == 0);
