@@ -165,10 +165,10 @@ static void test_loader_ranks(g2z_test *t) {
         g2z_loader *loader;
         CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
         if (!loader) return;
-        CHECK(t, g2z_loader_sequences(loader) == N && g2z_loader_tokens(loader) == 1497);
-        CHECK(t, g2z_loader_steps_per_epoch(loader) == steps);
+        CHECK(t, loader->sequences == N && loader->tokens == 1497);
+        CHECK(t, loader->steps_per_epoch == steps);
         for (int step = 0; step < 2 * steps; step++) {
-          g2z_loader_position at = g2z_loader_tell(loader);
+          g2z_loader_position at = loader->position;
           CHECK(t, at.epoch == step / steps && at.step == step % steps);
           int32_t firsts[G];
           test_loader_step(t, loader, &config, firsts);
@@ -209,10 +209,10 @@ static void test_loader_seek(g2z_test *t) {
   int32_t first[STEPS][B], again[B];
   CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
   if (!loader) return;
-  const int64_t steps = g2z_loader_steps_per_epoch(loader);
-  CHECK(t, g2z_loader_sequences(loader) == 99 && steps == 33);
+  const int64_t steps = loader->steps_per_epoch;
+  CHECK(t, loader->sequences == 99 && steps == 33);
   for (int i = 0; i < STEPS; i++) {
-    at[i] = g2z_loader_tell(loader);
+    at[i] = loader->position;
     test_loader_step(t, loader, &config, first[i]);
   }
   uint32_t random = 1;
