@@ -3787,9 +3787,7 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count) {
-  uint32_t all = 0; /* before anything is written: an append is all or nothing */
-  for (size_t i = 0; i < count; i++) all |= (uint32_t)ids[i];
-  for (size_t i = 0; i < count && all > 65535; i++)
+  for (size_t i = 0; i < count; i++) /* before anything is written: an append is all or nothing */
     if ((uint32_t)ids[i] > 65535)
       return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
                       "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
@@ -3894,35 +3892,24 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
   return G2Z_OK;
 }
 
+/* Checks the open file; one that is opened again must still be what it was. */
 G2Z__PRIVATE g2z_status g2z__shard_look(g2z_services *services, g2z__shard *shard) {
+  const g2z__shard before = *shard;
   struct stat info;
   unsigned char head[256];
-  if (fstat(shard->file, &info) != 0)
-    return g2z_fail_file(services, errno, "open the shard", shard->path);
-  if (!S_ISREG(info.st_mode))
+  int64_t got = fstat(shard->file, &info) == 0 ? 0 : -1;
+  if (got == 0 && !S_ISREG(info.st_mode))
     return g2z_fail(services, G2Z_IO, "%s is %s, not a token shard: narrow the pattern",
                     shard->path, S_ISDIR(info.st_mode) ? "a directory" : "no regular file");
-  shard->bytes = (uint64_t)info.st_size;
-  int64_t got = g2z__pread(shard->file, head, sizeof head, 0);
+  if (got == 0) got = g2z__pread(shard->file, head, sizeof head, 0);
   if (got < 0) return g2z_fail_file(services, errno, "read the shard", shard->path);
-  return g2z__shard_check(services, shard, head, (size_t)got);
-}
-
-/* Opens and checks a shard; one that is opened again must still be what it was. */
-G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shard) {
-  g2z__shard found = *shard;
-  found.file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
-  if (found.file < 0) return g2z_fail_file(services, errno, "open the shard", shard->path);
-  g2z_status status = g2z__shard_look(services, &found);
-  if (status == G2Z_OK && shard->bytes &&
-      (found.bytes != shard->bytes || found.begin != shard->begin))
-    status = g2z_fail(services, G2Z_FORMAT,
-                      "%s had %" PRIu64 " bytes when the run began and has %" PRIu64 " now: do "
-                      "not write shards while they are read", shard->path, shard->bytes,
-                      found.bytes);
-  if (status == G2Z_OK) *shard = found;
-  else close(found.file);
-  return status;
+  shard->bytes = (uint64_t)info.st_size;
+  G2Z__TRY(g2z__shard_check(services, shard, head, (size_t)got));
+  if (!before.bytes || (before.bytes == shard->bytes && before.begin == shard->begin))
+    return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT,
+                  "%s had %" PRIu64 " bytes when the run began and has %" PRIu64 " now: do not "
+                  "write shards while they are read", shard->path, before.bytes, shard->bytes);
 }
 
 /* ----- order ----- */
@@ -3987,20 +3974,18 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   if (*place == shard) return G2Z_OK;
   if (*place) close((*place)->file);
   *place = NULL;
-  G2Z__TRY(g2z__shard_open(&reader->services, shard));
-  *place = shard;
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__loader_bad_token(g2z_loader *loader, const g2z__shard *shard,
-                                              int64_t first) {
-  const uint16_t *raw = loader->reader->raw;
-  int64_t i = 0;
-  while (raw[i] < loader->config.vocab) i++;
-  return g2z_fail(&loader->reader->services, G2Z_FORMAT,
-                  "%s: token %d at index %" PRId64 " is outside the vocabulary of %d: prepare the "
-                  "text with the model's vocabulary, or check that it is the right file",
-                  shard->path, raw[i], first + i, loader->config.vocab);
+  g2z__shard found = *shard;
+  found.file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
+  if (found.file < 0)
+    return g2z_fail_file(&reader->services, errno, "open the shard", shard->path);
+  g2z_status status = g2z__shard_look(&reader->services, &found);
+  if (status == G2Z_OK) {
+    *shard = found;
+    *place = shard;
+  } else {
+    close(found.file);
+  }
+  return status;
 }
 
 /* Sequence `index` of all shards into x[T], y[T]. */
@@ -4025,13 +4010,16 @@ G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, 
                     "%s had %" PRId64 " tokens when the run began and now ends before token "
                     "%" PRId64 ": do not write shards while they are read", shard->path,
                     shard->tokens, first + T);
-  int32_t largest = raw[T];
-  for (int64_t t = 0; t < T; t++) {
-    x[t] = raw[t];
-    y[t] = raw[t + 1];
-    largest = x[t] > largest ? x[t] : largest;
+  for (int64_t t = 0; t <= T; t++) {
+    if (raw[t] >= loader->config.vocab)
+      return g2z_fail(&reader->services, G2Z_FORMAT,
+                      "%s: token %d at index %" PRId64 " is outside the vocabulary of %d: prepare "
+                      "the text with the model's vocabulary, or check that it is the right file",
+                      shard->path, raw[t], first + t, loader->config.vocab);
+    if (t < T) x[t] = raw[t];
+    if (t > 0) y[t - 1] = raw[t];
   }
-  return largest < loader->config.vocab ? G2Z_OK : g2z__loader_bad_token(loader, shard, first);
+  return G2Z_OK;
 }
 
 /* Step loader->position into the thread's buffer. */
@@ -4095,14 +4083,11 @@ G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) 
   for (const char *at = given; *at; *end++ = *at++)
     if (is_name && *at != '/') *end++ = '\\';
   int error = glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, &reader->found);
-  int number = errno;
+  int number = error == GLOB_NOSPACE ? ENOMEM : errno;
   g2z_release(services, memory);
   if (error == GLOB_NOMATCH)
-    return g2z_fail(services, G2Z_IO, "no file is called or matches \"%s\": check the "
-                    "path, and quote a pattern in the shell", given);
-  if (error == GLOB_NOSPACE)
-    return g2z_fail(services, G2Z_NO_MEMORY, "no memory to list the files of \"%s\"",
-                    given);
+    return g2z_fail(services, G2Z_IO, "no file is called or matches \"%s\": check the path, and "
+                    "quote a pattern in the shell", given);
   if (error) return g2z_fail_file(services, number, "list the files of", given);
   qsort(reader->found.gl_pathv, reader->found.gl_pathc, sizeof(char *), g2z__loader_by_name);
   G2Z__TRY(g2z_allocate(services, reader->found.gl_pathc, sizeof(g2z__shard), &memory));
@@ -4162,21 +4147,6 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
                   loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
 }
 
-/* The thread takes no signals: handlers belong to the program's own threads. */
-G2Z__PRIVATE g2z_status g2z__loader_start(g2z_loader *loader) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&loader->reader->thread, NULL, g2z__loader_thread, loader);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (error)
-    return g2z_fail(&loader->reader->services, G2Z_NO_MEMORY,
-                    "cannot start the prefetch thread: %s; raise the limit of processes "
-                    "(ulimit -u)", strerror(error));
-  loader->reader->started = 1;
-  return G2Z_OK;
-}
-
 G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
   g2z__reader *reader = loader->reader;
   const size_t T = (size_t)loader->config.seq, tokens = T * (size_t)loader->rows;
@@ -4189,7 +4159,16 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   }
   G2Z__TRY(g2z_allocate(&reader->services, T + 1, sizeof(uint16_t), &memory));
   reader->raw = (uint16_t *)memory;
-  return g2z__loader_start(loader);
+  sigset_t all, before; /* the thread takes no signals: handlers belong to the program's own */
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(&reader->thread, NULL, g2z__loader_thread, loader);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  reader->started = error == 0;
+  return !error ? G2Z_OK
+                : g2z_fail(&reader->services, G2Z_NO_MEMORY,
+                           "cannot start the prefetch thread: %s; raise the limit of processes "
+                           "(ulimit -u)", strerror(error));
 }
 
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
