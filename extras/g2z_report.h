@@ -459,6 +459,34 @@ static void g2zp_page_escape(g2z_writer *writer, const char *text) {
   }
 }
 
+/* A coordinate, to a tenth, whatever the locale writes for a decimal point. A whisker may end
+ * beyond all scales: then it ends far outside of the picture. */
+static void g2zp_page_coordinate(g2z_writer *writer, double value) {
+  long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
+  g2z_writer_printf(writer, "%s%ld.%ld", tenths < 0 ? "-" : "", labs(tenths) / 10,
+                    labs(tenths) % 10);
+}
+
+/* Writes markup in which ~ stands for a text (escaped), $ for markup, # for an int and @ for a
+ * coordinate (a double). */
+static void g2zp_put(g2z_writer *writer, const char *markup, ...) {
+  va_list arguments;
+  va_start(arguments, markup);
+  for (const char *at = markup; *at;) {
+    size_t plain = strcspn(at, "~$#@");
+    g2z_writer_put(writer, at, plain);
+    at += plain;
+    switch (*at) {
+      case '~': g2zp_page_escape(writer, va_arg(arguments, const char *)); break;
+      case '$': g2z_writer_printf(writer, "%s", va_arg(arguments, const char *)); break;
+      case '#': g2z_writer_printf(writer, "%d", va_arg(arguments, int)); break;
+      case '@': g2zp_page_coordinate(writer, va_arg(arguments, double)); break;
+    }
+    at += *at != 0;
+  }
+  va_end(arguments);
+}
+
 /* What was formatted, whatever its length; freed with g2z_release. NULL when memory ran out, which
  * g2z_page_commit tells. */
 static char *g2zp_page_format(g2z_page *page, const char *format, va_list arguments) {
@@ -473,18 +501,13 @@ static char *g2zp_page_format(g2z_page *page, const char *format, va_list argume
   return (char *)memory;
 }
 
-static void g2zp_page_put(g2z_page *page, const char *markup) {
-  g2z_writer_put(page->writer, markup, strlen(markup));
-}
-
 /* Closes what is open unless it is of this kind. */
 static void g2zp_page_open(g2z_page *page, int kind) {
   static const char *const begin[] = {"", "<dl>\n", "", "<div class=charts>\n"};
   static const char *const end[] = {"", "</dl>\n", "</tbody></table></div>\n", "</div>\n"};
   if (page->open == kind && kind != G2ZP_PAGE_TABLE) return;
-  if (page->open == G2ZP_PAGE_TABLE && page->cell) g2zp_page_put(page, "</tr>\n");
-  g2zp_page_put(page, end[page->open]);
-  g2zp_page_put(page, begin[kind]);
+  if (page->open == G2ZP_PAGE_TABLE && page->cell) g2zp_put(page->writer, "</tr>\n");
+  g2zp_put(page->writer, "$$", end[page->open], begin[kind]);
   page->open = kind;
 }
 
@@ -500,24 +523,18 @@ G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, con
     g2z_page_free(page);
     return status;
   }
-  g2zp_page_put(page, "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
-                      "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
-                      "<meta name=color-scheme content=\"light dark\">\n<title>");
-  g2zp_page_escape(page->writer, title);
-  g2zp_page_put(page, "</title>\n<style>\n");
-  g2zp_page_put(page, g2zp_page_style);
-  g2zp_page_put(page, "</style>\n<body>\n<h1>");
-  g2zp_page_escape(page->writer, title);
-  g2zp_page_put(page, "</h1>\n");
+  g2zp_put(page->writer,
+           "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
+           "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
+           "<meta name=color-scheme content=\"light dark\">\n<title>~</title>\n"
+           "<style>\n$</style>\n<body>\n<h1>~</h1>\n", title, g2zp_page_style, title);
   *out = page;
   return G2Z_OK;
 }
 
 G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
-  g2zp_page_put(page, "<h2>");
-  g2zp_page_escape(page->writer, text);
-  g2zp_page_put(page, "</h2>\n");
+  g2zp_put(page->writer, "<h2>~</h2>\n", text);
 }
 
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
@@ -526,9 +543,7 @@ G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
   char *text = g2zp_page_format(page, format, arguments);
   va_end(arguments);
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
-  g2zp_page_put(page, "<p>");
-  if (text) g2zp_page_escape(page->writer, text);
-  g2zp_page_put(page, "</p>\n");
+  g2zp_put(page->writer, "<p>~</p>\n", text ? text : "");
   g2z_release(page->services, text);
 }
 
@@ -537,9 +552,7 @@ static void g2zp_page_words(g2z_page *page, char *text) {
   while (*text) {
     char *end = text + strcspn(text, " "), space = *end;
     *end = 0;
-    g2zp_page_put(page, "<span>");
-    g2zp_page_escape(page->writer, text);
-    g2zp_page_put(page, space ? "</span> " : "</span>");
+    g2zp_put(page->writer, "<span>~</span>$", text, space ? " " : "");
     text = end + (space != 0);
   }
 }
@@ -551,12 +564,10 @@ G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format,
   va_end(arguments);
   int is_long = text && strlen(text) > 60;
   g2zp_page_open(page, G2ZP_PAGE_FACTS);
-  g2zp_page_put(page, is_long ? "<div class=long><dt>" : "<div><dt>");
-  g2zp_page_escape(page->writer, name);
-  g2zp_page_put(page, "</dt><dd>");
+  g2zp_put(page->writer, "<div$><dt>~</dt><dd>", is_long ? " class=long" : "", name);
   if (is_long) g2zp_page_words(page, text);
-  else if (text) g2zp_page_escape(page->writer, text);
-  g2zp_page_put(page, "</dd></div>\n");
+  else g2zp_put(page->writer, "~", text ? text : "");
+  g2zp_put(page->writer, "</dd></div>\n");
   g2z_release(page->services, text);
 }
 
@@ -566,18 +577,11 @@ G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
   g2zp_page_open(page, G2ZP_PAGE_TABLE);
   page->columns = columns;
   page->cell = 0;
-  g2zp_page_put(page, "<div class=scroll><table>");
-  if (caption) {
-    g2zp_page_put(page, "<caption>");
-    g2zp_page_escape(page->writer, caption);
-    g2zp_page_put(page, "</caption>");
-  }
-  g2zp_page_put(page, "<thead><tr>");
-  for (int i = 0; i < columns; i++) {
-    g2zp_page_put(page, "<th>");
-    g2zp_page_escape(page->writer, headers[i]);
-  }
-  g2zp_page_put(page, "</tr></thead><tbody>\n");
+  g2zp_put(page->writer, "<div class=scroll><table>");
+  if (caption) g2zp_put(page->writer, "<caption>~</caption>", caption);
+  g2zp_put(page->writer, "<thead><tr>");
+  for (int i = 0; i < columns; i++) g2zp_put(page->writer, "<th>~", headers[i]);
+  g2zp_put(page->writer, "</tr></thead><tbody>\n");
 }
 
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
@@ -586,10 +590,10 @@ G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
   va_start(arguments, format);
   char *text = g2zp_page_format(page, format, arguments);
   va_end(arguments);
-  g2zp_page_put(page, page->cell ? "<td>" : "<tr><td>");
-  if (text) g2zp_page_escape(page->writer, *text ? text : "\xe2\x80\x93");
+  g2zp_put(page->writer, page->cell ? "<td>" : "<tr><td>");
+  if (text) g2zp_put(page->writer, "~", *text ? text : "\xe2\x80\x93");
   if (++page->cell == page->columns) {
-    g2zp_page_put(page, "</tr>\n");
+    g2zp_put(page->writer, "</tr>\n");
     page->cell = 0;
   }
   g2z_release(page->services, text);
@@ -597,7 +601,7 @@ G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
 
 G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
-  g2zp_page_put(page, "</body>\n</html>\n");
+  g2zp_put(page->writer, "</body>\n</html>\n");
   if (page->no_memory)
     return g2z_fail(page->services, G2Z_NO_MEMORY, "no memory for a text of a page");
   return g2z_writer_commit(page->writer);
@@ -761,32 +765,14 @@ static void g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
 
 /* ----- charts ----- */
 
-/* A coordinate, to a tenth, whatever the locale writes for a decimal point. A whisker may end
- * beyond all scales: then it ends far outside of the picture. */
-static void g2zp_svg_number(g2z_writer *writer, const char *before, double value) {
-  long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
-  g2z_writer_printf(writer, "%s%s%ld.%ld", before, tenths < 0 ? "-" : "", labs(tenths) / 10,
-                    labs(tenths) % 10);
-}
-
 static void g2zp_svg_line(g2z_writer *writer, const char *kind, double x1, double y1,
                           double x2, double y2) {
-  g2z_writer_printf(writer, "<path class=%s d=\"M", kind);
-  g2zp_svg_number(writer, "", x1);
-  g2zp_svg_number(writer, " ", y1);
-  g2zp_svg_number(writer, "L", x2);
-  g2zp_svg_number(writer, " ", y2);
-  g2z_writer_put(writer, "\"/>", 3);
+  g2zp_put(writer, "<path class=$ d=\"M@ @L@ @\"/>", kind, x1, y1, x2, y2);
 }
 
 static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double y,
                           const char *text) {
-  g2z_writer_printf(writer, "<text class=%s", kind);
-  g2zp_svg_number(writer, " x=\"", x);
-  g2zp_svg_number(writer, "\" y=\"", y);
-  g2z_writer_put(writer, "\">", 2);
-  g2zp_page_escape(writer, text);
-  g2z_writer_put(writer, "</text>\n", 8);
+  g2zp_put(writer, "<text class=$ x=\"@\" y=\"@\">~</text>\n", kind, x, y, text);
 }
 
 /* A vertical or horizontal line between two values, with feet. */
@@ -801,30 +787,19 @@ static void g2zp_svg_whisker(g2z_writer *writer, double x1, double y1, double x2
 /* Title, legend and the opening of the picture. */
 static void g2zp_chart_head(g2z_page *page, const g2z_chart *chart, double height) {
   g2z_writer *writer = page->writer;
-  g2zp_page_put(page, "<figure><figcaption><b>");
-  g2zp_page_escape(writer, chart->title);
-  g2zp_page_put(page, "</b>");
-  if (chart->about) {
-    g2zp_page_put(page, "<span>");
-    g2zp_page_escape(writer, chart->about);
-    g2zp_page_put(page, "</span>");
-  }
-  g2zp_page_put(page, "</figcaption>\n");
+  g2zp_put(writer, "<figure><figcaption><b>~</b>", chart->title);
+  if (chart->about) g2zp_put(writer, "<span>~</span>", chart->about);
+  g2zp_put(writer, "</figcaption>\n");
   if (chart->series_count > 1) {
-    g2zp_page_put(page, "<div class=legend>");
-    for (int i = 0; i < chart->series_count; i++) {
-      int dashed = chart->series[i].mark == G2Z_MARK_DASHED;
-      g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\">", dashed ? " class=dash" : "",
-                        i);
-      g2zp_page_escape(writer, chart->series[i].name);
-      g2zp_page_put(page, "</span>");
-    }
-    g2zp_page_put(page, "</div>\n");
+    g2zp_put(writer, "<div class=legend>");
+    for (int i = 0; i < chart->series_count; i++)
+      g2zp_put(writer, "<span$ style=\"--c:var(--s#)\">~</span>",
+               chart->series[i].mark == G2Z_MARK_DASHED ? " class=dash" : "", i,
+               chart->series[i].name);
+    g2zp_put(writer, "</div>\n");
   }
-  g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"",
-                    (int)G2ZP_CHART_WIDTH, (int)height);
-  g2zp_page_escape(writer, chart->title);
-  g2zp_page_put(page, "\">\n");
+  g2zp_put(writer, "<svg viewBox=\"0 0 # #\" role=img aria-label=\"~\">\n",
+           (int)G2ZP_CHART_WIDTH, (int)height, chart->title);
 }
 
 /* The grid, and what stands beside its lines. */
@@ -879,20 +854,19 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
   size_t stretch = series->count <= G2Z_CHART_POINTS
                        ? 1 : (series->count + G2Z_CHART_POINTS / 2 - 1) / (G2Z_CHART_POINTS / 2);
   int drawn = 0;                     /* points since the last gap */
-  g2z_writer_printf(writer, "<path class=\"series%s%s\" style=\"--c:var(--s%d)\" d=\"",
-                    series->mark == G2Z_MARK_DASHED ? " dash" : "",
-                    series->count > 200 ? " many" : "", index);
+  g2zp_put(writer, "<path class=\"series$$\" style=\"--c:var(--s#)\" d=\"",
+           series->mark == G2Z_MARK_DASHED ? " dash" : "", series->count > 200 ? " many" : "",
+           index);
   for (size_t begin = 0; begin < series->count; begin += stretch) {
     size_t end = series->count - begin < stretch ? series->count : begin + stretch, point[2];
     int gap, points = g2zp_chart_extremes(series, x, y, begin, end, point, &gap);
-    for (int i = 0; i < points; i++, drawn++) {
-      g2zp_svg_number(writer, drawn ? "L" : "M", g2zp_scale_at(x, series->x[point[i]]));
-      g2zp_svg_number(writer, " ", g2zp_scale_at(y, series->y[point[i]]));
-    }
-    if (drawn == 1 && (gap || end == series->count)) g2z_writer_put(writer, "h0", 2);
+    for (int i = 0; i < points; i++, drawn++)
+      g2zp_put(writer, "$@ @", drawn ? "L" : "M", g2zp_scale_at(x, series->x[point[i]]),
+               g2zp_scale_at(y, series->y[point[i]]));
+    if (drawn == 1 && (gap || end == series->count)) g2zp_put(writer, "h0");
     if (gap) drawn = 0;
   }
-  g2z_writer_put(writer, "\"/>\n", 4);
+  g2zp_put(writer, "\"/>\n");
 }
 
 /* Whiskers and points; a pointer that rests on one is told its values. */
@@ -905,14 +879,10 @@ static void g2zp_chart_points(g2z_writer *writer, const g2z_series *series, int 
       g2zp_svg_whisker(writer, at, g2zp_scale_at(y, series->low[i]), at,
                        g2zp_scale_at(y, series->high[i]));
     if (isnan(at + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
-    g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5", index);
-    g2zp_svg_number(writer, " cx=\"", at);
-    g2zp_svg_number(writer, "\" cy=\"", up);
-    g2z_writer_put(writer, "\"><title>", 9);
-    g2zp_page_escape(writer, series->name);
     snprintf(text, sizeof text, "%.9g", series->y[i]);
     g2z_plain_number(text);
-    g2z_writer_printf(writer, ": %s</title></circle>\n", text);
+    g2zp_put(writer, "<circle class=dot style=\"--c:var(--s#)\" r=3.5 cx=\"@\" cy=\"@\">"
+                     "<title>~: $</title></circle>\n", index, at, up, series->name, text);
   }
 }
 
@@ -957,11 +927,8 @@ static void g2zp_chart_bar(g2z_writer *writer, const g2z_series *series, int ind
   char text[32];
   if (isnan(end)) return;
   if (end < x->from) end = x->from;
-  g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12", index);
-  g2zp_svg_number(writer, " x=\"", x->from);
-  g2zp_svg_number(writer, "\" y=\"", top);
-  g2zp_svg_number(writer, "\" width=\"", end - x->from);
-  g2z_writer_put(writer, "\"/>", 3);
+  g2zp_put(writer, "<rect class=bar style=\"--c:var(--s#)\" height=12 x=\"@\" y=\"@\" "
+                   "width=\"@\"/>", index, x->from, top, end - x->from);
   if (series->low) {
     double high = g2zp_scale_at(x, series->high[at]);
     g2zp_svg_whisker(writer, g2zp_scale_at(x, series->low[at]), top + 6, high, top + 6);
@@ -1014,7 +981,7 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   g2zp_page_open(page, G2ZP_PAGE_CHARTS);
   if (chart->labels) g2zp_chart_bars(page, chart);
   else g2zp_chart_lines(page, chart);
-  g2zp_page_put(page, "</svg></figure>\n");
+  g2zp_put(page->writer, "</svg></figure>\n");
 }
 
 /* ----- TensorBoard's events ----- */
@@ -1133,30 +1100,25 @@ G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const 
                                   const double *values) {
   G2Z_ASSERT(count <= 32);
   g2zp_event_begin(e, step);
-  size_t before = e->used, bytes = 0, length;
-  for (int pass = 0; pass < 2; pass++) { /* a length stands before what it counts */
-    if (pass) {
-      g2zp_event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
-      g2zp_event_varint(e, bytes);
-    }
-    for (int i = 0; i < count; i++) {
-      float value = (float)values[i];
-      if (!isfinite(value)) continue;
-      length = strlen(tags[i]);
-      G2Z_ASSERT(length < 64);
-      bytes += length + 9;
-      if (!pass) continue;
-      g2zp_event_key(e, 1, 2);
-      g2zp_event_varint(e, length + 7);
-      g2zp_event_key(e, 1, 2);
-      g2zp_event_varint(e, length);
-      g2zp_event_bytes(e, tags[i], length);
-      g2zp_event_key(e, 2, 5);
-      g2zp_event_bytes(e, &value, sizeof value);
-    }
-    if (bytes == 0) return G2Z_OK;
+  size_t bytes = 0; /* of the values below: a length stands before what it counts */
+  for (int i = 0; i < count; i++)
+    if (isfinite((float)values[i])) bytes += strlen(tags[i]) + 9;
+  if (bytes == 0) return G2Z_OK;
+  g2zp_event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
+  g2zp_event_varint(e, bytes);
+  for (int i = 0; i < count; i++) {
+    float value = (float)values[i];
+    size_t length = strlen(tags[i]);
+    G2Z_ASSERT(length < 64);
+    if (!isfinite(value)) continue;
+    g2zp_event_key(e, 1, 2);
+    g2zp_event_varint(e, length + 7);
+    g2zp_event_key(e, 1, 2);
+    g2zp_event_varint(e, length);
+    g2zp_event_bytes(e, tags[i], length);
+    g2zp_event_key(e, 2, 5);
+    g2zp_event_bytes(e, &value, sizeof value);
   }
-  G2Z_ASSERT(e->used > before);
   return g2zp_event_end(e);
 }
 
