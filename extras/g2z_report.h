@@ -286,7 +286,7 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
 G2Z_API void g2z_summary_print(const g2z_summary *summary,
                                void (*line)(void *user, const char *text), void *user);
 /* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
-G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page);
+G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
 
 /* Sorts the values. NaN of none; of values some of which are NaN nothing is known either. */
 G2Z_API double g2z_median(double *values, size_t count);
@@ -2391,35 +2391,40 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
 
 /* ----- tables ----- */
 
-/* "12.3", and "-" for what is not known. */
-static const char *g2zp_figure_text(const g2z_point *point, int number, char text[32]) {
-  double value = g2zp_figure_of(point, number);
-  if (isnan(value)) snprintf(text, 32, "-");
-  else snprintf(text, 32, "%.*f", g2zp_figures[number].digits, value);
-  return text;
+#define G2ZP_TABLE_COLUMNS 16
+typedef struct g2zp_row {
+  char cell[G2ZP_TABLE_COLUMNS][96]; /* "": not known */
+} g2zp_row;
+
+/* The head of an experiment's table, or with a point its row: of the figures that a point knows.
+ * Returns the number of cells. */
+static int g2zp_summary_row(const g2z_summary *summary, const g2z_point *point, g2zp_row *row) {
+  int count = 1;
+  snprintf(row->cell[0], sizeof row->cell[0], "%s", point ? point->name : summary->experiment);
+  const int *c = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
+  for (; *c >= 0; c++) {
+    if (!g2zp_summary_knows(summary, *c)) continue;
+    char *cell = row->cell[count++];
+    double value = point ? g2zp_figure_of(point, *c) : 0;
+    if (!point) snprintf(cell, 96, "%s", g2zp_figures[*c].heading);
+    else if (isnan(value)) cell[0] = 0;
+    else snprintf(cell, 96, "%.*f", g2zp_figures[*c].digits, value);
+  }
+  return count;
 }
 
 G2Z_API void g2z_summary_print(const g2z_summary *summary,
                                void (*line)(void *user, const char *text), void *user) {
-  const int *columns = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
-  char text[2048], rule[256], cell[32];
-  int used = snprintf(text, sizeof text, "| %s |", summary->experiment);
-  int ruled = snprintf(rule, sizeof rule, "|---|");
-  for (const int *c = columns; *c >= 0; c++) {
-    if (!g2zp_summary_knows(summary, *c)) continue;
-    used += snprintf(text + used, sizeof text - (size_t)used, " %s |", g2zp_figures[*c].heading);
-    ruled += snprintf(rule + ruled, sizeof rule - (size_t)ruled, "---|");
-  }
-  line(user, text);
-  line(user, rule);
-  for (size_t i = 0; i < summary->count; i++) {
-    const g2z_point *point = &summary->points[i];
-    if (point->outcome != G2Z_OUTCOME_OK) continue;
-    used = snprintf(text, sizeof text, "| %s |", point->name);
-    for (const int *c = columns; *c >= 0; c++)
-      if (g2zp_summary_knows(summary, *c))
-        used += snprintf(text + used, sizeof text - (size_t)used, " %s |",
-                         g2zp_figure_text(point, *c, cell));
+  char text[2048];
+  g2zp_row row;
+  for (int i = -2; i < (int)summary->count; i++) { /* the head, the rule under it, the points */
+    const g2z_point *point = i < 0 ? NULL : &summary->points[i];
+    if (point && point->outcome != G2Z_OUTCOME_OK) continue;
+    int used = 0, count = g2zp_summary_row(summary, point, &row);
+    for (int c = 0; c < count; c++)
+      used += snprintf(text + used, sizeof text - (size_t)used, i == -1 ? "|---" : "| %s ",
+                       row.cell[c][0] ? row.cell[c] : "-");
+    snprintf(text + used, sizeof text - (size_t)used, "|");
     line(user, text);
   }
   snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
@@ -2436,23 +2441,15 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
 }
 
 static void g2zp_summary_table(const g2z_summary *summary, g2z_page *page) {
-  const int *columns = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
-  const char *headers[32];
-  char cell[32];
-  int count = 0;
-  headers[count++] = summary->experiment;
-  for (const int *c = columns; *c >= 0; c++)
-    if (g2zp_summary_knows(summary, *c)) headers[count++] = g2zp_figures[*c].heading;
+  const char *headers[G2ZP_TABLE_COLUMNS];
+  g2zp_row row;
+  int count = g2zp_summary_row(summary, NULL, &row);
+  for (int c = 0; c < count; c++) headers[c] = row.cell[c];
   g2z_page_table(page, NULL, count, headers);
   for (size_t i = 0; i < summary->count; i++) {
-    const g2z_point *point = &summary->points[i];
-    if (point->outcome != G2Z_OUTCOME_OK) continue;
-    g2z_page_cell(page, "%s", point->name);
-    for (const int *c = columns; *c >= 0; c++) {
-      if (!g2zp_summary_knows(summary, *c)) continue;
-      int known = !isnan(g2zp_figure_of(point, *c));
-      g2z_page_cell(page, "%s", known ? g2zp_figure_text(point, *c, cell) : "");
-    }
+    if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
+    g2zp_summary_row(summary, &summary->points[i], &row);
+    for (int c = 0; c < count; c++) g2z_page_cell(page, "%s", row.cell[c]);
   }
   for (size_t i = 0; i < summary->count; i++)
     if (summary->points[i].outcome != G2Z_OUTCOME_OK)
@@ -2471,32 +2468,32 @@ typedef struct g2zp_plot {           /* the points of a summary that went well, 
   const char *labels[G2ZP_PLOT_BARS];
 } g2zp_plot;
 
-static void g2zp_plot_fill(const g2zp_plot *plot, int number, double *out) {
-  for (size_t i = 0; i < plot->count; i++) out[i] = g2zp_figure_of(plot->points[i], number);
-}
-
-/* Bars of a figure, with whiskers from `low` to `high` (-1: none), and of a second one (-1:
- * none). */
+/* Bars of a figure, with whiskers from `low` to `high`, or as far as `low` if `high` is
+ * G2ZP_SPREAD, and of a second figure. */
+enum { G2ZP_NONE = -1, G2ZP_SPREAD = -2, G2ZP_IDEAL_X = -2 };
 static void g2zp_plot_bars(const g2zp_plot *plot, g2z_page *page, const char *title,
                            const char *about, int figure, int low, int high, int second) {
-  double values[4][G2ZP_PLOT_BARS];
-  const int numbers[4] = {figure, low, high, second};
+  double value[4][G2ZP_PLOT_BARS];
+  const int numbers[4] = {figure, second, low, high};
   g2z_series series[2];
   g2z_chart chart;
   if (!g2zp_summary_knows(plot->summary, figure)) return;
   memset(series, 0, sizeof series);
   memset(&chart, 0, sizeof chart);
   for (int k = 0; k < 4; k++)
-    if (numbers[k] >= 0) g2zp_plot_fill(plot, numbers[k], values[k]);
-  for (int k = 0; k < 2; k++) {
+    for (size_t i = 0; i < plot->count; i++)
+      value[k][i] = numbers[k] >= 0 ? g2zp_figure_of(plot->points[i], numbers[k]) : NAN;
+  for (size_t i = 0; i < plot->count && high == G2ZP_SPREAD; i++) {
+    value[3][i] = value[0][i] + value[2][i];
+    value[2][i] = value[0][i] - value[2][i];
+  }
+  for (int k = 0; k < 2 && numbers[k] >= 0; k++) {
     series[k].count = plot->count;
-    series[k].y = values[k ? 3 : 0];
-    series[k].name = g2zp_figures[k ? (second >= 0 ? second : figure) : figure].heading;
+    series[k].y = value[k];
+    series[k].name = g2zp_figures[numbers[k]].heading;
   }
-  if (low >= 0) {
-    series[0].low = values[1];
-    series[0].high = values[2];
-  }
+  series[0].low = low >= 0 ? value[2] : NULL;
+  series[0].high = low >= 0 ? value[3] : NULL;
   chart.title = title;
   chart.about = about;
   chart.labels = plot->labels;
@@ -2505,43 +2502,15 @@ static void g2zp_plot_bars(const g2zp_plot *plot, g2z_page *page, const char *ti
   g2z_page_chart(page, &chart);
 }
 
-/* tokens/s with its deviation as whiskers. */
-static void g2zp_plot_throughput(const g2zp_plot *plot, g2z_page *page) {
-  double y[G2ZP_PLOT_BARS], sd[G2ZP_PLOT_BARS], low[G2ZP_PLOT_BARS], high[G2ZP_PLOT_BARS];
-  g2z_series series;
-  g2z_chart chart;
-  if (!g2zp_summary_knows(plot->summary, G2Z_FIGURE(tokens_per_sec))) return;
-  memset(&series, 0, sizeof series);
-  memset(&chart, 0, sizeof chart);
-  g2zp_plot_fill(plot, G2Z_FIGURE(tokens_per_sec), y);
-  g2zp_plot_fill(plot, G2Z_FIGURE(tokens_per_sec_sd), sd);
-  for (size_t i = 0; i < plot->count; i++) {
-    low[i] = y[i] - sd[i];
-    high[i] = y[i] + sd[i];
-  }
-  series.name = "tokens/s";
-  series.count = plot->count;
-  series.y = y;
-  series.low = low;
-  series.high = high;
-  chart.title = "Throughput";
-  chart.about = "tokens per second of all ranks; whiskers: standard deviation over the repeats";
-  chart.labels = plot->labels;
-  chart.series = &series;
-  chart.series_count = 1;
-  g2z_page_chart(page, &chart);
-}
-
 /* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure
  * of the first series, or none. */
-enum { G2ZP_IDEAL_NONE = -1, G2ZP_IDEAL_X = -2 };
 static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *title,
                             const char *about, const char *x_name, int x, int y, int ideal,
                             g2z_axis x_axis) {
   double xs[G2Z_CHART_SERIES][G2ZP_PLOT_BARS], ys[G2Z_CHART_SERIES][G2ZP_PLOT_BARS];
   g2z_series series[G2Z_CHART_SERIES];
   g2z_chart chart;
-  const int last = ideal == G2ZP_IDEAL_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
+  const int last = ideal == G2ZP_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
   int used = 0;
   memset(series, 0, sizeof series);
   memset(&chart, 0, sizeof chart);
@@ -2556,7 +2525,7 @@ static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *t
     if (k == used) series[used++].name = name;
     xs[k][series[k].count] = at;
     ys[k][series[k].count++] = value;
-    if (k || ideal == G2ZP_IDEAL_NONE) continue;
+    if (k || ideal == G2ZP_NONE) continue;
     xs[last][series[0].count - 1] = at;
     ys[last][series[0].count - 1] = ideal == G2ZP_IDEAL_X ? at : g2zp_figure_of(point, ideal);
   }
@@ -2566,7 +2535,7 @@ static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *t
     series[k].y = ys[k];
     series[k].mark = G2Z_MARK_POINTS;
   }
-  if (ideal != G2ZP_IDEAL_NONE) {
+  if (ideal != G2ZP_NONE) {
     series[used].name = ideal == G2ZP_IDEAL_X ? "ideal" : "limit";
     series[used].x = xs[last];
     series[used].y = ys[last];
@@ -2590,10 +2559,12 @@ static void g2zp_summary_charts(const g2zp_plot *plot, g2z_page *page) {
                     G2Z_FIGURE(message_mib), G2Z_FIGURE(bus_gb_per_sec),
                     G2Z_FIGURE(limit_gb_per_sec), G2Z_AXIS_LOG);
     g2zp_plot_lines(plot, page, "Time", "us per collective", "MiB", G2Z_FIGURE(message_mib),
-                    G2Z_FIGURE(time_us), G2ZP_IDEAL_NONE, G2Z_AXIS_LOG);
+                    G2Z_FIGURE(time_us), G2ZP_NONE, G2Z_AXIS_LOG);
     return;
   }
-  g2zp_plot_throughput(plot, page);
+  g2zp_plot_bars(plot, page, "Throughput", "tokens per second of all ranks; whiskers: standard "
+                 "deviation over the repeats", G2Z_FIGURE(tokens_per_sec),
+                 G2Z_FIGURE(tokens_per_sec_sd), G2ZP_SPREAD, G2ZP_NONE);
   if (g2zp_summary_knows(plot->summary, G2Z_FIGURE(speedup_vs_1gpu)))
     g2zp_plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
                     G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2ZP_IDEAL_X,
@@ -2601,26 +2572,27 @@ static void g2zp_summary_charts(const g2zp_plot *plot, g2z_page *page) {
   const char *exposed = "Exposed communication", *waited = "ms of a step that every rank waited";
   if (strcmp(experiment, "buckets") == 0)
     g2zp_plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
-                    G2Z_FIGURE(exposed_comm_ms), G2ZP_IDEAL_NONE, G2Z_AXIS_LOG);
-  else g2zp_plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
+                    G2Z_FIGURE(exposed_comm_ms), G2ZP_NONE, G2Z_AXIS_LOG);
+  else g2zp_plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), G2ZP_NONE,
+                      G2ZP_NONE, G2ZP_NONE);
   g2zp_plot_bars(plot, page, "Step time",
                  "ms: median; whiskers from the fastest step to the 95th percentile",
-                 G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
-  g2zp_plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
-                 G2Z_FIGURE(plan_gib));
+                 G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms),
+                 G2ZP_NONE);
+  g2zp_plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib),
+                 G2ZP_NONE, G2ZP_NONE, G2Z_FIGURE(plan_gib));
   g2zp_plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
-                 G2Z_FIGURE(gpu_percent), -1, -1, -1);
+                 G2Z_FIGURE(gpu_percent), G2ZP_NONE, G2ZP_NONE, G2ZP_NONE);
 }
 
-G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
-  void *memory;
-  G2ZP_TRY(g2z_allocate(summary->services, 1, sizeof(g2zp_plot), &memory));
-  g2zp_plot *plot = (g2zp_plot *)memory;
-  plot->summary = summary;
-  for (size_t i = 0; i < summary->count && plot->count < G2ZP_PLOT_BARS; i++) {
+G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
+  g2zp_plot plot;
+  memset(&plot, 0, sizeof plot);
+  plot.summary = summary;
+  for (size_t i = 0; i < summary->count && plot.count < G2ZP_PLOT_BARS; i++) {
     if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
-    plot->labels[plot->count] = summary->points[i].name;
-    plot->points[plot->count++] = &summary->points[i];
+    plot.labels[plot.count] = summary->points[i].name;
+    plot.points[plot.count++] = &summary->points[i];
   }
   g2z_page_heading(page, g2zp_experiments[g2zp_experiment(summary->experiment)].title);
   g2z_page_fact(page, "machine", "%s", summary->hardware);
@@ -2629,9 +2601,7 @@ G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) 
   g2z_page_fact(page, "when", "%s", summary->generated_utc);
   g2z_page_fact(page, "command", "%s", summary->command_line);
   g2zp_summary_table(summary, page);
-  if (plot->count) g2zp_summary_charts(plot, page);
-  g2z_release(summary->services, plot);
-  return G2Z_OK;
+  if (plot.count) g2zp_summary_charts(&plot, page);
 }
 
 /* ----- what a run's artifact says ----- */
@@ -2836,15 +2806,13 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
   char now[32];
   g2z_page *page;
   G2ZP_TRY(g2z_page_create(results->services, path, "What was measured", &page));
-  g2z_status status = G2Z_OK;
   g2z_utc_now(now);
   g2z_page_fact(page, "experiments", "%zu", results->summary_count);
   g2z_page_fact(page, "runs", "%zu", results->run_count);
   g2z_page_fact(page, "made", "%s", now);
-  for (size_t i = 0; i < results->summary_count && status == G2Z_OK; i++)
-    status = g2z_summary_page(results->summaries[i], page);
+  for (size_t i = 0; i < results->summary_count; i++) g2z_summary_page(results->summaries[i], page);
   if (results->run_count) g2zp_results_runs(results, page);
-  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_status status = g2z_page_commit(page);
   g2z_page_free(page);
   return status;
 }
