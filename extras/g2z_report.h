@@ -55,7 +55,7 @@ extern "C" {
  *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
  *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts stand in a grid
  *   g2z_page_heading(page, "Throughput");
- *   g2z_page_table(page, "fixed work", 2, headers);                   until something else is put
+ *   g2z_page_table(page, 2, headers);                                 until something else is put
  *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
  *   g2z_page_chart(page, &chart);                                     so do charts
  *   status = g2z_page_commit(page);                                   the first failure, or OK
@@ -80,14 +80,14 @@ typedef enum g2z_axis {
 typedef struct g2z_series {
   const char *name;                  /* in the legend, which appears from two series on */
   const double *x, *y;               /* [count]; NaN: a gap. x is not read in charts of bars */
-  const double *low, *high;          /* [count], or both NULL: a whisker at each value */
+  const double *low, *high;          /* [count], or both NULL: a whisker at each bar */
   size_t count;
   g2z_mark mark;
 } g2z_series;
 
 typedef struct g2z_chart {           /* start from all zero */
   const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
-  const char *x_name;                /* under the x axis; NULL: none */
+  const char *x_name;                /* under the x axis; NULL: none, and not in charts of bars */
   const char *const *labels;         /* not NULL: bars from 0 on, a group for each of these */
   const g2z_series *series;
   int series_count;                  /* 1 .. G2Z_CHART_SERIES */
@@ -103,9 +103,8 @@ G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) G2Z_PRINTF(2
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...)
     G2Z_PRINTF(3, 4);
 /* Rows of `columns` cells, which are put one by one. The first column is text, the others numbers;
- * an empty cell is one that is not known. caption NULL: none. */
-G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
-                            const char *const *headers);
+ * an empty cell is one that is not known. */
+G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *headers);
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
@@ -407,7 +406,7 @@ static const char g2zp_page_style[] =
     "figure{margin:0;padding:14px 14px 8px;background:var(--card);border:1px solid var(--line);"
     "border-radius:8px;break-inside:avoid}\n"
     "figcaption b{font-weight:600}\n"
-    "figcaption span,.legend,caption{color:var(--soft);font-size:.85rem}\n"
+    "figcaption span,.legend{color:var(--soft);font-size:.85rem}\n"
     "figcaption span{margin-left:.6em}\n"
     ".legend{display:flex;flex-wrap:wrap;gap:0 1em}\n"
     ".legend span::before{content:'';display:inline-block;width:1.3em;margin-right:.4em;"
@@ -428,7 +427,6 @@ static const char g2zp_page_style[] =
     "svg .whisker{stroke:var(--text);stroke-width:1.2;fill:none;opacity:.65}\n"
     ".scroll{overflow-x:auto;margin:1rem 0}\n"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;overflow-wrap:normal}\n"
-    "caption{text-align:left;padding-bottom:.4rem}\n"
     "th,td{padding:.32rem .9rem .32rem 0;border-bottom:1px solid var(--line);text-align:right;"
     "white-space:nowrap}\n"
     "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
@@ -571,15 +569,12 @@ G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format,
   g2z_release(page->services, text);
 }
 
-G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
-                            const char *const *headers) {
+G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *headers) {
   G2Z_ASSERT(columns > 0);
   g2zp_page_open(page, G2ZP_PAGE_TABLE);
   page->columns = columns;
   page->cell = 0;
-  g2zp_put(page->writer, "<div class=scroll><table>");
-  if (caption) g2zp_put(page->writer, "<caption>~</caption>", caption);
-  g2zp_put(page->writer, "<thead><tr>");
+  g2zp_put(page->writer, "<div class=scroll><table><thead><tr>");
   for (int i = 0; i < columns; i++) g2zp_put(page->writer, "<th>~", headers[i]);
   g2zp_put(page->writer, "</tr></thead><tbody>\n");
 }
@@ -775,13 +770,12 @@ static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double
   g2zp_put(writer, "<text class=$ x=\"@\" y=\"@\">~</text>\n", kind, x, y, text);
 }
 
-/* A vertical or horizontal line between two values, with feet. */
-static void g2zp_svg_whisker(g2z_writer *writer, double x1, double y1, double x2, double y2) {
-  if (isnan(x1 + y1 + x2 + y2)) return;
-  double across = x1 == x2 ? 3.5 : 0, down = x1 == x2 ? 0 : 3.5;
-  g2zp_svg_line(writer, "whisker", x1, y1, x2, y2);
-  g2zp_svg_line(writer, "whisker", x1 - across, y1 - down, x1 + across, y1 + down);
-  g2zp_svg_line(writer, "whisker", x2 - across, y2 - down, x2 + across, y2 + down);
+/* A line between two values, with feet. */
+static void g2zp_svg_whisker(g2z_writer *writer, double from, double to, double y) {
+  if (isnan(from + to)) return;
+  g2zp_svg_line(writer, "whisker", from, y, to, y);
+  g2zp_svg_line(writer, "whisker", from, y - 3.5, from, y + 3.5);
+  g2zp_svg_line(writer, "whisker", to, y - 3.5, to, y + 3.5);
 }
 
 /* Title, legend and the opening of the picture. */
@@ -869,15 +863,12 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
   g2zp_put(writer, "\"/>\n");
 }
 
-/* Whiskers and points; a pointer that rests on one is told its values. */
+/* A pointer that rests on a point is told its value. */
 static void g2zp_chart_points(g2z_writer *writer, const g2z_series *series, int index,
                               const g2zp_scale *x, const g2zp_scale *y) {
   char text[32];
   for (size_t i = 0; i < series->count; i++) {
     double at = g2zp_scale_at(x, series->x[i]), up = g2zp_scale_at(y, series->y[i]);
-    if (series->low)
-      g2zp_svg_whisker(writer, at, g2zp_scale_at(y, series->low[i]), at,
-                       g2zp_scale_at(y, series->high[i]));
     if (isnan(at + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
     snprintf(text, sizeof text, "%.9g", series->y[i]);
     g2z_plain_number(text);
@@ -896,8 +887,6 @@ static void g2zp_chart_lines(g2z_page *page, const g2z_chart *chart) {
     for (size_t at = 0; at < series->count; at++) {
       g2zp_extent_add(&across, series->x[at]);
       g2zp_extent_add(&up, series->y[at]);
-      if (series->low) g2zp_extent_add(&up, series->low[at]);
-      if (series->high) g2zp_extent_add(&up, series->high[at]);
     }
   }
   g2zp_scale_make(&x, &across, chart->x_axis == G2Z_AXIS_AUTO ? G2Z_AXIS_LINEAR : chart->x_axis, 0);
@@ -931,7 +920,7 @@ static void g2zp_chart_bar(g2z_writer *writer, const g2z_series *series, int ind
                    "width=\"@\"/>", index, x->from, top, end - x->from);
   if (series->low) {
     double high = g2zp_scale_at(x, series->high[at]);
-    g2zp_svg_whisker(writer, g2zp_scale_at(x, series->low[at]), top + 6, high, top + 6);
+    g2zp_svg_whisker(writer, g2zp_scale_at(x, series->low[at]), high, top + 6);
     if (high > text_at) text_at = high;
   }
   g2zp_scale own = *x;
@@ -962,7 +951,7 @@ static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
   memset(&y, 0, sizeof y);
   y.to = 4;
   y.from = y.to + group * (double)groups;
-  g2zp_chart_head(page, chart, y.from + (chart->x_name ? 40 : 24));
+  g2zp_chart_head(page, chart, y.from + 24);
   for (int i = 0; i < x.ticks; i++) {
     double at = g2zp_scale_at(&x, x.tick[i]);
     g2zp_svg_line(page->writer, "grid", at, y.to, at, y.from);
@@ -1571,7 +1560,7 @@ static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
     if (isnan(g2zp_told_number(&epoch, "steps"))) return;
     if (row == 0) {
       g2z_page_heading(page, "Epochs");
-      g2z_page_table(page, NULL, COLUMNS, headers);
+      g2z_page_table(page, COLUMNS, headers);
     }
     for (int i = 0; i < COLUMNS; i++) {
       double value = g2zp_told_number(&epoch, columns[i].name) * columns[i].factor;
@@ -1649,6 +1638,7 @@ static g2z_status g2zp_profile_put_spans(g2z_services *services, const char *dir
                                          const g2z_span_times times[G2Z_SPAN_COUNT]) {
   char *path, percent[32];
   g2z_writer *writer;
+  g2z_span_times left[G2Z_SPAN_COUNT];
   double total_s = 0;
   G2ZP_TRY(g2z_join_path(services, directory, name, &path));
   g2z_status status = g2z_writer_create(services, path, &writer);
@@ -1659,23 +1649,20 @@ static g2z_status g2zp_profile_put_spans(g2z_services *services, const char *dir
                             "Min (ns)         Max (ns)  Range\n"
                             " --------  ----------------  ---------  ---------------  "
                             "---------------  ---------------  -------------------\n");
-  int order[G2Z_SPAN_COUNT], count = 0; /* what took most first */
-  for (int i = 0; i < G2Z_SPAN_COUNT; i++) {
-    int at = count;
-    if (!times[i].count) continue;
-    total_s += times[i].total_s;
-    for (; at > 0 && times[order[at - 1]].total_s < times[i].total_s; at--)
-      order[at] = order[at - 1];
-    order[at] = i;
-    count++;
-  }
-  for (int i = 0; i < count; i++) {
-    const g2z_span_times *s = &times[order[i]];
+  for (int i = 0; i < G2Z_SPAN_COUNT; i++) total_s += times[i].total_s;
+  memcpy(left, times, sizeof left);
+  for (;;) { /* what took most first */
+    int most = -1;
+    for (int i = 0; i < G2Z_SPAN_COUNT; i++)
+      if (left[i].count && (most < 0 || left[i].total_s > left[most].total_s)) most = i;
+    if (most < 0) break;
+    const g2z_span_times *s = &times[most];
+    left[most].count = 0;
     snprintf(percent, sizeof percent, "%.1f", total_s > 0 ? 100 * s->total_s / total_s : 0);
     g2z_plain_number(percent);
     g2z_writer_printf(writer, " %8s  %16.0f  %9" PRId64 "  %15.0f  %15.0f  %15.0f  :%s\n", percent,
                       s->total_s * 1e9, s->count, s->total_s * 1e9 / (double)s->count,
-                      s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)order[i]));
+                      s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)most));
   }
   status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
@@ -1693,10 +1680,11 @@ typedef struct g2zp_profile {
   g2z_services *services;
   g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
   int count[2];
-  char **inputs, **texts;            /* names of files, what they hold */
-  size_t input_count, input_capacity;
-  char **reports;                    /* nsys_*.nsys-rep */
-  size_t report_count, report_capacity;
+  const char *only;                  /* the one input, of timers_; NULL: all whose names begin as */
+  const char *inputs;                /* nsys_stats_ or timers_ */
+  struct dirent **files;             /* all there are in profiles/, in the order of their names */
+  int file_count;
+  char **texts;                      /* [file_count]: what the inputs hold */
 } g2zp_profile;
 
 static const char *const g2zp_profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
@@ -1831,69 +1819,51 @@ static g2z_status g2zp_stats_read(g2zp_profile *profile, const char *path, const
   return g2zp_stats_fail(&s, "neither an NVTX Range Summary nor an OS Runtime Summary");
 }
 
-/* A copy at the end of a list. */
-static g2z_status g2zp_list_append(g2z_services *services, char ***list, size_t *count,
-                                   size_t *capacity, const char *text) {
-  void *memory = *list, *copy;
-  g2z_status status = g2z_grow(services, &memory, capacity, *count, *count + 1, sizeof **list);
-  *list = (char **)memory;
-  G2ZP_TRY(status);
-  G2ZP_TRY(g2z_allocate(services, strlen(text) + 1, 1, &copy));
-  memcpy(copy, text, strlen(text) + 1);
-  (*list)[(*count)++] = (char *)copy;
-  return G2Z_OK;
+static int g2zp_named(const char *name, const char *begin, const char *end) {
+  size_t length = strlen(name), first = strlen(begin), last = strlen(end);
+  return length >= first + last && strncmp(name, begin, first) == 0 &&
+         strcmp(name + length - last, end) == 0;
 }
 
-static int g2zp_text_order(const void *a, const void *b) {
-  return strcmp(*(char *const *)a, *(char *const *)b);
+static int g2zp_profile_is_input(const g2zp_profile *p, int file) {
+  const char *name = p->files[file]->d_name;
+  return p->only ? strcmp(name, p->only) == 0 : g2zp_named(name, p->inputs, ".txt");
 }
 
-/* Names in a directory that begin and end so, in their order; in one that is not there: none. */
-static g2z_status g2zp_list_files(g2z_services *services, const char *directory,
-                                  const char *begin, const char *end, char ***list,
-                                  size_t *count, size_t *capacity) {
-  DIR *opened = opendir(directory);
-  g2z_status status = G2Z_OK;
-  for (struct dirent *entry; opened && status == G2Z_OK && (entry = readdir(opened)) != NULL;) {
-    const char *name = entry->d_name;
-    size_t length = strlen(name), first = strlen(begin), last = strlen(end);
-    if (length >= first + last && strncmp(name, begin, first) == 0 &&
-        strcmp(name + length - last, end) == 0)
-      status = g2zp_list_append(services, list, count, capacity, name);
-  }
-  if (opened) closedir(opened);
-  if (*count > 1) qsort(*list, *count, sizeof **list, g2zp_text_order);
-  return status;
+static int g2zp_profile_is_report(const g2zp_profile *p, int file) {
+  return !p->only && g2zp_named(p->files[file]->d_name, "nsys_", ".nsys-rep");
 }
 
-/* What there is: the tables of nsys, else those of timers. */
-static g2z_status g2zp_profile_find(g2zp_profile *p, const char *directory) {
-  G2ZP_TRY(g2zp_list_files(p->services, directory, "nsys_", ".nsys-rep", &p->reports,
-                           &p->report_count, &p->report_capacity));
-  G2ZP_TRY(g2zp_list_files(p->services, directory, "nsys_stats_", ".txt", &p->inputs,
-                           &p->input_count, &p->input_capacity));
-  if (p->input_count == 0)
-    G2ZP_TRY(g2zp_list_files(p->services, directory, "timers_", ".txt", &p->inputs,
-                             &p->input_count, &p->input_capacity));
-  if (p->input_count == 0)
+static int g2zp_profile_count(const g2zp_profile *p, int (*is)(const g2zp_profile *p, int file)) {
+  int count = 0;
+  for (int i = 0; i < p->file_count; i++) count += is(p, i);
+  return count;
+}
+
+static int g2zp_name_order(const struct dirent **a, const struct dirent **b) {
+  return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* Reads the tables that there are: those of nsys, else those of timers. */
+static g2z_status g2zp_profile_read(g2zp_profile *p, const char *directory) {
+  void *memory;
+  p->file_count = scandir(directory, &p->files, NULL, g2zp_name_order);
+  if (p->file_count < 0) p->file_count = 0; /* a directory that is not there has none */
+  p->inputs = p->only ? "timers_" : "nsys_stats_";
+  if (!g2zp_profile_count(p, g2zp_profile_is_input)) p->inputs = "timers_";
+  if (!g2zp_profile_count(p, g2zp_profile_is_input))
     return g2z_fail(p->services, G2Z_IO,
                     "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
                     "slurm/profile.sh or with train --profile first", directory);
-  return G2Z_OK;
-}
-
-/* The tables in p->inputs. */
-static g2z_status g2zp_profile_read(g2zp_profile *p, const char *directory) {
-  size_t read = 0;
-  void *memory;
-  G2ZP_TRY(g2z_allocate(p->services, p->input_count, sizeof(char *), &memory));
+  G2ZP_TRY(g2z_allocate(p->services, (size_t)p->file_count, sizeof(char *), &memory));
   p->texts = (char **)memory;
-  for (; read < p->input_count; read++) {
+  for (int i = 0; i < p->file_count; i++) {
     char *path;
     size_t bytes;
-    G2ZP_TRY(g2z_join_path(p->services, directory, p->inputs[read], &path));
-    g2z_status status = g2z_read_file(p->services, path, (size_t)1 << 28, &p->texts[read], &bytes);
-    if (status == G2Z_OK) status = g2zp_stats_read(p, path, p->texts[read], bytes);
+    if (!g2zp_profile_is_input(p, i)) continue;
+    G2ZP_TRY(g2z_join_path(p->services, directory, p->files[i]->d_name, &path));
+    g2z_status status = g2z_read_file(p->services, path, (size_t)1 << 28, &p->texts[i], &bytes);
+    if (status == G2Z_OK) status = g2zp_stats_read(p, path, p->texts[i], bytes);
     g2z_release(p->services, path);
     G2ZP_TRY(status);
   }
@@ -1901,24 +1871,12 @@ static g2z_status g2zp_profile_read(g2zp_profile *p, const char *directory) {
 }
 
 static void g2zp_profile_free(g2zp_profile *p) {
-  for (size_t i = 0; i < p->input_count; i++) {
+  for (int i = 0; i < p->file_count; i++) {
     if (p->texts) g2z_release(p->services, p->texts[i]);
-    g2z_release(p->services, p->inputs[i]);
+    free(p->files[i]); /* scandir's own */
   }
-  for (size_t i = 0; i < p->report_count; i++) g2z_release(p->services, p->reports[i]);
+  free(p->files);
   g2z_release(p->services, p->texts);
-  g2z_release(p->services, p->inputs);
-  g2z_release(p->services, p->reports);
-}
-
-/* A text of another file; NULL: not known. */
-static g2z_status g2zp_profile_copy_text(g2z_json_out *out, const char *key,
-                                         const g2zp_told *told, const char *at) {
-  char *text;
-  G2ZP_TRY(g2zp_told_text(told, at, &text));
-  g2z_json_put_string(out, key, text);
-  g2z_release(told->services, text);
-  return G2Z_OK;
 }
 
 static g2z_status g2zp_profile_put_top(const g2zp_profile *p, g2z_json_out *out, int kind) {
@@ -1945,57 +1903,69 @@ static g2z_status g2zp_profile_put_top(const g2zp_profile *p, g2z_json_out *out,
   return G2Z_OK;
 }
 
-/* Hosts are in the names of the files: nsys_stats_HOST.txt, timers_HOST.txt. */
-static void g2zp_profile_put_files(const g2zp_profile *p, g2z_json_out *out) {
-  char host[300];
-  g2z_json_begin(out, "hosts", '[');
-  for (size_t i = 0; i < p->input_count; i++) {
-    const char *name = p->inputs[i] + (strncmp(p->inputs[i], "nsys", 4) == 0 ? 11 : 7);
-    snprintf(host, sizeof host, "%.*s", (int)(strlen(name) - 4), name);
-    g2z_json_put_string(out, NULL, host);
+/* The names of files; hosts: of nsys_stats_HOST.txt and timers_HOST.txt HOST alone. */
+static void g2zp_profile_put_files(const g2zp_profile *p, g2z_json_out *out, const char *key,
+                                   int (*is)(const g2zp_profile *p, int file), int hosts) {
+  char text[300];
+  g2z_json_begin(out, key, '[');
+  for (int i = 0; i < p->file_count; i++) {
+    const char *name = p->files[i]->d_name + (hosts ? strlen(p->inputs) : 0);
+    if (!is(p, i)) continue;
+    snprintf(text, sizeof text, "%.*s", (int)(strlen(name) - (hosts ? 4 : 0)), name);
+    g2z_json_put_string(out, NULL, text);
   }
   g2z_json_end(out, ']');
 }
 
+/* What the files of a run know about it, in this order; at: in metrics, else in launcher. */
+static const struct {
+  const char *key, *metrics, *launcher;
+} g2zp_profile_facts[] = {
+    {"slurm_job_id", "scheduler.job_id", "slurm.SLURM_JOB_ID"},
+    {"hosts", NULL, NULL}, /* from the names of the inputs */
+    {"world_size", "hardware.world_size", "world_size"},
+    {"gpu", "hardware.gpu_name", NULL},
+    {"cuda", "env.cuda_version", NULL},
+    {"seq_length", "training_config.seq_len", NULL},
+    {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu", NULL},
+    {"grad_accum_steps", "training_config.grad_accum_steps", NULL},
+    {"tokens_per_sec", "summary.mean_tokens_per_sec_global", NULL},
+    {"total_wall_time_sec", "summary.total_wall_time_sec", NULL}};
+
 static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out,
                                    const char *run_dir, const g2zp_told *metrics,
                                    const g2zp_told *launcher) {
-  static const char *const numbers[][2] = {
-      {"seq_length", "training_config.seq_len"},
-      {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu"},
-      {"grad_accum_steps", "training_config.grad_accum_steps"},
-      {"tokens_per_sec", "summary.mean_tokens_per_sec_global"},
-      {"total_wall_time_sec", "summary.total_wall_time_sec"}};
-  char now[32], *absolute = realpath(run_dir, NULL);
+  char now[32], *text, *absolute = realpath(run_dir, NULL);
+  int reports = g2zp_profile_count(p, g2zp_profile_is_report);
   g2z_utc_now(now);
   g2z_json_begin(out, NULL, '{');
   g2z_json_put_string(out, "generated_at_utc", now);
   g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
   free(absolute);
-  g2z_json json;
-  int scheduled = g2zp_told_at(metrics, "scheduler.job_id", &json);
-  G2ZP_TRY(g2zp_profile_copy_text(out, "slurm_job_id", scheduled ? metrics : launcher,
-                                  scheduled ? "scheduler.job_id" : "slurm.SLURM_JOB_ID"));
-  g2zp_profile_put_files(p, out);
-  double world = g2zp_told_number(metrics, "hardware.world_size");
-  if (isnan(world)) world = g2zp_told_number(launcher, "world_size");
-  g2z_json_put_number(out, "world_size", world);
-  G2ZP_TRY(g2zp_profile_copy_text(out, "gpu", metrics, "hardware.gpu_name"));
-  G2ZP_TRY(g2zp_profile_copy_text(out, "cuda", metrics, "env.cuda_version"));
-  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-    g2z_json_put_number(out, numbers[i][0], g2zp_told_number(metrics, numbers[i][1]));
-  if (p->report_count == 1) g2z_json_put_string(out, "nsys_report", p->reports[0]);
-  else if (p->report_count == 0) g2z_json_put_null(out, "nsys_report");
-  else {
-    g2z_json_begin(out, "nsys_report", '[');
-    for (size_t i = 0; i < p->report_count; i++) g2z_json_put_string(out, NULL, p->reports[i]);
-    g2z_json_end(out, ']');
+  for (size_t i = 0; i < sizeof g2zp_profile_facts / sizeof *g2zp_profile_facts; i++) {
+    const char *key = g2zp_profile_facts[i].key, *at = g2zp_profile_facts[i].metrics;
+    const g2zp_told *told = metrics;
+    g2z_json json;
+    if (!at) {
+      g2zp_profile_put_files(p, out, key, g2zp_profile_is_input, 1);
+      continue;
+    }
+    if (g2zp_profile_facts[i].launcher && !g2zp_told_at(metrics, at, &json)) {
+      told = launcher;
+      at = g2zp_profile_facts[i].launcher;
+    }
+    G2ZP_TRY(g2zp_told_text(told, at, &text));
+    if (text) g2z_json_put_string(out, key, text);
+    else g2z_json_put_number(out, key, g2zp_told_number(told, at));
+    g2z_release(p->services, text);
   }
-  g2z_json_begin(out, "inputs", '[');
-  for (size_t i = 0; i < p->input_count; i++) g2z_json_put_string(out, NULL, p->inputs[i]);
-  g2z_json_end(out, ']');
-  G2ZP_TRY(g2zp_profile_put_top(p, out, 0));
-  G2ZP_TRY(g2zp_profile_put_top(p, out, 1));
+  if (reports > 1) g2zp_profile_put_files(p, out, "nsys_report", g2zp_profile_is_report, 0);
+  for (int i = 0; i < p->file_count && reports == 1; i++)
+    if (g2zp_profile_is_report(p, i))
+      g2z_json_put_string(out, "nsys_report", p->files[i]->d_name);
+  if (!reports) g2z_json_put_null(out, "nsys_report");
+  g2zp_profile_put_files(p, out, "inputs", g2zp_profile_is_input, 0);
+  for (int kind = 0; kind < 2; kind++) G2ZP_TRY(g2zp_profile_put_top(p, out, kind));
   g2z_json_end(out, '}');
   return G2Z_OK;
 }
@@ -2026,16 +1996,14 @@ static g2z_status g2zp_profile_write(const g2zp_profile *p, const char *run_dir,
   return status;
 }
 
-/* name: the one table that counts; NULL: those that there are. */
+/* only: the one table that counts; NULL: those that there are. */
 static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
-                                         const char *directory, const char *name) {
+                                         const char *directory, const char *only) {
   g2zp_profile p;
   memset(&p, 0, sizeof p);
   p.services = services;
-  g2z_status status = name ? g2zp_list_append(services, &p.inputs, &p.input_count,
-                                              &p.input_capacity, name)
-                           : g2zp_profile_find(&p, directory);
-  if (status == G2Z_OK) status = g2zp_profile_read(&p, directory);
+  p.only = only;
+  g2z_status status = g2zp_profile_read(&p, directory);
   if (status == G2Z_OK) status = g2zp_profile_write(&p, run_dir, directory);
   g2zp_profile_free(&p);
   return status;
@@ -2445,7 +2413,7 @@ static void g2zp_summary_table(const g2z_summary *summary, g2z_page *page) {
   g2zp_row row;
   int count = g2zp_summary_row(summary, NULL, &row);
   for (int c = 0; c < count; c++) headers[c] = row.cell[c];
-  g2z_page_table(page, NULL, count, headers);
+  g2z_page_table(page, count, headers);
   for (size_t i = 0; i < summary->count; i++) {
     if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
     g2zp_summary_row(summary, &summary->points[i], &row);
@@ -2784,7 +2752,7 @@ static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
   g2z_page_heading(page, "Runs");
   g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
                       "here than as a point above. Times are those of its last epoch.");
-  g2z_page_table(page, NULL, (int)(sizeof headers / sizeof *headers), headers);
+  g2z_page_table(page, (int)(sizeof headers / sizeof *headers), headers);
   for (size_t i = 0; i < results->run_count; i++) {
     const g2z_run_facts *facts = &results->runs[i].facts;
     g2z_page_cell(page, "%s", results->runs[i].run_dir);

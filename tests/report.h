@@ -27,7 +27,7 @@ static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
   G2Z__TRY(g2z_page_create(&t->services, path, "a < b & \"c\" \x1b\xff", &page));
   g2z_page_fact(page, "machine", "%d x %s", 8, "<script>");
   g2z_page_text(page, "%s", "it's");
-  g2z_page_table(page, NULL, 2, headers);
+  g2z_page_table(page, 2, headers);
   g2z_page_cell(page, "%d", 1);
   g2z_page_cell(page, "%s", "");
   series[0].name = "measured";
