@@ -178,8 +178,7 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 
 /* ===== experiments =======================================================
  * What several runs say together: points, each one configuration (or one message of one collective)
- * with its figures, in a file NAME_report.json, as a Markdown table and on a page. And what a run's
- * training_metrics.json says, for those who compare runs.
+ * with its figures, in a file NAME_report.json, as a Markdown table and on a page.
  *
  *   g2z_summary *summary;  g2z_point *point;
  *   g2z_summary_create(services, "scaling", &summary);
@@ -294,26 +293,11 @@ G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN of fewer than two. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
-typedef struct g2z_run_facts {  /* of a run's training_metrics.json; unknown: "" and NaN */
-  char run_id[160], git_commit[64], gpu_name[128], cuda_version[32], nccl_version[32];
-  char precision[16], strategy[16];
-  double world_size, seq_len, micro_batch, accum_steps, zero_stage;
-  double tokens_per_sec, total_wall_time_sec;
-  double steps, step_p50_sec, step_p95_sec;  /* of the last epoch */
-} g2z_run_facts;
-/* Refuses what is not a whole artifact of schema 2.0. */
-G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
-                                      g2z_run_facts *out);
-
-typedef struct g2z_run_result {
-  char *run_dir;
-  g2z_run_facts facts;
-} g2z_run_result;
-/* What directories hold of all that, for one page about it. */
+/* What directories hold of all that and of runs, for one page about it. */
 typedef struct g2z_results {
   g2z_services *services;
   g2z_summary **summaries;
-  g2z_run_result *runs;
+  struct g2zp_told *runs;       /* the training_metrics.json of each */
   size_t summary_count, summary_capacity, run_count, run_capacity;
 } g2z_results;
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
@@ -1146,7 +1130,8 @@ static g2z_status g2zp_told_read(g2z_services *services, const char *directory,
   return g2z_json_close(&json);
 }
 
-/* 1: *json stands at the value of "summary.best_val_loss" or "epochs.0.steps". */
+/* 1: *json stands at the value of "summary.best_val_loss" or "epochs.0.steps"; of "epochs.last" it
+ * is that of the last element. */
 static int g2zp_told_at(const g2zp_told *told, const char *at, g2z_json *json) {
   g2z_json_text key;
   if (!told->text) return 0;
@@ -1157,11 +1142,15 @@ static int g2zp_told_at(const g2zp_told *told, const char *at, g2z_json *json) {
     int found = 0, index = 0;
     snprintf(part, sizeof part, "%.*s", (int)length, at);
     if ((open != '{' && open != '[') || !g2z_json_enter(json, open)) return 0;
-    while (!found && g2z_json_next(json, open == '{' ? '}' : ']', &key)) {
-      found = open == '{' ? g2z_json_is(&key, part) : index++ == atoi(part);
+    int last = open == '[' && strcmp(part, "last") == 0;
+    g2z_json element = *json;
+    for (; !found && g2z_json_next(json, open == '{' ? '}' : ']', &key); index++) {
+      element = *json;
+      found = open == '{' ? g2z_json_is(&key, part) : !last && index == atoi(part);
       if (!found) g2z_json_skip(json);
     }
-    if (!found) return 0;
+    if (last && index > 0) *json = element;
+    else if (!found) return 0;
     at += length + (at[length] == '.');
   }
   return 1;
@@ -1203,6 +1192,19 @@ static g2z_status g2zp_told_text(const g2zp_told *told, const char *at, char **o
   g2z_json_unescape(&text, (unsigned char *)memory);
   *out = (char *)memory;
   return G2Z_OK;
+}
+
+/* A run's training_metrics.json, if it is there. */
+static g2z_status g2zp_told_run(g2z_services *services, const char *run_dir, g2zp_told *told) {
+  char *version = NULL;
+  g2z_status status = g2zp_told_read(services, run_dir, "training_metrics.json", told);
+  if (status == G2Z_OK) status = g2zp_told_text(told, "schema_version", &version);
+  if (status == G2Z_OK && told->text && (!version || strcmp(version, "2.0") != 0))
+    status = g2z_fail(services, G2Z_FORMAT,
+                      "%.400s is of schema_version %.20s, and 2.0 is what can be read: is it a "
+                      "run's?", told->path, version ? version : "none");
+  g2z_release(services, version);
+  return status;
 }
 
 /* ----- metrics.jsonl ----- */
@@ -1534,13 +1536,27 @@ static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files
   return status;
 }
 
+typedef struct g2zp_column {         /* of a table, from JSON */
+  const char *header, *at, *format;  /* of a number */
+  double factor;
+} g2zp_column;
+
+/* What `told` says there, a text or a number; a number of 1e18 or more is not shown. */
+static void g2zp_told_cell(g2z_page *page, const g2zp_told *told, const g2zp_column *column) {
+  char number[32] = "", *text = NULL;
+  double value = g2zp_told_number(told, column->at) * column->factor;
+  if (fabs(value) < 1e18) {
+    snprintf(number, sizeof number, column->format, value);
+    g2z_plain_number(number);
+  } else if (g2zp_told_text(told, column->at, &text) != G2Z_OK) page->no_memory = 1;
+  g2z_page_cell(page, "%s", text ? text : number);
+  g2z_release(told->services, text);
+}
+
 /* Epoch by epoch, from training_metrics.json. */
 static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
   enum { COLUMNS = 9 };
-  static const struct {
-    const char *header, *name, *format;
-    double factor;
-  } columns[COLUMNS] = {
+  static const g2zp_column columns[COLUMNS] = {
       {"epoch", "epoch_idx", "%.0f", 1},
       {"steps", "steps", "%.0f", 1},
       {"tokens", "tokens_processed_global", "%.0f", 1},
@@ -1551,7 +1567,6 @@ static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
       {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
       {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
   const char *headers[COLUMNS];
-  char text[32];
   g2z_json json;
   g2zp_told epoch;
   for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
@@ -1562,15 +1577,7 @@ static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
       g2z_page_heading(page, "Epochs");
       g2z_page_table(page, COLUMNS, headers);
     }
-    for (int i = 0; i < COLUMNS; i++) {
-      double value = g2zp_told_number(&epoch, columns[i].name) * columns[i].factor;
-      text[0] = 0;
-      if (fabs(value) < 1e18) { /* neither NaN nor longer than `text` */
-        snprintf(text, sizeof text, columns[i].format, value);
-        g2z_plain_number(text);
-      }
-      g2z_page_cell(page, "%s", text);
-    }
+    for (int i = 0; i < COLUMNS; i++) g2zp_told_cell(page, &epoch, &columns[i]);
   }
 }
 
@@ -1603,25 +1610,17 @@ static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   g2zp_run_files files;
   g2zp_curves curves;
-  char *version = NULL;
   memset(&files, 0, sizeof files);
-  files.launcher.services = files.failure.services = services; /* g2zp_told_free needs them */
+  files.metrics.services = files.launcher.services = files.failure.services = services;
   g2z_status status = g2zp_curves_read(services, run_dir, &curves);
   if (status == G2Z_OK)
-    status = g2zp_told_read(services, run_dir, "training_metrics.json", &files.metrics);
-  if (status == G2Z_OK) status = g2zp_told_text(&files.metrics, "schema_version", &version);
-  if (status == G2Z_OK && files.metrics.text && (!version || strcmp(version, "2.0") != 0))
-    status = g2z_fail(services, G2Z_FORMAT,
-                      "%s is of schema_version %.20s, and 2.0 is what can be read: is it a run's?",
-                      files.metrics.path, version ? version : "none");
+    status = g2zp_told_run(services, run_dir, &files.metrics);
   if (status == G2Z_OK)
     status = g2zp_told_read(services, run_dir, "launcher_metadata.json", &files.launcher);
   if (status == G2Z_OK)
     status = g2zp_told_read(services, run_dir, "RUN_FAILED.json", &files.failure);
   if (status == G2Z_OK) status = g2zp_report_write(services, run_dir, &files, &curves);
-  g2z_release(services, version);
   g2z_release(services, curves.column[0]);
-  files.metrics.services = services;
   g2zp_told_free(&files.metrics);
   g2zp_told_free(&files.launcher);
   g2zp_told_free(&files.failure);
@@ -2572,74 +2571,6 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
   if (plot.count) g2zp_summary_charts(&plot, page);
 }
 
-/* ----- what a run's artifact says ----- */
-
-/* Where members of training_metrics.json go. */
-#define G2ZP_FACT_LIST(TEXT, NUMBER)                                \
-  TEXT(run_id, "run_id")                                            \
-  TEXT(git_commit, "git_commit")                                    \
-  TEXT(gpu_name, "hardware.gpu_name")                               \
-  TEXT(cuda_version, "env.cuda_version")                            \
-  TEXT(nccl_version, "env.nccl_version")                            \
-  TEXT(precision, "training_config.precision")                      \
-  TEXT(strategy, "training_config.strategy")                        \
-  NUMBER(world_size, "hardware.world_size")                         \
-  NUMBER(seq_len, "training_config.seq_len")                        \
-  NUMBER(micro_batch, "training_config.micro_batch_size_per_gpu")   \
-  NUMBER(accum_steps, "training_config.grad_accum_steps")           \
-  NUMBER(zero_stage, "training_config.zero_stage")                  \
-  NUMBER(tokens_per_sec, "summary.mean_tokens_per_sec_global")      \
-  NUMBER(total_wall_time_sec, "summary.total_wall_time_sec")
-
-/* A text that is cut off where the room ends; "" where there is none. */
-static g2z_status g2zp_fact_text(const g2zp_told *told, const char *at, char *out,
-                                 size_t room) {
-  char *text;
-  G2ZP_TRY(g2zp_told_text(told, at, &text));
-  snprintf(out, room, "%s", text ? text : "");
-  g2z_release(told->services, text);
-  return G2Z_OK;
-}
-
-static g2z_status g2zp_facts_get(const g2zp_told *told, g2z_run_facts *out) {
-  char schema[16];
-  g2z_json json;
-  g2zp_told epoch;
-  G2ZP_TRY(g2zp_fact_text(told, "schema_version", schema, sizeof schema));
-#define G2ZP_TEXT(member, at) G2ZP_TRY(g2zp_fact_text(told, at, out->member, sizeof out->member));
-#define G2ZP_NUMBER(member, at) out->member = g2zp_told_number(told, at);
-  G2ZP_FACT_LIST(G2ZP_TEXT, G2ZP_NUMBER)
-#undef G2ZP_TEXT
-#undef G2ZP_NUMBER
-  out->steps = out->step_p50_sec = out->step_p95_sec = NAN;
-  int more = g2zp_told_list(told, "epochs", &json);
-  while (more && g2zp_told_next(told, &json, &epoch)) { /* the last one's stay */
-    out->steps = g2zp_told_number(&epoch, "steps");
-    out->step_p50_sec = g2zp_told_number(&epoch, "step_time_p50_sec");
-    out->step_p95_sec = g2zp_told_number(&epoch, "step_time_p95_sec");
-  }
-  if (strcmp(schema, "2.0") != 0)
-    return g2z_fail(told->services, G2Z_FORMAT,
-                    "%.400s: schema_version is \"%s\" and not \"2.0\"", told->path, schema);
-  if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
-    return g2z_fail(told->services, G2Z_FORMAT,
-                    "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
-                    "is no whole artifact of a run", told->path);
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
-                                      g2z_run_facts *out) {
-  g2zp_told told;
-  memset(out, 0, sizeof *out);
-  g2z_status status = g2zp_told_read(services, run_dir, "training_metrics.json", &told);
-  if (status == G2Z_OK && !told.text)
-    status = g2z_fail(services, G2Z_IO, "%.600s is not there: the run has not ended", told.path);
-  if (status == G2Z_OK) status = g2zp_facts_get(&told, out);
-  g2zp_told_free(&told);
-  return status;
-}
-
 /* ----- all that directories hold ----- */
 
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
@@ -2654,8 +2585,7 @@ G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out)
 G2Z_API void g2z_results_free(g2z_results *results) {
   if (!results) return;
   for (size_t i = 0; i < results->summary_count; i++) g2z_summary_free(results->summaries[i]);
-  for (size_t i = 0; i < results->run_count; i++)
-    g2z_release(results->services, results->runs[i].run_dir);
+  for (size_t i = 0; i < results->run_count; i++) g2zp_told_free(&results->runs[i]);
   g2z_release(results->services, results->summaries);
   g2z_release(results->services, results->runs);
   g2z_release(results->services, results);
@@ -2665,15 +2595,17 @@ static g2z_status g2zp_results_add_run(g2z_results *results, const char *run_dir
   void *list = results->runs;
   g2z_status status = g2z_grow(results->services, &list, &results->run_capacity,
                                results->run_count, results->run_count + 1, sizeof *results->runs);
-  results->runs = (g2z_run_result *)list;
+  results->runs = (g2zp_told *)list;
   G2ZP_TRY(status);
-  g2z_run_result *run = &results->runs[results->run_count];
-  G2ZP_TRY(g2z_run_facts_read(results->services, run_dir, &run->facts));
-  G2ZP_TRY(g2z_allocate(results->services, strlen(run_dir) + 1, 1, &list));
-  run->run_dir = (char *)list;
-  memcpy(run->run_dir, run_dir, strlen(run_dir) + 1);
-  results->run_count++;
-  return G2Z_OK;
+  g2zp_told *run = &results->runs[results->run_count];
+  status = g2zp_told_run(results->services, run_dir, run);
+  results->run_count++; /* what was read of it is freed with the others */
+  if (status != G2Z_OK || (g2zp_told_number(run, "hardware.world_size") >= 1 &&
+                           !isnan(g2zp_told_number(run, "summary.total_wall_time_sec"))))
+    return status;
+  return g2z_fail(results->services, G2Z_FORMAT,
+                  "%.400s lacks hardware.world_size or summary.total_wall_time_sec: it is no whole "
+                  "artifact of a run", run->path);
 }
 
 static g2z_status g2zp_results_add_summary(g2z_results *results, const char *path) {
@@ -2740,33 +2672,30 @@ G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) 
                   "directories in it", directory);
 }
 
-static void g2zp_page_number(g2z_page *page, int digits, double value) {
-  if (isnan(value)) g2z_page_cell(page, "%s", "");
-  else g2z_page_cell(page, "%.*f", digits, value);
-}
-
 static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
-  static const char *const headers[] = {"run",         "ranks", "stage",    "precision", "batch",
-                                        "micro-steps", "T",     "tokens/s", "p50 ms",    "p95 ms",
-                                        "wall s"};
+  static const g2zp_column columns[] = {
+      {"ranks", "hardware.world_size", "%.0f", 1},
+      {"strategy", "training_config.strategy", NULL, 1},
+      {"stage", "training_config.zero_stage", "%.0f", 1},
+      {"precision", "training_config.precision", NULL, 1},
+      {"batch", "training_config.micro_batch_size_per_gpu", "%.0f", 1},
+      {"micro-steps", "training_config.grad_accum_steps", "%.0f", 1},
+      {"T", "training_config.seq_len", "%.0f", 1},
+      {"tokens/s", "summary.mean_tokens_per_sec_global", "%.0f", 1},
+      {"p50 ms", "epochs.last.step_time_p50_sec", "%.2f", 1e3},
+      {"p95 ms", "epochs.last.step_time_p95_sec", "%.2f", 1e3},
+      {"wall s", "summary.total_wall_time_sec", "%.2f", 1}};
+  enum { COLUMNS = sizeof columns / sizeof *columns };
+  const char *headers[1 + COLUMNS] = {"run"};
+  for (int c = 0; c < COLUMNS; c++) headers[1 + c] = columns[c].header;
   g2z_page_heading(page, "Runs");
   g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
                       "here than as a point above. Times are those of its last epoch.");
-  g2z_page_table(page, (int)(sizeof headers / sizeof *headers), headers);
+  g2z_page_table(page, 1 + COLUMNS, headers);
   for (size_t i = 0; i < results->run_count; i++) {
-    const g2z_run_facts *facts = &results->runs[i].facts;
-    g2z_page_cell(page, "%s", results->runs[i].run_dir);
-    g2zp_page_number(page, 0, facts->world_size);
-    if (strcmp(facts->strategy, "dp") == 0) g2z_page_cell(page, "dp");
-    else g2zp_page_number(page, 0, facts->zero_stage);
-    g2z_page_cell(page, "%s", facts->precision);
-    g2zp_page_number(page, 0, facts->micro_batch);
-    g2zp_page_number(page, 0, facts->accum_steps);
-    g2zp_page_number(page, 0, facts->seq_len);
-    g2zp_page_number(page, 0, facts->tokens_per_sec);
-    g2zp_page_number(page, 2, 1e3 * facts->step_p50_sec);
-    g2zp_page_number(page, 2, 1e3 * facts->step_p95_sec);
-    g2zp_page_number(page, 2, facts->total_wall_time_sec);
+    const g2zp_told *run = &results->runs[i];
+    g2z_page_cell(page, "%.*s", (int)(strrchr(run->path, '/') - run->path), run->path);
+    for (int c = 0; c < COLUMNS; c++) g2zp_told_cell(page, run, &columns[c]);
   }
 }
 
