@@ -943,6 +943,26 @@ static g2z_status new_summary(g2z_services *services, const options *o, const ch
   return G2Z_OK;
 }
 
+/* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9". */
+static void describe_hardware(g2z_services *services, const g2z_device *device, char out[256]) {
+  char *text, name[128] = "CPU";
+  size_t bytes;
+  g2z_device_info info;
+  g2z_device_describe(device, &info);
+  if (device->kind == G2Z_DEVICE_CUDA) {
+    snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", info.count, info.name, info.runtime,
+             info.collectives[0] ? ", NCCL " : "", info.collectives);
+    return;
+  }
+  if (g2z_read_file(services, "/proc/cpuinfo", 1 << 22, &text, &bytes) == G2Z_OK) {
+    const char *at = strstr(text, "model name");
+    if (at && (at = strchr(at, ':')) != NULL)
+      snprintf(name, sizeof name, "%.*s", (int)strcspn(at + 2, "\n"), at + 2);
+    g2z_release(services, text);
+  }
+  snprintf(out, 256, "%.120s, %ld cores", name, sysconf(_SC_NPROCESSORS_ONLN));
+}
+
 /* ----- a point's ranks: bench point -------------------------------------- */
 
 typedef struct stopwatch {      /* of the steps that count */
@@ -950,6 +970,7 @@ typedef struct stopwatch {      /* of the steps that count */
   int count;
   double collectives;           /* in the second step; NaN: there was none */
   double began, ended, cpu_s;   /* of this rank */
+  char hardware[256];
 } stopwatch;
 
 static double used_cpu_s(void) {
@@ -1025,6 +1046,7 @@ static g2z_status write_measured(g2z_context *context, const options *o, stopwat
     if (status == G2Z_OK) status = g2z_summary_add(s, &p);
     if (status == G2Z_OK) {
       snprintf(p->name, sizeof p->name, "point");
+      snprintf(s->hardware, sizeof s->hardware, "%s", w->hardware);
       fill_measured(&p->figures, o, w, world, sum_of(cpu_s, world));
       status = g2z_summary_write(s, path);
     }
@@ -1051,6 +1073,8 @@ static g2z_status train_point(g2z_context *context, const options *o, stopwatch 
     config.val_steps = o->val_steps;
   }
   TRY(g2z_run_create(context, &config, &run));
+  describe_hardware(g2z_context_services(context), g2z_trainer_device(g2z_run_trainer(run)),
+                    w->hardware);
   w->began = g2z_seconds();
   w->cpu_s = used_cpu_s();
   g2z_status status;
@@ -1247,6 +1271,7 @@ static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_c
   if (status == G2Z_OK && g2z_context_rank(context) == 0) {
     char path[1200];
     snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
+    describe_hardware(services, device, s->hardware);
     status = g2z_summary_write(s, path);
   }
   g2z_device_free(device);
@@ -1605,6 +1630,7 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
   }
   for (size_t i = 0; *told && i < (*told)->count; i++)
     fill_watched(&seen, &end, wall_s, &(*told)->points[i].figures);
+  if (*told) memcpy(e->s->hardware, (*told)->hardware, sizeof e->s->hardware);
   free(seen.moments);
   return status;
 }
@@ -1704,34 +1730,6 @@ static void compare_with_one(experiment *e) {
   }
 }
 
-/* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9", as the first run
- * that ended saw it. */
-static void describe_hardware(const experiment *e, char out[256]) {
-  char path[1200], *text, name[128] = "CPU";
-  size_t bytes;
-  g2z_run_facts facts;
-  long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  for (int run = 1; run <= e->runs && e->device == G2Z_DEVICE_CUDA; run++) {
-    snprintf(path, sizeof path, "%.1000s/run_%s_%d", e->out, e->s->experiment, run);
-    if (g2z_run_facts_read(e->services, path, &facts) != G2Z_OK) continue;
-    snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", g2z_device_count(G2Z_DEVICE_CUDA),
-             facts.gpu_name, facts.cuda_version, facts.nccl_version[0] ? ", NCCL " : "",
-             facts.nccl_version);
-    return;
-  }
-  if (e->device == G2Z_DEVICE_CUDA) {
-    snprintf(out, 256, "%d GPUs", g2z_device_count(G2Z_DEVICE_CUDA));
-    return;
-  }
-  if (g2z_read_file(e->services, "/proc/cpuinfo", 1 << 22, &text, &bytes) == G2Z_OK) {
-    const char *at = strstr(text, "model name");
-    if (at && (at = strchr(at, ':')) != NULL)
-      snprintf(name, sizeof name, "%.*s", (int)strcspn(at + 2, "\n"), at + 2);
-    g2z_release(e->services, text);
-  }
-  snprintf(out, 256, "%.120s, %ld cores", name, cores);
-}
-
 /* Of an experiment that was stopped it tells what had ended until then. */
 static g2z_status finish_experiment(experiment *e) {
   char path[1200];
@@ -1739,7 +1737,6 @@ static g2z_status finish_experiment(experiment *e) {
   if (stopped)
     add_name(e->s->work, sizeof e->s->work, "stopped by signal %d after %d of %d runs",
              (int)stop_signal, e->runs, e->all_runs);
-  describe_hardware(e, e->s->hardware);
   snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, e->s->experiment);
   TRY(g2z_summary_write(e->s, path));
   puts("");
@@ -1811,6 +1808,7 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
     return fail(services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, or "
                 "remove it", path);
   TRY(new_summary(services, o, command_names[o->command], &e->s));
+  snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until ranks tell */
   e->works = (work *)host_memory(POINTS_MAX * sizeof *e->works);
   memset(e->works, 0, POINTS_MAX * sizeof *e->works);
   e->samples = (g2z_figures *)host_memory(POINTS_MAX * G2Z_REPEATS * sizeof *e->samples);

@@ -933,18 +933,26 @@ typedef struct g2z_loader_position { /* what a checkpoint keeps: the step that i
   int64_t epoch, step;
 } g2z_loader_position;
 
-typedef struct g2z_loader g2z_loader;
+typedef struct g2z_loader {     /* to be read; the functions below write it */
+  g2z_loader_config config;     /* its glob is not kept */
+  int64_t tokens;               /* in all shards */
+  int64_t sequences;            /* N */
+  int64_t rows;                 /* of x and y: accum * B */
+  int64_t global;               /* G */
+  int64_t steps_per_epoch;      /* N / G, at least 1 */
+  g2z_loader_position position; /* of the step that g2z_loader_next returns next */
+  uint64_t data;                /* hash of each shard's length, its ends and samples between */
+  uint64_t saved_data;          /* without the samples: manual, CHECKPOINTS */
+  struct g2z__reader *reader;
+} g2z_loader;
+
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
                                      g2z_loader **out);
 G2Z_API void g2z_loader_free(g2z_loader *loader); /* NULL is fine */
 /* The tokens of the next step: x and y point to [accum, B, T] and stay valid until the next
  * call. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y);
-G2Z_API g2z_loader_position g2z_loader_tell(const g2z_loader *loader);
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
-G2Z_API int64_t g2z_loader_tokens(const g2z_loader *loader);          /* in all shards */
-G2Z_API int64_t g2z_loader_sequences(const g2z_loader *loader);       /* N */
-G2Z_API int64_t g2z_loader_steps_per_epoch(const g2z_loader *loader); /* N / G, at least 1 */
 /* The order of an epoch as a pure function: which of `count` sequences stands at `position`. */
 G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position);
 
@@ -3696,7 +3704,7 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
 
 /* ===== >>i07 shards and loader ===========================================
  * In:  token shards on disk (byte layout: manual, FILE FORMATS).
- * Out: x[accum,B,T] and y, which is x one token later, a few steps ahead of their use.
+ * Out: x[accum,B,T] and y, which is x one token later, one step ahead of their use.
  * Law: which tokens a step holds is a pure function of the files, the config and the position. A
  * size, a count and a token are checked before they are believed. */
 
@@ -3737,9 +3745,7 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count) {
-  uint32_t all = 0; /* before anything is written: an append is all or nothing */
-  for (size_t i = 0; i < count; i++) all |= (uint32_t)ids[i];
-  for (size_t i = 0; i < count && all > 65535; i++)
+  for (size_t i = 0; i < count; i++) /* before anything is written: an append is all or nothing */
     if ((uint32_t)ids[i] > 65535)
       return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
                       "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
@@ -3789,9 +3795,10 @@ G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer) {
 /* ----- opening ----- */
 
 typedef struct g2z__shard {
-  char *path;
+  const char *path;
+  int file;          /* while the loader keeps it open */
   uint64_t begin;    /* of the tokens in the file */
-  uint64_t bytes;    /* of the file */
+  uint64_t bytes;    /* of the file; 0: never opened */
   int64_t tokens;
   int64_t first;     /* index of its first sequence among those of all shards */
 } g2z__shard;
@@ -3809,58 +3816,58 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
                                          const unsigned char *head, size_t head_bytes) {
   int32_t header[3] = {0, 0, 0};
   memcpy(header, head, head_bytes < sizeof header ? head_bytes : sizeof header);
+  shard->begin = header[0] == G2Z__SHARD_MAGIC && head_bytes >= 4 ? G2Z__SHARD_HEADER : 0;
+  uint64_t promised = G2Z__SHARD_HEADER + 2 * (uint64_t)(header[2] > 0 ? header[2] : 0);
   if (shard->bytes == 0)
     return g2z_fail(services, G2Z_FORMAT, "%s is empty: prepare it again", shard->path);
-  if (header[0] == G2Z__SHARD_MAGIC && head_bytes >= 4) {
-    if (shard->bytes < G2Z__SHARD_HEADER)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s begins as a token shard but ends after %" PRIu64 " of the header's %d "
-                      "bytes: copy or prepare it again", shard->path, shard->bytes,
-                      G2Z__SHARD_HEADER);
-    if (header[1] != 1)
-      return g2z_fail(services, G2Z_UNSUPPORTED,
-                      header[1] == 7
-                      ? "%s is version %d of llm.c's shards, uint32 tokens of Llama 3: prepare "
-                         "the text with GPT-2's vocabulary"
-                      : "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) "
-                         "is known: prepare it again", shard->path, header[1]);
-    uint64_t promised = G2Z__SHARD_HEADER + 2 * (uint64_t)(header[2] > 0 ? header[2] : 0);
-    if (header[2] < 0 || promised != shard->bytes)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s promises %d tokens in %" PRIu64 " bytes but has %" PRIu64 " bytes: it "
-                      "is unfinished or was cut; copy or prepare it again", shard->path,
-                      header[2], promised, shard->bytes);
-    shard->begin = G2Z__SHARD_HEADER;
-  } else {
-    if (g2z__looks_like_text(head, head_bytes))
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s holds text, not tokens: turn it into a shard with prepare_data",
-                      shard->path);
-    if (shard->bytes % 2)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does "
-                      "not hold uint16 tokens: check that it is the right file, complete",
-                      shard->path, shard->bytes);
-    shard->begin = 0;
-  }
+  if (!shard->begin && g2z__looks_like_text(head, head_bytes))
+    return g2z_fail(services, G2Z_FORMAT,
+                    "%s holds text, not tokens: turn it into a shard with prepare_data",
+                    shard->path);
+  if (!shard->begin && shard->bytes % 2)
+    return g2z_fail(services, G2Z_FORMAT,
+                    "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does not "
+                    "hold uint16 tokens: check that it is the right file, complete", shard->path,
+                    shard->bytes);
+  if (shard->bytes < shard->begin)
+    return g2z_fail(services, G2Z_FORMAT,
+                    "%s begins as a token shard but ends after %" PRIu64 " of the header's %d "
+                    "bytes: copy or prepare it again", shard->path, shard->bytes,
+                    G2Z__SHARD_HEADER);
+  if (shard->begin && header[1] != 1)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    header[1] == 7
+                    ? "%s is version %d of llm.c's shards, uint32 tokens of Llama 3: prepare the "
+                      "text with GPT-2's vocabulary"
+                    : "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) is "
+                      "known: prepare it again", shard->path, header[1]);
+  if (shard->begin && (header[2] < 0 || promised != shard->bytes))
+    return g2z_fail(services, G2Z_FORMAT,
+                    "%s promises %d tokens in %" PRIu64 " bytes but has %" PRIu64 " bytes: it is "
+                    "unfinished or was cut; copy or prepare it again", shard->path, header[2],
+                    promised, shard->bytes);
   shard->tokens = (int64_t)((shard->bytes - shard->begin) / 2);
   return G2Z_OK;
 }
 
-/* Opens and checks a shard; *file is the caller's to close, also after a failure (-1: none). */
-G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shard, int *file) {
+/* Checks the open file; one that is opened again must still be what it was. */
+G2Z__PRIVATE g2z_status g2z__shard_look(g2z_services *services, g2z__shard *shard) {
+  const g2z__shard before = *shard;
   struct stat info;
-  *file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
-  if (*file < 0 || fstat(*file, &info) != 0)
-    return g2z_fail_file(services, errno, "open the shard", shard->path);
-  if (!S_ISREG(info.st_mode))
+  unsigned char head[256];
+  int64_t got = fstat(shard->file, &info) == 0 ? 0 : -1;
+  if (got == 0 && !S_ISREG(info.st_mode))
     return g2z_fail(services, G2Z_IO, "%s is %s, not a token shard: narrow the pattern",
                     shard->path, S_ISDIR(info.st_mode) ? "a directory" : "no regular file");
-  shard->bytes = (uint64_t)info.st_size;
-  unsigned char head[256];
-  int64_t got = g2z__pread(*file, head, sizeof head, 0);
+  if (got == 0) got = g2z__pread(shard->file, head, sizeof head, 0);
   if (got < 0) return g2z_fail_file(services, errno, "read the shard", shard->path);
-  return g2z__shard_check(services, shard, head, (size_t)got);
+  shard->bytes = (uint64_t)info.st_size;
+  G2Z__TRY(g2z__shard_check(services, shard, head, (size_t)got));
+  if (!before.bytes || (before.bytes == shard->bytes && before.begin == shard->begin))
+    return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT,
+                  "%s had %" PRIu64 " bytes when the run began and has %" PRIu64 " now: do not "
+                  "write shards while they are read", shard->path, before.bytes, shard->bytes);
 }
 
 /* ----- order ----- */
@@ -3892,118 +3899,95 @@ G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t
   return (int64_t)at;
 }
 
-/* ----- the loader ----- */
+/* ----- the loader: a double buffer that one thread fills ----- */
 
-#define G2Z__LOADER_RING 3       /* steps: one at the caller, one ready, one being read */
 #define G2Z__LOADER_FILES 128    /* descriptors kept open; a process often has 1024 */
+#define G2Z__LOADER_SAMPLES 1024 /* of all shards together: each may be a round trip to a server */
 
-struct g2z_loader {
-  g2z_services *services;        /* of the caller's thread */
-  g2z_loader_config config;      /* its glob is not kept */
+typedef enum g2z__turn { G2Z__TURN_CALLER, G2Z__TURN_THREAD, G2Z__TURN_QUIT } g2z__turn;
+
+/* In its turn the thread reads step loader->position; all else happens in the caller's. */
+typedef struct g2z__reader {
+  g2z_services *caller;
+  g2z_services services;         /* the caller's, with room for a sentence of the thread */
+  glob_t found;                  /* owns the paths */
   g2z__shard *shards;
-  size_t shard_count, shard_capacity;
-  int64_t tokens, sequences;
-  uint64_t hash;                 /* g2z__loader_hash of all shards */
-  int64_t rows;                  /* sequences of this rank in a step: accum * B */
-  int64_t global;                /* G: sequences of all ranks in a step */
-
-  /* The thread's own, once it runs. */
-  g2z_services reader;           /* holds the sentence of its failure; nothing else is used */
-  int files[G2Z__LOADER_FILES];  /* shard s has place s % G2Z__LOADER_FILES, -1: closed */
-  size_t owners[G2Z__LOADER_FILES];
+  size_t shard_count;
+  g2z__shard *open[G2Z__LOADER_FILES]; /* shard s may be open in place s % G2Z__LOADER_FILES */
   uint16_t *raw;                 /* T+1 tokens as the file has them */
-
-  /* Shared, under the lock. */
+  int32_t *buffer[2];            /* [2, rows, T]: x, then y */
+  int fill;                      /* the thread's buffer; the caller has the other one */
+  g2z_status status;             /* of what the thread read last */
+  g2z__turn turn;                /* under the lock */
   pthread_mutex_t lock;
   pthread_cond_t changed;
   pthread_t thread;
-  int started, quit;
-  uint64_t generation;           /* grows with each seek: what was read for an older one is void */
-  uint64_t produced, consumed;   /* steps; step i lies in ring[i % G2Z__LOADER_RING] */
-  int held;                      /* the caller reads step `consumed` */
-  g2z_status failed;             /* the step `produced` could not be read */
-  g2z_loader_position ahead;     /* the step that the thread reads next */
-  g2z_loader_position position;  /* the step that the caller gets next */
-  int32_t *ring[G2Z__LOADER_RING]; /* [2, rows, T]: x, then y */
-};
+  int started;
+} g2z__reader;
 
-G2Z__PRIVATE void g2z__loader_advance(const g2z_loader *loader, g2z_loader_position *position) {
-  if (++position->step < g2z_loader_steps_per_epoch(loader)) return;
-  position->step = 0;
-  position->epoch++;
-}
-
-/* The descriptor of a shard. With more shards than descriptors, one is closed for another, and a
- * file that is opened again must still be the one that was checked. */
-G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s, int *file) {
-  int *place = &loader->files[s % G2Z__LOADER_FILES];
-  size_t *owner = &loader->owners[s % G2Z__LOADER_FILES];
-  if (*place < 0 || *owner != s) {
-    if (*place >= 0) close(*place);
-    *owner = SIZE_MAX; /* until the file has proved to be the same */
-    g2z__shard now = loader->shards[s];
-    G2Z__TRY(g2z__shard_open(&loader->reader, &now, place));
-    if (now.bytes != loader->shards[s].bytes || now.begin != loader->shards[s].begin)
-      return g2z_fail(&loader->reader, G2Z_FORMAT,
-                      "%s had %" PRIu64 " bytes when the run began and has %" PRIu64 " now: do "
-                      "not write shards while they are read", now.path, loader->shards[s].bytes,
-                      now.bytes);
-    *owner = s;
+/* Opens a shard if it is not open. With more shards than places, one is closed for another. */
+G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
+  g2z__reader *reader = loader->reader;
+  g2z__shard *shard = &reader->shards[s], **place = &reader->open[s % G2Z__LOADER_FILES];
+  if (*place == shard) return G2Z_OK;
+  if (*place) close((*place)->file);
+  *place = NULL;
+  g2z__shard found = *shard;
+  found.file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
+  if (found.file < 0)
+    return g2z_fail_file(&reader->services, errno, "open the shard", shard->path);
+  g2z_status status = g2z__shard_look(&reader->services, &found);
+  if (status == G2Z_OK) {
+    *shard = found;
+    *place = shard;
+  } else {
+    close(found.file);
   }
-  *file = *place;
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__loader_bad_token(g2z_loader *loader, const g2z__shard *shard,
-                                              int64_t first) {
-  int64_t i = 0;
-  while (loader->raw[i] < loader->config.vocab) i++;
-  return g2z_fail(&loader->reader, G2Z_FORMAT,
-                  "%s: token %d at index %" PRId64 " is outside the vocabulary of %d: prepare the "
-                  "text with the model's vocabulary, or check that it is the right file",
-                  shard->path, loader->raw[i], first + i, loader->config.vocab);
+  return status;
 }
 
 /* Sequence `index` of all shards into x[T], y[T]. */
 G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, int32_t *x,
                                              int32_t *y) {
-  size_t low = 0, high = loader->shard_count; /* the last shard whose first is not beyond index */
+  g2z__reader *reader = loader->reader;
+  size_t low = 0, high = reader->shard_count; /* the last shard whose first is not beyond index */
   while (high - low > 1) {
     size_t middle = low + (high - low) / 2;
-    if (loader->shards[middle].first <= index) low = middle;
+    if (reader->shards[middle].first <= index) low = middle;
     else high = middle;
   }
-  const g2z__shard *shard = &loader->shards[low];
+  G2Z__TRY(g2z__loader_file(loader, low));
+  const g2z__shard *shard = &reader->shards[low];
   const int64_t T = loader->config.seq, first = (index - shard->first) * T;
-  int file = -1;
-  G2Z__TRY(g2z__loader_file(loader, low, &file));
+  uint16_t *raw = reader->raw;
   size_t bytes = (size_t)(T + 1) * 2;
-  int64_t got = g2z__pread(file, loader->raw, bytes, shard->begin + 2 * (uint64_t)first);
-  if (got < 0) return g2z_fail_file(&loader->reader, errno, "read the shard", shard->path);
+  int64_t got = g2z__pread(shard->file, raw, bytes, shard->begin + 2 * (uint64_t)first);
+  if (got < 0) return g2z_fail_file(&reader->services, errno, "read the shard", shard->path);
   if ((size_t)got < bytes)
-    return g2z_fail(&loader->reader, G2Z_FORMAT,
+    return g2z_fail(&reader->services, G2Z_FORMAT,
                     "%s had %" PRId64 " tokens when the run began and now ends before token "
                     "%" PRId64 ": do not write shards while they are read", shard->path,
                     shard->tokens, first + T);
-  const uint16_t *raw = loader->raw;
-  int32_t largest = raw[T];
-  for (int64_t t = 0; t < T; t++) {
-    x[t] = raw[t];
-    y[t] = raw[t + 1];
-    largest = x[t] > largest ? x[t] : largest;
+  for (int64_t t = 0; t <= T; t++) {
+    if (raw[t] >= loader->config.vocab)
+      return g2z_fail(&reader->services, G2Z_FORMAT,
+                      "%s: token %d at index %" PRId64 " is outside the vocabulary of %d: prepare "
+                      "the text with the model's vocabulary, or check that it is the right file",
+                      shard->path, raw[t], first + t, loader->config.vocab);
+    if (t < T) x[t] = raw[t];
+    if (t > 0) y[t - 1] = raw[t];
   }
-  if (largest >= loader->config.vocab) return g2z__loader_bad_token(loader, shard, first);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader, g2z_loader_position position,
-                                         int32_t *out) {
+/* Step loader->position into the thread's buffer. */
+G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
-  int32_t *x = out, *y = out + loader->rows * config->seq;
+  int32_t *x = loader->reader->buffer[loader->reader->fill], *y = x + loader->rows * config->seq;
   for (int64_t row = 0; row < loader->rows; row++, x += config->seq, y += config->seq) {
-    int64_t index = position.step * loader->global + row * config->world + config->rank;
+    int64_t index = loader->position.step * loader->global + row * config->world + config->rank;
     if (config->order == G2Z_ORDER_SHUFFLED)
-      index = g2z_shuffle(config->seed, position.epoch, loader->sequences, index);
+      index = g2z_shuffle(config->seed, loader->position.epoch, loader->sequences, index);
     G2Z__TRY(g2z__loader_sequence(loader, index, x, y));
   }
   return G2Z_OK;
@@ -4011,42 +3995,34 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader, g2z_loader_position
 
 G2Z__PRIVATE void *g2z__loader_thread(void *user) {
   g2z_loader *loader = (g2z_loader *)user;
-  pthread_mutex_lock(&loader->lock);
-  while (!loader->quit) {
-    if (loader->failed != G2Z_OK || loader->produced - loader->consumed == G2Z__LOADER_RING) {
-      pthread_cond_wait(&loader->changed, &loader->lock);
+  g2z__reader *reader = loader->reader;
+  pthread_mutex_lock(&reader->lock);
+  while (reader->turn != G2Z__TURN_QUIT) {
+    if (reader->turn == G2Z__TURN_CALLER) {
+      pthread_cond_wait(&reader->changed, &reader->lock);
       continue;
     }
-    const uint64_t generation = loader->generation;
-    const g2z_loader_position position = loader->ahead;
-    int32_t *out = loader->ring[loader->produced % G2Z__LOADER_RING];
-    pthread_mutex_unlock(&loader->lock);
-    g2z_status status = g2z__loader_read(loader, position, out);
-    pthread_mutex_lock(&loader->lock);
-    if (generation != loader->generation) continue;
-    loader->failed = status;
-    if (status == G2Z_OK) {
-      loader->produced++;
-      g2z__loader_advance(loader, &loader->ahead);
-    }
-    pthread_cond_broadcast(&loader->changed);
+    pthread_mutex_unlock(&reader->lock);
+    reader->status = g2z__loader_read(loader);
+    pthread_mutex_lock(&reader->lock);
+    reader->turn = G2Z__TURN_CALLER;
+    pthread_cond_signal(&reader->changed);
   }
-  pthread_mutex_unlock(&loader->lock);
+  pthread_mutex_unlock(&reader->lock);
   return NULL;
 }
 
-G2Z__PRIVATE g2z_status g2z__loader_add(g2z_loader *loader, const char *path) {
-  void *list = loader->shards, *text;
-  g2z_status status = g2z_grow(loader->services, &list, &loader->shard_capacity,
-                               loader->shard_count, loader->shard_count + 1, sizeof(g2z__shard));
-  loader->shards = (g2z__shard *)list;
-  G2Z__TRY(status);
-  size_t bytes = strlen(path) + 1;
-  G2Z__TRY(g2z_allocate(loader->services, bytes, 1, &text));
-  memcpy(text, path, bytes);
-  memset(&loader->shards[loader->shard_count], 0, sizeof(g2z__shard));
-  loader->shards[loader->shard_count++].path = (char *)text;
-  return G2Z_OK;
+G2Z__PRIVATE void g2z__loader_give(g2z__reader *reader, g2z__turn turn) {
+  pthread_mutex_lock(&reader->lock);
+  reader->turn = turn;
+  pthread_cond_signal(&reader->changed);
+  pthread_mutex_unlock(&reader->lock);
+}
+
+G2Z__PRIVATE void g2z__loader_wait(g2z__reader *reader) {
+  pthread_mutex_lock(&reader->lock);
+  while (reader->turn != G2Z__TURN_CALLER) pthread_cond_wait(&reader->changed, &reader->lock);
+  pthread_mutex_unlock(&reader->lock);
 }
 
 G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
@@ -4054,102 +4030,103 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
 }
 
 /* Lists the shards, in an order that does not depend on the locale, as glob's own does. */
-G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *pattern) {
+G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) {
+  g2z__reader *reader = loader->reader;
+  g2z_services *services = &reader->services;
   struct stat info;
-  if (stat(pattern, &info) == 0) return g2z__loader_add(loader, pattern); /* also "data[1].bin" */
-  glob_t found;
-  memset(&found, 0, sizeof found);
-  g2z_status status = G2Z_OK;
-  switch (glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, &found)) {
-    case 0: break;
-    case GLOB_NOMATCH:
-      status = g2z_fail(loader->services, G2Z_IO,
-                        "no file is called or matches \"%s\": check the path, and quote a pattern "
-                        "in the shell", pattern);
-      break;
-    case GLOB_NOSPACE:
-      status = g2z_fail(loader->services, G2Z_NO_MEMORY, "no memory to list the files of \"%s\"",
-                        pattern);
-      break;
-    default: status = g2z_fail_file(loader->services, errno, "list the files of", pattern);
-  }
-  if (status == G2Z_OK) qsort(found.gl_pathv, found.gl_pathc, sizeof(char *), g2z__loader_by_name);
-  for (size_t i = 0; i < found.gl_pathc && status == G2Z_OK; i++)
-    status = g2z__loader_add(loader, found.gl_pathv[i]);
-  globfree(&found);
-  return status;
+  int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
+  void *memory;
+  G2Z__TRY(g2z_allocate(services, 2 * strlen(given) + 1, 1, &memory));
+  char *pattern = (char *)memory, *end = pattern;
+  for (const char *at = given; *at; *end++ = *at++)
+    if (is_name && *at != '/') *end++ = '\\';
+  int error = glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, &reader->found);
+  int number = error == GLOB_NOSPACE ? ENOMEM : errno;
+  g2z_release(services, memory);
+  if (error == GLOB_NOMATCH)
+    return g2z_fail(services, G2Z_IO, "no file is called or matches \"%s\": check the path, and "
+                    "quote a pattern in the shell", given);
+  if (error) return g2z_fail_file(services, number, "list the files of", given);
+  qsort(reader->found.gl_pathv, reader->found.gl_pathc, sizeof(char *), g2z__loader_by_name);
+  G2Z__TRY(g2z_allocate(services, reader->found.gl_pathc, sizeof(g2z__shard), &memory));
+  reader->shards = (g2z__shard *)memory;
+  reader->shard_count = reader->found.gl_pathc;
+  for (size_t s = 0; s < reader->shard_count; s++)
+    reader->shards[s].path = reader->found.gl_pathv[s];
+  return G2Z_OK;
 }
 
-/* What tells data from other data without reading it: a shard's length, and the tokens at its two
- * ends. Names may change. */
-G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *shard, int file) {
-  unsigned char ends[2][256];
+/* Adds a shard to what tells data from other data. A checkpoint keeps the hash of the length and of
+ * both ends, which every version of its format has. Ranks compare more: tokens from the middle. */
+G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *shard) {
+  unsigned char ends[2][256], sample[128];
   const uint64_t tokens = shard->bytes - shard->begin;
   const size_t bytes = tokens < sizeof ends[0] ? (size_t)tokens : sizeof ends[0];
+  int64_t got = 0, samples = 1 + G2Z__LOADER_SAMPLES / (int64_t)loader->reader->shard_count;
   memset(ends, 0, sizeof ends);
-  if (g2z__pread(file, ends[0], bytes, shard->begin) < 0 ||
-      g2z__pread(file, ends[1], bytes, shard->bytes - bytes) < 0)
-    return g2z_fail_file(loader->services, errno, "read the shard", shard->path);
-  loader->hash = g2z__hash(loader->hash, &shard->tokens, sizeof shard->tokens);
-  loader->hash = g2z__hash(loader->hash, ends, sizeof ends);
-  return G2Z_OK;
+  if (g2z__pread(shard->file, ends[0], bytes, shard->begin) < 0 ||
+      g2z__pread(shard->file, ends[1], bytes, shard->bytes - bytes) < 0)
+    got = -1;
+  loader->saved_data = g2z__hash(loader->saved_data, &shard->tokens, sizeof shard->tokens);
+  loader->saved_data = g2z__hash(loader->saved_data, ends, sizeof ends);
+  for (int64_t i = 0; i < samples && i < shard->tokens && got >= 0; i++) {
+    uint64_t at = (uint64_t)g2z_shuffle(0, 0, shard->tokens, i);
+    got = g2z__pread(shard->file, sample, sizeof sample, shard->begin + 2 * at);
+    if (got > 0) loader->data = g2z__hash(loader->data, sample, (size_t)got);
+  }
+  loader->data = g2z__hash(loader->data, &loader->saved_data, sizeof loader->saved_data);
+  return got < 0 ? g2z_fail_file(&loader->reader->services, errno, "read the shard", shard->path)
+                 : G2Z_OK;
 }
 
 /* Opens and counts every shard once, so that a damaged one is known before the training starts. */
 G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
-  loader->hash = G2Z__HASH;
-  for (size_t s = 0; s < loader->shard_count; s++) {
-    g2z__shard *shard = &loader->shards[s];
-    int *place = &loader->files[s % G2Z__LOADER_FILES];
-    if (*place >= 0) close(*place);
-    loader->owners[s % G2Z__LOADER_FILES] = s;
-    G2Z__TRY(g2z__shard_open(loader->services, shard, place));
-    G2Z__TRY(g2z__loader_hash(loader, shard, *place));
+  const g2z__reader *reader = loader->reader;
+  loader->data = loader->saved_data = G2Z__HASH;
+  for (size_t s = 0; s < reader->shard_count; s++) {
+    g2z__shard *shard = &reader->shards[s];
+    G2Z__TRY(g2z__loader_file(loader, s));
+    G2Z__TRY(g2z__loader_hash(loader, shard));
     shard->first = loader->sequences;
     loader->tokens += shard->tokens;
     if (shard->tokens > config->seq) loader->sequences += (shard->tokens - 1) / config->seq;
   }
-  if (loader->sequences >= loader->global) return G2Z_OK;
-  return g2z_fail(loader->services, G2Z_BAD_ARGUMENT,
+  loader->steps_per_epoch = loader->sequences / loader->global;
+  if (loader->steps_per_epoch > 0) return G2Z_OK;
+  return g2z_fail(&loader->reader->services, G2Z_BAD_ARGUMENT,
                   "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, "
                   "but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
                   "%.0f tokens in shards of at least %d: take more data, or lower batch, accum or "
                   "seq",
-                  loader->shards[0].path, loader->shard_count > 1 ? " and others" : "",
-                  loader->tokens, loader->shard_count, loader->shard_count > 1 ? "s" : "",
+                  reader->shards[0].path, reader->shard_count > 1 ? " and others" : "",
+                  loader->tokens, reader->shard_count, reader->shard_count > 1 ? "s" : "",
                   loader->sequences, config->seq, config->batch, config->accum, config->world,
                   loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
 }
 
-/* The thread takes no signals: handlers belong to the program's own threads. */
-G2Z__PRIVATE g2z_status g2z__loader_start(g2z_loader *loader) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&loader->thread, NULL, g2z__loader_thread, loader);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (error)
-    return g2z_fail(loader->services, G2Z_NO_MEMORY,
-                    "cannot start the prefetch thread: %s; raise the limit of processes "
-                    "(ulimit -u)", strerror(error));
-  loader->started = 1;
-  return G2Z_OK;
-}
-
 G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
+  g2z__reader *reader = loader->reader;
+  const size_t T = (size_t)loader->config.seq, tokens = T * (size_t)loader->rows;
+  void *memory;
   G2Z__TRY(g2z__loader_find(loader, pattern));
   G2Z__TRY(g2z__loader_count(loader));
-  const size_t tokens = (size_t)loader->rows * (size_t)loader->config.seq;
-  void *memory;
-  for (int i = 0; i < G2Z__LOADER_RING; i++) {
-    G2Z__TRY(g2z_allocate(loader->services, 2 * tokens, sizeof(int32_t), &memory));
-    loader->ring[i] = (int32_t *)memory;
+  for (int i = 0; i < 2; i++) {
+    G2Z__TRY(g2z_allocate(&reader->services, 2 * tokens, sizeof(int32_t), &memory));
+    reader->buffer[i] = (int32_t *)memory;
   }
-  G2Z__TRY(g2z_allocate(loader->services, (size_t)loader->config.seq + 1, sizeof(uint16_t),
-                        &memory));
-  loader->raw = (uint16_t *)memory;
-  return g2z__loader_start(loader);
+  G2Z__TRY(g2z_allocate(&reader->services, T + 1, sizeof(uint16_t), &memory));
+  reader->raw = (uint16_t *)memory;
+  sigset_t all, before; /* the thread takes no signals: handlers belong to the program's own */
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(&reader->thread, NULL, g2z__loader_thread, loader);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  reader->started = error == 0;
+  return !error ? G2Z_OK
+                : g2z_fail(&reader->services, G2Z_NO_MEMORY,
+                           "cannot start the prefetch thread: %s; raise the limit of processes "
+                           "(ulimit -u)", strerror(error));
 }
 
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
@@ -4166,98 +4143,80 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "no token shards were named: give a file or a "
                     "pattern such as \"data/train_*.bin\"");
   void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_loader), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_loader) + sizeof(g2z__reader), &memory));
   g2z_loader *loader = (g2z_loader *)memory;
-  loader->services = services;
+  loader->reader = (g2z__reader *)(loader + 1);
+  loader->reader->caller = services;
+  loader->reader->services = *services;
   loader->config = *config;
   loader->config.glob = NULL;
   loader->rows = (int64_t)config->batch * config->accum;
   loader->global = loader->rows * config->world;
-  for (int i = 0; i < G2Z__LOADER_FILES; i++) loader->files[i] = -1;
-  pthread_mutex_init(&loader->lock, NULL);
-  pthread_cond_init(&loader->changed, NULL);
+  pthread_mutex_init(&loader->reader->lock, NULL);
+  pthread_cond_init(&loader->reader->changed, NULL);
   g2z_status status = g2z__loader_build(loader, config->glob);
   if (status != G2Z_OK) {
+    memcpy(services->error, loader->reader->services.error, sizeof services->error);
     g2z_loader_free(loader);
     return status;
   }
+  g2z__loader_give(loader->reader, G2Z__TURN_THREAD);
   *out = loader;
   return G2Z_OK;
 }
 
 G2Z_API void g2z_loader_free(g2z_loader *loader) {
   if (!loader) return;
-  if (loader->started) {
-    pthread_mutex_lock(&loader->lock);
-    loader->quit = 1;
-    pthread_cond_broadcast(&loader->changed);
-    pthread_mutex_unlock(&loader->lock);
-    pthread_join(loader->thread, NULL);
+  g2z__reader *reader = loader->reader;
+  if (reader->started) {
+    g2z__loader_wait(reader);
+    g2z__loader_give(reader, G2Z__TURN_QUIT);
+    pthread_join(reader->thread, NULL);
   }
-  pthread_cond_destroy(&loader->changed);
-  pthread_mutex_destroy(&loader->lock);
+  pthread_cond_destroy(&reader->changed);
+  pthread_mutex_destroy(&reader->lock);
   for (int i = 0; i < G2Z__LOADER_FILES; i++)
-    if (loader->files[i] >= 0) close(loader->files[i]);
-  for (int i = 0; i < G2Z__LOADER_RING; i++) g2z_release(loader->services, loader->ring[i]);
-  g2z_release(loader->services, loader->raw);
-  for (size_t s = 0; s < loader->shard_count; s++)
-    g2z_release(loader->services, loader->shards[s].path);
-  g2z_release(loader->services, loader->shards);
-  g2z_release(loader->services, loader);
+    if (reader->open[i]) close(reader->open[i]->file);
+  for (int i = 0; i < 2; i++) g2z_release(reader->caller, reader->buffer[i]);
+  g2z_release(reader->caller, reader->raw);
+  g2z_release(reader->caller, reader->shards);
+  globfree(&reader->found);
+  g2z_release(reader->caller, loader);
 }
 
+/* A failure stays until a seek. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y) {
+  g2z__reader *reader = loader->reader;
   *x = *y = NULL;
-  pthread_mutex_lock(&loader->lock);
-  if (loader->held) { /* the caller is done with the last step: its place is free */
-    loader->held = 0;
-    loader->consumed++;
-    pthread_cond_broadcast(&loader->changed);
+  g2z__loader_wait(reader);
+  if (reader->status != G2Z_OK) {
+    memcpy(reader->caller->error, reader->services.error, sizeof reader->caller->error);
+    return reader->status;
   }
-  while (loader->produced == loader->consumed && loader->failed == G2Z_OK)
-    pthread_cond_wait(&loader->changed, &loader->lock);
-  g2z_status status = G2Z_OK;
-  if (loader->produced == loader->consumed) {
-    status = loader->failed;
-    memcpy(loader->services->error, loader->reader.error, sizeof loader->reader.error);
-  } else {
-    *x = loader->ring[loader->consumed % G2Z__LOADER_RING];
-    *y = *x + loader->rows * loader->config.seq;
-    loader->held = 1;
-    g2z__loader_advance(loader, &loader->position);
+  *x = reader->buffer[reader->fill];
+  *y = *x + loader->rows * loader->config.seq;
+  reader->fill = !reader->fill;
+  if (++loader->position.step == loader->steps_per_epoch) {
+    loader->position.step = 0;
+    loader->position.epoch++;
   }
-  pthread_mutex_unlock(&loader->lock);
-  return status;
-}
-
-G2Z_API g2z_loader_position g2z_loader_tell(const g2z_loader *loader) { return loader->position; }
-
-G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position) {
-  const int64_t steps = g2z_loader_steps_per_epoch(loader);
-  if (position.epoch < 0 || position.epoch > INT64_MAX / 2 || position.step < 0 ||
-      position.step >= steps)
-    return g2z_fail(loader->services, G2Z_BAD_ARGUMENT,
-                    "no step %" PRId64 " of epoch %" PRId64 " in this data, whose epochs have "
-                    "%" PRId64 " steps: resume with the data and the global batch of before",
-                    position.step, position.epoch, steps);
-  pthread_mutex_lock(&loader->lock);
-  loader->generation++;
-  loader->produced = loader->consumed = 0;
-  loader->held = 0;
-  loader->failed = G2Z_OK;
-  loader->ahead = loader->position = position;
-  pthread_cond_broadcast(&loader->changed);
-  pthread_mutex_unlock(&loader->lock);
+  g2z__loader_give(reader, G2Z__TURN_THREAD);
   return G2Z_OK;
 }
 
-G2Z_API int64_t g2z_loader_tokens(const g2z_loader *loader) { return loader->tokens; }
-
-G2Z_API int64_t g2z_loader_sequences(const g2z_loader *loader) { return loader->sequences; }
-
-G2Z_API int64_t g2z_loader_steps_per_epoch(const g2z_loader *loader) {
-  return loader->sequences / loader->global;
+G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position) {
+  if (position.epoch < 0 || position.epoch > INT64_MAX / 2 || position.step < 0 ||
+      position.step >= loader->steps_per_epoch)
+    return g2z_fail(loader->reader->caller, G2Z_BAD_ARGUMENT,
+                    "no step %" PRId64 " of epoch %" PRId64 " in this data, whose epochs have "
+                    "%" PRId64 " steps: resume with the data and the global batch of before",
+                    position.step, position.epoch, loader->steps_per_epoch);
+  g2z__loader_wait(loader->reader);
+  loader->position = position;
+  g2z__loader_give(loader->reader, G2Z__TURN_THREAD);
+  return G2Z_OK;
 }
+
 /* ===== >>i08 op table ====================================================
  * In:  a kind of device and the types of its numbers. Out: a g2z_device with the table of ops.
  * Law: what every backend must compute alike stands here, once, and runs on host and device: the
@@ -8388,7 +8347,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            g2z__exact(o->weight_decay, 1).text, g2z__exact(o->clip, 1).text,
            g2z_schedule_text(o->schedule), o->warmup, o->steps, g2z__exact(o->loss_scale, 1).text,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
-           t->loader ? g2z_loader_sequences(t->loader) : (int64_t)0,
+           t->loader ? t->loader->sequences : (int64_t)0,
            g2z_strategy_text(c->strategy));
 }
 
@@ -8440,6 +8399,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
            g2z_transport_text(t->config.transport), g2z_recompute_text(t->config.recompute),
            t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
+  snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
+  G2Z__TRY(g2z_ranks_same(ranks, "training data", text));
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_memory(t)));
   G2Z__TRY(g2z__trainer_open_comm(t));
   G2Z__TRY(g2z__trainer_share(t));
@@ -9945,7 +9906,7 @@ typedef struct g2z__saved {
 
 /* The hash of the data as a JSON integer, which is never negative. */
 G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
-  return (int64_t)(loader->hash >> 1);
+  return (int64_t)(loader->saved_data >> 1);
 }
 
 /* A range of this rank's shard that lies together in canonical order as well. */
@@ -10348,10 +10309,10 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
   G2Z__TRY(g2z__saver_download(saver, &saved->state, t->state, sizeof saved->state));
   saved->tokens = g2z_trainer_tokens(t);
   if (t->loader) {
-    g2z_loader_position position = g2z_loader_tell(t->loader);
+    g2z_loader_position position = t->loader->position;
     saved->epoch = position.epoch;
     saved->epoch_step = position.step;
-    saved->sequences = g2z_loader_sequences(t->loader);
+    saved->sequences = t->loader->sequences;
     saved->data = g2z__saved_data(t->loader);
   }
   saved->layers = plan->model.layers;
@@ -11042,7 +11003,7 @@ G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
   if (!g2z__saved_same_data(saved, loader) || saved->epoch_step > saved->sequences / before)
     position.step = 0;
   else if (loader->global != before) position.step = saved->epoch_step * before / loader->global;
-  if (position.step > 0 && position.step >= g2z_loader_steps_per_epoch(loader)) {
+  if (position.step > 0 && position.step >= loader->steps_per_epoch) {
     position.step = 0;
     position.epoch++;
   }
@@ -11054,7 +11015,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_seek(g2z__resumer *r) {
   const g2z__saved *saved = &r->saved;
   if (!t->loader) return G2Z_OK;
   int64_t global = t->loader->global, before = saved->batch * saved->accum * saved->world;
-  int64_t sequences = g2z_loader_sequences(t->loader);
+  int64_t sequences = t->loader->sequences;
   g2z_loader_position position = g2z__saved_position(saved, t->loader);
   if (t->plan->rank == 0 && saved->sequences) {
     if (!g2z__saved_same_data(saved, t->loader))

@@ -665,7 +665,7 @@ static void g2zr_put_training_config(const g2z_run *run, g2z_json_out *out) {
   g2z_json_put_string(out, "dataset_name", run->dataset);
   g2z_json_begin(out, "dataset_subset_sizes", '{');
   g2z_json_put_integer(out, "train", run->train_sequences);
-  g2z_json_put_integer(out, "val", run->val ? g2z_loader_sequences(run->val) : 0);
+  g2z_json_put_integer(out, "val", run->val ? run->val->sequences : 0);
   g2z_json_end(out, '}');
   g2z_json_end(out, '}');
   g2z_json_begin(out, "deepspeed_config", '{');
@@ -1080,8 +1080,8 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
     g2z_loader_config shards = g2zr_shards(run, config->train.train_glob, config->train.accum,
                                            G2Z_ORDER_SHUFFLED);
     G2ZR_TRY(g2z_loader_create(run->services, &shards, &loader));
-    run->steps_per_epoch = g2z_loader_steps_per_epoch(loader);
-    run->train_sequences = g2z_loader_sequences(loader);
+    run->steps_per_epoch = loader->steps_per_epoch;
+    run->train_sequences = loader->sequences;
     g2z_checkpoint from;
     memset(&from, 0, sizeof from);
     g2z_status status = run->resume ? g2z_checkpoint_read(run->services, run->resume, loader, &from)
@@ -1239,7 +1239,7 @@ static g2z_status g2zr_open_val(g2z_run *run) {
   if (!config->val_glob) return G2Z_OK;
   g2z_loader_config shards = g2zr_shards(run, config->val_glob, 1, G2Z_ORDER_FILE);
   G2ZR_TRY(g2z_loader_create(run->services, &shards, &run->val));
-  run->val_steps = g2z_loader_steps_per_epoch(run->val);
+  run->val_steps = run->val->steps_per_epoch;
   if (config->val_steps > 0 && run->val_steps > config->val_steps)
     run->val_steps = config->val_steps;
   if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
@@ -1757,7 +1757,12 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2ZR_TRY(g2zr_same(run));
   G2ZR_TRY(g2zr_find(run));
   G2ZR_TRY(g2zr_agree(run, g2zr_open_alone(run)));
-  if (run->val) G2ZR_TRY(g2zr_val_entropy(run));
+  if (run->val) {
+    char text[32];
+    snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
+    G2ZR_TRY(g2z_ranks_same(g2z_context_ranks(run->context), "validation data", text));
+    G2ZR_TRY(g2zr_val_entropy(run));
+  }
   G2ZR_TRY(g2z_trainer_create(run->context, train, &run->trainer));
   if (run->config.profile)
     G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(g2z_trainer_device(run->trainer))));
@@ -1769,12 +1774,12 @@ static g2z_status g2zr_open(g2z_run *run) {
                G2ZR_DUE_FINISH;
   G2ZR_TRY(g2zr_take_up(run));
   g2z_loader *loader = g2z_trainer_loader(run->trainer);
-  if (loader) run->epoch_step = g2z_loader_tell(loader).step;
+  if (loader) run->epoch_step = loader->position.step;
   G2ZR_TRY(g2zr_agree(run, g2zr_open_files(run)));
   if (run->resume) {
     g2zr_epoch *open = &run->epoch[run->epoch_count - 1];
     if (open->wall_s == 0) /* else it had ended */
-      open->index = g2z_loader_tell(loader).epoch - run->epoch_ends;
+      open->index = loader->position.epoch - run->epoch_ends;
     run->known.step = run->resumed;
     run->known.tokens = g2z_trainer_tokens(run->trainer);
   }

@@ -83,13 +83,11 @@ static void test_files_refused(g2z_test *t) {
                "it is a directory: name a file");
 
   g2z_model_config model; /* a directory without a name is not the root */
-  g2z_run_facts facts;
   g2z_events *events;
   const char *unnamed = "cannot open the directory \"\": No such file";
   CHECK_STATUS(t, g2z_weights_config(services, "", &model), G2Z_IO, services, unnamed);
   CHECK_STATUS(t, g2z_report_run(services, ""), G2Z_IO, services, unnamed);
   CHECK_STATUS(t, g2z_profile_run(services, ""), G2Z_IO, services, unnamed);
-  CHECK_STATUS(t, g2z_run_facts_read(services, "", &facts), G2Z_IO, services, unnamed);
   CHECK_STATUS(t, g2z_events_create(services, "", 1, &events), G2Z_IO, services, unnamed);
   CHECK(t, events == NULL);
 

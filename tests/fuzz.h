@@ -193,8 +193,8 @@ static int fuzz_shard(const uint8_t *data, size_t size) {
   g2z_status status = g2z_loader_create(&services, &config, &loader);
   if (status == G2Z_OK) {
     const int64_t rows = (int64_t)config.batch * config.accum;
-    fuzz_check(g2z_loader_steps_per_epoch(loader) >= 1);
-    g2z_loader_position position = {data[2], data[3] % g2z_loader_steps_per_epoch(loader)};
+    fuzz_check(loader->steps_per_epoch >= 1);
+    g2z_loader_position position = {data[2], data[3] % loader->steps_per_epoch};
     fuzz_check(g2z_loader_seek(loader, position) == G2Z_OK);
     for (int step = 0; step < 4 && status == G2Z_OK; step++) {
       const int32_t *x, *y;

@@ -1799,6 +1799,32 @@ static void test_train_ranks_differ(g2z_test *t) {
   CHECK(t, access(test_path(t, "differ"), F_OK) != 0); /* nothing was left behind */
 }
 
+/* A rank whose copy of a shard is damaged between the ends. */
+static void test_train_ranks_data(g2z_test *t) {
+  static const char *const flags[] = {"--train", "--val"};
+  static const char *const says[] = {"the training data of rank 1 differs from rank 0's: \"hash ",
+                                     "the validation data of rank 1 differs from rank 0's: \"ha"};
+  char arguments[2400], base[1600];
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_train_arguments(t, base, sizeof base, "damaged");
+  test_run_shard(t, "damaged.bin", 2001);
+  test_run_shard(t, "whole.bin", 2001);
+  for (size_t at = 1024 + 1800; at < 1024 + 2200; at++)
+    test_files_poke(t, test_path(t, "damaged.bin"), at, 0);
+  for (int i = 0; i < 2; i++) {
+    test_ranks_open(&ranks, 2);
+    for (int r = 0; r < 2; r++) {
+      snprintf(arguments, sizeof arguments, "%s --steps 4 --batch 1 %s '%s'", base, flags[i],
+               test_path(t, r ? "damaged.bin" : "whole.bin"));
+      test_train_start(t, &ranks, r, "", arguments);
+    }
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < 2; r++) CHECK_RANK(t, &ranks, r, 1, says[i]);
+    test_ranks_free(t, &ranks);
+  }
+}
+
 /* kill -9 of one of three ranks that nobody supervises: the others leave and name it, and the job
  * that is started again goes on, to the same end. */
 static void test_train_ranks_killed(g2z_test *t) {

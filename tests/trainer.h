@@ -409,7 +409,7 @@ static void test_validation(g2z_test *t) {
   lc.vocab = 61;
   g2z_loader *loader = NULL;
   REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
-  CHECK(t, g2z_loader_steps_per_epoch(loader) == 4);
+  CHECK(t, loader->steps_per_epoch == 4);
   double loss, sum = 0;
   CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, &loss));
   for (int s = 0; s < 4; s++) {
