@@ -257,8 +257,8 @@
 #define G2Z_INCLUDED
 
 /* The implementation needs POSIX.1-2008 (pread, glob, threads) and some of BSD (flock, madvise);
- * strict C modes hide both unless this stands before the first system header. Of what only
- * _GNU_SOURCE declares it uses nothing but sync_file_range, and that where it is declared. */
+ * strict C modes hide both unless this stands before the first system header. It uses nothing
+ * that only _GNU_SOURCE declares. */
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -363,45 +363,31 @@ G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine 
 
 /* Seconds on a monotonic clock; only differences mean anything. */
 G2Z_API double g2z_seconds(void);
-/* Now, as "2026-01-31T23:59:59Z". */
-G2Z_API void g2z_utc_now(char text[32]);
 
-/* A file under construction: it grows beside its final name ("PATH.partial") and takes that name
- * only in g2z_writer_commit, after an fsync. Freed without a commit, it leaves nothing behind.
- * Meanwhile no other writer takes PATH. A write error (full disk) sticks: every later call returns
- * it again. Where PATH or PATH.partial is a symbolic link it is refused. */
+/* A file under construction. It grows as "PATH.partial" beside its final name, and nobody else can
+ * write PATH meanwhile. The first failure (a full disk) sticks: every later call returns it again,
+ * so a caller may put all and look at the commit alone. What is no regular file, be it PATH or
+ * PATH.partial, is refused. */
 typedef struct g2z_writer g2z_writer;
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out);
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count);
 G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...) G2Z_PRINTF(2, 3);
-/* Overwrites `count` bytes at `offset`, all of which were put before: headers with counts. */
-G2Z_API g2z_status g2z_writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
-                                    size_t count);
-G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer); /* flush, fsync, rename */
-/* In place of a commit, for a file that is read while it grows: what was put so far is synced and
- * takes the final name, and what is put later follows it there. It stays when the writer is freed;
- * what was put since the last flush is lost then. */
-G2Z_API g2z_status g2z_writer_publish(g2z_writer *writer);
 G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer); /* readers see what was put */
-G2Z_API g2z_status g2z_writer_sync(g2z_writer *writer);  /* flush; then it is on the disk */
-G2Z_API void g2z_writer_free(g2z_writer *writer);         /* NULL is fine; removes if uncommitted */
+/* All that was put is on the disk, and the file has its final name. More may be put behind it, for
+ * a file that is read while it grows, and committed again. */
+G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer);
+G2Z_API void g2z_writer_free(g2z_writer *writer); /* NULL is fine; removes what has no name yet */
 
 /* A whole file in memory, followed by one NUL that `*bytes` does not count. Refuses files over
- * `limit` bytes, and what is no regular file but for a pipe that the program was started with
- * (/dev/fd/63). The caller frees it with g2z_release. */
+ * `limit` bytes, and what is no regular file; a pipe of the shell's, /dev/fd/63, is read. The caller
+ * frees it with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
-/* "DIRECTORY/name", freed with g2z_release. An empty directory is refused. */
+/* "DIRECTORY/name", freed with g2z_release. An empty directory is refused: it is not the root. */
 G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
                                  char **out);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
-/* The directory is this program's until `*lock`, a file descriptor, is closed: G2Z_BAD_ARGUMENT
- * where another one has it. Where the file system cannot lock, nobody is kept away. */
-G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
-/* For the begin of main: standard input, output and error that the program was started without
- * become /dev/null. Else the next file would take their place, and what is printed. */
-G2Z_API void g2z_open_standard_files(void);
 
 /* ===== >>d03 random numbers ==============================================
  * Counter-based: a number is a pure function of (seed, stream, counter), so nothing has to be
@@ -2003,14 +1989,6 @@ G2Z_API double g2z_seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-G2Z_API void g2z_utc_now(char text[32]) {
-  time_t now = time(NULL);
-  struct tm utc;
-  gmtime_r(&now, &utc);
-  strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
-}
-
-
 /* ----- files -------------------------------------------------------------
  * Readers use pread, so that several may share a descriptor; writers never show a half-written file
  * under its final name. */
@@ -2019,9 +1997,6 @@ static_assert(sizeof(off_t) == 8, "compile with -D_FILE_OFFSET_BITS=64: shards e
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "gpt2_zero.h: its file formats are little-endian and are read in place; so must the host be"
 #endif
-
-/* What may be empty, as something that can be seen in a sentence. */
-G2Z__PRIVATE const char *g2z__visible(const char *text) { return text[0] ? text : "\"\""; }
 
 G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *action,
                                  const char *path) {
@@ -2045,29 +2020,25 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
     default: break;
   }
   /* glibc's strerror is thread-safe for every errno that exists; strerror_r has two signatures. */
-  return g2z_fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, g2z__visible(path),
+  return g2z_fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path[0] ? path : "\"\"",
                   strerror(error), remedy);
 }
 
-/* "" is no directory, and the root least of all. */
 G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
                                  char **out) {
-  size_t length = strlen(directory), rest = strlen(name) + 1;
-  void *memory;
+  size_t bytes = strlen(directory) + 1 + strlen(name) + 1;
+  void *path;
   *out = NULL;
-  if (length == 0) return g2z_fail_file(services, ENOENT, "open the directory", directory);
-  G2Z__TRY(g2z_allocate(services, length + 1 + rest, 1, &memory));
-  char *path = (char *)memory;
-  memcpy(path, directory, length);
-  path[length] = '/';
-  memcpy(path + length + 1, name, rest);
-  *out = path;
+  if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
+  G2Z__TRY(g2z_allocate(services, bytes, 1, &path));
+  *out = (char *)path;
+  snprintf(*out, bytes, "%s/%s", directory, name);
   return G2Z_OK;
 }
 
 #define G2Z__HASH 0xcbf29ce484222325u /* of nothing */
 
-/* FNV-1a of bytes that follow those whose hash is `hash`. */
+/* The FNV-1a hash of a text that was hashed to `hash` so far and goes on with these bytes. */
 G2Z__PRIVATE uint64_t g2z__hash(uint64_t hash, const void *bytes, size_t count) {
   const unsigned char *at = (const unsigned char *)bytes;
   for (size_t i = 0; i < count; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
@@ -2094,11 +2065,6 @@ G2Z__PRIVATE int g2z__sync(int file) {
   return result;
 }
 
-/* For one program at a time, until it closes the file. Some network file systems cannot lock. */
-G2Z__PRIVATE int g2z__lock(int file) {
-  return flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
-}
-
 /* A new name is durable only once its directory is. Directories that cannot be opened or synced
  * (some network and FUSE file systems) are left to the system: the file itself is complete. */
 G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *path) {
@@ -2120,82 +2086,6 @@ G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *pat
   return status;
 }
 
-/* On Linux the disk begins with these bytes of a file at once, while more is made, and a sync has
- * less to wait for: the shards of 130 MB of C were there in 0.32 s and not 0.37, and GPT-2's
- * checkpoint of 1.5 GB in 3.9 s and not 4.9. What fails here the sync tries again, and says so. */
-G2Z__PRIVATE void g2z__send_to_disk(int file, uint64_t from, uint64_t bytes) {
-#ifdef SYNC_FILE_RANGE_WRITE
-  (void)!sync_file_range(file, (off_t)from, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
-#else
-  (void)file, (void)from, (void)bytes;
-#endif
-}
-
-#define G2Z__WRITER_BUFFER 65536
-#define G2Z__WRITER_SENDS ((uint64_t)4 << 20)
-
-struct g2z_writer {
-  g2z_services *services;
-  int file;                        /* -1 once it is closed */
-  int pending;                     /* PATH.partial exists and is this writer's */
-  int complete;                    /* all of it is on the disk */
-  g2z_status status;               /* the first failure, which sticks, */
-  char sentence[G2Z_ERROR_BYTES];  /* and what it said */
-  uint64_t written;                /* bytes that left the buffer, */
-  uint64_t sent;                   /* and of them those on their way to the disk */
-  size_t filled;
-  unsigned char buffer[G2Z__WRITER_BUFFER];
-  char *path, *partial;            /* behind the struct, in the same block */
-};
-
-/* Makes the failure in services->error the one that sticks. */
-G2Z__PRIVATE g2z_status g2z__writer_stick(g2z_writer *writer, g2z_status status) {
-  writer->status = status;
-  memcpy(writer->sentence, writer->services->error, sizeof writer->sentence);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__writer_status(g2z_writer *writer) {
-  if (writer->status != G2Z_OK)
-    memcpy(writer->services->error, writer->sentence, sizeof writer->sentence);
-  return writer->status;
-}
-
-G2Z__PRIVATE g2z_status g2z__writer_fail(g2z_writer *writer, int error, const char *action) {
-  return g2z__writer_stick(writer, g2z_fail_file(writer->services, error, action, writer->path));
-}
-
-G2Z__PRIVATE g2z_status g2z__writer_write(g2z_writer *writer, const void *bytes, size_t count,
-                                          uint64_t offset) {
-  size_t done = 0;
-  while (done < count) {
-    ssize_t put = pwrite(writer->file, (const char *)bytes + done, count - done,
-                         (off_t)(offset + done));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return g2z__writer_fail(writer, errno, "write");
-    done += (size_t)put;
-  }
-  return G2Z_OK;
-}
-
-/* Behind what was written. */
-G2Z__PRIVATE g2z_status g2z__writer_append(g2z_writer *writer, const void *bytes, size_t count) {
-  G2Z__TRY(g2z__writer_write(writer, bytes, count, writer->written));
-  writer->written += count;
-  uint64_t waiting = writer->written - writer->sent;
-  if (waiting < G2Z__WRITER_SENDS) return G2Z_OK;
-  g2z__send_to_disk(writer->file, writer->sent, waiting);
-  writer->sent = writer->written;
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer) {
-  G2Z__TRY(g2z__writer_status(writer));
-  G2Z__TRY(g2z__writer_append(writer, writer->buffer, writer->filled));
-  writer->filled = 0;
-  return G2Z_OK;
-}
-
 /* What stands where a regular file should. */
 G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
   return S_ISDIR(info->st_mode) ? "a directory"
@@ -2204,56 +2094,71 @@ G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
                                    : "not a regular file";
 }
 
-/* PATH.partial, empty and locked. A program that was killed leaves one behind, without its lock.
- * One that has just ended may have renamed the file between our open and our lock: then once
- * more. */
+struct g2z_writer {
+  g2z_services *services;
+  FILE *file;                  /* NULL: closed, and all of it is on the disk */
+  int pending;                 /* PATH.partial exists and is this writer's */
+  int error;                   /* errno of the first failure, which sticks; 0: none */
+  const char *action;          /* that failed */
+  uint64_t written;            /* bytes put so far */
+  char *path, *partial;        /* behind the struct, in the same block */
+};
+
+/* Keeps errno of the first call that was not good; the sentence of that one is every later one's. */
+G2Z__PRIVATE g2z_status g2z__writer_check(g2z_writer *writer, int good, const char *action) {
+  if (good && !writer->error) return G2Z_OK;
+  if (!writer->error) {
+    writer->error = errno;
+    writer->action = action;
+  }
+  return g2z_fail_file(writer->services, writer->error, writer->action, writer->path);
+}
+
+/* Opens PATH.partial and empties it. Its lock keeps other writers away until the file is closed; a
+ * program that was killed left a file without one. Where another program renamed the file between
+ * our open() and our lock, the lock is on that program's complete file, which stays as it is. */
 G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
+  g2z_services *services = writer->services;
   struct stat mine, named;
-  /* An empty path would create ".partial" and fail only at the rename. */
-  if (!*writer->path) return g2z_fail_file(writer->services, ENOENT, "create", writer->path);
-  do {
-    if (writer->file >= 0) close(writer->file);
-    /* A link there would lead elsewhere, and a FIFO would block. */
-    writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
-                        0666);
-    if (writer->file < 0)
-      return g2z_fail_file(writer->services, errno, "create",
-                           errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
-    if (!g2z__lock(writer->file))
-      return g2z_fail(writer->services, G2Z_IO, "another program writes %s: wait until it ends, "
-                      "or choose another name", writer->path);
-    if (fstat(writer->file, &mine) != 0)
-      return g2z_fail_file(writer->services, errno, "create", writer->path);
-    if (!S_ISREG(mine.st_mode))
-      return g2z_fail(writer->services, G2Z_IO, "cannot write %s: it is %s; remove it",
-                      writer->partial, g2z__kind_of_file(&mine));
-  } while (lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino ||
-           named.st_dev != mine.st_dev);
-  writer->pending = 1;
-  if (ftruncate(writer->file, 0) == 0) return G2Z_OK;
-  return g2z_fail_file(writer->services, errno, "empty", writer->partial);
+  /* O_NOFOLLOW: a link would lead elsewhere. O_NONBLOCK: a FIFO would wait for a reader. */
+  int file = open(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+  if (file < 0)
+    return g2z_fail_file(services, errno, "create",
+                         errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
+  g2z_status status = G2Z_OK;
+  if (fstat(file, &mine) != 0) status = g2z_fail_file(services, errno, "create", writer->path);
+  else if (!S_ISREG(mine.st_mode))
+    status = g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; remove it", writer->partial,
+                      g2z__kind_of_file(&mine));
+  else if ((flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) ||
+           lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino)
+    status = g2z_fail(services, G2Z_IO, "another program writes %s: wait until it ends, or choose "
+                      "another name", writer->path);
+  else if (ftruncate(file, 0) != 0 || (writer->file = fdopen(file, "w")) == NULL)
+    status = g2z_fail_file(services, errno, "empty", writer->partial);
+  writer->pending = writer->file != NULL;
+  if (!writer->pending) close(file);
+  return status;
 }
 
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out) {
   *out = NULL;
-  size_t length = strlen(path);
+  size_t bytes = strlen(path) + 1;
+  struct stat there;
+  void *memory;
+  if (!*path) return g2z_fail_file(services, ENOENT, "create", path); /* would make ".partial" */
   /* A rename over /dev/null would replace the device, and over a link the link; over a directory it
    * would fail at the end. */
-  struct stat there;
-  if (length && lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
+  if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
                     g2z__kind_of_file(&there));
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_writer) + 2 * length + sizeof ".partial" + 1,
-                        &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_writer) + 2 * bytes + 8, &memory));
   g2z_writer *writer = (g2z_writer *)memory;
   writer->services = services;
   writer->path = (char *)(writer + 1);
-  writer->partial = writer->path + length + 1;
-  memcpy(writer->path, path, length);
-  memcpy(writer->partial, path, length);
-  memcpy(writer->partial + length, ".partial", sizeof ".partial");
-  writer->file = -1;
+  writer->partial = writer->path + bytes;
+  memcpy(writer->path, path, bytes);
+  snprintf(writer->partial, bytes + 8, "%s.partial", path);
   g2z_status status = g2z__writer_open(writer);
   if (status == G2Z_OK) *out = writer;
   else g2z_writer_free(writer);
@@ -2261,147 +2166,72 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
 }
 
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count) {
-  G2Z__TRY(g2z__writer_status(writer));
-  if (count > sizeof writer->buffer - writer->filled) {
-    G2Z__TRY(g2z_writer_flush(writer));
-    if (count >= sizeof writer->buffer) return g2z__writer_append(writer, bytes, count);
-  }
-  if (count) memcpy(writer->buffer + writer->filled, bytes, count);
-  writer->filled += count;
-  return G2Z_OK;
+  writer->written += count;
+  return g2z__writer_check(
+      writer, writer->error || fwrite(bytes, 1, count, writer->file) == count, "write");
 }
 
 G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...) {
-  G2Z__TRY(g2z__writer_status(writer));
-  size_t room = sizeof writer->buffer - writer->filled;
   va_list arguments;
   va_start(arguments, format);
-  int length = vsnprintf((char *)writer->buffer + writer->filled, room, format, arguments);
+  int length = writer->error ? 0 : vfprintf(writer->file, format, arguments);
   va_end(arguments);
-  if (length < 0) return g2z__writer_fail(writer, errno, "format text for");
-  if ((size_t)length < room) {
-    writer->filled += (size_t)length;
-    return G2Z_OK;
-  }
-  void *text; /* longer than the buffer's rest: this happens once in many calls */
-  g2z_status status = g2z_allocate(writer->services, (size_t)length + 1, 1, &text);
-  if (status != G2Z_OK) return g2z__writer_stick(writer, status);
-  va_start(arguments, format);
-  vsnprintf((char *)text, (size_t)length + 1, format, arguments);
-  va_end(arguments);
-  status = g2z_writer_put(writer, text, (size_t)length);
-  g2z_release(writer->services, text);
-  return status;
+  if (length > 0) writer->written += (uint64_t)length;
+  return g2z__writer_check(writer, length >= 0, "write");
 }
 
-G2Z_API g2z_status g2z_writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
-                                    size_t count) {
-  G2Z__TRY(g2z_writer_flush(writer));
+G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer) {
+  return g2z__writer_check(writer, writer->error || fflush(writer->file) == 0, "write");
+}
+
+/* Overwrites what was put before: headers with counts. */
+G2Z__PRIVATE g2z_status g2z__writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
+                                          size_t count) {
   G2Z_ASSERT(count <= writer->written && offset <= writer->written - count);
-  return g2z__writer_write(writer, bytes, count, offset);
-}
-
-G2Z_API g2z_status g2z_writer_sync(g2z_writer *writer) {
   G2Z__TRY(g2z_writer_flush(writer));
-  return g2z__sync(writer->file) == 0 ? G2Z_OK : g2z__writer_fail(writer, errno, "sync");
+  ssize_t put = pwrite(fileno(writer->file), bytes, count, (off_t)offset);
+  return g2z__writer_check(writer, put == (ssize_t)count, "write");
 }
 
-G2Z_API g2z_status g2z_writer_publish(g2z_writer *writer) {
-  G2Z__TRY(g2z_writer_sync(writer));
-  if (rename(writer->partial, writer->path) != 0)
-    return g2z__writer_fail(writer, errno, "rename a file to");
-  writer->pending = 0;
-  return G2Z_OK;
-}
-
-/* The first half of a commit: everything is on the disk, under the name PATH.partial. */
+/* The first half of a commit: all of the file is on the disk, under the name PATH.partial. */
 G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer) {
-  if (writer->complete) return g2z_writer_flush(writer);
-  G2Z__TRY(g2z_writer_sync(writer));
-  writer->complete = 1;
-  return G2Z_OK;
+  if (!writer->file) return g2z__writer_check(writer, 1, "");
+  G2Z__TRY(g2z_writer_flush(writer));
+  return g2z__writer_check(writer, g2z__sync(fileno(writer->file)) == 0, "sync");
 }
 
+/* For many files that get their names together: only commit and free may follow. */
 G2Z__PRIVATE g2z_status g2z__writer_close(g2z_writer *writer) {
-  int closed = writer->file < 0 ? 0 : close(writer->file);
-  writer->file = -1;
-  return closed == 0 ? G2Z_OK : g2z__writer_fail(writer, errno, "close");
+  FILE *file = writer->file;
+  G2Z__TRY(g2z__writer_finish(writer));
+  writer->file = NULL;
+  return g2z__writer_check(writer, !file || fclose(file) == 0, "close");
 }
 
 G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
   G2Z__TRY(g2z__writer_finish(writer));
-  if (rename(writer->partial, writer->path) != 0)
-    return g2z__writer_fail(writer, errno, "rename a complete file to");
+  if (!writer->pending) return G2Z_OK;
+  G2Z__TRY(g2z__writer_check(writer, rename(writer->partial, writer->path) == 0,
+                             "rename a complete file to"));
   writer->pending = 0;
-  G2Z__TRY(g2z__writer_close(writer));
   return g2z__sync_parent(writer->services, writer->path);
 }
 
 G2Z_API void g2z_writer_free(g2z_writer *writer) {
   if (!writer) return;
-  if (writer->pending) unlink(writer->partial); /* while nobody else can take it */
-  if (writer->file >= 0) close(writer->file);
+  if (writer->pending) unlink(writer->partial); /* before the lock goes, and another has the name */
+  if (writer->file) fclose(writer->file);
   g2z_release(writer->services, writer);
 }
 
-G2Z__PRIVATE g2z_status g2z__read_file(g2z_services *services, const char *path, int file,
-                                       size_t limit, char **text, size_t *bytes) {
-  struct stat info;
-  if (fstat(file, &info) != 0) return g2z_fail_file(services, errno, "read", path);
-  size_t expected = S_ISREG(info.st_mode) && info.st_size > 0 ? (size_t)info.st_size : 0;
-  size_t used = 0, capacity = 0;
-  void *list = NULL;
-  g2z_status status = G2Z_OK;
-  for (;;) { /* pipes have no size and files may grow: the end is where read() says 0 */
-    if (used > limit || expected > limit) {
-      status = g2z_fail(services, G2Z_FORMAT,
-                        "%s has more than %zu bytes, the limit for a file of this kind: check "
-                        "that it is the right file", path, limit);
-      break;
-    }
-    size_t need = (used > expected ? used : expected) + 2;
-    status = g2z_grow(services, &list, &capacity, used, need, 1);
-    if (status != G2Z_OK) break;
-    ssize_t got = read(file, (char *)list + used, capacity - used - 1);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) status = g2z_fail_file(services, errno, "read", path);
-    if (got <= 0) break;
-    used += (size_t)got;
-  }
-  if (status != G2Z_OK) {
-    g2z_release(services, list);
-    return status;
-  }
-  ((char *)list)[used] = 0;
-  *text = (char *)list;
-  *bytes = used;
-  return G2Z_OK;
-}
-
-/* Whether the file is the other end of a pipe that this program was started with, as for
- * `--vocab <(zcat FILE)`. */
-G2Z__PRIVATE int g2z__is_inherited(int file, const struct stat *info) {
-  const int most = 1024; /* shells take numbers below 256 */
-  struct stat other;
-  for (int i = 0; i < most; i++)
-    if (i != file && fstat(i, &other) == 0 && other.st_ino == info->st_ino &&
-        other.st_dev == info->st_dev)
-      return 1;
-  return 0;
-}
-
-/* Opens a file for reading, and never waits for somebody who writes to a FIFO of that name. *file
- * is -1 on failure. */
+/* Opens a file for reading. A FIFO is refused: nobody may ever write to it. One of the shell's, as
+ * in --vocab <(zcat FILE), has its writer. *file is -1 on failure. */
 G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path, int *file) {
+  const int shell = strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
   struct stat info;
-  memset(&info, 0, sizeof info);
-  *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (*file < 0 || fstat(*file, &info) != 0)
-    return g2z_fail_file(services, errno, "open", path);
-  int pipe = S_ISFIFO(info.st_mode) && g2z__is_inherited(*file, &info);
-  if (pipe && fcntl(*file, F_SETFL, 0) != 0) /* it may be waited for */
-    return g2z_fail_file(services, errno, "open", path);
-  if (pipe || S_ISREG(info.st_mode)) return G2Z_OK;
+  *file = open(path, O_RDONLY | O_CLOEXEC | (shell ? 0 : O_NONBLOCK));
+  if (*file < 0 || fstat(*file, &info) != 0) return g2z_fail_file(services, errno, "open", path);
+  if (S_ISREG(info.st_mode) || (shell && S_ISFIFO(info.st_mode))) return G2Z_OK;
   close(*file);
   *file = -1;
   if (S_ISDIR(info.st_mode)) return g2z_fail_file(services, EISDIR, "read", path);
@@ -2409,14 +2239,42 @@ G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path,
                   g2z__kind_of_file(&info));
 }
 
+/* Pipes have no size and files may grow: the end is where read() returns 0. */
+G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *path, int file,
+                                            size_t limit, void **text, size_t *bytes) {
+  struct stat info;
+  if (fstat(file, &info) != 0) return g2z_fail_file(services, errno, "read", path);
+  size_t need = (size_t)info.st_size, capacity = 0;
+  for (ssize_t got = 1; got != 0;) {
+    if (need > limit)
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s has more than %zu bytes, the limit for a file of this kind: check "
+                      "that it is the right file", path, limit);
+    G2Z__TRY(g2z_grow(services, text, &capacity, *bytes, need + 2, 1)); /* a byte more, and a NUL */
+    got = read(file, (char *)*text + *bytes, capacity - *bytes - 1);
+    if (got < 0 && errno != EINTR) return g2z_fail_file(services, errno, "read", path);
+    if (got > 0) *bytes += (size_t)got;
+    if (need < *bytes) need = *bytes;
+  }
+  ((char *)*text)[*bytes] = 0;
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes) {
   int file;
-  *text = NULL;
+  void *memory = NULL;
   *bytes = 0;
   g2z_status status = g2z__open_read(services, path, &file);
-  if (status == G2Z_OK) status = g2z__read_file(services, path, file, limit, text, bytes);
+  if (status == G2Z_OK)
+    status = g2z__read_open_file(services, path, file, limit, &memory, bytes);
   if (file >= 0) close(file);
+  if (status != G2Z_OK) {
+    g2z_release(services, memory);
+    memory = NULL;
+    *bytes = 0;
+  }
+  *text = (char *)memory;
   return status;
 }
 
@@ -2438,21 +2296,6 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
   }
   g2z_release(services, memory);
   return status;
-}
-
-G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
-  *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
-  if (g2z__lock(*lock)) return G2Z_OK;
-  close(*lock);
-  *lock = -1;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "another program is at work in %s: wait until it "
-                  "ends, or choose another directory", path);
-}
-
-G2Z_API void g2z_open_standard_files(void) {
-  for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++) /* the lowest free number comes */
-    if (fcntl(file, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
 }
 
 /* ===== >>i04 JSON ========================================================
@@ -3805,7 +3648,7 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
   if (writer->finished) return G2Z_OK;
   if (writer->format == G2Z_SHARD_LLMC) {
     int32_t count = (int32_t)writer->tokens;
-    G2Z__TRY(g2z_writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
+    G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
   }
   G2Z__TRY(g2z__writer_finish(writer->file));
   writer->finished = 1;
@@ -9679,11 +9522,11 @@ G2Z__PRIVATE g2z_status g2z__tensors_header(g2z_safetensors_writer *writer,
     g2z_json_end(&json, '}');
   }
   g2z_json_end(&json, '}');
-  uint64_t end = writer->file->written + writer->file->filled;
+  uint64_t end = writer->file->written;
   g2z_writer_put(writer->file, "       ", (size_t)(-end & 7));
   length = end + (-end & 7) - sizeof length;
   writer->promised = offset / 4;
-  return g2z_writer_patch(writer->file, 0, &length, sizeof length);
+  return g2z__writer_patch(writer->file, 0, &length, sizeof length);
 }
 
 G2Z_API g2z_status g2z_safetensors_create(g2z_services *services, const char *path,
@@ -9717,9 +9560,8 @@ G2Z__PRIVATE g2z_status g2z__tensors_reserve(g2z_safetensors_writer *writer, uin
   *data = file->written;
   file->written += writer->promised * sizeof(float);
   writer->put = writer->promised;
-  if (ftruncate(file->file, (off_t)file->written) != 0)
-    return g2z__writer_fail(file, errno, "make room in");
-  return G2Z_OK;
+  int done = ftruncate(fileno(file->file), (off_t)file->written);
+  return g2z__writer_check(file, done == 0, "make room in");
 }
 
 /* Everything but the name. */
@@ -10520,7 +10362,6 @@ G2Z__PRIVATE g2z_status g2z__saver_put_parts(g2z__saver *saver, int file) {
         if (wrote < 0) return g2z_fail_file(saver->services, errno, "write", saver->model_path);
         put += (size_t)wrote;
       }
-      g2z__send_to_disk(file, begin + done * sizeof(float), n * sizeof(float));
     }
     G2Z__TRY(g2z__span_add(saver->services, &saver->saved, G2Z__FILE_MODEL, begin,
                            part->elements * sizeof(float), crc));
@@ -10811,7 +10652,7 @@ G2Z__PRIVATE g2z_status g2z__saver_put_state(g2z__saver *saver, g2z_writer *writ
   snprintf(sum, sizeof sum, "%08" PRIx32,
            g2z_crc32c(&saver->crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
   g2z_release(saver->services, text);
-  G2Z__TRY(g2z_writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
+  G2Z__TRY(g2z__writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
   return g2z_writer_commit(writer);
 }
 

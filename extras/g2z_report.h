@@ -324,6 +324,9 @@ G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
 
+/* Now, as "2026-01-31T23:59:59Z". */
+G2Z_API void g2z_utc_now(char text[32]);
+
 #ifdef __cplusplus
 }
 #endif
@@ -364,6 +367,13 @@ extern "C" {
 /* ===== report ============================================================
  * In:  numbers, and text of any origin. Out: pages.
  * Law: what comes from outside is escaped or a number; a number that cannot be drawn is a gap. */
+
+G2Z_API void g2z_utc_now(char text[32]) {
+  time_t now = time(NULL);
+  struct tm utc;
+  gmtime_r(&now, &utc);
+  strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
 
 /* ----- pages ----- */
 
@@ -1123,7 +1133,7 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   if (status == G2Z_OK) status = g2z_writer_create(services, path, &e->writer);
   g2z_release(services, path);
   if (status == G2Z_OK) status = g2zp_events_head(e, first_step);
-  if (status == G2Z_OK) status = g2z_writer_publish(e->writer);
+  if (status == G2Z_OK) status = g2z_writer_commit(e->writer);
   if (status != G2Z_OK) g2z_events_free(e);
   else *out = e;
   return status;

@@ -145,6 +145,9 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
+/* The directory is this program's until `*lock`, a file descriptor, is closed: G2Z_BAD_ARGUMENT
+ * where another one has it. Where the file system cannot lock, nobody is kept away. */
+G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
 
 /* ===== flags =============================================================
  * Command lines for programs around the library: one table is the parser, --help and the README.
@@ -243,6 +246,9 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
  * or with --profile-mode, one every 10 seconds. *next begins with 0. */
 G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *event,
                           double *next);
+/* For the begin of main: standard input, output and error that the program was started without
+ * become /dev/null. Else the next file that is opened would be one of them. */
+G2Z_API void g2z_open_standard_files(void);
 
 #ifdef __cplusplus
 }
@@ -255,6 +261,7 @@ G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *e
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -263,6 +270,7 @@ G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *e
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <time.h>
@@ -450,7 +458,7 @@ static g2z_status g2zr_open_stream(g2z_run *run, const char *name,
   }
   if (status == G2Z_OK) status = g2z_writer_create(run->services, path, out);
   if (status == G2Z_OK) g2z_writer_put(*out, text ? text : "", kept);
-  if (status == G2Z_OK) status = g2z_writer_publish(*out);
+  if (status == G2Z_OK) status = g2z_writer_commit(*out);
   g2z_release(run->services, text);
   g2z_release(run->services, path);
   return status;
@@ -973,7 +981,7 @@ static g2z_status g2zr_sweep(g2z_run *run) {
 static g2z_status g2zr_sync(g2z_run *run) {
   g2z_writer *const streams[] = {run->metrics, run->log};
   for (int i = 0; i < 2; i++)
-    if (streams[i]) G2ZR_TRY(g2z_writer_sync(streams[i]));
+    if (streams[i]) G2ZR_TRY(g2z_writer_commit(streams[i]));
   return G2Z_OK;
 }
 
@@ -1554,6 +1562,16 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
                   "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
                   "resume from that, remove those, or choose another run directory",
                   run->config.run_dir, run->resumed, latest);
+}
+
+G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
+  *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
+  if (flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return G2Z_OK;
+  close(*lock);
+  *lock = -1;
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "another program is at work in %s: wait until it "
+                  "ends, or choose another directory", path);
 }
 
 /* Rank 0, as soon as there is a run directory: two runs in one would remove each other's files. */
@@ -2904,6 +2922,11 @@ G2Z_API int g2z_run_shows(const g2z_run_options *o, const g2z_run_event *event, 
   if (now < *next) return 0;
   *next = now + 10;
   return 1;
+}
+
+G2Z_API void g2z_open_standard_files(void) {
+  for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++) /* open takes the lowest free one */
+    if (fcntl(file, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
 }
 
 #ifdef __cplusplus

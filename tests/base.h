@@ -26,8 +26,8 @@ static void test_files_writer(g2z_test *t) {
   }
   memcpy(want + 65530, "PATCHED ACROSS", 14);
   memcpy(want + BYTES - 3, "END", 3);
-  CHECK_OK(t, g2z_writer_patch(writer, 65530, "PATCHED ACROSS", 14));
-  CHECK_OK(t, g2z_writer_patch(writer, BYTES - 3, "END", 3));
+  CHECK_OK(t, g2z__writer_patch(writer, 65530, "PATCHED ACROSS", 14));
+  CHECK_OK(t, g2z__writer_patch(writer, BYTES - 3, "END", 3));
   CHECK(t, access(path, F_OK) != 0);             /* no name before the commit */
   CHECK(t, test_files_count(t, "file.bin.partial") == 1);
   CHECK_OK(t, g2z_writer_commit(writer));
@@ -220,7 +220,7 @@ static void test_files_full_disk(g2z_test *t) {
   CHECK(t, status == G2Z_IO);
   services->error[0] = 0;
   CHECK_STATUS(t, g2z_writer_printf(writer, "%d", 1), G2Z_IO, services, "File too large; raise");
-  CHECK_STATUS(t, g2z_writer_patch(writer, 0, "x", 1), G2Z_IO, services, "cannot write");
+  CHECK_STATUS(t, g2z__writer_patch(writer, 0, "x", 1), G2Z_IO, services, "cannot write");
   services->error[0] = 0;
   CHECK_STATUS(t, g2z_writer_commit(writer), G2Z_IO, services, path);
   g2z_writer_free(writer);
