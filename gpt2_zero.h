@@ -440,8 +440,7 @@ static inline G2Z_HOST_DEVICE float g2z_uniform(uint32_t bits) {
  *   status = g2z_json_close(&json);   the first error, with label, line and column; or OK
  *
  * After an error every call is harmless: enter and next return 0, values are 0. Nesting is limited
- * to G2Z_JSON_DEPTH. Strings must be valid (RFC 8259, UTF-8 is not checked here); a lone surrogate
- * escape becomes U+FFFD, unless the caller asks where it stands. */
+ * to G2Z_JSON_DEPTH. Strings must be valid (RFC 8259); UTF-8 is not checked here. */
 
 #define G2Z_JSON_DEPTH 64
 
@@ -457,6 +456,8 @@ typedef struct g2z_json {
 typedef struct g2z_json_text {            /* a string as it stands, escaped, without its quotes */
   const unsigned char *at;
   size_t bytes;
+  const unsigned char *lone;              /* the first escape of half a surrogate pair, which is no
+                                           * character and becomes U+FFFD; NULL: none */
 } g2z_json_text;
 
 G2Z_API void g2z_json_open(g2z_json *json, g2z_services *services, const char *label,
@@ -473,8 +474,6 @@ G2Z_API int g2z_json_bool(g2z_json *json);
 G2Z_API g2z_json_text g2z_json_string(g2z_json *json);
 /* The unescaped UTF-8 of a string, never longer than text->bytes; returns its length. */
 G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out);
-/* The first escape of a lone surrogate, which is no character; NULL: there is none. */
-G2Z_API const unsigned char *g2z_json_lone_surrogate(const g2z_json_text *text);
 G2Z_API void g2z_json_skip(g2z_json *json);             /* any value */
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text after the value */
@@ -500,7 +499,6 @@ G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char 
 G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t value);
 G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value); /* %.9g */
 G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
-G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
 
 /* ===== >>d05 config ======================================================
  * Start from a _default() and change what you want: 0 is a legal warm-up, weight decay and seed. */
@@ -2303,6 +2301,8 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
  * Law: no allocation, no recursion, nothing read beyond `end`, no locale; what RFC 8259 forbids is
  * an error with its line and column. */
 
+/* ----- reader ----- */
+
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
   if (json->status != G2Z_OK) return json->status; /* the first error explains the others */
   char what[G2Z_ERROR_BYTES];
@@ -2322,7 +2322,6 @@ G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
   return json->status;
 }
 
-/* Complains that something else stands here than `expected`. */
 G2Z__PRIVATE void g2z__json_expected(g2z_json *json, const char *expected) {
   if (json->at == json->end) g2z_json_fail(json, "expected %s, found the text's end", expected);
   else if (*json->at > 0x20 && *json->at < 0x7f)
@@ -2355,52 +2354,43 @@ G2Z_API char g2z_json_peek(g2z_json *json) {
   return (char)(c && strchr("{[\"tfn-0123456789", c) ? c : 0);
 }
 
-G2Z_API int g2z_json_enter(g2z_json *json, char open) {
-  if (g2z__json_space(json) != (unsigned char)open) {
-    g2z__json_expected(json, open == '{' ? "an object" : "an array");
-    return 0;
-  }
-  if (json->depth == G2Z_JSON_DEPTH) {
-    g2z_json_fail(json, "nested deeper than %d levels: flatten it", G2Z_JSON_DEPTH);
+/* Steps over the byte c, or complains that it is not there. */
+G2Z__PRIVATE int g2z__json_take(g2z_json *json, char c, const char *expected) {
+  if (g2z__json_space(json) != (unsigned char)c) {
+    g2z__json_expected(json, expected);
     return 0;
   }
   json->at++;
-  json->depth++;
-  json->first = 1;
   return 1;
+}
+
+G2Z_API int g2z_json_enter(g2z_json *json, char open) {
+  if (!g2z__json_take(json, open, open == '{' ? "an object" : "an array")) return 0;
+  json->first = 1;
+  if (++json->depth <= G2Z_JSON_DEPTH) return 1;
+  g2z_json_fail(json, "nested deeper than %d levels: flatten it", G2Z_JSON_DEPTH);
+  return 0;
 }
 
 G2Z_API int g2z_json_next(g2z_json *json, char close, g2z_json_text *key) {
   unsigned char c = g2z__json_space(json);
+  int first = json->first;
   if (key) memset(key, 0, sizeof *key);
   if (json->status != G2Z_OK) return 0;
+  json->first = 0;
   if (c == (unsigned char)close) {
     json->at++;
     json->depth--;
-    json->first = 0;
     return 0;
   }
-  if (!json->first) {
-    if (c != ',') {
-      g2z__json_expected(json, close == '}' ? "',' or '}'" : "',' or ']'");
-      return 0;
-    }
-    json->at++;
+  if (!first && !g2z__json_take(json, ',', close == '}' ? "',' or '}'" : "',' or ']'")) return 0;
+  if (close != '}') return 1;
+  if (g2z__json_space(json) != '"') {
+    g2z__json_expected(json, "a name in quotes");
+    return 0;
   }
-  json->first = 0;
-  if (close == '}') {
-    if (g2z__json_space(json) != '"') {
-      g2z__json_expected(json, "a name in quotes");
-      return 0;
-    }
-    *key = g2z_json_string(json);
-    if (g2z__json_space(json) != ':') {
-      g2z__json_expected(json, "':'");
-      return 0;
-    }
-    json->at++;
-  }
-  return json->status == G2Z_OK;
+  *key = g2z_json_string(json);
+  return g2z__json_take(json, ':', "':'");
 }
 
 /* The value of four hexadecimal digits, or -1. */
@@ -2416,75 +2406,71 @@ G2Z__PRIVATE int g2z__json_hex4(const unsigned char *at, const unsigned char *en
   return value;
 }
 
-G2Z_API g2z_json_text g2z_json_string(g2z_json *json) {
-  g2z_json_text text = {(const unsigned char *)"", 0}; /* not NULL, which none may add 0 to */
-  if (g2z__json_space(json) != '"') {
-    g2z__json_expected(json, "a string");
-    return text;
-  }
-  const unsigned char *c = json->at + 1, *end = json->end;
-  for (; c < end && *c != '"'; c++) {
-    const char *wrong = NULL;
-    if (*c < 0x20) wrong = "a control character in a string: escape it";
-    else if (*c == '\\') {
-      if (++c == end) break;
-      if (*c == 'u' && g2z__json_hex4(c + 1, end) < 0) wrong = "\\u needs four hexadecimal digits";
-      else if (*c == 0 || !strchr("\"\\/bfnrtu", *c)) wrong = "no such escape in JSON";
-    }
-    if (wrong) {
-      json->at = c;
-      g2z_json_fail(json, "%s", wrong);
-      return text;
-    }
-  }
-  if (c >= end) {
-    g2z_json_fail(json, "this string has no closing quote");
-    return text;
-  }
-  text.at = json->at + 1;
-  text.bytes = (size_t)(c - text.at);
-  json->at = c + 1;
-  return text;
-}
-
-/* Decodes what stands at *at, a byte or an escape, to UTF-8; returns its 1 to 4 bytes. The text
- * came from g2z_json_string, so that escapes are complete. */
-G2Z__PRIVATE size_t g2z__json_decode(const unsigned char **at, const unsigned char *end,
+/* Decodes the escape at *at to UTF-8 and steps over it; returns its 1 to 4 bytes, or 0 where JSON
+ * has no such escape. Half a surrogate pair becomes U+FFFD. */
+G2Z__PRIVATE size_t g2z__json_escape(const unsigned char **at, const unsigned char *end,
                                      unsigned char out[4]) {
-  unsigned char c = *(*at)++;
-  out[0] = c;
-  if (c != '\\' || *at == end) return 1;
-  c = *(*at)++;
-  if (c != 'u') {
-    const char *names = "bfnrt", *found = strchr(names, c);
-    out[0] = found ? (unsigned char)"\b\f\n\r\t"[found - names] : c;
+  static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+  const unsigned char *c = *at;
+  const void *name = end - c < 2 ? NULL : memchr(names, c[1], sizeof names - 1);
+  if (name) {
+    out[0] = (unsigned char)values[(const char *)name - names];
+    *at += 2;
     return 1;
   }
-  int code = g2z__json_hex4(*at, end);
-  *at += code < 0 ? 0 : 4;
-  if (code >= 0xd800 && code < 0xdc00 && end - *at >= 6 && (*at)[0] == '\\' && (*at)[1] == 'u') {
-    int low = g2z__json_hex4(*at + 2, end);
+  int code = end - c < 2 || c[1] != 'u' ? -1 : g2z__json_hex4(c + 2, end);
+  if (code < 0) return 0;
+  c += 6;
+  if (code >= 0xd800 && code < 0xdc00 && end - c >= 6 && c[0] == '\\' && c[1] == 'u') {
+    int low = g2z__json_hex4(c + 2, end);
     if (low >= 0xdc00 && low < 0xe000) {
       code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
-      *at += 6;
+      c += 6;
     }
   }
-  if (code < 0 || (code >= 0xd800 && code < 0xe000)) code = 0xfffd; /* a lone surrogate */
-  if (code < 0x80) {
-    out[0] = (unsigned char)code;
-    return 1;
-  }
-  size_t bytes = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+  *at = c;
+  if (code >= 0xd800 && code < 0xe000) code = 0xfffd;
+  size_t bytes = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
   for (size_t i = bytes - 1; i > 0; i--, code >>= 6) out[i] = (unsigned char)(0x80 | (code & 0x3f));
-  out[0] = (unsigned char)((0xf00 >> bytes & 0xf0) | code);
+  out[0] = (unsigned char)(bytes == 1 ? code : (0xf00 >> bytes & 0xf0) | code);
   return bytes;
+}
+
+G2Z_API g2z_json_text g2z_json_string(g2z_json *json) {
+  g2z_json_text none = {(const unsigned char *)"", 0, NULL}, text = none; /* NULL + 0 is no C */
+  if (!g2z__json_take(json, '"', "a string")) return none;
+  const unsigned char *c = json->at, *end = json->end;
+  text.at = c;
+  while (c < end && *c != '"' && *c >= 0x20) {
+    const unsigned char *escape = c;
+    unsigned char out[4];
+    size_t bytes = 1;
+    if (*c != '\\') c++;
+    else if ((bytes = g2z__json_escape(&c, end, out)) == 0) break;
+    int code = bytes == 3 && !text.lone ? g2z__json_hex4(escape + 2, end) : 0;
+    if (code >= 0xd800 && code < 0xe000) text.lone = escape;
+  }
+  if (c < end && *c == '"') {
+    text.bytes = (size_t)(c - text.at);
+    json->at = c + 1;
+    return text;
+  }
+  json->at = end - c < 2 ? text.at - 1 : c;
+  g2z_json_fail(json, end - c < 2    ? "this string has no closing quote"
+                      : *c != '\\'   ? "a control character in a string: escape it"
+                      : c[1] == 'u'  ? "\\u needs four hexadecimal digits"
+                                     : "no such escape in JSON");
+  return none;
 }
 
 G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name) {
   const unsigned char *at = text->at, *end = at + text->bytes, *want = (const unsigned char *)name;
   unsigned char got[4];
   while (at < end) {
-    size_t bytes = g2z__json_decode(&at, end, got);
+    size_t bytes = 1;
+    got[0] = *at;
+    if (*at != '\\') at++;
+    else if ((bytes = g2z__json_escape(&at, end, got)) == 0) return 0;
     for (size_t i = 0; i < bytes; i++, want++) /* an escaped NUL must not match the name's end */
       if (*want == 0 || *want != got[i]) return 0;
   }
@@ -2493,160 +2479,116 @@ G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name) {
 
 G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out) {
   const unsigned char *at = text->at, *end = at + text->bytes;
-  unsigned char *to = out;
-  while (at < end) {
+  unsigned char *to = out, got[4];
+  for (size_t bytes = 1; at < end && bytes > 0;) {
     const void *escape = memchr(at, '\\', (size_t)(end - at));
     size_t plain = (size_t)((escape ? (const unsigned char *)escape : end) - at);
     memcpy(to, at, plain);
     to += plain;
     at += plain;
-    if (at == end) break;
-    unsigned char got[4];
-    size_t bytes = g2z__json_decode(&at, end, got);
+    bytes = at < end ? g2z__json_escape(&at, end, got) : 0;
     memcpy(to, got, bytes);
     to += bytes;
   }
   return (size_t)(to - out);
 }
 
-G2Z_API const unsigned char *g2z_json_lone_surrogate(const g2z_json_text *text) {
-  const unsigned char *at = text->at, *end = at + text->bytes, *escape;
-  while ((escape = (const unsigned char *)memchr(at, '\\', (size_t)(end - at))) != NULL) {
-    unsigned char got[4];
-    at = escape;
-    if (g2z__json_decode(&at, end, got) != 3) continue; /* a pair has 4 bytes */
-    int code = g2z__json_hex4(escape + 2, end);
-    if (code >= 0xd800 && code < 0xe000) return escape;
-  }
-  return NULL;
+G2Z__PRIVATE const unsigned char *g2z__json_digits(const unsigned char *c,
+                                                   const unsigned char *end) {
+  while (c < end && *c >= '0' && *c <= '9') c++;
+  return c;
 }
 
-/* What a number consists of; digits are counted so that callers need not look again. */
-typedef struct g2z__json_digits {
-  const unsigned char *at;      /* the number, */
-  size_t bytes;                 /* 0 after an error */
-  int integral;                 /* neither fraction nor exponent */
-} g2z__json_digits;
-
-G2Z__PRIVATE size_t g2z__json_run(const g2z_json *json, const unsigned char *c) {
-  const unsigned char *begin = c;
-  while (c < json->end && *c >= '0' && *c <= '9') c++;
-  return (size_t)(c - begin);
-}
-
-G2Z__PRIVATE g2z__json_digits g2z__json_scan(g2z_json *json, const char *expected) {
-  g2z__json_digits number = {NULL, 0, 1};
+/* The length of the number at json->at, which stays there; 0 after an error. */
+G2Z__PRIVATE size_t g2z__json_scan(g2z_json *json, const char *expected) {
   unsigned char start = g2z__json_space(json);
   if (start != '-' && (start < '0' || start > '9')) {
     g2z__json_expected(json, expected);
-    return number;
+    return 0;
   }
-  const unsigned char *c = json->at + (start == '-'), *end = json->end;
-  size_t run = g2z__json_run(json, c);
-  int valid = run == 1 || (run > 1 && *c != '0');
-  c += run;
-  if (valid && c < end && *c == '.') {
-    number.integral = 0;
-    run = g2z__json_run(json, c + 1);
-    valid = run > 0;
-    c += 1 + run;
+  const unsigned char *end = json->end, *digits = json->at + (start == '-');
+  const unsigned char *c = g2z__json_digits(digits, end);
+  int valid = c == digits + 1 || (c > digits && *digits != '0');
+  if (c < end && *c == '.') {
+    digits = c + 1;
+    c = g2z__json_digits(digits, end);
+    valid &= c > digits;
   }
-  if (valid && c < end && (*c == 'e' || *c == 'E')) {
-    number.integral = 0;
-    c += 1 + (c + 1 < end && (c[1] == '+' || c[1] == '-'));
-    run = g2z__json_run(json, c);
-    valid = run > 0;
-    c += run;
+  if (c < end && (*c == 'e' || *c == 'E')) {
+    digits = c + 1 + (c + 1 < end && (c[1] == '+' || c[1] == '-'));
+    c = g2z__json_digits(digits, end);
+    valid &= c > digits;
   }
-  if (!valid) {
-    g2z_json_fail(json, "not a number as JSON writes it (such as 12, -0.5 or 1e-5)");
-    return number;
-  }
-  number.at = json->at;
-  number.bytes = (size_t)(c - json->at);
-  json->at = c;
-  return number;
+  if (!valid) g2z_json_fail(json, "not a number as JSON writes it (such as 12, -0.5 or 1e-5)");
+  return valid ? (size_t)(c - json->at) : 0;
+}
+
+/* The number at json->at, of `bytes` bytes, is not what it should be. */
+G2Z__PRIVATE void g2z__json_fail_number(g2z_json *json, size_t bytes, const char *why) {
+  g2z_json_fail(json, "%.*s %s", (int)(bytes < 40 ? bytes : 40), (const char *)json->at, why);
 }
 
 G2Z_API int64_t g2z_json_integer(g2z_json *json) {
-  g2z__json_digits number = g2z__json_scan(json, "an integer");
-  if (!number.bytes) return 0;
-  int show = (int)(number.bytes < 40 ? number.bytes : 40);
-  const unsigned char *c = number.at, *end = c + number.bytes;
-  int negative = *c == '-';
-  int64_t value = 0; /* kept negative: INT64_MIN has no positive counterpart */
-  int fits = number.integral;
-  for (c += negative; c < end && fits; c++) {
+  size_t bytes = g2z__json_scan(json, "an integer");
+  const unsigned char *c = json->at, *end = c + bytes;
+  int negative = bytes > 0 && *c == '-';
+  int64_t value = 0, least = negative ? INT64_MIN : -INT64_MAX; /* counts down: -2^63 has no 2^63 */
+  c += negative;
+  const char *why = g2z__json_digits(c, end) < end ? "is not an integer" : NULL;
+  for (; c < end && !why; c++) {
     int digit = *c - '0';
-    fits = value > INT64_MIN / 10 || (value == INT64_MIN / 10 && digit <= 8);
-    if (fits) value = value * 10 - digit;
+    if (value < (least + digit) / 10) why = "does not fit into 64 bits";
+    else value = value * 10 - digit;
   }
-  if (fits && !negative) {
-    fits = value != INT64_MIN;
-    if (fits) value = -value;
+  if (why) {
+    g2z__json_fail_number(json, bytes, why);
+    return 0;
   }
-  if (fits) return value;
-  json->at = number.at;
-  g2z_json_fail(json, number.integral ? "%.*s does not fit into 64 bits" : "%.*s is not an integer",
-                show, (const char *)number.at);
-  return 0;
+  json->at = end;
+  return negative ? value : -value;
 }
 
-/* strtod without its decimal point, which is a matter of the locale: 12.5e3 goes in as 125e2. 767
- * digits decide how a double rounds; of the digits beyond only their being non-zero counts. */
 G2Z_API double g2z_json_number(g2z_json *json) {
-  g2z__json_digits number = g2z__json_scan(json, "a number");
-  if (!number.bytes) return 0;
-  enum { DIGITS = 770 };
-  char text[DIGITS + 32];
-  size_t length = 0, digits = 0;
-  int64_t exponent = 0, written = 0;
-  int fraction = 0;
-  const unsigned char *c = number.at, *end = c + number.bytes;
-  if (*c == '-') text[length++] = (char)*c++;
-  for (; c < end && *c != 'e' && *c != 'E'; c++) {
-    if (*c == '.') {
-      fraction = 1;
-      continue;
-    }
-    exponent -= fraction;
-    if (digits < DIGITS) {
-      if (*c == '0' && digits == 0) continue;
-      text[length++] = (char)*c;
-      digits++;
-    } else {
-      exponent++;
-      if (*c != '0') text[length - 1] |= 1; /* '0', '2' ... become odd: never a tie */
-    }
+  size_t bytes = g2z__json_scan(json, "a number"), length = 0;
+  char text[4096], zero[16]; /* a double is told from its neighbours by at most 767 digits */
+  if (bytes == 0) return 0;
+  if (bytes > sizeof text - sizeof zero) {
+    g2z__json_fail_number(json, bytes, "... has more than 4000 characters: round it");
+    return 0;
   }
-  if (digits == 0) text[length++] = '0';
-  if (c < end) {
-    int down = *++c == '-';
-    for (c += down || *c == '+'; c < end; c++)
-      if (written < 1000000000000) written = written * 10 + (*c - '0');
-    exponent += down ? -written : written;
-  }
-  snprintf(text + length, sizeof text - length, "e%" PRId64, exponent);
+  /* strtod wants the locale's decimal point, which may take several bytes: "0.0" shows it. */
+  snprintf(zero, sizeof zero, "%.1f", 0.0);
+  size_t point = strlen(zero) - 2;
+  for (size_t i = 0; i < bytes; i++)
+    if (json->at[i] != '.') text[length++] = (char)json->at[i];
+    else {
+      memcpy(text + length, zero + 1, point);
+      length += point;
+    }
+  text[length] = 0;
   double value = strtod(text, NULL);
-  if (isfinite(value)) return value;
-  json->at = number.at;
-  g2z_json_fail(json, "%.*s is too large for a double",
-                (int)(number.bytes < 40 ? number.bytes : 40), (const char *)number.at);
+  if (isfinite(value)) {
+    json->at += bytes;
+    return value;
+  }
+  g2z__json_fail_number(json, bytes, "is too large for a double");
   return 0;
 }
 
 G2Z__PRIVATE int g2z__json_word(g2z_json *json, const char *word) {
   size_t length = strlen(word);
-  if ((size_t)(json->end - json->at) < length || memcmp(json->at, word, length) != 0) return 0;
+  g2z__json_space(json);
+  if (json->status != G2Z_OK || (size_t)(json->end - json->at) < length ||
+      memcmp(json->at, word, length) != 0)
+    return 0;
   json->at += length;
   return 1;
 }
 
 G2Z_API int g2z_json_bool(g2z_json *json) {
-  char c = g2z_json_peek(json);
-  if (c == 't' && g2z__json_word(json, "true")) return 1;
-  if (c != 'f' || !g2z__json_word(json, "false")) g2z__json_expected(json, "true or false");
-  return 0;
+  int value = g2z__json_word(json, "true");
+  if (!value && !g2z__json_word(json, "false")) g2z__json_expected(json, "true or false");
+  return value;
 }
 
 G2Z_API void g2z_json_skip(g2z_json *json) {
@@ -2659,7 +2601,10 @@ G2Z_API void g2z_json_skip(g2z_json *json) {
       closers[open++] = c == '{' ? '}' : ']';
     } else if (c == '"') g2z_json_string(json);
     else if (c == 't' || c == 'f') g2z_json_bool(json);
-    else if (c != 'n' || !g2z__json_word(json, "null")) g2z__json_scan(json, "a value");
+    else if (c != 'n' || !g2z__json_word(json, "null")) {
+      size_t bytes = g2z__json_scan(json, "a value");
+      json->at += bytes;
+    }
     g2z_json_text key;
     while (open > 0 && !g2z_json_next(json, closers[open - 1], &key)) {
       if (json->status != G2Z_OK) return;
@@ -2676,7 +2621,7 @@ G2Z_API g2z_status g2z_json_close(g2z_json *json) {
 
 /* ----- writer ----- */
 
-/* The length of the valid UTF-8 character at `at` (RFC 3629), 0 when there is none. */
+/* RFC 3629 */
 G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end) {
   unsigned char c = *at;
   if (c < 0x80) return 1;
@@ -2742,6 +2687,11 @@ G2Z_API void g2z_json_end(g2z_json_out *out, char close) {
   out->filled = out->depth > 0; /* another text may follow at level 0: .jsonl */
 }
 
+G2Z__PRIVATE void g2z__json_put(g2z_json_out *out, const char *key, const char *word) {
+  g2z__json_member(out, key);
+  g2z_writer_put(out->writer, word, strlen(word));
+}
+
 G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char *text) {
   g2z__json_member(out, key);
   if (text) g2z__json_quote(out->writer, text);
@@ -2749,12 +2699,12 @@ G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char 
 }
 
 G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t value) {
-  g2z__json_member(out, key);
-  g2z_writer_printf(out->writer, "%" PRId64, value);
+  char text[32];
+  snprintf(text, sizeof text, "%" PRId64, value);
+  g2z__json_put(out, key, text);
 }
 
-/* What printf made of a number: the locale's decimal point, which may take several bytes, becomes
- * a full stop. */
+/* The locale's decimal point may take several bytes. */
 G2Z_API void g2z_plain_number(char *text) {
   char *to = text;
   for (const char *c = text; *c; c++) {
@@ -2766,25 +2716,16 @@ G2Z_API void g2z_plain_number(char *text) {
 }
 
 G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value) {
-  g2z__json_member(out, key);
-  if (!isfinite(value)) {
-    g2z_writer_put(out->writer, "null", 4);
-    return;
-  }
   char text[32];
   snprintf(text, sizeof text, "%.9g", value);
   g2z_plain_number(text);
-  g2z_writer_put(out->writer, text, strlen(text));
+  g2z__json_put(out, key, isfinite(value) ? text : "null");
 }
 
 G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
-  g2z__json_member(out, key);
-  g2z_writer_put(out->writer, value ? "true" : "false", value ? 4 : 5);
+  g2z__json_put(out, key, value ? "true" : "false");
 }
 
-G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key) {
-  g2z_json_put_string(out, key, NULL);
-}
 /* ===== >>i05 config ======================================================
  * In:  what the user wants. Out: a config whose values agree with each other, or a sentence.
  * Law: every value is checked here, once; the rooms below take them as sound. */
@@ -9657,7 +9598,7 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   g2z_json_put_integer(&json, "n_positions", model->context);
   g2z_json_put_integer(&json, "n_ctx", model->context); /* readers before 2021 look here */
   g2z_json_put_integer(&json, "vocab_size", model->vocab);
-  g2z_json_put_null(&json, "n_inner");
+  g2z_json_put_string(&json, "n_inner", NULL);
   g2z_json_put_string(&json, "activation_function", "gelu_new");
   g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
   g2z_json_put_number(&json, "initializer_range", 0.02);

@@ -2033,7 +2033,7 @@ static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out,
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
     g2z_json_put_number(out, numbers[i][0], g2zp_told_number(metrics, numbers[i][1]));
   if (p->report_count == 1) g2z_json_put_string(out, "nsys_report", p->reports[0]);
-  else if (p->report_count == 0) g2z_json_put_null(out, "nsys_report");
+  else if (p->report_count == 0) g2z_json_put_string(out, "nsys_report", NULL);
   else {
     g2z_json_begin(out, "nsys_report", '[');
     for (size_t i = 0; i < p->report_count; i++) g2z_json_put_string(out, NULL, p->reports[i]);
@@ -2281,7 +2281,7 @@ static void g2zp_put_point(g2z_json_out *out, const g2z_summary *summary,
   g2zp_put_text(out, "series", point->series);
   g2z_json_put_string(out, "outcome", g2zp_outcomes[point->outcome]);
   if (point->reason[0]) g2zp_put_text(out, "reason", point->reason);
-  else g2z_json_put_null(out, "reason");
+  else g2z_json_put_string(out, "reason", NULL);
   g2z_json_begin(out, "runs", '[');
   for (int r = 0; r < point->repeats; r++) {
     snprintf(name, sizeof name, "run_%s_%d", summary->experiment, point->runs[r]);

@@ -553,7 +553,7 @@ static void g2zr_report_now_and_then(g2z_run *run) {
 }
 
 static void g2zr_put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
-  for (size_t i = 0; i < count; i++) g2z_json_put_null(out, names[i]);
+  for (size_t i = 0; i < count; i++) g2z_json_put_string(out, names[i], NULL);
 }
 #define G2ZR_PUT_NULLS(out, names) g2zr_put_nulls(out, names, sizeof names / sizeof *(names))
 
@@ -563,7 +563,7 @@ static void g2zr_put_environment_integer(g2z_json_out *out, const char *key,
   char *end = NULL;
   long long value = text ? strtoll(text, &end, 10) : 0;
   if (text && end != text && !*end) g2z_json_put_integer(out, key, value);
-  else g2z_json_put_null(out, key);
+  else g2z_json_put_string(out, key, NULL);
 }
 
 static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
@@ -681,10 +681,10 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
     g2z_json_put_integer(out, memory[0], (int64_t)plan->bytes_total);
     g2z_json_put_integer(out, memory[1], (int64_t)(total_bytes - free_bytes));
     double others = g2zr_bytes_of_others(run);
-    if (isnan(others)) g2z_json_put_null(out, memory[2]);
+    if (isnan(others)) g2z_json_put_string(out, memory[2], NULL);
     else g2z_json_put_integer(out, memory[2], (int64_t)plan->bytes_total + (int64_t)others);
   } else G2ZR_PUT_NULLS(out, memory);
-  g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
+  g2z_json_put_string(out, "max_cuda_mem_reserved_bytes_global", NULL);
   g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
   g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
   g2z_json_put_number(out, "step_time_p95_sec", epoch->p95_s);

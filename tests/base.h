@@ -480,6 +480,11 @@ static void test_json_numbers(g2z_test *t) {
   CHECK_STATUS(t, (test_json_double(t, "1e309", &status), status), G2Z_FORMAT, &t->services,
                "1e309 is too large for a double");
   CHECK(t, (test_json_double(t, "-1e99999999999999999999", &status), status) == G2Z_FORMAT);
+  char endless[5001];
+  memset(endless, '1', 5000);
+  endless[5000] = 0;
+  CHECK_STATUS(t, (test_json_double(t, endless, &status), status), G2Z_FORMAT, &t->services,
+               "double, line 1, column 1: 1111111111111111111111111111111111111111 ... has more than");
 }
 
 static void test_json_strings(g2z_test *t) {
@@ -505,7 +510,7 @@ static void test_json_strings(g2z_test *t) {
     g2z_json_open(&json, &t->services, "string", cases[i].json, strlen(cases[i].json));
     g2z_json_text text = g2z_json_string(&json);
     CHECK_OK(t, g2z_json_close(&json));
-    const char *lone = (const char *)g2z_json_lone_surrogate(&text);
+    const char *lone = (const char *)text.lone;
     size_t bytes = g2z_json_unescape(&text, out);
     CHECK(t, lone == (cases[i].lone < 0 ? NULL : (const char *)text.at + cases[i].lone));
     CHECK(t, bytes <= text.bytes && bytes == cases[i].bytes);
@@ -542,7 +547,7 @@ static void test_json_writer(g2z_test *t) {
     g2z_json_end(&out, ']');
     g2z_json_put_bool(&out, "yes", 2);
     g2z_json_put_bool(&out, "no", 0);
-    g2z_json_put_null(&out, "key \"\n");
+    g2z_json_put_string(&out, "key \"\n", NULL);
     g2z_json_end(&out, '}');
     CHECK_OK(t, g2z_writer_commit(writer));
     g2z_writer_free(writer);
