@@ -1566,15 +1566,6 @@ G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *di
 /* ===== >>d14 generation ==================================================
  * Sampling without a key-value cache: each token runs the model over the whole window again. */
 
-typedef struct g2z_tokens {     /* a growable list of ids; zero it to start */
-  int32_t *ids;
-  size_t count, capacity;
-  g2z_services *services;       /* set by the first call that appends */
-} g2z_tokens;
-G2Z_API void g2z_tokens_free(g2z_tokens *tokens);
-/* Room for `need` ids, from the services that the list came to be with; `services` hear why not. */
-G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need);
-
 typedef struct g2z_sampling {
   float temperature;   /* 0: always the likeliest token */
   int top_k;           /* 0: all */
@@ -1584,17 +1575,11 @@ typedef struct g2z_sampling {
 G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
 /* What g2z_generate would refuse. */
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
-/* The token drawn from logits[vocab], as a pure function of them, the sampling and `index`. */
-G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
-                       uint32_t index, float *scratch /* [2 * vocab] */);
-/* Appends up to `count` tokens to `tokens`, which holds the prompt (at least one token). Stops
- * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. All ranks of a job
- * make the same call, and `token` answers the same on each: they may hold the parameters
- * together. */
-G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, g2z_tokens *tokens, int count,
-                                const g2z_sampling *sampling, int stop,
-                                int (*token)(void *user, int id), void *user);
-
+/* ids[0 .. *count) are the prompt, at least one token. Appends tokens until ids holds `most` of
+ * them, or until one is `stop` (-1: none is). All ranks of a job make the same call: they may hold
+ * the parameters together. */
+G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, int32_t *ids, size_t *count, size_t most,
+                                const g2z_sampling *sampling, int stop);
 
 /* ===== >>d15 weights =====================================================
  * safetensors files, which know nothing of the model, and GPT-2 in them, with the names and shapes
@@ -8993,8 +8978,9 @@ G2Z__PRIVATE int g2z__draw_order(const void *a, const void *b) {
   return left->id < right->id ? -1 : left->id > right->id;
 }
 
-G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
-                       uint32_t index, float *scratch) {
+/* The token drawn from logits[vocab]; scratch[2 * vocab]. */
+G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling *sampling,
+                             uint32_t index, float *scratch) {
   g2z__draw *candidates = (g2z__draw *)(void *)scratch;
   int best = 0;
   for (int i = 1; i < vocab; i++)
@@ -9039,53 +9025,28 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
                   (double)sampling->top_p);
 }
 
-G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
-  if (!tokens) return;
-  if (tokens->services) g2z_release(tokens->services, tokens->ids);
-  memset(tokens, 0, sizeof *tokens);
-}
-
-G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need) {
-  void *ids = tokens->ids;
-  if (!tokens->services) tokens->services = services;
-  g2z_status status = g2z_grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
-                               sizeof(int32_t));
-  tokens->ids = (int32_t *)ids;
-  if (status != G2Z_OK && tokens->services != services)
-    memcpy(services->error, tokens->services->error, sizeof services->error);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__tokens_append(g2z_services *services, g2z_tokens *tokens, int id) {
-  G2Z__TRY(g2z_tokens_reserve(services, tokens, tokens->count + 1));
-  tokens->ids[tokens->count++] = id;
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_generate(g2z_trainer *t, g2z_tokens *tokens, int count,
-                                const g2z_sampling *sampling, int stop,
-                                int (*token)(void *user, int id), void *user) {
-  int V = t->plan->model.vocab, window = g2z__trainer_window(t);
+G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, size_t most,
+                                const g2z_sampling *sampling, int stop) {
+  const size_t window = (size_t)g2z__trainer_window(t);
+  const int V = t->plan->model.vocab;
+  void *memory;
   G2Z__TRY(g2z_sampling_check(t->services, sampling));
-  if (tokens->count == 0)
+  if (*count == 0)
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
                     "the prompt has no tokens: begin with the end-of-text token");
-  void *memory;
   G2Z__TRY(g2z_allocate(t->services, 3 * (size_t)V, sizeof(float), &memory));
   float *logits = (float *)memory, *scratch = logits + V;
   g2z_status status = G2Z_OK;
-  for (int i = 0; i < count && status == G2Z_OK; i++) {
-    int seen = tokens->count < (size_t)window ? (int)tokens->count : window;
-    status = g2z_trainer_logits(t, tokens->ids + tokens->count - seen, seen, 1, logits);
+  for (uint32_t drawn = 0; *count < most; drawn++) {
+    size_t seen = *count < window ? *count : window;
+    status = g2z_trainer_logits(t, ids + *count - seen, (int)seen, 1, logits);
     if (status != G2Z_OK) break;
-    int id = g2z_sample(logits, V, sampling, (uint32_t)i, scratch);
-    status = g2z__tokens_append(t->services, tokens, id);
-    if (id == stop || (token && status == G2Z_OK && !token(user, id))) break;
+    ids[*count] = g2z__sample(logits, V, sampling, drawn, scratch);
+    if (ids[(*count)++] == stop) break;
   }
   g2z_release(t->services, memory);
   return status;
 }
-
 
 /* ===== >>i15 weights =====================================================
  * In:  model.safetensors and config.json of GPT-2, or canonical ranges of fp32 weights.

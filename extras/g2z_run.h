@@ -1132,6 +1132,9 @@ static g2z_status g2zr_open_prompt(g2z_run *run) {
   g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL,
                                  &run->sample);
   run->prompt = run->sample.count;
+  if (status == G2Z_OK)
+    status = g2z_tokens_reserve(run->services, &run->sample,
+                                run->prompt + (size_t)run->config.sample_tokens);
   g2z_encoder_free(encoder);
   return status;
 }
@@ -1950,8 +1953,9 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   double begin = g2z_seconds();
   g2z_tokens *sample = &run->sample;
   sample->count = run->prompt;
-  G2ZR_TRY(g2z_generate(run->trainer, sample, run->config.sample_tokens, &run->config.sampling,
-                        g2z_tokenizer_eot(run->tokenizer), NULL, NULL));
+  G2ZR_TRY(g2z_generate(run->trainer, sample->ids, &sample->count,
+                        run->prompt + (size_t)run->config.sample_tokens, &run->config.sampling,
+                        g2z_tokenizer_eot(run->tokenizer)));
   /* A model may have more ids than its tokenizer, where its vocabulary was rounded up. */
   size_t kept = run->prompt;
   for (size_t i = kept; i < sample->count; i++)
