@@ -19,8 +19,8 @@
  *     cc -O3 -march=native -fopenmp main.c -lm -lpthread
  *
  * LEVELS, each built only on the one below
- *     drive a trainer               g2z_trainer_*  rooms 12 to 16
- *     use a piece alone             the plan, the loader, one op: rooms 03 to 11
+ *     drive a trainer               g2z_trainer_*  rooms 13 to 16
+ *     use a piece alone             the plan, the loader, one op: rooms 03 to 12
  *     Above them stand extras/: text (g2z_text.h), a whole training and its directory (g2z_run.h),
  *     pages and what several runs say together (g2z_report.h). The library needs none of them.
  *
@@ -55,10 +55,10 @@
  *     >>d09 >>i09   CPU ops             the oracle of every other device
  *     >>d10 >>i10   ranks               who is there, where they meet, and who died
  *     >>d11 >>i11   collectives         sums and copies between ranks, beside the computation
- *     >>d12 >>i12   context and model   a process's place; forward and backward
- *     >>d13 >>i13   trainer             one step after the other
- *     >>d14 >>i14   generation          sampling, writing on
- *     >>d15 >>i15   weights             safetensors; GPT-2 as Hugging Face stores it
+ *     >>d12 >>i12   weights             safetensors; GPT-2 as Hugging Face stores it
+ *     >>d13 >>i13   context and model   a process's place; forward and backward
+ *     >>d14 >>i14   trainer             one step after the other
+ *     >>d15 >>i15   generation          sampling, writing on
  *     >>d16 >>i16   checkpoints         a state that any number of ranks can take up again
  *
  * VOCABULARY
@@ -1468,120 +1468,7 @@ G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
  * on all ranks where it sees no other, or may take no memory there. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
-/* ===== >>d12 context and model ===========================================
- * The context is this process's place in the job: services, device, rank. */
-
-typedef struct g2z_context g2z_context;
-typedef struct g2z_context_config {
-  g2z_services *services;         /* must outlive the context; never NULL */
-  g2z_device_kind device;
-  g2z_ranks_config ranks;         /* place.world 0: ask g2z_place_find; device and build are set */
-} g2z_context_config;
-
-/* The default device; the place that the launcher gives. */
-G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services);
-G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out);
-G2Z_API void g2z_context_free(g2z_context *context); /* NULL is fine */
-G2Z_API g2z_services *g2z_context_services(const g2z_context *context);
-G2Z_API g2z_device_kind g2z_context_device(const g2z_context *context);
-G2Z_API int g2z_context_rank(const g2z_context *context);
-G2Z_API int g2z_context_world(const g2z_context *context);
-G2Z_API g2z_ranks *g2z_context_ranks(const g2z_context *context);
-
-/* ===== >>d13 trainer =====================================================
- * A model in training, driven step by step. A step is enqueued and its results are read one step
- * later: report.loss belongs to report.loss_step. flush() drains. */
-
-typedef struct g2z_trainer g2z_trainer;
-
-typedef struct g2z_report {
-  int64_t step;          /* steps enqueued so far, this one included */
-  int64_t loss_step;     /* the step that the fields below belong to; 0: none is finished yet */
-  float loss;            /* mean over the global batch */
-  float grad_norm;       /* before clipping; not finite when the step was skipped */
-  float lr;
-  float loss_scale;      /* that the step ran with */
-  int skipped;           /* 1: gradients were not finite, the weights did not move */
-  int64_t skipped_total;
-  int64_t applied;       /* AdamW steps taken up to loss_step */
-  double data_ms;        /* waiting for tokens */
-  double exposed_comm_ms;/* the device waited for other ranks, in WAITs as long as in
-                          * the last step that was timed, one of 8; NaN: not measured */
-} g2z_report;
-
-G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
-                                      g2z_trainer **out);
-G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
-/* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. All ranks
- * of a job make the same calls, and return the same status from the same call: what befell one of
- * them (a shard that cannot be read) becomes known to all one step later, and is what their steps
- * return until a checkpoint is loaded. A call that fails reports the last step that finished all
- * the same where no later call would: loss_step is not 0 then. */
-G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
-/* One step on the caller's tokens, x and y [accum, B, T] in host memory. */
-G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
-                                          g2z_report *report);
-/* May be called from a signal handler. Once all ranks know of it, two steps later at most, step and
- * step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is loaded. */
-G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
-/* Waits for all enqueued steps; the report is the last one's. */
-G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
-/* Mean loss, without dropout, of `steps` batches of a loader with the trainer's B and T and
- * accum 1, from where it stands, over all ranks. */
-G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
-                                        double *loss);
-/* logits[count,V] in host memory of one sequence of up to `context` tokens, and no more than B*T;
- * last_only: [1,V]. Of several ranks all call it. */
-G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
-                                      int last_only, float *logits);
-G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *trainer);
-G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *trainer);
-G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *trainer);
-G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *trainer); /* NULL without shards */
-G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *trainer);
-/* Trained on so far, over all ranks, with what came before a checkpoint that was loaded. */
-G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *trainer);
-/* Something beside the steps failed on this rank, for a reason that services->error holds: all
- * ranks return this status from one of their next steps, and none waits for this one. Of several
- * failures the first counts. */
-G2Z_API void g2z_trainer_fail(g2z_trainer *trainer, g2z_status status);
-
-/* Canonical ranges of what the trainer holds, as fp32 in host memory. */
-typedef enum g2z_buffer {
-  G2Z_BUFFER_MASTER,
-  G2Z_BUFFER_M,
-  G2Z_BUFFER_V,
-  G2Z_BUFFER_GRADS    /* of the last step, times its loss scale; cannot be written */
-} g2z_buffer;
-G2Z_API g2z_status g2z_trainer_read(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
-                                    size_t count, float *out);
-/* Writing MASTER also sets the parameters of that range. */
-G2Z_API g2z_status g2z_trainer_write(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
-                                     size_t count, const float *values);
-/* The choices that a GPU's timings made, as a file for g2z_train_config.tuning; empty on a CPU. */
-G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *trainer, const char *path);
-/* model.safetensors and config.json of the master weights in Hugging Face's form. */
-G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *directory);
-
-/* ===== >>d14 generation ==================================================
- * Sampling without a key-value cache: each token runs the model over the whole window again. */
-
-typedef struct g2z_sampling {
-  float temperature;   /* 0: always the likeliest token */
-  int top_k;           /* 0: all */
-  float top_p;         /* 1: all; else the smallest set of likeliest tokens with that mass */
-  uint64_t seed;
-} g2z_sampling;
-G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
-/* What g2z_generate would refuse. */
-G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
-/* ids[0 .. *count) are the prompt, at least one token. Appends tokens until ids holds `most` of
- * them, or until one is `stop` (-1: none is). All ranks of a job make the same call: they may hold
- * the parameters together. */
-G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, int32_t *ids, size_t *count, size_t most,
-                                const g2z_sampling *sampling, int stop);
-
-/* ===== >>d15 weights =====================================================
+/* ===== >>d12 weights =====================================================
  * safetensors files, which know nothing of the model, and GPT-2 in them, with the names and shapes
  * of Hugging Face's GPT2LMHeadModel. A file is checked completely before any of it is believed. */
 
@@ -1662,6 +1549,119 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
 G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *directory,
                                     const g2z_model_config *model, g2z_weights_take take,
                                     void *user);
+
+/* ===== >>d13 context and model ===========================================
+ * The context is this process's place in the job: services, device, rank. */
+
+typedef struct g2z_context g2z_context;
+typedef struct g2z_context_config {
+  g2z_services *services;         /* must outlive the context; never NULL */
+  g2z_device_kind device;
+  g2z_ranks_config ranks;         /* place.world 0: ask g2z_place_find; device and build are set */
+} g2z_context_config;
+
+/* The default device; the place that the launcher gives. */
+G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services);
+G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out);
+G2Z_API void g2z_context_free(g2z_context *context); /* NULL is fine */
+G2Z_API g2z_services *g2z_context_services(const g2z_context *context);
+G2Z_API g2z_device_kind g2z_context_device(const g2z_context *context);
+G2Z_API int g2z_context_rank(const g2z_context *context);
+G2Z_API int g2z_context_world(const g2z_context *context);
+G2Z_API g2z_ranks *g2z_context_ranks(const g2z_context *context);
+
+/* ===== >>d14 trainer =====================================================
+ * A model in training, driven step by step. A step is enqueued and its results are read one step
+ * later: report.loss belongs to report.loss_step. flush() drains. */
+
+typedef struct g2z_trainer g2z_trainer;
+
+typedef struct g2z_report {
+  int64_t step;          /* steps enqueued so far, this one included */
+  int64_t loss_step;     /* the step that the fields below belong to; 0: none is finished yet */
+  float loss;            /* mean over the global batch */
+  float grad_norm;       /* before clipping; not finite when the step was skipped */
+  float lr;
+  float loss_scale;      /* that the step ran with */
+  int skipped;           /* 1: gradients were not finite, the weights did not move */
+  int64_t skipped_total;
+  int64_t applied;       /* AdamW steps taken up to loss_step */
+  double data_ms;        /* waiting for tokens */
+  double exposed_comm_ms;/* the device waited for other ranks, in WAITs as long as in
+                          * the last step that was timed, one of 8; NaN: not measured */
+} g2z_report;
+
+G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
+                                      g2z_trainer **out);
+G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
+/* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. All ranks
+ * of a job make the same calls, and return the same status from the same call: what befell one of
+ * them (a shard that cannot be read) becomes known to all one step later, and is what their steps
+ * return until a checkpoint is loaded. A call that fails reports the last step that finished all
+ * the same where no later call would: loss_step is not 0 then. */
+G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
+/* One step on the caller's tokens, x and y [accum, B, T] in host memory. */
+G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
+                                          g2z_report *report);
+/* May be called from a signal handler. Once all ranks know of it, two steps later at most, step and
+ * step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is loaded. */
+G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
+/* Waits for all enqueued steps; the report is the last one's. */
+G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
+/* Mean loss, without dropout, of `steps` batches of a loader with the trainer's B and T and
+ * accum 1, from where it stands, over all ranks. */
+G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
+                                        double *loss);
+/* logits[count,V] in host memory of one sequence of up to `context` tokens, and no more than B*T;
+ * last_only: [1,V]. Of several ranks all call it. */
+G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
+                                      int last_only, float *logits);
+G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *trainer);
+G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *trainer);
+G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *trainer);
+G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *trainer); /* NULL without shards */
+G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *trainer);
+/* Trained on so far, over all ranks, with what came before a checkpoint that was loaded. */
+G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *trainer);
+/* Something beside the steps failed on this rank, for a reason that services->error holds: all
+ * ranks return this status from one of their next steps, and none waits for this one. Of several
+ * failures the first counts. */
+G2Z_API void g2z_trainer_fail(g2z_trainer *trainer, g2z_status status);
+
+/* Canonical ranges of what the trainer holds, as fp32 in host memory. */
+typedef enum g2z_buffer {
+  G2Z_BUFFER_MASTER,
+  G2Z_BUFFER_M,
+  G2Z_BUFFER_V,
+  G2Z_BUFFER_GRADS    /* of the last step, times its loss scale; cannot be written */
+} g2z_buffer;
+G2Z_API g2z_status g2z_trainer_read(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
+                                    size_t count, float *out);
+/* Writing MASTER also sets the parameters of that range. */
+G2Z_API g2z_status g2z_trainer_write(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
+                                     size_t count, const float *values);
+/* The choices that a GPU's timings made, as a file for g2z_train_config.tuning; empty on a CPU. */
+G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *trainer, const char *path);
+/* model.safetensors and config.json of the master weights in Hugging Face's form. */
+G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *directory);
+
+/* ===== >>d15 generation ==================================================
+ * Sampling without a key-value cache: each token runs the model over the whole window again. */
+
+typedef struct g2z_sampling {
+  float temperature;   /* 0: always the likeliest token */
+  int top_k;           /* 0: all */
+  float top_p;         /* 1: all; else the smallest set of likeliest tokens with that mass */
+  uint64_t seed;
+} g2z_sampling;
+G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
+/* What g2z_generate would refuse. */
+G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
+/* ids[0 .. *count) are the prompt, at least one token. Appends tokens until ids holds `most` of
+ * them, or until one is `stop` (-1: none is). All ranks of a job make the same call: they may hold
+ * the parameters together. */
+G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, int32_t *ids, size_t *count, size_t most,
+                                const g2z_sampling *sampling, int stop);
 
 /* ===== >>d16 checkpoints =================================================
  * All that a training needs to go on, in a directory that appears whole or not at all
@@ -7410,7 +7410,864 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
   return G2Z_OK;
 }
 
-/* ===== >>i12 context and model ===========================================
+/* ===== >>i12 weights =====================================================
+ * In:  model.safetensors and config.json of GPT-2, or canonical ranges of fp32 weights.
+ * Out: the other of the two.
+ * Law: a header is checked completely before a tensor is read; files speak canonical ranges. */
+
+#define G2Z__TENSOR_HEADER_MOST 100000000u /* bytes; the limit of the reference implementation */
+
+struct g2z_safetensors {
+  g2z_services *services;
+  char *path;
+  int file;
+  char *names;                  /* of all tensors, one after the other */
+  g2z_safetensor *tensors;      /* by name */
+  size_t count, capacity;
+};
+
+G2Z__PRIVATE const char *g2z__tensor_text(g2z_tensor_type type) {
+  switch (type) {
+#define X(name, bytes) \
+  case G2Z_TENSOR_##name: return #name;
+    G2Z_TENSOR_LIST(X)
+#undef X
+    case G2Z_TENSOR_COUNT: break;
+  }
+  return "?";
+}
+
+G2Z__PRIVATE uint64_t g2z__tensor_bytes(g2z_tensor_type type) {
+  switch (type) {
+#define X(name, bytes) \
+  case G2Z_TENSOR_##name: return bytes;
+    G2Z_TENSOR_LIST(X)
+#undef X
+    case G2Z_TENSOR_COUNT: break;
+  }
+  return 0;
+}
+
+/* ----- reading a header ----- */
+
+G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z_safetensor *tensor) {
+  g2z_json_text text = g2z_json_string(json);
+  if (json->status != G2Z_OK) return;
+#define X(known, bytes)              \
+  if (g2z_json_is(&text, #known)) {  \
+    tensor->type = G2Z_TENSOR_##known; \
+    return;                          \
+  }
+  G2Z_TENSOR_LIST(X)
+#undef X
+  g2z_json_fail(json, "tensor \"%.200s\" has dtype %.*s, which is not known: save it as F32",
+                tensor->name, (int)(text.bytes < 20 ? text.bytes : 20), (const char *)text.at);
+}
+
+/* Up to `most` numbers that are not negative; returns how many there were. */
+G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z_safetensor *tensor,
+                                        const char *what, uint64_t *out, int most) {
+  int count = 0;
+  if (!g2z_json_enter(json, '[')) return 0;
+  while (g2z_json_next(json, ']', NULL)) {
+    int64_t value = g2z_json_integer(json);
+    if (value < 0 || count == most) {
+      g2z_json_fail(json, "tensor \"%.200s\" has a %s %s: the file is damaged", tensor->name, what,
+                    value < 0 ? "below zero" : "with too many numbers");
+      return 0;
+    }
+    out[count++] = (uint64_t)value;
+  }
+  return count;
+}
+
+/* One entry of the header. `begin` counts from the end of the header here. */
+G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z_safetensor *tensor) {
+  enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
+  int seen = 0;
+  uint64_t offsets[2] = {0, 0};
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    if (g2z_json_is(&key, "dtype")) {
+      seen |= DTYPE;
+      g2z__tensor_parse_type(json, tensor);
+    } else if (g2z_json_is(&key, "shape")) {
+      seen |= SHAPE;
+      tensor->rank =
+          g2z__tensor_parse_list(json, tensor, "shape", tensor->shape, G2Z_TENSOR_RANK);
+    } else if (g2z_json_is(&key, "data_offsets")) {
+      if (g2z__tensor_parse_list(json, tensor, "pair of data_offsets", offsets, 2) == 2)
+        seen |= OFFSETS;
+    } else g2z_json_skip(json);
+  }
+  if (json->status != G2Z_OK) return;
+  if (seen != (DTYPE | SHAPE | OFFSETS)) {
+    g2z_json_fail(json, "tensor \"%.200s\" lacks its dtype, shape or pair of data_offsets: the "
+                  "file is damaged", tensor->name);
+    return;
+  }
+  uint64_t elements = 1, most = (uint64_t)INT64_MAX / g2z__tensor_bytes(tensor->type);
+  for (int i = 0; i < tensor->rank; i++) {
+    if (tensor->shape[i] && elements > most / tensor->shape[i]) {
+      g2z_json_fail(json, "tensor \"%.200s\" has more than 2^63 bytes: the file is damaged",
+                    tensor->name);
+      return;
+    }
+    elements *= tensor->shape[i];
+  }
+  tensor->elements = (size_t)elements;
+  tensor->begin = offsets[0];
+  tensor->bytes = elements * g2z__tensor_bytes(tensor->type);
+  if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != tensor->bytes)
+    g2z_json_fail(json, "tensor \"%.200s\" has data_offsets from %" PRIu64 " to %" PRIu64
+                  ", but its shape takes %" PRIu64 " bytes: the file is damaged", tensor->name,
+                  offsets[0], offsets[1], tensor->bytes);
+}
+
+/* __metadata__ is a table of strings, which nothing here needs. */
+G2Z__PRIVATE void g2z__tensor_parse_metadata(g2z_json *json) {
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) g2z_json_string(json);
+}
+
+G2Z__PRIVATE g2z_status g2z__tensors_parse(g2z_safetensors *file, const char *text, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  char *name = file->names; /* as many bytes as the header: unescaped names and NULs fit */
+  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+  for (size_t step; at < end; at += step) {
+    step = g2z_utf8_length(at, end);
+    if (step == 0)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s: byte %zu of the header is not UTF-8: the file is damaged", file->path,
+                      (size_t)(at - (const unsigned char *)text));
+  }
+  g2z_json_open(&json, file->services, file->path, text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+      if (g2z_json_is(&key, "__metadata__")) {
+        g2z__tensor_parse_metadata(&json);
+        continue;
+      }
+      void *list = file->tensors;
+      g2z_status status = g2z_grow(file->services, &list, &file->capacity, file->count,
+                                   file->count + 1, sizeof(g2z_safetensor));
+      file->tensors = (g2z_safetensor *)list;
+      G2Z__TRY(status);
+      g2z_safetensor *tensor = &file->tensors[file->count++];
+      memset(tensor, 0, sizeof *tensor);
+      size_t length = g2z_json_unescape(&key, (unsigned char *)name);
+      name[length] = 0;
+      tensor->name = name;
+      name += length + 1;
+      if (strlen(tensor->name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
+      g2z__tensor_parse(&json, tensor);
+    }
+  return g2z_json_close(&json);
+}
+
+G2Z__PRIVATE int g2z__tensor_by_begin(const void *a, const void *b) {
+  const g2z_safetensor *x = (const g2z_safetensor *)a, *y = (const g2z_safetensor *)b;
+  if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+  return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* empty ones before the one they touch */
+}
+
+G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
+  return strcmp(((const g2z_safetensor *)a)->name, ((const g2z_safetensor *)b)->name);
+}
+
+/* The tensors must tile the bytes behind the header, without a gap and without an overlap, and
+ * every name must be there once. Leaves them in the order of names. */
+G2Z__PRIVATE g2z_status g2z__tensors_check(g2z_safetensors *file, uint64_t data, uint64_t bytes) {
+  uint64_t end = 0;
+  if (file->count)
+    qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_begin);
+  for (size_t i = 0; i < file->count; i++) {
+    g2z_safetensor *tensor = &file->tensors[i];
+    if (tensor->begin != end)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
+                      "it end at %" PRIu64 ": the file is damaged", file->path, tensor->name,
+                      tensor->begin, end);
+    end += tensor->bytes; /* as data_offsets has it: below 2^63 */
+    if (end > bytes - data) break;
+    tensor->begin += data;
+  }
+  if (end != bytes - data)
+    return g2z_fail(file->services, G2Z_FORMAT,
+                    "%s promises %s%" PRIu64 " bytes of tensors behind its header and has %" PRIu64
+                    ": it was cut or is unfinished; copy it again", file->path,
+                    end > bytes - data ? "at least " : "", end, bytes - data);
+  if (file->count)
+    qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_name);
+  for (size_t i = 1; i < file->count; i++)
+    if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
+                      file->tensors[i].name);
+  return G2Z_OK;
+}
+
+/* Reads and checks the header of the open file. */
+G2Z__PRIVATE g2z_status g2z__tensors_load(g2z_safetensors *file) {
+  struct stat info;
+  if (fstat(file->file, &info) != 0)
+    return g2z_fail_file(file->services, errno, "open", file->path);
+  if (!S_ISREG(info.st_mode))
+    return g2z_fail(file->services, G2Z_IO, "%s is no regular file: name a safetensors file",
+                    file->path);
+  uint64_t length = 0, bytes = (uint64_t)info.st_size;
+  int64_t got = g2z__pread(file->file, &length, sizeof length, 0);
+  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
+  if (got < 8)
+    return g2z_fail(file->services, G2Z_FORMAT,
+                    "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
+                    file->path, bytes);
+  if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8)
+    return g2z_fail(file->services, G2Z_FORMAT,
+                    "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
+                    "it was cut, or it is no safetensors file", file->path, length, bytes);
+  void *text;
+  G2Z__TRY(g2z_allocate(file->services, (size_t)length + 1, 1, &text));
+  file->names = (char *)text;
+  G2Z__TRY(g2z_allocate(file->services, (size_t)length + 1, 1, &text));
+  g2z_status status = G2Z_OK;
+  got = g2z__pread(file->file, text, (size_t)length, 8);
+  if (got < 0) status = g2z_fail_file(file->services, errno, "read", file->path);
+  else if ((uint64_t)got < length)
+    status = g2z_fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
+                      file->path);
+  else status = g2z__tensors_parse(file, (const char *)text, (size_t)length);
+  g2z_release(file->services, text);
+  G2Z__TRY(status);
+  return g2z__tensors_check(file, 8 + length, bytes);
+}
+
+G2Z_API g2z_status g2z_safetensors_open(g2z_services *services, const char *path,
+                                        g2z_safetensors **out) {
+  *out = NULL;
+  size_t length = strlen(path) + 1;
+  void *memory;
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_safetensors) + length, &memory));
+  g2z_safetensors *file = (g2z_safetensors *)memory;
+  file->services = services;
+  file->path = (char *)(file + 1);
+  memcpy(file->path, path, length);
+  file->file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
+  g2z_status status = file->file < 0 ? g2z_fail_file(services, errno, "open", path)
+                                     : g2z__tensors_load(file);
+  if (status != G2Z_OK) {
+    g2z_safetensors_free(file);
+    return status;
+  }
+  *out = file;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_safetensors_free(g2z_safetensors *file) {
+  if (!file) return;
+  if (file->file >= 0) close(file->file);
+  g2z_release(file->services, file->names);
+  g2z_release(file->services, file->tensors);
+  g2z_release(file->services, file);
+}
+
+G2Z_API int g2z_safetensors_count(const g2z_safetensors *file) { return (int)file->count; }
+
+G2Z_API int g2z_safetensors_find(const g2z_safetensors *file, const char *name) {
+  size_t low = 0, high = file->count;
+  while (low < high) {
+    size_t middle = low + (high - low) / 2;
+    int order = strcmp(file->tensors[middle].name, name);
+    if (order == 0) return (int)middle;
+    if (order < 0) low = middle + 1;
+    else high = middle;
+  }
+  return -1;
+}
+
+G2Z_API g2z_safetensor g2z_safetensors_tensor(const g2z_safetensors *file, int index) {
+  G2Z_ASSERT(index >= 0 && (size_t)index < file->count);
+  return file->tensors[index];
+}
+
+/* ----- reading numbers ----- */
+
+G2Z__PRIVATE void g2z__tensor_widen(g2z_tensor_type type, const unsigned char *from, size_t count,
+                                    float *out) {
+  for (size_t i = 0; i < count; i++) {
+    double wide;
+    uint16_t half;
+    if (type == G2Z_TENSOR_F64) {
+      memcpy(&wide, from + 8 * i, sizeof wide);
+      out[i] = (float)wide;
+    } else {
+      memcpy(&half, from + 2 * i, sizeof half);
+      out[i] = g2z__widen(type == G2Z_TENSOR_F16 ? G2Z_FP16 : G2Z_BF16, half);
+    }
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z_safetensors *file, const g2z_safetensor *tensor,
+                                          uint64_t offset, void *out, size_t bytes) {
+  int64_t got = g2z__pread(file->file, out, bytes, tensor->begin + offset);
+  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
+  if ((size_t)got == bytes) return G2Z_OK;
+  return g2z_fail(file->services, G2Z_FORMAT,
+                  "%s shrank while tensor \"%.200s\" was read: copy it again", file->path,
+                  tensor->name);
+}
+
+G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, size_t first,
+                                        size_t count, float *out) {
+  const g2z_safetensor tensor = g2z_safetensors_tensor(file, index);
+  const size_t size = (size_t)g2z__tensor_bytes(tensor.type);
+  if (count > tensor.elements || first > tensor.elements - count)
+    return g2z_fail(file->services, G2Z_BAD_ARGUMENT,
+                    "%s: tensor \"%.200s\" has %zu elements, and %zu from %zu on were asked for",
+                    file->path, tensor.name, tensor.elements, count, first);
+  if (tensor.type == G2Z_TENSOR_F32)
+    return g2z__tensor_pread(file, &tensor, first * size, out, count * size);
+  if (tensor.type != G2Z_TENSOR_F16 && tensor.type != G2Z_TENSOR_BF16 &&
+      tensor.type != G2Z_TENSOR_F64)
+    return g2z_fail(file->services, G2Z_UNSUPPORTED,
+                    "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
+                    "read: save it as F32", file->path, tensor.name,
+                    g2z__tensor_text(tensor.type));
+  unsigned char raw[8192];
+  for (size_t done = 0; done < count;) {
+    size_t n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
+    G2Z__TRY(g2z__tensor_pread(file, &tensor, (first + done) * size, raw, n * size));
+    g2z__tensor_widen(tensor.type, raw, n, out + done);
+    done += n;
+  }
+  return G2Z_OK;
+}
+
+/* ----- writing ----- */
+
+struct g2z_safetensors_writer {
+  g2z_services *services;
+  g2z_writer *file;
+  uint64_t promised, put;       /* elements */
+};
+
+/* The header, padded with spaces so that the data begins at a multiple of 8, as the reference
+ * implementation does. */
+G2Z__PRIVATE g2z_status g2z__tensors_header(g2z_safetensors_writer *writer,
+                                            const g2z_safetensor *tensors, size_t count) {
+  uint64_t length = 0, offset = 0;
+  g2z_json_out json;
+  memset(&json, 0, sizeof json);
+  json.writer = writer->file;
+  g2z_writer_put(writer->file, &length, sizeof length);
+  g2z_json_begin(&json, NULL, '{');
+  g2z_json_begin(&json, "__metadata__", '{');
+  g2z_json_put_string(&json, "format", "pt"); /* transformers refuses a file without it */
+  g2z_json_end(&json, '}');
+  for (size_t i = 0; i < count; i++) {
+    uint64_t elements = 1;
+    G2Z_ASSERT(tensors[i].rank >= 0 && tensors[i].rank <= G2Z_TENSOR_RANK);
+    g2z_json_begin(&json, tensors[i].name, '{');
+    g2z_json_put_string(&json, "dtype", "F32");
+    g2z_json_begin(&json, "shape", '[');
+    for (int k = 0; k < tensors[i].rank; k++) {
+      g2z_json_put_integer(&json, NULL, (int64_t)tensors[i].shape[k]);
+      elements *= tensors[i].shape[k];
+    }
+    g2z_json_end(&json, ']');
+    g2z_json_begin(&json, "data_offsets", '[');
+    g2z_json_put_integer(&json, NULL, (int64_t)offset);
+    offset += 4 * elements;
+    g2z_json_put_integer(&json, NULL, (int64_t)offset);
+    g2z_json_end(&json, ']');
+    g2z_json_end(&json, '}');
+  }
+  g2z_json_end(&json, '}');
+  uint64_t end = writer->file->written;
+  g2z_writer_put(writer->file, "       ", (size_t)(-end & 7));
+  length = end + (-end & 7) - sizeof length;
+  writer->promised = offset / 4;
+  return g2z__writer_patch(writer->file, 0, &length, sizeof length);
+}
+
+G2Z_API g2z_status g2z_safetensors_create(g2z_services *services, const char *path,
+                                          const g2z_safetensor *tensors, size_t count,
+                                          g2z_safetensors_writer **out) {
+  *out = NULL;
+  void *memory;
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_safetensors_writer), &memory));
+  g2z_safetensors_writer *writer = (g2z_safetensors_writer *)memory;
+  writer->services = services;
+  g2z_status status = g2z_writer_create(services, path, &writer->file);
+  if (status == G2Z_OK) status = g2z__tensors_header(writer, tensors, count);
+  if (status != G2Z_OK) {
+    g2z_safetensors_writer_free(writer);
+    return status;
+  }
+  *out = writer;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_safetensors_put(g2z_safetensors_writer *writer, const float *values,
+                                       size_t count) {
+  writer->put += count;
+  return g2z_writer_put(writer->file, values, count * sizeof(float));
+}
+
+/* The file gets its length; others write the elements behind the header, which ends at *data. */
+G2Z__PRIVATE g2z_status g2z__tensors_reserve(g2z_safetensors_writer *writer, uint64_t *data) {
+  g2z_writer *file = writer->file;
+  G2Z__TRY(g2z_writer_flush(file));
+  *data = file->written;
+  file->written += writer->promised * sizeof(float);
+  writer->put = writer->promised;
+  int done = ftruncate(fileno(file->file), (off_t)file->written);
+  return g2z__writer_check(file, done == 0, "make room in");
+}
+
+/* Everything but the name. */
+G2Z__PRIVATE g2z_status g2z__tensors_finish(g2z_safetensors_writer *writer) {
+  if (writer->put != writer->promised)
+    return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
+                    "%s was given %" PRIu64 " elements, but its tensors have %" PRIu64
+                    ": put each element once", writer->file->path, writer->put, writer->promised);
+  return g2z__writer_finish(writer->file);
+}
+
+G2Z_API g2z_status g2z_safetensors_commit(g2z_safetensors_writer *writer) {
+  G2Z__TRY(g2z__tensors_finish(writer));
+  return g2z_writer_commit(writer->file);
+}
+
+G2Z_API void g2z_safetensors_writer_free(g2z_safetensors_writer *writer) {
+  if (!writer) return;
+  g2z_writer_free(writer->file);
+  g2z_release(writer->services, writer);
+}
+
+/* ----- GPT-2 in files ----- */
+
+#define G2Z__WEIGHTS_PREFIX "transformer."
+#define G2Z__WEIGHTS_CHUNK 65536 /* elements in flight between a file and a model */
+
+typedef struct g2z__weight {
+  char name[64];                /* with the prefix: "transformer.h.0.ln_1.weight" */
+  g2z_safetensor tensor;        /* as it should be; then: as the file has it */
+  int index;                    /* in the file */
+} g2z__weight;
+
+G2Z__PRIVATE void g2z__weights_add(const g2z_model_config *model, g2z_unit_kind unit, int layer,
+                                   g2z__weight *list, size_t *count) {
+  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+    g2z_param_info info = g2z_param_describe(model, (g2z_param)p);
+    if (info.unit != unit) continue;
+    g2z__weight *weight = &list[(*count)++];
+    if (unit == G2Z_UNIT_BLOCK)
+      snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "h.%d.%s", layer,
+               info.hf_name);
+    else snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "%s", info.hf_name);
+    weight->tensor.name = weight->name;
+    weight->tensor.rank = info.rank;
+    weight->tensor.shape[0] = info.rank == 2 ? info.rows : info.cols;
+    weight->tensor.shape[1] = info.rank == 2 ? info.cols : 0;
+    weight->tensor.elements = info.elements;
+  }
+}
+
+/* Every tensor of the model, in canonical order; freed with g2z_release. */
+G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_model_config *model,
+                                          g2z__weight **list, size_t *count) {
+  void *memory;
+  *count = 0;
+  G2Z__TRY(g2z_model_config_check(services, model));
+  G2Z__TRY(g2z_allocate(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT,
+                        sizeof(g2z__weight), &memory));
+  *list = (g2z__weight *)memory;
+  g2z__weights_add(model, G2Z_UNIT_LNF, 0, *list, count);
+  for (int layer = model->layers - 1; layer >= 0; layer--)
+    g2z__weights_add(model, G2Z_UNIT_BLOCK, layer, *list, count);
+  g2z__weights_add(model, G2Z_UNIT_WPE, 0, *list, count);
+  g2z__weights_add(model, G2Z_UNIT_WTE, 0, *list, count);
+  return G2Z_OK;
+}
+
+/* ----- config.json ----- */
+
+/* What GPT2Config may say besides the sizes, and the only value that this kit computes. */
+#define G2Z__WEIGHTS_FLAG_LIST(X)       \
+  X(scale_attn_weights, 1)              \
+  X(scale_attn_by_inverse_layer_idx, 0) \
+  X(reorder_and_upcast_attn, 0)         \
+  X(add_cross_attention, 0)             \
+  X(tie_word_embeddings, 1)
+
+G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model) {
+  const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
+  g2z_json_out json;
+  memset(&json, 0, sizeof json);
+  json.writer = writer;
+  json.indent = 2;
+  g2z_json_begin(&json, NULL, '{');
+  g2z_json_begin(&json, "architectures", '[');
+  g2z_json_put_string(&json, NULL, "GPT2LMHeadModel");
+  g2z_json_end(&json, ']');
+  g2z_json_put_string(&json, "model_type", "gpt2");
+  g2z_json_put_integer(&json, "n_layer", model->layers);
+  g2z_json_put_integer(&json, "n_head", model->heads);
+  g2z_json_put_integer(&json, "n_embd", model->channels);
+  g2z_json_put_integer(&json, "n_positions", model->context);
+  g2z_json_put_integer(&json, "n_ctx", model->context); /* readers before 2021 look here */
+  g2z_json_put_integer(&json, "vocab_size", model->vocab);
+  g2z_json_put_string(&json, "n_inner", NULL);
+  g2z_json_put_string(&json, "activation_function", "gelu_new");
+  g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
+  g2z_json_put_number(&json, "initializer_range", 0.02);
+  g2z_json_put_number(&json, "attn_pdrop", 0.1); /* as published; only training in Python uses it */
+  g2z_json_put_number(&json, "embd_pdrop", 0.1);
+  g2z_json_put_number(&json, "resid_pdrop", 0.1);
+#define X(name, value) g2z_json_put_bool(&json, #name, value);
+  G2Z__WEIGHTS_FLAG_LIST(X)
+#undef X
+  g2z_json_put_integer(&json, "bos_token_id", eot);
+  g2z_json_put_integer(&json, "eos_token_id", eot);
+  g2z_json_put_string(&json, "dtype", "float32");
+  g2z_json_end(&json, '}');
+  return g2z_writer_put(writer, "\n", 1);
+}
+
+G2Z__PRIVATE int g2z__weights_config_size(g2z_json *json, const char *name) {
+  int64_t value = g2z_json_integer(json);
+  if (value >= 0 && value <= INT32_MAX) return (int)value;
+  g2z_json_fail(json, "%s=%" PRId64 " is not the size of a model", name, value);
+  return 0;
+}
+
+G2Z__PRIVATE void g2z__weights_config_flag(g2z_json *json, const char *name, int only) {
+  int value = g2z_json_bool(json);
+  if (value != only)
+    g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s", name,
+                  value ? "true" : "false", only ? "true" : "false");
+}
+
+/* One of the names in `known`, which is a list that ends with NULL. */
+G2Z__PRIVATE void g2z__weights_config_word(g2z_json *json, const char *name,
+                                           const char *const *known) {
+  g2z_json_text text = g2z_json_string(json);
+  for (int i = 0; known[i]; i++)
+    if (json->status == G2Z_OK && g2z_json_is(&text, known[i])) return;
+  g2z_json_fail(json, "%s is \"%.*s\", and this kit computes \"%s\"", name,
+                (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known[0]);
+}
+
+G2Z__PRIVATE void g2z__weights_parse_config(g2z_json *json, g2z_model_config *model, int *inner) {
+  static const char *const types[] = {"gpt2", NULL};
+  static const char *const activations[] = {"gelu_new", "gelu_pytorch_tanh", NULL};
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    if (g2z_json_is(&key, "n_layer")) model->layers = g2z__weights_config_size(json, "n_layer");
+    else if (g2z_json_is(&key, "n_head")) model->heads = g2z__weights_config_size(json, "n_head");
+    else if (g2z_json_is(&key, "n_embd"))
+      model->channels = g2z__weights_config_size(json, "n_embd");
+    else if (g2z_json_is(&key, "n_positions"))
+      model->context = g2z__weights_config_size(json, "n_positions");
+    else if (g2z_json_is(&key, "vocab_size"))
+      model->vocab = g2z__weights_config_size(json, "vocab_size");
+    else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
+      model->eot = g2z__weights_config_size(json, "eos_token_id"); /* else null, or a list */
+    else if (g2z_json_is(&key, "n_inner") && g2z_json_peek(json) != 'n')
+      *inner = g2z__weights_config_size(json, "n_inner");
+    else if (g2z_json_is(&key, "model_type")) g2z__weights_config_word(json, "model_type", types);
+    else if (g2z_json_is(&key, "activation_function"))
+      g2z__weights_config_word(json, "activation_function", activations);
+    else if (g2z_json_is(&key, "layer_norm_epsilon")) {
+      double eps = g2z_json_number(json);
+      if (!(fabs(eps - 1e-5) < 1e-12))
+        g2z_json_fail(json, "layer_norm_epsilon is %g, and this kit computes GPT-2's 1e-05", eps);
+    }
+#define X(name, only) \
+    else if (g2z_json_is(&key, #name)) g2z__weights_config_flag(json, #name, only);
+    G2Z__WEIGHTS_FLAG_LIST(X)
+#undef X
+    else g2z_json_skip(json);
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__weights_check_config(g2z_services *services, const char *path,
+                                                  const g2z_model_config *model, int inner) {
+  const char *missing = !model->layers   ? "n_layer"
+                        : !model->heads    ? "n_head"
+                        : !model->channels ? "n_embd"
+                        : !model->context  ? "n_positions"
+                        : !model->vocab    ? "vocab_size"
+                                           : NULL;
+  if (missing)
+    return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
+                    path, missing);
+  if (inner && inner != 4 * (int64_t)model->channels)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
+                    4 * (int64_t)model->channels);
+  return g2z_model_config_check(services, model);
+}
+
+G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
+                                      g2z_model_config *out) {
+  memset(out, 0, sizeof *out);
+  char *path, *text = NULL;
+  size_t bytes;
+  int inner = 0;
+  g2z_model_config model;
+  memset(&model, 0, sizeof model);
+  model.eot = g2z_model_config_default().eot; /* as in GPT2Config, where the file does not say */
+  G2Z__TRY(g2z_join_path(services, directory, "config.json", &path));
+  g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
+  if (status == G2Z_OK) {
+    g2z_json json;
+    g2z_json_open(&json, services, path, text, bytes);
+    g2z__weights_parse_config(&json, &model, &inner);
+    status = g2z_json_close(&json);
+  }
+  if (status == G2Z_OK) status = g2z__weights_check_config(services, path, &model, inner);
+  if (status == G2Z_OK) *out = model;
+  g2z_release(services, text);
+  g2z_release(services, path);
+  return status;
+}
+
+/* ----- writing a model ----- */
+
+/* The header. The file keeps canonical order, so that behind it tensors need not be told apart. */
+G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
+                                            const g2z_model_config *model,
+                                            g2z_safetensors_writer **out) {
+  g2z__weight *list;
+  size_t count;
+  void *tensors;
+  *out = NULL;
+  G2Z__TRY(g2z__weights_list(services, model, &list, &count));
+  g2z_status status = g2z_allocate(services, count, sizeof(g2z_safetensor), &tensors);
+  for (size_t i = 0; i < count && status == G2Z_OK; i++)
+    ((g2z_safetensor *)tensors)[i] = list[i].tensor;
+  if (status == G2Z_OK)
+    status = g2z_safetensors_create(services, path, (const g2z_safetensor *)tensors, count, out);
+  g2z_release(services, tensors);
+  g2z_release(services, list);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__weights_put(g2z_services *services, const char *path,
+                                         const g2z_model_config *model, g2z_weights_give give,
+                                         void *user, g2z_safetensors_writer **out) {
+  void *chunk;
+  G2Z__TRY(g2z__weights_create(services, path, model, out));
+  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
+  g2z_status status = G2Z_OK;
+  size_t total = (size_t)(*out)->promised;
+  for (size_t at = 0; at < total && status == G2Z_OK;) {
+    size_t n = total - at < G2Z__WEIGHTS_CHUNK ? total - at : G2Z__WEIGHTS_CHUNK;
+    status = give(user, at, n, (float *)chunk);
+    if (status == G2Z_OK) status = g2z_safetensors_put(*out, (const float *)chunk, n);
+    at += n;
+  }
+  g2z_release(services, chunk);
+  return status;
+}
+
+G2Z_API g2z_status g2z_weights_write(g2z_services *services, const char *directory,
+                                     const g2z_model_config *model, g2z_weights_give give,
+                                     void *user) {
+  char *weights_path = NULL, *config_path = NULL;
+  g2z_safetensors_writer *weights = NULL;
+  g2z_writer *config = NULL;
+  g2z_status status = g2z_make_directory(services, directory);
+  if (status == G2Z_OK)
+    status = g2z_join_path(services, directory, "model.safetensors", &weights_path);
+  if (status == G2Z_OK) status = g2z_join_path(services, directory, "config.json", &config_path);
+  if (status == G2Z_OK) status = g2z_writer_create(services, config_path, &config);
+  if (status == G2Z_OK) status = g2z__weights_put_config(config, model);
+  if (status == G2Z_OK)
+    status = g2z__weights_put(services, weights_path, model, give, user, &weights);
+  /* Both are on the disk before the first takes its name: a full disk leaves the old pair. */
+  if (status == G2Z_OK) status = g2z__tensors_finish(weights);
+  if (status == G2Z_OK) status = g2z__writer_finish(config);
+  if (status == G2Z_OK) status = g2z_safetensors_commit(weights);
+  if (status == G2Z_OK) status = g2z_writer_commit(config);
+  g2z_safetensors_writer_free(weights);
+  g2z_writer_free(config);
+  g2z_release(services, config_path);
+  g2z_release(services, weights_path);
+  return status;
+}
+
+/* ----- reading a model ----- */
+
+/* "[50257, 768]" */
+G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z_safetensor *tensor, char text[200]) {
+  size_t length = 0;
+  text[length++] = '[';
+  for (int i = 0; i < tensor->rank; i++)
+    length += (size_t)snprintf(text + length, 200 - length, "%s%" PRIu64, i ? ", " : "",
+                               tensor->shape[i]);
+  text[length++] = ']';
+  text[length] = 0;
+  return text;
+}
+
+/* The tensor of the file must have the shape of `want`. */
+G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z_safetensors *file, int index,
+                                                 const g2z_safetensor *want) {
+  const g2z_safetensor *got = &file->tensors[index];
+  char got_text[200], want_text[200];
+  if (got->rank == want->rank &&
+      memcmp(got->shape, want->shape, (size_t)want->rank * sizeof want->shape[0]) == 0)
+    return G2Z_OK;
+  return g2z_fail(file->services, G2Z_FORMAT,
+                  "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
+                  "sizes of the config.json that belongs to it", file->path, got->name,
+                  g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
+}
+
+/* Buffers that Hugging Face stores with the weights: h.N.attn.bias, h.N.attn.masked_bias. */
+G2Z__PRIVATE int g2z__weights_ignored(const char *name) {
+  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
+  if (strncmp(name, G2Z__WEIGHTS_PREFIX, prefix) == 0) name += prefix;
+  if (strncmp(name, "h.", 2) != 0) return 0;
+  size_t digits = strspn(name + 2, "0123456789");
+  name += 2 + digits;
+  return digits > 0 && (strcmp(name, ".attn.bias") == 0 || strcmp(name, ".attn.masked_bias") == 0);
+}
+
+/* Finds every weight in the file, and nothing else there. */
+G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int layers,
+                                           g2z__weight *list, size_t count, unsigned char *used) {
+  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
+  for (size_t i = 0; i < count; i++) {
+    int with = g2z_safetensors_find(file, list[i].name);
+    int without = g2z_safetensors_find(file, list[i].name + prefix);
+    if (with >= 0 && without >= 0)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
+                      list[i].name, list[i].name + prefix);
+    list[i].index = with >= 0 ? with : without;
+    if (list[i].index < 0)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
+                      "sizes of the config.json that belongs to it", file->path, list[i].name,
+                      layers);
+    G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
+    used[list[i].index] = 1;
+  }
+  int head = g2z_safetensors_find(file, "lm_head.weight");
+  if (head >= 0) {
+    G2Z__TRY(g2z__weights_check_shape(file, head, &list[count - 1].tensor)); /* wte */
+    used[head] = 1;
+  }
+  for (size_t i = 0; i < file->count; i++)
+    if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
+                      "the sizes of the config.json that belongs to it", file->path,
+                      file->tensors[i].name, layers);
+  return G2Z_OK;
+}
+
+/* GPT-2's head is its token embedding. A file that stores the head must store the same numbers. */
+G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z_safetensors *file, const g2z__weight *wte,
+                                                float *chunk) {
+  const int head = g2z_safetensors_find(file, "lm_head.weight");
+  const size_t half = G2Z__WEIGHTS_CHUNK / 2, total = wte->tensor.elements;
+  for (size_t at = 0, n; head >= 0 && at < total; at += n) {
+    n = total - at < half ? total - at : half;
+    G2Z__TRY(g2z_safetensors_read(file, head, at, n, chunk));
+    G2Z__TRY(g2z_safetensors_read(file, wte->index, at, n, chunk + half));
+    if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
+      return g2z_fail(file->services, G2Z_UNSUPPORTED,
+                      "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
+                      "the model with tie_word_embeddings", file->path);
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z_safetensors *file, int layers,
+                                              g2z__weight *list, size_t count,
+                                              g2z_weights_take take, void *user) {
+  g2z_services *services = file->services;
+  void *used, *chunk = NULL;
+  G2Z__TRY(g2z_allocate(services, file->count, 1, &used));
+  g2z_status status = g2z__weights_match(file, layers, list, count, (unsigned char *)used);
+  g2z_release(services, used);
+  G2Z__TRY(status);
+  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
+  status = g2z__weights_check_tied(file, &list[count - 1], (float *)chunk);
+  size_t canonical = 0;
+  for (size_t i = 0; i < count && status == G2Z_OK; i++)
+    for (size_t at = 0, n; at < list[i].tensor.elements && status == G2Z_OK; at += n) {
+      n = list[i].tensor.elements - at;
+      if (n > G2Z__WEIGHTS_CHUNK) n = G2Z__WEIGHTS_CHUNK;
+      status = g2z_safetensors_read(file, list[i].index, at, n, (float *)chunk);
+      if (status == G2Z_OK) status = take(user, canonical, n, (const float *)chunk);
+      canonical += n;
+    }
+  g2z_release(services, chunk);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *directory,
+                                         const char *name, int *there) {
+  char *path;
+  G2Z__TRY(g2z_join_path(services, directory, name, &path));
+  *there = access(path, F_OK) == 0;
+  g2z_release(services, path);
+  return G2Z_OK;
+}
+
+/* A directory without model.safetensors may hold the weights in a form that is not read. */
+G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char *directory) {
+  int split, pickle;
+  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors.index.json", &split));
+  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &pickle));
+  if (split)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "the weights in %s are split into several files: save them as one, with "
+                    "save_pretrained(..., max_shard_size=\"100GB\")", directory);
+  if (pickle)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "the weights in %s are a pickle, pytorch_model.bin: save them as "
+                    "model.safetensors, with save_pretrained(..., safe_serialization=True)",
+                    directory);
+  return g2z_fail(services, G2Z_IO,
+                  "%s has no model.safetensors: name a directory that save_pretrained or "
+                  "--save-weights wrote", directory);
+}
+
+G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *directory,
+                                    const g2z_model_config *model, g2z_weights_take take,
+                                    void *user) {
+  char *path;
+  g2z_safetensors *file;
+  g2z__weight *list;
+  size_t count;
+  int there;
+  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &there));
+  if (!there) return g2z__weights_missing(services, directory);
+  G2Z__TRY(g2z_join_path(services, directory, "model.safetensors", &path));
+  g2z_status status = g2z_safetensors_open(services, path, &file);
+  g2z_release(services, path);
+  G2Z__TRY(status);
+  status = g2z__weights_list(services, model, &list, &count);
+  if (status == G2Z_OK) {
+    status = g2z__weights_take_all(file, model->layers, list, count, take, user);
+    g2z_release(services, list);
+  }
+  g2z_safetensors_free(file);
+  return status;
+}
+
+/* ===== >>i13 context and model ===========================================
  * In:  tokens and the flat buffers. Out: loss, logits, gradients in the order of the plan.
  * Law: the model names ops and parameters, never a device and never an address: a tensor is the
  *      unit's base, asked of the model, plus the plan's offset. */
@@ -7726,7 +8583,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g
 #undef G2Z__W
 #undef G2Z__G
 
-/* ===== >>i13 trainer =====================================================
+/* ===== >>i14 trainer =====================================================
  * In:  a config, then batches. Out: weights that fit the text, and a report per step.
  * Law: a step only enqueues. What it decides, it decides on the device from g2z_step_state; the
  *      host reads that state one step late, and never to decide about the step that runs. Whatever
@@ -8952,7 +9809,7 @@ G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *t) { return t->conte
 G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *t) { return t->loader; }
 G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *t) { return t->device; }
 
-/* ===== >>i14 generation ==================================================
+/* ===== >>i15 generation ==================================================
  * In:  a prompt's tokens. Out: the tokens that the model would write behind them.
  * Law: the draw is a pure function of logits, sampling and index; no generator has a state. */
 
@@ -9048,862 +9905,6 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, siz
   return status;
 }
 
-/* ===== >>i15 weights =====================================================
- * In:  model.safetensors and config.json of GPT-2, or canonical ranges of fp32 weights.
- * Out: the other of the two.
- * Law: a header is checked completely before a tensor is read; files speak canonical ranges. */
-
-#define G2Z__TENSOR_HEADER_MOST 100000000u /* bytes; the limit of the reference implementation */
-
-struct g2z_safetensors {
-  g2z_services *services;
-  char *path;
-  int file;
-  char *names;                  /* of all tensors, one after the other */
-  g2z_safetensor *tensors;      /* by name */
-  size_t count, capacity;
-};
-
-G2Z__PRIVATE const char *g2z__tensor_text(g2z_tensor_type type) {
-  switch (type) {
-#define X(name, bytes) \
-  case G2Z_TENSOR_##name: return #name;
-    G2Z_TENSOR_LIST(X)
-#undef X
-    case G2Z_TENSOR_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z__PRIVATE uint64_t g2z__tensor_bytes(g2z_tensor_type type) {
-  switch (type) {
-#define X(name, bytes) \
-  case G2Z_TENSOR_##name: return bytes;
-    G2Z_TENSOR_LIST(X)
-#undef X
-    case G2Z_TENSOR_COUNT: break;
-  }
-  return 0;
-}
-
-/* ----- reading a header ----- */
-
-G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z_safetensor *tensor) {
-  g2z_json_text text = g2z_json_string(json);
-  if (json->status != G2Z_OK) return;
-#define X(known, bytes)              \
-  if (g2z_json_is(&text, #known)) {  \
-    tensor->type = G2Z_TENSOR_##known; \
-    return;                          \
-  }
-  G2Z_TENSOR_LIST(X)
-#undef X
-  g2z_json_fail(json, "tensor \"%.200s\" has dtype %.*s, which is not known: save it as F32",
-                tensor->name, (int)(text.bytes < 20 ? text.bytes : 20), (const char *)text.at);
-}
-
-/* Up to `most` numbers that are not negative; returns how many there were. */
-G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z_safetensor *tensor,
-                                        const char *what, uint64_t *out, int most) {
-  int count = 0;
-  if (!g2z_json_enter(json, '[')) return 0;
-  while (g2z_json_next(json, ']', NULL)) {
-    int64_t value = g2z_json_integer(json);
-    if (value < 0 || count == most) {
-      g2z_json_fail(json, "tensor \"%.200s\" has a %s %s: the file is damaged", tensor->name, what,
-                    value < 0 ? "below zero" : "with too many numbers");
-      return 0;
-    }
-    out[count++] = (uint64_t)value;
-  }
-  return count;
-}
-
-/* One entry of the header. `begin` counts from the end of the header here. */
-G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z_safetensor *tensor) {
-  enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
-  int seen = 0;
-  uint64_t offsets[2] = {0, 0};
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    if (g2z_json_is(&key, "dtype")) {
-      seen |= DTYPE;
-      g2z__tensor_parse_type(json, tensor);
-    } else if (g2z_json_is(&key, "shape")) {
-      seen |= SHAPE;
-      tensor->rank =
-          g2z__tensor_parse_list(json, tensor, "shape", tensor->shape, G2Z_TENSOR_RANK);
-    } else if (g2z_json_is(&key, "data_offsets")) {
-      if (g2z__tensor_parse_list(json, tensor, "pair of data_offsets", offsets, 2) == 2)
-        seen |= OFFSETS;
-    } else g2z_json_skip(json);
-  }
-  if (json->status != G2Z_OK) return;
-  if (seen != (DTYPE | SHAPE | OFFSETS)) {
-    g2z_json_fail(json, "tensor \"%.200s\" lacks its dtype, shape or pair of data_offsets: the "
-                  "file is damaged", tensor->name);
-    return;
-  }
-  uint64_t elements = 1, most = (uint64_t)INT64_MAX / g2z__tensor_bytes(tensor->type);
-  for (int i = 0; i < tensor->rank; i++) {
-    if (tensor->shape[i] && elements > most / tensor->shape[i]) {
-      g2z_json_fail(json, "tensor \"%.200s\" has more than 2^63 bytes: the file is damaged",
-                    tensor->name);
-      return;
-    }
-    elements *= tensor->shape[i];
-  }
-  tensor->elements = (size_t)elements;
-  tensor->begin = offsets[0];
-  tensor->bytes = elements * g2z__tensor_bytes(tensor->type);
-  if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != tensor->bytes)
-    g2z_json_fail(json, "tensor \"%.200s\" has data_offsets from %" PRIu64 " to %" PRIu64
-                  ", but its shape takes %" PRIu64 " bytes: the file is damaged", tensor->name,
-                  offsets[0], offsets[1], tensor->bytes);
-}
-
-/* __metadata__ is a table of strings, which nothing here needs. */
-G2Z__PRIVATE void g2z__tensor_parse_metadata(g2z_json *json) {
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) g2z_json_string(json);
-}
-
-G2Z__PRIVATE g2z_status g2z__tensors_parse(g2z_safetensors *file, const char *text, size_t bytes) {
-  g2z_json json;
-  g2z_json_text key;
-  char *name = file->names; /* as many bytes as the header: unescaped names and NULs fit */
-  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
-  for (size_t step; at < end; at += step) {
-    step = g2z_utf8_length(at, end);
-    if (step == 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s: byte %zu of the header is not UTF-8: the file is damaged", file->path,
-                      (size_t)(at - (const unsigned char *)text));
-  }
-  g2z_json_open(&json, file->services, file->path, text, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key)) {
-      if (g2z_json_is(&key, "__metadata__")) {
-        g2z__tensor_parse_metadata(&json);
-        continue;
-      }
-      void *list = file->tensors;
-      g2z_status status = g2z_grow(file->services, &list, &file->capacity, file->count,
-                                   file->count + 1, sizeof(g2z_safetensor));
-      file->tensors = (g2z_safetensor *)list;
-      G2Z__TRY(status);
-      g2z_safetensor *tensor = &file->tensors[file->count++];
-      memset(tensor, 0, sizeof *tensor);
-      size_t length = g2z_json_unescape(&key, (unsigned char *)name);
-      name[length] = 0;
-      tensor->name = name;
-      name += length + 1;
-      if (strlen(tensor->name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
-      g2z__tensor_parse(&json, tensor);
-    }
-  return g2z_json_close(&json);
-}
-
-G2Z__PRIVATE int g2z__tensor_by_begin(const void *a, const void *b) {
-  const g2z_safetensor *x = (const g2z_safetensor *)a, *y = (const g2z_safetensor *)b;
-  if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-  return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* empty ones before the one they touch */
-}
-
-G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
-  return strcmp(((const g2z_safetensor *)a)->name, ((const g2z_safetensor *)b)->name);
-}
-
-/* The tensors must tile the bytes behind the header, without a gap and without an overlap, and
- * every name must be there once. Leaves them in the order of names. */
-G2Z__PRIVATE g2z_status g2z__tensors_check(g2z_safetensors *file, uint64_t data, uint64_t bytes) {
-  uint64_t end = 0;
-  if (file->count)
-    qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_begin);
-  for (size_t i = 0; i < file->count; i++) {
-    g2z_safetensor *tensor = &file->tensors[i];
-    if (tensor->begin != end)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
-                      "it end at %" PRIu64 ": the file is damaged", file->path, tensor->name,
-                      tensor->begin, end);
-    end += tensor->bytes; /* as data_offsets has it: below 2^63 */
-    if (end > bytes - data) break;
-    tensor->begin += data;
-  }
-  if (end != bytes - data)
-    return g2z_fail(file->services, G2Z_FORMAT,
-                    "%s promises %s%" PRIu64 " bytes of tensors behind its header and has %" PRIu64
-                    ": it was cut or is unfinished; copy it again", file->path,
-                    end > bytes - data ? "at least " : "", end, bytes - data);
-  if (file->count)
-    qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_name);
-  for (size_t i = 1; i < file->count; i++)
-    if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
-                      file->tensors[i].name);
-  return G2Z_OK;
-}
-
-/* Reads and checks the header of the open file. */
-G2Z__PRIVATE g2z_status g2z__tensors_load(g2z_safetensors *file) {
-  struct stat info;
-  if (fstat(file->file, &info) != 0)
-    return g2z_fail_file(file->services, errno, "open", file->path);
-  if (!S_ISREG(info.st_mode))
-    return g2z_fail(file->services, G2Z_IO, "%s is no regular file: name a safetensors file",
-                    file->path);
-  uint64_t length = 0, bytes = (uint64_t)info.st_size;
-  int64_t got = g2z__pread(file->file, &length, sizeof length, 0);
-  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
-  if (got < 8)
-    return g2z_fail(file->services, G2Z_FORMAT,
-                    "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
-                    file->path, bytes);
-  if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8)
-    return g2z_fail(file->services, G2Z_FORMAT,
-                    "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
-                    "it was cut, or it is no safetensors file", file->path, length, bytes);
-  void *text;
-  G2Z__TRY(g2z_allocate(file->services, (size_t)length + 1, 1, &text));
-  file->names = (char *)text;
-  G2Z__TRY(g2z_allocate(file->services, (size_t)length + 1, 1, &text));
-  g2z_status status = G2Z_OK;
-  got = g2z__pread(file->file, text, (size_t)length, 8);
-  if (got < 0) status = g2z_fail_file(file->services, errno, "read", file->path);
-  else if ((uint64_t)got < length)
-    status = g2z_fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
-                      file->path);
-  else status = g2z__tensors_parse(file, (const char *)text, (size_t)length);
-  g2z_release(file->services, text);
-  G2Z__TRY(status);
-  return g2z__tensors_check(file, 8 + length, bytes);
-}
-
-G2Z_API g2z_status g2z_safetensors_open(g2z_services *services, const char *path,
-                                        g2z_safetensors **out) {
-  *out = NULL;
-  size_t length = strlen(path) + 1;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_safetensors) + length, &memory));
-  g2z_safetensors *file = (g2z_safetensors *)memory;
-  file->services = services;
-  file->path = (char *)(file + 1);
-  memcpy(file->path, path, length);
-  file->file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
-  g2z_status status = file->file < 0 ? g2z_fail_file(services, errno, "open", path)
-                                     : g2z__tensors_load(file);
-  if (status != G2Z_OK) {
-    g2z_safetensors_free(file);
-    return status;
-  }
-  *out = file;
-  return G2Z_OK;
-}
-
-G2Z_API void g2z_safetensors_free(g2z_safetensors *file) {
-  if (!file) return;
-  if (file->file >= 0) close(file->file);
-  g2z_release(file->services, file->names);
-  g2z_release(file->services, file->tensors);
-  g2z_release(file->services, file);
-}
-
-G2Z_API int g2z_safetensors_count(const g2z_safetensors *file) { return (int)file->count; }
-
-G2Z_API int g2z_safetensors_find(const g2z_safetensors *file, const char *name) {
-  size_t low = 0, high = file->count;
-  while (low < high) {
-    size_t middle = low + (high - low) / 2;
-    int order = strcmp(file->tensors[middle].name, name);
-    if (order == 0) return (int)middle;
-    if (order < 0) low = middle + 1;
-    else high = middle;
-  }
-  return -1;
-}
-
-G2Z_API g2z_safetensor g2z_safetensors_tensor(const g2z_safetensors *file, int index) {
-  G2Z_ASSERT(index >= 0 && (size_t)index < file->count);
-  return file->tensors[index];
-}
-
-/* ----- reading numbers ----- */
-
-G2Z__PRIVATE void g2z__tensor_widen(g2z_tensor_type type, const unsigned char *from, size_t count,
-                                    float *out) {
-  for (size_t i = 0; i < count; i++) {
-    double wide;
-    uint16_t half;
-    if (type == G2Z_TENSOR_F64) {
-      memcpy(&wide, from + 8 * i, sizeof wide);
-      out[i] = (float)wide;
-    } else {
-      memcpy(&half, from + 2 * i, sizeof half);
-      out[i] = g2z__widen(type == G2Z_TENSOR_F16 ? G2Z_FP16 : G2Z_BF16, half);
-    }
-  }
-}
-
-G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z_safetensors *file, const g2z_safetensor *tensor,
-                                          uint64_t offset, void *out, size_t bytes) {
-  int64_t got = g2z__pread(file->file, out, bytes, tensor->begin + offset);
-  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
-  if ((size_t)got == bytes) return G2Z_OK;
-  return g2z_fail(file->services, G2Z_FORMAT,
-                  "%s shrank while tensor \"%.200s\" was read: copy it again", file->path,
-                  tensor->name);
-}
-
-G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, size_t first,
-                                        size_t count, float *out) {
-  const g2z_safetensor tensor = g2z_safetensors_tensor(file, index);
-  const size_t size = (size_t)g2z__tensor_bytes(tensor.type);
-  if (count > tensor.elements || first > tensor.elements - count)
-    return g2z_fail(file->services, G2Z_BAD_ARGUMENT,
-                    "%s: tensor \"%.200s\" has %zu elements, and %zu from %zu on were asked for",
-                    file->path, tensor.name, tensor.elements, count, first);
-  if (tensor.type == G2Z_TENSOR_F32)
-    return g2z__tensor_pread(file, &tensor, first * size, out, count * size);
-  if (tensor.type != G2Z_TENSOR_F16 && tensor.type != G2Z_TENSOR_BF16 &&
-      tensor.type != G2Z_TENSOR_F64)
-    return g2z_fail(file->services, G2Z_UNSUPPORTED,
-                    "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
-                    "read: save it as F32", file->path, tensor.name,
-                    g2z__tensor_text(tensor.type));
-  unsigned char raw[8192];
-  for (size_t done = 0; done < count;) {
-    size_t n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
-    G2Z__TRY(g2z__tensor_pread(file, &tensor, (first + done) * size, raw, n * size));
-    g2z__tensor_widen(tensor.type, raw, n, out + done);
-    done += n;
-  }
-  return G2Z_OK;
-}
-
-/* ----- writing ----- */
-
-struct g2z_safetensors_writer {
-  g2z_services *services;
-  g2z_writer *file;
-  uint64_t promised, put;       /* elements */
-};
-
-/* The header, padded with spaces so that the data begins at a multiple of 8, as the reference
- * implementation does. */
-G2Z__PRIVATE g2z_status g2z__tensors_header(g2z_safetensors_writer *writer,
-                                            const g2z_safetensor *tensors, size_t count) {
-  uint64_t length = 0, offset = 0;
-  g2z_json_out json;
-  memset(&json, 0, sizeof json);
-  json.writer = writer->file;
-  g2z_writer_put(writer->file, &length, sizeof length);
-  g2z_json_begin(&json, NULL, '{');
-  g2z_json_begin(&json, "__metadata__", '{');
-  g2z_json_put_string(&json, "format", "pt"); /* transformers refuses a file without it */
-  g2z_json_end(&json, '}');
-  for (size_t i = 0; i < count; i++) {
-    uint64_t elements = 1;
-    G2Z_ASSERT(tensors[i].rank >= 0 && tensors[i].rank <= G2Z_TENSOR_RANK);
-    g2z_json_begin(&json, tensors[i].name, '{');
-    g2z_json_put_string(&json, "dtype", "F32");
-    g2z_json_begin(&json, "shape", '[');
-    for (int k = 0; k < tensors[i].rank; k++) {
-      g2z_json_put_integer(&json, NULL, (int64_t)tensors[i].shape[k]);
-      elements *= tensors[i].shape[k];
-    }
-    g2z_json_end(&json, ']');
-    g2z_json_begin(&json, "data_offsets", '[');
-    g2z_json_put_integer(&json, NULL, (int64_t)offset);
-    offset += 4 * elements;
-    g2z_json_put_integer(&json, NULL, (int64_t)offset);
-    g2z_json_end(&json, ']');
-    g2z_json_end(&json, '}');
-  }
-  g2z_json_end(&json, '}');
-  uint64_t end = writer->file->written;
-  g2z_writer_put(writer->file, "       ", (size_t)(-end & 7));
-  length = end + (-end & 7) - sizeof length;
-  writer->promised = offset / 4;
-  return g2z__writer_patch(writer->file, 0, &length, sizeof length);
-}
-
-G2Z_API g2z_status g2z_safetensors_create(g2z_services *services, const char *path,
-                                          const g2z_safetensor *tensors, size_t count,
-                                          g2z_safetensors_writer **out) {
-  *out = NULL;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_safetensors_writer), &memory));
-  g2z_safetensors_writer *writer = (g2z_safetensors_writer *)memory;
-  writer->services = services;
-  g2z_status status = g2z_writer_create(services, path, &writer->file);
-  if (status == G2Z_OK) status = g2z__tensors_header(writer, tensors, count);
-  if (status != G2Z_OK) {
-    g2z_safetensors_writer_free(writer);
-    return status;
-  }
-  *out = writer;
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_safetensors_put(g2z_safetensors_writer *writer, const float *values,
-                                       size_t count) {
-  writer->put += count;
-  return g2z_writer_put(writer->file, values, count * sizeof(float));
-}
-
-/* The file gets its length; others write the elements behind the header, which ends at *data. */
-G2Z__PRIVATE g2z_status g2z__tensors_reserve(g2z_safetensors_writer *writer, uint64_t *data) {
-  g2z_writer *file = writer->file;
-  G2Z__TRY(g2z_writer_flush(file));
-  *data = file->written;
-  file->written += writer->promised * sizeof(float);
-  writer->put = writer->promised;
-  int done = ftruncate(fileno(file->file), (off_t)file->written);
-  return g2z__writer_check(file, done == 0, "make room in");
-}
-
-/* Everything but the name. */
-G2Z__PRIVATE g2z_status g2z__tensors_finish(g2z_safetensors_writer *writer) {
-  if (writer->put != writer->promised)
-    return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
-                    "%s was given %" PRIu64 " elements, but its tensors have %" PRIu64
-                    ": put each element once", writer->file->path, writer->put, writer->promised);
-  return g2z__writer_finish(writer->file);
-}
-
-G2Z_API g2z_status g2z_safetensors_commit(g2z_safetensors_writer *writer) {
-  G2Z__TRY(g2z__tensors_finish(writer));
-  return g2z_writer_commit(writer->file);
-}
-
-G2Z_API void g2z_safetensors_writer_free(g2z_safetensors_writer *writer) {
-  if (!writer) return;
-  g2z_writer_free(writer->file);
-  g2z_release(writer->services, writer);
-}
-
-/* ----- GPT-2 in files ----- */
-
-#define G2Z__WEIGHTS_PREFIX "transformer."
-#define G2Z__WEIGHTS_CHUNK 65536 /* elements in flight between a file and a model */
-
-typedef struct g2z__weight {
-  char name[64];                /* with the prefix: "transformer.h.0.ln_1.weight" */
-  g2z_safetensor tensor;        /* as it should be; then: as the file has it */
-  int index;                    /* in the file */
-} g2z__weight;
-
-G2Z__PRIVATE void g2z__weights_add(const g2z_model_config *model, g2z_unit_kind unit, int layer,
-                                   g2z__weight *list, size_t *count) {
-  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-    g2z_param_info info = g2z_param_describe(model, (g2z_param)p);
-    if (info.unit != unit) continue;
-    g2z__weight *weight = &list[(*count)++];
-    if (unit == G2Z_UNIT_BLOCK)
-      snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "h.%d.%s", layer,
-               info.hf_name);
-    else snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "%s", info.hf_name);
-    weight->tensor.name = weight->name;
-    weight->tensor.rank = info.rank;
-    weight->tensor.shape[0] = info.rank == 2 ? info.rows : info.cols;
-    weight->tensor.shape[1] = info.rank == 2 ? info.cols : 0;
-    weight->tensor.elements = info.elements;
-  }
-}
-
-/* Every tensor of the model, in canonical order; freed with g2z_release. */
-G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_model_config *model,
-                                          g2z__weight **list, size_t *count) {
-  void *memory;
-  *count = 0;
-  G2Z__TRY(g2z_model_config_check(services, model));
-  G2Z__TRY(g2z_allocate(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT,
-                        sizeof(g2z__weight), &memory));
-  *list = (g2z__weight *)memory;
-  g2z__weights_add(model, G2Z_UNIT_LNF, 0, *list, count);
-  for (int layer = model->layers - 1; layer >= 0; layer--)
-    g2z__weights_add(model, G2Z_UNIT_BLOCK, layer, *list, count);
-  g2z__weights_add(model, G2Z_UNIT_WPE, 0, *list, count);
-  g2z__weights_add(model, G2Z_UNIT_WTE, 0, *list, count);
-  return G2Z_OK;
-}
-
-/* ----- config.json ----- */
-
-/* What GPT2Config may say besides the sizes, and the only value that this kit computes. */
-#define G2Z__WEIGHTS_FLAG_LIST(X)       \
-  X(scale_attn_weights, 1)              \
-  X(scale_attn_by_inverse_layer_idx, 0) \
-  X(reorder_and_upcast_attn, 0)         \
-  X(add_cross_attention, 0)             \
-  X(tie_word_embeddings, 1)
-
-G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model) {
-  const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
-  g2z_json_out json;
-  memset(&json, 0, sizeof json);
-  json.writer = writer;
-  json.indent = 2;
-  g2z_json_begin(&json, NULL, '{');
-  g2z_json_begin(&json, "architectures", '[');
-  g2z_json_put_string(&json, NULL, "GPT2LMHeadModel");
-  g2z_json_end(&json, ']');
-  g2z_json_put_string(&json, "model_type", "gpt2");
-  g2z_json_put_integer(&json, "n_layer", model->layers);
-  g2z_json_put_integer(&json, "n_head", model->heads);
-  g2z_json_put_integer(&json, "n_embd", model->channels);
-  g2z_json_put_integer(&json, "n_positions", model->context);
-  g2z_json_put_integer(&json, "n_ctx", model->context); /* readers before 2021 look here */
-  g2z_json_put_integer(&json, "vocab_size", model->vocab);
-  g2z_json_put_string(&json, "n_inner", NULL);
-  g2z_json_put_string(&json, "activation_function", "gelu_new");
-  g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
-  g2z_json_put_number(&json, "initializer_range", 0.02);
-  g2z_json_put_number(&json, "attn_pdrop", 0.1); /* as published; only training in Python uses it */
-  g2z_json_put_number(&json, "embd_pdrop", 0.1);
-  g2z_json_put_number(&json, "resid_pdrop", 0.1);
-#define X(name, value) g2z_json_put_bool(&json, #name, value);
-  G2Z__WEIGHTS_FLAG_LIST(X)
-#undef X
-  g2z_json_put_integer(&json, "bos_token_id", eot);
-  g2z_json_put_integer(&json, "eos_token_id", eot);
-  g2z_json_put_string(&json, "dtype", "float32");
-  g2z_json_end(&json, '}');
-  return g2z_writer_put(writer, "\n", 1);
-}
-
-G2Z__PRIVATE int g2z__weights_config_size(g2z_json *json, const char *name) {
-  int64_t value = g2z_json_integer(json);
-  if (value >= 0 && value <= INT32_MAX) return (int)value;
-  g2z_json_fail(json, "%s=%" PRId64 " is not the size of a model", name, value);
-  return 0;
-}
-
-G2Z__PRIVATE void g2z__weights_config_flag(g2z_json *json, const char *name, int only) {
-  int value = g2z_json_bool(json);
-  if (value != only)
-    g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s", name,
-                  value ? "true" : "false", only ? "true" : "false");
-}
-
-/* One of the names in `known`, which is a list that ends with NULL. */
-G2Z__PRIVATE void g2z__weights_config_word(g2z_json *json, const char *name,
-                                           const char *const *known) {
-  g2z_json_text text = g2z_json_string(json);
-  for (int i = 0; known[i]; i++)
-    if (json->status == G2Z_OK && g2z_json_is(&text, known[i])) return;
-  g2z_json_fail(json, "%s is \"%.*s\", and this kit computes \"%s\"", name,
-                (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known[0]);
-}
-
-G2Z__PRIVATE void g2z__weights_parse_config(g2z_json *json, g2z_model_config *model, int *inner) {
-  static const char *const types[] = {"gpt2", NULL};
-  static const char *const activations[] = {"gelu_new", "gelu_pytorch_tanh", NULL};
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    if (g2z_json_is(&key, "n_layer")) model->layers = g2z__weights_config_size(json, "n_layer");
-    else if (g2z_json_is(&key, "n_head")) model->heads = g2z__weights_config_size(json, "n_head");
-    else if (g2z_json_is(&key, "n_embd"))
-      model->channels = g2z__weights_config_size(json, "n_embd");
-    else if (g2z_json_is(&key, "n_positions"))
-      model->context = g2z__weights_config_size(json, "n_positions");
-    else if (g2z_json_is(&key, "vocab_size"))
-      model->vocab = g2z__weights_config_size(json, "vocab_size");
-    else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
-      model->eot = g2z__weights_config_size(json, "eos_token_id"); /* else null, or a list */
-    else if (g2z_json_is(&key, "n_inner") && g2z_json_peek(json) != 'n')
-      *inner = g2z__weights_config_size(json, "n_inner");
-    else if (g2z_json_is(&key, "model_type")) g2z__weights_config_word(json, "model_type", types);
-    else if (g2z_json_is(&key, "activation_function"))
-      g2z__weights_config_word(json, "activation_function", activations);
-    else if (g2z_json_is(&key, "layer_norm_epsilon")) {
-      double eps = g2z_json_number(json);
-      if (!(fabs(eps - 1e-5) < 1e-12))
-        g2z_json_fail(json, "layer_norm_epsilon is %g, and this kit computes GPT-2's 1e-05", eps);
-    }
-#define X(name, only) \
-    else if (g2z_json_is(&key, #name)) g2z__weights_config_flag(json, #name, only);
-    G2Z__WEIGHTS_FLAG_LIST(X)
-#undef X
-    else g2z_json_skip(json);
-  }
-}
-
-G2Z__PRIVATE g2z_status g2z__weights_check_config(g2z_services *services, const char *path,
-                                                  const g2z_model_config *model, int inner) {
-  const char *missing = !model->layers   ? "n_layer"
-                        : !model->heads    ? "n_head"
-                        : !model->channels ? "n_embd"
-                        : !model->context  ? "n_positions"
-                        : !model->vocab    ? "vocab_size"
-                                           : NULL;
-  if (missing)
-    return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
-                    path, missing);
-  if (inner && inner != 4 * (int64_t)model->channels)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
-                    4 * (int64_t)model->channels);
-  return g2z_model_config_check(services, model);
-}
-
-G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
-                                      g2z_model_config *out) {
-  memset(out, 0, sizeof *out);
-  char *path, *text = NULL;
-  size_t bytes;
-  int inner = 0;
-  g2z_model_config model;
-  memset(&model, 0, sizeof model);
-  model.eot = g2z_model_config_default().eot; /* as in GPT2Config, where the file does not say */
-  G2Z__TRY(g2z_join_path(services, directory, "config.json", &path));
-  g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
-  if (status == G2Z_OK) {
-    g2z_json json;
-    g2z_json_open(&json, services, path, text, bytes);
-    g2z__weights_parse_config(&json, &model, &inner);
-    status = g2z_json_close(&json);
-  }
-  if (status == G2Z_OK) status = g2z__weights_check_config(services, path, &model, inner);
-  if (status == G2Z_OK) *out = model;
-  g2z_release(services, text);
-  g2z_release(services, path);
-  return status;
-}
-
-/* ----- writing a model ----- */
-
-/* The header. The file keeps canonical order, so that behind it tensors need not be told apart. */
-G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
-                                            const g2z_model_config *model,
-                                            g2z_safetensors_writer **out) {
-  g2z__weight *list;
-  size_t count;
-  void *tensors;
-  *out = NULL;
-  G2Z__TRY(g2z__weights_list(services, model, &list, &count));
-  g2z_status status = g2z_allocate(services, count, sizeof(g2z_safetensor), &tensors);
-  for (size_t i = 0; i < count && status == G2Z_OK; i++)
-    ((g2z_safetensor *)tensors)[i] = list[i].tensor;
-  if (status == G2Z_OK)
-    status = g2z_safetensors_create(services, path, (const g2z_safetensor *)tensors, count, out);
-  g2z_release(services, tensors);
-  g2z_release(services, list);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__weights_put(g2z_services *services, const char *path,
-                                         const g2z_model_config *model, g2z_weights_give give,
-                                         void *user, g2z_safetensors_writer **out) {
-  void *chunk;
-  G2Z__TRY(g2z__weights_create(services, path, model, out));
-  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
-  g2z_status status = G2Z_OK;
-  size_t total = (size_t)(*out)->promised;
-  for (size_t at = 0; at < total && status == G2Z_OK;) {
-    size_t n = total - at < G2Z__WEIGHTS_CHUNK ? total - at : G2Z__WEIGHTS_CHUNK;
-    status = give(user, at, n, (float *)chunk);
-    if (status == G2Z_OK) status = g2z_safetensors_put(*out, (const float *)chunk, n);
-    at += n;
-  }
-  g2z_release(services, chunk);
-  return status;
-}
-
-G2Z_API g2z_status g2z_weights_write(g2z_services *services, const char *directory,
-                                     const g2z_model_config *model, g2z_weights_give give,
-                                     void *user) {
-  char *weights_path = NULL, *config_path = NULL;
-  g2z_safetensors_writer *weights = NULL;
-  g2z_writer *config = NULL;
-  g2z_status status = g2z_make_directory(services, directory);
-  if (status == G2Z_OK)
-    status = g2z_join_path(services, directory, "model.safetensors", &weights_path);
-  if (status == G2Z_OK) status = g2z_join_path(services, directory, "config.json", &config_path);
-  if (status == G2Z_OK) status = g2z_writer_create(services, config_path, &config);
-  if (status == G2Z_OK) status = g2z__weights_put_config(config, model);
-  if (status == G2Z_OK)
-    status = g2z__weights_put(services, weights_path, model, give, user, &weights);
-  /* Both are on the disk before the first takes its name: a full disk leaves the old pair. */
-  if (status == G2Z_OK) status = g2z__tensors_finish(weights);
-  if (status == G2Z_OK) status = g2z__writer_finish(config);
-  if (status == G2Z_OK) status = g2z_safetensors_commit(weights);
-  if (status == G2Z_OK) status = g2z_writer_commit(config);
-  g2z_safetensors_writer_free(weights);
-  g2z_writer_free(config);
-  g2z_release(services, config_path);
-  g2z_release(services, weights_path);
-  return status;
-}
-
-/* ----- reading a model ----- */
-
-/* "[50257, 768]" */
-G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z_safetensor *tensor, char text[200]) {
-  size_t length = 0;
-  text[length++] = '[';
-  for (int i = 0; i < tensor->rank; i++)
-    length += (size_t)snprintf(text + length, 200 - length, "%s%" PRIu64, i ? ", " : "",
-                               tensor->shape[i]);
-  text[length++] = ']';
-  text[length] = 0;
-  return text;
-}
-
-/* The tensor of the file must have the shape of `want`. */
-G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z_safetensors *file, int index,
-                                                 const g2z_safetensor *want) {
-  const g2z_safetensor *got = &file->tensors[index];
-  char got_text[200], want_text[200];
-  if (got->rank == want->rank &&
-      memcmp(got->shape, want->shape, (size_t)want->rank * sizeof want->shape[0]) == 0)
-    return G2Z_OK;
-  return g2z_fail(file->services, G2Z_FORMAT,
-                  "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
-                  "sizes of the config.json that belongs to it", file->path, got->name,
-                  g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
-}
-
-/* Buffers that Hugging Face stores with the weights: h.N.attn.bias, h.N.attn.masked_bias. */
-G2Z__PRIVATE int g2z__weights_ignored(const char *name) {
-  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
-  if (strncmp(name, G2Z__WEIGHTS_PREFIX, prefix) == 0) name += prefix;
-  if (strncmp(name, "h.", 2) != 0) return 0;
-  size_t digits = strspn(name + 2, "0123456789");
-  name += 2 + digits;
-  return digits > 0 && (strcmp(name, ".attn.bias") == 0 || strcmp(name, ".attn.masked_bias") == 0);
-}
-
-/* Finds every weight in the file, and nothing else there. */
-G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int layers,
-                                           g2z__weight *list, size_t count, unsigned char *used) {
-  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
-  for (size_t i = 0; i < count; i++) {
-    int with = g2z_safetensors_find(file, list[i].name);
-    int without = g2z_safetensors_find(file, list[i].name + prefix);
-    if (with >= 0 && without >= 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
-                      list[i].name, list[i].name + prefix);
-    list[i].index = with >= 0 ? with : without;
-    if (list[i].index < 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
-                      "sizes of the config.json that belongs to it", file->path, list[i].name,
-                      layers);
-    G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
-    used[list[i].index] = 1;
-  }
-  int head = g2z_safetensors_find(file, "lm_head.weight");
-  if (head >= 0) {
-    G2Z__TRY(g2z__weights_check_shape(file, head, &list[count - 1].tensor)); /* wte */
-    used[head] = 1;
-  }
-  for (size_t i = 0; i < file->count; i++)
-    if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
-                      "the sizes of the config.json that belongs to it", file->path,
-                      file->tensors[i].name, layers);
-  return G2Z_OK;
-}
-
-/* GPT-2's head is its token embedding. A file that stores the head must store the same numbers. */
-G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z_safetensors *file, const g2z__weight *wte,
-                                                float *chunk) {
-  const int head = g2z_safetensors_find(file, "lm_head.weight");
-  const size_t half = G2Z__WEIGHTS_CHUNK / 2, total = wte->tensor.elements;
-  for (size_t at = 0, n; head >= 0 && at < total; at += n) {
-    n = total - at < half ? total - at : half;
-    G2Z__TRY(g2z_safetensors_read(file, head, at, n, chunk));
-    G2Z__TRY(g2z_safetensors_read(file, wte->index, at, n, chunk + half));
-    if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
-      return g2z_fail(file->services, G2Z_UNSUPPORTED,
-                      "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
-                      "the model with tie_word_embeddings", file->path);
-  }
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z_safetensors *file, int layers,
-                                              g2z__weight *list, size_t count,
-                                              g2z_weights_take take, void *user) {
-  g2z_services *services = file->services;
-  void *used, *chunk = NULL;
-  G2Z__TRY(g2z_allocate(services, file->count, 1, &used));
-  g2z_status status = g2z__weights_match(file, layers, list, count, (unsigned char *)used);
-  g2z_release(services, used);
-  G2Z__TRY(status);
-  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
-  status = g2z__weights_check_tied(file, &list[count - 1], (float *)chunk);
-  size_t canonical = 0;
-  for (size_t i = 0; i < count && status == G2Z_OK; i++)
-    for (size_t at = 0, n; at < list[i].tensor.elements && status == G2Z_OK; at += n) {
-      n = list[i].tensor.elements - at;
-      if (n > G2Z__WEIGHTS_CHUNK) n = G2Z__WEIGHTS_CHUNK;
-      status = g2z_safetensors_read(file, list[i].index, at, n, (float *)chunk);
-      if (status == G2Z_OK) status = take(user, canonical, n, (const float *)chunk);
-      canonical += n;
-    }
-  g2z_release(services, chunk);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *directory,
-                                         const char *name, int *there) {
-  char *path;
-  G2Z__TRY(g2z_join_path(services, directory, name, &path));
-  *there = access(path, F_OK) == 0;
-  g2z_release(services, path);
-  return G2Z_OK;
-}
-
-/* A directory without model.safetensors may hold the weights in a form that is not read. */
-G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char *directory) {
-  int split, pickle;
-  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors.index.json", &split));
-  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &pickle));
-  if (split)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "the weights in %s are split into several files: save them as one, with "
-                    "save_pretrained(..., max_shard_size=\"100GB\")", directory);
-  if (pickle)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "the weights in %s are a pickle, pytorch_model.bin: save them as "
-                    "model.safetensors, with save_pretrained(..., safe_serialization=True)",
-                    directory);
-  return g2z_fail(services, G2Z_IO,
-                  "%s has no model.safetensors: name a directory that save_pretrained or "
-                  "--save-weights wrote", directory);
-}
-
-G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *directory,
-                                    const g2z_model_config *model, g2z_weights_take take,
-                                    void *user) {
-  char *path;
-  g2z_safetensors *file;
-  g2z__weight *list;
-  size_t count;
-  int there;
-  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &there));
-  if (!there) return g2z__weights_missing(services, directory);
-  G2Z__TRY(g2z_join_path(services, directory, "model.safetensors", &path));
-  g2z_status status = g2z_safetensors_open(services, path, &file);
-  g2z_release(services, path);
-  G2Z__TRY(status);
-  status = g2z__weights_list(services, model, &list, &count);
-  if (status == G2Z_OK) {
-    status = g2z__weights_take_all(file, model->layers, list, count, take, user);
-    g2z_release(services, list);
-  }
-  g2z_safetensors_free(file);
-  return status;
-}
 /* ===== >>i16 checkpoints =================================================
  * In:  a trainer on every rank. Out: a directory with all of its state; and the way back.
  * Law: a directory has its final name only when every file in it is whole and on the disk; nothing
