@@ -379,7 +379,7 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer);
 G2Z_API void g2z_writer_free(g2z_writer *writer); /* NULL is fine; removes what has no name yet */
 
 /* A whole file in memory, followed by one NUL that `*bytes` does not count. Refuses files over
- * `limit` bytes, and what is no regular file; a pipe of the shell's, /dev/fd/63, is read. The caller
+ * `limit` bytes, and what is no regular file but for a pipe of the shell's (/dev/fd/63). The caller
  * frees it with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
@@ -472,7 +472,8 @@ G2Z_API int64_t g2z_json_integer(g2z_json *json);       /* an error unless it is
 G2Z_API double g2z_json_number(g2z_json *json);
 G2Z_API int g2z_json_bool(g2z_json *json);
 G2Z_API g2z_json_text g2z_json_string(g2z_json *json);
-/* The unescaped UTF-8 of a string, never longer than text->bytes; returns its length. */
+/* The unescaped UTF-8 of a string, never longer than text->bytes; returns its length. `out` may be
+ * the place of the string itself. */
 G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out);
 G2Z_API void g2z_json_skip(g2z_json *json);             /* any value */
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) G2Z_PRINTF(2, 3);
@@ -1469,86 +1470,12 @@ G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d12 weights =====================================================
- * safetensors files, which know nothing of the model, and GPT-2 in them, with the names and shapes
- * of Hugging Face's GPT2LMHeadModel. A file is checked completely before any of it is believed. */
+ * GPT-2 in the files of Hugging Face's GPT2LMHeadModel: model.safetensors and config.json. A
+ * trainer begins with them (init_from) and saves them (g2z_trainer_save_weights). */
 
-#define G2Z_TENSOR_LIST(X)                                                                        \
-  /*  name     bytes per element; the first four can be read as numbers */                        \
-  X(F64,     8)                                                                                   \
-  X(F32,     4)                                                                                   \
-  X(F16,     2)                                                                                   \
-  X(BF16,    2)                                                                                   \
-  X(I64,     8)                                                                                   \
-  X(U64,     8)                                                                                   \
-  X(C64,     8)                                                                                   \
-  X(I32,     4)                                                                                   \
-  X(U32,     4)                                                                                   \
-  X(I16,     2)                                                                                   \
-  X(U16,     2)                                                                                   \
-  X(I8,      1)                                                                                   \
-  X(U8,      1)                                                                                   \
-  X(BOOL,    1)                                                                                   \
-  X(F8_E4M3, 1)                                                                                   \
-  X(F8_E5M2, 1)                                                                                   \
-  X(F8_E8M0, 1)
-typedef enum g2z_tensor_type {
-#define X(name, bytes) G2Z_TENSOR_##name,
-  G2Z_TENSOR_LIST(X)
-#undef X
-  G2Z_TENSOR_COUNT
-} g2z_tensor_type;
-
-#define G2Z_TENSOR_RANK 8
-typedef struct g2z_safetensor {
-  const char *name;             /* lives as long as its file */
-  g2z_tensor_type type;
-  int rank;                     /* dimensions; 0: a scalar */
-  uint64_t shape[G2Z_TENSOR_RANK];
-  size_t elements;
-  uint64_t begin, bytes;        /* in the file */
-} g2z_safetensor;
-
-typedef struct g2z_safetensors g2z_safetensors;
-G2Z_API g2z_status g2z_safetensors_open(g2z_services *services, const char *path,
-                                        g2z_safetensors **out);
-G2Z_API void g2z_safetensors_free(g2z_safetensors *file); /* NULL is fine */
-G2Z_API int g2z_safetensors_count(const g2z_safetensors *file);
-/* The index of a tensor, -1: the file has none of that name. Indices are in the order of names. */
-G2Z_API int g2z_safetensors_find(const g2z_safetensors *file, const char *name);
-G2Z_API g2z_safetensor g2z_safetensors_tensor(const g2z_safetensors *file, int index);
-/* Elements [first, first + count) of a tensor as fp32, from F32, F16, BF16 or F64. */
-G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, size_t first,
-                                        size_t count, float *out);
-
-/* A file of F32 tensors. name, rank and shape of each are read, the other fields are not; then all
- * elements are put in this order, in portions of any size. */
-typedef struct g2z_safetensors_writer g2z_safetensors_writer;
-G2Z_API g2z_status g2z_safetensors_create(g2z_services *services, const char *path,
-                                          const g2z_safetensor *tensors, size_t count,
-                                          g2z_safetensors_writer **out);
-G2Z_API g2z_status g2z_safetensors_put(g2z_safetensors_writer *writer, const float *values,
-                                       size_t count);
-G2Z_API g2z_status g2z_safetensors_commit(g2z_safetensors_writer *writer);
-G2Z_API void g2z_safetensors_writer_free(g2z_safetensors_writer *writer); /* NULL is fine */
-
-/* Give or take canonical elements [canonical, canonical + count); calls come in canonical order. */
-typedef g2z_status (*g2z_weights_give)(void *user, size_t canonical, size_t count, float *out);
-typedef g2z_status (*g2z_weights_take)(void *user, size_t canonical, size_t count,
-                                       const float *values);
-
-/* DIRECTORY/model.safetensors and config.json, as save_pretrained writes them. Both get their names
- * when both are complete. */
-G2Z_API g2z_status g2z_weights_write(g2z_services *services, const char *directory,
-                                     const g2z_model_config *model, g2z_weights_give give,
-                                     void *user);
 /* The model of DIRECTORY/config.json; refuses what is no GPT-2 as published. */
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
                                       g2z_model_config *out);
-/* DIRECTORY/model.safetensors into `take`. All names and shapes are compared before the first
- * call. */
-G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *directory,
-                                    const g2z_model_config *model, g2z_weights_take take,
-                                    void *user);
 
 /* ===== >>d13 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
@@ -2087,7 +2014,7 @@ struct g2z_writer {
   char *path, *partial;        /* behind the struct, in the same block */
 };
 
-/* Keeps errno of the first call that was not good; the sentence of that one is every later one's. */
+/* Keeps errno of the first call that failed; every later call returns its sentence again. */
 G2Z__PRIVATE g2z_status g2z__writer_check(g2z_writer *writer, int good, const char *action) {
   if (good && !writer->error) return G2Z_OK;
   if (!writer->error) {
@@ -2468,7 +2395,7 @@ G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out) 
   for (size_t bytes = 1; at < end && bytes > 0;) {
     const void *escape = memchr(at, '\\', (size_t)(end - at));
     size_t plain = (size_t)((escape ? (const unsigned char *)escape : end) - at);
-    memcpy(to, at, plain);
+    memmove(to, at, plain);
     to += plain;
     at += plain;
     bytes = at < end ? g2z__json_escape(&at, end, got) : 0;
@@ -7415,57 +7342,47 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
  * Out: the other of the two.
  * Law: a header is checked completely before a tensor is read; files speak canonical ranges. */
 
-#define G2Z__TENSOR_HEADER_MOST 100000000u /* bytes; the limit of the reference implementation */
+/* ----- safetensors, which know nothing of the model ----- */
 
-struct g2z_safetensors {
+#define G2Z__TENSOR_HEADER_MOST 100000000u /* bytes; the limit of the reference implementation */
+#define G2Z__TENSOR_RANK 8
+
+enum { G2Z__F64, G2Z__F32, G2Z__F16, G2Z__BF16, G2Z__TENSOR_TYPES = 17 };
+static const struct { const char *name; uint64_t bytes; } g2z__tensor_types[G2Z__TENSOR_TYPES] = {
+    {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, /* these can be read as numbers */
+    {"I64", 8}, {"U64", 8}, {"C64", 8}, {"I32", 4}, {"U32", 4}, {"I16", 2}, {"U16", 2}, {"I8", 1},
+    {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+
+typedef struct g2z__safetensor {
+  const char *name;             /* lives as long as its file */
+  int type;                     /* index into g2z__tensor_types */
+  int rank;                     /* dimensions; 0: a scalar */
+  uint64_t shape[G2Z__TENSOR_RANK];
+  size_t elements;
+  uint64_t begin, bytes;        /* in the file */
+} g2z__safetensor;
+
+typedef struct g2z__safetensors {
   g2z_services *services;
   char *path;
   int file;
-  char *names;                  /* of all tensors, one after the other */
-  g2z_safetensor *tensors;      /* by name */
+  char *header;                 /* the text; each name in it is unescaped in place */
+  g2z__safetensor *tensors;     /* in the order of names */
   size_t count, capacity;
-};
-
-G2Z__PRIVATE const char *g2z__tensor_text(g2z_tensor_type type) {
-  switch (type) {
-#define X(name, bytes) \
-  case G2Z_TENSOR_##name: return #name;
-    G2Z_TENSOR_LIST(X)
-#undef X
-    case G2Z_TENSOR_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z__PRIVATE uint64_t g2z__tensor_bytes(g2z_tensor_type type) {
-  switch (type) {
-#define X(name, bytes) \
-  case G2Z_TENSOR_##name: return bytes;
-    G2Z_TENSOR_LIST(X)
-#undef X
-    case G2Z_TENSOR_COUNT: break;
-  }
-  return 0;
-}
+} g2z__safetensors;
 
 /* ----- reading a header ----- */
 
-G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z_safetensor *tensor) {
+G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z__safetensor *tensor) {
   g2z_json_text text = g2z_json_string(json);
-  if (json->status != G2Z_OK) return;
-#define X(known, bytes)              \
-  if (g2z_json_is(&text, #known)) {  \
-    tensor->type = G2Z_TENSOR_##known; \
-    return;                          \
-  }
-  G2Z_TENSOR_LIST(X)
-#undef X
+  for (tensor->type = 0; tensor->type < G2Z__TENSOR_TYPES; tensor->type++)
+    if (g2z_json_is(&text, g2z__tensor_types[tensor->type].name)) return;
   g2z_json_fail(json, "tensor \"%.200s\" has dtype %.*s, which is not known: save it as F32",
                 tensor->name, (int)(text.bytes < 20 ? text.bytes : 20), (const char *)text.at);
 }
 
 /* Up to `most` numbers that are not negative; returns how many there were. */
-G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z_safetensor *tensor,
+G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *tensor,
                                         const char *what, uint64_t *out, int most) {
   int count = 0;
   if (!g2z_json_enter(json, '[')) return 0;
@@ -7481,35 +7398,12 @@ G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z_safetensor *te
   return count;
 }
 
-/* One entry of the header. `begin` counts from the end of the header here. */
-G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z_safetensor *tensor) {
-  enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
-  int seen = 0;
-  uint64_t offsets[2] = {0, 0};
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    if (g2z_json_is(&key, "dtype")) {
-      seen |= DTYPE;
-      g2z__tensor_parse_type(json, tensor);
-    } else if (g2z_json_is(&key, "shape")) {
-      seen |= SHAPE;
-      tensor->rank =
-          g2z__tensor_parse_list(json, tensor, "shape", tensor->shape, G2Z_TENSOR_RANK);
-    } else if (g2z_json_is(&key, "data_offsets")) {
-      if (g2z__tensor_parse_list(json, tensor, "pair of data_offsets", offsets, 2) == 2)
-        seen |= OFFSETS;
-    } else g2z_json_skip(json);
-  }
-  if (json->status != G2Z_OK) return;
-  if (seen != (DTYPE | SHAPE | OFFSETS)) {
-    g2z_json_fail(json, "tensor \"%.200s\" lacks its dtype, shape or pair of data_offsets: the "
-                  "file is damaged", tensor->name);
-    return;
-  }
-  uint64_t elements = 1, most = (uint64_t)INT64_MAX / g2z__tensor_bytes(tensor->type);
+/* Type, shape and offsets must agree. `begin` counts from the end of the header here. */
+G2Z__PRIVATE void g2z__tensor_measure(g2z_json *json, g2z__safetensor *tensor,
+                                      const uint64_t offsets[2]) {
+  uint64_t elements = 1, size = g2z__tensor_types[tensor->type].bytes;
   for (int i = 0; i < tensor->rank; i++) {
-    if (tensor->shape[i] && elements > most / tensor->shape[i]) {
+    if (tensor->shape[i] && elements > (uint64_t)INT64_MAX / size / tensor->shape[i]) {
       g2z_json_fail(json, "tensor \"%.200s\" has more than 2^63 bytes: the file is damaged",
                     tensor->name);
       return;
@@ -7518,11 +7412,34 @@ G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z_safetensor *tensor) {
   }
   tensor->elements = (size_t)elements;
   tensor->begin = offsets[0];
-  tensor->bytes = elements * g2z__tensor_bytes(tensor->type);
+  tensor->bytes = elements * size;
   if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != tensor->bytes)
     g2z_json_fail(json, "tensor \"%.200s\" has data_offsets from %" PRIu64 " to %" PRIu64
                   ", but its shape takes %" PRIu64 " bytes: the file is damaged", tensor->name,
                   offsets[0], offsets[1], tensor->bytes);
+}
+
+/* One entry of the header. */
+G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z__safetensor *tensor) {
+  uint64_t offsets[2] = {0, 0};
+  int bounds = 0;
+  g2z_json_text key;
+  tensor->type = tensor->rank = -1;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    if (g2z_json_is(&key, "dtype")) g2z__tensor_parse_type(json, tensor);
+    else if (g2z_json_is(&key, "shape"))
+      tensor->rank = g2z__tensor_parse_list(json, tensor, "shape", tensor->shape, G2Z__TENSOR_RANK);
+    else if (g2z_json_is(&key, "data_offsets"))
+      bounds = g2z__tensor_parse_list(json, tensor, "pair of data_offsets", offsets, 2);
+    else g2z_json_skip(json);
+  }
+  if (json->status != G2Z_OK) return;
+  if (tensor->type >= 0 && tensor->rank >= 0 && bounds == 2)
+    g2z__tensor_measure(json, tensor, offsets);
+  else
+    g2z_json_fail(json, "tensor \"%.200s\" lacks its dtype, shape or pair of data_offsets: the "
+                  "file is damaged", tensor->name);
 }
 
 /* __metadata__ is a table of strings, which nothing here needs. */
@@ -7532,19 +7449,18 @@ G2Z__PRIVATE void g2z__tensor_parse_metadata(g2z_json *json) {
   while (g2z_json_next(json, '}', &key)) g2z_json_string(json);
 }
 
-G2Z__PRIVATE g2z_status g2z__tensors_parse(g2z_safetensors *file, const char *text, size_t bytes) {
+G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t bytes) {
   g2z_json json;
   g2z_json_text key;
-  char *name = file->names; /* as many bytes as the header: unescaped names and NULs fit */
-  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+  const unsigned char *at = (const unsigned char *)file->header, *end = at + bytes;
   for (size_t step; at < end; at += step) {
     step = g2z_utf8_length(at, end);
     if (step == 0)
       return g2z_fail(file->services, G2Z_FORMAT,
                       "%s: byte %zu of the header is not UTF-8: the file is damaged", file->path,
-                      (size_t)(at - (const unsigned char *)text));
+                      bytes - (size_t)(end - at));
   }
-  g2z_json_open(&json, file->services, file->path, text, bytes);
+  g2z_json_open(&json, file->services, file->path, file->header, bytes);
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
       if (g2z_json_is(&key, "__metadata__")) {
@@ -7553,39 +7469,40 @@ G2Z__PRIVATE g2z_status g2z__tensors_parse(g2z_safetensors *file, const char *te
       }
       void *list = file->tensors;
       g2z_status status = g2z_grow(file->services, &list, &file->capacity, file->count,
-                                   file->count + 1, sizeof(g2z_safetensor));
-      file->tensors = (g2z_safetensor *)list;
+                                   file->count + 1, sizeof(g2z__safetensor));
+      file->tensors = (g2z__safetensor *)list;
       G2Z__TRY(status);
-      g2z_safetensor *tensor = &file->tensors[file->count++];
+      g2z__safetensor *tensor = &file->tensors[file->count++];
       memset(tensor, 0, sizeof *tensor);
+      char *name = file->header + (key.at - json.begin);
       size_t length = g2z_json_unescape(&key, (unsigned char *)name);
-      name[length] = 0;
+      name[length] = 0; /* its closing quote at the latest */
       tensor->name = name;
-      name += length + 1;
-      if (strlen(tensor->name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
+      if (strlen(name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
       g2z__tensor_parse(&json, tensor);
     }
   return g2z_json_close(&json);
 }
 
 G2Z__PRIVATE int g2z__tensor_by_begin(const void *a, const void *b) {
-  const g2z_safetensor *x = (const g2z_safetensor *)a, *y = (const g2z_safetensor *)b;
+  const g2z__safetensor *x = (const g2z__safetensor *)a, *y = (const g2z__safetensor *)b;
   if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
   return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* empty ones before the one they touch */
 }
 
 G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
-  return strcmp(((const g2z_safetensor *)a)->name, ((const g2z_safetensor *)b)->name);
+  return strcmp(((const g2z__safetensor *)a)->name, ((const g2z__safetensor *)b)->name);
 }
 
 /* The tensors must tile the bytes behind the header, without a gap and without an overlap, and
  * every name must be there once. Leaves them in the order of names. */
-G2Z__PRIVATE g2z_status g2z__tensors_check(g2z_safetensors *file, uint64_t data, uint64_t bytes) {
+G2Z__PRIVATE g2z_status g2z__safetensors_check(g2z__safetensors *file, uint64_t data,
+                                               uint64_t bytes) {
   uint64_t end = 0;
   if (file->count)
-    qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_begin);
+    qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_begin);
   for (size_t i = 0; i < file->count; i++) {
-    g2z_safetensor *tensor = &file->tensors[i];
+    g2z__safetensor *tensor = &file->tensors[i];
     if (tensor->begin != end)
       return g2z_fail(file->services, G2Z_FORMAT,
                       "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
@@ -7601,7 +7518,7 @@ G2Z__PRIVATE g2z_status g2z__tensors_check(g2z_safetensors *file, uint64_t data,
                     ": it was cut or is unfinished; copy it again", file->path,
                     end > bytes - data ? "at least " : "", end, bytes - data);
   if (file->count)
-    qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_name);
+    qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_name);
   for (size_t i = 1; i < file->count; i++)
     if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
       return g2z_fail(file->services, G2Z_FORMAT,
@@ -7611,13 +7528,10 @@ G2Z__PRIVATE g2z_status g2z__tensors_check(g2z_safetensors *file, uint64_t data,
 }
 
 /* Reads and checks the header of the open file. */
-G2Z__PRIVATE g2z_status g2z__tensors_load(g2z_safetensors *file) {
+G2Z__PRIVATE g2z_status g2z__safetensors_load(g2z__safetensors *file) {
   struct stat info;
   if (fstat(file->file, &info) != 0)
     return g2z_fail_file(file->services, errno, "open", file->path);
-  if (!S_ISREG(info.st_mode))
-    return g2z_fail(file->services, G2Z_IO, "%s is no regular file: name a safetensors file",
-                    file->path);
   uint64_t length = 0, bytes = (uint64_t)info.st_size;
   int64_t got = g2z__pread(file->file, &length, sizeof length, 0);
   if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
@@ -7630,88 +7544,71 @@ G2Z__PRIVATE g2z_status g2z__tensors_load(g2z_safetensors *file) {
                     "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
                     "it was cut, or it is no safetensors file", file->path, length, bytes);
   void *text;
-  G2Z__TRY(g2z_allocate(file->services, (size_t)length + 1, 1, &text));
-  file->names = (char *)text;
-  G2Z__TRY(g2z_allocate(file->services, (size_t)length + 1, 1, &text));
-  g2z_status status = G2Z_OK;
+  G2Z__TRY(g2z_allocate(file->services, (size_t)length, 1, &text));
+  file->header = (char *)text;
   got = g2z__pread(file->file, text, (size_t)length, 8);
-  if (got < 0) status = g2z_fail_file(file->services, errno, "read", file->path);
-  else if ((uint64_t)got < length)
-    status = g2z_fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
-                      file->path);
-  else status = g2z__tensors_parse(file, (const char *)text, (size_t)length);
-  g2z_release(file->services, text);
-  G2Z__TRY(status);
-  return g2z__tensors_check(file, 8 + length, bytes);
+  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
+  if ((uint64_t)got < length)
+    return g2z_fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
+                    file->path);
+  G2Z__TRY(g2z__safetensors_parse(file, (size_t)length));
+  return g2z__safetensors_check(file, 8 + length, bytes);
 }
 
-G2Z_API g2z_status g2z_safetensors_open(g2z_services *services, const char *path,
-                                        g2z_safetensors **out) {
-  *out = NULL;
-  size_t length = strlen(path) + 1;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_safetensors) + length, &memory));
-  g2z_safetensors *file = (g2z_safetensors *)memory;
-  file->services = services;
-  file->path = (char *)(file + 1);
-  memcpy(file->path, path, length);
-  file->file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
-  g2z_status status = file->file < 0 ? g2z_fail_file(services, errno, "open", path)
-                                     : g2z__tensors_load(file);
-  if (status != G2Z_OK) {
-    g2z_safetensors_free(file);
-    return status;
-  }
-  *out = file;
-  return G2Z_OK;
-}
-
-G2Z_API void g2z_safetensors_free(g2z_safetensors *file) {
+G2Z__PRIVATE void g2z__safetensors_free(g2z__safetensors *file) {
   if (!file) return;
   if (file->file >= 0) close(file->file);
-  g2z_release(file->services, file->names);
+  g2z_release(file->services, file->header);
   g2z_release(file->services, file->tensors);
   g2z_release(file->services, file);
 }
 
-G2Z_API int g2z_safetensors_count(const g2z_safetensors *file) { return (int)file->count; }
-
-G2Z_API int g2z_safetensors_find(const g2z_safetensors *file, const char *name) {
-  size_t low = 0, high = file->count;
-  while (low < high) {
-    size_t middle = low + (high - low) / 2;
-    int order = strcmp(file->tensors[middle].name, name);
-    if (order == 0) return (int)middle;
-    if (order < 0) low = middle + 1;
-    else high = middle;
-  }
-  return -1;
+G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char *path,
+                                              g2z__safetensors **out) {
+  size_t length = strlen(path) + 1;
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z__safetensors) + length, &memory));
+  g2z__safetensors *file = (g2z__safetensors *)memory;
+  file->services = services;
+  file->path = (char *)(file + 1);
+  memcpy(file->path, path, length);
+  g2z_status status = g2z__open_read(services, path, &file->file);
+  if (status == G2Z_OK) status = g2z__safetensors_load(file);
+  if (status == G2Z_OK) *out = file;
+  else g2z__safetensors_free(file);
+  return status;
 }
 
-G2Z_API g2z_safetensor g2z_safetensors_tensor(const g2z_safetensors *file, int index) {
-  G2Z_ASSERT(index >= 0 && (size_t)index < file->count);
-  return file->tensors[index];
+/* The index of a tensor, -1: the file has none of that name. */
+G2Z__PRIVATE int g2z__safetensors_find(const g2z__safetensors *file, const char *name) {
+  g2z__safetensor key, *found = NULL;
+  key.name = name;
+  if (file->count)
+    found = (g2z__safetensor *)bsearch(&key, file->tensors, file->count, sizeof key,
+                                       g2z__tensor_by_name);
+  return found ? (int)(found - file->tensors) : -1;
 }
 
 /* ----- reading numbers ----- */
 
-G2Z__PRIVATE void g2z__tensor_widen(g2z_tensor_type type, const unsigned char *from, size_t count,
-                                    float *out) {
+G2Z__PRIVATE void g2z__tensor_widen(int type, const unsigned char *from, size_t count, float *out) {
   for (size_t i = 0; i < count; i++) {
     double wide;
     uint16_t half;
-    if (type == G2Z_TENSOR_F64) {
+    if (type == G2Z__F64) {
       memcpy(&wide, from + 8 * i, sizeof wide);
       out[i] = (float)wide;
     } else {
       memcpy(&half, from + 2 * i, sizeof half);
-      out[i] = g2z__widen(type == G2Z_TENSOR_F16 ? G2Z_FP16 : G2Z_BF16, half);
+      out[i] = g2z__widen(type == G2Z__F16 ? G2Z_FP16 : G2Z_BF16, half);
     }
   }
 }
 
-G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z_safetensors *file, const g2z_safetensor *tensor,
-                                          uint64_t offset, void *out, size_t bytes) {
+G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z__safetensors *file,
+                                          const g2z__safetensor *tensor, uint64_t offset,
+                                          void *out, size_t bytes) {
   int64_t got = g2z__pread(file->file, out, bytes, tensor->begin + offset);
   if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
   if ((size_t)got == bytes) return G2Z_OK;
@@ -7720,27 +7617,24 @@ G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z_safetensors *file, const g2z
                   tensor->name);
 }
 
-G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, size_t first,
-                                        size_t count, float *out) {
-  const g2z_safetensor tensor = g2z_safetensors_tensor(file, index);
-  const size_t size = (size_t)g2z__tensor_bytes(tensor.type);
-  if (count > tensor.elements || first > tensor.elements - count)
-    return g2z_fail(file->services, G2Z_BAD_ARGUMENT,
-                    "%s: tensor \"%.200s\" has %zu elements, and %zu from %zu on were asked for",
-                    file->path, tensor.name, tensor.elements, count, first);
-  if (tensor.type == G2Z_TENSOR_F32)
-    return g2z__tensor_pread(file, &tensor, first * size, out, count * size);
-  if (tensor.type != G2Z_TENSOR_F16 && tensor.type != G2Z_TENSOR_BF16 &&
-      tensor.type != G2Z_TENSOR_F64)
+/* Elements [first, first + count) of a tensor as fp32, from F32, F16, BF16 or F64. */
+G2Z__PRIVATE g2z_status g2z__safetensors_read(const g2z__safetensors *file, int index,
+                                              size_t first, size_t count, float *out) {
+  const g2z__safetensor *tensor = &file->tensors[index];
+  const size_t size = (size_t)g2z__tensor_types[tensor->type].bytes;
+  G2Z_ASSERT(count <= tensor->elements && first <= tensor->elements - count);
+  if (tensor->type == G2Z__F32)
+    return g2z__tensor_pread(file, tensor, first * size, out, count * size);
+  if (tensor->type > G2Z__BF16)
     return g2z_fail(file->services, G2Z_UNSUPPORTED,
                     "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
-                    "read: save it as F32", file->path, tensor.name,
-                    g2z__tensor_text(tensor.type));
+                    "read: save it as F32", file->path, tensor->name,
+                    g2z__tensor_types[tensor->type].name);
   unsigned char raw[8192];
   for (size_t done = 0; done < count;) {
     size_t n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
-    G2Z__TRY(g2z__tensor_pread(file, &tensor, (first + done) * size, raw, n * size));
-    g2z__tensor_widen(tensor.type, raw, n, out + done);
+    G2Z__TRY(g2z__tensor_pread(file, tensor, (first + done) * size, raw, n * size));
+    g2z__tensor_widen(tensor->type, raw, n, out + done);
     done += n;
   }
   return G2Z_OK;
@@ -7748,28 +7642,22 @@ G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, 
 
 /* ----- writing ----- */
 
-struct g2z_safetensors_writer {
-  g2z_services *services;
-  g2z_writer *file;
-  uint64_t promised, put;       /* elements */
-};
-
 /* The header, padded with spaces so that the data begins at a multiple of 8, as the reference
- * implementation does. */
-G2Z__PRIVATE g2z_status g2z__tensors_header(g2z_safetensors_writer *writer,
-                                            const g2z_safetensor *tensors, size_t count) {
+ * implementation does. *bytes: of the data. */
+G2Z__PRIVATE g2z_status g2z__safetensors_header(g2z_writer *writer, const g2z__safetensor *tensors,
+                                                size_t count, uint64_t *bytes) {
   uint64_t length = 0, offset = 0;
   g2z_json_out json;
   memset(&json, 0, sizeof json);
-  json.writer = writer->file;
-  g2z_writer_put(writer->file, &length, sizeof length);
+  json.writer = writer;
+  g2z_writer_put(writer, &length, sizeof length);
   g2z_json_begin(&json, NULL, '{');
   g2z_json_begin(&json, "__metadata__", '{');
   g2z_json_put_string(&json, "format", "pt"); /* transformers refuses a file without it */
   g2z_json_end(&json, '}');
   for (size_t i = 0; i < count; i++) {
     uint64_t elements = 1;
-    G2Z_ASSERT(tensors[i].rank >= 0 && tensors[i].rank <= G2Z_TENSOR_RANK);
+    G2Z_ASSERT(tensors[i].rank >= 0 && tensors[i].rank <= G2Z__TENSOR_RANK);
     g2z_json_begin(&json, tensors[i].name, '{');
     g2z_json_put_string(&json, "dtype", "F32");
     g2z_json_begin(&json, "shape", '[');
@@ -7786,66 +7674,29 @@ G2Z__PRIVATE g2z_status g2z__tensors_header(g2z_safetensors_writer *writer,
     g2z_json_end(&json, '}');
   }
   g2z_json_end(&json, '}');
-  uint64_t end = writer->file->written;
-  g2z_writer_put(writer->file, "       ", (size_t)(-end & 7));
-  length = end + (-end & 7) - sizeof length;
-  writer->promised = offset / 4;
-  return g2z__writer_patch(writer->file, 0, &length, sizeof length);
+  g2z_writer_put(writer, "       ", (size_t)(-writer->written & 7));
+  length = writer->written - sizeof length;
+  *bytes = offset;
+  return g2z__writer_patch(writer, 0, &length, sizeof length);
 }
 
-G2Z_API g2z_status g2z_safetensors_create(g2z_services *services, const char *path,
-                                          const g2z_safetensor *tensors, size_t count,
-                                          g2z_safetensors_writer **out) {
+/* A file of F32 tensors, of which name, rank and shape are read. It has its whole length at once:
+ * the elements, in this order, are put into the writer or written at the offset writer->written. */
+G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const char *path,
+                                                const g2z__safetensor *tensors, size_t count,
+                                                g2z_writer **out) {
+  uint64_t bytes;
+  g2z_writer *writer;
   *out = NULL;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_safetensors_writer), &memory));
-  g2z_safetensors_writer *writer = (g2z_safetensors_writer *)memory;
-  writer->services = services;
-  g2z_status status = g2z_writer_create(services, path, &writer->file);
-  if (status == G2Z_OK) status = g2z__tensors_header(writer, tensors, count);
-  if (status != G2Z_OK) {
-    g2z_safetensors_writer_free(writer);
-    return status;
+  G2Z__TRY(g2z_writer_create(services, path, &writer));
+  g2z_status status = g2z__safetensors_header(writer, tensors, count, &bytes);
+  if (status == G2Z_OK) {
+    int done = ftruncate(fileno(writer->file), (off_t)(writer->written + bytes));
+    status = g2z__writer_check(writer, done == 0, "make room in");
   }
-  *out = writer;
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_safetensors_put(g2z_safetensors_writer *writer, const float *values,
-                                       size_t count) {
-  writer->put += count;
-  return g2z_writer_put(writer->file, values, count * sizeof(float));
-}
-
-/* The file gets its length; others write the elements behind the header, which ends at *data. */
-G2Z__PRIVATE g2z_status g2z__tensors_reserve(g2z_safetensors_writer *writer, uint64_t *data) {
-  g2z_writer *file = writer->file;
-  G2Z__TRY(g2z_writer_flush(file));
-  *data = file->written;
-  file->written += writer->promised * sizeof(float);
-  writer->put = writer->promised;
-  int done = ftruncate(fileno(file->file), (off_t)file->written);
-  return g2z__writer_check(file, done == 0, "make room in");
-}
-
-/* Everything but the name. */
-G2Z__PRIVATE g2z_status g2z__tensors_finish(g2z_safetensors_writer *writer) {
-  if (writer->put != writer->promised)
-    return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
-                    "%s was given %" PRIu64 " elements, but its tensors have %" PRIu64
-                    ": put each element once", writer->file->path, writer->put, writer->promised);
-  return g2z__writer_finish(writer->file);
-}
-
-G2Z_API g2z_status g2z_safetensors_commit(g2z_safetensors_writer *writer) {
-  G2Z__TRY(g2z__tensors_finish(writer));
-  return g2z_writer_commit(writer->file);
-}
-
-G2Z_API void g2z_safetensors_writer_free(g2z_safetensors_writer *writer) {
-  if (!writer) return;
-  g2z_writer_free(writer->file);
-  g2z_release(writer->services, writer);
+  if (status == G2Z_OK) *out = writer;
+  else g2z_writer_free(writer);
+  return status;
 }
 
 /* ----- GPT-2 in files ----- */
@@ -7855,7 +7706,7 @@ G2Z_API void g2z_safetensors_writer_free(g2z_safetensors_writer *writer) {
 
 typedef struct g2z__weight {
   char name[64];                /* with the prefix: "transformer.h.0.ln_1.weight" */
-  g2z_safetensor tensor;        /* as it should be; then: as the file has it */
+  g2z__safetensor tensor;       /* name, rank, shape and elements that the model needs */
   int index;                    /* in the file */
 } g2z__weight;
 
@@ -7894,15 +7745,49 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   return G2Z_OK;
 }
 
+/* model.safetensors with its header: the elements follow in canonical order. */
+G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
+                                            const g2z_model_config *model, g2z_writer **out) {
+  g2z__weight *list;
+  size_t count;
+  void *tensors;
+  *out = NULL;
+  G2Z__TRY(g2z__weights_list(services, model, &list, &count));
+  g2z_status status = g2z_allocate(services, count, sizeof(g2z__safetensor), &tensors);
+  for (size_t i = 0; i < count && status == G2Z_OK; i++)
+    ((g2z__safetensor *)tensors)[i] = list[i].tensor;
+  if (status == G2Z_OK)
+    status = g2z__safetensors_create(services, path, (const g2z__safetensor *)tensors, count, out);
+  g2z_release(services, tensors);
+  g2z_release(services, list);
+  return status;
+}
+
 /* ----- config.json ----- */
 
-/* What GPT2Config may say besides the sizes, and the only value that this kit computes. */
-#define G2Z__WEIGHTS_FLAG_LIST(X)       \
-  X(scale_attn_weights, 1)              \
-  X(scale_attn_by_inverse_layer_idx, 0) \
-  X(reorder_and_upcast_attn, 0)         \
-  X(add_cross_attention, 0)             \
-  X(tie_word_embeddings, 1)
+/* The sizes that GPT2Config has, and where the model keeps them. */
+static const struct { const char *name; size_t at; } g2z__config_sizes[] = {
+    {"n_layer", offsetof(g2z_model_config, layers)},
+    {"n_head", offsetof(g2z_model_config, heads)},
+    {"n_embd", offsetof(g2z_model_config, channels)},
+    {"n_positions", offsetof(g2z_model_config, context)},
+    {"vocab_size", offsetof(g2z_model_config, vocab)}};
+#define G2Z__CONFIG_SIZES (sizeof g2z__config_sizes / sizeof *g2z__config_sizes)
+
+/* Flags of GPT2Config, and the only value that this kit computes. */
+static const struct { const char *name; int value; } g2z__config_flags[] = {
+    {"scale_attn_weights", 1},
+    {"scale_attn_by_inverse_layer_idx", 0},
+    {"reorder_and_upcast_attn", 0},
+    {"add_cross_attention", 0},
+    {"tie_word_embeddings", 1}};
+#define G2Z__CONFIG_FLAGS (sizeof g2z__config_flags / sizeof *g2z__config_flags)
+
+G2Z__PRIVATE int g2z__config_get(const g2z_model_config *model, size_t i) {
+  int value;
+  memcpy(&value, (const char *)model + g2z__config_sizes[i].at, sizeof value);
+  return value;
+}
 
 G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model) {
   const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
@@ -7915,12 +7800,9 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   g2z_json_put_string(&json, NULL, "GPT2LMHeadModel");
   g2z_json_end(&json, ']');
   g2z_json_put_string(&json, "model_type", "gpt2");
-  g2z_json_put_integer(&json, "n_layer", model->layers);
-  g2z_json_put_integer(&json, "n_head", model->heads);
-  g2z_json_put_integer(&json, "n_embd", model->channels);
-  g2z_json_put_integer(&json, "n_positions", model->context);
+  for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
+    g2z_json_put_integer(&json, g2z__config_sizes[i].name, g2z__config_get(model, i));
   g2z_json_put_integer(&json, "n_ctx", model->context); /* readers before 2021 look here */
-  g2z_json_put_integer(&json, "vocab_size", model->vocab);
   g2z_json_put_string(&json, "n_inner", NULL);
   g2z_json_put_string(&json, "activation_function", "gelu_new");
   g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
@@ -7928,9 +7810,8 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   g2z_json_put_number(&json, "attn_pdrop", 0.1); /* as published; only training in Python uses it */
   g2z_json_put_number(&json, "embd_pdrop", 0.1);
   g2z_json_put_number(&json, "resid_pdrop", 0.1);
-#define X(name, value) g2z_json_put_bool(&json, #name, value);
-  G2Z__WEIGHTS_FLAG_LIST(X)
-#undef X
+  for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
+    g2z_json_put_bool(&json, g2z__config_flags[i].name, g2z__config_flags[i].value);
   g2z_json_put_integer(&json, "bos_token_id", eot);
   g2z_json_put_integer(&json, "eos_token_id", eot);
   g2z_json_put_string(&json, "dtype", "float32");
@@ -7938,75 +7819,72 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   return g2z_writer_put(writer, "\n", 1);
 }
 
-G2Z__PRIVATE int g2z__weights_config_size(g2z_json *json, const char *name) {
+G2Z__PRIVATE int g2z__config_parse_size(g2z_json *json, const char *name) {
   int64_t value = g2z_json_integer(json);
   if (value >= 0 && value <= INT32_MAX) return (int)value;
   g2z_json_fail(json, "%s=%" PRId64 " is not the size of a model", name, value);
   return 0;
 }
 
-G2Z__PRIVATE void g2z__weights_config_flag(g2z_json *json, const char *name, int only) {
+G2Z__PRIVATE void g2z__config_parse_flag(g2z_json *json, const char *name, int only) {
   int value = g2z_json_bool(json);
   if (value != only)
     g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s", name,
                   value ? "true" : "false", only ? "true" : "false");
 }
 
-/* One of the names in `known`, which is a list that ends with NULL. */
-G2Z__PRIVATE void g2z__weights_config_word(g2z_json *json, const char *name,
-                                           const char *const *known) {
+/* The value must be one of two names. */
+G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const char *known,
+                                         const char *also) {
   g2z_json_text text = g2z_json_string(json);
-  for (int i = 0; known[i]; i++)
-    if (json->status == G2Z_OK && g2z_json_is(&text, known[i])) return;
+  if (g2z_json_is(&text, known) || g2z_json_is(&text, also)) return;
   g2z_json_fail(json, "%s is \"%.*s\", and this kit computes \"%s\"", name,
-                (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known[0]);
+                (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known);
 }
 
-G2Z__PRIVATE void g2z__weights_parse_config(g2z_json *json, g2z_model_config *model, int *inner) {
-  static const char *const types[] = {"gpt2", NULL};
-  static const char *const activations[] = {"gelu_new", "gelu_pytorch_tanh", NULL};
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    if (g2z_json_is(&key, "n_layer")) model->layers = g2z__weights_config_size(json, "n_layer");
-    else if (g2z_json_is(&key, "n_head")) model->heads = g2z__weights_config_size(json, "n_head");
-    else if (g2z_json_is(&key, "n_embd"))
-      model->channels = g2z__weights_config_size(json, "n_embd");
-    else if (g2z_json_is(&key, "n_positions"))
-      model->context = g2z__weights_config_size(json, "n_positions");
-    else if (g2z_json_is(&key, "vocab_size"))
-      model->vocab = g2z__weights_config_size(json, "vocab_size");
-    else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
-      model->eot = g2z__weights_config_size(json, "eos_token_id"); /* else null, or a list */
-    else if (g2z_json_is(&key, "n_inner") && g2z_json_peek(json) != 'n')
-      *inner = g2z__weights_config_size(json, "n_inner");
-    else if (g2z_json_is(&key, "model_type")) g2z__weights_config_word(json, "model_type", types);
-    else if (g2z_json_is(&key, "activation_function"))
-      g2z__weights_config_word(json, "activation_function", activations);
-    else if (g2z_json_is(&key, "layer_norm_epsilon")) {
-      double eps = g2z_json_number(json);
-      if (!(fabs(eps - 1e-5) < 1e-12))
-        g2z_json_fail(json, "layer_norm_epsilon is %g, and this kit computes GPT-2's 1e-05", eps);
+/* A member that the model depends on; any other is skipped. */
+G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *key,
+                                           g2z_model_config *model, int *inner) {
+  for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
+    if (g2z_json_is(key, g2z__config_sizes[i].name)) {
+      int value = g2z__config_parse_size(json, g2z__config_sizes[i].name);
+      memcpy((char *)model + g2z__config_sizes[i].at, &value, sizeof value);
+      return;
     }
-#define X(name, only) \
-    else if (g2z_json_is(&key, #name)) g2z__weights_config_flag(json, #name, only);
-    G2Z__WEIGHTS_FLAG_LIST(X)
-#undef X
-    else g2z_json_skip(json);
-  }
+  for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
+    if (g2z_json_is(key, g2z__config_flags[i].name)) {
+      g2z__config_parse_flag(json, g2z__config_flags[i].name, g2z__config_flags[i].value);
+      return;
+    }
+  if (g2z_json_is(key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
+    model->eot = g2z__config_parse_size(json, "eos_token_id"); /* else null, or a list */
+  else if (g2z_json_is(key, "n_inner") && g2z_json_peek(json) != 'n')
+    *inner = g2z__config_parse_size(json, "n_inner");
+  else if (g2z_json_is(key, "model_type"))
+    g2z__config_parse_word(json, "model_type", "gpt2", "gpt2");
+  else if (g2z_json_is(key, "activation_function"))
+    g2z__config_parse_word(json, "activation_function", "gelu_new", "gelu_pytorch_tanh");
+  else if (g2z_json_is(key, "layer_norm_epsilon")) {
+    double eps = g2z_json_number(json);
+    if (!(fabs(eps - 1e-5) < 1e-12))
+      g2z_json_fail(json, "layer_norm_epsilon is %g, and this kit computes GPT-2's 1e-05", eps);
+  } else g2z_json_skip(json);
 }
 
-G2Z__PRIVATE g2z_status g2z__weights_check_config(g2z_services *services, const char *path,
-                                                  const g2z_model_config *model, int inner) {
-  const char *missing = !model->layers   ? "n_layer"
-                        : !model->heads    ? "n_head"
-                        : !model->channels ? "n_embd"
-                        : !model->context  ? "n_positions"
-                        : !model->vocab    ? "vocab_size"
-                                           : NULL;
-  if (missing)
-    return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
-                    path, missing);
+G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *path,
+                                          const char *text, size_t bytes, g2z_model_config *model) {
+  g2z_json json;
+  g2z_json_text key;
+  int inner = 0;
+  g2z_json_open(&json, services, path, text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key))
+      g2z__config_parse_member(&json, &key, model, &inner);
+  G2Z__TRY(g2z_json_close(&json));
+  for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
+    if (g2z__config_get(model, i) == 0)
+      return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
+                      path, g2z__config_sizes[i].name);
   if (inner && inner != 4 * (int64_t)model->channels)
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
@@ -8016,97 +7894,25 @@ G2Z__PRIVATE g2z_status g2z__weights_check_config(g2z_services *services, const 
 
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
                                       g2z_model_config *out) {
-  memset(out, 0, sizeof *out);
   char *path, *text = NULL;
   size_t bytes;
-  int inner = 0;
   g2z_model_config model;
+  memset(out, 0, sizeof *out);
   memset(&model, 0, sizeof model);
   model.eot = g2z_model_config_default().eot; /* as in GPT2Config, where the file does not say */
   G2Z__TRY(g2z_join_path(services, directory, "config.json", &path));
   g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
-  if (status == G2Z_OK) {
-    g2z_json json;
-    g2z_json_open(&json, services, path, text, bytes);
-    g2z__weights_parse_config(&json, &model, &inner);
-    status = g2z_json_close(&json);
-  }
-  if (status == G2Z_OK) status = g2z__weights_check_config(services, path, &model, inner);
+  if (status == G2Z_OK) status = g2z__config_parse(services, path, text, bytes, &model);
   if (status == G2Z_OK) *out = model;
   g2z_release(services, text);
   g2z_release(services, path);
   return status;
 }
 
-/* ----- writing a model ----- */
-
-/* The header. The file keeps canonical order, so that behind it tensors need not be told apart. */
-G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
-                                            const g2z_model_config *model,
-                                            g2z_safetensors_writer **out) {
-  g2z__weight *list;
-  size_t count;
-  void *tensors;
-  *out = NULL;
-  G2Z__TRY(g2z__weights_list(services, model, &list, &count));
-  g2z_status status = g2z_allocate(services, count, sizeof(g2z_safetensor), &tensors);
-  for (size_t i = 0; i < count && status == G2Z_OK; i++)
-    ((g2z_safetensor *)tensors)[i] = list[i].tensor;
-  if (status == G2Z_OK)
-    status = g2z_safetensors_create(services, path, (const g2z_safetensor *)tensors, count, out);
-  g2z_release(services, tensors);
-  g2z_release(services, list);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__weights_put(g2z_services *services, const char *path,
-                                         const g2z_model_config *model, g2z_weights_give give,
-                                         void *user, g2z_safetensors_writer **out) {
-  void *chunk;
-  G2Z__TRY(g2z__weights_create(services, path, model, out));
-  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
-  g2z_status status = G2Z_OK;
-  size_t total = (size_t)(*out)->promised;
-  for (size_t at = 0; at < total && status == G2Z_OK;) {
-    size_t n = total - at < G2Z__WEIGHTS_CHUNK ? total - at : G2Z__WEIGHTS_CHUNK;
-    status = give(user, at, n, (float *)chunk);
-    if (status == G2Z_OK) status = g2z_safetensors_put(*out, (const float *)chunk, n);
-    at += n;
-  }
-  g2z_release(services, chunk);
-  return status;
-}
-
-G2Z_API g2z_status g2z_weights_write(g2z_services *services, const char *directory,
-                                     const g2z_model_config *model, g2z_weights_give give,
-                                     void *user) {
-  char *weights_path = NULL, *config_path = NULL;
-  g2z_safetensors_writer *weights = NULL;
-  g2z_writer *config = NULL;
-  g2z_status status = g2z_make_directory(services, directory);
-  if (status == G2Z_OK)
-    status = g2z_join_path(services, directory, "model.safetensors", &weights_path);
-  if (status == G2Z_OK) status = g2z_join_path(services, directory, "config.json", &config_path);
-  if (status == G2Z_OK) status = g2z_writer_create(services, config_path, &config);
-  if (status == G2Z_OK) status = g2z__weights_put_config(config, model);
-  if (status == G2Z_OK)
-    status = g2z__weights_put(services, weights_path, model, give, user, &weights);
-  /* Both are on the disk before the first takes its name: a full disk leaves the old pair. */
-  if (status == G2Z_OK) status = g2z__tensors_finish(weights);
-  if (status == G2Z_OK) status = g2z__writer_finish(config);
-  if (status == G2Z_OK) status = g2z_safetensors_commit(weights);
-  if (status == G2Z_OK) status = g2z_writer_commit(config);
-  g2z_safetensors_writer_free(weights);
-  g2z_writer_free(config);
-  g2z_release(services, config_path);
-  g2z_release(services, weights_path);
-  return status;
-}
-
 /* ----- reading a model ----- */
 
 /* "[50257, 768]" */
-G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z_safetensor *tensor, char text[200]) {
+G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z__safetensor *tensor, char text[200]) {
   size_t length = 0;
   text[length++] = '[';
   for (int i = 0; i < tensor->rank; i++)
@@ -8118,9 +7924,9 @@ G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z_safetensor *tensor, ch
 }
 
 /* The tensor of the file must have the shape of `want`. */
-G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z_safetensors *file, int index,
-                                                 const g2z_safetensor *want) {
-  const g2z_safetensor *got = &file->tensors[index];
+G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z__safetensors *file, int index,
+                                                 const g2z__safetensor *want) {
+  const g2z__safetensor *got = &file->tensors[index];
   char got_text[200], want_text[200];
   if (got->rank == want->rank &&
       memcmp(got->shape, want->shape, (size_t)want->rank * sizeof want->shape[0]) == 0)
@@ -8141,13 +7947,13 @@ G2Z__PRIVATE int g2z__weights_ignored(const char *name) {
   return digits > 0 && (strcmp(name, ".attn.bias") == 0 || strcmp(name, ".attn.masked_bias") == 0);
 }
 
-/* Finds every weight in the file, and nothing else there. */
-G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int layers,
+/* Finds every weight in the file, and nothing else there. used[file->count] is zeroed scratch. */
+G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int layers,
                                            g2z__weight *list, size_t count, unsigned char *used) {
   const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
   for (size_t i = 0; i < count; i++) {
-    int with = g2z_safetensors_find(file, list[i].name);
-    int without = g2z_safetensors_find(file, list[i].name + prefix);
+    int with = g2z__safetensors_find(file, list[i].name);
+    int without = g2z__safetensors_find(file, list[i].name + prefix);
     if (with >= 0 && without >= 0)
       return g2z_fail(file->services, G2Z_FORMAT,
                       "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
@@ -8161,7 +7967,7 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int laye
     G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
     used[list[i].index] = 1;
   }
-  int head = g2z_safetensors_find(file, "lm_head.weight");
+  int head = g2z__safetensors_find(file, "lm_head.weight");
   if (head >= 0) {
     G2Z__TRY(g2z__weights_check_shape(file, head, &list[count - 1].tensor)); /* wte */
     used[head] = 1;
@@ -8176,14 +7982,14 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int laye
 }
 
 /* GPT-2's head is its token embedding. A file that stores the head must store the same numbers. */
-G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z_safetensors *file, const g2z__weight *wte,
-                                                float *chunk) {
-  const int head = g2z_safetensors_find(file, "lm_head.weight");
+G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z__safetensors *file,
+                                                const g2z__weight *wte, float *chunk) {
+  const int head = g2z__safetensors_find(file, "lm_head.weight");
   const size_t half = G2Z__WEIGHTS_CHUNK / 2, total = wte->tensor.elements;
   for (size_t at = 0, n; head >= 0 && at < total; at += n) {
     n = total - at < half ? total - at : half;
-    G2Z__TRY(g2z_safetensors_read(file, head, at, n, chunk));
-    G2Z__TRY(g2z_safetensors_read(file, wte->index, at, n, chunk + half));
+    G2Z__TRY(g2z__safetensors_read(file, head, at, n, chunk));
+    G2Z__TRY(g2z__safetensors_read(file, wte->index, at, n, chunk + half));
     if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
       return g2z_fail(file->services, G2Z_UNSUPPORTED,
                       "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
@@ -8192,9 +7998,13 @@ G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z_safetensors *file, con
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z_safetensors *file, int layers,
+/* Takes canonical elements [canonical, canonical + count); calls come in canonical order. */
+typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t count,
+                                        const float *values);
+
+G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z__safetensors *file, int layers,
                                               g2z__weight *list, size_t count,
-                                              g2z_weights_take take, void *user) {
+                                              g2z__weights_take take, void *user) {
   g2z_services *services = file->services;
   void *used, *chunk = NULL;
   G2Z__TRY(g2z_allocate(services, file->count, 1, &used));
@@ -8208,7 +8018,7 @@ G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z_safetensors *file, int l
     for (size_t at = 0, n; at < list[i].tensor.elements && status == G2Z_OK; at += n) {
       n = list[i].tensor.elements - at;
       if (n > G2Z__WEIGHTS_CHUNK) n = G2Z__WEIGHTS_CHUNK;
-      status = g2z_safetensors_read(file, list[i].index, at, n, (float *)chunk);
+      status = g2z__safetensors_read(file, list[i].index, at, n, (float *)chunk);
       if (status == G2Z_OK) status = take(user, canonical, n, (const float *)chunk);
       canonical += n;
     }
@@ -8244,18 +8054,20 @@ G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char 
                   "--save-weights wrote", directory);
 }
 
-G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *directory,
-                                    const g2z_model_config *model, g2z_weights_take take,
-                                    void *user) {
+/* DIRECTORY/model.safetensors into `take`. All names and shapes are compared before its first
+ * call. */
+G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *directory,
+                                          const g2z_model_config *model, g2z__weights_take take,
+                                          void *user) {
   char *path;
-  g2z_safetensors *file;
+  g2z__safetensors *file;
   g2z__weight *list;
   size_t count;
   int there;
   G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &there));
   if (!there) return g2z__weights_missing(services, directory);
   G2Z__TRY(g2z_join_path(services, directory, "model.safetensors", &path));
-  g2z_status status = g2z_safetensors_open(services, path, &file);
+  g2z_status status = g2z__safetensors_open(services, path, &file);
   g2z_release(services, path);
   G2Z__TRY(status);
   status = g2z__weights_list(services, model, &list, &count);
@@ -8263,7 +8075,7 @@ G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *director
     status = g2z__weights_take_all(file, model->layers, list, count, take, user);
     g2z_release(services, list);
   }
-  g2z_safetensors_free(file);
+  g2z__safetensors_free(file);
   return status;
 }
 
@@ -8864,7 +8676,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   return status;
 }
 
-/* Weights from the sink of g2z_weights_read. */
+/* Weights from g2z__weights_read. */
 G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t count,
                                           const float *values) {
   return g2z_trainer_write((g2z_trainer *)user, G2Z_BUFFER_MASTER, canonical, count, values);
@@ -9312,7 +9124,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
                     "heads=%d, but the weights in %s were trained with %d (n_head of its "
                     "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
-  return g2z_weights_read(t->services, from, model, g2z__trainer_take, t);
+  return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
 }
 
 /* Weights, the state of a step that was never taken, and what AdamW will work on. */
@@ -10127,7 +9939,7 @@ typedef struct g2z__saver {
   const char *directory;        /* where it shall stand in the end */
   char *place;                  /* where it is written */
   char *model_path;             /* model.safetensors.partial there */
-  g2z_safetensors_writer *model; /* of rank 0 */
+  g2z_writer *model; /* of rank 0 */
   g2z__part *parts;             /* what this rank writes */
   size_t part_count;
   float *chunk;                 /* [g2z__checkpoint_chunk] */
@@ -10137,7 +9949,7 @@ typedef struct g2z__saver {
 
 G2Z__PRIVATE void g2z__saver_free(g2z__saver *saver) {
   g2z_services *services = saver->services;
-  g2z_safetensors_writer_free(saver->model);
+  g2z_writer_free(saver->model);
   if (saver->chunk) saver->t->device->ops->release_host(saver->t->device, saver->chunk);
   g2z_release(services, saver->place);
   g2z_release(services, saver->model_path);
@@ -10286,9 +10098,9 @@ G2Z__PRIVATE g2z_status g2z__saver_model(g2z__saver *saver) {
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_safetensors_writer *writer) {
+G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_writer *writer) {
   const int file = G2Z__FILE_OPTIMIZER + saver->t->plan->rank;
-  uint64_t data = writer->file->written, at = data;
+  uint64_t data = writer->written, at = data;
   for (size_t i = 0; i < 2 * saver->part_count; i++) {
     const g2z__part *part = &saver->parts[i % saver->part_count];
     uint32_t crc = 0;
@@ -10296,13 +10108,13 @@ G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_safetensor
       g2z_buffer buffer = i < saver->part_count ? G2Z_BUFFER_M : G2Z_BUFFER_V;
       G2Z__TRY(g2z__saver_fetch(saver, buffer, part, done, &n));
       crc = g2z_crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
-      G2Z__TRY(g2z_safetensors_put(writer, saver->chunk, n));
+      G2Z__TRY(g2z_writer_put(writer, saver->chunk, n * sizeof(float)));
     }
     uint64_t bytes = part->elements * sizeof(float);
     G2Z__TRY(g2z__span_add(saver->services, &saver->saved, file, at, bytes, crc));
     at += bytes;
   }
-  G2Z__TRY(g2z_safetensors_commit(writer));
+  G2Z__TRY(g2z_writer_commit(writer));
   return g2z__saver_head(saver, file, data);
 }
 
@@ -10312,25 +10124,25 @@ G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__saver *saver) {
   char file[64], *path, (*names)[32];
   size_t count = saver->part_count;
   void *memory, *list = NULL;
-  g2z_safetensors_writer *writer = NULL;
+  g2z_writer *writer = NULL;
   g2z__checkpoint_file(G2Z__FILE_OPTIMIZER + plan->rank, plan->world, file);
   G2Z__TRY(g2z_join_path(saver->services, saver->place, file, &path));
   g2z_status status = g2z_allocate(saver->services, 2 * count, sizeof *names, &memory);
   names = (char (*)[32])memory;
   if (status == G2Z_OK)
-    status = g2z_allocate(saver->services, 2 * count, sizeof(g2z_safetensor), &list);
+    status = g2z_allocate(saver->services, 2 * count, sizeof(g2z__safetensor), &list);
   for (size_t i = 0; i < 2 * count && status == G2Z_OK; i++) {
-    g2z_safetensor *tensor = (g2z_safetensor *)list + i;
+    g2z__safetensor *tensor = (g2z__safetensor *)list + i;
     g2z__moment_name(i >= count, saver->parts[i % count].canonical, names[i]);
     tensor->name = names[i];
     tensor->rank = 1;
     tensor->shape[0] = saver->parts[i % count].elements;
   }
   if (status == G2Z_OK)
-    status = g2z_safetensors_create(saver->services, path, (const g2z_safetensor *)list, 2 * count,
-                                    &writer);
+    status = g2z__safetensors_create(saver->services, path, (const g2z__safetensor *)list,
+                                     2 * count, &writer);
   if (status == G2Z_OK) status = g2z__saver_put_moments(saver, writer);
-  g2z_safetensors_writer_free(writer);
+  g2z_writer_free(writer);
   g2z_release(saver->services, list);
   g2z_release(saver->services, memory);
   g2z_release(saver->services, path);
@@ -10346,7 +10158,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__saver *saver, uint64_t *data) {
                                           &saver->model);
   g2z_release(saver->services, path);
   G2Z__TRY(status);
-  return g2z__tensors_reserve(saver->model, data);
+  *data = saver->model->written;
+  return G2Z_OK;
 }
 
 /* Rank 0, of a checkpoint: what stands there may be the rest of a save that was killed, but what
@@ -10374,7 +10187,7 @@ G2Z__PRIVATE g2z_status g2z__saver_config(g2z__saver *saver, g2z_writer **out) {
 G2Z__PRIVATE g2z_status g2z__saver_small_files(g2z__saver *saver, uint64_t data) {
   g2z_writer *config = NULL;
   char *path;
-  G2Z__TRY(g2z_safetensors_commit(saver->model));
+  G2Z__TRY(g2z_writer_commit(saver->model));
   G2Z__TRY(g2z__saver_head(saver, G2Z__FILE_MODEL, data));
   g2z_status status = g2z__saver_config(saver, &config);
   uint64_t bytes = config ? config->written : 0;
@@ -10608,7 +10421,7 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
     int mine = t->plan->rank == 0 && access(directory, F_OK) != 0;
     status = g2z__saver_run(&saver);
     if (status != G2Z_OK && mine) {
-      g2z_safetensors_writer_free(saver.model); /* its own unfinished file goes with it */
+      g2z_writer_free(saver.model); /* its own unfinished file goes with it */
       saver.model = NULL;
       g2z_checkpoint_remove(saver.place);
     }
@@ -10628,7 +10441,7 @@ G2Z__PRIVATE g2z_status g2z__saver_run_weights(g2z__saver *saver) {
   G2Z__TRY(g2z_ranks_agree(saver->ranks, g2z__saver_model(saver)));
   if (first) {
     status = g2z__saver_config(saver, &config);
-    if (status == G2Z_OK) status = g2z_safetensors_commit(saver->model);
+    if (status == G2Z_OK) status = g2z_writer_commit(saver->model);
     if (status == G2Z_OK) status = g2z_writer_commit(config);
     g2z_writer_free(config);
   }
@@ -10878,10 +10691,10 @@ typedef struct g2z__resumer {
   g2z_services *services;
   const char *directory;
   g2z__saved saved;
-  g2z_safetensors **files;      /* of each rank that saved */
+  g2z__safetensors **files;      /* of each rank that saved */
   g2z__moment *moments;         /* m in canonical order, then v */
   size_t moment_count, moment_capacity;
-  g2z_safetensors *model;
+  g2z__safetensors *model;
   g2z__weight *weights;         /* in canonical order */
   size_t weight_count;
   g2z__part *parts;             /* what this rank takes */
@@ -10892,8 +10705,8 @@ typedef struct g2z__resumer {
 } g2z__resumer;
 
 G2Z__PRIVATE void g2z__resumer_free(g2z__resumer *r) {
-  for (int64_t i = 0; r->files && i < r->saved.world; i++) g2z_safetensors_free(r->files[i]);
-  g2z_safetensors_free(r->model);
+  for (int64_t i = 0; r->files && i < r->saved.world; i++) g2z__safetensors_free(r->files[i]);
+  g2z__safetensors_free(r->model);
   if (r->chunk) r->t->device->ops->release_host(r->t->device, r->chunk);
   g2z_release(r->services, r->files);
   g2z_release(r->services, r->moments);
@@ -10998,8 +10811,8 @@ G2Z__PRIVATE int g2z__moment_order(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__resumer_open_moments(g2z__resumer *r, int of_rank) {
   char *path;
   G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_OPTIMIZER + of_rank, &path));
-  g2z_safetensors *file;
-  g2z_status status = g2z_safetensors_open(r->services, path, &file);
+  g2z__safetensors *file;
+  g2z_status status = g2z__safetensors_open(r->services, path, &file);
   r->files[of_rank] = file;
   g2z_release(r->services, path);
   G2Z__TRY(status);
@@ -11009,13 +10822,13 @@ G2Z__PRIVATE g2z_status g2z__resumer_open_moments(g2z__resumer *r, int of_rank) 
   r->moments = (g2z__moment *)list;
   G2Z__TRY(status);
   for (size_t i = 0; i < file->count; i++) {
-    const g2z_safetensor *tensor = &file->tensors[i];
+    const g2z__safetensor *tensor = &file->tensors[i];
     g2z__moment *moment = &r->moments[r->moment_count++];
     moment->file = of_rank;
     moment->index = (int)i;
     moment->elements = tensor->elements;
     if (!g2z__moment_parse(tensor->name, &moment->which, &moment->canonical) ||
-        tensor->type != G2Z_TENSOR_F32 || tensor->rank != 1 || tensor->elements == 0)
+        tensor->type != G2Z__F32 || tensor->rank != 1 || tensor->elements == 0)
       return g2z_fail(r->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in F32",
                       file->path, tensor->name);
   }
@@ -11051,7 +10864,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_open_model(g2z__resumer *r) {
   char *path;
   void *used;
   G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_MODEL, &path));
-  g2z_status status = g2z_safetensors_open(r->services, path, &r->model);
+  g2z_status status = g2z__safetensors_open(r->services, path, &r->model);
   g2z_release(r->services, path);
   G2Z__TRY(status);
   G2Z__TRY(g2z__weights_list(r->services, &r->t->plan->model, &r->weights, &r->weight_count));
@@ -11075,8 +10888,8 @@ G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
   r->chunk = (float *)memory;
   G2Z__TRY(g2z__resumer_check_bytes(r));
   G2Z__TRY(g2z__resumer_open_model(r));
-  G2Z__TRY(g2z_allocate(r->services, (size_t)r->saved.world, sizeof(g2z_safetensors *), &memory));
-  r->files = (g2z_safetensors **)memory;
+  G2Z__TRY(g2z_allocate(r->services, (size_t)r->saved.world, sizeof(g2z__safetensors *), &memory));
+  r->files = (g2z__safetensors **)memory;
   for (int rank = 0; rank < (int)r->saved.world; rank++)
     G2Z__TRY(g2z__resumer_open_moments(r, rank));
   G2Z__TRY(g2z__resumer_check_moments(r));
@@ -11091,7 +10904,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_fetch(g2z__resumer *r, g2z_buffer buffer, s
     while (at >= begin + r->weights[i].tensor.elements) begin += r->weights[i++].tensor.elements;
     if (*n > begin + r->weights[i].tensor.elements - at)
       *n = begin + r->weights[i].tensor.elements - at;
-    return g2z_safetensors_read(r->model, r->weights[i].index, at - begin, *n, r->chunk);
+    return g2z__safetensors_read(r->model, r->weights[i].index, at - begin, *n, r->chunk);
   }
   size_t low = 0, high = r->moment_count; /* the last that does not begin behind `at` */
   const int which = buffer == G2Z_BUFFER_V;
@@ -11104,7 +10917,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_fetch(g2z__resumer *r, g2z_buffer buffer, s
   const g2z__moment *moment = &r->moments[low];
   if (*n > moment->canonical + moment->elements - at)
     *n = moment->canonical + moment->elements - at;
-  return g2z_safetensors_read(r->files[moment->file], moment->index, at - moment->canonical, *n,
+  return g2z__safetensors_read(r->files[moment->file], moment->index, at - moment->canonical, *n,
                               r->chunk);
 }
 
