@@ -1978,22 +1978,16 @@ G2Z__PRIVATE int g2z__sync(int file) {
 /* A new name is durable only once its directory is. Directories that cannot be opened or synced
  * (some network and FUSE file systems) are left to the system: the file itself is complete. */
 G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *path) {
+  char directory[PATH_MAX];
   const char *slash = strrchr(path, '/');
-  size_t length = slash ? (size_t)(slash - path) : 0;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, length + 2, 1, &memory));
-  char *directory = (char *)memory;
-  if (length) memcpy(directory, path, length);
-  else directory[0] = slash ? '/' : '.';
-  g2z_status status = G2Z_OK;
+  int length = slash && slash != path ? (int)(slash - path) : 1;
+  snprintf(directory, sizeof directory, "%.*s", length, slash ? path : ".");
   int file = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file >= 0) {
-    if (g2z__sync(file) != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
-      status = g2z_fail_file(services, errno, "sync the directory", directory);
-    close(file);
-  }
-  g2z_release(services, memory);
-  return status;
+  if (file < 0) return G2Z_OK;
+  int error = g2z__sync(file) == 0 ? 0 : errno;
+  close(file);
+  if (error != EIO && error != ENOSPC && error != EDQUOT) return G2Z_OK;
+  return g2z_fail_file(services, error, "sync the directory", directory);
 }
 
 /* What stands where a regular file should. */
@@ -2189,23 +2183,20 @@ G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_
 }
 
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) {
+  char prefix[PATH_MAX] = "";
   size_t length = strlen(path);
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, length + 1, 1, &memory));
-  char *prefix = (char *)memory;
-  g2z_status status = length ? G2Z_OK : g2z_fail_file(services, ENOENT, "create", path);
-  for (size_t i = 1; i <= length && status == G2Z_OK; i++) {
-    if (path[i] != '/' && path[i] != 0) continue;
-    memcpy(prefix, path, i); /* the rest is zero from the allocation */
-    /* mkdir's errno on a directory that exists is not always EEXIST (read-only mounts). */
+  if (length == 0 || length >= sizeof prefix)
+    return g2z_fail_file(services, length ? ENAMETOOLONG : ENOENT, "create", path);
+  for (size_t i = 1; i <= length; i++) {
     struct stat info;
+    if (path[i] != '/' && path[i] != 0) continue;
+    memcpy(prefix, path, i);
     if (mkdir(prefix, 0777) == 0) continue;
-    int error = errno;
+    int error = errno; /* not always EEXIST of a directory that exists (read-only mounts) */
     if (stat(prefix, &info) != 0 || !S_ISDIR(info.st_mode))
-      status = g2z_fail_file(services, error, "create the directory", prefix);
+      return g2z_fail_file(services, error, "create the directory", prefix);
   }
-  g2z_release(services, memory);
-  return status;
+  return G2Z_OK;
 }
 
 /* ===== >>i04 JSON ========================================================

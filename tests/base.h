@@ -286,7 +286,7 @@ static void test_files_no_memory(g2z_test *t) {
     g2z_writer_free(writer);
     g2z_release(&t->services, text);
     CHECK(t, t->allocations == 0);
-    CHECK(t, done ? n > 4 : n < 20);
+    CHECK(t, done ? n > 2 : n < 20);
     if (n >= 20) break;
   }
   CHECK(t, test_files_count(t, "new.partial") == 0);

@@ -477,7 +477,7 @@ static void test_weights_no_memory(g2z_test *t) {
       status = g2z__weights_read(&t->services, t->directory, &model, test_weights_take, &w);
     t->fail_at = 0;
     done = status == G2Z_OK;
-    CHECK(t, done ? n > 15 : status == G2Z_NO_MEMORY);
+    CHECK(t, done ? n > 10 : status == G2Z_NO_MEMORY);
     CHECK(t, t->allocations == 0);
     CHECK(t, test_files_count(t, "*.partial") == 0);
   }
