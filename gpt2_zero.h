@@ -106,8 +106,8 @@
  *               kernels take multiprocessors, and kernels of backward beside them take up to twice
  *               as long. Gradients travel in the type they have; the receiver adds them up in fp32.
  *               Its two inboxes take 2 (N - 1) / N of a bucket. Parameters travel by copies where
- *               tokens are few, else by NCCL's symmetric windows. Where there is no such way NCCL
- *               carries all.
+ *               tokens are few, else by NCCL, through symmetric windows. Where there is no such way
+ *               NCCL carries all. train_config.transport chooses.
  *     waiting   exposed_comm_ms of a step is the time in which the computation waited for other
  *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
  *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report
@@ -524,16 +524,11 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(CONSTANT, "constant") /* lr */                                                                \
   X(WSD,      "wsd")      /* warmup-stable-decay: lr, then a line to min_lr in the last fifth */
 
-#define G2Z_GATHER_LIST(X)                                                                        \
-  X(AUTO,      "auto")      /* what was fastest for steps of this size */                         \
-  X(PLAIN,     "plain")     /* kernels, through NCCL's own buffers */                             \
-  X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
-  X(COPY,      "copy")      /* copy engines: multiprocessors are left to the computation */
-
-#define G2Z_REDUCE_LIST(X)                                                                        \
-  X(AUTO,  "auto")          /* what was fastest */                                                \
-  X(PLAIN, "plain")         /* kernels, through NCCL's own buffers */                             \
-  X(COPY,  "copy")          /* copy engines; each GPU adds up what arrives */
+/* What carries a step's gradients and parameters between the GPUs of one host. */
+#define G2Z_TRANSPORT_LIST(X)                                                                     \
+  X(AUTO, "auto")           /* gradients: copy; parameters: copy for few tokens, nccl for many */ \
+  X(NCCL, "nccl")           /* NCCL's kernels, through symmetric windows where it has them */     \
+  X(COPY, "copy")           /* copy engines; each GPU adds up the gradients that arrive */
 
 #define G2Z_STRATEGY_LIST(X)                                                                      \
   X(ZERO, "zero")           /* what zero_stage says */                                            \
@@ -559,18 +554,12 @@ typedef enum g2z_schedule {
 #undef X
   G2Z_SCHEDULE_COUNT
 } g2z_schedule;
-typedef enum g2z_gather {
-#define X(name, text) G2Z_GATHER_##name,
-  G2Z_GATHER_LIST(X)
+typedef enum g2z_transport {
+#define X(name, text) G2Z_TRANSPORT_##name,
+  G2Z_TRANSPORT_LIST(X)
 #undef X
-  G2Z_GATHER_COUNT
-} g2z_gather;
-typedef enum g2z_reduce {
-#define X(name, text) G2Z_REDUCE_##name,
-  G2Z_REDUCE_LIST(X)
-#undef X
-  G2Z_REDUCE_COUNT
-} g2z_reduce;
+  G2Z_TRANSPORT_COUNT
+} g2z_transport;
 typedef enum g2z_strategy {
 #define X(name, text) G2Z_STRATEGY_##name,
   G2Z_STRATEGY_LIST(X)
@@ -593,8 +582,7 @@ typedef enum g2z_device_kind {
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
-G2Z_API const char *g2z_gather_text(g2z_gather gather);
-G2Z_API const char *g2z_reduce_text(g2z_reduce reduce);
+G2Z_API const char *g2z_transport_text(g2z_transport transport);
 G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
@@ -649,9 +637,8 @@ typedef struct g2z_train_config {
   g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
-  g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
-  g2z_reduce reduce;            /* how they add gradients up, where each gets a part of the sum;
-                                 * COPY rounds less than PLAIN */
+  g2z_transport transport;      /* between GPUs; COPY rounds a sum of gradients once, NCCL once for
+                                 * each rank */
   g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
   int graph;                    /* the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
   int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
@@ -830,10 +817,10 @@ typedef struct g2z_plan {
   g2z_dtype wire_dtype;           /* in which NCCL and CPU ranks add gradients up: dtype, or fp32 if
                                    * asked for */
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
-  /* What is asked for; GPUs that cannot write to each other's memory get less, and need no more. */
-  int inbox;                      /* 1: gradients of other ranks arrive in memory of their own */
-  g2z_gather gather;              /* not AUTO, */
-  int gather_auto;                /* which it was if 1: then it follows from wte_rows */
+  g2z_transport transport;        /* what was asked for; NCCL where no rank owns a slice */
+  /* What it becomes, never AUTO: COPY needs an inbox for gradients. GPUs that cannot write to each
+   * other's memory use NCCL instead, and need no more memory. */
+  g2z_transport reduce, gather;
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype
                                    * where nothing is added to it before it travels */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
@@ -1024,6 +1011,47 @@ typedef struct g2z_update {
   const g2z_step_state *state;
 } g2z_update;
 
+/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
+ * may lie in others, but not in itself; those inside a graph are not seen. */
+#define G2Z_SPAN_LIST(X)                                                                          \
+  /*  name            text */                                                                     \
+  X(FORWARD,         "train/forward")                                                             \
+  X(BACKWARD,        "train/backward")                                                            \
+  X(OPTIMIZER_STEP,  "train/optimizer_step")                                                      \
+  X(NORM,            "optimizer/norm")                                                            \
+  X(DECIDE,          "optimizer/decide")                                                          \
+  X(ADAMW,           "optimizer/adamw")                                                           \
+  X(VAL_FORWARD,     "val/forward")                                                               \
+  X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
+  X(ALL_REDUCE,      "zero/all_reduce")                                                           \
+  X(ALL_GATHER,      "zero/all_gather")                                                           \
+  X(REDUCE,          "zero/reduce")                                                               \
+  X(BROADCAST,       "zero/broadcast")                                                            \
+  X(EMBEDDING_ROWS,  "zero/embedding_rows")                                                       \
+  X(VERDICT,         "zero/verdict")
+
+typedef enum g2z_span {
+#define X(name, text) G2Z_SPAN_##name,
+  G2Z_SPAN_LIST(X)
+#undef X
+  G2Z_SPAN_COUNT
+} g2z_span;
+G2Z_API const char *g2z_span_text(g2z_span span);
+
+/* A GPU times the algorithms of a product when its shape first appears and keeps the fastest. The
+ * choice changes the order of addition: a rerun that must be bit-equal reads the table that the
+ * first run wrote, before its first step, with the same tune. */
+typedef enum g2z_tune {
+  G2Z_TUNE_OFF,                /* the library's first choice: right for shapes that come once, as in
+                                * generation. The LM head keeps logits on Hopper, too */
+  G2Z_TUNE_ON,                 /* the fastest of the library's algorithms and our own kernel. On
+                                * Hopper the LM head's exponentials, for gradients of 16 bits, are
+                                * always our own kernel's */
+  G2Z_TUNE_OWN                 /* our own kernel wherever it fits: for tests of it */
+} g2z_tune;
+
+typedef struct g2z_graph g2z_graph;
+
 typedef struct g2z_device g2z_device;
 
 typedef struct g2z_ops {
@@ -1041,6 +1069,29 @@ typedef struct g2z_ops {
   g2z_status (*wait)(g2z_device *device, int event);
   g2z_status (*synchronize)(g2z_device *device);
   void (*close)(g2z_device *device);
+
+  /* Graphs: work that is recorded once and then started as a whole, without the cost of its many
+   * launches. Between begin and end the ops and mark() are recorded and do not run; run the same
+   * work once before, so that scratch has its size and every product its algorithm. Uploads and
+   * downloads inside a graph use the same pinned memory each time. Nothing that the graph touches
+   * may be released before it. Where nothing was recorded *out is NULL, which free() takes. The CPU
+   * has no graphs: begin is G2Z_UNSUPPORTED, and the other three are NULL. */
+  g2z_status (*graph_begin)(g2z_device *device);
+  g2z_status (*graph_end)(g2z_device *device, g2z_graph **out);
+  g2z_status (*graph_run)(g2z_device *device, const g2z_graph *graph);
+  void (*graph_free)(g2z_device *device, g2z_graph *graph);
+
+  /* A span may lie in others, but not in itself; those inside a graph are not seen. Timing is for
+   * g2z_device_time_spans: open() begins it, settle() waits until all that ended is counted. */
+  void (*span_begin)(const g2z_device *device, g2z_span span);
+  void (*span_end)(const g2z_device *device, g2z_span span);
+  g2z_status (*timers_open)(g2z_device *device);
+  g2z_status (*timers_settle)(g2z_device *device);
+
+  /* The table of what was chosen by device->tune; the text is freed by g2z_release. read() keeps
+   * the choices for shapes that were timed already. The CPU's table is empty. */
+  g2z_status (*tuning)(g2z_device *device, char **text);
+  g2z_status (*tuning_read)(g2z_device *device, const char *text);
 
   /* out[N,C] act = dropout(wte[token] + wpe[t]) */
   g2z_status (*embed_fwd)(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
@@ -1128,11 +1179,23 @@ typedef struct g2z_ops {
   g2z_status (*adamw)(g2z_device *device, const g2z_update *update, size_t begin, size_t end);
 } g2z_ops;
 
+/* What a device is, for people and artifacts. */
+typedef struct g2z_device_info {
+  char name[128];              /* "NVIDIA H200"; "" for a CPU, as are the next two */
+  char runtime[32];            /* "13.0": the version of CUDA */
+  char collectives[32];        /* "2.28.9": the version of NCCL */
+  int count;                   /* GPUs that this process can see */
+  double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
+  double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
+} g2z_device_info;
+
 struct g2z_device {
   const g2z_ops *ops;
   g2z_services *services;
   g2z_device_kind kind;
   g2z_dtype dtype, grad_dtype;
+  int tune;                    /* a g2z_tune, which the caller may change; ON at first */
+  g2z_device_info info;
   void *backend;               /* what the backend keeps for itself */
   struct g2z__timers *timers;  /* of spans; NULL: they are not timed */
 };
@@ -1149,17 +1212,6 @@ G2Z_API int g2z_device_count(g2z_device_kind kind);
  * control groups of this process (a container's, a batch job's) leave to it. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
-
-/* What a device is, for people and artifacts. */
-typedef struct g2z_device_info {
-  char name[128];              /* "NVIDIA H200"; "" for a CPU, as are the next two */
-  char runtime[32];            /* "13.0": the version of CUDA */
-  char collectives[32];        /* "2.28.9": the version of NCCL */
-  int count;                   /* GPUs that this process can see */
-  double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
-  double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
-} g2z_device_info;
-G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out);
 
 /* What the process takes of the device beside the plan: CUDA's context and the libraries' code and
  * workspaces, measured now; 0 where there is nothing to measure. Ask before anything else opens the
@@ -1179,64 +1231,6 @@ G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **
 G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
 G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
 
-/* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which
- * one it is changes the order of addition: a rerun that must be bit-equal reads the table that the
- * first run wrote, before its first step, and has the same `how`. That is, for shapes that are new
- * from then on, and for the LM head always, one of
- *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation;
- *                 the LM head then keeps logits on Hopper too
- *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel; the product
- *                 that makes the LM head's exponentials, for a gradient in 16 bits on Hopper, is
- *                 our own always
- *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
- * `text` ends with a NUL. The CPU has nothing to tune: its table is empty, and a GPU's, which it
- * takes too, is not looked at behind the head. */
-typedef enum g2z_tune { G2Z_TUNE_OFF, G2Z_TUNE_ON, G2Z_TUNE_OWN } g2z_tune;
-G2Z_API void g2z_device_tune(g2z_device *device, int how);
-G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text); /* freed by g2z_release */
-G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text);
-
-/* A graph is work that is recorded once and then started as a whole, without the cost of its many
- * launches. Between begin and end the ops and mark() are recorded and do not run; run the same work
- * once before, so that scratch has its size and every product its algorithm. Uploads and downloads
- * inside a graph use the same pinned memory each time. Nothing that the graph touches may be
- * released before it. Where nothing was recorded *out is NULL. The CPU has no graphs: begin is
- * G2Z_UNSUPPORTED. */
-typedef struct g2z_graph g2z_graph;
-G2Z_API g2z_status g2z_graph_begin(g2z_device *device);
-G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out);
-G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph);
-G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph); /* NULL is fine */
-
-/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
- * may lie in others, but not in itself; those inside a graph are not seen. */
-#define G2Z_SPAN_LIST(X)                                                                          \
-  /*  name            text */                                                                     \
-  X(FORWARD,         "train/forward")                                                             \
-  X(BACKWARD,        "train/backward")                                                            \
-  X(OPTIMIZER_STEP,  "train/optimizer_step")                                                      \
-  X(NORM,            "optimizer/norm")                                                            \
-  X(DECIDE,          "optimizer/decide")                                                          \
-  X(ADAMW,           "optimizer/adamw")                                                           \
-  X(VAL_FORWARD,     "val/forward")                                                               \
-  X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
-  X(ALL_REDUCE,      "zero/all_reduce")                                                           \
-  X(ALL_GATHER,      "zero/all_gather")                                                           \
-  X(REDUCE,          "zero/reduce")                                                               \
-  X(BROADCAST,       "zero/broadcast")                                                            \
-  X(EMBEDDING_ROWS,  "zero/embedding_rows")                                                       \
-  X(VERDICT,         "zero/verdict")
-
-typedef enum g2z_span {
-#define X(name, text) G2Z_SPAN_##name,
-  G2Z_SPAN_LIST(X)
-#undef X
-  G2Z_SPAN_COUNT
-} g2z_span;
-G2Z_API const char *g2z_span_text(g2z_span span);
-G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span);
-G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span);
-
 typedef struct g2z_span_times {
   int64_t count;
   double total_s, min_s, max_s;
@@ -1254,7 +1248,6 @@ G2Z_API float g2z_round(g2z_dtype dtype, float x);
  * The oracle of every other backend, and fast enough to train a small model: plain loops, OpenMP
  * threads when the compiler has them. No result depends on the number of threads. */
 
-G2Z_API const g2z_ops *g2z_cpu_ops(void);
 
 /* ===== >>d10 ranks =======================================================
  * The processes of a job are its ranks. They meet at rank 0 over TCP, compare what they are, and
@@ -1278,35 +1271,6 @@ typedef struct g2z_place {  /* a process's place in the job */
  * WORLD_SIZE (g2z_ranks_spawn, torchrun, by hand), Open MPI, PMI (MPICH, Intel MPI), a Slurm step;
  * none of them: alone. G2Z_BAD_ARGUMENT where they contradict each other or lack something. */
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
-
-/* Exit codes of programs around the library, which mpirun, srun and scripts see. */
-#define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
-#define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
-
-typedef struct g2z_job {    /* processes that this one starts and looks after */
-  int ranks;                      /* 1: also a process of its own */
-  char **argv;                    /* of each: this program, with these arguments; ends with NULL */
-  const char *output;             /* file at whose end they print; NULL: where this process does */
-  void (*watch)(void *user);      /* called at their start, then ten times a second; NULL: not */
-  void *user;
-} g2z_job;
-typedef struct g2z_job_end {
-  int exit_code;                  /* 0, or the first failure's that is no consequence of another's;
-                                   * 128 + signal of a rank that was killed */
-  int signal;                     /* the last one that was handed on; 0: none */
-  double cpu_s;                   /* of all processes, user and system */
-  size_t rank_bytes;              /* the most memory that one of them had resident */
-} g2z_job_end;
-/* Starts this program job->ranks times as ranks of one job on this host, which share a random
- * secret (or G2Z_SECRET), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
- * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended (where they
- * print to `output` the caller has to); two seconds later the others get SIGTERM, and after 13
- * SIGKILL. Call it before anything starts a thread. */
-G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
-/* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
- * or ranks is 1, and goes on. 1: all have ended, and the program returns *exit_code. */
-G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
-                                   int *exit_code);
 
 typedef struct g2z_fault {  /* why the job ends */
   int rank;                       /* who died or hangs */
@@ -1436,8 +1400,8 @@ struct g2z_comm {
   g2z_device *device;
   int rank, world;
   g2z_dtype wire;              /* in which gradients travel and are added up */
-  g2z_gather gather;           /* as it came to be; never AUTO */
-  g2z_reduce reduce;           /* as well; with COPY gradients travel as they are */
+  g2z_transport gather;        /* what carries parameters here; never AUTO */
+  g2z_transport reduce;        /* and gradients; with COPY they travel in grad_dtype */
   int lap_now;
   double lap_s[2];
   void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
@@ -1449,8 +1413,7 @@ typedef struct g2z_comm_config {
   int places;                  /* of MARK and WAIT */
   size_t most;                 /* elements of the largest reduction */
   g2z_dtype wire;              /* the device's dtype or grad_dtype: what a reduction rounds to */
-  g2z_gather gather;           /* not AUTO. What cannot be had becomes SYMMETRIC, or else PLAIN */
-  g2z_reduce reduce;           /* not AUTO. What cannot be had becomes PLAIN */
+  g2z_transport gather, reduce; /* not AUTO. COPY becomes NCCL where it cannot be had */
 } g2z_comm_config;
 
 /* Collectives between the ranks for this device's memory and types. */
@@ -1661,17 +1624,12 @@ compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/utsname.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__linux__)
-#include <sys/prctl.h>
-#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -2664,8 +2622,7 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
 
 G2Z__DEFINE_TEXT(g2z_schedule_text, g2z_schedule, G2Z_SCHEDULE_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_device_text, g2z_device_kind, G2Z_DEVICE_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_gather_text, g2z_gather, G2Z_GATHER_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_reduce_text, g2z_reduce, G2Z_REDUCE_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_transport_text, g2z_transport, G2Z_TRANSPORT_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_strategy_text, g2z_strategy, G2Z_STRATEGY_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SECOND)
 
@@ -2822,8 +2779,8 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
                     "take zero_stage=0, or strategy=zero", config->zero_stage);
-  G2Z__TRY(g2z_check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
-  G2Z__TRY(g2z_check_range(services, "reduce", (int)config->reduce, 0, G2Z_REDUCE_COUNT - 1));
+  G2Z__TRY(g2z_check_range(services, "transport", (int)config->transport, 0,
+                           G2Z_TRANSPORT_COUNT - 1));
   G2Z__TRY(g2z_check_range(services, "recompute", (int)config->recompute, 0,
                            G2Z_RECOMPUTE_COUNT - 1));
   G2Z__TRY(g2z_check_range(services, "graph", config->graph, 0, 2));
@@ -3162,7 +3119,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
   if (g2z__plan_by_unit(plan))
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
-  if (plan->inbox)
+  if (plan->reduce == G2Z_TRANSPORT_COPY)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(2 * (plan->bucket_elements / (size_t)plan->world) *
                                           (size_t)(plan->world - 1) * (size_t)plan->grad_bytes);
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
@@ -3257,7 +3214,9 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   plan->head_chunk = g2z__plan_head_chunk(plan, tokens);
   plan->wte_rows = g2z__plan_sends_rows(plan);
   /* Copies are faster for few tokens, symmetric windows for many. */
-  if (plan->gather_auto) plan->gather = plan->wte_rows ? G2Z_GATHER_COPY : G2Z_GATHER_SYMMETRIC;
+  plan->gather = plan->transport;
+  if (plan->gather == G2Z_TRANSPORT_AUTO)
+    plan->gather = plan->wte_rows ? G2Z_TRANSPORT_COPY : G2Z_TRANSPORT_NCCL;
   int alone = plan->wte_rows && g2z__plan_head_alone(plan);
   plan->dwte_dtype = alone ? plan->grad_dtype : G2Z_FP32;
   plan->buckets = g2z__plan_count_buckets(plan);
@@ -3284,10 +3243,9 @@ G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *confi
   plan->grad_dtype = wide ? G2Z_FP32 : config->dtype;
   plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
   int sharded = config->zero_stage > 0 && plan->world > 1 && device == G2Z_DEVICE_CUDA;
-  plan->inbox = sharded && config->reduce != G2Z_REDUCE_PLAIN;
+  plan->transport = sharded ? config->transport : G2Z_TRANSPORT_NCCL;
+  plan->reduce = plan->transport == G2Z_TRANSPORT_NCCL ? G2Z_TRANSPORT_NCCL : G2Z_TRANSPORT_COPY;
   plan->wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
-  plan->gather = sharded ? config->gather : G2Z_GATHER_PLAIN;
-  plan->gather_auto = plan->gather == G2Z_GATHER_AUTO;
   int halves = device == G2Z_DEVICE_CUDA;
   plan->dtype_bytes = halves && (plan->dtype == G2Z_FP16 || plan->dtype == G2Z_BF16) ? 2 : 4;
   plan->grad_bytes = halves && plan->grad_dtype != G2Z_FP32 ? 2 : 4;
@@ -3343,7 +3301,7 @@ G2Z_API void g2z_plan_free(g2z_plan *plan) {
 
 G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan) {
   if (plan->world == 1 || plan->device != G2Z_DEVICE_CUDA) return 0;
-  int copies = plan->inbox && plan->gather == G2Z_GATHER_COPY;
+  int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY;
   return (size_t)(copies ? 390 : 800) << 20;
 }
 
@@ -4172,6 +4130,8 @@ struct g2z_gpu_watch {
   void *library, *call[5];     /* NVML and its functions: room k70 */
 };
 
+static const g2z_ops *g2z__cpu_ops(void);
+
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
@@ -4181,19 +4141,6 @@ static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
 static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
 static void g2z__nvml_close(g2z_gpu_watch *watch);
-static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
-static void g2z__cuda_tune(g2z_device *device, int how);
-static g2z_status g2z__cuda_tuning(g2z_device *device, char **text);
-static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
-static g2z_status g2z__cuda_graph_begin(g2z_device *device);
-static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out);
-static g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph);
-static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph);
-static g2z_status g2z__cuda_timers_open(g2z_device *device);
-static g2z_status g2z__cuda_timers_settle(g2z_device *device); /* all spans that have ended */
-static void g2z__cuda_timers_close(g2z_device *device);
-static void g2z__cuda_span_begin(const g2z_device *device, g2z_span span);
-static void g2z__cuda_span_end(const g2z_device *device, g2z_span span);
 #else
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
@@ -4223,45 +4170,6 @@ G2Z__PRIVATE g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_
   return g2z__nvml_open(watch);
 }
 G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
-G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
-  (void)device, (void)out;
-}
-G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int how) { (void)device, (void)how; }
-G2Z__PRIVATE g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
-  (void)text;
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
-  (void)device, (void)text;
-  return G2Z_OK;
-}
-G2Z__PRIVATE g2z_status g2z__cuda_graph_begin(g2z_device *device) {
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out) {
-  (void)out;
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph) {
-  (void)graph;
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
-  (void)device, (void)graph;
-}
-G2Z__PRIVATE g2z_status g2z__cuda_timers_open(g2z_device *device) {
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_timers_settle(g2z_device *device) {
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE void g2z__cuda_timers_close(g2z_device *device) { (void)device; }
-G2Z__PRIVATE void g2z__cuda_span_begin(const g2z_device *device, g2z_span span) {
-  (void)device, (void)span;
-}
-G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
-  (void)device, (void)span;
-}
 #endif
 
 G2Z_API g2z_device_kind g2z_device_default(void) {
@@ -4270,41 +4178,6 @@ G2Z_API g2z_device_kind g2z_device_default(void) {
 
 G2Z_API int g2z_device_count(g2z_device_kind kind) {
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_count() : 1;
-}
-
-G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
-                                     g2z_dtype grad_dtype, g2z_device **out) {
-  *out = NULL;
-  if ((unsigned)dtype >= G2Z_DTYPE_COUNT || (grad_dtype != dtype && grad_dtype != G2Z_FP32))
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "a device cannot have type %d with gradients of type %d: gradients have the "
-                    "same type or fp32", (int)dtype, (int)grad_dtype);
-  if (kind == G2Z_DEVICE_CPU && dtype == G2Z_TF32)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_device), &memory));
-  g2z_device *device = (g2z_device *)memory;
-  device->ops = g2z_cpu_ops();
-  device->services = services;
-  device->kind = kind;
-  device->dtype = dtype;
-  device->grad_dtype = grad_dtype;
-  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
-  if (status != G2Z_OK) {
-    g2z_release(services, device);
-    return status;
-  }
-  *out = device;
-  return G2Z_OK;
-}
-
-G2Z_API void g2z_device_free(g2z_device *device) {
-  if (!device) return;
-  if (device->timers && device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
-  g2z_release(device->services, device->timers);
-  device->ops->close(device);
-  g2z_release(device->services, device);
 }
 
 /* Dense TFLOP/s with fp32 accumulation: fp16 and bf16, tf32, fp32 outside of tensor cores, by
@@ -4351,11 +4224,41 @@ G2Z__PRIVATE double g2z__peak_flops(const char *name, g2z_dtype dtype) {
   return NAN;
 }
 
-G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out) {
-  memset(out, 0, sizeof *out);
-  out->exponentials_per_s = NAN;
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_describe(device, out);
-  out->peak_flops = g2z__peak_flops(out->name, device->dtype);
+G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
+                                     g2z_dtype grad_dtype, g2z_device **out) {
+  *out = NULL;
+  if ((unsigned)dtype >= G2Z_DTYPE_COUNT || (grad_dtype != dtype && grad_dtype != G2Z_FP32))
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "a device cannot have type %d with gradients of type %d: gradients have the "
+                    "same type or fp32", (int)dtype, (int)grad_dtype);
+  if (kind == G2Z_DEVICE_CPU && dtype == G2Z_TF32)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
+  void *memory;
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_device), &memory));
+  g2z_device *device = (g2z_device *)memory;
+  device->ops = g2z__cpu_ops();
+  device->services = services;
+  device->kind = kind;
+  device->dtype = dtype;
+  device->grad_dtype = grad_dtype;
+  device->tune = G2Z_TUNE_ON;
+  device->info.exponentials_per_s = NAN;
+  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
+  if (status != G2Z_OK) {
+    g2z_release(services, device);
+    return status;
+  }
+  device->info.peak_flops = g2z__peak_flops(device->info.name, dtype);
+  *out = device;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_device_free(g2z_device *device) {
+  if (!device) return;
+  device->ops->close(device);
+  g2z_release(device->services, device->timers);
+  g2z_release(device->services, device);
 }
 
 G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind,
@@ -4387,23 +4290,10 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
   g2z_release(watch->services, watch);
 }
 
-G2Z_API void g2z_device_tune(g2z_device *device, int how) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, how);
-}
-
-G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text) {
-  *text = NULL;
-  if (device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_tuning(device, text);
-  void *empty;
-  G2Z__TRY(g2z_allocate(device->services, 1, 1, &empty));
-  *text = (char *)empty;
-  return G2Z_OK;
-}
-
 /* What each GPU's table begins with. The number is of the lines' form. */
 #define G2Z__TUNING_HEAD "gpt2_zero tuning 3, "
 
-G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) {
+G2Z__PRIVATE g2z_status g2z__tuning_read(g2z_device *device, const char *text) {
   int own = device->kind == G2Z_DEVICE_CPU && !*text;
   char first[49]; /* of the text's first line */
   snprintf(first, sizeof first, "%.*s", (int)strcspn(text, "\n"), text);
@@ -4412,34 +4302,7 @@ G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) 
                     "no tuning table of this build: it begins with \"%s\" and not with \""
                     G2Z__TUNING_HEAD "...\"; take a run's tuning.txt, or none to tune anew",
                     first);
-  return device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_tuning_read(device, text) : G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__needs_graphs(const g2z_device *device) {
-  if (device->kind == G2Z_DEVICE_CUDA) return G2Z_OK;
-  return g2z_fail(device->services, G2Z_UNSUPPORTED,
-                  "device %s has no graphs: use --graph off, or a GPU",
-                  g2z_device_text(device->kind));
-}
-
-G2Z_API g2z_status g2z_graph_begin(g2z_device *device) {
-  G2Z__TRY(g2z__needs_graphs(device));
-  return g2z__cuda_graph_begin(device);
-}
-
-G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out) {
-  *out = NULL;
-  G2Z__TRY(g2z__needs_graphs(device));
-  return g2z__cuda_graph_end(device, out);
-}
-
-G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph) {
-  G2Z__TRY(g2z__needs_graphs(device));
-  return g2z__cuda_graph_run(device, graph);
-}
-
-G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph) {
-  if (graph) g2z__cuda_graph_free(device, graph);
+  return device->ops->tuning_read(device, text);
 }
 
 struct g2z__timers {
@@ -4459,34 +4322,19 @@ G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, dou
   s->count++;
 }
 
-G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_begin(device, span);
-  else if (device->timers) device->timers->begun[span] = g2z_seconds();
-}
-
-G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_end(device, span);
-  else if (device->timers)
-    g2z__timers_add(device->timers, span, g2z_seconds() - device->timers->begun[span]);
-}
-
 G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
   void *memory;
   if (device->timers) return G2Z_OK;
   G2Z__TRY(g2z_allocate(device->services, 1, sizeof(struct g2z__timers), &memory));
   device->timers = (struct g2z__timers *)memory;
-  g2z_status status = device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_timers_open(device) : G2Z_OK;
-  if (status == G2Z_OK) return G2Z_OK;
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
-  g2z_release(device->services, device->timers);
-  device->timers = NULL;
-  return status;
+  device->timers->status = device->ops->timers_open(device);
+  return device->timers->status;
 }
 
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]) {
   memset(out, 0, G2Z_SPAN_COUNT * sizeof *out);
   if (!device->timers) return G2Z_OK;
-  if (device->kind == G2Z_DEVICE_CUDA) G2Z__TRY(g2z__cuda_timers_settle(device));
+  G2Z__TRY(device->ops->timers_settle(device));
   memcpy(out, device->timers->span, G2Z_SPAN_COUNT * sizeof *out);
   return G2Z_OK;
 }
@@ -5213,7 +5061,33 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
 
 /* ----- the table -------------------------------------------------------- */
 
-G2Z_API const g2z_ops *g2z_cpu_ops(void) {
+G2Z__PRIVATE g2z_status g2z__cpu_graph_begin(g2z_device *device) {
+  return g2z_fail(device->services, G2Z_UNSUPPORTED,
+                  "device cpu has no graphs: use --graph off, or a GPU");
+}
+
+G2Z__PRIVATE void g2z__cpu_span_begin(const g2z_device *device, g2z_span span) {
+  if (device->timers) device->timers->begun[span] = g2z_seconds();
+}
+
+G2Z__PRIVATE void g2z__cpu_span_end(const g2z_device *device, g2z_span span) {
+  if (!device->timers) return;
+  g2z__timers_add(device->timers, span, g2z_seconds() - device->timers->begun[span]);
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_tuning(g2z_device *device, char **text) {
+  void *empty = NULL;
+  g2z_status status = g2z_allocate(device->services, 1, 1, &empty);
+  *text = (char *)empty;
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_tuning_read(g2z_device *device, const char *text) {
+  (void)device, (void)text; /* products of a CPU have one algorithm */
+  return G2Z_OK;
+}
+
+static const g2z_ops *g2z__cpu_ops(void) {
   static const g2z_ops ops = {
       g2z__cpu_allocate,       g2z__cpu_release,         /* device memory is host memory */
       g2z__cpu_allocate,       g2z__cpu_release,
@@ -5221,6 +5095,10 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
       g2z__cpu_zero,
       g2z__cpu_event,          g2z__cpu_event,           /* mark, wait */
       g2z__cpu_synchronize,    g2z__cpu_close,
+      g2z__cpu_graph_begin,    NULL,                     NULL, NULL,
+      g2z__cpu_span_begin,     g2z__cpu_span_end,
+      g2z__cpu_synchronize,    g2z__cpu_synchronize,     /* timers_open, timers_settle */
+      g2z__cpu_tuning,         g2z__cpu_tuning_read,
       g2z__cpu_embed_fwd,      g2z__cpu_embed_bwd,
       g2z__cpu_embed_order,    g2z__cpu_embed_add,
       g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
@@ -5603,242 +5481,6 @@ G2Z__PRIVATE int g2z__proves(const g2z_ranks *ranks, const void *body, const uin
   uint8_t right[16];
   g2z__siphash(ranks->key, body, (size_t)(proof - (const uint8_t *)body), right);
   return memcmp(right, proof, sizeof right) == 0;
-}
-
-/* ----- starting ranks ---------------------------------------------------- */
-
-static const int g2z__spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-#define G2Z__SPAWN_SIGNALS (sizeof g2z__spawn_signals / sizeof *g2z__spawn_signals)
-
-/* Between fork and exec: what comes from now on counts, and must not fall to a handler of the
- * program that is about to be replaced. What is ignored stays so, as exec has it. */
-G2Z__PRIVATE void g2z__spawn_unblock(const sigset_t *mask) {
-  struct sigaction action;
-  for (size_t i = 0; i < G2Z__SPAWN_SIGNALS; i++) {
-    if (sigaction(g2z__spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
-      continue;
-    action.sa_handler = SIG_DFL;
-    sigaction(g2z__spawn_signals[i], &action, NULL);
-  }
-  sigprocmask(SIG_SETMASK, mask, NULL);
-}
-
-#define G2Z__SPAWN_VARIABLES 9
-typedef struct g2z__spawn {       /* a job in the hands of its parent */
-  g2z_services *services;
-  const g2z_job *job;
-  int output;                     /* -1: as this process */
-  char texts[G2Z__SPAWN_VARIABLES][192]; /* what a launcher would set */
-  char **environment;             /* these, and this process's */
-  sigset_t signals, before;       /* those that are waited for; the mask that ranks get */
-  pid_t *processes;               /* [ranks]; 0: not started, or ended */
-  double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
-  int haste;                      /* 1: SIGTERM, 2: SIGKILL was sent to those that are left */
-  g2z_job_end *end;
-} g2z__spawn;
-
-/* The variables of all ranks, with a secret that is random unless the user has set one. */
-G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z__spawn *spawn) {
-  extern char **environ;
-  char secret[128] = "", id[64];
-  uint8_t random[16];
-  size_t count = 0, kept = 0, room = sizeof *spawn->texts;
-  struct timespec now;
-  void *memory;
-  G2Z__TRY(g2z__random_bytes(spawn->services, random, sizeof random));
-  for (int i = 0; i < 16; i++) snprintf(secret + 2 * i, 3, "%02x", random[i]);
-  if (g2z__variable("G2Z_SECRET")) snprintf(secret, sizeof secret, "%s", getenv("G2Z_SECRET"));
-  clock_gettime(CLOCK_REALTIME, &now);
-  snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
-  snprintf(spawn->texts[0], room, "RANK=");       /* these two for each rank */
-  snprintf(spawn->texts[1], room, "LOCAL_RANK=");
-  snprintf(spawn->texts[2], room, "WORLD_SIZE=%d", spawn->job->ranks);
-  snprintf(spawn->texts[3], room, "LOCAL_WORLD_SIZE=%d", spawn->job->ranks);
-  snprintf(spawn->texts[4], room, "MASTER_ADDR=127.0.0.1");
-  snprintf(spawn->texts[5], room, "MASTER_PORT=%d", g2z__job_port(id));
-  snprintf(spawn->texts[6], room, "G2Z_RUN_ID=%s", id);
-  snprintf(spawn->texts[7], room, "G2Z_SECRET=%s", secret);
-  snprintf(spawn->texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
-  while (environ[count]) count++;
-  G2Z__TRY(g2z_allocate(spawn->services, count + G2Z__SPAWN_VARIABLES + 1, sizeof(char *),
-                        &memory));
-  spawn->environment = (char **)memory;
-  for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++) spawn->environment[kept++] = spawn->texts[k];
-  for (size_t i = 0; i < count; i++) {
-    int drop = 0;
-    for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++)
-      drop |= strncmp(environ[i], spawn->texts[k], strcspn(spawn->texts[k], "=") + 1) == 0;
-    if (!drop) spawn->environment[kept++] = environ[i];
-  }
-  return G2Z_OK;
-}
-
-/* Starts one rank, in a process group of its own: what a terminal or `timeout` sends to this group
- * would otherwise come twice, and a second signal means haste. */
-G2Z__PRIVATE g2z_status g2z__spawn_one(g2z__spawn *spawn, int rank) {
-  snprintf(spawn->texts[0], sizeof *spawn->texts, "RANK=%d", rank);
-  snprintf(spawn->texts[1], sizeof *spawn->texts, "LOCAL_RANK=%d", rank);
-  pid_t parent = getpid(), child = fork();
-  if (child == 0) { /* from here to exec only what a signal handler may do */
-#if defined(__linux__)
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it shall not outlive the one that looks after it */
-#endif
-    setpgid(0, 0);
-    g2z__spawn_unblock(&spawn->before);
-    int output = spawn->output;
-    int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
-                                  dup2(output, STDERR_FILENO) >= 0);
-    if (printing && getppid() == parent)
-      execve("/proc/self/exe", spawn->job->argv, spawn->environment);
-    _exit(127);
-  }
-  spawn->processes[rank] = child > 0 ? child : 0;
-  if (child > 0) return G2Z_OK;
-  return g2z_fail(spawn->services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank,
-                  strerror(errno));
-}
-
-G2Z__PRIVATE void g2z__spawn_signal(const g2z__spawn *spawn, int signal) {
-  for (int r = 0; r < spawn->job->ranks; r++)
-    if (spawn->processes[r] > 0) kill(spawn->processes[r], signal);
-}
-
-/* Which of two ranks' exit codes tells more: the greater. */
-G2Z__PRIVATE int g2z__spawn_weight(int code) {
-  return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
-}
-
-/* A rank has ended. The first that failed by itself is named. */
-G2Z__PRIVATE void g2z__spawn_ended(g2z__spawn *spawn, int rank, int status,
-                                   const struct rusage *used) {
-  g2z_job_end *end = spawn->end;
-  end->cpu_s += (double)(used->ru_utime.tv_sec + used->ru_stime.tv_sec) +
-                1e-6 * (double)(used->ru_utime.tv_usec + used->ru_stime.tv_usec);
-  size_t resident = (size_t)used->ru_maxrss * 1024; /* Linux counts in KiB */
-  if (resident > end->rank_bytes) end->rank_bytes = resident;
-  int killed = !WIFEXITED(status);
-  int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  if (killed && spawn->haste) code = G2Z_EXIT_LOST; /* by this process */
-  if (g2z__spawn_weight(code) <= g2z__spawn_weight(end->exit_code)) return;
-  end->exit_code = code;
-  if (g2z__spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
-  const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
-  if (killed)
-    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
-            rank, process, signal, strsignal(signal));
-  else
-    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) ended with exit code %d", rank,
-            process, code);
-}
-
-/* Until all have ended. The first look comes before anybody is asked whether they have. */
-G2Z__PRIVATE void g2z__spawn_wait(g2z__spawn *spawn) {
-  const g2z_job *job = spawn->job;
-  int running;
-  do {
-    if (job->watch) job->watch(job->user);
-    struct timespec pause = {0, 100000000};
-    int signal = sigtimedwait(&spawn->signals, NULL, &pause);
-    if (signal > 0 && signal != SIGCHLD) {
-      spawn->end->signal = signal;
-      g2z__spawn_signal(spawn, signal);
-    }
-    running = 0;
-    for (int r = 0; r < job->ranks; r++) {
-      int status;
-      struct rusage used;
-      if (spawn->processes[r] <= 0) continue;
-      running++;
-      if (wait4(spawn->processes[r], &status, WNOHANG, &used) != spawn->processes[r]) continue;
-      g2z__spawn_ended(spawn, r, status, &used);
-      spawn->processes[r] = 0;
-      running--;
-    }
-    double now = g2z_seconds();
-    if (spawn->failed == 0 && g2z__spawn_weight(spawn->end->exit_code) > 1) {
-      spawn->failed = now;
-      g2z__spawn_signal(spawn, SIGCONT); /* who was stopped may hear of it, and leave */
-    }
-    int late = spawn->failed > 0 ? (now > spawn->failed + 2) + (now > spawn->failed + 13) : 0;
-    if (late > spawn->haste) {
-      g2z__spawn_signal(spawn, late == 1 ? SIGTERM : SIGKILL);
-      spawn->haste = late;
-    }
-  } while (running > 0);
-}
-
-G2Z__PRIVATE g2z_status g2z__spawn_all(g2z__spawn *spawn) {
-  sigemptyset(&spawn->signals);
-  for (size_t i = 0; i < G2Z__SPAWN_SIGNALS; i++) sigaddset(&spawn->signals, g2z__spawn_signals[i]);
-  sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
-  struct sigaction ordinary, child;
-  memset(&ordinary, 0, sizeof ordinary);
-  ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
-  sigaction(SIGCHLD, &ordinary, &child);
-  g2z_status status = G2Z_OK;
-  for (int r = 0; r < spawn->job->ranks && status == G2Z_OK; r++)
-    status = g2z__spawn_one(spawn, r);
-  if (status != G2Z_OK) g2z__spawn_signal(spawn, SIGKILL);
-  g2z__spawn_wait(spawn);
-  sigaction(SIGCHLD, &child, NULL);
-  sigprocmask(SIG_SETMASK, &spawn->before, NULL);
-  return status;
-}
-
-/* Refuses to start ranks from a rank. */
-G2Z__PRIVATE g2z_status g2z__spawn_check(g2z_services *services, int ranks) {
-  g2z_place place;
-  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
-                    G2Z__RANKS_MAX);
-  if (g2z_place_find(services, &place) != G2Z_OK || place.world <= 1) return G2Z_OK;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                  "this process is rank %d of %d already (%s), and shall start %d more: leave "
-                  "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
-                  ranks);
-}
-
-G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
-  void *memory;
-  g2z__spawn spawn;
-  memset(&spawn, 0, sizeof spawn);
-  memset(out, 0, sizeof *out);
-  spawn.services = services;
-  spawn.job = job;
-  spawn.end = out;
-  spawn.output = -1;
-  G2Z__TRY(g2z__spawn_check(services, job->ranks));
-  if (job->output) {
-    spawn.output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (spawn.output < 0) return g2z_fail_file(services, errno, "open", job->output);
-  }
-  g2z_status status = g2z_allocate(services, (size_t)job->ranks, sizeof(pid_t), &memory);
-  spawn.processes = (pid_t *)memory;
-  if (status == G2Z_OK) status = g2z__spawn_environment(&spawn);
-  if (status == G2Z_OK) status = g2z__spawn_all(&spawn);
-  g2z_release(services, spawn.environment);
-  g2z_release(services, spawn.processes);
-  if (spawn.output >= 0) close(spawn.output);
-  return status;
-}
-
-G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
-                                   int *exit_code) {
-  g2z_job job;
-  g2z_job_end end;
-  int parent;
-  *is_parent = *exit_code = 0;
-  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
-  if (ranks >= 1 && parent == (int)getppid()) return G2Z_OK;
-  G2Z__TRY(g2z__spawn_check(services, ranks));
-  if (ranks == 1) return G2Z_OK;
-  *is_parent = 1;
-  memset(&job, 0, sizeof job);
-  job.ranks = ranks;
-  job.argv = argv;
-  g2z_status status = g2z_ranks_run(services, &job, &end);
-  *exit_code = end.exit_code;
-  return status;
 }
 
 /* ----- connections ------------------------------------------------------- */
@@ -7101,10 +6743,10 @@ G2Z__PRIVATE g2z_status g2z__star_play(g2z_comm *comm, const g2z_call *c) {
   if (c->kind == G2Z_CALL_CAST) return g2z__one_play(comm, c);
   if (!reduces && c->kind != G2Z_CALL_GATHER && c->kind != G2Z_CALL_ROWS) return G2Z_OK;
   g2z_span span = g2z__call_span(c);
-  g2z_span_begin(comm->device, span);
+  comm->device->ops->span_begin(comm->device, span);
   double begin = g2z_seconds();
   g2z_status status = reduces ? g2z__star_reduce(comm, c) : g2z__star_rows(comm, c);
-  g2z_span_end(comm->device, span);
+  comm->device->ops->span_end(comm->device, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
@@ -7146,12 +6788,12 @@ G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
 G2Z__PRIVATE g2z_status g2z__record_cut(g2z_comm *comm) {
   g2z__record *record = comm->record;
   g2z_call graph = g2z_call_of(G2Z_CALL_GRAPH, NULL, NULL, 0);
-  G2Z__TRY(g2z_graph_end(comm->device, &graph.graph));
+  G2Z__TRY(comm->device->ops->graph_end(comm->device, &graph.graph));
   size_t at = record->meanwhile, later = record->count - at;
   if (graph.graph) {
     g2z_status status = g2z__record_add(comm, &graph);
     if (status != G2Z_OK) {
-      g2z_graph_free(comm->device, graph.graph);
+      comm->device->ops->graph_free(comm->device, graph.graph);
       return status;
     }
     memmove(&record->calls[at + 1], &record->calls[at], later * sizeof graph);
@@ -7166,7 +6808,8 @@ G2Z__PRIVATE g2z_status g2z__record_wait(g2z_comm *comm, const g2z_call *call) {
   g2z_status status = g2z__record_cut(comm);
   if (status == G2Z_OK) status = g2z__record_add(comm, call);
   comm->record->meanwhile = comm->record->count;
-  g2z_status begun = g2z_graph_begin(comm->device); /* also after a failure: end() ends it */
+  /* Also after a failure: g2z__record_end ends it. */
+  g2z_status begun = comm->device->ops->graph_begin(comm->device);
   return status != G2Z_OK ? status : begun;
 }
 
@@ -7204,14 +6847,15 @@ G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place) {
 }
 
 G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
-  for (size_t i = 0; i < record->count; i++) g2z_graph_free(comm->device, record->calls[i].graph);
+  for (size_t i = 0; i < record->count; i++)
+    comm->device->ops->graph_free(comm->device, record->calls[i].graph);
   g2z_release(comm->services, record->calls);
   memset(record, 0, sizeof *record);
 }
 
 /* Until end(), what comm and its device are given goes into the empty record. */
 G2Z__PRIVATE g2z_status g2z__record_begin(g2z_comm *comm, g2z__record *record) {
-  G2Z__TRY(g2z_graph_begin(comm->device));
+  G2Z__TRY(comm->device->ops->graph_begin(comm->device));
   comm->record = record;
   record->meanwhile = 0;
   return G2Z_OK;
@@ -7230,7 +6874,7 @@ G2Z__PRIVATE g2z_status g2z__record_end(g2z_comm *comm, g2z_status status) {
 G2Z__PRIVATE g2z_status g2z__record_play(g2z_comm *comm, const g2z__record *record) {
   for (size_t i = 0; i < record->count; i++) {
     const g2z_call *c = &record->calls[i];
-    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? g2z_graph_run(comm->device, c->graph)
+    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? comm->device->ops->graph_run(comm->device, c->graph)
                                        : comm->ops->play(comm, c));
   }
   return G2Z_OK;
@@ -7258,8 +6902,7 @@ G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, const g2z_comm_config *co
   else if (comm->device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_comm_open(comm, config);
   else {
     comm->ops = &g2z__star;
-    comm->gather = G2Z_GATHER_PLAIN;
-    comm->reduce = G2Z_REDUCE_PLAIN;
+    comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* no copy engines */
     if (comm->rank == 0)
       return g2z_allocate(comm->services, G2Z__CHUNK_FLOATS, sizeof(float), &comm->chunk);
   }
@@ -7284,6 +6927,11 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
   if (status != G2Z_OK) g2z_comm_free(comm);
   else *out = comm;
   return status;
+}
+
+/* What carries a call, as a log names it. */
+G2Z__PRIVATE const char *g2z__comm_carrier(const g2z_comm *comm, g2z_transport transport) {
+  return transport == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name;
 }
 
 G2Z_API void g2z_comm_free(g2z_comm *comm) {
@@ -8705,7 +8353,7 @@ G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
   t->pass = g2z__trainer_pass(t, m);
   t->pass.write = m == 0 || t->grad_shard ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
   t->pass.rows = t->plan->wte_rows && m == t->plan->accum - 1;
-  g2z_span_begin(t->device, G2Z_SPAN_FORWARD);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_FORWARD);
   return G2Z_OK;
 }
 
@@ -8719,8 +8367,8 @@ G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
   G2Z__TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS,
                           G2Z__HEAD_WITH_GRADIENT, (float)(1.0 / tokens), t->state));
-  g2z_span_end(t->device, G2Z_SPAN_FORWARD);
-  g2z_span_begin(t->device, G2Z_SPAN_BACKWARD);
+  t->device->ops->span_end(t->device, G2Z_SPAN_FORWARD);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
 }
 
@@ -8735,7 +8383,7 @@ G2Z__PRIVATE g2z_status g2z__backward_norm(g2z_trainer *t, int unit) {
 /* A micro-step is progress: for the watcher here, and on a device where nothing is reduced yet,
  * when the queue has passed this place. */
 G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
-  g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
+  t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
   if (reduced) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
@@ -8840,10 +8488,10 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
     if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
     else t->pieces[count++] = slice;
   }
-  g2z_span_begin(t->device, G2Z_SPAN_NORM);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_NORM);
   G2Z__TRY(t->device->ops->grad_sumsq(t->device, g2z__my_verdict(t) + G2Z_VERDICT_SQUARES, t->sums,
                                       t->pieces, count));
-  g2z_span_end(t->device, G2Z_SPAN_NORM);
+  t->device->ops->span_end(t->device, G2Z_SPAN_NORM);
   return G2Z_OK;
 }
 
@@ -8870,7 +8518,7 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
   int last = plan->world == 1 ? 0 : completed - 1;
-  g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (plan->wte_rows) G2Z__TRY(g2z__sort_rows(t));
   if (last > 0) {
     G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and all that went before */
@@ -8902,9 +8550,9 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   G2Z__TRY(g2z__exchange(t));
-  g2z_span_begin(t->device, G2Z_SPAN_DECIDE);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
-  g2z_span_end(t->device, G2Z_SPAN_DECIDE);
+  t->device->ops->span_end(t->device, G2Z_SPAN_DECIDE);
   t->turn[0] = t->turn[1] = t->joined = t->stale = 0;
   return G2Z_OK;
 }
@@ -8914,10 +8562,10 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
 /* AdamW on what buckets [from, to) have of this rank's. */
 G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
   if (from == to) return G2Z_OK;
-  g2z_span_begin(t->device, G2Z_SPAN_ADAMW);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_ADAMW);
   G2Z__TRY(t->device->ops->adamw(t->device, &t->update, t->plan->bucket[from].update,
                                  t->plan->bucket[to].update));
-  g2z_span_end(t->device, G2Z_SPAN_ADAMW);
+  t->device->ops->span_end(t->device, G2Z_SPAN_ADAMW);
   return G2Z_OK;
 }
 
@@ -8979,7 +8627,7 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
  * needed. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
-  if (from == 0) g2z_span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
   for (int bucket = to - 1; bucket >= from; bucket--) {
@@ -9030,10 +8678,10 @@ G2Z__PRIVATE g2z_status g2z__forward_only(g2z_trainer *t, const g2z__pass *pass)
 G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
   char *text;
   size_t bytes;
-  g2z_device_tune(t->device, t->config.tune);
+  t->device->tune = t->config.tune;
   if (!t->config.tuning) return G2Z_OK;
   G2Z__TRY(g2z_read_file(t->services, t->config.tuning, 1 << 24, &text, &bytes));
-  g2z_status status = g2z_device_tuning_read(t->device, text);
+  g2z_status status = g2z__tuning_read(t->device, text);
   g2z_release(t->services, text);
   char reason[G2Z_ERROR_BYTES];
   if (status != G2Z_FORMAT) return status;
@@ -9044,7 +8692,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
 G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   g2z_writer *writer = NULL;
   char *text;
-  G2Z__TRY(g2z_device_tuning(t->device, &text));
+  G2Z__TRY(t->device->ops->tuning(t->device, &text));
   g2z_status status = g2z_writer_create(t->services, path, &writer);
   if (status == G2Z_OK) status = g2z_writer_put(writer, text, strlen(text));
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
@@ -9204,7 +8852,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   config.most = plan->bucket_elements;
   config.wire = plan->wire_dtype;
   config.gather = plan->gather;
-  config.reduce = plan->inbox ? G2Z_REDUCE_COPY : G2Z_REDUCE_PLAIN;
+  config.reduce = plan->reduce;
   g2z_status status = g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm);
   return g2z_ranks_agree(g2z_context_ranks(t->context), status);
 }
@@ -9216,24 +8864,22 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ngather=%s\nreduce=%s\nrecompute=%s\n"
+  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ntransport=%s\nrecompute=%s\n"
            "init_from=%.1000s\n", t->config.tune, t->config.tuning != NULL,
-           g2z_gather_text(t->config.gather), g2z_reduce_text(t->config.reduce),
-           g2z_recompute_text(t->config.recompute), t->config.init_from ? t->config.init_from : "");
+           g2z_transport_text(t->config.transport), g2z_recompute_text(t->config.recompute),
+           t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_memory(t)));
   G2Z__TRY(g2z__trainer_open_comm(t));
   G2Z__TRY(g2z__trainer_share(t));
   if (t->plan->world > 1 && t->plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO,
-            "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB, "
-            "gradients reduced: %s, parameters gathered: %s", t->plan->world, t->comm->ops->name,
-            g2z_strategy_text(t->plan->strategy), t->plan->zero_stage, t->plan->buckets,
+            "%d ranks: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB; gradients travel "
+            "by %s, parameters by %s", t->plan->world, g2z_strategy_text(t->plan->strategy),
+            t->plan->zero_stage, t->plan->buckets,
             (double)(t->plan->bucket_elements * (size_t)t->plan->grad_bytes) / 1048576.0,
-            t->plan->strategy == G2Z_STRATEGY_DP ? "on rank 0"
-            : t->plan->zero_stage == 0 ? "on all" : g2z_reduce_text(t->comm->reduce),
-            t->plan->strategy == G2Z_STRATEGY_DP ? "from rank 0"
-            : t->plan->zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
+            g2z__comm_carrier(t->comm, t->comm->reduce),
+            g2z__comm_carrier(t->comm, t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
@@ -9328,7 +8974,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
       G2Z__TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
     }
   }
-  return g2z_device_tuning(t->device, text);
+  return t->device->ops->tuning(t->device, text);
 }
 
 /* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
@@ -9355,7 +9001,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
     text = (char *)memory;
   } else if (status == G2Z_OK) status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, text, (size_t)bytes);
-  if (status == G2Z_OK && t->plan->rank > 0) status = g2z_device_tuning_read(t->device, text);
+  if (status == G2Z_OK && t->plan->rank > 0) status = g2z__tuning_read(t->device, text);
   g2z_release(t->services, text);
   return g2z_ranks_agree(ranks, status);
 }
@@ -9526,10 +9172,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab is its own */
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, y, tokens);
     if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
-    g2z_span_begin(dev, G2Z_SPAN_VAL_FORWARD);
+    dev->ops->span_begin(dev, G2Z_SPAN_VAL_FORWARD);
     G2Z__TRY(g2z__forward_only(t, &pass));
     G2Z__TRY(g2z__head_loss(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state));
-    g2z_span_end(dev, G2Z_SPAN_VAL_FORWARD);
+    dev->ops->span_end(dev, G2Z_SPAN_VAL_FORWARD);
   }
   G2Z__TRY(dev->ops->download(dev, sum, t->eval_sum, sizeof *sum));
   return dev->ops->synchronize(dev);
@@ -9600,9 +9246,9 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
   G2Z__TRY(g2z_check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
   G2Z__TRY(g2z__check_tokens(t, tokens, (size_t)count));
   g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
-  g2z_device_tune(t->device, G2Z_TUNE_OFF);
+  t->device->tune = G2Z_TUNE_OFF;
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
-  g2z_device_tune(t->device, t->config.tune);
+  t->device->tune = t->config.tune;
   return g2z__trainer_alone(t, status);
 }
 
@@ -11049,7 +10695,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
   g2z_release(r->services, path);
   G2Z__TRY(status);
   if (bytes > 0 && r->t->plan->device == G2Z_DEVICE_CUDA &&
-      g2z_device_tuning_read(r->t->device, text) != G2Z_OK)
+      g2z__tuning_read(r->t->device, text) != G2Z_OK)
     g2z_log(r->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
             "otherwise than in the run that saved", r->services->error);
   g2z_release(r->services, text);

@@ -514,8 +514,7 @@ static g2z_train_config zero_config(int index, int device, int world, g2z_dtype 
   config.accum = index / (3 * ZERO_COLUMNS) ? 3 : 1;
   config.batch = (device ? ZERO_ON_GPU : ZERO_ON_CPU) / (world * config.accum);
   config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
-  config.gather = (g2z_gather)((index / ZERO_COLUMNS + column) % G2Z_GATHER_COUNT);
-  config.reduce = (g2z_reduce)(index / ZERO_COLUMNS * 2 % G2Z_REDUCE_COUNT);
+  config.transport = (g2z_transport)((index / ZERO_COLUMNS + column) % G2Z_TRANSPORT_COUNT);
   config.tune = 0; /* trainers that time products may choose differently, and round differently */
   config.dtype = dtype;
   config.dropout = 0.1f;
