@@ -1,11 +1,12 @@
 /* Tests of the rooms that everything uses: files, JSON, config, learning rates, random numbers.
- * Tests that use private names of the header: files_refused; "internals" stands above what writes
- * such names. */
+ * Tests that use private names of the header: files_writer, files_full_disk; "internals" stands
+ * above what writes such names. */
 
 /* ----- files ------------------------------------------------------------- */
 
+/* internals */
 static void test_files_writer(g2z_test *t) {
-  /* Puts around the buffer's size, text across its end, and a patch, against the same in memory. */
+  /* Puts around the size of a buffer, text, and a patch, against the same in memory. */
   enum { BYTES = 400000 };
   char *want = (char *)malloc(BYTES + 1), *path = strdup(test_path(t, "file.bin"));
   uint32_t random = 1;
@@ -65,7 +66,6 @@ static void test_files_log(void *user, g2z_log_level level, const char *sentence
   strcpy((char *)user, sentence);
 }
 
-/* internals */
 static void test_files_refused(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z_writer *writer;
@@ -127,7 +127,6 @@ static void test_files_refused(g2z_test *t) {
   g2z_release(services, text);
 }
 
-/* A pipe has no size: the reader grows its block until the end. */
 /* What stands where a file is read or written, and is none: a FIFO, to which nobody writes, would be
  * waited for, and a link leads to a file that nobody named. */
 static void test_files_special(g2z_test *t) {
@@ -152,7 +151,8 @@ static void test_files_special(g2z_test *t) {
   CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services,
                "file.partial: it is a FIFO; remove it");
   close(reader);
-  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services, "file.partial: No such device or address; it is a FIFO");
+  CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services,
+               "file.partial: No such device or address; it is a FIFO");
   alarm(0);
   CHECK(t, unlink(partial) == 0 && symlink("target", partial) == 0);
   CHECK_STATUS(t, g2z_writer_create(services, path, &writer), G2Z_IO, services,
@@ -167,6 +167,7 @@ static void test_files_special(g2z_test *t) {
   CHECK(t, test_files_count(t, "") == 3); /* nothing was made: target, file, link */
 }
 
+/* A pipe has no size: the reader grows its block until the end. */
 static void test_files_pipe(g2z_test *t) {
   int ends[2];
   CHECK(t, pipe(ends) == 0);
@@ -216,6 +217,7 @@ static void test_files_locked(g2z_test *t) {
   CHECK_STATUS(t, g2z_lock_directory(services, path, &locks[1]), G2Z_IO, services, path);
 }
 
+/* internals */
 static void test_files_full_disk(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z_writer *writer;

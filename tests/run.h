@@ -198,6 +198,7 @@ static void test_run_init_from(g2z_test *t) {
   CHECK_STATUS(t, test_run_all(t, &s.config, &second), G2Z_BAD_ARGUMENT, &t->services, "n_head");
 }
 
+/* internals */
 /* <|endoftext|> of a config.json, and as many rows of wte as its vocab_size says; -1: neither. */
 static int64_t test_run_eot(g2z_test *t, const char *directory, int vocab) {
   static const char *const keys[] = {"vocab_size", "bos_token_id", "eos_token_id"};

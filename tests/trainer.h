@@ -1,10 +1,11 @@
 /* Tests of the rooms model, trainer and generation: golden values, gradients against differences,
  * steps, accumulation, loss scale, sampling; and ZeRO, where several ranks compute what one
- * computes. Tests that use private names of the header: cuda_early, finite_differences, generate,
- * tokens_services; "internals" stands above what writes such names. */
+ * computes. Tests that use private names of the header: cuda_early, finite_differences, golden_*,
+ * sampling; "internals" stands above what writes such names. */
 
 /* ----- model: golden values, finite differences -------------------------- */
 
+/* internals */
 /* The tensor `name` of golden/values.safetensors; freed with free. */
 static float *test_golden(g2z_test *t, const char *name, size_t *count) {
   g2z__safetensors *file = NULL;

@@ -1,4 +1,5 @@
-/* Tests of the room "weights": safetensors, and models in the layout of Hugging Face. */
+/* Tests of the room "weights": safetensors, and models in the layout of Hugging Face. All but
+ * weights_configs use private names of the header. */
 
 /* ----- safetensors and weights ------------------------------------------- */
 
