@@ -356,7 +356,7 @@ G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *fo
 
 /* `count` zeroed elements of `size` bytes, freed with g2z_release. *out is NULL on failure. */
 G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void **out);
-/* Grows a list so that `need` elements fit; the first `used` are kept, all of it on failure. */
+/* Makes room for `need` elements. The first `used` are kept; a failure changes nothing. */
 G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacity, size_t used,
                             size_t need, size_t size);
 G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine */
@@ -364,10 +364,10 @@ G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine 
 /* Seconds on a monotonic clock; only differences mean anything. */
 G2Z_API double g2z_seconds(void);
 
-/* A file under construction. It grows as "PATH.partial" beside its final name, and nobody else can
- * write PATH meanwhile. The first failure (a full disk) sticks: every later call returns it again,
- * so a caller may put all and look at the commit alone. What is no regular file, be it PATH or
- * PATH.partial, is refused. */
+/* A file under construction. It grows as "PATH.partial" beside its final name, locked against other
+ * writers where the file system can lock. Both must be regular files if they exist. The first
+ * failure (a full disk) sticks: every later call returns it again, so a caller may put everything
+ * and check the commit alone. */
 typedef struct g2z_writer g2z_writer;
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out);
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count);
@@ -1778,8 +1778,8 @@ G2Z__DEFINE_TEXT(g2z_status_text, g2z_status, G2Z_STATUS_LIST, G2Z__SECOND)
  * In:  requests for memory, log lines, files. Out: the same, with every failure as a sentence.
  * Law: nothing below this room calls malloc, free or printf itself. */
 
-/* What a sentence quotes from a file must not steer a terminal: control characters become '?', also
- * those from U+0080 to U+009F, of which U+009B begins what escape and a bracket begin. */
+/* What a sentence quotes from a file must not steer a terminal: control characters become '?'. So
+ * do U+0080 to U+009F: to a terminal U+009B is what ESC [ is. */
 G2Z__PRIVATE void g2z__tame(char *sentence) {
   for (unsigned char *c = (unsigned char *)sentence; *c; c++)
     if (*c < 0x20 || *c == 0x7f) *c = '?';
@@ -1948,7 +1948,7 @@ G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *pat
   return g2z_fail_file(services, error, "sync the directory", directory);
 }
 
-/* What stands where a regular file should. */
+/* In the words of a sentence. */
 G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
   return S_ISDIR(info->st_mode) ? "a directory"
          : S_ISLNK(info->st_mode) ? "a symbolic link"
@@ -2062,7 +2062,7 @@ G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer) {
   return g2z__writer_check(writer, g2z__sync(fileno(writer->file)) == 0, "sync");
 }
 
-/* For many files that get their names together: only commit and free may follow. */
+/* For many files that get their names together. Only commit and free may follow. */
 G2Z__PRIVATE g2z_status g2z__writer_close(g2z_writer *writer) {
   FILE *file = writer->file;
   G2Z__TRY(g2z__writer_finish(writer));
@@ -2233,27 +2233,6 @@ G2Z_API int g2z_json_enter(g2z_json *json, char open) {
   return 0;
 }
 
-G2Z_API int g2z_json_next(g2z_json *json, char close, g2z_json_text *key) {
-  unsigned char c = g2z__json_space(json);
-  int first = json->first;
-  if (key) memset(key, 0, sizeof *key);
-  if (json->status != G2Z_OK) return 0;
-  json->first = 0;
-  if (c == (unsigned char)close) {
-    json->at++;
-    json->depth--;
-    return 0;
-  }
-  if (!first && !g2z__json_take(json, ',', close == '}' ? "',' or '}'" : "',' or ']'")) return 0;
-  if (close != '}') return 1;
-  if (g2z__json_space(json) != '"') {
-    g2z__json_expected(json, "a name in quotes");
-    return 0;
-  }
-  *key = g2z_json_string(json);
-  return g2z__json_take(json, ':', "':'");
-}
-
 /* The value of four hexadecimal digits, or -1. */
 G2Z__PRIVATE int g2z__json_hex4(const unsigned char *at, const unsigned char *end) {
   if (end - at < 4) return -1;
@@ -2297,9 +2276,9 @@ G2Z__PRIVATE size_t g2z__json_escape(const unsigned char **at, const unsigned ch
   return bytes;
 }
 
-G2Z_API g2z_json_text g2z_json_string(g2z_json *json) {
+G2Z__PRIVATE g2z_json_text g2z__json_quoted(g2z_json *json, const char *expected) {
   g2z_json_text none = {(const unsigned char *)"", 0, NULL}, text = none; /* NULL + 0 is no C */
-  if (!g2z__json_take(json, '"', "a string")) return none;
+  if (!g2z__json_take(json, '"', expected)) return none;
   const unsigned char *c = json->at, *end = json->end;
   text.at = c;
   while (c < end && *c != '"' && *c >= 0x20) {
@@ -2322,6 +2301,25 @@ G2Z_API g2z_json_text g2z_json_string(g2z_json *json) {
                       : c[1] == 'u'  ? "\\u needs four hexadecimal digits"
                                      : "no such escape in JSON");
   return none;
+}
+
+G2Z_API g2z_json_text g2z_json_string(g2z_json *json) { return g2z__json_quoted(json, "a string"); }
+
+G2Z_API int g2z_json_next(g2z_json *json, char close, g2z_json_text *key) {
+  unsigned char c = g2z__json_space(json);
+  int first = json->first;
+  if (key) memset(key, 0, sizeof *key);
+  if (json->status != G2Z_OK) return 0;
+  json->first = 0;
+  if (c == (unsigned char)close) {
+    json->at++;
+    json->depth--;
+    return 0;
+  }
+  if (!first && !g2z__json_take(json, ',', close == '}' ? "',' or '}'" : "',' or ']'")) return 0;
+  if (close != '}') return 1;
+  *key = g2z__json_quoted(json, "a name in quotes");
+  return g2z__json_take(json, ':', "':'");
 }
 
 G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name) {
@@ -6977,9 +6975,10 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
 }
 
 /* ===== >>i12 weights =====================================================
- * In:  model.safetensors and config.json of GPT-2, or canonical ranges of fp32 weights.
- * Out: the other of the two.
- * Law: a header is checked completely before a tensor is read; files speak canonical ranges. */
+ * In:  model.safetensors and config.json of a GPT-2.
+ * Out: its sizes, and its weights in fp32 and canonical order. For a model that is saved:
+ *      config.json, and model.safetensors with its header, behind which ranks write elements.
+ * Law: a header is checked completely before a tensor is read. */
 
 /* ----- safetensors, which know nothing of the model ----- */
 
@@ -9259,8 +9258,8 @@ G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *t) { return t->loader; }
 G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *t) { return t->device; }
 
 /* ===== >>i15 generation ==================================================
- * In:  a prompt's tokens. Out: the tokens that the model would write behind them.
- * Law: the draw is a pure function of logits, sampling and index; no generator has a state. */
+ * In:  a prompt's tokens. Out: the tokens with which the model continues them.
+ * Law: a draw is a pure function of logits, sampling and index; no generator has a state. */
 
 G2Z_API g2z_sampling g2z_sampling_default(void) {
   g2z_sampling sampling;
