@@ -2663,7 +2663,7 @@ G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model
   if (wanted->vocab) config->vocab = wanted->vocab;
 }
 
-/* The same for reals; `open` excludes `most` itself. NaN is outside. */
+/* g2z_check_range for reals. `open` excludes `most` itself; NaN is outside. */
 G2Z__PRIVATE g2z_status g2z__check_real(g2z_services *services, const char *name, double value,
                                         double least, double most, int open) {
   if (value >= least && (open ? value < most : value <= most)) return G2Z_OK;
