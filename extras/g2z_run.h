@@ -145,6 +145,9 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
+/* The directory is this program's until `*lock`, a file descriptor, is closed: G2Z_BAD_ARGUMENT
+ * where another one has it. Where the file system cannot lock, nobody is kept away. */
+G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
 
 /* ===== flags =============================================================
  * Command lines for programs around the library: one table is the parser, --help and the README.
@@ -275,6 +278,9 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
  * or with --profile-mode, one every 10 seconds. *next begins with 0. */
 G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *event,
                           double *next);
+/* For the begin of main: standard input, output and error that the program was started without
+ * become /dev/null. Else the next file that is opened would be one of them. */
+G2Z_API void g2z_open_standard_files(void);
 
 #ifdef __cplusplus
 }
@@ -296,6 +302,7 @@ G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *e
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
@@ -488,7 +495,7 @@ static g2z_status g2zr_open_stream(g2z_run *run, const char *name,
   }
   if (status == G2Z_OK) status = g2z_writer_create(run->services, path, out);
   if (status == G2Z_OK) g2z_writer_put(*out, text ? text : "", kept);
-  if (status == G2Z_OK) status = g2z_writer_publish(*out);
+  if (status == G2Z_OK) status = g2z_writer_commit(*out);
   g2z_release(run->services, text);
   g2z_release(run->services, path);
   return status;
@@ -583,7 +590,7 @@ static void g2zr_report_now_and_then(g2z_run *run) {
 }
 
 static void g2zr_put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
-  for (size_t i = 0; i < count; i++) g2z_json_put_null(out, names[i]);
+  for (size_t i = 0; i < count; i++) g2z_json_put_string(out, names[i], NULL);
 }
 #define G2ZR_PUT_NULLS(out, names) g2zr_put_nulls(out, names, sizeof names / sizeof *(names))
 
@@ -593,7 +600,7 @@ static void g2zr_put_environment_integer(g2z_json_out *out, const char *key,
   char *end = NULL;
   long long value = text ? strtoll(text, &end, 10) : 0;
   if (text && end != text && !*end) g2z_json_put_integer(out, key, value);
-  else g2z_json_put_null(out, key);
+  else g2z_json_put_string(out, key, NULL);
 }
 
 static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
@@ -711,10 +718,10 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
     g2z_json_put_integer(out, memory[0], (int64_t)plan->bytes_total);
     g2z_json_put_integer(out, memory[1], (int64_t)(total_bytes - free_bytes));
     double others = g2zr_bytes_of_others(run);
-    if (isnan(others)) g2z_json_put_null(out, memory[2]);
+    if (isnan(others)) g2z_json_put_string(out, memory[2], NULL);
     else g2z_json_put_integer(out, memory[2], (int64_t)plan->bytes_total + (int64_t)others);
   } else G2ZR_PUT_NULLS(out, memory);
-  g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
+  g2z_json_put_string(out, "max_cuda_mem_reserved_bytes_global", NULL);
   g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
   g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
   g2z_json_put_number(out, "step_time_p95_sec", epoch->p95_s);
@@ -1011,7 +1018,7 @@ static g2z_status g2zr_sweep(g2z_run *run) {
 static g2z_status g2zr_sync(g2z_run *run) {
   g2z_writer *const streams[] = {run->metrics, run->log};
   for (int i = 0; i < 2; i++)
-    if (streams[i]) G2ZR_TRY(g2z_writer_sync(streams[i]));
+    if (streams[i]) G2ZR_TRY(g2z_writer_commit(streams[i]));
   return G2Z_OK;
 }
 
@@ -1162,6 +1169,9 @@ static g2z_status g2zr_open_prompt(g2z_run *run) {
   g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL,
                                  &run->sample);
   run->prompt = run->sample.count;
+  if (status == G2Z_OK)
+    status = g2z_tokens_reserve(run->services, &run->sample,
+                                run->prompt + (size_t)run->config.sample_tokens);
   g2z_encoder_free(encoder);
   return status;
 }
@@ -1594,6 +1604,16 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
                   run->config.run_dir, run->resumed, latest);
 }
 
+G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
+  *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
+  if (flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return G2Z_OK;
+  close(*lock);
+  *lock = -1;
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "another program is at work in %s: wait until it "
+                  "ends, or choose another directory", path);
+}
+
 /* Rank 0, as soon as there is a run directory: two runs in one would remove each other's files. */
 static g2z_status g2zr_lock(g2z_run *run) {
   const char *directory = run->config.run_dir;
@@ -1973,8 +1993,9 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   double begin = g2z_seconds();
   g2z_tokens *sample = &run->sample;
   sample->count = run->prompt;
-  G2ZR_TRY(g2z_generate(run->trainer, sample, run->config.sample_tokens, &run->config.sampling,
-                        g2z_tokenizer_eot(run->tokenizer), NULL, NULL));
+  G2ZR_TRY(g2z_generate(run->trainer, sample->ids, &sample->count,
+                        run->prompt + (size_t)run->config.sample_tokens, &run->config.sampling,
+                        g2z_tokenizer_eot(run->tokenizer)));
   /* A model may have more ids than its tokenizer, where its vocabulary was rounded up. */
   size_t kept = run->prompt;
   for (size_t i = kept; i < sample->count; i++)
@@ -3193,6 +3214,11 @@ G2Z_API int g2z_run_shows(const g2z_run_options *o, const g2z_run_event *event, 
   if (now < *next) return 0;
   *next = now + 10;
   return 1;
+}
+
+G2Z_API void g2z_open_standard_files(void) {
+  for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++) /* open takes the lowest free one */
+    if (fcntl(file, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
 }
 
 #ifdef __cplusplus

@@ -1,26 +1,26 @@
 /* Tests of the room model: golden values of another implementation, gradients against differences,
  * and whole models on a GPU against the same on the CPU. Tests that use private names of the header:
- * finite_differences; "internals" stands above what writes such names. */
+ * golden_*, finite_differences; "internals" stands above what writes such names. */
 
 /* ----- golden values ------------------------------------------------------ */
 
+/* internals */
 /* The tensor `name` of golden/values.safetensors; freed with free. */
 static float *test_golden(g2z_test *t, const char *name, size_t *count) {
-  g2z_safetensors *file = NULL;
-  g2z_safetensor tensor;
+  g2z__safetensors *file = NULL;
   float *values = NULL;
   *count = 0;
-  CHECK_OK(t, g2z_safetensors_open(&t->services, "golden/values.safetensors", &file));
+  CHECK_OK(t, g2z__safetensors_open(&t->services, "golden/values.safetensors", &file));
   if (!file) return NULL;
-  int index = g2z_safetensors_find(file, name);
+  int index = g2z__safetensors_find(file, name);
   CHECK(t, index >= 0);
   if (index >= 0) {
-    tensor = g2z_safetensors_tensor(file, index);
+    g2z__safetensor tensor = file->tensors[index];
     values = (float *)malloc(tensor.elements * sizeof(float));
-    CHECK_OK(t, g2z_safetensors_read(file, index, 0, tensor.elements, values));
+    CHECK_OK(t, g2z__safetensors_read(file, index, 0, tensor.elements, values));
     *count = tensor.elements;
   }
-  g2z_safetensors_free(file);
+  g2z__safetensors_free(file);
   return values;
 }
 
