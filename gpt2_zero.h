@@ -928,7 +928,7 @@ typedef struct g2z_loader {     /* to be read; the functions below write it */
   g2z_loader_position position; /* of the step that g2z_loader_next returns next */
   uint64_t data;                /* hash of each shard's length, its ends and samples between */
   uint64_t saved_data;          /* without the samples: manual, CHECKPOINTS */
-  struct g2z__reader *reader;
+  struct g2z__prefetch *reader;
 } g2z_loader;
 
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
@@ -3589,10 +3589,10 @@ G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t
 #define G2Z__LOADER_FILES 128    /* descriptors kept open; a process often has 1024 */
 #define G2Z__LOADER_SAMPLES 1024 /* of all shards together: each may be a round trip to a server */
 
-typedef enum g2z__turn { G2Z__TURN_CALLER, G2Z__TURN_THREAD, G2Z__TURN_QUIT } g2z__turn;
+typedef enum g2z__prefetch_turn { G2Z__TURN_CALLER, G2Z__TURN_THREAD, G2Z__TURN_QUIT } g2z__prefetch_turn;
 
 /* In its turn the thread reads step loader->position; all else happens in the caller's. */
-typedef struct g2z__reader {
+typedef struct g2z__prefetch {
   g2z_services *caller;
   g2z_services services;         /* the caller's, with room for a sentence of the thread */
   glob_t found;                  /* owns the paths */
@@ -3603,16 +3603,16 @@ typedef struct g2z__reader {
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
   int fill;                      /* the thread's buffer; the caller has the other one */
   g2z_status status;             /* of what the thread read last */
-  g2z__turn turn;                /* under the lock */
+  g2z__prefetch_turn turn;                /* under the lock */
   pthread_mutex_t lock;
   pthread_cond_t changed;
   pthread_t thread;
   int started;
-} g2z__reader;
+} g2z__prefetch;
 
 /* Opens a shard if it is not open. With more shards than places, one is closed for another. */
 G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   g2z__shard *shard = &reader->shards[s], **place = &reader->open[s % G2Z__LOADER_FILES];
   if (*place == shard) return G2Z_OK;
   if (*place) close((*place)->file);
@@ -3634,7 +3634,7 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
 /* Sequence `index` of all shards into x[T], y[T]. */
 G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, int32_t *x,
                                              int32_t *y) {
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   size_t low = 0, high = reader->shard_count; /* the last shard whose first is not beyond index */
   while (high - low > 1) {
     size_t middle = low + (high - low) / 2;
@@ -3680,7 +3680,7 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
 
 G2Z__PRIVATE void *g2z__loader_thread(void *user) {
   g2z_loader *loader = (g2z_loader *)user;
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   pthread_mutex_lock(&reader->lock);
   while (reader->turn != G2Z__TURN_QUIT) {
     if (reader->turn == G2Z__TURN_CALLER) {
@@ -3697,14 +3697,14 @@ G2Z__PRIVATE void *g2z__loader_thread(void *user) {
   return NULL;
 }
 
-G2Z__PRIVATE void g2z__loader_give(g2z__reader *reader, g2z__turn turn) {
+G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__prefetch_turn turn) {
   pthread_mutex_lock(&reader->lock);
   reader->turn = turn;
   pthread_cond_signal(&reader->changed);
   pthread_mutex_unlock(&reader->lock);
 }
 
-G2Z__PRIVATE void g2z__loader_wait(g2z__reader *reader) {
+G2Z__PRIVATE void g2z__loader_wait(g2z__prefetch *reader) {
   pthread_mutex_lock(&reader->lock);
   while (reader->turn != G2Z__TURN_CALLER) pthread_cond_wait(&reader->changed, &reader->lock);
   pthread_mutex_unlock(&reader->lock);
@@ -3716,7 +3716,7 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
 
 /* Lists the shards, in an order that does not depend on the locale, as glob's own does. */
 G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) {
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   g2z_services *services = &reader->services;
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
@@ -3767,7 +3767,7 @@ G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *s
 /* Opens and counts every shard once, so that a damaged one is known before the training starts. */
 G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
-  const g2z__reader *reader = loader->reader;
+  const g2z__prefetch *reader = loader->reader;
   loader->data = loader->saved_data = G2Z__HASH;
   for (size_t s = 0; s < reader->shard_count; s++) {
     g2z__shard *shard = &reader->shards[s];
@@ -3791,7 +3791,7 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
 }
 
 G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   const size_t T = (size_t)loader->config.seq, tokens = T * (size_t)loader->rows;
   void *memory;
   G2Z__TRY(g2z__loader_find(loader, pattern));
@@ -3828,9 +3828,9 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "no token shards were named: give a file or a "
                     "pattern such as \"data/train_*.bin\"");
   void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_loader) + sizeof(g2z__reader), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_loader) + sizeof(g2z__prefetch), &memory));
   g2z_loader *loader = (g2z_loader *)memory;
-  loader->reader = (g2z__reader *)(loader + 1);
+  loader->reader = (g2z__prefetch *)(loader + 1);
   loader->reader->caller = services;
   loader->reader->services = *services;
   loader->config = *config;
@@ -3852,7 +3852,7 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
 
 G2Z_API void g2z_loader_free(g2z_loader *loader) {
   if (!loader) return;
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   if (reader->started) {
     g2z__loader_wait(reader);
     g2z__loader_give(reader, G2Z__TURN_QUIT);
@@ -3871,7 +3871,7 @@ G2Z_API void g2z_loader_free(g2z_loader *loader) {
 
 /* A failure stays until a seek. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y) {
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   *x = *y = NULL;
   g2z__loader_wait(reader);
   if (reader->status != G2Z_OK) {
