@@ -8,6 +8,7 @@
 #include "extras/g2z_report.h"
 #include "extras/g2z_run.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
@@ -144,8 +145,8 @@ typedef struct options {
   FLAG(TRAINING, "recompute", CHOICE, train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),            \
        "block: keep the input of each block alone")                                               \
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
-  FLAG(TRAINING, "gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")    \
-  FLAG(TRAINING, "reduce", CHOICE, train.reduce, 0, 0, G2Z_REDUCE_LIST(WORD), "of gradients")     \
+  FLAG(TRAINING, "transport", CHOICE, train.transport, 0, 0, G2Z_TRANSPORT_LIST(WORD),            \
+       "between GPUs")                                                                            \
   FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, SIZE_LEAST, 65536, "X",            \
        "MiB of gradients per collective")                                                         \
   FLAG(IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                             \
@@ -320,55 +321,50 @@ static void *host_memory(size_t bytes) {
 
 #define LIST_MAX 16
 
-/* What stands in a list a second time would be measured twice under one name. */
-static g2z_status check_entry(g2z_services *services, const char *flag, const char *text,
-                              const char *entry, size_t length, const double *list, int count) {
-  for (int i = 0; i < count; i++)
-    if (list[i] == list[count])
-      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: %.*s is there already: give each once",
-                  flag, text, (int)length, entry);
-  return G2Z_OK;
+typedef struct axis {           /* what the list of a flag says */
+  double at[LIST_MAX];
+  int count;
+} axis;
+
+/* The index of a word among those of "|fp32|tf32|..."; -1: it is none. */
+static int find_word(const char *words, const char *word, size_t length) {
+  int index = 0;
+  for (const char *at = words; at; at = strchr(at + 1, '|'), index++)
+    if (strcspn(at + 1, "|") == length && memcmp(at + 1, word, length) == 0) return index;
+  return -1;
 }
 
-/* "1,2,4": numbers from least to most, none twice. */
+/* A number from least to most in text[0..length), as it stands: strtod would skip spaces. */
+static int read_entry(const char *text, size_t length, double least, double most, double *out) {
+  char *end;
+  if (!length || isspace((unsigned char)*text)) return 0;
+  *out = strtod(text, &end);
+  return end == text + length && *out >= least && *out <= most;
+}
+
+/* "1,2,4": numbers from least to most; or "fp16,bf16": the indices of words among `words`. None
+ * stands there twice: it would be measured twice under one name. */
 static g2z_status read_list(g2z_services *services, const char *flag, const char *text,
-                            double least, double most, double out[LIST_MAX], int *count) {
+                            const char *words, double least, double most, axis *out) {
   const char *at = text;
-  for (*count = 0;; at++) {
-    char *end;
-    double number = strtod(at, &end);
-    int space = *at == ' ' || (*at >= '\t' && *at <= '\r'); /* what strtod skips */
-    if (*count == LIST_MAX)
+  for (out->count = 0;; at++) {
+    size_t length = strcspn(at, ",");
+    double entry = words ? find_word(words, at, length) : 0;
+    if (words && (entry < 0 || out->count == LIST_MAX))
+      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with commas "
+                  "alone between them", flag, text, LIST_MAX, words + 1);
+    if (out->count == LIST_MAX)
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: more than %d numbers", flag, text,
                   LIST_MAX);
-    if (end == at || (*end && *end != ',') || space || !(number >= least && number <= most))
+    if (!words && !read_entry(at, length, least, most, &entry))
       return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, with "
                   "commas alone between them, as in %g,%g", flag, text, least, most, least,
                   least + 1);
-    out[*count] = number;
-    TRY(check_entry(services, flag, text, at, (size_t)(end - at), out, (*count)++));
-    at = end;
-    if (!*at) return G2Z_OK;
-  }
-}
-
-/* "fp16,bf16": the indices of words among those of "|fp32|tf32|..". */
-static g2z_status read_words(g2z_services *services, const char *flag, const char *text,
-                             const char *words, double out[LIST_MAX], int *count) {
-  const char *at = text;
-  for (*count = 0;; at++) {
-    size_t length = strcspn(at, ",");
-    const char *word = words;
-    int index = 0;
-    while (word && (strcspn(word + 1, "|") != length || memcmp(word + 1, at, length) != 0)) {
-      word = strchr(word + 1, '|');
-      index++;
-    }
-    if (!word || *count == LIST_MAX)
-      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with commas "
-                  "alone between them", flag, text, LIST_MAX, words + 1);
-    out[*count] = index;
-    TRY(check_entry(services, flag, text, at, length, out, (*count)++));
+    for (int i = 0; i < out->count; i++)
+      if (out->at[i] == entry)
+        return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: %.*s is there already: give each once",
+                    flag, text, (int)length, at);
+    out->at[out->count++] = entry;
     at += length;
     if (!*at) return G2Z_OK;
   }
@@ -396,10 +392,22 @@ static void zipf_tokens(uint64_t seed, int vocab, int32_t *tokens, size_t count)
   free(below);
 }
 
-typedef struct steps_result {
-  double least_s, median_s, most_s;
-  double exposed_ms, waited_ms; /* communication; with slower ranks, where most: medians */
-} steps_result;
+typedef struct stopwatch {      /* of the steps that count */
+  double *step_s;
+  double *exposed_s, *waited_s; /* communication; with slower ranks, where most */
+  int count;
+  double collectives;           /* in the second step; NaN: there was none */
+  double began, ended, cpu_s;   /* of this rank */
+  char hardware[256];
+} stopwatch;
+
+static void open_watch(stopwatch *w, int steps) {
+  memset(w, 0, sizeof *w);
+  w->collectives = NAN;
+  w->step_s = (double *)host_memory(3 * (size_t)steps * sizeof(double));
+  w->exposed_s = w->step_s + steps;
+  w->waited_s = w->exposed_s + steps;
+}
 
 /* values[count] of a step each becomes the least that any rank has, most[count] the most: what all
  * ranks wait they wait for communication, the rest for a slower one. */
@@ -418,13 +426,10 @@ static g2z_status over_ranks(g2z_context *context, double *values, double *most,
   return status;
 }
 
-static g2z_status time_steps(g2z_context *context, const options *o, steps_result *result) {
+static g2z_status time_steps(g2z_context *context, const options *o, stopwatch *w) {
   const int warm = 2; /* pages are touched, caches filled, algorithms chosen */
   size_t count = (size_t)o->train.accum * (size_t)o->train.batch * (size_t)o->train.seq;
   int32_t *tokens = (int32_t *)host_memory((count + 1) * sizeof *tokens);
-  double *times = (double *)host_memory((size_t)o->steps * sizeof *times);
-  double *exposed = (double *)host_memory((size_t)o->steps * sizeof *exposed);
-  double *waited = (double *)host_memory((size_t)o->steps * sizeof *waited);
   g2z_trainer *trainer = NULL;
   g2z_report report;
   zipf_tokens(o->train.seed, o->train.model.vocab, tokens, count + 1);
@@ -434,22 +439,13 @@ static g2z_status time_steps(g2z_context *context, const options *o, steps_resul
     status = o->train.train_glob
                  ? g2z_trainer_step(trainer, &report)
                  : g2z_trainer_step_batch(trainer, tokens, tokens + 1, &report);
-    if (step >= 0) times[step] = g2z_seconds() - begin;
-    if (step >= 0) exposed[step] = report.exposed_comm_ms;
+    if (step < 0) continue;
+    w->step_s[w->count] = g2z_seconds() - begin;
+    w->exposed_s[w->count++] = report.exposed_comm_ms * 1e-3;
   }
   if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
-  if (status == G2Z_OK) status = over_ranks(context, exposed, waited, o->steps);
-  if (status == G2Z_OK) {
-    result->median_s = g2z_median(times, (size_t)o->steps);
-    result->least_s = times[0];
-    result->most_s = times[o->steps - 1];
-    result->exposed_ms = g2z_median(exposed, (size_t)o->steps);
-    result->waited_ms = g2z_median(waited, (size_t)o->steps);
-  }
+  if (status == G2Z_OK) status = over_ranks(context, w->exposed_s, w->waited_s, w->count);
   g2z_trainer_free(trainer);
-  free(waited);
-  free(exposed);
-  free(times);
   free(tokens);
   return status;
 }
@@ -757,15 +753,14 @@ static int order_of_gaps(const void *a, const void *b) {
 
 /* The limit by exponentials, beside the limit by products: the larger of the two is the op's. */
 static void print_exponentials(const bench *b, const op_row *rows) {
-  g2z_device_info info;
-  g2z_device_describe(b->device, &info);
+  const double rate = b->device->info.exponentials_per_s;
   for (const op_row *row = rows; row < rows + OP_COUNT; row++) {
-    double s = row->exponentials / info.exponentials_per_s;
+    double s = row->exponentials / rate;
     if (!(s > 0)) continue;
     printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: "
            "counted as %s at %.3g/s, 16 per clock and multiprocessor\n", row->name, s * 1e6,
            100 * s / row->seconds, row->limit_s * 1e6, row->exponentials_formula,
-           info.exponentials_per_s);
+           rate);
   }
 }
 
@@ -798,8 +793,8 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
   for (int i = 0; i < OP_COUNT; i++) {
     const op_row *row = &rows[i];
     if (row->calls == 0) continue;
-    printf("%-19s %6.0f %10.1f %9.2f %5.1f%% %9.2f %7s/s %5.1f%% %8.1f  %s\n", row->name, row->calls,
-           row->seconds * 1e6, row->calls * row->seconds * 1e3,
+    printf("%-19s %6.0f %10.1f %9.2f %5.1f%% %9.2f %7s/s %5.1f%% %8.1f  %s\n", row->name,
+           row->calls, row->seconds * 1e6, row->calls * row->seconds * 1e3,
            100 * row->calls * row->seconds / step_s, row->amount / row->seconds * 1e-9, row->unit,
            100 * row->limit_s / row->seconds,
            gap_s(row) * 1e9 / ((double)b->N * b->accum), row->formula);
@@ -887,36 +882,41 @@ static g2z_status time_plan_ops(g2z_services *services, const options *o, const 
 }
 
 static g2z_status report_steps(g2z_services *services, const options *o, const g2z_plan *plan,
-                               const steps_result *steps) {
+                               stopwatch *w) {
+  const size_t count = (size_t)w->count;
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
-  printf("\nstep        %.2f ms median, %.2f least, %.2f most, of %d\n", steps->median_s * 1e3,
-         steps->least_s * 1e3, steps->most_s * 1e3, o->steps);
-  printf("throughput  %.0f tokens/s\n", tokens / steps->median_s);
+  double median_s = g2z_median(w->step_s, count); /* sorts */
+  printf("\nstep        %.2f ms median, %.2f least, %.2f most, of %d\n", median_s * 1e3,
+         w->step_s[0] * 1e3, w->step_s[count - 1] * 1e3, w->count);
+  printf("throughput  %.0f tokens/s\n", tokens / median_s);
   fflush(stdout);
   if (plan->world > 1) { /* the ops are those of one rank */
+    double exposed_s = g2z_median(w->exposed_s, count);
     printf("exposed     %.3f ms of communication, %.1f %% of the step; with slower ranks, at most "
-           "%.3f ms\n", steps->exposed_ms, 0.1 * steps->exposed_ms / steps->median_s,
-           steps->waited_ms);
+           "%.3f ms\n", exposed_s * 1e3, 100 * exposed_s / median_s,
+           g2z_median(w->waited_s, count) * 1e3);
     return G2Z_OK;
   }
-  if (o->peer) TRY(run_peer(services, o, tokens / steps->median_s));
-  return o->without_ops ? G2Z_OK : time_plan_ops(services, o, plan, steps->median_s);
+  if (o->peer) TRY(run_peer(services, o, tokens / median_s));
+  return o->without_ops ? G2Z_OK : time_plan_ops(services, o, plan, median_s);
 }
 
 static g2z_status run_step(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_context *context;
   g2z_plan *plan;
-  steps_result steps = {0, 0, 0, 0, 0};
+  stopwatch w;
   const g2z_place *place = &config->ranks.place;
   TRY(check_peer(services, o, config));
   TRY(g2z_plan_create(services, &o->train, config->device, place->rank, place->world, &plan));
   g2z_plan_print(plan, 0, 0, print_line, NULL);
+  open_watch(&w, o->steps);
   g2z_status status = g2z_context_create(config, &context);
   if (status == G2Z_OK) {
-    status = time_steps(context, o, &steps);
+    status = time_steps(context, o, &w);
     g2z_context_free(context);
   }
-  if (status == G2Z_OK) status = report_steps(services, o, plan, &steps);
+  if (status == G2Z_OK) status = report_steps(services, o, plan, &w);
+  free(w.step_s);
   g2z_plan_free(plan);
   return status;
 }
@@ -944,14 +944,26 @@ static g2z_status new_summary(g2z_services *services, const options *o, const ch
   return G2Z_OK;
 }
 
-/* ----- a point's ranks: bench point -------------------------------------- */
+/* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9". */
+static void describe_hardware(g2z_services *services, const g2z_device *device, char out[256]) {
+  char *text, name[128] = "CPU";
+  size_t bytes;
+  const g2z_device_info *info = &device->info;
+  if (device->kind == G2Z_DEVICE_CUDA) {
+    snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", info->count, info->name, info->runtime,
+             info->collectives[0] ? ", NCCL " : "", info->collectives);
+    return;
+  }
+  if (g2z_read_file(services, "/proc/cpuinfo", 1 << 22, &text, &bytes) == G2Z_OK) {
+    const char *at = strstr(text, "model name");
+    if (at && (at = strchr(at, ':')) != NULL)
+      snprintf(name, sizeof name, "%.*s", (int)strcspn(at + 2, "\n"), at + 2);
+    g2z_release(services, text);
+  }
+  snprintf(out, 256, "%.120s, %ld cores", name, sysconf(_SC_NPROCESSORS_ONLN));
+}
 
-typedef struct stopwatch {      /* of the steps that count */
-  double *step_s, *exposed_s, *waited_s;
-  int count;
-  double collectives;           /* in the second step; NaN: there was none */
-  double began, ended, cpu_s;   /* of this rank */
-} stopwatch;
+/* ----- a point's ranks: bench point -------------------------------------- */
 
 static double used_cpu_s(void) {
   struct rusage used;
@@ -1026,6 +1038,7 @@ static g2z_status write_measured(g2z_context *context, const options *o, stopwat
     if (status == G2Z_OK) status = g2z_summary_add(s, &p);
     if (status == G2Z_OK) {
       snprintf(p->name, sizeof p->name, "point");
+      snprintf(s->hardware, sizeof s->hardware, "%s", w->hardware);
       fill_measured(&p->figures, o, w, world, sum_of(cpu_s, world));
       status = g2z_summary_write(s, path);
     }
@@ -1052,6 +1065,8 @@ static g2z_status train_point(g2z_context *context, const options *o, stopwatch 
     config.val_steps = o->val_steps;
   }
   TRY(g2z_run_create(context, &config, &run));
+  describe_hardware(g2z_context_services(context), g2z_trainer_device(g2z_run_trainer(run)),
+                    w->hardware);
   w->began = g2z_seconds();
   w->cpu_s = used_cpu_s();
   g2z_status status;
@@ -1073,21 +1088,15 @@ static void on_fault(void *user, const g2z_fault *fault) {
 static g2z_status run_point(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_context *context;
   stopwatch w;
-  memset(&w, 0, sizeof w);
-  w.collectives = NAN;
   if (!o->run_dir || !o->train.train_glob)
     return fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: experiments "
                 "start it with both");
   TRY(g2z_context_create(config, &context));
-  w.step_s = (double *)host_memory((size_t)o->steps * sizeof(double));
-  w.exposed_s = (double *)host_memory((size_t)o->steps * sizeof(double));
-  w.waited_s = (double *)host_memory((size_t)o->steps * sizeof(double));
+  open_watch(&w, o->steps);
   g2z_status status = train_point(context, o, &w);
   if (status == G2Z_OK) status = write_measured(context, o, &w);
   g2z_context_free(context);
   free(w.step_s);
-  free(w.exposed_s);
-  free(w.waited_s);
   return status;
 }
 
@@ -1099,48 +1108,37 @@ static size_t element_bytes(const g2z_comm *comm) {
   return comm->device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
 }
 
-/* This rank's slice of buffer[n]. */
-static char *slice_of(const g2z_comm *comm, char *buffer, size_t n) {
-  return buffer + (size_t)comm->rank * (n / (size_t)comm->world) * element_bytes(comm);
-}
+/* Each collective: what of a whole buffer passes each rank's link (as nccl-tests count it): `whole`
+ * of it, and `others` times the slices of the other ranks. */
+typedef struct collective {
+  const char *name;
+  double whole, others;
+  g2z_call_kind kind;
+  g2z_owner owner;
+} collective;
+static const collective collectives[] = {
+    {"reduce_scatter", 0, 1, G2Z_CALL_REDUCE, G2Z_OWNER_SLICES},
+    {"all_reduce", 0, 2, G2Z_CALL_REDUCE, G2Z_OWNER_ALL},
+    {"all_gather", 0, 1, G2Z_CALL_GATHER, G2Z_OWNER_SLICES},
+    {"reduce", 1, 0, G2Z_CALL_REDUCE, G2Z_OWNER_ROOT},
+    {"broadcast", 1, 0, G2Z_CALL_GATHER, G2Z_OWNER_ROOT}};
 
-/* Begins when all ranks may write to the buffer, and ends when all have. */
-static g2z_status gather_once(g2z_comm *comm, char *buffer, size_t n) {
-  g2z_call call = g2z_call_of(G2Z_CALL_GATHER, buffer, slice_of(comm, buffer, n), n);
-  TRY(g2z_comm_after(comm, 1));
-  TRY(g2z_comm_submit(comm, &call));
-  return g2z_comm_mark(comm, 0);
-}
-
-/* The other calls: REDUCE, and GATHER from rank 0. */
-static g2z_status call_once(g2z_comm *comm, g2z_call_kind kind, g2z_owner owner, char *buffer,
-                            size_t n) {
-  void *to = owner == G2Z_OWNER_SLICES ? slice_of(comm, buffer, n) : buffer;
-  g2z_call call = g2z_call_of(kind, to, buffer, n);
-  call.owner = owner;
+/* An all-gather begins when all ranks may write to the buffer, and ends when all have. */
+static g2z_status exchange_once(g2z_comm *comm, const collective *c, char *buffer, size_t n) {
+  int slices = c->owner == G2Z_OWNER_SLICES, gathers = slices && c->kind == G2Z_CALL_GATHER;
+  char *mine = slices ? buffer + (size_t)comm->rank * (n / (size_t)comm->world) *
+                                     element_bytes(comm)
+                      : buffer;
+  g2z_call call = g2z_call_of(c->kind, gathers ? buffer : mine, gathers ? mine : buffer, n);
+  call.owner = c->owner;
   call.write = G2Z_OVERWRITE;
-  return g2z_comm_submit(comm, &call);
+  if (gathers) TRY(g2z_comm_after(comm, 1));
+  TRY(g2z_comm_submit(comm, &call));
+  return gathers ? g2z_comm_mark(comm, 0) : G2Z_OK;
 }
 
-/* Each collective: what of a whole buffer passes each rank's link (as nccl-tests count it, of R
- * ranks), and the call. */
-#define COLLECTIVE_LIST(X)                                                                        \
-  X(reduce_scatter, (R - 1) / R,                                                                  \
-    call_once(comm, G2Z_CALL_REDUCE, G2Z_OWNER_SLICES, buffer, n))                                \
-  X(all_reduce, 2 * (R - 1) / R, call_once(comm, G2Z_CALL_REDUCE, G2Z_OWNER_ALL, buffer, n))      \
-  X(all_gather, (R - 1) / R, gather_once(comm, buffer, n))                                        \
-  X(reduce, 1, call_once(comm, G2Z_CALL_REDUCE, G2Z_OWNER_ROOT, buffer, n))                       \
-  X(broadcast, 1, call_once(comm, G2Z_CALL_GATHER, G2Z_OWNER_ROOT, buffer, n))
-
-#define X(name, passes, call)                                                 \
-  static g2z_status exchange_##name(g2z_comm *comm, char *buffer, size_t n) { \
-    return call;                                                              \
-  }
-COLLECTIVE_LIST(X)
-#undef X
 /* Seconds per call, the slowest rank's: the median of five rounds of at least 10 ms each. */
-static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
-                                g2z_status (*run)(g2z_comm *comm, char *buffer, size_t n),
+static g2z_status time_exchange(g2z_comm *comm, const collective *c, char *buffer, size_t n,
                                 double *all, double *seconds) {
   double rounds[5];
   int calls = 1;
@@ -1148,7 +1146,7 @@ static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
     TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
     double begin = g2z_seconds(), most = 0;
     TRY(g2z_comm_after(comm, 0));
-    for (int i = 0; i < calls; i++) TRY(run(comm, buffer, n));
+    for (int i = 0; i < calls; i++) TRY(exchange_once(comm, c, buffer, n));
     TRY(g2z_comm_mark(comm, 0));
     TRY(g2z_comm_wait(comm, 0));
     TRY(comm->device->ops->synchronize(comm->device));
@@ -1167,31 +1165,22 @@ static g2z_status time_exchange(g2z_comm *comm, char *buffer, size_t n,
 static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all,
                                 g2z_summary *s) {
   const double R = comm->world;
-  const struct {
-    const char *name;
-    double passes;
-    g2z_status (*run)(g2z_comm *comm, char *buffer, size_t n);
-  } rows[] = {
-#define X(name, passes, call) {#name, passes, exchange_##name},
-      COLLECTIVE_LIST(X)
-#undef X
-  };
   const size_t unit = 8 * (size_t)comm->world, size = element_bytes(comm);
   const size_t n = ((size_t)(mib * 1048576.0) / size + unit - 1) / unit * unit;
-  double copy_rate, seconds;
+  double copy_rate, seconds = 0;
   TRY(g2z_comm_copy_rate(comm, n * size, &copy_rate));
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    int gathers = strcmp(rows[i].name, "all_gather") == 0;
-    int scatters = strcmp(rows[i].name, "reduce_scatter") == 0;
-    if (comm->gather != G2Z_GATHER_PLAIN && !gathers &&
-        !(scatters && comm->reduce != G2Z_REDUCE_PLAIN))
+  for (size_t i = 0; i < sizeof collectives / sizeof *collectives; i++) {
+    const collective *c = &collectives[i];
+    int gathers = c->kind == G2Z_CALL_GATHER, reduces = comm->reduce == G2Z_TRANSPORT_COPY;
+    if (comm->gather == G2Z_TRANSPORT_COPY &&
+        (c->owner != G2Z_OWNER_SLICES || (!gathers && !reduces)))
       continue;
-    TRY(time_exchange(comm, buffer, n, rows[i].run, all, &seconds));
-    double bus = rows[i].passes * (double)(n * size) / seconds;
+    TRY(time_exchange(comm, c, buffer, n, all, &seconds));
+    double bus = (c->whole + c->others * (R - 1) / R) * (double)(n * size) / seconds;
     g2z_point *p;
     TRY(g2z_summary_add(s, &p));
-    snprintf(p->series, sizeof p->series, "%s, %s, %d ranks", rows[i].name,
-             g2z_gather_text(comm->gather), comm->world);
+    snprintf(p->series, sizeof p->series, "%s, %s, %d ranks", c->name,
+             comm->gather == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name, comm->world);
     snprintf(p->name, sizeof p->name, "%s, %g MiB", p->series, mib);
     p->figures.world_size = R;
     p->figures.message_mib = (double)(n * size) / 1048576.0;
@@ -1203,29 +1192,28 @@ static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double
   return G2Z_OK;
 }
 
-/* The sizes, over a communicator that gathers in one way; none when it cannot be had here. */
-static g2z_status exchange_gather(g2z_context *context, const options *o, g2z_device *device,
-                                  g2z_gather gather, g2z_summary *s) {
-  double sizes[LIST_MAX], most = 0;
-  int count;
+/* The sizes, over one transport; none when it cannot be had here. */
+static g2z_status exchange_transport(g2z_context *context, const options *o, g2z_device *device,
+                                     g2z_transport transport, g2z_summary *s) {
+  double most = 0;
+  axis sizes;
   g2z_comm *comm;
   g2z_comm_config config;
   void *buffer;
-  TRY(read_list(device->services, "sizes", o->size_list, SIZE_LEAST, 65536, sizes, &count));
-  for (int i = 0; i < count; i++) most = sizes[i] > most ? sizes[i] : most;
+  TRY(read_list(device->services, "sizes", o->size_list, NULL, SIZE_LEAST, 65536, &sizes));
+  for (int i = 0; i < sizes.count; i++) most = sizes.at[i] > most ? sizes.at[i] : most;
   size_t bytes = (size_t)(most * 1048576.0) + 64 * (size_t)g2z_context_world(context);
   memset(&config, 0, sizeof config);
   config.places = 1;
   config.most = bytes / 2;
   config.wire = device->dtype;
-  config.gather = gather;
-  config.reduce = gather == G2Z_GATHER_COPY ? G2Z_REDUCE_COPY : G2Z_REDUCE_PLAIN;
+  config.gather = config.reduce = transport;
   TRY(g2z_comm_create(g2z_context_ranks(context), device, &config, &comm));
   g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
   status = g2z_ranks_agree(comm->ranks, status);
   double *all = (double *)host_memory((size_t)comm->world * sizeof *all);
-  for (int i = 0; i < count && status == G2Z_OK && comm->gather == gather; i++)
-    status = exchange_size(comm, (char *)buffer, sizes[i], all, s);
+  for (int i = 0; i < sizes.count && status == G2Z_OK && comm->gather == transport; i++)
+    status = exchange_size(comm, (char *)buffer, sizes.at[i], all, s);
   free(all);
   if (buffer) comm->ops->release(comm, buffer);
   g2z_comm_free(comm);
@@ -1244,12 +1232,12 @@ static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_c
   if (status == G2Z_OK)
     status = g2z_device_create(services, config->device, o->train.dtype, o->train.dtype, &device);
   status = g2z_ranks_agree(g2z_context_ranks(context), status);
-  static const g2z_gather ways[] = {G2Z_GATHER_PLAIN, G2Z_GATHER_SYMMETRIC, G2Z_GATHER_COPY};
-  for (int i = 0; i < 3 && status == G2Z_OK; i++)
-    status = exchange_gather(context, o, device, ways[i], s);
+  for (int i = G2Z_TRANSPORT_NCCL; i <= G2Z_TRANSPORT_COPY && status == G2Z_OK; i++)
+    status = exchange_transport(context, o, device, (g2z_transport)i, s);
   if (status == G2Z_OK && g2z_context_rank(context) == 0) {
     char path[1200];
     snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
+    describe_hardware(services, device, s->hardware);
     status = g2z_summary_write(s, path);
   }
   g2z_device_free(device);
@@ -1267,9 +1255,8 @@ typedef struct work {           /* what a point's ranks shall do */
   int world, steps;
 } work;
 
-typedef struct axes {           /* what the flags' lists say */
-  double ranks[LIST_MAX], stages[LIST_MAX], dtypes[LIST_MAX], sizes[LIST_MAX];
-  int rank_count, stage_count, dtype_count, size_count;
+typedef struct axes {
+  axis ranks, stages, dtypes, sizes;
 } axes;
 
 typedef struct experiment {
@@ -1287,19 +1274,17 @@ typedef struct experiment {
   double began;
 } experiment;
 
-static const char *const stage_words = "|dp|0|1|2|3";
-
 /* What a list's limits do not say. A size under SIZE_LEAST would be no flag of a rank, which would
  * take the default. */
 static g2z_status check_axes(g2z_services *services, const options *o, const axes *a) {
-  for (int i = 0; i < a->rank_count; i++)
-    if (a->ranks[i] != floor(a->ranks[i]))
+  for (int i = 0; i < a->ranks.count; i++)
+    if (a->ranks.at[i] != floor(a->ranks.at[i]))
       return fail(services, G2Z_BAD_ARGUMENT, "--gpus %.80s: %g is no number of ranks",
-                  o->rank_list, a->ranks[i]);
-  for (int i = 0; i < a->size_count; i++)
-    if (a->sizes[i] > 0 && a->sizes[i] < SIZE_LEAST)
+                  o->rank_list, a->ranks.at[i]);
+  for (int i = 0; i < a->sizes.count; i++)
+    if (a->sizes.at[i] > 0 && a->sizes.at[i] < SIZE_LEAST)
       return fail(services, G2Z_BAD_ARGUMENT, "--sizes %.80s: %g MiB is less than the least, %g",
-                  o->size_list, a->sizes[i], SIZE_LEAST);
+                  o->size_list, a->sizes.at[i], SIZE_LEAST);
   return G2Z_OK;
 }
 
@@ -1315,15 +1300,13 @@ static g2z_status read_axes(experiment *e) {
   if (every && e->device == G2Z_DEVICE_CUDA && !gpus)
     return fail(services, G2Z_UNSUPPORTED, "--gpus all: this process sees no GPU that this build "
                 "can use; --device cpu takes ranks without");
-  TRY(read_list(services, "gpus", every ? all : o->rank_list, 1, 4096, a->ranks, &a->rank_count));
   const int comm = o->command == COMMAND_comm;
-  TRY(read_list(services, "sizes", o->size_list, comm ? SIZE_LEAST : 0, 65536, a->sizes,
-                &a->size_count));
+  TRY(read_list(services, "gpus", every ? all : o->rank_list, NULL, 1, 4096, &a->ranks));
+  TRY(read_list(services, "sizes", o->size_list, NULL, comm ? SIZE_LEAST : 0, 65536, &a->sizes));
   TRY(check_axes(services, o, a));
   if (comm) return G2Z_OK;
-  TRY(read_words(services, "zero", o->stage_list, stage_words, a->stages, &a->stage_count));
-  return read_words(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(WORD_OF_3), a->dtypes,
-                    &a->dtype_count);
+  TRY(read_list(services, "zero", o->stage_list, "|dp|0|1|2|3", 0, 0, &a->stages));
+  return read_list(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(WORD_OF_3), 0, 0, &a->dtypes);
 }
 
 /* The sequences of a step divided among the ranks: as many per micro-step as --batch allows. */
@@ -1428,11 +1411,11 @@ static g2z_status add_point(experiment *e, double world, double stage, double dt
   for (int whole = 0; whole < 2; whole++) {             /* the series, then the name */
     char *to = whole ? p->name : p->series;
     size_t room = whole ? sizeof p->name : sizeof p->series;
-    if (a->stage_count > 1) add_name(to, room, "%s", stages[(int)stage]);
-    if (a->dtype_count > 1) add_name(to, room, "%s", g2z_dtype_text(w->train.dtype));
-    if (a->size_count > 1 && (whole || !by_size))
+    if (a->stages.count > 1) add_name(to, room, "%s", stages[(int)stage]);
+    if (a->dtypes.count > 1) add_name(to, room, "%s", g2z_dtype_text(w->train.dtype));
+    if (a->sizes.count > 1 && (whole || !by_size))
       add_name(to, room, "%g MiB", size);
-    if (whole ? a->rank_count > 1 || !*to : by_size && a->rank_count > 1)
+    if (whole ? a->ranks.count > 1 || !*to : by_size && a->ranks.count > 1)
       add_name(to, room, "%d %s%s", w->world, e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank",
                world > 1 ? "s" : "");
   }
@@ -1443,11 +1426,11 @@ static g2z_status add_point(experiment *e, double world, double stage, double dt
 
 static g2z_status add_points(experiment *e) {
   const axes *a = &e->lists;
-  for (int i = 0; i < a->stage_count; i++)
-    for (int k = 0; k < a->dtype_count; k++)
-      for (int m = 0; m < a->size_count; m++)
-        for (int r = 0; r < a->rank_count; r++)
-          TRY(add_point(e, a->ranks[r], a->stages[i], a->dtypes[k], a->sizes[m]));
+  for (int i = 0; i < a->stages.count; i++)
+    for (int k = 0; k < a->dtypes.count; k++)
+      for (int m = 0; m < a->sizes.count; m++)
+        for (int r = 0; r < a->ranks.count; r++)
+          TRY(add_point(e, a->ranks.at[r], a->stages.at[i], a->dtypes.at[k], a->sizes.at[m]));
   return G2Z_OK;
 }
 
@@ -1538,18 +1521,6 @@ static g2z_status rank_arguments(const experiment *e, int command, options *o, c
   return g2z_flags_arguments(e->services, flags, flags_of(o, flags), first, 2, argv);
 }
 
-static g2z_status point_arguments(const experiment *e, const work *w, const char *run_dir,
-                                  char ***argv) {
-  options o = *e->o;
-  o.train = w->train;
-  o.shape = w->train.model;
-  o.seq = w->train.seq;
-  o.bucket_mb = (float)w->train.bucket_mb;
-  o.steps = w->steps;
-  o.run_dir = run_dir;
-  return rank_arguments(e, COMMAND_point, &o, argv);
-}
-
 /* The last line of what the ranks printed that says what is wrong, else the last one. */
 static void read_reason(g2z_services *services, const char *path, int code, char out[400]) {
   char *text = NULL, *best = NULL, *rest = NULL;
@@ -1608,6 +1579,7 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
   }
   for (size_t i = 0; *told && i < (*told)->count; i++)
     fill_watched(&seen, &end, wall_s, &(*told)->points[i].figures);
+  if (*told) memcpy(e->s->hardware, (*told)->hardware, sizeof e->s->hardware);
   free(seen.moments);
   return status;
 }
@@ -1619,32 +1591,48 @@ static void print_eta(const experiment *e) {
   fflush(stdout);
 }
 
-static g2z_status run_one(experiment *e, int index, int repeat) {
-  g2z_point *p = &e->s->points[index];
-  const work *w = &e->works[index];
+/* Run number e->runs + 1: `command` on `world` ranks, for a repeat of the point `p`, which says how
+ * it went; *told as of run_ranks. */
+static g2z_status run_job(experiment *e, int command, options *o, int world, int repeat,
+                          g2z_point *p, g2z_summary **told) {
   char run_dir[1100], **argv;
-  g2z_figures *f = &e->samples[index * G2Z_REPEATS + repeat];
-  g2z_summary *told;
   const int run = e->runs + 1;
+  *told = NULL;
   TRY(check_stop(e));
   snprintf(run_dir, sizeof run_dir, "%.1000s/run_%s_%d", e->out, e->s->experiment, run);
   printf("[%d/%d] %s, repeat %d: ", run, e->all_runs, p->name, repeat + 1);
   fflush(stdout);
-  TRY(point_arguments(e, w, run_dir, &argv));
-  g2z_status status = run_ranks(e, w->world, argv, run_dir, p, &told);
+  o->run_dir = run_dir;
+  TRY(rank_arguments(e, command, o, &argv));
+  g2z_status status = run_ranks(e, world, argv, run_dir, p, told);
   g2z_release(e->services, argv);
-  if (status == G2Z_OK) p->runs[p->repeats++] = e->runs = run;
-  if (status == G2Z_OK && p->outcome == G2Z_OUTCOME_OK) {
+  TRY(status);
+  p->runs[p->repeats++] = e->runs = run;
+  if (*told) return G2Z_OK;
+  printf("failed, %s", p->reason);
+  e->all_runs -= e->o->repeats - repeat - 1; /* it will not be tried again */
+  return G2Z_OK;
+}
+
+static g2z_status run_one(experiment *e, int index, int repeat) {
+  g2z_figures *f = &e->samples[index * G2Z_REPEATS + repeat];
+  const work *w = &e->works[index];
+  g2z_summary *told;
+  options o = *e->o;
+  o.train = w->train;
+  o.shape = w->train.model;
+  o.seq = w->train.seq;
+  o.bucket_mb = (float)w->train.bucket_mb;
+  o.steps = w->steps;
+  TRY(run_job(e, COMMAND_point, &o, w->world, repeat, &e->s->points[index], &told));
+  if (told) {
     *f = told->points[0].figures;
-    printf("%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
-           f->step_p50_ms, f->total_wall_time_sec);
-  } else if (status == G2Z_OK) {
-    printf("failed, %s", p->reason);
-    e->all_runs -= e->o->repeats - repeat - 1; /* it will not be tried again */
+    printf("%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec, f->step_p50_ms,
+           f->total_wall_time_sec);
   }
-  if (status == G2Z_OK) print_eta(e);
+  print_eta(e);
   g2z_summary_free(told);
-  return status;
+  return G2Z_OK;
 }
 
 /* A round runs each point once, so that what changes on the machine meanwhile meets all of them. */
@@ -1707,34 +1695,6 @@ static void compare_with_one(experiment *e) {
   }
 }
 
-/* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9", as the first run
- * that ended saw it. */
-static void describe_hardware(const experiment *e, char out[256]) {
-  char path[1200], *text, name[128] = "CPU";
-  size_t bytes;
-  g2z_run_facts facts;
-  long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  for (int run = 1; run <= e->runs && e->device == G2Z_DEVICE_CUDA; run++) {
-    snprintf(path, sizeof path, "%.1000s/run_%s_%d", e->out, e->s->experiment, run);
-    if (g2z_run_facts_read(e->services, path, &facts) != G2Z_OK) continue;
-    snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", g2z_device_count(G2Z_DEVICE_CUDA),
-             facts.gpu_name, facts.cuda_version, facts.nccl_version[0] ? ", NCCL " : "",
-             facts.nccl_version);
-    return;
-  }
-  if (e->device == G2Z_DEVICE_CUDA) {
-    snprintf(out, 256, "%d GPUs", g2z_device_count(G2Z_DEVICE_CUDA));
-    return;
-  }
-  if (g2z_read_file(e->services, "/proc/cpuinfo", 1 << 22, &text, &bytes) == G2Z_OK) {
-    const char *at = strstr(text, "model name");
-    if (at && (at = strchr(at, ':')) != NULL)
-      snprintf(name, sizeof name, "%.*s", (int)strcspn(at + 2, "\n"), at + 2);
-    g2z_release(e->services, text);
-  }
-  snprintf(out, 256, "%.120s, %ld cores", name, cores);
-}
-
 /* Of an experiment that was stopped it tells what had ended until then. */
 static g2z_status finish_experiment(experiment *e) {
   char path[1200];
@@ -1742,7 +1702,6 @@ static g2z_status finish_experiment(experiment *e) {
   if (stopped)
     add_name(e->s->work, sizeof e->s->work, "stopped by signal %d after %d of %d runs",
              (int)stop_signal, e->runs, e->all_runs);
-  describe_hardware(e, e->s->hardware);
   snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, e->s->experiment);
   TRY(g2z_summary_write(e->s, path));
   puts("");
@@ -1814,6 +1773,7 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
     return fail(services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, or "
                 "remove it", path);
   TRY(new_summary(services, o, command_names[o->command], &e->s));
+  snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until ranks tell */
   e->works = (work *)host_memory(POINTS_MAX * sizeof *e->works);
   memset(e->works, 0, POINTS_MAX * sizeof *e->works);
   e->samples = (g2z_figures *)host_memory(POINTS_MAX * G2Z_REPEATS * sizeof *e->samples);
@@ -1884,37 +1844,27 @@ static g2z_status run_experiment(g2z_services *services, options *o, g2z_context
 
 /* One more sample of each collective between `world` ranks; the first makes the points. */
 static g2z_status run_exchanges(experiment *e, int world, size_t first, int repeat) {
-  char run_dir[1100], **argv;
   options o = *e->o;
   g2z_point job = g2z_point_default(), *p;
   g2z_summary *told, *s = e->s;
+  g2z_status status = G2Z_OK;
   snprintf(job.name, sizeof job.name, "%d ranks", world);
-  const int run = e->runs + 1;
-  TRY(check_stop(e));
-  snprintf(run_dir, sizeof run_dir, "%.1000s/run_comm_%d", e->out, run);
-  printf("[%d/%d] %s, repeat %d: ", run, e->all_runs, job.name, repeat + 1);
-  fflush(stdout);
-  o.run_dir = run_dir;
-  TRY(rank_arguments(e, COMMAND_exchange, &o, &argv));
-  g2z_status status = run_ranks(e, world, argv, run_dir, &job, &told);
-  g2z_release(e->services, argv);
-  if (status == G2Z_OK) e->runs = run;
-  for (size_t i = 0; told && i < told->count && first + i < POINTS_MAX && status == G2Z_OK; i++) {
+  TRY(run_job(e, COMMAND_exchange, &o, world, repeat, &job, &told));
+  for (size_t i = 0; told && i < told->count && first + i < POINTS_MAX; i++) {
     if (first + i >= s->count) {
       status = g2z_summary_add(s, &p);
-      if (status == G2Z_OK) *p = told->points[i];
+      if (status != G2Z_OK) break;
+      *p = told->points[i];
     }
     p = &s->points[first + i];
     e->samples[(first + i) * G2Z_REPEATS + (size_t)p->repeats] = told->points[i].figures;
-    p->runs[p->repeats++] = run;
+    p->runs[p->repeats++] = e->runs;
   }
-  if (status == G2Z_OK && told) {
+  if (told)
     printf("%zu collectives, %.1f s", told->count, told->points[0].figures.total_wall_time_sec);
-  } else if (status == G2Z_OK) {
-    job.runs[job.repeats++] = run;
+  else {
     status = g2z_summary_add(s, &p);
     if (status == G2Z_OK) *p = job;
-    printf("failed, %s", job.reason);
   }
   if (status == G2Z_OK) print_eta(e);
   g2z_summary_free(told);
@@ -1939,9 +1889,7 @@ static g2z_status run_world(experiment *e, int world) {
   g2z_status status = check_world(e, world);
   for (int r = 0; r < e->o->repeats && status == G2Z_OK; r++) {
     status = run_exchanges(e, world, first, r);
-    if (status != G2Z_OK || e->s->points[e->s->count - 1].outcome != G2Z_OUTCOME_FAILED) continue;
-    e->all_runs -= e->o->repeats - r - 1; /* it will not be tried again */
-    break;
+    if (status == G2Z_OK && e->s->points[e->s->count - 1].outcome == G2Z_OUTCOME_FAILED) break;
   }
   if (status != G2Z_UNSUPPORTED && status != G2Z_STOPPED) return status;
   if (e->s->count > first) return G2Z_OK;
@@ -1955,8 +1903,8 @@ static g2z_status run_world(experiment *e, int world) {
 static g2z_status run_worlds(experiment *e) {
   const axes *a = &e->lists;
   g2z_status status = G2Z_OK;
-  for (int i = 0; i < a->rank_count; i++) {
-    g2z_status possible = check_world(e, (int)a->ranks[i]);
+  for (int i = 0; i < a->ranks.count; i++) {
+    g2z_status possible = check_world(e, (int)a->ranks.at[i]);
     if (possible == G2Z_OK) e->all_runs += e->o->repeats;
     else status = possible;
   }
@@ -1966,7 +1914,7 @@ static g2z_status run_worlds(experiment *e) {
            e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
   TRY(take_out(e));
   e->began = g2z_seconds();
-  for (int i = 0; i < a->rank_count; i++) TRY(run_world(e, (int)a->ranks[i]));
+  for (int i = 0; i < a->ranks.count; i++) TRY(run_world(e, (int)a->ranks.at[i]));
   settle_points(e);
   return finish_experiment(e);
 }

