@@ -9519,7 +9519,7 @@ G2Z__PRIVATE uint64_t g2z__saved_bytes(const g2z__saved *saved, int file) {
 
 /* The hash of the data as a JSON integer, which is never negative. */
 G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
-  return (int64_t)(loader->hash >> 1);
+  return (int64_t)(loader->saved_data >> 1);
 }
 
 /* ----- between files and the device ----- */
@@ -9546,7 +9546,7 @@ typedef struct g2z__transfer {
   char *path;
   int weights_only;             /* saving: no checkpoint */
   size_t begin, count;          /* what this rank saves of the canonical elements, if it owns it */
-  g2z_safetensors_writer *model; /* of rank 0: model.safetensors */
+  g2z_writer *model;            /* of rank 0: model.safetensors */
   g2z__extent *extents;         /* loading: by buffer, in canonical order */
   size_t extent_count, extent_capacity;
 } g2z__transfer;
@@ -9560,7 +9560,7 @@ G2Z__PRIVATE void g2z__transfer_shut(g2z__transfer *x) {
 
 G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
   g2z__transfer_shut(x);
-  g2z_safetensors_writer_free(x->model);
+  g2z_writer_free(x->model);
   if (x->chunk) x->t->device->ops->release_host(x->t->device, x->chunk);
   g2z_release(x->services, x->place);
   g2z_release(x->services, x->extents);
@@ -9695,7 +9695,7 @@ G2Z__PRIVATE g2z_status g2z__sealed_put(g2z_services *services, g2z_writer *writ
   G2Z__TRY(g2z_read_file(services, writer->partial, (size_t)1 << 30, &text, &bytes));
   g2z__sealed_sum(text, bytes, sum);
   g2z_release(services, text);
-  G2Z__TRY(g2z_writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
+  G2Z__TRY(g2z__writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
   return g2z_writer_commit(writer);
 }
 
@@ -9777,16 +9777,15 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
 
 /* This rank's optimizer file with its header and room for the rest. */
 G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x, const char *path,
-                                                  g2z_safetensors_writer **writer) {
+                                                  g2z_writer **writer) {
   typedef char name[32];
   const size_t most = 2 * x->t->plan->updates;
   size_t count = 0;
-  uint64_t data;
   void *names, *memory = NULL;
   g2z_update_range range;
   G2Z__TRY(g2z_allocate(x->services, most, sizeof(name), &names));
-  g2z_status status = g2z_allocate(x->services, most, sizeof(g2z_safetensor), &memory);
-  g2z_safetensor *list = (g2z_safetensor *)memory;
+  g2z_status status = g2z_allocate(x->services, most, sizeof(g2z__safetensor), &memory);
+  g2z__safetensor *list = (g2z__safetensor *)memory;
   for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V && status == G2Z_OK; b++)
     for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range); count++) {
       list[count].name = ((name *)names)[count];
@@ -9795,8 +9794,7 @@ G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x, const char *
       g2z__moment_name((g2z_buffer)b, range.canonical, ((name *)names)[count]);
     }
   if (status == G2Z_OK)
-    status = g2z_safetensors_create(x->services, path, list, count, writer);
-  if (status == G2Z_OK) status = g2z__tensors_reserve(*writer, &data);
+    status = g2z__safetensors_create(x->services, path, list, count, writer);
   g2z_release(x->services, list);
   g2z_release(x->services, names);
   return status;
@@ -9804,13 +9802,13 @@ G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x, const char *
 
 G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
   const int file = G2Z__FILE_OPTIMIZER + x->t->plan->rank;
-  g2z_safetensors_writer *writer = NULL;
+  g2z_writer *writer = NULL;
   char *path;
   G2Z__TRY(g2z__transfer_path(x, file, "", &path));
   g2z_status status = g2z__saver_moments_header(x, path, &writer);
   if (status == G2Z_OK) status = g2z__saver_fill(x, file);
-  if (status == G2Z_OK) status = g2z_safetensors_commit(writer);
-  g2z_safetensors_writer_free(writer);
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
   g2z_release(x->services, path);
   return status;
 }
@@ -9818,14 +9816,12 @@ G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
 /* Rank 0: the directory, and the model's file with its header and room for the rest. */
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
   char *path;
-  uint64_t data;
   if (!x->weights_only) g2z_checkpoint_remove(x->place); /* of a save that was killed */
   G2Z__TRY(g2z_make_directory(x->services, x->place));
   G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, "", &path));
   g2z_status status = g2z__weights_create(x->services, path, &x->t->plan->model, &x->model);
   g2z_release(x->services, path);
-  G2Z__TRY(status);
-  return g2z__tensors_reserve(x->model, &data);
+  return status;
 }
 
 /* Rank 0: the model's file and config.json get their names when both are whole: a full disk leaves
@@ -9837,7 +9833,7 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   g2z_status status = g2z_writer_create(x->services, path, &config);
   if (status == G2Z_OK) status = g2z__weights_put_config(config, &x->t->plan->model);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
-  if (status == G2Z_OK) status = g2z_safetensors_commit(x->model);
+  if (status == G2Z_OK) status = g2z_writer_commit(x->model);
   if (status == G2Z_OK) status = g2z_writer_commit(config);
   g2z_writer_free(config);
   g2z_release(x->services, path);
@@ -10053,7 +10049,7 @@ G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int wei
   if (status == G2Z_OK) {
     status = g2z__saver_run(&x, directory, note, user);
     if (status != G2Z_OK && t->plan->rank == 0 && !weights_only) {
-      g2z_safetensors_writer_free(x.model); /* its own unfinished file goes with it */
+      g2z_writer_free(x.model); /* its own unfinished file goes with it */
       x.model = NULL;
       g2z_checkpoint_remove(x.place);
     }
@@ -10313,23 +10309,23 @@ G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
 
 /* The ranges of m and v in the optimizer file of one rank. */
 G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
-  g2z_safetensors *file;
+  g2z__safetensors *file;
   char *path;
   G2Z__TRY(g2z__transfer_path(x, index, "", &path));
-  g2z_status status = g2z_safetensors_open(x->services, path, &file);
+  g2z_status status = g2z__safetensors_open(x->services, path, &file);
   for (size_t i = 0; status == G2Z_OK && i < file->count; i++) {
-    const g2z_safetensor *tensor = &file->tensors[i];
+    const g2z__safetensor *tensor = &file->tensors[i];
     g2z__extent extent;
     int known = g2z__moment_parse(tensor->name, &extent.buffer, &extent.canonical);
     extent.file = index;
     extent.elements = tensor->elements;
     extent.begin = tensor->begin;
-    if (!known || tensor->type != G2Z_TENSOR_F32 || tensor->rank != 1 || tensor->elements == 0)
+    if (!known || tensor->type != G2Z__F32 || tensor->rank != 1 || tensor->elements == 0)
       status = g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in "
                         "F32", path, tensor->name);
     else status = g2z__extent_add(x, &extent);
   }
-  g2z_safetensors_free(file);
+  g2z__safetensors_free(file);
   g2z_release(x->services, path);
   return status;
 }
@@ -10512,7 +10508,7 @@ G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
   g2z_status status = g2z_read_file(x->services, path, 1 << 24, &text, &bytes);
   g2z_release(x->services, path);
   G2Z__TRY(status);
-  if (bytes > 0 && g2z_device_tuning_read(x->t->device, text) != G2Z_OK)
+  if (bytes > 0 && g2z__tuning_read(x->t->device, text) != G2Z_OK)
     g2z_log(x->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
             "otherwise than in the run that saved", x->services->error);
   g2z_release(x->services, text);

@@ -667,7 +667,7 @@ static g2z_status g2zr_write_json(g2z_services *services, const char *path, g2z_
 #define TEXT(key, text) g2z_json_put_string(out, key, text)
 #define WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
 #define REAL(key, number) g2z_json_put_number(out, key, number)
-#define NONE(key) g2z_json_put_null(out, key)
+#define NONE(key) g2z_json_put_string(out, key, NULL)
 #define OPEN(key) g2z_json_begin(out, key, '{')
 #define CLOSE() g2z_json_end(out, '}')
 
@@ -683,27 +683,26 @@ static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *va
 static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
   struct utsname name;
   char os[2 * sizeof name.release];
-  g2z_device_info info;
+  const g2z_device_info *info = &g2z_trainer_device(run->trainer)->info;
+  const char *cuda = info->runtime[0] ? info->runtime : NULL;
   memset(&name, 0, sizeof name);
   uname(&name);
   snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
-  g2z_device_describe(g2z_trainer_device(run->trainer), &info);
-  const char *cuda = info.runtime[0] ? info.runtime : NULL;
   OPEN("env");
   NONE("python_version");
   NONE("torch_version");
   NONE("transformers_version");
   NONE("deepspeed_version");
   TEXT("cuda_version", cuda);
-  TEXT("nccl_version", info.collectives[0] ? info.collectives : NULL);
+  TEXT("nccl_version", info->collectives[0] ? info->collectives : NULL);
   CLOSE();
   OPEN("host");
   TEXT("hostname", name.nodename);
   TEXT("os", os);
   CLOSE();
   OPEN("hardware");
-  TEXT("gpu_name", info.name[0] ? info.name : NULL);
-  WHOLE("gpu_count_visible", info.count);
+  TEXT("gpu_name", info->name[0] ? info->name : NULL);
+  WHOLE("gpu_count_visible", info->count);
   WHOLE("world_size", g2z_context_world(run->context));
   TEXT("cuda_version", cuda);
   if (getenv("SLURM_JOB_ID")) {
@@ -746,7 +745,7 @@ static void g2zr_put_config(const g2z_run *run, g2z_json_out *out) {
   TEXT("dataset_name", run->dataset);
   OPEN("dataset_subset_sizes");
   WHOLE("train", run->train_sequences);
-  WHOLE("val", run->val ? g2z_loader_sequences(run->val) : 0);
+  WHOLE("val", run->val ? run->val->sequences : 0);
   CLOSE();
   CLOSE();
   OPEN("deepspeed_config");
@@ -1250,8 +1249,8 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   run->resumed = from->step;
   run->steps_per_epoch = 1;
   if (run->train) {
-    run->steps_per_epoch = g2z_loader_steps_per_epoch(run->train);
-    run->train_sequences = g2z_loader_sequences(run->train);
+    run->steps_per_epoch = run->train->steps_per_epoch;
+    run->train_sequences = run->train->sequences;
     run->epoch_ends = from->next.epoch > from->epoch; /* what it left is less than a step now */
     if (config->epochs > 0) { /* with another global batch, what is left counts */
       optimizer->steps = from->step + (config->epochs - from->next.epoch) * run->steps_per_epoch -
@@ -1513,6 +1512,18 @@ static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *te
   return G2Z_OK;
 }
 
+/* 1: a line ends after so many bytes of a log, and where lines tell a step, it is none that comes
+ * behind the checkpoint. */
+static int g2zr_ends_there(const g2z_run *run, const char *text, size_t length, double bytes,
+                           int steps) {
+  int64_t step = -1;
+  if (!(bytes >= 1 && bytes <= (double)length) || text[(size_t)bytes - 1] != '\n') return 0;
+  const char *line = text + (size_t)bytes - 1;
+  while (line > text && line[-1] != '\n') line--;
+  if (steps) sscanf(line, "{\"step\": %" SCNd64, &step);
+  return step <= run->resumed;
+}
+
 /* How much of a log stays: what it held when the checkpoint was saved. A file that somebody has
  * changed since is cut behind the checkpoint's step, or stays whole if it has no steps. */
 static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int steps,
@@ -1525,7 +1536,7 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   if (!run->found.own) return G2Z_OK;
   if (g2zr_has(run->config.run_dir, name))
     status = g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &length);
-  if (run->from.note && bytes >= 1 && bytes <= (double)length && text[(size_t)bytes - 1] == '\n')
+  if (run->from.note && g2zr_ends_there(run, text, length, bytes, steps))
     *kept = (int64_t)bytes;
   else {
     if (run->from.note)
@@ -1831,7 +1842,12 @@ static g2z_status g2zr_load(g2z_run *run) {
   run->damaged = status == G2Z_FORMAT;
   G2ZR_TRY(status);
   G2ZR_TRY(g2zr_agree(run, first ? g2zr_check_directory(run) : G2Z_OK));
-  if (run->val) G2ZR_TRY(g2zr_val_entropy(run));
+  if (run->val) {
+    char text[32];
+    snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
+    G2ZR_TRY(g2z_ranks_same(g2z_context_ranks(run->context), "validation data", text));
+    G2ZR_TRY(g2zr_val_entropy(run));
+  }
   G2ZR_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
   if (!run->resume) return G2Z_OK;
   double begin = g2z_seconds();
@@ -1871,11 +1887,11 @@ static g2z_status g2zr_open(g2z_run *run) {
                G2ZR_DUE_FINISH;
   g2zr_take_up(run);
   g2z_loader *loader = g2z_trainer_loader(run->trainer);
-  if (loader) run->epoch_step = g2z_loader_tell(loader).step;
+  if (loader) run->epoch_step = loader->position.step;
   if (run->resume) {
     g2zr_epoch *open = &run->epoch[run->epoch_count - 1];
     if (open->wall_s == 0) /* else it is over */
-      open->index = (double)(g2z_loader_tell(loader).epoch - run->epoch_ends);
+      open->index = (double)(loader->position.epoch - run->epoch_ends);
     run->known.step = run->resumed;
     run->known.tokens = g2z_trainer_tokens(run->trainer);
   }
