@@ -385,6 +385,11 @@ typedef struct g2zr_path {
   char text[PATH_MAX];
 } g2zr_path;
 
+typedef struct g2zr_failure {        /* that is told later */
+  g2z_status status;
+  char sentence[G2Z_ERROR_BYTES];
+} g2zr_failure;
+
 enum { /* what has to happen before the next step, in this order */
   G2ZR_DUE_VALIDATION = 1,
   G2ZR_DUE_SAMPLE = 2,
@@ -431,10 +436,8 @@ struct g2z_run {
   int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
                                       * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
-  g2z_status ending;                 /* not G2Z_OK: how the run ends when its last step was told, */
-  char sentence[G2Z_ERROR_BYTES];    /* and why */
-  g2z_status held;                   /* rank 0: of a file that could not be written, */
-  char held_sentence[G2Z_ERROR_BYTES]; /* and why; the others are yet to be told */
+  g2zr_failure ending;               /* how the run ends when its last step was told */
+  g2zr_failure held;                 /* rank 0: of a file; the others are yet to be told */
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
   g2z_metrics known;                 /* of the last step whose loss is known */
@@ -464,24 +467,31 @@ G2Z_API g2z_run_config g2z_run_config_default(void) {
 
 /* ----- files ----- */
 
+/* Keeps the first failure, whose sentence is in services->error. */
+static void g2zr_note_failure(g2z_run *run, g2zr_failure *failure, g2z_status status) {
+  if (failure->status != G2Z_OK) return;
+  failure->status = status;
+  memcpy(failure->sentence, run->services->error, sizeof failure->sentence);
+}
+
+static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
+  if (failure->status != G2Z_OK)
+    memcpy(run->services->error, failure->sentence, sizeof failure->sentence);
+  return failure->status;
+}
+
 /* A file of rank 0 could not be written. Alone it says so; other ranks must hear of it before they
  * wait for what will not come: it travels in the verdict of the next step. */
 static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK || !run->trainer || g2z_context_world(run->context) == 1) return status;
-  if (run->held == G2Z_OK) {
-    memcpy(run->held_sentence, run->services->error, sizeof run->held_sentence);
-    run->held = status;
-  }
+  g2zr_note_failure(run, &run->held, status);
   g2z_trainer_fail(run->trainer, status);
   return G2Z_OK;
 }
 
 /* The same status on all ranks, of this and of what was held. */
 static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
-  if (status == G2Z_OK && run->held != G2Z_OK) {
-    memcpy(run->services->error, run->held_sentence, sizeof run->held_sentence);
-    status = run->held;
-  }
+  if (status == G2Z_OK) status = g2zr_tell_failure(run, &run->held);
   return g2z_ranks_agree(g2z_context_ranks(run->context), status);
 }
 
@@ -556,24 +566,6 @@ static g2z_status g2zr_say(g2z_run *run, const char *format, ...) {
   va_end(arguments);
   if (g2z_context_rank(run->context) == 0) g2z_log(run->services, G2Z_LOG_INFO, "%s", line);
   return g2zr_log(run, line);
-}
-
-static g2z_status g2zr_refuse_old(g2z_run *run, const char *name) {
-  if (!g2zr_has(run->config.run_dir, name)) return G2Z_OK;
-  return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                  "%s holds a run already (%s): choose another run directory, or remove it",
-                  run->config.run_dir, name);
-}
-
-/* Hours of training must not end at a directory that cannot be written: a file is created there,
- * and removed again. */
-static g2z_status g2zr_probe_directory(g2z_services *services, const char *directory) {
-  g2z_writer *writer;
-  G2ZR_TRY(g2z_make_directory(services, directory));
-  g2z_status status = g2z_writer_create(services, g2zr_join(directory, "model.safetensors").text,
-                                        &writer);
-  g2z_writer_free(writer);
-  return status;
 }
 
 /* ----- metrics and artifacts ----- */
@@ -664,20 +656,20 @@ static g2z_status g2zr_write_json(g2z_services *services, const char *path, g2z_
   return status;
 }
 
-#define TEXT(key, text) g2z_json_put_string(out, key, text)
-#define WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
-#define REAL(key, number) g2z_json_put_number(out, key, number)
-#define NONE(key) g2z_json_put_string(out, key, NULL)
-#define OPEN(key) g2z_json_begin(out, key, '{')
-#define CLOSE() g2z_json_end(out, '}')
+#define G2ZR_TEXT(key, text) g2z_json_put_string(out, key, text)
+#define G2ZR_WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
+#define G2ZR_REAL(key, number) g2z_json_put_number(out, key, number)
+#define G2ZR_NONE(key) g2z_json_put_string(out, key, NULL)
+#define G2ZR_OPEN(key) g2z_json_begin(out, key, '{')
+#define G2ZR_CLOSE() g2z_json_end(out, '}')
 
 /* A variable that holds a number; null: it is not set. */
 static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *variable) {
   const char *text = getenv(variable);
   char *end = NULL;
   long long value = text ? strtoll(text, &end, 10) : 0;
-  if (text && end != text && !*end) WHOLE(key, value);
-  else NONE(key);
+  if (text && end != text && !*end) G2ZR_WHOLE(key, value);
+  else G2ZR_NONE(key);
 }
 
 static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
@@ -688,31 +680,31 @@ static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
   memset(&name, 0, sizeof name);
   uname(&name);
   snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
-  OPEN("env");
-  NONE("python_version");
-  NONE("torch_version");
-  NONE("transformers_version");
-  NONE("deepspeed_version");
-  TEXT("cuda_version", cuda);
-  TEXT("nccl_version", info->collectives[0] ? info->collectives : NULL);
-  CLOSE();
-  OPEN("host");
-  TEXT("hostname", name.nodename);
-  TEXT("os", os);
-  CLOSE();
-  OPEN("hardware");
-  TEXT("gpu_name", info->name[0] ? info->name : NULL);
-  WHOLE("gpu_count_visible", info->count);
-  WHOLE("world_size", g2z_context_world(run->context));
-  TEXT("cuda_version", cuda);
+  G2ZR_OPEN("env");
+  G2ZR_NONE("python_version");
+  G2ZR_NONE("torch_version");
+  G2ZR_NONE("transformers_version");
+  G2ZR_NONE("deepspeed_version");
+  G2ZR_TEXT("cuda_version", cuda);
+  G2ZR_TEXT("nccl_version", info->collectives[0] ? info->collectives : NULL);
+  G2ZR_CLOSE();
+  G2ZR_OPEN("host");
+  G2ZR_TEXT("hostname", name.nodename);
+  G2ZR_TEXT("os", os);
+  G2ZR_CLOSE();
+  G2ZR_OPEN("hardware");
+  G2ZR_TEXT("gpu_name", info->name[0] ? info->name : NULL);
+  G2ZR_WHOLE("gpu_count_visible", info->count);
+  G2ZR_WHOLE("world_size", g2z_context_world(run->context));
+  G2ZR_TEXT("cuda_version", cuda);
   if (getenv("SLURM_JOB_ID")) {
-    OPEN("cluster");
-    TEXT("name", getenv("SLURM_CLUSTER_NAME"));
-    TEXT("nodelist", getenv("SLURM_JOB_NODELIST"));
+    G2ZR_OPEN("cluster");
+    G2ZR_TEXT("name", getenv("SLURM_CLUSTER_NAME"));
+    G2ZR_TEXT("nodelist", getenv("SLURM_JOB_NODELIST"));
     g2zr_put_variable(out, "nnodes", "SLURM_JOB_NUM_NODES");
-    CLOSE();
+    G2ZR_CLOSE();
   }
-  CLOSE();
+  G2ZR_CLOSE();
 }
 
 /* The decimal that was meant: 0.0003 and not 0.000300000014, which is the float. */
@@ -727,32 +719,32 @@ static void g2zr_put_config(const g2z_run *run, g2z_json_out *out) {
   char size[96];
   snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
            plan->model.heads, plan->model.channels);
-  OPEN("training_config");
-  TEXT("model_name", run->config.model_name ? run->config.model_name : "custom");
-  TEXT("model_size", size);
-  WHOLE("seq_len", plan->seq);
-  WHOLE("epochs", run->epochs);
-  WHOLE("micro_batch_size_per_gpu", plan->batch);
-  WHOLE("grad_accum_steps", plan->accum);
-  WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
-  REAL("lr", g2zr_decimal(run->config.train.optimizer.lr));
-  TEXT("optimizer", "AdamW");
-  TEXT("precision", g2z_dtype_text(plan->dtype));
+  G2ZR_OPEN("training_config");
+  G2ZR_TEXT("model_name", run->config.model_name ? run->config.model_name : "custom");
+  G2ZR_TEXT("model_size", size);
+  G2ZR_WHOLE("seq_len", plan->seq);
+  G2ZR_WHOLE("epochs", run->epochs);
+  G2ZR_WHOLE("micro_batch_size_per_gpu", plan->batch);
+  G2ZR_WHOLE("grad_accum_steps", plan->accum);
+  G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
+  G2ZR_REAL("lr", g2zr_decimal(run->config.train.optimizer.lr));
+  G2ZR_TEXT("optimizer", "AdamW");
+  G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
-  WHOLE("zero_stage", plan->zero_stage);
-  TEXT("strategy", g2z_strategy_text(plan->strategy));
-  TEXT("recompute", g2z_recompute_text(plan->recompute));
-  TEXT("dataset_name", run->dataset);
-  OPEN("dataset_subset_sizes");
-  WHOLE("train", run->train_sequences);
-  WHOLE("val", run->val ? run->val->sequences : 0);
-  CLOSE();
-  CLOSE();
-  OPEN("deepspeed_config");
-  NONE("path");
-  NONE("sha256");
-  NONE("selected");
-  CLOSE();
+  G2ZR_WHOLE("zero_stage", plan->zero_stage);
+  G2ZR_TEXT("strategy", g2z_strategy_text(plan->strategy));
+  G2ZR_TEXT("recompute", g2z_recompute_text(plan->recompute));
+  G2ZR_TEXT("dataset_name", run->dataset);
+  G2ZR_OPEN("dataset_subset_sizes");
+  G2ZR_WHOLE("train", run->train_sequences);
+  G2ZR_WHOLE("val", run->val ? run->val->sequences : 0);
+  G2ZR_CLOSE();
+  G2ZR_CLOSE();
+  G2ZR_OPEN("deepspeed_config");
+  G2ZR_NONE("path");
+  G2ZR_NONE("sha256");
+  G2ZR_NONE("selected");
+  G2ZR_CLOSE();
 }
 
 /* Of all ranks but 0, whose plans are of one size; NaN: there is no memory to make one. */
@@ -770,8 +762,8 @@ static double g2zr_bytes_of_others(const g2z_run *run) {
 
 /* A number of bytes as an integer: readers want no 4.5e+09. NaN: null. */
 static void g2zr_put_bytes(g2z_json_out *out, const char *key, double bytes) {
-  if (isnan(bytes)) NONE(key);
-  else WHOLE(key, bytes);
+  if (isnan(bytes)) G2ZR_NONE(key);
+  else G2ZR_WHOLE(key, bytes);
 }
 
 static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
@@ -785,26 +777,26 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
     reserved = (double)(total_bytes - free_bytes); /* ... and this is gone, to whomever */
     all = planned + g2zr_bytes_of_others(run);
   }
-  OPEN(NULL);
-  WHOLE("epoch_idx", epoch->index);
-  REAL("epoch_wall_time_sec", epoch->wall_s);
-  WHOLE("steps", steps);
-  WHOLE("micro_steps", steps * run->config.train.accum);
-  WHOLE("optimizer_steps", applied);
-  WHOLE("tokens_processed_global", epoch->tokens);
+  G2ZR_OPEN(NULL);
+  G2ZR_WHOLE("epoch_idx", epoch->index);
+  G2ZR_REAL("epoch_wall_time_sec", epoch->wall_s);
+  G2ZR_WHOLE("steps", steps);
+  G2ZR_WHOLE("micro_steps", steps * run->config.train.accum);
+  G2ZR_WHOLE("optimizer_steps", applied);
+  G2ZR_WHOLE("tokens_processed_global", epoch->tokens);
   /* Of an epoch without steps these are 0 / 0, which the writer turns into null. */
-  REAL("tokens_per_sec_global", epoch->tokens / epoch->train_s);
-  REAL("train_loss_avg_global", epoch->loss_sum / applied);
-  REAL("val_loss_avg_global", epoch->val_loss);
+  G2ZR_REAL("tokens_per_sec_global", epoch->tokens / epoch->train_s);
+  G2ZR_REAL("train_loss_avg_global", epoch->loss_sum / applied);
+  G2ZR_REAL("val_loss_avg_global", epoch->val_loss);
   g2zr_put_bytes(out, "max_cuda_mem_allocated_bytes_rank0", planned);
   g2zr_put_bytes(out, "max_cuda_mem_reserved_bytes_rank0", reserved);
   g2zr_put_bytes(out, "max_cuda_mem_allocated_bytes_global", all);
-  NONE("max_cuda_mem_reserved_bytes_global");
-  REAL("step_time_mean_sec", epoch->train_s / steps);
-  REAL("step_time_p50_sec", epoch->p50_s);
-  REAL("step_time_p95_sec", epoch->p95_s);
-  REAL("dataload_time_mean_sec", epoch->data_s / steps);
-  CLOSE();
+  G2ZR_NONE("max_cuda_mem_reserved_bytes_global");
+  G2ZR_REAL("step_time_mean_sec", epoch->train_s / steps);
+  G2ZR_REAL("step_time_p50_sec", epoch->p50_s);
+  G2ZR_REAL("step_time_p95_sec", epoch->p95_s);
+  G2ZR_REAL("dataload_time_mean_sec", epoch->data_s / steps);
+  G2ZR_CLOSE();
 }
 
 /* The name of a signal in `text`; NULL for 0, which is none. */
@@ -821,25 +813,25 @@ static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
   char name[32], now[32];
   const int stopped = (run->due & G2ZR_DUE_STOP) != 0;
   g2z_utc_now(now);
-  OPEN("shutdown");
-  TEXT("reason", !stopped ? "completed" : run->stop_signal ? "signal" : "stop requested");
-  TEXT("signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
-  CLOSE();
-  OPEN("completion");
-  TEXT("run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
-  TEXT("printed_marker", stopped ? NULL : "RUN_COMPLETE");
-  TEXT("timestamp_utc", now);
-  CLOSE();
+  G2ZR_OPEN("shutdown");
+  G2ZR_TEXT("reason", !stopped ? "completed" : run->stop_signal ? "signal" : "stop requested");
+  G2ZR_TEXT("signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
+  G2ZR_CLOSE();
+  G2ZR_OPEN("completion");
+  G2ZR_TEXT("run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
+  G2ZR_TEXT("printed_marker", stopped ? NULL : "RUN_COMPLETE");
+  G2ZR_TEXT("timestamp_utc", now);
+  G2ZR_CLOSE();
   if (!getenv("SLURM_JOB_ID")) return;
-  OPEN("scheduler");
-  TEXT("type", "slurm");
-  TEXT("job_id", getenv("SLURM_JOB_ID"));
-  TEXT("nodelist", getenv("SLURM_JOB_NODELIST"));
+  G2ZR_OPEN("scheduler");
+  G2ZR_TEXT("type", "slurm");
+  G2ZR_TEXT("job_id", getenv("SLURM_JOB_ID"));
+  G2ZR_TEXT("nodelist", getenv("SLURM_JOB_NODELIST"));
   g2zr_put_variable(out, "nnodes", "SLURM_JOB_NUM_NODES");
   g2zr_put_variable(out, "procid", "SLURM_PROCID");
   g2zr_put_variable(out, "localid", "SLURM_LOCALID");
-  TEXT("partition", getenv("SLURM_JOB_PARTITION"));
-  CLOSE();
+  G2ZR_TEXT("partition", getenv("SLURM_JOB_PARTITION"));
+  G2ZR_CLOSE();
 }
 
 /* Of a run without steps 0, which readers can format; null they cannot. */
@@ -855,24 +847,25 @@ static double g2zr_wall_s(const g2z_run *run) {
 /* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
 static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
-  TEXT("schema_version", "2.0");
-  TEXT("run_id", run->id);
-  TEXT("timestamp_utc", run->started_utc);
-  TEXT("git_commit", run->config.git_commit);
-  TEXT("command_line", run->config.command_line);
+  G2ZR_TEXT("schema_version", "2.0");
+  G2ZR_TEXT("run_id", run->id);
+  G2ZR_TEXT("timestamp_utc", run->started_utc);
+  G2ZR_TEXT("git_commit", run->config.git_commit);
+  G2ZR_TEXT("command_line", run->config.command_line);
   g2zr_put_host(run, out);
   g2zr_put_config(run, out);
-  TEXT("schema_notes", "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len "
-       "tokens. tokens_per_sec_global is tokens over the time of training steps; wall times "
-       "include validation, samples and checkpoints. null: not measured on this device.");
+  G2ZR_TEXT("schema_notes",
+            "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len tokens. "
+            "tokens_per_sec_global is tokens over the time of training steps; wall times include "
+            "validation, samples and checkpoints. null: not measured on this device.");
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) g2zr_put_epoch(run, out, &run->epoch[i]);
   g2z_json_end(out, ']');
-  OPEN("summary");
-  REAL("total_wall_time_sec", g2zr_wall_s(run));
-  REAL("best_val_loss", run->sum.best_val_loss);
-  REAL("mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
-  CLOSE();
+  G2ZR_OPEN("summary");
+  G2ZR_REAL("total_wall_time_sec", g2zr_wall_s(run));
+  G2ZR_REAL("best_val_loss", run->sum.best_val_loss);
+  G2ZR_REAL("mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
+  G2ZR_CLOSE();
   g2zr_put_ending(run, out);
 }
 
@@ -924,6 +917,7 @@ static g2z_status g2zr_sync(g2z_run *run) {
  * checkpoint with other weights is none any more. */
 static g2z_status g2zr_check_weights(const g2z_run *run) {
   const char *directory = run->config.save_weights;
+  g2z_writer *writer;
   for (int i = 0; !run->tokenizer && i < 2; i++)
     if (g2zr_has(directory, g2zr_tokenizer_files[i].name))
       return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
@@ -934,7 +928,11 @@ static g2z_status g2zr_check_weights(const g2z_run *run) {
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                     "%.400s is a checkpoint, whose weights belong to its other files: save these "
                     "in another directory", directory);
-  return g2zr_probe_directory(run->services, directory);
+  G2ZR_TRY(g2z_make_directory(run->services, directory)); /* not after hours of training */
+  g2z_status status = g2z_writer_create(run->services,
+                                        g2zr_join(directory, "model.safetensors").text, &writer);
+  g2z_writer_free(writer);
+  return status;
 }
 
 /* "step-000100". */
@@ -991,18 +989,21 @@ static g2z_status g2zr_finish(g2z_run *run) {
 
 /* ----- checkpoints of a run ----- */
 
-/* The number in "step-000100"; -1: it is another name. */
-static int64_t g2zr_checkpoint_step(const char *name) {
-  char same[32];
-  if (strncmp(name, "step-", 5) != 0 || strlen(name) > 24) return -1;
+/* The number in "step-000100", followed by the suffix; -1: it is another name. */
+static int64_t g2zr_checkpoint_step(const char *name, const char *suffix) {
+  char same[32], whole[48];
+  if (strncmp(name, "step-", 5) != 0) return -1;
   int64_t step = (int64_t)strtoll(name + 5, NULL, 10);
   g2zr_checkpoint_name(step, same);
-  return strcmp(same, name) == 0 ? step : -1;
+  snprintf(whole, sizeof whole, "%s%s", same, suffix);
+  return strcmp(whole, name) == 0 ? step : -1;
 }
 
-/* The latest checkpoint of run_dir before step `before`; -1: none. A directory that cannot be read
- * is not one without checkpoints: a run would begin anew over what it had. */
-static g2z_status g2zr_latest(const g2z_run *run, int64_t before, int64_t *latest) {
+/* The latest checkpoint of run_dir before step `before`, of those with that suffix; -1: none. A
+ * directory that cannot be read is not one without checkpoints: a run would begin anew over what it
+ * had. */
+static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t before,
+                              int64_t *latest) {
   *latest = -1;
   DIR *directory = opendir(run->config.run_dir);
   if (!directory && errno == ENOENT) return G2Z_OK;
@@ -1010,7 +1011,7 @@ static g2z_status g2zr_latest(const g2z_run *run, int64_t before, int64_t *lates
     errno = 0; /* readdir says NULL at the end as well */
     struct dirent *entry = readdir(directory);
     if (!entry) break;
-    int64_t step = g2zr_checkpoint_step(entry->d_name);
+    int64_t step = g2zr_checkpoint_step(entry->d_name, suffix);
     if (step < before && step > *latest) *latest = step;
   }
   int error = errno;
@@ -1030,7 +1031,7 @@ static void g2zr_stays(g2z_run *run, const char *path) {
 static void g2zr_prune(g2z_run *run, int64_t saved) {
   int64_t old = saved;
   for (int i = 1;; i++) {
-    if (g2zr_latest(run, old, &old) != G2Z_OK) /* nothing is lost by what stays */
+    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* nothing is lost by what stays */
       g2z_log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
     if (old < 0) return;
     if (i < run->config.keep) continue;
@@ -1044,17 +1045,11 @@ static void g2zr_prune(g2z_run *run, int64_t saved) {
 
 /* What was killed while it saved or pruned leaves directories "step-N.partial". */
 static void g2zr_sweep(g2z_run *run) {
-  DIR *directory = opendir(run->config.run_dir);
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
-    char name[64];
-    size_t length = strlen(entry->d_name);
-    if (length < 9 || length > 60 || strcmp(entry->d_name + length - 8, ".partial") != 0) continue;
-    snprintf(name, sizeof name, "%.*s", (int)(length - 8), entry->d_name);
-    if (g2zr_checkpoint_step(name) < 0) continue;
-    const g2zr_path path = g2zr_in(run, entry->d_name);
+  int64_t step = INT64_MAX;
+  while (g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0) {
+    const g2zr_path path = g2zr_checkpoint(run, step, ".partial");
     if (!g2z_checkpoint_remove(path.text)) g2zr_stays(run, path.text);
   }
-  if (directory) closedir(directory);
 }
 
 /* ----- what a checkpoint of a run says about the run ----- */
@@ -1309,6 +1304,9 @@ static g2z_status g2zr_check(g2z_run *run) {
                     ? "graph off: nothing can be timed inside a graph"
                     : "a run_dir, where profiles stand");
   if (config->profile) config->train.graph = 0;
+  if (config->save_weights && strlen(config->save_weights) > 4000)
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "save_weights is a path of %zu bytes, too long", strlen(config->save_weights));
   if (config->resume && !*config->resume) /* a script's variable that is not set */
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                     "resume is empty: name a checkpoint, or say \"latest\"");
@@ -1627,7 +1625,7 @@ static int g2zr_passes_over(g2z_run *run) {
 /* Rank 0: the checkpoints that were passed over get names under which none is looked for. */
 static g2z_status g2zr_set_aside(g2z_run *run) {
   for (int64_t step = INT64_MAX; run->passed_over[0];) {
-    G2ZR_TRY(g2zr_latest(run, step, &step));
+    G2ZR_TRY(g2zr_latest(run, "", step, &step));
     if (step <= run->resumed) return G2Z_OK;
     const g2zr_path path = g2zr_checkpoint(run, step, ""),
                     aside = g2zr_checkpoint(run, step, ".damaged");
@@ -1653,7 +1651,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
   if (!resume) return G2Z_OK;
   snprintf(path.text, sizeof path.text, "%s", resume);
   if (strcmp(resume, "latest") == 0) {
-    G2ZR_TRY(g2zr_latest(run, run->before, &run->before));
+    G2ZR_TRY(g2zr_latest(run, "", run->before, &run->before));
     run->found.continues = 1; /* also where nothing was saved yet: what there is, is begun again */
     run->found.own = run->before >= 0;
     if (run->found.own) path = g2zr_checkpoint(run, run->before, "");
@@ -1675,14 +1673,17 @@ static g2z_status g2zr_choose(g2z_run *run) {
 static g2z_status g2zr_check_directory(g2z_run *run) {
   int64_t latest;
   if (!run->config.run_dir) return G2Z_OK;
-  G2ZR_TRY(g2zr_latest(run, INT64_MAX, &latest));
+  G2ZR_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
   if (!run->found.continues) {
     char name[32];
-    G2ZR_TRY(g2zr_refuse_old(run, "RUN_COMPLETE.txt"));
-    G2ZR_TRY(g2zr_refuse_old(run, "training_metrics.json"));
-    G2ZR_TRY(g2zr_refuse_old(run, "metrics.jsonl"));
     g2zr_checkpoint_name(latest, name);
-    return latest < 0 ? G2Z_OK : g2zr_refuse_old(run, name);
+    const char *const files[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
+                                 name};
+    for (size_t i = 0; i < G2ZR_COUNT(files); i++)
+      if (g2zr_has(run->config.run_dir, files[i]))
+        return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%s holds a run already (%s): choose "
+                        "another run directory, or remove it", run->config.run_dir, files[i]);
+    return G2Z_OK;
   }
   if (latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
   return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
@@ -1726,11 +1727,6 @@ static g2z_status g2zr_find(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Removes a file of run_dir, if it is there; the sentence of a failure stays. */
-static void g2zr_unlink(g2z_run *run, const char *name) {
-  unlink(g2zr_in(run, name).text);
-}
-
 /* Rank 0. Where the run goes on, what it said behind the checkpoint is cut off. */
 static g2z_status g2zr_open_files(g2z_run *run) {
   const g2z_run_config *config = &run->config;
@@ -1752,8 +1748,8 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   if (g2z_context_rank(run->context) != 0 || !run->found.continues) return G2Z_OK;
   g2zr_sweep(run);
   G2ZR_TRY(g2zr_set_aside(run));
-  g2zr_unlink(run, "RUN_COMPLETE.txt");
-  g2zr_unlink(run, "training_metrics.json");
+  unlink(g2zr_in(run, "RUN_COMPLETE.txt").text);
+  unlink(g2zr_in(run, "training_metrics.json").text);
   return G2Z_OK;
 }
 
@@ -1915,8 +1911,8 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   run->val_entropy = NAN;
   g2z_status status = g2zr_open(run);
   if (status != G2Z_OK) { /* empty streams would pass for a run */
-    if (run->metrics.file >= 0 && !run->found.continues) g2zr_unlink(run, "metrics.jsonl");
-    if (run->log.file >= 0 && !run->found.continues) g2zr_unlink(run, "train.log");
+    if (run->metrics.file >= 0 && !run->found.continues) unlink(run->metrics.path);
+    if (run->log.file >= 0 && !run->found.continues) unlink(run->log.path);
     g2z_run_free(run);
   } else *out = run;
   return status;
@@ -1948,8 +1944,7 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
  * that finished and is yet to be told. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
   if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
-  memcpy(run->sentence, run->services->error, sizeof run->sentence);
-  run->ending = status;
+  g2zr_note_failure(run, &run->ending, status);
   return G2Z_OK;
 }
 
@@ -2174,10 +2169,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
   for (int shown = 0; !shown;) {
     g2z_report report;
     memset(&report, 0, sizeof report);
-    if (run->ending != G2Z_OK) {
-      memcpy(run->services->error, run->sentence, sizeof run->sentence);
-      return run->ending;
-    }
+    G2ZR_TRY(g2zr_tell_failure(run, &run->ending));
     if (!run->due) {
       g2z_status status = g2zr_train(run, &report);
       status = g2zr_after(run, status, &report);
@@ -3139,13 +3131,13 @@ static void g2zr_put_launch(void *user, g2z_json_out *out) {
   char now[32], host[256] = "";
   g2z_utc_now(now);
   gethostname(host, sizeof host - 1);
-  TEXT("timestamp_utc", now);
-  TEXT("launcher", launch->place->launcher);
-  TEXT("checkpoint_path", run->save_weights ? run->save_weights : run->run_dir);
-  TEXT("rank0_host", host);
-  WHOLE("world_size", launch->place->world);
-  TEXT("git_commit", run->git_commit);
-  TEXT("command_line", run->command_line);
+  G2ZR_TEXT("timestamp_utc", now);
+  G2ZR_TEXT("launcher", launch->place->launcher);
+  G2ZR_TEXT("checkpoint_path", run->save_weights ? run->save_weights : run->run_dir);
+  G2ZR_TEXT("rank0_host", host);
+  G2ZR_WHOLE("world_size", launch->place->world);
+  G2ZR_TEXT("git_commit", run->git_commit);
+  G2ZR_TEXT("command_line", run->command_line);
   g2zr_put_variables(out, "slurm", slurm, 1);
   g2zr_put_variables(out, "env", steering, (int)G2ZR_COUNT(steering));
   g2zr_put_variables(out, "nccl_env", nccl, 1);
@@ -3227,15 +3219,15 @@ static void g2zr_put_failure(void *user, g2z_json_out *out) {
   const g2z_fault *fault = launch->fault;
   char now[32];
   g2z_utc_now(now);
-  TEXT("timestamp_utc", now);
-  TEXT("sentence", fault->sentence);
-  WHOLE("rank", fault->rank);
-  TEXT("host", fault->host);
-  TEXT("phase", fault->phase);
-  WHOLE("step", fault->step);
-  WHOLE("reported_by_rank", launch->place->rank);
-  WHOLE("world_size", launch->place->world);
-  TEXT("flight_recorder", launch->flight);
+  G2ZR_TEXT("timestamp_utc", now);
+  G2ZR_TEXT("sentence", fault->sentence);
+  G2ZR_WHOLE("rank", fault->rank);
+  G2ZR_TEXT("host", fault->host);
+  G2ZR_TEXT("phase", fault->phase);
+  G2ZR_WHOLE("step", fault->step);
+  G2ZR_WHOLE("reported_by_rank", launch->place->rank);
+  G2ZR_WHOLE("world_size", launch->place->world);
+  G2ZR_TEXT("flight_recorder", launch->flight);
 }
 
 /* Where another rank is writing RUN_FAILED.json, that one says the same. */
@@ -3253,12 +3245,12 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *faul
                   &launch);
 }
 
-#undef TEXT
-#undef WHOLE
-#undef REAL
-#undef NONE
-#undef OPEN
-#undef CLOSE
+#undef G2ZR_TEXT
+#undef G2ZR_WHOLE
+#undef G2ZR_REAL
+#undef G2ZR_NONE
+#undef G2ZR_OPEN
+#undef G2ZR_CLOSE
 
 /* ----- signals ----- */
 
