@@ -98,7 +98,10 @@ static void test_golden_forward_on(g2z_test *t, const golden_bounds *bounds, int
       worst = fmax(worst, fabs((double)got[i] - (double)want[b * T * V + i]));
     float last[131]; /* the same row alone */
     CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 1, last));
-    CHECK(t, memcmp(last, got + (T - 1) * V, sizeof last) == 0);
+    /* On a GPU the order of a product's sums depends on its number of rows. */
+    if (bounds->device == G2Z_DEVICE_CPU)
+      CHECK(t, memcmp(last, got + (T - 1) * V, sizeof last) == 0);
+    for (int i = 0; i < V; i++) CHECK_NEAR(t, last[i], got[(T - 1) * V + i], bounds->logits);
   }
   CHECK(t, worst > 0);
   CHECK_NEAR(t, worst, 0, bounds->logits);
