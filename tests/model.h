@@ -32,19 +32,6 @@ static int32_t *test_golden_tokens(g2z_test *t, const char *name, size_t *count)
   return tokens;
 }
 
-/* The tiny model of golden/, at its batch of 3 x 20 tokens. */
-static g2z_status test_golden_config(g2z_test *t, g2z_train_config *config) {
-  *config = g2z_train_config_default();
-  config->init_from = "golden/tiny";
-  config->batch = 3;
-  config->seq = 20;
-  config->optimizer.schedule = G2Z_SCHEDULE_CONSTANT;
-  config->optimizer.warmup = 0;
-  config->optimizer.lr = 1e-3f;
-  config->optimizer.min_lr = 0;
-  return g2z_weights_config(&t->services, config->init_from, &config->model);
-}
-
 /* How far a type's results may be from those of fp32. Values are rounded where they are stored, some
  * thirty times between a token and its loss, each time by half a unit in the last place at most and
  * at random: sqrt(30) / 2 units of what they are, and three times that for the largest of many. AdamW
