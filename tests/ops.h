@@ -715,12 +715,13 @@ static void test_ops_attention_range(g2z_test *t) {
   float *qkv = ops_random(&e, 3 * n, 32), *out = ops_filled(&e, n, 777);
   float *lse = ops_filled(&e, (size_t)T, 777), *again = ops_filled(&e, n, 777);
   double *want = ops_doubles(&e, n), *size = ops_doubles(&e, n), *lses = ops_doubles(&e, (size_t)T);
+  for (size_t i = 0; i < 3 * n; i++) qkv[i] = rintf(qkv[i]); /* so that scores are exact */
   CHECK_OK(t, e.ops->attention_fwd(e.device, out, lse, qkv, NULL, 1, T, C, 1));
   ops_attention(want, size, lses, qkv, NULL, 1, T, C, 1, (size_t)-1, 0);
-  for (size_t i = 0; i < n; i++) size[i] = 32; /* the exponent's error counts: 4,000 roundings */
-  ops_expect(&e, "attention_fwd of large scores", out, want, size, n, G2Z_FP32, 16 * 4096);
+  for (size_t i = 0; i < n; i++) size[i] = 32;
+  ops_expect(&e, "attention_fwd of large scores", out, want, size, n, G2Z_FP32, 16);
   for (int i = 0; i < T; i++) size[i] = 4096;
-  ops_expect(&e, "its lse", lse, lses, size, (size_t)T, G2Z_FP32, 16);
+  ops_expect(&e, "its lse", lse, lses, size, (size_t)T, G2Z_FP32, 4);
   for (int i = 0; i < 3 * C; i++) qkv[3 * (T - 1) * C + i] = 1e18f; /* the last token's q, k, v */
   CHECK_OK(t, e.ops->attention_fwd(e.device, again, lse, qkv, NULL, 1, T, C, 1));
   CHECK(t, memcmp(out, again, (n - (size_t)C) * sizeof *out) == 0);
