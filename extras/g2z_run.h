@@ -413,7 +413,7 @@ struct g2z_run {
   g2z_events *events;                /* NULL: none */
   double next_report;                /* g2z_seconds(): when report.html may be written anew */
   char line[4608], dataset[128], id[128], started_utc[32]; /* a line may hold the longest path */
-  double started;
+  double started, ended;             /* g2z_seconds(); 0: it goes on */
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
   int64_t step;                      /* steps enqueued */
   struct {                           /* by rank 0, for all: names may come from its clock */
@@ -841,7 +841,7 @@ static double g2zr_tokens_per_s(const g2z_run *run) {
 
 /* All of this run, with what was before it was resumed. */
 static double g2zr_wall_s(const g2z_run *run) {
-  return run->sum.wall_s + (g2z_seconds() - run->started);
+  return run->sum.wall_s + ((run->ended > 0 ? run->ended : g2z_seconds()) - run->started);
 }
 
 /* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
@@ -957,6 +957,7 @@ static g2z_status g2zr_complete(g2z_run *run) {
                                                : "none";
   char now[32];
   g2z_writer *writer;
+  run->ended = g2z_seconds();
   g2z_utc_now(now);
   snprintf(run->line, sizeof run->line,
            "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
